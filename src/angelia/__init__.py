@@ -1,0 +1,3 @@
+"""Angelia: a message platform for AI agents."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,182 @@
+"""Agents over HTTP: the AICQ pair `/register` and `/who`, the agent's own record, and the operator's list."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from angelia.agents.model import Agent, parse_public_key
+from angelia.agents.service import Agents
+from angelia.errors import InvalidArgument
+from angelia.guard.declarations import (
+    Access,
+    Answer,
+    Call,
+    Moment,
+    PageSize,
+    Route,
+    cursor_after,
+    parse_cursor,
+    uuid_of,
+)
+from angelia.guard.model import Per, Rule
+
+REGISTER = Rule("register", 10, 3_600_000, Per.ADDRESS)
+WHO = Rule("who", 100, 60_000, Per.ADDRESS)
+IDENTITY = Rule("identity", 60, 60_000, Per.AGENT)
+
+
+class RegisterBody(msgspec.Struct, frozen=True):
+    """A key that wants to be an agent."""
+
+    public_key: str = ""
+    name: str = ""
+    email: str = ""
+
+
+class RegisterAnswer(msgspec.Struct, frozen=True):
+    id: str
+    profile_url: str
+
+
+class Who(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A public profile; name and e-mail are left out when empty."""
+
+    id: str
+    public_key: str
+    joined_at: str
+    name: str = ""
+    email: str = ""
+
+
+class AgentRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent as itself and its operators see it."""
+
+    id: str
+    handle: str
+    key_id: str
+    public_key: str
+    name: str
+    email: str
+    registered_at: datetime
+    aicq_signatures: bool
+
+
+class HandleBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    handle: str
+
+
+class AgentChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an agent may change about itself; what is left out stays."""
+
+    name: str | UnsetType = UNSET
+    email: str | UnsetType = UNSET
+    aicq_signatures: bool | UnsetType = UNSET
+
+
+class AgentQuery(msgspec.Struct, frozen=True):
+    """Agents by date of registration."""
+
+    since: Moment | None = None
+    until: Moment | None = None
+    cursor: str | None = None
+    limit: PageSize = 50
+
+
+class AgentList(msgspec.Struct, frozen=True):
+    agents: list[AgentRecord]
+    next: str | None
+    total: int
+
+
+def routes(agents: Agents, *, show_email: bool) -> list[Route]:
+    async def register(call: Call) -> Answer:
+        body = call.json(RegisterBody)
+        if not body.public_key:
+            raise InvalidArgument("public_key is required")
+        proven = await call.prove(parse_public_key(body.public_key))
+        registered = await agents.register(body.public_key, body.name, body.email, call.now)
+        if proven and not registered.new and (body.name or body.email):
+            holder = await agents.by_id(registered.id)
+            await agents.update(
+                holder, call.now, name=body.name or None, email=body.email or None, aicq_signatures=None
+            )
+        answer = RegisterAnswer(str(registered.id), f"/who/{registered.id}")
+        return Answer(201 if registered.new else 200, answer)
+
+    async def who(call: Call) -> Answer:
+        agent = await agents.by_id(uuid_of(call.path("id"), "invalid agent ID format"))
+        joined = agent.registered_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        email = agent.email if show_email else ""
+        return Answer(body=Who(str(agent.id), _base64(agent.public_key), joined, agent.name, email))
+
+    async def me(call: Call) -> Answer:
+        return Answer(body=_record(_proven(call)))
+
+    async def claim_handle(call: Call) -> Answer:
+        return Answer(body=_record(await agents.claim_handle(_proven(call), call.json(HandleBody).handle, call.now)))
+
+    async def change(call: Call) -> Answer:
+        wanted = msgspec.structs.asdict(call.json(AgentChange))
+        values = {name: None if value is UNSET else value for name, value in wanted.items()}
+        return Answer(body=_record(await agents.update(_proven(call), call.now, **values)))
+
+    async def list_agents(call: Call) -> Answer:
+        query = call.query(AgentQuery)
+        found, total = await agents.list_agents(
+            since=query.since, until=query.until, after=parse_cursor(query.cursor), limit=query.limit + 1
+        )
+        shown = found[: query.limit]
+        more = len(found) > query.limit
+        following = cursor_after(shown[-1].registered_at, shown[-1].id) if more else None
+        return Answer(body=AgentList([_record(agent) for agent in shown], following, total))
+
+    async def one_agent(call: Call) -> Answer:
+        return Answer(body=_record(await agents.named(call.path("agent"))))
+
+    return [
+        Route(
+            "POST", "/register", register, Access.ANYONE, "Register a key as an agent",
+            {201: RegisterAnswer, 200: RegisterAnswer}, takes=RegisterBody, rule=REGISTER,
+        ),
+        Route("GET", "/who/{id}", who, Access.ANYONE, "Public profile of an agent", {200: Who}, rule=WHO),
+        Route("GET", "/v1/agents/me", me, Access.AGENT, "The calling agent", {200: AgentRecord}),
+        Route(
+            "PATCH", "/v1/agents/me", change, Access.AGENT, "Change name, e-mail or the use of old signatures",
+            {200: AgentRecord}, takes=AgentChange, rule=IDENTITY,
+        ),
+        Route(
+            "PUT", "/v1/agents/me/handle", claim_handle, Access.AGENT, "Claim a handle, once and for ever",
+            {200: AgentRecord}, takes=HandleBody, rule=IDENTITY,
+        ),
+        Route(
+            "GET", "/v1/agents", list_agents, Access.ADMIN, "Agents in order of registration",
+            {200: AgentList}, query=AgentQuery,
+        ),
+        Route("GET", "/v1/agents/{agent}", one_agent, Access.ADMIN, "One agent, by handle or id", {200: AgentRecord}),
+    ]  # fmt: skip
+
+
+def _proven(call: Call) -> Agent:
+    assert call.caller.agent is not None, "Access.AGENT admits nobody else"
+    return call.caller.agent
+
+
+def _record(agent: Agent) -> AgentRecord:
+    return AgentRecord(
+        id=str(agent.id),
+        handle=agent.handle,
+        key_id=str(agent.key_id),
+        public_key=_base64(agent.public_key),
+        name=agent.name,
+        email=agent.email,
+        registered_at=agent.registered_at,
+        aicq_signatures=agent.aicq_signatures,
+    )
+
+
+def _base64(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()

@@ -1,0 +1,167 @@
+"""Agents come to exist, claim a handle once, and are found again."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from angelia.agents import store
+from angelia.agents.model import Agent, Registration, check_email, check_handle, clean_name, parse_public_key
+from angelia.audit import service as audit
+from angelia.envelope.ids import KeyType, key_id, valid_handle
+from angelia.errors import AlreadyExists, Conflict, NotFound
+from angelia.stores.group_commit import GroupCommit
+from angelia.stores.ledger import Ledger, Tx, UniqueViolation
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The agent of a key, and whether this call made it."""
+
+    id: UUID
+    new: bool
+
+
+class Agents:
+    """Identity. One key is one agent, whoever registers it first."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._registrations = GroupCommit(ledger, _register)
+
+    async def close(self) -> None:
+        await self._registrations.close()
+
+    async def register(self, public_key: str, name: str, email: str, now: datetime) -> Registered:
+        """Make the agent of a key, or find it; a repeat changes nothing."""
+        raw = parse_public_key(public_key)
+        wanted = Registration(
+            id=uuid.uuid4(),
+            public_key=raw,
+            key_id=key_id(KeyType.ED25519, raw),
+            name=clean_name(name),
+            email=check_email(email),
+            at=now,
+        )
+        return await self._registrations.submit(wanted)
+
+    async def update(
+        self,
+        agent: Agent,
+        now: datetime,
+        *,
+        name: str | None,
+        email: str | None,
+        aicq_signatures: bool | None,
+    ) -> Agent:
+        """Change what the key's holder may change; None leaves a field as it is."""
+        name = None if name is None else clean_name(name)
+        email = None if email is None else check_email(email)
+        async with self._ledger.transaction() as tx:
+            updated = await store.update(tx, agent.id, name, email, aicq_signatures)
+            if updated is None:
+                raise NotFound("agent not found")
+            changed = [f for f in ("name", "email", "aicq_signatures") if getattr(updated, f) != getattr(agent, f)]
+            if changed:
+                event = audit.event(
+                    "agent_updated",
+                    now,
+                    actor=agent.handle,
+                    object=agent.handle,
+                    detail={"changed": ",".join(changed)},
+                )
+                await audit.record(tx, [event])
+        return updated
+
+    async def claim_handle(self, agent: Agent, handle: str, now: datetime) -> Agent:
+        """Give an agent its handle, once and for ever; claiming the same one again is no error."""
+        check_handle(handle)
+        try:
+            async with self._ledger.transaction() as tx:
+                claimed = await store.claim_handle(tx, agent.id, handle)
+                if claimed is None:
+                    return await _claimed_before(tx, agent, handle)
+                event = audit.event("handle_claimed", now, actor=handle, object=handle, detail={"id": str(agent.id)})
+                await audit.record(tx, [event])
+                return claimed
+        except UniqueViolation as error:
+            raise AlreadyExists(
+                f"the handle {handle} belongs to another agent",
+                hint="choose another one; a handle is for ever",
+            ) from error
+
+    async def by_id(self, id: UUID) -> Agent:
+        async with self._ledger.transaction() as tx:
+            return _found(await store.by_id(tx, id))
+
+    async def by_key_id(self, key_id: UUID) -> Agent | None:
+        async with self._ledger.transaction() as tx:
+            return await store.by_key_id(tx, key_id)
+
+    async def named(self, name: str) -> Agent:
+        """An agent by handle or by id. The default handle is the id, so one lookup nearly always does."""
+        if not valid_handle(name):
+            raise NotFound("agent not found")
+        async with self._ledger.transaction() as tx:
+            found = await store.by_handle(tx, name)
+            if found is None and (id_ := _as_uuid(name)) is not None:
+                found = await store.by_id(tx, id_)
+            return _found(found)
+
+    async def handles(self, ids: Sequence[UUID]) -> dict[UUID, str]:
+        async with self._ledger.transaction() as tx:
+            return await store.handles(tx, ids)
+
+    async def list_agents(
+        self,
+        *,
+        since: datetime | None,
+        until: datetime | None,
+        after: tuple[datetime, UUID] | None,
+        limit: int,
+    ) -> tuple[list[Agent], int]:
+        """Agents in order of registration, and how many there are in that time."""
+        async with self._ledger.transaction() as tx:
+            return await store.list_agents(tx, since, until, after, limit)
+
+
+async def _register(tx: Tx, wanted: Sequence[Registration]) -> list[Registered]:
+    made, ids = await store.register(tx, wanted)
+    results, events = [], []
+    for registration in wanted:
+        id_ = ids[registration.public_key]
+        # In one batch a key may stand twice: the first is the one that made it.
+        new = registration.public_key in made
+        made.discard(registration.public_key)
+        results.append(Registered(id_, new))
+        if new:
+            detail = {"id": str(id_), "key_id": str(registration.key_id)}
+            events.append(
+                audit.event("agent_registered", registration.at, actor=str(id_), object=str(id_), detail=detail)
+            )
+    await audit.record(tx, events)
+    return results
+
+
+async def _claimed_before(tx: Tx, agent: Agent, handle: str) -> Agent:
+    present = _found(await store.by_id(tx, agent.id))
+    if present.handle == handle:
+        return present
+    raise Conflict(f"this agent is {present.handle} already", hint="a handle is claimed once and is for ever")
+
+
+def _found(agent: Agent | None) -> Agent:
+    if agent is None:
+        raise NotFound("agent not found")
+    return agent
+
+
+def _as_uuid(text: str) -> UUID | None:
+    try:
+        parsed = UUID(text)
+    except ValueError:
+        return None
+    return parsed if str(parsed) == text else None

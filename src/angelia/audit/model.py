@@ -1,0 +1,236 @@
+"""Audit events, their canonical bytes, the hash chain over them, and the verifier that anybody can run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import msgspec
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+GENESIS = bytes(32)
+# How long after its own time an honest event can commit; an event older than that was written in afterwards.
+LATEST_COMMIT = timedelta(minutes=5)
+CHECKPOINT_LABEL = b"angelia/v1/audit-checkpoint\0"
+_EVENT_LABEL = b"angelia/v1/audit-event\0"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+# No floats: PostgreSQL's jsonb and JSON's text forms need not agree on them, and a hash must.
+Detail = Mapping[str, str | int | bool | None]
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that happened: metadata only, never content, keys or tokens."""
+
+    event_id: UUID
+    occurred_at: datetime
+    event_type: str
+    actor: str | None = None
+    object: str | None = None
+    message_id: UUID | None = None
+    replay_key: bytes | None = None
+    detail: Detail = {}
+
+    def hash(self) -> bytes:
+        return hashlib.sha256(self.canonical()).digest()
+
+    def canonical(self) -> bytes:
+        """One byte string per event: big-endian, each part with its length, absent parts marked as such."""
+        detail = json.dumps(self.detail, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return b"".join(
+            (
+                _EVENT_LABEL,
+                self.event_id.bytes,
+                _micros(self.occurred_at).to_bytes(8, "big"),
+                _part(self.event_type.encode()),
+                _part(self.actor.encode() if self.actor is not None else None),
+                _part(self.object.encode() if self.object is not None else None),
+                _part(self.message_id.bytes if self.message_id is not None else None),
+                _part(self.replay_key),
+                _part(detail.encode()),
+            )
+        )
+
+
+class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An event as the ledger holds it. Redaction empties actor, object and detail and keeps the hash."""
+
+    event_id: UUID
+    occurred_at: datetime
+    event_type: str
+    actor: str | None
+    object: str | None
+    message_id: UUID | None
+    replay_key: str | None
+    detail: dict[str, str | int | bool | None]
+    event_hash: str
+    redacted_at: datetime | None
+    position: int | None = None
+
+    def fault(self) -> str | None:
+        """What is wrong with the event by itself, if anything."""
+        if self.redacted_at is not None:
+            return "a redacted event still carries content" if self.actor or self.object or self.detail else None
+        event = Event(
+            event_id=self.event_id,
+            occurred_at=self.occurred_at,
+            event_type=self.event_type,
+            actor=self.actor,
+            object=self.object,
+            message_id=self.message_id,
+            replay_key=None if self.replay_key is None else bytes.fromhex(self.replay_key),
+            detail=self.detail,
+        )
+        return None if event.hash().hex() == self.event_hash else "does not match its hash"
+
+
+class ChainEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One sealed position; `event` is missing when the ledger no longer has it."""
+
+    position: int
+    event_id: UUID
+    entry_hash: str
+    event: StoredEvent | None
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The node's signature under the chain up to a position."""
+
+    position: int
+    entry_hash: str
+    node_key_id: UUID
+    signed_at: datetime
+    signature: str
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that a sound chain does not have, named exactly."""
+
+    position: int | None
+    event_id: UUID | None
+    what: str
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What verification found; `broken` is empty for a sound chain."""
+
+    sealed: int
+    redacted: list[int]
+    checkpoints: int
+    foreign_checkpoints: int
+    broken: list[Fault]
+    unsealed: list[StoredEvent]
+
+
+def entry_hash(previous: bytes, position: int, event_hash: bytes) -> bytes:
+    """Binds an event to its place and to everything before it."""
+    return hashlib.sha256(previous + position.to_bytes(8, "big") + event_hash).digest()
+
+
+def checkpoint_bytes(position: int, head: bytes, signed_at: datetime) -> bytes:
+    """What the node key signs."""
+    return CHECKPOINT_LABEL + position.to_bytes(8, "big") + head + _micros(signed_at).to_bytes(8, "big")
+
+
+class Verifier:
+    """Checks a chain page by page, from position 1. Collects every fault instead of stopping at the first."""
+
+    def __init__(self, node_key_id: UUID, node_public_key: bytes) -> None:
+        self._node_key_id = node_key_id
+        self._node_key = Ed25519PublicKey.from_public_bytes(node_public_key)
+        self._previous = GENESIS
+        self._position = 0
+        self._broken: list[Fault] = []
+        self._redacted: list[int] = []
+        self._checkpoints: dict[int, Checkpoint] = {}
+        self._checked = self._foreign = 0
+        self._last_signed_at = _EPOCH
+
+    @property
+    def position(self) -> int:
+        return self._position
+
+    def expect(self, checkpoints: Iterable[Checkpoint]) -> None:
+        """Hand over the checkpoints before the entries that they cover."""
+        self._checkpoints |= {checkpoint.position: checkpoint for checkpoint in checkpoints}
+
+    def feed(self, entries: Iterable[ChainEntry]) -> None:
+        """The next entries, in order of position."""
+        for entry in entries:
+            while self._position + 1 < entry.position:
+                self._position += 1
+                self._fault(self._position, None, "is missing from the chain")
+            self._position = entry.position
+            self._check(entry)
+
+    def finish(self, sealed_to: int, strays: Iterable[StoredEvent], tail: Iterable[StoredEvent]) -> Verdict:
+        """After the last page: what the sealer says it sealed, rows that no seal explains, and the open tail."""
+        while self._position < sealed_to:
+            self._position += 1
+            self._fault(self._position, None, "is missing from the chain")
+        for position in sorted(self._checkpoints):
+            self._fault(position, None, "is signed by a checkpoint, but the chain ends before it")
+        for stray in strays:
+            self._fault(None, stray.event_id, "was inserted among the sealed events")
+        unsealed = list(tail)
+        for event in unsealed:
+            if fault := event.fault():
+                self._fault(None, event.event_id, fault)
+        return Verdict(
+            sealed=self._position,
+            redacted=self._redacted,
+            checkpoints=self._checked,
+            foreign_checkpoints=self._foreign,
+            broken=self._broken,
+            unsealed=unsealed,
+        )
+
+    def _check(self, entry: ChainEntry) -> None:
+        stored = bytes.fromhex(entry.entry_hash)
+        if entry.event is None:
+            self._fault(entry.position, entry.event_id, "has lost its event")
+        else:
+            if fault := entry.event.fault():
+                self._fault(entry.position, entry.event_id, fault)
+            if entry.event.redacted_at is not None:
+                self._redacted.append(entry.position)
+            if entry.event.occurred_at < self._last_signed_at - LATEST_COMMIT:
+                self._fault(entry.position, entry.event_id, "claims a time that was already sealed")
+            event_hash = bytes.fromhex(entry.event.event_hash)
+            if entry_hash(self._previous, entry.position, event_hash) != stored:
+                self._fault(entry.position, entry.event_id, "does not follow from the entry before it")
+        # Going on from the stored hash keeps one bad entry from condemning all that come after it.
+        self._previous = stored
+        if checkpoint := self._checkpoints.pop(entry.position, None):
+            self._check_signature(checkpoint, stored)
+
+    def _check_signature(self, checkpoint: Checkpoint, head: bytes) -> None:
+        if checkpoint.node_key_id != self._node_key_id:
+            self._foreign += 1
+            return
+        self._checked += 1
+        if checkpoint.entry_hash != head.hex():
+            self._fault(checkpoint.position, None, "is not what its checkpoint signed")
+            return
+        try:
+            signed = checkpoint_bytes(checkpoint.position, head, checkpoint.signed_at)
+            self._node_key.verify(bytes.fromhex(checkpoint.signature), signed)
+        except InvalidSignature:
+            self._fault(checkpoint.position, None, "carries a checkpoint with a wrong signature")
+        else:
+            self._last_signed_at = checkpoint.signed_at
+
+    def _fault(self, position: int | None, event_id: UUID | None, what: str) -> None:
+        self._broken.append(Fault(position=position, event_id=event_id, what=what))
+
+
+def _micros(at: datetime) -> int:
+    return (at - _EPOCH) // timedelta(microseconds=1)
+
+
+def _part(value: bytes | None) -> bytes:
+    return b"\0" if value is None else b"\1" + len(value).to_bytes(4, "big") + value

@@ -1,0 +1,125 @@
+"""The audit over HTTP, for operators: events with filters, and the raw chain for whoever verifies it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from uuid import UUID
+
+import msgspec
+
+from angelia.audit.model import ChainEntry, Checkpoint, StoredEvent
+from angelia.audit.service import Audit, Page
+from angelia.errors import InvalidArgument
+from angelia.guard.declarations import (
+    Access,
+    Answer,
+    Call,
+    Moment,
+    PageSize,
+    Route,
+    cursor_after,
+    parse_cursor,
+)
+
+
+class EventQuery(msgspec.Struct, frozen=True):
+    """Filters of the event list; newest first."""
+
+    type: str | None = None
+    actor: str | None = None
+    message_id: UUID | None = None
+    since: Moment | None = msgspec.field(default=None, name="from")
+    until: Moment | None = msgspec.field(default=None, name="to")
+    cursor: str | None = None
+    limit: PageSize = 50
+
+
+class PositionQuery(msgspec.Struct, frozen=True):
+    """The next entries after a position."""
+
+    after: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
+    limit: PageSize = 1000
+
+
+class UnsealedQuery(msgspec.Struct, frozen=True):
+    limit: PageSize = 1000
+
+
+class Events(msgspec.Struct, frozen=True):
+    events: list[StoredEvent]
+    next: str | None
+
+
+class Chain(msgspec.Struct, frozen=True):
+    entries: list[ChainEntry]
+    sealed_to: int
+
+
+class Checkpoints(msgspec.Struct, frozen=True):
+    checkpoints: list[Checkpoint]
+
+
+class Unsealed(msgspec.Struct, frozen=True):
+    strays: list[StoredEvent]
+    tail: list[StoredEvent]
+
+
+def routes(audit: Audit) -> list[Route]:
+    async def list_events(call: Call) -> Answer:
+        query = call.query(EventQuery)
+        found = await audit.events(
+            Page(
+                event_type=query.type,
+                actor=query.actor,
+                message_id=query.message_id,
+                since=query.since,
+                until=query.until,
+                before=parse_cursor(query.cursor),
+                limit=query.limit + 1,
+            )
+        )
+        shown = found[: query.limit]
+        more = len(found) > query.limit
+        return Answer(body=Events(shown, cursor_after(shown[-1].occurred_at, shown[-1].event_id) if more else None))
+
+    async def chain(call: Call) -> Answer:
+        query = call.query(PositionQuery)
+        entries, sealed_to = await audit.chain(query.after, query.limit)
+        return Answer(body=Chain(entries, sealed_to))
+
+    async def checkpoints(call: Call) -> Answer:
+        query = call.query(PositionQuery)
+        return Answer(body=Checkpoints(await audit.checkpoints(query.after, query.limit)))
+
+    async def checkpoint(call: Call) -> Answer:
+        position = call.path("position")
+        if not position.isascii() or not position.isdecimal() or len(position) > 18:
+            raise InvalidArgument("a checkpoint is named by its position, a whole number")
+        return Answer(body=await audit.checkpoint(int(position)))
+
+    async def unsealed(call: Call) -> Answer:
+        strays, tail = await audit.unsealed(call.query(UnsealedQuery).limit)
+        return Answer(body=Unsealed(strays, tail))
+
+    return [
+        Route(
+            "GET", "/v1/audit/events", list_events, Access.ADMIN,
+            "Audit events, newest first", {200: Events}, query=EventQuery,
+        ),
+        Route(
+            "GET", "/v1/audit/chain", chain, Access.ADMIN,
+            "Sealed entries, in order of position", {200: Chain}, query=PositionQuery,
+        ),
+        Route(
+            "GET", "/v1/audit/checkpoints", checkpoints, Access.ADMIN,
+            "Signed checkpoints, in order of position", {200: Checkpoints}, query=PositionQuery,
+        ),
+        Route(
+            "GET", "/v1/audit/checkpoints/{position}", checkpoint, Access.ADMIN,
+            "One signed checkpoint", {200: Checkpoint},
+        ),
+        Route(
+            "GET", "/v1/audit/unsealed", unsealed, Access.ADMIN,
+            "The tail that waits for its seal, and rows that no seal explains", {200: Unsealed}, query=UnsealedQuery,
+        ),
+    ]  # fmt: skip

@@ -1,0 +1,188 @@
+"""Every SQL statement of the audit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from uuid import UUID
+
+from angelia.audit.model import ChainEntry, Checkpoint, Event, StoredEvent
+from angelia.stores.ledger import Row, Tx
+from angelia.stores.sql import statements
+
+SQL = statements(__file__)
+
+
+@dataclass(frozen=True, slots=True)
+class Sealer:
+    """Where the chain ends and from which transaction it goes on."""
+
+    next_xid: int
+    position: int
+    entry_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Sealable:
+    """What the sealer needs to know of one event."""
+
+    event_id: UUID
+    occurred_at: datetime
+    event_hash: bytes
+    xid: int
+
+
+async def record(tx: Tx, events: Sequence[Event]) -> None:
+    columns = [
+        (
+            e.event_id,
+            e.occurred_at,
+            e.event_type,
+            e.actor,
+            e.object,
+            e.message_id,
+            e.replay_key,
+            e.detail,
+            e.hash(),
+        )
+        for e in events
+    ]
+    await tx.execute(SQL["record"], *(list(column) for column in zip(*columns, strict=True)))
+
+
+async def sealer(tx: Tx) -> Sealer:
+    row = await tx.fetchrow(SQL["sealer"])
+    assert row is not None, "migration 0002 inserts the row"
+    return Sealer(int(row["next_xid"]), row["position"], row["entry_hash"])
+
+
+async def horizon(tx: Tx) -> int:
+    return int(await tx.fetchval(SQL["horizon"]))
+
+
+async def sealable(tx: Tx, from_xid: int, below_xid: int, limit: int | None) -> list[Sealable]:
+    rows = await tx.fetch(SQL["sealable"], str(from_xid), str(below_xid), limit)
+    return [Sealable(r["event_id"], r["occurred_at"], r["event_hash"], int(r["xid"])) for r in rows]
+
+
+async def append_chain(tx: Tx, entries: Sequence[tuple[int, UUID, datetime, bytes]]) -> None:
+    await tx.execute(SQL["append_chain"], *(list(column) for column in zip(*entries, strict=True)))
+
+
+async def advance(tx: Tx, to: Sealer) -> None:
+    await tx.execute(SQL["advance"], str(to.next_xid), to.position, to.entry_hash)
+
+
+async def last_checkpoint(tx: Tx) -> tuple[int, datetime] | None:
+    row = await tx.fetchrow(SQL["last_checkpoint"])
+    return None if row is None else (row["position"], row["signed_at"])
+
+
+async def add_checkpoint(
+    tx: Tx, position: int, head: bytes, node_key_id: UUID, signed_at: datetime, signature: bytes
+) -> None:
+    await tx.execute(SQL["add_checkpoint"], position, head, node_key_id, signed_at, signature)
+
+
+async def sealed_to(tx: Tx) -> int:
+    return int(await tx.fetchval(SQL["sealed_to"]))
+
+
+async def chain(tx: Tx, after: int, limit: int) -> list[ChainEntry]:
+    return [
+        ChainEntry(
+            position=row["position"],
+            event_id=row["chained_id"],
+            entry_hash=row["entry_hash"].hex(),
+            event=None if row["event_id"] is None else _event(row),
+        )
+        for row in await tx.fetch(SQL["chain"], after, limit)
+    ]
+
+
+async def checkpoints(tx: Tx, after: int, limit: int) -> list[Checkpoint]:
+    return [_checkpoint(row) for row in await tx.fetch(SQL["checkpoints"], after, limit)]
+
+
+async def checkpoint(tx: Tx, position: int) -> Checkpoint | None:
+    row = await tx.fetchrow(SQL["checkpoint"], position)
+    return None if row is None else _checkpoint(row)
+
+
+async def strays(tx: Tx, limit: int) -> list[StoredEvent]:
+    return [_event(row) for row in await tx.fetch(SQL["strays"], limit)]
+
+
+async def tail(tx: Tx, limit: int) -> list[StoredEvent]:
+    return [_event(row) for row in await tx.fetch(SQL["tail"], limit)]
+
+
+async def unsealed(tx: Tx) -> tuple[int, datetime | None]:
+    row = await tx.fetchrow(SQL["unsealed"])
+    assert row is not None
+    return row["events"], row["oldest"]
+
+
+async def events(
+    tx: Tx,
+    *,
+    event_type: str | None,
+    actor: str | None,
+    message_id: UUID | None,
+    since: datetime | None,
+    until: datetime | None,
+    before: tuple[datetime, UUID] | None,
+    limit: int,
+) -> list[StoredEvent]:
+    at, event_id = before or (None, None)
+    rows = await tx.fetch(SQL["events"], event_type, actor, message_id, since, until, at, event_id, limit)
+    return [_event(row) for row in rows]
+
+
+async def make_partition(tx: Tx, day: date) -> None:
+    """One UTC day of audit_events. Names and bounds come from a date, so they are safe to write into the statement."""
+    start = datetime.combine(day, time(), UTC)
+    await tx.execute(
+        f"CREATE TABLE IF NOT EXISTS {_partition_name(day)} PARTITION OF audit_events"
+        f" FOR VALUES FROM ('{start.isoformat()}') TO ('{(start + timedelta(days=1)).isoformat()}')"
+    )
+
+
+async def missing_partitions(tx: Tx, days: Sequence[date]) -> list[date]:
+    there = {row["relname"] for row in await tx.fetch(SQL["partitions"])}
+    return [day for day in days if _partition_name(day) not in there]
+
+
+async def in_default_partition(tx: Tx) -> int:
+    return int(await tx.fetchval(SQL["in_default_partition"]))
+
+
+def _partition_name(day: date) -> str:
+    return f"audit_events_{day:%Y%m%d}"
+
+
+def _event(row: Row) -> StoredEvent:
+    return StoredEvent(
+        event_id=row["event_id"],
+        occurred_at=row["occurred_at"],
+        event_type=row["event_type"],
+        actor=row["actor_nhi"],
+        object=row["object_nhi"],
+        message_id=row["message_id"],
+        replay_key=None if row["replay_key"] is None else row["replay_key"].hex(),
+        detail=row["detail"],
+        event_hash=row["event_hash"].hex(),
+        redacted_at=row["redacted_at"],
+        position=row["position"],
+    )
+
+
+def _checkpoint(row: Row) -> Checkpoint:
+    return Checkpoint(
+        position=row["position"],
+        entry_hash=row["entry_hash"].hex(),
+        node_key_id=row["node_key_id"],
+        signed_at=row["signed_at"],
+        signature=row["signature"].hex(),
+    )

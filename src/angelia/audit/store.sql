@@ -1,0 +1,75 @@
+-- name: record
+INSERT INTO audit_events (event_id, occurred_at, event_type, actor_nhi, object_nhi, message_id, replay_key, detail, event_hash)
+SELECT * FROM unnest($1::uuid[], $2::timestamptz[], $3::text[], $4::varchar[], $5::varchar[], $6::uuid[], $7::bytea[],
+                     $8::jsonb[], $9::bytea[])
+
+-- name: sealer
+-- The row lock keeps two sealers apart even if somebody runs one without the tick's advisory lock.
+SELECT next_xid::text AS next_xid, position, entry_hash FROM audit_sealer FOR UPDATE
+
+-- name: horizon
+-- Transactions below this one have ended: no event with a smaller xid can still appear.
+SELECT pg_snapshot_xmin(pg_current_snapshot())::text
+
+-- name: sealable
+SELECT event_id, occurred_at, event_hash, xid::text AS xid FROM audit_events
+WHERE xid >= $1::text::xid8 AND xid < $2::text::xid8
+ORDER BY xid, event_id LIMIT $3
+
+-- name: append_chain
+INSERT INTO audit_chain (position, event_id, occurred_at, entry_hash)
+SELECT * FROM unnest($1::bigint[], $2::uuid[], $3::timestamptz[], $4::bytea[])
+
+-- name: advance
+UPDATE audit_sealer SET next_xid = $1::text::xid8, position = $2, entry_hash = $3
+
+-- name: last_checkpoint
+SELECT position, signed_at FROM audit_checkpoints ORDER BY position DESC LIMIT 1
+
+-- name: add_checkpoint
+INSERT INTO audit_checkpoints (position, entry_hash, node_key_id, signed_at, signature) VALUES ($1, $2, $3, $4, $5)
+
+-- name: sealed_to
+SELECT position FROM audit_sealer
+
+-- name: chain
+SELECT c.position, c.event_id AS chained_id, c.entry_hash, e.*
+FROM audit_chain c LEFT JOIN audit_events e ON e.event_id = c.event_id AND e.occurred_at = c.occurred_at
+WHERE c.position > $1 ORDER BY c.position LIMIT $2
+
+-- name: checkpoints
+SELECT * FROM audit_checkpoints WHERE position > $1 ORDER BY position LIMIT $2
+
+-- name: checkpoint
+SELECT * FROM audit_checkpoints WHERE position = $1
+
+-- name: strays
+-- Rows that claim an ended, sealed transaction and stand in no chain entry: nobody but a forger puts them there.
+SELECT e.*, NULL::bigint AS position FROM audit_events e, audit_sealer s
+WHERE e.xid < s.next_xid
+  AND NOT EXISTS (SELECT 1 FROM audit_chain c WHERE c.event_id = e.event_id AND c.occurred_at = e.occurred_at)
+ORDER BY e.xid, e.event_id LIMIT $1
+
+-- name: tail
+SELECT e.*, NULL::bigint AS position FROM audit_events e, audit_sealer s
+WHERE e.xid >= s.next_xid ORDER BY e.xid, e.event_id LIMIT $1
+
+-- name: unsealed
+-- How much waits for the sealer, and since when: one long open transaction holds it back.
+SELECT count(*) AS events, min(e.occurred_at) AS oldest FROM audit_events e, audit_sealer s WHERE e.xid >= s.next_xid
+
+-- name: events
+SELECT e.*, c.position FROM audit_events e LEFT JOIN audit_chain c ON c.event_id = e.event_id
+WHERE ($1::text IS NULL OR e.event_type = $1)
+  AND ($2::varchar IS NULL OR e.actor_nhi = $2)
+  AND ($3::uuid IS NULL OR e.message_id = $3)
+  AND ($4::timestamptz IS NULL OR e.occurred_at >= $4)
+  AND ($5::timestamptz IS NULL OR e.occurred_at < $5)
+  AND ($6::timestamptz IS NULL OR (e.occurred_at, e.event_id) < ($6, $7::uuid))
+ORDER BY e.occurred_at DESC, e.event_id DESC LIMIT $8
+
+-- name: partitions
+SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = 'audit_events'::regclass
+
+-- name: in_default_partition
+SELECT count(*) FROM audit_events_default

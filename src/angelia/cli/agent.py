@@ -1,0 +1,194 @@
+"""`angelia agent`: make, register and show agents."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import click
+
+from angelia.cli.flags import Handle, Needs, local_agents
+from angelia.cli.grammar import Noun
+from angelia.cli.session import Session
+from angelia.cli.times import full
+from angelia.errors import AlreadyExists, AngeliaError
+
+if TYPE_CHECKING:
+    from angelia.client import Client
+    from angelia.client.answers import Agent, Profile
+    from angelia.mailbox.identity import Card, Identity
+
+# The width of `fingerprint`, so that all facts about an agent stand in one column.
+FACTS = 11
+
+command = Noun("agent", "make, register and show agents; claim a handle")
+
+
+@command.verb(example="angelia agent new alice --register", needs=Needs.SERVER)
+@click.argument("name", metavar="NAME", type=Handle())
+@click.option("--register", is_flag=True, help="register it with the server and claim NAME as its handle")
+@click.option("--passphrase", is_flag=True, help="ask for a passphrase that protects the key file")
+@click.option("--name", "display_name", metavar="TEXT", help="the name that people see")
+def new(session: Session, name: str, register: bool, passphrase: bool, display_name: str | None) -> None:
+    """Make the keys of a new agent on this machine.
+
+    NAME is what the agent is called here, and the handle that it claims."""
+    from angelia.mailbox import identity
+
+    secret = session.ask_new_passphrase() if passphrase else None
+    try:
+        made = identity.create(session.settings.home, name, secret)
+    except AlreadyExists as error:
+        error.hint = f"angelia agent show {name}"
+        raise
+    how = "with a passphrase" if secret else "no passphrase (--passphrase asks for one)"
+    pairs = [("keys", f"made, 0600, {how}"), ("key id", str(made.key_id))]
+    if register:
+        _enrol(session, made, pairs, display_name, None)
+        return
+    session.out.thing(_card(made), pairs, quietly=str(made.key_id), least=FACTS)
+    session.out.note(f"next: angelia agent register --as {name}")
+
+
+@command.verb(example="angelia agent show alice", needs=Needs.SERVER | Needs.AGENT | Needs.OPERATOR)
+@click.argument("name", metavar="[NAME]", required=False, shell_complete=local_agents)
+def show(session: Session, name: str | None) -> None:
+    """Show an agent: one of this machine, or with an operator's token any other.
+
+    NAME is a handle or an id; without it, the agent that --as names."""
+    from angelia.mailbox import identity
+
+    local = session.local_name(name) if name else session.identity_name
+    if local is None:
+        _show_other(session, str(name))
+        return
+    known = identity.card(session.settings.home, local)
+    if known is not None and known.id is not None:
+        mine = identity.load(session.settings.home, local, session.ask_passphrase)
+        _print_agent(session, session.as_agent(mine).me())
+        return
+    mine = identity.load(session.settings.home, local, session.ask_passphrase)
+    pairs = [("handle", mine.handle), ("key id", str(mine.key_id)), ("registered", "no")]
+    session.out.thing(_card(mine), pairs, quietly=str(mine.key_id), least=FACTS)
+    session.out.note(f"next: angelia agent register --as {local}")
+
+
+@command.verb(example="angelia agent register --as alice", needs=Needs.SERVER | Needs.AGENT)
+@click.option("--name", "display_name", metavar="TEXT", help="the name that people see")
+@click.option("--email", metavar="ADDRESS", help="where to reach whoever runs the agent")
+def register(session: Session, display_name: str | None, email: str | None) -> None:
+    """Register an agent of this machine and claim its handle.
+
+    Saying it again does no harm: it finds the agent, and changes the name or e-mail if they are given."""
+    _enrol(session, session.identity, [], display_name, email)
+
+
+@command.verb(example="angelia agent handle alice-7 --as alice", needs=Needs.SERVER | Needs.AGENT)
+@click.argument("handle", metavar="HANDLE", type=Handle())
+def handle(session: Session, handle: str) -> None:
+    """Claim a handle for a registered agent: once, and for ever."""
+    agent = session.as_agent().claim_handle(handle)
+    _remember(session, session.identity, agent)
+    session.out.thing(agent, [_handle_fact(agent)], quietly=agent.handle, least=FACTS)
+
+
+def _enrol(
+    session: Session,
+    identity: Identity,
+    pairs: list[tuple[str, str]],
+    name: str | None,
+    email: str | None,
+) -> None:
+    """Register, then claim the handle; each step that succeeded is kept and shown, whatever comes after it."""
+    client = session.as_agent(identity)
+    try:
+        client.register(identity.public_key, name=name, email=email)
+        agent = _with_details(client, client.me(), name, email)
+    except AngeliaError as error:
+        if pairs:
+            if not session.shared.json and not session.shared.quiet:
+                session.out.thing(None, pairs, least=FACTS)
+            error.hint = f"the keys are safe; go on with `angelia agent register --as {identity.name}`"
+        raise
+    _remember(session, identity, agent)
+    pairs.append(("registered", str(agent.id)))
+    try:
+        agent = _claimed(client, agent, identity.name)
+    except AngeliaError as error:
+        session.out.thing(agent, pairs, quietly=str(agent.id), least=FACTS)
+        if isinstance(error, AlreadyExists):
+            error.hint = f"choose another: angelia agent handle NAME --as {identity.name}"
+        raise
+    _remember(session, identity, agent)
+    session.out.thing(agent, [*pairs, _handle_fact(agent)], quietly=str(agent.id), least=FACTS)
+
+
+def _with_details(client: Client, agent: Agent, name: str | None, email: str | None) -> Agent:
+    if name in (None, agent.name) and email in (None, agent.email):
+        return agent
+    return client.update_me(name=name, email=email)
+
+
+def _claimed(client: Client, agent: Agent, wanted: str) -> Agent:
+    """An agent that has a handle keeps it, whatever it is called here."""
+    return client.claim_handle(wanted) if agent.handle == str(agent.id) else agent
+
+
+def _remember(session: Session, identity: Identity, agent: Agent) -> None:
+    from angelia.mailbox.identity import record_registration
+
+    record_registration(session.settings.home, identity, id=agent.id, handle=agent.handle, server=session.url)
+
+
+def _show_other(session: Session, name: str) -> None:
+    if session.token is None and _is_id(name):
+        _print_profile(session, session.as_anyone().who(name))
+    else:
+        _print_agent(session, session.as_operator().agent(name))
+
+
+def _print_agent(session: Session, agent: Agent) -> None:
+    pairs = [
+        ("handle", agent.handle),
+        ("id", str(agent.id)),
+        ("name", agent.name),
+        ("e-mail", agent.email),
+        ("key id", str(agent.key_id)),
+        ("public key", _base64(agent.public_key)),
+        ("registered", full(agent.registered_at)),
+        ("X-AICQ-*", "accepted" if agent.aicq_signatures else "refused"),
+    ]
+    session.out.thing(agent, pairs, quietly=str(agent.id), least=FACTS)
+
+
+def _print_profile(session: Session, profile: Profile) -> None:
+    pairs = [
+        ("id", str(profile.id)),
+        ("name", profile.name),
+        ("public key", _base64(profile.public_key)),
+        ("registered", full(profile.joined_at)),
+    ]
+    session.out.thing(profile, pairs, quietly=str(profile.id), least=FACTS)
+
+
+def _handle_fact(agent: Agent) -> tuple[str, str]:
+    return ("handle", f"{agent.handle} (claimed; a handle is for ever)")
+
+
+def _card(identity: Identity) -> Card:
+    from angelia.mailbox.identity import Card
+
+    return Card(handle=identity.handle, public_key=identity.public_key, key_id=identity.key_id)
+
+
+def _base64(raw: bytes) -> str:
+    import base64
+
+    return base64.b64encode(raw).decode()
+
+
+def _is_id(text: str) -> bool:
+    try:
+        return str(UUID(text)) == text
+    except ValueError:
+        return False

@@ -1,0 +1,200 @@
+"""`angelia audit`: what happened, and the proof that nobody changed it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from angelia.cli.errors import Usage
+from angelia.cli.flags import Needs
+from angelia.cli.grammar import Noun
+from angelia.cli.paging import Page, show_list
+from angelia.cli.progress import Progress
+from angelia.cli.session import Session
+from angelia.cli.tables import Column
+from angelia.cli.times import full
+from angelia.errors import AuditBroken, NotFound
+
+if TYPE_CHECKING:
+    from angelia.audit.model import ChainEntry, Fault, StoredEvent, Verdict
+    from angelia.client import Client
+
+PAGE = 1_000
+
+command = Noun("audit", "what happened: show it, verify that nobody changed it")
+
+
+@command.verb(example="angelia audit verify", needs=Needs.SERVER | Needs.OPERATOR)
+def verify(session: Session) -> None:
+    """Check every sealed event, the chain over them and the node's signatures. Exit 3 when it is broken."""
+    verdict = _verified(session, session.as_operator())
+    broken = sorted(verdict.broken, key=lambda fault: (fault.position is None, fault.position or 0))
+    if session.shared.json:
+        session.out.records([verdict])
+    elif not broken:
+        _print_sound(session, verdict)
+    elif len(broken) > 1:
+        session.out.rows(broken, _FAULTS)
+    if broken:
+        raise _error(broken[0], verdict)
+
+
+@command.verb(
+    example="angelia audit show --since 1h --type token_created",
+    needs=Needs.SERVER | Needs.OPERATOR | Needs.PAGES | Needs.PERIOD,
+)
+@click.argument("position", metavar="[POSITION]", required=False)
+@click.option("--around", type=click.IntRange(0, 500), metavar="N", help="so many entries on either side of POSITION")
+@click.option("--type", "event_type", metavar="TYPE", help="only events of this type")
+@click.option("--actor", metavar="HANDLE", help="only what this one did")
+@click.option("--message", metavar="ID", help="only what concerns this message")
+def show(
+    session: Session,
+    position: str | None,
+    around: int | None,
+    event_type: str | None,
+    actor: str | None,
+    message: str | None,
+) -> None:
+    """Show events, or the entry of the chain at POSITION.
+
+    Only metadata is kept: never content, keys or tokens."""
+    client = session.as_operator()
+    if position is not None:
+        _show_entries(session, client, _position(position), around)
+        return
+    if around is not None:
+        raise Usage("--around needs a POSITION", hint="angelia audit show 41207 --around 3")
+
+    def fetch(cursor: str | None, limit: int) -> Page[StoredEvent]:
+        page = client.audit_events(
+            type=event_type,
+            actor=actor,
+            message_id=message,
+            since=session.shared.since,
+            until=session.shared.until,
+            cursor=cursor,
+            limit=limit,
+        )
+        return Page(page.events, page.next)
+
+    show_list(session, fetch, _EVENTS, nothing="no such events", hint="widen it: angelia audit show --since 7d")
+
+
+def _verified(session: Session, client: Client) -> Verdict:
+    from angelia.audit.model import Verifier
+
+    node = client.node()
+    verifier = Verifier(node.key_id, node.public_key)
+    # Checkpoints first: the chain that is read after them cannot be shorter than what they sign.
+    after = 0
+    while checkpoints := client.audit_checkpoints(after=after, limit=PAGE):
+        verifier.expect(checkpoints)
+        after = checkpoints[-1].position
+    with Progress(session.out, "verifying", "entries") as progress:
+        while True:
+            page = client.audit_chain(after=verifier.position, limit=PAGE)
+            verifier.feed(page.entries)
+            progress.advance(len(page.entries), total=page.sealed_to)
+            if not page.entries or verifier.position >= page.sealed_to:
+                break
+    outside = client.audit_unsealed(limit=PAGE)
+    return verifier.finish(page.sealed_to, outside.strays, outside.tail)
+
+
+def _print_sound(session: Session, verdict: Verdict) -> None:
+    parts = [f"{verdict.sealed:,} entries sound", f"{verdict.checkpoints:,} checkpoints"]
+    if verdict.redacted:
+        parts.append(f"{len(verdict.redacted):,} redacted")
+    if verdict.unsealed:
+        parts.append(f"{len(verdict.unsealed):,} not sealed yet")
+    session.out.line(", ".join(parts))
+    if verdict.foreign_checkpoints:
+        session.out.note(f"{verdict.foreign_checkpoints:,} checkpoints carry another node's key and were not checked")
+
+
+def _error(first: Fault, verdict: Verdict) -> AuditBroken:
+    more = f"; {len(verdict.broken) - 1:,} more faults" if len(verdict.broken) > 1 else ""
+    if first.position is None:
+        return AuditBroken(
+            f"event {first.event_id} {first.what}; the {verdict.sealed:,} sealed entries are sound{more}",
+            hint="angelia audit verify --json | jq .broken",
+        )
+    before = f"; the {first.position - 1:,} before it are sound" if first.position > 1 else ""
+    return AuditBroken(
+        f"entry {first.position:,} {first.what}{before}{more}",
+        hint=f"angelia audit show {first.position} --around 3",
+    )
+
+
+def _show_entries(session: Session, client: Client, position: int, around: int | None) -> None:
+    reach = around or 0
+    first = max(1, position - reach)
+    page = client.audit_chain(after=first - 1, limit=position + reach - first + 1)
+    entries = [entry for entry in page.entries if first <= entry.position <= position + reach]
+    if around is not None:
+        session.out.rows(entries, _ENTRIES)
+        return
+    if not entries:
+        raise NotFound(f"the chain has no entry {position:,}", hint=f"it is sealed to {page.sealed_to:,}")
+    session.out.thing(entries[0], _entry_facts(entries[0]), quietly=str(entries[0].event_id))
+
+
+def _entry_facts(entry: ChainEntry) -> list[tuple[str, str]]:
+    facts = [("position", f"{entry.position:,}"), ("event", str(entry.event_id))]
+    if entry.event is None:
+        return [*facts, ("entry hash", entry.entry_hash), ("state", "the ledger no longer has this event")]
+    event = entry.event
+    facts += [
+        ("time", full(event.occurred_at)),
+        ("type", event.event_type),
+        ("actor", event.actor or ""),
+        ("object", event.object or ""),
+        ("message", str(event.message_id or "")),
+        ("detail", _detail(event)),
+        ("event hash", event.event_hash),
+        ("entry hash", entry.entry_hash),
+    ]
+    if event.redacted_at is not None:
+        facts.append(("redacted", full(event.redacted_at)))
+    if fault := event.fault():
+        facts.append(("fault", fault))
+    return facts
+
+
+def _position(text: str) -> int:
+    digits = text.replace(",", "")
+    if not digits.isdecimal() or not digits.isascii() or int(digits) < 1:
+        raise Usage(f"{text!r} is no position of the chain", hint="angelia audit show 41207 --around 3")
+    return int(digits)
+
+
+def _detail(event: StoredEvent) -> str:
+    return msgspec.json.encode(event.detail).decode() if event.detail else ""
+
+
+_EVENTS: list[Column[StoredEvent]] = [
+    Column("POSITION", lambda e: "" if e.position is None else f"{e.position:,}", right=True),
+    Column("TIME", lambda e: full(e.occurred_at)),
+    Column("TYPE", lambda e: e.event_type),
+    Column("ACTOR", lambda e: e.actor or "", long=True),
+    Column("OBJECT", lambda e: e.object or "", long=True),
+    Column("DETAIL", _detail, long=True),
+]
+
+_ENTRIES: list[Column[ChainEntry]] = [
+    Column("POSITION", lambda e: f"{e.position:,}", right=True),
+    Column("TIME", lambda e: "" if e.event is None else full(e.event.occurred_at)),
+    Column("TYPE", lambda e: "" if e.event is None else e.event.event_type),
+    Column("ACTOR", lambda e: "" if e.event is None else e.event.actor or "", long=True),
+    Column("OBJECT", lambda e: "" if e.event is None else e.event.object or "", long=True),
+    Column("FAULT", lambda e: "has lost its event" if e.event is None else e.event.fault() or ""),
+]
+
+_FAULTS: list[Column[Fault]] = [
+    Column("POSITION", lambda f: "" if f.position is None else f"{f.position:,}", right=True),
+    Column("EVENT", lambda f: str(f.event_id or "")),
+    Column("FAULT", lambda f: f.what),
+]

@@ -1,0 +1,58 @@
+"""Before something is destroyed: a person is asked once, a script must have said --yes."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from angelia.cli.errors import ConfirmationRequired
+from angelia.cli.escaping import escape_line
+from angelia.cli.session import Session
+from angelia.errors import AngeliaError
+
+MANY = 1_000
+
+
+class Declined(AngeliaError):
+    """Nothing was done"""
+
+    code = "declined"
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """What is about to be destroyed. A whole thing, or very many, wants its name typed."""
+
+    verb: str  # "purge"
+    doing: str  # "purging"
+    what: str  # "3 dead letters of orders"
+    look: str  # the command that shows it first
+    count: int = 1
+    whole: str | None = None  # the name of the queue, room or group that would be gone
+
+
+def may(session: Session, deed: Deed) -> bool:
+    """Whether to go on: False for a dry run; an error when nobody said yes."""
+    if session.shared.dry_run:
+        session.out.note(f"dry run: would {deed.verb} {deed.what} at {session.url}; nothing done")
+        return False
+    if session.shared.yes:
+        return True
+    if not (sys.stdin.isatty() and session.out.stderr.isatty()):
+        raise ConfirmationRequired(
+            f"{deed.doing} {deed.what} needs a yes, and there is no terminal to ask",
+            hint=f"look first with `{deed.look}`, then add --yes",
+        )
+    if not _agreed(session, deed):
+        raise Declined("nothing was done")
+    return True
+
+
+def _agreed(session: Session, deed: Deed) -> bool:
+    question = f"{deed.verb.capitalize()} {deed.what} at {session.url}, for good?"
+    name = deed.whole or (str(deed.count) if deed.count > MANY else None)
+    wanted = "[y/N]" if name is None else f"Type {name} to go on:"
+    session.out.stderr.write(escape_line(f"{question} {wanted} "))
+    session.out.stderr.flush()
+    answer = sys.stdin.readline().strip()
+    return answer.lower() in ("y", "yes") if name is None else answer == name

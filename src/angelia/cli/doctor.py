@@ -1,0 +1,69 @@
+"""`angelia doctor`: what works on this machine, and what does not."""
+
+from __future__ import annotations
+
+import asyncio
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import click
+
+from angelia.cli.errors import FAILURE
+from angelia.cli.escaping import escape_line
+from angelia.cli.grammar import Verb
+from angelia.cli.session import Session
+from angelia.cli.tables import Paint
+
+WIDTH = 100
+STATE = 6  # the widest state word and its gap
+
+
+class Finding(Protocol):
+    """One thing that was looked at: ok, warn or fail."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def detail(self) -> str: ...
+    @property
+    def hint(self) -> str: ...
+
+
+@click.command(cls=Verb, example="angelia doctor")
+def command(session: Session) -> int:
+    """Look at everything that a server needs here. Exit 1 when something fails, 0 on warnings."""
+    from angelia import doctor
+
+    findings = asyncio.run(doctor.examine(session.loaded))
+    if session.shared.json:
+        session.out.records(findings)
+    else:
+        session.out.painted(lines(findings, session.out.paint, each=session.shared.verbose))
+    return FAILURE if any(finding.state == "fail" for finding in findings) else 0
+
+
+def lines(findings: Sequence[Finding], paint: Paint, *, each: bool) -> Iterator[str]:
+    """What is well in one line, what is not with its hint, and a count; `each` shows the well ones too."""
+    well = [f for f in findings if f.state == "ok"]
+    shown = [f for f in findings if each or f.state != "ok"]
+    if well and not each:
+        first, *more = textwrap.wrap(", ".join(escape_line(f.name) for f in well), WIDTH - STATE)
+        yield f"{paint.state('ok')}    {first}"
+        yield from (" " * STATE + line for line in more)
+    widest = max((len(f.name) for f in shown), default=0)
+    for finding in shown:
+        blank = " " * (STATE - len(finding.state))
+        said = f"{escape_line(finding.name):<{widest}}  {escape_line(finding.detail)}".rstrip()
+        yield f"{paint.state(finding.state)}{blank}{said}"
+        if finding.hint:
+            yield f"{' ' * (STATE + widest + 2)}hint: {escape_line(finding.hint)}"
+    warned, failed = (sum(f.state == state for f in findings) for state in ("warn", "fail"))
+    aside = "" if each or not well else " (-v shows each)"
+    yield f"{len(well)} ok{aside}, {_counted(warned, 'warning')}, {_counted(failed, 'failure')}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

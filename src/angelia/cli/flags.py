@@ -1,0 +1,207 @@
+"""The flags that verbs share. Each verb says what it needs and gets the flags that apply, always alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime, timedelta
+from enum import Flag, auto
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from angelia.cli.output import Manner
+from angelia.cli.times import parse_duration, parse_time
+from angelia.errors import AngeliaError, InvalidArgument
+
+PAGE = 50
+
+
+class Needs(Flag):
+    """What a verb needs, and so which of the shared flags it takes."""
+
+    NOTHING = 0
+    SERVER = auto()
+    AGENT = auto()
+    OPERATOR = auto()
+    PAGES = auto()
+    PERIOD = auto()
+    YES = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """The shared flags as they were said; those that a verb does not take keep their defaults."""
+
+    url: str | None = None
+    context: str | None = None
+    timeout: float = 30.0
+    identity: str | None = None
+    token_file: str | None = None
+    limit: int | None = None
+    cursor: str | None = None
+    all_pages: bool = False
+    require: bool = False
+    since: datetime | None = None
+    until: datetime | None = None
+    yes: bool = False
+    dry_run: bool = False
+    json: bool = False
+    quiet: bool = False
+    verbose: bool = False
+    color: str = "auto"
+
+    @property
+    def manner(self) -> Manner:
+        return Manner(json=self.json, quiet=self.quiet, verbose=self.verbose, color=self.color)
+
+
+class Time(click.ParamType[datetime]):
+    """A moment: a date, an RFC 3339 time, an age, or now."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        try:
+            return parse_time(str(value), datetime.now(UTC))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Duration(click.ParamType[timedelta]):
+    """A length of time, such as 15m or 7d."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        if isinstance(value, timedelta):
+            return value
+        try:
+            return parse_duration(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Handle(click.ParamType[str]):
+    """A handle that an agent may claim."""
+
+    name = "handle"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from angelia.agents.model import check_handle
+
+        try:
+            return check_handle(str(value))
+        except InvalidArgument as error:
+            self.fail(error.message, param, ctx)
+
+
+class Address(click.ParamType[str]):
+    """An IP address in its one spelling."""
+
+    name = "address"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from angelia.guard.model import parse_address
+
+        try:
+            return str(parse_address(str(value)))
+        except InvalidArgument as error:
+            self.fail(error.message, param, ctx)
+
+
+def local_agents(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The agents of this machine, for shell completion; silent when they cannot be read."""
+    from angelia import settings
+    from angelia.mailbox import identity
+
+    try:
+        names = identity.names(settings.load().settings.home)
+    except (AngeliaError, OSError):
+        return []
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def options(needs: Needs) -> list[click.Option]:
+    """The shared options of a verb, in the order of its help."""
+    return [option for need, made in _OPTIONS.items() if need in needs for option in made()]
+
+
+def take(params: dict[str, Any]) -> Shared:
+    """Move the shared flags out of a command's parameters."""
+    return Shared(**{f.name: params.pop(f.name) for f in fields(Shared) if f.name in params})
+
+
+def _server() -> list[click.Option]:
+    return [
+        click.Option(["--url"], metavar="URL", help="the server"),
+        click.Option(["--context"], metavar="NAME", help="the server of that name in angelia.toml"),
+        click.Option(
+            ["--timeout"],
+            metavar="S",
+            type=click.FloatRange(0, 3600, min_open=True),
+            default=30.0,
+            help="seconds to wait for it (30)",
+        ),
+    ]
+
+
+def _agent() -> list[click.Option]:
+    about = "which agent of this machine signs"
+    return [click.Option(["--as", "identity"], metavar="HANDLE", shell_complete=local_agents, help=about)]
+
+
+def _operator() -> list[click.Option]:
+    about = "file with the operator's token"
+    return [click.Option(["--token-file"], metavar="F", type=click.Path(dir_okay=False), help=about)]
+
+
+def _pages() -> list[click.Option]:
+    return [
+        click.Option(["-n", "--limit"], metavar="N", type=click.IntRange(1, 1000), help=f"page size ({PAGE})"),
+        click.Option(["--cursor"], metavar="C", help="the page after this one"),
+        click.Option(["--all", "all_pages"], is_flag=True, help="all pages"),
+        click.Option(["--require"], is_flag=True, help="an empty list is an error (exit 8)"),
+    ]
+
+
+def _period() -> list[click.Option]:
+    return [
+        click.Option(["--since"], metavar="T", type=Time(), help="from then on: 2026-11-15, RFC 3339, 15m"),
+        click.Option(["--until"], metavar="T", type=Time(), help="before then: the same, '2h ago', now"),
+    ]
+
+
+def _yes() -> list[click.Option]:
+    return [
+        click.Option(["--yes"], is_flag=True, help="do it without asking"),
+        click.Option(["--dry-run"], is_flag=True, help="say what would be done, do nothing"),
+    ]
+
+
+def _always() -> list[click.Option]:
+    return [
+        click.Option(["--json"], is_flag=True, help="one JSON object per line"),
+        click.Option(["-q", "--quiet"], is_flag=True, help="no hints; of something new only its id"),
+        click.Option(["-v", "--verbose"], is_flag=True, help="requests and timings on stderr"),
+        click.Option(
+            ["--color"],
+            metavar="WHEN",
+            type=click.Choice(["auto", "always", "never"]),
+            default="auto",
+            help="auto, always or never",
+        ),
+    ]
+
+
+_OPTIONS = {
+    Needs.PAGES: _pages,
+    Needs.PERIOD: _period,
+    Needs.YES: _yes,
+    Needs.AGENT: _agent,
+    Needs.OPERATOR: _operator,
+    Needs.SERVER: _server,
+    Needs.NOTHING: _always,  # contained in every other
+}

@@ -1,0 +1,59 @@
+"""`angelia guard`: addresses that are refused everywhere."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import click
+
+from angelia.cli.flags import Address, Duration, Needs
+from angelia.cli.grammar import Noun
+from angelia.cli.paging import Page, ago, show_list, until
+from angelia.cli.session import Session
+from angelia.cli.tables import Column
+from angelia.cli.times import full
+
+if TYPE_CHECKING:
+    from angelia.guard.model import Block
+
+command = Noun("guard", "blocked addresses: list, block, unblock")
+
+
+@command.verb(example="angelia guard blocks", needs=Needs.SERVER | Needs.OPERATOR | Needs.PAGES)
+def blocks(session: Session) -> None:
+    """List the blocked addresses."""
+    columns: list[Column[Block]] = [
+        Column("ADDRESS", lambda b: b.address),
+        Column("REASON", lambda b: b.reason, long=True),
+        Column("BY", lambda b: b.blocked_by, long=True),
+        Column("BLOCKED", lambda b: ago(b.blocked_at), right=True),
+        Column("ENDS", lambda b: until(b.expires_at), right=True),
+    ]
+    client = session.as_operator()
+
+    def fetch(cursor: str | None, limit: int) -> Page[Block]:
+        page = client.blocks(cursor=cursor, limit=limit)
+        return Page(page.blocks, page.next, page.total)
+
+    show_list(session, fetch, columns, nothing="no blocked addresses", hint="angelia guard block ADDRESS --expires 1d")
+
+
+@command.verb(example="angelia guard block 203.0.113.7 --expires 1d", needs=Needs.SERVER | Needs.OPERATOR)
+@click.argument("address", metavar="ADDRESS", type=Address())
+@click.option("--reason", metavar="TEXT", help="why, for whoever reads the list")
+@click.option("--expires", type=Duration(), metavar="D", help="for how long, such as 1d (until it is unblocked)")
+def block(session: Session, address: str, reason: str | None, expires: timedelta | None) -> None:
+    """Refuse every request from an address."""
+    seconds = None if expires is None else int(expires.total_seconds())
+    made = session.as_operator().block(address, reason=reason, expires_in=seconds)
+    end = "until it is unblocked" if made.expires_at is None else f"until {full(made.expires_at)}"
+    session.out.done(made, f"blocked {made.address} {end}")
+
+
+@command.verb(example="angelia guard unblock 203.0.113.7", needs=Needs.SERVER | Needs.OPERATOR)
+@click.argument("address", metavar="ADDRESS", type=Address())
+def unblock(session: Session, address: str) -> None:
+    """Let an address in again."""
+    session.as_operator().unblock(address)
+    session.out.done({"address": address}, f"unblocked {address}")

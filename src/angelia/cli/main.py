@@ -1,0 +1,103 @@
+"""The entry: the list of nouns, and the one place where a command's end becomes an exit code."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import sys
+import traceback
+from types import TracebackType
+from typing import NoReturn
+
+import click
+
+from angelia import __version__
+from angelia.cli.errors import FAILURE, INTERRUPTED, PIPE_CLOSED, of_click, of_system, report
+from angelia.cli.grammar import Entry, Root
+from angelia.cli.output import Manner
+from angelia.errors import AngeliaError
+
+COMPLETE = "_ANGELIA_COMPLETE"
+
+root = Root(
+    "a message platform for AI agents",
+    [
+        Entry("start", "serve", "run a server, with its own PostgreSQL and Valkey"),
+        Entry("start", "doctor", "find out what works on this machine, and what does not"),
+        Entry("start", "config", "show every setting and where it came from; completion"),
+        Entry("start", "agent", "make, register and show agents; claim a handle"),
+        Entry("operate", "token", "bearer tokens: create, list, revoke"),
+        Entry("operate", "guard", "blocked addresses: list, block, unblock"),
+        Entry("operate", "audit", "what happened: show it, verify that nobody changed it"),
+    ],
+    package="angelia.cli",
+    version=__version__,
+)
+
+
+def main() -> NoReturn:
+    """Run the command that the shell gave us."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")
+    sys.excepthook = _report_bug
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(argv: list[str]) -> int:
+    """Run one command and give its exit code."""
+    if instruction := os.environ.get(COMPLETE):
+        from click.shell_completion import shell_complete
+
+        return shell_complete(root, {}, "angelia", COMPLETE, instruction)
+    try:
+        code = _run(argv)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _forget_stdout()
+        return PIPE_CLOSED
+    except OSError as error:
+        return report(of_system(error), manner_of(argv))
+    return code
+
+
+def _run(argv: list[str]) -> int:
+    try:
+        with root.make_context("angelia", list(argv)) as context:
+            code: int | None = root.invoke(context)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.ClickException as error:
+        return report(of_click(error), manner_of(argv))
+    except AngeliaError as error:
+        return report(error, manner_of(argv))
+    except (KeyboardInterrupt, click.Abort):
+        sys.stderr.write("\nstopped\n")
+        return INTERRUPTED
+    return code or 0
+
+
+def manner_of(argv: list[str]) -> Manner:
+    """How to speak, read off the raw words: a command that does not parse must fail in the manner asked for."""
+    words = argv[: argv.index("--")] if "--" in argv else argv
+    short = "".join(word[1:] for word in words if re.fullmatch(r"-[qv]+", word))
+    return Manner(
+        json="--json" in words,
+        quiet="q" in short or "--quiet" in words,
+        verbose="v" in short or "--verbose" in words,
+    )
+
+
+def _forget_stdout() -> None:
+    # Python flushes stdout once more at exit; what is left must go nowhere.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _report_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    manner = manner_of(sys.argv[1:])
+    if manner.verbose:
+        traceback.print_exception(kind, error, trace)
+    hint = "this is a bug; -v shows where it happened"
+    report(AngeliaError(f"{kind.__name__}: {error}", hint=hint), manner)
+    sys.exit(FAILURE)

@@ -1,0 +1,103 @@
+"""What goes to stdout and what to stderr. A terminal changes only colour and width, never the words."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TextIO, TypeVar
+
+from angelia.cli.escaping import escape_json, escape_line, escape_text
+from angelia.cli.tables import Column, Paint, facts, table
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a command was asked to speak."""
+
+    json: bool = False
+    quiet: bool = False
+    verbose: bool = False
+    color: str = "auto"
+
+
+class Output:
+    """Data on stdout, everything else on stderr."""
+
+    def __init__(
+        self,
+        manner: Manner,
+        stdout: TextIO | None = None,
+        stderr: TextIO | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self.manner = manner
+        self.stdout = stdout or sys.stdout
+        self.stderr = stderr or sys.stderr
+        self.paint = Paint(_colours(manner.color, self.stdout, os.environ if environ is None else environ))
+
+    def line(self, text: str) -> None:
+        """One line of data."""
+        self.stdout.write(escape_line(text) + "\n")
+
+    def text(self, text: str) -> None:
+        """Data of several lines, such as a message's body."""
+        self.stdout.write(escape_text(text) + ("" if text.endswith("\n") else "\n"))
+
+    def painted(self, lines: Iterable[str]) -> None:
+        """Lines that were escaped and painted already."""
+        self.stdout.writelines(line + "\n" for line in lines)
+
+    def records(self, records: Iterable[object]) -> None:
+        """One JSON object per line."""
+        import msgspec
+
+        for record in records:
+            self.stdout.write(escape_json(msgspec.json.encode(record).decode()) + "\n")
+        self.stdout.flush()
+
+    def rows(self, rows: Sequence[T], columns: Sequence[Column[T]]) -> None:
+        """A list: a table, or one object per row, which then has every column and more."""
+        if self.manner.json:
+            self.records(rows)
+        elif rows:
+            self.painted(table(columns, rows, paint=self.paint, most=self._width()))
+
+    def thing(self, record: object, pairs: Sequence[tuple[str, str]], *, quietly: str = "", least: int = 0) -> None:
+        """One thing: its facts, or its object, or with -q only `quietly`."""
+        if self.manner.json:
+            self.records([record])
+        elif self.manner.quiet and quietly:
+            self.line(quietly)
+        else:
+            self.painted(facts(pairs, least=least))
+
+    def done(self, record: object, text: str) -> None:
+        """What was done, counted; -q drops it."""
+        if self.manner.json:
+            self.records([record])
+        elif not self.manner.quiet:
+            self.line(text)
+
+    def note(self, text: str) -> None:
+        """A remark beside the data; -q drops it."""
+        if not self.manner.quiet:
+            self.stderr.write(escape_line(text) + "\n")
+
+    def detail(self, text: str) -> None:
+        """A remark that only -v wants."""
+        if self.manner.verbose:
+            self.stderr.write(escape_line(text) + "\n")
+
+    def _width(self) -> int | None:
+        return shutil.get_terminal_size().columns if self.stdout.isatty() else None
+
+
+def _colours(wish: str, stream: TextIO, environ: Mapping[str, str]) -> bool:
+    if wish != "auto":
+        return wish == "always"
+    return stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"

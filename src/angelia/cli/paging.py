@@ -1,0 +1,98 @@
+"""Lists in pages, ids by their beginning, and the cells that most tables have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Generic, TypeVar
+
+from angelia.cli.errors import AmbiguousId, Usage
+from angelia.cli.flags import PAGE
+from angelia.cli.session import Session
+from angelia.cli.tables import Column
+from angelia.cli.times import age
+from angelia.errors import NotFound
+
+T = TypeVar("T")
+SHORT_ID, SHORTEST_PREFIX = 12, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """Some rows, where the next ones begin, and how many there are in all, if the server counted them."""
+
+    rows: list[T]
+    next: str | None
+    total: int | None = None
+
+
+Fetch = Callable[[str | None, int], Page[T]]
+
+
+def show_list(session: Session, fetch: Fetch[T], columns: Sequence[Column[T]], *, nothing: str, hint: str) -> None:
+    """Print one page, or with --all every page; a cut or an empty list says so on stderr."""
+    shared, out = session.shared, session.out
+    limit = shared.limit or PAGE
+    page = fetch(shared.cursor, limit)
+    rows, streamed = page.rows, 0
+    while shared.all_pages and page.next:
+        if shared.json:  # as it comes, so that a long list needs no memory
+            out.records(rows)
+            rows, streamed = [], streamed + len(rows)
+        page = fetch(page.next, limit)
+        rows += page.rows
+    if not rows and not streamed:
+        _say_empty(session, nothing, hint)
+    out.rows(rows, columns)
+    if page.next:
+        shown = f"{len(rows):,} shown" if page.total is None else f"{len(rows):,} of {page.total:,} shown"
+        out.note(f"{shown}; --all or --cursor {page.next}")
+
+
+def every(fetch: Fetch[T], limit: int = 200) -> Iterable[T]:
+    """All rows, page after page."""
+    cursor: str | None = None
+    while True:
+        page = fetch(cursor, limit)
+        yield from page.rows
+        if page.next is None:
+            return
+        cursor = page.next
+
+
+def full_id(given: str, known: Iterable[str], what: str, look: str) -> str:
+    """The id that begins like this, if exactly one does; `look` is the command that lists them."""
+    if len(given) < SHORTEST_PREFIX:
+        raise Usage(f"{given!r} is too short for an id", hint=f"{SHORTEST_PREFIX} characters or more; see `{look}`")
+    found = [id_ for id_ in known if id_.startswith(given.lower())]
+    if not found:
+        raise NotFound(f"there is no {what} {given}", hint=f"see `{look}`")
+    if len(found) > 1 and given.lower() not in found:
+        raise AmbiguousId(f"{len(found)} {what}s begin with {given}", hint=f"they are {', '.join(found[:3])}")
+    return given.lower() if given.lower() in found else found[0]
+
+
+def short(id_: object) -> str:
+    """An id as tables show it."""
+    return str(id_)[:SHORT_ID]
+
+
+def ago(at: datetime | None) -> str:
+    """How long ago, or nothing."""
+    return "" if at is None else age(datetime.now(UTC) - at)
+
+
+def until(at: datetime | None) -> str:
+    """How long still, or that it is over."""
+    if at is None:
+        return ""
+    now = datetime.now(UTC)
+    return "over" if at <= now else f"in {age(at - now)}"
+
+
+def _say_empty(session: Session, nothing: str, hint: str) -> None:
+    if session.shared.require:
+        raise NotFound(nothing, hint=hint)
+    session.out.note(nothing)
+    session.out.note(f"hint: {hint}")

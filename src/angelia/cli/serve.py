@@ -1,0 +1,58 @@
+"""`angelia serve`: run a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from angelia.cli.grammar import Verb
+from angelia.cli.session import Session
+
+
+@click.command(cls=Verb, example="angelia serve --port 8080")
+@click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="where it keeps all")
+@click.option("--host", metavar="ADDRESS", help="address to listen on (127.0.0.1)")
+@click.option("--port", type=int, metavar="N", help="port to listen on (8080); 0 takes a free one")
+@click.option("--workers", type=int, metavar="N", help="web processes (1)")
+@click.option("--public-url", metavar="URL", help="the URL clients use, when a proxy stands in front")
+@click.option("--trusted-proxy", multiple=True, metavar="NET", help="believe its X-Forwarded-For; repeatable")
+@click.option("--insecure", is_flag=True, default=None, help="listen beyond loopback without tokens or JWT")
+@click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error (info)")
+@click.option("--log-format", metavar="FORMAT", help="json, text or auto (auto: text on a terminal)")
+@click.option("--drain-seconds", type=int, metavar="S", help="how long a stop lets requests finish (30)")
+@click.option("--schema", type=int, metavar="N", help="bring the ledger's schema to version N and stop")
+def command(
+    session: Session,
+    data_dir: Path | None,
+    host: str | None,
+    port: int | None,
+    workers: int | None,
+    public_url: str | None,
+    trusted_proxy: tuple[str, ...],
+    insecure: bool | None,
+    log_level: str | None,
+    log_format: str | None,
+    drain_seconds: int | None,
+    schema: int | None,
+) -> int:
+    """Run a server, with its own PostgreSQL and Valkey unless DATABASE_URL and REDIS_URL name others.
+
+    It listens on this machine only, without tokens, until --host says otherwise."""
+    from angelia import server, settings
+
+    loaded = settings.load(
+        {
+            "data_dir": data_dir,
+            "host": host,
+            "port": port,
+            "workers": workers,
+            "public_url": public_url,
+            "trusted_proxies": trusted_proxy or None,
+            "insecure": insecure,
+            "log_level": log_level,
+            "log_format": log_format,
+            "drain_seconds": drain_seconds,
+        }
+    )
+    return server.serve(loaded, schema=schema)

@@ -1,0 +1,204 @@
+"""What one command works with: the server, the agent that signs, the operator's token, and its output."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from angelia.cli.errors import Usage
+from angelia.cli.flags import Shared
+from angelia.cli.output import Output
+from angelia.errors import AngeliaError, NotFound, Unauthenticated
+
+if TYPE_CHECKING:
+    from angelia.client import Client
+    from angelia.client.attempts import Trip
+    from angelia.mailbox.identity import Identity
+    from angelia.settings import Context, Loaded, Settings
+
+FALLBACK_URL = "http://localhost:8080"
+
+
+class Session:
+    """One run of one verb. Everything is found when it is first asked for, so that help stays fast."""
+
+    def __init__(self, shared: Shared, out: Output) -> None:
+        self.shared = shared
+        self.out = out
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    @cached_property
+    def loaded(self) -> Loaded:
+        from angelia import settings
+
+        return settings.load()
+
+    @property
+    def settings(self) -> Settings:
+        return self.loaded.settings
+
+    @cached_property
+    def url(self) -> str:
+        """The server: --url, --context, the setting, a server running here, the default port."""
+        from angelia.client.attempts import origin
+
+        if self.shared.url and self.shared.context:
+            raise Usage("--url and --context both name a server", hint="say one of them")
+        if self.shared.url:
+            return origin(self.shared.url)
+        if self._context is not None:
+            return origin(self._context.url)
+        return origin(self.settings.url or self._running_here or FALLBACK_URL)
+
+    @cached_property
+    def token(self) -> str | None:
+        """The operator's token: --token-file, the context's file, the setting, the data directory's."""
+        if self.shared.token_file:
+            return _first_line(Path(self.shared.token_file))
+        if self._context is not None and self._context.token_file:
+            return _first_line(Path(self._context.token_file).expanduser())
+        return self.settings.token or self._token_of_data_directory()
+
+    @cached_property
+    def identity(self) -> Identity:
+        """The agent that signs: --as, the context's, the setting, or the only one."""
+        from angelia.mailbox import identity
+
+        return identity.load(self.settings.home, self.identity_name, self.ask_passphrase)
+
+    @cached_property
+    def identity_name(self) -> str:
+        """Which agent of this machine is meant, without opening its key."""
+        from angelia.mailbox import identity
+
+        home = self.settings.home
+        names = identity.names(home)
+        wanted = self.shared.identity or (self._context and self._context.identity) or self.settings.identity
+        if wanted:
+            return self.local_name(wanted) or _refuse_unknown(wanted, names, home)
+        if len(names) == 1:
+            return names[0]
+        if not names:
+            raise Usage(f"no agent has keys in {home}", hint="angelia agent new NAME --register")
+        raise Usage(f"{len(names)} agents have keys here: {_listed(names)}", hint=f"say which: --as {names[0]}")
+
+    def local_name(self, handle: str) -> str | None:
+        """The local name of an agent of this machine, found by that name or by its handle."""
+        from angelia.mailbox import identity
+
+        names = identity.names(self.settings.home)
+        if handle in names:
+            return handle
+        for name in names:
+            card = identity.card(self.settings.home, name)
+            if card is not None and card.handle == handle:
+                return name
+        return None
+
+    def as_agent(self, identity: Identity | None = None) -> Client:
+        """A client that signs."""
+        return self._client(identity or self.identity, None)
+
+    def as_operator(self) -> Client:
+        """A client with the operator's token."""
+        if self.token is None:
+            raise Unauthenticated(
+                f"this needs an operator's token for {self.url}, and none was found",
+                hint="--token-file F or ANGELIA_TOKEN; on the server's machine its data directory has one",
+            )
+        return self._client(None, self.token)
+
+    def as_anyone(self) -> Client:
+        """A client without a credential."""
+        return self._client(None, None)
+
+    def ask_passphrase(self) -> str:
+        """Ask for the passphrase of a key; there must be somebody to ask."""
+        return self._ask("passphrase: ")
+
+    def ask_new_passphrase(self) -> str:
+        """Ask twice for a passphrase that is going to protect a key."""
+        first = self._ask("new passphrase: ")
+        if not first:
+            raise Usage("an empty passphrase protects nothing", hint="leave out --passphrase for a key without one")
+        if self._ask("once more: ") != first:
+            raise Usage("the two passphrases differ; nothing was made")
+        return first
+
+    @cached_property
+    def _context(self) -> Context | None:
+        name = self.shared.context
+        if name is None:
+            return None
+        if name not in self.settings.context:
+            known = _listed(sorted(self.settings.context)) or "none"
+            raise Usage(f"angelia.toml has no context {name}", hint=f"it has: {known}")
+        return self.settings.context[name]
+
+    @cached_property
+    def _running_here(self) -> str | None:
+        from angelia.stores.embedded.runtime import read_runtime
+
+        running = read_runtime(self.settings.data_dir)
+        return None if running is None else running.url
+
+    def _token_of_data_directory(self) -> str | None:
+        from angelia.client.attempts import is_loopback
+
+        # This machine's token opens this machine's server; another must never be shown it.
+        if not is_loopback(self.url) and self.url != self._running_here:
+            return None
+        path = self.settings.data_dir / "admin.token"
+        try:
+            return _first_line(path) if path.is_file() else None
+        except PermissionError:
+            return None
+
+    def _client(self, identity: Identity | None, token: str | None) -> Client:
+        from angelia.client import Client
+
+        observer = self._tell if self.shared.verbose else None
+        return self._open.enter_context(Client(self.url, identity, token, self.shared.timeout, observer))
+
+    def _tell(self, trip: Trip) -> None:
+        ended = trip.failure if trip.status is None else str(trip.status)
+        request = f"  request {trip.request_id}" if trip.request_id else ""
+        self.out.detail(f"{trip.method} {trip.path}  {ended}  {trip.seconds * 1000:.0f} ms{request}")
+
+    def _ask(self, prompt: str) -> str:
+        if not sys.stdin.isatty():
+            raise Usage("a passphrase is needed, and there is no terminal to ask", hint="run it in a terminal")
+        return getpass.getpass(prompt, stream=self.out.stderr)
+
+
+def _first_line(path: Path) -> str:
+    try:
+        token = path.read_text("utf-8").strip().partition("\n")[0].strip()
+    except UnicodeDecodeError as error:
+        raise Usage(f"{path} holds no token") from error
+    if not token.isascii() or not token.isprintable() or not token:
+        raise Usage(f"{path} holds no token")
+    return token
+
+
+def _refuse_unknown(wanted: str, names: list[str], home: Path) -> str:
+    known = f"here are: {_listed(names)}" if names else f"angelia agent new {wanted}"
+    error: AngeliaError = NotFound(f"the agent {wanted} has no keys in {home}", hint=known)
+    raise error
+
+
+def _listed(names: list[str], most: int = 10) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")

@@ -1,0 +1,87 @@
+"""`angelia token`: bearer tokens, by which services and dashboards call."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import click
+
+from angelia.cli.confirm import Deed, may
+from angelia.cli.flags import Duration, Needs
+from angelia.cli.grammar import Noun
+from angelia.cli.paging import Page, ago, every, full_id, short, show_list, until
+from angelia.cli.session import Session
+from angelia.cli.tables import Column
+from angelia.cli.times import full
+
+if TYPE_CHECKING:
+    from angelia.client import Client
+    from angelia.guard.model import Token
+
+ROLES = ("admin", "read-write", "read-only")
+
+command = Noun("token", "bearer tokens: create, list, revoke")
+
+
+@command.verb(example="angelia token create --role read-only --expires 30d", needs=Needs.SERVER | Needs.OPERATOR)
+@click.option("--role", type=click.Choice(ROLES), required=True, metavar="ROLE", help=", ".join(ROLES))
+@click.option("--agent", metavar="HANDLE", help="the agent that it speaks for")
+@click.option("--expires", type=Duration(), metavar="D", help="how long it works, such as 12h or 30d (no end)")
+@click.option("--label", metavar="TEXT", help="what it is for")
+def create(session: Session, role: str, agent: str | None, expires: timedelta | None, label: str | None) -> None:
+    """Make a token. It is shown this once; the server keeps only its hash."""
+    seconds = None if expires is None else int(expires.total_seconds())
+    made = session.as_operator().create_token(role, agent=agent, label=label, expires_in=seconds)
+    pairs = [
+        ("token", made.token),
+        ("id", str(made.id)),
+        ("role", made.role),
+        ("agent", made.agent or ""),
+        ("label", made.label),
+        ("expires", "never" if made.expires_at is None else full(made.expires_at)),
+    ]
+    session.out.thing(made, pairs, quietly=made.token)
+    session.out.note("keep it now: it is not shown again")
+
+
+@command.verb(name="list", example="angelia token list", needs=Needs.SERVER | Needs.OPERATOR | Needs.PAGES)
+def list_(session: Session) -> None:
+    """List the tokens that work; never their secrets."""
+    columns: list[Column[Token]] = [
+        Column("ID", lambda t: short(t.id)),
+        Column("LABEL", lambda t: t.label, long=True),
+        Column("ROLE", lambda t: t.role),
+        Column("AGENT", lambda t: t.agent or "", long=True),
+        Column("CREATED", lambda t: ago(t.created_at), right=True),
+        Column("USED", lambda t: ago(t.last_used_at), right=True),
+        Column("EXPIRES", lambda t: until(t.expires_at), right=True),
+    ]
+    client = session.as_operator()
+    show_list(
+        session,
+        lambda cursor, limit: _page(client, cursor, limit),
+        columns,
+        nothing="no tokens yet",
+        hint="angelia token create --role read-only",
+    )
+
+
+@command.verb(example="angelia token revoke 5b0f3c9a71e2", needs=Needs.SERVER | Needs.OPERATOR | Needs.YES)
+@click.argument("id_", metavar="ID")
+def revoke(session: Session, id_: str) -> None:
+    """Withdraw a token, at once and for good.
+
+    ID is the token's id or its first 8 characters or more; never the token itself."""
+    client = session.as_operator()
+    known = {str(token.id): token for token in every(lambda cursor, limit: _page(client, cursor, limit))}
+    token = known[full_id(id_, known, "token", "angelia token list")]
+    named = f"token {short(token.id)}" + (f" ({token.label})" if token.label else "")
+    if may(session, Deed("revoke", "revoking", named, look="angelia token list")):
+        client.revoke_token(str(token.id))
+        session.out.done({"id": token.id}, f"revoked {named}, role {token.role}")
+
+
+def _page(client: Client, cursor: str | None, limit: int) -> Page[Token]:
+    page = client.tokens(cursor=cursor, limit=limit)
+    return Page(page.tokens, page.next, page.total)

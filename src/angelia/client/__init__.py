@@ -1,0 +1,7 @@
+"""The SDK: everything that the HTTP API can do, as one agent or with one token."""
+
+from angelia.client.clients import AsyncClient, Client
+from angelia.client.faults import ApiError, Unreachable
+from angelia.client.wire import BadAnswer
+
+__all__ = ["ApiError", "AsyncClient", "BadAnswer", "Client", "Unreachable"]

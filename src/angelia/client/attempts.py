@@ -1,0 +1,232 @@
+"""The way of one call over an unreliable line: sign, send, judge, try again. Without input or output.
+
+A driver takes the steps that `Line.run` yields (send this, pause so long) and reports what came of each.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, TypeVar
+from uuid import UUID
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from angelia import __version__
+from angelia.client.faults import NOTABLE_SKEW, ApiError, Unreachable, clock_skew, fault, retry_after
+from angelia.client.wire import Call, Credential, Request, Response
+from angelia.errors import InvalidArgument, Stale
+from angelia.guard import profile
+
+T = TypeVar("T")
+
+TRIES = 3
+FIRST_PAUSE = 0.2
+# Signatures carry whole seconds, so one made in the second of the nonce memory's birth is still too old.
+PAUSE_AFTER_STALE = 1.0
+_PASSING = (502, 503, 504)
+
+
+class Signer(Protocol):
+    """Whoever can sign: an `Identity` of the mailbox, or anything with its key and key_id."""
+
+    @property
+    def key(self) -> Ed25519PrivateKey: ...
+    @property
+    def key_id(self) -> UUID: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Step: send this, and report a Response or a Failed."""
+
+    method: str
+    url: str
+    headers: dict[str, str]
+    body: bytes
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Step: wait so long, and report None."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Report: the network failed, in these words."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """One attempt as an observer sees it; no header, no body, nothing secret."""
+
+    method: str
+    path: str
+    seconds: float
+    status: int | None
+    request_id: str | None
+    failure: str | None
+
+
+Step: TypeAlias = Send | Pause
+Outcome: TypeAlias = Response | Failed | None
+Observer: TypeAlias = Callable[[Trip], None]
+
+
+def origin(url: str) -> str:
+    """A server's URL in its one spelling: scheme, host and port, nothing else."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise InvalidArgument(f"{url} is no URL: {error}") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise InvalidArgument(f"{url} is no server's URL", hint="write it as http://localhost:8080")
+    if parsed.userinfo or parsed.raw_path not in (b"", b"/") or parsed.fragment:
+        raise InvalidArgument("a server's URL has no user, path or query", hint="write it as https://angelia.example")
+    return f"{parsed.scheme}://{parsed.netloc.decode('ascii')}"
+
+
+def is_loopback(url: str) -> bool:
+    """Whether a URL names this machine, where no proxy can help and no stranger listens."""
+    host = httpx.URL(url).host
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One server, and as whom to speak to it."""
+
+    url: str
+    signer: Signer | None = None
+    token: str | None = None
+    timeout: float = 30.0
+    observer: Observer | None = None
+    clock: Callable[[], float] = time.time
+    stopwatch: Callable[[], float] = time.monotonic
+
+    def run(self, call: Call[T]) -> Generator[Step, Outcome, T]:
+        """Take a call to its end; a refusal is thrown into it, so that it may know better."""
+        try:
+            request = next(call)
+            while True:
+                try:
+                    response = yield from self._exchange(request)
+                except ApiError as error:
+                    request = call.throw(error)
+                else:
+                    request = call.send(response)
+        except StopIteration as done:
+            answer: T = done.value
+            return answer
+
+    def _exchange(self, request: Request) -> Generator[Step, Outcome, Response]:
+        deadline = self.stopwatch() + self.timeout
+        attempt = 1
+        while True:
+            began = self.stopwatch()
+            outcome = yield self._prepared(request, timeout=max(0.001, deadline - began))
+            assert outcome is not None, "a driver answers Send with a Response or a Failed"  # noqa: S101
+            self._observe(request, outcome, self.stopwatch() - began)
+            pause = self._pause_before_next(request, outcome, attempt)
+            if pause is None or attempt == TRIES or self.stopwatch() + pause >= deadline:
+                return self._settled(request, outcome)
+            yield Pause(pause)
+            attempt += 1
+
+    def _prepared(self, request: Request, *, timeout: float) -> Send:
+        # What is signed is what httpx will send, byte for byte, whatever it thinks of quoting.
+        target = request.path + (f"?{request.query}" if request.query else "")
+        url = httpx.URL(self.url + target)
+        headers = {"accept": "application/json", "user-agent": f"angelia/{__version__}"}
+        if request.body:
+            headers["content-type"] = "application/json"
+        if request.room_key is not None:
+            headers[profile.ROOM_KEY] = request.room_key
+        headers |= self._proof(request, url)
+        return Send(request.method, str(url), headers, request.body, timeout)
+
+    def _proof(self, request: Request, url: httpx.URL) -> dict[str, str]:
+        """The headers that say who calls; made anew for every attempt, since a nonce works once."""
+        if request.credential is Credential.NONE:
+            return {}
+        prefers_token = request.credential is Credential.OPERATOR
+        if self.token is not None and (prefers_token or self.signer is None):
+            return {"authorization": f"Bearer {self.token}"}
+        if self.signer is None:
+            return {}
+        raw_path, _, raw_query = url.raw_path.decode("ascii").partition("?")
+        target = profile.Target(
+            method=request.method,
+            authority=url.netloc.decode("ascii").lower(),
+            path=raw_path,
+            query=raw_query,
+            content_digest=profile.digest(request.body),
+            room_key=request.room_key,
+        )
+        created, nonce = int(self.clock()), secrets.token_urlsafe(18)
+        return profile.sign(self.signer.key, self.signer.key_id, target, created=created, nonce=nonce)
+
+    def _pause_before_next(self, request: Request, outcome: Response | Failed, attempt: int) -> float | None:
+        """How long to wait before another try, or None when there is none."""
+        backoff = FIRST_PAUSE * (1 << (attempt - 1)) * (1 + secrets.randbelow(1000) / 1000)
+        if isinstance(outcome, Failed):
+            return backoff if request.idempotent else None
+        if outcome.status in request.accepts:
+            return None
+        if outcome.status == 401 and isinstance(fault(outcome, now=self.clock()), Stale):
+            # Refused before anything was done, so signing again is right even where repeating is not.
+            skew = clock_skew(outcome, now=self.clock()) or 0.0
+            return PAUSE_AFTER_STALE if abs(skew) <= NOTABLE_SKEW else None
+        if outcome.status in _PASSING and request.idempotent:
+            return max(backoff, retry_after(outcome, now=self.clock()) or 0)
+        return None
+
+    def _settled(self, request: Request, outcome: Response | Failed) -> Response:
+        if isinstance(outcome, Failed):
+            doubt = "" if request.idempotent else "; whether the request was carried out is not known"
+            raise Unreachable(
+                f"{self.url} {outcome.why}{doubt}",
+                hint="`angelia serve` starts a server here; --url or --context names another",
+            )
+        if outcome.status < 300 or outcome.status in request.accepts:
+            return outcome
+        raise fault(outcome, now=self.clock())
+
+    def _observe(self, request: Request, outcome: Response | Failed, seconds: float) -> None:
+        if self.observer is None:
+            return
+        answered = outcome if isinstance(outcome, Response) else None
+        self.observer(
+            Trip(
+                method=request.method,
+                path=request.path,
+                seconds=seconds,
+                status=answered.status if answered else None,
+                request_id=answered.headers.get("x-request-id") if answered else None,
+                failure=outcome.why if isinstance(outcome, Failed) else None,
+            )
+        )
+
+
+def described(error: httpx.RequestError, *, timeout: float) -> Failed:
+    """A network failure in our words."""
+    if isinstance(error, httpx.TimeoutException):
+        return Failed(f"did not answer within {timeout:.3g} s")
+    if isinstance(error, httpx.ConnectError):
+        return Failed(f"cannot be reached ({_root_cause(error)})")
+    return Failed(f"broke off the conversation ({_root_cause(error)})")
+
+
+def _root_cause(error: BaseException) -> str:
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return reason or type(error).__name__

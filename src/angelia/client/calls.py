@@ -1,0 +1,199 @@
+"""Every verb of the HTTP API, once: a generator that yields requests and returns the answer.
+
+The blocking and the asynchronous client both run these; neither knows anything about a verb.
+"""
+
+from __future__ import annotations
+
+import base64
+from datetime import datetime
+
+from angelia.client.answers import (
+    Agent,
+    Agents,
+    Block,
+    Blocks,
+    Chain,
+    Checkpoint,
+    Checkpoints,
+    Events,
+    Health,
+    NewToken,
+    Node,
+    Profile,
+    Registered,
+    SettingLine,
+    SettingLines,
+    Tokens,
+    Unsealed,
+)
+from angelia.client.wire import Call, Credential, Request, document, path, query
+
+
+def register(public_key: bytes, *, name: str | None = None, email: str | None = None) -> Call[Registered]:
+    """Register an Ed25519 key. Repeating it gives the same agent; signed, it may change name and e-mail."""
+    body = document(public_key=base64.b64encode(public_key).decode(), name=name, email=email)
+    answer = yield Request("POST", "/register", body=body)
+    return answer.read(Registered)
+
+
+def who(agent_id: str) -> Call[Profile]:
+    """The public profile of an agent."""
+    answer = yield Request("GET", path("who", agent_id), credential=Credential.NONE)
+    return answer.read(Profile)
+
+
+def me() -> Call[Agent]:
+    """The agent that signs."""
+    answer = yield Request("GET", "/v1/agents/me")
+    return answer.read(Agent)
+
+
+def claim_handle(handle: str) -> Call[Agent]:
+    """Claim the handle of the agent that signs: once, and for ever."""
+    answer = yield Request("PUT", "/v1/agents/me/handle", body=document(handle=handle))
+    return answer.read(Agent)
+
+
+def update_me(*, name: str | None = None, email: str | None = None, aicq_signatures: bool | None = None) -> Call[Agent]:
+    """Change what the agent that signs says about itself; what is not given stays."""
+    body = document(name=name, email=email, aicq_signatures=aicq_signatures)
+    answer = yield Request("PATCH", "/v1/agents/me", body=body)
+    return answer.read(Agent)
+
+
+def agents(
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    cursor: str | None = None,
+    limit: int | None = None,
+) -> Call[Agents]:
+    """A page of all agents, by date of registration. For operators."""
+    filters = query(since=_rfc3339(since), until=_rfc3339(until), cursor=cursor, limit=limit)
+    answer = yield _operator("GET", "/v1/agents", query=filters)
+    return answer.read(Agents)
+
+
+def agent(handle_or_id: str) -> Call[Agent]:
+    """One agent. For operators."""
+    answer = yield _operator("GET", path("v1", "agents", handle_or_id))
+    return answer.read(Agent)
+
+
+def tokens(*, cursor: str | None = None, limit: int | None = None) -> Call[Tokens]:
+    """A page of bearer tokens. For operators."""
+    answer = yield _operator("GET", "/v1/tokens", query=query(cursor=cursor, limit=limit))
+    return answer.read(Tokens)
+
+
+def create_token(
+    role: str, *, agent: str | None = None, label: str | None = None, expires_in: int | None = None
+) -> Call[NewToken]:
+    """Make a bearer token, for `expires_in` seconds or until it is revoked. For operators."""
+    body = document(role=role, agent=agent, label=label, expires_in=expires_in)
+    answer = yield _operator("POST", "/v1/tokens", body=body, idempotent=False)
+    return answer.read(NewToken)
+
+
+def revoke_token(token_id: str) -> Call[None]:
+    """Withdraw a bearer token. For operators."""
+    yield _operator("DELETE", path("v1", "tokens", token_id), idempotent=False)
+
+
+def blocks(*, cursor: str | None = None, limit: int | None = None) -> Call[Blocks]:
+    """A page of blocked addresses. For operators."""
+    answer = yield _operator("GET", "/v1/guard/blocks", query=query(cursor=cursor, limit=limit))
+    return answer.read(Blocks)
+
+
+def block(address: str, *, reason: str | None = None, expires_in: int | None = None) -> Call[Block]:
+    """Refuse every request from an address. For operators."""
+    body = document(address=address, reason=reason, expires_in=expires_in)
+    answer = yield _operator("POST", "/v1/guard/blocks", body=body, idempotent=False)
+    return answer.read(Block)
+
+
+def unblock(address: str) -> Call[None]:
+    """Let an address in again. For operators."""
+    yield _operator("DELETE", path("v1", "guard", "blocks", address), idempotent=False)
+
+
+def settings() -> Call[list[SettingLine]]:
+    """The server's settings and where each came from. For operators."""
+    answer = yield _operator("GET", "/v1/settings")
+    return answer.read(SettingLines).settings
+
+
+def node() -> Call[Node]:
+    """The public key with which the server signs checkpoints."""
+    answer = yield Request("GET", "/v1/node", credential=Credential.NONE)
+    return answer.read(Node)
+
+
+def audit_events(
+    *,
+    type: str | None = None,
+    actor: str | None = None,
+    message_id: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    cursor: str | None = None,
+    limit: int | None = None,
+) -> Call[Events]:
+    """A page of audit events. For operators."""
+    filters = query(
+        type=type,
+        actor=actor,
+        message_id=message_id,
+        from_=_rfc3339(since),
+        to=_rfc3339(until),
+        cursor=cursor,
+        limit=limit,
+    )
+    answer = yield _operator("GET", "/v1/audit/events", query=filters)
+    return answer.read(Events)
+
+
+def audit_chain(*, after: int = 0, limit: int | None = None) -> Call[Chain]:
+    """The entries of the audit chain after a position. For operators."""
+    answer = yield _operator("GET", "/v1/audit/chain", query=query(after=after, limit=limit))
+    return answer.read(Chain)
+
+
+def audit_checkpoints(*, after: int = 0, limit: int | None = None) -> Call[list[Checkpoint]]:
+    """The node's signatures under the chain, after a position. For operators."""
+    answer = yield _operator("GET", "/v1/audit/checkpoints", query=query(after=after, limit=limit))
+    return answer.read(Checkpoints).checkpoints
+
+
+def audit_checkpoint(position: int) -> Call[Checkpoint]:
+    """The node's signature under the chain up to a position. For operators."""
+    answer = yield _operator("GET", f"/v1/audit/checkpoints/{position}")
+    return answer.read(Checkpoint)
+
+
+def audit_unsealed(*, limit: int | None = None) -> Call[Unsealed]:
+    """The events that are not in the chain. For operators."""
+    answer = yield _operator("GET", "/v1/audit/unsealed", query=query(limit=limit))
+    return answer.read(Unsealed)
+
+
+def health() -> Call[Health]:
+    """How the server and its stores are; a degraded server is an answer, not an error."""
+    answer = yield Request("GET", "/health", credential=Credential.NONE, accepts=(503,))
+    return answer.read(Health)
+
+
+def alive() -> Call[bool]:
+    """Whether the server's process lives."""
+    yield Request("GET", "/healthz", credential=Credential.NONE)
+    return True
+
+
+def _operator(method: str, path: str, *, query: str = "", body: bytes = b"", idempotent: bool = True) -> Request:
+    return Request(method, path, query, body, idempotent, Credential.OPERATOR)
+
+
+def _rfc3339(at: datetime | None) -> str | None:
+    return None if at is None else at.isoformat().replace("+00:00", "Z")

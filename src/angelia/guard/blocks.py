@@ -1,0 +1,86 @@
+"""Blocked addresses: the ledger decides, the hot tier tells other processes at once, and each process remembers."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import structlog
+
+from angelia.audit import service as audit
+from angelia.errors import InvalidArgument, NotFound, Unavailable
+from angelia.guard import store
+from angelia.guard.model import Address, Block, Caller, parse_address
+from angelia.stores.ledger import Ledger
+from angelia.stores.valkey import HotTier
+
+_REMEMBERED = 100_000
+log = structlog.get_logger(__name__)
+
+
+class Blocks:
+    """Who is refused everywhere. `refresh` is called every few seconds, so a forgetful hot tier unblocks nobody."""
+
+    def __init__(self, ledger: Ledger, hot: HotTier) -> None:
+        self._ledger = ledger
+        self._hot = hot
+        self._remembered: dict[str, datetime | None] = {}
+
+    def includes(self, address: Address, now: datetime) -> bool:
+        if not self._remembered:
+            return False
+        until = self._remembered.get(str(address), now)
+        return until is None or until > now
+
+    async def refresh(self, now: datetime) -> None:
+        async with self._ledger.transaction() as tx:
+            found, _ = await store.blocks(tx, now, _REMEMBERED)
+        self._remembered = {block.address: block.expires_at for block in found}
+
+    async def block(self, caller: Caller, address: str, reason: str, life: timedelta | None, now: datetime) -> Block:
+        """An operator's block; without an end it stays until it is lifted."""
+        if len(reason) > 200:
+            raise InvalidArgument("a reason has at most 200 characters")
+        return await self._record(parse_address(address), reason or "by an operator", caller.known_as, life, now)
+
+    async def record_automatic(self, address: Address, now: datetime, life: timedelta) -> None:
+        """The hot tier has just blocked an address; put it where it outlives the hot tier."""
+        try:
+            await self._record(address, "too many refused requests", "guard", life, now)
+        except Unavailable:
+            log.warning("an automatic block is not in the ledger yet", address=str(address))
+
+    async def unblock(self, caller: Caller, address: str, now: datetime) -> None:
+        parsed = parse_address(address)
+        async with self._ledger.transaction() as tx:
+            if not await store.unblock(tx, parsed):
+                raise NotFound(f"{parsed} is not blocked", hint="angelia guard blocks")
+            await audit.record(tx, [audit.event("address_unblocked", now, actor=caller.known_as, object=str(parsed))])
+        self._remembered.pop(str(parsed), None)
+        try:
+            await store.clear_block(self._hot, parsed)
+        except Unavailable:
+            log.warning("the hot tier was away; it forgets this block by itself", address=str(parsed))
+
+    async def list_blocks(self, now: datetime, limit: int) -> tuple[list[Block], int]:
+        async with self._ledger.transaction() as tx:
+            return await store.blocks(tx, now, limit)
+
+    async def _record(self, address: Address, reason: str, by: str, life: timedelta | None, now: datetime) -> Block:
+        block = Block(
+            address=str(address),
+            reason=reason,
+            blocked_by=by,
+            blocked_at=now,
+            expires_at=now + life if life else None,
+        )
+        async with self._ledger.transaction() as tx:
+            await store.block(tx, block)
+            detail = {"reason": reason, "seconds": int(life.total_seconds()) if life else None}
+            event = audit.event("address_blocked", now, actor=by, object=block.address, detail=detail)
+            await audit.record(tx, [event])
+        self._remembered[block.address] = block.expires_at
+        try:
+            await store.set_block(self._hot, address, int(life.total_seconds() * 1000) if life else None)
+        except Unavailable:
+            log.warning("a block reaches the other processes at their next refresh", address=block.address)
+        return block

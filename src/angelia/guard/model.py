@@ -1,0 +1,204 @@
+"""Who is calling, and how often they may: the records behind the guard and the rules that need no I/O."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum, IntEnum
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import msgspec
+
+from angelia.errors import InvalidArgument, SettingsError
+
+if TYPE_CHECKING:
+    from angelia.agents.model import Agent
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class Role(IntEnum):
+    """What a credential may do; a higher one includes the lower."""
+
+    NONE = 0
+    READ_ONLY = 1
+    READ_WRITE = 2
+    ADMIN = 3
+
+    @property
+    def label(self) -> str:
+        return self.name.lower().replace("_", "-")
+
+
+ROLES = {role.label: role for role in Role if role is not Role.NONE}
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The one shape behind the three credentials. Slices ask it, and nothing else, who calls."""
+
+    address: Address
+    role: Role = Role.NONE
+    agent: Agent | None = None
+    name: str | None = None
+
+    @property
+    def known_as(self) -> str:
+        """How the audit names this caller."""
+        if self.agent is not None:
+            return self.agent.handle
+        return self.name or "anonymous"
+
+
+class Per(Enum):
+    """Whose counter a rule uses."""
+
+    ADDRESS = "address"
+    AGENT = "agent"
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """One rate limit: so many requests of one subject in any window of that length. A limit of 0 is none."""
+
+    name: str
+    limit: int
+    window_ms: int
+    per: Per
+
+
+# Requests that claim an agent and do not prove it, whatever route they aim at.
+UNPROVEN = Rule("unproven", 120, 60_000, Per.ADDRESS)
+
+_UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_RATE = re.compile(r"(\d{1,9})/(\d{1,6})?([smhd])")
+
+
+def with_limits(rules: Iterable[Rule], overrides: Mapping[str, str]) -> dict[str, Rule]:
+    """The rules by name, as the settings want them: `120/1m`, or `off`."""
+    named = {rule.name: rule for rule in rules}
+    for name, text in overrides.items():
+        if name not in named:
+            raise SettingsError(f"limits names {name}, which is no rule", hint=f"rules: {', '.join(sorted(named))}")
+        named[name] = _overridden(named[name], text)
+    return named
+
+
+def _overridden(rule: Rule, text: str) -> Rule:
+    if text == "off":
+        return Rule(rule.name, 0, rule.window_ms, rule.per)
+    found = _RATE.fullmatch(text)
+    if found is None or int(found[1]) == 0 or found[2] == "0":
+        raise SettingsError(f"limits: {rule.name}={text} cannot be read", hint="write it as 120/1m, or off")
+    return Rule(rule.name, int(found[1]), int(found[2] or 1) * _UNITS[found[3]], rule.per)
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What the limiter says about one request."""
+
+    rule: Rule
+    allowed: bool
+    remaining: int
+    reset_ms: int
+
+    def headers(self) -> dict[str, str]:
+        """Reset is when the next request will be accepted, in whole seconds, never too early."""
+        return {
+            "x-ratelimit-limit": str(self.rule.limit),
+            "x-ratelimit-remaining": str(self.remaining),
+            "x-ratelimit-reset": str(-(-self.reset_ms // 1000)),
+        }
+
+    def retry_after(self, now_ms: int) -> int:
+        return max(1, -(-(self.reset_ms - now_ms) // 1000))
+
+
+class SlidingWindows:
+    """The limiter of one process, for the time when the hot tier is away. Same rule, same arithmetic."""
+
+    def __init__(self, most_subjects: int = 10_000) -> None:
+        self._hits: dict[tuple[str, str], list[int]] = {}
+        self._most = most_subjects
+
+    def spend(self, rule: Rule, subject: str, now_ms: int, *, charge: bool) -> Spent:
+        if len(self._hits) >= self._most:
+            self._hits.clear()
+        kept = [at for at in self._hits.get((rule.name, subject), ()) if at > now_ms - rule.window_ms]
+        allowed = len(kept) < rule.limit
+        if allowed and charge:
+            kept.append(now_ms)
+        self._hits[rule.name, subject] = kept
+        full = len(kept) >= rule.limit
+        return Spent(
+            rule,
+            allowed,
+            max(0, rule.limit - len(kept)),
+            kept[len(kept) - rule.limit] + rule.window_ms if full else now_ms,
+        )
+
+
+def parse_address(text: str) -> Address:
+    """An IP address in its one spelling; an IPv4 address written as IPv6 is the IPv4 address."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError as error:
+        raise InvalidArgument(f"{text[:60]!r} is no IP address") from error
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
+
+
+def parse_networks(setting: str, texts: Iterable[str]) -> tuple[Network, ...]:
+    """Addresses and CIDRs of a setting."""
+    try:
+        return tuple(ipaddress.ip_network(text, strict=False) for text in texts)
+    except ValueError as error:
+        raise SettingsError(f"{setting}: {error}", hint="write addresses or networks, such as 10.0.0.0/8") from error
+
+
+def within(address: Address, networks: Iterable[Network]) -> bool:
+    return any(address.version == network.version and address in network for network in networks)
+
+
+def client_address(peer: str, forwarded: str | None, proxies: tuple[Network, ...]) -> Address:
+    """The caller's address: the socket's, unless that is a trusted proxy; then the last hop that none of them is."""
+    try:
+        address = parse_address(peer)
+    except InvalidArgument:
+        return ipaddress.IPv4Address("127.0.0.1")  # a Unix socket or a test client has no address
+    if forwarded is None:
+        return address
+    for hop in reversed(forwarded.split(",")):
+        if not within(address, proxies):
+            break
+        try:
+            address = parse_address(hop.strip())
+        except InvalidArgument:
+            break
+    return address
+
+
+class Token(msgspec.Struct, frozen=True, kw_only=True):
+    """A bearer token as an operator sees it; never the secret."""
+
+    id: UUID
+    label: str
+    role: str
+    agent: str | None
+    created_at: datetime
+    expires_at: datetime | None
+    last_used_at: datetime | None
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """An address that is refused everywhere until the block ends."""
+
+    address: str
+    reason: str
+    blocked_by: str
+    blocked_at: datetime
+    expires_at: datetime | None

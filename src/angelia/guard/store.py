@@ -1,0 +1,183 @@
+"""Every SQL statement and Lua script of the guard."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from angelia.guard.model import Address, Block, Rule, Spent, parse_address
+from angelia.stores.ledger import Row, Tx
+from angelia.stores.sql import statements
+from angelia.stores.valkey import BIRTH, HotTier, Script
+
+SQL = statements(__file__)
+_ADDRESS = Script.read(__file__, "address.lua")
+_AGENT = Script.read(__file__, "agent.lua")
+
+VIOLATIONS_THAT_BLOCK = 10
+VIOLATION_LIFE_MS = 3_600_000
+BLOCK_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """A token that is not revoked, with the hash that its secret must have."""
+
+    id: UUID
+    secret_hash: bytes
+    label: str
+    role: str
+    agent_id: UUID | None
+    created_at: datetime
+    expires_at: datetime | None
+    last_used_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class AddressVerdict:
+    """What the hot tier says about an address."""
+
+    spent: Spent | None
+    blocked: bool
+    blocked_now: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AgentVerdict:
+    """What the hot tier says about a proven request."""
+
+    spent: Spent | None
+    nonce_used: bool
+    before_birth: bool
+
+
+async def spend_address(
+    hot: HotTier,
+    address: Address,
+    rule: Rule | None,
+    now_ms: int,
+    member: str,
+    *,
+    charge: bool,
+    auto_block: bool,
+) -> AddressVerdict:
+    tag = _tag(str(address))
+    name, limit, window = (rule.name, rule.limit, rule.window_ms) if rule else ("none", 0, 0)
+    verdict, remaining, reset = await hot.run(
+        _ADDRESS,
+        [f"ang:block:{tag}", f"ang:rl:{tag}:{name}", f"ang:viol:{tag}"],
+        [
+            now_ms,
+            limit,
+            window,
+            int(charge),
+            member,
+            VIOLATIONS_THAT_BLOCK if auto_block else 0,
+            VIOLATION_LIFE_MS,
+            BLOCK_MS,
+        ],
+    )
+    spent = Spent(rule, verdict == 0, remaining, reset) if rule and rule.limit and verdict != 2 else None
+    return AddressVerdict(spent, blocked=verdict == 2, blocked_now=verdict == 3)
+
+
+async def spend_agent(
+    hot: HotTier, subject: UUID, nonce: str, signed_ms: int, life_ms: int, rule: Rule | None, now_ms: int
+) -> AgentVerdict:
+    tag = _tag(str(subject))
+    name, limit, window = (rule.name, rule.limit, rule.window_ms) if rule else ("none", 0, 0)
+    verdict, remaining, reset = await hot.run(
+        _AGENT,
+        [BIRTH, f"ang:nonce:{tag}:{nonce}", f"ang:rl:{tag}:{name}"],
+        [now_ms, hot.run_id, signed_ms, life_ms, limit, window, nonce],
+    )
+    spent = Spent(rule, verdict == 0, remaining, reset) if rule and rule.limit and verdict in (0, 1) else None
+    return AgentVerdict(spent, nonce_used=verdict == 2, before_birth=verdict == 3)
+
+
+async def set_block(hot: HotTier, address: Address, life_ms: int | None) -> None:
+    await hot.set_mark(f"ang:block:{_tag(str(address))}", life_ms)
+
+
+async def clear_block(hot: HotTier, address: Address) -> None:
+    tag = _tag(str(address))
+    await hot.forget(f"ang:block:{tag}", f"ang:viol:{tag}")
+
+
+async def make_token(tx: Tx, token: TokenRow, *, first_admin: bool) -> None:
+    await tx.execute(
+        SQL["make_token"],
+        token.id,
+        token.secret_hash,
+        token.label,
+        token.role,
+        token.agent_id,
+        first_admin,
+        token.created_at,
+        token.expires_at,
+    )
+
+
+async def token(tx: Tx, id: UUID) -> TokenRow | None:
+    row = await tx.fetchrow(SQL["token"], id)
+    return None if row is None else _token(row)
+
+
+async def used(tx: Tx, id: UUID, at: datetime) -> None:
+    await tx.execute(SQL["used"], id, at)
+
+
+async def tokens(tx: Tx, after: tuple[datetime, UUID] | None, limit: int) -> tuple[list[TokenRow], int]:
+    at, id_ = after or (None, None)
+    rows = await tx.fetch(SQL["tokens"], at, id_, limit)
+    return [_token(row) for row in rows], int(await tx.fetchval(SQL["count_tokens"]))
+
+
+async def count_made_tokens(tx: Tx, now: datetime) -> int:
+    return int(await tx.fetchval(SQL["count_made_tokens"], now))
+
+
+async def revoke_token(tx: Tx, id: UUID, now: datetime) -> str | None:
+    label: str | None = await tx.fetchval(SQL["revoke_token"], id, now)
+    return label
+
+
+async def block(tx: Tx, block: Block) -> None:
+    await tx.execute(
+        SQL["block"],
+        parse_address(block.address),
+        block.reason,
+        block.blocked_by,
+        block.blocked_at,
+        block.expires_at,
+    )
+
+
+async def unblock(tx: Tx, address: Address) -> bool:
+    return await tx.fetchval(SQL["unblock"], address) is not None
+
+
+async def blocks(tx: Tx, now: datetime, limit: int) -> tuple[list[Block], int]:
+    rows = await tx.fetch(SQL["blocks"], now, limit)
+    found = [
+        Block(
+            address=str(row["address"]),
+            reason=row["reason"],
+            blocked_by=row["blocked_by"],
+            blocked_at=row["blocked_at"],
+            expires_at=row["expires_at"],
+        )
+        for row in rows
+    ]
+    return found, int(await tx.fetchval(SQL["count_blocks"], now))
+
+
+def _token(row: Row) -> TokenRow:
+    return TokenRow(**{name: row[name] for name in TokenRow.__slots__})
+
+
+def _tag(subject: str) -> str:
+    """A hash tag: one subject's keys share a cluster slot, and nothing of the subject can bend a key's name."""
+    return "{" + hashlib.sha256(subject.encode()).hexdigest()[:32] + "}"

@@ -1,0 +1,39 @@
+-- name: make_token
+INSERT INTO tokens (id, secret_hash, label, role, agent_id, first_admin, created_at, expires_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+ON CONFLICT (id) DO NOTHING
+
+-- name: token
+SELECT * FROM tokens WHERE id = $1 AND revoked_at IS NULL
+
+-- name: used
+UPDATE tokens SET last_used_at = $2 WHERE id = $1
+
+-- name: tokens
+SELECT * FROM tokens
+WHERE revoked_at IS NULL AND ($1::timestamptz IS NULL OR (created_at, id) > ($1, $2::uuid))
+ORDER BY created_at, id LIMIT $3
+
+-- name: count_tokens
+SELECT count(*) FROM tokens WHERE revoked_at IS NULL
+
+-- name: count_made_tokens
+-- Tokens that somebody made on purpose and that still work: with one of them, open mode is over.
+SELECT count(*) FROM tokens WHERE NOT first_admin AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > $1)
+
+-- name: revoke_token
+UPDATE tokens SET revoked_at = $2 WHERE id = $1 AND revoked_at IS NULL RETURNING label
+
+-- name: block
+INSERT INTO blocked_addresses (address, reason, blocked_by, blocked_at, expires_at) VALUES ($1, $2, $3, $4, $5)
+ON CONFLICT (address) DO UPDATE
+SET reason = excluded.reason, blocked_by = excluded.blocked_by, blocked_at = excluded.blocked_at, expires_at = excluded.expires_at
+
+-- name: unblock
+DELETE FROM blocked_addresses WHERE address = $1 RETURNING address
+
+-- name: blocks
+SELECT * FROM blocked_addresses WHERE expires_at IS NULL OR expires_at > $1 ORDER BY blocked_at DESC, address LIMIT $2
+
+-- name: count_blocks
+SELECT count(*) FROM blocked_addresses WHERE expires_at IS NULL OR expires_at > $1

@@ -1,0 +1,146 @@
+"""Bearer tokens: made once, stored hashed, found in constant time, revoked for good."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import time
+import uuid
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from angelia.agents.service import Agents
+from angelia.audit import service as audit
+from angelia.errors import InvalidArgument, NotFound, Unauthenticated
+from angelia.guard import store
+from angelia.guard.model import ROLES, Caller, Role, Token
+from angelia.stores.ledger import Ledger
+
+_TEXT = re.compile(r"agt_([0-9a-f]{32})_([A-Za-z0-9_-]{43})")
+_CACHE_SECONDS = 1.0  # how late another process may notice a revocation
+_CACHE_MOST = 1_000
+_USE_NOTED_EVERY = timedelta(minutes=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Bearer:
+    """What a token that held up says about its bearer."""
+
+    id: UUID
+    label: str
+    role: Role
+    agent_id: UUID | None
+
+
+class Tokens:
+    """The bearer tokens of this ledger."""
+
+    def __init__(self, ledger: Ledger, agents: Agents) -> None:
+        self._ledger = ledger
+        self._agents = agents
+        self._known: dict[UUID, tuple[float, store.TokenRow]] = {}
+
+    async def find(self, text: str, now: datetime) -> Bearer:
+        """Who bears this token; everything that is wrong with it has the same answer."""
+        parsed = _TEXT.fullmatch(text)
+        row = await self._row(UUID(parsed[1]), now) if parsed else None
+        presented = _hash(parsed[2]) if parsed else b""
+        if row is None or not hmac.compare_digest(presented, row.secret_hash):
+            raise Unauthenticated("Authentication required", hint="the token is unknown or revoked")
+        if row.expires_at is not None and row.expires_at <= now:
+            raise Unauthenticated("Authentication required", hint="the token has expired")
+        return Bearer(row.id, row.label, ROLES[row.role], row.agent_id)
+
+    async def make(
+        self,
+        caller: Caller,
+        now: datetime,
+        *,
+        role: str,
+        agent: str | None,
+        label: str,
+        life: timedelta | None,
+    ) -> tuple[Token, str]:
+        """Make a token; its text is returned once and kept nowhere."""
+        if role not in ROLES:
+            raise InvalidArgument(f"{role} is no role", hint=f"roles: {', '.join(ROLES)}")
+        if len(label) > 100:
+            raise InvalidArgument("a label has at most 100 characters")
+        bound = await self._agents.named(agent) if agent is not None else None
+        text = new_text()
+        row = token_row(text, label, role, bound.id if bound else None, now, now + life if life else None)
+        async with self._ledger.transaction() as tx:
+            await store.make_token(tx, row, first_admin=False)
+            detail = {"id": str(row.id), "role": role, "label": label}
+            made = audit.event(
+                "token_created",
+                now,
+                actor=caller.known_as,
+                object=bound.handle if bound else None,
+                detail=detail,
+            )
+            await audit.record(tx, [made])
+        return _shown(row, bound.handle if bound else None), text
+
+    async def list_tokens(self, after: tuple[datetime, UUID] | None, limit: int) -> tuple[list[Token], int]:
+        async with self._ledger.transaction() as tx:
+            rows, total = await store.tokens(tx, after, limit)
+        handles = await self._agents.handles([row.agent_id for row in rows if row.agent_id])
+        return [_shown(row, handles.get(row.agent_id) if row.agent_id else None) for row in rows], total
+
+    async def revoke(self, caller: Caller, id: UUID, now: datetime) -> None:
+        async with self._ledger.transaction() as tx:
+            label = await store.revoke_token(tx, id, now)
+            if label is None:
+                raise NotFound("there is no such token", hint="angelia token list")
+            detail = {"id": str(id), "label": label}
+            await audit.record(tx, [audit.event("token_revoked", now, actor=caller.known_as, detail=detail)])
+        self._known.pop(id, None)
+
+    async def _row(self, id_: UUID, now: datetime) -> store.TokenRow | None:
+        known = self._known.get(id_)
+        if known is not None and known[0] > time.monotonic():
+            return known[1]
+        async with self._ledger.transaction() as tx:
+            row = await store.token(tx, id_)
+            if row is not None and (row.last_used_at is None or now - row.last_used_at >= _USE_NOTED_EVERY):
+                await store.used(tx, id_, now)
+        if row is not None:
+            if len(self._known) >= _CACHE_MOST:
+                self._known.clear()
+            self._known[id_] = (time.monotonic() + _CACHE_SECONDS, row)
+        return row
+
+
+def new_text() -> str:
+    """A fresh token: its id, to be found by, and 256 bits that nobody else has."""
+    return f"agt_{uuid.uuid4().hex}_{secrets.token_urlsafe(32)}"
+
+
+def token_row(
+    text: str, label: str, role: str, agent_id: UUID | None, now: datetime, expires_at: datetime | None
+) -> store.TokenRow:
+    """What the ledger keeps of a token text."""
+    parsed = _TEXT.fullmatch(text)
+    if parsed is None:
+        raise InvalidArgument("this is no token text of Angelia")
+    return store.TokenRow(UUID(parsed[1]), _hash(parsed[2]), label, role, agent_id, now, expires_at, None)
+
+
+def _hash(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()
+
+
+def _shown(row: store.TokenRow, agent: str | None) -> Token:
+    return Token(
+        id=row.id,
+        label=row.label,
+        role=row.role,
+        agent=agent,
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        last_used_at=row.last_used_at,
+    )

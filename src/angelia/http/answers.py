@@ -1,0 +1,72 @@
+"""Turns records and errors into answers: one shape of error for /v1, one for everything else."""
+
+from __future__ import annotations
+
+import msgspec
+
+from angelia.errors import AngeliaError
+from angelia.guard.declarations import Answer, Surface
+
+# The one place that knows HTTP statuses of error codes.
+STATUS = {
+    "invalid_argument": 400,
+    "unauthenticated": 401,
+    "stale": 401,
+    "from_future": 401,
+    "replay_rejected": 401,
+    "authorization_denied": 403,
+    "not_found": 404,
+    "method_not_allowed": 405,
+    "already_exists": 409,
+    "conflict": 409,
+    "too_large": 413,
+    "unsupported_media_type": 415,
+    "rate_limited": 429,
+    "internal": 500,
+    "unavailable": 503,
+    "deadline_exceeded": 504,
+}
+
+
+class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A problem document (RFC 9457) with our members code, hint and request_id."""
+
+    title: str
+    status: int
+    code: str
+    request_id: str
+    type: str = "about:blank"
+    hint: str = ""
+
+
+class ErrorText(msgspec.Struct, frozen=True):
+    """What old clients read."""
+
+    error: str
+
+
+_encoder = msgspec.json.Encoder()
+
+
+def of_error(error: AngeliaError, surface: Surface, request_id: str) -> Answer:
+    """The answer to a failure, in the shape of its surface."""
+    status = STATUS.get(error.code, 500)
+    headers = dict(error.headers)
+    if error.retry_after is not None:
+        headers["retry-after"] = str(error.retry_after)
+    if status == 401:
+        headers["www-authenticate"] = 'Signature realm="angelia", Bearer realm="angelia"'
+    if surface is Surface.V1:
+        body = Problem(error.message, status, error.code, request_id, hint=error.hint)
+        return Answer(status, body, headers, "application/problem+json")
+    return Answer(status, ErrorText(error.message), headers)
+
+
+def encoded(answer: Answer, surface: Surface) -> bytes:
+    """The bytes of a body. AICQ ends its JSON with a newline, except that of a 429."""
+    if answer.body is None:
+        return b""
+    if isinstance(answer.body, bytes):
+        return answer.body
+    body = _encoder.encode(answer.body)
+    return body + b"\n" if surface is Surface.ROOT and answer.status != 429 else body

@@ -1,0 +1,88 @@
+"""Documentation that a running server carries: /docs, /openapi.json and /docs/openapi.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+
+import msgspec
+import yaml
+from markdown_it import MarkdownIt
+
+from angelia.guard.declarations import Access, Answer, Call, Route
+from angelia.http.openapi import document
+
+_STYLE = """
+body { font: 16px/1.6 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem;
+       color: #1b2330; background: #fff }
+pre, code { font: 14px/1.5 ui-monospace, monospace; background: #f6f7f9 }
+pre { padding: 12px; overflow-x: auto; border-radius: 6px } a { color: #0b6b72 }
+@media (prefers-color-scheme: dark) {
+  body { color: #e6eaf0; background: #0f1318 } pre, code { background: #171d24 } a { color: #4cc4cc } }
+"""
+_PAGE_CSP = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+
+def routes(described: Sequence[Route]) -> list[Route]:
+    """The documents of an API that consists of `described` and of these routes themselves."""
+    markdown = (files("angelia.http") / "onboarding.md").read_text("utf-8")
+    html = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width"><title>Angelia: onboarding</title>'
+        f"<style>{_STYLE}</style></head><body><main>{MarkdownIt().render(markdown)}</main></body></html>"
+    ).encode()
+
+    async def docs(call: Call) -> Answer:
+        headers = {"vary": "Accept, Origin"}
+        if prefers_html(call.headers.get("accept", "")):
+            headers["content-security-policy"] = _PAGE_CSP
+            return Answer(body=html, headers=headers, content_type="text/html; charset=utf-8")
+        return Answer(body=markdown.encode(), headers=headers, content_type="text/markdown; charset=utf-8")
+
+    async def openapi_json(call: Call) -> Answer:
+        return Answer(body=json_text)
+
+    async def openapi_yaml(call: Call) -> Answer:
+        return Answer(body=yaml_text, content_type="application/yaml")
+
+    own = [
+        Route("GET", "/docs", docs, Access.ANYONE, "How to use this server", {200: "text/markdown"}, page=True),
+        Route(
+            "GET",
+            "/openapi.json",
+            openapi_json,
+            Access.ANYONE,
+            "This API as OpenAPI 3.1",
+            {200: "application/json"},
+        ),
+        Route(
+            "GET",
+            "/docs/openapi.yaml",
+            openapi_yaml,
+            Access.ANYONE,
+            "The same as YAML",
+            {200: "application/yaml"},
+        ),
+    ]
+    api = document([*described, *own])
+    json_text = msgspec.json.encode(api)
+    yaml_text = yaml.safe_dump(msgspec.to_builtins(api), sort_keys=False, allow_unicode=True).encode()
+    return own
+
+
+def prefers_html(accept: str) -> bool:
+    """Whether a reader would rather have HTML than Markdown; saying nothing means Markdown."""
+    quality = {"text/html": 0.0, "text/markdown": 0.0}
+    for part in accept.split(","):
+        kind, *parameters = (piece.strip().lower() for piece in part.split(";"))
+        if kind in quality:
+            weights = [p[2:] for p in parameters if p.startswith("q=")]
+            quality[kind] = _weight(weights[0]) if weights else 1.0
+    return quality["text/html"] > quality["text/markdown"]
+
+
+def _weight(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0

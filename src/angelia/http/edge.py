@@ -1,0 +1,246 @@
+"""The edge: one request's way from the socket to its handler and back, in the order that decides which error wins."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from angelia import metrics
+from angelia.errors import (
+    AngeliaError,
+    InvalidArgument,
+    MethodNotAllowed,
+    NotFound,
+    TooLarge,
+    UnsupportedMediaType,
+)
+from angelia.guard.declarations import Answer, Call, Route, Surface, clock
+from angelia.guard.model import Caller, Network, client_address
+from angelia.guard.service import Guard, Knock
+from angelia.http import answers, origin
+
+READ_SECONDS = 15.0
+_PARAMETER = re.compile(r"\{(\w+)\}")
+log = structlog.get_logger("angelia.request")
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    """A path with parameters, and the route of each method."""
+
+    regex: re.Pattern[str]
+    names: tuple[str, ...]
+    methods: dict[str, Route]
+
+
+class RouteTable:
+    """Finds the one route of a request. Exact paths win over patterns; a trailing slash is another path."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self._exact: dict[str, dict[str, Route]] = {}
+        self._patterns: dict[str, _Pattern] = {}
+        for route in routes:
+            names = tuple(_PARAMETER.findall(route.path))
+            if not names:
+                methods = self._exact.setdefault(route.path, {})
+            else:
+                regex = re.compile(
+                    _PARAMETER.sub("([^/]+)", re.escape(route.path).replace(r"\{", "{").replace(r"\}", "}"))
+                )
+                pattern = self._patterns.setdefault(regex.pattern, _Pattern(regex, names, {}))
+                methods = pattern.methods
+            if route.method in methods:
+                raise ValueError(f"{route.method} {route.path} is declared twice")
+            methods[route.method] = route
+
+    def match(self, path: str) -> tuple[dict[str, Route], Sequence[str], Sequence[str]]:
+        """The routes of a path by method, with the raw values and names of its parameters."""
+        exact = self._exact.get(path)
+        if exact is not None:
+            return exact, (), ()
+        for pattern in self._patterns.values():
+            found = pattern.regex.fullmatch(path)
+            if found is not None:
+                return pattern.methods, found.groups(), pattern.names
+        return {}, (), ()
+
+
+class Edge:
+    """The ASGI application for HTTP requests."""
+
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        guard: Guard,
+        *,
+        open_mode: bool,
+        loopback: bool,
+        proxies: tuple[Network, ...],
+    ) -> None:
+        self._table = RouteTable(routes)
+        self._guard = guard
+        self._open_mode = open_mode
+        self._loopback = loopback
+        self._proxies = proxies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = time.perf_counter()
+        request = _Request(scope, receive, self._proxies)
+        methods, values, names = self._table.match(request.path)
+        route = methods.get(request.method)
+        try:
+            answer = await self._answer(request, methods, route, values, names)
+        except AngeliaError as error:
+            answer = answers.of_error(error, request.surface, request.id)
+            if answer.status >= 500:
+                metrics.STORE_UNAVAILABLE.inc()
+                log.warning(
+                    "refused",
+                    request_id=request.id,
+                    code=error.code,
+                    error=error.message,
+                    cause=repr(error.__cause__),
+                )
+        except Exception:
+            log.exception("a handler failed", request_id=request.id, path=request.path)
+            failure = AngeliaError("something went wrong on the server", hint="the log has it under this request id")
+            answer = answers.of_error(failure, request.surface, request.id)
+        await self._send(send, request, answer)
+        self._observe(request, route, answer.status, time.perf_counter() - started)
+
+    async def _answer(
+        self,
+        request: _Request,
+        methods: dict[str, Route],
+        route: Route | None,
+        values: Sequence[str],
+        names: Sequence[str],
+    ) -> Answer:
+        if self._open_mode:
+            origin.check_open_mode(request.headers, route, loopback=self._loopback)
+        request.check_declared_body(route)
+        now = clock()
+        request.answer_headers |= await self._guard.check_address(route, request.address, now)
+        request.answer_headers |= origin.cors(request.surface, open_mode=self._open_mode)
+        if route is None:
+            return self._unrouted(request, methods)
+        knock = Knock(route, request.path, request.query, request.headers, request.address, request.surface, now)
+        caller, body, headers = await self._guard.identify(knock, lambda: request.body(route.limit))
+        request.answer_headers |= headers
+        request.caller = caller
+
+        async def prove(public_key: bytes) -> bool:
+            return await self._guard.prove_possession(knock, body, public_key)
+
+        return await route.handler(
+            Call(
+                caller=caller,
+                now=now,
+                request_id=request.id,
+                surface=request.surface,
+                raw_path=values,
+                raw_query=request.query,
+                body=body,
+                headers=request.headers,
+                prove=prove,
+                path_names=names,
+            )
+        )
+
+    def _unrouted(self, request: _Request, methods: dict[str, Route]) -> Answer:
+        if request.method == "OPTIONS" and methods:
+            status, headers = origin.preflight(request.surface, open_mode=self._open_mode)
+            return Answer(status, headers=headers)
+        if methods:
+            error = MethodNotAllowed("method not allowed", hint=f"this path takes {', '.join(sorted(methods))}")
+            error.headers = {"allow": ", ".join(sorted(methods))}
+            raise error
+        raise NotFound("404 page not found", hint="the routes are listed at /docs and /openapi.json")
+
+    async def _send(self, send: Send, request: _Request, answer: Answer) -> None:
+        body = answers.encoded(answer, request.surface)
+        headers = {**origin.SECURITY, "x-request-id": request.id, **request.answer_headers, **answer.headers}
+        if body or answer.status not in (204, 304):
+            headers["content-length"] = str(len(body))
+        if body:
+            headers.setdefault("content-type", answer.content_type)
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": answer.status, "headers": raw})
+        await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})
+
+    def _observe(self, request: _Request, route: Route | None, status: int, seconds: float) -> None:
+        path = _label(route)
+        method = request.method if route else "other"
+        metrics.HTTP_REQUESTS.labels(method, path, str(status)).inc()
+        metrics.HTTP_SECONDS.labels(method, path).observe(seconds)
+        log.info(
+            "request",
+            request_id=request.id,
+            method=request.method,
+            path=request.path,
+            status=status,
+            ms=round(seconds * 1000, 2),
+            address=str(request.address),
+            caller=request.caller.known_as if request.caller else None,
+        )
+
+
+class _Request:
+    """What the edge reads from an ASGI scope, and the body while it arrives."""
+
+    def __init__(self, scope: Scope, receive: Receive, proxies: tuple[Network, ...]) -> None:
+        self.id = uuid.uuid4().hex
+        self.method: str = scope["method"]
+        # As sent, percent-encoding and all: it is what was signed, and parameters are decoded once, by who asks.
+        self.path: str = scope["raw_path"].decode("latin-1")
+        self.query: str = scope["query_string"].decode("latin-1")
+        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        self.surface = Surface.of(self.path)
+        peer = scope.get("client")
+        self.address = client_address(peer[0] if peer else "", self.headers.get("x-forwarded-for"), proxies)
+        self.answer_headers: dict[str, str] = {}
+        self.caller: Caller | None = None
+        self._receive = receive
+        self._ended = False
+
+    def check_declared_body(self, route: Route | None) -> None:
+        """What the headers already say about the body: too large (413), or of a type that nobody reads (415)."""
+        length = self.headers.get("content-length", "0")
+        limit = route.limit if route else self.surface.body_limit
+        if not length.isdecimal() or int(length) > limit:
+            raise TooLarge("request body too large", hint=f"this path takes at most {limit:,} bytes")
+        if self.method in ("POST", "PUT", "PATCH") and length != "0":
+            content_type = self.headers.get("content-type", "")
+            if not content_type.startswith("application/json"):
+                raise UnsupportedMediaType("content-type must be application/json")
+
+    async def body(self, limit: int) -> bytes:
+        """Read the body, counting while it arrives: a length that was not declared is no way around the limit."""
+        chunks, size = [], 0
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                while not self._ended:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise InvalidArgument("failed to read request body")
+                    chunk = message.get("body", b"")
+                    size += len(chunk)
+                    self._ended = not message.get("more_body", False)
+                    if size > limit:
+                        raise TooLarge("request body too large", hint=f"this path takes at most {limit:,} bytes")
+                    chunks.append(chunk)
+        except TimeoutError as error:
+            raise InvalidArgument("failed to read request body", hint="the body came too slowly") from error
+        return b"".join(chunks)
+
+
+def _label(route: Route | None) -> str:
+    """The path label of a metric: the route's template in AICQ's spelling, or `other`."""
+    return _PARAMETER.sub(r":\1", route.path) if route else "other"

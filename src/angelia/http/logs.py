@@ -1,0 +1,60 @@
+"""Structured logs on stderr: JSON for programs, coloured lines on a terminal."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any
+
+import msgspec
+import structlog
+
+from angelia.settings import Settings
+
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160)) if code != 9}
+
+
+def configure(settings: Settings) -> None:
+    """Route structlog and the standard library's loggers to one handler."""
+    text = settings.log_format == "text" or (settings.log_format == "auto" and sys.stderr.isatty())
+    shared: list[structlog.types.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+        _escape_control,
+    ]
+    renderer: structlog.types.Processor = (
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), timestamp_key="time")
+        if text
+        else structlog.processors.JSONRenderer(serializer=_json)
+    )
+    level = getattr(logging, settings.log_level.upper())
+    structlog.configure(
+        processors=[*shared, structlog.processors.format_exc_info, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.processors.format_exc_info],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    logging.basicConfig(handlers=[handler], level=max(level, logging.INFO), force=True)
+    for noisy in ("uvicorn.error", "httpx", "httpcore", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _json(record: object, **_: Any) -> str:
+    return msgspec.json.encode(record, enc_hook=str).decode()
+
+
+def _escape_control(_: Any, __: str, record: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """What others wrote must not move the cursor of whoever reads the log."""
+    for name, value in record.items():
+        if isinstance(value, str) and not value.isprintable():
+            record[name] = value.translate(_CONTROL)
+    return record

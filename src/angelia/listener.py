@@ -1,0 +1,75 @@
+"""The listening socket: bound before anything slow is done, with an error that names the port."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+
+from angelia.errors import StartFailed
+from angelia.settings import Settings
+
+
+def bind(settings: Settings, *, patient: bool) -> socket.socket:
+    """Listen on the configured address; `patient` when workers of a killed server may still hold it."""
+    host = settings.host.strip("[]")
+    family = socket.AF_INET if host == "localhost" else socket.AF_UNSPEC
+    try:
+        found = socket.getaddrinfo(host, settings.port, family, socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise StartFailed(
+            f"the address {settings.host} is not known: {error.strerror}",
+            hint="name an address of this machine with --host, such as 127.0.0.1",
+        ) from error
+    deadline = time.monotonic() + (5.0 if patient else 0.0)
+    while True:
+        try:
+            return _listen(found[0][0], found[0][4])
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE and time.monotonic() < deadline:
+                time.sleep(0.1)
+                continue
+            raise _bind_failed(settings, error) from error
+
+
+def _listen(family: int, address: tuple[object, ...]) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address[0] != "::"))
+        listener.bind(address)
+        # At once: of two programs that only bound the port, both would believe to have it.
+        listener.listen(2048)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _bind_failed(settings: Settings, error: OSError) -> StartFailed:
+    where = f"port {settings.port} of {settings.host}"
+    if error.errno == errno.EADDRINUSE:
+        return StartFailed(
+            f"{where} is taken by another program",
+            hint=f"choose another with --port {settings.port + 1}, or let --port 0 take a free one",
+        )
+    if error.errno == errno.EACCES:
+        return StartFailed(f"{where} may only be used by root", hint="choose a --port above 1023")
+    if error.errno == errno.EADDRNOTAVAIL:
+        return StartFailed(
+            f"{settings.host} is not an address of this machine",
+            hint="--host 127.0.0.1 for this machine alone, --host 0.0.0.0 for all its addresses",
+        )
+    return StartFailed(f"{where} cannot be used: {error.strerror}")
+
+
+def local_url(settings: Settings) -> str:
+    """Where programs on this machine reach us; signatures name the public URL when there is one."""
+    if settings.public_url is not None:
+        return settings.public_url.rstrip("/")
+    host = settings.host.strip("[]")
+    if host in ("127.0.0.1", "localhost", "0.0.0.0", "::"):  # noqa: S104
+        return f"http://localhost:{settings.port}"
+    return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"

@@ -1,0 +1,103 @@
+"""Files that only their owner may read: 0600 from birth, replaced whole or not at all, no symlinks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from angelia.errors import AngeliaError, NotFound
+
+FILE_MODE, DIRECTORY_MODE = 0o600, 0o700
+
+
+class UnsafeFile(AngeliaError):
+    """Others could read or change a private file"""
+
+    code = "unsafe_file"
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory that is ours alone, with its parents; others must not be able to write to it."""
+    path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+    _refuse_writable_by_others(path, path.stat())
+
+
+@contextmanager
+def opened_directory(path: Path, *, within: int | None = None) -> Iterator[int]:
+    """A descriptor of a private directory; below another one (`within`) a symlink in its place is refused."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if within is None else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags, dir_fd=within)
+    except OSError as error:
+        raise _explained(path, error) from error
+    try:
+        _refuse_writable_by_others(path, os.fstat(descriptor))
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def read(directory: int, name: str, *, shown: Path, most: int = 1 << 20) -> bytes:
+    """The content of a private file; `shown` is how errors call it."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(name, flags, dir_fd=directory)
+    except OSError as error:
+        raise _explained(shown, error) from error
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise UnsafeFile(f"{shown} is not a regular file")
+        if status.st_mode & 0o077:
+            raise UnsafeFile(
+                f"{shown} may be read or changed by others (mode {stat.S_IMODE(status.st_mode):04o})",
+                hint=f"chmod 600 {shown}",
+            )
+        if status.st_size > most:
+            raise UnsafeFile(f"{shown} has {status.st_size:,} bytes, more than such a file can have")
+        return file.read(most)
+
+
+def write(directory: int, name: str, content: bytes) -> None:
+    """Put a whole file in place, or nothing: a crash leaves the old one or the new one."""
+    temporary = f".{name}.{secrets.token_hex(8)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, FILE_MODE, dir_fd=directory)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except OSError:
+        os.unlink(temporary, dir_fd=directory)
+        raise
+    os.fsync(directory)
+
+
+def exists(directory: int, name: str) -> bool:
+    """Whether a name is taken, by whatever it may be."""
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _refuse_writable_by_others(path: Path, status: os.stat_result) -> None:
+    if status.st_mode & 0o022:
+        raise UnsafeFile(f"{path} can be changed by others, so keys in it are not safe", hint=f"chmod 700 {path}")
+
+
+def _explained(path: Path, error: OSError) -> AngeliaError:
+    if error.errno == errno.ENOENT:
+        return NotFound(f"there is no {path}")
+    # A symlink opened with O_NOFOLLOW is ELOOP; together with O_DIRECTORY it is ENOTDIR.
+    if error.errno in (errno.ELOOP, errno.ENOTDIR):
+        return UnsafeFile(f"{path} is a symlink or not what it should be, and is not followed")
+    return UnsafeFile(f"{path} cannot be opened: {error.strerror}")

@@ -1,0 +1,37 @@
+"""Every metric of a server, by its one name. Labels take only values that we choose ourselves."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+
+# The two series that AICQ's monitors read; `path` is the route's template, or `other`.
+HTTP_REQUESTS = Counter("aicq_http_requests_total", "HTTP requests answered", ["method", "path", "status"])
+HTTP_SECONDS = Histogram(
+    "aicq_http_request_duration_seconds", "Time to answer HTTP requests", ["method", "path"], buckets=_BUCKETS
+)
+
+AGENTS_REGISTERED = Counter("angelia_agents_registered_total", "Agents that came to exist")
+AUTH_REFUSED = Counter("angelia_auth_refused_total", "Requests that did not prove who they are", ["code"])
+RATE_LIMITED = Counter("angelia_rate_limited_total", "Requests refused by a rate limit", ["rule"])
+BLOCKED = Counter("angelia_blocked_requests_total", "Requests refused because their address is blocked")
+ADDRESSES_BLOCKED = Counter("angelia_addresses_blocked_total", "Addresses blocked for too many refusals")
+LIMITER_FALLBACK = Counter("angelia_limiter_fallback_total", "Requests limited in-process, the hot tier being away")
+STORE_UNAVAILABLE = Counter("angelia_store_unavailable_total", "Requests answered 503 because a store was away")
+
+AUDIT_SEALED = Gauge("angelia_audit_sealed_position", "Last sealed position", multiprocess_mode="max")
+AUDIT_WAITING = Gauge(
+    "angelia_audit_unsealed_events", "Events that wait for the sealer", multiprocess_mode="mostrecent"
+)
+AUDIT_AGE = Gauge(
+    "angelia_audit_unsealed_seconds",
+    "Age of the oldest event that waits for the sealer",
+    multiprocess_mode="mostrecent",
+)
+AUDIT_UNPARTITIONED = Gauge(
+    "angelia_audit_default_partition_rows",
+    "Events that missed their day's partition",
+    multiprocess_mode="mostrecent",
+)
+TICK_FAILURES = Counter("angelia_tick_failures_total", "Background ticks that failed", ["tick"])

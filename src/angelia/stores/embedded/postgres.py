@@ -1,0 +1,207 @@
+"""Our own PostgreSQL: made once in the data directory, durable, reachable by a Unix socket only."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import signal
+import sys
+from pathlib import Path
+from urllib.parse import quote
+
+from angelia.errors import StartFailed
+from angelia.stores.embedded.binaries import Programs
+from angelia.stores.embedded.datadir import POSTGRES_SOCKET, DataDir
+from angelia.stores.embedded.orphans import Trace
+from angelia.stores.embedded.owner import store_environment
+from angelia.stores.embedded.private import open_log, sync_directory, write_private
+from angelia.stores.embedded.process import Program, Steps, end, exists, start
+
+_USER = "angelia"
+_DATABASE = "angelia"
+_INITDB_SECONDS = 600.0
+
+
+class Postgres:
+    """The ledger's server process."""
+
+    name = "PostgreSQL"
+    log_name = "postgres.log"
+    stop_steps: Steps = ((signal.SIGINT, 30.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 5.0))
+
+    def __init__(self, data_dir: DataDir, programs: Programs, connections: int) -> None:
+        self.programs = programs
+        self._data_dir = data_dir
+        self._connections = connections
+
+    @property
+    def trace(self) -> Trace:
+        directory = self._data_dir.postgres
+        return Trace(
+            pid_file=directory / "postmaster.pid",
+            executable="postgres",
+            directory=directory,
+            title=str(directory),
+        )
+
+    @property
+    def url(self) -> str:
+        return self._url(_DATABASE)
+
+    def prepare(self) -> None:
+        """Make the database cluster on first use; refuse one of another major version."""
+        self._data_dir.owner.require_name()
+        for unfinished in self._data_dir.path.glob("postgres.new-*"):
+            shutil.rmtree(unfinished)
+        if not self._data_dir.postgres.exists():
+            self._initdb()
+        self._check_cluster()
+
+    def program(self) -> Program:
+        """The command of one start; what an earlier one left in its way is cleared first."""
+        self._clear_stale_locks()
+        settings = {
+            "listen_addresses": "",
+            "unix_socket_directories": str(self._data_dir.sockets),
+            "unix_socket_permissions": "0700",
+            "max_connections": str(self._connections),
+            "fsync": "on",
+            "synchronous_commit": "on",
+            "full_page_writes": "on",
+            "logging_collector": "on",
+            "log_directory": str(self._data_dir.logs),
+            # One file for each day of the week, overwritten a week later.
+            "log_filename": "postgres-%a.log",
+            "log_rotation_age": "1d",
+            "log_rotation_size": "0",
+            "log_truncate_on_rotation": "on",
+            "log_file_mode": "0600",
+            "log_line_prefix": "%m [%p] ",
+            "log_timezone": "UTC",
+            "timezone": "UTC",
+        }
+        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        return Program(
+            command=(str(self._tool("postgres")), "-D", str(self._data_dir.postgres), "-p", "5432", *options),
+            environ=store_environment(os.environ),
+            owner=self._data_dir.owner,
+            cwd="/",
+            death_signal=signal.SIGINT,
+        )
+
+    def is_ready(self) -> bool:
+        """Whether a real connection works; the first one finds, or makes, our database."""
+        return asyncio.run(self._connects())
+
+    async def _connects(self) -> bool:
+        import asyncpg  # here, because the command line imports this package for runtime.json alone
+
+        try:
+            connection = await asyncpg.connect(self.url, timeout=5)
+        except asyncpg.InvalidCatalogNameError:
+            await self._create_database()
+            return True
+        except asyncpg.InvalidPasswordError as error:
+            raise StartFailed(
+                f"PostgreSQL does not accept the password in {self._data_dir.postgres_password}",
+                hint="restore that file and the postgres directory beside it from the same back-up",
+            ) from error
+        except (OSError, TimeoutError, asyncpg.CannotConnectNowError, asyncpg.PostgresConnectionError):
+            return False
+        await connection.close()
+        return True
+
+    async def _create_database(self) -> None:
+        import asyncpg
+
+        connection = await asyncpg.connect(self._url("postgres"), timeout=30)
+        await connection.execute(f"CREATE DATABASE {_DATABASE}")
+        await connection.close()
+
+    def _url(self, database: str) -> str:
+        password = self._data_dir.secret(self._data_dir.postgres_password)
+        return f"postgresql://{_USER}:{password}@/{database}?host={quote(str(self._data_dir.sockets))}"
+
+    def _tool(self, name: str) -> Path:
+        return self.programs.directory / name
+
+    def _initdb(self) -> None:
+        # Under another name until it is whole, and a new name each time: an initdb that outlives a killed
+        # server can then neither be taken for a cluster nor get in the way of the next.
+        fresh = self._data_dir.path / f"postgres.new-{secrets.token_hex(4)}"
+        password_file = self._data_dir.sockets / "initdb.password"
+        password = self._data_dir.secret(self._data_dir.postgres_password)
+        write_private(password_file, password.encode(), self._data_dir.owner)
+        options = ("--auth=scram-sha-256", f"--pwfile={password_file}", f"--username={_USER}")
+        form = ("--encoding=UTF8", "--data-checksums", "--no-instructions", *self._locale())
+        log = open_log(self._data_dir.logs, "initdb.log", self._data_dir.owner)
+        try:
+            program = Program(
+                command=(str(self._tool("initdb")), "-D", str(fresh), *options, *form),
+                environ=store_environment(os.environ),
+                owner=self._data_dir.owner,
+                cwd="/",
+                death_signal=signal.SIGTERM,
+            )
+            child = start(program, log=log)
+            try:
+                child.wait(_INITDB_SECONDS)
+            finally:
+                if child.exit_code is None:
+                    end(child, ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)))
+        finally:
+            os.close(log)
+            password_file.unlink(missing_ok=True)
+        if child.exit_code != 0:
+            raise StartFailed(
+                "PostgreSQL could not make its database (initdb failed)",
+                hint=self._data_dir.last_lines("initdb"),
+            )
+        fresh.rename(self._data_dir.postgres)
+        sync_directory(self._data_dir.path)
+
+    def _locale(self) -> tuple[str, ...]:
+        # The builtin provider is the same everywhere; an update of the C library may change its order.
+        if self.programs.major >= 17:
+            return ("--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8")
+        return ("--locale=C.UTF-8" if sys.platform == "linux" else "--locale=C",)
+
+    def _check_cluster(self) -> None:
+        directory = self._data_dir.postgres
+        try:
+            found = (directory / "PG_VERSION").read_text("ascii").strip()
+            uid = directory.stat().st_uid
+        except OSError as error:
+            raise StartFailed(
+                f"{directory} cannot be read: {error.strerror}", hint="restore it from a back-up"
+            ) from error
+        if found != str(self.programs.major):
+            raise StartFailed(
+                f"{directory} was made by PostgreSQL {found}, and our programs are {self.programs.version}",
+                hint=f"set ANGELIA_POSTGRES_BIN to the programs of PostgreSQL {found}, or dump and restore",
+            )
+        owner = self._data_dir.owner
+        if uid != owner.uid:
+            raise StartFailed(
+                f"{directory} does not belong to {owner.name}, who runs the stores",
+                hint=f"chown -R {owner.uid}:{owner.gid} '{self._data_dir.path}'",
+            )
+        if not self._data_dir.postgres_password.exists():
+            raise StartFailed(
+                f"{self._data_dir.postgres_password} is missing, and PostgreSQL's data is closed without it",
+                hint="restore it from the back-up of this data directory",
+            )
+
+    def _clear_stale_locks(self) -> None:
+        # We hold the directory's lock and no postmaster of ours lives, so these are remains of a crash.
+        for name in (POSTGRES_SOCKET, f"{POSTGRES_SOCKET}.lock"):
+            (self._data_dir.sockets / name).unlink(missing_ok=True)
+        pid = self.trace.pid()
+        if pid is None or not exists(pid) or self.trace.orphan() is not None:
+            return
+        # Another program has that pid now, and PostgreSQL would take it for a postmaster. Its parent's pid,
+        # ours, it knows to be stale; by the rest of the file it still looks for backends of the old one.
+        rest = self.trace.pid_file.read_bytes().split(b"\n", 1)[1:]
+        write_private(self.trace.pid_file, b"\n".join([str(os.getpid()).encode(), *rest]), self._data_dir.owner)

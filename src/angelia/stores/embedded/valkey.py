@@ -1,0 +1,107 @@
+"""Our own Valkey: the hot tier with an append-only file, reachable by a Unix socket only."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from urllib.parse import quote
+
+from angelia.stores.embedded.binaries import Programs
+from angelia.stores.embedded.datadir import VALKEY_SOCKET, DataDir
+from angelia.stores.embedded.orphans import Trace
+from angelia.stores.embedded.owner import store_environment
+from angelia.stores.embedded.private import make_private_directory, write_private
+from angelia.stores.embedded.process import Program, Steps
+
+_LARGEST_LOG = 10 * 1024 * 1024
+
+
+class Valkey:
+    """The hot tier's server process."""
+
+    name = "Valkey"
+    log_name = "valkey.log"
+    stop_steps: Steps = ((signal.SIGTERM, 30.0), (signal.SIGKILL, 5.0))
+
+    def __init__(self, data_dir: DataDir, programs: Programs) -> None:
+        self.programs = programs
+        self._data_dir = data_dir
+
+    @property
+    def trace(self) -> Trace:
+        directory = self._data_dir.valkey
+        return Trace(
+            pid_file=directory / "valkey.pid",
+            executable="valkey-server",
+            directory=directory,
+            title=str(self._socket),
+        )
+
+    @property
+    def url(self) -> str:
+        return f"unix://:{self._data_dir.secret(self._data_dir.valkey_password)}@{quote(str(self._socket))}"
+
+    def prepare(self) -> None:
+        """Write the configuration, which holds the password and so is nobody else's to read."""
+        make_private_directory(self._data_dir.valkey, self._data_dir.owner)
+        log = self._data_dir.logs / self.log_name
+        if log.is_file() and log.stat().st_size > _LARGEST_LOG:
+            log.replace(log.with_name(f"{self.log_name}.1"))
+        settings = {
+            "port": "0",
+            "unixsocket": str(self._socket),
+            "unixsocketperm": "700",
+            "requirepass": self._data_dir.secret(self._data_dir.valkey_password),
+            "dir": str(self._data_dir.valkey),
+            "pidfile": str(self.trace.pid_file),
+            "daemonize": "no",
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "save": "",
+            "maxmemory-policy": "noeviction",
+        }
+        lines = [f"{name} {_quoted(value)}\n" for name, value in settings.items()]
+        write_private(self._configuration, "".join(lines).encode(), self._data_dir.owner)
+
+    def program(self) -> Program:
+        """The command of one start; what an earlier one left in its way is cleared first."""
+        self._socket.unlink(missing_ok=True)
+        return Program(
+            command=(str(self.programs.directory / "valkey-server"), str(self._configuration)),
+            environ=store_environment(os.environ),
+            owner=self._data_dir.owner,
+            cwd="/",
+            death_signal=signal.SIGTERM,
+        )
+
+    def is_ready(self) -> bool:
+        """Whether it answers; while it loads its file it does not."""
+        import redis  # here, because the command line imports this package for runtime.json alone
+
+        client = redis.Redis.from_url(self.url, socket_timeout=5)
+        try:
+            return bool(client.ping())
+        except (
+            redis.ConnectionError,
+            redis.TimeoutError,
+        ):  # also BusyLoadingError, a kind of ConnectionError
+            return False
+        finally:
+            client.close()
+
+    @property
+    def _socket(self) -> Path:
+        return self._data_dir.sockets / VALKEY_SOCKET
+
+    @property
+    def _configuration(self) -> Path:
+        return self._data_dir.valkey / "valkey.conf"
+
+
+def _quoted(value: str) -> str:
+    """A value as Valkey's configuration reads it, whatever characters a path holds."""
+    plain = "".join(
+        c if c.isprintable() and c not in '"\\' else "".join(f"\\x{b:02x}" for b in os.fsencode(c)) for c in value
+    )
+    return f'"{plain}"'

@@ -1,0 +1,78 @@
+"""Gathers concurrent writes of one kind into one ledger transaction, and gives each caller its own result.
+
+While one batch is being committed, the next gathers by itself: nobody waits for a timer, and under load one
+fsync serves everybody who came meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+from angelia.errors import AngeliaError, Unavailable
+from angelia.stores.ledger import Ledger, Tx
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Batch = Callable[[Tx, Sequence[Item]], Awaitable[Sequence[Result | AngeliaError]]]
+
+
+class GroupCommit(Generic[Item, Result]):
+    """One kind of write. `batch` is set-based and answers each item with its result or its own error."""
+
+    def __init__(self, ledger: Ledger, batch: Batch[Item, Result], *, most: int = 256) -> None:
+        self._ledger = ledger
+        self._batch = batch
+        self._most = most
+        self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
+        self._committer: asyncio.Task[None] | None = None
+
+    async def submit(self, item: Item) -> Result:
+        """Returns after the commit that holds this item. A cancelled caller's item may still be committed."""
+        mine: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, mine))
+        if self._committer is None or self._committer.done():
+            self._committer = asyncio.create_task(self._commit_waiting())
+        return await mine
+
+    async def close(self) -> None:
+        """Let what waits be committed."""
+        if self._committer is not None:
+            await self._committer
+
+    async def _commit_waiting(self) -> None:
+        while self._waiting:
+            taken = [self._waiting.popleft() for _ in range(min(self._most, len(self._waiting)))]
+            alive = [(item, mine) for item, mine in taken if not mine.cancelled()]
+            if alive:
+                await self._commit(alive)
+
+    async def _commit(self, batch: Sequence[tuple[Item, asyncio.Future[Result]]]) -> None:
+        try:
+            async with self._ledger.transaction() as tx:
+                results = await self._batch(tx, [item for item, _ in batch])
+            outcomes = list(zip(batch, results, strict=True))
+        except Unavailable as error:
+            # The commit may have happened or not: a second try here could write twice, so the caller decides.
+            for _, mine in batch:
+                _settle(mine, error)
+        except Exception as error:  # noqa: BLE001 - whatever one item caused must not reach its neighbours
+            if len(batch) == 1:
+                _settle(batch[0][1], error)
+                return
+            for single in batch:
+                await self._commit([single])
+        else:
+            for (_, mine), result in outcomes:
+                _settle(mine, result)
+
+
+def _settle(mine: asyncio.Future[Result], outcome: Result | Exception) -> None:
+    if mine.done():
+        return
+    if isinstance(outcome, Exception):
+        mine.set_exception(outcome)
+    else:
+        mine.set_result(outcome)

@@ -1,0 +1,84 @@
+"""The ledger: PostgreSQL behind one pool. A caller opens a transaction and hands it on; faults are wrapped here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+import asyncpg
+import msgspec
+
+from angelia.errors import Unavailable
+
+Row = Mapping[str, Any]
+
+# What PostgreSQL and its driver raise when the server is away, starting or stopping. Nothing about the statement.
+GONE = (
+    OSError,
+    TimeoutError,
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.TooManyConnectionsError,
+)
+StatementError = asyncpg.PostgresError
+UniqueViolation = asyncpg.UniqueViolationError
+
+
+class Tx(Protocol):
+    """One open transaction; every store function takes it first."""
+
+    async def fetch(self, query: str, *args: object) -> Sequence[Row]: ...
+    async def fetchrow(self, query: str, *args: object) -> Row | None: ...
+    async def fetchval(self, query: str, *args: object) -> Any: ...
+    async def execute(self, query: str, *args: object) -> str: ...
+
+
+class Ledger:
+    """A pool of connections to the one database that decides what exists."""
+
+    def __init__(self, pool: asyncpg.Pool) -> None:
+        self._pool = pool
+
+    @classmethod
+    async def open(cls, url: str, connections: int = 10) -> Ledger:
+        """Make the pool; it connects when first used, so a database that is away is no reason to fail here."""
+        pool = await asyncpg.create_pool(
+            url, min_size=0, max_size=connections, timeout=5, command_timeout=60, init=_prepare
+        )
+        return cls(pool)
+
+    async def close(self) -> None:
+        try:
+            await self._pool.close()
+        except GONE:
+            self._pool.terminate()
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Tx]:
+        """One ledger transaction: committed when the block ends, rolled back when it raises."""
+        try:
+            async with self._pool.acquire(timeout=5) as connection, connection.transaction():
+                yield connection
+        except GONE as error:
+            raise Unavailable(
+                "the ledger is not reachable at the moment",
+                hint="try again; it restarts by itself",
+                retry_after=1,
+            ) from error
+
+    async def ping(self) -> None:
+        async with self.transaction() as tx:
+            await tx.fetchval("SELECT 1")
+
+
+async def _prepare(connection: asyncpg.Connection) -> None:
+    await connection.set_type_codec(
+        "jsonb",
+        schema="pg_catalog",
+        encoder=lambda value: msgspec.json.encode(value).decode(),
+        decoder=msgspec.json.decode,
+    )

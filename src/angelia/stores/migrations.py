@@ -1,0 +1,138 @@
+"""Brings the ledger's schema to a version: numbered plain SQL, up and down, under one advisory lock."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import asyncpg
+
+from angelia.errors import StartFailed
+from angelia.stores.sql import statements
+
+SQL = statements(__file__, "migrations.sql")
+DIRECTORY = Path(__file__).parent / "migrations"
+_FILE = re.compile(r"(\d{4})_(\w+)\.up\.sql")
+_LOCK = 0x616E_6765_6C69_6100  # "angelia" and table 0: one migrator at a time, whatever the number of servers
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One step of the schema, with the way back."""
+
+    version: int
+    name: str
+    up: str
+    down: str
+
+    @property
+    def checksum(self) -> bytes:
+        return hashlib.sha256(self.up.encode()).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How the database stands to the files; drift is what was changed behind our back."""
+
+    applied: int
+    available: int
+    pending: list[str]
+    drift: list[str]
+
+
+def available(directory: Path = DIRECTORY) -> list[Migration]:
+    """The migrations of a directory, dense from 1."""
+    found = []
+    for path in sorted(directory.glob("*.up.sql")):
+        match = _FILE.fullmatch(path.name)
+        if match is None:
+            raise StartFailed(f"{path.name} is no migration name such as 0001_agents.up.sql")
+        down = path.with_name(path.name.replace(".up.", ".down."))
+        found.append(Migration(int(match[1]), match[2], path.read_text("utf-8"), down.read_text("utf-8")))
+    if [m.version for m in found] != list(range(1, len(found) + 1)):
+        raise StartFailed("migrations must be numbered densely from 0001")
+    return found
+
+
+async def migrate(
+    connection: asyncpg.Connection, steps: Sequence[Migration] | None = None, to: int | None = None
+) -> list[str]:
+    """Go to version `to` (the newest by default), each step in its own transaction; returns what was done.
+
+    A database that is ahead of these files is left alone: a migration never breaks the release before it.
+    """
+    steps = available() if steps is None else steps
+    target = len(steps) if to is None else to
+    if not 0 <= target <= len(steps):
+        raise StartFailed(f"there is no schema version {target}", hint=f"versions go from 0 to {len(steps)}")
+    await connection.execute("SELECT pg_advisory_lock($1)", _LOCK)
+    try:
+        await connection.execute(SQL["make_table"])
+        applied = await _applied(connection)
+        _refuse_changed_files(steps, applied)
+        done = []
+        for step in steps:
+            if step.version not in applied and step.version <= target:
+                done.append(await _step_up(connection, step))
+        if to is not None:
+            for step in reversed(steps):
+                if step.version in applied and step.version > target:
+                    done.append(await _step_down(connection, step))
+        if done:
+            await connection.execute(SQL["record_fingerprint"], await connection.fetchval(SQL["fingerprint"]))
+        return done
+    finally:
+        await connection.execute("SELECT pg_advisory_unlock($1)", _LOCK)
+
+
+async def status(connection: asyncpg.Connection, steps: Sequence[Migration] | None = None) -> Status:
+    """Compare the database with the files, changing nothing."""
+    steps = available() if steps is None else steps
+    if await connection.fetchval("SELECT to_regclass('schema_migrations')") is None:
+        return Status(0, len(steps), [_label(step) for step in steps], [])
+    applied = await _applied(connection)
+    drift = [
+        f"{_label(step)} was changed after it was applied"
+        for step in steps
+        if step.version in applied and applied[step.version] != step.checksum
+    ]
+    recorded = await connection.fetchval(SQL["recorded_fingerprint"])
+    if recorded is not None and recorded != await connection.fetchval(SQL["fingerprint"]):
+        drift.append("tables, columns or indexes were changed by hand")
+    pending = [_label(step) for step in steps if step.version not in applied]
+    return Status(max(applied, default=0), len(steps), pending, drift)
+
+
+async def _applied(connection: asyncpg.Connection) -> dict[int, bytes]:
+    return {row["version"]: row["checksum"] for row in await connection.fetch(SQL["applied"])}
+
+
+async def _step_up(connection: asyncpg.Connection, step: Migration) -> str:
+    async with connection.transaction():
+        await connection.execute(step.up)
+        await connection.execute(SQL["record"], step.version, step.name, step.checksum, datetime.now(UTC))
+    return f"up {_label(step)}"
+
+
+async def _step_down(connection: asyncpg.Connection, step: Migration) -> str:
+    async with connection.transaction():
+        await connection.execute(step.down)
+        await connection.execute(SQL["forget"], step.version)
+    return f"down {_label(step)}"
+
+
+def _refuse_changed_files(steps: Sequence[Migration], applied: dict[int, bytes]) -> None:
+    for step in steps:
+        if step.version in applied and applied[step.version] != step.checksum:
+            raise StartFailed(
+                f"migration {_label(step)} is not the one that was applied to this database",
+                hint="an applied migration is never edited; add a new one, or use the release that wrote it",
+            )
+
+
+def _label(step: Migration) -> str:
+    return f"{step.version:04}_{step.name}"

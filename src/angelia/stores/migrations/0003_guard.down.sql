@@ -1,0 +1,2 @@
+DROP TABLE blocked_addresses;
+DROP TABLE tokens;

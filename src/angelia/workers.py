@@ -1,0 +1,186 @@
+"""The web processes as the server sees them: started, watched, started again, drained."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prometheus_client import multiprocess
+
+from angelia.errors import StartFailed
+from angelia.settings import Loaded
+from angelia.stores.embedded.process import Backoff, Child, Program, start
+from angelia.worker import READY, Handover
+
+_FAILED_STARTS = 3
+# Beyond the drain, a worker may close its connections to the stores.
+_FAREWELL_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """What all workers are given alike."""
+
+    loaded: Loaded
+    open_mode: bool
+    data_dir: Path
+    metrics: Path
+    listener: socket.socket
+
+
+@dataclass(slots=True)
+class _Worker:
+    number: int
+    child: Child | None = None
+    report: int | None = None
+    said: bytearray = field(default_factory=bytearray)
+    ready: bool = False
+    was_ready: bool = False
+    backoff: Backoff = field(default_factory=Backoff)
+    launched: float = 0.0
+    due: float = 0.0
+
+
+class Workers:
+    """A fixed number of web processes behind one listening socket."""
+
+    def __init__(self, shared: Shared, selector: selectors.BaseSelector) -> None:
+        self._shared = shared
+        self._selector = selector
+        self._workers = [_Worker(number) for number in range(shared.loaded.settings.workers)]
+
+    @property
+    def all_ready(self) -> bool:
+        return all(worker.ready for worker in self._workers)
+
+    @property
+    def alive(self) -> bool:
+        return any(worker.child is not None for worker in self._workers)
+
+    @property
+    def pids(self) -> list[int]:
+        return [worker.child.pid for worker in self._workers if worker.child is not None]
+
+    def start(self) -> None:
+        for worker in self._workers:
+            self._launch(worker, time.monotonic())
+
+    def tend(self, now: float) -> Iterator[str]:
+        """Start the dead ones again; what happened, in lines to log."""
+        for worker in self._workers:
+            self._listen(worker)
+            if worker.child is not None:
+                if (how := worker.child.died) is not None:
+                    yield self._bury(worker, how, now)
+            elif now >= worker.due:
+                try:
+                    self._launch(worker, now)
+                except OSError as error:
+                    worker.due = now + worker.backoff.next(0.0)
+                    yield f"worker {worker.number} cannot be started: {error}"
+
+    def collect(self) -> None:
+        """Notice who has ended, and start nobody again."""
+        for worker in self._workers:
+            if worker.child is not None and worker.child.died is not None:
+                self._forget(worker)
+
+    def ask_to_stop(self) -> float:
+        """Let them finish what they have in hand; how long that may take."""
+        self._signal(signal.SIGTERM)
+        return self._shared.loaded.settings.drain_seconds + _FAREWELL_SECONDS
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+        for worker in self._workers:
+            if worker.child is not None:
+                worker.child.wait(5.0)
+                self._forget(worker)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for worker in self._workers:
+            if worker.child is not None:
+                worker.child.send(number)
+
+    def _launch(self, worker: _Worker, now: float) -> None:
+        worker.launched = now
+        reading, writing = os.pipe()
+        handover = Handover(
+            settings=self._shared.loaded.settings,
+            origins=dict(self._shared.loaded.origins),
+            open_mode=self._shared.open_mode,
+            worker=worker.number,
+            data_dir=self._shared.data_dir,
+            listener=self._shared.listener.fileno(),
+            report=writing,
+        )
+        program = Program(
+            # -P: a directory named angelia where the server was started must not be taken for the package.
+            command=(sys.executable, "-P", "-m", "angelia.worker"),
+            environ=self._environment(),
+            death_signal=signal.SIGTERM,
+            pass_fds=(self._shared.listener.fileno(), writing),
+        )
+        try:
+            worker.child = start(program, stdin=handover.encode())
+        except OSError:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        os.set_blocking(reading, False)
+        worker.report, worker.ready = reading, False
+        worker.said.clear()
+        self._selector.register(reading, selectors.EVENT_READ)
+
+    def _environment(self) -> dict[str, str]:
+        ours = ("ANGELIA_", "DATABASE_URL", "REDIS_URL", "PROMETHEUS_")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        return {**kept, "PROMETHEUS_MULTIPROC_DIR": str(self._shared.metrics)}
+
+    def _listen(self, worker: _Worker) -> None:
+        while worker.report is not None:
+            try:
+                data = os.read(worker.report, 65536)
+            except BlockingIOError:
+                return
+            worker.said += data
+            if worker.said.endswith(READY):
+                worker.ready = worker.was_ready = True
+            if not data or worker.ready:
+                self._close_report(worker)
+
+    def _bury(self, worker: _Worker, how: str, now: float) -> str:
+        self._listen(worker)
+        said, pid = worker.said.decode("utf-8", "replace"), worker.child.pid if worker.child else 0
+        self._forget(worker)
+        delay = worker.backoff.next(now - worker.launched)
+        worker.due = now + delay
+        if not worker.was_ready and worker.backoff.failures >= _FAILED_STARTS:
+            last = "\n".join(said.strip().splitlines()[-8:])
+            raise StartFailed(
+                f"the web process ended {_FAILED_STARTS} times before it was ready, the last time with {how}",
+                hint=last or "what it wrote before its end stands above",
+            )
+        return f"worker {worker.number} (pid {pid}) ended with {how}; next start in {delay:.1f} s"
+
+    def _forget(self, worker: _Worker) -> None:
+        if worker.child is not None:
+            multiprocess.mark_process_dead(  # type: ignore[no-untyped-call]
+                worker.child.pid, str(self._shared.metrics)
+            )
+        worker.child, worker.ready = None, False
+        self._close_report(worker)
+
+    def _close_report(self, worker: _Worker) -> None:
+        if worker.report is not None:
+            self._selector.unregister(worker.report)
+            os.close(worker.report)
+            worker.report = None
