@@ -56,13 +56,15 @@ async def examine(loaded: Loaded) -> list[Finding]:
     settings = loaded.settings
     data_dir = DataDir(settings.data_dir)
     running = read_runtime(settings.data_dir)
+    postgres, *ledger = await _ledger(settings, running)
     return [
         _python(),
         _data_directory(data_dir, running),
         _disk(data_dir),
         _permissions(data_dir),
-        *await _ledger(settings, running),
+        postgres,
         await _hot_tier(settings, running),
+        *ledger,
         _node_key(data_dir),
         await asyncio.to_thread(_java),
     ]
@@ -95,7 +97,7 @@ def _data_directory(data_dir: DataDir, running: Runtime | None) -> Finding:
 
 
 def _disk(data_dir: DataDir) -> Finding:
-    place = next(place for place in (data_dir.path, *data_dir.path.parents) if place.exists())
+    place = next(place for place in (data_dir.path, *data_dir.path.parents) if os.access(place, os.F_OK))
     free = shutil.disk_usage(place).free
     if free < 100 * _MIB:
         return Finding("disk", State.FAIL, f"{free / _MIB:.0f} MiB free", "free some space, or move the data directory")
@@ -164,15 +166,16 @@ def _own_postgres(settings: Settings) -> Finding:
         return Finding("postgres", State.FAIL, error.message, error.hint)
     except (OSError, subprocess.TimeoutExpired) as error:
         return Finding("postgres", State.FAIL, str(error), "set ANGELIA_POSTGRES_BIN or DATABASE_URL")
-    return _judged_postgres(version, "our own, not running")
+    return judge_postgres(version, "our own, not running")
 
 
 async def _postgres(connection: asyncpg.Connection, url: str) -> Finding:
     version = str(await connection.fetchval("SHOW server_version"))
-    return _judged_postgres(version.split()[0], mask_url(url))
+    return judge_postgres(version.split()[0], mask_url(url))
 
 
-def _judged_postgres(version: str, where: str) -> Finding:
+def judge_postgres(version: str, where: str) -> Finding:
+    """Whether a version of PostgreSQL serves."""
     if int(version.split(".")[0]) < OLDEST_POSTGRES:
         return Finding(
             "postgres", State.FAIL, f"{version}, {where}", f"Angelia needs PostgreSQL {OLDEST_POSTGRES} or newer"
@@ -193,7 +196,11 @@ async def _migrations(connection: asyncpg.Connection) -> Finding:
 async def _clock(connection: asyncpg.Connection) -> Finding:
     before = time.time()
     theirs = float(await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())"))
-    ahead = theirs - (before + time.time()) / 2
+    return judge_clock(theirs - (before + time.time()) / 2)
+
+
+def judge_clock(ahead: float) -> Finding:
+    """How many seconds PostgreSQL is ahead of us, or behind."""
     detail = f"PostgreSQL is {abs(ahead):.1f} s {'ahead' if ahead > 0 else 'behind'}"
     if abs(ahead) >= _CLOCK_FAILS:
         return Finding("clock", State.FAIL, detail, "set both clocks; a server refuses to start like this")

@@ -1,16 +1,20 @@
 """Puts a tiny application in the place of `angelia.app`, for tests of the processes around it.
 
-Loaded by every Python process that has this directory on PYTHONPATH. STUB_CRASH names a file whose presence makes
-a starting worker fail.
+Every Python process with this directory on PYTHONPATH loads it. STUB_FAILS makes workers fail: in `build`, or in
+the `lifespan`.
 """
 
+from __future__ import annotations
+
 import asyncio
+import json
 import os
-import signal
 import sys
 import types
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
+
+FAILS = os.environ.get("STUB_FAILS", "")
 
 
 @dataclass
@@ -18,27 +22,29 @@ class Prepared:
     open_mode: bool
 
 
-async def prepare(settings, data_dir):
+async def prepare(settings: Any, data_dir: Any) -> Prepared:
+    assert data_dir.is_dir()
     return Prepared(open_mode=settings.loopback)
 
 
-def build(*, loaded, open_mode, worker, data_dir):
-    async def application(scope, receive, send):
+def build(*, loaded: Any, open_mode: bool, worker: int, data_dir: Any) -> Any:
+    if FAILS == "build":
+        raise ValueError("the stub was told to fail")
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
             await lifespan(receive, send)
             return
-        await asyncio.sleep(0.7 if scope["path"] == "/slow" else 0)
-        if scope["path"] == "/crash":
-            os.kill(os.getpid(), signal.SIGKILL)
+        await asyncio.sleep(1.0 if scope["path"] == "/slow" else 0.0)
+        shown = {one.name: (one.value, one.origin) for one in loaded.shown()}
+        answer = {"pid": os.getpid(), "worker": worker, "open_mode": open_mode, "settings": shown}
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        answer = f"{os.getpid()} {worker} {open_mode} {data_dir} {loaded.settings.context}"
-        await send({"type": "http.response.body", "body": answer.encode()})
+        await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
 
-    async def lifespan(receive, send):
+    async def lifespan(receive: Any, send: Any) -> None:
         await receive()
-        if "STUB_CRASH" in os.environ and Path(os.environ["STUB_CRASH"]).exists():
-            await send({"type": "lifespan.startup.failed", "message": "the stub was told to fail"})
-            return
+        if FAILS == "lifespan":
+            raise OSError("the stub was told to fail")
         await send({"type": "lifespan.startup.complete"})
         await receive()
         await send({"type": "lifespan.shutdown.complete"})
@@ -47,5 +53,5 @@ def build(*, loaded, open_mode, worker, data_dir):
 
 
 module = types.ModuleType("angelia.app")
-module.prepare, module.build, module.Prepared = prepare, build, Prepared
+module.__dict__.update(prepare=prepare, build=build, Prepared=Prepared)
 sys.modules["angelia.app"] = module

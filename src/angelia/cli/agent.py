@@ -56,18 +56,14 @@ def show(session: Session, name: str | None) -> None:
     """Show an agent: one of this machine, or with an operator's token any other.
 
     NAME is a handle or an id; without it, the agent that --as names."""
-    from angelia.mailbox import identity
-
     local = session.local_name(name) if name else session.identity_name
     if local is None:
         _show_other(session, str(name))
         return
-    known = identity.card(session.settings.home, local)
-    if known is not None and known.id is not None:
-        mine = identity.load(session.settings.home, local, session.ask_passphrase)
+    mine = session.opened(local)
+    if mine.id is not None:
         _print_agent(session, session.as_agent(mine).me())
         return
-    mine = identity.load(session.settings.home, local, session.ask_passphrase)
     pairs = [("handle", mine.handle), ("key id", str(mine.key_id)), ("registered", "no")]
     session.out.thing(_card(mine), pairs, quietly=str(mine.key_id), least=FACTS)
     session.out.note(f"next: angelia agent register --as {local}")

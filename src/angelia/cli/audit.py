@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import click
@@ -10,10 +11,10 @@ import msgspec
 from angelia.cli.errors import Usage
 from angelia.cli.flags import Needs
 from angelia.cli.grammar import Noun
-from angelia.cli.paging import Page, show_list
+from angelia.cli.paging import Page, short, show_list
 from angelia.cli.progress import Progress
 from angelia.cli.session import Session
-from angelia.cli.tables import Column
+from angelia.cli.tables import Column, counted
 from angelia.cli.times import full
 from angelia.errors import AuditBroken, NotFound
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from angelia.client import Client
 
 PAGE = 1_000
+_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 command = Noun("audit", "what happened: show it, verify that nobody changed it")
 
@@ -105,7 +107,8 @@ def _verified(session: Session, client: Client) -> Verdict:
 
 
 def _print_sound(session: Session, verdict: Verdict) -> None:
-    parts = [f"{verdict.sealed:,} entries sound", f"{verdict.checkpoints:,} checkpoints"]
+    entries = "1 entry" if verdict.sealed == 1 else f"{verdict.sealed:,} entries"
+    parts = [f"{entries} sound", counted(verdict.checkpoints, "checkpoint")]
     if verdict.redacted:
         parts.append(f"{len(verdict.redacted):,} redacted")
     if verdict.unsealed:
@@ -116,7 +119,7 @@ def _print_sound(session: Session, verdict: Verdict) -> None:
 
 
 def _error(first: Fault, verdict: Verdict) -> AuditBroken:
-    more = f"; {len(verdict.broken) - 1:,} more faults" if len(verdict.broken) > 1 else ""
+    more = f"; {counted(len(verdict.broken) - 1, 'more fault')}" if len(verdict.broken) > 1 else ""
     if first.position is None:
         return AuditBroken(
             f"event {first.event_id} {first.what}; the {verdict.sealed:,} sealed entries are sound{more}",
@@ -153,7 +156,7 @@ def _entry_facts(entry: ChainEntry) -> list[tuple[str, str]]:
         ("actor", event.actor or ""),
         ("object", event.object or ""),
         ("message", str(event.message_id or "")),
-        ("detail", _detail(event)),
+        ("detail", msgspec.json.encode(event.detail).decode()),
         ("event hash", event.event_hash),
         ("entry hash", entry.entry_hash),
     ]
@@ -172,15 +175,31 @@ def _position(text: str) -> int:
 
 
 def _detail(event: StoredEvent) -> str:
-    return msgspec.json.encode(event.detail).decode() if event.detail else ""
+    return " ".join(f"{name}={_worded(value)}" for name, value in event.detail.items())
+
+
+def _named(name: str | None) -> str:
+    """A handle, or the beginning of an id: an agent without a handle is called by its id."""
+    return short(name) if name and _ID.fullmatch(name) else name or ""
+
+
+def _worded(value: str | int | bool | None) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case str():
+            return _named(value) or "-"
+    return str(value)
 
 
 _EVENTS: list[Column[StoredEvent]] = [
     Column("POSITION", lambda e: "" if e.position is None else f"{e.position:,}", right=True),
     Column("TIME", lambda e: full(e.occurred_at)),
     Column("TYPE", lambda e: e.event_type),
-    Column("ACTOR", lambda e: e.actor or "", long=True),
-    Column("OBJECT", lambda e: e.object or "", long=True),
+    Column("ACTOR", lambda e: _named(e.actor), long=True),
+    Column("OBJECT", lambda e: _named(e.object), long=True),
     Column("DETAIL", _detail, long=True),
 ]
 
@@ -188,8 +207,8 @@ _ENTRIES: list[Column[ChainEntry]] = [
     Column("POSITION", lambda e: f"{e.position:,}", right=True),
     Column("TIME", lambda e: "" if e.event is None else full(e.event.occurred_at)),
     Column("TYPE", lambda e: "" if e.event is None else e.event.event_type),
-    Column("ACTOR", lambda e: "" if e.event is None else e.event.actor or "", long=True),
-    Column("OBJECT", lambda e: "" if e.event is None else e.event.object or "", long=True),
+    Column("ACTOR", lambda e: "" if e.event is None else _named(e.event.actor), long=True),
+    Column("OBJECT", lambda e: "" if e.event is None else _named(e.event.object), long=True),
     Column("FAULT", lambda e: "has lost its event" if e.event is None else e.event.fault() or ""),
 ]
 

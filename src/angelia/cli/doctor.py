@@ -13,7 +13,7 @@ from angelia.cli.errors import FAILURE
 from angelia.cli.escaping import escape_line
 from angelia.cli.grammar import Verb
 from angelia.cli.session import Session
-from angelia.cli.tables import Paint
+from angelia.cli.tables import Paint, counted
 
 WIDTH = 100
 STATE = 6  # the widest state word and its gap
@@ -62,8 +62,4 @@ def lines(findings: Sequence[Finding], paint: Paint, *, each: bool) -> Iterator[
             yield f"{' ' * (STATE + widest + 2)}hint: {escape_line(finding.hint)}"
     warned, failed = (sum(f.state == state for f in findings) for state in ("warn", "fail"))
     aside = "" if each or not well else " (-v shows each)"
-    yield f"{len(well)} ok{aside}, {_counted(warned, 'warning')}, {_counted(failed, 'failure')}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    yield f"{len(well)} ok{aside}, {counted(warned, 'warning')}, {counted(failed, 'failure')}"

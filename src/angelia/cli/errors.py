@@ -107,8 +107,10 @@ def of_click(error: click.ClickException) -> AngeliaError:
             hint = f"did you mean {error.possibilities[0]}?" if error.possibilities else hint
         case click.MissingParameter():
             message = f"`{path}` needs {_named(error.param, context)}"
+            example = getattr(context.command, "example", "") if context else ""
+            hint = f"as in `{example}`" if example else hint
         case click.BadParameter():
-            message = f"{_named(error.param, context)}: {error.message}"
+            message = f"{_named(error.param, context)}: {error.message.rstrip('.')}"
         case click.BadOptionUsage() if "requires" in error.message:
             message = f"{error.option_name} needs a value"
         case click.BadOptionUsage():

@@ -91,7 +91,10 @@ class Handle(click.ParamType[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         from angelia.agents.model import check_handle
+        from angelia.envelope.ids import valid_handle
 
+        if not valid_handle(str(value)):
+            self.fail(f"{value!r} is no handle: a-z 0-9 . _ -, a letter or digit at both ends, no '..'", param, ctx)
         try:
             return check_handle(str(value))
         except InvalidArgument as error:
@@ -155,7 +158,7 @@ def _agent() -> list[click.Option]:
 
 def _operator() -> list[click.Option]:
     about = "file with the operator's token"
-    return [click.Option(["--token-file"], metavar="F", type=click.Path(dir_okay=False), help=about)]
+    return [click.Option(["--token-file"], metavar="F", type=click.Path(exists=True, dir_okay=False), help=about)]
 
 
 def _pages() -> list[click.Option]:

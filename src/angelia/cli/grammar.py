@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -42,7 +44,7 @@ class Verb(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, args)
         if rest and not ctx.resilient_parsing:
-            raise Usage(f"`{ctx.command_path}` takes no argument {rest[0]!r}", hint=f"as in: {self.example}")
+            raise Usage(f"`{ctx.command_path}` takes no argument {rest[0]!r}", hint=f"as in `{self.example}`")
         return rest
 
     def invoke(self, ctx: click.Context) -> int | None:
@@ -56,13 +58,13 @@ class Verb(click.Command):
     def get_help(self, ctx: click.Context) -> str:
         arguments = [p.make_metavar(ctx) for p in self.own if isinstance(p, click.Argument)]
         usage = " ".join([ctx.command_path, *arguments, "[flags]"])
-        parts = [f"example: {self.example}", textwrap.dedent(self.help or "").strip(), f"usage: {usage}"]
+        parts = [f"example: {self.example}", inspect.cleandoc(self.help or ""), f"usage: {usage}"]
         parts += _described("flags", self.own)
-        parts += _described("shared flags", [*self.shared, self.get_help_option(ctx)])
+        parts += _described("shared flags", self.shared)
         return "\n\n".join(part for part in parts if part)
 
     def get_short_help_str(self, limit: int = 60) -> str:
-        return (self.help or "").strip().partition("\n")[0].rstrip(".")
+        return re.split(r"\.\s|\n", (self.help or "").strip())[0].rstrip(".")
 
 
 class Noun(click.Group):
@@ -193,16 +195,15 @@ class Root(click.Group):
         return [CompletionItem(e.name, help=e.about) for e in self._entries.values() if e.name.startswith(incomplete)]
 
     def get_help(self, ctx: click.Context) -> str:
-        widest = max(len(name) for name in self._entries)
-        lines = [f"angelia {self._version}: {self.help}", "", "usage: angelia NOUN VERB [NAME] [flags]", ""]
-        for group in dict.fromkeys(entry.group for entry in self._entries.values()):
-            lines.append(group)
-            lines += [f"  {e.name:<{widest}}  {e.about}" for e in self._entries.values() if e.group == group]
-        lines += [
-            "",
-            "`angelia NOUN --help` lists its verbs; the help of a verb opens with an example.",
-            "Completion: `angelia config completion bash|zsh|fish`",
-        ]
+        groups = {entry.group for entry in self._entries.values()}
+        margin, widest = max(map(len, groups)), max(map(len, self._entries))
+        lines, last = [f"angelia NOUN VERB [NAME] [flags]: {self.help} ({self._version})", ""], ""
+        for entry in self._entries.values():
+            group = "" if entry.group == last else entry.group
+            lines.append(f"{group:<{margin}}  {entry.name:<{widest}}  {entry.about}")
+            last = entry.group
+        lines += ["", "`angelia NOUN --help` lists the verbs; a verb's --help opens with an example."]
+        lines += ["shell completion: `angelia config completion bash|zsh|fish`"]
         return "\n".join(lines)
 
 

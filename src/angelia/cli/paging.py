@@ -46,8 +46,8 @@ def show_list(session: Session, fetch: Fetch[T], columns: Sequence[Column[T]], *
         _say_empty(session, nothing, hint)
     out.rows(rows, columns)
     if page.next:
-        shown = f"{len(rows):,} shown" if page.total is None else f"{len(rows):,} of {page.total:,} shown"
-        out.note(f"{shown}; --all or --cursor {page.next}")
+        counted = "" if page.total is None else f" of {page.total:,}"
+        out.note(f"{len(rows):,}{counted} shown; --all or --cursor {page.next}")
 
 
 def every(fetch: Fetch[T], limit: int = 200) -> Iterable[T]:

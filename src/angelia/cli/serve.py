@@ -55,4 +55,4 @@ def command(
             "drain_seconds": drain_seconds,
         }
     )
-    return server.serve(loaded, schema=schema)
+    return server.serve(loaded) if schema is None else server.set_schema(loaded, schema)

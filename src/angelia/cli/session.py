@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 from angelia.cli.errors import Usage
 from angelia.cli.flags import Shared
 from angelia.cli.output import Output
-from angelia.errors import AngeliaError, NotFound, Unauthenticated
+from angelia.errors import AngeliaError, InvalidArgument, NotFound, Unauthenticated
 
 if TYPE_CHECKING:
     from angelia.client import Client
@@ -57,11 +57,11 @@ class Session:
 
         if self.shared.url and self.shared.context:
             raise Usage("--url and --context both name a server", hint="say one of them")
-        if self.shared.url:
-            return origin(self.shared.url)
-        if self._context is not None:
-            return origin(self._context.url)
-        return origin(self.settings.url or self._running_here or FALLBACK_URL)
+        named = self.shared.url or (self._context and self._context.url) or self.settings.url
+        try:
+            return origin(named or self._running_here or FALLBACK_URL)
+        except InvalidArgument as error:
+            raise Usage(error.message, hint=error.hint) from error
 
     @cached_property
     def token(self) -> str | None:
@@ -75,9 +75,7 @@ class Session:
     @cached_property
     def identity(self) -> Identity:
         """The agent that signs: --as, the context's, the setting, or the only one."""
-        from angelia.mailbox import identity
-
-        return identity.load(self.settings.home, self.identity_name, self.ask_passphrase)
+        return self.opened(self.identity_name)
 
     @cached_property
     def identity_name(self) -> str:
@@ -94,6 +92,12 @@ class Session:
         if not names:
             raise Usage(f"no agent has keys in {home}", hint="angelia agent new NAME --register")
         raise Usage(f"{len(names)} agents have keys here: {_listed(names)}", hint=f"say which: --as {names[0]}")
+
+    def opened(self, name: str) -> Identity:
+        """An agent of this machine with its key, after asking for a passphrase if it has one."""
+        from angelia.mailbox import identity
+
+        return identity.load(self.settings.home, name, lambda: self._ask(f"passphrase of {name}: "))
 
     def local_name(self, handle: str) -> str | None:
         """The local name of an agent of this machine, found by that name or by its handle."""
@@ -125,10 +129,6 @@ class Session:
         """A client without a credential."""
         return self._client(None, None)
 
-    def ask_passphrase(self) -> str:
-        """Ask for the passphrase of a key; there must be somebody to ask."""
-        return self._ask("passphrase: ")
-
     def ask_new_passphrase(self) -> str:
         """Ask twice for a passphrase that is going to protect a key."""
         first = self._ask("new passphrase: ")
@@ -150,7 +150,7 @@ class Session:
 
     @cached_property
     def _running_here(self) -> str | None:
-        from angelia.stores.embedded.runtime import read_runtime
+        from angelia.stores.embedded.datadir import read_runtime
 
         running = read_runtime(self.settings.data_dir)
         return None if running is None else running.url

@@ -17,6 +17,7 @@ __all__ = [
     "Blocks",
     "Chain",
     "ChainEntry",
+    "Check",
     "Checkpoint",
     "Checkpoints",
     "Events",
@@ -49,13 +50,13 @@ class Profile(Answer, frozen=True, kw_only=True):
     """What anybody may know of an agent."""
 
     id: UUID
-    public_key: bytes
-    joined_at: datetime
     name: str = ""
     email: str = ""
+    public_key: bytes
+    joined_at: datetime
 
 
-class Agent(Answer, frozen=True, kw_only=True):
+class Agent(Answer, frozen=True, kw_only=True, omit_defaults=False):
     """An agent as it sees itself, and as an operator sees it."""
 
     id: UUID
@@ -63,9 +64,9 @@ class Agent(Answer, frozen=True, kw_only=True):
     key_id: UUID
     public_key: bytes
     name: str
+    email: str = ""
     registered_at: datetime
     aicq_signatures: bool
-    email: str = ""
 
 
 class Agents(Answer, frozen=True, kw_only=True):
@@ -94,8 +95,8 @@ class Blocks(Answer, frozen=True, kw_only=True):
     """A page of blocked addresses."""
 
     blocks: list[Block]
-    next: str | None
     total: int
+    next: str | None = None
 
 
 class SettingLine(Answer, frozen=True, kw_only=True):
@@ -143,11 +144,21 @@ class Unsealed(Answer, frozen=True, kw_only=True):
     tail: list[StoredEvent]
 
 
+class Check(Answer, frozen=True, kw_only=True):
+    """One store's state: pass or fail."""
+
+    status: str
+    latency: str = ""
+    message: str = ""
+
+
 class Health(Answer, frozen=True, kw_only=True):
     """Whether the server and its stores work; `status` is healthy or degraded."""
 
     status: str
     version: str
-    timestamp: str
+    timestamp: datetime
+    checks: dict[str, Check]
     database: str = ""
-    checks: dict[str, dict[str, str]] = {}
+    server: str = ""
+    worker_id: int = 0

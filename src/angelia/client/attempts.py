@@ -133,7 +133,7 @@ class Line:
         while True:
             began = self.stopwatch()
             outcome = yield self._prepared(request, timeout=max(0.001, deadline - began))
-            assert outcome is not None, "a driver answers Send with a Response or a Failed"  # noqa: S101
+            assert outcome is not None, "a driver answers Send with a Response or a Failed"
             self._observe(request, outcome, self.stopwatch() - began)
             pause = self._pause_before_next(request, outcome, attempt)
             if pause is None or attempt == TRIES or self.stopwatch() + pause >= deadline:
@@ -192,10 +192,9 @@ class Line:
     def _settled(self, request: Request, outcome: Response | Failed) -> Response:
         if isinstance(outcome, Failed):
             doubt = "" if request.idempotent else "; whether the request was carried out is not known"
-            raise Unreachable(
-                f"{self.url} {outcome.why}{doubt}",
-                hint="`angelia serve` starts a server here; --url or --context names another",
-            )
+            here = is_loopback(self.url)
+            hint = "`angelia serve` starts a server here" if here else "is that the server's address?"
+            raise Unreachable(f"{self.url} {outcome.why}{doubt}", hint=f"{hint}; --url or --context names another")
         if outcome.status < 300 or outcome.status in request.accepts:
             return outcome
         raise fault(outcome, now=self.clock())

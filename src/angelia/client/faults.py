@@ -52,6 +52,13 @@ CODE_OF_STATUS = {
     503: "unavailable",
     504: "deadline_exceeded",
 }
+# The root surface has no codes; these texts stand for what a signer must tell apart.
+CODE_OF_TEXT = {
+    "the request was signed too long ago": "stale",
+    "the request was signed before the nonce memory began": "stale",
+    "the request was signed later than now": "from_future",
+    "nonce already used": "replay_rejected",
+}
 # Longer than a network takes, and than the whole seconds of a Date header hide.
 NOTABLE_SKEW = 2.0
 
@@ -59,7 +66,7 @@ NOTABLE_SKEW = 2.0
 def fault(response: Response, *, now: float) -> ApiError:
     """The error that a refusal stands for; `now` is our clock when it arrived."""
     problem = _parsed(response)
-    code = problem.code or CODE_OF_STATUS.get(response.status, "internal")
+    code = problem.code or CODE_OF_TEXT.get(problem.error) or CODE_OF_STATUS.get(response.status, "internal")
     message = problem.detail or problem.error or problem.title or _worded(response)
     hint = problem.hint
     if code in ("stale", "from_future") and (skew := clock_skew(response, now=now)) is not None:

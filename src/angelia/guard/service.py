@@ -79,6 +79,7 @@ class _Proof:
     subject: UUID
     nonce: str
     signed_ms: int
+    too_old: str = "the request was signed before the nonce memory began"
 
 
 class Guard:
@@ -249,7 +250,7 @@ class Guard:
             Ed25519PublicKey.from_public_bytes(agent.public_key).verify(given.signature_bytes(), given.signed(body))
         except InvalidSignature as error:
             raise Unauthenticated("invalid signature") from error
-        return agent, _Proof(agent.id, given.nonce, given.timestamp_ms)
+        return agent, _Proof(agent.id, given.nonce, given.timestamp_ms, aicq.OUT_OF_TIME)
 
     async def _bearer(self, knock: Knock, header: str) -> Caller:
         secret = header[7:].strip() if header[:7].lower() == "bearer " else header.strip()
@@ -304,7 +305,7 @@ class Guard:
             self._hot, proof.subject, proof.nonce, proof.signed_ms, NONCE_LIFE_MS, rule, at
         )
         if verdict.before_birth:
-            raise Stale("the request was signed before the nonce memory began", hint="sign it again")
+            raise Stale(proof.too_old, hint="sign it again")
         if verdict.nonce_used:
             raise ReplayRejected("nonce already used", hint="each request needs a nonce of its own")
         if verdict.spent and not verdict.spent.allowed:

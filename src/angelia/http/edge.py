@@ -99,15 +99,9 @@ class Edge:
             answer = await self._answer(request, methods, route, values, names)
         except AngeliaError as error:
             answer = answers.of_error(error, request.surface, request.id)
-            if answer.status >= 500:
+            request.failure = error
+            if answer.status == 503:
                 metrics.STORE_UNAVAILABLE.inc()
-                log.warning(
-                    "refused",
-                    request_id=request.id,
-                    code=error.code,
-                    error=error.message,
-                    cause=repr(error.__cause__),
-                )
         except Exception:
             log.exception("a handler failed", request_id=request.id, path=request.path)
             failure = AngeliaError("something went wrong on the server", hint="the log has it under this request id")
@@ -180,6 +174,7 @@ class Edge:
         method = request.method if route else "other"
         metrics.HTTP_REQUESTS.labels(method, path, str(status)).inc()
         metrics.HTTP_SECONDS.labels(method, path).observe(seconds)
+        failure = request.failure
         log.info(
             "request",
             request_id=request.id,
@@ -189,6 +184,8 @@ class Edge:
             ms=round(seconds * 1000, 2),
             address=str(request.address),
             caller=request.caller.known_as if request.caller else None,
+            code=failure.code if failure else None,
+            cause=repr(failure.__cause__) if failure and status >= 500 else None,
         )
 
 
@@ -207,6 +204,7 @@ class _Request:
         self.address = client_address(peer[0] if peer else "", self.headers.get("x-forwarded-for"), proxies)
         self.answer_headers: dict[str, str] = {}
         self.caller: Caller | None = None
+        self.failure: AngeliaError | None = None
         self._receive = receive
         self._ended = False
 

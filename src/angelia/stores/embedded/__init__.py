@@ -18,7 +18,7 @@ from angelia.stores.embedded.process import Backoff, Child, ParentDeath, Program
 from angelia.stores.embedded.valkey import Valkey
 
 _READY_SECONDS = 300.0
-_FAILED_STARTS = 6
+_FAILED_STARTS = 3
 _SPARE_CONNECTIONS = 40
 
 
@@ -28,6 +28,7 @@ class Store(Protocol):
     name: str
     log_name: str
     programs: Programs
+    passing_trouble: str | None
     stop_steps: Steps
 
     @property
@@ -137,15 +138,17 @@ class _Kept:
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + _READY_SECONDS
         while not (self.child is not None and self.store.is_ready()):
-            # Backends of a killed postmaster hold its shared memory for a moment, so one failure says little.
             now = time.monotonic()
             list(self.tend(now))
-            if self._backoff.failures >= _FAILED_STARTS or now > deadline:
-                raise StartFailed(
-                    f"{self.store.name} does not start",
-                    hint=self._data_dir.last_lines(self.store.log_name.removesuffix(".log")),
-                )
+            if now > deadline or (self._backoff.failures >= _FAILED_STARTS and not self._trouble_will_pass()):
+                raise StartFailed(f"{self.store.name} does not start", hint=self._last_lines())
             time.sleep(0.03)
+
+    def _trouble_will_pass(self) -> bool:
+        return self.store.passing_trouble is not None and self.store.passing_trouble in self._last_lines()
+
+    def _last_lines(self) -> str:
+        return self._data_dir.last_lines(self.store.log_name.removesuffix(".log"))
 
     def _try_later(self, now: float, what: str) -> str:
         delay = self._backoff.next(now - self._launched)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 import re
 import secrets
@@ -37,7 +38,7 @@ class Programs:
 def locate_postgres(named: Path | None) -> Path:
     """The directory of `postgres` and `initdb`, without asking whether they can be executed."""
     if named is not None:
-        if not (named / "postgres").exists():
+        if not os.access(named / "postgres", os.F_OK):
             raise StartFailed(
                 f"ANGELIA_POSTGRES_BIN names {named}, where there is no program postgres",
                 hint="name the directory that holds postgres and initdb, such as /usr/lib/postgresql/18/bin",

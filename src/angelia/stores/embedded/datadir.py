@@ -110,8 +110,8 @@ class DataDir:
 
     def prepare(self) -> None:
         """Make the directory, 0700 and owned by the user of the stores."""
-        self._refuse_foreign_content()
         try:
+            self._refuse_foreign_content()
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._take_ownership()
             make_private_directory(self.logs, self.owner)

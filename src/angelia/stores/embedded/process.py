@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from angelia.stores.embedded.owner import Owner
 
@@ -154,13 +155,15 @@ def wait_for_death(pid: int, seconds: float) -> bool:
 
 
 def exists(pid: int) -> bool:
+    """Whether a process lives; one that ended and was not waited for does not."""
     try:
         os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
     except ProcessLookupError:
         return False
-    except PermissionError:
+    except (PermissionError, FileNotFoundError):  # somebody else's, or not Linux
         return True
-    return True
+    return state != b"Z"
 
 
 def _die_with_us(number: signal.Signals) -> Callable[[], None]:

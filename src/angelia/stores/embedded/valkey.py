@@ -22,6 +22,7 @@ class Valkey:
 
     name = "Valkey"
     log_name = "valkey.log"
+    passing_trouble: str | None = None
     stop_steps: Steps = ((signal.SIGTERM, 30.0), (signal.SIGKILL, 5.0))
 
     def __init__(self, data_dir: DataDir, programs: Programs) -> None:
@@ -78,8 +79,10 @@ class Valkey:
     def is_ready(self) -> bool:
         """Whether it answers; while it loads its file it does not."""
         import redis  # here, because the command line imports this package for runtime.json alone
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
 
-        client = redis.Redis.from_url(self.url, socket_timeout=5)
+        client = redis.Redis.from_url(self.url, socket_timeout=5, retry=Retry(NoBackoff(), 0))
         try:
             return bool(client.ping())
         except (

@@ -1,0 +1,353 @@
+"""The audit: every act has its event, the sealer chains them, and verification names what was tampered with."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import uuid4
+
+import asyncpg
+import msgspec
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given
+from hypothesis import strategies as st
+
+from angelia.audit import service
+from angelia.audit.model import Event, StoredEvent, Verdict, Verifier
+from angelia.audit.service import SEAL_BATCH, Audit
+from angelia.errors import NotFound
+from angelia.keys.node import NodeKey, load_or_make
+from angelia.stores.ledger import Ledger
+from support import Server
+
+NOW = datetime(2026, 11, 15, 20, 0, tzinfo=UTC)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> NodeKey:
+    return load_or_make(tmp_path / "node.key")
+
+
+async def record(ledger: Ledger, count: int = 1, at: datetime = NOW) -> list[Event]:
+    events = [service.event("tested", at, actor=f"ann-{n}", object="bob", detail={"n": n}) for n in range(count)]
+    async with ledger.transaction() as tx:
+        await service.record(tx, events)
+    return events
+
+
+async def seal_all(audit: Audit, node: NodeKey, now: datetime = NOW) -> int:
+    sealed = await audit.seal(node, now)
+    while sealed.waiting:
+        sealed = await audit.seal(node, now)
+    return sealed.position
+
+
+async def verify(audit: Audit, node: NodeKey, page: int = 7) -> Verdict:
+    """What `angelia audit verify` does, page by page."""
+    verifier = Verifier(node.key_id, node.public_key)
+    verifier.expect(await audit.checkpoints(0, 1000))
+    entries, sealed_to = await audit.chain(0, page)
+    while entries:
+        verifier.feed(entries)
+        entries, sealed_to = await audit.chain(verifier.position, page)
+    return verifier.finish(sealed_to, *await audit.unsealed(1000))
+
+
+async def test_a_sealed_chain_verifies_and_lists_its_open_tail(ledger: Ledger, node: NodeKey) -> None:
+    audit = Audit(ledger)
+    await record(ledger, 20)
+    assert await seal_all(audit, node) == 20
+    tail = await record(ledger, 2)
+    verdict = await verify(audit, node)
+    assert (verdict.sealed, verdict.broken, verdict.checkpoints) == (20, [], 1)
+    assert {e.event_id for e in verdict.unsealed} == {e.event_id for e in tail}
+
+
+async def test_an_empty_chain_is_sound(ledger: Ledger, node: NodeKey) -> None:
+    verdict = await verify(Audit(ledger), node)
+    assert (verdict.sealed, verdict.broken, verdict.unsealed) == (0, [], [])
+
+
+async def test_positions_are_dense_and_follow_the_order_of_commits(ledger: Ledger, node: NodeKey) -> None:
+    audit = Audit(ledger)
+    for _ in range(5):
+        await asyncio.gather(*(record(ledger, 3) for _ in range(10)))
+        await audit.seal(node, NOW)
+    total = await seal_all(audit, node)
+    entries, _ = await audit.chain(0, 1000)
+    assert [e.position for e in entries] == list(range(1, total + 1)) == list(range(1, 151))
+
+
+async def test_an_open_transaction_holds_the_sealer_back_and_nothing_is_skipped(ledger: Ledger, node: NodeKey) -> None:
+    audit = Audit(ledger)
+    async with ledger.transaction() as slow:
+        await service.record(slow, [service.event("slow", NOW)])
+        later = await record(ledger)
+        held = await audit.seal(node, NOW)
+        assert (held.entries, held.waiting, held.oldest) == (0, 1, NOW)
+    assert (await audit.seal(node, NOW)).entries == 2
+    entries, _ = await audit.chain(0, 10)
+    assert [e.event.event_type for e in entries if e.event] == ["slow", later[0].event_type]
+
+
+async def test_batches_never_cut_a_transaction(ledger: Ledger, node: NodeKey) -> None:
+    audit = Audit(ledger)
+    await record(ledger, SEAL_BATCH - 1)
+    await record(ledger, 5)
+    await record(ledger, SEAL_BATCH + 3)
+    counts = [(await audit.seal(node, NOW)).entries for _ in range(3)]
+    assert counts == [SEAL_BATCH - 1, 5, SEAL_BATCH + 3]
+    assert (await verify(audit, node, 1000)).broken == []
+
+
+async def test_two_sealers_at_once_make_one_chain(ledger: Ledger, node: NodeKey) -> None:
+    audit = Audit(ledger)
+    await record(ledger, 50)
+    await asyncio.gather(*(audit.seal(node, NOW) for _ in range(5)))
+    assert (await verify(audit, node)).broken == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "what"),
+    [
+        ("UPDATE audit_events SET event_type = 'tested!' WHERE event_id = $1", "does not match its hash"),
+        ("UPDATE audit_events SET actor_nhi = 'mallory' WHERE event_id = $1", "does not match its hash"),
+        ("UPDATE audit_events SET actor_nhi = NULL WHERE event_id = $1", "does not match its hash"),
+        ("UPDATE audit_events SET object_nhi = 'mallory' WHERE event_id = $1", "does not match its hash"),
+        ("UPDATE audit_events SET message_id = event_id WHERE event_id = $1", "does not match its hash"),
+        ("UPDATE audit_events SET replay_key = event_hash WHERE event_id = $1", "does not match its hash"),
+        ("UPDATE audit_events SET detail = '{\"n\": 99}' WHERE event_id = $1", "does not match its hash"),
+        ("UPDATE audit_events SET event_hash = sha256('x') WHERE event_id = $1", "does not match its hash"),
+        (
+            "UPDATE audit_events SET occurred_at = occurred_at + interval '1 us' WHERE event_id = $1",
+            "has lost its event",
+        ),
+        ("DELETE FROM audit_events WHERE event_id = $1", "has lost its event"),
+        ("DELETE FROM audit_chain WHERE event_id = $1", "is missing from the chain"),
+        (
+            "UPDATE audit_chain SET entry_hash = sha256('x') WHERE event_id = $1",
+            "does not follow from the entry before it",
+        ),
+        ("UPDATE audit_chain SET event_id = gen_random_uuid() WHERE event_id = $1", "has lost its event"),
+        ("UPDATE audit_events SET redacted_at = now() WHERE event_id = $1", "a redacted event still carries content"),
+    ],
+)
+async def test_a_changed_or_removed_row_is_found_and_named(
+    ledger: Ledger, node: NodeKey, connection: asyncpg.Connection, statement: str, what: str
+) -> None:
+    audit = Audit(ledger)
+    await record(ledger, 30)
+    await seal_all(audit, node)
+    victim = await connection.fetchval("SELECT event_id FROM audit_chain WHERE position = 17")
+    await connection.execute(statement, victim)
+    verdict = await verify(audit, node)
+    assert (verdict.broken[0].position, verdict.broken[0].what) == (17, what)
+    assert {fault.position for fault in verdict.broken} <= {17, 18, None}
+
+
+async def test_a_row_inserted_among_the_sealed_ones_is_found(
+    ledger: Ledger, node: NodeKey, connection: asyncpg.Connection
+) -> None:
+    audit = Audit(ledger)
+    await record(ledger, 10)
+    await seal_all(audit, node)
+    forged = uuid4()
+    await connection.execute(
+        """INSERT INTO audit_events (event_id, occurred_at, xid, event_type, actor_nhi, object_nhi, event_hash)
+           SELECT $1, occurred_at, xid, event_type, actor_nhi, object_nhi, event_hash FROM audit_events LIMIT 1""",
+        forged,
+    )
+    (fault,) = (await verify(audit, node)).broken
+    assert (fault.event_id, fault.what) == (forged, "was inserted among the sealed events")
+
+
+async def test_a_back_dated_row_is_found_even_when_it_is_sealed_properly(ledger: Ledger, node: NodeKey) -> None:
+    audit = Audit(ledger)
+    await record(ledger, 3)
+    await seal_all(audit, node, NOW + timedelta(hours=2))
+    (forged,) = await record(ledger, 1, NOW - timedelta(hours=1))
+    await seal_all(audit, node, NOW + timedelta(hours=4))
+    (fault,) = (await verify(audit, node)).broken
+    assert (fault.position, fault.event_id) == (4, forged.event_id)
+    assert fault.what == "claims a time that was already sealed"
+
+
+async def test_a_chain_cut_at_its_end_is_found_by_sealer_and_checkpoint(
+    ledger: Ledger, node: NodeKey, connection: asyncpg.Connection
+) -> None:
+    audit = Audit(ledger)
+    await record(ledger, 10)
+    await seal_all(audit, node)
+    await connection.execute(
+        "DELETE FROM audit_events USING audit_chain c WHERE audit_events.event_id = c.event_id AND c.position > 7"
+    )
+    await connection.execute("DELETE FROM audit_chain WHERE position > 7")
+    found = {fault.position for fault in (await verify(audit, node)).broken}
+    assert found == {8, 9, 10}
+    await connection.execute(
+        "UPDATE audit_sealer SET position = 7, entry_hash = (SELECT entry_hash FROM audit_chain WHERE position = 7)"
+    )
+    (fault,) = (await verify(audit, node)).broken
+    assert (fault.position, fault.what) == (10, "is signed by a checkpoint, but the chain ends before it")
+
+
+async def test_a_chain_that_was_built_anew_does_not_fit_its_checkpoints(
+    ledger: Ledger, node: NodeKey, connection: asyncpg.Connection
+) -> None:
+    """Whoever owns the database can recompute every hash, but cannot sign with the node key."""
+    audit = Audit(ledger)
+    await record(ledger, 10)
+    await seal_all(audit, node)
+    await connection.execute(
+        "DELETE FROM audit_events WHERE event_id = (SELECT event_id FROM audit_chain WHERE position = 5)"
+    )
+    await connection.execute("DELETE FROM audit_chain")
+    await connection.execute(
+        "UPDATE audit_sealer SET position = 0, next_xid = '0', entry_hash = decode(repeat('00', 32), 'hex')"
+    )
+    impostor = NodeKey(Ed25519PrivateKey.generate())
+    assert await seal_all(audit, impostor) == 9
+    assert (await verify(audit, node)).broken
+    await connection.execute("DELETE FROM audit_checkpoints WHERE position = 10")
+    await seal_all(audit, impostor, NOW + timedelta(hours=1))
+    verdict = await verify(audit, node)
+    assert verdict.checkpoints == 0, "nothing of what is left is signed by this node"
+
+
+async def test_checkpoints_come_every_minute_or_every_thousand_entries(ledger: Ledger, node: NodeKey) -> None:
+    audit = Audit(ledger)
+    await record(ledger, 5)
+    await audit.seal(node, NOW)
+    await record(ledger, 5)
+    await audit.seal(node, NOW + timedelta(seconds=59))
+    assert [c.position for c in await audit.checkpoints(0, 10)] == [5]
+    await audit.seal(node, NOW + timedelta(seconds=60))
+    await record(ledger, 1000)
+    await seal_all(audit, node, NOW + timedelta(seconds=61))
+    assert [c.position for c in await audit.checkpoints(0, 10)] == [5, 10, 1010]
+    assert (await audit.checkpoint(10)).position == 10
+    with pytest.raises(NotFound):
+        await audit.checkpoint(11)
+
+
+async def test_redacted_rows_are_accepted_and_listed(
+    ledger: Ledger, node: NodeKey, connection: asyncpg.Connection
+) -> None:
+    audit = Audit(ledger)
+    await record(ledger, 10)
+    await seal_all(audit, node)
+    await connection.execute(
+        """UPDATE audit_events SET actor_nhi = NULL, object_nhi = NULL, detail = '{}', redacted_at = now()
+           WHERE event_id = (SELECT event_id FROM audit_chain WHERE position = 4)"""
+    )
+    verdict = await verify(audit, node)
+    assert (verdict.redacted, verdict.broken) == ([4], [])
+
+
+async def test_an_event_and_its_act_exist_together_or_not_at_all(
+    ledger: Ledger, connection: asyncpg.Connection
+) -> None:
+    async def fail() -> None:
+        async with ledger.transaction() as tx:
+            await service.record(tx, [service.event("tested", NOW)])
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
+    assert await connection.fetchval("SELECT count(*) FROM audit_events") == 0
+
+
+async def test_partitions_are_made_from_yesterday_to_a_week_ahead(
+    ledger: Ledger, connection: asyncpg.Connection
+) -> None:
+    audit = Audit(ledger)
+    assert await audit.make_partitions(NOW) == 0
+    assert await audit.make_partitions(NOW + timedelta(days=1)) == 0
+    names = await connection.fetch(
+        "SELECT inhrelid::regclass::text AS n FROM pg_inherits WHERE inhparent = 'audit_events'::regclass"
+    )
+    days = sorted(row["n"] for row in names if not row["n"].endswith("default"))
+    assert (days[0], days[-1], len(days)) == ("audit_events_20261114", "audit_events_20261123", 10)
+    await record(ledger, 1, NOW + timedelta(days=30))
+    assert await audit.make_partitions(NOW) == 1
+
+
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
+
+
+@given(
+    st.builds(
+        Event,
+        event_id=st.uuids(),
+        occurred_at=st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)),  # noqa: DTZ001
+        event_type=texts,
+        actor=st.none() | texts,
+        object=st.none() | texts,
+        message_id=st.none() | st.uuids(),
+        replay_key=st.none() | st.binary(min_size=32, max_size=32),
+        detail=st.dictionaries(texts, st.none() | st.booleans() | st.integers(-(2**53), 2**53) | texts, max_size=4),
+    ),
+    st.sampled_from(["event_type", "actor", "object"]),
+)
+def test_two_different_events_never_share_their_bytes(event: Event, field: str) -> None:
+    value = getattr(event, field)
+    for other in (value + "x" if value else "x", None if field != "event_type" and value is not None else "y" * 21):
+        changed = msgspec.structs.replace(event, **{field: other})
+        assert (changed.hash() == event.hash()) == (changed == event)
+
+
+async def test_every_event_survives_the_ledger_with_its_hash(ledger: Ledger, node: NodeKey) -> None:
+    odd = {"text": 'é\u2028 \\ " <>&\x7f', "int": 2**53, "negative": -1, "yes": True, "nothing": None, "": "empty"}
+    event = Event(
+        event_id=uuid4(),
+        occurred_at=NOW + timedelta(microseconds=1),
+        event_type="tested",
+        actor="a" * 255,
+        message_id=uuid4(),
+        replay_key=bytes(range(32)),
+        detail=odd,
+    )
+    async with ledger.transaction() as tx:
+        await service.record(tx, [event])
+    (stored,) = await Audit(ledger).events(service.Page())
+    assert isinstance(stored, StoredEvent)
+    assert stored.fault() is None
+    assert stored.detail == odd
+
+
+async def test_what_operators_and_agents_do_is_audited(start) -> None:
+    server: Server = await start()
+    agent = await server.register()
+    await server.send_signed(agent, "PUT", "/v1/agents/me/handle", b'{"handle": "ann"}')
+    token = (await server.post("/v1/tokens", json={"role": "read-only"}, headers=server.admin)).json()
+    await server.request("DELETE", f"/v1/tokens/{token['id']}", headers=server.admin)
+    await server.post("/v1/guard/blocks", json={"address": "192.0.2.1"}, headers=server.admin)
+    await server.request("DELETE", "/v1/guard/blocks/192.0.2.1", headers=server.admin)
+    events = (await server.get("/v1/audit/events", headers=server.admin)).json()["events"]
+    assert [(e["event_type"], e["actor"], e["object"]) for e in reversed(events)] == [
+        ("agent_registered", agent.id, agent.id),
+        ("handle_claimed", "ann", "ann"),
+        ("token_created", "token admin.token of the data directory", None),
+        ("token_revoked", "token admin.token of the data directory", None),
+        ("address_blocked", "token admin.token of the data directory", "192.0.2.1"),
+        ("address_unblocked", "token admin.token of the data directory", "192.0.2.1"),
+    ]
+
+
+async def test_the_event_list_filters_and_pages(start) -> None:
+    server: Server = await start(limits={"register": "off"})
+    agents = [await server.register() for _ in range(5)]
+
+    async def events(query: str) -> dict[str, object]:
+        return (await server.get(f"/v1/audit/events?{query}", headers=server.admin)).json()
+
+    first = await events("type=agent_registered&limit=3")
+    rest = await events(f"type=agent_registered&limit=3&cursor={first['next']}")
+    assert [e["actor"] for e in first["events"] + rest["events"]] == [a.id for a in reversed(agents)]
+    assert rest["next"] is None
+    assert len((await events(f"actor={agents[0].id}"))["events"]) == 1
+    assert (await events("from=2100-01-01T00:00:00Z"))["events"] == []
+    assert (await server.get("/v1/audit/checkpoints/x", headers=server.admin)).status_code == 400
+    assert (await server.get("/v1/audit/checkpoints/99", headers=server.admin)).status_code == 404

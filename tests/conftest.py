@@ -1,0 +1,173 @@
+"""Real stores for every test: one PostgreSQL and one Valkey per run, one database per test from a template."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from angelia import settings as angelia_settings
+from angelia.app import Application, prepare
+from angelia.settings import Loaded, Settings, with_values
+from angelia.stores import migrations
+from angelia.stores.embedded import EmbeddedStores
+from angelia.stores.embedded.datadir import DataDir
+from angelia.stores.ledger import Ledger
+from angelia.stores.valkey import HotTier
+from support import Server
+
+_numbers = itertools.count(1)
+_left_out: dict[str, int] = {}
+
+
+@dataclass(frozen=True)
+class Stores:
+    database_url: str
+    redis_url: str
+
+    def named(self, database: str) -> str:
+        return self.database_url.replace("/angelia?", f"/{database}?")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and isinstance(report.longrepr, tuple):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        _left_out[reason] = _left_out.get(reason, 0) + 1
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The run's last line: how many tests were left out, and why."""
+    if hasattr(config, "workerinput"):
+        return
+    why = "; ".join(f"{count} for {reason}" for reason, count in sorted(_left_out.items()))
+    print(f"left out: {sum(_left_out.values())} tests" + (f" ({why})" if why else ""))
+
+
+@pytest.fixture(scope="session")
+def directory() -> Iterator[Path]:
+    """A directory that the stores' user can reach; pytest's own are closed to everybody but us."""
+    path = Path(tempfile.mkdtemp(prefix="angelia-test-", dir="/tmp"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def stores(directory: Path) -> Iterator[Stores]:
+    data_dir = DataDir(directory / "stores")
+    data_dir.prepare()
+    data_dir.lock()
+    running = EmbeddedStores(Settings(data_dir=data_dir.path), data_dir)
+    try:
+        yield Stores(*running.start())
+    finally:
+        running.stop()
+        data_dir.remove_runtime()
+        data_dir.release()
+
+
+@pytest.fixture(scope="session")
+def template(stores: Stores) -> str:
+    """A migrated database that each test gets a copy of."""
+    import asyncio
+
+    async def make() -> None:
+        admin = await asyncpg.connect(stores.database_url)
+        await admin.execute("CREATE DATABASE template_angelia")
+        await admin.close()
+        connection = await asyncpg.connect(stores.named("template_angelia"))
+        await migrations.migrate(connection)
+        await connection.close()
+
+    asyncio.run(make())
+    return "template_angelia"
+
+
+@pytest.fixture
+async def empty_database(stores: Stores) -> AsyncIterator[str]:
+    async for url in _database(stores, "template1"):
+        yield url
+
+
+@pytest.fixture
+async def database_url(stores: Stores, template: str) -> AsyncIterator[str]:
+    async for url in _database(stores, template):
+        yield url
+
+
+async def _database(stores: Stores, template: str) -> AsyncIterator[str]:
+    name = f"test_{next(_numbers)}"
+    admin = await asyncpg.connect(stores.database_url)
+    await admin.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+    try:
+        yield stores.named(name)
+    finally:
+        await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        await admin.close()
+
+
+@pytest.fixture
+async def connection(database_url: str) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(database_url)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def ledger(database_url: str) -> AsyncIterator[Ledger]:
+    ledger = await Ledger.open(database_url)
+    yield ledger
+    await ledger.close()
+
+
+@pytest.fixture
+async def redis_url(stores: Stores) -> str:
+    import redis.asyncio
+
+    client = redis.asyncio.Redis.from_url(stores.redis_url)
+    await client.flushall()
+    await client.aclose()
+    return stores.redis_url
+
+
+@pytest.fixture
+async def hot(redis_url: str) -> AsyncIterator[HotTier]:
+    hot = HotTier(redis_url)
+    yield hot
+    await hot.close()
+
+
+@pytest.fixture
+async def start(database_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[object]:
+    """Start an application in this process: `await start(limits={...})` gives a Server to talk to."""
+    async with AsyncExitStack() as stack:
+
+        async def begin(**values: object) -> Server:
+            loaded = angelia_settings.load({}, {}, _no_file(tmp_path))
+            chosen = with_values(
+                loaded.settings, database_url=database_url, redis_url=redis_url, data_dir=tmp_path, **values
+            )
+            prepared = await prepare(chosen, tmp_path)
+            application = Application(
+                Loaded(chosen, loaded.origins), open_mode=prepared.open_mode, worker=0, data_dir=tmp_path
+            )
+            await stack.enter_async_context(application.running())
+            server = Server(application, (tmp_path / "admin.token").read_text().strip(), database_url, redis_url)
+            await stack.enter_async_context(server)
+            await server.hot_tier_is_old_enough()
+            return server
+
+        yield begin
+
+
+def _no_file(path: Path) -> Path:
+    empty = path / "none.toml"
+    empty.touch()
+    return empty

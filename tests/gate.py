@@ -1,0 +1,84 @@
+"""A guard in front of a few routes of each kind."""
+
+from __future__ import annotations
+
+import httpx
+
+from angelia.agents import routes as agent_routes
+from angelia.agents.service import Agents
+from angelia.guard import routes as guard_routes
+from angelia.guard.blocks import Blocks
+from angelia.guard.declarations import Access, Answer, Call, Route
+from angelia.guard.model import Per, Rule, parse_networks
+from angelia.guard.service import Guard
+from angelia.guard.tokens import Tokens
+from angelia.http.edge import Edge
+from angelia.settings import Settings
+from angelia.stores.ledger import Ledger
+from angelia.stores.valkey import HotTier
+from support import HOST, Agent
+
+PER_AGENT = Rule("posts", 3, 60_000, Per.AGENT)
+PER_ADDRESS = Rule("looks", 3, 60_000, Per.ADDRESS)
+
+
+class Gate:
+    """A server of test routes, one of each kind; `executed` holds the calls that got through."""
+
+    def __init__(self, ledger: Ledger, hot: HotTier, settings: Settings, *, open_mode: bool) -> None:
+        self.executed: list[Call] = []
+        self.hot = hot
+        self.agents = Agents(ledger)
+        self.tokens = Tokens(ledger, self.agents)
+        self.blocks = Blocks(ledger, hot)
+        routes = [
+            Route("GET", "/signed", self._run, Access.AGENT, "", {200: None}),
+            Route("DELETE", "/signed", self._run, Access.AGENT, "", {200: None}),
+            Route("POST", "/signed", self._run, Access.AGENT, "", {200: None}),
+            Route("GET", "/v1/signed", self._run, Access.AGENT, "", {200: None}),
+            Route("POST", "/v1/signed", self._run, Access.AGENT, "", {200: None}),
+            Route("POST", "/v1/signed/{name}", self._run, Access.AGENT, "", {200: None}),
+            Route("GET", "/v1/limited", self._run, Access.AGENT, "", {200: None}, rule=PER_AGENT),
+            Route("GET", "/looks", self._run, Access.ANYONE, "", {200: None}, rule=PER_ADDRESS),
+            Route("GET", "/other", self._run, Access.ANYONE, "", {200: None}),
+            Route("POST", "/api/v1/work", self._run, Access.WRITE, "", {200: None}, open_locally=True),
+            Route("GET", "/v1/reading", self._run, Access.READ, "", {200: None}),
+            Route("GET", "/v1/admin", self._run, Access.ADMIN, "", {200: None}),
+            *agent_routes.routes(self.agents, show_email=False),
+            *guard_routes.routes(self.tokens, self.blocks),
+        ]
+        guard = Guard(
+            hot=hot,
+            agents=self.agents,
+            tokens=self.tokens,
+            blocks=self.blocks,
+            settings=settings,
+            rules={route.rule.name: route.rule for route in routes if route.rule},
+            open_mode=open_mode,
+        )
+        self.edge = Edge(
+            routes,
+            guard,
+            open_mode=open_mode,
+            loopback=settings.loopback,
+            proxies=parse_networks("trusted_proxies", settings.trusted_proxies),
+        )
+        self.client = self.client_from("127.0.0.1")
+
+    def client_from(self, address: str) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(self.edge, client=(address, 50000))
+        return httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}")
+
+    async def agent(self) -> Agent:
+        agent = Agent()
+        answer = await self.client.post("/register", json={"public_key": agent.public_text})
+        agent.id = answer.json()["id"]
+        return agent
+
+    async def send(self, agent: Agent, method: str, url: str, body: bytes = b"", **how: object) -> httpx.Response:
+        headers = agent.signed(method, url, body, **how)  # type: ignore[arg-type]
+        return await self.client.request(method, url, content=body, headers=headers)
+
+    async def _run(self, call: Call) -> Answer:
+        self.executed.append(call)
+        return Answer(body={"caller": call.caller.known_as, "role": call.caller.role.label})

@@ -1,0 +1,32 @@
+"""Gates for the guard's tests, with a birth mark in the past, as on a server that has run for a while."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+import redis.asyncio
+
+from angelia.settings import Settings, with_values
+from angelia.stores.ledger import Ledger
+from angelia.stores.valkey import HotTier
+from gate import Gate
+
+
+@pytest.fixture
+async def gate(ledger: Ledger, hot: HotTier, redis_url: str) -> AsyncIterator[Callable[..., Gate]]:
+    async with AsyncExitStack() as stack:
+        await hot.ping()
+        client = redis.asyncio.Redis.from_url(redis_url)
+        await client.set("ang:birth", f"{hot.run_id}:{int(time.time() * 1000) - 60_000}")
+        await client.aclose()
+
+        def make(*, open_mode: bool = False, **values: object) -> Gate:
+            values.setdefault("limits", {"register": "off"})
+            gate = Gate(ledger, hot, with_values(Settings(), **values), open_mode=open_mode)
+            stack.push_async_callback(gate.client.aclose)
+            return gate
+
+        yield make

@@ -1,0 +1,205 @@
+"""Bearer tokens and JSON Web Tokens: roles, bindings, expiry, and everything that must be refused."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import asyncpg
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from angelia.guard.tokens import new_text
+from support import Server
+
+SECRET = "a secret of more than thirty-two characters"
+
+
+async def make(server: Server, **body: Any) -> dict[str, Any]:
+    answer = await server.post("/v1/tokens", json=body, headers=server.admin)
+    assert answer.status_code == 201, answer.text
+    return answer.json()
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+async def test_the_first_admin_token_lies_in_the_data_directory_and_works(start, tmp_path) -> None:
+    server: Server = await start()
+    path = tmp_path / "admin.token"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert (await server.get("/v1/settings", headers=bearer(path.read_text().strip()))).status_code == 200
+
+
+async def test_a_token_is_shown_once_listed_without_its_secret_and_stored_hashed(start) -> None:
+    server: Server = await start()
+    made = await make(server, role="read-only", label="dashboard")
+    listed = (await server.get("/v1/tokens", headers=server.admin)).json()
+    assert [t["label"] for t in listed["tokens"]] == ["admin.token of the data directory", "dashboard"]
+    assert made["token"] not in json.dumps(listed)
+    connection = await asyncpg.connect(server.database_url)
+    dump = str(await connection.fetch("SELECT * FROM tokens")) + str(
+        await connection.fetch("SELECT * FROM audit_events")
+    )
+    await connection.close()
+    assert made["token"].rpartition("_")[2] not in dump
+
+
+async def test_roles_include_the_lower_ones_and_no_more(gate, ledger) -> None:
+    from datetime import UTC, datetime
+
+    from angelia.guard.model import Caller, parse_address
+
+    it = gate()
+    caller, now = Caller(parse_address("127.0.0.1"), name="test"), datetime.now(UTC)
+    allowed = {}
+    for role in ("read-only", "read-write", "admin"):
+        _, text = await it.tokens.make(caller, now, role=role, agent=None, label="", life=None)
+        statuses = [
+            (await it.client.get("/v1/reading", headers=bearer(text))).status_code,
+            (await it.client.post("/api/v1/work", headers=bearer(text))).status_code,
+            (await it.client.get("/v1/admin", headers=bearer(text))).status_code,
+            (await it.client.get("/v1/signed", headers=bearer(text))).status_code,
+        ]
+        allowed[role] = statuses
+    assert allowed == {
+        "read-only": [200, 403, 403, 403],
+        "read-write": [200, 200, 403, 403],
+        "admin": [200, 200, 200, 403],
+    }
+
+
+async def test_a_token_bound_to_an_agent_acts_for_it(start) -> None:
+    server: Server = await start()
+    agent = await server.register()
+    made = await make(server, role="read-write", agent=agent.id)
+    me = await server.get("/v1/agents/me", headers=bearer(made["token"]))
+    assert (me.status_code, me.json()["id"]) == (200, agent.id)
+    unbound = await server.get("/v1/agents/me", headers=server.admin)
+    assert (unbound.status_code, unbound.json()["code"]) == (403, "authorization_denied")
+
+
+async def test_a_revoked_token_stops_at_once(start) -> None:
+    server: Server = await start()
+    made = await make(server, role="admin")
+    assert (await server.get("/v1/settings", headers=bearer(made["token"]))).status_code == 200
+    gone = await server.request("DELETE", f"/v1/tokens/{made['id']}", headers=server.admin)
+    assert gone.status_code == 204
+    assert (await server.get("/v1/settings", headers=bearer(made["token"]))).status_code == 401
+    again = await server.request("DELETE", f"/v1/tokens/{made['id']}", headers=server.admin)
+    assert (again.status_code, again.json()["code"]) == (404, "not_found")
+
+
+async def test_an_expired_token_is_refused(start) -> None:
+    server: Server = await start()
+    made = await make(server, role="admin", expires_in=3600)
+    connection = await asyncpg.connect(server.database_url)
+    await connection.execute("UPDATE tokens SET expires_at = created_at WHERE id = $1", made["id"])
+    await connection.close()
+    answer = await server.get("/v1/settings", headers=bearer(made["token"]))
+    assert (answer.status_code, answer.json()["hint"]) == (401, "the token has expired")
+
+
+async def test_wrong_tokens_have_one_answer(start) -> None:
+    server: Server = await start()
+    token = server.admin_token
+    for wrong in (token[:-1], token[:-1] + ("A" if token[-1] != "A" else "B"), new_text(), "agt_", "agt__", "x", ""):
+        answer = await server.get("/v1/settings", headers=bearer(wrong))
+        assert (answer.status_code, answer.json()["code"]) == (401, "unauthenticated"), wrong
+        assert "www-authenticate" in answer.headers
+    bare = await server.get("/v1/settings", headers={"authorization": token})
+    assert bare.status_code == 200, "clients of the queue surface send it without the word Bearer too"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{}, {"role": "king"}, {"role": "admin", "agent": "nobody"}, {"role": "admin", "expires_in": 0},
+     {"role": "admin", "expires_in": "1"}, {"role": "admin", "label": "x" * 101}, {"role": "admin", "more": 1}],
+)  # fmt: skip
+async def test_a_bad_request_for_a_token_makes_none(start, body: dict[str, Any]) -> None:
+    server: Server = await start()
+    answer = await server.post("/v1/tokens", json=body, headers=server.admin)
+    assert answer.status_code in (400, 404)
+    assert (await server.get("/v1/tokens", headers=server.admin)).json()["total"] == 1
+
+
+async def test_operator_routes_need_an_admin_even_in_open_mode(start) -> None:
+    server: Server = await start()
+    agent = await server.register()
+    for path in ("/v1/settings", "/v1/tokens", "/v1/agents", "/v1/guard/blocks", "/v1/audit/events"):
+        assert (await server.get(path)).status_code == 401
+        assert (await server.send_signed(agent, "GET", path)).status_code == 403
+
+
+async def test_open_mode_opens_its_surface_without_a_credential_and_token_mode_does_not(gate) -> None:
+    assert (await gate(open_mode=True).client.post("/api/v1/work")).status_code == 200
+    closed = await gate(open_mode=False).client.post("/api/v1/work")
+    assert (closed.status_code, closed.json()) == (401, {"error": "Authentication required"})
+
+
+def claims(**more: Any) -> dict[str, Any]:
+    return {"aud": "angelia", "exp": int(time.time()) + 60, "sub": "service", "role": "admin"} | more
+
+
+async def test_jwt_hs256_gives_its_role(gate) -> None:
+    it = gate(jwt_secret=SECRET)
+    for given, role in (
+        ({"role": "admin"}, "admin"),
+        ({"role": None, "roles": ["read-only", "read-write"]}, "read-write"),
+    ):
+        token = jwt.encode(claims(**given), SECRET, "HS256")
+        assert (await it.client.get("/v1/reading", headers=bearer(token))).json()["role"] == role
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        jwt.encode(claims(), "another secret of more than 32 characters", "HS256"),
+        jwt.encode(claims(exp=1), SECRET, "HS256"),
+        jwt.encode(claims(aud="others"), SECRET, "HS256"),
+        jwt.encode({"aud": "angelia", "role": "admin"}, SECRET, "HS256"),
+        jwt.encode(claims(role="king"), SECRET, "HS256"),
+        jwt.encode(claims(), SECRET, "HS512"),
+        jwt.encode(claims(), None, "none"),
+        "a.b.c",
+    ],
+)
+async def test_bad_json_web_tokens_are_refused(gate, token: str) -> None:
+    it = gate(jwt_secret=SECRET)
+    assert (await it.client.get("/v1/admin", headers=bearer(token))).status_code in (401, 403)
+    assert it.executed == []
+
+
+async def test_jwt_eddsa_verifies_by_key_file_and_no_public_key_becomes_a_secret(gate, tmp_path) -> None:
+    key = Ed25519PrivateKey.generate()
+    pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    (tmp_path / "jwt.pem").write_bytes(pem)
+    it = gate(jwt_public_key=tmp_path / "jwt.pem")
+    good = jwt.encode(claims(), key, "EdDSA")
+    assert (await it.client.get("/v1/admin", headers=bearer(good))).status_code == 200
+    confused = _hs256_by_hand(claims(), pem)
+    assert (await it.client.get("/v1/admin", headers=bearer(confused))).status_code == 401
+
+
+async def test_a_jwt_subject_that_is_an_agent_acts_for_it(gate) -> None:
+    it = gate(jwt_secret=SECRET)
+    agent = await it.agent()
+    token = jwt.encode(claims(sub=agent.id, role="read-write"), SECRET, "HS256")
+    assert (await it.client.get("/v1/signed", headers=bearer(token))).json()["caller"] == agent.id
+
+
+def _hs256_by_hand(payload: dict[str, Any], secret: bytes) -> str:
+    """PyJWT refuses to sign with a PEM as secret; an attacker does not."""
+    import base64
+    import hashlib
+    import hmac
+
+    def part(data: bytes) -> str:
+        return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+    signed = part(b'{"alg":"HS256","typ":"JWT"}') + "." + part(json.dumps(payload).encode())
+    return signed + "." + part(hmac.new(secret, signed.encode(), hashlib.sha256).digest())

@@ -1,0 +1,83 @@
+"""A real server as its users run it: `angelia serve` in a process of its own, which tests may kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+from angelia.stores.embedded.datadir import Runtime, read_runtime
+
+START_SECONDS = 60
+
+
+class ServerProcess:
+    """One data directory and the server on it; `start` and `kill` as often as one likes."""
+
+    def __init__(self, data_dir: Path, **environ: str) -> None:
+        self.data_dir = data_dir
+        self.environ = {"ANGELIA_" + name.upper(): value for name, value in environ.items()}
+        self.process: subprocess.Popen[bytes] | None = None
+        self.log = data_dir.with_suffix(".log")
+
+    def start(self) -> Runtime:
+        """Start the server and wait until it says where it is."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("ANGELIA_")}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [Path(sys.executable).parent / "angelia", "serve", "--data-dir", self.data_dir, "--port", "0"],
+                env=kept | self.environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            runtime = read_runtime(self.data_dir)
+            if runtime is not None and runtime.pid == self.process.pid:
+                return runtime
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.05)
+        raise AssertionError(f"the server did not start: {self.log.read_text()[-3000:]}")
+
+    def pid_of(self, name: str) -> int:
+        """The server itself, its `worker`, or the main process of its `postgres` or `valkey-server`."""
+        assert self.process is not None
+        if name == "server":
+            return self.process.pid
+        for child in psutil.Process(self.process.pid).children():
+            command = child.cmdline()
+            if (name == "worker" and "angelia.worker" in command) or Path(command[0]).name.startswith(name):
+                return child.pid
+        raise AssertionError(f"no {name} is running")
+
+    def kill(self, name: str) -> None:
+        os.kill(self.pid_of(name), signal.SIGKILL)
+        if name == "server":
+            assert self.process is not None
+            self.process.wait(10)
+
+    def stop(self) -> int:
+        """A clean stop; the exit code."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(40)
+
+    def wait_until_healthy(self, url: str, seconds: float = 15) -> float:
+        """How long it took until every store answered again."""
+        began = time.monotonic()
+        while time.monotonic() - began < seconds:
+            try:
+                if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+                    return time.monotonic() - began
+            except httpx.TransportError:
+                pass
+            time.sleep(0.05)
+        raise AssertionError(f"not healthy after {seconds} s: {self.log.read_text()[-3000:]}")

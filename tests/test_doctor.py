@@ -1,0 +1,155 @@
+"""The doctor finds what is wrong, says what to do, and changes nothing."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis.asyncio
+
+from angelia.doctor import Finding, State, examine, judge_clock, judge_postgres
+from angelia.settings import load
+from angelia.stores.embedded.datadir import DataDir, Runtime
+
+NAMES = [
+    "python",
+    "data directory",
+    "disk",
+    "permissions",
+    "postgres",
+    "valkey",
+    "migrations",
+    "clock",
+    "node key",
+    "java",
+]
+
+
+async def findings(data_dir: Path, **flags: Any) -> dict[str, Finding]:
+    return {found.name: found for found in await examine(load({"data_dir": data_dir, **flags}, environ={}))}
+
+
+@pytest.fixture
+def data_dir() -> Iterator[DataDir]:
+    place = Path(tempfile.mkdtemp(prefix="angelia-test-", dir="/tmp"))
+    place.chmod(0o755)
+    data_dir = DataDir(place / "data")
+    data_dir.prepare()
+    yield data_dir
+    data_dir.remove_runtime()
+    data_dir.release()
+    shutil.rmtree(place)
+
+
+async def test_before_the_first_start_nothing_is_wrong_and_nothing_is_made(tmp_path: Path) -> None:
+    found = await findings(tmp_path / "data")
+    assert list(found) == NAMES
+    assert {one.state for name, one in found.items() if name != "java"} == {State.OK}
+    assert "made by the first start" in found["data directory"].detail
+    assert not (tmp_path / "data").exists()
+
+
+async def test_a_running_server_is_examined_through_its_runtime_file(
+    data_dir: DataDir, database_url: str, redis_url: str
+) -> None:
+    data_dir.lock()
+    data_dir.write_runtime(
+        Runtime(pid=7, url="http://localhost:1", database_url=database_url, redis_url=redis_url, sockets="")
+    )
+    found = await findings(data_dir.path)
+    assert {one.state for name, one in found.items() if name != "java"} == {State.OK}
+    assert "used by the server at http://localhost:1 (pid 7)" in found["data directory"].detail
+    assert "18." in found["postgres"].detail
+    assert "valkey 9." in found["valkey"].detail
+    assert database_url.split(":")[2].split("@")[0] not in str(found)
+
+
+async def test_migrations_that_wait_are_a_warning_and_stay_undone(tmp_path: Path, empty_database: str) -> None:
+    for _ in range(2):
+        found = await findings(tmp_path, database_url=empty_database)
+        assert found["migrations"].state is State.WARN
+        assert "wait: 0001_" in found["migrations"].detail
+
+
+async def test_a_schema_changed_by_hand_is_a_failure(tmp_path: Path, database_url: str, connection: Any) -> None:
+    await connection.execute("ALTER TABLE agents ADD COLUMN surprise text")
+    assert (await findings(tmp_path, database_url=database_url))["migrations"].state is State.FAIL
+
+
+async def test_a_hot_tier_that_may_forget_is_a_warning(tmp_path: Path, redis_url: str) -> None:
+    client = redis.asyncio.Redis.from_url(redis_url)
+    await client.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        found = await findings(tmp_path, redis_url=redis_url)
+    finally:
+        await client.config_set("maxmemory-policy", "noeviction")
+        await client.aclose()
+    assert found["valkey"].state is State.WARN
+    assert "allkeys-lru" in found["valkey"].detail
+    assert "noeviction" in found["valkey"].hint
+
+
+async def test_stores_that_do_not_answer_are_failures_without_their_passwords(tmp_path: Path) -> None:
+    found = await findings(
+        tmp_path, database_url="postgresql://a:hush@127.0.0.1:1/a", redis_url="redis://:hush@127.0.0.1:1"
+    )
+    assert found["postgres"].state is found["valkey"].state is State.FAIL
+    assert "DATABASE_URL" in found["postgres"].hint
+    assert "REDIS_URL" in found["valkey"].hint
+    assert "hush" not in str(found)
+
+
+async def test_secrets_open_to_others_are_failures(data_dir: DataDir) -> None:
+    data_dir.admin_token.write_text("secret")
+    data_dir.admin_token.chmod(0o644)
+    data_dir.node_key.write_bytes(bytes(32))
+    data_dir.node_key.chmod(0o640)
+    found = await findings(data_dir.path)
+    assert found["permissions"].state is State.FAIL
+    assert str(data_dir.admin_token) in found["permissions"].hint
+    assert found["node key"].state is State.FAIL
+
+
+@pytest.mark.parametrize(("size", "state"), [(32, State.OK), (31, State.FAIL)])
+async def test_a_node_key_has_32_bytes(size: int, state: State, data_dir: DataDir) -> None:
+    data_dir.node_key.write_bytes(bytes(size))
+    data_dir.node_key.chmod(0o600)
+    assert (await findings(data_dir.path))["node key"].state is state
+
+
+async def test_a_lost_node_key_is_noticed_before_a_start_makes_another(data_dir: DataDir) -> None:
+    data_dir.admin_token.touch(0o600)
+    found = (await findings(data_dir.path))["node key"]
+    assert found.state is State.WARN
+    assert "back-up" in found.hint
+
+
+async def test_a_directory_without_postgres_is_a_failure(tmp_path: Path) -> None:
+    found = (await findings(tmp_path, postgres_bin=str(tmp_path)))["postgres"]
+    assert found.state is State.FAIL
+    assert "ANGELIA_POSTGRES_BIN" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("ahead", "state"),
+    [(0.0, State.OK), (-0.9, State.OK), (1.8, State.WARN), (-4.9, State.WARN), (5.0, State.FAIL), (-60.0, State.FAIL)],
+)
+def test_the_clocks_must_agree(ahead: float, state: State) -> None:
+    assert judge_clock(ahead).state is state
+
+
+def test_the_worked_example_of_a_clock() -> None:
+    found = judge_clock(1.8)
+    assert (found.detail, found.hint) == (
+        "PostgreSQL is 1.8 s ahead",
+        "run a time service; the server refuses to start at 5 s",
+    )
+
+
+@pytest.mark.parametrize(("version", "state"), [("14.9", State.FAIL), ("15.0", State.OK), ("18.4", State.OK)])
+def test_postgres_must_be_15_or_newer(version: str, state: State) -> None:
+    assert judge_postgres(version, "here").state is state
