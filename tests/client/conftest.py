@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from angelia.mailbox import identity
 from angelia.mailbox.identity import Identity
 from client.recorder import Recorder, recording

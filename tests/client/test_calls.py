@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+
 from angelia.client import BadAnswer, calls
 from angelia.client.wire import Call, Credential, Request, Response
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
 
 import pytest
+from http_message_signatures import HTTPMessageVerifier, HTTPSignatureKeyResolver, algorithms
+
 from angelia.client import AsyncClient, Client, Unreachable, attempts, calls
 from angelia.client.attempts import Trip, origin
-from angelia.errors import InvalidArgument, NotFound, RateLimited, Stale, Unavailable
+from angelia.errors import InvalidArgument, NotFound, Stale
 from angelia.mailbox.identity import Identity
 from client.recorder import Recorder, Seen, closed_port
 from client.test_calls import AGENT, HEALTH, TOKEN
-from http_message_signatures import HTTPMessageVerifier, HTTPSignatureKeyResolver, algorithms
 
 STALE = {"title": "signed before the nonce memory began", "code": "stale", "status": 401, "request_id": "r"}
 COMPONENTS = {'"@method"', '"@authority"', '"@path"', '"@query"', '"content-digest"'}
@@ -48,16 +48,9 @@ def verify(seen: Seen, identity: Identity, url: str) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def without_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """Pauses are recorded instead of taken."""
-    pauses: list[float] = []
-
-    async def later(seconds: float) -> None:
-        pauses.append(seconds)
-
-    monkeypatch.setattr("angelia.client.clients.asyncio.sleep", later)
-    monkeypatch.setattr("angelia.client.clients.time.sleep", pauses.append)
-    yield pauses
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(attempts, "PAUSE_AFTER_STALE", 0.001)
 
 
 def test_an_independent_library_verifies_the_signature_over_everything(recorder: Recorder, alice: Identity) -> None:
@@ -83,6 +76,14 @@ def test_the_signed_path_is_the_sent_path_whatever_it_holds(
     verify(recorder.seen[0], alice, recorder.url)
 
 
+async def test_the_asynchronous_client_pauses_and_tries_again(recorder: Recorder) -> None:
+    recorder.tell("GET", "/healthz", {}, status=503)
+    recorder.tell("GET", "/healthz", {"status": "ok"})
+    async with AsyncClient(recorder.url) as client:
+        assert await client.alive()
+    assert len(recorder.seen) == 2
+
+
 async def test_the_asynchronous_client_signs_alike(recorder: Recorder, alice: Identity) -> None:
     recorder.tell("GET", "/v1/agents/me", AGENT)
     async with AsyncClient(recorder.url, alice) as client:
@@ -106,16 +107,13 @@ def test_the_token_is_for_operators_verbs_and_the_signature_for_the_rest(recorde
     assert not {"authorization", "signature"} & set(alive)
 
 
-def test_a_request_refused_as_stale_is_signed_again_with_a_new_nonce(
-    recorder: Recorder, alice: Identity, without_waiting: list[float]
-) -> None:
+def test_a_request_refused_as_stale_is_signed_again_with_a_new_nonce(recorder: Recorder, alice: Identity) -> None:
     recorder.tell("POST", "/v1/tokens", STALE, status=401)
     recorder.tell("POST", "/v1/tokens", {**TOKEN, "token": "agt_x"}, status=201)
     with Client(recorder.url, alice) as client:
         assert client.create_token("admin").token == "agt_x"
     first, second = (verify(seen, alice, recorder.url).parameters["nonce"] for seen in recorder.seen)
     assert first != second
-    assert without_waiting == [attempts.PAUSE_AFTER_STALE]
 
 
 def test_a_wrong_clock_is_named_and_not_argued_with(recorder: Recorder, alice: Identity) -> None:
@@ -128,50 +126,7 @@ def test_a_wrong_clock_is_named_and_not_argued_with(recorder: Recorder, alice: I
     assert len(recorder.seen) == 1
 
 
-@pytest.mark.parametrize("status", [502, 503, 504])
-def test_a_passing_weakness_is_tried_three_times(
-    recorder: Recorder, alice: Identity, status: int, without_waiting: list[float]
-) -> None:
-    recorder.tell("GET", "/v1/agents/me", {"title": "later", "code": "unavailable"}, status=status)
-    with Client(recorder.url, alice) as client, pytest.raises(Unavailable) as refused:
-        client.me()
-    assert refused.value.status == status
-    assert len(recorder.seen) == 3
-    assert without_waiting == sorted(without_waiting)
-
-
-async def test_retry_after_is_honoured_but_never_beyond_the_timeout(
-    recorder: Recorder, without_waiting: list[float]
-) -> None:
-    recorder.tell("GET", "/v1/node", {}, status=503, headers={"retry-after": "4"})
-    recorder.tell("GET", "/v1/node", {}, status=503, headers={"retry-after": "400"})
-    async with AsyncClient(recorder.url, timeout=10) as client:
-        with pytest.raises(Unavailable) as refused:
-            await client.node()
-    assert without_waiting == [4]
-    assert refused.value.retry_after == 400
-
-
-def test_what_may_have_been_done_is_not_done_twice(recorder: Recorder, without_waiting: list[float]) -> None:
-    recorder.tell("POST", "/v1/tokens", {}, status=503, headers={"retry-after": "1"})
-    with Client(recorder.url, token="t") as client, pytest.raises(Unavailable):
-        client.create_token("admin")
-    with closed_port() as nowhere, Client(nowhere, token="t") as client, pytest.raises(Unreachable) as lost:
-        client.create_token("admin")
-    assert "whether the request was carried out is not known" in lost.value.message
-    assert len(recorder.seen) == 1
-    assert without_waiting == []
-
-
-def test_a_limit_is_reported_not_fought(recorder: Recorder) -> None:
-    recorder.tell("GET", "/v1/node", {"title": "slow down", "code": "rate_limited"}, 429, {"retry-after": "9"})
-    with Client(recorder.url) as client, pytest.raises(RateLimited) as refused:
-        client.node()
-    assert refused.value.retry_after == 9
-    assert len(recorder.seen) == 1
-
-
-async def test_nobody_there_is_one_clear_error_from_both_clients(without_waiting: list[float]) -> None:
+async def test_nobody_there_is_one_clear_error_from_both_clients() -> None:
     with closed_port() as url:
         with Client(url) as client, pytest.raises(Unreachable) as blocking:
             client.node()
@@ -180,7 +135,6 @@ async def test_nobody_there_is_one_clear_error_from_both_clients(without_waiting
                 await other.node()
     assert blocking.value.message == f"{url} cannot be reached (Connection refused)"
     assert awaited.value.code == "network"
-    assert len(without_waiting) == 4
 
 
 def test_a_silent_server_costs_no_more_than_the_timeout() -> None:

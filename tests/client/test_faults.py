@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from angelia.client.faults import ApiError, fault
 from angelia.client.wire import Response
 from angelia.errors import AngeliaError, Denied, FromFuture, NotFound, RateLimited, Stale, Unauthenticated
-from hypothesis import given
-from hypothesis import strategies as st
 
 NOW = 1_800_000_000.0
 

@@ -30,7 +30,7 @@ class Agents:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._registrations = GroupCommit(ledger, _register)
+        self._registrations = GroupCommit(ledger, register_batch)
 
     async def close(self) -> None:
         await self._registrations.close()
@@ -128,7 +128,7 @@ class Agents:
             return await store.list_agents(tx, since, until, after, limit)
 
 
-async def _register(tx: Tx, wanted: Sequence[Registration]) -> list[Registered]:
+async def register_batch(tx: Tx, wanted: Sequence[Registration]) -> list[Registered]:
     made, ids = await store.register(tx, wanted)
     results, events = [], []
     for registration in wanted:

@@ -5,6 +5,7 @@ A driver takes the steps that `Line.run` yields (send this, pause so long) and r
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Callable, Generator
@@ -28,6 +29,8 @@ FIRST_PAUSE = 0.2
 # Signatures carry whole seconds, so one made in the second of the nonce memory's birth is still too old.
 PAUSE_AFTER_STALE = 1.0
 _PASSING = (502, 503, 504)
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_HOST = re.compile(rb"[a-z0-9_](?:[a-z0-9._-]*[a-z0-9_.])?|[0-9a-f:]*:[0-9a-f:.]*")
 
 
 class Signer(Protocol):
@@ -87,11 +90,14 @@ def origin(url: str) -> str:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
         raise InvalidArgument(f"{url} is no URL: {error}") from error
-    if parsed.scheme not in ("http", "https") or not parsed.host:
+    if parsed.scheme not in _DEFAULT_PORTS or _HOST.fullmatch(parsed.raw_host) is None:
         raise InvalidArgument(f"{url} is no server's URL", hint="write it as http://localhost:8080")
     if parsed.userinfo or parsed.raw_path not in (b"", b"/") or parsed.fragment:
         raise InvalidArgument("a server's URL has no user, path or query", hint="write it as https://angelia.example")
-    return f"{parsed.scheme}://{parsed.netloc.decode('ascii')}"
+    host = parsed.raw_host.decode("ascii")
+    host = f"[{host}]" if ":" in host else host
+    port = "" if parsed.port in (None, _DEFAULT_PORTS[parsed.scheme]) else f":{parsed.port}"
+    return f"{parsed.scheme}://{host}{port}"
 
 
 def is_loopback(url: str) -> bool:

@@ -319,6 +319,8 @@ class Guard:
         if self._blocks.includes(address, now):
             metrics.BLOCKED.inc()
             raise Denied("temporarily blocked")
+        if rule is None:
+            return None  # what this process remembers is enough where nothing is counted
         try:
             verdict = await store.spend_address(
                 self._hot,
@@ -331,7 +333,7 @@ class Guard:
             )
         except Unavailable:
             metrics.LIMITER_FALLBACK.inc()
-            spent = self._local.spend(rule, str(address), at, charge=charge) if rule else None
+            spent: Spent | None = self._local.spend(rule, str(address), at, charge=charge)
         else:
             if verdict.blocked:
                 metrics.BLOCKED.inc()
