@@ -192,6 +192,6 @@ async def _keep_admin_token(ledger: Ledger, path: Path, now: datetime) -> None:
     """The file comes first: a crash between the two leaves a file whose token the next start still records."""
     if not path.exists():
         write_private(path, f"{new_text()}\n".encode())
-    row = token_row(path.read_text("ascii").strip(), "admin.token of the data directory", "admin", None, now, None)
+    row = token_row(path.read_text("ascii").strip(), "admin.token", "admin", None, now, None)
     async with ledger.transaction() as tx:
         await guard_store.make_token(tx, row, first_admin=True)

@@ -22,7 +22,7 @@ from angelia import app
 from angelia.http import logs
 from angelia.listener import bind, local_url
 from angelia.settings import Loaded, Settings, with_values
-from angelia.stores.embedded import EmbeddedStores
+from angelia.stores.embedded import EmbeddedStores, ledger_alone
 from angelia.stores.embedded.datadir import DataDir, Runtime
 from angelia.stores.embedded.owner import Owner
 from angelia.stores.embedded.private import make_private_directory
@@ -49,6 +49,18 @@ def serve(loaded: Loaded) -> int:
             signals.wait(_TICK_SECONDS)
         listener.close()
         _drain(stores, workers, signals)
+    return 0
+
+
+def set_schema(loaded: Loaded, version: int) -> int:
+    """Bring the ledger's schema to a version, forward or back, while no server runs; the exit code."""
+    logs.configure(loaded.settings)
+    with ledger_alone(loaded.settings) as database_url:
+        settings = with_values(loaded.settings, database_url=database_url)
+        steps = asyncio.run(app.set_schema(settings, version))
+    for step in steps:
+        sys.stdout.write(f"{step}\n")
+    sys.stderr.write(f"the schema is at version {version}\n")
     return 0
 
 
@@ -220,4 +232,5 @@ def _raise_open_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        with contextlib.suppress(ValueError, OSError):  # macOS has a lower limit that it does not tell
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

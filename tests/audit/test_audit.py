@@ -329,10 +329,10 @@ async def test_what_operators_and_agents_do_is_audited(start) -> None:
     assert [(e["event_type"], e["actor"], e["object"]) for e in reversed(events)] == [
         ("agent_registered", agent.id, agent.id),
         ("handle_claimed", "ann", "ann"),
-        ("token_created", "token admin.token of the data directory", None),
-        ("token_revoked", "token admin.token of the data directory", None),
-        ("address_blocked", "token admin.token of the data directory", "192.0.2.1"),
-        ("address_unblocked", "token admin.token of the data directory", "192.0.2.1"),
+        ("token_created", "token admin.token", None),
+        ("token_revoked", "token admin.token", None),
+        ("address_blocked", "token admin.token", "192.0.2.1"),
+        ("address_unblocked", "token admin.token", "192.0.2.1"),
     ]
 
 

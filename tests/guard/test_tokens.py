@@ -39,7 +39,7 @@ async def test_a_token_is_shown_once_listed_without_its_secret_and_stored_hashed
     server: Server = await start()
     made = await make(server, role="read-only", label="dashboard")
     listed = (await server.get("/v1/tokens", headers=server.admin)).json()
-    assert [t["label"] for t in listed["tokens"]] == ["admin.token of the data directory", "dashboard"]
+    assert [t["label"] for t in listed["tokens"]] == ["admin.token", "dashboard"]
     assert made["token"] not in json.dumps(listed)
     connection = await asyncpg.connect(server.database_url)
     dump = str(await connection.fetch("SELECT * FROM tokens")) + str(

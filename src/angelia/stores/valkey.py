@@ -45,6 +45,7 @@ class _ScriptCall:
     """One call that waits for its round trip."""
 
     script: Script
+    keys: int
     arguments: tuple[str | int | bytes, ...]
     answer: asyncio.Future[Any]
 
@@ -78,20 +79,25 @@ class HotTier:
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[str | int | bytes]) -> Any:
         """Run a script. Calls that come while others are on their way share the next round trip."""
         mine: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_ScriptCall(script, (len(keys), *keys, *args), mine))
+        self._waiting.append(_ScriptCall(script, len(keys), (*keys, *args), mine))
         if len(self._senders) < _SENDERS:
-            sender = asyncio.create_task(self._send_waiting())
-            self._senders.add(sender)
-            sender.add_done_callback(self._senders.discard)
+            self._senders.add(asyncio.create_task(self._send_waiting()))
         with _wrapped():
             return await mine
 
     async def _send_waiting(self) -> None:
+        try:
+            await self._send_while_any_waits()
+        finally:
+            # At once and not in a callback: in between, a call would count on a sender that looks no more.
+            self._senders.discard(asyncio.current_task())
+
+    async def _send_while_any_waits(self) -> None:
         while self._waiting:
             calls = [self._waiting.popleft() for _ in range(min(_MOST_CALLS, len(self._waiting)))]
             pipeline = self._redis.pipeline(transaction=False)
             for call in calls:
-                pipeline.evalsha(call.script.sha, *call.arguments)
+                pipeline.evalsha(call.script.sha, call.keys, *call.arguments)
             try:
                 results = await pipeline.execute(raise_on_error=False)
             except (RedisError, OSError, TimeoutError) as error:
@@ -104,7 +110,7 @@ class HotTier:
     async def _teach(self, call: _ScriptCall) -> Any:
         """A server that was started anew has forgotten its scripts."""
         try:
-            return await self._redis.eval(call.script.text, *call.arguments)
+            return await self._redis.eval(call.script.text, call.keys, *call.arguments)
         except (RedisError, OSError, TimeoutError) as error:
             return error
 

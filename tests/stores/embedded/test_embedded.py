@@ -25,6 +25,9 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from angelia.errors import StartFailed
+from angelia.settings import Settings
+from angelia.stores.embedded import ledger_alone
+from angelia.stores.embedded.datadir import DataDir
 from angelia.stores.embedded.process import exists
 
 PARENT = """
@@ -165,7 +168,7 @@ def test_a_busy_backend_of_a_killed_postmaster_only_delays_the_next(data_path: P
 
     def keep_a_backend_busy() -> None:
         with contextlib.suppress(OSError, asyncpg.PostgresError):
-            ask(started.database_url, "SELECT count(*) FROM generate_series(1, 6000000)")
+            ask(started.database_url, "SELECT count(*) FROM generate_series(1, 10000000)")
 
     busy = threading.Thread(target=keep_a_backend_busy)
     busy.start()
@@ -301,6 +304,15 @@ def test_a_given_url_needs_no_store_of_ours(place: Path, start: Any) -> None:
     assert started.stores.pids == {}
     assert started.stores.names == []
     assert not (place / "data/postgres").exists()
+
+
+def test_the_ledger_alone_holds_the_lock_and_starts_no_hot_tier(data_path: Path) -> None:
+    with ledger_alone(Settings(data_dir=data_path)) as url:
+        assert answers(url)
+        assert not (data_path / "valkey/valkey.pid").exists()
+        with pytest.raises(StartFailed, match="another server"):
+            DataDir(data_path).lock()
+    assert not answers(url)
 
 
 def test_a_long_path_still_has_short_sockets(place: Path, start: Any, template: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from angelia.errors import StartFailed
-from angelia.settings import Settings
+from angelia.settings import Settings, with_values
 from angelia.stores.embedded.binaries import Programs, postgres_for, valkey_for
 from angelia.stores.embedded.datadir import DataDir
 from angelia.stores.embedded.orphans import Trace, stop_orphan
@@ -101,6 +102,27 @@ class EmbeddedStores:
 
     def _url(self, name: str, given: str | None) -> str:
         return given if given is not None else self._kept[name].store.url
+
+
+@contextmanager
+def ledger_alone(settings: Settings) -> Iterator[str]:
+    """The URL of the ledger for work on a stopped server's data; our own runs under the lock, without a hot tier."""
+    if settings.database_url is not None:
+        yield settings.database_url
+        return
+    data_dir = DataDir(settings.data_dir)
+    data_dir.prepare()
+    data_dir.lock()
+    try:
+        # A hot tier that has a URL is one that we do not start.
+        stores = EmbeddedStores(with_values(settings, redis_url="unix:///none"), data_dir)
+        try:
+            yield stores.start()[0]
+        finally:
+            stores.stop()
+    finally:
+        data_dir.remove_runtime()
+        data_dir.release()
 
 
 class _Kept:

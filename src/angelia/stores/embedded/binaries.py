@@ -117,8 +117,13 @@ def _copied_postgres(directory: Path, data_dir: DataDir) -> Programs | None:
     tree, wheel = directory.parent, directory.parent.parent
     target = data_dir.binaries / f"postgres-{_our_version(directory / 'postgres')}"
     libraries = wheel.parent / f"{wheel.name}.libs"
-    # The programs find libpq by a path relative to their own, so both trees keep their places.
-    parts = {tree: Path(wheel.name, tree.name), libraries: Path(libraries.name)}
+    mac_libraries = wheel / ".dylibs"
+    # The programs find libpq by a path relative to their own, so all trees keep their places.
+    parts = {
+        tree: Path(wheel.name, tree.name),
+        libraries: Path(libraries.name),
+        mac_libraries: Path(wheel.name, mac_libraries.name),
+    }
     _copy({source: place for source, place in parts.items() if source.exists()}, target)
     return _executable(target / wheel.name / tree.name / "bin", "postgres", data_dir.owner)
 

@@ -1,0 +1,160 @@
+"""An edge in front of probe routes that show what reached them: on real stores, in process or on a loopback port."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx
+import uvicorn
+from angelia.agents.service import Agents
+from angelia.errors import Conflict
+from angelia.guard.blocks import Blocks
+from angelia.guard.declarations import Access, Answer, Call, Route
+from angelia.guard.model import Per, Rule, parse_networks
+from angelia.guard.service import Guard
+from angelia.guard.tokens import Tokens
+from angelia.http.edge import Edge
+from angelia.settings import Settings
+from angelia.stores.ledger import Ledger
+from angelia.stores.valkey import HotTier
+from support import HOST
+
+ONCE = Rule("once", 1, 60_000, Per.ADDRESS)
+SECRET_OF_THE_HANDLER = "what-only-the-handler-knows"
+PAGE = b"<!doctype html><title>probe</title><p>a page of this server</p>"
+PAGE_CSP = "default-src 'none'; connect-src 'self'"
+
+
+@dataclass(frozen=True)
+class RawAnswer:
+    """An answer as an ASGI server would send it."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class Doorway:
+    """Probe routes of each surface behind a guard; `executed` holds the calls that got through."""
+
+    def __init__(self, ledger: Ledger, hot: HotTier, settings: Settings, *, open_mode: bool) -> None:
+        self.executed: list[Call] = []
+        agents = Agents(ledger)
+        self.tokens = Tokens(ledger, agents)
+        self.blocks = Blocks(ledger, hot)
+        anyone, run = Access.ANYONE, self._run
+        routes = [
+            Route("GET", "/probe", run, anyone, "", {200: None}),
+            Route("POST", "/probe", run, anyone, "", {200: None}),
+            Route("GET", "/probe/{name}", self._echo, anyone, "", {200: None}),
+            Route("POST", "/narrow", run, anyone, "", {200: None}, body_limit=10),
+            Route("GET", "/once", run, anyone, "", {200: None}, rule=ONCE),
+            Route("GET", "/once/signed", run, Access.AGENT, "", {200: None}, rule=ONCE),
+            Route("GET", "/signed", run, Access.AGENT, "", {200: None}),
+            Route("GET", "/conflict", self._conflict, anyone, "", {200: None}),
+            Route("GET", "/broken", self._break, anyone, "", {200: None}),
+            Route("GET", "/page", self._page, anyone, "", {200: "text/html"}, page=True),
+            Route("GET", "/v1/probe", run, anyone, "", {200: None}),
+            Route("POST", "/v1/probe", run, anyone, "", {200: None}),
+            Route("GET", "/v1/probe/{name}", self._echo, anyone, "", {200: None}),
+            Route("GET", "/v1/signed", run, Access.AGENT, "", {200: None}),
+            Route("GET", "/v1/admin", run, Access.ADMIN, "", {200: None}),
+            Route("GET", "/v1/broken", self._break, anyone, "", {200: None}),
+            Route("POST", "/api/v1/probe", run, Access.WRITE, "", {200: None}, open_locally=True),
+            Route("GET", "/api/v1/pop", run, Access.WRITE, "", {200: None}, open_locally=True),
+            Route("POST", "/api/v1/anyone", run, anyone, "", {200: None}),
+            Route("POST", "/streams/v1/anyone", run, anyone, "", {200: None}),
+        ]
+        guard = Guard(
+            hot=hot,
+            agents=agents,
+            tokens=self.tokens,
+            blocks=self.blocks,
+            settings=settings,
+            rules={route.rule.name: route.rule for route in routes if route.rule},
+            open_mode=open_mode,
+        )
+        self.edge = Edge(
+            routes,
+            guard,
+            open_mode=open_mode,
+            loopback=settings.loopback,
+            proxies=parse_networks("trusted_proxies", settings.trusted_proxies),
+        )
+        transport = httpx.ASGITransport(self.edge, client=("127.0.0.1", 50000))
+        self.client = httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}")
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        headers: Sequence[tuple[str, str]] = (("host", HOST),),
+        chunks: Iterable[bytes] = (),
+        *,
+        end: bool = True,
+    ) -> RawAnswer:
+        """One request as an ASGI server hands it over; without an `end`, the client falls silent in mid-body."""
+        target, _, query = path.partition("?")
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": target,
+            "raw_path": target.encode("latin-1"),
+            "query_string": query.encode("latin-1"),
+            "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers],
+            "client": ("127.0.0.1", 50000),
+        }
+        arriving = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
+        if end:
+            arriving.append({"type": "http.request", "body": b"", "more_body": False})
+        sent: list[dict[str, object]] = []
+
+        async def receive() -> dict[str, object]:
+            if not arriving:
+                await asyncio.Event().wait()
+            return arriving.pop(0)
+
+        async def record(message: dict[str, object]) -> None:
+            sent.append(message)
+
+        await self.edge(scope, receive, record)  # type: ignore[arg-type]
+        start, body = sent
+        named = {name.decode(): value.decode("latin-1") for name, value in start["headers"]}  # type: ignore[attr-defined]
+        return RawAnswer(start["status"], named, body["body"])  # type: ignore[arg-type]
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[int]:
+        """Serve on a loopback port, with the HTTP parser that a real server has."""
+        listener = socket.create_server(("127.0.0.1", 0))
+        config = uvicorn.Config(
+            self.edge, http="httptools", lifespan="off", log_config=None, access_log=False, server_header=False
+        )
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            await serving
+
+    async def _run(self, call: Call) -> Answer:
+        self.executed.append(call)
+        return Answer(body={"bytes": len(call.body)})
+
+    async def _echo(self, call: Call) -> Answer:
+        return Answer(body={"name": call.path("name")})
+
+    async def _page(self, call: Call) -> Answer:
+        return Answer(body=PAGE, headers={"content-security-policy": PAGE_CSP}, content_type="text/html")
+
+    async def _conflict(self, call: Call) -> Answer:
+        raise Conflict("it does not fit")
+
+    async def _break(self, call: Call) -> Answer:
+        raise RuntimeError(SECRET_OF_THE_HANDLER)
