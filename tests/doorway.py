@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import httpx
 import uvicorn
+
 from angelia.agents.service import Agents
 from angelia.errors import Conflict
 from angelia.guard.blocks import Blocks
@@ -43,8 +44,8 @@ class Doorway:
 
     def __init__(self, ledger: Ledger, hot: HotTier, settings: Settings, *, open_mode: bool) -> None:
         self.executed: list[Call] = []
-        agents = Agents(ledger)
-        self.tokens = Tokens(ledger, agents)
+        self.agents = Agents(ledger)
+        self.tokens = Tokens(ledger, self.agents)
         self.blocks = Blocks(ledger, hot)
         anyone, run = Access.ANYONE, self._run
         routes = [
@@ -71,7 +72,7 @@ class Doorway:
         ]
         guard = Guard(
             hot=hot,
-            agents=agents,
+            agents=self.agents,
             tokens=self.tokens,
             blocks=self.blocks,
             settings=settings,

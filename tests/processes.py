@@ -24,6 +24,7 @@ class ServerProcess:
         self.environ = {"ANGELIA_" + name.upper(): value for name, value in environ.items()}
         self.process: subprocess.Popen[bytes] | None = None
         self.log = data_dir.with_suffix(".log")
+        self.start_url = ""
 
     def start(self) -> Runtime:
         """Start the server and wait until it says where it is."""
@@ -40,6 +41,7 @@ class ServerProcess:
         while time.monotonic() < deadline:
             runtime = read_runtime(self.data_dir)
             if runtime is not None and runtime.pid == self.process.pid:
+                self.start_url = runtime.url
                 return runtime
             if self.process.poll() is not None:
                 break

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import secrets
 import time
@@ -14,6 +13,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import httpx
 import pytest
+
 from angelia.audit.model import Verdict, Verifier
 from angelia.audit.service import Audit
 from angelia.keys.node import load_or_make
@@ -106,8 +106,7 @@ async def kill_rounds(directory: Path, rounds: int, seed: int) -> None:
     finally:
         load.stop()
         running.cancel()
-        with contextlib.suppress(asyncio.CancelledError, httpx.TransportError):
-            await running
+        await asyncio.gather(running, return_exceptions=True)
         server.stop()
     slowest = {victim: f"{max(times):.1f} s" for victim, times in recoveries.items()}
     print(

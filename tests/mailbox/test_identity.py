@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -75,10 +76,8 @@ def test_of_many_makers_at_once_exactly_one_wins_and_keeps_its_key(home: Path) -
 
     def make() -> None:
         barrier.wait()
-        try:
+        with contextlib.suppress(AlreadyExists):
             won.append(identity.create(home, "alice"))
-        except AlreadyExists:
-            pass
 
     threads = [threading.Thread(target=make) for _ in range(8)]
     for thread in threads:
@@ -183,7 +182,7 @@ def test_an_oversized_file_is_not_read(home: Path) -> None:
 def test_another_key_under_the_same_card_is_noticed(home: Path) -> None:
     identity.create(home, "alice")
     identity.create(home, "bob")
-    os.replace(home / "bob" / "key", home / "alice" / "key")
+    (home / "bob" / "key").replace(home / "alice" / "key")
     with pytest.raises(BrokenKeyFile, match="not the one"):
         identity.load(home, "alice", nobody)
 

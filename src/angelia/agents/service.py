@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+from angelia import metrics
 from angelia.agents import store
 from angelia.agents.model import Agent, Registration, check_email, check_handle, clean_name, parse_public_key
 from angelia.audit import service as audit
@@ -46,7 +47,10 @@ class Agents:
             email=check_email(email),
             at=now,
         )
-        return await self._registrations.submit(wanted)
+        registered = await self._registrations.submit(wanted)
+        if registered.new:
+            metrics.AGENTS_REGISTERED.inc()
+        return registered
 
     async def update(
         self,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Annotated, Any, TypeVar
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, unquote_to_bytes
 from uuid import UUID
 
 import msgspec
@@ -81,7 +81,11 @@ class Call:
 
     def path(self, name: str) -> str:
         """A path parameter, percent-decoded once."""
-        return unquote(self.raw_path[self.path_names.index(name)], errors="strict")
+        raw = self.raw_path[self.path_names.index(name)]
+        try:
+            return unquote_to_bytes(raw.encode("latin-1")).decode()
+        except UnicodeDecodeError as error:
+            raise InvalidArgument(f"{name} is not UTF-8 text") from error
 
     def query(self, kind: type[T]) -> T:
         """The query as a record; on /v1 a parameter that does not fit is the caller's error."""
@@ -95,7 +99,7 @@ class Call:
         """The body as a record. Old clients know one text for everything that can be wrong with it."""
         try:
             return msgspec.json.decode(self.body, type=kind)
-        except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if self.surface is Surface.V1:
                 raise InvalidArgument(f"the body does not fit: {error}") from error
             raise InvalidArgument("invalid JSON body") from error

@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -28,6 +28,7 @@ from angelia.http import answers, origin
 
 READ_SECONDS = 15.0
 _PARAMETER = re.compile(r"\{(\w+)\}")
+_LONGEST_LENGTH = 20  # digits: more than any 64-bit number has
 log = structlog.get_logger("angelia.request")
 
 
@@ -117,6 +118,8 @@ class Edge:
         values: Sequence[str],
         names: Sequence[str],
     ) -> Answer:
+        if "," in request.headers.get("host", ""):
+            raise InvalidArgument("a request names one Host")
         if self._open_mode:
             origin.check_open_mode(request.headers, route, loopback=self._loopback)
         request.check_declared_body(route)
@@ -149,7 +152,7 @@ class Edge:
         )
 
     def _unrouted(self, request: _Request, methods: dict[str, Route]) -> Answer:
-        if request.method == "OPTIONS" and methods:
+        if request.method == "OPTIONS":
             status, headers = origin.preflight(request.surface, open_mode=self._open_mode)
             return Answer(status, headers=headers)
         if methods:
@@ -198,7 +201,7 @@ class _Request:
         # As sent, percent-encoding and all: it is what was signed, and parameters are decoded once, by who asks.
         self.path: str = scope["raw_path"].decode("latin-1")
         self.query: str = scope["query_string"].decode("latin-1")
-        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        self.headers = _combined(scope["headers"])
         self.surface = Surface.of(self.path)
         peer = scope.get("client")
         self.address = client_address(peer[0] if peer else "", self.headers.get("x-forwarded-for"), proxies)
@@ -212,7 +215,9 @@ class _Request:
         """What the headers already say about the body: too large (413), or of a type that nobody reads (415)."""
         length = self.headers.get("content-length", "0")
         limit = route.limit if route else self.surface.body_limit
-        if not length.isdecimal() or int(length) > limit:
+        if not length.isdecimal():
+            raise InvalidArgument("Content-Length is not a number")
+        if len(length) > _LONGEST_LENGTH or int(length) > limit:
             raise TooLarge("request body too large", hint=f"this path takes at most {limit:,} bytes")
         if self.method in ("POST", "PUT", "PATCH") and length != "0":
             content_type = self.headers.get("content-type", "")
@@ -237,6 +242,15 @@ class _Request:
         except TimeoutError as error:
             raise InvalidArgument("failed to read request body", hint="the body came too slowly") from error
         return b"".join(chunks)
+
+
+def _combined(fields: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Headers by name. Lines of one name are one list (RFC 9110 section 5.3), so that none hides behind another."""
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in fields:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers
 
 
 def _label(route: Route | None) -> str:

@@ -56,6 +56,9 @@ class Ticks:
             except (AngeliaError, StatementError, *GONE) as error:
                 metrics.TICK_FAILURES.labels(tick.name).inc()
                 log.warning("a tick failed and will be tried again", tick=tick.name, error=str(error))
+            except Exception:  # a fault in one round must not end the tick for as long as the process lives
+                metrics.TICK_FAILURES.labels(tick.name).inc()
+                log.exception("a tick failed and will be tried again", tick=tick.name)
             if not more:
                 await asyncio.sleep(tick.every_seconds)
 

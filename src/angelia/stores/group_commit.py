@@ -53,7 +53,8 @@ class GroupCommit(Generic[Item, Result]):
         try:
             async with self._ledger.transaction() as tx:
                 results = await self._batch(tx, [item for item, _ in batch])
-            outcomes = list(zip(batch, results, strict=True))
+                # Inside, so that results that do not fit the items roll back: afterwards, a retry would write twice.
+                outcomes = list(zip(batch, results, strict=True))
         except Unavailable as error:
             # The commit may have happened or not: a second try here could write twice, so the caller decides.
             for _, mine in batch:

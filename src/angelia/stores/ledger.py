@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import asyncpg
 import msgspec
 
-from angelia.errors import Unavailable
+from angelia.errors import InvalidArgument, Unavailable
 
 Row = Mapping[str, Any]
 
@@ -24,6 +24,13 @@ GONE = (
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.TooManyConnectionsError,
+)
+# What PostgreSQL or its driver raises for a value that no column can hold: somebody sent it, no statement is wrong.
+_UNSTORABLE = (
+    asyncpg.CharacterNotInRepertoireError,
+    asyncpg.UntranslatableCharacterError,
+    asyncpg.DatetimeFieldOverflowError,
+    asyncpg.NumericValueOutOfRangeError,
 )
 StatementError = asyncpg.PostgresError
 UniqueViolation = asyncpg.UniqueViolationError
@@ -69,6 +76,14 @@ class Ledger:
                 "the ledger is not reachable at the moment",
                 hint="try again; it restarts by itself",
                 retry_after=1,
+            ) from error
+        except asyncpg.DataError as error:
+            # The driver's own refusal of an argument is a bare DataError; its subclasses come from the server.
+            if type(error) is not asyncpg.DataError and not isinstance(error, _UNSTORABLE):
+                raise
+            raise InvalidArgument(
+                "a value cannot be stored",
+                hint="text must be without NUL characters, numbers and dates within their range",
             ) from error
 
     async def ping(self) -> None:

@@ -1,0 +1,100 @@
+"""Commands run in this process, or by a child in a terminal; each in a home and a shell of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from angelia.cli.main import run
+from client.recorder import Recorder, recording
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+
+Angelia = Callable[..., Ended]
+PROGRAM = [sys.executable, "-c", "from angelia.cli.main import main; main()"]
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A clean environment; its directory holds home, data and angelia.toml."""
+    for name in list(os.environ):
+        if name.startswith("ANGELIA_") or name in ("NO_COLOR", "DATABASE_URL", "REDIS_URL"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("ANGELIA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("ANGELIA_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def angelia(shell: Path, capsys: pytest.CaptureFixture[str]) -> Angelia:
+    """`angelia("agent", "new", "alice")` runs the command and tells how it ended."""
+
+    def command(*argv: str) -> Ended:
+        capsys.readouterr()
+        code = run(list(argv))
+        said = capsys.readouterr()
+        return Ended(code, said.out, said.err)
+
+    return command
+
+
+@pytest.fixture
+def server(shell: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+    """A server that answers as told, and that the commands find, with an operator's token."""
+    with recording() as recorder:
+        monkeypatch.setenv("ANGELIA_URL", recorder.url)
+        monkeypatch.setenv("ANGELIA_TOKEN", "agt_operator")
+        yield recorder
+
+
+@pytest.fixture
+def terminal(shell: Path) -> Callable[..., Ended]:
+    """Run a command in a pseudo-terminal of 80 columns, type something, and read what a person would see."""
+
+    def command(*argv: str, typed: str = "", stdout: int | None = None) -> Ended:
+        import fcntl
+        import pty
+        import struct
+        import termios
+
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+        child = subprocess.Popen(
+            [*PROGRAM, *argv],
+            stdin=theirs,
+            stdout=theirs if stdout is None else stdout,
+            stderr=theirs,
+            env=environ,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        os.write(ours, typed.encode())
+        seen = b""
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # Linux says EIO when the last writer has gone
+                break
+            if not part:
+                break
+            seen += part
+        os.close(ours)
+        return Ended(child.wait(), seen.decode().replace("\r\n", "\n"), "")
+
+    return command

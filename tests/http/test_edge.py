@@ -1,0 +1,504 @@
+"""The edge: which error wins, what every answer carries, and what becomes of requests that are not well formed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
+from ipaddress import IPv4Address
+from itertools import repeat
+
+import pytest
+import structlog
+from prometheus_client import REGISTRY
+
+from angelia.guard.model import Caller, Role
+from angelia.http import edge
+from angelia.stores.ledger import Ledger
+from angelia.stores.valkey import HotTier
+from doorway import SECRET_OF_THE_HANDLER, Doorway
+from support import HOST, Agent
+
+SECURITY = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "x-xss-protection": "1; mode=block",
+    "referrer-policy": "strict-origin-when-cross-origin",
+    "strict-transport-security": "max-age=31536000; includeSubDomains",
+    "content-security-policy": "default-src 'none'",
+}
+JSON = {"content-type": "application/json"}
+KIB, MIB = 1 << 10, 1 << 20
+LIMITS = [
+    ("/probe", 32 * KIB),
+    ("/nothing", 32 * KIB),
+    ("/v1/probe", 64 * KIB),
+    ("/v1/nothing", 64 * KIB),
+    ("/api/v1/anyone", 32 * MIB),
+    ("/streams/v1/anyone", 32 * MIB),
+    ("/narrow", 10),
+]
+# Nobody listens there.
+DEAD_LEDGER = "postgresql://nobody@/nothing?host=/nonexistent"
+DEAD_HOT_TIER = "unix:///nonexistent/valkey.sock"
+
+
+@contextlib.asynccontextmanager
+async def dead_ledger() -> AsyncIterator[Ledger]:
+    ledger = await Ledger.open(DEAD_LEDGER, 2)
+    yield ledger
+    await ledger.close()
+
+
+async def blocked(doorway: Doorway) -> None:
+    caller = Caller(IPv4Address("10.0.0.1"), Role.ADMIN, name="test")
+    await doorway.blocks.block(caller, "127.0.0.1", "test", None, datetime.now(UTC))
+
+
+# Which error wins: 413, 415, block, limit, 404 and 405, 401, handler.
+
+
+async def test_a_body_that_is_too_large_wins_over_one_of_the_wrong_type(make) -> None:
+    doorway: Doorway = await make()
+    answer = await doorway.client.post("/probe", content=b"x" * (32 * KIB + 1), headers={"content-type": "text/plain"})
+    assert (answer.status_code, answer.json()) == (413, {"error": "request body too large"})
+
+
+async def test_a_wrong_type_wins_over_a_block(make, ledger: Ledger) -> None:
+    doorway: Doorway = await make(ledger=ledger)
+    await blocked(doorway)
+    answer = await doorway.client.post("/probe", content=b"x", headers={"content-type": "text/plain"})
+    assert (answer.status_code, answer.json()) == (415, {"error": "content-type must be application/json"})
+
+
+async def test_a_block_wins_over_a_limit(make, ledger: Ledger) -> None:
+    doorway: Doorway = await make(ledger=ledger)
+    assert (await doorway.client.get("/once")).status_code == 200
+    await blocked(doorway)
+    answer = await doorway.client.get("/once")
+    assert (answer.status_code, answer.json()) == (403, {"error": "temporarily blocked"})
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/nothing"), ("PUT", "/probe"), ("GET", "/signed")])
+async def test_a_block_wins_over_404_405_and_401(make, ledger: Ledger, method: str, path: str) -> None:
+    doorway: Doorway = await make(ledger=ledger)
+    await blocked(doorway)
+    assert (await doorway.client.request(method, path)).status_code == 403
+
+
+async def test_an_address_limit_wins_over_a_missing_credential(make) -> None:
+    doorway: Doorway = await make()
+    assert (await doorway.client.get("/once")).status_code == 200
+    answer = await doorway.client.get("/once/signed")
+    assert (answer.status_code, answer.json()) == (429, {"error": "rate limit exceeded"})
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/signed/", 404), ("POST", "/signed", 405)])
+async def test_404_and_405_win_over_a_missing_credential(make, method: str, path: str, status: int) -> None:
+    doorway: Doorway = await make()
+    assert (await doorway.client.request(method, path)).status_code == status
+
+
+async def test_a_handler_runs_only_for_a_known_caller(make) -> None:
+    doorway: Doorway = await make()
+    answer = await doorway.client.get("/signed")
+    assert (answer.status_code, answer.json(), doorway.executed) == (401, {"error": "missing auth headers"}, [])
+
+
+# What every answer carries.
+
+
+async def _answers(doorway: Doorway) -> dict[str, object]:
+    client = doorway.client
+    return {
+        "200": await client.get("/probe"),
+        "200 of /v1": await client.get("/v1/probe"),
+        "400": await client.get("/probe/%ff"),
+        "401": await client.get("/signed"),
+        "404": await client.get("/nothing"),
+        "405": await client.put("/v1/probe"),
+        "409": await client.get("/conflict"),
+        "413": await client.post("/probe", headers=JSON | {"content-length": "99999999"}),
+        "415": await client.post("/probe", content=b"x"),
+        "429": (await client.get("/once"), await client.get("/once"))[1],
+        "500": await client.get("/broken"),
+        "preflight": await client.options("/probe"),
+        "preflight of the queues": await client.options("/api/v1/probe"),
+    }
+
+
+async def test_every_answer_carries_the_security_headers(make) -> None:
+    doorway: Doorway = await make()
+    for name, answer in (await _answers(doorway)).items():
+        assert {h: answer.headers.get(h) for h in SECURITY} == SECURITY, name
+
+
+async def test_every_answer_has_a_request_id_of_its_own(make) -> None:
+    doorway: Doorway = await make()
+    answers = await _answers(doorway)
+    ids = [answer.headers["x-request-id"] for answer in answers.values()]
+    assert len(set(ids)) == len(answers)
+
+
+async def test_a_caller_cannot_choose_the_request_id(make) -> None:
+    doorway: Doorway = await make()
+    answer = await doorway.client.get("/probe", headers={"x-request-id": "chosen"})
+    assert answer.headers["x-request-id"] != "chosen"
+
+
+async def test_answers_from_the_cors_step_on_vary_by_origin_and_earlier_ones_do_not(make) -> None:
+    doorway: Doorway = await make()
+    varying = {name for name, answer in (await _answers(doorway)).items() if answer.headers.get("vary") == "Origin"}
+    assert set(await _answers(doorway)) - varying == {"413", "415", "429"}
+
+
+async def test_a_problem_document_names_its_request(make) -> None:
+    doorway: Doorway = await make()
+    answer = await doorway.client.get("/v1/signed")
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["request_id"] == answer.headers["x-request-id"]
+
+
+async def test_an_answer_says_how_long_it_is(make) -> None:
+    doorway: Doorway = await make()
+    for name, answer in (await _answers(doorway)).items():
+        assert int(answer.headers.get("content-length", "0")) == len(answer.content), name
+
+
+# Body limits.
+
+
+@pytest.mark.parametrize(("path", "limit"), LIMITS)
+async def test_a_declared_length_above_the_limit_is_refused_unread(make, path: str, limit: int) -> None:
+    doorway: Doorway = await make()
+    headers = [("host", HOST), ("content-type", "application/json"), ("content-length", str(limit + 1))]
+    answer = await doorway.send("POST", path, headers, end=False)
+    assert answer.status == 413
+
+
+@pytest.mark.parametrize(("path", "limit"), [pair for pair in LIMITS if "nothing" not in pair[0]])
+async def test_an_undeclared_length_is_counted_while_the_body_arrives(make, path: str, limit: int) -> None:
+    doorway: Doorway = await make()
+    headers = [("host", HOST), ("content-type", "application/json"), ("transfer-encoding", "chunked")]
+    part = b"x" * max(1, limit // 32)
+    answer = await doorway.send("POST", path, headers, repeat(part, limit // len(part) + 1), end=False)
+    assert (answer.status, doorway.executed) == (413, [])
+
+
+@pytest.mark.parametrize(("path", "limit"), [pair for pair in LIMITS if "nothing" not in pair[0]])
+async def test_a_body_of_exactly_the_limit_passes(make, path: str, limit: int) -> None:
+    doorway: Doorway = await make()
+    headers = [("host", HOST), ("content-type", "application/json"), ("content-length", str(limit))]
+    answer = await doorway.send("POST", path, headers, [b"x" * limit])
+    assert (answer.status, json.loads(answer.body)) == (200, {"bytes": limit})
+
+
+async def test_a_length_that_lies_is_no_way_around_the_limit(make) -> None:
+    doorway: Doorway = await make()
+    headers = [("host", HOST), ("content-type", "application/json"), ("content-length", "5")]
+    answer = await doorway.send("POST", "/narrow", headers, [b"x" * 11])
+    assert (answer.status, doorway.executed) == (413, [])
+
+
+async def test_too_large_is_a_problem_document_under_v1(make) -> None:
+    doorway: Doorway = await make()
+    answer = await doorway.client.post("/v1/probe", content=b"x" * (64 * KIB + 1), headers=JSON)
+    assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+
+
+# Shapes of 404 and 405.
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/api/v1/nothing", "/streams/v1/nothing", "/v2/probe", "/", "//probe"])
+async def test_an_unknown_path_outside_v1_is_an_error_text(make, path: str) -> None:
+    doorway: Doorway = await make()
+    answer = await doorway.send("GET", path)
+    assert (answer.status, answer.headers["content-type"]) == (404, "application/json")
+    assert json.loads(answer.body) == {"error": "404 page not found"}
+
+
+async def test_an_unknown_path_of_v1_is_a_problem_document(make) -> None:
+    doorway: Doorway = await make()
+    answer = await doorway.client.get("/v1/nothing")
+    assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
+    problem = answer.json()
+    assert (problem["status"], problem["code"]) == (404, "not_found")
+    assert problem["title"]
+    assert problem["hint"]
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed", "media"),
+    [
+        ("/probe", "GET, POST", "application/json"),
+        ("/api/v1/probe", "POST", "application/json"),
+        ("/v1/probe", "GET, POST", "application/problem+json"),
+        ("/v1/probe/x", "GET", "application/problem+json"),
+    ],
+)
+async def test_a_wrong_method_is_told_the_right_ones(make, path: str, allowed: str, media: str) -> None:
+    doorway: Doorway = await make()
+    answer = await doorway.client.delete(path)
+    assert (answer.status_code, answer.headers["allow"], answer.headers["content-type"]) == (405, allowed, media)
+    assert answer.json().get("code", answer.json().get("error")) in ("method_not_allowed", "method not allowed")
+
+
+@pytest.mark.parametrize(
+    "path", ["/probe/", "/v1/probe/", "/probe/a/", "/probe/a/b", "/PROBE", "/pro%62e", "/probe%20"]
+)
+async def test_a_path_is_matched_exactly(make, path: str) -> None:
+    doorway: Doorway = await make()
+    assert (await doorway.client.get(path)).status_code == 404
+
+
+async def test_head_is_a_method_that_no_path_takes_and_its_answer_has_no_body(make) -> None:
+    doorway: Doorway = await make()
+    answer = await doorway.client.head("/probe")
+    assert (answer.status_code, answer.headers["allow"], answer.content) == (405, "GET, POST", b"")
+
+
+async def test_an_invented_method_is_refused_like_any_other(make) -> None:
+    doorway: Doorway = await make()
+    assert (await doorway.client.request("BREW", "/probe")).status_code == 405
+
+
+# The wire of the root surface.
+
+
+@pytest.mark.parametrize("path", ["/probe", "/signed", "/nothing", "/conflict", "/broken"])
+async def test_json_of_the_root_surface_ends_with_one_newline(make, path: str) -> None:
+    doorway: Doorway = await make()
+    body = (await doorway.client.get(path)).content
+    assert re.fullmatch(rb"\{[^\n]*\}\n", body)
+
+
+async def test_the_body_of_a_429_ends_without_a_newline(make) -> None:
+    doorway: Doorway = await make()
+    await doorway.client.get("/once")
+    answer = await doorway.client.get("/once")
+    assert (answer.status_code, answer.content) == (429, b'{"error":"rate limit exceeded"}')
+    assert int(answer.headers["retry-after"]) >= 1
+    assert {"x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"} <= answer.headers.keys()
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [("a%2Fb", "a/b"), ("%252F", "%2F"), ("%C3%A9", "é"), ("a+b", "a+b"), ("a%20b", "a b"), ("Ã©", "é"), ("%", "%")],
+)
+async def test_a_path_parameter_is_decoded_once(make, sent: str, read: str) -> None:
+    doorway: Doorway = await make()
+    answer = await doorway.send("GET", f"/probe/{sent}")
+    assert (answer.status, json.loads(answer.body)) == (200, {"name": read})
+
+
+# Requests that are not well formed.
+
+
+@pytest.mark.parametrize("path", ["/probe/%ff", "/v1/probe/%c3", "/probe/\xff", "/v1/probe/%ed%a0%80"])
+async def test_a_path_that_is_not_utf8_is_the_callers_error(make, path: str) -> None:
+    doorway: Doorway = await make()
+    assert (await doorway.send("GET", path)).status == 400
+
+
+@pytest.mark.parametrize("length", ["abc", "-1", "+1", "1e3", "0x10", "", " ", "5, 5", "1.0", "²"])
+async def test_a_content_length_that_is_no_number_is_the_callers_error(make, length: str) -> None:
+    doorway: Doorway = await make()
+    headers = [("host", HOST), ("content-type", "application/json"), ("content-length", length)]
+    assert (await doorway.send("POST", "/probe", headers)).status == 400
+
+
+@pytest.mark.parametrize("length", ["9" * 25, "9" * 5000])
+async def test_an_endless_content_length_is_too_large(make, length: str) -> None:
+    doorway: Doorway = await make()
+    headers = [("host", HOST), ("content-type", "application/json"), ("content-length", length)]
+    assert (await doorway.send("POST", "/probe", headers)).status == 413
+
+
+async def test_a_body_that_stops_arriving_is_given_up(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edge, "READ_SECONDS", 0.05)
+    doorway: Doorway = await make()
+    headers = [("host", HOST), ("content-type", "application/json"), ("content-length", "20")]
+    answer = await doorway.send("POST", "/probe", headers, [b"{"], end=False)
+    assert (answer.status, json.loads(answer.body)) == (400, {"error": "failed to read request body"})
+    assert doorway.executed == []
+
+
+async def test_two_credentials_at_once_are_none(make, ledger: Ledger) -> None:
+    doorway: Doorway = await make(ledger=ledger)
+    caller = Caller(IPv4Address("10.0.0.1"), Role.ADMIN, name="test")
+    _, text = await doorway.tokens.make(caller, datetime.now(UTC), role="admin", agent=None, label="", life=None)
+    good = ("authorization", f"Bearer {text}")
+    assert (await doorway.send("GET", "/v1/admin", [("host", HOST), good])).status == 200
+    for pair in ([good, ("authorization", "Bearer other")], [("authorization", "Bearer other"), good]):
+        assert (await doorway.send("GET", "/v1/admin", [("host", HOST), *pair])).status == 401
+
+
+@pytest.mark.parametrize("open_mode", [True, False])
+async def test_two_hosts_are_the_callers_error(make, open_mode: bool) -> None:
+    doorway: Doorway = await make(open_mode=open_mode)
+    for hosts in (["localhost", "evil.example"], ["evil.example", "localhost"], ["localhost", "localhost"]):
+        answer = await doorway.send("GET", "/probe", [("host", host) for host in hosts])
+        assert (answer.status, doorway.executed) == (400, []), hosts
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "statuses"),
+    [
+        (b"POST /probe HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n", {400}),
+        (b"POST /probe HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n{}", {400}),
+        (
+            b"POST /probe HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            {400},
+        ),
+        (b"POST /probe HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", {400}),
+        (b"GET /probe HTTP/1.1\r\nHost: localhost\r\nBad Header: x\r\n\r\n", {400}),
+        (b"GET /probe HTTP/1.1\r\nHost: localhost\r\nX-A: a\x00b\r\n\r\n", {400}),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", {400}),
+        (b"GET /pro\xffbe HTTP/1.1\r\nHost: localhost\r\n\r\n", {400, 404}),
+        (b"GET /probe?q=\xff%ff HTTP/1.1\r\nHost: localhost\r\n\r\n", {200, 400}),
+        (b"GET /probe HTTP/1.1\r\nHost: localhost\r\nX-A: " + b"a" * 60_000 + b"\r\n\r\n", {200, 400, 431}),
+    ],
+)
+async def test_bytes_that_are_no_request_are_refused_and_the_server_lives_on(
+    make, request_bytes: bytes, statuses: set[int]
+) -> None:
+    doorway: Doorway = await make()
+    async with doorway.listening() as port:
+        assert await _status_of(port, request_bytes) in statuses
+        assert await _status_of(port, b"GET /probe HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n") == 200
+
+
+async def _status_of(port: int, request: bytes) -> int:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(request)
+        line = await asyncio.wait_for(reader.readline(), 5)
+    finally:
+        writer.close()
+    return int(line.split()[1])
+
+
+async def test_a_client_that_leaves_in_mid_body_executes_nothing(make) -> None:
+    doorway: Doorway = await make()
+    async with doorway.listening() as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(
+            b"POST /probe HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+        )
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+        async with asyncio.timeout(5):
+            while _count("POST", "/probe", "400") is None:
+                await asyncio.sleep(0.01)
+    assert doorway.executed == []
+
+
+# Faults of the server.
+
+
+@pytest.mark.parametrize(
+    ("path", "media"), [("/broken", "application/json"), ("/v1/broken", "application/problem+json")]
+)
+async def test_a_handler_that_fails_tells_nothing_about_itself(make, path: str, media: str) -> None:
+    doorway: Doorway = await make()
+    answer = await doorway.client.get(path)
+    assert (answer.status_code, answer.headers["content-type"]) == (500, media)
+    shown = answer.text + str(answer.headers)
+    for inside in (SECRET_OF_THE_HANDLER, "RuntimeError", "Traceback", "doorway"):
+        assert inside not in shown
+
+
+@pytest.mark.parametrize("surface", ["/v1/admin", "/api/v1/pop"])
+async def test_a_ledger_that_is_away_is_503_with_retry_after(make, surface: str) -> None:
+    async with dead_ledger() as ledger:
+        doorway: Doorway = await make(ledger=ledger)
+        token = f"agt_{secrets.token_hex(16)}_{secrets.token_urlsafe(32)}"
+        answer = await doorway.client.get(surface, headers={"authorization": f"Bearer {token}"})
+    assert (answer.status_code, answer.headers["retry-after"], doorway.executed) == (503, "1", [])
+    expected = "unavailable" if surface.startswith("/v1/") else "the ledger is not reachable at the moment"
+    assert answer.json().get("code", answer.json().get("error")) == expected
+    assert "nonexistent" not in answer.text
+
+
+async def test_without_the_hot_tier_a_signed_request_is_503_and_not_executed(make, ledger: Ledger) -> None:
+    live: Doorway = await make(ledger=ledger)
+    agent = Agent()
+    registered = await _register(live, agent)
+    away = HotTier(DEAD_HOT_TIER)
+    doorway: Doorway = await make(ledger=ledger, hot=away)
+    answer = await doorway.client.get("/v1/signed", headers=agent.signed("GET", "/v1/signed"))
+    await away.close()
+    assert registered
+    assert (answer.status_code, answer.json()["code"], answer.headers["retry-after"]) == (503, "unavailable", "1")
+    assert doorway.executed == []
+
+
+async def _register(doorway: Doorway, agent: Agent) -> bool:
+    made = await doorway.agents.register(agent.public_text, "", "", datetime.now(UTC))
+    return made.new
+
+
+async def test_without_the_hot_tier_a_limited_route_is_limited_in_process(make) -> None:
+    away = HotTier(DEAD_HOT_TIER)
+    doorway: Doorway = await make(hot=away)
+    statuses = [(await doorway.client.get("/once")).status_code for _ in range(2)]
+    await away.close()
+    assert statuses == [200, 429]
+
+
+# Metrics and logs.
+
+
+def _count(method: str, path: str, status: str) -> float | None:
+    return REGISTRY.get_sample_value("aicq_http_requests_total", {"method": method, "path": path, "status": status})
+
+
+def _labels() -> Iterator[str]:
+    for family in REGISTRY.collect():
+        if family.name.startswith("aicq_http"):
+            for sample in family.samples:
+                yield from sample.labels.values()
+
+
+async def test_requests_are_counted_under_the_template_of_their_route(make) -> None:
+    doorway: Doorway = await make()
+    before = _count("GET", "/probe/:name", "200") or 0
+    secret = secrets.token_hex(8)
+    await doorway.client.get(f"/probe/{secret}?x={secret}")
+    assert _count("GET", "/probe/:name", "200") == before + 1
+    assert not any(secret in label for label in _labels())
+
+
+async def test_unknown_paths_and_methods_are_counted_as_other(make) -> None:
+    doorway: Doorway = await make()
+    secret = secrets.token_hex(8)
+    before = (_count("other", "other", "404") or 0, _count("other", "other", "405") or 0)
+    await doorway.client.get(f"/{secret}")
+    await doorway.client.request(secret.upper(), "/probe")
+    assert (_count("other", "other", "404"), _count("other", "other", "405")) == (before[0] + 1, before[1] + 1)
+    assert not any(secret in label.lower() for label in _labels())
+
+
+async def test_the_log_has_a_line_for_each_request_and_no_secret_in_it(make, ledger: Ledger) -> None:
+    doorway: Doorway = await make(ledger=ledger)
+    agent = Agent()
+    agent.id = "3f0c9d1e-7d31-4a52-9f4e-2b7c51d0aa10"
+    bearer, room_key, in_query, in_body = (secrets.token_urlsafe(32) for _ in range(4))
+    signed, old = agent.signed("GET", "/v1/signed"), agent.aicq()
+    with structlog.testing.capture_logs() as lines:
+        for path in ("/probe", "/v1/admin", "/broken", "/signed"):
+            await doorway.client.get(f"{path}?key={in_query}", headers={"authorization": f"Bearer {bearer}"})
+        await doorway.client.get("/v1/signed", headers=signed)
+        await doorway.client.get("/signed", headers=old | {"x-aicq-room-key": room_key})
+        await doorway.client.post("/probe", json={"secret": in_body})
+    assert [line["status"] for line in lines if line["event"] == "request"] == [200, 401, 500, 401, 401, 401, 200]
+    assert all(re.fullmatch("[0-9a-f]{32}", line["request_id"]) for line in lines)
+    written = repr(lines)
+    for secret in (bearer, room_key, in_query, in_body, signed["signature"], old["x-aicq-signature"]):
+        assert secret not in written
