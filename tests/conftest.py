@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import asyncpg
 import pytest
+import redis.asyncio
 
 from angelia import settings as angelia_settings
 from angelia.app import Application, prepare
+from angelia.audit.service import Audit
 from angelia.settings import Loaded, Settings, with_values
 from angelia.stores import migrations
 from angelia.stores.embedded import EmbeddedStores
@@ -76,15 +80,19 @@ def stores(directory: Path) -> Iterator[Stores]:
 @pytest.fixture(scope="session")
 def template(stores: Stores) -> str:
     """A migrated database that each test gets a copy of."""
-    import asyncio
-
     async def make() -> None:
         admin = await asyncpg.connect(stores.database_url)
+        # These databases live for one test; what must survive a crash is tested on servers of its own.
+        await admin.execute("ALTER SYSTEM SET fsync = off")
+        await admin.execute("SELECT pg_reload_conf()")
         await admin.execute("CREATE DATABASE template_angelia")
         await admin.close()
         connection = await asyncpg.connect(stores.named("template_angelia"))
         await migrations.migrate(connection)
         await connection.close()
+        ledger = await Ledger.open(stores.named("template_angelia"))
+        await Audit(ledger).make_partitions(datetime.now(UTC))
+        await ledger.close()
 
     asyncio.run(make())
     return "template_angelia"
@@ -129,8 +137,6 @@ async def ledger(database_url: str) -> AsyncIterator[Ledger]:
 
 @pytest.fixture
 async def redis_url(stores: Stores) -> str:
-    import redis.asyncio
-
     client = redis.asyncio.Redis.from_url(stores.redis_url)
     await client.flushall()
     await client.aclose()

@@ -135,9 +135,8 @@ class Doorway:
             self.edge, http="httptools", lifespan="off", log_config=None, access_log=False, server_header=False
         )
         server = uvicorn.Server(config)
+        # A socket that listens is served as soon as somebody accepts, so nobody has to wait for the server.
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        while not server.started:
-            await asyncio.sleep(0.01)
         try:
             yield listener.getsockname()[1]
         finally:

@@ -236,9 +236,9 @@ def _check(settings: Settings, origins: Mapping[str, str]) -> None:
 
     if not 0 <= settings.port <= 65535:
         refuse("port", "must be between 0 and 65535")
-    for name in ("workers", "database_pool", "redis_pool"):
-        if getattr(settings, name) < 1:
-            refuse(name, "must be at least 1")
+    for name, least in (("workers", 1), ("database_pool", 4), ("redis_pool", 2)):
+        if getattr(settings, name) < least:
+            refuse(name, f"must be at least {least}")
     if settings.log_level not in ("debug", "info", "warning", "error"):
         refuse("log_level", "is one of debug, info, warning, error")
     if settings.log_format not in ("auto", "json", "text"):

@@ -274,6 +274,17 @@ async def test_partitions_are_made_from_yesterday_to_a_week_ahead(
     assert await audit.make_partitions(NOW) == 1
 
 
+async def test_rows_that_missed_their_partition_move_into_it_when_it_is_made(ledger: Ledger, node: NodeKey) -> None:
+    audit, late = Audit(ledger), NOW + timedelta(days=30)
+    await record(ledger, 3, late)
+    await seal_all(audit, node, late)
+    assert await audit.make_partitions(NOW) == 3
+    await asyncio.gather(*(audit.make_partitions(late) for _ in range(4)))
+    assert await audit.make_partitions(late) == 0
+    verdict = await verify(audit, node)
+    assert (verdict.sealed, verdict.broken) == (3, [])
+
+
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
 
 

@@ -27,7 +27,7 @@ PROGRAM = [sys.executable, "-c", "from angelia.cli.main import main; main()"]
 
 
 @pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A clean environment; its directory holds home, data and angelia.toml."""
     for name in list(os.environ):
         if name.startswith("ANGELIA_") or name in ("NO_COLOR", "DATABASE_URL", "REDIS_URL"):
@@ -37,7 +37,9 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    with Path(os.devnull).open() as nothing:
+        monkeypatch.setattr("sys.stdin", nothing)
+        yield tmp_path
 
 
 @pytest.fixture

@@ -46,7 +46,8 @@ def test_a_script_must_have_said_yes(server: Recorder, angelia: Angelia) -> None
     refused = angelia("token", "revoke", "32a040ba")
     assert refused.code == 2
     assert refused.err == (
-        "error: revoking token 32a040ba-429 (dash) needs a yes, and there is no terminal to ask (confirmation_required)\n"
+        "error: revoking token 32a040ba-429 (dash) needs a yes, "
+        "and there is no terminal to ask (confirmation_required)\n"
         "hint: look first with `angelia token list`, then add --yes\n"
     )
     assert deleted(server) == 0

@@ -141,11 +141,14 @@ async def events(
 
 
 async def make_partition(tx: Tx, day: date) -> None:
-    """One UTC day of audit_events. Names and bounds come from a date, so they are safe to write into the statement."""
+    """One UTC day of audit_events, with the rows of that day that had to go to the default partition meanwhile."""
+    await tx.execute(SQL["lock_partitions"])
+    if not await missing_partitions(tx, [day]):
+        return
     start = datetime.combine(day, time(), UTC)
+    end = start + timedelta(days=1)
     await tx.execute(
-        f"CREATE TABLE IF NOT EXISTS {_partition_name(day)} PARTITION OF audit_events"
-        f" FOR VALUES FROM ('{start.isoformat()}') TO ('{(start + timedelta(days=1)).isoformat()}')"
+        SQL["make_partition"].format(name=_partition_name(day), start=start.isoformat(), end=end.isoformat())
     )
 
 

@@ -246,11 +246,10 @@ class _Request:
 
 def _combined(fields: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     """Headers by name. Lines of one name are one list (RFC 9110 section 5.3), so that none hides behind another."""
-    headers: dict[str, str] = {}
-    for raw_name, raw_value in fields:
-        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
-        headers[name] = f"{headers[name]}, {value}" if name in headers else value
-    return headers
+    lines: dict[bytes, list[bytes]] = {}
+    for name, value in fields:
+        lines.setdefault(name, []).append(value)
+    return {name.decode("latin-1"): b", ".join(values).decode("latin-1") for name, values in lines.items()}
 
 
 def _label(route: Route | None) -> str:

@@ -100,7 +100,7 @@ class HotTier:
                 pipeline.evalsha(call.script.sha, call.keys, *call.arguments)
             try:
                 results = await pipeline.execute(raise_on_error=False)
-            except (RedisError, OSError, TimeoutError) as error:
+            except Exception as error:  # noqa: BLE001 - whatever it was, nobody may be left waiting
                 results = [error] * len(calls)
             for call, result in zip(calls, results, strict=True):
                 if isinstance(result, NoScriptError):
