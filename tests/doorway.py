@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
 import httpx
 import uvicorn
+from starlette.types import ASGIApp
 
 from angelia.agents.service import Agents
 from angelia.errors import Conflict
@@ -39,10 +40,32 @@ class RawAnswer:
     body: bytes
 
 
+@asynccontextmanager
+async def listening(application: ASGIApp) -> AsyncIterator[int]:
+    """Serve on a loopback port, with the HTTP parser that a real server has."""
+    # Named TCP, so that asyncio turns Nagle's algorithm off for what it accepts.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    config = uvicorn.Config(
+        application, http="httptools", lifespan="off", log_config=None, access_log=False, server_header=False
+    )
+    server = uvicorn.Server(config)
+    # A socket that listens is served as soon as somebody accepts, so nobody has to wait for the server.
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await serving
+
+
 class Doorway:
     """Probe routes of each surface behind a guard; `executed` holds the calls that got through."""
 
-    def __init__(self, ledger: Ledger, hot: HotTier, settings: Settings, *, open_mode: bool) -> None:
+    def __init__(
+        self, ledger: Ledger, hot: HotTier, settings: Settings, *, open_mode: bool, more: Sequence[Route] = ()
+    ) -> None:
         self.executed: list[Call] = []
         self.agents = Agents(ledger)
         self.tokens = Tokens(ledger, self.agents)
@@ -69,6 +92,7 @@ class Doorway:
             Route("GET", "/api/v1/pop", run, Access.WRITE, "", {200: None}, open_locally=True),
             Route("POST", "/api/v1/anyone", run, anyone, "", {200: None}),
             Route("POST", "/streams/v1/anyone", run, anyone, "", {200: None}),
+            *more,
         ]
         guard = Guard(
             hot=hot,
@@ -127,21 +151,8 @@ class Doorway:
         named = {name.decode(): value.decode("latin-1") for name, value in start["headers"]}  # type: ignore[attr-defined]
         return RawAnswer(start["status"], named, body["body"])  # type: ignore[arg-type]
 
-    @asynccontextmanager
-    async def listening(self) -> AsyncIterator[int]:
-        """Serve on a loopback port, with the HTTP parser that a real server has."""
-        listener = socket.create_server(("127.0.0.1", 0))
-        config = uvicorn.Config(
-            self.edge, http="httptools", lifespan="off", log_config=None, access_log=False, server_header=False
-        )
-        server = uvicorn.Server(config)
-        # A socket that listens is served as soon as somebody accepts, so nobody has to wait for the server.
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            server.should_exit = True
-            await serving
+    def listening(self) -> AbstractAsyncContextManager[int]:
+        return listening(self.edge)
 
     async def _run(self, call: Call) -> Answer:
         self.executed.append(call)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import os
 import re
 import tomllib
@@ -10,12 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
-from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 import platformdirs
 
 from angelia.errors import SettingsError
+
+_URL = re.compile(r"([^:/?#]+://)([^/?#]*)(.*)", re.DOTALL)
 
 
 def setting(default: Any, about: str, *, secret: bool = False, env: str = "") -> Any:
@@ -82,8 +84,11 @@ class Settings:
 
     @property
     def loopback(self) -> bool:
-        """Whether the bind address, never the peer's, is this machine alone."""
-        return self.host in ("localhost", "::1", "[::1]") or self.host.startswith("127.")
+        """Whether the bind address, never the peer's, is this machine alone; a name could lead anywhere."""
+        try:
+            return self.host.lower() == "localhost" or ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return False
 
     @property
     def jwt_enabled(self) -> bool:
@@ -160,12 +165,17 @@ def with_values(settings: Settings, **values: Any) -> Settings:
 
 
 def mask_url(url: str) -> str:
-    """Hide the password of a URL."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return re.sub(r"(password=)[^&]*", r"\1***", url)
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}"))
+    """Hide the passwords of a URL, in its authority and in its query; what is no URL is hidden altogether."""
+    found = _URL.fullmatch(url)
+    if found is None:
+        return "***"
+    scheme, authority, rest = found.groups()
+    who, _, where = authority.rpartition("@")
+    if ":" in who:
+        authority = f"{who.partition(':')[0]}:***@{where}"
+    elif not who and ":" in authority and "@" in rest:  # a password with an unescaped slash splits a URL wrongly
+        return f"{scheme}***"
+    return scheme + authority + re.sub(r"(password=)[^&]*", r"\1***", rest)
 
 
 def _configured_file(environ: Mapping[str, str]) -> Path | None:
@@ -193,7 +203,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _refuse_unknown_variables(environ: Mapping[str, str], names: Mapping[str, str]) -> None:
-    known = {variable(name) for name in names} | {"ANGELIA_CONFIG", "ANGELIA_VECTORS"}
+    known = {variable(name) for name in names if name != "context"} | {"ANGELIA_CONFIG", "ANGELIA_VECTORS"}
     for name in environ:
         if name.startswith("ANGELIA_") and name not in known:
             raise SettingsError(f"{name} is set, but is no setting", hint=_nearest(name, known))
@@ -239,6 +249,8 @@ def _check(settings: Settings, origins: Mapping[str, str]) -> None:
     for name, least in (("workers", 1), ("database_pool", 4), ("redis_pool", 2)):
         if getattr(settings, name) < least:
             refuse(name, f"must be at least {least}")
+    if settings.drain_seconds < 0:
+        refuse("drain_seconds", "must not be negative")
     if settings.log_level not in ("debug", "info", "warning", "error"):
         refuse("log_level", "is one of debug, info, warning, error")
     if settings.log_format not in ("auto", "json", "text"):
@@ -254,10 +266,11 @@ def _check(settings: Settings, origins: Mapping[str, str]) -> None:
 def _shown_value(declared: dataclasses.Field[Any], value: Any) -> str:
     if value is None:
         return "-"
-    if declared.metadata["secret"]:
+    if declared.metadata["secret"] or (isinstance(value, str) and "://" in value):
         return mask_url(value) if "://" in value else "***"
     if isinstance(value, Mapping):
-        return ",".join(f"{k}={getattr(v, 'url', v)}" for k, v in sorted(value.items())) or "-"
+        shown = {name: mask_url(one.url) if isinstance(one, Context) else one for name, one in value.items()}
+        return ",".join(f"{name}={one}" for name, one in sorted(shown.items())) or "-"
     if isinstance(value, tuple):
         return ",".join(value) or "-"
     return str(value).lower() if isinstance(value, bool) else str(value)

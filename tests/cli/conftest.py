@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
+import struct
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import termios
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from angelia.cli.main import run
+from cli.running import PROGRAM, Angelia, Ended
 from client.recorder import Recorder, recording
-
-
-@dataclass(frozen=True)
-class Ended:
-    code: int
-    out: str
-    err: str
-
-
-Angelia = Callable[..., Ended]
-PROGRAM = [sys.executable, "-c", "from angelia.cli.main import main; main()"]
 
 
 @pytest.fixture
@@ -68,35 +60,28 @@ def server(shell: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
 def terminal(shell: Path) -> Callable[..., Ended]:
     """Run a command in a pseudo-terminal of 80 columns, type something, and read what a person would see."""
 
-    def command(*argv: str, typed: str = "", stdout: int | None = None) -> Ended:
-        import fcntl
-        import pty
-        import struct
-        import termios
-
+    def command(*argv: str, typed: Sequence[tuple[str, str]] = ()) -> Ended:
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         child = subprocess.Popen(
-            [*PROGRAM, *argv],
-            stdin=theirs,
-            stdout=theirs if stdout is None else stdout,
-            stderr=theirs,
-            env=environ,
-            start_new_session=True,
+            [*PROGRAM, *argv], stdin=theirs, stdout=theirs, stderr=theirs, env=environ, start_new_session=True
         )
         os.close(theirs)
-        os.write(ours, typed.encode())
-        seen = b""
-        while True:
-            try:
-                part = os.read(ours, 65536)
-            except OSError:  # Linux says EIO when the last writer has gone
-                break
-            if not part:
-                break
+        seen, answers = "", list(typed)
+        while part := _read(ours):
             seen += part
+            # Only after its question: asking for a passphrase throws away what was typed before.
+            if answers and seen.endswith(answers[0][0]):
+                os.write(ours, answers.pop(0)[1].encode())
         os.close(ours)
-        return Ended(child.wait(), seen.decode().replace("\r\n", "\n"), "")
+        return Ended(child.wait(), seen.replace("\r\n", "\n"), "")
 
     return command
+
+
+def _read(terminal: int) -> str:
+    try:
+        return os.read(terminal, 65536).decode()
+    except OSError:  # Linux says EIO when the last writer has gone
+        return ""

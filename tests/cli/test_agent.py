@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from angelia.mailbox import identity
-from cli.conftest import Angelia, Ended
+from cli.running import Angelia, Ended
 from client.recorder import Recorder, closed_port
 from client.test_calls import AGENT
 
@@ -82,7 +82,8 @@ def test_an_existing_agent_is_not_made_again(angelia: Angelia) -> None:
     ended = angelia("agent", "new", "alice", "--register")
     assert (ended.code, ended.out) == (1, "")
     assert ended.err == (
-        "error: alice has keys already, and they are never overwritten (already_exists)\nhint: angelia agent show alice\n"
+        "error: alice has keys already, and they are never overwritten (already_exists)\n"
+        "hint: angelia agent show alice\n"
     )
 
 
@@ -97,7 +98,8 @@ def test_a_taken_handle_leaves_a_registered_agent_and_a_way_on(server: Recorder,
     assert ended.code == 1
     assert ended.out == f"registered   {ID}\n"
     assert ended.err == (
-        "error: the handle alice is taken (already_exists)\nhint: choose another: angelia agent handle NAME --as alice\n"
+        "error: the handle alice is taken (already_exists)\n"
+        "hint: choose another: angelia agent handle NAME --as alice\n"
     )
     again = angelia("agent", "handle", "alice-7", "--as", "alice")
     assert (again.code, again.out) == (0, "handle       alice-7 (claimed; a handle is for ever)\n")
@@ -115,6 +117,18 @@ def test_registering_again_is_safe_and_keeps_the_handle_it_has(server: Recorder,
         assert (ended.code, ended.err) == (0, "")
         assert ended.out == f"registered   {ID}\nhandle       alice-7 (claimed; a handle is for ever)\n"
     assert not server.asked("PUT", "/v1/agents/me/handle")
+
+
+def test_a_server_that_is_late_to_know_a_handle_does_not_make_us_forget_it(
+    accepting: Recorder, angelia: Angelia, shell: Path
+) -> None:
+    accepting.told["PUT", "/v1/agents/me/handle"] = []
+    accepting.tell("PUT", "/v1/agents/me/handle", {**AGENT, "handle": "alice-7"})
+    angelia("agent", "new", "alice")
+    angelia("agent", "handle", "alice-7")
+    assert angelia("agent", "register").code == 0
+    claims = [seen.json()["handle"] for seen in accepting.asked("PUT", "/v1/agents/me/handle")]
+    assert claims == ["alice-7", "alice-7"]
 
 
 def test_registering_again_may_change_name_and_email(server: Recorder, angelia: Angelia) -> None:
@@ -167,20 +181,29 @@ def test_another_agent_is_shown_to_operators_and_its_profile_to_all(
 def test_a_passphrase_is_asked_for_and_never_shown(
     accepting: Recorder, terminal: Callable[..., Ended], shell: Path
 ) -> None:
-    ended = terminal("agent", "new", "alice", "--passphrase", "--register", typed="geheim\ngeheim\n")
+    ended = terminal(
+        "agent",
+        "new",
+        "alice",
+        "--passphrase",
+        "--register",
+        typed=[("new passphrase: ", "geheim\n"), ("once more: ", "geheim\n")],
+    )
     assert ended.code == 0
     assert "keys         made, 0600, with a passphrase\n" in ended.out
     assert "geheim" not in ended.out
     assert identity.protection(shell / "home", "alice") == "passphrase"
 
-    wrong = terminal("agent", "show", typed="falsch\n")
+    wrong = terminal("agent", "show", typed=[("passphrase of alice: ", "falsch\n")])
     assert wrong.code == 1
     assert "passphrase of alice: " in wrong.out
     assert "error: the passphrase does not open the key (wrong_passphrase)\n" in wrong.out
 
 
 def test_two_passphrases_that_differ_make_nothing(terminal: Callable[..., Ended], shell: Path) -> None:
-    ended = terminal("agent", "new", "alice", "--passphrase", typed="one\ntwo\n")
+    ended = terminal(
+        "agent", "new", "alice", "--passphrase", typed=[("new passphrase: ", "one\n"), ("once more: ", "two\n")]
+    )
     assert ended.code == 2
     assert identity.names(shell / "home") == []
 

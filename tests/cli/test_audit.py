@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -15,12 +14,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from angelia.audit.model import GENESIS, Event, checkpoint_bytes, entry_hash
 from angelia.envelope.ids import KeyType, key_id
-from cli.conftest import Angelia
+from cli.running import Angelia
 from client.recorder import Recorder
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PUBLIC = KEY.public_key().public_bytes_raw()
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
+SIGNED = NOON + timedelta(hours=1)
 
 
 def plain(record: object) -> Any:
@@ -46,11 +46,11 @@ class Ledger:
                 {"position": position, "event_id": event["event_id"], "entry_hash": previous.hex(), "event": event}
             )
         if self.count:
-            signature = KEY.sign(checkpoint_bytes(self.count, previous)).hex()
+            signature = KEY.sign(checkpoint_bytes(self.count, previous, SIGNED)).hex()
             named = str(key_id(KeyType.ED25519, PUBLIC))
             self.checkpoints.append(
                 {"position": self.count, "entry_hash": previous.hex(), "node_key_id": named,
-                 "signed_at": "2026-11-15T13:00:00Z", "signature": signature}
+                 "signed_at": plain(SIGNED), "signature": signature}
             )  # fmt: skip
 
     def event(self, number: int) -> dict[str, Any]:
@@ -163,6 +163,3 @@ def test_the_neighbourhood_of_an_entry_is_a_table(server: Recorder, angelia: Ang
 def test_a_position_that_is_none_is_refused(server: Recorder, angelia: Angelia, said: list[str], code: int) -> None:
     server.tell("GET", "/v1/audit/chain", {"entries": [], "sealed_to": 7})
     assert angelia("audit", "show", *said).code == code
-
-
-assert dataclasses.is_dataclass(Ledger)

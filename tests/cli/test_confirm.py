@@ -12,7 +12,7 @@ from angelia.cli.errors import ConfirmationRequired
 from angelia.cli.flags import Shared
 from angelia.cli.output import Manner, Output
 from angelia.cli.session import Session
-from cli.conftest import Angelia, Ended
+from cli.running import Angelia, Ended
 from cli.test_output import Terminal
 from client.recorder import Recorder
 from client.test_calls import TOKEN
@@ -34,7 +34,7 @@ def test_a_person_is_asked_once_what_and_where(
     server: Recorder, terminal: Callable[..., Ended], typed: str, done: int
 ) -> None:
     told(server)
-    ended = terminal("token", "revoke", "32a040ba", typed=typed)
+    ended = terminal("token", "revoke", "32a040ba", typed=[("[y/N] ", typed)])
     assert f"Revoke token 32a040ba-429 (dash) at {server.url}, for good? [y/N] " in ended.out
     assert deleted(server) == done
     assert ended.code == (0 if done else 1)

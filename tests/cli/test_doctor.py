@@ -9,7 +9,7 @@ import pytest
 
 from angelia.cli.doctor import lines
 from angelia.cli.tables import Paint
-from cli.conftest import Angelia
+from cli.running import Angelia
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from angelia.cli import main
 from angelia.cli.flags import Needs
 from angelia.cli.grammar import Entry, Noun, Root, Verb
 from angelia.cli.session import Session
-from cli.conftest import Angelia
+from cli.running import Angelia
 
 thing = Noun("thing", "try the grammar")
 inner = Noun("inner", "nouns may nest")

@@ -14,7 +14,7 @@ import pytest
 from angelia import __version__
 from angelia.cli import main
 from angelia.cli.output import Manner
-from cli.conftest import PROGRAM, Angelia
+from cli.running import PROGRAM, Angelia
 
 
 def test_the_version_is_one_line(angelia: Angelia) -> None:

@@ -10,7 +10,7 @@ import pytest
 from angelia.cli.errors import AmbiguousId, Usage
 from angelia.cli.paging import ago, full_id, until
 from angelia.errors import NotFound
-from cli.conftest import Angelia
+from cli.running import Angelia
 from client.recorder import Recorder
 from client.test_calls import TOKEN
 

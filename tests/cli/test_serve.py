@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from angelia.settings import Loaded
-from cli.conftest import Angelia
+from cli.running import Angelia
 
 
 @pytest.fixture
@@ -52,3 +52,12 @@ def test_what_is_not_said_stays_as_it_was(
 def test_a_flag_that_does_not_work_is_a_usage_error(angelia: Angelia, served: list[Loaded], said: str) -> None:
     assert angelia("serve", *said.split()).code == 2
     assert served == []
+
+
+def test_a_schema_version_is_set_instead_of_serving(
+    angelia: Angelia, served: list[Loaded], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted: list[int] = []
+    monkeypatch.setattr("angelia.server.set_schema", lambda loaded, version: wanted.append(version) or 0)
+    assert angelia("serve", "--schema", "2").code == 0
+    assert (wanted, served) == ([2], [])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import asyncpg
@@ -11,6 +13,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from jwt.algorithms import OKPAlgorithm
 
 from angelia.guard.tokens import new_text
 from support import Server
@@ -163,7 +166,7 @@ async def test_jwt_hs256_gives_its_role(gate) -> None:
         jwt.encode(claims(aud="others"), SECRET, "HS256"),
         jwt.encode({"aud": "angelia", "role": "admin"}, SECRET, "HS256"),
         jwt.encode(claims(role="king"), SECRET, "HS256"),
-        jwt.encode(claims(), SECRET, "HS512"),
+        jwt.encode(claims(), SECRET * 2, "HS512"),
         jwt.encode(claims(), None, "none"),
         "a.b.c",
     ],
@@ -183,6 +186,33 @@ async def test_jwt_eddsa_verifies_by_key_file_and_no_public_key_becomes_a_secret
     assert (await it.client.get("/v1/admin", headers=bearer(good))).status_code == 200
     confused = _hs256_by_hand(claims(), pem)
     assert (await it.client.get("/v1/admin", headers=bearer(confused))).status_code == 401
+
+
+async def test_jwt_keys_are_found_where_they_are_published(gate) -> None:
+    key, stranger = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    published = OKPAlgorithm.to_jwk(key.public_key(), as_dict=True) | {"kid": "first", "use": "sig", "alg": "EdDSA"}
+
+    class Keys(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"keys": [published]}).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Keys) as publisher:
+        threading.Thread(target=publisher.serve_forever, daemon=True).start()
+        it = gate(jwt_jwks_url=f"http://127.0.0.1:{publisher.server_port}/keys.json")
+        tokens = {
+            200: jwt.encode(claims(), key, "EdDSA", headers={"kid": "first"}),
+            401: jwt.encode(claims(), stranger, "EdDSA", headers={"kid": "first"}),
+        }
+        for status, token in tokens.items():
+            assert (await it.client.get("/v1/admin", headers=bearer(token))).status_code == status
+        unknown = jwt.encode(claims(), key, "EdDSA", headers={"kid": "second"})
+        assert (await it.client.get("/v1/admin", headers=bearer(unknown))).status_code == 401
+        publisher.shutdown()
 
 
 async def test_a_jwt_subject_that_is_an_agent_acts_for_it(gate) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from ipaddress import IPv4Address
 from itertools import repeat
@@ -42,16 +41,6 @@ LIMITS = [
     ("/streams/v1/anyone", 32 * MIB),
     ("/narrow", 10),
 ]
-# Nobody listens there.
-DEAD_LEDGER = "postgresql://nobody@/nothing?host=/nonexistent"
-DEAD_HOT_TIER = "unix:///nonexistent/valkey.sock"
-
-
-@contextlib.asynccontextmanager
-async def dead_ledger() -> AsyncIterator[Ledger]:
-    ledger = await Ledger.open(DEAD_LEDGER, 2)
-    yield ledger
-    await ledger.close()
 
 
 async def blocked(doorway: Doorway) -> None:
@@ -423,41 +412,30 @@ async def test_a_handler_that_fails_tells_nothing_about_itself(make, path: str, 
 
 
 @pytest.mark.parametrize("surface", ["/v1/admin", "/api/v1/pop"])
-async def test_a_ledger_that_is_away_is_503_with_retry_after(make, surface: str) -> None:
-    async with dead_ledger() as ledger:
-        doorway: Doorway = await make(ledger=ledger)
-        token = f"agt_{secrets.token_hex(16)}_{secrets.token_urlsafe(32)}"
-        answer = await doorway.client.get(surface, headers={"authorization": f"Bearer {token}"})
+async def test_a_ledger_that_is_away_is_503_with_retry_after(make, dead_ledger: Ledger, surface: str) -> None:
+    doorway: Doorway = await make(ledger=dead_ledger)
+    token = f"agt_{secrets.token_hex(16)}_{secrets.token_urlsafe(32)}"
+    answer = await doorway.client.get(surface, headers={"authorization": f"Bearer {token}"})
     assert (answer.status_code, answer.headers["retry-after"], doorway.executed) == (503, "1", [])
     expected = "unavailable" if surface.startswith("/v1/") else "the ledger is not reachable at the moment"
     assert answer.json().get("code", answer.json().get("error")) == expected
     assert "nonexistent" not in answer.text
 
 
-async def test_without_the_hot_tier_a_signed_request_is_503_and_not_executed(make, ledger: Ledger) -> None:
-    live: Doorway = await make(ledger=ledger)
+async def test_without_the_hot_tier_a_signed_request_is_503_and_not_executed(
+    make, ledger: Ledger, dead_hot_tier: HotTier
+) -> None:
+    doorway: Doorway = await make(ledger=ledger, hot=dead_hot_tier)
     agent = Agent()
-    registered = await _register(live, agent)
-    away = HotTier(DEAD_HOT_TIER)
-    doorway: Doorway = await make(ledger=ledger, hot=away)
+    await doorway.agents.register(agent.public_text, "", "", datetime.now(UTC))
     answer = await doorway.client.get("/v1/signed", headers=agent.signed("GET", "/v1/signed"))
-    await away.close()
-    assert registered
     assert (answer.status_code, answer.json()["code"], answer.headers["retry-after"]) == (503, "unavailable", "1")
     assert doorway.executed == []
 
 
-async def _register(doorway: Doorway, agent: Agent) -> bool:
-    made = await doorway.agents.register(agent.public_text, "", "", datetime.now(UTC))
-    return made.new
-
-
-async def test_without_the_hot_tier_a_limited_route_is_limited_in_process(make) -> None:
-    away = HotTier(DEAD_HOT_TIER)
-    doorway: Doorway = await make(hot=away)
-    statuses = [(await doorway.client.get("/once")).status_code for _ in range(2)]
-    await away.close()
-    assert statuses == [200, 429]
+async def test_without_the_hot_tier_a_limited_route_is_limited_in_process(make, dead_hot_tier: HotTier) -> None:
+    doorway: Doorway = await make(hot=dead_hot_tier)
+    assert [(await doorway.client.get("/once")).status_code for _ in range(2)] == [200, 429]
 
 
 # Metrics and logs.

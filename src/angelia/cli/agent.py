@@ -7,7 +7,8 @@ from uuid import UUID
 
 import click
 
-from angelia.cli.flags import Handle, Needs, local_agents
+from angelia.cli import flags
+from angelia.cli.flags import Needs, local_agents
 from angelia.cli.grammar import Noun
 from angelia.cli.session import Session
 from angelia.cli.times import full
@@ -25,7 +26,7 @@ command = Noun("agent", "make, register and show agents; claim a handle")
 
 
 @command.verb(example="angelia agent new alice --register", needs=Needs.SERVER)
-@click.argument("name", metavar="NAME", type=Handle())
+@click.argument("name", metavar="NAME", type=flags.handle)
 @click.option("--register", is_flag=True, help="register it with the server and claim NAME as its handle")
 @click.option("--passphrase", is_flag=True, help="ask for a passphrase that protects the key file")
 @click.option("--name", "display_name", metavar="TEXT", help="the name that people see")
@@ -80,7 +81,7 @@ def register(session: Session, display_name: str | None, email: str | None) -> N
 
 
 @command.verb(example="angelia agent handle alice-7 --as alice", needs=Needs.SERVER | Needs.AGENT)
-@click.argument("handle", metavar="HANDLE", type=Handle())
+@click.argument("handle", metavar="HANDLE", type=flags.handle)
 def handle(session: Session, handle: str) -> None:
     """Claim a handle for a registered agent: once, and for ever."""
     agent = session.as_agent().claim_handle(handle)
@@ -106,10 +107,11 @@ def _enrol(
                 session.out.thing(None, pairs, least=FACTS)
             error.hint = f"the keys are safe; go on with `angelia agent register --as {identity.name}`"
         raise
-    _remember(session, identity, agent)
+    if identity.id != agent.id:
+        _remember(session, identity, agent)
     pairs.append(("registered", str(agent.id)))
     try:
-        agent = _claimed(client, agent, identity.name)
+        agent = _claimed(client, agent, identity)
     except AngeliaError as error:
         session.out.thing(agent, pairs, quietly=str(agent.id), least=FACTS)
         if isinstance(error, AlreadyExists):
@@ -125,9 +127,12 @@ def _with_details(client: Client, agent: Agent, name: str | None, email: str | N
     return client.update_me(name=name, email=email)
 
 
-def _claimed(client: Client, agent: Agent, wanted: str) -> Agent:
+def _claimed(client: Client, agent: Agent, identity: Identity) -> Agent:
     """An agent that has a handle keeps it, whatever it is called here."""
-    return client.claim_handle(wanted) if agent.handle == str(agent.id) else agent
+    if agent.handle != str(agent.id):
+        return agent
+    # A handle that this machine remembers was claimed before; claiming it again changes nothing.
+    return client.claim_handle(identity.name if identity.handle == agent.handle else identity.handle)
 
 
 def _remember(session: Session, identity: Identity, agent: Agent) -> None:

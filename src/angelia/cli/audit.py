@@ -125,7 +125,10 @@ def _error(first: Fault, verdict: Verdict) -> AuditBroken:
             f"event {first.event_id} {first.what}; the {verdict.sealed:,} sealed entries are sound{more}",
             hint="angelia audit verify --json | jq .broken",
         )
-    before = f"; the {first.position - 1:,} before it are sound" if first.position > 1 else ""
+    sound = first.position - 1
+    before = (
+        "" if sound == 0 else "; the one before it is sound" if sound == 1 else f"; the {sound:,} before it are sound"
+    )
     return AuditBroken(
         f"entry {first.position:,} {first.what}{before}{more}",
         hint=f"angelia audit show {first.position} --around 3",

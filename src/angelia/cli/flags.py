@@ -56,63 +56,43 @@ class Shared:
         return Manner(json=self.json, quiet=self.quiet, verbose=self.verbose, color=self.color)
 
 
-class Time(click.ParamType[datetime]):
-    """A moment: a date, an RFC 3339 time, an age, or now."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        if isinstance(value, datetime):
-            return value
-        try:
-            return parse_time(str(value), datetime.now(UTC))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+def moment(text: str) -> datetime:
+    """The type of a flag that takes a date, an RFC 3339 time, an age, or now."""
+    try:
+        return parse_time(text, datetime.now(UTC))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
 
 
-class Duration(click.ParamType[timedelta]):
-    """A length of time, such as 15m or 7d."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        if isinstance(value, timedelta):
-            return value
-        try:
-            return parse_duration(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+def span(text: str) -> timedelta:
+    """The type of a flag that takes a length of time, such as 15m or 7d."""
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
 
 
-class Handle(click.ParamType[str]):
-    """A handle that an agent may claim."""
+def handle(text: str) -> str:
+    """The type of a handle that an agent may claim."""
+    from angelia.agents.model import check_handle
+    from angelia.envelope.ids import valid_handle
 
-    name = "handle"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from angelia.agents.model import check_handle
-        from angelia.envelope.ids import valid_handle
-
-        if not valid_handle(str(value)):
-            self.fail(f"{value!r} is no handle: a-z 0-9 . _ -, a letter or digit at both ends, no '..'", param, ctx)
-        try:
-            return check_handle(str(value))
-        except InvalidArgument as error:
-            self.fail(error.message, param, ctx)
+    if not valid_handle(text):
+        raise click.BadParameter(f"{text!r} is no handle: a-z 0-9 . _ -, a letter or digit at both ends, no '..'")
+    try:
+        return check_handle(text)
+    except InvalidArgument as error:
+        raise click.BadParameter(error.message) from error
 
 
-class Address(click.ParamType[str]):
-    """An IP address in its one spelling."""
+def address(text: str) -> str:
+    """The type of an IP address, in its one spelling."""
+    from angelia.guard.model import parse_address
 
-    name = "address"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from angelia.guard.model import parse_address
-
-        try:
-            return str(parse_address(str(value)))
-        except InvalidArgument as error:
-            self.fail(error.message, param, ctx)
+    try:
+        return str(parse_address(text))
+    except InvalidArgument as error:
+        raise click.BadParameter(error.message) from error
 
 
 def local_agents(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -172,8 +152,8 @@ def _pages() -> list[click.Option]:
 
 def _period() -> list[click.Option]:
     return [
-        click.Option(["--since"], metavar="T", type=Time(), help="from then on: 2026-11-15, RFC 3339, 15m"),
-        click.Option(["--until"], metavar="T", type=Time(), help="before then: the same, '2h ago', now"),
+        click.Option(["--since"], metavar="T", type=moment, help="from then on: 2026-11-15, RFC 3339, 15m"),
+        click.Option(["--until"], metavar="T", type=moment, help="before then: the same, '2h ago', now"),
     ]
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from angelia.cli.flags import Address, Duration, Needs
+from angelia.cli import flags
+from angelia.cli.flags import Needs
 from angelia.cli.grammar import Noun
 from angelia.cli.paging import Page, ago, show_list, until
 from angelia.cli.session import Session
@@ -40,9 +41,9 @@ def blocks(session: Session) -> None:
 
 
 @command.verb(example="angelia guard block 203.0.113.7 --expires 1d", needs=Needs.SERVER | Needs.OPERATOR)
-@click.argument("address", metavar="ADDRESS", type=Address())
+@click.argument("address", metavar="ADDRESS", type=flags.address)
 @click.option("--reason", metavar="TEXT", help="why, for whoever reads the list")
-@click.option("--expires", type=Duration(), metavar="D", help="for how long, such as 1d (until it is unblocked)")
+@click.option("--expires", type=flags.span, metavar="D", help="for how long, such as 1d (until it is unblocked)")
 def block(session: Session, address: str, reason: str | None, expires: timedelta | None) -> None:
     """Refuse every request from an address."""
     seconds = None if expires is None else int(expires.total_seconds())
@@ -52,7 +53,7 @@ def block(session: Session, address: str, reason: str | None, expires: timedelta
 
 
 @command.verb(example="angelia guard unblock 203.0.113.7", needs=Needs.SERVER | Needs.OPERATOR)
-@click.argument("address", metavar="ADDRESS", type=Address())
+@click.argument("address", metavar="ADDRESS", type=flags.address)
 def unblock(session: Session, address: str) -> None:
     """Let an address in again."""
     session.as_operator().unblock(address)

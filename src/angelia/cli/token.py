@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from angelia.cli.confirm import Deed, may
-from angelia.cli.flags import Duration, Needs
+from angelia.cli.flags import Needs, span
 from angelia.cli.grammar import Noun
 from angelia.cli.paging import Page, ago, every, full_id, short, show_list, until
 from angelia.cli.session import Session
@@ -27,7 +27,7 @@ command = Noun("token", "bearer tokens: create, list, revoke")
 @command.verb(example="angelia token create --role read-only --expires 30d", needs=Needs.SERVER | Needs.OPERATOR)
 @click.option("--role", type=click.Choice(ROLES), required=True, metavar="ROLE", help=", ".join(ROLES))
 @click.option("--agent", metavar="HANDLE", help="the agent that it speaks for")
-@click.option("--expires", type=Duration(), metavar="D", help="how long it works, such as 12h or 30d (no end)")
+@click.option("--expires", type=span, metavar="D", help="how long it works, such as 12h or 30d (no end)")
 @click.option("--label", metavar="TEXT", help="what it is for")
 def create(session: Session, role: str, agent: str | None, expires: timedelta | None, label: str | None) -> None:
     """Make a token. It is shown this once; the server keeps only its hash."""

@@ -28,7 +28,7 @@ def routes(described: Sequence[Route]) -> list[Route]:
     markdown = (files("angelia.http") / "onboarding.md").read_text("utf-8")
     html = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width"><title>Angelia: onboarding</title>'
+        '<meta name="viewport" content="width=device-width"><title>Angelia: Onboarding</title>'
         f"<style>{_STYLE}</style></head><body><main>{MarkdownIt().render(markdown)}</main></body></html>"
     ).encode()
 
@@ -72,13 +72,17 @@ def routes(described: Sequence[Route]) -> list[Route]:
 
 def prefers_html(accept: str) -> bool:
     """Whether a reader would rather have HTML than Markdown; saying nothing means Markdown."""
-    quality = {"text/html": 0.0, "text/markdown": 0.0}
+    weights: dict[str, float] = {}
     for part in accept.split(","):
         kind, *parameters = (piece.strip().lower() for piece in part.split(";"))
-        if kind in quality:
-            weights = [p[2:] for p in parameters if p.startswith("q=")]
-            quality[kind] = _weight(weights[0]) if weights else 1.0
-    return quality["text/html"] > quality["text/markdown"]
+        given = [p[2:] for p in parameters if p.startswith("q=")]
+        weights[kind] = _weight(given[0]) if given else 1.0
+    # The most specific range decides (RFC 9110 section 12.5.1).
+    html, markdown = (
+        next((weights[accepted] for accepted in (kind, "text/*", "*/*") if accepted in weights), 0.0)
+        for kind in ("text/html", "text/markdown")
+    )
+    return html > markdown
 
 
 def _weight(text: str) -> float:

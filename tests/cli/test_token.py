@@ -1,0 +1,63 @@
+"""Bearer tokens from the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from cli.running import Angelia, Ended
+from client.recorder import Recorder
+from client.test_calls import TOKEN
+
+MADE = {**TOKEN, "token": "agt_secret", "expires_at": "2026-12-15T20:14:02Z", "agent": "alice", "role": "read-write"}
+
+
+def test_a_token_is_shown_once_with_what_it_is_for(server: Recorder, angelia: Angelia) -> None:
+    server.tell("POST", "/v1/tokens", MADE, status=201)
+    ended = angelia(
+        "token", "create", "--role", "read-write", "--agent", "alice", "--expires", "30d", "--label", "dash"
+    )
+    assert ended.out.splitlines() == [
+        "token    agt_secret",
+        f"id       {TOKEN['id']}",
+        "role     read-write",
+        "agent    alice",
+        "label    dash",
+        "expires  2026-12-15 20:14:02Z",
+    ]
+    assert ended.err == "keep it now: it is not shown again\n"
+    asked = server.seen[0]
+    assert asked.json() == {"role": "read-write", "agent": "alice", "label": "dash", "expires_in": 2_592_000}
+    assert asked.headers["authorization"] == "Bearer agt_operator"
+
+
+def test_quiet_prints_only_the_token(server: Recorder, angelia: Angelia) -> None:
+    server.tell("POST", "/v1/tokens", MADE, status=201)
+    assert angelia("token", "create", "--role", "admin", "-q") == Ended(0, "agt_secret\n", "")
+    assert json.loads(angelia("token", "create", "--role", "admin", "--json").out) == MADE
+
+
+def test_the_list_of_tokens_is_a_table(server: Recorder, angelia: Angelia) -> None:
+    tokens = [TOKEN, {**TOKEN, "agent": "alice", "label": "\u202eevil", "role": "admin"}]
+    server.tell("GET", "/v1/tokens", {"tokens": tokens, "next": None, "total": 2})
+    head, first, second = angelia("token", "list").out.splitlines()
+    assert head.split() == ["ID", "LABEL", "ROLE", "AGENT", "CREATED", "USED", "EXPIRES"]
+    assert first.split()[:4] == ["32a040ba-429", "dash", "read-only", "-"]
+    assert second.split()[:4] == ["32a040ba-429", "\\u202eevil", "admin", "alice"]
+
+
+def test_on_a_terminal_heads_are_bold_and_long_names_are_cut(server: Recorder, terminal: Callable[..., Ended]) -> None:
+    tokens = [{**TOKEN, "label": "x" * 200}]
+    server.tell("GET", "/v1/tokens", {"tokens": tokens, "next": None, "total": 1})
+    head, row = terminal("token", "list").out.splitlines()
+    assert head.startswith("\x1b[1mID ")
+    assert "…" in row
+    assert len(row) <= 80
+    plain = terminal("token", "list", "--color", "never").out
+    assert "\x1b" not in plain
+
+
+def test_a_token_that_does_not_exist_is_not_found(server: Recorder, angelia: Angelia) -> None:
+    server.tell("GET", "/v1/tokens", {"tokens": [TOKEN], "next": None, "total": 1})
+    assert angelia("token", "revoke", "ffffffff", "--yes").code == 8
+    assert angelia("token", "revoke", "32a0", "--yes").code == 2
