@@ -1,24 +1,25 @@
-"""What the benchmarks share: a server of their own, a load generator that costs little, and how results are shown."""
+"""What the benchmarks share: stores of their own, a load generator that costs little, and how results are shown."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
-import psutil
+import asyncpg
 
-from angelia.stores.embedded.datadir import Runtime, read_runtime
+from angelia.audit.service import Audit
+from angelia.settings import Settings
+from angelia.stores import migrations
+from angelia.stores.embedded import EmbeddedStores
+from angelia.stores.embedded.datadir import DataDir
+from angelia.stores.ledger import Ledger
 
 
 @dataclass(frozen=True)
@@ -33,39 +34,32 @@ class Result:
 
 
 @contextmanager
-def server(**environ: str) -> Iterator[Runtime]:
-    """`angelia serve` on a fresh data directory, with limits lifted."""
+def stores() -> Iterator[tuple[str, str]]:
+    """A fresh PostgreSQL, migrated, and a fresh Valkey, as the server runs them; their URLs."""
     directory = Path(tempfile.mkdtemp(prefix="angelia-bench-", dir="/tmp"))
     directory.chmod(0o755)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ANGELIA_")}
-    environment |= {"ANGELIA_LIMITS": "register=off,unproven=off,who=off,identity=off", "ANGELIA_LOG_LEVEL": "warning"}
-    process = subprocess.Popen(
-        [Path(sys.executable).parent / "angelia", "serve", "--data-dir", directory / "data", "--port", "0"],
-        env=environment | environ,
-        stderr=subprocess.DEVNULL,
-    )
+    data_dir = DataDir(directory / "data")
+    data_dir.prepare()
+    data_dir.lock()
+    running = EmbeddedStores(Settings(data_dir=data_dir.path), data_dir)
     try:
-        yield _ready(process, directory / "data")
+        database_url, redis_url = running.start()
+        asyncio.run(_migrate(database_url))
+        yield database_url, redis_url
     finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(40)
+        running.stop()
+        data_dir.remove_runtime()
+        data_dir.release()
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _ready(process: subprocess.Popen[bytes], data_dir: Path) -> Runtime:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and process.poll() is None:
-        runtime = read_runtime(data_dir)
-        if runtime is not None:
-            return runtime
-        time.sleep(0.05)
-    raise SystemExit("the server did not start")
-
-
-def worker_cpu(runtime: Runtime) -> float:
-    """CPU seconds that the web processes have used; neighbours on the machine do not count in it."""
-    workers = [p for p in psutil.Process(runtime.pid).children() if "angelia.worker" in p.cmdline()]
-    return sum(sum(p.cpu_times()[:2]) for p in workers)
+async def _migrate(url: str) -> None:
+    connection = await asyncpg.connect(url)
+    await migrations.migrate(connection)
+    await connection.close()
+    ledger = await Ledger.open(url)
+    await Audit(ledger).make_partitions(datetime.now(UTC))
+    await ledger.close()
 
 
 async def send(port: int, requests: Sequence[bytes], connections: int = 16) -> list[int]:
@@ -94,6 +88,6 @@ def interleaved(rounds: int, first: Callable[[], float], second: Callable[[], fl
 
 
 def show(results: Sequence[Result]) -> None:
-    print(f"{'WHAT':<46}  {'OURS':>22}  {'PEER':>22}  {'RATIO':>6}  NOTE")
+    print(f"{'WHAT':<36}  {'OURS':>16}  {'PEER':>16}  {'RATIO':>6}  NOTE")
     for result in results:
-        print(f"{result.what:<46}  {result.ours:>22}  {result.peer:>22}  {result.ratio:>6.2f}  {result.note}")
+        print(f"{result.what:<36}  {result.ours:>16}  {result.peer:>16}  {result.ratio:>6.2f}  {result.note}")

@@ -25,9 +25,8 @@ def main(arguments: list[str]) -> None:
             raise SystemExit(f"error: there is no benchmark {name}\nhint: there are {', '.join(known)}")
         print(f"{name} …", file=sys.stderr, flush=True)
         results += importlib.import_module(name).main(quick=quick)
-    print(
-        f"{platform.machine()}, {psutil.cpu_count()} cores, Python {platform.python_version()}, {'quick' if quick else 'full'}"
-    )
+    machine = f"{platform.machine()}, {psutil.cpu_count()} cores, Python {platform.python_version()}"
+    print(f"{machine}, {'quick' if quick else 'full'}")
     show(results)
 
 

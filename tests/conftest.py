@@ -80,6 +80,7 @@ def stores(directory: Path) -> Iterator[Stores]:
 @pytest.fixture(scope="session")
 def template(stores: Stores) -> str:
     """A migrated database that each test gets a copy of."""
+
     async def make() -> None:
         admin = await asyncpg.connect(stores.database_url)
         # These databases live for one test; what must survive a crash is tested on servers of its own.

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import psutil
+
 from angelia.stores.embedded.datadir import Runtime, read_runtime
 
 START_SECONDS = 60

@@ -50,7 +50,8 @@ class Prepared:
 
 async def prepare(settings: Settings, data_dir: Path) -> Prepared:
     """Everything that is done once per server start, before a request can arrive."""
-    assert settings.database_url and settings.redis_url, "the server has given or embedded stores by now"
+    assert settings.database_url, "the server has given or embedded stores by now"
+    assert settings.redis_url
     now = clock()
     await _prepare_schema(settings.database_url)
     node_key.load_or_make(data_dir / "node.key")
@@ -112,7 +113,8 @@ class Application:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         settings = self._loaded.settings
-        assert settings.database_url and settings.redis_url
+        assert settings.database_url
+        assert settings.redis_url
         ledger = await Ledger.open(settings.database_url, settings.database_pool)
         hot = HotTier(settings.redis_url, settings.redis_pool)
         node = node_key.load_or_make(self._data_dir / "node.key")
@@ -189,9 +191,14 @@ async def _connect(url: str) -> asyncpg.Connection:
 
 
 async def _keep_admin_token(ledger: Ledger, path: Path, now: datetime) -> None:
-    """The file comes first: a crash between the two leaves a file whose token the next start still records."""
-    if not path.exists():
-        write_private(path, f"{new_text()}\n".encode())
-    row = token_row(path.read_text("ascii").strip(), "admin.token", "admin", None, now, None)
+    """Record the token of the data directory in the ledger, which may be a new one."""
+    row = token_row(_admin_token(path), "admin.token", "admin", None, now, None)
     async with ledger.transaction() as tx:
         await guard_store.make_token(tx, row, first_admin=True)
+
+
+def _admin_token(path: Path) -> str:
+    """The file comes before the ledger: a crash between the two leaves a token that the next start still records."""
+    if not path.exists():
+        write_private(path, f"{new_text()}\n".encode())
+    return path.read_text("ascii").strip()

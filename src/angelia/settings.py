@@ -206,7 +206,9 @@ def _refuse_unknown_variables(environ: Mapping[str, str], names: Mapping[str, st
     known = {variable(name) for name in names if name != "context"} | {"ANGELIA_CONFIG", "ANGELIA_VECTORS"}
     for name in environ:
         if name.startswith("ANGELIA_") and name not in known:
-            raise SettingsError(f"{name} is set, but is no setting", hint=_nearest(name, known))
+            plain = name.removeprefix("ANGELIA_")
+            hint = f"did you mean {plain}?" if plain in known else _nearest(name, known)
+            raise SettingsError(f"{name} is set, but is no setting", hint=hint)
 
 
 def _nearest(name: str, known: set[str]) -> str:
@@ -224,13 +226,20 @@ def _parse(name: str, value: Any, kind: Any, origin: str) -> Any:
         elif kind == tuple[str, ...]:
             value = tuple(part.strip() for part in value.split(",") if part.strip())
     if kind in (Path, Path | None) and isinstance(value, str | Path):
-        return Path(value).expanduser()
+        return _parse_path(name, Path(value), origin)
     try:
         return msgspec.convert(value, kind, strict=not isinstance(value, str))
     except msgspec.ValidationError as error:
         raise SettingsError(
             f"{name} from {origin}: {error}", hint="`angelia config show` lists all settings"
         ) from error
+
+
+def _parse_path(name: str, path: Path, origin: str) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise SettingsError(f"{name} from {origin}: there is no home directory for {path.parts[0]}") from error
 
 
 def _parse_pairs(name: str, text: str, origin: str) -> dict[str, str]:

@@ -31,7 +31,7 @@ CHECKS = [
 OFF = dict.fromkeys(("register", "who", "identity", "unproven"), "off")
 
 
-@pytest.mark.parametrize("examples", [10, pytest.param(500, marks=pytest.mark.fuzz)])
+@pytest.mark.parametrize("examples", [10, pytest.param(500, marks=[pytest.mark.fuzz, pytest.mark.timeout(1800)])])
 async def test_every_operation_answers_as_documented(start, examples: int) -> None:
     # The whitelist keeps the requests that block addresses from ending the run.
     server: Server = await start(limits=OFF, rate_limit_whitelist=("127.0.0.1",))

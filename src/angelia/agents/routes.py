@@ -114,7 +114,8 @@ def routes(agents: Agents, *, show_email: bool) -> list[Route]:
         return Answer(body=Who(str(agent.id), _base64(agent.public_key), joined, agent.name, email))
 
     async def me(call: Call) -> Answer:
-        return Answer(body=_record(_proven(call)))
+        # Read anew: what the guard remembers of an agent may be a second old, and this is asked after a change.
+        return Answer(body=_record(await agents.by_id(_proven(call).id)))
 
     async def claim_handle(call: Call) -> Answer:
         return Answer(body=_record(await agents.claim_handle(_proven(call), call.json(HandleBody).handle, call.now)))

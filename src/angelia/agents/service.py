@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from angelia.envelope.ids import KeyType, key_id, valid_handle
 from angelia.errors import AlreadyExists, Conflict, NotFound
 from angelia.stores.group_commit import GroupCommit
 from angelia.stores.ledger import Ledger, Tx, UniqueViolation
+
+_REMEMBERED_SECONDS = 1.0
+_MOST_REMEMBERED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,7 @@ class Agents:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._registrations = GroupCommit(ledger, register_batch)
+        self._by_key: dict[UUID, tuple[float, Agent]] = {}
 
     async def close(self) -> None:
         await self._registrations.close()
@@ -78,6 +83,7 @@ class Agents:
                     detail={"changed": ",".join(changed)},
                 )
                 await audit.record(tx, [event])
+        self._by_key.pop(agent.key_id, None)
         return updated
 
     async def claim_handle(self, agent: Agent, handle: str, now: datetime) -> Agent:
@@ -90,7 +96,8 @@ class Agents:
                     return await _claimed_before(tx, agent, handle)
                 event = audit.event("handle_claimed", now, actor=handle, object=handle, detail={"id": str(agent.id)})
                 await audit.record(tx, [event])
-                return claimed
+            self._by_key.pop(agent.key_id, None)
+            return claimed
         except UniqueViolation as error:
             raise AlreadyExists(
                 f"the handle {handle} belongs to another agent",
@@ -102,8 +109,17 @@ class Agents:
             return _found(await store.by_id(tx, id))
 
     async def by_key_id(self, key_id: UUID) -> Agent | None:
+        """The agent of a key, for the guard: a change made by another process may be a second late."""
+        due, known = self._by_key.get(key_id, (0.0, None))
+        if known is not None and due > time.monotonic():
+            return known
         async with self._ledger.transaction() as tx:
-            return await store.by_key_id(tx, key_id)
+            found = await store.by_key_id(tx, key_id)
+        if found is not None:
+            if len(self._by_key) >= _MOST_REMEMBERED:
+                self._by_key.clear()
+            self._by_key[key_id] = (time.monotonic() + _REMEMBERED_SECONDS, found)
+        return found
 
     async def named(self, name: str) -> Agent:
         """An agent by handle or by id. The default handle is the id, so one lookup nearly always does."""

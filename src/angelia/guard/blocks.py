@@ -33,7 +33,7 @@ class Blocks:
 
     async def refresh(self, now: datetime) -> None:
         async with self._ledger.transaction() as tx:
-            found, _ = await store.blocks(tx, now, _REMEMBERED)
+            found, _ = await store.blocks(tx, now, None, _REMEMBERED)
         self._remembered = {block.address: block.expires_at for block in found}
 
     async def block(self, caller: Caller, address: str, reason: str, life: timedelta | None, now: datetime) -> Block:
@@ -61,9 +61,10 @@ class Blocks:
         except Unavailable:
             log.warning("the hot tier was away; it forgets this block by itself", address=str(parsed))
 
-    async def list_blocks(self, now: datetime, limit: int) -> tuple[list[Block], int]:
+    async def list_blocks(self, now: datetime, after: str | None, limit: int) -> tuple[list[Block], int]:
+        """Blocks in order of address, after one of them, and how many there are."""
         async with self._ledger.transaction() as tx:
-            return await store.blocks(tx, now, limit)
+            return await store.blocks(tx, now, parse_address(after) if after else None, limit)
 
     async def _record(self, address: Address, reason: str, by: str, life: timedelta | None, now: datetime) -> Block:
         block = Block(

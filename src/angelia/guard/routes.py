@@ -59,11 +59,13 @@ class BlockBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BlockQuery(msgspec.Struct, frozen=True):
-    limit: PageSize = 1000
+    cursor: str | None = None
+    limit: PageSize = 50
 
 
 class BlockList(msgspec.Struct, frozen=True):
     blocks: list[Block]
+    next: str | None
     total: int
 
 
@@ -92,7 +94,10 @@ def routes(tokens: Tokens, blocks: Blocks) -> list[Route]:
         return Answer(204)
 
     async def list_blocks(call: Call) -> Answer:
-        return Answer(body=BlockList(*await blocks.list_blocks(call.now, call.query(BlockQuery).limit)))
+        query = call.query(BlockQuery)
+        found, total = await blocks.list_blocks(call.now, query.cursor, query.limit + 1)
+        shown = found[: query.limit]
+        return Answer(body=BlockList(shown, shown[-1].address if len(found) > query.limit else None, total))
 
     async def block(call: Call) -> Answer:
         body = call.json(BlockBody)
@@ -105,7 +110,7 @@ def routes(tokens: Tokens, blocks: Blocks) -> list[Route]:
 
     admin = Access.ADMIN
     return [
-        Route("GET", "/v1/tokens", list_tokens, admin, "Bearer tokens, without secrets", {200: TokenList}, query=TokenQuery),
+        Route("GET", "/v1/tokens", list_tokens, admin, "Tokens, without secrets", {200: TokenList}, query=TokenQuery),
         Route("POST", "/v1/tokens", make_token, admin, "Make a bearer token", {201: MadeToken}, takes=TokenBody),
         Route("DELETE", "/v1/tokens/{id}", revoke_token, admin, "Revoke a bearer token", {204: None}),
         Route("GET", "/v1/guard/blocks", list_blocks, admin, "Blocked addresses", {200: BlockList}, query=BlockQuery),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -49,8 +48,6 @@ from angelia.settings import Settings
 from angelia.stores.valkey import HotTier, now_ms
 
 NONCE_LIFE_MS = 180_000
-_CACHE_SECONDS = 1.0  # how late a changed agent may be noticed
-_CACHE_MOST = 10_000
 
 ReadBody = Callable[[], Awaitable[bytes]]
 
@@ -106,7 +103,6 @@ class Guard:
         self._whitelist = parse_networks("rate_limit_whitelist", settings.rate_limit_whitelist)
         self._local = SlidingWindows()
         self._jwt = JwtVerifier(settings) if settings.jwt_enabled else None
-        self._known: dict[UUID, tuple[float, Agent, Ed25519PublicKey]] = {}
         public = settings.public_url
         self._authority = public.split("//")[1].rstrip("/").lower() if public else None
 
@@ -270,17 +266,10 @@ class Guard:
         return Caller(knock.address, role, agent, name=f"jwt {subject}")
 
     async def _agent_of(self, id_: UUID) -> tuple[Agent, Ed25519PublicKey]:
-        known = self._known.get(id_)
-        if known is not None and known[0] > time.monotonic():
-            return known[1], known[2]
         agent = await self._agents.by_key_id(id_)
         if agent is None:
             raise Unauthenticated("no agent has this key", hint="register it first: angelia agent register")
-        key = Ed25519PublicKey.from_public_bytes(agent.public_key)
-        if len(self._known) >= _CACHE_MOST:
-            self._known.clear()
-        self._known[id_] = (time.monotonic() + _CACHE_SECONDS, agent, key)
-        return agent, key
+        return agent, Ed25519PublicKey.from_public_bytes(agent.public_key)
 
     async def _spend_agent(self, knock: Knock, caller: Caller, proof: _Proof | None) -> dict[str, str]:
         rule = self._rules[knock.route.rule.name] if knock.route.rule else None

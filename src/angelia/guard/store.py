@@ -159,8 +159,8 @@ async def unblock(tx: Tx, address: Address) -> bool:
     return await tx.fetchval(SQL["unblock"], address) is not None
 
 
-async def blocks(tx: Tx, now: datetime, limit: int) -> tuple[list[Block], int]:
-    rows = await tx.fetch(SQL["blocks"], now, limit)
+async def blocks(tx: Tx, now: datetime, after: Address | None, limit: int) -> tuple[list[Block], int]:
+    rows = await tx.fetch(SQL["blocks"], now, after, limit)
     found = [
         Block(
             address=str(row["address"]),

@@ -33,7 +33,9 @@ SET reason = excluded.reason, blocked_by = excluded.blocked_by, blocked_at = exc
 DELETE FROM blocked_addresses WHERE address = $1 RETURNING address
 
 -- name: blocks
-SELECT * FROM blocked_addresses WHERE expires_at IS NULL OR expires_at > $1 ORDER BY blocked_at DESC, address LIMIT $2
+SELECT * FROM blocked_addresses
+WHERE (expires_at IS NULL OR expires_at > $1) AND ($2::inet IS NULL OR address > $2)
+ORDER BY address LIMIT $3
 
 -- name: count_blocks
 SELECT count(*) FROM blocked_addresses WHERE expires_at IS NULL OR expires_at > $1

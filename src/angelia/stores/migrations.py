@@ -74,6 +74,11 @@ async def migrate(
         await connection.execute(SQL["make_table"])
         applied = await _applied(connection)
         _refuse_changed_files(steps, applied)
+        if to is not None and max(applied, default=0) > len(steps):
+            raise StartFailed(
+                f"this database has schema version {max(applied)}, newer than this release",
+                hint="use the release that wrote it",
+            )
         done = []
         for step in steps:
             if step.version not in applied and step.version <= target:
@@ -82,8 +87,6 @@ async def migrate(
             for step in reversed(steps):
                 if step.version in applied and step.version > target:
                     done.append(await _step_down(connection, step))
-        if done:
-            await connection.execute(SQL["record_fingerprint"], await connection.fetchval(SQL["fingerprint"]))
         return done
     finally:
         await connection.execute("SELECT pg_advisory_unlock($1)", _LOCK)
@@ -112,17 +115,26 @@ async def _applied(connection: asyncpg.Connection) -> dict[int, bytes]:
 
 
 async def _step_up(connection: asyncpg.Connection, step: Migration) -> str:
-    async with connection.transaction():
-        await connection.execute(step.up)
-        await connection.execute(SQL["record"], step.version, step.name, step.checksum, datetime.now(UTC))
+    await _step(connection, step, step.up, "record", step.version, step.name, step.checksum, datetime.now(UTC))
     return f"up {_label(step)}"
 
 
 async def _step_down(connection: asyncpg.Connection, step: Migration) -> str:
-    async with connection.transaction():
-        await connection.execute(step.down)
-        await connection.execute(SQL["forget"], step.version)
+    await _step(connection, step, step.down, "forget", step.version)
     return f"down {_label(step)}"
+
+
+async def _step(connection: asyncpg.Connection, step: Migration, script: str, note: str, *values: object) -> None:
+    """A step, the note of it, and how the schema looks then: all in one transaction, or nothing."""
+    try:
+        async with connection.transaction():
+            await connection.execute(script)
+            await connection.execute(SQL[note], *values)
+            await connection.execute(SQL["record_fingerprint"], await connection.fetchval(SQL["fingerprint"]))
+    except asyncpg.PostgresError as error:
+        raise StartFailed(
+            f"migration {_label(step)} failed: {error}", hint="nothing of this step was kept; it is tried again"
+        ) from error
 
 
 def _refuse_changed_files(steps: Sequence[Migration], applied: dict[int, bytes]) -> None:
