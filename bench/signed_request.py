@@ -27,10 +27,12 @@ from angelia.envelope.ids import KeyType, key_id
 from angelia.guard import profile
 from angelia.guard.blocks import Blocks
 from angelia.guard.declarations import Access, Answer, Call, Route, clock
+from angelia.guard.limiter import Limiter
 from angelia.guard.service import Guard
 from angelia.guard.tokens import Tokens
 from angelia.http import logs
 from angelia.http.edge import Edge
+from angelia.http.protocol import BoundedProtocol
 from angelia.settings import Settings
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
@@ -104,17 +106,16 @@ async def _serve(database_url: str, redis_url: str, public: str) -> None:
         Route("GET", "/v1/signed", handler, Access.AGENT, "", {}),
     ]
     guard = Guard(
-        hot=hot,
         agents=agents,
         tokens=Tokens(ledger, agents),
-        blocks=Blocks(ledger, hot),
+        limiter=Limiter(hot, Blocks(ledger, hot), settings, {}),
         settings=settings,
-        rules={},
         open_mode=False,
     )
     listener = socket.create_server(("127.0.0.1", 0))
     edge = Edge(routes, guard, open_mode=False, loopback=True, proxies=())
-    server = uvicorn.Server(uvicorn.Config(edge, lifespan="off", log_config=None, access_log=False))
+    config = uvicorn.Config(edge, http=BoundedProtocol, ws="none", lifespan="off", log_config=None, access_log=False)
+    server = uvicorn.Server(config)
     print(listener.getsockname()[1], flush=True)
     await server.serve(sockets=[listener])
 

@@ -19,7 +19,7 @@ import redis.asyncio
 from angelia import settings as angelia_settings
 from angelia.app import Application, prepare
 from angelia.audit.service import Audit
-from angelia.settings import Loaded, Settings, with_values
+from angelia.settings import OUR_OWN, Loaded, Settings, with_values
 from angelia.stores import migrations
 from angelia.stores.embedded import EmbeddedStores
 from angelia.stores.embedded.datadir import DataDir
@@ -161,10 +161,9 @@ async def start(database_url: str, redis_url: str, tmp_path: Path) -> AsyncItera
             chosen = with_values(
                 loaded.settings, database_url=database_url, redis_url=redis_url, data_dir=tmp_path, **values
             )
-            prepared = await prepare(chosen, tmp_path)
-            application = Application(
-                Loaded(chosen, loaded.origins), open_mode=prepared.open_mode, worker=0, data_dir=tmp_path
-            )
+            effective = Loaded(chosen, {**loaded.origins, "redis_url": OUR_OWN})
+            prepared = await prepare(effective, tmp_path)
+            application = Application(effective, open_mode=prepared.open_mode, worker=0, data_dir=tmp_path)
             await stack.enter_async_context(application.running())
             server = Server(application, (tmp_path / "admin.token").read_text().strip(), database_url, redis_url)
             await stack.enter_async_context(server)

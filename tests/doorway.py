@@ -9,13 +9,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
 import httpx
+import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 
 from angelia.agents.service import Agents
 from angelia.errors import Conflict
 from angelia.guard.blocks import Blocks
-from angelia.guard.declarations import Access, Answer, Call, Route
+from angelia.guard.declarations import Access, Answer, Call, Moment, PageSize, Route
 from angelia.guard.model import Per, Rule, parse_networks
 from angelia.guard.service import Guard
 from angelia.guard.tokens import Tokens
@@ -60,6 +61,20 @@ async def listening(application: ASGIApp) -> AsyncIterator[int]:
         await serving
 
 
+class Letter(msgspec.Struct):
+    """A body to send."""
+
+    text: str = ""
+
+
+class Question(msgspec.Struct):
+    """A query to send."""
+
+    word: str = ""
+    limit: PageSize = 10
+    since: Moment | None = None
+
+
 class Doorway:
     """Probe routes of each surface behind a guard; `executed` holds the calls that got through."""
 
@@ -87,11 +102,15 @@ class Doorway:
             Route("GET", "/v1/probe/{name}", self._echo, anyone, "", {200: None}),
             Route("GET", "/v1/signed", run, Access.AGENT, "", {200: None}),
             Route("GET", "/v1/admin", run, Access.ADMIN, "", {200: None}),
+            Route("GET", "/unspeakable", self._misspeak, anyone, "", {200: None}),
             Route("GET", "/v1/broken", self._break, anyone, "", {200: None}),
             Route("POST", "/api/v1/probe", run, Access.WRITE, "", {200: None}, open_locally=True),
             Route("GET", "/api/v1/pop", run, Access.WRITE, "", {200: None}, open_locally=True),
             Route("POST", "/api/v1/anyone", run, anyone, "", {200: None}),
             Route("POST", "/streams/v1/anyone", run, anyone, "", {200: None}),
+            Route("POST", "/json", self._read, anyone, "", {200: None}),
+            Route("POST", "/v1/json", self._read, anyone, "", {200: None}),
+            Route("GET", "/v1/query", self._ask, anyone, "", {200: None}),
             *more,
         ]
         guard = Guard(
@@ -161,11 +180,20 @@ class Doorway:
     async def _echo(self, call: Call) -> Answer:
         return Answer(body={"name": call.path("name")})
 
+    async def _read(self, call: Call) -> Answer:
+        return Answer(body=call.json(Letter))
+
+    async def _ask(self, call: Call) -> Answer:
+        return Answer(body=call.query(Question))
+
     async def _page(self, call: Call) -> Answer:
         return Answer(body=PAGE, headers={"content-security-policy": PAGE_CSP}, content_type="text/html")
 
     async def _conflict(self, call: Call) -> Answer:
         raise Conflict("it does not fit")
+
+    async def _misspeak(self, call: Call) -> Answer:
+        return Answer(body={"half a character": "\ud800"})
 
     async def _break(self, call: Call) -> Answer:
         raise RuntimeError(SECRET_OF_THE_HANDLER)

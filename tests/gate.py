@@ -9,6 +9,7 @@ from angelia.agents.service import Agents
 from angelia.guard import routes as guard_routes
 from angelia.guard.blocks import Blocks
 from angelia.guard.declarations import Access, Answer, Call, Route
+from angelia.guard.limiter import Limiter
 from angelia.guard.model import Per, Rule, parse_networks
 from angelia.guard.service import Guard
 from angelia.guard.tokens import Tokens
@@ -38,6 +39,7 @@ class Gate:
             Route("GET", "/v1/signed", self._run, Access.AGENT, "", {200: None}),
             Route("POST", "/v1/signed", self._run, Access.AGENT, "", {200: None}),
             Route("POST", "/v1/signed/{name}", self._run, Access.AGENT, "", {200: None}),
+            Route("POST", "/v1/own", self._run, Access.SIGNED, "", {200: None}),
             Route("GET", "/v1/limited", self._run, Access.AGENT, "", {200: None}, rule=PER_AGENT),
             Route("GET", "/looks", self._run, Access.ANYONE, "", {200: None}, rule=PER_ADDRESS),
             Route("GET", "/other", self._run, Access.ANYONE, "", {200: None}),
@@ -47,13 +49,12 @@ class Gate:
             *agent_routes.routes(self.agents, show_email=False),
             *guard_routes.routes(self.tokens, self.blocks),
         ]
+        rules = {route.rule.name: route.rule for route in routes if route.rule}
         guard = Guard(
-            hot=hot,
             agents=self.agents,
             tokens=self.tokens,
-            blocks=self.blocks,
+            limiter=Limiter(hot, self.blocks, settings, rules),
             settings=settings,
-            rules={route.rule.name: route.rule for route in routes if route.rule},
             open_mode=open_mode,
         )
         self.edge = Edge(

@@ -15,12 +15,13 @@ from starlette.types import Receive, Scope, Send
 from angelia.agents import routes as agent_routes
 from angelia.agents.service import Agents
 from angelia.audit import routes as audit_routes
-from angelia.audit.service import Audit
+from angelia.audit.service import Audit, event, record
 from angelia.errors import StartFailed, Unavailable
 from angelia.guard import routes as guard_routes
 from angelia.guard import store as guard_store
 from angelia.guard.blocks import Blocks
 from angelia.guard.declarations import Route, clock
+from angelia.guard.limiter import Limiter
 from angelia.guard.model import parse_networks
 from angelia.guard.service import Guard
 from angelia.guard.tokens import Tokens, new_text, token_row
@@ -28,12 +29,12 @@ from angelia.http import documents, operations
 from angelia.http.edge import Edge
 from angelia.jobs import audit_partitions, audit_sealer, block_list
 from angelia.jobs.ticks import Ticks
-from angelia.keys import node as node_key
 from angelia.keys import routes as key_routes
-from angelia.settings import Loaded, Settings
+from angelia.keys.node import NodeKey, load_or_make
+from angelia.settings import OUR_OWN, Loaded, Settings
 from angelia.stores import migrations
-from angelia.stores.embedded.private import write_private
-from angelia.stores.ledger import GONE, Ledger
+from angelia.stores.embedded.private import read_private, write_private
+from angelia.stores.ledger import GONE, Ledger, StatementError
 from angelia.stores.valkey import HotTier
 
 OLDEST_POSTGRES = 15
@@ -48,30 +49,26 @@ class Prepared:
     open_mode: bool
 
 
-async def prepare(settings: Settings, data_dir: Path) -> Prepared:
+async def prepare(loaded: Loaded, data_dir: Path) -> Prepared:
     """Everything that is done once per server start, before a request can arrive."""
+    settings, now = loaded.settings, clock()
     assert settings.database_url, "the server has given or embedded stores by now"
-    assert settings.redis_url
-    now = clock()
-    await _prepare_schema(settings.database_url)
-    node_key.load_or_make(data_dir / "node.key")
-    ledger = await Ledger.open(settings.database_url, 2)
-    hot = HotTier(settings.redis_url, 1)
     try:
-        await _keep_admin_token(ledger, data_dir / "admin.token", now)
-        await Audit(ledger).make_partitions(now)
-        await hot.birth()
-        async with ledger.transaction() as tx:
-            open_mode = not settings.jwt_enabled and await guard_store.count_made_tokens(tx, now) == 0
-    except Unavailable as error:
-        raise StartFailed(error.message, hint="angelia doctor tells which store, and why") from error
-    finally:
-        await hot.close()
-        await ledger.close()
-    if open_mode and not settings.loopback and not settings.insecure:
+        await _prepare_schema(settings.database_url)
+        async with Slices.opened(loaded, data_dir) as slices:
+            # Assembled for the sake of its errors: a setting that does not work is told once, and here.
+            slices.edge(loaded, open_mode=False, worker=0)
+            await _keep_admin_token(slices.ledger, data_dir / "admin.token", now)
+            await slices.audit.make_partitions(now)
+            await slices.hot.birth()
+            async with slices.ledger.transaction() as tx:
+                open_mode = not settings.jwt_enabled and await guard_store.count_made_tokens(tx) == 0
+    except (Unavailable, StatementError) as error:
+        raise StartFailed(f"the stores cannot be prepared: {error}", hint="angelia doctor tells why") from error
+    if open_mode and settings.reachable and not settings.insecure:
         raise StartFailed(
-            f"listening on {settings.host} needs tokens or JWT, and none are configured",
-            hint="start on loopback, run `angelia token create --role admin`, start again; or say --insecure",
+            f"{settings.public_url or settings.host} can be reached from elsewhere, and there are no tokens and no JWT",
+            hint="start on loopback alone, run `angelia token create --role admin`, start again; or say --insecure",
         )
     return Prepared(open_mode)
 
@@ -104,52 +101,83 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await _follow_lifespan(receive, send, self.running())
-        elif scope["type"] == "http":
+        else:
             assert self._edge is not None, "requests come after startup"
             await self._edge(scope, receive, send)
-        else:
-            await send({"type": "websocket.close", "code": 1000})
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        settings = self._loaded.settings
+        async with Slices.opened(self._loaded, self._data_dir) as slices:
+            self._edge = slices.edge(self._loaded, open_mode=self._open_mode, worker=self._worker)
+            await slices.blocks.refresh(clock())
+            ticks = slices.ticks()
+            ticks.start()
+            try:
+                yield
+            finally:
+                await slices.agents.close()
+                await ticks.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """The services of one process and the stores under them."""
+
+    ledger: Ledger
+    hot: HotTier
+    node: NodeKey
+    audit: Audit
+    agents: Agents
+    tokens: Tokens
+    blocks: Blocks
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, loaded: Loaded, data_dir: Path) -> AsyncIterator[Slices]:
+        settings = loaded.settings
         assert settings.database_url
         assert settings.redis_url
+        node = load_or_make(data_dir / "node.key")
         ledger = await Ledger.open(settings.database_url, settings.database_pool)
-        hot = HotTier(settings.redis_url, settings.redis_pool)
-        node = node_key.load_or_make(self._data_dir / "node.key")
-        audit = Audit(ledger)
+        hot = HotTier(settings.redis_url, settings.redis_pool, shared=loaded.origins["redis_url"] != OUR_OWN)
         agents = Agents(ledger)
-        tokens = Tokens(ledger, agents)
-        blocks = Blocks(ledger, hot)
-        routes: list[Route] = [
-            *agent_routes.routes(agents, show_email=settings.show_email),
-            *guard_routes.routes(tokens, blocks),
-            *key_routes.routes(node),
-            *audit_routes.routes(audit),
-            *operations.routes(ledger, hot, self._loaded, self._worker),
-        ]
-        routes += documents.routes(routes)
-        guard = Guard(
-            hot=hot,
-            agents=agents,
-            tokens=tokens,
-            blocks=blocks,
-            settings=settings,
-            rules={route.rule.name: route.rule for route in routes if route.rule},
-            open_mode=self._open_mode,
-        )
-        proxies = parse_networks("trusted_proxies", settings.trusted_proxies)
-        self._edge = Edge(routes, guard, open_mode=self._open_mode, loopback=settings.loopback, proxies=proxies)
-        ticks = Ticks(ledger, [audit_sealer.tick(audit, node), audit_partitions.tick(audit), block_list.tick(blocks)])
-        ticks.start()
         try:
-            yield
+            yield cls(ledger, hot, node, Audit(ledger), agents, Tokens(ledger, agents), Blocks(ledger, hot))
         finally:
-            await agents.close()
-            await ticks.stop()
             await hot.close()
             await ledger.close()
+
+    def edge(self, loaded: Loaded, *, open_mode: bool, worker: int) -> Edge:
+        """The way of a request through the guard to the routes of all slices."""
+        settings = loaded.settings
+        routes: list[Route] = [
+            *agent_routes.routes(self.agents, show_email=settings.show_email),
+            *guard_routes.routes(self.tokens, self.blocks),
+            *key_routes.routes(self.node),
+            *audit_routes.routes(self.audit),
+            *operations.routes(self.ledger, self.hot, loaded, worker),
+        ]
+        routes += documents.routes(routes)
+        rules = {route.rule.name: route.rule for route in routes if route.rule}
+        guard = Guard(
+            agents=self.agents,
+            tokens=self.tokens,
+            limiter=Limiter(self.hot, self.blocks, settings, rules),
+            settings=settings,
+            open_mode=open_mode,
+        )
+        proxies = parse_networks("trusted_proxies", settings.trusted_proxies)
+        return Edge(routes, guard, open_mode=open_mode, loopback=settings.loopback, proxies=proxies)
+
+    def ticks(self) -> Ticks:
+        return Ticks(
+            self.ledger,
+            [
+                audit_sealer.tick(self.audit, self.node),
+                audit_partitions.tick(self.audit),
+                block_list.tick(self.blocks),
+            ],
+        )
 
 
 async def _follow_lifespan(receive: Receive, send: Send, running: AbstractAsyncContextManager[None]) -> None:
@@ -177,6 +205,8 @@ async def _prepare_schema(url: str) -> None:
             )
         for step in await migrations.migrate(connection):
             log.info("migrated", step=step)
+        for drift in (await migrations.status(connection)).drift:
+            log.warning("the schema is not what the migrations made", drift=drift)
     finally:
         await connection.close()
 
@@ -194,11 +224,16 @@ async def _keep_admin_token(ledger: Ledger, path: Path, now: datetime) -> None:
     """Record the token of the data directory in the ledger, which may be a new one."""
     row = token_row(_admin_token(path), "admin.token", "admin", None, now, None)
     async with ledger.transaction() as tx:
-        await guard_store.make_token(tx, row, first_admin=True)
+        if await guard_store.make_token(tx, row, first_admin=True):
+            detail = {"id": str(row.id), "role": row.role, "label": row.label}
+            await record(tx, [event("token_created", now, actor="angelia", detail=detail)])
 
 
 def _admin_token(path: Path) -> str:
     """The file comes before the ledger: a crash between the two leaves a token that the next start still records."""
-    if not path.exists():
-        write_private(path, f"{new_text()}\n".encode())
-    return path.read_text("ascii").strip()
+    try:
+        return read_private(path, 200).decode("ascii").strip()
+    except FileNotFoundError:
+        text = new_text()
+        write_private(path, f"{text}\n".encode())
+        return text

@@ -102,12 +102,6 @@ class Unavailable(AngeliaError):
     code = "unavailable"
 
 
-class Timeout(AngeliaError):
-    """It took too long"""
-
-    code = "deadline_exceeded"
-
-
 class SettingsError(AngeliaError):
     """A setting has a value that does not work"""
 

@@ -29,6 +29,11 @@ AUDIT_AGE = Gauge(
     "Age of the oldest event that waits for the sealer",
     multiprocess_mode="mostrecent",
 )
+AUDIT_REFUSED = Gauge(
+    "angelia_audit_chain_refused",
+    "1 while the node refuses to sign the chain, because it is not the one it signed before",
+    multiprocess_mode="mostrecent",
+)
 AUDIT_UNPARTITIONED = Gauge(
     "angelia_audit_default_partition_rows",
     "Events that missed their day's partition",

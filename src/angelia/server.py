@@ -21,7 +21,7 @@ import angelia
 from angelia import app
 from angelia.http import logs
 from angelia.listener import bind, local_url
-from angelia.settings import Loaded, Settings, with_values
+from angelia.settings import OUR_OWN, Loaded, Settings, with_values
 from angelia.stores.embedded import EmbeddedStores, ledger_alone
 from angelia.stores.embedded.datadir import DataDir, Runtime
 from angelia.stores.embedded.owner import Owner
@@ -81,7 +81,7 @@ def _start(
     with _announced(stores.names):
         database_url, redis_url = stores.start()
     effective = _with_urls(loaded, settings, database_url, redis_url)
-    prepared = asyncio.run(app.prepare(effective.settings, data_dir.path))
+    prepared = asyncio.run(app.prepare(effective, data_dir.path))
 
     _fresh_metrics(data_dir)
     shared = Shared(
@@ -169,7 +169,7 @@ def _wake_up(_number: int, _frame: FrameType | None) -> None:
 
 
 def _with_urls(loaded: Loaded, settings: Settings, database_url: str, redis_url: str) -> Loaded:
-    own = {name: "our own" for name in ("database_url", "redis_url") if getattr(loaded.settings, name) is None}
+    own = {name: OUR_OWN for name in ("database_url", "redis_url") if getattr(loaded.settings, name) is None}
     return Loaded(with_values(settings, database_url=database_url, redis_url=redis_url), {**loaded.origins, **own})
 
 

@@ -20,6 +20,9 @@ from angelia.errors import SettingsError
 _URL = re.compile(r"([^:/?#]+://)([^/?#]*)(.*)", re.DOTALL)
 
 
+OUR_OWN = "our own"  # where the URL of an embedded store comes from
+
+
 def setting(default: Any, about: str, *, secret: bool = False, env: str = "") -> Any:
     """Declare one setting; `env` names its variable where that is not ANGELIA_<NAME>."""
     metadata = {"about": about, "secret": secret, "env": env}
@@ -71,6 +74,7 @@ class Settings:
     signature_ahead_seconds: int = setting(5, "how far ahead of our clock a signed request may be")
     aicq_signatures: bool = setting(True, "accept the X-AICQ-* headers of old clients on the root surface")
     show_email: bool = setting(False, "publish agents' e-mail addresses in /who")
+    open_metrics: bool = setting(True, "serve /metrics without a credential; if not, the role read-only is needed")
     jwt_secret: str | None = setting(None, "HS256 secret of JSON Web Tokens", secret=True)
     jwt_public_key: Path | None = setting(None, "PEM file that verifies RS256 or EdDSA tokens")
     jwt_jwks_url: str | None = setting(None, "where the keys of JSON Web Tokens are published")
@@ -89,6 +93,11 @@ class Settings:
             return self.host.lower() == "localhost" or ipaddress.ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
             return False
+
+    @property
+    def reachable(self) -> bool:
+        """Whether others than programs on this machine may get here, by the bind address or through a proxy."""
+        return not self.loopback or self.public_url is not None or bool(self.trusted_proxies)
 
     @property
     def jwt_enabled(self) -> bool:

@@ -77,6 +77,7 @@ def run(handover: Handover, report: StartReport) -> None:
 
     from angelia import app
     from angelia.http import logs
+    from angelia.http.protocol import BoundedProtocol
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -96,7 +97,8 @@ def run(handover: Handover, report: StartReport) -> None:
     config = uvicorn.Config(
         application,
         loop="uvloop",
-        http="httptools",
+        http=BoundedProtocol,
+        ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,

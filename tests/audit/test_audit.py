@@ -10,7 +10,6 @@ from uuid import uuid4
 import asyncpg
 import msgspec
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,20 +38,24 @@ async def record(ledger: Ledger, count: int = 1, at: datetime = NOW) -> list[Eve
 
 async def seal_all(audit: Audit, node: NodeKey, now: datetime = NOW) -> int:
     sealed = await audit.seal(node, now)
-    while sealed.waiting:
+    while sealed.entries:
         sealed = await audit.seal(node, now)
     return sealed.position
 
 
 async def verify(audit: Audit, node: NodeKey, page: int = 7) -> Verdict:
     """What `angelia audit verify` does, page by page."""
-    verifier = Verifier(node.key_id, node.public_key)
+    verifier = Verifier(node.key_id, node.public_key, node.signed())
     verifier.expect(await audit.checkpoints(0, 1000))
     entries, sealed_to = await audit.chain(0, page)
     while entries:
         verifier.feed(entries)
         entries, sealed_to = await audit.chain(verifier.position, page)
     return verifier.finish(sealed_to, *await audit.unsealed(1000))
+
+
+def faults(verdict: Verdict) -> list[tuple[int | None, str]]:
+    return [(fault.position, fault.what) for fault in verdict.broken]
 
 
 async def test_a_sealed_chain_verifies_and_lists_its_open_tail(ledger: Ledger, node: NodeKey) -> None:
@@ -85,20 +88,19 @@ async def test_an_open_transaction_holds_the_sealer_back_and_nothing_is_skipped(
     async with ledger.transaction() as slow:
         await service.record(slow, [service.event("slow", NOW)])
         later = await record(ledger)
-        held = await audit.seal(node, NOW)
-        assert (held.entries, held.waiting, held.oldest) == (0, 1, NOW)
+        assert (await audit.seal(node, NOW)).entries == 0
+        assert await audit.waiting() == (1, NOW)
     assert (await audit.seal(node, NOW)).entries == 2
     entries, _ = await audit.chain(0, 10)
     assert [e.event.event_type for e in entries if e.event] == ["slow", later[0].event_type]
 
 
-async def test_batches_never_cut_a_transaction(ledger: Ledger, node: NodeKey) -> None:
+async def test_a_transaction_larger_than_a_batch_is_sealed_in_order(ledger: Ledger, node: NodeKey) -> None:
     audit = Audit(ledger)
     await record(ledger, SEAL_BATCH - 1)
     await record(ledger, 5)
     await record(ledger, SEAL_BATCH + 3)
-    counts = [(await audit.seal(node, NOW)).entries for _ in range(3)]
-    assert counts == [SEAL_BATCH - 1, 5, SEAL_BATCH + 3]
+    assert [(await audit.seal(node, NOW)).entries for _ in range(4)] == [SEAL_BATCH, SEAL_BATCH, 7, 0]
     assert (await verify(audit, node, 1000)).broken == []
 
 
@@ -119,6 +121,9 @@ async def test_two_sealers_at_once_make_one_chain(ledger: Ledger, node: NodeKey)
         ("UPDATE audit_events SET message_id = event_id WHERE event_id = $1", "does not match its hash"),
         ("UPDATE audit_events SET replay_key = event_hash WHERE event_id = $1", "does not match its hash"),
         ("UPDATE audit_events SET detail = '{\"n\": 99}' WHERE event_id = $1", "does not match its hash"),
+        ("UPDATE audit_events SET detail = '[]' WHERE event_id = $1", "does not match its hash"),
+        ("UPDATE audit_events SET detail = '{\"n\": 1.5}' WHERE event_id = $1", "does not match its hash"),
+        ('UPDATE audit_events SET detail = \'{"n": {"m": [null]}}\' WHERE event_id = $1', "does not match its hash"),
         ("UPDATE audit_events SET event_hash = sha256('x') WHERE event_id = $1", "does not match its hash"),
         (
             "UPDATE audit_events SET occurred_at = occurred_at + interval '1 us' WHERE event_id = $1",
@@ -131,7 +136,7 @@ async def test_two_sealers_at_once_make_one_chain(ledger: Ledger, node: NodeKey)
             "does not follow from the entry before it",
         ),
         ("UPDATE audit_chain SET event_id = gen_random_uuid() WHERE event_id = $1", "has lost its event"),
-        ("UPDATE audit_events SET redacted_at = now() WHERE event_id = $1", "a redacted event still carries content"),
+        ("UPDATE audit_events SET redacted_at = now() WHERE event_id = $1", "is redacted and still carries content"),
     ],
 )
 async def test_a_changed_or_removed_row_is_found_and_named(
@@ -174,46 +179,72 @@ async def test_a_back_dated_row_is_found_even_when_it_is_sealed_properly(ledger:
     assert fault.what == "claims a time that was already sealed"
 
 
-async def test_a_chain_cut_at_its_end_is_found_by_sealer_and_checkpoint(
+async def test_a_chain_cut_at_its_end_is_found_by_sealer_checkpoint_and_node(
     ledger: Ledger, node: NodeKey, connection: asyncpg.Connection
 ) -> None:
     audit = Audit(ledger)
     await record(ledger, 10)
     await seal_all(audit, node)
     await connection.execute(
-        "DELETE FROM audit_events USING audit_chain c WHERE audit_events.event_id = c.event_id AND c.position > 7"
+        "DELETE FROM audit_events e USING audit_chain c WHERE e.event_id = c.event_id AND position > 7"
     )
     await connection.execute("DELETE FROM audit_chain WHERE position > 7")
-    found = {fault.position for fault in (await verify(audit, node)).broken}
-    assert found == {8, 9, 10}
+    assert faults(await verify(audit, node))[0] == (8, "is missing from the chain, with the 2 after it")
     await connection.execute(
-        "UPDATE audit_sealer SET position = 7, entry_hash = (SELECT entry_hash FROM audit_chain WHERE position = 7)"
+        "UPDATE audit_sealer s SET position = 7, entry_hash = c.entry_hash FROM audit_chain c WHERE c.position = 7"
     )
-    (fault,) = (await verify(audit, node)).broken
-    assert (fault.position, fault.what) == (10, "is signed by a checkpoint, but the chain ends before it")
+    signed = "is signed by a checkpoint, but the chain ends before it"
+    remembered = "was signed by this node, but the chain ends before it"
+    assert faults(await verify(audit, node)) == [(10, remembered), (10, signed)]
+    await connection.execute("DELETE FROM audit_checkpoints")
+    assert (10, remembered) in faults(await verify(audit, node))
 
 
-async def test_a_chain_that_was_built_anew_does_not_fit_its_checkpoints(
+async def test_the_node_signs_no_chain_that_was_built_anew(
     ledger: Ledger, node: NodeKey, connection: asyncpg.Connection
 ) -> None:
-    """Whoever owns the database can recompute every hash, but cannot sign with the node key."""
+    """Whoever owns the database can compute every hash anew, but the node remembers what it signed."""
     audit = Audit(ledger)
     await record(ledger, 10)
     await seal_all(audit, node)
     await connection.execute(
         "DELETE FROM audit_events WHERE event_id = (SELECT event_id FROM audit_chain WHERE position = 5)"
     )
-    await connection.execute("DELETE FROM audit_chain")
-    await connection.execute(
-        "UPDATE audit_sealer SET position = 0, next_xid = '0', entry_hash = decode(repeat('00', 32), 'hex')"
-    )
-    impostor = NodeKey(Ed25519PrivateKey.generate())
-    assert await seal_all(audit, impostor) == 9
-    assert (await verify(audit, node)).broken
-    await connection.execute("DELETE FROM audit_checkpoints WHERE position = 10")
-    await seal_all(audit, impostor, NOW + timedelta(hours=1))
+    await connection.execute("TRUNCATE audit_chain, audit_checkpoints")
+    await connection.execute("UPDATE audit_sealer SET position = 0, next_xid = '0', entry_hash = $1", bytes(32))
+    rebuilt = await audit.seal(node, NOW)
+    assert (rebuilt.position, rebuilt.refused) == (9, "entry 10, which this node signed, is gone")
+    await record(ledger, 5)
+    later = await audit.seal(node, NOW + timedelta(hours=1))
+    assert later.refused == "entry 10 is not the one this node signed"
     verdict = await verify(audit, node)
-    assert verdict.checkpoints == 0, "nothing of what is left is signed by this node"
+    assert (10, "is not what this node remembers to have signed") in faults(verdict)
+    assert (14, "and all before it are covered by no signed checkpoint") in faults(verdict)
+
+
+async def test_a_copied_row_does_not_stop_the_sealer(
+    ledger: Ledger, node: NodeKey, connection: asyncpg.Connection
+) -> None:
+    audit = Audit(ledger)
+    (event,) = await record(ledger)
+    await seal_all(audit, node)
+    await connection.execute(
+        """INSERT INTO audit_events (event_id, occurred_at, event_type, event_hash)
+           SELECT event_id, occurred_at + interval '1 s', event_type, event_hash FROM audit_events"""
+    )
+    await record(ledger, 3)
+    assert await seal_all(audit, node) == 4
+    (fault,) = (await verify(audit, node)).broken
+    assert (fault.event_id, fault.what) == (event.event_id, "was inserted among the sealed events")
+
+
+async def test_a_gap_of_any_size_is_one_fault(ledger: Ledger, node: NodeKey, connection: asyncpg.Connection) -> None:
+    audit = Audit(ledger)
+    await record(ledger, 3)
+    await seal_all(audit, node)
+    await connection.execute("UPDATE audit_chain SET position = 2000000000 WHERE position = 3")
+    first = faults(await verify(audit, node))[0]
+    assert first == (3, "is missing from the chain, with the 1,999,999,996 after it")
 
 
 async def test_checkpoints_come_every_minute_or_every_thousand_entries(ledger: Ledger, node: NodeKey) -> None:
@@ -338,6 +369,7 @@ async def test_what_operators_and_agents_do_is_audited(start) -> None:
     await server.request("DELETE", "/v1/guard/blocks/192.0.2.1", headers=server.admin)
     events = (await server.get("/v1/audit/events", headers=server.admin)).json()["events"]
     assert [(e["event_type"], e["actor"], e["object"]) for e in reversed(events)] == [
+        ("token_created", "angelia", None),
         ("agent_registered", agent.id, agent.id),
         ("handle_claimed", "ann", "ann"),
         ("token_created", "token admin.token", None),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -15,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.algorithms import OKPAlgorithm
 
+from angelia.guard.model import Caller, parse_address
 from angelia.guard.tokens import new_text
 from support import Server
 
@@ -53,10 +55,6 @@ async def test_a_token_is_shown_once_listed_without_its_secret_and_stored_hashed
 
 
 async def test_roles_include_the_lower_ones_and_no_more(gate, ledger) -> None:
-    from datetime import UTC, datetime
-
-    from angelia.guard.model import Caller, parse_address
-
     it = gate()
     caller, now = Caller(parse_address("127.0.0.1"), name="test"), datetime.now(UTC)
     allowed = {}
@@ -84,6 +82,39 @@ async def test_a_token_bound_to_an_agent_acts_for_it(start) -> None:
     assert (me.status_code, me.json()["id"]) == (200, agent.id)
     unbound = await server.get("/v1/agents/me", headers=server.admin)
     assert (unbound.status_code, unbound.json()["code"]) == (403, "authorization_denied")
+
+
+async def test_what_an_agent_is_for_ever_takes_its_own_signature(start) -> None:
+    server: Server = await start()
+    agent = await server.register()
+    made = await make(server, role="admin", agent=agent.id)
+    for method, path, body in (
+        ("PUT", "/v1/agents/me/handle", {"handle": "stolen"}),
+        ("PATCH", "/v1/agents/me", {"aicq_signatures": False}),
+    ):
+        answer = await server.request(method, path, json=body, headers=bearer(made["token"]))
+        assert (answer.status_code, answer.json()["code"]) == (403, "authorization_denied")
+    me = (await server.send_signed(agent, "GET", "/v1/agents/me")).json()
+    assert (me["handle"], me["aicq_signatures"]) == (agent.id, True)
+
+
+async def test_a_read_only_token_of_an_agent_reads_only(gate) -> None:
+    it = gate()
+    agent = await it.agent()
+    caller, now = Caller(parse_address("127.0.0.1"), name="test"), datetime.now(UTC)
+    _, text = await it.tokens.make(caller, now, role="read-only", agent=agent.id, label="", life=None)
+    assert (await it.client.get("/v1/signed", headers=bearer(text))).status_code == 200
+    assert (await it.client.post("/v1/signed", headers=bearer(text))).status_code == 403
+    assert (await it.client.post("/v1/own", headers=bearer(text))).status_code == 403
+
+
+async def test_a_room_key_beside_a_token_is_no_old_signature(gate) -> None:
+    it = gate()
+    agent = await it.agent()
+    caller, now = Caller(parse_address("127.0.0.1"), name="test"), datetime.now(UTC)
+    _, text = await it.tokens.make(caller, now, role="read-write", agent=agent.id, label="", life=None)
+    answer = await it.client.get("/signed", headers=bearer(text) | {"x-aicq-room-key": "a key of sixteen"})
+    assert answer.status_code == 200
 
 
 async def test_a_revoked_token_stops_at_once(start) -> None:
@@ -213,6 +244,9 @@ async def test_jwt_keys_are_found_where_they_are_published(gate) -> None:
         unknown = jwt.encode(claims(), key, "EdDSA", headers={"kid": "second"})
         assert (await it.client.get("/v1/admin", headers=bearer(unknown))).status_code == 401
         publisher.shutdown()
+    away = gate(jwt_jwks_url="http://127.0.0.1:9/keys.json")
+    answer = await away.client.get("/v1/admin", headers=bearer(tokens[200]))
+    assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
 
 
 async def test_a_jwt_subject_that_is_an_agent_acts_for_it(gate) -> None:

@@ -83,7 +83,11 @@ def hostile_port() -> Iterator[int]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hostile)
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, *_: Any) -> None:
+            """A browser that hangs up is nothing to write about."""
+
+    server = Server(("127.0.0.1", 0), Hostile)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     yield server.server_port

@@ -15,6 +15,7 @@ import pytest
 import structlog
 from prometheus_client import REGISTRY
 
+from angelia.guard.declarations import Access, Answer, Call, Route
 from angelia.guard.model import Caller, Role
 from angelia.http import edge
 from angelia.stores.ledger import Ledger
@@ -255,6 +256,33 @@ async def test_an_invented_method_is_refused_like_any_other(make) -> None:
     assert (await doorway.client.request("BREW", "/probe")).status_code == 405
 
 
+def _routes(*declared: tuple[str, str]) -> list[Route]:
+    async def handler(call: Call) -> Answer:
+        return Answer()
+
+    return [Route(method, path, handler, Access.ANYONE, "", {200: None}) for method, path in declared]
+
+
+def test_an_exact_path_wins_over_a_pattern_whatever_their_order() -> None:
+    declared = [("GET", "/a/{name}"), ("GET", "/a/me"), ("PUT", "/a/{name}")]
+    for order in (declared, declared[::-1]):
+        table = edge.RouteTable(_routes(*order))
+        assert table.match("/a/me")[0]["GET"].path == "/a/me"
+        assert (set(table.match("/a/you")[0]), table.match("/a/you")[1:]) == ({"GET", "PUT"}, (("you",), ("name",)))
+
+
+@pytest.mark.parametrize("second", [("GET", "/a"), ("GET", "/a/{name}"), ("PUT", "/a/{other}")])
+def test_a_path_is_declared_once(second: tuple[str, str]) -> None:
+    with pytest.raises(ValueError, match="declared"):
+        edge.RouteTable(_routes(("GET", "/a"), ("GET", "/a/{name}"), second))
+
+
+def test_what_a_pattern_spells_out_is_no_regular_expression() -> None:
+    table = edge.RouteTable(_routes(("GET", "/a.b+/{name}")))
+    assert table.match("/a.b+/x")[0]
+    assert not table.match("/axbb/x")[0]
+
+
 # The wire of the root surface.
 
 
@@ -291,6 +319,59 @@ async def test_a_path_parameter_is_decoded_once(make, sent: str, read: str) -> N
 async def test_a_path_that_is_not_utf8_is_the_callers_error(make, path: str) -> None:
     doorway: Doorway = await make()
     assert (await doorway.send("GET", path)).status == 400
+
+
+BAD_JSON = {
+    "nothing": b"",
+    "a wrong type": b'{"text": 5}',
+    "no object": b"[]",
+    "an open end": b'{"text": "a"',
+    "something after it": b'{"text": "a"} {}',
+    "not UTF-8": b'{"text": "\xff"}',
+    "half a surrogate pair": b'{"text": "\\ud800"}',
+    "a byte order mark": b'\xef\xbb\xbf{"text": "a"}',
+    "endless depth": b'{"other": ' + b"[" * 10_000 + b"]" * 10_000 + b"}",
+    "UTF-16": '{"text": "a"}'.encode("utf-16"),
+}
+
+
+@pytest.mark.parametrize("body", BAD_JSON.values(), ids=BAD_JSON)
+async def test_a_body_that_does_not_parse_is_the_callers_error(make, body: bytes) -> None:
+    doorway: Doorway = await make()
+    old = await doorway.client.post("/json", content=body, headers=JSON)
+    assert (old.status_code, old.json()) == (400, {"error": "invalid JSON body"})
+    new = await doorway.client.post("/v1/json", content=body, headers=JSON)
+    assert (new.status_code, new.json()["code"]) == (400, "invalid_argument")
+
+
+async def test_unknown_fields_of_a_body_are_ignored(make) -> None:
+    doorway: Doorway = await make()
+    answer = await doorway.client.post("/json", json={"text": "é", "TEXT": "x", "more": [1]})
+    assert (answer.status_code, answer.json()) == (200, {"text": "é"})
+
+
+@pytest.mark.parametrize("query", ["limit=x", "limit=0", "limit=1001", "limit=", "since=yesterday", "since=2026-01-01"])
+async def test_a_query_that_does_not_fit_is_the_callers_error(make, query: str) -> None:
+    doorway: Doorway = await make()
+    answer = await doorway.client.get(f"/v1/query?{query}")
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_argument")
+
+
+@pytest.mark.parametrize(
+    ("query", "word"),
+    [
+        ("word=a+b%2B", "a b+"),
+        ("word=%C3%A9", "é"),
+        ("word=%ff", "\ufffd"),
+        ("word=1&word=2", "2"),
+        ("other=1", ""),
+        ("&&=", ""),
+    ],
+)
+async def test_a_query_is_form_encoded(make, query: str, word: str) -> None:
+    doorway: Doorway = await make()
+    answer = await doorway.client.get(f"/v1/query?{query}")
+    assert (answer.status_code, answer.json()["word"]) == (200, word)
 
 
 @pytest.mark.parametrize("length", ["abc", "-1", "+1", "1e3", "0x10", "", " ", "5, 5", "1.0", "²"])
@@ -380,6 +461,24 @@ async def _status_of(port: int, request: bytes) -> int:
     return int(line.split()[1])
 
 
+async def test_an_unread_body_is_never_taken_for_a_request(make) -> None:
+    doorway: Doorway = await make()
+    inner = b"GET /v1/probe HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    head = b"POST /%s HTTP/1.1\r\nHost: localhost\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n"
+    async with doorway.listening() as port:
+        for path, kind in ((b"narrow", b"application/json"), (b"nothing", b"application/json"), (b"probe", b"a/b")):
+            request = head % (path, kind, len(inner)) + inner
+            assert await _status_of(port, request) in (404, 413, 415)
+    assert doorway.executed == []
+
+
+async def test_a_body_that_is_too_large_is_not_asked_for(make) -> None:
+    doorway: Doorway = await make()
+    head = b"POST /narrow HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 11\r\n"
+    async with doorway.listening() as port:
+        assert await _status_of(port, head + b"Expect: 100-continue\r\n\r\n") == 413
+
+
 async def test_a_client_that_leaves_in_mid_body_executes_nothing(make) -> None:
     doorway: Doorway = await make()
     async with doorway.listening() as port:
@@ -409,6 +508,13 @@ async def test_a_handler_that_fails_tells_nothing_about_itself(make, path: str, 
     shown = answer.text + str(answer.headers)
     for inside in (SECRET_OF_THE_HANDLER, "RuntimeError", "Traceback", "doorway"):
         assert inside not in shown
+
+
+async def test_an_answer_that_cannot_be_encoded_is_a_failure_like_any_other(make) -> None:
+    doorway: Doorway = await make()
+    answer = await doorway.client.get("/unspeakable")
+    assert (answer.status_code, answer.json()) == (500, {"error": "something went wrong on the server"})
+    assert SECURITY.items() <= answer.headers.items()
 
 
 @pytest.mark.parametrize("surface", ["/v1/admin", "/api/v1/pop"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import asyncpg
 import pytest
@@ -60,10 +61,12 @@ class Notes:
 
 
 @pytest.fixture
-async def tables(ledger: Ledger) -> AsyncIterator[Ledger]:
-    async with ledger.transaction() as tx:
+async def tables(bare: Ledger) -> AsyncIterator[Ledger]:
+    async with bare.transaction() as tx:
         await tx.execute(TABLES)
-    yield ledger
+    yield bare
+    async with bare.transaction() as tx:
+        await tx.execute("DROP TABLE notes; DROP FUNCTION judge")
 
 
 async def outcomes(group: GroupCommit[Note, int], notes: Sequence[Note]) -> list[int | BaseException]:
@@ -139,9 +142,9 @@ async def test_a_batch_that_fails_at_commit_gives_nobody_a_result_too_early(tabl
     assert await rows(tables) == [1, 3]
 
 
-async def test_whoever_has_a_result_finds_it_committed(tables: Ledger, database_url: str) -> None:
+async def test_whoever_has_a_result_finds_it_committed(tables: Ledger, stores: Any) -> None:
     group = GroupCommit(tables, Notes().write, most=7)
-    readers = await asyncpg.create_pool(database_url, min_size=0, max_size=4)
+    readers = await asyncpg.create_pool(stores.database_url, min_size=0, max_size=4)
 
     async def write_and_look(n: int) -> bool:
         await group.submit(Note(n))

@@ -42,14 +42,14 @@ class RegisterAnswer(msgspec.Struct, frozen=True):
     profile_url: str
 
 
-class Who(msgspec.Struct, frozen=True, omit_defaults=True):
+class Who(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """A public profile; name and e-mail are left out when empty."""
 
     id: str
-    public_key: str
-    joined_at: str
     name: str = ""
     email: str = ""
+    public_key: str
+    joined_at: str
 
 
 class AgentRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,8 +110,14 @@ def routes(agents: Agents, *, show_email: bool) -> list[Route]:
     async def who(call: Call) -> Answer:
         agent = await agents.by_id(uuid_of(call.path("id"), "invalid agent ID format"))
         joined = agent.registered_at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        email = agent.email if show_email else ""
-        return Answer(body=Who(str(agent.id), _base64(agent.public_key), joined, agent.name, email))
+        profile = Who(
+            id=str(agent.id),
+            name=agent.name,
+            email=agent.email if show_email else "",
+            public_key=_base64(agent.public_key),
+            joined_at=joined,
+        )
+        return Answer(body=profile)
 
     async def me(call: Call) -> Answer:
         # Read anew: what the guard remembers of an agent may be a second old, and this is asked after a change.
@@ -146,11 +152,11 @@ def routes(agents: Agents, *, show_email: bool) -> list[Route]:
         Route("GET", "/who/{id}", who, Access.ANYONE, "Public profile of an agent", {200: Who}, rule=WHO),
         Route("GET", "/v1/agents/me", me, Access.AGENT, "The calling agent", {200: AgentRecord}),
         Route(
-            "PATCH", "/v1/agents/me", change, Access.AGENT, "Change name, e-mail or the use of old signatures",
+            "PATCH", "/v1/agents/me", change, Access.SIGNED, "Change name, e-mail or the use of old signatures",
             {200: AgentRecord}, takes=AgentChange, rule=IDENTITY,
         ),
         Route(
-            "PUT", "/v1/agents/me/handle", claim_handle, Access.AGENT, "Claim a handle, once and for ever",
+            "PUT", "/v1/agents/me/handle", claim_handle, Access.SIGNED, "Claim a handle, once and for ever",
             {200: AgentRecord}, takes=HandleBody, rule=IDENTITY,
         ),
         Route(
@@ -162,7 +168,7 @@ def routes(agents: Agents, *, show_email: bool) -> list[Route]:
 
 
 def _proven(call: Call) -> Agent:
-    assert call.caller.agent is not None, "Access.AGENT admits nobody else"
+    assert call.caller.agent is not None, "Access.AGENT and SIGNED admit nobody else"
     return call.caller.agent
 
 

@@ -70,18 +70,12 @@ class Agents:
         name = None if name is None else clean_name(name)
         email = None if email is None else check_email(email)
         async with self._ledger.transaction() as tx:
-            updated = await store.update(tx, agent.id, name, email, aicq_signatures)
-            if updated is None:
-                raise NotFound("agent not found")
-            changed = [f for f in ("name", "email", "aicq_signatures") if getattr(updated, f) != getattr(agent, f)]
+            before = _found(await store.lock(tx, agent.id))
+            updated = _found(await store.update(tx, agent.id, name, email, aicq_signatures))
+            changed = [f for f in ("name", "email", "aicq_signatures") if getattr(updated, f) != getattr(before, f)]
             if changed:
-                event = audit.event(
-                    "agent_updated",
-                    now,
-                    actor=agent.handle,
-                    object=agent.handle,
-                    detail={"changed": ",".join(changed)},
-                )
+                detail = {"changed": ",".join(changed)}
+                event = audit.event("agent_updated", now, actor=updated.handle, object=updated.handle, detail=detail)
                 await audit.record(tx, [event])
         self._by_key.pop(agent.key_id, None)
         return updated

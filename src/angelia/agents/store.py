@@ -35,6 +35,11 @@ async def by_id(tx: Tx, id: UUID) -> Agent | None:
     return _agent(await tx.fetchrow(SQL["by_id"], id))
 
 
+async def lock(tx: Tx, id: UUID) -> Agent | None:
+    """The agent as it is, and stays until the transaction ends."""
+    return _agent(await tx.fetchrow(SQL["lock"], id))
+
+
 async def handles(tx: Tx, ids: Sequence[UUID]) -> dict[UUID, str]:
     return {row["id"]: row["handle"] for row in await tx.fetch(SQL["handles"], ids)}
 

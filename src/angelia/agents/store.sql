@@ -11,27 +11,37 @@ RETURNING public_key
 SELECT id, public_key FROM agents WHERE public_key = ANY ($1::bytea[])
 
 -- name: by_id
-SELECT * FROM agents WHERE id = $1
+SELECT id, handle, public_key, key_id, name, email, aicq_signatures, registered_at
+FROM agents WHERE id = $1
+
+-- name: lock
+SELECT id, handle, public_key, key_id, name, email, aicq_signatures, registered_at
+FROM agents WHERE id = $1 FOR UPDATE
 
 -- name: handles
 SELECT id, handle FROM agents WHERE id = ANY ($1::uuid[])
 
 -- name: by_key_id
-SELECT * FROM agents WHERE key_id = $1
+SELECT id, handle, public_key, key_id, name, email, aicq_signatures, registered_at
+FROM agents WHERE key_id = $1
 
 -- name: by_handle
-SELECT * FROM agents WHERE handle = $1
+SELECT id, handle, public_key, key_id, name, email, aicq_signatures, registered_at
+FROM agents WHERE handle = $1
 
 -- name: claim_handle
 -- Only the default handle, the id itself, can be replaced.
-UPDATE agents SET handle = $2 WHERE id = $1 AND handle = id::text RETURNING *
+UPDATE agents SET handle = $2 WHERE id = $1 AND handle = id::text
+RETURNING id, handle, public_key, key_id, name, email, aicq_signatures, registered_at
 
 -- name: update
 UPDATE agents SET name = coalesce($2, name), email = coalesce($3, email), aicq_signatures = coalesce($4, aicq_signatures)
-WHERE id = $1 RETURNING *
+WHERE id = $1
+RETURNING id, handle, public_key, key_id, name, email, aicq_signatures, registered_at
 
 -- name: list
-SELECT * FROM agents
+SELECT id, handle, public_key, key_id, name, email, aicq_signatures, registered_at
+FROM agents
 WHERE ($1::timestamptz IS NULL OR registered_at >= $1)
   AND ($2::timestamptz IS NULL OR registered_at < $2)
   AND ($3::timestamptz IS NULL OR (registered_at, id) > ($3, $4::uuid))

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -66,7 +67,7 @@ class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
     object: str | None
     message_id: UUID | None
     replay_key: str | None
-    detail: dict[str, str | int | bool | None]
+    detail: Any  # whatever a forger wrote must be readable, to be named
     event_hash: str
     redacted_at: datetime | None
     position: int | None = None
@@ -74,7 +75,7 @@ class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
     def fault(self) -> str | None:
         """What is wrong with the event by itself, if anything."""
         if self.redacted_at is not None:
-            return "a redacted event still carries content" if self.actor or self.object or self.detail else None
+            return "is redacted and still carries content" if self.actor or self.object or self.detail else None
         event = Event(
             event_id=self.event_id,
             occurred_at=self.occurred_at,
@@ -107,6 +108,13 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     signature: str
 
 
+class Signed(msgspec.Struct, frozen=True):
+    """How far a node has signed the chain, kept by the node itself: a ledger cannot make it forget."""
+
+    position: int
+    entry_hash: str
+
+
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that a sound chain does not have, named exactly."""
 
@@ -137,9 +145,12 @@ def checkpoint_bytes(position: int, head: bytes, signed_at: datetime) -> bytes:
 
 
 class Verifier:
-    """Checks a chain page by page, from position 1. Collects every fault instead of stopping at the first."""
+    """Checks a chain page by page, from position 1. Collects every fault instead of stopping at the first.
 
-    def __init__(self, node_key_id: UUID, node_public_key: bytes) -> None:
+    `remembered` is the last entry that the node itself remembers to have signed, outside the ledger.
+    """
+
+    def __init__(self, node_key_id: UUID, node_public_key: bytes, remembered: Signed | None = None) -> None:
         self._node_key_id = node_key_id
         self._node_key = Ed25519PublicKey.from_public_bytes(node_public_key)
         self._previous = GENESIS
@@ -149,6 +160,7 @@ class Verifier:
         self._checkpoints: dict[int, Checkpoint] = {}
         self._checked = self._foreign = 0
         self._last_signed_at = _EPOCH
+        self._remembered = remembered
 
     @property
     def position(self) -> int:
@@ -161,17 +173,17 @@ class Verifier:
     def feed(self, entries: Iterable[ChainEntry]) -> None:
         """The next entries, in order of position."""
         for entry in entries:
-            while self._position + 1 < entry.position:
-                self._position += 1
-                self._fault(self._position, None, "is missing from the chain")
+            self._expect_no_gap(entry.position - 1)
             self._position = entry.position
             self._check(entry)
 
     def finish(self, sealed_to: int, strays: Iterable[StoredEvent], tail: Iterable[StoredEvent]) -> Verdict:
         """After the last page: what the sealer says it sealed, rows that no seal explains, and the open tail."""
-        while self._position < sealed_to:
-            self._position += 1
-            self._fault(self._position, None, "is missing from the chain")
+        self._expect_no_gap(sealed_to)
+        if self._position and not (self._checked or self._foreign or self._checkpoints):
+            self._fault(self._position, None, "and all before it are covered by no signed checkpoint")
+        if self._remembered is not None:
+            self._fault(self._remembered.position, None, "was signed by this node, but the chain ends before it")
         for position in sorted(self._checkpoints):
             self._fault(position, None, "is signed by a checkpoint, but the chain ends before it")
         for stray in strays:
@@ -189,6 +201,13 @@ class Verifier:
             unsealed=unsealed,
         )
 
+    def _expect_no_gap(self, to: int) -> None:
+        missing = to - self._position
+        if missing > 0:
+            more = f", with the {missing - 1:,} after it" if missing > 1 else ""
+            self._fault(self._position + 1, None, f"is missing from the chain{more}")
+            self._position = to
+
     def _check(self, entry: ChainEntry) -> None:
         stored = bytes.fromhex(entry.entry_hash)
         if entry.event is None:
@@ -205,6 +224,10 @@ class Verifier:
                 self._fault(entry.position, entry.event_id, "does not follow from the entry before it")
         # Going on from the stored hash keeps one bad entry from condemning all that come after it.
         self._previous = stored
+        if self._remembered is not None and self._remembered.position == entry.position:
+            if self._remembered.entry_hash != entry.entry_hash:
+                self._fault(entry.position, entry.event_id, "is not what this node remembers to have signed")
+            self._remembered = None
         if checkpoint := self._checkpoints.pop(entry.position, None):
             self._check_signature(checkpoint, stored)
 

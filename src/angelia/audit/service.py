@@ -16,6 +16,7 @@ from angelia.audit.model import (
     Checkpoint,
     Detail,
     Event,
+    Signed,
     StoredEvent,
     checkpoint_bytes,
     entry_hash,
@@ -30,21 +31,22 @@ DAYS_AHEAD = 7
 
 
 class NodeSigner(Protocol):
-    """The node key, as much of it as a checkpoint needs."""
+    """The node key, and the node's own memory of what it signed."""
 
     @property
     def key_id(self) -> UUID: ...
     def sign(self, data: bytes) -> bytes: ...
+    def signed(self) -> Signed | None: ...
+    def remember(self, signed: Signed) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """What one tick did, and what it left for the next."""
+    """What one tick did. `refused` says why the node would not sign: the chain is not the one it signed before."""
 
     entries: int
     position: int
-    waiting: int
-    oldest: datetime | None
+    refused: str | None
 
 
 def event(
@@ -95,7 +97,10 @@ class Audit:
         """One tick of the sealer: chain every event whose transaction can have no neighbour any more."""
         async with self._ledger.transaction() as tx:
             end = await store.sealer(tx)
-            batch, next_xid = await _whole_transactions(tx, end.next_xid, await store.horizon(tx))
+            horizon = await store.horizon(tx)
+            batch = await store.sealable(tx, end.next_xid, horizon, SEAL_BATCH)
+            # A full batch may end inside a transaction; what is left of that one comes first in the next.
+            next_xid = horizon if len(batch) < SEAL_BATCH else batch[-1].xid
             head, position, entries = end.entry_hash, end.position, []
             for item in batch:
                 position += 1
@@ -104,9 +109,20 @@ class Audit:
             if entries:
                 await store.append_chain(tx, entries)
                 await store.advance(tx, store.Sealer(next_xid, position, head))
-            await _checkpoint_if_due(tx, node, position, head, now)
-            waiting, oldest = await store.unsealed(tx)
-        return Sealed(len(entries), position, waiting, oldest)
+            due = await _checkpoint_due(tx, position, now)
+            refused = await _not_what_was_signed(tx, node.signed()) if due else None
+            if due and not refused:
+                signature = node.sign(checkpoint_bytes(position, head, now))
+                await store.add_checkpoint(tx, position, head, node.key_id, now, signature)
+        if due and not refused:
+            # After the commit: what the node remembers must be in the ledger, or it would never sign again.
+            node.remember(Signed(position, head.hex()))
+        return Sealed(len(entries), position, refused)
+
+    async def waiting(self) -> tuple[int, datetime | None]:
+        """How many events wait for the sealer, and the time of the oldest."""
+        async with self._ledger.transaction() as tx:
+            return await store.unsealed(tx)
 
     async def make_partitions(self, now: datetime) -> int:
         """Make the daily partitions from yesterday to a week ahead; returns how many rows missed theirs."""
@@ -146,23 +162,17 @@ class Audit:
             return await store.strays(tx, limit), await store.tail(tx, limit)
 
 
-async def _whole_transactions(tx: Tx, from_xid: int, horizon: int) -> tuple[list[store.Sealable], int]:
-    """The next batch, never cut inside a transaction, so that the chain's (xid, event_id) order only rises."""
-    batch = await store.sealable(tx, from_xid, horizon, SEAL_BATCH)
-    if len(batch) < SEAL_BATCH:
-        return batch, horizon
-    last = batch[-1].xid
-    whole = [item for item in batch if item.xid < last]
-    if whole:
-        return whole, last
-    return await store.sealable(tx, last, last + 1, None), last + 1
-
-
-async def _checkpoint_if_due(tx: Tx, node: NodeSigner, position: int, head: bytes, now: datetime) -> None:
+async def _checkpoint_due(tx: Tx, position: int, now: datetime) -> bool:
     last_position, last_at = await store.last_checkpoint(tx) or (0, None)
     fresh = position - last_position
-    if fresh == 0:
-        return
-    if fresh >= CHECKPOINT_ENTRIES or last_at is None or now - last_at >= CHECKPOINT_AGE:
-        signature = node.sign(checkpoint_bytes(position, head, now))
-        await store.add_checkpoint(tx, position, head, node.key_id, now, signature)
+    return fresh > 0 and (fresh >= CHECKPOINT_ENTRIES or last_at is None or now - last_at >= CHECKPOINT_AGE)
+
+
+async def _not_what_was_signed(tx: Tx, signed: Signed | None) -> str | None:
+    """Why the chain does not go on from what the node signed last, if it does not."""
+    if signed is None:
+        return None
+    present = await store.entry_hash(tx, signed.position)
+    if present is None:
+        return f"entry {signed.position:,}, which this node signed, is gone"
+    return None if present.hex() == signed.entry_hash else f"entry {signed.position:,} is not the one this node signed"

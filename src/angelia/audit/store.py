@@ -61,7 +61,7 @@ async def horizon(tx: Tx) -> int:
     return int(await tx.fetchval(SQL["horizon"]))
 
 
-async def sealable(tx: Tx, from_xid: int, below_xid: int, limit: int | None) -> list[Sealable]:
+async def sealable(tx: Tx, from_xid: int, below_xid: int, limit: int) -> list[Sealable]:
     rows = await tx.fetch(SQL["sealable"], str(from_xid), str(below_xid), limit)
     return [Sealable(r["event_id"], r["occurred_at"], r["event_hash"], int(r["xid"])) for r in rows]
 
@@ -83,6 +83,11 @@ async def add_checkpoint(
     tx: Tx, position: int, head: bytes, node_key_id: UUID, signed_at: datetime, signature: bytes
 ) -> None:
     await tx.execute(SQL["add_checkpoint"], position, head, node_key_id, signed_at, signature)
+
+
+async def entry_hash(tx: Tx, position: int) -> bytes | None:
+    found: bytes | None = await tx.fetchval(SQL["entry_hash"], position)
+    return found
 
 
 async def sealed_to(tx: Tx) -> int:

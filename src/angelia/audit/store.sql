@@ -12,9 +12,11 @@ SELECT next_xid::text AS next_xid, position, entry_hash FROM audit_sealer FOR UP
 SELECT pg_snapshot_xmin(pg_current_snapshot())::text
 
 -- name: sealable
-SELECT event_id, occurred_at, event_hash, xid::text AS xid FROM audit_events
-WHERE xid >= $1::text::xid8 AND xid < $2::text::xid8
-ORDER BY xid, event_id LIMIT $3
+-- A row whose id is chained already is left out: it was copied or moved by hand, and must not stop the sealer.
+SELECT e.event_id, e.occurred_at, e.event_hash, e.xid::text AS xid FROM audit_events e
+WHERE e.xid >= $1::text::xid8 AND e.xid < $2::text::xid8
+  AND NOT EXISTS (SELECT 1 FROM audit_chain c WHERE c.event_id = e.event_id)
+ORDER BY e.xid, e.event_id LIMIT $3
 
 -- name: append_chain
 INSERT INTO audit_chain (position, event_id, occurred_at, entry_hash)
@@ -29,37 +31,47 @@ SELECT position, signed_at FROM audit_checkpoints ORDER BY position DESC LIMIT 1
 -- name: add_checkpoint
 INSERT INTO audit_checkpoints (position, entry_hash, node_key_id, signed_at, signature) VALUES ($1, $2, $3, $4, $5)
 
+-- name: entry_hash
+SELECT entry_hash FROM audit_chain WHERE position = $1
+
 -- name: sealed_to
 SELECT position FROM audit_sealer
 
 -- name: chain
-SELECT c.position, c.event_id AS chained_id, c.entry_hash, e.*
+SELECT c.position, c.event_id AS chained_id, c.entry_hash,
+  e.event_id, e.occurred_at, e.event_type, e.actor_nhi, e.object_nhi, e.message_id, e.replay_key, e.detail, e.event_hash, e.redacted_at
 FROM audit_chain c LEFT JOIN audit_events e ON e.event_id = c.event_id AND e.occurred_at = c.occurred_at
 WHERE c.position > $1 ORDER BY c.position LIMIT $2
 
 -- name: checkpoints
-SELECT * FROM audit_checkpoints WHERE position > $1 ORDER BY position LIMIT $2
+SELECT position, entry_hash, node_key_id, signed_at, signature FROM audit_checkpoints
+WHERE position > $1 ORDER BY position LIMIT $2
 
 -- name: checkpoint
-SELECT * FROM audit_checkpoints WHERE position = $1
+SELECT position, entry_hash, node_key_id, signed_at, signature FROM audit_checkpoints WHERE position = $1
 
 -- name: strays
 -- Rows that claim an ended, sealed transaction and stand in no chain entry: nobody but a forger puts them there.
-SELECT e.*, NULL::bigint AS position FROM audit_events e, audit_sealer s
+SELECT e.event_id, e.occurred_at, e.event_type, e.actor_nhi, e.object_nhi, e.message_id, e.replay_key, e.detail, e.event_hash, e.redacted_at, NULL::bigint AS position
+FROM audit_events e, audit_sealer s
 WHERE e.xid < s.next_xid
   AND NOT EXISTS (SELECT 1 FROM audit_chain c WHERE c.event_id = e.event_id AND c.occurred_at = e.occurred_at)
 ORDER BY e.xid, e.event_id LIMIT $1
 
 -- name: tail
-SELECT e.*, NULL::bigint AS position FROM audit_events e, audit_sealer s
-WHERE e.xid >= s.next_xid ORDER BY e.xid, e.event_id LIMIT $1
+SELECT e.event_id, e.occurred_at, e.event_type, e.actor_nhi, e.object_nhi, e.message_id, e.replay_key, e.detail, e.event_hash, e.redacted_at, NULL::bigint AS position
+FROM audit_events e, audit_sealer s
+WHERE e.xid >= s.next_xid AND NOT EXISTS (SELECT 1 FROM audit_chain c WHERE c.event_id = e.event_id)
+ORDER BY e.xid, e.event_id LIMIT $1
 
 -- name: unsealed
 -- How much waits for the sealer, and since when: one long open transaction holds it back.
-SELECT count(*) AS events, min(e.occurred_at) AS oldest FROM audit_events e, audit_sealer s WHERE e.xid >= s.next_xid
+SELECT count(*) AS events, min(e.occurred_at) AS oldest FROM audit_events e, audit_sealer s
+WHERE e.xid >= s.next_xid AND NOT EXISTS (SELECT 1 FROM audit_chain c WHERE c.event_id = e.event_id)
 
 -- name: events
-SELECT e.*, c.position FROM audit_events e LEFT JOIN audit_chain c ON c.event_id = e.event_id
+SELECT e.event_id, e.occurred_at, e.event_type, e.actor_nhi, e.object_nhi, e.message_id, e.replay_key, e.detail, e.event_hash, e.redacted_at, c.position
+FROM audit_events e LEFT JOIN audit_chain c ON c.event_id = e.event_id
 WHERE ($1::text IS NULL OR e.event_type = $1)
   AND ($2::varchar IS NULL OR e.actor_nhi = $2)
   AND ($3::uuid IS NULL OR e.message_id = $3)
@@ -72,7 +84,10 @@ ORDER BY e.occurred_at DESC, e.event_id DESC LIMIT $8
 SELECT pg_advisory_xact_lock(hashtextextended('angelia/audit partitions', 0))
 
 -- name: make_partition
--- DDL takes no parameters; what is filled in is made from a date and nothing else.
+-- DDL takes no parameters; what is filled in is made from a date and nothing else. Without the lock, an event of that
+-- day could enter the default partition between the move and the attachment, which PostgreSQL then refuses.
+SET LOCAL lock_timeout = '5s';
+LOCK TABLE audit_events_default IN ACCESS EXCLUSIVE MODE;
 CREATE TABLE {name} (LIKE audit_events INCLUDING ALL);
 WITH moved AS (
   DELETE FROM audit_events_default WHERE occurred_at >= '{start}' AND occurred_at < '{end}' RETURNING *

@@ -89,7 +89,7 @@ def _verified(session: Session, client: Client) -> Verdict:
     from angelia.audit.model import Verifier
 
     node = client.node()
-    verifier = Verifier(node.key_id, node.public_key)
+    verifier = Verifier(node.key_id, node.public_key, node.signed)
     # Checkpoints first: the chain that is read after them cannot be shorter than what they sign.
     after = 0
     while checkpoints := client.audit_checkpoints(after=after, limit=PAGE):

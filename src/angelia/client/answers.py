@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.audit.model import ChainEntry, Checkpoint, StoredEvent
+from angelia.audit.model import ChainEntry, Checkpoint, Signed, StoredEvent
 from angelia.guard.model import Block, Token
 
 __all__ = [
@@ -117,6 +117,7 @@ class Node(Answer, frozen=True, kw_only=True):
 
     key_id: UUID
     public_key: bytes
+    signed: Signed | None = None
 
 
 class Events(Answer, frozen=True, kw_only=True):

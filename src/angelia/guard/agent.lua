@@ -2,17 +2,17 @@
 -- KEYS  1  ang:birth                  "<run id>:<Unix ms>": when this memory began
 --       2  ang:nonce:{subject}:<nonce>
 --       3  ang:rl:{subject}:<rule>    sorted set of the requests in the window, score = Unix ms
--- ARGV  1  now, Unix ms     2  run id of the server     3  when the request was signed, Unix ms
---       4  life of a nonce, ms
---       5  limit (0 = none) 6  window, ms               7  unique member
+-- ARGV  1  now, Unix ms     2  run id of the server     3  what a birth mark made now says, Unix ms
+--       4  when the request was signed, Unix ms         5  life of a nonce, ms
+--       6  limit (0 = none) 7  window, ms               8  unique member
 -- Returns {verdict, remaining, reset in Unix ms}; verdict 0 go on, 1 limited, 2 nonce used, 3 signed before the birth.
-local now, limit, window = tonumber(ARGV[1]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local now, limit, window = tonumber(ARGV[1]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local mark = redis.call('GET', KEYS[1])
 if not mark then
-  mark = ARGV[2] .. ':' .. ARGV[1]
+  mark = ARGV[2] .. ':' .. ARGV[3]
   redis.call('SET', KEYS[1], mark)
 end
-if tonumber(ARGV[3]) <= tonumber(string.match(mark, ':(%d+)$')) then
+if tonumber(ARGV[4]) <= tonumber(string.match(mark, ':(%d+)$')) then
   return {3, 0, 0}
 end
 if redis.call('EXISTS', KEYS[2]) == 1 then
@@ -25,7 +25,7 @@ if limit > 0 then
   if used >= limit then
     return {1, 0, tonumber(redis.call('ZRANGE', KEYS[3], used - limit, used - limit, 'WITHSCORES')[2]) + window}
   end
-  redis.call('ZADD', KEYS[3], now, ARGV[7])
+  redis.call('ZADD', KEYS[3], now, ARGV[8])
   redis.call('PEXPIRE', KEYS[3], window)
   used = used + 1
   remaining = limit - used
@@ -33,5 +33,5 @@ if limit > 0 then
     reset = tonumber(redis.call('ZRANGE', KEYS[3], used - limit, used - limit, 'WITHSCORES')[2]) + window
   end
 end
-redis.call('SET', KEYS[2], '1', 'PX', ARGV[4])
+redis.call('SET', KEYS[2], '1', 'PX', ARGV[5])
 return {0, remaining, reset}

@@ -14,6 +14,7 @@ from angelia.errors import InvalidArgument, Unauthenticated
 from angelia.guard.declarations import uuid_of
 from angelia.guard.profile import NONCE_MAX
 
+HEADERS = tuple(f"x-aicq-{name}" for name in ("agent", "nonce", "timestamp", "signature"))
 NONCE_MIN = 24
 _TIMESTAMP = re.compile(r"[0-9]{1,16}")
 OUT_OF_TIME = "timestamp expired or too far in future"
@@ -44,9 +45,7 @@ class AicqProof:
 
 def parse(headers: Mapping[str, str], now_ms: int, past_ms: int, ahead_ms: int) -> AicqProof:
     """Check the headers in the order, and with the words, that old clients know."""
-    agent, nonce, timestamp, signature = (
-        headers.get(f"x-aicq-{name}", "") for name in ("agent", "nonce", "timestamp", "signature")
-    )
+    agent, nonce, timestamp, signature = (headers.get(name, "") for name in HEADERS)
     if not (agent and nonce and timestamp and signature):
         raise Unauthenticated("missing auth headers")
     if _TIMESTAMP.fullmatch(timestamp) is None:

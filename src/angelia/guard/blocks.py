@@ -9,7 +9,7 @@ import structlog
 from angelia.audit import service as audit
 from angelia.errors import InvalidArgument, NotFound, Unavailable
 from angelia.guard import store
-from angelia.guard.model import Address, Block, Caller, parse_address
+from angelia.guard.model import Address, Block, Caller, parse_address, subject_of
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
 
@@ -28,7 +28,7 @@ class Blocks:
     def includes(self, address: Address, now: datetime) -> bool:
         if not self._remembered:
             return False
-        until = self._remembered.get(str(address), now)
+        until = self._remembered.get(subject_of(address), now)
         return until is None or until > now
 
     async def refresh(self, now: datetime) -> None:
@@ -40,35 +40,41 @@ class Blocks:
         """An operator's block; without an end it stays until it is lifted."""
         if len(reason) > 200:
             raise InvalidArgument("a reason has at most 200 characters")
-        return await self._record(parse_address(address), reason or "by an operator", caller.known_as, life, now)
+        parsed = parse_address(address)
+        if parsed.is_loopback:
+            raise InvalidArgument("this machine itself cannot be blocked", hint="its operator could not lift the block")
+        return await self._record(subject_of(parsed), reason or "by an operator", caller.known_as, life, now)
 
     async def record_automatic(self, address: Address, now: datetime, life: timedelta) -> None:
         """The hot tier has just blocked an address; put it where it outlives the hot tier."""
         try:
-            await self._record(address, "too many refused requests", "guard", life, now)
+            await self._record(subject_of(address), "too many refused requests", "guard", life, now)
         except Unavailable:
             log.warning("an automatic block is not in the ledger yet", address=str(address))
 
     async def unblock(self, caller: Caller, address: str, now: datetime) -> None:
-        parsed = parse_address(address)
+        subject = subject_of(parse_address(address))
         async with self._ledger.transaction() as tx:
-            if not await store.unblock(tx, parsed):
-                raise NotFound(f"{parsed} is not blocked", hint="angelia guard blocks")
-            await audit.record(tx, [audit.event("address_unblocked", now, actor=caller.known_as, object=str(parsed))])
-        self._remembered.pop(str(parsed), None)
+            lifted = await store.unblock(tx, subject)
+            if lifted:
+                event = audit.event("address_unblocked", now, actor=caller.known_as, object=subject)
+                await audit.record(tx, [event])
+        self._remembered.pop(subject, None)
         try:
-            await store.clear_block(self._hot, parsed)
+            lifted |= await store.clear_block(self._hot, subject)
         except Unavailable:
-            log.warning("the hot tier was away; it forgets this block by itself", address=str(parsed))
+            log.warning("the hot tier was away; it forgets this block by itself", address=subject)
+        if not lifted:
+            raise NotFound(f"{subject} is not blocked", hint="angelia guard blocks")
 
     async def list_blocks(self, now: datetime, after: str | None, limit: int) -> tuple[list[Block], int]:
         """Blocks in order of address, after one of them, and how many there are."""
         async with self._ledger.transaction() as tx:
-            return await store.blocks(tx, now, parse_address(after) if after else None, limit)
+            return await store.blocks(tx, now, after, limit)
 
-    async def _record(self, address: Address, reason: str, by: str, life: timedelta | None, now: datetime) -> Block:
+    async def _record(self, subject: str, reason: str, by: str, life: timedelta | None, now: datetime) -> Block:
         block = Block(
-            address=str(address),
+            address=subject,
             reason=reason,
             blocked_by=by,
             blocked_at=now,
@@ -81,7 +87,7 @@ class Blocks:
             await audit.record(tx, [event])
         self._remembered[block.address] = block.expires_at
         try:
-            await store.set_block(self._hot, address, int(life.total_seconds() * 1000) if life else None)
+            await store.set_block(self._hot, subject, int(life.total_seconds() * 1000) if life else None)
         except Unavailable:
             log.warning("a block reaches the other processes at their next refresh", address=block.address)
         return block

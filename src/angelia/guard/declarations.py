@@ -31,7 +31,8 @@ class Access(Enum):
     """Who may call a route. The guard decides; a handler that runs may trust `call.caller`."""
 
     ANYONE = "anyone"  # no credential is looked at
-    AGENT = "agent"  # a proven agent: signed request, or a token bound to one
+    SIGNED = "signed"  # an agent that signed this very request
+    AGENT = "agent"  # an agent: a signed request, or a token bound to one
     READ = "read"  # a credential of at least that role
     WRITE = "write"
     ADMIN = "admin"

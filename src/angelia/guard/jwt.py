@@ -7,7 +7,7 @@ from typing import Any
 
 import jwt
 
-from angelia.errors import SettingsError, Unauthenticated
+from angelia.errors import SettingsError, Unauthenticated, Unavailable
 from angelia.guard.model import ROLES, Role
 from angelia.settings import Settings
 
@@ -36,6 +36,8 @@ class JwtVerifier:
     async def verify(self, token: str) -> tuple[str | None, Role]:
         try:
             claims = await self._claims(token)
+        except jwt.PyJWKClientConnectionError as error:
+            raise Unavailable("the keys of JSON Web Tokens cannot be fetched at the moment", retry_after=5) from error
         except (jwt.InvalidTokenError, jwt.PyJWKClientError) as error:
             raise Unauthenticated("Authentication required", hint=f"the token was refused: {error}") from error
         return _subject(claims), _role(claims)

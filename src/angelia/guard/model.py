@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -122,17 +123,18 @@ class SlidingWindows:
     """The limiter of one process, for the time when the hot tier is away. Same rule, same arithmetic."""
 
     def __init__(self, most_subjects: int = 10_000) -> None:
-        self._hits: dict[tuple[str, str], list[int]] = {}
+        self._hits: OrderedDict[tuple[str, str], list[int]] = OrderedDict()
         self._most = most_subjects
 
     def spend(self, rule: Rule, subject: str, now_ms: int, *, charge: bool) -> Spent:
-        if len(self._hits) >= self._most:
-            self._hits.clear()
         kept = [at for at in self._hits.get((rule.name, subject), ()) if at > now_ms - rule.window_ms]
         allowed = len(kept) < rule.limit
         if allowed and charge:
             kept.append(now_ms)
         self._hits[rule.name, subject] = kept
+        self._hits.move_to_end((rule.name, subject))
+        if len(self._hits) > self._most:
+            self._hits.popitem(last=False)
         full = len(kept) >= rule.limit
         return Spent(
             rule,
@@ -145,11 +147,20 @@ class SlidingWindows:
 def parse_address(text: str) -> Address:
     """An IP address in its one spelling; an IPv4 address written as IPv6 is the IPv4 address."""
     try:
-        address = ipaddress.ip_address(text)
+        address = ipaddress.ip_address(text.partition("/")[0])
     except ValueError as error:
-        raise InvalidArgument(f"{text[:60]!r} is no IP address") from error
+        raise InvalidArgument(f"{text[:60]!r} is no IP address", hint="write it as 192.0.2.1 or 2001:db8::1") from error
+    if isinstance(address, ipaddress.IPv6Address) and address.scope_id:
+        raise InvalidArgument("an address with a zone is only known to its own machine")
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
+
+
+def subject_of(address: Address) -> str:
+    """Who is counted and blocked: an IPv4 address, or an IPv6 /64, whose owner has all addresses in it."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
 
 
 def parse_networks(setting: str, texts: Iterable[str]) -> tuple[Network, ...]:
@@ -195,7 +206,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """An address that is refused everywhere until the block ends."""
+    """An address, or a /64 of IPv6, that is refused everywhere until the block ends."""
 
     address: str
     reason: str

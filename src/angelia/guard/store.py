@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from datetime import datetime
-from uuid import UUID
+from uuid import UUID, uuid4
 
-from angelia.guard.model import Address, Block, Rule, Spent, parse_address
+from angelia.guard.model import Block, Rule, Spent
 from angelia.stores.ledger import Row, Tx
 from angelia.stores.sql import statements
 from angelia.stores.valkey import BIRTH, HotTier, Script
@@ -53,37 +53,30 @@ class AgentVerdict:
     before_birth: bool
 
 
-async def spend_address(
-    hot: HotTier,
-    address: Address,
-    rule: Rule | None,
-    now_ms: int,
-    member: str,
-    *,
-    charge: bool,
-    auto_block: bool,
+async def spend(
+    hot: HotTier, subject: str, rule: Rule, now_ms: int, *, charge: bool = True, auto_block: bool = False
 ) -> AddressVerdict:
-    tag = _tag(str(address))
-    name, limit, window = (rule.name, rule.limit, rule.window_ms) if rule else ("none", 0, 0)
+    """Count a request of an address, or of an agent that brings no nonce; without `charge` only look."""
+    tag = _tag(subject)
     verdict, remaining, reset = await hot.run(
         _ADDRESS,
-        [f"ang:block:{tag}", f"ang:rl:{tag}:{name}", f"ang:viol:{tag}"],
+        [f"ang:block:{tag}", f"ang:rl:{tag}:{rule.name}", f"ang:viol:{tag}"],
         [
             now_ms,
-            limit,
-            window,
+            rule.limit,
+            rule.window_ms,
             int(charge),
-            member,
+            uuid4().hex,
             VIOLATIONS_THAT_BLOCK if auto_block else 0,
             VIOLATION_LIFE_MS,
             BLOCK_MS,
         ],
     )
-    spent = Spent(rule, verdict == 0, remaining, reset) if rule and rule.limit and verdict != 2 else None
+    spent = Spent(rule, verdict == 0, remaining, reset) if verdict != 2 else None
     return AddressVerdict(spent, blocked=verdict == 2, blocked_now=verdict == 3)
 
 
-async def spend_agent(
+async def spend_nonce(
     hot: HotTier, subject: UUID, nonce: str, signed_ms: int, life_ms: int, rule: Rule | None, now_ms: int
 ) -> AgentVerdict:
     tag = _tag(str(subject))
@@ -91,23 +84,25 @@ async def spend_agent(
     verdict, remaining, reset = await hot.run(
         _AGENT,
         [BIRTH, f"ang:nonce:{tag}:{nonce}", f"ang:rl:{tag}:{name}"],
-        [now_ms, hot.run_id, signed_ms, life_ms, limit, window, nonce],
+        [now_ms, hot.run_id, hot.birth_ms(now_ms), signed_ms, life_ms, limit, window, uuid4().hex],
     )
     spent = Spent(rule, verdict == 0, remaining, reset) if rule and rule.limit and verdict in (0, 1) else None
     return AgentVerdict(spent, nonce_used=verdict == 2, before_birth=verdict == 3)
 
 
-async def set_block(hot: HotTier, address: Address, life_ms: int | None) -> None:
-    await hot.set_mark(f"ang:block:{_tag(str(address))}", life_ms)
+async def set_block(hot: HotTier, subject: str, life_ms: int | None) -> None:
+    await hot.set_mark(f"ang:block:{_tag(subject)}", life_ms)
 
 
-async def clear_block(hot: HotTier, address: Address) -> None:
-    tag = _tag(str(address))
-    await hot.forget(f"ang:block:{tag}", f"ang:viol:{tag}")
+async def clear_block(hot: HotTier, subject: str) -> bool:
+    """Whether there was anything to clear."""
+    tag = _tag(subject)
+    return await hot.forget(f"ang:block:{tag}", f"ang:viol:{tag}") > 0
 
 
-async def make_token(tx: Tx, token: TokenRow, *, first_admin: bool) -> None:
-    await tx.execute(
+async def make_token(tx: Tx, token: TokenRow, *, first_admin: bool) -> bool:
+    """Whether the token is new to the ledger."""
+    made = await tx.fetchval(
         SQL["make_token"],
         token.id,
         token.secret_hash,
@@ -118,6 +113,7 @@ async def make_token(tx: Tx, token: TokenRow, *, first_admin: bool) -> None:
         token.created_at,
         token.expires_at,
     )
+    return made is not None
 
 
 async def token(tx: Tx, id: UUID) -> TokenRow | None:
@@ -135,8 +131,8 @@ async def tokens(tx: Tx, after: tuple[datetime, UUID] | None, limit: int) -> tup
     return [_token(row) for row in rows], int(await tx.fetchval(SQL["count_tokens"]))
 
 
-async def count_made_tokens(tx: Tx, now: datetime) -> int:
-    return int(await tx.fetchval(SQL["count_made_tokens"], now))
+async def count_made_tokens(tx: Tx) -> int:
+    return int(await tx.fetchval(SQL["count_made_tokens"]))
 
 
 async def revoke_token(tx: Tx, id: UUID, now: datetime) -> str | None:
@@ -147,7 +143,7 @@ async def revoke_token(tx: Tx, id: UUID, now: datetime) -> str | None:
 async def block(tx: Tx, block: Block) -> None:
     await tx.execute(
         SQL["block"],
-        parse_address(block.address),
+        block.address,
         block.reason,
         block.blocked_by,
         block.blocked_at,
@@ -155,15 +151,15 @@ async def block(tx: Tx, block: Block) -> None:
     )
 
 
-async def unblock(tx: Tx, address: Address) -> bool:
-    return await tx.fetchval(SQL["unblock"], address) is not None
+async def unblock(tx: Tx, subject: str) -> bool:
+    return await tx.fetchval(SQL["unblock"], subject) is not None
 
 
-async def blocks(tx: Tx, now: datetime, after: Address | None, limit: int) -> tuple[list[Block], int]:
+async def blocks(tx: Tx, now: datetime, after: str | None, limit: int) -> tuple[list[Block], int]:
     rows = await tx.fetch(SQL["blocks"], now, after, limit)
     found = [
         Block(
-            address=str(row["address"]),
+            address=row["address"],
             reason=row["reason"],
             blocked_by=row["blocked_by"],
             blocked_at=row["blocked_at"],

@@ -24,7 +24,6 @@ STATUS = {
     "rate_limited": 429,
     "internal": 500,
     "unavailable": 503,
-    "deadline_exceeded": 504,
 }
 
 

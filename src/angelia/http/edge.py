@@ -56,6 +56,8 @@ class RouteTable:
                     _PARAMETER.sub("([^/]+)", re.escape(route.path).replace(r"\{", "{").replace(r"\}", "}"))
                 )
                 pattern = self._patterns.setdefault(regex.pattern, _Pattern(regex, names, {}))
+                if pattern.names != names:
+                    raise ValueError(f"{route.path} is declared with other parameter names too")
                 methods = pattern.methods
             if route.method in methods:
                 raise ValueError(f"{route.method} {route.path} is declared twice")
@@ -98,6 +100,8 @@ class Edge:
         route = methods.get(request.method)
         try:
             answer = await self._answer(request, methods, route, values, names)
+            # Here, so that a body that cannot be encoded is a failure of its handler.
+            answer.body = answers.encoded(answer, request.surface)
         except AngeliaError as error:
             answer = answers.of_error(error, request.surface, request.id)
             request.failure = error

@@ -13,6 +13,7 @@ import structlog
 from angelia.settings import Settings
 
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160)) if code != 9}
+_CONTROL_BUT_NEWLINE = {code: shown for code, shown in _CONTROL.items() if code != 10}
 
 
 def configure(settings: Settings) -> None:
@@ -22,6 +23,7 @@ def configure(settings: Settings) -> None:
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+        structlog.processors.format_exc_info,
         _escape_control,
     ]
     renderer: structlog.types.Processor = (
@@ -31,7 +33,7 @@ def configure(settings: Settings) -> None:
     )
     level = getattr(logging, settings.log_level.upper())
     structlog.configure(
-        processors=[*shared, structlog.processors.format_exc_info, renderer],
+        processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
@@ -39,7 +41,7 @@ def configure(settings: Settings) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*shared, structlog.processors.format_exc_info],
+            foreign_pre_chain=shared,
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
         )
     )
@@ -56,5 +58,5 @@ def _escape_control(_: Any, __: str, record: MutableMapping[str, Any]) -> Mutabl
     """What others wrote must not move the cursor of whoever reads the log."""
     for name, value in record.items():
         if isinstance(value, str) and not value.isprintable():
-            record[name] = value.translate(_CONTROL)
+            record[name] = value.translate(_CONTROL_BUT_NEWLINE if name == "exception" else _CONTROL)
     return record

@@ -98,12 +98,13 @@ def routes(ledger: Ledger, hot: HotTier, loaded: Loaded, worker: int) -> list[Ro
         return Answer(body=SettingList([Setting(s.name, s.value, s.origin, s.about) for s in loaded.shown()]))
 
     anyone, text = Access.ANYONE, {200: "text/plain"}
+    watcher = Access.ANYONE if loaded.settings.open_metrics else Access.READ
     return [
         Route("GET", "/health", health, anyone, "State of the server and its stores", {200: Health, 503: Health}),
         Route("GET", "/healthz", healthz, anyone, "Whether the process lives", {200: Alive}),
         Route("GET", "/api", api, anyone, "Name and version", {200: Name}),
-        Route("GET", "/metrics", metrics, anyone, "Everything counted, as Prometheus text", text),
-        Route("GET", "/metrics/prometheus", metrics, anyone, "The same text", text),
+        Route("GET", "/metrics", metrics, watcher, "Everything counted, as Prometheus text", text),
+        Route("GET", "/metrics/prometheus", metrics, watcher, "The same text", text),
         Route("GET", "/v1/settings", settings, Access.ADMIN, "Effective settings", {200: SettingList}),
     ]
 

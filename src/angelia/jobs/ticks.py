@@ -39,6 +39,8 @@ class Ticks:
         self._ledger = ledger
         self._ticks = ticks
         self._tasks: list[asyncio.Task[None]] = []
+        # A tick that works alone holds one connection for its lock and needs others; so few at a time.
+        self._turns = asyncio.Semaphore(2)
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._repeat(tick), name=f"tick {tick.name}") for tick in self._ticks]
@@ -66,7 +68,7 @@ class Ticks:
         if tick.everywhere:
             return await tick.run(clock())
         # This transaction only holds the lock. It takes no xid, so it does not hold the audit's sealer back.
-        async with self._ledger.transaction() as tx:
+        async with self._turns, self._ledger.transaction() as tx:
             if not await tx.fetchval("SELECT pg_try_advisory_xact_lock($1)", tick.lock):
                 return False
             return await tick.run(clock())

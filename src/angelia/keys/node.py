@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from uuid import UUID
 
+import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
+from angelia.audit.model import Signed
 from angelia.envelope.ids import KeyType, key_id
 from angelia.errors import StartFailed
-from angelia.stores.embedded.private import write_private
+from angelia.stores.embedded.private import read_private, write_private
 
 
 class NodeKey:
-    """Signs audit checkpoints; its public half is at `GET /v1/node`."""
+    """Signs audit checkpoints, and remembers the last one in a file of its own beside the key."""
 
-    def __init__(self, key: Ed25519PrivateKey) -> None:
+    def __init__(self, key: Ed25519PrivateKey, memory: Path) -> None:
         self._key = key
+        self._memory = memory
         self.public_key = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
         self._key_id = key_id(KeyType.ED25519, self.public_key)
 
@@ -29,21 +31,26 @@ class NodeKey:
     def sign(self, data: bytes) -> bytes:
         return self._key.sign(data)
 
+    def signed(self) -> Signed | None:
+        """The last entry of the audit chain that this node signed; read anew, since another worker may have signed."""
+        try:
+            return msgspec.json.decode(read_private(self._memory, 200), type=Signed)
+        except FileNotFoundError:
+            return None
+
+    def remember(self, signed: Signed) -> None:
+        write_private(self._memory, msgspec.json.encode(signed))
+
 
 def load_or_make(path: Path) -> NodeKey:
     """Read the key file, or make it 0600 at the first start."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        seed = read_private(path, 33)
     except FileNotFoundError:
         key = Ed25519PrivateKey.generate()
         write_private(path, key.private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption()))
-        return NodeKey(key)
-    except OSError as error:
-        raise StartFailed(f"the node key {path} cannot be read: {error.strerror}") from error
-    with os.fdopen(descriptor, "rb") as file:
-        mode, seed = os.fstat(descriptor).st_mode, file.read(33)
-    if mode & 0o077:
-        raise StartFailed(f"the node key {path} is open to others", hint=f"chmod 600 {path}")
-    if len(seed) != 32:
-        raise StartFailed(f"the node key {path} is damaged: it must hold 32 bytes", hint="restore it from a backup")
-    return NodeKey(Ed25519PrivateKey.from_private_bytes(seed))
+    else:
+        if len(seed) != 32:
+            raise StartFailed(f"the node key {path} is damaged: it must hold 32 bytes", hint="restore it from a backup")
+        key = Ed25519PrivateKey.from_private_bytes(seed)
+    return NodeKey(key, path.with_name("node.signed"))

@@ -23,7 +23,9 @@ GONE = (
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
-    asyncpg.TooManyConnectionsError,
+    asyncpg.InsufficientResourcesError,  # disk full, out of memory, too many connections
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.InvalidCachedStatementError,  # the schema changed under a running server; the next try is right
 )
 # What PostgreSQL or its driver raises for a value that no column can hold: somebody sent it, no statement is wrong.
 _UNSTORABLE = (
@@ -55,7 +57,7 @@ class Ledger:
     async def open(cls, url: str, connections: int = 10) -> Ledger:
         """Make the pool; it connects when first used, so a database that is away is no reason to fail here."""
         pool = await asyncpg.create_pool(
-            url, min_size=0, max_size=connections, timeout=5, command_timeout=60, init=_prepare
+            url, min_size=0, max_size=connections, timeout=5, command_timeout=15, init=_prepare
         )
         return cls(pool)
 

@@ -7,7 +7,7 @@ import hashlib
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +17,15 @@ import redis.asyncio
 from redis.asyncio.connection import AbstractConnection, BlockingConnectionPool
 from redis.exceptions import NoScriptError, RedisError
 
-from angelia.errors import Unavailable
+from angelia.errors import SettingsError, Unavailable
 
 BIRTH = "ang:birth"
 # Round trips under way at once: two, so that a slow script does not hold up everybody else. Sharing them took
 # the client's CPU per call to a third of one round trip per call.
 _SENDERS = 2
 _MOST_CALLS = 128
+# How far the clocks of two servers may be apart that share a hot tier (`doctor` warns at one second).
+CLOCK_ALLOWANCE_MS = 1000
 _RUN_ID = re.compile(rb"^run_id:(\w+)", re.MULTILINE)
 
 
@@ -61,17 +63,20 @@ def now_ms() -> int:
 class HotTier:
     """One pool of connections. Each new connection renews the birth mark if the server's memory is another one."""
 
-    def __init__(self, url: str, connections: int = 10, clock: Callable[[], int] = now_ms) -> None:
-        self._clock = clock
+    def __init__(self, url: str, connections: int = 10, *, shared: bool = False) -> None:
+        self._allowance_ms = CLOCK_ALLOWANCE_MS if shared else 0
         self.run_id = ""
-        pool = BlockingConnectionPool.from_url(
-            url,
-            max_connections=connections,
-            timeout=2,
-            socket_timeout=2,
-            socket_connect_timeout=2,
-            redis_connect_func=self._greet,
-        )
+        try:
+            pool = BlockingConnectionPool.from_url(
+                url,
+                max_connections=connections,
+                timeout=2,
+                socket_timeout=2,
+                socket_connect_timeout=2,
+                redis_connect_func=self._greet,
+            )
+        except ValueError as error:
+            raise SettingsError(f"redis_url: {error}", hint="such as redis://localhost:6379/0") from error
         self._redis = redis.asyncio.Redis(connection_pool=pool)
         self._waiting: deque[_ScriptCall] = deque()
         self._senders: set[asyncio.Task[None]] = set()
@@ -122,15 +127,20 @@ class HotTier:
         with _wrapped():
             await self._redis.set(key, b"1", px=life_ms)
 
-    async def forget(self, *keys: str) -> None:
+    async def forget(self, *keys: str) -> int:
+        """Remove keys; how many there were."""
         with _wrapped():
-            await self._redis.delete(*keys)
+            return int(await self._redis.delete(*keys))
 
     async def birth(self) -> int:
         """When this memory began, in Unix milliseconds; read now, not remembered."""
         await self.ping()
-        mark = await self.run(_BIRTH_SCRIPT, [BIRTH], [self.run_id, self._clock()])
+        mark = await self.run(_BIRTH_SCRIPT, [BIRTH], [self.run_id, self.birth_ms(now_ms())])
         return int(bytes(mark).rpartition(b":")[2])
+
+    def birth_ms(self, now: int) -> int:
+        """What a birth mark made at that time says; servers that share a hot tier need not agree on the time."""
+        return now + self._allowance_ms
 
     async def close(self) -> None:
         await self._redis.aclose()
@@ -141,8 +151,10 @@ class HotTier:
         await connection.on_connect()
         await connection.send_command("INFO", "server")
         found = _RUN_ID.search(bytes(await connection.read_response()))
-        self.run_id = found[1].decode() if found else "unknown"
-        await connection.send_command("EVAL", _BIRTH_SCRIPT.text, 1, BIRTH, self.run_id, self._clock())
+        if found is None:
+            raise ConnectionError("this server does not tell its run id, so its memory cannot be trusted")
+        self.run_id = found[1].decode()
+        await connection.send_command("EVAL", _BIRTH_SCRIPT.text, 1, BIRTH, self.run_id, self.birth_ms(now_ms()))
         await connection.read_response()
 
 

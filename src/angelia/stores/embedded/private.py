@@ -30,6 +30,25 @@ def write_private(path: Path, data: bytes, owner: Owner | None = None) -> None:
     sync_directory(path.parent)
 
 
+def read_private(path: Path, most: int) -> bytes:
+    """The first bytes of a secret file, if it is a file and closed to others; FileNotFoundError if there is none."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StartFailed(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise StartFailed(f"{path} is not a file", hint="move it away and start again")
+        if mode & 0o077:
+            raise StartFailed(f"{path} is open to others", hint=f"chmod 600 {path}")
+        return os.read(descriptor, most)
+    finally:
+        os.close(descriptor)
+
+
 def sync_directory(path: Path) -> None:
     """Make renames inside a directory survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

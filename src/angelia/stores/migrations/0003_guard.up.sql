@@ -14,8 +14,9 @@ CREATE TABLE tokens (
 );
 CREATE INDEX idx_tokens_created ON tokens (created_at, id);
 
+-- An IPv4 address, or the /64 network of an IPv6 address: whoever has one of its addresses has them all.
 CREATE TABLE blocked_addresses (
-  address INET PRIMARY KEY,
+  address TEXT COLLATE "C" PRIMARY KEY,
   reason TEXT NOT NULL CHECK (length(reason) <= 200),
   blocked_by TEXT NOT NULL,
   blocked_at TIMESTAMPTZ NOT NULL,

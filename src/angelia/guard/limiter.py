@@ -1,0 +1,151 @@
+"""Not twice, not too often: nonces, limits and blocks, in the hot tier, or as far as possible without it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from angelia import metrics
+from angelia.errors import Denied, RateLimited, ReplayRejected, Stale, Unavailable
+from angelia.guard import store
+from angelia.guard.blocks import Blocks
+from angelia.guard.declarations import Access, Route
+from angelia.guard.model import (
+    UNPROVEN,
+    Address,
+    Caller,
+    Per,
+    Rule,
+    SlidingWindows,
+    Spent,
+    parse_networks,
+    subject_of,
+    with_limits,
+    within,
+)
+from angelia.settings import Settings
+from angelia.stores.valkey import HotTier, now_ms
+
+NONCE_LIFE_MS = 180_000
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A request that an agent signed, verified but for its nonce."""
+
+    subject: UUID
+    nonce: str
+    signed_ms: int
+    too_old: str = "the request was signed before the nonce memory began"
+
+
+class Limiter:
+    """Counts requests per rule and subject: addresses before the signature, agents after it."""
+
+    def __init__(self, hot: HotTier, blocks: Blocks, settings: Settings, rules: Mapping[str, Rule]) -> None:
+        self._hot = hot
+        self._blocks = blocks
+        self._auto_block = settings.auto_block_enabled
+        self._rules = with_limits([*rules.values(), UNPROVEN], settings.limits)
+        self._whitelist = parse_networks("rate_limit_whitelist", settings.rate_limit_whitelist)
+        self._local = SlidingWindows()
+
+    async def check_address(self, route: Route | None, address: Address, now: datetime) -> dict[str, str]:
+        """Refuse blocked addresses and spent limits. Returns the headers that tell what is left."""
+        if within(address, self._whitelist):
+            return {}
+        rule = self._rule(route)
+        counted = rule is not None and rule.per is Per.ADDRESS
+        if not counted:
+            rule = self._rules[UNPROVEN.name] if route and route.access is not Access.ANYONE else None
+        spent = await self._spend_address(address, rule, now, charge=counted)
+        return spent.headers() if spent and counted else {}
+
+    async def charge_unproven(self, address: Address, now: datetime) -> None:
+        """Count a proof that failed, against its address."""
+        if within(address, self._whitelist):
+            return
+        try:
+            await self._spend_address(address, self._rules[UNPROVEN.name], now, charge=True)
+        except RateLimited:
+            return  # this request is refused anyway, the next one will be told
+
+    async def admit(self, route: Route, caller: Caller, proof: Proof | None) -> dict[str, str]:
+        """Spend the nonce of a proven request and count it for its agent."""
+        rule = self._rule(route)
+        if rule and (rule.per is Per.ADDRESS or rule.limit == 0 or within(caller.address, self._whitelist)):
+            rule = None
+        if proof is not None:
+            spent = await self.spend_nonce(proof, rule)
+        elif rule is not None and caller.agent is not None:
+            spent = await self._spend_without_nonce(caller.agent.id, rule)
+        else:
+            spent = None
+        return spent.headers() if spent else {}
+
+    async def spend_nonce(self, proof: Proof, rule: Rule | None = None) -> Spent | None:
+        # A request from the near future waits for its own time: otherwise a hot tier that forgets its nonce a
+        # moment later could not tell, by the birth mark alone, that the request was accepted before.
+        early_ms = proof.signed_ms - now_ms()
+        if early_ms > 1:
+            await asyncio.sleep(early_ms / 1000)
+        at = now_ms()
+        verdict = await store.spend_nonce(
+            self._hot, proof.subject, proof.nonce, proof.signed_ms, NONCE_LIFE_MS, rule, at
+        )
+        if verdict.before_birth:
+            raise Stale(proof.too_old, hint="sign it again")
+        if verdict.nonce_used:
+            raise ReplayRejected("nonce already used", hint="each request needs a nonce of its own")
+        return _allowed(verdict.spent, at)
+
+    async def _spend_without_nonce(self, agent: UUID, rule: Rule) -> Spent | None:
+        at = now_ms()
+        try:
+            spent = (await store.spend(self._hot, str(agent), rule, at)).spent
+        except Unavailable:
+            spent = self._spend_locally(rule, str(agent), at, charge=True)
+        return _allowed(spent, at)
+
+    async def _spend_address(self, address: Address, rule: Rule | None, now: datetime, *, charge: bool) -> Spent | None:
+        if self._blocks.includes(address, now):
+            raise _blocked()
+        if rule is None or rule.limit == 0:
+            return None  # what this process remembers is enough where nothing is counted
+        subject, at = subject_of(address), int(now.timestamp() * 1000)
+        auto_block = self._auto_block and not address.is_loopback
+        try:
+            verdict = await store.spend(self._hot, subject, rule, at, charge=charge, auto_block=auto_block)
+        except Unavailable:
+            return _allowed(self._spend_locally(rule, subject, at, charge=charge), at)
+        if verdict.blocked:
+            raise _blocked()
+        if verdict.blocked_now:
+            metrics.ADDRESSES_BLOCKED.inc()
+            await self._blocks.record_automatic(address, now, timedelta(milliseconds=store.BLOCK_MS))
+        return _allowed(verdict.spent, at)
+
+    def _spend_locally(self, rule: Rule, subject: str, at: int, *, charge: bool) -> Spent:
+        metrics.LIMITER_FALLBACK.inc()
+        return self._local.spend(rule, subject, at, charge=charge)
+
+    def _rule(self, route: Route | None) -> Rule | None:
+        return self._rules[route.rule.name] if route and route.rule else None
+
+
+def _allowed(spent: Spent | None, at_ms: int) -> Spent | None:
+    if spent is None or spent.allowed:
+        return spent
+    metrics.RATE_LIMITED.labels(spent.rule.name).inc()
+    wait = spent.retry_after(at_ms)
+    error = RateLimited("rate limit exceeded", hint=f"try again in {wait} s", retry_after=wait)
+    error.headers = spent.headers()
+    raise error
+
+
+def _blocked() -> Denied:
+    metrics.BLOCKED.inc()
+    return Denied("temporarily blocked", hint="operators see blocks with `angelia guard blocks`")
