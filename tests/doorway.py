@@ -17,6 +17,7 @@ from angelia.agents.service import Agents
 from angelia.errors import Conflict
 from angelia.guard.blocks import Blocks
 from angelia.guard.declarations import Access, Answer, Call, Moment, PageSize, Route
+from angelia.guard.limiter import Limiter
 from angelia.guard.model import Per, Rule, parse_networks
 from angelia.guard.service import Guard
 from angelia.guard.tokens import Tokens
@@ -113,13 +114,12 @@ class Doorway:
             Route("GET", "/v1/query", self._ask, anyone, "", {200: None}),
             *more,
         ]
+        rules = {route.rule.name: route.rule for route in routes if route.rule}
         guard = Guard(
-            hot=hot,
             agents=self.agents,
             tokens=self.tokens,
-            blocks=self.blocks,
+            limiter=Limiter(hot, self.blocks, settings, rules),
             settings=settings,
-            rules={route.rule.name: route.rule for route in routes if route.rule},
             open_mode=open_mode,
         )
         self.edge = Edge(

@@ -59,5 +59,7 @@ def test_a_schema_version_is_set_instead_of_serving(
 ) -> None:
     wanted: list[int] = []
     monkeypatch.setattr("angelia.server.set_schema", lambda loaded, version: wanted.append(version) or 0)
-    assert angelia("serve", "--schema", "2").code == 0
+    assert angelia("serve", "--schema", "2").code == 2, "without a terminal somebody must have said --yes"
+    assert wanted == []
+    assert angelia("serve", "--schema", "2", "--yes").code == 0
     assert (wanted, served) == ([2], [])

@@ -84,8 +84,7 @@ def test_a_bad_url_is_a_usage_error(shell: Path, url: str) -> None:
         _ = session(url=url).url
 
 
-def test_tokens_are_found_in_order(shell: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (shell / "data").mkdir()
+def test_tokens_are_found_in_order(shell: Path, running: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (shell / "data" / "admin.token").write_text("agt_data\n")
     assert session().token == "agt_data"
     monkeypatch.setenv("ANGELIA_TOKEN", "agt_env")
@@ -97,13 +96,21 @@ def test_tokens_are_found_in_order(shell: Path, monkeypatch: pytest.MonkeyPatch)
     assert session(context="prod", token_file=str(shell / "flag.token")).token == "agt_flag"
 
 
-def test_the_token_of_this_machine_is_not_shown_to_another(shell: Path) -> None:
-    (shell / "data").mkdir()
+@pytest.mark.parametrize(
+    "url", ["https://angelia.example", "http://localhost:1", "http://127.evil.example", "http://127.0.0.1.evil.example"]
+)
+def test_the_token_of_this_server_is_shown_to_no_other_program(shell: Path, running: str, url: str) -> None:
     (shell / "data" / "admin.token").write_text("agt_data\n")
-    away = session(url="https://angelia.example")
+    away = session(url=url)
     assert away.token is None
     with pytest.raises(Unauthenticated):
         away.as_operator()
+
+
+def test_without_a_running_server_its_token_is_shown_to_nobody(shell: Path) -> None:
+    (shell / "data").mkdir()
+    (shell / "data" / "admin.token").write_text("agt_data\n")
+    assert session().token is None
 
 
 def test_a_file_without_a_token_is_named(shell: Path) -> None:

@@ -22,9 +22,9 @@ class Prepared:
     open_mode: bool
 
 
-async def prepare(settings: Any, data_dir: Any) -> Prepared:
+async def prepare(loaded: Any, data_dir: Any) -> Prepared:
     assert data_dir.is_dir()
-    return Prepared(open_mode=settings.loopback)
+    return Prepared(open_mode=loaded.settings.loopback)
 
 
 def build(*, loaded: Any, open_mode: bool, worker: int, data_dir: Any) -> Any:

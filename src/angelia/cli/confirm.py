@@ -29,12 +29,13 @@ class Deed:
     look: str  # the command that shows it first
     count: int = 1
     whole: str | None = None  # the name of the queue, room or group that would be gone
+    where: str | None = None  # when it is not the server that the session talks to
 
 
 def may(session: Session, deed: Deed) -> bool:
     """Whether to go on: False for a dry run; an error when nobody said yes."""
     if session.shared.dry_run:
-        session.out.note(f"dry run: would {deed.verb} {deed.what} at {session.url}; nothing done")
+        session.out.note(f"dry run: would {deed.verb} {deed.what} at {deed.where or session.url}; nothing done")
         return False
     if session.shared.yes:
         return True
@@ -49,7 +50,7 @@ def may(session: Session, deed: Deed) -> bool:
 
 
 def _agreed(session: Session, deed: Deed) -> bool:
-    question = f"{deed.verb.capitalize()} {deed.what} at {session.url}, for good?"
+    question = f"{deed.verb.capitalize()} {deed.what} at {deed.where or session.url}, for good?"
     name = deed.whole or (str(deed.count) if deed.count > MANY else None)
     wanted = "[y/N]" if name is None else f"Type {name} to go on:"
     session.out.stderr.write(escape_line(f"{question} {wanted} "))

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import click
 
+from angelia.cli.confirm import Deed, may
+from angelia.cli.flags import Needs
 from angelia.cli.grammar import Verb
 from angelia.cli.session import Session
 
 
-@click.command(cls=Verb, example="angelia serve --port 8080")
+@click.command(cls=Verb, example="angelia serve --port 8080", needs=Needs.YES)
 @click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="where it keeps all")
 @click.option("--host", metavar="ADDRESS", help="address to listen on (127.0.0.1)")
 @click.option("--port", type=int, metavar="N", help="port to listen on (8080); 0 takes a free one")
@@ -55,4 +57,14 @@ def command(
             "drain_seconds": drain_seconds,
         }
     )
-    return server.serve(loaded) if schema is None else server.set_schema(loaded, schema)
+    if schema is None:
+        return server.serve(loaded)
+    where = loaded.settings.database_url
+    deed = Deed(
+        verb="set",
+        doing="setting",
+        what=f"the schema to version {schema}, which drops what later versions added,",
+        look="angelia doctor -v",
+        where=settings.mask_url(where) if where else str(loaded.settings.data_dir),
+    )
+    return server.set_schema(loaded, schema) if may(session, deed) else 0

@@ -156,10 +156,8 @@ class Session:
         return None if running is None else running.url
 
     def _token_of_data_directory(self) -> str | None:
-        from angelia.client.attempts import is_loopback
-
-        # This machine's token opens this machine's server; another must never be shown it.
-        if not is_loopback(self.url) and self.url != self._running_here:
+        # It opens the server that runs on this data directory; any other program must never be shown it.
+        if self._running_here is None or not _same_place(self.url, self._running_here):
             return None
         path = self.settings.data_dir / "admin.token"
         try:
@@ -182,6 +180,16 @@ class Session:
         if not sys.stdin.isatty():
             raise Usage("a passphrase is needed, and there is no terminal to ask", hint="run it in a terminal")
         return getpass.getpass(prompt, stream=self.out.stderr)
+
+
+def _same_place(url: str, running: str) -> bool:
+    """Whether a URL leads to the running server; this machine has several names for itself."""
+    import httpx
+
+    from angelia.client.attempts import is_loopback
+
+    same_port = httpx.URL(url).port == httpx.URL(running).port
+    return url == running or (same_port and is_loopback(url) and is_loopback(running))
 
 
 def _first_line(path: Path) -> str:

@@ -5,6 +5,7 @@ A driver takes the steps that `Line.run` yields (send this, pause so long) and r
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import secrets
 import time
@@ -103,7 +104,10 @@ def origin(url: str) -> str:
 def is_loopback(url: str) -> bool:
     """Whether a URL names this machine, where no proxy can help and no stranger listens."""
     host = httpx.URL(url).host
-    return host in ("localhost", "::1") or host.startswith("127.")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

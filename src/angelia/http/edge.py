@@ -225,7 +225,7 @@ class _Request:
             raise TooLarge("request body too large", hint=f"this path takes at most {limit:,} bytes")
         if self.method in ("POST", "PUT", "PATCH") and length != "0":
             content_type = self.headers.get("content-type", "")
-            if not content_type.startswith("application/json"):
+            if not content_type.lower().startswith("application/json"):
                 raise UnsupportedMediaType("content-type must be application/json")
 
     async def body(self, limit: int) -> bytes:

@@ -106,6 +106,8 @@ def test_a_directory_out_of_reach_of_the_stores_user_is_refused_with_advice(plac
 @pytest.mark.parametrize("trap", ["link", "file", "foreign"])
 def test_a_trap_in_place_of_the_runtime_directory_is_refused(trap: str, place: Path) -> None:
     data_dir = DataDir(place / "data")
+    data_dir.prepare()
+    data_dir.remove_runtime()
     runtime = data_dir.runtime
     if trap == "link":
         runtime.symlink_to(place)

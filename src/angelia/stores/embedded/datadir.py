@@ -95,8 +95,12 @@ class DataDir:
 
     @cached_property
     def runtime(self) -> Path:
-        """A short path for what lives as long as the server; ours, whoever runs the stores."""
-        key = hashlib.sha256(f"{os.geteuid()}:{self.path}".encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        """A short path for what lives as long as the server; ours, whoever runs the stores.
+
+        The name cannot be guessed: whoever made it first, in a directory open to all, would keep us from starting.
+        """
+        named = f"{os.geteuid()}:{self.path}:{self.secret(self.path / 'runtime.name')}"
+        key = hashlib.sha256(named.encode("utf-8", "surrogateescape")).hexdigest()[:12]
         places = [place / f"angelia-{key}" for place in _runtime_places()]
         fitting = [place for place in places if _fits(place / "s")]
         return (fitting or places)[0]
@@ -115,6 +119,8 @@ class DataDir:
             self._refuse_foreign_content()
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._take_ownership()
+            # First of all files: it says that the directory is ours, also to a start after a crash right here.
+            os.close(os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
             make_private_directory(self.logs, self.owner)
             self._prepare_runtime()
         except OSError as error:
@@ -226,14 +232,24 @@ def read_runtime(path: Path) -> Runtime | None:
     """The server that runs on a data directory, or None; a file left by a dead server does not count."""
     data_dir = DataDir(path)
     try:
-        data = data_dir.runtime_file.read_bytes()
-        return msgspec.json.decode(data, type=Runtime) if _is_locked(data_dir.lock_file) else None
+        runtime = msgspec.json.decode(data_dir.runtime_file.read_bytes(), type=Runtime)
+        # Both: a pid may belong to another process by now, and the lock to the next server, which is just starting.
+        return runtime if _is_locked(data_dir.lock_file) and _lives(runtime.pid) else None
     except (OSError, msgspec.DecodeError):
         return None
 
 
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def _is_locked(path: Path) -> bool:
-    # The lock dies with its server, whereas a pid may belong to another process by now.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
