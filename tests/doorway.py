@@ -22,11 +22,13 @@ from angelia.guard.model import Per, Rule, parse_networks
 from angelia.guard.service import Guard
 from angelia.guard.tokens import Tokens
 from angelia.http.edge import Edge
+from angelia.http.protocol import BoundedProtocol
 from angelia.settings import Settings
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
 from support import HOST
 
+ADDRESS = "192.0.2.7"  # of the caller
 ONCE = Rule("once", 1, 60_000, Per.ADDRESS)
 SECRET_OF_THE_HANDLER = "what-only-the-handler-knows"
 PAGE = b"<!doctype html><title>probe</title><p>a page of this server</p>"
@@ -44,13 +46,13 @@ class RawAnswer:
 
 @asynccontextmanager
 async def listening(application: ASGIApp) -> AsyncIterator[int]:
-    """Serve on a loopback port, with the HTTP parser that a real server has."""
+    """Serve on a loopback port, with the HTTP protocol that a real server has."""
     # Named TCP, so that asyncio turns Nagle's algorithm off for what it accepts.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     listener.listen()
     config = uvicorn.Config(
-        application, http="httptools", lifespan="off", log_config=None, access_log=False, server_header=False
+        application, http=BoundedProtocol, ws="none", lifespan="off", log_config=None, access_log=False
     )
     server = uvicorn.Server(config)
     # A socket that listens is served as soon as somebody accepts, so nobody has to wait for the server.
@@ -129,7 +131,7 @@ class Doorway:
             loopback=settings.loopback,
             proxies=parse_networks("trusted_proxies", settings.trusted_proxies),
         )
-        transport = httpx.ASGITransport(self.edge, client=("127.0.0.1", 50000))
+        transport = httpx.ASGITransport(self.edge, client=(ADDRESS, 50000))
         self.client = httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}")
 
     async def send(
@@ -150,7 +152,7 @@ class Doorway:
             "raw_path": target.encode("latin-1"),
             "query_string": query.encode("latin-1"),
             "headers": [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers],
-            "client": ("127.0.0.1", 50000),
+            "client": (ADDRESS, 50000),
         }
         arriving = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
         if end:

@@ -264,11 +264,11 @@ def test_only_the_processes_around_it_import_the_application() -> None:
     assert broken(rule) == []
 
 
-def test_only_the_application_and_the_edge_import_the_edge() -> None:
+def test_only_the_application_and_its_processes_import_the_edge() -> None:
     def rule(found: Import) -> bool:
         if part_of(found.target) != "http":
             return True
-        return part_of(found.module) in {"http", "app"} or found.target == "http.logs"
+        return part_of(found.module) in {"http", "app", "worker"} or found.target == "http.logs"
 
     assert broken(rule) == []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -336,3 +337,11 @@ def test_every_setting_is_shown_once_with_what_it_is_about(tmp_path: Path) -> No
     assert values["insecure"] == "true"
     assert values["trusted_proxies"] == "10.0.0.0/8,::1"
     assert values["jwt_secret"] == "-"
+
+
+def test_the_documentation_lists_every_setting_with_its_variable() -> None:
+    page = (Path(__file__).parents[1] / "docs/settings.md").read_text("utf-8")
+    for field in dataclasses.fields(Settings):
+        name = "–" if field.name == "context" else f"`{variable(field.name)}`"
+        assert f"| `{field.name}` | {name} |" in page
+        assert field.metadata["about"] in page

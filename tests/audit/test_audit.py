@@ -51,7 +51,8 @@ async def verify(audit: Audit, node: NodeKey, page: int = 7) -> Verdict:
     while entries:
         verifier.feed(entries)
         entries, sealed_to = await audit.chain(verifier.position, page)
-    return verifier.finish(sealed_to, *await audit.unsealed(1000))
+    outside = [await audit.unsealed(1000, since, until) for since, until in verifier.days()]
+    return verifier.finish(sealed_to, [stray for strays, _ in outside for stray in strays], outside[-1][1])
 
 
 def faults(verdict: Verdict) -> list[tuple[int | None, str]]:
@@ -166,6 +167,24 @@ async def test_a_row_inserted_among_the_sealed_ones_is_found(
     )
     (fault,) = (await verify(audit, node)).broken
     assert (fault.event_id, fault.what) == (forged, "was inserted among the sealed events")
+
+
+async def test_strays_are_found_before_within_and_after_the_time_of_the_chain(
+    ledger: Ledger, node: NodeKey, connection: asyncpg.Connection
+) -> None:
+    audit = Audit(ledger)
+    for day in range(4):
+        await record(ledger, 1, NOW + timedelta(days=day))
+    await seal_all(audit, node, NOW)
+    for offset in ("-400 days", "1 day 1 second", "3 days 1 second", "4000 days"):
+        await connection.execute(
+            """INSERT INTO audit_events (event_id, occurred_at, xid, event_type, event_hash)
+               SELECT gen_random_uuid(), $1::timestamptz + $2::text::interval, '3', 'forged', sha256('x')""",
+            NOW,
+            offset,
+        )
+    verdict = await verify(audit, node)
+    assert [fault.what for fault in verdict.broken] == ["was inserted among the sealed events"] * 4
 
 
 async def test_a_back_dated_row_is_found_even_when_it_is_sealed_properly(ledger: Ledger, node: NodeKey) -> None:

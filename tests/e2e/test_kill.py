@@ -134,7 +134,7 @@ async def _verify(runtime: Runtime, data_dir: Path, load: Load) -> Verdict:
 
     ledger = await Ledger.open(runtime.database_url)
     audit, node = Audit(ledger), load_or_make(data_dir / "node.key")
-    verifier = Verifier(node.key_id, node.public_key)
+    verifier = Verifier(node.key_id, node.public_key, node.signed())
     verifier.expect(await audit.checkpoints(0, 100_000))
     entries, sealed_to = await audit.chain(0, 1000)
     while entries:

@@ -148,17 +148,3 @@ async def test_settings_are_shown_with_their_origin_and_without_secrets(start) -
     assert all(setting["origin"] and setting["about"] for setting in shown.values())
     assert secret not in answer.text
     assert server.admin_token not in answer.text
-
-
-async def test_a_websocket_is_closed_at_once(start) -> None:
-    server: Server = await start()
-    sent: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "websocket.connect"}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    await server.application({"type": "websocket", "path": "/", "headers": []}, receive, send)
-    assert [message["type"] for message in sent] == ["websocket.close"]

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 from uuid import UUID
 
@@ -18,6 +19,7 @@ GENESIS = bytes(32)
 LATEST_COMMIT = timedelta(minutes=5)
 CHECKPOINT_LABEL = b"angelia/v1/audit-checkpoint\0"
 _EVENT_LABEL = b"angelia/v1/audit-event\0"
+_MOST_SPANS = 1000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # No floats: PostgreSQL's jsonb and JSON's text forms need not agree on them, and a hash must.
@@ -161,10 +163,20 @@ class Verifier:
         self._checked = self._foreign = 0
         self._last_signed_at = _EPOCH
         self._remembered = remembered
+        self._span: tuple[datetime, datetime] | None = None
 
     @property
     def position(self) -> int:
         return self._position
+
+    def days(self) -> list[tuple[datetime | None, datetime | None]]:
+        """The time that the fed events span, day by day and open at both ends: where to look for strays."""
+        if self._span is None:
+            return [(None, None)]
+        first, last = self._span
+        step = max(timedelta(days=1), (last - first) / _MOST_SPANS)
+        bounds = [first + n * step for n in range((last - first) // step + 1)]
+        return list(pairwise([None, *bounds, None]))
 
     def expect(self, checkpoints: Iterable[Checkpoint]) -> None:
         """Hand over the checkpoints before the entries that they cover."""
@@ -215,6 +227,9 @@ class Verifier:
         else:
             if fault := entry.event.fault():
                 self._fault(entry.position, entry.event_id, fault)
+            at = entry.event.occurred_at
+            first, last = self._span or (at, at)
+            self._span = min(first, at), max(last, at)
             if entry.event.redacted_at is not None:
                 self._redacted.append(entry.position)
             if entry.event.occurred_at < self._last_signed_at - LATEST_COMMIT:

@@ -42,6 +42,10 @@ class PositionQuery(msgspec.Struct, frozen=True):
 
 
 class UnsealedQuery(msgspec.Struct, frozen=True):
+    """Stray rows are looked for in one span of time, so that a call stays small however long the history is."""
+
+    since: Moment | None = msgspec.field(default=None, name="from")
+    until: Moment | None = msgspec.field(default=None, name="to")
     limit: PageSize = 1000
 
 
@@ -98,7 +102,8 @@ def routes(audit: Audit) -> list[Route]:
         return Answer(body=await audit.checkpoint(int(position)))
 
     async def unsealed(call: Call) -> Answer:
-        strays, tail = await audit.unsealed(call.query(UnsealedQuery).limit)
+        query = call.query(UnsealedQuery)
+        strays, tail = await audit.unsealed(query.limit, query.since, query.until)
         return Answer(body=Unsealed(strays, tail))
 
     return [

@@ -156,10 +156,12 @@ class Audit:
             raise NotFound(f"there is no checkpoint at position {position}")
         return found
 
-    async def unsealed(self, limit: int) -> tuple[list[StoredEvent], list[StoredEvent]]:
-        """Rows that no seal explains, and the tail that waits for its seal."""
+    async def unsealed(
+        self, limit: int, since: datetime | None = None, until: datetime | None = None
+    ) -> tuple[list[StoredEvent], list[StoredEvent]]:
+        """Rows of that time that no seal explains, and the tail that waits for its seal."""
         async with self._ledger.transaction() as tx:
-            return await store.strays(tx, limit), await store.tail(tx, limit)
+            return await store.strays(tx, since, until, limit), await store.tail(tx, limit)
 
 
 async def _checkpoint_due(tx: Tx, position: int, now: datetime) -> bool:

@@ -115,8 +115,8 @@ async def checkpoint(tx: Tx, position: int) -> Checkpoint | None:
     return None if row is None else _checkpoint(row)
 
 
-async def strays(tx: Tx, limit: int) -> list[StoredEvent]:
-    return [_event(row) for row in await tx.fetch(SQL["strays"], limit)]
+async def strays(tx: Tx, since: datetime | None, until: datetime | None, limit: int) -> list[StoredEvent]:
+    return [_event(row) for row in await tx.fetch(SQL["strays"], limit, since, until)]
 
 
 async def tail(tx: Tx, limit: int) -> list[StoredEvent]:

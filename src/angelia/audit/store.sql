@@ -55,6 +55,8 @@ SELECT position, entry_hash, node_key_id, signed_at, signature FROM audit_checkp
 SELECT e.event_id, e.occurred_at, e.event_type, e.actor_nhi, e.object_nhi, e.message_id, e.replay_key, e.detail, e.event_hash, e.redacted_at, NULL::bigint AS position
 FROM audit_events e, audit_sealer s
 WHERE e.xid < s.next_xid
+  AND ($2::timestamptz IS NULL OR e.occurred_at >= $2)
+  AND ($3::timestamptz IS NULL OR e.occurred_at < $3)
   AND NOT EXISTS (SELECT 1 FROM audit_chain c WHERE c.event_id = e.event_id AND c.occurred_at = e.occurred_at)
 ORDER BY e.xid, e.event_id LIMIT $1
 

@@ -102,8 +102,13 @@ def _verified(session: Session, client: Client) -> Verdict:
             progress.advance(len(page.entries), total=page.sealed_to)
             if not page.entries or verifier.position >= page.sealed_to:
                 break
-    outside = client.audit_unsealed(limit=PAGE)
-    return verifier.finish(page.sealed_to, outside.strays, outside.tail)
+    strays: list[StoredEvent] = []
+    tail: list[StoredEvent] = []
+    for since, until in verifier.days():
+        outside = client.audit_unsealed(since=since, until=until, limit=PAGE)
+        strays += outside.strays
+        tail = outside.tail
+    return verifier.finish(page.sealed_to, strays, tail)
 
 
 def _print_sound(session: Session, verdict: Verdict) -> None:

@@ -173,9 +173,12 @@ def audit_checkpoint(position: int) -> Call[Checkpoint]:
     return answer.read(Checkpoint)
 
 
-def audit_unsealed(*, limit: int | None = None) -> Call[Unsealed]:
-    """The events that are not in the chain. For operators."""
-    answer = yield _operator("GET", "/v1/audit/unsealed", query=query(limit=limit))
+def audit_unsealed(
+    *, since: datetime | None = None, until: datetime | None = None, limit: int | None = None
+) -> Call[Unsealed]:
+    """Events of that time that the chain should have and has not, and the unsealed tail. For operators."""
+    span = query(from_=_rfc3339(since), to=_rfc3339(until), limit=limit)
+    answer = yield _operator("GET", "/v1/audit/unsealed", query=span)
     return answer.read(Unsealed)
 
 

@@ -15,6 +15,14 @@ from angelia.errors import StartFailed
 from angelia.stores.embedded.private import read_private, write_private
 
 
+class Node(msgspec.Struct, frozen=True):
+    """The key that signs this server's audit checkpoints, and the last entry that it remembers to have signed."""
+
+    key_id: str
+    public_key: str
+    signed: Signed | None
+
+
 class NodeKey:
     """Signs audit checkpoints, and remembers the last one in a file of its own beside the key."""
 

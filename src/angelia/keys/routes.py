@@ -4,19 +4,8 @@ from __future__ import annotations
 
 import base64
 
-import msgspec
-
-from angelia.audit.model import Signed
 from angelia.guard.declarations import Access, Answer, Call, Route
-from angelia.keys.node import NodeKey
-
-
-class Node(msgspec.Struct, frozen=True):
-    """The key that signs this server's audit checkpoints, and the last entry that it remembers to have signed."""
-
-    key_id: str
-    public_key: str
-    signed: Signed | None
+from angelia.keys.node import Node, NodeKey
 
 
 def routes(node: NodeKey) -> list[Route]:
