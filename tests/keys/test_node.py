@@ -10,6 +10,7 @@ import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from angelia.audit.model import Signed
 from angelia.envelope.ids import KeyType, key_id
 from angelia.errors import StartFailed
 from angelia.keys.node import load_or_make
@@ -92,3 +93,19 @@ async def test_the_public_half_is_at_v1_node(start, tmp_path: Path) -> None:
     node = load_or_make(tmp_path / "node.key")
     assert answer["key_id"] == str(node.key_id)
     assert (tmp_path / "node.key").read_bytes().hex() not in str(answer)
+
+
+def test_the_node_remembers_what_it_signed_in_a_file_of_its_own(tmp_path: Path) -> None:
+    node = load_or_make(tmp_path / "node.key")
+    assert node.signed() is None
+    node.remember(Signed(7, "ab" * 32))
+    assert load_or_make(tmp_path / "node.key").signed() == Signed(7, "ab" * 32)
+    assert (tmp_path / "node.signed").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[7]", b'{"position": "x"}'])
+def test_a_damaged_memory_is_told_at_the_start(tmp_path: Path, content: bytes) -> None:
+    load_or_make(tmp_path / "node.key").remember(Signed(7, "ab" * 32))
+    (tmp_path / "node.signed").write_bytes(content)
+    with pytest.raises(StartFailed, match="damaged"):
+        load_or_make(tmp_path / "node.key")

@@ -45,6 +45,11 @@ class NodeKey:
             return msgspec.json.decode(read_private(self._memory, 200), type=Signed)
         except FileNotFoundError:
             return None
+        except msgspec.DecodeError as error:
+            raise StartFailed(
+                f"{self._memory} is damaged: it must say what this node signed last",
+                hint="restore it from a backup; or, if `angelia audit verify` finds the chain sound, remove it",
+            ) from error
 
     def remember(self, signed: Signed) -> None:
         write_private(self._memory, msgspec.json.encode(signed))
@@ -61,4 +66,6 @@ def load_or_make(path: Path) -> NodeKey:
         if len(seed) != 32:
             raise StartFailed(f"the node key {path} is damaged: it must hold 32 bytes", hint="restore it from a backup")
         key = Ed25519PrivateKey.from_private_bytes(seed)
-    return NodeKey(key, path.with_name("node.signed"))
+    node = NodeKey(key, path.with_name("node.signed"))
+    node.signed()  # a memory that cannot be read is told at the start
+    return node

@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 from angelia.errors import AngeliaError, Unavailable
 from angelia.stores.ledger import Ledger, Tx
+from angelia.stores.outcome import settle
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -58,22 +59,13 @@ class GroupCommit(Generic[Item, Result]):
         except Unavailable as error:
             # The commit may have happened or not: a second try here could write twice, so the caller decides.
             for _, mine in batch:
-                _settle(mine, error)
+                settle(mine, error)
         except Exception as error:  # noqa: BLE001 - whatever one item caused must not reach its neighbours
             if len(batch) == 1:
-                _settle(batch[0][1], error)
+                settle(batch[0][1], error)
                 return
             for single in batch:
                 await self._commit([single])
         else:
             for (_, mine), result in outcomes:
-                _settle(mine, result)
-
-
-def _settle(mine: asyncio.Future[Result], outcome: Result | Exception) -> None:
-    if mine.done():
-        return
-    if isinstance(outcome, Exception):
-        mine.set_exception(outcome)
-    else:
-        mine.set_result(outcome)
+                settle(mine, result)

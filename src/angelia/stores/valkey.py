@@ -18,6 +18,7 @@ from redis.asyncio.connection import AbstractConnection, BlockingConnectionPool
 from redis.exceptions import NoScriptError, RedisError
 
 from angelia.errors import SettingsError, Unavailable
+from angelia.stores.outcome import settle
 
 BIRTH = "ang:birth"
 # Round trips under way at once: two, so that a slow script does not hold up everybody else. Sharing them took
@@ -110,7 +111,7 @@ class HotTier:
             for call, result in zip(calls, results, strict=True):
                 if isinstance(result, NoScriptError):
                     result = await self._teach(call)
-                _settle(call.answer, result)
+                settle(call.answer, result)
 
     async def _teach(self, call: _ScriptCall) -> Any:
         """A server that was started anew has forgotten its scripts."""
@@ -156,15 +157,6 @@ class HotTier:
         self.run_id = found[1].decode()
         await connection.send_command("EVAL", _BIRTH_SCRIPT.text, 1, BIRTH, self.run_id, self.birth_ms(now_ms()))
         await connection.read_response()
-
-
-def _settle(answer: asyncio.Future[Any], result: Any) -> None:
-    if answer.done():
-        return
-    if isinstance(result, Exception):
-        answer.set_exception(result)
-    else:
-        answer.set_result(result)
 
 
 @contextmanager
