@@ -22,12 +22,14 @@ def configure(settings: Settings) -> None:
     shared: list[structlog.types.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+        structlog.processors.TimeStamper(fmt="%H:%M:%SZ" if text else "iso", utc=True, key="time"),
         structlog.processors.format_exc_info,
+        _drop_absent,
         _escape_control,
+        *([_as_a_line] if text else []),
     ]
     renderer: structlog.types.Processor = (
-        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), timestamp_key="time")
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), timestamp_key="time", pad_event_to=0)
         if text
         else structlog.processors.JSONRenderer(serializer=_json)
     )
@@ -52,6 +54,20 @@ def configure(settings: Settings) -> None:
 
 def _json(record: object, **_: Any) -> str:
     return msgspec.json.encode(record, enc_hook=str).decode()
+
+
+def _drop_absent(_: Any, __: str, record: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    return {name: value for name, value in record.items() if value is not None}
+
+
+def _as_a_line(_: Any, __: str, record: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """A request as people read one: what was asked, what was answered, how long it took, and who it was."""
+    if record.get("event") == "request":
+        taken = [record.pop(name) for name in ("method", "path", "status", "ms")]
+        record["event"] = "{} {}  {}  {} ms".format(*taken)
+        record["request_id"] = record["request_id"][:8]
+        record.pop("address")
+    return record
 
 
 def _escape_control(_: Any, __: str, record: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
