@@ -73,6 +73,16 @@ async def prepare(loaded: Loaded, data_dir: Path) -> Prepared:
     return Prepared(open_mode)
 
 
+async def schema_version(settings: Settings) -> int:
+    """The ledger's schema version, of those that this release knows."""
+    assert settings.database_url
+    connection = await _connect(settings.database_url)
+    try:
+        return (await migrations.status(connection)).applied
+    finally:
+        await connection.close()
+
+
 async def set_schema(settings: Settings, version: int) -> list[str]:
     """Bring the ledger to a schema version, forward or back, and do nothing else."""
     assert settings.database_url

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -52,16 +52,15 @@ def serve(loaded: Loaded) -> int:
     return 0
 
 
-def set_schema(loaded: Loaded, version: int) -> int:
-    """Bring the ledger's schema to a version, forward or back, while no server runs; the exit code."""
+def set_schema(loaded: Loaded, version: int, may_go_back: Callable[[int], bool]) -> list[str]:
+    """Bring the ledger's schema to a version while no server runs; the steps. Going back has to be agreed to."""
     logs.configure(loaded.settings)
     with ledger_alone(loaded.settings) as database_url:
         settings = with_values(loaded.settings, database_url=database_url)
-        steps = asyncio.run(app.set_schema(settings, version))
-    for step in steps:
-        sys.stdout.write(f"{step}\n")
-    sys.stderr.write(f"the schema is at version {version}\n")
-    return 0
+        present = asyncio.run(app.schema_version(settings))
+        if version < present and not may_go_back(present):
+            return []
+        return asyncio.run(app.set_schema(settings, version))
 
 
 def _start(

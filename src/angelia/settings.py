@@ -269,6 +269,8 @@ def _check(settings: Settings, origins: Mapping[str, str]) -> None:
             refuse(name, f"must be at least {least}")
     if settings.drain_seconds < 0:
         refuse("drain_seconds", "must not be negative")
+    if settings.jwt_public_key is not None and settings.jwt_jwks_url is not None:
+        refuse("jwt_public_key", "and jwt_jwks_url cannot both say which keys are right")
     if settings.log_level not in ("debug", "info", "warning", "error"):
         refuse("log_level", "is one of debug, info, warning, error")
     if settings.log_format not in ("auto", "json", "text"):

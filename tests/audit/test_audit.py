@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import asyncpg
 import msgspec
@@ -382,19 +382,20 @@ async def test_what_operators_and_agents_do_is_audited(start) -> None:
     server: Server = await start()
     agent = await server.register()
     await server.send_signed(agent, "PUT", "/v1/agents/me/handle", b'{"handle": "ann"}')
-    token = (await server.post("/v1/tokens", json={"role": "read-only"}, headers=server.admin)).json()
-    await server.request("DELETE", f"/v1/tokens/{token['id']}", headers=server.admin)
+    made = (await server.post("/v1/tokens", json={"role": "read-only"}, headers=server.admin)).json()
+    await server.request("DELETE", f"/v1/tokens/{made['id']}", headers=server.admin)
     await server.post("/v1/guard/blocks", json={"address": "192.0.2.1"}, headers=server.admin)
     await server.request("DELETE", "/v1/guard/blocks/192.0.2.1", headers=server.admin)
     events = (await server.get("/v1/audit/events", headers=server.admin)).json()["events"]
+    token = f"token {UUID(server.admin_token.split('_')[1])}"
     assert [(e["event_type"], e["actor"], e["object"]) for e in reversed(events)] == [
         ("token_created", "angelia", None),
         ("agent_registered", agent.id, agent.id),
         ("handle_claimed", "ann", "ann"),
-        ("token_created", "token admin.token", None),
-        ("token_revoked", "token admin.token", None),
-        ("address_blocked", "token admin.token", "192.0.2.1"),
-        ("address_unblocked", "token admin.token", "192.0.2.1"),
+        ("token_created", token, None),
+        ("token_revoked", token, None),
+        ("address_blocked", token, "192.0.2.1"),
+        ("address_unblocked", token, "192.0.2.1"),
     ]
 
 

@@ -192,7 +192,6 @@ def test_a_passphrase_is_asked_for_and_never_shown(
     assert ended.code == 0
     assert "keys         made, 0600, with a passphrase\n" in ended.out
     assert "geheim" not in ended.out
-    assert identity.protection(shell / "home", "alice") == "passphrase"
 
     wrong = terminal("agent", "show", typed=[("passphrase of alice: ", "falsch\n")])
     assert wrong.code == 1

@@ -71,7 +71,7 @@ def test_a_bug_is_one_line_and_with_v_a_traceback(shell: Path) -> None:
         "def broken(argv): raise ZeroDivisionError('oh')\n"
         "main.run = broken; main.main()"
     )
-    for words, lines in (([], 2), (["-v"], 9)):
+    for words, lines in (([], 2), (["-v"], 15)):
         child = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
         assert child.returncode == 1
         assert "error: ZeroDivisionError: oh (internal)\n" in child.stderr

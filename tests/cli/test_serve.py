@@ -52,14 +52,3 @@ def test_what_is_not_said_stays_as_it_was(
 def test_a_flag_that_does_not_work_is_a_usage_error(angelia: Angelia, served: list[Loaded], said: str) -> None:
     assert angelia("serve", *said.split()).code == 2
     assert served == []
-
-
-def test_a_schema_version_is_set_instead_of_serving(
-    angelia: Angelia, served: list[Loaded], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted: list[int] = []
-    monkeypatch.setattr("angelia.server.set_schema", lambda loaded, version: wanted.append(version) or 0)
-    assert angelia("serve", "--schema", "2").code == 2, "without a terminal somebody must have said --yes"
-    assert wanted == []
-    assert angelia("serve", "--schema", "2", "--yes").code == 0
-    assert (wanted, served) == ([2], [])

@@ -12,7 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from angelia.envelope.ids import KeyType, key_id
+from angelia.guard import profile
 from processes import ServerProcess
 
 README = Path(__file__).parents[2] / "README.md"
@@ -26,9 +29,9 @@ def server(directory: Path) -> Iterator[ServerProcess]:
     server.stop()
 
 
-def block(language: str) -> str:
-    tour = README.read_text("utf-8").split("## Five minutes")[1]
-    found = re.search(rf"```{language}\n(.*?)```", tour, re.DOTALL)
+def block(language: str, page: Path = README, after: str = "## Five minutes") -> str:
+    text = page.read_text("utf-8").split(after)[1]
+    found = re.search(rf"```{language}\n(.*?)```", text, re.DOTALL)
     assert found is not None
     return found[1]
 
@@ -57,6 +60,38 @@ def test_the_five_minute_tour_works_when_pasted(server: ServerProcess, tmp_path:
         [sys.executable, "-c", script], env=environment(server, tmp_path), capture_output=True, text=True, timeout=60
     )
     assert (python.stdout, python.stderr) == ("alice\n", "")
+    by_hand = block("python", README.parent / "docs/signing.md", "## A worked example")
+    script = by_hand.replace("localhost:8080", server.start_url.removeprefix("http://"))
+    signed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert signed.stdout.endswith("carol\n"), signed.stderr
+
+
+def test_the_worked_example_of_a_signature_is_right() -> None:
+    page = (README.parent / "docs/signing.md").read_text("utf-8")
+    key = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+    id_ = key_id(KeyType.ED25519, key.public_key().public_bytes_raw())
+    body = b'{"handle":"alice"}'
+    target = profile.Target("PUT", "localhost:8080", "/v1/agents/me/handle", "", profile.digest(body))
+    headers = profile.sign(key, id_, target, created=1794767869, nonce="AAECAwQFBgcICQoLDA0ODxAR")
+    for value in (str(id_), *headers.values()):
+        assert value in page
+
+
+def test_going_back_in_the_schema_is_asked_for_and_going_forward_is_not(server: ServerProcess, tmp_path: Path) -> None:
+    server.stop()
+
+    def schema(*words: str) -> subprocess.CompletedProcess[str]:
+        angelia = Path(sys.executable).parent / "angelia"
+        command = [angelia, "serve", "--schema", *words]
+        return subprocess.run(command, env=environment(server, tmp_path), capture_output=True, text=True, timeout=60)
+
+    refused = schema("2")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "confirmation_required" in refused.stderr
+    assert schema("2", "--dry-run").stdout == ""
+    assert schema("2", "--yes").stdout == "down 0003_guard\n"
+    assert schema("3").stdout == "up 0003_guard\n"
+    assert schema("3").stdout == ""
 
 
 def test_a_copy_of_a_stopped_data_directory_holds_every_acknowledged_write(

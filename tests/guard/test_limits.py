@@ -217,6 +217,7 @@ async def test_an_operator_blocks_lists_and_unblocks(start) -> None:
     assert (await server.client_from("192.0.2.10").get("/healthz")).status_code == 200
     listed = (await server.get("/v1/guard/blocks", headers=server.admin)).json()
     assert [(b["address"], b["reason"]) for b in listed["blocks"]] == [("192.0.2.9", "noise")]
+    assert (await server.get("/v1/guard/blocks?cursor=garbage", headers=server.admin)).status_code == 400
     gone = await server.request("DELETE", "/v1/guard/blocks/192.0.2.9", headers=server.admin)
     assert gone.status_code == 204
     assert (await server.client_from("192.0.2.9").get("/healthz")).status_code == 200
@@ -229,7 +230,7 @@ async def test_an_operator_blocks_lists_and_unblocks(start) -> None:
     assert (
         await server.request("DELETE", "/v1/guard/blocks/2001%3Adb8%3A%3A1", headers=server.admin)
     ).status_code == 204
-    for bad in ("nowhere", "127.0.0.1", "::1", "fe80::1%eth0", ""):
+    for bad in ("nowhere", "198.51.100.0/24", "192.0.2.1/64", "2001:db8::/32", "127.0.0.1", "::1", "fe80::1%eth0", ""):
         answer = await server.post("/v1/guard/blocks", json={"address": bad}, headers=server.admin)
         assert answer.status_code == 400, bad
 

@@ -253,7 +253,8 @@ async def test_a_jwt_subject_that_is_an_agent_acts_for_it(gate) -> None:
     it = gate(jwt_secret=SECRET)
     agent = await it.agent()
     token = jwt.encode(claims(sub=agent.id, role="read-write"), SECRET, "HS256")
-    assert (await it.client.get("/v1/signed", headers=bearer(token))).json()["caller"] == agent.id
+    assert (await it.client.get("/v1/signed", headers=bearer(token))).json()["caller"] == f"jwt {agent.id}"
+    assert it.executed[0].caller.agent.handle == agent.id
 
 
 def _hs256_by_hand(payload: dict[str, Any], secret: bytes) -> str:

@@ -72,6 +72,12 @@ async def test_a_head_that_is_too_large_is_refused(port: int, head: bytes) -> No
     assert b"x-content-type-options: nosniff" in answer
 
 
+@pytest.mark.parametrize("length", [40_000, 120_000])
+async def test_a_request_target_counts_as_part_of_the_head(port: int, length: int) -> None:
+    status, _ = await ask(port, b"GET /?" + b"a" * length + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert status == 431
+
+
 async def test_a_header_without_an_end_is_refused_while_it_arrives(port: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nx-endless: ")

@@ -13,7 +13,7 @@ from angelia import metrics
 from angelia.agents import store
 from angelia.agents.model import Agent, Registration, check_email, check_handle, clean_name, parse_public_key
 from angelia.audit import service as audit
-from angelia.envelope.ids import KeyType, key_id, valid_handle
+from angelia.envelope.ids import MAX_HANDLE, KeyType, key_id, valid_handle
 from angelia.errors import AlreadyExists, Conflict, NotFound
 from angelia.stores.group_commit import GroupCommit
 from angelia.stores.ledger import Ledger, Tx, UniqueViolation
@@ -117,13 +117,16 @@ class Agents:
 
     async def named(self, name: str) -> Agent:
         """An agent by handle or by id. The default handle is the id, so one lookup nearly always does."""
+        nobody = NotFound(f"there is no agent {name[:MAX_HANDLE]}", hint="a handle, or the id that /register gave")
         if not valid_handle(name):
-            raise NotFound("agent not found")
+            raise nobody
         async with self._ledger.transaction() as tx:
             found = await store.by_handle(tx, name)
             if found is None and (id_ := _as_uuid(name)) is not None:
                 found = await store.by_id(tx, id_)
-            return _found(found)
+        if found is None:
+            raise nobody
+        return found
 
     async def handles(self, ids: Sequence[UUID]) -> dict[UUID, str]:
         async with self._ledger.transaction() as tx:

@@ -161,6 +161,7 @@ class Verifier:
         self._redacted: list[int] = []
         self._checkpoints: dict[int, Checkpoint] = {}
         self._checked = self._foreign = 0
+        self._gaps = False
         self._last_signed_at = _EPOCH
         self._remembered = remembered
         self._span: tuple[datetime, datetime] | None = None
@@ -199,7 +200,9 @@ class Verifier:
         for position in sorted(self._checkpoints):
             self._fault(position, None, "is signed by a checkpoint, but the chain ends before it")
         for stray in strays:
-            self._fault(None, stray.event_id, "was inserted among the sealed events")
+            # Where entries are missing, nobody can tell a forged event from one that lost its entry.
+            what = "is in no entry of the chain" if self._gaps else "was inserted among the sealed events"
+            self._fault(None, stray.event_id, what)
         unsealed = list(tail)
         for event in unsealed:
             if fault := event.fault():
@@ -216,6 +219,7 @@ class Verifier:
     def _expect_no_gap(self, to: int) -> None:
         missing = to - self._position
         if missing > 0:
+            self._gaps = True
             more = f", with the {missing - 1:,} after it" if missing > 1 else ""
             self._fault(self._position + 1, None, f"is missing from the chain{more}")
             self._position = to

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import click
 import msgspec
@@ -146,7 +147,10 @@ def _show_entries(session: Session, client: Client, position: int, around: int |
     page = client.audit_chain(after=first - 1, limit=position + reach - first + 1)
     entries = [entry for entry in page.entries if first <= entry.position <= position + reach]
     if around is not None:
-        session.out.rows(entries, _ENTRIES)
+        there = {entry.position: entry for entry in entries}
+        last = min(position + reach, max(page.sealed_to, *there, 0))
+        missing = [_missing(number) for number in range(first, last + 1) if number not in there]
+        session.out.rows(sorted([*entries, *missing], key=lambda entry: entry.position), _ENTRIES)
         return
     if not entries:
         raise NotFound(f"the chain has no entry {position:,}", hint=f"it is sealed to {page.sealed_to:,}")
@@ -182,7 +186,20 @@ def _position(text: str) -> int:
     return int(digits)
 
 
+def _missing(position: int) -> ChainEntry:
+    """A place in the list for an entry that should be there."""
+    return ChainEntry(position=position, event_id=UUID(int=0), entry_hash="", event=None)
+
+
+def _fault(entry: ChainEntry) -> str:
+    if not entry.entry_hash:
+        return "is missing from the chain"
+    return "has lost its event" if entry.event is None else entry.event.fault() or ""
+
+
 def _detail(event: StoredEvent) -> str:
+    if not isinstance(event.detail, dict):
+        return msgspec.json.encode(event.detail).decode()
     return " ".join(f"{name}={_worded(value)}" for name, value in event.detail.items())
 
 
@@ -191,7 +208,7 @@ def _named(name: str | None) -> str:
     return short(name) if name and _ID.fullmatch(name) else name or ""
 
 
-def _worded(value: str | int | bool | None) -> str:
+def _worded(value: object) -> str:
     match value:
         case None:
             return "-"
@@ -217,7 +234,7 @@ _ENTRIES: list[Column[ChainEntry]] = [
     Column("TYPE", lambda e: "" if e.event is None else e.event.event_type),
     Column("ACTOR", lambda e: "" if e.event is None else _named(e.event.actor), long=True),
     Column("OBJECT", lambda e: "" if e.event is None else _named(e.event.object), long=True),
-    Column("FAULT", lambda e: "has lost its event" if e.event is None else e.event.fault() or ""),
+    Column("FAULT", _fault),
 ]
 
 _FAULTS: list[Column[Fault]] = [

@@ -17,6 +17,9 @@ from angelia.errors import AngeliaError, InvalidArgument
 PAGE = 50
 
 
+_SHORTEST, _LONGEST = timedelta(seconds=1), timedelta(days=3650)
+
+
 class Needs(Flag):
     """What a verb needs, and so which of the shared flags it takes."""
 
@@ -67,9 +70,12 @@ def moment(text: str) -> datetime:
 def span(text: str) -> timedelta:
     """The type of a flag that takes a length of time, such as 15m or 7d."""
     try:
-        return parse_duration(text)
+        length = parse_duration(text)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
+    if not _SHORTEST <= length <= _LONGEST:
+        raise click.BadParameter(f"{text} is not between 1s and 3650d")
+    return length
 
 
 def handle(text: str) -> str:

@@ -59,12 +59,14 @@ def command(
     )
     if schema is None:
         return server.serve(loaded)
-    where = loaded.settings.database_url
-    deed = Deed(
-        verb="set",
-        doing="setting",
-        what=f"the schema to version {schema}, which drops what later versions added,",
-        look="angelia doctor -v",
-        where=settings.mask_url(where) if where else str(loaded.settings.data_dir),
-    )
-    return server.set_schema(loaded, schema) if may(session, deed) else 0
+    url = loaded.settings.database_url
+    where = settings.mask_url(url) if url else str(loaded.settings.data_dir)
+
+    def may_go_back(present: int) -> bool:
+        what = f"what schema versions {schema + 1} to {present} hold"
+        look = "angelia serve --schema N --dry-run"
+        return may(session, Deed(verb="drop", doing="dropping", what=what, look=look, where=where))
+
+    for step in server.set_schema(loaded, schema, may_go_back):
+        session.out.done({"step": step}, step)
+    return 0

@@ -57,11 +57,14 @@ class Session:
 
         if self.shared.url and self.shared.context:
             raise Usage("--url and --context both name a server", hint="say one of them")
-        named = self.shared.url or (self._context and self._context.url) or self.settings.url
         try:
-            return origin(named or self._running_here or FALLBACK_URL)
+            return origin(self._named_url or self._running_here or FALLBACK_URL)
         except InvalidArgument as error:
             raise Usage(error.message, hint=error.hint) from error
+
+    @property
+    def _named_url(self) -> str | None:
+        return self.shared.url or (self._context and self._context.url) or self.settings.url
 
     @cached_property
     def token(self) -> str | None:
@@ -118,6 +121,13 @@ class Session:
 
     def as_operator(self) -> Client:
         """A client with the operator's token."""
+        if self.token is None and self._named_url is None and self._running_here is None:
+            from angelia.client import Unreachable
+
+            raise Unreachable(
+                f"no server runs on {self.settings.data_dir}",
+                hint="`angelia serve` starts one; --url or ANGELIA_DATA_DIR names another",
+            )
         if self.token is None:
             raise Unauthenticated(
                 f"this needs an operator's token for {self.url}, and none was found",

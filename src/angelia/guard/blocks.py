@@ -70,7 +70,7 @@ class Blocks:
     async def list_blocks(self, now: datetime, after: str | None, limit: int) -> tuple[list[Block], int]:
         """Blocks in order of address, after one of them, and how many there are."""
         async with self._ledger.transaction() as tx:
-            return await store.blocks(tx, now, after, limit)
+            return await store.blocks(tx, now, subject_of(parse_address(after)) if after else None, limit)
 
     async def _record(self, subject: str, reason: str, by: str, life: timedelta | None, now: datetime) -> Block:
         block = Block(

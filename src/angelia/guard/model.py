@@ -50,10 +50,10 @@ class Caller:
 
     @property
     def known_as(self) -> str:
-        """How the audit names this caller."""
-        if self.agent is not None:
-            return self.agent.handle
-        return self.name or "anonymous"
+        """How the audit and the log name this caller: the credential, if it is not the agent's own signature."""
+        if self.name is not None:
+            return self.name
+        return self.agent.handle if self.agent is not None else "anonymous"
 
 
 class Per(Enum):
@@ -147,7 +147,8 @@ class SlidingWindows:
 def parse_address(text: str) -> Address:
     """An IP address in its one spelling; an IPv4 address written as IPv6 is the IPv4 address."""
     try:
-        address = ipaddress.ip_address(text.partition("/")[0])
+        # An IPv6 network is what a list of blocks shows, so it may be said back; any other network is no address.
+        address = ipaddress.ip_address(text.removesuffix("/64") if ":" in text else text)
     except ValueError as error:
         raise InvalidArgument(f"{text[:60]!r} is no IP address", hint="write it as 192.0.2.1 or 2001:db8::1") from error
     if isinstance(address, ipaddress.IPv6Address) and address.scope_id:

@@ -191,7 +191,7 @@ class Guard:
         if secret.startswith("agt_"):
             token = await self._tokens.find(secret, knock.now)
             agent = await self._agents.by_id(token.agent_id) if token.agent_id else None
-            return Caller(knock.address, token.role, agent, name=f"token {token.label or token.id}")
+            return Caller(knock.address, token.role, agent, name=f"token {token.id}")
         if self._jwt is None:
             raise Unauthenticated(
                 "Authentication required", hint="this is no token of Angelia, and JWT is not configured"

@@ -109,8 +109,8 @@ class Edge:
                 metrics.STORE_UNAVAILABLE.inc()
         except Exception:
             log.exception("a handler failed", request_id=request.id, path=request.path)
-            failure = AngeliaError("something went wrong on the server", hint="the log has it under this request id")
-            answer = answers.of_error(failure, request.surface, request.id)
+            request.failure = AngeliaError("something went wrong on the server", hint="the log has this request's id")
+            answer = answers.of_error(request.failure, request.surface, request.id)
         await self._send(send, request, answer)
         self._observe(request, route, answer.status, time.perf_counter() - started)
 
@@ -223,10 +223,11 @@ class _Request:
             raise InvalidArgument("Content-Length is not a number")
         if len(length) > _LONGEST_LENGTH or int(length) > limit:
             raise TooLarge("request body too large", hint=f"this path takes at most {limit:,} bytes")
-        if self.method in ("POST", "PUT", "PATCH") and length != "0":
-            content_type = self.headers.get("content-type", "")
-            if not content_type.lower().startswith("application/json"):
-                raise UnsupportedMediaType("content-type must be application/json")
+        has_body = length != "0" or "transfer-encoding" in self.headers
+        if self.method in ("POST", "PUT", "PATCH") and has_body:
+            media_type = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if media_type != "application/json":
+                raise UnsupportedMediaType("content-type must be application/json", hint="send JSON")
 
     async def body(self, limit: int) -> bytes:
         """Read the body, counting while it arrives: a length that was not declared is no way around the limit."""

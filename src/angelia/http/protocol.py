@@ -51,9 +51,16 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head, self._head_bytes = True, 0
         super().on_message_begin()
 
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count_head(len(url))
+
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
-        self._head_bytes += len(name) + len(value)
+        self._count_head(len(name) + len(value))
+
+    def _count_head(self, size: int) -> None:
+        self._head_bytes += size
         if self._head_bytes > HEAD_BYTES or len(self.headers) > HEAD_FIELDS:
             self._refusal = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
             raise ValueError("the head is too large")  # ends the parser, which then asks for the answer below

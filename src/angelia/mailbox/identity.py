@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 from uuid import UUID
 
 import msgspec
@@ -99,12 +98,6 @@ def card(home: Path, name: str) -> Card | None:
     """An agent's public facts; None when a crash came between its two files."""
     with _locked(home, name) as directory:
         return _read_card(directory, home, name)
-
-
-def protection(home: Path, name: str) -> Literal["none", "passphrase"]:
-    """Whether an agent's key has a passphrase."""
-    with _locked(home, name) as directory:
-        return keyfile.protection(private_files.read(directory, KEY, shown=home / name / KEY))
 
 
 def record_registration(home: Path, identity: Identity, *, id: UUID, handle: str, server: str) -> Identity:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 import msgspec
 from cryptography.exceptions import InvalidTag
@@ -86,11 +85,6 @@ def decode(content: bytes, passphrase_prompt: PassphrasePrompt) -> dict[str, byt
     except InvalidTag as error:
         raise WrongPassphrase("the passphrase does not open the key") from error
     return msgspec.json.decode(opened, type=dict[str, bytes])
-
-
-def protection(content: bytes) -> Literal["none", "passphrase"]:
-    """How a key file is protected, without opening it."""
-    return "none" if isinstance(_parse(content), _Plain) else "passphrase"
 
 
 def _parse(content: bytes) -> _Plain | _Protected:
