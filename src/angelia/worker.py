@@ -120,13 +120,13 @@ def _explained(error: BaseException) -> str:
 def _path_to_text(value: Any) -> str:
     if isinstance(value, Path):
         return str(value)
-    raise NotImplementedError(type(value))
+    raise TypeError(f"{type(value)} does not travel")
 
 
 def _text_to_path(kind: type, value: Any) -> Any:
     if kind is Path:
         return Path(value)
-    raise NotImplementedError(kind)
+    raise TypeError(f"{kind} does not travel")
 
 
 if __name__ == "__main__":
