@@ -257,6 +257,15 @@ async def test_a_jwt_subject_that_is_an_agent_acts_for_it(gate) -> None:
     assert it.executed[0].caller.agent.handle == agent.id
 
 
+async def test_a_subject_longer_than_a_handle_can_still_be_audited(start) -> None:
+    server: Server = await start(jwt_secret=SECRET)
+    token = jwt.encode(claims(sub="s" * 400), SECRET, "HS256")
+    made = await server.post("/v1/guard/blocks", json={"address": "192.0.2.5"}, headers=bearer(token))
+    assert made.status_code == 201
+    events = (await server.get("/v1/audit/events?type=address_blocked", headers=server.admin)).json()["events"]
+    assert events[0]["actor"] == "jwt " + "s" * 251
+
+
 def _hs256_by_hand(payload: dict[str, Any], secret: bytes) -> str:
     """PyJWT refuses to sign with a PEM as secret; an attacker does not."""
     import base64

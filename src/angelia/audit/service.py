@@ -21,6 +21,7 @@ from angelia.audit.model import (
     checkpoint_bytes,
     entry_hash,
 )
+from angelia.envelope.ids import MAX_HANDLE
 from angelia.errors import NotFound
 from angelia.stores.ledger import Ledger, Tx
 
@@ -57,12 +58,12 @@ def event(
     object: str | None = None,
     detail: Detail | None = None,
 ) -> Event:
-    """An event of now, with an id of its own."""
+    """An event of now, with an id of its own. A token's subject may be longer than the ledger keeps of a name."""
     return Event(
         event_id=uuid.uuid4(),
         occurred_at=at,
         event_type=event_type,
-        actor=actor,
+        actor=actor[:MAX_HANDLE] if actor else None,
         object=object,
         detail=detail or {},
     )
