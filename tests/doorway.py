@@ -17,15 +17,14 @@ from angelia.agents.service import Agents
 from angelia.errors import Conflict
 from angelia.guard.blocks import Blocks
 from angelia.guard.declarations import Access, Answer, Call, Moment, PageSize, Route
-from angelia.guard.limiter import Limiter
-from angelia.guard.model import Per, Rule, parse_networks
+from angelia.guard.model import Per, Rule
 from angelia.guard.service import Guard
 from angelia.guard.tokens import Tokens
-from angelia.http.edge import Edge
 from angelia.http.protocol import BoundedProtocol
 from angelia.settings import Settings
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
+from edges import edge_of, limiter_of
 from support import HOST
 
 ADDRESS = "192.0.2.7"  # of the caller
@@ -116,21 +115,9 @@ class Doorway:
             Route("GET", "/v1/query", self._ask, anyone, "", {200: None}),
             *more,
         ]
-        rules = {route.rule.name: route.rule for route in routes if route.rule}
-        guard = Guard(
-            agents=self.agents,
-            tokens=self.tokens,
-            limiter=Limiter(hot, self.blocks, settings, rules),
-            settings=settings,
-            open_mode=open_mode,
-        )
-        self.edge = Edge(
-            routes,
-            guard,
-            open_mode=open_mode,
-            loopback=settings.loopback,
-            proxies=parse_networks("trusted_proxies", settings.trusted_proxies),
-        )
+        limiter = limiter_of(routes, hot, self.blocks, settings)
+        guard = Guard(agents=self.agents, tokens=self.tokens, limiter=limiter, settings=settings, open_mode=open_mode)
+        self.edge = edge_of(routes, guard, settings, open_mode=open_mode)
         transport = httpx.ASGITransport(self.edge, client=(ADDRESS, 50000))
         self.client = httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}")
 

@@ -9,14 +9,13 @@ from angelia.agents.service import Agents
 from angelia.guard import routes as guard_routes
 from angelia.guard.blocks import Blocks
 from angelia.guard.declarations import Access, Answer, Call, Route
-from angelia.guard.limiter import Limiter
-from angelia.guard.model import Per, Rule, parse_networks
+from angelia.guard.model import Per, Rule
 from angelia.guard.service import Guard
 from angelia.guard.tokens import Tokens
-from angelia.http.edge import Edge
 from angelia.settings import Settings
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
+from edges import edge_of, limiter_of
 from support import HOST, Agent
 
 PER_AGENT = Rule("posts", 3, 60_000, Per.AGENT)
@@ -49,21 +48,9 @@ class Gate:
             *agent_routes.routes(self.agents, show_email=False),
             *guard_routes.routes(self.tokens, self.blocks),
         ]
-        rules = {route.rule.name: route.rule for route in routes if route.rule}
-        guard = Guard(
-            agents=self.agents,
-            tokens=self.tokens,
-            limiter=Limiter(hot, self.blocks, settings, rules),
-            settings=settings,
-            open_mode=open_mode,
-        )
-        self.edge = Edge(
-            routes,
-            guard,
-            open_mode=open_mode,
-            loopback=settings.loopback,
-            proxies=parse_networks("trusted_proxies", settings.trusted_proxies),
-        )
+        limiter = limiter_of(routes, hot, self.blocks, settings)
+        guard = Guard(agents=self.agents, tokens=self.tokens, limiter=limiter, settings=settings, open_mode=open_mode)
+        self.edge = edge_of(routes, guard, settings, open_mode=open_mode)
         self.client = self.client_from("127.0.0.1")
 
     def client_from(self, address: str) -> httpx.AsyncClient:

@@ -64,10 +64,6 @@ class Workers:
     def alive(self) -> bool:
         return any(worker.child is not None for worker in self._workers)
 
-    @property
-    def pids(self) -> list[int]:
-        return [worker.child.pid for worker in self._workers if worker.child is not None]
-
     def start(self) -> None:
         for worker in self._workers:
             self._launch(worker, time.monotonic())
