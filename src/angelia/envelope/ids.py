@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 from enum import IntEnum
@@ -28,9 +29,23 @@ def key_id(kind: KeyType, public_key: bytes) -> UUID:
     return _uuid8(hashlib.sha256(b"angelia/v1/key-id\0" + framed).digest())
 
 
+def signer_id(ed25519: bytes, ml_dsa: bytes) -> UUID:
+    """The id of a signing pair."""
+    return _uuid8(_signer_digest(ed25519, ml_dsa))
+
+
+def fingerprint(ed25519: bytes, ml_dsa: bytes) -> str:
+    """The whole hash behind a signer_id, in 43 characters that people compare."""
+    return base64.urlsafe_b64encode(_signer_digest(ed25519, ml_dsa)).rstrip(b"=").decode()
+
+
 def valid_handle(text: str) -> bool:
     """Whether a text is a handle: lower-case ASCII, no `..`, nothing to normalise."""
     return len(text) <= MAX_HANDLE and ".." not in text and _HANDLE.match(text) is not None
+
+
+def _signer_digest(ed25519: bytes, ml_dsa: bytes) -> bytes:
+    return hashlib.sha256(b"angelia/v1/signer-id\0" + ed25519 + ml_dsa).digest()
 
 
 def _uuid8(digest: bytes) -> UUID:

@@ -1,0 +1,177 @@
+"""Seals messages and opens them again: the secret of a KEM, one AES-256-GCM key per message, two signatures."""
+
+from __future__ import annotations
+
+import hmac
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from hashlib import sha256
+from uuid import UUID
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from angelia.envelope import batch, frame, wire
+from angelia.envelope.batch import Proof, VerifiedRoots
+from angelia.envelope.ids import KeyType
+from angelia.envelope.kem import KemPrivateKey, KemPublicKey
+from angelia.envelope.refusals import Malformed, OpenFailed, SignatureFailed
+from angelia.envelope.signing import Purpose, SigningPair, VerifyingPair
+from angelia.envelope.wire import NONCE, TAG, TTL_DEFAULT, TTL_MAX, Compression, Envelope, Header, Priority, Suite
+
+_SALT = b"angelia/v1/hkdf-salt"
+_INFO = b"angelia/v1/envelope-key\0"
+_NO_KEM_KEY = bytes(32)
+_SUITE_OF = {KeyType.ML_KEM_768: Suite.ML_KEM, KeyType.XWING: Suite.XWING}
+
+Random = Callable[[int], bytes]
+
+
+class Control(IntEnum):
+    """The first byte of a control message: what the SDK, not a person, is to do with it."""
+
+    CHANNEL_KEY = 1
+    GROUP_KEY = 2
+
+
+# channel_id, epoch, epoch key
+_CHANNEL_KEY_BYTES = 1 + 16 + 8 + 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Letter:
+    """What is to be sealed, for whom, and how. The message id and the time are the sender's to choose."""
+
+    recipient: str
+    key: KemPublicKey
+    body: bytes = field(repr=False)
+    message_id: UUID
+    created_at: int
+    ttl_seconds: int = TTL_DEFAULT
+    priority: Priority = Priority.NORMAL
+    compression: Compression = Compression.NONE
+    padme: bool = False
+    channel_id: UUID | None = None
+    correlation_id: UUID | None = None
+    control: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Encrypted:
+    """An envelope that lacks only its signatures."""
+
+    header: Header
+    head: bytes
+    ciphertext: bytes
+    tag: bytes
+
+
+def seal(
+    letter: Letter, sender: str, pair: SigningPair, *, ttl_max: int = TTL_MAX, random: Random = os.urandom
+) -> Envelope:
+    """Seal one message."""
+    made = _encrypt(letter, sender, pair, ttl_max, random, batched=False)
+    signatures = pair.sign(Purpose.ENVELOPE, wire.signed_digest(made.head, made.ciphertext, made.tag))
+    return wire.assemble(made.header, made.head, made.ciphertext, made.tag, signatures)
+
+
+def seal_batch(
+    letters: Sequence[Letter], sender: str, pair: SigningPair, *, ttl_max: int = TTL_MAX, random: Random = os.urandom
+) -> list[Envelope]:
+    """Seal up to 256 messages under one pair of signatures; each remains provable alone."""
+    if not 1 <= len(letters) <= batch.MOST_LEAVES:
+        raise Malformed(f"a batch has 1 to {batch.MOST_LEAVES} messages, this has {len(letters)}")
+    made = [_encrypt(letter, sender, pair, ttl_max, random, batched=True) for letter in letters]
+    root, paths = batch.tree([_leaf(one.head, one.ciphertext, one.tag) for one in made])
+    signatures = pair.sign(Purpose.BATCH_ROOT, batch.signed_root(len(made), root))
+    return [
+        wire.assemble(one.header, one.head, one.ciphertext, one.tag, signatures, Proof(index, len(made), path))
+        for index, (one, path) in enumerate(zip(made, paths, strict=True))
+    ]
+
+
+def verify(envelope: Envelope, signer: VerifyingPair, roots: VerifiedRoots | None = None, now_ms: int = 0) -> None:
+    """Both signatures, by the pair that the envelope names; `roots` spares them for the rest of a verified batch."""
+    if signer.signer_id != envelope.header.sender_key_id:
+        raise SignatureFailed
+    proof, signatures = envelope.proof, envelope.signatures
+    if proof is None:
+        if not signer.verify(Purpose.ENVELOPE, envelope.digest, signatures):
+            raise SignatureFailed
+        return
+    root = batch.root_of(_leaf(envelope.head, envelope.ciphertext, envelope.tag), proof)
+    if roots is not None and roots.has(signer.signer_id, proof.count, root, signatures, now_ms):
+        return
+    if not signer.verify(Purpose.BATCH_ROOT, batch.signed_root(proof.count, root), signatures):
+        raise SignatureFailed
+    if roots is not None:
+        roots.add(signer.signer_id, proof.count, root, signatures, now_ms)
+
+
+def unseal(envelope: Envelope, key: KemPrivateKey) -> bytes:
+    """The message. Whatever goes wrong on the way is one error: a prober learns nothing from it."""
+    header = envelope.header
+    if header.key_id != key.public.key_id or header.suite is not _SUITE_OF[key.kind]:
+        raise OpenFailed
+    secret = key.decapsulate(header.wrapped_key)
+    try:
+        opened = AESGCM(message_key(secret, envelope.head, key.public.digest)).decrypt(
+            header.nonce, envelope.ciphertext + envelope.tag, envelope.head
+        )
+    except InvalidTag as error:
+        raise OpenFailed from error
+    message = frame.unpack(opened, header.compression)
+    if header.control:
+        _check_control(message)
+    return message
+
+
+def message_key(secret: bytes, head: bytes, recipient_key_digest: bytes = _NO_KEM_KEY) -> bytes:
+    """The AES key of one message: HKDF-SHA256 over the secret, bound to the header and the recipient's key."""
+    extracted = hmac.digest(_SALT, secret, "sha256")
+    info = _INFO + sha256(head).digest() + recipient_key_digest
+    return hmac.digest(extracted, info + b"\x01", "sha256")
+
+
+def _encrypt(
+    letter: Letter, sender: str, pair: SigningPair, ttl_max: int, random: Random, *, batched: bool
+) -> _Encrypted:
+    compression, body = frame.compress(letter.body, letter.compression)
+    secret, wrapped_key = letter.key.encapsulate()
+    header = Header(
+        suite=_SUITE_OF[letter.key.kind],
+        message_id=letter.message_id,
+        created_at=letter.created_at,
+        ttl_seconds=letter.ttl_seconds,
+        priority=letter.priority,
+        compression=compression,
+        key_id=letter.key.key_id,
+        sender_key_id=pair.public.signer_id,
+        sender_nhi=sender,
+        recipient_nhi=letter.recipient,
+        channel_id=letter.channel_id,
+        correlation_id=letter.correlation_id,
+        control=letter.control,
+        batched=batched,
+        nonce=random(NONCE),
+        wrapped_key=wrapped_key,
+    )
+    head = wire.encode_head(header, ttl_max)
+    plain = frame.pack(len(letter.body), body, padme=letter.padme)
+    key = message_key(secret, head, letter.key.digest)
+    sealed = AESGCM(key).encrypt(header.nonce, plain, head)
+    return _Encrypted(header, head, sealed[:-TAG], sealed[-TAG:])
+
+
+def _leaf(head: bytes, ciphertext: bytes, tag: bytes) -> bytes:
+    return batch.leaf(Purpose.ENVELOPE.label + b"\0" + wire.signed_digest(head, ciphertext, tag))
+
+
+def _check_control(message: bytes) -> None:
+    kind = message[0] if message else None
+    if kind == Control.CHANNEL_KEY and len(message) == _CHANNEL_KEY_BYTES:
+        return
+    if kind != Control.GROUP_KEY:
+        raise OpenFailed
