@@ -1,0 +1,310 @@
+"""Key bundles and what goes with them: signed, versioned, hash-chained, checked alike by server and clients."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from enum import IntEnum
+from uuid import UUID
+
+from angelia.envelope.ids import KeyType, valid_handle
+from angelia.envelope.kem import ML_KEM_PUBLIC, KemPublicKey
+from angelia.envelope.refusals import InvalidKey, SignatureFailed
+from angelia.envelope.signing import Purpose, Signatures, SigningPair, VerifyingPair, object_holds
+from angelia.envelope.wire import Suite
+from angelia.errors import AngeliaError, InvalidArgument
+
+FIRST_PREVIOUS = bytes(32)
+MOST_KEM_KEYS = 16
+KEY_LIFE = timedelta(days=365)
+DEFAULT_SUITES = Suite.XWING.bit | Suite.CHANNEL.bit
+_KNOWN_SUITES = Suite.ML_KEM.bit | Suite.XWING.bit | Suite.CHANNEL.bit
+_LATEST = 1 << 53
+
+
+class UntrustedBundle(AngeliaError):
+    """A key bundle does not follow from what was trusted before"""
+
+    code = "untrusted_bundle"
+
+
+class Listed(IntEnum):
+    """The status of a KEM key inside a bundle, as the signed bytes spell it."""
+
+    ACTIVE = 1
+    GRACE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KemEntry:
+    """A KEM key in a bundle. Times in Unix milliseconds; 0 is none."""
+
+    key: KemPublicKey
+    status: Listed
+    created_at: int
+    expires_at: int = 0
+    rotated_at: int = 0
+
+    def signed_bytes(self) -> bytes:
+        times = (self.created_at, self.expires_at, self.rotated_at)
+        return struct.pack(">BBQQQ", self.key.kind, self.status, *times) + _counted(self.key.raw)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """An agent's public keys at one time, signed by its own pair and chained to the bundle before."""
+
+    agent_nhi: str
+    bundle_version: int
+    issued_at: int
+    expires_at: int
+    suites: int
+    signer: VerifyingPair
+    kem_keys: tuple[KemEntry, ...]
+    prev_bundle_hash: bytes
+    signatures: Signatures = field(repr=False)
+
+    def signed_bytes(self) -> bytes:
+        return b"".join(
+            [
+                b"\x01",
+                _counted(self.agent_nhi.encode("ascii")),
+                struct.pack(">QQQH", self.bundle_version, self.issued_at, self.expires_at, self.suites),
+                self.signer.signer_id.bytes,
+                self.signer.ed25519,
+                self.signer.ml_dsa,
+                bytes([len(self.kem_keys)]),
+                *(entry.signed_bytes() for entry in self.kem_keys),
+                self.prev_bundle_hash,
+            ]
+        )
+
+    @property
+    def hash(self) -> bytes:
+        """What the next bundle is chained to, and this one's ETag."""
+        return hashlib.sha256(self.signed_bytes() + self.signatures.ed25519 + self.signatures.ml_dsa).digest()
+
+    def active(self, kind: KeyType) -> KemEntry | None:
+        return next((e for e in self.kem_keys if e.key.kind is kind and e.status is Listed.ACTIVE), None)
+
+    def takes(self, suite: Suite) -> bool:
+        return bool(self.suites & suite.bit)
+
+    def best_key(self, now_ms: int) -> KemPublicKey | None:
+        """The key to seal to: X-Wing where both know it, else a separate ML-KEM key."""
+        for suite, kind in ((Suite.XWING, KeyType.XWING), (Suite.ML_KEM, KeyType.ML_KEM_768)):
+            entry = self.active(kind)
+            if entry is not None and self.takes(suite) and (not entry.expires_at or now_ms < entry.expires_at):
+                return entry.key
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneTimeKey:
+    """A key that one sender uses once. Signed on its own, because the server attaches it."""
+
+    agent_nhi: str
+    signer_id: UUID
+    key: KemPublicKey
+    created_at: int
+    signatures: Signatures = field(repr=False)
+
+    def signed_bytes(self) -> bytes:
+        return one_time_bytes(self.agent_nhi, self.signer_id, self.key, self.created_at)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotationStatement:
+    """An agent's word that a new pair signs for it from now on, given by the old pair and by the new one."""
+
+    agent_nhi: str
+    old_signer_id: UUID
+    new_signer: VerifyingPair
+    issued_at: int
+    by_old: Signatures = field(repr=False)
+    by_new: Signatures = field(repr=False)
+
+    def signed_bytes(self) -> bytes:
+        return rotation_bytes(self.agent_nhi, self.old_signer_id, self.new_signer, self.issued_at)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trusted:
+    """What is known for certain of an agent's keys: its pair, and the last bundle that was checked."""
+
+    agent_nhi: str
+    signer: VerifyingPair
+    bundle_version: int
+    bundle_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A bundle of the chain, with the statement that explains a new signer."""
+
+    bundle: Bundle
+    statement: RotationStatement | None = None
+
+
+def sign_bundle(
+    pair: SigningPair,
+    *,
+    agent_nhi: str,
+    issued_at: int,
+    kem_keys: tuple[KemEntry, ...],
+    after: Trusted | None,
+    suites: int = DEFAULT_SUITES,
+    life: timedelta = KEY_LIFE,
+) -> Bundle:
+    """The agent's next bundle; the first when `after` is None."""
+    unsigned = Bundle(
+        agent_nhi=agent_nhi,
+        bundle_version=after.bundle_version + 1 if after else 1,
+        issued_at=issued_at,
+        expires_at=issued_at + milliseconds(life),
+        suites=suites,
+        signer=pair.public,
+        kem_keys=kem_keys,
+        prev_bundle_hash=after.bundle_hash if after else FIRST_PREVIOUS,
+        signatures=Signatures(b"", b""),
+    )
+    signatures = pair.sign_object(Purpose.BUNDLE, unsigned.signed_bytes())
+    signed = replace(unsigned, signatures=signatures)
+    check_bundle(signed)
+    return signed
+
+
+def sign_one_time_key(pair: SigningPair, agent_nhi: str, key: KemPublicKey, created_at: int) -> OneTimeKey:
+    content = one_time_bytes(agent_nhi, pair.public.signer_id, key, created_at)
+    return OneTimeKey(
+        agent_nhi=agent_nhi,
+        signer_id=pair.public.signer_id,
+        key=key,
+        created_at=created_at,
+        signatures=pair.sign_object(Purpose.PREKEY, content),
+    )
+
+
+def sign_rotation(old: SigningPair, new: SigningPair, agent_nhi: str, issued_at: int) -> RotationStatement:
+    content = rotation_bytes(agent_nhi, old.public.signer_id, new.public, issued_at)
+    return RotationStatement(
+        agent_nhi=agent_nhi,
+        old_signer_id=old.public.signer_id,
+        new_signer=new.public,
+        issued_at=issued_at,
+        by_old=old.sign_object(Purpose.ROTATION, content),
+        by_new=new.sign_object(Purpose.ROTATION, content),
+    )
+
+
+def check_bundle(bundle: Bundle) -> None:
+    """Everything that a bundle must be by itself: well formed, and signed by the pair that it names."""
+    if not valid_handle(bundle.agent_nhi):
+        raise InvalidArgument("agent_nhi is not a handle")
+    if not 1 <= bundle.bundle_version < _LATEST or len(bundle.prev_bundle_hash) != 32:
+        raise InvalidArgument("bundle_version or prev_bundle_hash is out of range")
+    if not 0 < bundle.issued_at < bundle.expires_at < _LATEST:
+        raise InvalidArgument("a bundle is issued before it expires")
+    if not bundle.suites or bundle.suites & ~_KNOWN_SUITES:
+        raise InvalidArgument("the mask of suites names none, or one that is not served", hint="suites 1, 2 and 4")
+    _check_kem_keys(bundle)
+    if not object_holds(bundle.signer, Purpose.BUNDLE, bundle.signed_bytes(), bundle.signatures):
+        raise SignatureFailed("the signatures of the key bundle do not hold")
+
+
+def check_one_time_key(one: OneTimeKey, signer: VerifyingPair) -> None:
+    if one.signer_id != signer.signer_id or not object_holds(
+        signer, Purpose.PREKEY, one.signed_bytes(), one.signatures
+    ):
+        raise SignatureFailed("the signatures of a one-time key do not hold")
+
+
+def check_rotation(statement: RotationStatement, old: VerifyingPair, new: VerifyingPair, agent_nhi: str) -> None:
+    """Whether old and new pair both say that the new one follows."""
+    named = (statement.agent_nhi, statement.old_signer_id, statement.new_signer.signer_id)
+    content = statement.signed_bytes()
+    old_holds = object_holds(old, Purpose.ROTATION, content, statement.by_old)
+    new_holds = object_holds(new, Purpose.ROTATION, content, statement.by_new)
+    if named != (agent_nhi, old.signer_id, new.signer_id) or not old_holds or not new_holds:
+        raise SignatureFailed("the rotation statement does not hold")
+
+
+def follow(trusted: Trusted, links: Iterable[Link]) -> Trusted:
+    """Walk from what is trusted to the newest bundle, checking every step: no gap, no way back, no silent signer."""
+    for link in links:
+        bundle = link.bundle
+        check_bundle(bundle)
+        if bundle.agent_nhi != trusted.agent_nhi:
+            raise UntrustedBundle("the bundle is another agent's")
+        if bundle.bundle_version != trusted.bundle_version + 1 or bundle.prev_bundle_hash != trusted.bundle_hash:
+            raise UntrustedBundle(
+                f"bundle {bundle.bundle_version} of {trusted.agent_nhi} does not follow from "
+                f"bundle {trusted.bundle_version}, which was seen before"
+            )
+        if bundle.signer.signer_id != trusted.signer.signer_id:
+            if link.statement is None:
+                raise UntrustedBundle(
+                    f"{trusted.agent_nhi} has a new signing pair, and the old one did not vouch for it",
+                    hint="ask its owner for the fingerprint, then `angelia key pin`",
+                )
+            check_rotation(link.statement, trusted.signer, bundle.signer, bundle.agent_nhi)
+        trusted = trusted_by(bundle)
+    return trusted
+
+
+def trusted_by(bundle: Bundle) -> Trusted:
+    """A bundle as the ground to stand on; whoever calls this says why it may be believed."""
+    return Trusted(
+        agent_nhi=bundle.agent_nhi,
+        signer=bundle.signer,
+        bundle_version=bundle.bundle_version,
+        bundle_hash=bundle.hash,
+    )
+
+
+def one_time_bytes(agent_nhi: str, signer_id: UUID, key: KemPublicKey, created_at: int) -> bytes:
+    head = b"\x01" + _counted(agent_nhi.encode("ascii")) + signer_id.bytes
+    return head + struct.pack(">BQ", key.kind, created_at) + _counted(key.raw)
+
+
+def rotation_bytes(agent_nhi: str, old_signer_id: UUID, new: VerifyingPair, issued_at: int) -> bytes:
+    head = b"\x01" + _counted(agent_nhi.encode("ascii")) + old_signer_id.bytes + new.signer_id.bytes
+    return head + new.ed25519 + new.ml_dsa + struct.pack(">Q", issued_at)
+
+
+def milliseconds(span: timedelta) -> int:
+    return span // timedelta(milliseconds=1)
+
+
+def _check_kem_keys(bundle: Bundle) -> None:
+    entries = bundle.kem_keys
+    if not 1 <= len(entries) <= MOST_KEM_KEYS:
+        raise InvalidArgument(f"a bundle has 1 to {MOST_KEM_KEYS} KEM keys")
+    if len({entry.key.key_id for entry in entries}) != len(entries):
+        raise InvalidArgument("a KEM key stands twice in the bundle")
+    if [entry.status for entry in entries] != sorted(entry.status for entry in entries):
+        raise InvalidArgument("active KEM keys come before those in grace")
+    for entry in entries:
+        rotated, expires = entry.rotated_at, entry.expires_at
+        if (entry.status is Listed.GRACE) != bool(rotated) or not 0 < entry.created_at < _LATEST:
+            raise InvalidArgument("a KEM key in grace says when it was rotated, an active one does not")
+        if max(rotated, expires) >= _LATEST or (expires and expires <= entry.created_at):
+            raise InvalidArgument("the times of a KEM key are out of range")
+    active = [entry.key for entry in entries if entry.status is Listed.ACTIVE]
+    kinds = [key.kind for key in active]
+    if not kinds or len(set(kinds)) != len(kinds):
+        raise InvalidArgument("a bundle has one active KEM key of each type that it has")
+    if bundle.takes(Suite.XWING) != (KeyType.XWING in kinds) or bundle.takes(Suite.ML_KEM) != (
+        KeyType.ML_KEM_768 in kinds
+    ):
+        raise InvalidArgument("the mask of suites does not fit the active KEM keys")
+    halves = {key.raw[:ML_KEM_PUBLIC] for key in active}
+    if len(halves) != len(active):
+        raise InvalidKey("the ML-KEM half of an X-Wing key must not serve alone as well")
+
+
+def _counted(content: bytes) -> bytes:
+    return len(content).to_bytes(2, "big") + content

@@ -1,0 +1,336 @@
+"""What the keys slice says and stores: the JSON forms of bundles, and what a key's status allows at a given time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from uuid import UUID
+
+import msgspec
+
+from angelia.envelope.bundles import Bundle, KemEntry, Link, Listed, OneTimeKey, RotationStatement
+from angelia.envelope.ids import KeyType
+from angelia.envelope.jsonform import from_text, to_text
+from angelia.envelope.kem import KemPublicKey, parse_kem_key
+from angelia.envelope.refusals import InvalidKey
+from angelia.envelope.signing import Signatures, VerifyingPair, parse_pair
+
+GRACE = timedelta(seconds=604_800)
+CACHE = timedelta(seconds=3_600)  # how old a sender's copy of a bundle may be
+SKEW = timedelta(seconds=300)
+DESTROY_AFTER = GRACE + CACHE + SKEW  # the longest that an admitted envelope can need the private half
+ONE_TIME_USE = timedelta(seconds=3_900)
+ONE_TIME_LIFE = timedelta(days=30)
+ONE_TIME_BATCH, ONE_TIME_LOW, ONE_TIME_ALERT = 100, 20, 10
+MOST_ONE_TIME = 1_000
+TYPE_NAMES = {
+    KeyType.ML_KEM_768: "ml_kem_768",
+    KeyType.ED25519: "ed25519",
+    KeyType.ML_DSA_65: "ml_dsa_65",
+    KeyType.XWING: "xwing",
+}
+_KEM_KINDS = {"ml_kem_768": KeyType.ML_KEM_768, "xwing": KeyType.XWING}
+
+
+class KeyStatus(StrEnum):
+    """A key's life: in use, still good for what was under way, over, or withdrawn."""
+
+    ACTIVE = "active"
+    GRACE = "grace"
+    RETIRED = "retired"
+    REVOKED = "revoked"
+
+
+class Reason(StrEnum):
+    """Why keys were rotated."""
+
+    SCHEDULED = "scheduled"
+    ON_DEMAND = "on_demand"
+    EMERGENCY = "emergency"
+
+
+class Policy(StrEnum):
+    """How often a pair of agents wants new keys."""
+
+    HOURLY = "hourly"
+    DAILY = "daily"
+    WEEKLY = "weekly"
+    ON_DEMAND = "on_demand"
+
+    @property
+    def interval(self) -> timedelta | None:
+        return _INTERVALS.get(self)
+
+
+_INTERVALS = {
+    Policy.HOURLY: timedelta(hours=1),
+    Policy.DAILY: timedelta(days=1),
+    Policy.WEEKLY: timedelta(weeks=1),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRecord:
+    """One public key of an agent, for as long as anybody may ask about it."""
+
+    agent_nhi: str
+    key_id: UUID
+    key_type: str
+    usage: str
+    public_key: bytes = field(repr=False)
+    status: KeyStatus
+    created_at: datetime
+    expires_at: datetime | None = None
+    rotated_at: datetime | None = None
+    revoked_at: datetime | None = None
+    compromised_since: datetime | None = None
+    signer_id: UUID | None = None
+
+    def takes_envelope_of(self, created_at: datetime, now: datetime) -> bool:
+        """Whether the relay still admits an envelope sealed to this KEM key; the sender's copy may be an hour old."""
+        if self.status is KeyStatus.ACTIVE:
+            return self.expires_at is None or now < self.expires_at
+        return (
+            self.status is KeyStatus.GRACE
+            and self.rotated_at is not None
+            and created_at <= self.rotated_at + CACHE
+            and now < self.rotated_at + DESTROY_AFTER
+        )
+
+    def signs_envelope_of(self, created_at: datetime, accepted_at: datetime) -> bool:
+        """Whether this signing key speaks for its agent in an envelope of that time, accepted at that time."""
+        if self.revoked_at is not None:
+            return accepted_at < (self.compromised_since or self.revoked_at)
+        return self.rotated_at is None or created_at <= self.rotated_at + SKEW
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A JSON form. Bytes are base64url without padding, times Unix milliseconds."""
+
+
+class SignerDocument(Document, frozen=True, kw_only=True):
+    signer_id: UUID
+    ed25519_public_key: str
+    ml_dsa_public_key: str
+
+
+class KemKeyDocument(Document, frozen=True, kw_only=True, omit_defaults=False):
+    key_id: UUID
+    key_type: str
+    status: str
+    created_at: int
+    expires_at: int
+    rotated_at: int
+    public_key: str
+
+
+class BundleDocument(Document, frozen=True, kw_only=True):
+    """An agent's public keys, signed by itself."""
+
+    agent_nhi: str
+    bundle_version: int
+    issued_at: int
+    expires_at: int
+    suites: int
+    signer: SignerDocument
+    kem_keys: list[KemKeyDocument]
+    prev_bundle_hash: str
+    signature_ed25519: str
+    signature_ml_dsa: str
+
+
+class OneTimeKeyDocument(Document, frozen=True, kw_only=True):
+    """A key for one message, signed on its own."""
+
+    agent_nhi: str
+    signer_id: UUID
+    key_id: UUID
+    key_type: str
+    created_at: int
+    public_key: str
+    signature_ed25519: str
+    signature_ml_dsa: str
+
+
+class RotationDocument(Document, frozen=True, kw_only=True):
+    """Old and new pair both say that the new one follows."""
+
+    agent_nhi: str
+    old_signer_id: UUID
+    new_signer: SignerDocument
+    issued_at: int
+    old_signature_ed25519: str
+    old_signature_ml_dsa: str
+    new_signature_ed25519: str
+    new_signature_ml_dsa: str
+
+
+class LinkDocument(Document, frozen=True, kw_only=True):
+    """A bundle, with the statement that explains a new signer."""
+
+    bundle: BundleDocument
+    rotation_statement: RotationDocument | None = None
+
+
+def bundle_document(bundle: Bundle) -> BundleDocument:
+    return BundleDocument(
+        agent_nhi=bundle.agent_nhi,
+        bundle_version=bundle.bundle_version,
+        issued_at=bundle.issued_at,
+        expires_at=bundle.expires_at,
+        suites=bundle.suites,
+        signer=_signer_document(bundle.signer),
+        kem_keys=[
+            KemKeyDocument(
+                key_id=entry.key.key_id,
+                key_type=TYPE_NAMES[entry.key.kind],
+                status=entry.status.name.lower(),
+                created_at=entry.created_at,
+                expires_at=entry.expires_at,
+                rotated_at=entry.rotated_at,
+                public_key=to_text(entry.key.raw),
+            )
+            for entry in bundle.kem_keys
+        ],
+        prev_bundle_hash=to_text(bundle.prev_bundle_hash),
+        signature_ed25519=to_text(bundle.signatures.ed25519),
+        signature_ml_dsa=to_text(bundle.signatures.ml_dsa),
+    )
+
+
+def parse_bundle(document: BundleDocument) -> Bundle:
+    """The bundle of a document; its signatures are for `check_bundle`, its ids are recomputed here."""
+    return Bundle(
+        agent_nhi=document.agent_nhi,
+        bundle_version=_natural(document.bundle_version),
+        issued_at=_natural(document.issued_at),
+        expires_at=_natural(document.expires_at),
+        suites=_natural(document.suites, 16),
+        signer=_parse_signer(document.signer),
+        kem_keys=tuple(
+            KemEntry(
+                key=parse_kem(one.key_type, one.public_key, one.key_id),
+                status=_listed(one.status),
+                created_at=_natural(one.created_at),
+                expires_at=_natural(one.expires_at),
+                rotated_at=_natural(one.rotated_at),
+            )
+            for one in document.kem_keys
+        ),
+        prev_bundle_hash=from_text(document.prev_bundle_hash),
+        signatures=_signatures(document.signature_ed25519, document.signature_ml_dsa),
+    )
+
+
+def one_time_document(one: OneTimeKey) -> OneTimeKeyDocument:
+    return OneTimeKeyDocument(
+        agent_nhi=one.agent_nhi,
+        signer_id=one.signer_id,
+        key_id=one.key.key_id,
+        key_type=TYPE_NAMES[one.key.kind],
+        created_at=one.created_at,
+        public_key=to_text(one.key.raw),
+        signature_ed25519=to_text(one.signatures.ed25519),
+        signature_ml_dsa=to_text(one.signatures.ml_dsa),
+    )
+
+
+def parse_one_time_key(document: OneTimeKeyDocument) -> OneTimeKey:
+    return OneTimeKey(
+        agent_nhi=document.agent_nhi,
+        signer_id=document.signer_id,
+        key=parse_kem(document.key_type, document.public_key, document.key_id),
+        created_at=_natural(document.created_at),
+        signatures=_signatures(document.signature_ed25519, document.signature_ml_dsa),
+    )
+
+
+def rotation_document(statement: RotationStatement) -> RotationDocument:
+    return RotationDocument(
+        agent_nhi=statement.agent_nhi,
+        old_signer_id=statement.old_signer_id,
+        new_signer=_signer_document(statement.new_signer),
+        issued_at=statement.issued_at,
+        old_signature_ed25519=to_text(statement.by_old.ed25519),
+        old_signature_ml_dsa=to_text(statement.by_old.ml_dsa),
+        new_signature_ed25519=to_text(statement.by_new.ed25519),
+        new_signature_ml_dsa=to_text(statement.by_new.ml_dsa),
+    )
+
+
+def parse_rotation(document: RotationDocument) -> RotationStatement:
+    return RotationStatement(
+        agent_nhi=document.agent_nhi,
+        old_signer_id=document.old_signer_id,
+        new_signer=_parse_signer(document.new_signer),
+        issued_at=_natural(document.issued_at),
+        by_old=_signatures(document.old_signature_ed25519, document.old_signature_ml_dsa),
+        by_new=_signatures(document.new_signature_ed25519, document.new_signature_ml_dsa),
+    )
+
+
+def link_document(link: Link) -> LinkDocument:
+    statement = None if link.statement is None else rotation_document(link.statement)
+    return LinkDocument(bundle=bundle_document(link.bundle), rotation_statement=statement)
+
+
+def parse_link(document: LinkDocument) -> Link:
+    statement = None if document.rotation_statement is None else parse_rotation(document.rotation_statement)
+    return Link(parse_bundle(document.bundle), statement)
+
+
+def parse_links(documents: Sequence[LinkDocument]) -> list[Link]:
+    return [parse_link(document) for document in documents]
+
+
+def parse_kem(type_name: str, text: str, named: UUID) -> KemPublicKey:
+    """A KEM key as a document names it: its id must be what its bytes give."""
+    if type_name not in _KEM_KINDS:
+        raise InvalidKey(f"{type_name[:20]!r} is not the type of a KEM key", hint="ml_kem_768 or xwing")
+    key = parse_kem_key(_KEM_KINDS[type_name], from_text(text))
+    if key.key_id != named:
+        raise InvalidKey("a key id is not the one that follows from the key")
+    return key
+
+
+def moment(at_ms: int) -> datetime:
+    """Unix milliseconds as a time; exact, unlike a float."""
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms)
+
+
+def unix_ms(at: datetime) -> int:
+    return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
+
+
+def _signer_document(pair: VerifyingPair) -> SignerDocument:
+    return SignerDocument(
+        signer_id=pair.signer_id,
+        ed25519_public_key=to_text(pair.ed25519),
+        ml_dsa_public_key=to_text(pair.ml_dsa),
+    )
+
+
+def _parse_signer(document: SignerDocument) -> VerifyingPair:
+    pair = parse_pair(from_text(document.ed25519_public_key), from_text(document.ml_dsa_public_key))
+    if pair.signer_id != document.signer_id:
+        raise InvalidKey("a signer id is not the one that follows from the keys")
+    return pair
+
+
+def _listed(text: str) -> Listed:
+    try:
+        return {"active": Listed.ACTIVE, "grace": Listed.GRACE}[text]
+    except KeyError:
+        raise InvalidKey("the status of a KEM key in a bundle is active or grace") from None
+
+
+def _natural(number: int, bits: int = 53) -> int:
+    if not 0 <= number < 1 << bits:
+        raise InvalidKey("a number in the document is out of range")
+    return number
+
+
+def _signatures(ed25519: str, ml_dsa: str) -> Signatures:
+    return Signatures(from_text(ed25519), from_text(ml_dsa))
