@@ -27,10 +27,23 @@ from angelia.guard.service import Guard
 from angelia.guard.tokens import Tokens, new_text, token_row
 from angelia.http import documents, operations
 from angelia.http.edge import Edge
-from angelia.jobs import audit_partitions, audit_sealer, block_list
+from angelia.jobs import (
+    audit_partitions,
+    audit_sealer,
+    block_list,
+    bundle_cache,
+    grace_periods,
+    one_time_keys,
+    rotations,
+)
 from angelia.jobs.ticks import Ticks
+from angelia.keys import provider
 from angelia.keys import routes as key_routes
+from angelia.keys.fields import Fields, settle_master_key
 from angelia.keys.node import NodeKey, load_or_make
+from angelia.keys.schedules import Schedules
+from angelia.keys.service import Keys
+from angelia.keys.store import HotBundles
 from angelia.settings import OUR_OWN, Loaded, Settings
 from angelia.stores import migrations
 from angelia.stores.embedded.private import read_private, write_private
@@ -55,6 +68,7 @@ async def prepare(loaded: Loaded, data_dir: Path) -> Prepared:
     assert settings.database_url, "the server has given or embedded stores by now"
     try:
         await _prepare_schema(settings.database_url)
+        await _prepare_master_key(settings, data_dir, now)
         async with Slices.opened(loaded, data_dir) as slices:
             # Assembled for the sake of its errors: a setting that does not work is told once, and here.
             slices.edge(loaded, open_mode=False, worker=0)
@@ -136,10 +150,13 @@ class Slices:
     ledger: Ledger
     hot: HotTier
     node: NodeKey
+    fields: Fields
     audit: Audit
     agents: Agents
     tokens: Tokens
     blocks: Blocks
+    keys: Keys
+    schedules: Schedules
 
     @classmethod
     @asynccontextmanager
@@ -148,11 +165,23 @@ class Slices:
         assert settings.database_url
         assert settings.redis_url
         node = load_or_make(data_dir / "node.key")
+        fields = Fields(provider.load(_master_key_file(settings, data_dir)))
         ledger = await Ledger.open(settings.database_url, settings.database_pool)
         hot = HotTier(settings.redis_url, settings.redis_pool, shared=loaded.origins["redis_url"] != OUR_OWN)
         agents = Agents(ledger)
         try:
-            yield cls(ledger, hot, node, Audit(ledger), agents, Tokens(ledger, agents), Blocks(ledger, hot))
+            yield cls(
+                ledger=ledger,
+                hot=hot,
+                node=node,
+                fields=fields,
+                audit=Audit(ledger),
+                agents=agents,
+                tokens=Tokens(ledger, agents),
+                blocks=Blocks(ledger, hot),
+                keys=Keys(ledger, HotBundles(hot), agents),
+                schedules=Schedules(ledger, agents, fields),
+            )
         finally:
             await hot.close()
             await ledger.close()
@@ -163,7 +192,7 @@ class Slices:
         routes: list[Route] = [
             *agent_routes.routes(self.agents, show_email=settings.show_email),
             *guard_routes.routes(self.tokens, self.blocks),
-            *key_routes.routes(self.node),
+            *key_routes.routes(self.keys, self.schedules, self.node),
             *audit_routes.routes(self.audit),
             *operations.routes(self.ledger, self.hot, loaded, worker),
         ]
@@ -186,6 +215,10 @@ class Slices:
                 audit_sealer.tick(self.audit, self.node),
                 audit_partitions.tick(self.audit),
                 block_list.tick(self.blocks),
+                bundle_cache.tick(self.keys),
+                grace_periods.tick(self.keys),
+                one_time_keys.tick(self.keys),
+                rotations.tick(self.schedules),
             ],
         )
 
@@ -219,6 +252,21 @@ async def _prepare_schema(url: str) -> None:
             log.warning("the schema is not what the migrations made", drift=drift)
     finally:
         await connection.close()
+
+
+async def _prepare_master_key(settings: Settings, data_dir: Path, now: datetime) -> None:
+    """Before the slices, which only ever read the master key: a worker that made one would open nothing with it."""
+    assert settings.database_url
+    ledger = await Ledger.open(settings.database_url, connections=2)
+    try:
+        path = _master_key_file(settings, data_dir)
+        await settle_master_key(ledger, path, now, rotate=settings.rotate_master_key)
+    finally:
+        await ledger.close()
+
+
+def _master_key_file(settings: Settings, data_dir: Path) -> Path:
+    return settings.master_key_file or data_dir / "master.key"
 
 
 async def _connect(url: str) -> asyncpg.Connection:

@@ -15,6 +15,7 @@ class AngeliaError(Exception):
         self.hint = hint
         self.retry_after = retry_after
         self.headers: dict[str, str] = {}
+        self.members: dict[str, object] = {}  # what a problem document says beyond its words
         super().__init__(self.message)
 
 
@@ -58,6 +59,36 @@ class NotFound(AngeliaError):
     """There is no such thing"""
 
     code = "not_found"
+
+
+class KeyNotFound(AngeliaError):
+    """The agent has published no keys"""
+
+    code = "key_not_found"
+
+
+class KeyStale(AngeliaError):
+    """The key is no longer the one to use"""
+
+    code = "key_stale"
+
+
+class KeyRevoked(AngeliaError):
+    """The key was revoked"""
+
+    code = "key_revoked"
+
+
+class VersionConflict(AngeliaError):
+    """Somebody else was faster"""
+
+    code = "version_conflict"
+
+
+class ClockSkew(AngeliaError):
+    """The time in the request is too far from this server's clock"""
+
+    code = "clock_skew"
 
 
 class MethodNotAllowed(AngeliaError):

@@ -40,3 +40,7 @@ AUDIT_UNPARTITIONED = Gauge(
     multiprocess_mode="mostrecent",
 )
 TICK_FAILURES = Counter("angelia_tick_failures_total", "Background ticks that failed", ["tick"])
+
+BUNDLES_PUBLISHED = Counter("angelia_key_bundles_total", "Key bundles accepted, by why they were made", ["reason"])
+ONE_TIME_KEYS = Counter("angelia_one_time_keys_total", "Requests for one-time keys: issued, or none left", ["outcome"])
+ROTATIONS_ANNOUNCED = Counter("angelia_rotations_announced_total", "Rotations that the tick announced")

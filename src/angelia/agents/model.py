@@ -11,24 +11,13 @@ from datetime import datetime
 from uuid import UUID
 
 from angelia.envelope.ids import valid_handle
+from angelia.envelope.points import sound_ed25519
 from angelia.errors import InvalidArgument
 
 NAME_BYTES = 100
 _EMAIL = re.compile(r"[a-zA-Z0-9._%+\-]+@[a-zA-Z0-9.\-]+\.[a-zA-Z]{2,}")
 _LIKE_UUID = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}")
 _BAD_KEY = "invalid public_key: must be base64-encoded Ed25519 public key (32 bytes)"
-
-# The curve of Ed25519: -x² + y² = 1 + d·x²·y² over the field of p elements.
-_P = 2**255 - 19
-_D = -121665 * pow(121666, -1, _P) % _P
-# y of the eight points whose order divides 8 (RFC 7748 section 6 warns of them): a "key" everybody can sign for.
-_SMALL_ORDER_Y = {
-    0,
-    1,
-    _P - 1,
-    0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7,
-    0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +52,7 @@ def parse_public_key(text: str) -> bytes:
         raw = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise InvalidArgument(_BAD_KEY) from error
-    if len(raw) != 32 or base64.b64encode(raw).decode() != text or not _is_sound_point(raw):
+    if base64.b64encode(raw).decode() != text or not sound_ed25519(raw):
         raise InvalidArgument(_BAD_KEY)
     return raw
 
@@ -89,11 +78,3 @@ def check_handle(text: str) -> str:
     if _LIKE_UUID.fullmatch(text) or text == "me":
         raise InvalidArgument(f"the handle {text} is reserved")
     return text
-
-
-def _is_sound_point(raw: bytes) -> bool:
-    y = int.from_bytes(raw, "little") & (1 << 255) - 1
-    if y >= _P or y in _SMALL_ORDER_Y:
-        return False
-    x_squared = (y * y - 1) * pow(_D * y * y + 1, -1, _P) % _P
-    return pow(x_squared, (_P - 1) // 2, _P) == 1

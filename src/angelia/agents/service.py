@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from angelia import metrics
@@ -14,7 +14,7 @@ from angelia.agents import store
 from angelia.agents.model import Agent, Registration, check_email, check_handle, clean_name, parse_public_key
 from angelia.audit import service as audit
 from angelia.envelope.ids import MAX_HANDLE, KeyType, key_id, valid_handle
-from angelia.errors import AlreadyExists, Conflict, NotFound
+from angelia.errors import AlreadyExists, AngeliaError, Conflict, NotFound
 from angelia.stores.group_commit import GroupCommit
 from angelia.stores.ledger import Ledger, Tx, UniqueViolation
 
@@ -37,6 +37,7 @@ class Agents:
         self._ledger = ledger
         self._registrations = GroupCommit(ledger, register_batch)
         self._by_key: dict[UUID, tuple[float, Agent]] = {}
+        self._forgotten = 0
 
     async def close(self) -> None:
         await self._registrations.close()
@@ -77,7 +78,7 @@ class Agents:
                 detail = {"changed": ",".join(changed)}
                 event = audit.event("agent_updated", now, actor=updated.handle, object=updated.handle, detail=detail)
                 await audit.record(tx, [event])
-        self._by_key.pop(agent.key_id, None)
+        self.forget_key(updated.key_id)
         return updated
 
     async def claim_handle(self, agent: Agent, handle: str, now: datetime) -> Agent:
@@ -90,7 +91,7 @@ class Agents:
                     return await _claimed_before(tx, agent, handle)
                 event = audit.event("handle_claimed", now, actor=handle, object=handle, detail={"id": str(agent.id)})
                 await audit.record(tx, [event])
-            self._by_key.pop(agent.key_id, None)
+            self.forget_key(claimed.key_id)
             return claimed
         except UniqueViolation as error:
             raise AlreadyExists(
@@ -102,18 +103,36 @@ class Agents:
         async with self._ledger.transaction() as tx:
             return _found(await store.by_id(tx, id))
 
-    async def by_key_id(self, key_id: UUID) -> Agent | None:
-        """The agent of a key, for the guard: a change made by another process may be a second late."""
+    async def by_key_id(self, key_id: UUID, now: datetime) -> tuple[Agent, bytes] | None:
+        """The agent whose requests this key signs now, and the key: its current one, or a former one still good.
+
+        A change made by another process may be a second late.
+        """
         due, known = self._by_key.get(key_id, (0.0, None))
         if known is not None and due > time.monotonic():
-            return known
+            return known, known.public_key
+        forgotten = self._forgotten
         async with self._ledger.transaction() as tx:
             found = await store.by_key_id(tx, key_id)
-        if found is not None:
+            if found is None:
+                # Not remembered: it is rare, and good only until a moment that the memory would have to know.
+                return await store.by_former_key_id(tx, key_id, now)
+        # What was read before a key was forgotten may be older than the change that made it so.
+        if forgotten == self._forgotten:
             if len(self._by_key) >= _MOST_REMEMBERED:
                 self._by_key.clear()
             self._by_key[key_id] = (time.monotonic() + _REMEMBERED_SECONDS, found)
-        return found
+        return found, found.public_key
+
+    async def valid_former_keys(self, id: UUID, now: datetime) -> list[bytes]:
+        """The keys that an agent had before and that still sign its requests."""
+        async with self._ledger.transaction() as tx:
+            return await store.valid_former_keys(tx, id, now)
+
+    def forget_key(self, key_id: UUID) -> None:
+        """Read the agent of a key anew; for whoever changed it, after the commit."""
+        self._by_key.pop(key_id, None)
+        self._forgotten += 1
 
     async def named(self, name: str) -> Agent:
         """An agent by handle or by id. The default handle is the id, so one lookup nearly always does."""
@@ -145,11 +164,46 @@ class Agents:
             return await store.list_agents(tx, since, until, after, limit)
 
 
-async def register_batch(tx: Tx, wanted: Sequence[Registration]) -> list[Registered]:
+async def lock(tx: Tx, agent_id: UUID) -> Agent:
+    """The agent as it is, and stays until the caller's transaction ends."""
+    return _found(await store.lock(tx, agent_id))
+
+
+async def fix_handle(tx: Tx, agent_id: UUID) -> None:
+    """From its first bundle on an agent keeps its handle: what it signed names it."""
+    await store.fix_handle(tx, agent_id)
+
+
+async def replace_key(
+    tx: Tx, agent_id: UUID, new_public_key: bytes, now: datetime, *, old_valid_for: timedelta
+) -> Agent:
+    """Give an agent a new request key (a sound one); the old one signs for `old_valid_for` more.
+
+    No time at all is for emergencies: it ends every former key of the agent. A Conflict ends the caller's
+    transaction. After the commit the caller lets `Agents.forget_key` forget the old key and the new one.
+    """
+    agent = await lock(tx, agent_id)
+    new_key_id = key_id(KeyType.ED25519, new_public_key)
+    await store.lock_keys(tx, [agent.key_id, new_key_id])
+    if await store.ever_used(tx, new_public_key):
+        raise _used_key()
+    if not old_valid_for:
+        await store.end_former_keys(tx, agent_id)
+    try:
+        return await store.replace_key(tx, agent, new_public_key, new_key_id, now, now + old_valid_for)
+    except UniqueViolation as error:
+        raise _used_key() from error
+
+
+async def register_batch(tx: Tx, wanted: Sequence[Registration]) -> list[Registered | AngeliaError]:
     made, ids = await store.register(tx, wanted)
-    results, events = [], []
+    results: list[Registered | AngeliaError] = []
+    events = []
     for registration in wanted:
-        id_ = ids[registration.public_key]
+        id_ = ids.get(registration.public_key)
+        if id_ is None:
+            results.append(Conflict("this key was replaced by a newer one", hint="use the agent's present key"))
+            continue
         # In one batch a key may stand twice: the first is the one that made it.
         new = registration.public_key in made
         made.discard(registration.public_key)
@@ -167,7 +221,12 @@ async def _claimed_before(tx: Tx, agent: Agent, handle: str) -> Agent:
     present = _found(await store.by_id(tx, agent.id))
     if present.handle == handle:
         return present
-    raise Conflict(f"this agent is {present.handle} already", hint="a handle is claimed once and is for ever")
+    hint = "a handle is claimed once, before the first key bundle, and is for ever"
+    raise Conflict(f"this agent is {present.handle} already", hint=hint)
+
+
+def _used_key() -> Conflict:
+    return Conflict("this key is, or was, an agent's key", hint="make a new key pair; a key is used once")
 
 
 def _found(agent: Agent | None) -> Agent:

@@ -14,20 +14,19 @@ SQL = statements(__file__)
 
 
 async def register(tx: Tx, wanted: Sequence[Registration]) -> tuple[set[bytes], dict[bytes, UUID]]:
-    """The keys that became agents now, and the id of every key that was asked for."""
-    # Two processes that insert the same keys in another order would wait for each other in a circle.
-    ordered = sorted(wanted, key=lambda r: r.public_key)
+    """The keys that became agents now, and the id of every key that is an agent's; a former key is neither."""
+    await lock_keys(tx, [r.key_id for r in wanted])
     rows = await tx.fetch(
         SQL["register"],
-        [r.id for r in ordered],
-        [r.public_key for r in ordered],
-        [r.key_id for r in ordered],
-        [r.name for r in ordered],
-        [r.email for r in ordered],
-        [r.at for r in ordered],
+        [r.id for r in wanted],
+        [r.public_key for r in wanted],
+        [r.key_id for r in wanted],
+        [r.name for r in wanted],
+        [r.email for r in wanted],
+        [r.at for r in wanted],
     )
     made = {row["public_key"] for row in rows}
-    known = await tx.fetch(SQL["ids_of_keys"], [r.public_key for r in ordered])
+    known = await tx.fetch(SQL["ids_of_keys"], [r.public_key for r in wanted])
     return made, {row["public_key"]: row["id"] for row in known}
 
 
@@ -40,12 +39,50 @@ async def lock(tx: Tx, id: UUID) -> Agent | None:
     return _agent(await tx.fetchrow(SQL["lock"], id))
 
 
+async def fix_handle(tx: Tx, id: UUID) -> None:
+    await tx.execute(SQL["fix_handle"], id)
+
+
 async def handles(tx: Tx, ids: Sequence[UUID]) -> dict[UUID, str]:
     return {row["id"]: row["handle"] for row in await tx.fetch(SQL["handles"], ids)}
 
 
 async def by_key_id(tx: Tx, key_id: UUID) -> Agent | None:
     return _agent(await tx.fetchrow(SQL["by_key_id"], key_id))
+
+
+async def by_former_key_id(tx: Tx, key_id: UUID, now: datetime) -> tuple[Agent, bytes] | None:
+    """The agent that had this key before, and the key, as long as it is still good for requests."""
+    row = await tx.fetchrow(SQL["by_former_key_id"], key_id, now)
+    return None if row is None else (_known(row), row["former_key"])
+
+
+async def valid_former_keys(tx: Tx, id: UUID, now: datetime) -> list[bytes]:
+    return [row["public_key"] for row in await tx.fetch(SQL["valid_former_keys"], id, now)]
+
+
+async def lock_keys(tx: Tx, key_ids: Sequence[UUID]) -> None:
+    """Let nobody else give these keys to an agent, or take them from one, until the transaction ends."""
+    # In one order for everybody: otherwise two transactions could wait for each other in a circle.
+    await tx.execute(SQL["lock_keys"], sorted({int.from_bytes(key.bytes[:8], "big", signed=True) for key in key_ids}))
+
+
+async def ever_used(tx: Tx, public_key: bytes) -> bool:
+    """Whether a key is or was any agent's; the answer lasts if the key is locked."""
+    return bool(await tx.fetchval(SQL["ever_used"], public_key))
+
+
+async def replace_key(
+    tx: Tx, agent: Agent, public_key: bytes, key_id: UUID, replaced_at: datetime, valid_until: datetime
+) -> Agent:
+    await tx.execute(SQL["keep_former_key"], agent.key_id, agent.public_key, agent.id, replaced_at, valid_until)
+    row = await tx.fetchrow(SQL["replace_key"], agent.id, public_key, key_id)
+    assert row is not None, "the caller has locked the agent"
+    return _known(row)
+
+
+async def end_former_keys(tx: Tx, id: UUID) -> None:
+    await tx.execute(SQL["end_former_keys"], id)
 
 
 async def by_handle(tx: Tx, handle: str) -> Agent | None:

@@ -1,9 +1,15 @@
+-- name: lock_keys
+-- Before a key gets or loses its agent. A row that shows a key to be former is not in the snapshot of a statement
+-- that began before it was committed, so the statement after this one looks, and nobody changes the key meanwhile.
+SELECT pg_advisory_xact_lock(key) FROM unnest($1::bigint[]) AS given (key)
+
 -- name: register
 -- A key that is known stays as it is; two registrations of one key, in this batch or beside it, make one agent.
 INSERT INTO agents (id, handle, public_key, key_id, name, email, aicq_signatures, registered_at)
 SELECT id, id::text, public_key, key_id, name, email, true, registered_at
 FROM unnest($1::uuid[], $2::bytea[], $3::uuid[], $4::text[], $5::text[], $6::timestamptz[])
   AS given (id, public_key, key_id, name, email, registered_at)
+WHERE NOT EXISTS (SELECT FROM agent_former_keys AS former WHERE former.public_key = given.public_key)
 ON CONFLICT (public_key) DO NOTHING
 RETURNING public_key
 
@@ -18,6 +24,9 @@ FROM agents WHERE id = $1
 SELECT id, handle, public_key, key_id, name, email, aicq_signatures, registered_at
 FROM agents WHERE id = $1 FOR UPDATE
 
+-- name: fix_handle
+UPDATE agents SET handle_fixed = true WHERE id = $1
+
 -- name: handles
 SELECT id, handle FROM agents WHERE id = ANY ($1::uuid[])
 
@@ -25,13 +34,39 @@ SELECT id, handle FROM agents WHERE id = ANY ($1::uuid[])
 SELECT id, handle, public_key, key_id, name, email, aicq_signatures, registered_at
 FROM agents WHERE key_id = $1
 
+-- name: by_former_key_id
+-- Where no time was given, valid_until is replaced_at: a clock that lags behind must not find the key good.
+SELECT id, handle, agents.public_key, agents.key_id, name, email, aicq_signatures, registered_at,
+  former.public_key AS former_key
+FROM agent_former_keys AS former JOIN agents ON agents.id = former.agent_id
+WHERE former.key_id = $1 AND former.valid_until >= $2 AND former.valid_until > former.replaced_at
+
+-- name: valid_former_keys
+SELECT public_key FROM agent_former_keys
+WHERE agent_id = $1 AND valid_until >= $2 AND valid_until > replaced_at
+
+-- name: ever_used
+SELECT EXISTS (SELECT FROM agents WHERE public_key = $1)
+  OR EXISTS (SELECT FROM agent_former_keys WHERE public_key = $1)
+
+-- name: keep_former_key
+INSERT INTO agent_former_keys (key_id, public_key, agent_id, replaced_at, valid_until)
+VALUES ($1, $2, $3, $4, $5)
+
+-- name: end_former_keys
+UPDATE agent_former_keys SET valid_until = replaced_at WHERE agent_id = $1 AND valid_until > replaced_at
+
+-- name: replace_key
+UPDATE agents SET public_key = $2, key_id = $3 WHERE id = $1
+RETURNING id, handle, public_key, key_id, name, email, aicq_signatures, registered_at
+
 -- name: by_handle
 SELECT id, handle, public_key, key_id, name, email, aicq_signatures, registered_at
 FROM agents WHERE handle = $1
 
 -- name: claim_handle
--- Only the default handle, the id itself, can be replaced.
-UPDATE agents SET handle = $2 WHERE id = $1 AND handle = id::text
+-- Only the default handle, the id itself, can be replaced, and only before the first bundle.
+UPDATE agents SET handle = $2 WHERE id = $1 AND handle = id::text AND NOT handle_fixed
 RETURNING id, handle, public_key, key_id, name, email, aicq_signatures, registered_at
 
 -- name: update

@@ -23,6 +23,7 @@ from angelia.cli.session import Session
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error (info)")
 @click.option("--log-format", metavar="FORMAT", help="json, text or auto (auto: text on a terminal)")
 @click.option("--drain-seconds", type=int, metavar="S", help="how long a stop lets requests finish (30)")
+@click.option("--rotate-master-key", is_flag=True, default=None, help="wrap the data keys by a new master key first")
 @click.option("--schema", type=int, metavar="N", help="bring the ledger's schema to version N and stop")
 def command(
     session: Session,
@@ -36,6 +37,7 @@ def command(
     log_level: str | None,
     log_format: str | None,
     drain_seconds: int | None,
+    rotate_master_key: bool | None,
     schema: int | None,
 ) -> int:
     """Run a server, with its own PostgreSQL and Valkey unless DATABASE_URL and REDIS_URL name others.
@@ -43,6 +45,8 @@ def command(
     It listens on this machine only, without tokens, until --host says otherwise."""
     from angelia import server, settings
 
+    if rotate_master_key and (schema is not None or session.shared.dry_run):
+        raise click.UsageError("--rotate-master-key goes with neither --schema nor --dry-run")
     loaded = settings.load(
         {
             "data_dir": data_dir,
@@ -55,6 +59,7 @@ def command(
             "log_level": log_level,
             "log_format": log_format,
             "drain_seconds": drain_seconds,
+            "rotate_master_key": rotate_master_key,
         }
     )
     if schema is None:

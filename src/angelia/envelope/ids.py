@@ -44,6 +44,16 @@ def valid_handle(text: str) -> bool:
     return len(text) <= MAX_HANDLE and ".." not in text and _HANDLE.match(text) is not None
 
 
+def bucket_of(handle: str) -> int:
+    """Which of the 256 buckets an agent's rows lie in; SQL computes the same."""
+    return hashlib.sha256(handle.encode()).digest()[0]
+
+
+def hot_tag(handle: str) -> str:
+    """What stands for a handle in the names of hot-tier keys; a raw handle never does."""
+    return hashlib.sha256(handle.encode()).hexdigest()[:32]
+
+
 def _signer_digest(ed25519: bytes, ml_dsa: bytes) -> bytes:
     return hashlib.sha256(b"angelia/v1/signer-id\0" + ed25519 + ml_dsa).digest()
 

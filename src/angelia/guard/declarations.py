@@ -14,7 +14,8 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.errors import InvalidArgument
+from angelia.agents.model import Agent
+from angelia.errors import Denied, InvalidArgument
 from angelia.guard.model import Caller, Role, Rule
 
 T = TypeVar("T")
@@ -79,6 +80,13 @@ class Call:
     headers: Mapping[str, str]
     prove: Prove
     path_names: Sequence[str] = ()
+
+    @property
+    def agent(self) -> Agent:
+        """The agent that calls. Routes of access READ and WRITE also admit tokens that are bound to none."""
+        if self.caller.agent is None:
+            raise Denied("this needs an agent; the token is bound to none", hint="angelia token create --agent HANDLE")
+        return self.caller.agent
 
     def path(self, name: str) -> str:
         """A path parameter, percent-decoded once."""

@@ -95,7 +95,7 @@ class Guard:
             return Caller(knock.address), await read_body(), None
         if "signature-input" in headers or "signature" in headers:
             presented = self._presented(knock)
-            agent, key = await self._agent_of(presented.key_id)
+            agent, key = await self._agent_of(presented.key_id, knock.now)
             self._verify_head(presented, knock, key)
             body = await read_body()
             self._verify_body(knock, body)
@@ -180,10 +180,12 @@ class Guard:
             raise Unauthenticated("agent not found") from error
         if not agent.aicq_signatures:
             raise Unauthenticated("this agent has turned X-AICQ signatures off")
-        try:
-            Ed25519PublicKey.from_public_bytes(agent.public_key).verify(given.signature_bytes(), given.signed(body))
-        except InvalidSignature as error:
-            raise Unauthenticated("invalid signature") from error
+        signature, signed = given.signature_bytes(), given.signed(body)
+        if not _verifies(agent.public_key, signature, signed):
+            # These headers name no key, so each one that is still good is tried.
+            former = await self._agents.valid_former_keys(agent.id, knock.now)
+            if not any(_verifies(key, signature, signed) for key in former):
+                raise Unauthenticated("invalid signature")
         return agent, Proof(agent.id, given.nonce, given.timestamp_ms, aicq.OUT_OF_TIME)
 
     async def _bearer(self, knock: Knock, header: str) -> Caller:
@@ -203,15 +205,24 @@ class Guard:
             agent = None
         return Caller(knock.address, role, agent, name=f"jwt {subject}")
 
-    async def _agent_of(self, id_: UUID) -> tuple[Agent, Ed25519PublicKey]:
-        agent = await self._agents.by_key_id(id_)
-        if agent is None:
+    async def _agent_of(self, id_: UUID, now: datetime) -> tuple[Agent, Ed25519PublicKey]:
+        found = await self._agents.by_key_id(id_, now)
+        if found is None:
             raise Unauthenticated("no agent has this key", hint="register it first: angelia agent register")
-        return agent, Ed25519PublicKey.from_public_bytes(agent.public_key)
+        agent, public_key = found
+        return agent, Ed25519PublicKey.from_public_bytes(public_key)
 
     async def _refuse(self, knock: Knock, error: Unauthenticated) -> None:
         metrics.AUTH_REFUSED.labels(error.code).inc()
         await self._limiter.charge_unproven(knock.address, knock.now)
+
+
+def _verifies(public_key: bytes, signature: bytes, signed: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, signed)
+    except InvalidSignature:
+        return False
+    return True
 
 
 def _authority_of(url: str) -> str:

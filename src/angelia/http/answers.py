@@ -10,15 +10,23 @@ from angelia.guard.declarations import Answer, Surface
 # The one place that knows HTTP statuses of error codes.
 STATUS = {
     "invalid_argument": 400,
+    "invalid_key_format": 400,
+    "signature_verification_failed": 400,
+    "suite_refused": 400,
+    "clock_skew": 400,
     "unauthenticated": 401,
     "stale": 401,
     "from_future": 401,
     "replay_rejected": 401,
     "authorization_denied": 403,
     "not_found": 404,
+    "key_not_found": 404,
     "method_not_allowed": 405,
     "already_exists": 409,
     "conflict": 409,
+    "key_stale": 409,
+    "version_conflict": 409,
+    "key_revoked": 410,
     "too_large": 413,
     "unsupported_media_type": 415,
     "rate_limited": 429,
@@ -57,7 +65,8 @@ def of_error(error: AngeliaError, surface: Surface, request_id: str) -> Answer:
         headers["www-authenticate"] = 'Signature realm="angelia", Bearer realm="angelia"'
     if surface is Surface.V1:
         body = Problem(error.message, status, error.code, request_id, hint=error.hint)
-        return Answer(status, body, headers, "application/problem+json")
+        told = msgspec.to_builtins(body) | error.members if error.members else body
+        return Answer(status, told, headers, "application/problem+json")
     return Answer(status, ErrorText(error.message), headers)
 
 

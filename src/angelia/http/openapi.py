@@ -20,7 +20,7 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
     """The whole API as OpenAPI."""
     kinds: list[Any] = [Problem, ErrorText]
     for route in routes:
-        kinds += [kind for kind in (route.takes, *route.gives.values()) if _is_record(kind)]
+        kinds += [kind for given in (route.takes, *route.gives.values()) for kind in _records(given)]
     unique = list(dict.fromkeys(kinds))
     schemas, components = msgspec.json.schema_components(unique, ref_template=_REF)
     by_kind = dict(zip(unique, schemas, strict=True))
@@ -84,9 +84,11 @@ def _answer(kind: Any, schemas: dict[Any, Any]) -> dict[str, Any]:
         return {"description": "Done; no body"}
     if isinstance(kind, str):
         return {"description": "A document", "content": {kind: {}}}
+    first, *others = _records(kind)
+    schema = {"anyOf": [schemas[one] for one in (first, *others)]} if others else schemas[first]
     return {
-        "description": (kind.__doc__ or kind.__name__).splitlines()[0],
-        "content": {"application/json": {"schema": schemas[kind]}},
+        "description": (first.__doc__ or first.__name__).splitlines()[0],
+        "content": {"application/json": {"schema": schema}},
     }
 
 
@@ -132,5 +134,8 @@ def _not_null(schema: dict[str, Any]) -> dict[str, Any]:
     return choices[0] if len(choices) == 1 else {k: v for k, v in schema.items() if k != "default" or v is not None}
 
 
-def _is_record(kind: Any) -> bool:
-    return kind is not None and not isinstance(kind, str)
+def _records(kind: Any) -> tuple[Any, ...]:
+    """The types of a body: one, none, or several where a parameter decides which it is."""
+    if isinstance(kind, tuple):
+        return kind
+    return () if kind is None or isinstance(kind, str) else (kind,)

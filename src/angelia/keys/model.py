@@ -106,6 +106,80 @@ class KeyRecord:
         return self.rotated_at is None or created_at <= self.rotated_at + SKEW
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRecord:
+    """A public key that becomes active."""
+
+    key_id: UUID
+    key_type: str
+    usage: str
+    public_key: bytes = field(repr=False)
+    created_at: datetime
+    expires_at: datetime | None = None
+    signer_id: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One key taking another's place; `new` is None where nothing did."""
+
+    key_type: str
+    old: UUID
+    new: UUID | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneTimeRow:
+    """A one-time key as the ledger keeps it."""
+
+    key_id: UUID
+    key_type: str
+    public_key: bytes = field(repr=False)
+    signature_ed25519: bytes = field(repr=False)
+    signature_ml_dsa: bytes = field(repr=False)
+    created_at: datetime
+
+
+class Rotation(msgspec.Struct, frozen=True, kw_only=True):
+    """One rotation of one key; kept seven years."""
+
+    event_id: UUID
+    key_type: str
+    old_key_id: UUID
+    new_key_id: UUID | None
+    rotated_at: datetime
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """How often two agents want new keys, and where they stand. `agent_a_nhi` comes first in byte order."""
+
+    session_id: UUID
+    agent_a_nhi: str
+    agent_b_nhi: str
+    current_key_id: UUID
+    current_key_version: int
+    policy: Policy
+    last_rotated_at: datetime
+    next_rotation_at: datetime | None
+    due_since: datetime | None
+    last_used_at: datetime
+    grace_period_keys: bytes | None = field(repr=False)
+    created_at: datetime
+    updated_at: datetime
+
+    def peer_of(self, handle: str) -> str:
+        return self.agent_b_nhi if handle == self.agent_a_nhi else self.agent_a_nhi
+
+
+class GraceKey(msgspec.Struct, frozen=True):
+    """A key that a pair used before, and until when it still opens what was sealed to it."""
+
+    key_id: UUID
+    expires_at: datetime
+
+
 class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A JSON form. Bytes are base64url without padding, times Unix milliseconds."""
 
@@ -172,6 +246,34 @@ class LinkDocument(Document, frozen=True, kw_only=True):
 
     bundle: BundleDocument
     rotation_statement: RotationDocument | None = None
+
+
+class BundleAnswer(Document, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """A bundle as the server gives it out. What stands beside the bundle is the server's word, not signed with it."""
+
+    bundle: BundleDocument
+    bundle_id: str
+    rotation_statement: RotationDocument | None = None
+    revoked: list[UUID] = []
+    one_time: bool | None = None
+    one_time_key: OneTimeKeyDocument | None = None
+
+
+def one_time_answer(answer: BundleAnswer, taken: OneTimeRow | None) -> BundleAnswer:
+    """The answer to somebody who asked for a one-time key."""
+    if taken is None:
+        return msgspec.structs.replace(answer, one_time=False)
+    document = OneTimeKeyDocument(
+        agent_nhi=answer.bundle.agent_nhi,
+        signer_id=answer.bundle.signer.signer_id,
+        key_id=taken.key_id,
+        key_type=taken.key_type,
+        created_at=unix_ms(taken.created_at),
+        public_key=to_text(taken.public_key),
+        signature_ed25519=to_text(taken.signature_ed25519),
+        signature_ml_dsa=to_text(taken.signature_ml_dsa),
+    )
+    return msgspec.structs.replace(answer, one_time=True, one_time_key=document)
 
 
 def bundle_document(bundle: Bundle) -> BundleDocument:

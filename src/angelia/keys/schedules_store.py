@@ -1,0 +1,89 @@
+"""Every SQL statement about rotation schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID
+
+from angelia.envelope.ids import bucket_of
+from angelia.keys.model import Policy, Schedule
+from angelia.stores.ledger import Row, Tx
+from angelia.stores.sql import statements
+
+SQL = statements(__file__, "schedules.sql")
+
+
+async def of_agent(tx: Tx, handle: str) -> list[Schedule]:
+    return [_schedule(row) for row in await tx.fetch(SQL["of_agent"], bucket_of(handle), handle)]
+
+
+async def lock(tx: Tx, one: str, other: str) -> Schedule | None:
+    """The schedule of a pair, and nobody else changes it until the transaction ends."""
+    row = await tx.fetchrow(SQL["lock"], *_pair(one, other))
+    return None if row is None else _schedule(row)
+
+
+async def put(tx: Tx, one: str, other: str, session_id: UUID, key_id: UUID, policy: Policy, now: datetime) -> Schedule:
+    interval = policy.interval
+    row = await tx.fetchrow(
+        SQL["put"],
+        *_keyed(one, other, session_id),
+        key_id,
+        policy.value,
+        None if interval is None else int(interval.total_seconds()),
+        now,
+        None if interval is None else now + interval,
+    )
+    assert row is not None
+    return _schedule(row)
+
+
+async def remove(tx: Tx, one: str, other: str) -> UUID | None:
+    removed: UUID | None = await tx.fetchval(SQL["remove"], *_pair(one, other))
+    return removed
+
+
+async def rotated(
+    tx: Tx, held: Schedule, key_id: UUID, version: int, now: datetime, following: datetime | None, grace_keys: bytes
+) -> Schedule:
+    pair = _pair(held.agent_a_nhi, held.agent_b_nhi)
+    row = await tx.fetchrow(SQL["rotated"], *pair, key_id, version, now, following, grace_keys)
+    assert row is not None, "the caller has locked it"
+    return _schedule(row)
+
+
+async def announce_due(tx: Tx, now: datetime, limit: int) -> Sequence[Schedule]:
+    return [_schedule(row) for row in await tx.fetch(SQL["announce_due"], now, limit)]
+
+
+async def kill(tx: Tx, handle: str, now: datetime) -> None:
+    await tx.execute(SQL["kill"], bucket_of(handle), handle, now)
+
+
+def _pair(one: str, other: str) -> tuple[int, str, str]:
+    first, second = sorted((one, other))
+    return bucket_of(first), first, second
+
+
+def _keyed(one: str, other: str, session_id: UUID) -> tuple[int, UUID, str, str]:
+    bucket, first, second = _pair(one, other)
+    return bucket, session_id, first, second
+
+
+def _schedule(row: Row) -> Schedule:
+    return Schedule(
+        session_id=row["session_id"],
+        agent_a_nhi=row["agent_a_nhi"],
+        agent_b_nhi=row["agent_b_nhi"],
+        current_key_id=row["current_key_id"],
+        current_key_version=row["current_key_version"],
+        policy=Policy(row["rotation_policy"]),
+        last_rotated_at=row["last_rotated_at"],
+        next_rotation_at=row["next_rotation_at"],
+        due_since=row["due_since"],
+        last_used_at=row["last_used_at"],
+        grace_period_keys=row["grace_period_keys"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+    )

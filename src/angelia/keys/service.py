@@ -1,0 +1,368 @@
+"""Agents publish, rotate and revoke their keys; others fetch them, and learn whether a key still stands."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import msgspec
+
+from angelia import metrics
+from angelia.agents import service as agents_service
+from angelia.agents.model import Agent
+from angelia.agents.service import Agents
+from angelia.audit import service as audit
+from angelia.envelope.bundles import Bundle, Link, OneTimeKey, check_bundle, check_one_time_key
+from angelia.envelope.ids import KeyType, key_id
+from angelia.envelope.refusals import SignatureFailed, SuiteRefused
+from angelia.envelope.signing import VerifyingPair, parse_pair
+from angelia.envelope.wire import Header, Suite
+from angelia.errors import Conflict, InvalidArgument, KeyNotFound, KeyRevoked, KeyStale, NotFound, Unavailable
+from angelia.keys import schedules_store, store
+from angelia.keys.model import (
+    DESTROY_AFTER,
+    MOST_ONE_TIME,
+    ONE_TIME_BATCH,
+    ONE_TIME_LIFE,
+    ONE_TIME_USE,
+    SKEW,
+    TYPE_NAMES,
+    BundleAnswer,
+    Change,
+    KeyRecord,
+    KeyStatus,
+    LinkDocument,
+    OneTimeRow,
+    Reason,
+    Rotation,
+    link_document,
+    moment,
+    one_time_answer,
+    parse_bundle,
+)
+from angelia.keys.store import HotBundles, Newest
+from angelia.keys.succession import Emergency, Succession, check_times
+from angelia.stores.ledger import Ledger, Tx
+
+LINKS_A_PAGE = 100
+ONE_TIME_A_PAIR = 10
+ONE_TIME_WINDOW = timedelta(hours=1)
+_TICK_BATCH = 500
+_KEM_TYPES = {Suite.ML_KEM: "ml_kem_768", Suite.XWING: "xwing"}
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What came of a publication. `new` is false when the same bundle was published before."""
+
+    bundle_hash: bytes
+    bundle_version: int
+    one_time_keys: int
+    new: bool
+
+
+class Keys:
+    """The public keys of all agents. Every change is one ledger transaction under the agent's own lock."""
+
+    def __init__(self, ledger: Ledger, hot: HotBundles, agents: Agents) -> None:
+        self._ledger = ledger
+        self._hot = hot
+        self._agents = agents
+        self._to_invalidate: set[str] = set()
+
+    async def accept(
+        self,
+        agent: Agent,
+        link: Link,
+        one_time: Sequence[OneTimeKey],
+        now: datetime,
+        reason: Reason | None = None,
+        emergency: Emergency | None = None,
+    ) -> Published:
+        """An agent's next bundle: a publication without a reason, a rotation with one, an emergency without grace."""
+        bundle = link.bundle
+        await asyncio.to_thread(_check, link, one_time)
+        check_times(link, now)
+        async with self._ledger.transaction() as tx:
+            present = await agents_service.lock(tx, agent.id)
+            if bundle.agent_nhi != present.handle:
+                raise InvalidArgument(f"the bundle is for {bundle.agent_nhi}, and this agent is {present.handle}")
+            newest = await store.newest(tx, present.handle)
+            repeated = newest is not None and newest.bundle_hash == bundle.hash
+            if not repeated:
+                step = Succession(present, link, now, reason, emergency)
+                if newest is None:
+                    await step.first(tx)
+                else:
+                    await step.after(tx, parse_bundle(newest.link.bundle))
+                issued, expires = moment(bundle.issued_at), moment(bundle.expires_at)
+                document = link_document(link)
+                await store.add_bundle(tx, document, bundle.hash, bundle.prev_bundle_hash, issued, expires, now)
+                await _add_one_time(tx, bundle, one_time, now)
+                if emergency is not None:
+                    await schedules_store.kill(tx, present.handle, now)
+                await audit.record(tx, [step.event()])
+                await self._invalidate(tx, present.handle)
+            held = await store.count_one_time(tx, present.handle, now - ONE_TIME_LIFE)
+        if not repeated:
+            metrics.BUNDLES_PUBLISHED.labels(reason.value if reason else "published").inc()
+            for changed in {agent.key_id, key_id(KeyType.ED25519, bundle.signer.ed25519)}:
+                self._agents.forget_key(changed)
+        return Published(bundle.hash, bundle.bundle_version, held, new=not repeated)
+
+    async def revoke(self, agent: Agent, id: UUID, now: datetime, compromised_since: datetime | None) -> KeyRecord:
+        """Withdraw one key, without grace. The active signing pair is only ever replaced, never just withdrawn."""
+        async with self._ledger.transaction() as tx:
+            present = await agents_service.lock(tx, agent.id)
+            found = (await store.records(tx, present.handle, [id])).get(id)
+            if found is None:
+                raise NotFound(f"{present.handle} has no key {id}")
+            if found.status is KeyStatus.REVOKED:
+                return found
+            if found.signer_id is not None and found.status is KeyStatus.ACTIVE:
+                raise Conflict(
+                    "the active signing pair cannot be revoked alone: nothing could be signed after it",
+                    hint="replace it: POST /v1/keys/emergency-rotate",
+                )
+            withdrawn = [found]
+            if found.signer_id is not None:
+                withdrawn = list((await store.signer_records(tx, present.handle, found.signer_id)).values())
+            since = min(compromised_since or now, now)
+            await store.revoke(tx, present.handle, [one.key_id for one in withdrawn], now, since)
+            changes = [Change(one.key_type, one.key_id, None) for one in withdrawn]
+            await store.add_rotations(tx, present.handle, changes, now, "revoked")
+            detail = {"key_id": str(id), "key_type": found.key_type}
+            event = audit.event("key_revoked", now, actor=present.handle, object=present.handle, detail=detail)
+            await audit.record(tx, [event])
+            await self._invalidate(tx, present.handle)
+        return dataclasses.replace(found, status=KeyStatus.REVOKED, revoked_at=now, compromised_since=since)
+
+    async def add_one_time_keys(self, agent: Agent, keys: Sequence[OneTimeKey], now: datetime) -> tuple[int, int]:
+        """Top up an agent's one-time keys; how many are new, and how many there are."""
+        async with self._ledger.transaction() as tx:
+            present = await agents_service.lock(tx, agent.id)
+            bundle = parse_bundle(_known(await store.newest(tx, present.handle), present.handle).link.bundle)
+            for one in keys:
+                _check_owner(one, bundle)
+            await asyncio.to_thread(_check_one_time, bundle.signer, keys)
+            added = await _add_one_time(tx, bundle, keys, now)
+            return added, await store.count_one_time(tx, present.handle, now - ONE_TIME_LIFE)
+
+    async def count_one_time_keys(self, agent: Agent, now: datetime) -> int:
+        async with self._ledger.transaction() as tx:
+            return await store.count_one_time(tx, agent.handle, now - ONE_TIME_LIFE)
+
+    async def agent(self, name: str) -> Agent:
+        """The agent of a handle or id, for whoever acts for it."""
+        return await self._agents.named(name)
+
+    async def bundle(self, name: str) -> bytes:
+        """The JSON of an agent's newest bundle; the hot tier has it, or gets it."""
+        agent = await self._agents.named(name)
+        try:
+            held = await self._hot.get(agent.handle)
+        except Unavailable:
+            held = None  # a cache that is away makes nothing wrong
+        if held is not None:
+            return held
+        async with self._ledger.transaction() as tx:
+            newest = _known(await store.newest(tx, agent.handle), agent.handle)
+            answer = msgspec.json.encode(await _answer(tx, newest))
+        with contextlib.suppress(Unavailable):
+            await self._hot.put(agent.handle, newest.stamp, answer)
+        return answer
+
+    async def bundle_with_one_time_key(self, name: str, requester: Agent, now: datetime) -> BundleAnswer:
+        """The newest bundle and a key for one message; without a key when none is left or the pair had enough."""
+        agent = await self._agents.named(name)
+        async with self._ledger.transaction() as tx:
+            newest = _known(await store.newest(tx, agent.handle), agent.handle)
+            bundle = newest.link.bundle
+            taken = None
+            since = now - ONE_TIME_WINDOW
+            if await store.issued_to_since(tx, agent.handle, requester.handle, since) < ONE_TIME_A_PAIR:
+                taken = await store.take_one_time(
+                    tx,
+                    agent.handle,
+                    requester.handle,
+                    now,
+                    made_after=now - ONE_TIME_LIFE,
+                    signer_id=bundle.signer.signer_id,
+                    key_types=[name for suite, name in _KEM_TYPES.items() if bundle.suites & suite.bit],
+                )
+            answer = await _answer(tx, newest)
+        metrics.ONE_TIME_KEYS.labels("issued" if taken else "fell_back").inc()
+        return one_time_answer(answer, taken)
+
+    async def links_since(self, name: str, version: int) -> tuple[list[LinkDocument], bool]:
+        """The bundles after a version, so that a client can check every link; and whether there are more."""
+        agent = await self._agents.named(name)
+        async with self._ledger.transaction() as tx:
+            _known(await store.newest(tx, agent.handle), agent.handle)
+            links = await store.links_since(tx, agent.handle, version, LINKS_A_PAGE + 1)
+        return links[:LINKS_A_PAGE], len(links) > LINKS_A_PAGE
+
+    async def history(self, name: str, before: tuple[datetime, UUID] | None, limit: int) -> list[Rotation]:
+        """The rotations of an agent's keys, newest first."""
+        agent = await self._agents.named(name)
+        async with self._ledger.transaction() as tx:
+            return await store.rotations(tx, agent.handle, before, limit)
+
+    async def end_grace(self, now: datetime) -> bool:
+        """One tick: keys whose grace is over are retired; whether more wait."""
+        async with self._ledger.transaction() as tx:
+            ended = await store.end_grace(tx, now - DESTROY_AFTER, _TICK_BATCH)
+            events = [
+                audit.event(
+                    "key_retired", now, actor="angelia", object=nhi, detail={"key_id": str(id_), "key_type": kind}
+                )
+                for nhi, id_, kind in ended
+            ]
+            await audit.record(tx, events)
+        return len(ended) == _TICK_BATCH
+
+    async def drop_old_one_time_keys(self, now: datetime) -> bool:
+        """One tick: a one-time key dies 30 days after it was made; whether more wait."""
+        async with self._ledger.transaction() as tx:
+            dropped = await store.drop_old_one_time(tx, now - ONE_TIME_LIFE - ONE_TIME_USE, _TICK_BATCH)
+        return dropped == _TICK_BATCH
+
+    async def repeat_invalidations(self) -> None:
+        """One tick: copies in the hot tier that could not be invalidated when their bundle changed."""
+        for handle in tuple(self._to_invalidate):
+            async with self._ledger.transaction() as tx:
+                newest = _known(await store.newest(tx, handle), handle)
+            await self._hot.put(handle, newest.stamp, b"")
+            self._to_invalidate.discard(handle)
+
+    async def revoked_since(self, at: datetime, limit: int) -> list[KeyRecord]:
+        """Keys revoked since then, for whoever holds mail sealed to them or signed by them."""
+        async with self._ledger.transaction() as tx:
+            return await store.revoked_since(tx, at, limit)
+
+    async def _invalidate(self, tx: Tx, handle: str) -> None:
+        """Before the commit, so that a crash between the two leaves no old copy: an empty one with the new stamp
+        keeps readers out who still see what was, and those who come after the commit fill it."""
+        newest = _known(await store.newest(tx, handle), handle)
+        try:
+            await self._hot.put(handle, newest.stamp, b"")
+        except Unavailable:
+            self._to_invalidate.add(handle)
+
+
+async def admit_key(tx: Tx, header: Header, now: datetime) -> None:
+    """Whether a relay may take an envelope now: sealed to a key of the recipient that stands, in a suite it takes.
+
+    A one-time key is spent here, in the transaction that stores the envelope."""
+    recipient, created = header.recipient_nhi, moment(header.created_at)
+    newest = _known(await store.newest(tx, recipient), recipient)
+    wanted = _KEM_TYPES.get(header.suite)
+    mask = await store.mask_at(tx, recipient, created)
+    if wanted is None or not (mask or 0) & header.suite.bit:
+        raise SuiteRefused(f"{recipient} does not take suite {int(header.suite)}")
+    record = (await store.records(tx, recipient, [header.key_id])).get(header.key_id)
+    if record is None:
+        issued_after = now - ONE_TIME_USE
+        used = await store.use_one_time(tx, recipient, header.key_id, header.sender_nhi, now, issued_after)
+        if used != wanted:
+            raise await _stale(tx, newest)
+    elif record.status is KeyStatus.REVOKED:
+        raise KeyRevoked(f"this key of {recipient} was revoked", hint="fetch its bundle and seal the message again")
+    elif record.key_type != wanted or not record.takes_envelope_of(created, now):
+        raise await _stale(tx, newest)
+
+
+async def signer(tx: Tx, header: Header, accepted_at: datetime) -> VerifyingPair:
+    """The pair that must have signed an envelope: the sender's own, by the id that the envelope names."""
+    halves = await store.signer_records(tx, header.sender_nhi, header.sender_key_id)
+    if halves.keys() != {TYPE_NAMES[KeyType.ED25519], TYPE_NAMES[KeyType.ML_DSA_65]}:
+        raise KeyNotFound(f"{header.sender_nhi} has no such signing pair", hint="publish the bundle first")
+    ed25519, ml_dsa = halves[TYPE_NAMES[KeyType.ED25519]], halves[TYPE_NAMES[KeyType.ML_DSA_65]]
+    if not ed25519.signs_envelope_of(moment(header.created_at), accepted_at):
+        if ed25519.revoked_at is not None:
+            raise KeyRevoked(f"this signing pair of {header.sender_nhi} was revoked")
+        raise KeyStale(f"this signing pair of {header.sender_nhi} was replaced", hint="sign with the present one")
+    return parse_pair(ed25519.public_key, ml_dsa.public_key)
+
+
+def _check(link: Link, one_time: Sequence[OneTimeKey]) -> None:
+    check_bundle(link.bundle)
+    for one in one_time:
+        _check_owner(one, link.bundle)
+    _check_one_time(link.bundle.signer, one_time)
+
+
+def _check_owner(one: OneTimeKey, bundle: Bundle) -> None:
+    if one.agent_nhi != bundle.agent_nhi:
+        raise InvalidArgument("a one-time key is another agent's")
+    if one.signer_id != bundle.signer.signer_id:
+        raise SignatureFailed("a one-time key is not signed by the pair of the bundle")
+
+
+def _check_one_time(signer: VerifyingPair, keys: Sequence[OneTimeKey]) -> None:
+    if len(keys) > ONE_TIME_BATCH:
+        raise InvalidArgument(f"at most {ONE_TIME_BATCH} one-time keys at a time")
+    for one in keys:
+        check_one_time_key(one, signer)
+
+
+async def _add_one_time(tx: Tx, bundle: Bundle, keys: Sequence[OneTimeKey], now: datetime) -> int:
+    if not keys:
+        return 0
+    held = await store.count_one_time(tx, bundle.agent_nhi, now - ONE_TIME_LIFE)
+    if held + len(keys) > MOST_ONE_TIME:
+        raise Conflict(f"an agent has at most {MOST_ONE_TIME} one-time keys, and {held} are unused")
+    for one in keys:
+        if abs(moment(one.created_at) - now) > SKEW:
+            raise InvalidArgument("a one-time key is made when it is uploaded: its created_at is not now")
+    rows = [
+        OneTimeRow(
+            key_id=one.key.key_id,
+            key_type=TYPE_NAMES[one.key.kind],
+            public_key=one.key.raw,
+            signature_ed25519=one.signatures.ed25519,
+            signature_ml_dsa=one.signatures.ml_dsa,
+            created_at=moment(one.created_at),
+        )
+        for one in keys
+    ]
+    if await store.records(tx, bundle.agent_nhi, [row.key_id for row in rows]):
+        raise Conflict("a one-time key is also a key of the bundle", hint="make new keys for one-time use")
+    return await store.add_one_time(tx, bundle.agent_nhi, bundle.signer.signer_id, rows)
+
+
+async def _answer(tx: Tx, newest: Newest) -> BundleAnswer:
+    """A bundle as it goes out: signed by its agent, with our word on which of its keys were revoked since."""
+    bundle = newest.link.bundle
+    listed = await store.records(tx, bundle.agent_nhi, [entry.key_id for entry in bundle.kem_keys])
+    revoked = [id_ for id_, record in listed.items() if record.status is KeyStatus.REVOKED]
+    return BundleAnswer(
+        bundle=bundle,
+        bundle_id=newest.bundle_hash.hex(),
+        rotation_statement=newest.link.rotation_statement,
+        revoked=sorted(revoked),
+    )
+
+
+async def _stale(tx: Tx, newest: Newest) -> KeyStale:
+    """With the present bundle, so that the sender seals again without asking."""
+    error = KeyStale(
+        f"this key of {newest.link.bundle.agent_nhi} is no longer the one to seal to",
+        hint="seal the message again, to the bundle that comes with this answer",
+    )
+    error.members = msgspec.to_builtins(await _answer(tx, newest))
+    return error
+
+
+def _known(newest: Newest | None, handle: str) -> Newest:
+    if newest is None:
+        raise KeyNotFound(
+            f"{handle} has no key bundle, so nothing can be sealed to it",
+            hint=f"{handle} runs `angelia key publish`",
+        )
+    return newest

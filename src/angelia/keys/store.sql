@@ -1,0 +1,129 @@
+-- name: newest
+SELECT bundle, rotation_statement, bundle_hash,
+  bundle_version + (SELECT count(*) FROM key_records AS k WHERE k.agent_nhi = $1 AND k.status = 'revoked') AS stamp
+FROM bundles WHERE agent_nhi = $1 ORDER BY bundle_version DESC LIMIT 1
+
+-- name: since
+SELECT bundle, rotation_statement FROM bundles
+WHERE agent_nhi = $1 AND bundle_version > $2 ORDER BY bundle_version LIMIT $3
+
+-- name: add_bundle
+INSERT INTO bundles (agent_nhi, bundle_version, bundle_hash, prev_bundle_hash, issued_at, expires_at, published_at,
+  suites, bundle, rotation_statement)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+
+-- name: mask_at
+-- Which suites an agent took at a time: those of the bundle of that time, or of its first one.
+(SELECT suites FROM bundles WHERE agent_nhi = $1 AND issued_at <= $2 ORDER BY bundle_version DESC LIMIT 1)
+UNION ALL
+(SELECT suites FROM bundles WHERE agent_nhi = $1 ORDER BY bundle_version LIMIT 1)
+LIMIT 1
+
+-- name: changed_since
+-- Agents whose bundle or key statuses changed; what the hot tier says of them may be old.
+SELECT agent_nhi FROM bundles WHERE published_at >= $1
+UNION SELECT agent_nhi FROM key_records WHERE revoked_at >= $1
+LIMIT $2
+
+-- name: add_records
+INSERT INTO key_records (agent_nhi, key_id, key_type, usage, public_key, status, created_at, expires_at, signer_id)
+SELECT $1, key_id, key_type, usage, public_key, 'active', created_at, expires_at, signer_id
+FROM unnest($2::uuid[], $3::text[], $4::text[], $5::bytea[], $6::timestamptz[], $7::timestamptz[], $8::uuid[])
+  AS given (key_id, key_type, usage, public_key, created_at, expires_at, signer_id)
+
+-- name: records
+SELECT agent_nhi, key_id, key_type, usage, public_key, status, created_at, expires_at, rotated_at, revoked_at,
+  compromised_since, signer_id
+FROM key_records WHERE agent_nhi = $1 AND key_id = ANY ($2::uuid[])
+
+-- name: living_records
+SELECT agent_nhi, key_id, key_type, usage, public_key, status, created_at, expires_at, rotated_at, revoked_at,
+  compromised_since, signer_id
+FROM key_records WHERE agent_nhi = $1 AND status IN ('active', 'grace')
+
+-- name: signer_records
+SELECT agent_nhi, key_id, key_type, usage, public_key, status, created_at, expires_at, rotated_at, revoked_at,
+  compromised_since, signer_id
+FROM key_records WHERE agent_nhi = $1 AND signer_id = $2
+
+-- name: to_grace
+UPDATE key_records SET status = 'grace', rotated_at = $3 WHERE agent_nhi = $1 AND key_id = ANY ($2::uuid[])
+
+-- name: revoke
+UPDATE key_records SET status = 'revoked', revoked_at = $3, compromised_since = $4
+WHERE agent_nhi = $1 AND key_id = ANY ($2::uuid[]) AND status <> 'revoked'
+
+-- name: renew
+UPDATE key_records SET expires_at = given.expires_at
+FROM unnest($2::uuid[], $3::timestamptz[]) AS given (key_id, expires_at)
+WHERE agent_nhi = $1 AND key_records.key_id = given.key_id
+
+-- name: end_grace
+-- One small batch; another process's tick takes other rows.
+WITH ended AS (
+  SELECT agent_nhi, key_id FROM key_records
+  WHERE status = 'grace' AND rotated_at < $1 ORDER BY rotated_at LIMIT $2 FOR UPDATE SKIP LOCKED
+)
+UPDATE key_records AS k SET status = 'retired' FROM ended
+WHERE k.agent_nhi = ended.agent_nhi AND k.key_id = ended.key_id
+RETURNING k.agent_nhi, k.key_id, k.key_type
+
+-- name: revoked_since
+SELECT agent_nhi, key_id, key_type, usage, public_key, status, created_at, expires_at, rotated_at, revoked_at,
+  compromised_since, signer_id
+FROM key_records WHERE revoked_at >= $1 ORDER BY revoked_at LIMIT $2
+
+-- name: add_rotations
+INSERT INTO rotation_events (event_id, agent_nhi, key_type, old_key_id, new_key_id, rotated_at, reason)
+SELECT event_id, $1, key_type, old_key_id, new_key_id, $2, $3
+FROM unnest($4::uuid[], $5::text[], $6::uuid[], $7::uuid[]) AS given (event_id, key_type, old_key_id, new_key_id)
+
+-- name: rotations
+SELECT event_id, agent_nhi, key_type, old_key_id, new_key_id, rotated_at, reason FROM rotation_events
+WHERE agent_nhi = $1 AND ($2::timestamptz IS NULL OR (rotated_at, event_id) < ($2, $3::uuid))
+ORDER BY rotated_at DESC, event_id DESC LIMIT $4
+
+-- name: add_one_time
+-- A key that was uploaded before stays as it is, issued or not: a repeated upload brings nothing back.
+INSERT INTO one_time_keys (agent_nhi, key_id, key_type, public_key, signer_id, signature_ed25519, signature_ml_dsa, created_at)
+SELECT $1, key_id, key_type, public_key, $2, signature_ed25519, signature_ml_dsa, created_at
+FROM unnest($3::uuid[], $4::text[], $5::bytea[], $6::bytea[], $7::bytea[], $8::timestamptz[])
+  AS given (key_id, key_type, public_key, signature_ed25519, signature_ml_dsa, created_at)
+ON CONFLICT (agent_nhi, key_id) DO NOTHING
+RETURNING key_id
+
+-- name: count_one_time
+SELECT count(*) FROM one_time_keys WHERE agent_nhi = $1 AND issued_at IS NULL AND created_at > $2
+
+-- name: lock_pair
+-- One hand-out at a time between two agents, so that the hourly limit is exact.
+SELECT pg_advisory_xact_lock(hashtextextended($1 || ' ' || $2, 0))
+
+-- name: issued_to_since
+SELECT count(*) FROM one_time_keys WHERE agent_nhi = $1 AND issued_to = $2 AND issued_at > $3
+
+-- name: take_one_time
+-- Of any number of requesters at once, each gets another key or none.
+UPDATE one_time_keys SET issued_to = $2, issued_at = $3
+WHERE agent_nhi = $1 AND key_id = (
+  SELECT key_id FROM one_time_keys
+  WHERE agent_nhi = $1 AND issued_at IS NULL AND created_at > $4 AND signer_id = $5 AND key_type = ANY ($6::text[])
+  ORDER BY created_at, key_id LIMIT 1 FOR UPDATE SKIP LOCKED
+)
+RETURNING key_id, key_type, public_key, signer_id, signature_ed25519, signature_ml_dsa, created_at
+
+-- name: use_one_time
+UPDATE one_time_keys SET used_at = $4
+WHERE agent_nhi = $1 AND key_id = $2 AND issued_to = $3 AND used_at IS NULL AND issued_at >= $5
+RETURNING key_type
+
+-- name: drop_free_one_time
+DELETE FROM one_time_keys WHERE agent_nhi = $1 AND issued_at IS NULL
+
+-- name: drop_all_one_time
+DELETE FROM one_time_keys WHERE agent_nhi = $1 AND used_at IS NULL
+
+-- name: drop_old_one_time
+DELETE FROM one_time_keys WHERE (agent_nhi, key_id) IN (
+  SELECT agent_nhi, key_id FROM one_time_keys WHERE created_at < $1 ORDER BY created_at LIMIT $2 FOR UPDATE SKIP LOCKED
+)

@@ -1,0 +1,219 @@
+"""What one bundle after another does to an agent's keys: which become active, go into grace, or are revoked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from angelia.agents import service as agents
+from angelia.agents.model import Agent
+from angelia.audit import service as audit
+from angelia.audit.model import Event
+from angelia.envelope.bundles import FIRST_PREVIOUS, Bundle, KemEntry, Link, Listed, check_rotation
+from angelia.envelope.ids import KeyType, key_id
+from angelia.envelope.jsonform import to_text
+from angelia.envelope.signing import VerifyingPair
+from angelia.errors import ClockSkew, Conflict, InvalidArgument, VersionConflict
+from angelia.keys import store
+from angelia.keys.model import SKEW, TYPE_NAMES, Change, KeyRecord, KeyStatus, NewRecord, Reason, moment
+from angelia.stores.ledger import Tx
+
+REQUEST_GRACE = timedelta(seconds=300)  # how long a replaced signing key still signs requests
+_ROTATE = "a bundle with other active keys is a rotation: POST /v1/keys/rotate"
+
+
+@dataclass(frozen=True, slots=True)
+class Emergency:
+    """Keys that somebody else may have: no grace."""
+
+    why: str
+    compromised_since: datetime
+    operator: str | None  # who acts for the agent, and vouches for a new pair when the old one is lost
+
+
+@dataclass(frozen=True, slots=True)
+class Succession:
+    """One step of an agent's chain of bundles, in the transaction that takes it."""
+
+    agent: Agent
+    link: Link
+    now: datetime
+    reason: Reason | None  # None: a publication, which replaces nothing
+    emergency: Emergency | None = None
+
+    @property
+    def bundle(self) -> Bundle:
+        return self.link.bundle
+
+    async def first(self, tx: Tx) -> None:
+        """The first bundle: its Ed25519 key is the one that the agent registered with, and its handle is now fixed."""
+        if self.bundle.bundle_version != 1 or self.bundle.prev_bundle_hash != FIRST_PREVIOUS:
+            raise _conflict(None)
+        if self.reason is not None:
+            raise Conflict("there is nothing to rotate yet", hint="publish the first bundle: POST /v1/keys/bundle")
+        if self.bundle.signer.ed25519 != self.agent.public_key:
+            raise InvalidArgument("the first bundle must be signed by the key that the agent registered with")
+        if any(entry.status is Listed.GRACE for entry in self.bundle.kem_keys):
+            raise InvalidArgument("a first bundle has no keys in grace")
+        await agents.fix_handle(tx, self.agent.id)
+        kem_keys = [_kem_record(entry) for entry in self.bundle.kem_keys]
+        await store.add_records(tx, self.agent.handle, [*self._signer_records(), *kem_keys])
+
+    async def after(self, tx: Tx, before: Bundle) -> None:
+        """Every later bundle: linked to the one before, and honest about what it replaces."""
+        if (self.bundle.bundle_version, self.bundle.prev_bundle_hash) != (before.bundle_version + 1, before.hash):
+            raise _conflict(before)
+        new_signer = await self._signer(tx, before)
+        new_keys = await self._kem_keys(tx)
+        if self.reason is not None and not new_signer and not new_keys:
+            raise InvalidArgument("this bundle rotates nothing", hint="to renew a bundle: POST /v1/keys/bundle")
+
+    def event(self) -> Event:
+        """What the audit says of it."""
+        kind = {None: "key_published", Reason.EMERGENCY: "emergency_key_rotation"}.get(self.reason, "key_rotated")
+        detail: dict[str, str | int | bool | None] = {
+            "bundle_version": self.bundle.bundle_version,
+            "bundle_hash": to_text(self.bundle.hash),
+            "signer_id": str(self.bundle.signer.signer_id),
+        }
+        if self.reason is not None:
+            detail["reason"] = self.reason.value
+        if self.emergency is not None:
+            detail["why"] = self.emergency.why
+        actor = (self.emergency and self.emergency.operator) or self.agent.handle
+        return audit.event(kind, self.now, actor=actor, object=self.agent.handle, detail=detail)
+
+    async def _signer(self, tx: Tx, before: Bundle) -> bool:
+        """A new signing pair needs the word of the old one; its Ed25519 half signs requests from now on."""
+        new, old = self.bundle.signer, before.signer
+        if new.signer_id == old.signer_id:
+            return False
+        if self.reason is None:
+            raise Conflict("the bundle has a new signing pair", hint=_ROTATE)
+        if new.ed25519 == old.ed25519 or new.ml_dsa == old.ml_dsa:
+            raise InvalidArgument("a new signing pair has two new keys")
+        if self.link.statement is not None:
+            check_rotation(self.link.statement, old, new, self.agent.handle)
+        elif self.emergency is None or self.emergency.operator is None:
+            raise InvalidArgument(
+                "a new signing pair needs a rotation statement, signed by the old pair and by the new one"
+            )
+        spare = timedelta(0) if self.emergency else REQUEST_GRACE
+        await agents.replace_key(tx, self.agent.id, new.ed25519, self.now, old_valid_for=spare)
+        replaced = [_pair_id(KeyType.ED25519, old), _pair_id(KeyType.ML_DSA_65, old)]
+        changes = [
+            Change(TYPE_NAMES[kind], _pair_id(kind, old), _pair_id(kind, new))
+            for kind in (KeyType.ED25519, KeyType.ML_DSA_65)
+        ]
+        await self._replace(tx, replaced, changes)
+        await store.add_records(tx, self.agent.handle, self._signer_records())
+        # What the old pair signed would not verify any more by the pair that the bundle names.
+        await store.drop_free_one_time(tx, self.agent.handle)
+        return True
+
+    async def _kem_keys(self, tx: Tx) -> bool:
+        handle = self.agent.handle
+        living = {one.key_id: one for one in await store.living_records(tx, handle) if one.usage != "identity"}
+        active = {e.key.key_id: e for e in self.bundle.kem_keys if e.status is Listed.ACTIVE}
+        in_grace = {e.key.key_id: e for e in self.bundle.kem_keys if e.status is Listed.GRACE}
+        self._check_grace(in_grace, living)
+        fresh = [entry for id_, entry in active.items() if id_ not in living]
+        await self._refuse_used_before(tx, fresh)
+        if any(living[id_].status is not KeyStatus.ACTIVE for id_ in active if id_ in living):
+            raise Conflict("a key in grace does not become active again", hint="make a new key")
+        gone = [one for id_, one in living.items() if one.status is KeyStatus.ACTIVE and id_ not in active]
+        if self.emergency is not None:
+            if len(fresh) != len(active) or in_grace:
+                raise InvalidArgument("after an emergency every KEM key is new")
+            gone = list(living.values())
+        elif gone and self.reason is None:
+            raise Conflict("the bundle leaves active keys out", hint=_ROTATE)
+        by_type = {TYPE_NAMES[entry.key.kind]: entry.key.key_id for entry in fresh}
+        changes = [Change(one.key_type, one.key_id, by_type.get(one.key_type)) for one in gone]
+        await self._replace(tx, [one.key_id for one in gone], changes)
+        await store.add_records(tx, handle, [_kem_record(entry) for entry in fresh])
+        await store.renew(tx, handle, {id_: _expiry(e) for id_, e in active.items() if id_ in living})
+        if self.emergency is not None:
+            await store.drop_all_one_time(tx, handle)
+        return bool(gone or fresh)
+
+    def _check_grace(self, listed: dict[UUID, KemEntry], living: dict[UUID, KeyRecord]) -> None:
+        for id_, entry in listed.items():
+            known = living.get(id_)
+            if known is None:
+                raise InvalidArgument(f"the key {id_} in grace is not one of this agent's living keys")
+            if known.status is KeyStatus.ACTIVE and entry.rotated_at != self.bundle.issued_at:
+                raise InvalidArgument("a key that is rotated now says so: its rotated_at is the bundle's issued_at")
+
+    async def _refuse_used_before(self, tx: Tx, fresh: Sequence[KemEntry]) -> None:
+        if await store.records(tx, self.agent.handle, [entry.key.key_id for entry in fresh]):
+            raise Conflict("a key that is retired or revoked does not come back", hint="make a new key")
+
+    async def _replace(self, tx: Tx, key_ids: Sequence[UUID], changes: Sequence[Change]) -> None:
+        if not key_ids:
+            return
+        handle, rotated_at = self.agent.handle, moment(self.bundle.issued_at)
+        assert self.reason is not None
+        if self.emergency is not None:
+            await store.revoke(tx, handle, key_ids, self.now, self.emergency.compromised_since)
+        else:
+            await store.to_grace(tx, handle, key_ids, rotated_at)
+        await store.add_rotations(tx, handle, changes, rotated_at, self.reason.value)
+
+    def _signer_records(self) -> list[NewRecord]:
+        signer, created = self.bundle.signer, moment(self.bundle.issued_at)
+        return [
+            NewRecord(
+                key_id=_pair_id(kind, signer),
+                key_type=TYPE_NAMES[kind],
+                usage="identity",
+                public_key=raw,
+                created_at=created,
+                signer_id=signer.signer_id,
+            )
+            for kind, raw in ((KeyType.ED25519, signer.ed25519), (KeyType.ML_DSA_65, signer.ml_dsa))
+        ]
+
+
+def check_times(link: Link, now: datetime) -> None:
+    """A bundle is issued now: the clocks of grace and admission start with it."""
+    for issued_at in (link.bundle.issued_at, *((link.statement.issued_at,) if link.statement else ())):
+        ahead = moment(issued_at) - now
+        if abs(ahead) > SKEW:
+            where = "ahead of" if ahead > timedelta(0) else "behind"
+            raise ClockSkew(
+                f"issued_at is {abs(ahead).total_seconds():.0f} s {where} this server's clock",
+                hint="run a time service on this machine",
+            )
+    if moment(link.bundle.expires_at) <= now:
+        raise InvalidArgument("the bundle has expired already")
+
+
+def _conflict(before: Bundle | None) -> VersionConflict:
+    version, hash_ = (before.bundle_version, before.hash) if before else (0, FIRST_PREVIOUS)
+    error = VersionConflict(
+        f"the bundle does not follow from version {version}", hint="fetch your own bundle and sign the next one"
+    )
+    error.members = {"bundle_version": version, "bundle_hash": to_text(hash_)}
+    return error
+
+
+def _kem_record(entry: KemEntry) -> NewRecord:
+    return NewRecord(
+        key_id=entry.key.key_id,
+        key_type=TYPE_NAMES[entry.key.kind],
+        usage="signed",
+        public_key=entry.key.raw,
+        created_at=moment(entry.created_at),
+        expires_at=_expiry(entry),
+    )
+
+
+def _expiry(entry: KemEntry) -> datetime | None:
+    return moment(entry.expires_at) if entry.expires_at else None
+
+
+def _pair_id(kind: KeyType, pair: VerifyingPair) -> UUID:
+    return key_id(kind, pair.ed25519 if kind is KeyType.ED25519 else pair.ml_dsa)

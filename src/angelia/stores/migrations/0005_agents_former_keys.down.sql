@@ -1,0 +1,2 @@
+DROP TABLE agent_former_keys;
+ALTER TABLE agents DROP COLUMN handle_fixed;
