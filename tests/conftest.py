@@ -29,6 +29,7 @@ from support import Server
 
 _numbers = itertools.count(1)
 _left_out: dict[str, int] = {}
+_vectors: list[int] = []
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,16 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.skipped and isinstance(report.longrepr, tuple):
         reason = report.longrepr[2].removeprefix("Skipped: ")
         _left_out[reason] = _left_out.get(reason, 0) + 1
+    if report.when == "call":
+        _vectors.extend(cases for name, cases in report.user_properties if name == "vectors")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """The run's last line: how many tests were left out, and why."""
+    """The run's last lines: how many published vectors were tried; how many tests were left out, and why."""
     if hasattr(config, "workerinput"):
         return
+    if _vectors:
+        print(f"vectors: {sum(_vectors):,} cases of {len(_vectors)} sets")
     why = "; ".join(f"{count} for {reason}" for reason, count in sorted(_left_out.items()))
     print(f"left out: {sum(_left_out.values())} tests" + (f" ({why})" if why else ""))
 
@@ -156,13 +161,13 @@ async def start(database_url: str, redis_url: str, tmp_path: Path) -> AsyncItera
     """Start an application in this process: `await start(limits={...})` gives a Server to talk to."""
     async with AsyncExitStack() as stack:
 
-        async def begin(**values: object) -> Server:
+        async def begin(*, rotate_master_key: bool = False, **values: object) -> Server:
             loaded = angelia_settings.load({}, {}, _no_file(tmp_path))
             chosen = with_values(
                 loaded.settings, database_url=database_url, redis_url=redis_url, data_dir=tmp_path, **values
             )
             effective = Loaded(chosen, {**loaded.origins, "redis_url": OUR_OWN})
-            prepared = await prepare(effective, tmp_path)
+            prepared = await prepare(effective, tmp_path, rotate_master_key=rotate_master_key)
             application = Application(effective, open_mode=prepared.open_mode, worker=0, data_dir=tmp_path)
             await stack.enter_async_context(application.running())
             server = Server(application, (tmp_path / "admin.token").read_text().strip(), database_url, redis_url)

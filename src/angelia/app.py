@@ -62,13 +62,13 @@ class Prepared:
     open_mode: bool
 
 
-async def prepare(loaded: Loaded, data_dir: Path) -> Prepared:
+async def prepare(loaded: Loaded, data_dir: Path, *, rotate_master_key: bool = False) -> Prepared:
     """Everything that is done once per server start, before a request can arrive."""
     settings, now = loaded.settings, clock()
     assert settings.database_url, "the server has given or embedded stores by now"
     try:
         await _prepare_schema(settings.database_url)
-        await _prepare_master_key(settings, data_dir, now)
+        await _prepare_master_key(settings, data_dir, now, rotate=rotate_master_key)
         async with Slices.opened(loaded, data_dir) as slices:
             # Assembled for the sake of its errors: a setting that does not work is told once, and here.
             slices.edge(loaded, open_mode=False, worker=0)
@@ -254,13 +254,13 @@ async def _prepare_schema(url: str) -> None:
         await connection.close()
 
 
-async def _prepare_master_key(settings: Settings, data_dir: Path, now: datetime) -> None:
+async def _prepare_master_key(settings: Settings, data_dir: Path, now: datetime, *, rotate: bool) -> None:
     """Before the slices, which only ever read the master key: a worker that made one would open nothing with it."""
     assert settings.database_url
     ledger = await Ledger.open(settings.database_url, connections=2)
     try:
         path = _master_key_file(settings, data_dir)
-        await settle_master_key(ledger, path, now, rotate=settings.rotate_master_key)
+        await settle_master_key(ledger, path, now, rotate=rotate)
     finally:
         await ledger.close()
 

@@ -33,13 +33,13 @@ _TICK_SECONDS = 0.25
 _OPEN_FILES = 65536
 
 
-def serve(loaded: Loaded) -> int:
+def serve(loaded: Loaded, *, rotate_master_key: bool = False) -> int:
     """Run a server until a signal ends it; the exit code. StartFailed when it cannot start."""
     logs.configure(loaded.settings)
     _raise_open_files()
     with _Signals() as signals, contextlib.ExitStack() as cleanup:
         try:
-            stores, workers, listener = _start(loaded, signals, cleanup)
+            stores, workers, listener = _start(loaded, signals, cleanup, rotate_master_key)
         except _Interrupted:
             return 128 + signals.received[0]
         finally:
@@ -64,7 +64,7 @@ def set_schema(loaded: Loaded, version: int, may_go_back: Callable[[int], bool])
 
 
 def _start(
-    loaded: Loaded, signals: _Signals, cleanup: contextlib.ExitStack
+    loaded: Loaded, signals: _Signals, cleanup: contextlib.ExitStack, rotate_master_key: bool
 ) -> tuple[EmbeddedStores, Workers, socket.socket]:
     """Each step registers how it is undone, so that whatever ends the server undoes them in reverse."""
     data_dir = DataDir(loaded.settings.data_dir)
@@ -80,7 +80,7 @@ def _start(
     with _announced(stores.names):
         database_url, redis_url = stores.start()
     effective = _with_urls(loaded, settings, database_url, redis_url)
-    prepared = asyncio.run(app.prepare(effective, data_dir.path))
+    prepared = asyncio.run(app.prepare(effective, data_dir.path, rotate_master_key=rotate_master_key))
 
     _fresh_metrics(data_dir)
     shared = Shared(

@@ -63,7 +63,6 @@ class Settings:
     redis_url: str | None = setting(None, "Valkey or Redis to use instead of our own", secret=True, env="REDIS_URL")
     postgres_bin: Path | None = setting(None, "directory of PostgreSQL binaries to use instead of the wheel's")
     master_key_file: Path | None = setting(None, "the master key's file, if not master.key in the data directory")
-    rotate_master_key: bool = setting(False, "wrap the data keys by a new master key at this start; by its flag only")
     database_pool: int = setting(10, "ledger connections per process")
     redis_pool: int = setting(10, "hot-tier connections per process")
     log_level: str = setting("info", "debug, info, warning or error")
@@ -271,9 +270,6 @@ def _check(settings: Settings, origins: Mapping[str, str]) -> None:
             refuse(name, f"must be at least {least}")
     if settings.drain_seconds < 0:
         refuse("drain_seconds", "must not be negative")
-    if settings.rotate_master_key and origins["rotate_master_key"] != "--rotate-master-key":
-        # What is written down holds for every start, and each rotation makes the back-up of the key before it useless.
-        refuse("rotate_master_key", "is said for one start, with `angelia serve --rotate-master-key`")
     if settings.jwt_public_key is not None and settings.jwt_jwks_url is not None:
         refuse("jwt_public_key", "and jwt_jwks_url cannot both say which keys are right")
     if settings.log_level not in ("debug", "info", "warning", "error"):

@@ -14,7 +14,7 @@ from cli.running import Angelia
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Loaded]:
     loaded: list[Loaded] = []
 
-    def serve(given: Loaded) -> int:
+    def serve(given: Loaded, *, rotate_master_key: bool) -> int:
         loaded.append(given)
         return 0
 

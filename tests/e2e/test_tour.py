@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from angelia.envelope.ids import KeyType, key_id
 from angelia.guard import profile
+from angelia.stores import migrations
 from processes import ServerProcess
 
 README = Path(__file__).parents[2] / "README.md"
@@ -85,13 +86,15 @@ def test_going_back_in_the_schema_is_asked_for_and_going_forward_is_not(server: 
         command = [angelia, "serve", "--schema", *words]
         return subprocess.run(command, env=environment(server, tmp_path), capture_output=True, text=True, timeout=60)
 
-    refused = schema("2")
+    before, newest = migrations.available()[-2:]
+    refused = schema(str(before.version))
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "confirmation_required" in refused.stderr
-    assert schema("2", "--dry-run").stdout == ""
-    assert schema("2", "--yes").stdout == "down 0003_guard\n"
-    assert schema("3").stdout == "up 0003_guard\n"
-    assert schema("3").stdout == ""
+    named = f"{newest.version:04}_{newest.name}"
+    assert schema(str(before.version), "--dry-run").stdout == ""
+    assert schema(str(before.version), "--yes").stdout == f"down {named}\n"
+    assert schema(str(newest.version)).stdout == f"up {named}\n"
+    assert schema(str(newest.version)).stdout == ""
 
 
 def test_a_copy_of_a_stopped_data_directory_holds_every_acknowledged_write(

@@ -22,11 +22,10 @@ from hypothesis import strategies as st
 
 from angelia.app import Slices
 from angelia.cli.main import run
-from angelia.errors import SettingsError, StartFailed, Unavailable
+from angelia.errors import StartFailed, Unavailable
 from angelia.keys import provider
 from angelia.keys.fields import ACTIVE_FOR, Fields, Place, settle_master_key
 from angelia.keys.provider import CorruptRecord, FileKeyProvider, next_of
-from angelia.settings import Loaded, load
 from angelia.stores.ledger import Ledger, Tx
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -659,24 +658,13 @@ async def test_no_key_is_in_the_logs(
 # The flag.
 
 
-def test_the_flag_is_good_for_one_start_and_cannot_be_written_down(tmp_path: Path) -> None:
-    file = tmp_path / "angelia.toml"
-    file.write_text("")
-    assert load({"rotate_master_key": True}, {}, file).settings.rotate_master_key
-    with pytest.raises(SettingsError, match="--rotate-master-key"):
-        load({}, {"ANGELIA_ROTATE_MASTER_KEY": "true"}, file)
-    file.write_text("rotate_master_key = true")
-    with pytest.raises(SettingsError, match="--rotate-master-key"):
-        load({}, {}, file)
-
-
 def test_serve_takes_the_flag_where_it_starts_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    served: list[Loaded] = []
-    monkeypatch.setattr("angelia.server.serve", lambda loaded: served.append(loaded) or 0)
+    served: list[bool] = []
+    monkeypatch.setattr("angelia.server.serve", lambda _, *, rotate_master_key: served.append(rotate_master_key) or 0)
     monkeypatch.setenv("ANGELIA_DATA_DIR", str(tmp_path))
     assert run(["serve", "--rotate-master-key"]) == 0
     assert run(["serve"]) == 0
-    assert [loaded.settings.rotate_master_key for loaded in served] == [True, False]
+    assert served == [True, False]
     for other in (["--schema", "2"], ["--dry-run"]):
         assert run(["serve", "--rotate-master-key", *other]) == 2
     assert len(served) == 2

@@ -22,7 +22,7 @@ class Prepared:
     open_mode: bool
 
 
-async def prepare(loaded: Any, data_dir: Any) -> Prepared:
+async def prepare(loaded: Any, data_dir: Any, *, rotate_master_key: bool) -> Prepared:
     assert data_dir.is_dir()
     return Prepared(open_mode=loaded.settings.loopback)
 

@@ -23,7 +23,7 @@ from angelia.cli.session import Session
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error (info)")
 @click.option("--log-format", metavar="FORMAT", help="json, text or auto (auto: text on a terminal)")
 @click.option("--drain-seconds", type=int, metavar="S", help="how long a stop lets requests finish (30)")
-@click.option("--rotate-master-key", is_flag=True, default=None, help="wrap the data keys by a new master key first")
+@click.option("--rotate-master-key", is_flag=True, help="wrap the data keys by a new master key first")
 @click.option("--schema", type=int, metavar="N", help="bring the ledger's schema to version N and stop")
 def command(
     session: Session,
@@ -37,7 +37,7 @@ def command(
     log_level: str | None,
     log_format: str | None,
     drain_seconds: int | None,
-    rotate_master_key: bool | None,
+    rotate_master_key: bool,
     schema: int | None,
 ) -> int:
     """Run a server, with its own PostgreSQL and Valkey unless DATABASE_URL and REDIS_URL name others.
@@ -59,11 +59,10 @@ def command(
             "log_level": log_level,
             "log_format": log_format,
             "drain_seconds": drain_seconds,
-            "rotate_master_key": rotate_master_key,
         }
     )
     if schema is None:
-        return server.serve(loaded)
+        return server.serve(loaded, rotate_master_key=rotate_master_key)
     url = loaded.settings.database_url
     where = settings.mask_url(url) if url else str(loaded.settings.data_dir)
 

@@ -9,6 +9,7 @@ import msgspec
 
 from angelia.audit.model import ChainEntry, Checkpoint, Signed, StoredEvent
 from angelia.guard.model import Block, Token
+from angelia.keys.model import GraceKey, LinkDocument, Policy, Rotation
 
 __all__ = [
     "Agent",
@@ -22,10 +23,18 @@ __all__ = [
     "Checkpoints",
     "Events",
     "Health",
+    "History",
+    "Key",
+    "Links",
     "NewToken",
     "Node",
+    "OneTimeKeysAdded",
+    "OneTimeKeysLeft",
     "Profile",
+    "Published",
     "Registered",
+    "Schedule",
+    "Schedules",
     "SettingLine",
     "SettingLines",
     "StoredEvent",
@@ -143,6 +152,69 @@ class Unsealed(Answer, frozen=True, kw_only=True):
 
     strays: list[StoredEvent]
     tail: list[StoredEvent]
+
+
+class Published(Answer, frozen=True, kw_only=True):
+    """A bundle that the server took; `prekeys_uploaded` counts the unused one-time keys that it has."""
+
+    bundle_id: str
+    bundle_version: int
+    prekeys_uploaded: int
+
+
+class Links(Answer, frozen=True, kw_only=True):
+    """A page of the chain of bundles, oldest first; `revoked` is about the newest bundle of all."""
+
+    bundles: list[LinkDocument]
+    has_more: bool
+    revoked: list[UUID] = []
+
+
+class OneTimeKeysAdded(Answer, frozen=True, kw_only=True):
+    added: int
+    count: int
+
+
+class OneTimeKeysLeft(Answer, frozen=True, kw_only=True):
+    count: int
+
+
+class Key(Answer, frozen=True, kw_only=True):
+    """One public key and how it stands."""
+
+    key_id: UUID
+    key_type: str
+    status: str
+    created_at: datetime
+    expires_at: datetime | None = None
+    rotated_at: datetime | None = None
+    revoked_at: datetime | None = None
+    compromised_since: datetime | None = None
+
+
+class History(Answer, frozen=True, kw_only=True):
+    """A page of rotations, newest first."""
+
+    rotations: list[Rotation]
+    next: str | None
+
+
+class Schedule(Answer, frozen=True, kw_only=True, omit_defaults=False):
+    """How often two agents want new keys; `due_since` says that a rotation is asked for."""
+
+    session_id: UUID
+    peer: str
+    policy: Policy
+    current_key_id: UUID
+    current_key_version: int
+    last_rotated_at: datetime
+    next_rotation_at: datetime | None = None
+    due_since: datetime | None = None
+    grace_period_keys: list[GraceKey] = []
+
+
+class Schedules(Answer, frozen=True, kw_only=True):
+    schedules: list[Schedule]
 
 
 class Check(Answer, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
-from angelia.client import calls
+from angelia.client import calls, key_calls
 from angelia.client.attempts import (
     Line,
     Observer,
@@ -112,6 +112,19 @@ class AsyncClient:
     unblock = awaited(calls.unblock)
     settings = awaited(calls.settings)
     node = awaited(calls.node)
+    publish_bundle = awaited(key_calls.publish_bundle)
+    rotate_keys = awaited(key_calls.rotate_keys)
+    emergency_rotate_keys = awaited(key_calls.emergency_rotate_keys)
+    bundle = awaited(key_calls.bundle)
+    bundles_since = awaited(key_calls.bundles_since)
+    add_one_time_keys = awaited(key_calls.add_one_time_keys)
+    count_one_time_keys = awaited(key_calls.count_one_time_keys)
+    revoke_key = awaited(key_calls.revoke_key)
+    key_history = awaited(key_calls.key_history)
+    schedules = awaited(key_calls.schedules)
+    put_schedule = awaited(key_calls.put_schedule)
+    remove_schedule = awaited(key_calls.remove_schedule)
+    report_rotation = awaited(key_calls.report_rotation)
     audit_events = awaited(calls.audit_events)
     audit_chain = awaited(calls.audit_chain)
     audit_checkpoints = awaited(calls.audit_checkpoints)
@@ -181,6 +194,19 @@ class Client:
     unblock = blocking(calls.unblock)
     settings = blocking(calls.settings)
     node = blocking(calls.node)
+    publish_bundle = blocking(key_calls.publish_bundle)
+    rotate_keys = blocking(key_calls.rotate_keys)
+    emergency_rotate_keys = blocking(key_calls.emergency_rotate_keys)
+    bundle = blocking(key_calls.bundle)
+    bundles_since = blocking(key_calls.bundles_since)
+    add_one_time_keys = blocking(key_calls.add_one_time_keys)
+    count_one_time_keys = blocking(key_calls.count_one_time_keys)
+    revoke_key = blocking(key_calls.revoke_key)
+    key_history = blocking(key_calls.key_history)
+    schedules = blocking(key_calls.schedules)
+    put_schedule = blocking(key_calls.put_schedule)
+    remove_schedule = blocking(key_calls.remove_schedule)
+    report_rotation = blocking(key_calls.report_rotation)
     audit_events = blocking(calls.audit_events)
     audit_chain = blocking(calls.audit_chain)
     audit_checkpoints = blocking(calls.audit_checkpoints)

@@ -38,6 +38,8 @@ class _Problem(msgspec.Struct):
     error: str = ""
 
 
+_WORDS = {"type", "title", "status", "detail", *_Problem.__struct_fields__}
+
 CODE_OF_STATUS = {
     400: "invalid_argument",
     401: "unauthenticated",
@@ -74,6 +76,7 @@ def fault(response: Response, *, now: float) -> ApiError:
     error = _class_of(code)(message, hint=hint, retry_after=retry_after(response, now=now))
     error.status = response.status
     error.request_id = problem.request_id or response.headers.get("x-request-id")
+    error.members = _members(response)
     return error
 
 
@@ -97,6 +100,15 @@ def _parsed(response: Response) -> _Problem:
         return msgspec.json.decode(response.body, type=_Problem)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _Problem()  # a proxy's page; its words are not ours to show
+
+
+def _members(response: Response) -> dict[str, object]:
+    """What a problem document says beyond its words, such as the bundle that comes with key_stale."""
+    try:
+        said = msgspec.json.decode(response.body, type=dict[str, object])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    return {name: value for name, value in said.items() if name not in _WORDS}
 
 
 def _worded(response: Response) -> str:

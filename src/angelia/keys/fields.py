@@ -15,12 +15,12 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from angelia.audit.model import Detail
 from angelia.audit.service import event, record
 from angelia.errors import StartFailed, Unavailable
+from angelia.keys import data_keys_store as store
 from angelia.keys import provider as master
+from angelia.keys.data_keys_store import WrappedKey
 from angelia.keys.provider import KEY_BYTES, NONCE_BYTES, TAG_BYTES, CorruptRecord, KeyProvider
-from angelia.stores.ledger import Ledger, Row, Tx
-from angelia.stores.sql import statements
+from angelia.stores.ledger import Ledger, Tx
 
-SQL = statements(__file__, "data_keys.sql")
 # How long a process may go on encrypting with a data key that has been replaced.
 ACTIVE_FOR = timedelta(seconds=60)
 _ID_BYTES = 16
@@ -80,50 +80,50 @@ class Fields:
 
         A purpose needs one before 2^32 encryptions: beyond that, random nonces of 12 bytes may repeat.
         """
-        await tx.execute(SQL["lock"])
+        await store.lock(tx)
         key_id = await self._make(tx, purpose, now)
         self._active.pop(purpose, None)
         return key_id
 
     async def _look_up_active(self, tx: Tx, purpose: str, now: datetime) -> _Active:
-        row = await tx.fetchrow(SQL["active"], purpose)
-        if row is None:
-            await tx.execute(SQL["lock"])
-            row = await tx.fetchrow(SQL["active"], purpose)  # of two that race here, the second finds the first's
-        if row is None:
+        found = await store.active(tx, purpose)
+        if found is None:
+            await store.lock(tx)
+            found = await store.active(tx, purpose)  # of two that race here, the second finds the first's
+        if found is None:
             await self._make(tx, purpose, now)
-            row = await tx.fetchrow(SQL["active"], purpose)
-            assert row is not None
-        active = _Active(row["key_id"].bytes, self._unwrapped(row), now)
+            found = await store.active(tx, purpose)
+            assert found is not None
+        key, xid = found
+        active = _Active(key.key_id.bytes, self._unwrapped(key), now)
         # Remembered only when committed: if a roll-back took the key away, what it encrypts later could never be read.
         made_by = self._made.get(active.key_id)
-        if made_by is None or made_by != row["xid"]:
+        if made_by is None or made_by != xid:
             self._made.pop(active.key_id, None)
             self._active[purpose] = active
         return active
 
     async def _look_up(self, tx: Tx, key_id: bytes) -> AESGCM:
-        row = await tx.fetchrow(SQL["by_id"], UUID(bytes=key_id))
-        if row is None:
+        key = await store.by_id(tx, UUID(bytes=key_id))
+        if key is None:
             raise CorruptRecord
-        return self._unwrapped(row)
+        return self._unwrapped(key)
 
     async def _make(self, tx: Tx, purpose: str, now: datetime) -> UUID:
         ours = self._provider.master_key_id()
-        if await _master_keys(tx) - {ours}:
+        if await store.master_keys(tx) - {ours}:
             raise _foreign_master_key()
         key_id, data_key = uuid.uuid4(), os.urandom(KEY_BYTES)
         wrapped = self._provider.wrap(data_key, _context(purpose, key_id))
-        await tx.execute(SQL["retire"], purpose)
-        self._made[key_id.bytes] = await tx.fetchval(SQL["add"], purpose, key_id, wrapped, ours, now)
+        self._made[key_id.bytes] = await store.add(tx, WrappedKey(purpose, key_id, wrapped, ours), now)
         return key_id
 
-    def _unwrapped(self, row: Row) -> AESGCM:
-        key_id = row["key_id"].bytes
+    def _unwrapped(self, key: WrappedKey) -> AESGCM:
+        key_id = key.key_id.bytes
         if key_id not in self._ciphers:
-            if row["master_key_id"] != self._provider.master_key_id():
+            if key.master_key_id != self._provider.master_key_id():
                 raise _foreign_master_key()
-            self._ciphers[key_id] = AESGCM(_unwrap(self._provider, row))
+            self._ciphers[key_id] = AESGCM(_unwrap(self._provider, key))
         return self._ciphers[key_id]
 
 
@@ -134,11 +134,11 @@ async def settle_master_key(ledger: Ledger, path: Path, now: datetime, *, rotate
     master key the rows name tells how far a rotation came.
     """
     async with ledger.transaction() as alone:
-        await alone.execute(SQL["lock_master_key"])
+        await store.lock_master_key(alone)
         async with ledger.transaction() as tx:
             # A rotation whose server died may still be committing; behind its lock the rows have their last word.
-            await tx.execute(SQL["lock"])
-            wrapped_by = await _master_keys(tx)
+            await store.lock(tx)
+            wrapped_by = await store.master_keys(tx)
         pending = master.find(master.next_of(path))
         if pending is not None and wrapped_by == {pending.master_key_id()}:
             master.promote(path)
@@ -158,30 +158,30 @@ async def settle_master_key(ledger: Ledger, path: Path, now: datetime, *, rotate
 
 async def _rewrap(ledger: Ledger, old: KeyProvider, path: Path, now: datetime) -> None:
     async with ledger.transaction() as tx:
-        await tx.execute(SQL["lock"])
-        rows = await tx.fetch(SQL["all"])
-        data_keys = [_unwrap_at_start(old, row) for row in rows]
+        await store.lock(tx)
+        keys = await store.all_keys(tx)
+        data_keys = [_unwrap_at_start(old, key) for key in keys]
         # A next key that lies there already is used: were it replaced, rows that it wraps unseen would be lost.
         new = master.find(master.next_of(path)) or master.make(master.next_of(path))
-        contexts = [_context(row["purpose"], row["key_id"]) for row in rows]
+        contexts = [_context(key.purpose, key.key_id) for key in keys]
         wrapped = [new.wrap(data_key, context) for data_key, context in zip(data_keys, contexts, strict=True)]
-        await tx.execute(SQL["rewrap"], [row["key_id"] for row in rows], wrapped, new.master_key_id())
-        detail: Detail = {"from": old.master_key_id(), "to": new.master_key_id(), "data_keys": len(rows)}
+        await store.rewrap(tx, keys, wrapped, new.master_key_id())
+        detail: Detail = {"from": old.master_key_id(), "to": new.master_key_id(), "data_keys": len(keys)}
         await record(tx, [event("master_key_rotated", now, actor="angelia", detail=detail)])
 
 
-def _unwrap_at_start(provider: KeyProvider, row: Row) -> bytes:
+def _unwrap_at_start(provider: KeyProvider, key: WrappedKey) -> bytes:
     try:
-        return _unwrap(provider, row)
+        return _unwrap(provider, key)
     except CorruptRecord as error:
         raise StartFailed(
-            f"the data key {row['key_id']} ({row['purpose']}) is damaged, so the master key cannot be rotated",
+            f"the data key {key.key_id} ({key.purpose}) is damaged, so the master key cannot be rotated",
             hint="restore its row of data_keys from a back-up",
         ) from error
 
 
-def _unwrap(provider: KeyProvider, row: Row) -> bytes:
-    return provider.unwrap(row["wrapped_key"], _context(row["purpose"], row["key_id"]))
+def _unwrap(provider: KeyProvider, key: WrappedKey) -> bytes:
+    return provider.unwrap(key.wrapped, _context(key.purpose, key.key_id))
 
 
 def _context(purpose: str, key_id: UUID) -> bytes:
@@ -190,10 +190,6 @@ def _context(purpose: str, key_id: UUID) -> bytes:
 
 def _with_lengths(*parts: bytes) -> bytes:
     return b"".join(len(part).to_bytes(2, "big") + part for part in parts)
-
-
-async def _master_keys(tx: Tx) -> set[str]:
-    return {row["master_key_id"] for row in await tx.fetch(SQL["master_keys"])}
 
 
 def _foreign_master_key() -> Unavailable:

@@ -114,8 +114,11 @@ class _Version(msgspec.Struct):
 
 
 class Links(msgspec.Struct, frozen=True):
+    """The chain of bundles after a version, oldest first; `revoked` is about the newest bundle of all."""
+
     bundles: list[LinkDocument]
     has_more: bool
+    revoked: list[UUID]
 
 
 class HistoryQuery(msgspec.Struct, frozen=True):
@@ -189,8 +192,7 @@ def _bundle_routes(keys: Keys) -> list[Route]:
     async def fetch(call: Call) -> Answer:
         query, name = call.query(BundleQuery), call.path("agent")
         if query.since is not None:
-            links, more = await keys.links_since(name, query.since)
-            return Answer(body=Links(links, more))
+            return Answer(body=Links(*await keys.links_since(name, query.since)))
         if query.one_time:
             return Answer(
                 body=await keys.bundle_with_one_time_key(name, call.agent, call.now),

@@ -199,13 +199,14 @@ class Keys:
         metrics.ONE_TIME_KEYS.labels("issued" if taken else "fell_back").inc()
         return one_time_answer(answer, taken)
 
-    async def links_since(self, name: str, version: int) -> tuple[list[LinkDocument], bool]:
-        """The bundles after a version, so that a client can check every link; and whether there are more."""
+    async def links_since(self, name: str, version: int) -> tuple[list[LinkDocument], bool, list[UUID]]:
+        """A page of the bundles after a version, whether there are more, and which keys of the newest are revoked."""
         agent = await self._agents.named(name)
         async with self._ledger.transaction() as tx:
-            _known(await store.newest(tx, agent.handle), agent.handle)
+            newest = _known(await store.newest(tx, agent.handle), agent.handle)
             links = await store.links_since(tx, agent.handle, version, LINKS_A_PAGE + 1)
-        return links[:LINKS_A_PAGE], len(links) > LINKS_A_PAGE
+            revoked = (await _answer(tx, newest)).revoked
+        return links[:LINKS_A_PAGE], len(links) > LINKS_A_PAGE, revoked
 
     async def history(self, name: str, before: tuple[datetime, UUID] | None, limit: int) -> list[Rotation]:
         """The rotations of an agent's keys, newest first."""

@@ -1,0 +1,68 @@
+"""Every SQL statement about data keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from uuid import UUID
+
+from angelia.stores.ledger import Row, Tx
+from angelia.stores.sql import statements
+
+SQL = statements(__file__, "data_keys.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class WrappedKey:
+    """A data key as the ledger has it: only the master key opens it."""
+
+    purpose: str
+    key_id: UUID
+    wrapped: bytes = field(repr=False)
+    master_key_id: str
+
+
+async def lock(tx: Tx) -> None:
+    """Add and wrap keys alone, until the transaction ends."""
+    await tx.execute(SQL["lock"])
+
+
+async def lock_master_key(tx: Tx) -> None:
+    """Look at the master key's file and change it alone, until the transaction ends."""
+    await tx.execute(SQL["lock_master_key"])
+
+
+async def active(tx: Tx, purpose: str) -> tuple[WrappedKey, str | None] | None:
+    """The key of a purpose that serves new writes, and the transaction that we are in, if it has a number."""
+    row = await tx.fetchrow(SQL["active"], purpose)
+    return None if row is None else (_key(row), row["xid"])
+
+
+async def by_id(tx: Tx, key_id: UUID) -> WrappedKey | None:
+    row = await tx.fetchrow(SQL["by_id"], key_id)
+    return None if row is None else _key(row)
+
+
+async def all_keys(tx: Tx) -> list[WrappedKey]:
+    return [_key(row) for row in await tx.fetch(SQL["all"])]
+
+
+async def master_keys(tx: Tx) -> set[str]:
+    """Which master keys the rows are wrapped by: one, or none when there are no rows."""
+    return {row["master_key_id"] for row in await tx.fetch(SQL["master_keys"])}
+
+
+async def add(tx: Tx, key: WrappedKey, now: datetime) -> str:
+    """Make a key its purpose's active one; the number of the transaction that did."""
+    await tx.execute(SQL["retire"], key.purpose)
+    made_by: str = await tx.fetchval(SQL["add"], key.purpose, key.key_id, key.wrapped, key.master_key_id, now)
+    return made_by
+
+
+async def rewrap(tx: Tx, keys: Sequence[WrappedKey], wrapped: Sequence[bytes], master_key_id: str) -> None:
+    await tx.execute(SQL["rewrap"], [key.key_id for key in keys], wrapped, master_key_id)
+
+
+def _key(row: Row) -> WrappedKey:
+    return WrappedKey(row["purpose"], row["key_id"], row["wrapped_key"], row["master_key_id"])
