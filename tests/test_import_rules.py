@@ -214,7 +214,7 @@ def test_client_and_mailbox_import_envelope_and_models_and_never_a_store(package
     def rule(found: Import) -> bool:
         if part_of(found.module) != package:
             return True
-        allowed = {package, "envelope", "errors", "settings", "angelia"}
+        allowed = {package, "mailbox", "envelope", "errors", "settings", "angelia"}
         return (
             part_of(found.target) in allowed
             or found.target == "guard.profile"

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx
 
-from angelia.client import calls, key_calls
+from angelia.client import calls, key_calls, sealed
 from angelia.client.attempts import (
     Line,
     Observer,
@@ -113,8 +113,8 @@ class AsyncClient:
     settings = awaited(calls.settings)
     node = awaited(calls.node)
     publish_bundle = awaited(key_calls.publish_bundle)
-    rotate_keys = awaited(key_calls.rotate_keys)
-    emergency_rotate_keys = awaited(key_calls.emergency_rotate_keys)
+    rotate_bundle = awaited(key_calls.rotate_bundle)
+    emergency_bundle = awaited(key_calls.emergency_bundle)
     bundle = awaited(key_calls.bundle)
     bundles_since = awaited(key_calls.bundles_since)
     add_one_time_keys = awaited(key_calls.add_one_time_keys)
@@ -125,6 +125,14 @@ class AsyncClient:
     put_schedule = awaited(key_calls.put_schedule)
     remove_schedule = awaited(key_calls.remove_schedule)
     report_rotation = awaited(key_calls.report_rotation)
+    publish_keys = awaited(sealed.publish_keys)
+    rotate_keys = awaited(sealed.rotate_keys)
+    emergency_rotate_keys = awaited(sealed.emergency_rotate_keys)
+    rotate_due_keys = awaited(sealed.rotate_due_keys)
+    find_keys = awaited(sealed.find_keys)
+    seal = awaited(sealed.seal)
+    reseal = awaited(sealed.reseal)
+    open = awaited(sealed.open_envelope)
     audit_events = awaited(calls.audit_events)
     audit_chain = awaited(calls.audit_chain)
     audit_checkpoints = awaited(calls.audit_checkpoints)
@@ -195,8 +203,8 @@ class Client:
     settings = blocking(calls.settings)
     node = blocking(calls.node)
     publish_bundle = blocking(key_calls.publish_bundle)
-    rotate_keys = blocking(key_calls.rotate_keys)
-    emergency_rotate_keys = blocking(key_calls.emergency_rotate_keys)
+    rotate_bundle = blocking(key_calls.rotate_bundle)
+    emergency_bundle = blocking(key_calls.emergency_bundle)
     bundle = blocking(key_calls.bundle)
     bundles_since = blocking(key_calls.bundles_since)
     add_one_time_keys = blocking(key_calls.add_one_time_keys)
@@ -207,6 +215,14 @@ class Client:
     put_schedule = blocking(key_calls.put_schedule)
     remove_schedule = blocking(key_calls.remove_schedule)
     report_rotation = blocking(key_calls.report_rotation)
+    publish_keys = blocking(sealed.publish_keys)
+    rotate_keys = blocking(sealed.rotate_keys)
+    emergency_rotate_keys = blocking(sealed.emergency_rotate_keys)
+    rotate_due_keys = blocking(sealed.rotate_due_keys)
+    find_keys = blocking(sealed.find_keys)
+    seal = blocking(sealed.seal)
+    reseal = blocking(sealed.reseal)
+    open = blocking(sealed.open_envelope)
     audit_events = blocking(calls.audit_events)
     audit_chain = blocking(calls.audit_chain)
     audit_checkpoints = blocking(calls.audit_checkpoints)

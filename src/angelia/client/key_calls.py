@@ -29,7 +29,7 @@ def publish_bundle(link: Link, one_time_keys: Sequence[OneTimeKey] = ()) -> Call
     return answer.read(Published)
 
 
-def rotate_keys(
+def rotate_bundle(
     link: Link, one_time_keys: Sequence[OneTimeKey] = (), *, reason: Reason = Reason.ON_DEMAND
 ) -> Call[Published]:
     """Publish the next bundle, whose keys are new; the old ones go into grace."""
@@ -38,7 +38,7 @@ def rotate_keys(
     return answer.read(Published)
 
 
-def emergency_rotate_keys(
+def emergency_bundle(
     link: Link,
     one_time_keys: Sequence[OneTimeKey] = (),
     *,

@@ -1,6 +1,7 @@
-"""The JSON form of an envelope: the same fields by name, bytes in base64url. Strict, so that one envelope has one wire form.
+"""The JSON form of an envelope: the same fields by name, bytes in base64url.
 
-A hash is never taken over JSON text; text is decoded to the wire form first.
+Strict, so that one envelope has one wire form. A hash is never taken over JSON text; text is decoded to the wire form
+first.
 """
 
 from __future__ import annotations
@@ -17,14 +18,32 @@ from uuid import UUID
 from angelia.envelope import batch, wire
 from angelia.envelope.batch import Proof
 from angelia.envelope.refusals import Malformed, SuiteRefused
-from angelia.envelope.signing import Signatures
-from angelia.envelope.wire import TTL_CEILING, VERSION, Compression, Envelope, Header, Priority, Suite
+from angelia.envelope.signing import ED25519_SIGNATURE, Signatures
+from angelia.envelope.wire import TAG, TTL_CEILING, VERSION, Compression, Envelope, Header, Priority, Suite
 
 MAX_JSON = 1_677_721  # 1.6 MiB: the largest envelope in base64, with room for its names
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _ALWAYS = frozenset(
-    "version suite message_id created_at expires_at ttl_seconds priority compression key_id sender_key_id sender_nhi "
-    "recipient_nhi nonce wrapped_key encrypted_payload auth_tag signature_ed25519 signature_ml_dsa".split()
+    [
+        "version",
+        "suite",
+        "message_id",
+        "created_at",
+        "expires_at",
+        "ttl_seconds",
+        "priority",
+        "compression",
+        "key_id",
+        "sender_key_id",
+        "sender_nhi",
+        "recipient_nhi",
+        "nonce",
+        "wrapped_key",
+        "encrypted_payload",
+        "auth_tag",
+        "signature_ed25519",
+        "signature_ml_dsa",
+    ]
 )
 _SOMETIMES = frozenset(("channel_id", "correlation_id", "batch", "control", "session"))
 
@@ -117,6 +136,9 @@ def from_fields(fields: Fields, ttl_max: int = TTL_CEILING) -> Envelope:
     proof = _proof(fields["batch"]) if "batch" in fields else None
     signatures = Signatures(from_text(fields["signature_ed25519"]), from_text(fields["signature_ml_dsa"]))
     ciphertext, tag = from_text(fields["encrypted_payload"]), from_text(fields["auth_tag"])
+    # These two have no length on the wire: with the border between them elsewhere, the wire would be the same.
+    if len(tag) != TAG or len(signatures.ed25519) != ED25519_SIGNATURE:
+        raise Malformed("auth_tag or signature_ed25519 has the wrong length")
     try:
         head = wire.encode_head(header, ttl_max)
         assembled = wire.assemble(header, head, ciphertext, tag, signatures, proof)

@@ -21,6 +21,7 @@ ML_KEM_PUBLIC, ML_KEM_CIPHERTEXT, ML_KEM_SEED = 1184, 1088, 64
 X25519_BYTES = 32
 PUBLIC_BYTES = {KeyType.ML_KEM_768: ML_KEM_PUBLIC, KeyType.XWING: ML_KEM_PUBLIC + X25519_BYTES}
 SEED_BYTES = {KeyType.ML_KEM_768: ML_KEM_SEED, KeyType.XWING: ML_KEM_SEED + X25519_BYTES}
+WRAPPED_BYTES = {KeyType.ML_KEM_768: ML_KEM_CIPHERTEXT, KeyType.XWING: ML_KEM_CIPHERTEXT + X25519_BYTES}
 _XWING_LABEL = bytes.fromhex("5c2e2f2f5e5c")
 
 
@@ -79,13 +80,15 @@ class KemPrivateKey:
 
     def decapsulate(self, wrapped: bytes) -> bytes:
         """The secret. A wrapped key that was changed gives another secret, not an error (FIPS 203)."""
+        if len(wrapped) != WRAPPED_BYTES[self.kind]:
+            raise OpenFailed
         try:
             secret = self._ml_kem.decapsulate(wrapped[:ML_KEM_CIPHERTEXT])
             if self._x25519 is None:
                 return secret
             public = wrapped[ML_KEM_CIPHERTEXT:]
             agreed = self._x25519.exchange(X25519PublicKey.from_public_bytes(public))
-        except ValueError as error:  # a wrong length, or an X25519 result of zeros
+        except ValueError as error:  # an X25519 result of zeros
             raise OpenFailed from error
         return _combine(secret, agreed, public, self.public.raw[ML_KEM_PUBLIC:])
 

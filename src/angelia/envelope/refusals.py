@@ -75,6 +75,7 @@ class UnknownSigner(Refused):
     """The keys that should have signed this are not known"""
 
     code = "key_not_found"
+    agent = ""  # whose keys would have to be looked up
 
 
 class SignatureFailed(Refused):

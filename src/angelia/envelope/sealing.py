@@ -130,9 +130,12 @@ def unseal(envelope: Envelope, key: KemPrivateKey) -> bytes:
 
 def message_key(secret: bytes, head: bytes, recipient_key_digest: bytes = _NO_KEM_KEY) -> bytes:
     """The AES key of one message: HKDF-SHA256 over the secret, bound to the header and the recipient's key."""
-    extracted = hmac.digest(_SALT, secret, "sha256")
-    info = _INFO + sha256(head).digest() + recipient_key_digest
-    return hmac.digest(extracted, info + b"\x01", "sha256")
+    return _hkdf(_SALT, secret, _INFO + sha256(head).digest() + recipient_key_digest)
+
+
+def _hkdf(salt: bytes, secret: bytes, info: bytes) -> bytes:
+    """HKDF-SHA256 (RFC 5869) when 32 bytes are asked for, which is one block."""
+    return hmac.digest(hmac.digest(salt, secret, "sha256"), info + b"\x01", "sha256")
 
 
 def _encrypt(

@@ -1,4 +1,4 @@
-"""The agents of this user: one directory each, `<home>/<name>/`, with two files of mode 0600.
+"""The agents of this user: one directory each, `<home>/<name>/`, with two files of mode 0600 and its mailbox.
 
 `key` holds the private seeds, `agent.json` what others may know: handle, id, public key, key_id and server.
 """
@@ -18,11 +18,15 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from angelia.envelope.ids import KeyType, key_id, valid_handle
+from angelia.envelope.kem import SEED_BYTES, KemPrivateKey
+from angelia.envelope.signing import ED25519_BYTES, ML_DSA_SEED, SigningPair
 from angelia.errors import AlreadyExists, InvalidArgument, NotFound
 from angelia.mailbox import keyfile, private_files
-from angelia.mailbox.keyfile import BrokenKeyFile, PassphrasePrompt
+from angelia.mailbox.keyfile import ED25519, LOCAL, ML_DSA, NEXT, XWING, BrokenKeyFile, PassphrasePrompt, Unlocked
 
 KEY, CARD = "key", "agent.json"
+LOCAL_BYTES = 32
+_LENGTHS = {ED25519: ED25519_BYTES, ML_DSA: ML_DSA_SEED, XWING: SEED_BYTES[KeyType.XWING], LOCAL: LOCAL_BYTES}
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,54 +41,109 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """An agent whose private key is at hand."""
+    """An agent whose private keys are at hand."""
 
     name: str
     handle: str
-    key_id: UUID
-    key: Ed25519PrivateKey = field(repr=False)
+    pair: SigningPair = field(repr=False)
+    unlocked: Unlocked = field(repr=False)
     id: UUID | None = None
     server: str | None = None
 
     @property
+    def key(self) -> Ed25519PrivateKey:
+        """The half of the pair that signs requests."""
+        return self.pair.request_key
+
+    @property
+    def key_id(self) -> UUID:
+        return key_id(KeyType.ED25519, self.public_key)
+
+    @property
     def public_key(self) -> bytes:
-        return self.key.public_key().public_bytes_raw()
+        return self.pair.public.ed25519
+
+
+class KeyFile:
+    """An agent's key file while nobody else can change it."""
+
+    def __init__(self, directory: int, home: Path, identity: Identity) -> None:
+        self._directory = directory
+        self._home = home
+        content = private_files.read(directory, KEY, shown=home / identity.name / KEY)
+        opened = keyfile.unlock_again(content, identity.unlocked.protection)
+        self.identity = _with_seeds(identity, opened)
+
+    @property
+    def seeds(self) -> dict[str, bytes]:
+        return dict(self.identity.unlocked.seeds)
+
+    def write(self, seeds: keyfile.Seeds) -> Identity:
+        """Replace all seeds at once, under the protection that the file has.
+
+        The card is first to name a new pair: a card that names the `next` pair can be read, one that names a pair
+        that is gone cannot.
+        """
+        protection = self.identity.unlocked.protection
+        changed = _with_seeds(self.identity, Unlocked(seeds, protection))
+        if changed.key_id != self.identity.key_id:
+            _write_card(self._directory, changed)
+        private_files.write(self._directory, KEY, keyfile.encode_again(seeds, protection))
+        self.identity = changed
+        return changed
 
 
 def create(home: Path, name: str, passphrase: str | None = None) -> Identity:
     """Make a new agent's keys; an existing agent is never overwritten."""
     _check_name(name)
+    protection = None if passphrase is None else keyfile.protection(passphrase)
     private_files.make_directory(home)
     with _locked(home, name, make=True) as directory:
         if private_files.exists(directory, KEY):
             raise AlreadyExists(f"{name} has keys already, and they are never overwritten")
-        key = Ed25519PrivateKey.generate()
-        public = key.public_key().public_bytes_raw()
-        identity = Identity(name=name, handle=name, key_id=key_id(KeyType.ED25519, public), key=key)
-        seeds = {keyfile.ED25519: key.private_bytes_raw()}
-        private_files.write(directory, KEY, keyfile.encode(seeds, passphrase))
+        seeds = _completed({})
+        identity = Identity(
+            name, name, SigningPair.from_seeds(seeds[ED25519], seeds[ML_DSA]), Unlocked(seeds, protection)
+        )
+        private_files.write(directory, KEY, keyfile.encode_again(seeds, protection))
         _write_card(directory, identity)
     return identity
 
 
 def load(home: Path, name: str, passphrase_prompt: PassphrasePrompt) -> Identity:
-    """Open an agent's key."""
+    """Open an agent's keys. A file of an older release, which lacks some, gets them here, before anything needs them."""
     with _locked(home, name) as directory:
         content = private_files.read(directory, KEY, shown=home / name / KEY)
+    opened = keyfile.unlock(content, passphrase_prompt)
+    with _locked(home, name) as directory:
+        # Asking may have taken minutes: what counts is what lies there now.
+        content = private_files.read(directory, KEY, shown=home / name / KEY)
+        opened = keyfile.unlock_again(content, opened.protection)
+        _check_seeds(opened.seeds, home / name / KEY)
         card = _read_card(directory, home, name)
-    seed = keyfile.decode(content, passphrase_prompt).get(keyfile.ED25519, b"")
-    if len(seed) != 32:
-        raise BrokenKeyFile(f"{home / name / KEY} holds no Ed25519 seed")
-    key = Ed25519PrivateKey.from_private_bytes(seed)
-    named = key_id(KeyType.ED25519, key.public_key().public_bytes_raw())
+        _check_card(card, opened.seeds, home, name)
+        seeds = _completed(opened.seeds)
+        if seeds != opened.seeds:
+            private_files.write(directory, KEY, keyfile.encode_again(seeds, opened.protection))
+    pair = SigningPair.from_seeds(seeds[ED25519], seeds[ML_DSA])
+    unlocked = Unlocked(seeds, opened.protection)
     if card is None:
-        return Identity(name=name, handle=name, key_id=named, key=key)
-    if card.key_id != named:
-        raise BrokenKeyFile(
-            f"the key of {name} is not the one that {home / name / CARD} names",
-            hint="put both files back from the same back-up",
-        )
-    return Identity(name=name, handle=card.handle, key_id=named, key=key, id=card.id, server=card.server)
+        return Identity(name, name, pair, unlocked)
+    return Identity(name, card.handle, pair, unlocked, card.id, card.server)
+
+
+@contextmanager
+def key_file(home: Path, identity: Identity) -> Iterator[KeyFile]:
+    """The key file of an open agent, for one process at a time, as it is now."""
+    with _locked(home, identity.name) as directory:
+        yield KeyFile(directory, home, identity)
+
+
+def next_of(identity: Identity) -> Identity:
+    """The agent as it will be when its rotation is finished."""
+    seeds = identity.unlocked.seeds
+    pair = SigningPair.from_seeds(seeds[NEXT + ED25519], seeds[NEXT + ML_DSA])
+    return dataclasses.replace(identity, pair=pair)
 
 
 def names(home: Path) -> list[str]:
@@ -102,10 +161,46 @@ def card(home: Path, name: str) -> Card | None:
 
 def record_registration(home: Path, identity: Identity, *, id: UUID, handle: str, server: str) -> Identity:
     """Keep what a server said about the agent: its id there, and the handle by which others know it."""
-    registered = dataclasses.replace(identity, id=id, handle=handle, server=server)
     with _locked(home, identity.name) as directory:
+        present = KeyFile(directory, home, identity).identity
+        registered = dataclasses.replace(present, id=id, handle=handle, server=server)
         _write_card(directory, registered)
     return registered
+
+
+def _completed(seeds: keyfile.Seeds) -> dict[str, bytes]:
+    """The seeds with those made that are not there yet."""
+    made = {LOCAL: os.urandom(LOCAL_BYTES), XWING: KemPrivateKey.generate(KeyType.XWING).seed}
+    made[ED25519], made[ML_DSA] = SigningPair.generate().seeds
+    return made | dict(seeds)
+
+
+def _with_seeds(identity: Identity, opened: Unlocked) -> Identity:
+    pair = SigningPair.from_seeds(opened.seeds[ED25519], opened.seeds[ML_DSA])
+    return dataclasses.replace(identity, pair=pair, unlocked=opened)
+
+
+def _check_seeds(seeds: keyfile.Seeds, shown: Path) -> None:
+    if ED25519 not in seeds:
+        raise BrokenKeyFile(f"{shown} holds no Ed25519 seed")
+    for name, seed in seeds.items():
+        if len(seed) != _LENGTHS.get(name.removeprefix(NEXT), len(seed)):
+            raise BrokenKeyFile(f"{shown} is damaged: its seed {name[:40]!r} has {len(seed)} bytes")
+
+
+def _check_card(card: Card | None, seeds: keyfile.Seeds, home: Path, name: str) -> None:
+    if card is None:
+        return
+    present = [seeds[one] for one in (ED25519, NEXT + ED25519) if one in seeds]
+    if card.key_id not in [_key_id_of(seed) for seed in present]:
+        raise BrokenKeyFile(
+            f"the key of {name} is not the one that {home / name / CARD} names",
+            hint="put both files back from the same back-up",
+        )
+
+
+def _key_id_of(seed: bytes) -> UUID:
+    return key_id(KeyType.ED25519, Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw())
 
 
 def _check_name(name: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 from cryptography.exceptions import InvalidTag
@@ -17,7 +18,8 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from angelia.errors import AngeliaError, InvalidArgument
 
 VERSION = 1
-ED25519 = "ed25519"
+# The seeds by name. `local` encrypts the mailbox's rows and never changes; `next.` are those of a rotation under way.
+ED25519, ML_DSA, XWING, LOCAL, NEXT = "ed25519", "ml_dsa_65", "xwing", "local", "next."
 SCRYPT_N, SCRYPT_R, SCRYPT_P = 2**17, 8, 1
 # A tampered file must not make its reader take all memory: 128 * n * r bytes.
 MOST_N, MOST_R, MOST_P = 2**20, 8, 4
@@ -37,6 +39,25 @@ class WrongPassphrase(AngeliaError):
     """The passphrase does not open the key"""
 
     code = "wrong_passphrase"
+
+
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """A stretched passphrase: what writes a protected file again without asking a second time."""
+
+    n: int
+    r: int
+    p: int
+    salt: bytes
+    key: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Unlocked:
+    """The seeds of a key file, and how the file is protected; None is not at all."""
+
+    seeds: Seeds = field(repr=False)
+    protection: Protection | None = field(repr=False)
 
 
 class _Version(msgspec.Struct):
@@ -60,31 +81,66 @@ class _Protected(msgspec.Struct, tag_field="protection", tag="scrypt-aes256gcm")
 
 def encode(seeds: Seeds, passphrase: str | None, random: Callable[[int], bytes] = os.urandom) -> bytes:
     """The bytes of a key file."""
+    return encode_again(seeds, None if passphrase is None else protection(passphrase, random), random)
+
+
+def protection(passphrase: str, random: Callable[[int], bytes] = os.urandom) -> Protection:
+    """Stretch a new passphrase."""
+    salt = random(16)
+    key = _stretched(passphrase, salt, SCRYPT_N, SCRYPT_R, SCRYPT_P)
+    return Protection(SCRYPT_N, SCRYPT_R, SCRYPT_P, salt, key)
+
+
+def encode_again(seeds: Seeds, protection: Protection | None, random: Callable[[int], bytes] = os.urandom) -> bytes:
+    """The bytes of a key file under a passphrase that was given before."""
     content: _Plain | _Protected
-    if passphrase is None:
+    if protection is None:
         content = _Plain(angelia_key=VERSION, seeds=dict(seeds))
     else:
-        salt, nonce = random(16), random(12)
-        key = _stretched(passphrase, salt, SCRYPT_N, SCRYPT_R, SCRYPT_P)
-        sealed = AESGCM(key).encrypt(nonce, msgspec.json.encode(dict(seeds)), _BOUND_TO)
+        nonce = random(12)
         content = _Protected(
-            angelia_key=VERSION, n=SCRYPT_N, r=SCRYPT_R, p=SCRYPT_P, salt=salt, nonce=nonce, sealed=sealed
+            angelia_key=VERSION,
+            n=protection.n,
+            r=protection.r,
+            p=protection.p,
+            salt=protection.salt,
+            nonce=nonce,
+            sealed=AESGCM(protection.key).encrypt(nonce, msgspec.json.encode(dict(seeds)), _BOUND_TO),
         )
     return msgspec.json.encode(content) + b"\n"
 
 
 def decode(content: bytes, passphrase_prompt: PassphrasePrompt) -> dict[str, bytes]:
     """The seeds of a key file; the passphrase is asked for only when the file has one."""
+    return dict(unlock(content, passphrase_prompt).seeds)
+
+
+def unlock(content: bytes, passphrase_prompt: PassphrasePrompt) -> Unlocked:
+    """The seeds of a key file, with what it takes to write the file again."""
     parsed = _parse(content)
     if isinstance(parsed, _Plain):
-        return parsed.seeds
+        return Unlocked(parsed.seeds, None)
     _check(parsed)
     key = _stretched(passphrase_prompt(), parsed.salt, parsed.n, parsed.r, parsed.p)
+    return _unseal(parsed, Protection(parsed.n, parsed.r, parsed.p, parsed.salt, key))
+
+
+def unlock_again(content: bytes, protection: Protection | None) -> Unlocked:
+    """The seeds of a key file that was open before, perhaps written since by another process."""
+    parsed = _parse(content)
+    if isinstance(parsed, _Plain):
+        return Unlocked(parsed.seeds, None)
+    if protection is None or parsed.salt != protection.salt:
+        raise WrongPassphrase("the key file has another passphrase than before", hint="open the agent again")
+    return _unseal(parsed, protection)
+
+
+def _unseal(parsed: _Protected, protection: Protection) -> Unlocked:
     try:
-        opened = AESGCM(key).decrypt(parsed.nonce, parsed.sealed, _BOUND_TO)
+        opened = AESGCM(protection.key).decrypt(parsed.nonce, parsed.sealed, _BOUND_TO)
     except InvalidTag as error:
         raise WrongPassphrase("the passphrase does not open the key") from error
-    return msgspec.json.decode(opened, type=dict[str, bytes])
+    return Unlocked(msgspec.json.decode(opened, type=dict[str, bytes]), protection)
 
 
 def _parse(content: bytes) -> _Plain | _Protected:

@@ -27,6 +27,31 @@ def make_directory(path: Path) -> None:
     _refuse_writable_by_others(path, path.stat())
 
 
+def make_below(path: Path) -> None:
+    """Make a directory inside a private one, and refuse what is there already if others could touch it."""
+    try:
+        path.mkdir(mode=DIRECTORY_MODE)
+    except FileExistsError:
+        check_directory(path)
+
+
+def check_directory(path: Path) -> None:
+    """Refuse a directory that is not ours alone, or a symlink in its place."""
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise UnsafeFile(f"{path} is a symlink or not a directory, and is not followed")
+    refuse_shared(path, status, hint=f"chmod 700 {path}")
+
+
+def refuse_shared(path: Path, status: os.stat_result, *, hint: str) -> None:
+    """Refuse what another user owns, or anybody else may read or change."""
+    if status.st_uid != os.geteuid():
+        raise UnsafeFile(f"{path} belongs to another user")
+    if status.st_mode & 0o077:
+        mode = stat.S_IMODE(status.st_mode)
+        raise UnsafeFile(f"{path} may be read or changed by others (mode {mode:04o})", hint=hint)
+
+
 @contextmanager
 def opened_directory(path: Path, *, within: int | None = None) -> Iterator[int]:
     """A descriptor of a private directory; below another one (`within`) a symlink in its place is refused."""
@@ -34,7 +59,7 @@ def opened_directory(path: Path, *, within: int | None = None) -> Iterator[int]:
     try:
         descriptor = os.open(path, flags, dir_fd=within)
     except OSError as error:
-        raise _explained(path, error) from error
+        raise explained(path, error) from error
     try:
         _refuse_writable_by_others(path, os.fstat(descriptor))
         yield descriptor
@@ -48,7 +73,7 @@ def read(directory: int, name: str, *, shown: Path, most: int = 1 << 20) -> byte
     try:
         descriptor = os.open(name, flags, dir_fd=directory)
     except OSError as error:
-        raise _explained(shown, error) from error
+        raise explained(shown, error) from error
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
@@ -65,6 +90,12 @@ def read(directory: int, name: str, *, shown: Path, most: int = 1 << 20) -> byte
 
 def write(directory: int, name: str, content: bytes) -> None:
     """Put a whole file in place, or nothing: a crash leaves the old one or the new one."""
+    place(directory, name, content)
+    os.fsync(directory)
+
+
+def place(directory: int, name: str, content: bytes) -> None:
+    """As `write`, but the name is durable only once the directory is synced."""
     temporary = f".{name}.{secrets.token_hex(8)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(temporary, flags, FILE_MODE, dir_fd=directory)
@@ -77,7 +108,6 @@ def write(directory: int, name: str, content: bytes) -> None:
     except OSError:
         os.unlink(temporary, dir_fd=directory)
         raise
-    os.fsync(directory)
 
 
 def exists(directory: int, name: str) -> bool:
@@ -94,7 +124,8 @@ def _refuse_writable_by_others(path: Path, status: os.stat_result) -> None:
         raise UnsafeFile(f"{path} can be changed by others, so keys in it are not safe", hint=f"chmod 700 {path}")
 
 
-def _explained(path: Path, error: OSError) -> AngeliaError:
+def explained(path: Path, error: OSError) -> AngeliaError:
+    """Why a file could not be opened, as one of our errors."""
     if error.errno == errno.ENOENT:
         return NotFound(f"there is no {path}")
     # A symlink opened with O_NOFOLLOW is ELOOP; together with O_DIRECTORY it is ENOTDIR.

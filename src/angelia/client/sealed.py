@@ -1,0 +1,253 @@
+"""Sealing and opening with a mailbox and a server: whose keys, how fresh, what to do when they change.
+
+Each function is a verb like those of `calls`: it yields requests and returns the answer. The mailbox decides whom to
+believe; nothing that a server says is taken on its word.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+from uuid import UUID
+
+import msgspec
+
+from angelia.client import key_calls
+from angelia.client.answers import Published, Schedule
+from angelia.client.wire import Call
+from angelia.envelope.bundles import Link, OneTimeKey
+from angelia.envelope.refusals import UnknownSigner
+from angelia.envelope.wire import TTL_DEFAULT, Compression, Envelope, Priority
+from angelia.errors import KeyRevoked, KeyStale, Unauthenticated, VersionConflict
+from angelia.keys.model import (
+    ONE_TIME_BATCH,
+    ONE_TIME_LOW,
+    BundleAnswer,
+    LinkDocument,
+    Reason,
+    moment,
+    parse_link,
+    parse_links,
+    parse_one_time_key,
+    unix_ms,
+)
+from angelia.mailbox.box import Mailbox
+from angelia.mailbox.inbox import Opened
+from angelia.mailbox.trust import KnownBundle, Pin
+from angelia.mailbox.window import Profile
+
+T = TypeVar("T")
+
+# A year's bundle is renewed in its last month, so that nobody finds it expired.
+RENEW_BEFORE = timedelta(days=30)
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def publish_keys(mailbox: Mailbox, *, suites: int | None = None) -> Call[Published]:
+    """Make the agent reachable: publish its bundle, finish what a crash interrupted, and top up one-time keys."""
+    own = mailbox.own
+    if own.pending() is not None:
+        return (yield from rotate_keys(mailbox))
+    first = own.newest() is None
+    link = own.first_bundle(now()) if suites is None else own.first_bundle(now(), suites)
+    if not first and moment(link.bundle.expires_at) - now() < RENEW_BEFORE:
+        return (yield from rotate_keys(mailbox, kem=False))
+    one_time = own.make_one_time_keys(ONE_TIME_BATCH, now()) if first else []
+    done = yield from _settled(mailbox, key_calls.publish_bundle(link, one_time), link)
+    return (yield from _topped_up(mailbox, done))
+
+
+def rotate_keys(
+    mailbox: Mailbox,
+    *,
+    kem: bool = True,
+    signer: bool = False,
+    suites: int | None = None,
+    reason: Reason = Reason.ON_DEMAND,
+) -> Call[Published]:
+    """Replace the agent's keys; the old ones go into grace. A rotation that was interrupted is finished instead."""
+    own = mailbox.own
+    link = own.begin_rotation(now(), kem=kem, signer=signer, suites=suites)
+    pending = own.pending()
+    assert pending is not None, "it has just begun"
+    plan = pending.plan
+    if plan.emergency:
+        verb = key_calls.emergency_bundle(link, why="an interrupted emergency rotation")
+    elif plan.kem or plan.signer:
+        verb = key_calls.rotate_bundle(link, reason=reason)
+    else:
+        verb = key_calls.publish_bundle(link)
+    done = yield from _settled(mailbox, verb, link)
+    return (yield from _topped_up(mailbox, done))
+
+
+def emergency_rotate_keys(
+    mailbox: Mailbox, *, why: str, signer: bool = True, compromised_since: datetime | None = None
+) -> Call[Published]:
+    """Replace keys that somebody else may have. Nothing of them is kept: mail still sealed to them cannot be opened."""
+    own = mailbox.own
+    link = own.begin_rotation(now(), signer=signer, emergency=True)
+    verb = key_calls.emergency_bundle(link, why=why, compromised_since=compromised_since)
+    done = yield from _settled(mailbox, verb, link)
+    return (yield from _topped_up(mailbox, done))
+
+
+def rotate_due_keys(mailbox: Mailbox) -> Call[list[Schedule]]:
+    """Rotate once if any schedule asks for it, and report the new key to all that do; returns those."""
+    due = [one for one in (yield from key_calls.schedules()) if one.due_since is not None]
+    if not due:
+        return []
+    yield from rotate_keys(mailbox, reason=Reason.SCHEDULED)
+    newest = mailbox.own.newest()
+    assert newest is not None
+    key = newest.bundle.best_key(unix_ms(now()))
+    assert key is not None
+    reported = []
+    for one in due:
+        try:
+            version = one.current_key_version + 1
+            reported.append((yield from key_calls.report_rotation(one.peer, key.key_id, version)))
+        except VersionConflict:
+            continue  # the peer was faster, and its key is as new
+    return reported
+
+
+def find_keys(mailbox: Mailbox, agent: str, *, one_time: bool = False) -> Call[tuple[KnownBundle, OneTimeKey | None]]:
+    """An agent's present bundle, checked against its pin (or pinned now, at first sight), and a one-time key if asked.
+
+    A copy of the last hour is good enough when no one-time key is wanted."""
+    known = mailbox.trust.bundle(agent, now())
+    if known is not None and not one_time:
+        return known, None
+    pin = mailbox.trust.pin(agent)
+    if pin is not None and not one_time:
+        yield from _catch_up(mailbox, pin)
+        return _known(mailbox, agent), None
+    answer = yield from key_calls.bundle(agent, one_time=one_time)
+    yield from take_bundle(mailbox, answer)
+    given = answer.one_time_key
+    return _known(mailbox, answer.bundle.agent_nhi), None if given is None else parse_one_time_key(given)
+
+
+def take_bundle(mailbox: Mailbox, answer: BundleAnswer) -> Call[Pin]:
+    """Believe what a server says is an agent's bundle, as far as it follows from what is known of the agent."""
+    link = parse_link(_link_document(answer))
+    pin = mailbox.trust.pin(link.bundle.agent_nhi)
+    if pin is None:
+        return mailbox.trust.pin_first(link, now(), answer.revoked)
+    if link.bundle.bundle_version <= pin.bundle_version + 1:
+        return mailbox.trust.advance(pin.nhi, [link], now(), answer.revoked)
+    return (yield from _catch_up(mailbox, pin))
+
+
+def seal(
+    mailbox: Mailbox,
+    recipient: str,
+    body: bytes,
+    *,
+    ttl_seconds: int = TTL_DEFAULT,
+    priority: Priority = Priority.NORMAL,
+    compression: Compression = Compression.NONE,
+    padme: bool = False,
+    correlation_id: UUID | None = None,
+    one_time: bool | None = None,
+) -> Call[Envelope]:
+    """Seal a message; its bytes are in the outbox when this returns.
+
+    A one-time key is taken along whenever the recipient's bundle has to be fetched anyway; `one_time` asks for one
+    always, or never."""
+    fetches = mailbox.trust.bundle(recipient, now()) is None
+    found, key = yield from find_keys(mailbox, recipient, one_time=fetches if one_time is None else one_time)
+    return mailbox.outbox.seal(
+        found.link,
+        body,
+        now=now(),
+        ttl_seconds=ttl_seconds,
+        priority=priority,
+        compression=compression,
+        padme=padme,
+        correlation_id=correlation_id,
+        one_time_key=key,
+    )
+
+
+def reseal(mailbox: Mailbox, replay_key: str, refusal: KeyStale | KeyRevoked) -> Call[Envelope]:
+    """Seal a message again that a relay refused to take, for the recipient's present keys and under its own id."""
+    row = mailbox.outbox.outgoing(replay_key)
+    mailbox.trust.drop_bundle(row.recipient)
+    if "bundle" in refusal.members:
+        yield from take_bundle(mailbox, msgspec.convert(refusal.members, BundleAnswer))
+    found, _ = yield from find_keys(mailbox, row.recipient)
+    return mailbox.outbox.reseal(row.replay_key, found.link, now(), new_id=False)
+
+
+def open_envelope(mailbox: Mailbox, content: bytes, *, profile: Profile = Profile.RELAY) -> Call[Opened]:
+    """Open an envelope once. A sender who has rotated its signing pair since is followed along its chain."""
+    try:
+        return mailbox.receive(content, now=now(), profile=profile)
+    except UnknownSigner as unknown:
+        pin = mailbox.trust.pin(unknown.agent)
+        if pin is None:
+            raise
+        yield from _catch_up(mailbox, pin)
+    return mailbox.receive(content, now=now(), profile=profile)
+
+
+def _catch_up(mailbox: Mailbox, pin: Pin) -> Call[Pin]:
+    """Follow an agent's chain from the pin to its end, checking every link."""
+    links: list[Link] = []
+    while True:
+        version = links[-1].bundle.bundle_version if links else pin.bundle_version
+        page = yield from key_calls.bundles_since(pin.nhi, version)
+        links += parse_links(page.bundles)
+        if not page.has_more:
+            break
+    if not links:
+        links = [_known(mailbox, pin.nhi).link]
+    return mailbox.trust.advance(pin.nhi, links, now(), page.revoked)
+
+
+def _known(mailbox: Mailbox, agent: str) -> KnownBundle:
+    known = mailbox.trust.bundle(agent, now(), max_age=None)
+    assert known is not None, "a pin and its bundle are written together"
+    return known
+
+
+def _settled(mailbox: Mailbox, verb: Call[Published], link: Link) -> Call[Published]:
+    """Publish, and make the bundle ours once the server has it, also when it had taken it before and we never heard."""
+    try:
+        done = yield from verb
+    except VersionConflict:
+        return (yield from _confirmed(mailbox, link))
+    except Unauthenticated:
+        pending = mailbox.own.pending()
+        if pending is None or not pending.plan.signer:
+            raise
+        # The old pair signs no more. If the new one does, the server took the bundle, and only its answer was lost.
+        with mailbox.own.acting_as_next():
+            return (yield from _confirmed(mailbox, link))
+    mailbox.own.finish_rotation(now())
+    return done
+
+
+def _topped_up(mailbox: Mailbox, done: Published) -> Call[Published]:
+    """More one-time keys when few are left; a new signing pair has none, since the old one signed them."""
+    if done.prekeys_uploaded > ONE_TIME_LOW:
+        return done
+    added = yield from key_calls.add_one_time_keys(mailbox.own.make_one_time_keys(ONE_TIME_BATCH, now()))
+    return msgspec.structs.replace(done, prekeys_uploaded=added.count)
+
+
+def _confirmed(mailbox: Mailbox, link: Link) -> Call[Published]:
+    """Make the bundle ours that the server has, if it is one that we signed."""
+    answer = yield from key_calls.bundle(link.bundle.agent_nhi)
+    left = yield from key_calls.count_one_time_keys()
+    mailbox.own.finish_rotation(now(), parse_link(_link_document(answer)))
+    return Published(bundle_id=answer.bundle_id, bundle_version=answer.bundle.bundle_version, prekeys_uploaded=left)
+
+
+def _link_document(answer: BundleAnswer) -> LinkDocument:
+    return LinkDocument(bundle=answer.bundle, rotation_statement=answer.rotation_statement)

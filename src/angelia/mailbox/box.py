@@ -1,0 +1,162 @@
+"""An agent's mailbox, `<home>/<name>/mail/`: keys, trust, mail in and mail out, without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from uuid import UUID
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from angelia.envelope.receipts import Receipt, ReceiptStatus, check_receipt, sign_receipt
+from angelia.envelope.refusals import Refused, SignatureFailed
+from angelia.envelope.wire import TTL_MAX, decode
+from angelia.errors import AngeliaError
+from angelia.keys.model import moment, unix_ms
+from angelia.mailbox import private_files
+from angelia.mailbox.allowlist import Allowlist
+from angelia.mailbox.database import Database
+from angelia.mailbox.files import Drawer, Problem
+from angelia.mailbox.identity import Identity
+from angelia.mailbox.inbox import Inbox, Opened
+from angelia.mailbox.keyfile import LOCAL
+from angelia.mailbox.keyring import Keyring
+from angelia.mailbox.local_key import LocalKey
+from angelia.mailbox.outbox import Outbox
+from angelia.mailbox.receipt_log import Logged, ReceiptLog
+from angelia.mailbox.receiving import Receiver
+from angelia.mailbox.replay import RETENTION_HOURS, Pruned
+from angelia.mailbox.rotation import OwnKeys
+from angelia.mailbox.trust import Trust
+from angelia.mailbox.upkeep import Upkeep
+from angelia.mailbox.window import Profile
+
+DIRECTORY = "mail"
+
+
+class Mailbox:
+    """One agent's mailbox. Threads may share it, and processes may open it at the same time."""
+
+    def __init__(self, home: Path, identity: Identity, now: datetime, *, ttl_max: int = TTL_MAX) -> None:
+        self.directory = home / identity.name / DIRECTORY
+        private_files.make_below(self.directory)
+        self.database = Database(self.directory)
+        self._drawers = [Drawer(self.directory / name) for name in ("inbox", "outbox", "dead")]
+        inbox_files, outbox_files, dead_files = self._drawers
+        local = LocalKey(identity.unlocked.seeds[LOCAL])
+        keyring = Keyring(self.database, local, identity.unlocked.seeds)
+        self._log = ReceiptLog(self.directory)
+        self._upkeep = Upkeep(self.database, self._drawers)
+        self.own = OwnKeys(home, identity, self.database, keyring)
+        self.trust = Trust(self.database)
+        self.allowlist = Allowlist(self.database, self.trust)
+        self.inbox = Inbox(self.database, local, inbox_files, self._log, self.own)
+        self.outbox = Outbox(self.database, local, outbox_files, self.own, self.trust, self._upkeep, ttl_max)
+        self._receiver = Receiver(
+            database=self.database,
+            own=self.own,
+            keyring=keyring,
+            trust=self.trust,
+            allowlist=self.allowlist,
+            inbox=self.inbox,
+            inbox_files=inbox_files,
+            dead_files=dead_files,
+        )
+        self.own.resume(now)
+        self._upkeep.start(now)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.database.close()
+        for drawer in self._drawers:
+            drawer.close()
+
+    @property
+    def key(self) -> Ed25519PrivateKey:
+        """What signs requests now; so a client that is given a mailbox as its identity goes on through a rotation."""
+        return self.own.signer.key
+
+    @property
+    def key_id(self) -> UUID:
+        return self.own.signer.key_id
+
+    @property
+    def identity(self) -> Identity:
+        """The agent with its present keys; a rotation replaces them."""
+        return self.own.identity
+
+    def receive(self, content: bytes, *, now: datetime, profile: Profile = Profile.RELAY) -> Opened:
+        """Open an envelope, in its wire form or in JSON. It is in the inbox before this returns, and opens once."""
+        (outcome,) = self.receive_many([content], now=now, profile=profile)
+        if isinstance(outcome, AngeliaError):
+            raise outcome
+        return outcome
+
+    def receive_many(
+        self, contents: Sequence[bytes], *, now: datetime, profile: Profile = Profile.RELAY
+    ) -> list[Opened | AngeliaError]:
+        """Open envelopes in one transaction; each has its own outcome, in the same order."""
+        self._upkeep.tend(now)
+        return self._receiver.receive(contents, profile, now)
+
+    def refuse(self, content: bytes, reason: str, now: datetime) -> Receipt:
+        """Sign and log a receipt `failed` for an envelope that could not be opened."""
+        envelope = decode(content)
+        header, pair = envelope.header, self.identity.pair
+        receipt = sign_receipt(
+            Receipt(
+                status=ReceiptStatus.FAILED,
+                replay_key=envelope.replay_key,
+                message_id=header.message_id,
+                sender_nhi=header.sender_nhi,
+                recipient_nhi=header.recipient_nhi,
+                time_ms=unix_ms(now),
+                signer_id=pair.public.signer_id,
+                reason=reason,
+            ),
+            pair,
+        )
+        self._log.append([receipt], now)
+        return receipt
+
+    def receipts(self) -> Logged:
+        """The receipts that this agent gave; those whose signatures do not hold are among the problems."""
+        logged, pairs = self._log.read(), self.own.pairs()
+        problems, sound = list(logged.problems), list[Receipt]()
+        for receipt in logged.receipts:
+            try:
+                if receipt.signer_id not in pairs:
+                    raise SignatureFailed("the receipt is signed by a pair that is not this agent's")
+                check_receipt(receipt, pairs[receipt.signer_id])
+                sound.append(receipt)
+            except Refused as error:
+                problems.append(Problem(self.directory, f"has a bad receipt of {receipt.replay_key[:12]}: {error}"))
+        return Logged(tuple(sound), tuple(problems))
+
+    def check_receipt(self, receipt: Receipt) -> None:
+        """Whether a receipt for mail that this agent sent is truly its recipient's."""
+        signer = self.trust.signer(receipt.recipient_nhi, receipt.signer_id, moment(receipt.time_ms))
+        check_receipt(receipt, signer)
+
+    def verify(self) -> list[Problem]:
+        """Everything that is wrong with the mailbox's files."""
+        misplaced = [problem for drawer in self._drawers for problem in drawer.problems()]
+        return [*misplaced, *self.inbox.missing(), *self.outbox.missing()]
+
+    def prune(self, now: datetime, retention_hours: int = RETENTION_HOURS, *, force: bool = False) -> Pruned:
+        """Forget replay state that nothing needs any more."""
+        return self._upkeep.prune(now, retention_hours, force=force)
+
+    def take_warnings(self) -> list[str]:
+        """What the last operations want somebody to know, once."""
+        return self._upkeep.take_warnings()

@@ -1,0 +1,215 @@
+"""The mailbox's SQLite database: private files, one long-lived connection a thread, one way to write.
+
+Statements are named blocks of `statements.sql`; tables are in `schema.sql`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import sqlite3
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from angelia.errors import AngeliaError, Unavailable
+from angelia.mailbox import private_files
+from angelia.mailbox.private_files import UnsafeFile
+
+FILE = "replay_state.db"
+SCHEMA = 1
+BUSY_MS = 5_000
+_PRAGMAS = (
+    f"busy_timeout={BUSY_MS}",
+    "journal_mode=WAL",
+    "foreign_keys=ON",
+    "synchronous=FULL",
+    "trusted_schema=OFF",
+    "secure_delete=ON",
+)
+_BLOCK = re.compile(r"^-- name: (\w+)\n(.*?)(?=^-- name: |\Z)", re.MULTILINE | re.DOTALL)
+_BESIDE = Path(__file__).parent
+SQL = {found[1]: found[2].strip() for found in _BLOCK.finditer((_BESIDE / "statements.sql").read_text("utf-8"))}
+
+Tx = sqlite3.Connection  # inside `Database.transaction`
+
+
+class BrokenDatabase(AngeliaError):
+    """The mailbox's database is damaged"""
+
+    code = "corrupt_record"
+
+
+class NewerDatabase(AngeliaError):
+    """The mailbox was written by a newer Angelia"""
+
+    code = "conflict"
+
+
+def stamp(at: datetime) -> str:
+    """A time as the tables have it: UTC, and always of the same width."""
+    return at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+
+
+def unstamp(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+class _Opened(NamedTuple):
+    process: int
+    thread: threading.Thread
+    connection: sqlite3.Connection
+
+
+class Database:
+    """The file `replay_state.db` of one mailbox directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / FILE
+        self._own = threading.local()
+        self._guard = threading.Lock()
+        self._opened: list[_Opened] = []
+        private_files.check_directory(directory)
+        with private_files.opened_directory(directory) as descriptor:
+            # Processes that open a new mailbox together make its tables once; switching to WAL does not wait for locks.
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            self._make_file(descriptor)
+            with self.transaction() as tx:
+                self._prepare(tx)
+
+    def rows(self, name: str, *values: object) -> list[Any]:
+        """What a named statement that only reads gives."""
+        with wrapped():
+            return self._connection.execute(SQL[name], values).fetchall()
+
+    def row(self, name: str, *values: object) -> Any:
+        """The one row that a named statement gives, or None."""
+        found = self.rows(name, *values)
+        return found[0] if found else None
+
+    @contextmanager
+    def transaction(self) -> Iterator[Tx]:
+        """One transaction that has the right to write from its beginning: all of it is durable at the end, or nothing."""
+        with wrapped():
+            connection = self._connection
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                self._commit(connection)
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+
+    def close(self) -> None:
+        with self._guard:
+            for opened in self._opened:
+                if opened.process == os.getpid():
+                    opened.connection.close()
+            self._opened.clear()
+        self._own = threading.local()
+
+    @property
+    def _connection(self) -> sqlite3.Connection:
+        """This thread's connection. It must not cross a fork: the child opens its own and leaves the parent's alone."""
+        opened: _Opened | None = getattr(self._own, "opened", None)
+        if opened is None or opened.process != os.getpid():
+            opened = self._own.opened = self._connect()
+        return opened.connection
+
+    def _commit(self, connection: sqlite3.Connection) -> None:
+        connection.execute("COMMIT")
+
+    def _make_file(self, directory: int) -> None:
+        for name in (FILE, f"{FILE}-wal", f"{FILE}-shm"):
+            _refuse_unsafe(directory, name, self._path.with_name(name))
+        if not private_files.exists(directory, FILE):
+            # SQLite gives its two other files the mode of this one.
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            os.close(os.open(FILE, flags, private_files.FILE_MODE, dir_fd=directory))
+            os.fsync(directory)
+
+    def _prepare(self, tx: Tx) -> None:
+        (version,) = tx.execute("PRAGMA user_version").fetchone()
+        if version > SCHEMA:
+            raise NewerDatabase(
+                f"{self._path} has version {version}, this Angelia reads version {SCHEMA}", hint="update Angelia"
+            )
+        if version == 0:
+            for statement in _statements((_BESIDE / "schema.sql").read_text("utf-8")):
+                tx.execute(statement)
+            tx.execute(f"PRAGMA user_version = {SCHEMA}")
+
+    def _connect(self) -> _Opened:
+        connection = sqlite3.connect(
+            self._path.absolute().as_uri() + "?mode=rw", uri=True, isolation_level=None, check_same_thread=False
+        )
+        for pragma in _PRAGMAS:
+            connection.execute(f"PRAGMA {pragma}").fetchall()
+        opened = _Opened(os.getpid(), threading.current_thread(), connection)
+        with self._guard:
+            ended = [one for one in self._opened if one.process == opened.process and not one.thread.is_alive()]
+            for one in ended:
+                one.connection.close()
+            self._opened = [one for one in self._opened if one not in ended] + [opened]
+        return opened
+
+
+@contextmanager
+def wrapped() -> Iterator[None]:
+    """SQLite's own faults as ours."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise Unavailable("another process is busy with this mailbox", hint="try again in a moment") from error
+        raise Unavailable(f"the mailbox's database cannot be used: {error}") from error
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
+            raise
+        raise BrokenDatabase(
+            f"the mailbox's database is damaged: {error}", hint="put it back from a back-up"
+        ) from error
+
+
+def read_meta(tx: Tx, name: str) -> str | None:
+    found = tx.execute(SQL["read_meta"], (name,)).fetchone()
+    return None if found is None else str(found[0])
+
+
+def write_meta(tx: Tx, name: str, value: str) -> None:
+    tx.execute(SQL["write_meta"], (name, value))
+
+
+def ago(since: datetime, now: datetime) -> str:
+    """An age as people read it: 4s, 12m, 3h, 5d."""
+    seconds = max(0, (now - since) // timedelta(seconds=1))
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+def _statements(script: str) -> Iterator[str]:
+    """The statements of a script one by one: `executescript` would commit the transaction that it runs in."""
+    pending = ""
+    for line in script.splitlines(keepends=True):
+        pending += line
+        if sqlite3.complete_statement(pending):
+            yield pending
+            pending = ""
+
+
+def _refuse_unsafe(directory: int, name: str, shown: Path) -> None:
+    try:
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(status.st_mode):
+        raise UnsafeFile(f"{shown} is a symlink or not a regular file, and is not used")
+    private_files.refuse_shared(shown, status, hint=f"chmod 600 {shown}")

@@ -1,0 +1,135 @@
+"""Envelopes as files `<replay_key>.agl`: the name is the hash of the content, so `sha256sum` alone proves a file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from angelia.envelope.wire import MAX_ENVELOPE
+from angelia.errors import NotFound
+from angelia.mailbox import private_files
+from angelia.mailbox.private_files import UnsafeFile
+
+_NAME = re.compile(r"\A([0-9a-f]{64})\.agl\Z")
+_TEMPORARY = re.compile(r"\A\.[0-9a-f]{64}\.agl\.[0-9a-f]{16}\Z")
+_LEFT_OVER = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A file that is not what it should be."""
+
+    path: Path
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.what}"
+
+
+class Drawer:
+    """One directory of envelopes, ours alone."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        private_files.make_below(path)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._directory = os.open(path, flags)
+
+    def close(self) -> None:
+        os.close(self._directory)
+
+    def put(self, envelopes: Iterable[tuple[str, bytes]]) -> None:
+        """Store envelopes durably: a crash leaves whole files or none. The same one again changes nothing."""
+        for replay_key, wire in envelopes:
+            name = f"{replay_key}.agl"
+            if not private_files.exists(self._directory, name):
+                private_files.place(self._directory, name, wire)
+            elif read_safely(name, self.path / name, directory=self._directory) != wire:
+                raise UnsafeFile(f"{self.path / name} holds something else than the envelope of that name")
+        os.fsync(self._directory)
+
+    def get(self, replay_key: str) -> bytes:
+        """An envelope whose content is what its name says."""
+        name = f"{replay_key}.agl"
+        wire = read_safely(name, self.path / name, directory=self._directory)
+        if hashlib.sha256(wire).hexdigest() != replay_key:
+            raise UnsafeFile(f"{self.path / name} was changed: its hash is not its name")
+        return wire
+
+    def has(self, replay_key: str) -> bool:
+        return private_files.exists(self._directory, f"{replay_key}.agl")
+
+    def move(self, replay_key: str, other: Drawer) -> None:
+        """Put an envelope into another drawer."""
+        name = f"{replay_key}.agl"
+        os.rename(name, name, src_dir_fd=self._directory, dst_dir_fd=other._directory)
+        os.fsync(other._directory)
+        os.fsync(self._directory)
+
+    def problems(self) -> Iterator[Problem]:
+        """Everything in the directory that is not an envelope under its own hash."""
+        for name in sorted(os.listdir(self._directory)):
+            if _TEMPORARY.match(name):
+                continue
+            found = _NAME.match(name)
+            if found is None:
+                yield Problem(self.path / name, "is not named as an envelope is")
+                continue
+            try:
+                self.get(found[1])
+            except (UnsafeFile, NotFound) as error:
+                yield Problem(self.path / name, error.message.removeprefix(f"{self.path / name} "))
+
+    def sweep(self, now: datetime) -> None:
+        """Remove what a crash left half written."""
+        for name in os.listdir(self._directory):
+            if _TEMPORARY.match(name):
+                status = os.stat(name, dir_fd=self._directory, follow_symlinks=False)
+                if now.timestamp() - status.st_mtime > _LEFT_OVER.total_seconds():
+                    os.unlink(name, dir_fd=self._directory)
+
+
+def read_folder(path: Path) -> tuple[list[tuple[Path, bytes]], list[Problem]]:
+    """The envelopes in a directory that others filled, oldest name first, and what was left out of it."""
+    envelopes: list[tuple[Path, bytes]] = []
+    problems: list[Problem] = []
+    for file in sorted(path.iterdir()):
+        found = _NAME.match(file.name)
+        if found is None:
+            problems.append(Problem(file, "is not named as an envelope is"))
+            continue
+        try:
+            wire = read_safely(file, file)
+        except (UnsafeFile, NotFound) as error:
+            problems.append(Problem(file, error.message.removeprefix(f"{file} ")))
+            continue
+        if hashlib.sha256(wire).hexdigest() == found[1]:
+            envelopes.append((file, wire))
+        else:
+            problems.append(Problem(file, "was changed: its hash is not its name"))
+    return envelopes, problems
+
+
+def read_safely(name: str | Path, shown: Path, *, directory: int | None = None, most: int = MAX_ENVELOPE) -> bytes:
+    """The bytes of a file that somebody else may have put there: no link of either kind, no pipe, not too big."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(name, flags, dir_fd=directory)
+    except OSError as error:
+        raise private_files.explained(shown, error) from error
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise UnsafeFile(f"{shown} is not a regular file")
+        if status.st_nlink > 1:
+            raise UnsafeFile(f"{shown} has another name elsewhere (a hard link)")
+        if status.st_size > most:
+            raise UnsafeFile(f"{shown} has {status.st_size:,} bytes, more than an envelope can have")
+        return file.read(most + 1)

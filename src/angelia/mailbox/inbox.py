@@ -1,0 +1,263 @@
+"""Mail that was received and opened: rows with the plaintext under the local key, beside the sealed file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+from angelia.envelope.receipts import Receipt, ReceiptStatus, sign_receipt
+from angelia.envelope.wire import Envelope, Priority
+from angelia.errors import AngeliaError, InvalidArgument, NotFound
+from angelia.keys.model import moment, unix_ms
+from angelia.mailbox.database import SQL, Database, Tx, stamp, unstamp
+from angelia.mailbox.files import Drawer, Problem
+from angelia.mailbox.local_key import LocalKey
+from angelia.mailbox.private_files import UnsafeFile
+from angelia.mailbox.receipt_log import ReceiptLog
+from angelia.mailbox.rotation import OwnKeys
+
+PAGE = 50
+SHORTEST_PREFIX = 8
+_PREFIX = re.compile(r"\A[0-9a-f]{8,64}\Z")
+_NEWEST = ("~", "~")  # after every time and every replay key
+
+
+class AmbiguousId(AngeliaError):
+    """More than one message begins with that"""
+
+    code = "ambiguous_id"
+
+
+class ReadState(StrEnum):
+    UNREAD = "unread"
+    READ = "read"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """What is known of a message without its content."""
+
+    replay_key: str
+    message_id: UUID
+    sender: str
+    sender_fingerprint: str
+    recipient: str
+    channel_id: UUID | None
+    correlation_id: UUID | None
+    priority: Priority
+    created_at: datetime
+    received_at: datetime
+    expires_at: datetime
+    status: ReadState
+    acked_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A message with its content. `receipt` is the recipient's word for the sender, when this act gave one."""
+
+    message: Message
+    body: bytes = field(repr=False)
+    control: bool
+    receipt: Receipt | None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Messages, newest first; `after` continues the list. Warnings name sealed files that are missing or changed."""
+
+    messages: tuple[Message, ...]
+    after: str | None
+    warnings: tuple[Problem, ...]
+
+
+class Inbox:
+    """The tables `inbox` and `controls`."""
+
+    def __init__(self, database: Database, local: LocalKey, drawer: Drawer, receipts: ReceiptLog, own: OwnKeys) -> None:
+        self._database = database
+        self._local = local
+        self._drawer = drawer
+        self._receipts = receipts
+        self._own = own
+
+    def add(self, tx: Tx, envelope: Envelope, replay_key: str, sender_fp: str, body: bytes, now: datetime) -> Message:
+        """Store an opened message, in the transaction that claims it."""
+        header = envelope.header
+        message = Message(
+            replay_key=replay_key,
+            message_id=header.message_id,
+            sender=header.sender_nhi,
+            sender_fingerprint=sender_fp,
+            recipient=header.recipient_nhi,
+            channel_id=header.channel_id,
+            correlation_id=header.correlation_id,
+            priority=header.priority,
+            created_at=moment(header.created_at),
+            received_at=now,
+            expires_at=moment(header.expires_at),
+            status=ReadState.UNREAD,
+            acked_at=None,
+        )
+        tx.execute(SQL["add_inbox"], (*_values(message), *self._local.encrypt("inbox", replay_key, body)))
+        if header.control:
+            tx.execute(SQL["add_control"], (replay_key,))
+        return message
+
+    def page(self, limit: int = PAGE, after: str | None = None) -> Page:
+        """Mail, newest first, headers only; control messages are not mail."""
+        since = _NEWEST
+        if after is not None:
+            last = self.message(after)
+            since = (stamp(last.received_at), last.replay_key)
+        messages = tuple(_message(row) for row in self._database.rows("inbox_page", *since, limit))
+        warnings = tuple(self._file_problems(message.replay_key for message in messages))
+        more = messages[-1].replay_key if len(messages) == limit else None
+        return Page(messages, more, warnings)
+
+    def message(self, replay_key: str) -> Message:
+        """One message by its replay key, or by the beginning of it if no other begins so."""
+        found = self._database.row("inbox_one", resolve(self._database, "inbox_between", replay_key))
+        return _message(found)
+
+    def unacked(self, limit: int = 100) -> list[Message]:
+        """What was received and not yet acknowledged to the relay, oldest first; control messages too."""
+        return [_message(row) for row in self._database.rows("inbox_unacked", limit)]
+
+    def controls(self) -> list[Opened]:
+        """Control messages that nobody has handled yet, oldest first; `read` marks one as handled."""
+        return [
+            Opened(message=message, body=self._body(message.replay_key), control=True, receipt=None)
+            for message in map(_message, self._database.rows("inbox_controls"))
+        ]
+
+    def read(self, replay_key: str, now: datetime) -> Opened:
+        """A message with its content; the first reading gives a receipt."""
+        message = self.message(replay_key)
+        body, receipt = self._body(message.replay_key), None
+        if message.status is ReadState.UNREAD:
+            # The receipt first: after a crash in between there may be two of them, but never none.
+            receipt = self.receipt(message.replay_key, ReceiptStatus.READ, now)
+            with self._database.transaction() as tx:
+                tx.execute(SQL["mark_read"], (message.replay_key,))
+        control = self._database.row("is_control", message.replay_key) is not None
+        return Opened(message=replace(message, status=ReadState.READ), body=body, control=control, receipt=receipt)
+
+    def mark_acked(self, replay_keys: Iterable[str], now: datetime) -> None:
+        """The relay knows that these arrived."""
+        with self._database.transaction() as tx:
+            tx.executemany(SQL["mark_acked"], [(stamp(now), replay_key) for replay_key in replay_keys])
+
+    def receipt(self, replay_key: str, status: ReceiptStatus, now: datetime, reason: str = "") -> Receipt:
+        """Sign a receipt for a received message, and log it."""
+        return self.sign_receipts([self.message(replay_key)], status, now, reason)[0]
+
+    def sign_receipts(
+        self, messages: Sequence[Message], status: ReceiptStatus, now: datetime, reason: str = ""
+    ) -> list[Receipt]:
+        pair = self._own.identity.pair
+        unsigned = [
+            Receipt(
+                status=status,
+                replay_key=message.replay_key,
+                message_id=message.message_id,
+                sender_nhi=message.sender,
+                recipient_nhi=message.recipient,
+                time_ms=unix_ms(now),
+                signer_id=pair.public.signer_id,
+                reason=reason,
+            )
+            for message in messages
+        ]
+        signed = [sign_receipt(receipt, pair) for receipt in unsigned]
+        self._receipts.append(signed, now)
+        return signed
+
+    def missing(self) -> Iterable[Problem]:
+        """Messages whose sealed file is gone."""
+        for (replay_key,) in self._database.rows("inbox_keys"):
+            if not self._drawer.has(replay_key):
+                yield Problem(self._drawer.path / f"{replay_key}.agl", "is missing")
+
+    def _body(self, replay_key: str) -> bytes:
+        nonce, content = self._database.row("inbox_body", replay_key)
+        return self._local.decrypt("inbox", replay_key, nonce, content)
+
+    def _file_problems(self, replay_keys: Iterable[str]) -> Iterable[Problem]:
+        for replay_key in replay_keys:
+            path = self._drawer.path / f"{replay_key}.agl"
+            try:
+                self._drawer.get(replay_key)
+            except NotFound:
+                yield Problem(path, "is missing")
+            except UnsafeFile as error:
+                yield Problem(path, error.message.removeprefix(f"{path} "))
+
+
+def resolve(database: Database, statement: str, prefix: str) -> str:
+    """The whole replay key that a beginning of 8 or more characters stands for."""
+    if _PREFIX.match(prefix) is None:
+        raise InvalidArgument(
+            f"{prefix[:70]!r} is not the beginning of a message's id",
+            hint=f"{SHORTEST_PREFIX} to 64 characters 0-9 a-f",
+        )
+    found = [key for (key,) in database.rows(statement, prefix, prefix + "~")]
+    if not found:
+        raise NotFound(f"there is no message {prefix}")
+    if len(found) > 1:
+        raise AmbiguousId(f"more than one message begins with {prefix}", hint="say more of it")
+    return str(found[0])
+
+
+def _values(message: Message) -> tuple[Any, ...]:
+    return (
+        message.replay_key,
+        str(message.message_id),
+        message.sender,
+        message.sender_fingerprint,
+        message.recipient,
+        message.channel_id and str(message.channel_id),
+        message.correlation_id and str(message.correlation_id),
+        int(message.priority),
+        stamp(message.created_at),
+        stamp(message.received_at),
+        stamp(message.expires_at),
+    )
+
+
+def _message(row: tuple[Any, ...]) -> Message:
+    (
+        key,
+        msg_id,
+        sender,
+        sender_fp,
+        recipient,
+        channel,
+        correlation,
+        priority,
+        created,
+        received,
+        expires,
+        read,
+        acked,
+    ) = row
+    return Message(
+        replay_key=key,
+        message_id=UUID(msg_id),
+        sender=sender,
+        sender_fingerprint=sender_fp,
+        recipient=recipient,
+        channel_id=UUID(channel) if channel else None,
+        correlation_id=UUID(correlation) if correlation else None,
+        priority=Priority(priority),
+        created_at=unstamp(created),
+        received_at=unstamp(received),
+        expires_at=unstamp(expires),
+        status=ReadState(read),
+        acked_at=unstamp(acked) if acked else None,
+    )

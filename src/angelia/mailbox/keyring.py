@@ -1,0 +1,98 @@
+"""The agent's private KEM keys: the current and the next one of the key file, the others in `kem_keys`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from angelia.envelope.bundles import milliseconds
+from angelia.envelope.ids import KeyType
+from angelia.envelope.kem import KemPrivateKey
+from angelia.envelope.refusals import SuiteRefused
+from angelia.envelope.wire import Suite
+from angelia.keys.model import SKEW, TYPE_NAMES
+from angelia.mailbox.database import SQL, Database, Tx, stamp
+from angelia.mailbox.keyfile import NEXT, XWING, Seeds
+from angelia.mailbox.local_key import LocalKey
+
+KIND_OF_SUITE = {Suite.ML_KEM: KeyType.ML_KEM_768, Suite.XWING: KeyType.XWING}
+_KINDS = {name: kind for kind, name in TYPE_NAMES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A private key that is there; a one-time key goes with the message that used it."""
+
+    key: KemPrivateKey
+    one_time: bool = False
+
+
+class Keyring:
+    """Finds the private key that an envelope was sealed to. Keys in the database are parsed anew each time: once
+    destroyed, nothing in memory keeps them.
+    """
+
+    def __init__(self, database: Database, local: LocalKey, seeds: Seeds) -> None:
+        self._database = database
+        self._local = local
+        self._in_file: dict[UUID, Held] = {}
+        self.take_seeds(seeds)
+
+    def take_seeds(self, seeds: Seeds) -> None:
+        """The keys of the key file as it is now."""
+        present = [seeds[name] for name in (XWING, NEXT + XWING) if name in seeds]
+        keys = [KemPrivateKey.from_seed(KeyType.XWING, seed) for seed in present]
+        self._in_file = {key.public.key_id: Held(key) for key in keys}
+
+    def find(self, key_id: UUID, now: datetime) -> Held | None:
+        if held := self._in_file.get(key_id):
+            return held
+        found = self._database.row("kem_key", str(key_id), stamp(now))
+        if found is None:
+            return None
+        type_name, usage, nonce, sealed = found
+        seed = self._local.decrypt("kem_keys", str(key_id), nonce, sealed)
+        return Held(KemPrivateKey.from_seed(_KINDS[type_name], seed), usage == "one_time")
+
+    def keep(
+        self,
+        tx: Tx,
+        key: KemPrivateKey,
+        usage: str,
+        *,
+        created_at: datetime,
+        rotated_at: datetime | None = None,
+        destroy_at: datetime | None = None,
+    ) -> None:
+        """Store a private key as a row: active, or in grace once it was rotated."""
+        key_id = str(key.public.key_id)
+        kept = self._local.encrypt("kem_keys", key_id, key.seed)
+        values = (
+            key_id,
+            TYPE_NAMES[key.kind],
+            usage,
+            "active" if rotated_at is None else "grace",
+            key.public.raw,
+            *kept,
+            stamp(created_at),
+            rotated_at and stamp(rotated_at),
+            destroy_at and stamp(destroy_at),
+        )
+        tx.execute(SQL["put_kem_key"], values)
+
+
+def check_mask(suite: Suite, created_at: int, masks: Sequence[tuple[int, int]]) -> None:
+    """Refuse a suite that this agent did not take when the envelope was made; a sender's clock may be 300 s off.
+
+    `masks` are (issued_at, suites) of the agent's own bundles, in their order; times in Unix milliseconds.
+    """
+    skew = milliseconds(SKEW)
+    ended = itertools.chain((issued_at for issued_at, _ in masks[1:]), [None])
+    for (begins, suites), ends in zip(masks, ended, strict=True):
+        in_force = begins - skew <= created_at and (ends is None or created_at <= ends + skew)
+        if in_force and suites & suite.bit:
+            return
+    raise SuiteRefused(f"this agent did not take suite {int(suite)} when the envelope was made")

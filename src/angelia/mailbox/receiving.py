@@ -1,0 +1,136 @@
+"""Opens envelopes, cheap checks first. No plaintext leaves before the replay row and the inbox row are committed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from angelia.envelope import jsonform, sealing, wire
+from angelia.envelope.batch import VerifiedRoots
+from angelia.envelope.receipts import ReceiptStatus
+from angelia.envelope.refusals import IdConflict, OpenFailed, Refused, UnknownKey, WrongRecipient
+from angelia.envelope.signing import VerifyingPair
+from angelia.envelope.wire import Envelope, Header
+from angelia.errors import AngeliaError, RateLimited
+from angelia.keys.model import moment, unix_ms
+from angelia.mailbox import failures, replay
+from angelia.mailbox.allowlist import Allowlist
+from angelia.mailbox.database import SQL, Database, Tx
+from angelia.mailbox.files import Drawer
+from angelia.mailbox.inbox import Inbox, Message, Opened
+from angelia.mailbox.keyring import KIND_OF_SUITE, Held, Keyring, check_mask
+from angelia.mailbox.private_files import UnsafeFile
+from angelia.mailbox.replay import Seen
+from angelia.mailbox.rotation import OwnKeys
+from angelia.mailbox.trust import Trust
+from angelia.mailbox.window import Profile, check_window
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsealed:
+    """An envelope that passed every check but the last: that nobody opened it before."""
+
+    envelope: Envelope
+    replay_key: str
+    pair: VerifyingPair
+    held: Held = field(repr=False)
+    body: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receiver:
+    """Everything that it takes to open an envelope."""
+
+    database: Database
+    own: OwnKeys
+    keyring: Keyring
+    trust: Trust
+    allowlist: Allowlist
+    inbox: Inbox
+    inbox_files: Drawer
+    dead_files: Drawer
+    roots: VerifiedRoots = field(default_factory=VerifiedRoots)
+
+    def receive(self, contents: Sequence[bytes], profile: Profile, now: datetime) -> list[Opened | AngeliaError]:
+        """Open envelopes, all that can be opened in one transaction; what cannot comes back as its error."""
+        outcomes: list[_Unsealed | Opened | AngeliaError] = [self._unsealed(one, profile, now) for one in contents]
+        claimed: list[tuple[int, _Unsealed, Message]] = []
+        unsealed = [(at, one) for at, one in enumerate(outcomes) if isinstance(one, _Unsealed)]
+        if unsealed:
+            with self.database.transaction() as tx:
+                for at, one in unsealed:
+                    try:
+                        claimed.append((at, one, self._claim(tx, one, now)))
+                    except Refused as refused:
+                        outcomes[at] = refused
+        for at, one in unsealed:
+            if isinstance(outcomes[at], IdConflict):
+                self.inbox_files.move(one.replay_key, self.dead_files)
+        receipts = self.inbox.sign_receipts([message for _, _, message in claimed], ReceiptStatus.DELIVERED, now)
+        for (at, one, message), receipt in zip(claimed, receipts, strict=True):
+            control = one.envelope.header.control
+            outcomes[at] = Opened(message=message, body=one.body, control=control, receipt=receipt)
+        return [one for one in outcomes if not isinstance(one, _Unsealed)]
+
+    def _unsealed(self, content: bytes, profile: Profile, now: datetime) -> _Unsealed | AngeliaError:
+        try:
+            one = self._open(content, profile, now)
+            self.inbox_files.put([(one.replay_key, one.envelope.wire)])
+        except (Refused, RateLimited, UnsafeFile) as refused:
+            return refused
+        return one
+
+    def _open(self, content: bytes, profile: Profile, now: datetime) -> _Unsealed:
+        envelope = _decoded(content)
+        header, replay_key = envelope.header, envelope.replay_key
+        if header.recipient_nhi != self.own.identity.handle:
+            raise WrongRecipient(f"the envelope is for {header.recipient_nhi or 'a channel'}")
+        held = self._held(header, replay_key, now)
+        check_mask(header.suite, header.created_at, self.own.masks())
+        check_window(header, profile, now)
+        replay.probe(self.database, replay_key, str(header.message_id), moment(header.expires_at), now)
+        pair = self.trust.signer(header.sender_nhi, header.sender_key_id, moment(header.created_at))
+        self.allowlist.check(pair, header.sender_nhi)
+        sealing.verify(envelope, pair, self.roots, unix_ms(now))
+        failures.check(self.database, pair.fingerprint, header.sender_nhi, now)
+        try:
+            body = sealing.unseal(envelope, held.key)
+        except OpenFailed:
+            self.dead_files.put([(replay_key, envelope.wire)])
+            failures.record(self.database, replay_key, pair.fingerprint, now)
+            raise
+        return _Unsealed(envelope, replay_key, pair, held, body)
+
+    def _held(self, header: Header, replay_key: str, now: datetime) -> Held:
+        """The private key, by the id and the type that the envelope names."""
+        held = self.keyring.find(header.key_id, now)
+        if held is None and self.own.refresh():
+            held = self.keyring.find(header.key_id, now)
+        if held is None or held.key.kind is not KIND_OF_SUITE[header.suite]:
+            # A one-time key goes with its message, so its second delivery would look like an unknown key.
+            replay.refuse_seen(self.database, replay_key, now)
+            raise UnknownKey("the envelope is sealed to a key that this agent does not have, or not any more")
+        return held
+
+    def _claim(self, tx: Tx, one: _Unsealed, now: datetime) -> Message:
+        header = one.envelope.header
+        seen = Seen(
+            replay_key=one.replay_key,
+            msg_id=str(header.message_id),
+            sender_fp=one.pair.fingerprint,
+            recipient_fp=self.own.identity.pair.public.fingerprint,
+            seen_at=now,
+            envelope_timestamp=moment(header.created_at),
+            expires_at=moment(header.expires_at),
+        )
+        replay.remember(tx, seen)
+        if one.held.one_time and not tx.execute(SQL["use_one_time"], (str(header.key_id),)).fetchone():
+            tx.execute(SQL["forget"], (one.replay_key,))
+            raise UnknownKey("another envelope used this one-time key first")
+        return self.inbox.add(tx, one.envelope, one.replay_key, one.pair.fingerprint, one.body, now)
+
+
+def _decoded(content: bytes) -> Envelope:
+    """An envelope from its wire form or its JSON form; whatever was handed in, the replay key is the wire's."""
+    return jsonform.decode(content) if content.lstrip()[:1] == b"{" else wire.decode(content)

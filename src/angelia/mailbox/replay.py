@@ -1,0 +1,119 @@
+"""What was opened is not opened again: content-addressed replay keys, and the rule when they may be forgotten."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from angelia.envelope.refusals import Expired, IdConflict, Replayed
+from angelia.errors import InvalidArgument
+from angelia.keys.model import SKEW
+from angelia.mailbox.database import SQL, Database, Tx, ago, read_meta, stamp, unstamp, write_meta
+
+LEGACY_DENIED = timedelta(hours=24)
+RETENTION_HOURS = 24
+_CHUNK = 5_000
+_LAST_PRUNE, _PRUNED_TO = "last_prune", "pruned_to"
+# Two processes that read the same clock a moment apart have not stepped it back.
+_JITTER = timedelta(seconds=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A row of the replay state."""
+
+    replay_key: str
+    msg_id: str
+    sender_fp: str
+    recipient_fp: str
+    seen_at: datetime
+    envelope_timestamp: datetime
+    expires_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """How many rows were forgotten; a warning says why none could be."""
+
+    rows: int
+    warning: str | None = None
+
+
+def probe(database: Database, replay_key: str, msg_id: str, expires_at: datetime, now: datetime) -> None:
+    """Refuse early what is known to have been opened. The decision itself is `remember`."""
+    refuse_seen(database, replay_key, now)
+    if database.row("legacy_since", msg_id, stamp(now - LEGACY_DENIED)):
+        raise Replayed("a message of this id was received before this mailbox was migrated")
+    # With a clock that ran ahead, rows may have been pruned before their time; what they covered stays closed.
+    pruned_to = database.row("read_meta", _PRUNED_TO)
+    if pruned_to and stamp(expires_at) <= pruned_to[0]:
+        raise Expired("this mailbox no longer remembers whether it has opened the envelope, so it does not open it")
+
+
+def refuse_seen(database: Database, replay_key: str, now: datetime) -> None:
+    if found := database.row("seen_at", replay_key):
+        raise replayed(replay_key, unstamp(found[0]), now)
+
+
+def remember(tx: Tx, seen: Seen) -> None:
+    """Claim an envelope, once and for all. Of any number of processes exactly one comes back without an error."""
+    values = (
+        seen.replay_key,
+        seen.msg_id,
+        seen.sender_fp,
+        seen.recipient_fp,
+        stamp(seen.seen_at),
+        stamp(seen.envelope_timestamp),
+        stamp(seen.expires_at),
+    )
+    if tx.execute(SQL["remember"], values).fetchone():
+        return
+    if found := tx.execute(SQL["seen_at"], (seen.replay_key,)).fetchone():
+        raise replayed(seen.replay_key, unstamp(found[0]), seen.seen_at)
+    raise IdConflict("the sender used this message id before, for another envelope; the first one stands")
+
+
+def replayed(replay_key: str, seen_at: datetime, now: datetime) -> Replayed:
+    return Replayed(
+        f"this envelope was opened {ago(seen_at, now)} ago and is refused a second time",
+        hint=f"read the stored copy: angelia mail open {replay_key[:12]}",
+    )
+
+
+def prune_due(database: Database, now: datetime) -> bool:
+    last = database.row("read_meta", _LAST_PRUNE)
+    return last is None or abs(now - unstamp(last[0])) >= timedelta(hours=RETENTION_HOURS)
+
+
+def prune(database: Database, now: datetime, retention_hours: int = RETENTION_HOURS, *, force: bool = False) -> Pruned:
+    """Forget rows that were seen long ago *and* whose envelopes could not be opened any more in any case."""
+    if retention_hours < 0 or (retention_hours < RETENTION_HOURS and not force):
+        raise InvalidArgument(
+            f"replay state is kept for at least {RETENTION_HOURS} hours", hint="--force keeps it for less"
+        )
+    if warning := _clock_warning(database, now):
+        return Pruned(0, warning)
+    seen_before, expired_before = stamp(now - timedelta(hours=retention_hours)), stamp(now - SKEW)
+    rows, chunk = 0, _CHUNK
+    while chunk == _CHUNK:
+        with database.transaction() as tx:
+            expiries = [row[0] for row in tx.execute(SQL["prune_replay"], (seen_before, expired_before, _CHUNK))]
+            if expiries:
+                write_meta(tx, _PRUNED_TO, max(read_meta(tx, _PRUNED_TO) or "", *expiries))
+        chunk = len(expiries)
+        rows += chunk
+    with database.transaction() as tx:
+        tx.execute(SQL["prune_legacy"], (stamp(now - LEGACY_DENIED),))
+        write_meta(tx, _LAST_PRUNE, stamp(now))
+    return Pruned(rows)
+
+
+def _clock_warning(database: Database, now: datetime) -> str | None:
+    marks = [row[0] for row in (database.row("read_meta", _LAST_PRUNE), database.row("newest_seen")) if row and row[0]]
+    latest = unstamp(max(marks)) if marks else now
+    if now >= latest - _JITTER:
+        return None
+    return (
+        f"the clock stands {ago(now, latest)} before the last use of this mailbox, so nothing is pruned; "
+        "check the time of this machine"
+    )

@@ -1,0 +1,345 @@
+"""The agent's own bundles: the first one, one-time keys, and rotation in steps that a crash cannot tear apart.
+
+Private halves are durable before anything that names them is published, and stay until nothing can need them:
+
+    begin    the key file gets `next.` seeds     then the signed link is kept as pending
+    publish  (whoever talks to the server)
+    finish   the old KEM key becomes a row       then the key file promotes `next.`     then the chain moves on
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from uuid import UUID
+
+import msgspec
+
+from angelia.envelope.bundles import DEFAULT_SUITES, Bundle, Link, OneTimeKey, sign_one_time_key
+from angelia.envelope.ids import KeyType
+from angelia.envelope.kem import KemPrivateKey, KemPublicKey
+from angelia.envelope.signing import VerifyingPair
+from angelia.envelope.wire import TTL_MAX, Suite
+from angelia.errors import Conflict, InvalidArgument
+from angelia.keys.model import (
+    DESTROY_AFTER,
+    MOST_ONE_TIME,
+    ONE_TIME_LIFE,
+    ONE_TIME_USE,
+    SKEW,
+    LinkDocument,
+    link_document,
+    moment,
+    parse_link,
+    unix_ms,
+)
+from angelia.mailbox import identity as identities
+from angelia.mailbox import succession
+from angelia.mailbox.database import SQL, Database, Tx, stamp, unstamp, write_meta
+from angelia.mailbox.identity import KEY, Identity, KeyFile
+from angelia.mailbox.keyfile import XWING
+from angelia.mailbox.keyring import Keyring
+from angelia.mailbox.succession import Plan
+
+# A server takes a bundle that was issued within SKEW of its clock; an older link is signed anew, over the same keys.
+SIGNED_ANEW_AFTER = SKEW / 2
+ONE_TIME_DESTROY_AFTER = ONE_TIME_LIFE + ONE_TIME_USE + timedelta(seconds=TTL_MAX) + SKEW
+_PENDING, _UNCONFIRMED = "pending_rotation", "first_bundle_unconfirmed"
+
+
+class _PendingRow(msgspec.Struct, frozen=True, kw_only=True):
+    plan: Plan
+    link: LinkDocument
+    accepted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A rotation under way. Its keys are fixed; once it is accepted there is no way back."""
+
+    plan: Plan
+    link: Link
+    accepted: bool
+
+
+class OwnKeys:
+    """The public side of this agent, and the private keys behind it."""
+
+    def __init__(self, home: Path, identity: Identity, database: Database, keyring: Keyring) -> None:
+        self._home = home
+        self._database = database
+        self._keyring = keyring
+        self._read: tuple[int, int] | None = None
+        self._acting: Identity | None = None
+        self.identity = identity
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Take over what another process wrote into the key file; False when nothing changed."""
+        status = (self._home / self.identity.name / KEY).stat()
+        read = (status.st_ino, status.st_mtime_ns)
+        if read == self._read:
+            return False
+        with self._key_file():
+            self._read = read
+        return True
+
+    @property
+    def signer(self) -> Identity:
+        """Who signs requests: the agent with its present pair, unless it acts as the next one."""
+        return self._acting or self.identity
+
+    @contextmanager
+    def acting_as_next(self) -> Iterator[None]:
+        """Sign requests with the pair of a rotation under way. That a server knows it proves that it took the bundle,
+        where the answer was lost and the old pair signs no more."""
+        self._acting = identities.next_of(self.identity)
+        try:
+            yield
+        finally:
+            self._acting = None
+
+    def newest(self) -> Link | None:
+        """The agent's present bundle, as others should know it."""
+        found = self._database.row("own_newest")
+        return None if found is None else _parsed(found[0])
+
+    def chain(self) -> list[Link]:
+        """All bundles of this agent, oldest first."""
+        return [_parsed(text) for (text,) in self._database.rows("own_links")]
+
+    def pending(self) -> Pending | None:
+        """The rotation that was begun and neither finished nor abandoned."""
+        found = self._database.row("read_meta", _PENDING)
+        if found is None:
+            return None
+        row = msgspec.json.decode(found[0], type=_PendingRow)
+        return Pending(row.plan, parse_link(row.link), row.accepted)
+
+    def masks(self) -> list[tuple[int, int]]:
+        """Since when (Unix milliseconds) which suites are taken; a pending bundle may have been published already."""
+        masks = [(unix_ms(unstamp(issued_at)), suites) for issued_at, suites in self._database.rows("own_masks")]
+        if pending := self.pending():
+            masks.append((pending.link.bundle.issued_at, pending.plan.suites))
+        return masks
+
+    def pairs(self) -> dict[UUID, VerifyingPair]:
+        """The pairs that sign or signed for this agent, by their ids."""
+        links = [link.bundle.signer for link in self.chain()]
+        return {pair.signer_id: pair for pair in (*links, self.identity.pair.public)}
+
+    def first_bundle(self, now: datetime, suites: int = DEFAULT_SUITES) -> Link:
+        """The first bundle, to be published; when there is one already, the newest.
+
+        Until `finish_rotation` says that it was published, it is signed anew when it is too old for a server.
+        """
+        succession.check_suites(suites)
+        with self._key_file() as file:
+            newest = self.newest()
+            if newest is not None and not (self._unconfirmed() and _too_old(newest, now)):
+                return newest
+            with self._database.transaction() as tx:
+                separate = newest and _separate(newest.bundle)
+                if separate is None and suites & Suite.ML_KEM.bit:
+                    separate = self._new_separate(tx, now)
+                pair, handle = file.identity.pair, self.identity.handle
+                link = succession.first_link(pair, handle, file.seeds, separate, suites, now)
+                _start_chain(tx, link)
+                write_meta(tx, _UNCONFIRMED, "1")
+            return link
+
+    def make_one_time_keys(self, count: int, now: datetime) -> list[OneTimeKey]:
+        """New keys for one message each, signed and ready to upload; their private halves are stored first."""
+        if not 1 <= count <= MOST_ONE_TIME:
+            raise InvalidArgument(f"1 to {MOST_ONE_TIME} one-time keys are made at a time")
+        keys = [KemPrivateKey.generate(KeyType.XWING) for _ in range(count)]
+        with self._key_file() as file:
+            with self._database.transaction() as tx:
+                for key in keys:
+                    self._keyring.keep(tx, key, "one_time", created_at=now, destroy_at=now + ONE_TIME_DESTROY_AFTER)
+            pair, handle, at = file.identity.pair, self.identity.handle, unix_ms(now)
+        return [sign_one_time_key(pair, handle, key.public, at) for key in keys]
+
+    def begin_rotation(
+        self,
+        now: datetime,
+        *,
+        kem: bool = True,
+        signer: bool = False,
+        emergency: bool = False,
+        suites: int | None = None,
+    ) -> Link:
+        """The next bundle, to be published: with a new KEM key, a new signing pair, both, or (renewed) neither.
+
+        While a rotation is under way this gives its keys again, whatever is asked for; they are signed anew only when
+        the signatures are too old for a server.
+        """
+        with self._key_file() as file:
+            newest, pending = self.newest(), self.pending()
+            if newest is None:
+                raise Conflict("there is no bundle to rotate yet", hint="angelia key publish")
+            if pending is not None:
+                return pending.link if pending.accepted else self._signed_again(file, newest.bundle, pending, now)
+            before = newest.bundle
+            plan = Plan(
+                kem=kem or emergency,
+                signer=signer,
+                emergency=emergency,
+                suites=before.suites if suites is None else suites,
+            )
+            succession.check_suites(plan.suites)
+            self._take(file.write(succession.with_next(file.seeds, plan)))
+            with self._database.transaction() as tx:
+                separate = None
+                if plan.suites & Suite.ML_KEM.bit:
+                    separate = None if plan.kem else _separate(before)
+                    separate = separate or self._new_separate(tx, now)
+                link = succession.next_link(before, file.identity.pair, file.seeds, separate, plan, now)
+                _set_pending(tx, Pending(plan, link, accepted=False))
+            return link
+
+    def finish_rotation(self, now: datetime, accepted: Link | None = None) -> Link:
+        """A server took the bundle, also the first one: from now on it is ours.
+
+        `accepted` is what the server has, where that may be an earlier signature over the same keys.
+        """
+        with self._key_file() as file:
+            pending = self.pending()
+            if pending is None:
+                return self._confirm_first(accepted)
+            link = succession.same_keys(pending.link, accepted)
+            with self._database.transaction() as tx:
+                _set_pending(tx, Pending(pending.plan, link, accepted=True))
+                if not pending.plan.emergency:
+                    self._keep_replaced(tx, file, link.bundle)
+            self._take(file.write(succession.promoted(file.seeds)))
+            with self._database.transaction() as tx:
+                _add_own(tx, link)
+                tx.execute(SQL["drop_meta"], (_PENDING,))
+                tx.execute(SQL["drop_meta"], (_UNCONFIRMED,))
+                if pending.plan.emergency:
+                    self._destroy_earlier(tx, link.bundle, now)
+            return link
+
+    def resume(self, now: datetime) -> None:
+        """Complete a rotation that a crash interrupted after a server had taken it."""
+        pending = self.pending()
+        if pending is not None and pending.accepted:
+            self.finish_rotation(now)
+
+    def abandon_rotation(self) -> None:
+        """Give up a rotation whose bundle no server took; its keys are destroyed."""
+        with self._key_file() as file:
+            newest, pending = self.newest(), self.pending()
+            if pending is not None and pending.accepted:
+                raise Conflict("a server took the new bundle, so the rotation cannot be abandoned")
+            if pending is not None and newest is not None:
+                with self._database.transaction() as tx:
+                    tx.execute(SQL["drop_meta"], (_PENDING,))
+                    self._drop_separate_except(tx, newest.bundle)
+            self._take(file.write(succession.without_next(file.seeds)))
+
+    @contextmanager
+    def _key_file(self) -> Iterator[KeyFile]:
+        """The key file as it is now, for this process alone; all that is decided under it holds until its end."""
+        with identities.key_file(self._home, self.identity) as file:
+            self._take(file.identity)
+            yield file
+
+    def _take(self, identity: Identity) -> None:
+        self.identity = identity
+        self._keyring.take_seeds(identity.unlocked.seeds)
+
+    def _signed_again(self, file: KeyFile, before: Bundle, pending: Pending, now: datetime) -> Link:
+        if not _too_old(pending.link, now):
+            return pending.link
+        separate = _separate(pending.link.bundle)
+        link = succession.next_link(before, file.identity.pair, file.seeds, separate, pending.plan, now)
+        with self._database.transaction() as tx:
+            _set_pending(tx, Pending(pending.plan, link, accepted=False))
+        return link
+
+    def _confirm_first(self, accepted: Link | None) -> Link:
+        newest = self.newest()
+        if newest is None:
+            raise Conflict("there is no rotation under way", hint="angelia key publish")
+        if not self._unconfirmed():
+            return newest
+        link = succession.same_keys(newest, accepted)
+        with self._database.transaction() as tx:
+            _start_chain(tx, link)
+            tx.execute(SQL["drop_meta"], (_UNCONFIRMED,))
+        return link
+
+    def _unconfirmed(self) -> bool:
+        return self._database.row("read_meta", _UNCONFIRMED) is not None
+
+    def _new_separate(self, tx: Tx, now: datetime) -> KemPublicKey:
+        """The key of suite 1, which has no place in the key file."""
+        key = KemPrivateKey.generate(KeyType.ML_KEM_768)
+        self._keyring.keep(tx, key, "signed", created_at=now)
+        return key.public
+
+    def _keep_replaced(self, tx: Tx, file: KeyFile, bundle: Bundle) -> None:
+        """Rows for the keys that the bundle replaces, for as long as an envelope may need them."""
+        rotated_at, listed = moment(bundle.issued_at), succession.active_ids(bundle)
+        old = succession.xwing(file.seeds[XWING])
+        if old.public.key_id not in listed:
+            created = next(
+                (e.created_at for e in bundle.kem_keys if e.key.key_id == old.public.key_id), bundle.issued_at
+            )
+            self._keyring.keep(
+                tx,
+                old,
+                "signed",
+                created_at=moment(created),
+                rotated_at=rotated_at,
+                destroy_at=rotated_at + DESTROY_AFTER,
+            )
+        for (key_id,) in tx.execute(SQL["active_separate"]).fetchall():
+            if key_id not in map(str, listed):
+                tx.execute(SQL["retire_kem_key"], (stamp(rotated_at), stamp(rotated_at + DESTROY_AFTER), key_id))
+
+    def _destroy_earlier(self, tx: Tx, bundle: Bundle, now: datetime) -> None:
+        """After an emergency: nothing old opens anything, save one-time keys of mail that a relay already has."""
+        tx.execute(SQL["destroy_grace"])
+        tx.execute(SQL["hasten_one_time"], (stamp(now + DESTROY_AFTER),))
+        self._drop_separate_except(tx, bundle)
+
+    def _drop_separate_except(self, tx: Tx, bundle: Bundle) -> None:
+        listed = {str(key_id) for key_id in succession.active_ids(bundle)}
+        for (key_id,) in tx.execute(SQL["active_separate"]).fetchall():
+            if key_id not in listed:
+                tx.execute(SQL["drop_kem_key"], (key_id,))
+
+
+def _separate(bundle: Bundle) -> KemPublicKey | None:
+    entry = bundle.active(KeyType.ML_KEM_768)
+    return None if entry is None else entry.key
+
+
+def _too_old(link: Link, now: datetime) -> bool:
+    return abs(now - moment(link.bundle.issued_at)) > SIGNED_ANEW_AFTER
+
+
+def _parsed(text: str) -> Link:
+    return parse_link(msgspec.json.decode(text, type=LinkDocument))
+
+
+def _start_chain(tx: Tx, link: Link) -> None:
+    tx.execute(SQL["drop_own"])
+    _add_own(tx, link)
+
+
+def _add_own(tx: Tx, link: Link) -> None:
+    bundle = link.bundle
+    document = msgspec.json.encode(link_document(link)).decode()
+    tx.execute(SQL["add_own"], (bundle.bundle_version, stamp(moment(bundle.issued_at)), bundle.suites, document))
+
+
+def _set_pending(tx: Tx, pending: Pending) -> None:
+    row = _PendingRow(plan=pending.plan, link=link_document(pending.link), accepted=pending.accepted)
+    write_meta(tx, _PENDING, msgspec.json.encode(row).decode())

@@ -1,0 +1,278 @@
+-- The statements of the mailbox, by the module that uses them. Values are always bound.
+
+-- name: read_meta
+SELECT value FROM meta WHERE name = ?
+
+-- name: write_meta
+INSERT INTO meta (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value
+
+-- name: drop_meta
+DELETE FROM meta WHERE name = ?
+
+
+-- replay.py
+
+-- name: remember
+-- The one statement that decides who opened an envelope first.
+INSERT INTO replay_state (replay_key, msg_id, sender_fp, recipient_fp, seen_at, envelope_timestamp, expires_at)
+VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO NOTHING RETURNING 1
+
+-- name: forget
+DELETE FROM replay_state WHERE replay_key = ?
+
+-- name: seen_at
+SELECT seen_at FROM replay_state WHERE replay_key = ?
+
+-- name: legacy_since
+SELECT 1 FROM legacy_msg_ids WHERE msg_id = ? AND imported_at > ?
+
+-- name: newest_seen
+SELECT max(seen_at) FROM replay_state
+
+-- name: prune_replay
+DELETE FROM replay_state WHERE replay_key IN (
+  SELECT replay_key FROM replay_state WHERE seen_at < ? AND expires_at < ? LIMIT ?
+) RETURNING expires_at
+
+-- name: prune_legacy
+DELETE FROM legacy_msg_ids WHERE imported_at <= ?
+
+
+-- failures.py
+
+-- name: count_failures
+SELECT count(*) FROM failures WHERE sender_fp = ? AND failed_at > ?
+
+-- name: add_failure
+INSERT INTO failures (replay_key, sender_fp, failed_at) VALUES (?, ?, ?)
+ON CONFLICT (replay_key) DO UPDATE SET failed_at = excluded.failed_at
+
+-- name: prune_failures
+DELETE FROM failures WHERE failed_at <= ?
+
+
+-- inbox.py
+
+-- name: add_inbox
+INSERT INTO inbox (replay_key, msg_id, sender_nhi, sender_fp, recipient_nhi, channel_id, correlation_id, priority,
+                   created_at, received_at, expires_at, body_nonce, body)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: add_control
+INSERT INTO controls (replay_key) VALUES (?)
+
+-- name: inbox_page
+SELECT replay_key, msg_id, sender_nhi, sender_fp, recipient_nhi, channel_id, correlation_id, priority,
+       created_at, received_at, expires_at, status, acked_at
+FROM inbox
+WHERE (received_at, replay_key) < (?, ?) AND replay_key NOT IN (SELECT replay_key FROM controls)
+ORDER BY received_at DESC, replay_key DESC LIMIT ?
+
+-- name: inbox_one
+SELECT replay_key, msg_id, sender_nhi, sender_fp, recipient_nhi, channel_id, correlation_id, priority,
+       created_at, received_at, expires_at, status, acked_at
+FROM inbox WHERE replay_key = ?
+
+-- name: inbox_between
+-- Two rows are enough to know that a prefix is not unique.
+SELECT replay_key FROM inbox WHERE replay_key >= ? AND replay_key < ? ORDER BY replay_key LIMIT 2
+
+-- name: inbox_unacked
+SELECT replay_key, msg_id, sender_nhi, sender_fp, recipient_nhi, channel_id, correlation_id, priority,
+       created_at, received_at, expires_at, status, acked_at
+FROM inbox WHERE acked_at IS NULL ORDER BY received_at LIMIT ?
+
+-- name: inbox_controls
+SELECT replay_key, msg_id, sender_nhi, sender_fp, recipient_nhi, channel_id, correlation_id, priority,
+       created_at, received_at, expires_at, status, acked_at
+FROM inbox JOIN controls USING (replay_key) WHERE status = 'unread' ORDER BY received_at
+
+-- name: is_control
+SELECT 1 FROM controls WHERE replay_key = ?
+
+-- name: inbox_body
+SELECT body_nonce, body FROM inbox WHERE replay_key = ?
+
+-- name: inbox_keys
+SELECT replay_key FROM inbox
+
+-- name: mark_read
+UPDATE inbox SET status = 'read' WHERE replay_key = ?
+
+-- name: mark_acked
+UPDATE inbox SET acked_at = ? WHERE replay_key = ? AND acked_at IS NULL
+
+
+-- outbox.py
+
+-- name: add_outbox
+INSERT INTO outbox (replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at,
+                    next_try_at, body_nonce, body)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: outbox_one
+SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
+       next_try_at, body IS NOT NULL
+FROM outbox WHERE replay_key = ?
+
+-- name: outbox_between
+SELECT replay_key FROM outbox WHERE replay_key >= ? AND replay_key < ? ORDER BY replay_key LIMIT 2
+
+-- name: outbox_page
+SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
+       next_try_at, body IS NOT NULL
+FROM outbox WHERE (created_at, replay_key) < (?, ?) ORDER BY created_at DESC, replay_key DESC LIMIT ?
+
+-- name: outbox_due
+SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
+       next_try_at, body IS NOT NULL
+FROM outbox WHERE next_try_at <= ? ORDER BY next_try_at LIMIT ?
+
+-- name: outbox_body
+SELECT body_nonce, body FROM outbox WHERE replay_key = ?
+
+-- name: outbox_keys
+SELECT replay_key FROM outbox
+
+-- name: set_outbox_status
+UPDATE outbox SET status = ?, next_try_at = NULL WHERE replay_key = ?
+
+-- name: clear_outbox_body
+UPDATE outbox SET body_nonce = NULL, body = NULL WHERE replay_key = ?
+
+-- name: set_outbox_retry
+UPDATE outbox SET attempts = ?, next_try_at = ? WHERE replay_key = ?
+
+-- name: expire_outbox
+-- What was never accepted by a relay has expired; of the others only the relay knows how they ended.
+UPDATE outbox SET
+  status = CASE status WHEN 'stored' THEN 'expired' ELSE status END, next_try_at = NULL, body_nonce = NULL, body = NULL
+WHERE body IS NOT NULL AND expires_at <= ?
+
+
+-- trust.py
+
+-- name: pin
+SELECT nhi, signer_id, fingerprint, ed25519_public_key, ml_dsa_public_key, bundle_version, bundle_hash, trusted_by,
+       pinned_at
+FROM pins WHERE nhi = ?
+
+-- name: pins
+SELECT nhi, signer_id, fingerprint, ed25519_public_key, ml_dsa_public_key, bundle_version, bundle_hash, trusted_by,
+       pinned_at
+FROM pins ORDER BY nhi
+
+-- name: set_pin
+INSERT INTO pins (nhi, signer_id, fingerprint, ed25519_public_key, ml_dsa_public_key, bundle_version, bundle_hash,
+                  trusted_by, pinned_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (nhi) DO UPDATE SET
+  signer_id = excluded.signer_id, fingerprint = excluded.fingerprint, ed25519_public_key = excluded.ed25519_public_key,
+  ml_dsa_public_key = excluded.ml_dsa_public_key, bundle_version = excluded.bundle_version,
+  bundle_hash = excluded.bundle_hash, trusted_by = excluded.trusted_by, pinned_at = excluded.pinned_at
+
+-- name: add_former
+INSERT INTO former_signers (nhi, signer_id, fingerprint, ed25519_public_key, ml_dsa_public_key, rotated_at)
+VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (nhi, signer_id) DO UPDATE SET rotated_at = excluded.rotated_at
+
+-- name: drop_former
+DELETE FROM former_signers WHERE nhi = ?
+
+-- name: former
+SELECT ed25519_public_key, ml_dsa_public_key, rotated_at FROM former_signers WHERE nhi = ? AND signer_id = ?
+
+-- name: set_bundle
+INSERT INTO bundles (nhi, link, revoked, fetched_at) VALUES (?, ?, ?, ?)
+ON CONFLICT (nhi) DO UPDATE SET link = excluded.link, revoked = excluded.revoked, fetched_at = excluded.fetched_at
+
+-- name: bundle
+SELECT link, revoked, fetched_at FROM bundles WHERE nhi = ?
+
+-- name: drop_bundle
+DELETE FROM bundles WHERE nhi = ?
+
+
+-- allowlist.py
+
+-- name: is_allowed
+SELECT 1 FROM allowlist WHERE fingerprint = ?
+
+-- name: allow
+INSERT INTO allowlist (fingerprint, nhi, label, added_at) VALUES (?, ?, ?, ?)
+ON CONFLICT (fingerprint) DO UPDATE SET nhi = excluded.nhi, label = coalesce(excluded.label, label)
+
+-- name: allow_successor
+-- Whoever was allowed stays allowed when the old pair vouched for the new one.
+INSERT INTO allowlist (fingerprint, nhi, label, added_at)
+SELECT ?, nhi, label, ? FROM allowlist WHERE fingerprint = ?
+ON CONFLICT (fingerprint) DO NOTHING
+
+-- name: deny
+DELETE FROM allowlist WHERE nhi = ? RETURNING fingerprint
+
+-- name: allowlist
+SELECT fingerprint, nhi, label, added_at FROM allowlist ORDER BY nhi, added_at, fingerprint
+
+
+-- keyring.py and rotation.py
+
+-- name: kem_key
+SELECT key_type, usage, seed_nonce, seed FROM kem_keys WHERE key_id = ? AND (destroy_at IS NULL OR destroy_at > ?)
+
+-- name: put_kem_key
+INSERT INTO kem_keys (key_id, key_type, usage, status, public_key, seed_nonce, seed, created_at, rotated_at, destroy_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (key_id) DO UPDATE SET
+  status = excluded.status, rotated_at = excluded.rotated_at, destroy_at = excluded.destroy_at
+
+-- name: use_one_time
+DELETE FROM kem_keys WHERE key_id = ? AND usage = 'one_time' RETURNING 1
+
+-- name: something_overdue
+SELECT 1 WHERE EXISTS (SELECT 1 FROM kem_keys WHERE destroy_at <= ?1)
+            OR EXISTS (SELECT 1 FROM outbox WHERE body IS NOT NULL AND expires_at <= ?1)
+
+-- name: destroy_overdue
+DELETE FROM kem_keys WHERE destroy_at <= ?
+
+-- name: count_one_time
+SELECT count(*) FROM kem_keys WHERE usage = 'one_time' AND destroy_at > ?
+
+-- name: active_separate
+SELECT key_id FROM kem_keys WHERE usage = 'signed' AND status = 'active'
+
+-- name: drop_kem_key
+DELETE FROM kem_keys WHERE key_id = ?
+
+-- name: retire_kem_key
+UPDATE kem_keys SET status = 'grace', rotated_at = ?, destroy_at = ? WHERE key_id = ?
+
+-- name: destroy_grace
+DELETE FROM kem_keys WHERE usage = 'signed' AND status = 'grace'
+
+-- name: hasten_one_time
+UPDATE kem_keys SET destroy_at = min(destroy_at, ?) WHERE usage = 'one_time'
+
+-- name: own_newest
+SELECT link FROM own_bundles ORDER BY bundle_version DESC LIMIT 1
+
+-- name: own_links
+SELECT link FROM own_bundles ORDER BY bundle_version
+
+-- name: own_masks
+SELECT issued_at, suites FROM own_bundles ORDER BY bundle_version
+
+-- name: drop_own
+DELETE FROM own_bundles
+
+-- name: add_own
+INSERT INTO own_bundles (bundle_version, issued_at, suites, link) VALUES (?, ?, ?, ?)
+ON CONFLICT (bundle_version) DO NOTHING
+
+
+-- calyx.py
+
+-- name: add_legacy
+INSERT INTO legacy_msg_ids (msg_id, imported_at) VALUES (?, ?) ON CONFLICT (msg_id) DO NOTHING RETURNING 1

@@ -1,0 +1,149 @@
+"""How an agent's next bundle follows from its present one. Pure: keys and times come in, a signed link comes out."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+
+from angelia.envelope.bundles import (
+    KEY_LIFE,
+    MOST_KEM_KEYS,
+    Bundle,
+    KemEntry,
+    Link,
+    Listed,
+    UntrustedBundle,
+    check_bundle,
+    milliseconds,
+    sign_bundle,
+    sign_rotation,
+    trusted_by,
+)
+from angelia.envelope.ids import KeyType
+from angelia.envelope.kem import KemPrivateKey, KemPublicKey
+from angelia.envelope.signing import SigningPair
+from angelia.envelope.wire import Suite
+from angelia.errors import InvalidArgument
+from angelia.keys.model import GRACE, unix_ms
+from angelia.mailbox.keyfile import ED25519, ML_DSA, NEXT, XWING, Seeds
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rotation changes."""
+
+    kem: bool
+    signer: bool
+    emergency: bool
+    suites: int
+
+
+def check_suites(suites: int) -> None:
+    """The X-Wing key of the key file is always offered; suite 1 may be taken beside it."""
+    if not suites & Suite.XWING.bit or suites & ~(Suite.ML_KEM.bit | Suite.XWING.bit | Suite.CHANNEL.bit):
+        raise InvalidArgument("the mask of suites has suite 2, and suites 1 and 4 if wanted", hint="suites 1, 2 and 4")
+
+
+def first_link(
+    pair: SigningPair, handle: str, seeds: Seeds, separate: KemPublicKey | None, suites: int, now: datetime
+) -> Link:
+    """The first bundle of a chain."""
+    at = unix_ms(now)
+    keys = [xwing(seeds[XWING]).public, *([separate] if separate else [])]
+    entries = tuple(_active(key, at, at) for key in keys)
+    return Link(sign_bundle(pair, agent_nhi=handle, issued_at=at, kem_keys=entries, after=None, suites=suites))
+
+
+def next_link(
+    before: Bundle, pair: SigningPair, seeds: Seeds, separate: KemPublicKey | None, plan: Plan, now: datetime
+) -> Link:
+    """The bundle after `before`: new keys are active, those that they replace stay listed for their grace."""
+    at = unix_ms(now)
+    old = {entry.key.key_id: entry for entry in before.kem_keys if entry.status is Listed.ACTIVE}
+    keys = [xwing(seeds[NEXT + XWING if plan.kem else XWING]).public, *([separate] if separate else [])]
+    active = [_active(key, old[key.key_id].created_at if key.key_id in old else at, at) for key in keys]
+    grace: list[KemEntry] = []
+    if not plan.emergency:
+        listed = {entry.key.key_id for entry in active}
+        grace = [_in_grace(entry, at) for id_, entry in old.items() if id_ not in listed]
+        grace += [e for e in before.kem_keys if e.status is Listed.GRACE and at < e.rotated_at + milliseconds(GRACE)]
+    signing = next_pair(seeds) if plan.signer else pair
+    bundle = sign_bundle(
+        signing,
+        agent_nhi=before.agent_nhi,
+        issued_at=at,
+        # The newest come first; what finds no room any more is still opened, only not listed.
+        kem_keys=tuple([*active, *grace][:MOST_KEM_KEYS]),
+        after=trusted_by(before),
+        suites=plan.suites,
+    )
+    return Link(bundle, sign_rotation(pair, signing, before.agent_nhi, at) if plan.signer else None)
+
+
+def with_next(seeds: Seeds, plan: Plan) -> dict[str, bytes]:
+    """The seeds with those that the plan needs; what an interrupted attempt made is used, what it made in vain goes."""
+    made = {NEXT + XWING: KemPrivateKey.generate(KeyType.XWING).seed}
+    made[NEXT + ED25519], made[NEXT + ML_DSA] = SigningPair.generate().seeds
+    wanted = ([NEXT + XWING] if plan.kem else []) + ([NEXT + ED25519, NEXT + ML_DSA] if plan.signer else [])
+    return without_next(seeds) | {name: seeds.get(name, made[name]) for name in wanted}
+
+
+def without_next(seeds: Seeds) -> dict[str, bytes]:
+    return {name: seed for name, seed in seeds.items() if not name.startswith(NEXT)}
+
+
+def promoted(seeds: Seeds) -> dict[str, bytes]:
+    """The seeds with `next` in the place of those before."""
+    return without_next(seeds) | {
+        name.removeprefix(NEXT): seed for name, seed in seeds.items() if name.startswith(NEXT)
+    }
+
+
+def same_keys(link: Link, accepted: Link | None) -> Link:
+    """What a server accepted in place of our own copy: another signature of ours over the same step, nothing else."""
+    if accepted is None:
+        return link
+    ours, theirs = link.bundle, accepted.bundle
+    check_bundle(theirs)
+    if _step(ours) != _step(theirs):
+        raise UntrustedBundle("the server's bundle is not the one that this agent signed")
+    return accepted
+
+
+def active_ids(bundle: Bundle) -> set[UUID]:
+    return {entry.key.key_id for entry in bundle.kem_keys if entry.status is Listed.ACTIVE}
+
+
+def xwing(seed: bytes) -> KemPrivateKey:
+    return KemPrivateKey.from_seed(KeyType.XWING, seed)
+
+
+def next_pair(seeds: Seeds) -> SigningPair:
+    return SigningPair.from_seeds(seeds[NEXT + ED25519], seeds[NEXT + ML_DSA])
+
+
+def _step(bundle: Bundle) -> tuple[object, ...]:
+    keys = [(entry.key.key_id, entry.status) for entry in bundle.kem_keys]
+    return (
+        bundle.agent_nhi,
+        bundle.bundle_version,
+        bundle.prev_bundle_hash,
+        bundle.signer.signer_id,
+        keys,
+        bundle.suites,
+    )
+
+
+def _active(key: KemPublicKey, created_at: int, at: int) -> KemEntry:
+    return KemEntry(key=key, status=Listed.ACTIVE, created_at=created_at, expires_at=at + milliseconds(KEY_LIFE))
+
+
+def _in_grace(entry: KemEntry, at: int) -> KemEntry:
+    return KemEntry(
+        key=entry.key,
+        status=Listed.GRACE,
+        created_at=entry.created_at,
+        expires_at=entry.expires_at,
+        rotated_at=at,
+    )

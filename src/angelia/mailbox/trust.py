@@ -1,0 +1,210 @@
+"""Whom this agent believes: a signing pair pinned per agent, moved only along a chain of bundles that was checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from angelia.envelope.bundles import Bundle, Link, Trusted, UntrustedBundle, check_bundle, follow, trusted_by
+from angelia.envelope.refusals import NotAllowed, SignatureFailed, UnknownSigner
+from angelia.envelope.signing import VerifyingPair, parse_pair
+from angelia.keys.model import CACHE, SKEW, LinkDocument, link_document, moment, parse_link
+from angelia.mailbox.database import SQL, Database, Tx, stamp, unstamp
+
+
+class TrustedBy(StrEnum):
+    """Why a pair is believed."""
+
+    FIRST_USE = "first_use"
+    ROTATION = "rotation"
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """An agent's pair, the newest bundle of it that was checked, and why it is believed."""
+
+    nhi: str
+    signer: VerifyingPair
+    bundle_version: int
+    bundle_hash: bytes
+    trusted_by: TrustedBy
+    pinned_at: datetime
+
+    @property
+    def fingerprint(self) -> str:
+        return self.signer.fingerprint
+
+    @property
+    def trusted(self) -> Trusted:
+        return Trusted(
+            agent_nhi=self.nhi,
+            signer=self.signer,
+            bundle_version=self.bundle_version,
+            bundle_hash=self.bundle_hash,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KnownBundle:
+    """A bundle as it was last fetched; `revoked` is the server's word about single keys."""
+
+    link: Link
+    revoked: frozenset[UUID]
+    fetched_at: datetime
+
+    @property
+    def bundle(self) -> Bundle:
+        return self.link.bundle
+
+
+class Trust:
+    """Pins, pairs that were replaced, and the newest bundle of every agent that is pinned."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def pin(self, nhi: str) -> Pin | None:
+        found = self._database.row("pin", nhi)
+        return None if found is None else _pin(found)
+
+    def pins(self) -> list[Pin]:
+        return [_pin(row) for row in self._database.rows("pins")]
+
+    def pin_first(self, link: Link, now: datetime, revoked: Sequence[UUID] = ()) -> Pin:
+        """Believe an agent that was not known before (trust on first use); one that is known goes on from its pin."""
+        check_bundle(link.bundle)
+        with self._database.transaction() as tx:
+            if _read_pin(tx, link.bundle.agent_nhi) is None:
+                _set_pin(tx, trusted_by(link.bundle), TrustedBy.FIRST_USE, now)
+                _set_bundle(tx, link, revoked, now)
+        return self.advance(link.bundle.agent_nhi, [link], now, revoked)
+
+    def advance(self, nhi: str, links: Sequence[Link], now: datetime, revoked: Sequence[UUID] = ()) -> Pin:
+        """Follow an agent's chain from its pin to the newest link; the pin's own bundle may come first.
+
+        A way back, a gap, a broken chain or a new pair that the old one did not vouch for is refused, and the pin
+        stays where it was.
+        """
+        with self._database.transaction() as tx:
+            pin = _read_pin(tx, nhi)
+            if pin is None:
+                raise UnknownSigner(f"{nhi} is not pinned yet")
+            ahead = _after_pin(pin, links)
+            reached = follow(pin.trusted, ahead)
+            signers = itertools.pairwise([pin.signer, *(link.bundle.signer for link in ahead)])
+            for (old, new), link in zip(signers, ahead, strict=True):
+                if link.statement is not None and old.signer_id != new.signer_id:
+                    _succeed(tx, nhi, old, new, min(moment(link.statement.issued_at), now), now)
+            rotated = reached.signer.signer_id != pin.signer.signer_id
+            _set_pin(tx, reached, TrustedBy.ROTATION if rotated else pin.trusted_by, now if rotated else pin.pinned_at)
+            if links:
+                _set_bundle(tx, links[-1], revoked, now)
+            present = _read_pin(tx, nhi)
+        assert present is not None
+        return present
+
+    def trust(self, link: Link, now: datetime, revoked: Sequence[UUID] = ()) -> Pin:
+        """Believe a pair because an operator compared its fingerprint; pairs before it are believed no more."""
+        check_bundle(link.bundle)
+        nhi = link.bundle.agent_nhi
+        with self._database.transaction() as tx:
+            before = _read_pin(tx, nhi)
+            if before is not None and before.signer.signer_id != link.bundle.signer.signer_id:
+                tx.execute(SQL["drop_former"], (nhi,))
+            _set_pin(tx, trusted_by(link.bundle), TrustedBy.OPERATOR, now)
+            _set_bundle(tx, link, revoked, now)
+            present = _read_pin(tx, nhi)
+        assert present is not None
+        return present
+
+    def signer(self, nhi: str, signer_id: UUID, at: datetime) -> VerifyingPair:
+        """The pair that may speak for an agent at a time. Always looked up by both: an id alone names nobody."""
+        pin = self.pin(nhi)
+        if pin is not None and pin.signer.signer_id == signer_id:
+            return pin.signer
+        if pin is None:
+            # What is not pinned cannot be listed: an entry names a fingerprint, and only a pin gives one to a name.
+            raise NotAllowed(f"{nhi} is not on the allowlist", hint=f"angelia mail allow {nhi}")
+        former = self._database.row("former", nhi, str(signer_id))
+        if former is None:
+            unknown = UnknownSigner(f"the signing pair that {nhi} used is not known here", hint=f"angelia key pin {nhi}")
+            unknown.agent = nhi
+            raise unknown
+        ed25519, ml_dsa, rotated_at = former
+        if at > unstamp(rotated_at) + SKEW:
+            raise SignatureFailed(f"{nhi} had replaced this signing pair before it signed")
+        return parse_pair(ed25519, ml_dsa)
+
+    def bundle(self, nhi: str, now: datetime, max_age: timedelta | None = CACHE) -> KnownBundle | None:
+        """An agent's bundle if it was fetched recently enough; with no `max_age`, however long ago."""
+        found = self._database.row("bundle", nhi)
+        if found is None:
+            return None
+        link, revoked, fetched_at = found[0], msgspec.json.decode(found[1], type=list[UUID]), unstamp(found[2])
+        if max_age is not None and not -SKEW <= now - fetched_at < max_age:
+            return None
+        return KnownBundle(parse_link(msgspec.json.decode(link, type=LinkDocument)), frozenset(revoked), fetched_at)
+
+    def drop_bundle(self, nhi: str) -> None:
+        """Forget a bundle that a server called stale or revoked; the pin stays."""
+        with self._database.transaction() as tx:
+            tx.execute(SQL["drop_bundle"], (nhi,))
+
+
+def _after_pin(pin: Pin, links: Sequence[Link]) -> list[Link]:
+    """The links without the pin's own bundle; what is older must not come at all."""
+    if links and links[0].bundle.bundle_version <= pin.bundle_version:
+        bundle = links[0].bundle
+        check_bundle(bundle)
+        if (bundle.agent_nhi, bundle.bundle_version, bundle.hash) != (pin.nhi, pin.bundle_version, pin.bundle_hash):
+            raise UntrustedBundle(
+                f"bundle {bundle.bundle_version} of {pin.nhi} is not what was seen before "
+                f"(bundle {pin.bundle_version} was): somebody serves old or forged keys"
+            )
+        return list(links[1:])
+    return list(links)
+
+
+def _succeed(tx: Tx, nhi: str, old: VerifyingPair, new: VerifyingPair, rotated_at: datetime, now: datetime) -> None:
+    values = (nhi, str(old.signer_id), old.fingerprint, old.ed25519, old.ml_dsa, stamp(rotated_at))
+    tx.execute(SQL["add_former"], values)
+    tx.execute(SQL["allow_successor"], (new.fingerprint, stamp(now), old.fingerprint))
+
+
+def _read_pin(tx: Tx, nhi: str) -> Pin | None:
+    found = tx.execute(SQL["pin"], (nhi,)).fetchone()
+    return None if found is None else _pin(found)
+
+
+def _pin(row: tuple[Any, ...]) -> Pin:
+    nhi, _signer_id, _fingerprint, ed25519, ml_dsa, version, hash_, by, at = row
+    return Pin(
+        nhi=nhi,
+        signer=parse_pair(ed25519, ml_dsa),  # ids follow from the keys; those in the row are for people and indexes
+        bundle_version=version,
+        bundle_hash=hash_,
+        trusted_by=TrustedBy(by),
+        pinned_at=unstamp(at),
+    )
+
+
+def _set_pin(tx: Tx, trusted: Trusted, by: TrustedBy, at: datetime) -> None:
+    signer = trusted.signer
+    keys = (str(signer.signer_id), signer.fingerprint, signer.ed25519, signer.ml_dsa)
+    values = (trusted.agent_nhi, *keys, trusted.bundle_version, trusted.bundle_hash, by.value, stamp(at))
+    tx.execute(SQL["set_pin"], values)
+
+
+def _set_bundle(tx: Tx, link: Link, revoked: Sequence[UUID], now: datetime) -> None:
+    document = msgspec.json.encode(link_document(dataclasses.replace(link, statement=None))).decode()
+    values = (link.bundle.agent_nhi, document, msgspec.json.encode(list(revoked)).decode(), stamp(now))
+    tx.execute(SQL["set_bundle"], values)

@@ -1,0 +1,50 @@
+"""What the mailbox does without being asked: forget in time, destroy in time, and clear away after a crash."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from angelia.mailbox import replay
+from angelia.mailbox.database import SQL, Database, stamp
+from angelia.mailbox.files import Drawer
+from angelia.mailbox.replay import RETENTION_HOURS, Pruned
+
+
+class Upkeep:
+    """Runs at the start and, cheaply, with every operation that writes."""
+
+    def __init__(self, database: Database, drawers: Sequence[Drawer]) -> None:
+        self._database = database
+        self._drawers = drawers
+        self._warnings: list[str] = []
+
+    def start(self, now: datetime) -> None:
+        self._tidy(now)
+        self.tend(now)
+
+    def tend(self, now: datetime) -> None:
+        """Destroy private keys and plaintexts whose time is over; once a day, prune as well."""
+        if self._database.row("something_overdue", stamp(now)):
+            with self._database.transaction() as tx:
+                tx.execute(SQL["destroy_overdue"], (stamp(now),))
+                tx.execute(SQL["expire_outbox"], (stamp(now),))
+        if replay.prune_due(self._database, now):
+            self._tidy(now)
+
+    def prune(self, now: datetime, retention_hours: int = RETENTION_HOURS, *, force: bool = False) -> Pruned:
+        """Forget what can be forgotten now."""
+        pruned = replay.prune(self._database, now, retention_hours, force=force)
+        for drawer in self._drawers:
+            drawer.sweep(now)
+        return pruned
+
+    def take_warnings(self) -> list[str]:
+        """What somebody should be told, once."""
+        taken, self._warnings = self._warnings, []
+        return taken
+
+    def _tidy(self, now: datetime) -> None:
+        warning = self.prune(now).warning
+        if warning is not None and warning not in self._warnings:
+            self._warnings.append(warning)
