@@ -7,6 +7,7 @@ import json
 import os
 import stat
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID
 
@@ -14,20 +15,17 @@ import pytest
 
 from angelia.envelope.ids import KeyType, key_id
 from angelia.errors import AlreadyExists, AngeliaError, InvalidArgument, NotFound
-from angelia.mailbox import identity, private_files
+from angelia.mailbox import identity, keyfile, private_files
+from angelia.mailbox.box import Mailbox
 from angelia.mailbox.keyfile import BrokenKeyFile, WrongPassphrase
 from angelia.mailbox.private_files import UnsafeFile
 
+NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 ID = UUID("3f0c9d1e-7d31-4a52-9f4e-2b7c51d0aa10")
 
 
 def nobody() -> str:
     raise AssertionError("asked for a passphrase that the key does not have")
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return tmp_path / "agents"
 
 
 def mode(path: Path) -> int:
@@ -222,3 +220,100 @@ def test_every_refusal_is_of_one_family() -> None:
     for kind in (UnsafeFile, BrokenKeyFile, WrongPassphrase):
         assert issubclass(kind, AngeliaError)
         assert kind.code != "internal"
+
+
+def test_a_new_agent_has_all_its_seeds(home: Path) -> None:
+    identity.create(home, "alice")
+    seeds = keyfile.decode((home / "alice" / "key").read_bytes(), nobody)
+    assert {name: len(seed) for name, seed in seeds.items()} == {
+        "ed25519": 32,
+        "ml_dsa_65": 32,
+        "xwing": 96,
+        "local": 32,
+    }
+
+
+def test_the_request_key_is_the_ed25519_half_of_the_pair(home: Path) -> None:
+    made = identity.create(home, "alice")
+    assert made.public_key == made.pair.public.ed25519 == made.key.public_key().public_bytes_raw()
+    assert identity.load(home, "alice", nobody).pair.public.fingerprint == made.pair.public.fingerprint
+
+
+def test_no_secret_shows_in_a_repr(home: Path) -> None:
+    made = identity.create(home, "alice")
+    shown = repr(made) + str(made)
+    for seed in made.unlocked.seeds.values():
+        assert repr(seed)[2:-1] not in shown
+        assert seed.hex() not in shown
+
+
+def older_key_file(home: Path, passphrase: str | None) -> bytes:
+    """A key file as the release before wrote it: an Ed25519 seed and nothing else."""
+    made = identity.create(home, "alice")
+    seeds = {"ed25519": made.unlocked.seeds["ed25519"]}
+    (home / "alice" / "key").write_bytes(keyfile.encode(seeds, passphrase))
+    return made.public_key
+
+
+def test_a_key_file_of_the_release_before_loads_and_gets_what_it_lacks_once(home: Path) -> None:
+    public_key = older_key_file(home, None)
+    opened = identity.load(home, "alice", nobody)
+    assert opened.public_key == public_key
+    again = identity.load(home, "alice", nobody)
+    assert again.pair.public.fingerprint == opened.pair.public.fingerprint
+    assert again.unlocked.seeds == opened.unlocked.seeds
+    with Mailbox(home, again, NOW) as box:
+        assert box.own.first_bundle(NOW).bundle.signer.ed25519 == public_key
+
+
+def test_a_protected_file_of_the_release_before_stays_protected_and_asks_once(home: Path) -> None:
+    older_key_file(home, "geheim")
+    asked: list[str] = []
+
+    def prompt() -> str:
+        asked.append("passphrase")
+        return "geheim"
+
+    opened = identity.load(home, "alice", prompt)
+    assert asked == ["passphrase"]
+    content = (home / "alice" / "key").read_bytes()
+    assert json.loads(content)["protection"] == "scrypt-aes256gcm"
+    assert keyfile.decode(content, prompt) == opened.unlocked.seeds
+    assert mode(home / "alice" / "key") == 0o600
+
+
+def test_a_card_may_name_the_next_pair_but_no_other(home: Path) -> None:
+    made = identity.create(home, "alice")
+    other = identity.create(home, "bob")
+    with identity.key_file(home, made) as file:
+        seeds = other.unlocked.seeds
+        file.write(file.seeds | {"next.ed25519": seeds["ed25519"], "next.ml_dsa_65": seeds["ml_dsa_65"]})
+    card = json.loads((home / "alice" / "agent.json").read_bytes())
+    bobs = json.loads((home / "bob" / "agent.json").read_bytes())
+    card |= {"key_id": bobs["key_id"], "public_key": bobs["public_key"]}
+    (home / "alice" / "agent.json").write_text(json.dumps(card))
+    assert identity.load(home, "alice", nobody).public_key == made.public_key
+
+
+def test_a_registration_recorded_by_who_opened_the_keys_before_a_rotation_keeps_the_new_key(home: Path) -> None:
+    made = identity.create(home, "alice")
+    other = identity.create(home, "bob").unlocked.seeds
+    with identity.key_file(home, made) as file:
+        file.write(file.seeds | {"ed25519": other["ed25519"], "ml_dsa_65": other["ml_dsa_65"]})
+    identity.record_registration(home, made, id=ID, handle="alice", server="http://h")
+    assert identity.load(home, "alice", nobody).id == ID
+
+
+@pytest.mark.parametrize("name", ["ed25519", "ml_dsa_65", "xwing", "local", "next.xwing"])
+def test_a_seed_of_the_wrong_length_is_called_damage(home: Path, name: str) -> None:
+    made = identity.create(home, "alice")
+    (home / "alice" / "key").write_bytes(keyfile.encode({**made.unlocked.seeds, name: b"short"}, None))
+    with pytest.raises(BrokenKeyFile, match="damaged"):
+        identity.load(home, "alice", nobody)
+
+
+def test_a_key_file_without_an_ed25519_seed_is_no_agents(home: Path) -> None:
+    identity.create(home, "alice")
+    (home / "alice" / "key").write_bytes(keyfile.encode({"xwing": bytes(96)}, None))
+    with pytest.raises(BrokenKeyFile, match="no Ed25519 seed"):
+        identity.load(home, "alice", nobody)

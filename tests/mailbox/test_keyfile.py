@@ -87,3 +87,25 @@ def test_damage_is_called_damage(content: bytes) -> None:
 def test_a_newer_version_is_not_guessed_at() -> None:
     with pytest.raises(BrokenKeyFile, match="version 2"):
         keyfile.decode(b'{"angelia_key":2,"protection":"none","seeds":{}}', nobody)
+
+
+def test_an_open_file_is_written_again_without_its_passphrase(protected: bytes) -> None:
+    opened = keyfile.unlock(protected, lambda: "correct horse")
+    changed = keyfile.encode_again({**opened.seeds, "next.xwing": b"new"}, opened.protection)
+    assert keyfile.unlock_again(changed, opened.protection).seeds == {**SEEDS, "next.xwing": b"new"}
+    assert keyfile.decode(changed, lambda: "correct horse")["next.xwing"] == b"new"
+    assert b"next" not in changed
+
+
+def test_a_file_under_another_passphrase_is_not_mistaken_for_the_one_that_was_open(protected: bytes) -> None:
+    opened = keyfile.unlock(protected, lambda: "correct horse")
+    with pytest.raises(WrongPassphrase, match="another passphrase"):
+        keyfile.unlock_again(keyfile.encode(SEEDS, "other horse"), opened.protection)
+
+
+def test_what_is_open_does_not_show_its_secrets(protected: bytes) -> None:
+    opened = keyfile.unlock(protected, lambda: "correct horse")
+    assert opened.protection is not None
+    shown = repr(opened) + repr(opened.protection)
+    assert repr(SEEDS["ed25519"]) not in shown
+    assert repr(opened.protection.key) not in shown

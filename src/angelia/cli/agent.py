@@ -10,6 +10,7 @@ import click
 from angelia.cli import flags
 from angelia.cli.flags import Needs, local_agents
 from angelia.cli.grammar import Noun
+from angelia.cli.key import publish_first
 from angelia.cli.session import Session
 from angelia.cli.times import full
 from angelia.errors import AlreadyExists, AngeliaError
@@ -43,10 +44,11 @@ def new(session: Session, name: str, register: bool, passphrase: bool, display_n
         error.hint = f"angelia agent show {name}"
         raise
     how = "with a passphrase" if secret else "no passphrase (--passphrase asks for one)"
-    pairs = [("keys", f"made, 0600, {how}"), ("key id", str(made.key_id))]
+    pairs = [("keys", f"made, 0600, {how}")]
     if register:
         _enrol(session, made, pairs, display_name, None)
         return
+    pairs += [("key id", str(made.key_id)), ("fingerprint", made.pair.public.fingerprint)]
     session.out.thing(_card(made), pairs, quietly=str(made.key_id), least=FACTS)
     session.out.note(f"next: angelia agent register --as {name}")
 
@@ -63,9 +65,14 @@ def show(session: Session, name: str | None) -> None:
         return
     mine = session.opened(local)
     if mine.id is not None:
-        _print_agent(session, session.as_agent(mine).me())
+        _print_agent(session, session.as_agent(mine).me(), mine.pair.public.fingerprint)
         return
-    pairs = [("handle", mine.handle), ("key id", str(mine.key_id)), ("registered", "no")]
+    pairs = [
+        ("handle", mine.handle),
+        ("key id", str(mine.key_id)),
+        ("fingerprint", mine.pair.public.fingerprint),
+        ("registered", "no"),
+    ]
     session.out.thing(_card(mine), pairs, quietly=str(mine.key_id), least=FACTS)
     session.out.note(f"next: angelia agent register --as {local}")
 
@@ -74,7 +81,7 @@ def show(session: Session, name: str | None) -> None:
 @click.option("--name", "display_name", metavar="TEXT", help="the name that people see")
 @click.option("--email", metavar="ADDRESS", help="where to reach whoever runs the agent")
 def register(session: Session, display_name: str | None, email: str | None) -> None:
-    """Register an agent of this machine and claim its handle.
+    """Register an agent of this machine, claim its handle and publish its keys.
 
     Saying it again does no harm: it finds the agent, and changes the name or e-mail if they are given."""
     _enrol(session, session.identity, [], display_name, email)
@@ -96,7 +103,7 @@ def _enrol(
     name: str | None,
     email: str | None,
 ) -> None:
-    """Register, then claim the handle; each step that succeeded is kept and shown, whatever comes after it."""
+    """Register, claim the handle, publish the keys; each step that succeeded is kept and shown, whatever follows."""
     client = session.as_agent(identity)
     try:
         client.register(identity.public_key, name=name, email=email)
@@ -117,8 +124,16 @@ def _enrol(
         if isinstance(error, AlreadyExists):
             error.hint = f"choose another: angelia agent handle NAME --as {identity.name}"
         raise
-    _remember(session, identity, agent)
-    session.out.thing(agent, [*pairs, _handle_fact(agent)], quietly=str(agent.id), least=FACTS)
+    registered = _remember(session, identity, agent)
+    pairs.append(_handle_fact(agent))
+    try:
+        mailbox = session.mailbox_of(registered)
+        pairs += publish_first(session.as_agent(mailbox), mailbox)
+    except AngeliaError as error:
+        session.out.thing(agent, pairs, quietly=str(agent.id), least=FACTS)
+        error.hint = f"the agent is registered; go on with `angelia key publish --as {identity.name}`"
+        raise
+    session.out.thing(agent, pairs, quietly=str(agent.id), least=FACTS)
 
 
 def _with_details(client: Client, agent: Agent, name: str | None, email: str | None) -> Agent:
@@ -135,10 +150,10 @@ def _claimed(client: Client, agent: Agent, identity: Identity) -> Agent:
     return client.claim_handle(identity.name if identity.handle == agent.handle else identity.handle)
 
 
-def _remember(session: Session, identity: Identity, agent: Agent) -> None:
+def _remember(session: Session, identity: Identity, agent: Agent) -> Identity:
     from angelia.mailbox.identity import record_registration
 
-    record_registration(session.settings.home, identity, id=agent.id, handle=agent.handle, server=session.url)
+    return record_registration(session.settings.home, identity, id=agent.id, handle=agent.handle, server=session.url)
 
 
 def _show_other(session: Session, name: str) -> None:
@@ -148,7 +163,7 @@ def _show_other(session: Session, name: str) -> None:
         _print_agent(session, session.as_operator().agent(name))
 
 
-def _print_agent(session: Session, agent: Agent) -> None:
+def _print_agent(session: Session, agent: Agent, fingerprint: str | None = None) -> None:
     pairs = [
         ("handle", agent.handle),
         ("id", str(agent.id)),
@@ -156,6 +171,7 @@ def _print_agent(session: Session, agent: Agent) -> None:
         ("e-mail", agent.email),
         ("key id", str(agent.key_id)),
         ("public key", _base64(agent.public_key)),
+        *([("fingerprint", fingerprint)] if fingerprint else []),
         ("registered", full(agent.registered_at)),
         ("X-AICQ-*", "accepted" if agent.aicq_signatures else "refused"),
     ]

@@ -17,9 +17,11 @@ FAILURE, USAGE, TAMPERED, REPLAYED, NOT_ALLOWED, EXPIRED, NETWORK, NOT_FOUND = r
 
 _EXIT_CODES = {
     USAGE: "usage confirmation_required ambiguous_id bad_setting",
-    TAMPERED: "signature_verification_failed open_failed corrupt_record audit_broken",
+    TAMPERED: (
+        "signature_verification_failed open_failed corrupt_record audit_broken untrusted_bundle invalid_key_format"
+    ),
     REPLAYED: "replay_rejected",
-    NOT_ALLOWED: "unauthenticated authorization_denied not_member suite_refused key_revoked not_allowed",
+    NOT_ALLOWED: "unauthenticated authorization_denied not_member suite_refused key_revoked wrong_recipient",
     EXPIRED: "message_expired clock_skew stale from_future lease_lost",
     NETWORK: "network unavailable deadline_exceeded",
     NOT_FOUND: "not_found key_not_found no_group offset_gone",

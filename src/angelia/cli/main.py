@@ -27,6 +27,8 @@ root = Root(
         Entry("start", "doctor", "find out what works on this machine, and what does not"),
         Entry("start", "config", "show every setting and where it came from; completion"),
         Entry("start", "agent", "make, register and show agents; claim a handle"),
+        Entry("talk", "key", "publish, show, rotate, revoke and pin keys"),
+        Entry("talk", "mail", "sealed mail: send, open, allow, inbox, receipts"),
         Entry("operate", "token", "bearer tokens: create, list, revoke"),
         Entry("operate", "guard", "blocked addresses: list, block, unblock"),
         Entry("operate", "audit", "what happened: show it, verify that nobody changed it"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import sys
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +18,8 @@ from angelia.errors import AngeliaError, InvalidArgument, NotFound, Unauthentica
 
 if TYPE_CHECKING:
     from angelia.client import Client
-    from angelia.client.attempts import Trip
+    from angelia.client.attempts import Signer, Trip
+    from angelia.mailbox.box import Mailbox
     from angelia.mailbox.identity import Identity
     from angelia.settings import Context, Loaded, Settings
 
@@ -115,9 +117,22 @@ class Session:
                 return name
         return None
 
-    def as_agent(self, identity: Identity | None = None) -> Client:
+    @cached_property
+    def mailbox(self) -> Mailbox:
+        """The mailbox of the agent that signs."""
+        return self.mailbox_of(self.identity)
+
+    def mailbox_of(self, identity: Identity) -> Mailbox:
+        from angelia.mailbox.box import Mailbox
+
+        mailbox = self._open.enter_context(Mailbox(self.settings.home, identity, datetime.now(UTC)))
+        for warning in mailbox.take_warnings():
+            self.out.note(f"warning: {warning}")
+        return mailbox
+
+    def as_agent(self, signer: Signer | None = None) -> Client:
         """A client that signs."""
-        return self._client(identity or self.identity, None)
+        return self._client(signer or self.identity, None)
 
     def as_operator(self) -> Client:
         """A client with the operator's token."""
@@ -175,11 +190,11 @@ class Session:
         except PermissionError:
             return None
 
-    def _client(self, identity: Identity | None, token: str | None) -> Client:
+    def _client(self, signer: Signer | None, token: str | None) -> Client:
         from angelia.client import Client
 
         observer = self._tell if self.shared.verbose else None
-        return self._open.enter_context(Client(self.url, identity, token, self.shared.timeout, observer))
+        return self._open.enter_context(Client(self.url, signer, token, self.shared.timeout, observer))
 
     def _tell(self, trip: Trip) -> None:
         ended = trip.failure if trip.status is None else str(trip.status)

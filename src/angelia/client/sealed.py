@@ -6,18 +6,18 @@ believe; nothing that a server says is taken on its word.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
-from uuid import UUID
+from typing import TypeVar, Unpack
 
 import msgspec
 
 from angelia.client import key_calls
 from angelia.client.answers import Published, Schedule
 from angelia.client.wire import Call
-from angelia.envelope.bundles import Link, OneTimeKey
+from angelia.envelope.bundles import Bundle, Link, Listed, OneTimeKey
 from angelia.envelope.refusals import UnknownSigner
-from angelia.envelope.wire import TTL_DEFAULT, Compression, Envelope, Priority
+from angelia.envelope.wire import Envelope
 from angelia.errors import KeyRevoked, KeyStale, Unauthenticated, VersionConflict
 from angelia.keys.model import (
     ONE_TIME_BATCH,
@@ -33,6 +33,7 @@ from angelia.keys.model import (
 )
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.inbox import Opened
+from angelia.mailbox.outbox import Wishes
 from angelia.mailbox.trust import KnownBundle, Pin
 from angelia.mailbox.window import Profile
 
@@ -51,13 +52,10 @@ def publish_keys(mailbox: Mailbox, *, suites: int | None = None) -> Call[Publish
     own = mailbox.own
     if own.pending() is not None:
         return (yield from rotate_keys(mailbox))
-    first = own.newest() is None
-    link = own.first_bundle(now()) if suites is None else own.first_bundle(now(), suites)
-    if not first and moment(link.bundle.expires_at) - now() < RENEW_BEFORE:
+    newest = own.first_bundle(now()) if suites is None else own.first_bundle(now(), suites)
+    if moment(newest.bundle.expires_at) - now() < RENEW_BEFORE:
         return (yield from rotate_keys(mailbox, kem=False))
-    one_time = own.make_one_time_keys(ONE_TIME_BATCH, now()) if first else []
-    done = yield from _settled(mailbox, key_calls.publish_bundle(link, one_time), link)
-    return (yield from _topped_up(mailbox, done))
+    return (yield from _settled(mailbox, lambda: _posted(mailbox, newest), newest))
 
 
 def rotate_keys(
@@ -75,13 +73,9 @@ def rotate_keys(
     assert pending is not None, "it has just begun"
     plan = pending.plan
     if plan.emergency:
-        verb = key_calls.emergency_bundle(link, why="an interrupted emergency rotation")
-    elif plan.kem or plan.signer:
-        verb = key_calls.rotate_bundle(link, reason=reason)
-    else:
-        verb = key_calls.publish_bundle(link)
-    done = yield from _settled(mailbox, verb, link)
-    return (yield from _topped_up(mailbox, done))
+        why = "an emergency rotation that was interrupted"
+        return (yield from _settled(mailbox, lambda: key_calls.emergency_bundle(link, why=why), link))
+    return (yield from _settled(mailbox, lambda: _posted(mailbox, link, reason), link))
 
 
 def emergency_rotate_keys(
@@ -90,9 +84,11 @@ def emergency_rotate_keys(
     """Replace keys that somebody else may have. Nothing of them is kept: mail still sealed to them cannot be opened."""
     own = mailbox.own
     link = own.begin_rotation(now(), signer=signer, emergency=True)
-    verb = key_calls.emergency_bundle(link, why=why, compromised_since=compromised_since)
-    done = yield from _settled(mailbox, verb, link)
-    return (yield from _topped_up(mailbox, done))
+
+    def publish() -> Call[Published]:
+        return key_calls.emergency_bundle(link, why=why, compromised_since=compromised_since)
+
+    return (yield from _settled(mailbox, publish, link))
 
 
 def rotate_due_keys(mailbox: Mailbox) -> Call[list[Schedule]]:
@@ -148,12 +144,8 @@ def seal(
     recipient: str,
     body: bytes,
     *,
-    ttl_seconds: int = TTL_DEFAULT,
-    priority: Priority = Priority.NORMAL,
-    compression: Compression = Compression.NONE,
-    padme: bool = False,
-    correlation_id: UUID | None = None,
     one_time: bool | None = None,
+    **wishes: Unpack[Wishes],
 ) -> Call[Envelope]:
     """Seal a message; its bytes are in the outbox when this returns.
 
@@ -161,17 +153,7 @@ def seal(
     always, or never."""
     fetches = mailbox.trust.bundle(recipient, now()) is None
     found, key = yield from find_keys(mailbox, recipient, one_time=fetches if one_time is None else one_time)
-    return mailbox.outbox.seal(
-        found.link,
-        body,
-        now=now(),
-        ttl_seconds=ttl_seconds,
-        priority=priority,
-        compression=compression,
-        padme=padme,
-        correlation_id=correlation_id,
-        one_time_key=key,
-    )
+    return mailbox.outbox.seal(found.link, body, now=now(), one_time_key=key, **wishes)
 
 
 def reseal(mailbox: Mailbox, replay_key: str, refusal: KeyStale | KeyRevoked) -> Call[Envelope]:
@@ -216,21 +198,43 @@ def _known(mailbox: Mailbox, agent: str) -> KnownBundle:
     return known
 
 
-def _settled(mailbox: Mailbox, verb: Call[Published], link: Link) -> Call[Published]:
-    """Publish, and make the bundle ours once the server has it, also when it had taken it before and we never heard."""
+def _settled(mailbox: Mailbox, publish: Callable[[], Call[Published]], link: Link) -> Call[Published]:
+    """Publish; make the bundle ours once the server has it, also when it had taken it before and we never heard.
+
+    A server that is behind, because the agent handed its bundles over as files, gets the chain from where it is."""
     try:
-        done = yield from verb
-    except VersionConflict:
-        return (yield from _confirmed(mailbox, link))
+        done = yield from publish()
+    except VersionConflict as conflict:
+        held = conflict.members.get("bundle_version")
+        if isinstance(held, int) and held < link.bundle.bundle_version - 1:
+            for earlier in mailbox.own.chain()[held : link.bundle.bundle_version - 1]:
+                yield from _posted(mailbox, earlier)
+            done = yield from publish()
+            mailbox.own.finish_rotation(now())
+        else:
+            done = yield from _confirmed(mailbox, link)
     except Unauthenticated:
         pending = mailbox.own.pending()
         if pending is None or not pending.plan.signer:
             raise
         # The old pair signs no more. If the new one does, the server took the bundle, and only its answer was lost.
         with mailbox.own.acting_as_next():
-            return (yield from _confirmed(mailbox, link))
-    mailbox.own.finish_rotation(now())
-    return done
+            done = yield from _confirmed(mailbox, link)
+    else:
+        mailbox.own.finish_rotation(now())
+    return (yield from _topped_up(mailbox, done))
+
+
+def _posted(mailbox: Mailbox, link: Link, reason: Reason = Reason.ON_DEMAND) -> Call[Published]:
+    """Publish one bundle of our own chain: as a rotation if it has other keys than the one before."""
+    before = next((one for one in mailbox.own.chain() if one.bundle.hash == link.bundle.prev_bundle_hash), None)
+    if before is None or _keys_of(before.bundle) == _keys_of(link.bundle):
+        return (yield from key_calls.publish_bundle(link))
+    return (yield from key_calls.rotate_bundle(link, reason=reason))
+
+
+def _keys_of(bundle: Bundle) -> tuple[object, ...]:
+    return bundle.signer.signer_id, {entry.key.key_id for entry in bundle.kem_keys if entry.status is Listed.ACTIVE}
 
 
 def _topped_up(mailbox: Mailbox, done: Published) -> Call[Published]:

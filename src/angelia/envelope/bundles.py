@@ -293,17 +293,15 @@ def _check_kem_keys(bundle: Bundle) -> None:
             raise InvalidArgument("a KEM key in grace says when it was rotated, an active one does not")
         if max(rotated, expires) >= _LATEST or (expires and expires <= entry.created_at):
             raise InvalidArgument("the times of a KEM key are out of range")
-    active = [entry.key for entry in entries if entry.status is Listed.ACTIVE]
-    kinds = [key.kind for key in active]
+    kinds = [entry.key.kind for entry in entries if entry.status is Listed.ACTIVE]
     if not kinds or len(set(kinds)) != len(kinds):
         raise InvalidArgument("a bundle has one active KEM key of each type that it has")
     if bundle.takes(Suite.XWING) != (KeyType.XWING in kinds) or bundle.takes(Suite.ML_KEM) != (
         KeyType.ML_KEM_768 in kinds
     ):
         raise InvalidArgument("the mask of suites does not fit the active KEM keys")
-    halves = {key.raw[:ML_KEM_PUBLIC] for key in active}
-    if len(halves) != len(active):
-        raise InvalidKey("the ML-KEM half of an X-Wing key must not serve alone as well")
+    if len({entry.key.raw[:ML_KEM_PUBLIC] for entry in entries}) != len(entries):
+        raise InvalidKey("two KEM keys share their ML-KEM half")
 
 
 def _counted(content: bytes) -> bytes:

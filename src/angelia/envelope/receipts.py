@@ -35,12 +35,14 @@ class Receipt:
     signatures: Signatures = field(default=Signatures(b"", b""), repr=False)
 
     def signed_bytes(self) -> bytes:
-        reason = self.reason.encode()
+        try:
+            reason, key, time = self.reason.encode(), bytes.fromhex(self.replay_key), struct.pack(">Q", self.time_ms)
+        except (ValueError, struct.error) as error:
+            raise Malformed("the reason, the replay key or the time of a receipt cannot be written") from error
         if len(reason) > MOST_REASON:
             raise Malformed(f"the reason of a receipt has at most {MOST_REASON} bytes")
         if not valid_handle(self.sender_nhi) or not valid_handle(self.recipient_nhi):
             raise Malformed("a receipt names two handles")
-        key = bytes.fromhex(self.replay_key)
         if len(key) != 32 or key.hex() != self.replay_key:
             raise Malformed("a replay key has 64 characters 0-9 a-f")
         return b"".join(
@@ -50,7 +52,7 @@ class Receipt:
                 self.message_id.bytes,
                 _counted(self.sender_nhi.encode("ascii")),
                 _counted(self.recipient_nhi.encode("ascii")),
-                self.time_ms.to_bytes(8, "big"),
+                time,
                 self.signer_id.bytes,
                 _counted(reason),
             ]

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from angelia.jobs.ticks import Tick
 from angelia.keys.service import Keys
 
 
 def tick(keys: Keys) -> Tick:
-    async def repeat(now: datetime) -> bool:
-        await keys.repeat_invalidations()
-        return False
-
-    return Tick("bundle cache", 5.0, repeat, everywhere=True)
+    return Tick("bundle cache", 5.0, keys.repeat_invalidations, everywhere=True)

@@ -16,6 +16,7 @@ from angelia.envelope.jsonform import from_text, to_text
 from angelia.envelope.kem import KemPublicKey, parse_kem_key
 from angelia.envelope.refusals import InvalidKey
 from angelia.envelope.signing import Signatures, VerifyingPair, parse_pair
+from angelia.errors import InvalidArgument
 
 GRACE = timedelta(seconds=604_800)
 CACHE = timedelta(seconds=3_600)  # how old a sender's copy of a bundle may be
@@ -25,6 +26,7 @@ ONE_TIME_USE = timedelta(seconds=3_900)
 ONE_TIME_LIFE = timedelta(days=30)
 ONE_TIME_BATCH, ONE_TIME_LOW, ONE_TIME_ALERT = 100, 20, 10
 MOST_ONE_TIME = 1_000
+MOST_GRACE_KEYS = 256  # of one schedule: a week of hourly rotations, and some
 TYPE_NAMES = {
     KeyType.ML_KEM_768: "ml_kem_768",
     KeyType.ED25519: "ed25519",
@@ -101,8 +103,8 @@ class KeyRecord:
 
     def signs_envelope_of(self, created_at: datetime, accepted_at: datetime) -> bool:
         """Whether this signing key speaks for its agent in an envelope of that time, accepted at that time."""
-        if self.revoked_at is not None:
-            return accepted_at < (self.compromised_since or self.revoked_at)
+        if self.revoked_at is not None and accepted_at >= (self.compromised_since or self.revoked_at):
+            return False
         return self.rotated_at is None or created_at <= self.rotated_at + SKEW
 
 
@@ -399,7 +401,10 @@ def parse_kem(type_name: str, text: str, named: UUID) -> KemPublicKey:
 
 def moment(at_ms: int) -> datetime:
     """Unix milliseconds as a time; exact, unlike a float."""
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms)
+    try:
+        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms)
+    except OverflowError:
+        raise InvalidArgument("a time is beyond the year 9999") from None
 
 
 def unix_ms(at: datetime) -> int:

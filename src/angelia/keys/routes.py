@@ -11,7 +11,17 @@ import msgspec
 
 from angelia.envelope.bundles import Link, OneTimeKey
 from angelia.errors import Denied, InvalidArgument
-from angelia.guard.declarations import Access, Answer, Call, Moment, Route, cursor_after, parse_cursor, uuid_of
+from angelia.guard.declarations import (
+    Access,
+    Answer,
+    Call,
+    Moment,
+    PageSize,
+    Route,
+    cursor_after,
+    parse_cursor,
+    uuid_of,
+)
 from angelia.guard.model import Per, Role, Rule
 from angelia.keys.model import (
     BundleAnswer,
@@ -122,7 +132,7 @@ class Links(msgspec.Struct, frozen=True):
 
 
 class HistoryQuery(msgspec.Struct, frozen=True):
-    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 50
+    limit: PageSize = 50
     cursor: str | None = None
 
 
@@ -156,8 +166,16 @@ class ScheduleAnswer(msgspec.Struct, frozen=True, kw_only=True):
     grace_period_keys: list[GraceKey]
 
 
+class ScheduleQuery(msgspec.Struct, frozen=True):
+    """`cursor` is the `next` of the page before."""
+
+    limit: PageSize = 1000
+    cursor: Annotated[str, msgspec.Meta(max_length=255)] = ""
+
+
 class ScheduleList(msgspec.Struct, frozen=True):
     schedules: list[ScheduleAnswer]
+    next: str | None
 
 
 def routes(keys: Keys, schedules: Schedules, node: NodeKey) -> list[Route]:
@@ -180,7 +198,7 @@ def _bundle_routes(keys: Keys) -> list[Route]:
     async def emergency_rotate(call: Call) -> Answer:
         body = call.json(EmergencyBody)
         caller = call.caller.agent
-        own = caller is not None and caller.handle == body.agent_nhi
+        own = caller is not None and body.agent_nhi in (caller.handle, str(caller.id))
         if not own and call.caller.role < Role.ADMIN:
             raise Denied("only an operator rotates another agent's keys", hint="angelia token create --role admin")
         agent = caller if own and caller is not None else await keys.agent(body.agent_nhi)
@@ -260,9 +278,10 @@ def _bundle_routes(keys: Keys) -> list[Route]:
 
 def _schedule_routes(schedules: Schedules) -> list[Route]:
     async def list_all(call: Call) -> Answer:
-        agent = call.agent
-        held = await schedules.of_agent(agent, call.now)
-        return Answer(body=ScheduleList([_schedule(one, agent.handle) for one in held]))
+        agent, query = call.agent, call.query(ScheduleQuery)
+        held = await schedules.of_agent(agent, query.cursor, query.limit + 1, call.now)
+        shown = [_schedule(one, agent.handle) for one in held[: query.limit]]
+        return Answer(body=ScheduleList(shown, shown[-1].peer if len(held) > query.limit else None))
 
     async def put(call: Call) -> Answer:
         agent, policy = call.agent, call.json(ScheduleBody).policy
@@ -278,7 +297,10 @@ def _schedule_routes(schedules: Schedules) -> list[Route]:
         return Answer(body=_schedule(changed, agent.handle))
 
     return [
-        Route("GET", "/v1/schedules", list_all, Access.AGENT, "The caller's rotation schedules", {200: ScheduleList}),
+        Route(
+            "GET", "/v1/schedules", list_all, Access.AGENT, "The caller's rotation schedules",
+            {200: ScheduleList}, query=ScheduleQuery,
+        ),
         Route(
             "PUT", "/v1/schedules/{peer}", put, Access.AGENT, "Make or change a rotation schedule",
             {200: ScheduleAnswer}, takes=ScheduleBody, rule=WRITE,

@@ -16,7 +16,7 @@ from angelia.audit import service as audit
 from angelia.errors import InvalidArgument, KeyNotFound, NotFound, VersionConflict
 from angelia.keys import schedules_store, store
 from angelia.keys.fields import Fields, Place
-from angelia.keys.model import DESTROY_AFTER, GraceKey, KeyStatus, Policy, Schedule
+from angelia.keys.model import DESTROY_AFTER, MOST_GRACE_KEYS, GraceKey, KeyStatus, Policy, Schedule
 from angelia.stores.ledger import Ledger, Tx
 
 PURPOSE = "grace_period_keys"
@@ -40,9 +40,10 @@ class Schedules:
         self._agents = agents
         self._fields = fields
 
-    async def of_agent(self, agent: Agent, now: datetime) -> list[Shown]:
+    async def of_agent(self, agent: Agent, after: str, limit: int, now: datetime) -> list[Shown]:
+        """An agent's schedules in the order of its peers, after one of them."""
         async with self._ledger.transaction() as tx:
-            held = await schedules_store.of_agent(tx, agent.handle)
+            held = await schedules_store.of_agent(tx, agent.handle, after, limit)
             return [await self._shown(tx, one, now) for one in held]
 
     async def put(self, agent: Agent, peer: str, policy: Policy, now: datetime) -> Shown:
@@ -79,11 +80,13 @@ class Schedules:
                 return await self._shown(tx, held, now)  # the answer to the first report was lost on its way
             if version != held.current_key_version + 1:
                 raise _version_conflict(held)
+            if key_id == held.current_key_id:
+                raise InvalidArgument(f"{key_id} is the schedule's key already", hint="make a new key and rotate to it")
             record = (await store.records(tx, agent.handle, [key_id])).get(key_id)
             if record is None or record.status is not KeyStatus.ACTIVE or record.usage == "identity":
                 raise InvalidArgument(f"{key_id} is not an active KEM key of {agent.handle}")
-            grace = await self._grace_keys(tx, held, now)
-            grace.append(GraceKey(held.current_key_id, now + DESTROY_AFTER))
+            earlier = [one for one in await self._grace_keys(tx, held, now) if one.key_id != held.current_key_id]
+            grace = [*earlier, GraceKey(held.current_key_id, now + DESTROY_AFTER)][-MOST_GRACE_KEYS:]
             place, content = _place(held), msgspec.json.encode(grace)
             sealed = await self._fields.encrypt(tx, PURPOSE, place, content, now)
             interval = held.policy.interval

@@ -1,8 +1,14 @@
 -- name: of_agent
-SELECT session_id, agent_a_nhi, agent_b_nhi, current_key_id, current_key_version, rotation_policy, last_rotated_at,
-  next_rotation_at, due_since, last_used_at, grace_period_keys, created_at, updated_at
-FROM ratchet_states WHERE (bucket = $1 AND agent_a_nhi = $2) OR agent_b_nhi = $2
-ORDER BY agent_a_nhi, agent_b_nhi
+-- By peer. Each side reads its own index in order, so that a page costs the same however many there are.
+SELECT * FROM (
+  (SELECT agent_b_nhi AS peer, session_id, agent_a_nhi, agent_b_nhi, current_key_id, current_key_version,
+    rotation_policy, last_rotated_at, next_rotation_at, due_since, last_used_at, grace_period_keys, created_at, updated_at
+  FROM ratchet_states WHERE bucket = $1 AND agent_a_nhi = $2 AND agent_b_nhi > $3 ORDER BY agent_b_nhi LIMIT $4)
+  UNION ALL
+  (SELECT agent_a_nhi AS peer, session_id, agent_a_nhi, agent_b_nhi, current_key_id, current_key_version,
+    rotation_policy, last_rotated_at, next_rotation_at, due_since, last_used_at, grace_period_keys, created_at, updated_at
+  FROM ratchet_states WHERE agent_b_nhi = $2 AND agent_a_nhi > $3 ORDER BY agent_a_nhi LIMIT $4)
+) AS mine ORDER BY peer LIMIT $4
 
 -- name: lock
 SELECT session_id, agent_a_nhi, agent_b_nhi, current_key_id, current_key_version, rotation_policy, last_rotated_at,
@@ -10,12 +16,15 @@ SELECT session_id, agent_a_nhi, agent_b_nhi, current_key_id, current_key_version
 FROM ratchet_states WHERE bucket = $1 AND agent_a_nhi = $2 AND agent_b_nhi = $3 FOR UPDATE
 
 -- name: put
+-- The same policy again changes nothing; another one starts to count anew, and what is due stays due.
 INSERT INTO ratchet_states (bucket, session_id, agent_a_nhi, agent_b_nhi, current_key_id, rotation_policy,
   rotation_interval_secs, last_rotated_at, next_rotation_at, last_used_at, created_at, updated_at)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $8, $8, $8)
 ON CONFLICT (bucket, agent_a_nhi, agent_b_nhi) DO UPDATE SET rotation_policy = excluded.rotation_policy,
-  rotation_interval_secs = excluded.rotation_interval_secs, next_rotation_at = excluded.next_rotation_at,
-  due_since = NULL, last_used_at = excluded.last_used_at, updated_at = excluded.updated_at
+  rotation_interval_secs = excluded.rotation_interval_secs,
+  next_rotation_at = CASE WHEN ratchet_states.rotation_policy = excluded.rotation_policy
+    THEN ratchet_states.next_rotation_at ELSE excluded.next_rotation_at END,
+  last_used_at = excluded.last_used_at, updated_at = excluded.updated_at
 RETURNING session_id, agent_a_nhi, agent_b_nhi, current_key_id, current_key_version, rotation_policy, last_rotated_at,
   next_rotation_at, due_since, last_used_at, grace_period_keys, created_at, updated_at
 

@@ -14,8 +14,10 @@ from angelia.stores.sql import statements
 SQL = statements(__file__, "schedules.sql")
 
 
-async def of_agent(tx: Tx, handle: str) -> list[Schedule]:
-    return [_schedule(row) for row in await tx.fetch(SQL["of_agent"], bucket_of(handle), handle)]
+async def of_agent(tx: Tx, handle: str, after: str, limit: int) -> list[Schedule]:
+    """An agent's schedules in the order of its peers, after one of them."""
+    rows = await tx.fetch(SQL["of_agent"], bucket_of(handle), handle, after, limit)
+    return [_schedule(row) for row in rows]
 
 
 async def lock(tx: Tx, one: str, other: str) -> Schedule | None:

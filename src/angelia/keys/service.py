@@ -19,12 +19,13 @@ from angelia.agents.service import Agents
 from angelia.audit import service as audit
 from angelia.envelope.bundles import Bundle, Link, OneTimeKey, check_bundle, check_one_time_key
 from angelia.envelope.ids import KeyType, key_id
-from angelia.envelope.refusals import SignatureFailed, SuiteRefused
+from angelia.envelope.refusals import InvalidKey, SignatureFailed, SuiteRefused
 from angelia.envelope.signing import VerifyingPair, parse_pair
 from angelia.envelope.wire import Header, Suite
 from angelia.errors import Conflict, InvalidArgument, KeyNotFound, KeyRevoked, KeyStale, NotFound, Unavailable
 from angelia.keys import schedules_store, store
 from angelia.keys.model import (
+    CACHE,
     DESTROY_AFTER,
     MOST_ONE_TIME,
     ONE_TIME_BATCH,
@@ -74,6 +75,7 @@ class Keys:
         self._hot = hot
         self._agents = agents
         self._to_invalidate: set[str] = set()
+        self._changed_after: str | None = ""  # how far the search for what changed before our time has come
 
     async def accept(
         self,
@@ -87,14 +89,15 @@ class Keys:
         """An agent's next bundle: a publication without a reason, a rotation with one, an emergency without grace."""
         bundle = link.bundle
         await asyncio.to_thread(_check, link, one_time)
-        check_times(link, now)
         async with self._ledger.transaction() as tx:
             present = await agents_service.lock(tx, agent.id)
             if bundle.agent_nhi != present.handle:
                 raise InvalidArgument(f"the bundle is for {bundle.agent_nhi}, and this agent is {present.handle}")
             newest = await store.newest(tx, present.handle)
             repeated = newest is not None and newest.bundle_hash == bundle.hash
+            # An honest repeat gets its first answer at any time, so the clock comes after it.
             if not repeated:
+                check_times(link, now)
                 step = Succession(present, link, now, reason, emergency)
                 if newest is None:
                     await step.first(tx)
@@ -145,11 +148,14 @@ class Keys:
     async def add_one_time_keys(self, agent: Agent, keys: Sequence[OneTimeKey], now: datetime) -> tuple[int, int]:
         """Top up an agent's one-time keys; how many are new, and how many there are."""
         async with self._ledger.transaction() as tx:
+            bundle = parse_bundle(_known(await store.newest(tx, agent.handle), agent.handle).link.bundle)
+        # Checking a hundred takes a while, and nobody waits for it: that the pair is still the same is seen below.
+        await asyncio.to_thread(_check_one_time, bundle.signer, keys)
+        async with self._ledger.transaction() as tx:
             present = await agents_service.lock(tx, agent.id)
             bundle = parse_bundle(_known(await store.newest(tx, present.handle), present.handle).link.bundle)
             for one in keys:
                 _check_owner(one, bundle)
-            await asyncio.to_thread(_check_one_time, bundle.signer, keys)
             added = await _add_one_time(tx, bundle, keys, now)
             return added, await store.count_one_time(tx, present.handle, now - ONE_TIME_LIFE)
 
@@ -195,6 +201,10 @@ class Keys:
                     signer_id=bundle.signer.signer_id,
                     key_types=[name for suite, name in _KEM_TYPES.items() if bundle.suites & suite.bit],
                 )
+            if taken and not await store.count_one_time(tx, agent.handle, now - ONE_TIME_LIFE):
+                await audit.record(
+                    tx, [audit.event("prekey_exhausted", now, actor=requester.handle, object=agent.handle)]
+                )
             answer = await _answer(tx, newest)
         metrics.ONE_TIME_KEYS.labels("issued" if taken else "fell_back").inc()
         return one_time_answer(answer, taken)
@@ -233,13 +243,22 @@ class Keys:
             dropped = await store.drop_old_one_time(tx, now - ONE_TIME_LIFE - ONE_TIME_USE, _TICK_BATCH)
         return dropped == _TICK_BATCH
 
-    async def repeat_invalidations(self) -> None:
-        """One tick: copies in the hot tier that could not be invalidated when their bundle changed."""
+    async def repeat_invalidations(self, now: datetime) -> bool:
+        """One tick: copies in the hot tier that could not be invalidated when their bundle changed.
+
+        A process that starts does not know what the one before it left undone, so it first takes all that changed
+        while a copy lives."""
+        if self._changed_after is not None:
+            async with self._ledger.transaction() as tx:
+                changed = await store.changed_since(tx, now - CACHE - SKEW, self._changed_after, _TICK_BATCH)
+            self._to_invalidate.update(changed)
+            self._changed_after = changed[-1] if len(changed) == _TICK_BATCH else None
         for handle in tuple(self._to_invalidate):
             async with self._ledger.transaction() as tx:
                 newest = _known(await store.newest(tx, handle), handle)
             await self._hot.put(handle, newest.stamp, b"")
             self._to_invalidate.discard(handle)
+        return self._changed_after is not None
 
     async def revoked_since(self, at: datetime, limit: int) -> list[KeyRecord]:
         """Keys revoked since then, for whoever holds mail sealed to them or signed by them."""
@@ -261,21 +280,22 @@ async def admit_key(tx: Tx, header: Header, now: datetime) -> None:
 
     A one-time key is spent here, in the transaction that stores the envelope."""
     recipient, created = header.recipient_nhi, moment(header.created_at)
-    newest = _known(await store.newest(tx, recipient), recipient)
     wanted = _KEM_TYPES.get(header.suite)
     mask = await store.mask_at(tx, recipient, created)
-    if wanted is None or not (mask or 0) & header.suite.bit:
+    if mask is None:
+        raise _no_bundle(recipient)
+    if wanted is None or not mask & header.suite.bit:
         raise SuiteRefused(f"{recipient} does not take suite {int(header.suite)}")
     record = (await store.records(tx, recipient, [header.key_id])).get(header.key_id)
     if record is None:
         issued_after = now - ONE_TIME_USE
         used = await store.use_one_time(tx, recipient, header.key_id, header.sender_nhi, now, issued_after)
         if used != wanted:
-            raise await _stale(tx, newest)
+            raise await _stale(tx, recipient)
     elif record.status is KeyStatus.REVOKED:
         raise KeyRevoked(f"this key of {recipient} was revoked", hint="fetch its bundle and seal the message again")
     elif record.key_type != wanted or not record.takes_envelope_of(created, now):
-        raise await _stale(tx, newest)
+        raise await _stale(tx, recipient)
 
 
 async def signer(tx: Tx, header: Header, accepted_at: datetime) -> VerifyingPair:
@@ -288,7 +308,10 @@ async def signer(tx: Tx, header: Header, accepted_at: datetime) -> VerifyingPair
         if ed25519.revoked_at is not None:
             raise KeyRevoked(f"this signing pair of {header.sender_nhi} was revoked")
         raise KeyStale(f"this signing pair of {header.sender_nhi} was replaced", hint="sign with the present one")
-    return parse_pair(ed25519.public_key, ml_dsa.public_key)
+    pair = parse_pair(ed25519.public_key, ml_dsa.public_key)
+    if pair.signer_id != header.sender_key_id:
+        raise InvalidKey(f"what is stored of this signing pair of {header.sender_nhi} is damaged")
+    return pair
 
 
 def _check(link: Link, one_time: Sequence[OneTimeKey]) -> None:
@@ -315,9 +338,6 @@ def _check_one_time(signer: VerifyingPair, keys: Sequence[OneTimeKey]) -> None:
 async def _add_one_time(tx: Tx, bundle: Bundle, keys: Sequence[OneTimeKey], now: datetime) -> int:
     if not keys:
         return 0
-    held = await store.count_one_time(tx, bundle.agent_nhi, now - ONE_TIME_LIFE)
-    if held + len(keys) > MOST_ONE_TIME:
-        raise Conflict(f"an agent has at most {MOST_ONE_TIME} one-time keys, and {held} are unused")
     for one in keys:
         if abs(moment(one.created_at) - now) > SKEW:
             raise InvalidArgument("a one-time key is made when it is uploaded: its created_at is not now")
@@ -334,7 +354,10 @@ async def _add_one_time(tx: Tx, bundle: Bundle, keys: Sequence[OneTimeKey], now:
     ]
     if await store.records(tx, bundle.agent_nhi, [row.key_id for row in rows]):
         raise Conflict("a one-time key is also a key of the bundle", hint="make new keys for one-time use")
-    return await store.add_one_time(tx, bundle.agent_nhi, bundle.signer.signer_id, rows)
+    added = await store.add_one_time(tx, bundle.agent_nhi, bundle.signer.signer_id, rows)
+    if await store.count_one_time(tx, bundle.agent_nhi, now - ONE_TIME_LIFE) > MOST_ONE_TIME:
+        raise Conflict(f"an agent has at most {MOST_ONE_TIME} unused one-time keys")
+    return added
 
 
 async def _answer(tx: Tx, newest: Newest) -> BundleAnswer:
@@ -350,10 +373,11 @@ async def _answer(tx: Tx, newest: Newest) -> BundleAnswer:
     )
 
 
-async def _stale(tx: Tx, newest: Newest) -> KeyStale:
+async def _stale(tx: Tx, handle: str) -> KeyStale:
     """With the present bundle, so that the sender seals again without asking."""
+    newest = _known(await store.newest(tx, handle), handle)
     error = KeyStale(
-        f"this key of {newest.link.bundle.agent_nhi} is no longer the one to seal to",
+        f"this key of {handle} is no longer the one to seal to",
         hint="seal the message again, to the bundle that comes with this answer",
     )
     error.members = msgspec.to_builtins(await _answer(tx, newest))
@@ -362,8 +386,12 @@ async def _stale(tx: Tx, newest: Newest) -> KeyStale:
 
 def _known(newest: Newest | None, handle: str) -> Newest:
     if newest is None:
-        raise KeyNotFound(
-            f"{handle} has no key bundle, so nothing can be sealed to it",
-            hint=f"{handle} runs `angelia key publish`",
-        )
+        raise _no_bundle(handle)
     return newest
+
+
+def _no_bundle(handle: str) -> KeyNotFound:
+    return KeyNotFound(
+        f"{handle} has no key bundle, so nothing can be sealed to it",
+        hint=f"{handle} runs `angelia key publish`",
+    )

@@ -74,8 +74,9 @@ async def mask_at(tx: Tx, agent_nhi: str, at: datetime) -> int | None:
     return found
 
 
-async def changed_since(tx: Tx, at: datetime, limit: int) -> list[str]:
-    return [row["agent_nhi"] for row in await tx.fetch(SQL["changed_since"], at, limit)]
+async def changed_since(tx: Tx, at: datetime, after: str, limit: int) -> list[str]:
+    """Agents whose newest bundle, or what is revoked of it, changed since then; in order, after a name."""
+    return [row["agent_nhi"] for row in await tx.fetch(SQL["changed_since"], at, after, limit)]
 
 
 async def add_records(tx: Tx, agent_nhi: str, new: Sequence[NewRecord]) -> None:
@@ -169,6 +170,10 @@ async def add_one_time(tx: Tx, agent_nhi: str, signer_id: UUID, keys: Sequence[O
         [one.created_at for one in keys],
     )
     return len(rows)
+
+
+async def any_one_time_among(tx: Tx, agent_nhi: str, key_ids: Sequence[UUID]) -> bool:
+    return bool(await tx.fetch(SQL["one_time_among"], agent_nhi, key_ids))
 
 
 async def count_one_time(tx: Tx, agent_nhi: str, made_after: datetime) -> int:

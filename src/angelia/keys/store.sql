@@ -20,10 +20,10 @@ UNION ALL
 LIMIT 1
 
 -- name: changed_since
--- Agents whose bundle or key statuses changed; what the hot tier says of them may be old.
-SELECT agent_nhi FROM bundles WHERE published_at >= $1
-UNION SELECT agent_nhi FROM key_records WHERE revoked_at >= $1
-LIMIT $2
+-- Agents whose bundle or key statuses changed, by name; what the hot tier says of them may be old.
+SELECT agent_nhi FROM bundles WHERE published_at >= $1 AND agent_nhi > $2
+UNION SELECT agent_nhi FROM key_records WHERE revoked_at >= $1 AND agent_nhi > $2
+ORDER BY agent_nhi LIMIT $3
 
 -- name: add_records
 INSERT INTO key_records (agent_nhi, key_id, key_type, usage, public_key, status, created_at, expires_at, signer_id)
@@ -62,7 +62,7 @@ WHERE agent_nhi = $1 AND key_records.key_id = given.key_id
 -- One small batch; another process's tick takes other rows.
 WITH ended AS (
   SELECT agent_nhi, key_id FROM key_records
-  WHERE status = 'grace' AND rotated_at < $1 ORDER BY rotated_at LIMIT $2 FOR UPDATE SKIP LOCKED
+  WHERE status = 'grace' AND rotated_at <= $1 ORDER BY rotated_at LIMIT $2 FOR UPDATE SKIP LOCKED
 )
 UPDATE key_records AS k SET status = 'retired' FROM ended
 WHERE k.agent_nhi = ended.agent_nhi AND k.key_id = ended.key_id
@@ -91,6 +91,9 @@ FROM unnest($3::uuid[], $4::text[], $5::bytea[], $6::bytea[], $7::bytea[], $8::t
   AS given (key_id, key_type, public_key, signature_ed25519, signature_ml_dsa, created_at)
 ON CONFLICT (agent_nhi, key_id) DO NOTHING
 RETURNING key_id
+
+-- name: one_time_among
+SELECT key_id FROM one_time_keys WHERE agent_nhi = $1 AND key_id = ANY ($2::uuid[])
 
 -- name: count_one_time
 SELECT count(*) FROM one_time_keys WHERE agent_nhi = $1 AND issued_at IS NULL AND created_at > $2

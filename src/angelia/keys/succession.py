@@ -17,7 +17,7 @@ from angelia.envelope.jsonform import to_text
 from angelia.envelope.signing import VerifyingPair
 from angelia.errors import ClockSkew, Conflict, InvalidArgument, VersionConflict
 from angelia.keys import store
-from angelia.keys.model import SKEW, TYPE_NAMES, Change, KeyRecord, KeyStatus, NewRecord, Reason, moment
+from angelia.keys.model import SKEW, TYPE_NAMES, Change, KeyRecord, KeyStatus, NewRecord, Reason, moment, unix_ms
 from angelia.stores.ledger import Tx
 
 REQUEST_GRACE = timedelta(seconds=300)  # how long a replaced signing key still signs requests
@@ -65,8 +65,12 @@ class Succession:
         """Every later bundle: linked to the one before, and honest about what it replaces."""
         if (self.bundle.bundle_version, self.bundle.prev_bundle_hash) != (before.bundle_version + 1, before.hash):
             raise _conflict(before)
+        if self.bundle.issued_at < before.issued_at:
+            raise InvalidArgument("the bundle is issued before the one that it follows")
         new_signer = await self._signer(tx, before)
         new_keys = await self._kem_keys(tx)
+        if self.emergency is not None:
+            await self._revoke_earlier_pairs(tx)
         if self.reason is not None and not new_signer and not new_keys:
             raise InvalidArgument("this bundle rotates nothing", hint="to renew a bundle: POST /v1/keys/bundle")
 
@@ -92,8 +96,8 @@ class Succession:
             return False
         if self.reason is None:
             raise Conflict("the bundle has a new signing pair", hint=_ROTATE)
-        if new.ed25519 == old.ed25519 or new.ml_dsa == old.ml_dsa:
-            raise InvalidArgument("a new signing pair has two new keys")
+        if await store.records(tx, self.agent.handle, [one.key_id for one in self._signer_records()]):
+            raise Conflict("a new signing pair has two new keys", hint="make both keys anew")
         if self.link.statement is not None:
             check_rotation(self.link.statement, old, new, self.agent.handle)
         elif self.emergency is None or self.emergency.operator is None:
@@ -112,6 +116,14 @@ class Succession:
         # What the old pair signed would not verify any more by the pair that the bundle names.
         await store.drop_free_one_time(tx, self.agent.handle)
         return True
+
+    async def _revoke_earlier_pairs(self, tx: Tx) -> None:
+        """Pairs that an earlier rotation left in grace; whoever has the present one may have them too."""
+        living = await store.living_records(tx, self.agent.handle)
+        earlier = [one for one in living if one.usage == "identity" and one.status is KeyStatus.GRACE]
+        await self._replace(
+            tx, [one.key_id for one in earlier], [Change(one.key_type, one.key_id, None) for one in earlier]
+        )
 
     async def _kem_keys(self, tx: Tx) -> bool:
         handle = self.agent.handle
@@ -144,12 +156,19 @@ class Succession:
             known = living.get(id_)
             if known is None:
                 raise InvalidArgument(f"the key {id_} in grace is not one of this agent's living keys")
-            if known.status is KeyStatus.ACTIVE and entry.rotated_at != self.bundle.issued_at:
-                raise InvalidArgument("a key that is rotated now says so: its rotated_at is the bundle's issued_at")
+            rotated_at = self.bundle.issued_at if known.rotated_at is None else unix_ms(known.rotated_at)
+            if entry.rotated_at != rotated_at:
+                raise InvalidArgument(
+                    "the rotated_at of a key is the issued_at of the bundle that put it into grace",
+                    hint=f"{rotated_at} for {id_}",
+                )
 
     async def _refuse_used_before(self, tx: Tx, fresh: Sequence[KemEntry]) -> None:
-        if await store.records(tx, self.agent.handle, [entry.key.key_id for entry in fresh]):
+        ids = [entry.key.key_id for entry in fresh]
+        if await store.records(tx, self.agent.handle, ids):
             raise Conflict("a key that is retired or revoked does not come back", hint="make a new key")
+        if await store.any_one_time_among(tx, self.agent.handle, ids):
+            raise Conflict("a one-time key is good for one message only", hint="make a new key")
 
     async def _replace(self, tx: Tx, key_ids: Sequence[UUID], changes: Sequence[Change]) -> None:
         if not key_ids:
@@ -178,13 +197,16 @@ class Succession:
 
 
 def check_times(link: Link, now: datetime) -> None:
-    """A bundle is issued now: the clocks of grace and admission start with it."""
+    """Nothing comes from the future: the clocks of grace and admission start with a bundle.
+
+    One from the past only shortens the grace of its own agent's keys, and a chain that was first handed over by
+    hand must find its way here later.
+    """
     for issued_at in (link.bundle.issued_at, *((link.statement.issued_at,) if link.statement else ())):
         ahead = moment(issued_at) - now
-        if abs(ahead) > SKEW:
-            where = "ahead of" if ahead > timedelta(0) else "behind"
+        if ahead > SKEW:
             raise ClockSkew(
-                f"issued_at is {abs(ahead).total_seconds():.0f} s {where} this server's clock",
+                f"issued_at is {ahead.total_seconds():.0f} s ahead of this server's clock",
                 hint="run a time service on this machine",
             )
     if moment(link.bundle.expires_at) <= now:

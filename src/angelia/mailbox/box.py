@@ -16,8 +16,9 @@ from angelia.envelope.refusals import Refused, SignatureFailed
 from angelia.envelope.wire import TTL_MAX, decode
 from angelia.errors import AngeliaError
 from angelia.keys.model import moment, unix_ms
-from angelia.mailbox import private_files
+from angelia.mailbox import calyx, private_files
 from angelia.mailbox.allowlist import Allowlist
+from angelia.mailbox.calyx import Migrated
 from angelia.mailbox.database import Database
 from angelia.mailbox.files import Drawer, Problem
 from angelia.mailbox.identity import Identity
@@ -156,6 +157,10 @@ class Mailbox:
     def prune(self, now: datetime, retention_hours: int = RETENTION_HOURS, *, force: bool = False) -> Pruned:
         """Forget replay state that nothing needs any more."""
         return self._upkeep.prune(now, retention_hours, force=force)
+
+    def migrate(self, runtime: Path, now: datetime) -> Migrated:
+        """Take over what a Calyx mailbox has seen."""
+        return calyx.migrate(self.database, runtime, now)
 
     def take_warnings(self) -> list[str]:
         """What the last operations want somebody to know, once."""

@@ -94,7 +94,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[Tx]:
-        """One transaction that has the right to write from its beginning: all of it is durable at the end, or nothing."""
+        """One transaction that may write from its beginning on: at the end all of it is durable, or nothing."""
         with wrapped():
             connection = self._connection
             connection.execute("BEGIN IMMEDIATE")

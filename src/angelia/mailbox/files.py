@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -48,11 +47,18 @@ class Drawer:
     def put(self, envelopes: Iterable[tuple[str, bytes]]) -> None:
         """Store envelopes durably: a crash leaves whole files or none. The same one again changes nothing."""
         for replay_key, wire in envelopes:
-            name = f"{replay_key}.agl"
-            if not private_files.exists(self._directory, name):
-                private_files.place(self._directory, name, wire)
-            elif read_safely(name, self.path / name, directory=self._directory) != wire:
-                raise UnsafeFile(f"{self.path / name} holds something else than the envelope of that name")
+            self.place(replay_key, wire)
+        self.sync()
+
+    def place(self, replay_key: str, wire: bytes) -> None:
+        """As `put` for one envelope, but it is durable only after `sync`."""
+        name = f"{replay_key}.agl"
+        if not private_files.exists(self._directory, name):
+            private_files.place(self._directory, name, wire)
+        elif read_safely(name, self.path / name, directory=self._directory) != wire:
+            raise UnsafeFile(f"{self.path / name} holds something else than the envelope of that name")
+
+    def sync(self) -> None:
         os.fsync(self._directory)
 
     def get(self, replay_key: str) -> bytes:
@@ -75,7 +81,7 @@ class Drawer:
 
     def problems(self) -> Iterator[Problem]:
         """Everything in the directory that is not an envelope under its own hash."""
-        for name in sorted(os.listdir(self._directory)):
+        for name in self._names():
             if _TEMPORARY.match(name):
                 continue
             found = _NAME.match(name)
@@ -87,9 +93,13 @@ class Drawer:
             except (UnsafeFile, NotFound) as error:
                 yield Problem(self.path / name, error.message.removeprefix(f"{self.path / name} "))
 
+    def _names(self) -> list[str]:
+        with os.scandir(self._directory) as entries:
+            return sorted(entry.name for entry in entries)
+
     def sweep(self, now: datetime) -> None:
         """Remove what a crash left half written."""
-        for name in os.listdir(self._directory):
+        for name in self._names():
             if _TEMPORARY.match(name):
                 status = os.stat(name, dir_fd=self._directory, follow_symlinks=False)
                 if now.timestamp() - status.st_mtime > _LEFT_OVER.total_seconds():

@@ -111,7 +111,7 @@ def create(home: Path, name: str, passphrase: str | None = None) -> Identity:
 
 
 def load(home: Path, name: str, passphrase_prompt: PassphrasePrompt) -> Identity:
-    """Open an agent's keys. A file of an older release, which lacks some, gets them here, before anything needs them."""
+    """Open an agent's keys. The file of an older release lacks some; it gets them here, before anything needs them."""
     with _locked(home, name) as directory:
         content = private_files.read(directory, KEY, shown=home / name / KEY)
     opened = keyfile.unlock(content, passphrase_prompt)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from angelia.envelope.bundles import milliseconds
 from angelia.envelope.ids import KeyType
 from angelia.envelope.kem import KemPrivateKey
-from angelia.envelope.refusals import SuiteRefused
 from angelia.envelope.wire import Suite
-from angelia.keys.model import SKEW, TYPE_NAMES
+from angelia.keys.model import TYPE_NAMES
 from angelia.mailbox.database import SQL, Database, Tx, stamp
 from angelia.mailbox.keyfile import NEXT, XWING, Seeds
 from angelia.mailbox.local_key import LocalKey
@@ -82,17 +78,3 @@ class Keyring:
             destroy_at and stamp(destroy_at),
         )
         tx.execute(SQL["put_kem_key"], values)
-
-
-def check_mask(suite: Suite, created_at: int, masks: Sequence[tuple[int, int]]) -> None:
-    """Refuse a suite that this agent did not take when the envelope was made; a sender's clock may be 300 s off.
-
-    `masks` are (issued_at, suites) of the agent's own bundles, in their order; times in Unix milliseconds.
-    """
-    skew = milliseconds(SKEW)
-    ended = itertools.chain((issued_at for issued_at, _ in masks[1:]), [None])
-    for (begins, suites), ends in zip(masks, ended, strict=True):
-        in_force = begins - skew <= created_at and (ends is None or created_at <= ends + skew)
-        if in_force and suites & suite.bit:
-            return
-    raise SuiteRefused(f"this agent did not take suite {int(suite)} when the envelope was made")

@@ -1,4 +1,4 @@
-"""What the mailbox keeps of messages and keys lies encrypted under the agent's local key, each row bound to its place."""
+"""Contents and private keys in the database are encrypted under the agent's local key, each bound to its row."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypedDict, Unpack
 from uuid import UUID
 
 from angelia.envelope import frame, sealing, wire
@@ -50,6 +50,18 @@ _ONWARD = {
 }
 # A failed message keeps its plaintext until it expires: it may be sealed again.
 _NEEDS_NO_BODY = {Sent.DELIVERED, Sent.READ, Sent.EXPIRED}
+
+
+class Wishes(TypedDict, total=False):
+    """How a sender wants a message to travel; what is left out is as in `Draft`."""
+
+    ttl_seconds: int
+    priority: Priority
+    compression: Compression
+    padme: bool
+    channel_id: UUID | None
+    correlation_id: UUID | None
+    control: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,29 +125,13 @@ class Outbox:
         body: bytes,
         *,
         now: datetime,
-        ttl_seconds: int = TTL_DEFAULT,
-        priority: Priority = Priority.NORMAL,
-        compression: Compression = Compression.NONE,
-        padme: bool = False,
-        correlation_id: UUID | None = None,
-        channel_id: UUID | None = None,
-        control: bool = False,
         one_time_key: OneTimeKey | None = None,
         message_id: UUID | None = None,
+        **wishes: Unpack[Wishes],
     ) -> Envelope:
         """Seal one message; when this returns, its bytes are on disk."""
         draft = Draft(
-            recipient=_bundle(recipient),
-            body=body,
-            ttl_seconds=ttl_seconds,
-            priority=priority,
-            compression=compression,
-            padme=padme,
-            channel_id=channel_id,
-            correlation_id=correlation_id,
-            control=control,
-            one_time_key=one_time_key,
-            message_id=message_id,
+            recipient=_bundle(recipient), body=body, one_time_key=one_time_key, message_id=message_id, **wishes
         )
         self._upkeep.tend(now)
         letter = self._letter(draft, now)

@@ -33,6 +33,9 @@ def make_below(path: Path) -> None:
         path.mkdir(mode=DIRECTORY_MODE)
     except FileExistsError:
         check_directory(path)
+        return
+    with opened_directory(path.parent) as above:
+        os.fsync(above)
 
 
 def check_directory(path: Path) -> None:

@@ -63,7 +63,7 @@ class ReceiptLog:
             descriptor = os.open(path, flags, private_files.FILE_MODE)
         except OSError as error:
             raise private_files.explained(path, error) from error
-        with os.fdopen(descriptor, "r+b", buffering=0) as file:
+        with os.fdopen(descriptor, "r+b", buffering=0):
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
                 raise UnsafeFile(f"{path} is not a regular file of its own")
@@ -79,7 +79,7 @@ class ReceiptLog:
 
     def days(self) -> list[date]:
         """The days that have receipts."""
-        found = (_NAME.match(name) for name in sorted(os.listdir(self._directory)))
+        found = (_NAME.match(path.name) for path in sorted(self._directory.iterdir()))
         return [date.fromisoformat(one[1]) for one in found if one]
 
     def read(self, day: date | None = None) -> Logged:

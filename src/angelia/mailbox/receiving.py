@@ -9,7 +9,7 @@ from datetime import datetime
 from angelia.envelope import jsonform, sealing, wire
 from angelia.envelope.batch import VerifiedRoots
 from angelia.envelope.receipts import ReceiptStatus
-from angelia.envelope.refusals import IdConflict, OpenFailed, Refused, UnknownKey, WrongRecipient
+from angelia.envelope.refusals import IdConflict, OpenFailed, Refused, SuiteRefused, UnknownKey, WrongRecipient
 from angelia.envelope.signing import VerifyingPair
 from angelia.envelope.wire import Envelope, Header
 from angelia.errors import AngeliaError, RateLimited
@@ -19,7 +19,7 @@ from angelia.mailbox.allowlist import Allowlist
 from angelia.mailbox.database import SQL, Database, Tx
 from angelia.mailbox.files import Drawer
 from angelia.mailbox.inbox import Inbox, Message, Opened
-from angelia.mailbox.keyring import KIND_OF_SUITE, Held, Keyring, check_mask
+from angelia.mailbox.keyring import KIND_OF_SUITE, Held, Keyring
 from angelia.mailbox.private_files import UnsafeFile
 from angelia.mailbox.replay import Seen
 from angelia.mailbox.rotation import OwnKeys
@@ -58,6 +58,7 @@ class Receiver:
         claimed: list[tuple[int, _Unsealed, Message]] = []
         unsealed = [(at, one) for at, one in enumerate(outcomes) if isinstance(one, _Unsealed)]
         if unsealed:
+            self.inbox_files.sync()
             with self.database.transaction() as tx:
                 for at, one in unsealed:
                     try:
@@ -65,7 +66,7 @@ class Receiver:
                     except Refused as refused:
                         outcomes[at] = refused
         for at, one in unsealed:
-            if isinstance(outcomes[at], IdConflict):
+            if isinstance(outcomes[at], IdConflict | UnknownKey):
                 self.inbox_files.move(one.replay_key, self.dead_files)
         receipts = self.inbox.sign_receipts([message for _, _, message in claimed], ReceiptStatus.DELIVERED, now)
         for (at, one, message), receipt in zip(claimed, receipts, strict=True):
@@ -76,7 +77,7 @@ class Receiver:
     def _unsealed(self, content: bytes, profile: Profile, now: datetime) -> _Unsealed | AngeliaError:
         try:
             one = self._open(content, profile, now)
-            self.inbox_files.put([(one.replay_key, one.envelope.wire)])
+            self.inbox_files.place(one.replay_key, one.envelope.wire)
         except (Refused, RateLimited, UnsafeFile) as refused:
             return refused
         return one
@@ -87,7 +88,8 @@ class Receiver:
         if header.recipient_nhi != self.own.identity.handle:
             raise WrongRecipient(f"the envelope is for {header.recipient_nhi or 'a channel'}")
         held = self._held(header, replay_key, now)
-        check_mask(header.suite, header.created_at, self.own.masks())
+        if not self.own.takes(header.suite, header.created_at):
+            raise SuiteRefused(f"this agent did not take suite {int(header.suite)} when the envelope was made")
         check_window(header, profile, now)
         replay.probe(self.database, replay_key, str(header.message_id), moment(header.expires_at), now)
         pair = self.trust.signer(header.sender_nhi, header.sender_key_id, moment(header.created_at))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
@@ -38,7 +38,7 @@ from angelia.keys.model import (
 )
 from angelia.mailbox import identity as identities
 from angelia.mailbox import succession
-from angelia.mailbox.database import SQL, Database, Tx, stamp, unstamp, write_meta
+from angelia.mailbox.database import SQL, Database, Tx, stamp, write_meta
 from angelia.mailbox.identity import KEY, Identity, KeyFile
 from angelia.mailbox.keyfile import XWING
 from angelia.mailbox.keyring import Keyring
@@ -47,6 +47,7 @@ from angelia.mailbox.succession import Plan
 # A server takes a bundle that was issued within SKEW of its clock; an older link is signed anew, over the same keys.
 SIGNED_ANEW_AFTER = SKEW / 2
 ONE_TIME_DESTROY_AFTER = ONE_TIME_LIFE + ONE_TIME_USE + timedelta(seconds=TTL_MAX) + SKEW
+_LATEST = unix_ms(datetime(9999, 1, 1, tzinfo=UTC))
 _PENDING, _UNCONFIRMED = "pending_rotation", "first_bundle_unconfirmed"
 
 
@@ -119,12 +120,14 @@ class OwnKeys:
         row = msgspec.json.decode(found[0], type=_PendingRow)
         return Pending(row.plan, parse_link(row.link), row.accepted)
 
-    def masks(self) -> list[tuple[int, int]]:
-        """Since when (Unix milliseconds) which suites are taken; a pending bundle may have been published already."""
-        masks = [(unix_ms(unstamp(issued_at)), suites) for issued_at, suites in self._database.rows("own_masks")]
-        if pending := self.pending():
-            masks.append((pending.link.bundle.issued_at, pending.plan.suites))
-        return masks
+    def takes(self, suite: Suite, created_at: int) -> bool:
+        """Whether a bundle of that time (Unix milliseconds) took the suite; the sender's clock may be 300 s off."""
+        at = moment(min(created_at, _LATEST))
+        masks = [suites for (suites,) in self._database.rows("masks_between", stamp(at - SKEW), stamp(at + SKEW))]
+        pending = self.pending()
+        if pending is not None and moment(pending.link.bundle.issued_at) <= at + SKEW:
+            masks.append(pending.plan.suites)  # it may have been published already
+        return any(mask & suite.bit for mask in masks)
 
     def pairs(self) -> dict[UUID, VerifyingPair]:
         """The pairs that sign or signed for this agent, by their ids."""
@@ -142,7 +145,7 @@ class OwnKeys:
             if newest is not None and not (self._unconfirmed() and _too_old(newest, now)):
                 return newest
             with self._database.transaction() as tx:
-                separate = newest and _separate(newest.bundle)
+                separate = None if newest is None else _separate(newest.bundle)
                 if separate is None and suites & Suite.ML_KEM.bit:
                     separate = self._new_separate(tx, now)
                 pair, handle = file.identity.pair, self.identity.handle
@@ -241,6 +244,11 @@ class OwnKeys:
                     tx.execute(SQL["drop_meta"], (_PENDING,))
                     self._drop_separate_except(tx, newest.bundle)
             self._take(file.write(succession.without_next(file.seeds)))
+
+    def destroy(self, key_id: UUID) -> None:
+        """Destroy the private half of a replaced key before its time."""
+        with self._database.transaction() as tx:
+            tx.execute(SQL["drop_kem_key"], (str(key_id),))
 
     @contextmanager
     def _key_file(self) -> Iterator[KeyFile]:

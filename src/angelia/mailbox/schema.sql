@@ -85,6 +85,7 @@ CREATE TABLE own_bundles (
   bundle_version INTEGER PRIMARY KEY CHECK (bundle_version > 0),
   issued_at TEXT NOT NULL, suites INTEGER NOT NULL, link TEXT NOT NULL
 );
+CREATE INDEX idx_own_issued ON own_bundles(issued_at);
 
 CREATE TABLE allowlist (fingerprint TEXT PRIMARY KEY, nhi TEXT NOT NULL, label TEXT, added_at TEXT NOT NULL) WITHOUT ROWID;
 

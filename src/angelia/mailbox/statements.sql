@@ -199,6 +199,9 @@ DELETE FROM bundles WHERE nhi = ?
 -- name: is_allowed
 SELECT 1 FROM allowlist WHERE fingerprint = ?
 
+-- name: is_listed
+SELECT 1 FROM allowlist WHERE nhi = ?
+
 -- name: allow
 INSERT INTO allowlist (fingerprint, nhi, label, added_at) VALUES (?, ?, ?, ?)
 ON CONFLICT (fingerprint) DO UPDATE SET nhi = excluded.nhi, label = coalesce(excluded.label, label)
@@ -261,8 +264,10 @@ SELECT link FROM own_bundles ORDER BY bundle_version DESC LIMIT 1
 -- name: own_links
 SELECT link FROM own_bundles ORDER BY bundle_version
 
--- name: own_masks
-SELECT issued_at, suites FROM own_bundles ORDER BY bundle_version
+-- name: masks_between
+-- The bundles that were in force at some moment between two times.
+SELECT suites FROM own_bundles
+WHERE issued_at <= ?2 AND issued_at >= coalesce((SELECT max(issued_at) FROM own_bundles WHERE issued_at < ?1), '')
 
 -- name: drop_own
 DELETE FROM own_bundles

@@ -131,12 +131,14 @@ class Trust:
         pin = self.pin(nhi)
         if pin is not None and pin.signer.signer_id == signer_id:
             return pin.signer
-        if pin is None:
-            # What is not pinned cannot be listed: an entry names a fingerprint, and only a pin gives one to a name.
+        if pin is None and self._database.row("is_listed", nhi) is None:
+            # Nobody's keys are looked up for a stranger; only an imported entry can be listed before it is pinned.
             raise NotAllowed(f"{nhi} is not on the allowlist", hint=f"angelia mail allow {nhi}")
         former = self._database.row("former", nhi, str(signer_id))
         if former is None:
-            unknown = UnknownSigner(f"the signing pair that {nhi} used is not known here", hint=f"angelia key pin {nhi}")
+            unknown = UnknownSigner(
+                f"the signing pair that {nhi} used is not known here", hint=f"angelia key pin {nhi}"
+            )
             unknown.agent = nhi
             raise unknown
         ed25519, ml_dsa, rotated_at = former

@@ -34,6 +34,6 @@ def check_window(header: Header, profile: Profile, now: datetime) -> None:
         raise Expired(f"the envelope expired {(present - 1000 * header.expires_at) / 1e6:,.3f} s ago")
     if profile is Profile.DIRECT and age > _SKEW:
         raise Stale(
-            f"the envelope was made {age / 1e6:,.3f} s ago, and one that is handed over is at most {SKEW.seconds} s old",
+            f"the envelope was made {age / 1e6:,.3f} s ago; handed over directly it may be {SKEW.seconds} s old",
             hint="the sender seals it again",
         )

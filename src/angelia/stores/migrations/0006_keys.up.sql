@@ -18,6 +18,7 @@ CREATE TABLE key_records (
   CHECK ((status = 'revoked') = (revoked_at IS NOT NULL))
 );
 CREATE UNIQUE INDEX one_active_key ON key_records (agent_nhi, key_type) WHERE status = 'active';
+CREATE INDEX idx_key_records_status ON key_records (agent_nhi, status);
 CREATE INDEX idx_key_records_signer ON key_records (agent_nhi, signer_id) WHERE signer_id IS NOT NULL;
 CREATE INDEX idx_key_records_grace ON key_records (rotated_at) WHERE status = 'grace';
 CREATE INDEX idx_key_records_revoked ON key_records (revoked_at) WHERE revoked_at IS NOT NULL;
@@ -98,4 +99,4 @@ CREATE TABLE ratchet_states_1 PARTITION OF ratchet_states FOR VALUES FROM (64) T
 CREATE TABLE ratchet_states_2 PARTITION OF ratchet_states FOR VALUES FROM (128) TO (192);
 CREATE TABLE ratchet_states_3 PARTITION OF ratchet_states FOR VALUES FROM (192) TO (256);
 CREATE INDEX idx_ratchet_next_rotation ON ratchet_states (next_rotation_at) WHERE next_rotation_at IS NOT NULL;
-CREATE INDEX idx_ratchet_second_agent ON ratchet_states (agent_b_nhi);
+CREATE INDEX idx_ratchet_second_agent ON ratchet_states (agent_b_nhi, agent_a_nhi);

@@ -1,0 +1,455 @@
+"""`angelia mail`: the agent's sealed mail. Envelopes may be handed over as files, without any server."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import click
+import msgspec
+
+from angelia.cli.body import read_body
+from angelia.cli.flags import Needs, span
+from angelia.cli.grammar import Noun
+from angelia.cli.key import write_out
+from angelia.cli.paging import Page, ago, short, show_list, until
+from angelia.cli.session import Session
+from angelia.cli.tables import Column
+from angelia.cli.times import age
+from angelia.errors import AngeliaError, InvalidArgument, NotFound
+
+if TYPE_CHECKING:
+    from angelia.envelope.receipts import Receipt
+    from angelia.envelope.wire import Envelope
+    from angelia.mailbox.allowlist import Entry
+    from angelia.mailbox.box import Mailbox
+    from angelia.mailbox.inbox import Message, Opened
+    from angelia.mailbox.outbox import Outgoing, Wishes
+    from angelia.mailbox.receipt_log import ReceiptDocument
+
+PRIORITIES = ("low", "normal", "high", "critical")
+COMPRESSIONS = ("none", "gzip", "zstd")
+_new_file = click.Path(path_type=Path, dir_okay=False)
+_old_file = click.Path(path_type=Path, exists=True, dir_okay=False)
+
+command = Noun("mail", "sealed mail: send, open, allow, inbox, receipts")
+
+
+class Read(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What `--json` says of a message that was opened; `body` where it is text, else `body_base64`."""
+
+    replay_key: str
+    message_id: str
+    sender: str
+    fingerprint: str
+    created_at: datetime
+    received_at: datetime
+    priority: int
+    correlation_id: str | None = None
+    body: str | None = None
+    body_base64: str | None = None
+
+
+class Sealed(msgspec.Struct, kw_only=True):
+    """What `--json` says of a message that was sealed."""
+
+    replay_key: str
+    message_id: str
+    recipient: str
+    bytes: int
+    expires_at: datetime
+    file: str
+
+
+class Counted(msgspec.Struct, kw_only=True):
+    """What `--json` says of something that was done to several things."""
+
+    done: str
+    count: int
+
+
+@command.verb(example='angelia mail send bob "the server cannot read this"', needs=Needs.SERVER | Needs.AGENT)
+@click.argument("recipient", metavar="NAME")
+@click.argument("body", metavar="[TEXT]", required=False)
+@click.option("--out", type=_new_file, metavar="FILE", help="write the envelope there; keys once seen need no server")
+    "--out",
+    type=_new_file,
+    metavar="FILE",
+    help="write the envelope there; to keys that are pinned, no server is asked",
+)
+@click.option("--ttl", type=span, metavar="D", help="how long it may be opened (7d)")
+@click.option("--priority", type=click.Choice(PRIORITIES), default="normal", metavar="P", help=", ".join(PRIORITIES))
+@click.option("--correlation", type=click.UUID, metavar="ID", help="the message that this one answers")
+@click.option("--pad", is_flag=True, help="hide the length, to its order of magnitude")
+@click.option(
+    "--compress", type=click.Choice(COMPRESSIONS), default="none", metavar="C",
+    help="gzip or zstd (none): the length may tell about the content",
+)  # fmt: skip
+def send(
+    session: Session,
+    recipient: str,
+    body: str | None,
+    out: Path | None,
+    ttl: timedelta | None,
+    priority: str,
+    correlation: UUID | None,
+    pad: bool,
+    compress: str,
+) -> None:
+    """Seal a message. TEXT may come from stdin.
+
+    The sealed envelope lies in the outbox as a file; NAME opens it with `angelia mail open FILE`."""
+    from angelia.envelope.wire import TTL_DEFAULT, Compression, Priority
+
+    mailbox, content = session.mailbox, read_body(session, body)
+    wishes: Wishes = {
+        "ttl_seconds": TTL_DEFAULT if ttl is None else int(ttl.total_seconds()),
+        "priority": Priority(PRIORITIES.index(priority)),
+        "compression": Compression(COMPRESSIONS.index(compress)),
+        "padme": pad,
+        "correlation_id": correlation,
+    }
+    known = mailbox.trust.bundle(recipient, _now(), max_age=None) if out else None
+    if known is not None:
+        envelope = mailbox.outbox.seal(known.link, content, now=_now(), **wishes)
+    else:
+        envelope = session.as_agent(mailbox).seal(mailbox, recipient, content, **wishes)
+    if out is not None:
+        write_out(session.out, out, envelope.wire, "sealed envelope")
+    _say_sealed(session, mailbox, envelope, out)
+
+
+@command.verb(name="open", example="angelia mail open 5b0f3c9a71e2", needs=Needs.SERVER | Needs.AGENT)
+@click.argument("what", metavar="ID|FILE")
+def open_(session: Session, what: str) -> None:
+    """Read a message: one of the inbox by its ID, or an envelope that was handed over as a FILE.
+
+    An envelope opens once; afterwards its stored copy is read by its id."""
+    mailbox = session.mailbox
+    path = Path(what)
+    if not path.is_file():
+        if "/" in what or what.endswith(".agl"):
+            raise NotFound(f"there is no file {what}")
+        opened = mailbox.inbox.read(what, _now())
+    else:
+        (received,) = _received(session, mailbox, [path])
+        if isinstance(received, AngeliaError):
+            raise received
+        opened = mailbox.inbox.read(received.message.replay_key, _now())
+    _print_message(session, opened, fresh=path.is_file())
+
+
+@command.verb(example="angelia mail receive *.agl", needs=Needs.SERVER | Needs.AGENT)
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=_old_file)
+def receive(session: Session, files: tuple[Path, ...]) -> int:
+    """Open envelopes that were handed over as files, each once."""
+    outcomes = _received(session, session.mailbox, list(files))
+    refused = [(file, one) for file, one in zip(files, outcomes, strict=True) if isinstance(one, AngeliaError)]
+    for one in outcomes:
+        if not isinstance(one, AngeliaError):
+            _print_message(session, one, fresh=True)
+    for file, error in refused:
+        session.out.note(f"refused {file}: {error.message} ({error.code})")
+    if len(refused) == 1 == len(files):
+        raise refused[0][1]
+    return 1 if refused else 0
+
+
+@command.verb(example="angelia mail inbox", needs=Needs.AGENT | Needs.PAGES)
+def inbox(session: Session) -> None:
+    """List the mail that was received, newest first; no content."""
+    mailbox = session.mailbox
+    columns: list[Column[Message]] = [
+        Column("ID", lambda m: short(m.replay_key)),
+        Column("FROM", lambda m: m.sender, long=True),
+        Column("AGE", lambda m: ago(m.created_at), right=True),
+        Column("PRIORITY", lambda m: m.priority.name.lower()),
+        Column("STATE", lambda m: m.status.value),
+    ]
+
+    def fetch(cursor: str | None, limit: int) -> Page[Message]:
+        page = mailbox.inbox.page(limit, cursor)
+        for problem in page.warnings:
+            session.out.note(f"warning: {problem}")
+        return Page(list(page.messages), page.after)
+
+    show_list(session, fetch, columns, nothing="no mail yet", hint="others need your keys: angelia key publish")
+
+
+@command.verb(example="angelia mail outbox", needs=Needs.AGENT | Needs.PAGES)
+def outbox(session: Session) -> None:
+    """List the mail that was sealed here, newest first."""
+    mailbox = session.mailbox
+    columns: list[Column[Outgoing]] = [
+        Column("ID", lambda m: short(m.replay_key)),
+        Column("TO", lambda m: m.recipient, long=True),
+        Column("AGE", lambda m: ago(m.created_at), right=True),
+        Column("STATE", lambda m: m.status.value),
+        Column("EXPIRES", lambda m: until(m.expires_at), right=True),
+    ]
+
+    def fetch(cursor: str | None, limit: int) -> Page[Outgoing]:
+        rows = mailbox.outbox.page(limit, cursor)
+        return Page(rows, rows[-1].replay_key if len(rows) == limit else None)
+
+    show_list(session, fetch, columns, nothing="nothing sent yet", hint='angelia mail send NAME "hello"')
+
+
+@command.verb(example="angelia mail ack 5b0f3c9a71e2 --out receipt.json", needs=Needs.AGENT)
+@click.argument("id_", metavar="ID")
+@click.option("--out", type=_new_file, metavar="FILE", help="write the signed receipt there, for the sender")
+def ack(session: Session, id_: str, out: Path | None) -> None:
+    """Acknowledge a message: sign a receipt that its sender can check."""
+    from angelia.envelope.receipts import ReceiptStatus
+    from angelia.mailbox.inbox import ReadState
+    from angelia.mailbox.receipt_log import receipt_document
+
+    mailbox = session.mailbox
+    message = mailbox.inbox.message(id_)
+    status = ReceiptStatus.READ if message.status is ReadState.READ else ReceiptStatus.DELIVERED
+    receipt = mailbox.inbox.receipt(message.replay_key, status, _now())
+    mailbox.inbox.mark_acked([message.replay_key], _now())
+    document = receipt_document(receipt)
+    if out is not None:
+        write_out(session.out, out, msgspec.json.encode(document) + b"\n", "signed receipt")
+    session.out.done(document, f"acknowledged {short(message.replay_key)} of {message.sender}: {document.status}")
+
+
+@command.verb(example="angelia mail receipts", needs=Needs.AGENT)
+@click.argument("file", metavar="[FILE]", required=False, type=_old_file)
+def receipts(session: Session, file: Path | None) -> None:
+    """List the receipts that this agent gave; or check a receipt that a recipient handed back as FILE."""
+    mailbox = session.mailbox
+    if file is not None:
+        _take_receipt(session, mailbox, file)
+        return
+    from angelia.mailbox.receipt_log import receipt_document
+
+    logged = mailbox.receipts()
+    for problem in logged.problems:
+        session.out.note(f"warning: {problem}")
+    columns: list[Column[ReceiptDocument]] = [
+        Column("ID", lambda r: short(r.replay_key)),
+        Column("FROM", lambda r: r.sender_nhi, long=True),
+        Column("STATE", lambda r: r.status),
+        Column("AGE", lambda r: ago(_moment(r.time_ms)), right=True),
+        Column("REASON", lambda r: r.reason, long=True),
+    ]
+    rows = [receipt_document(one) for one in logged.receipts]
+    if not rows:
+        session.out.note("no receipts yet")
+    session.out.rows(rows, columns)
+
+
+@command.verb(example="angelia mail allow alice --as bob", needs=Needs.SERVER | Needs.AGENT | Needs.PAGES)
+@click.argument("name", metavar="[NAME]", required=False)
+@click.argument("file", metavar="[FILE]", required=False, type=_old_file)
+@click.option("--label", metavar="TEXT", help="a note for yourself")
+@click.option("--import", "import_", type=_old_file, metavar="FILE", help="add the entries of a JSON array")
+def allow(session: Session, name: str | None, file: Path | None, label: str | None, import_: Path | None) -> None:
+    """Open the mail of NAME from now on; without NAME, list whose mail is opened.
+
+    The keys of NAME come from the server, or from a FILE of `angelia key publish --out`. An empty list is nobody."""
+    mailbox = session.mailbox
+    if import_ is not None:
+        _import_allowlist(session, mailbox, import_)
+        return
+    if name is None:
+        _list_allowed(session, mailbox)
+        return
+    handle = name
+    if file is not None:
+        from angelia.mailbox import bundle_file
+
+        handle = bundle_file.take(mailbox.trust, bundle_file.read(file), _now()).nhi
+        if handle != name:
+            raise NotFound(f"{file} holds the keys of {handle}, not of {name}")
+    elif mailbox.trust.pin(name) is None:
+        found, _ = session.as_agent(mailbox).find_keys(mailbox, name)
+        handle = found.bundle.agent_nhi
+    entry = mailbox.allowlist.allow(handle, _now(), label)
+    session.out.done(entry, f"allowed {entry.nhi}: {entry.fingerprint} (must equal {entry.nhi}'s `agent show`)")
+
+
+@command.verb(example="angelia mail deny alice --as bob", needs=Needs.AGENT)
+@click.argument("name", metavar="NAME")
+def deny(session: Session, name: str) -> None:
+    """Open no more mail of NAME."""
+    removed = session.mailbox.allowlist.deny(name)
+    if not removed:
+        raise NotFound(f"{name} is not on the allowlist", hint="angelia mail allow")
+    session.out.done(Counted(done="denied", count=removed), f"denied {name}; what it sent before stays in the inbox")
+
+
+@command.verb(example="angelia mail prune --retention-hours 48", needs=Needs.AGENT)
+@click.option("--retention-hours", type=click.IntRange(0, 24 * 3650), default=24, metavar="N", help="at least 24")
+@click.option("--force", is_flag=True, help="allow less than 24")
+def prune(session: Session, retention_hours: int, force: bool) -> None:
+    """Forget replay state that nothing needs any more; this also happens by itself, once a day."""
+    pruned = session.mailbox.prune(_now(), retention_hours, force=force)
+    if pruned.warning:
+        session.out.note(f"warning: {pruned.warning}")
+    session.out.done(Counted(done="pruned", count=pruned.rows), f"pruned {pruned.rows:,} rows")
+
+
+@command.verb(example="angelia mail migrate --from ~/calyx/runtime --as bob", needs=Needs.AGENT)
+@click.option(
+    "--from", "directory", required=True, metavar="DIR", help="the runtime directory of a Calyx mailbox",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+)  # fmt: skip
+def migrate(session: Session, directory: Path) -> None:
+    """Take over the memory of a Calyx mailbox: what it has seen is not accepted here as new.
+
+    Saying it again does no harm; copies of what was there are kept beside it."""
+    from angelia.mailbox import calyx
+
+    done = calyx.migrate(session.mailbox.database, directory, _now())
+    for problem in done.problems:
+        session.out.note(f"warning: {problem}")
+    pairs = [
+        ("ids", f"{done.ids:,} in the old cache"),
+        ("replay keys", f"{done.with_envelope:,} computed from envelopes"),
+        ("ids only", f"{done.without_envelope:,} without an envelope, refused for 24h"),
+        ("known", f"{done.already_there:,} were here already"),
+        *(("back-up", str(path)) for path in done.backups),
+    ]
+    session.out.thing(done, pairs, quietly=str(done.ids))
+
+
+@command.verb(example="angelia mail verify", needs=Needs.AGENT)
+def verify(session: Session) -> int:
+    """Check every file of the mailbox: its name must be the hash of its content."""
+    problems = session.mailbox.verify()
+    for problem in problems:
+        session.out.note(f"warning: {problem}")
+    files = "1 file is" if len(problems) == 1 else f"{len(problems):,} files are"
+    text = f"{files} not what they should be" if problems else "every file is what its name says"
+    session.out.done(Counted(done="problems", count=len(problems)), text)
+    return 3 if problems else 0
+
+
+def _received(session: Session, mailbox: Mailbox, files: list[Path]) -> list[Opened | AngeliaError]:
+    from angelia.mailbox.files import read_safely
+    from angelia.mailbox.window import Profile
+
+    contents: list[bytes | AngeliaError] = []
+    for file in files:
+        try:
+            contents.append(read_safely(file, file, most=2 << 20))
+        except AngeliaError as error:
+            contents.append(error)
+    readable = [one for one in contents if isinstance(one, bytes)]
+    outcomes = iter(mailbox.receive_many(readable, now=_now(), profile=Profile.DIRECT))
+    return [next(outcomes) if isinstance(one, bytes) else one for one in contents]
+
+
+def _say_sealed(session: Session, mailbox: Mailbox, envelope: Envelope, out: Path | None) -> None:
+    from angelia.envelope.wire import Suite
+
+    header = envelope.header
+    kem = {Suite.ML_KEM: "ML-KEM-768", Suite.XWING: "X-Wing"}[header.suite]
+    file = out or mailbox.directory / "outbox" / f"{envelope.replay_key}.agl"
+    sealed = Sealed(
+        replay_key=envelope.replay_key,
+        message_id=str(header.message_id),
+        recipient=header.recipient_nhi,
+        bytes=len(envelope.wire),
+        expires_at=_moment(header.expires_at),
+        file=str(file),
+    )
+    if session.shared.json:
+        session.out.records([sealed])
+    elif session.shared.quiet:
+        session.out.line(envelope.replay_key)
+    else:
+        session.out.line(
+            f"sealed for {header.recipient_nhi} ({kem}, Ed25519 + ML-DSA-65), {len(envelope.wire):,} bytes, "
+            f"expires in {age(timedelta(seconds=header.ttl_seconds))}"
+        )
+        session.out.line(short(envelope.replay_key))
+    session.out.note(f"hand over {file}; it opens within 5 minutes: angelia mail open FILE")
+
+
+def _print_message(session: Session, opened: Opened, *, fresh: bool) -> None:
+    message = opened.message
+    try:
+        text, encoded = opened.body.decode(), None
+    except UnicodeDecodeError:
+        from angelia.envelope.jsonform import to_text
+
+        text, encoded = None, to_text(opened.body)
+    if session.shared.json:
+        session.out.records(
+            [
+                Read(
+                    replay_key=message.replay_key,
+                    message_id=str(message.message_id),
+                    sender=message.sender,
+                    fingerprint=message.sender_fingerprint,
+                    created_at=message.created_at,
+                    received_at=message.received_at,
+                    priority=int(message.priority),
+                    correlation_id=None if message.correlation_id is None else str(message.correlation_id),
+                    body=text,
+                    body_base64=encoded,
+                )
+            ]
+        )
+        return
+    state = "signature ok, not seen before" if fresh else "signature ok"
+    session.out.note(f"from {message.sender}, {ago(message.created_at)} ago, {state}, {short(message.replay_key)}")
+    if text is None:
+        session.out.note(f"{len(opened.body):,} bytes that are no text; --json shows them in base64url")
+    else:
+        session.out.text(text)
+
+
+def _take_receipt(session: Session, mailbox: Mailbox, file: Path) -> None:
+    from angelia.mailbox.files import read_safely
+    from angelia.mailbox.outbox import Sent
+    from angelia.mailbox.receipt_log import ReceiptDocument, parse_receipt
+
+    try:
+        document = msgspec.json.decode(read_safely(file, file), type=ReceiptDocument)
+        receipt: Receipt = parse_receipt(document)
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError) as error:
+        raise InvalidArgument(f"{file} is no receipt", hint="`angelia mail ack ID --out FILE` makes one") from error
+    sent = mailbox.outbox.outgoing(receipt.replay_key)
+    if (sent.message_id, sent.recipient) != (receipt.message_id, receipt.recipient_nhi):
+        raise InvalidArgument("the receipt names another message than its replay key")
+    mailbox.check_receipt(receipt)
+    mailbox.outbox.mark(sent.replay_key, Sent(document.status))
+    when = ago(_moment(receipt.time_ms))
+    session.out.done(document, f"{receipt.recipient_nhi} signed: {short(sent.replay_key)} {document.status} {when} ago")
+
+
+def _import_allowlist(session: Session, mailbox: Mailbox, file: Path) -> None:
+    imported = mailbox.allowlist.import_json(file.read_bytes(), _now())
+    for why in imported.refused:
+        session.out.note(f"refused: {why}")
+    refused = f", {len(imported.refused):,} refused" if imported.refused else ""
+    session.out.done(imported, f"added {imported.added:,} entries{refused}")
+
+
+def _list_allowed(session: Session, mailbox: Mailbox) -> None:
+    columns: list[Column[Entry]] = [
+        Column("NAME", lambda e: e.nhi, long=True),
+        Column("FINGERPRINT", lambda e: e.fingerprint),
+        Column("SINCE", lambda e: ago(e.added_at), right=True),
+        Column("LABEL", lambda e: e.label or "", long=True),
+    ]
+    entries = mailbox.allowlist.entries()
+    nothing, hint = "nobody is allowed, so no mail is opened", "angelia mail allow NAME"
+    show_list(session, lambda cursor, limit: Page(entries, None), columns, nothing=nothing, hint=hint)
+
+
+def _moment(at_ms: int) -> datetime:
+    from angelia.keys.model import moment
+
+    return moment(at_ms)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,50 @@
+"""Key bundles as a file that one person hands to another: the agent's whole chain, oldest first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from angelia.envelope.bundles import Link, UntrustedBundle
+from angelia.errors import InvalidArgument
+from angelia.keys.model import LinkDocument, link_document, parse_links
+from angelia.mailbox.files import read_safely
+from angelia.mailbox.trust import Pin, Trust
+
+MOST_BYTES = 16 << 20
+
+
+def encode(links: Sequence[Link]) -> bytes:
+    return msgspec.json.encode([link_document(link) for link in links]) + b"\n"
+
+
+def read(path: Path) -> list[Link]:
+    """The chain in a file; nothing of it is believed yet."""
+    content = read_safely(path, path, most=MOST_BYTES)
+    try:
+        links = parse_links(msgspec.json.decode(content, type=list[LinkDocument]))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidArgument(
+            f"{path} is no file of key bundles: {error}", hint="`angelia key publish --out`"
+        ) from error
+    if not links or len({link.bundle.agent_nhi for link in links}) != 1:
+        raise InvalidArgument(f"{path} must hold the bundles of one agent", hint="`angelia key publish --out`")
+    return links
+
+
+def take(trust: Trust, links: Sequence[Link], now: datetime) -> Pin:
+    """Pin an agent at first sight, or follow its chain on from the pin."""
+    newest = links[-1]
+    pin = trust.pin(newest.bundle.agent_nhi)
+    if pin is None:
+        return trust.pin_first(newest, now)
+    ahead = [link for link in links if link.bundle.bundle_version >= pin.bundle_version]
+    if not ahead:
+        old, seen = newest.bundle.bundle_version, pin.bundle_version
+        raise UntrustedBundle(
+            f"bundle {old} of {pin.nhi} is older than bundle {seen}, which was seen before", hint="ask for a newer file"
+        )
+    return trust.advance(pin.nhi, ahead, now)

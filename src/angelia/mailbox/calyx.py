@@ -1,0 +1,218 @@
+"""Takes over the memory of a Calyx mailbox: what it had seen is not accepted here as new.
+
+Every step may be repeated: a run that was interrupted is run again, and one that was complete changes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from angelia.errors import InvalidArgument, NotFound
+from angelia.keys.model import SKEW
+from angelia.mailbox.database import SQL, Database, Tx, stamp
+from angelia.mailbox.files import Problem, read_safely
+from angelia.mailbox.private_files import UnsafeFile
+
+MOST_CACHE_BYTES = 16 << 20
+MOST_ENVELOPE_BYTES = 4 << 20
+MOST_ID = 128
+_BATCH = 1_000
+_TIME = re.compile(r"\A\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ\Z", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Migrated:
+    """What a migration did: ids by what became of them, the copies that it made, and files that it could not read."""
+
+    ids: int
+    with_envelope: int
+    without_envelope: int
+    already_there: int
+    backups: tuple[Path, ...]
+    problems: tuple[Problem, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _OldEnvelope:
+    replay_key: str
+    msg_id: str
+    sender_fp: str
+    recipient_fp: str
+    timestamp: datetime
+
+
+def old_replay_key(envelope: dict[str, Any]) -> str:
+    """Calyx's rule: the hash of JSON with sorted keys and no spaces, normalised to NFC."""
+    if envelope.get("protocol_version", "0.1") != "0.1":
+        raise InvalidArgument("the envelope is of no version of Calyx that is known")
+    _refuse_floats(envelope)
+    text = json.dumps(envelope, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(unicodedata.normalize("NFC", text).encode()).hexdigest()
+
+
+def migrate(database: Database, runtime: Path, now: datetime) -> Migrated:
+    """Copy what Calyx has seen into the replay state. Calyx's own files are copied first and never changed."""
+    mailbox = runtime / "mailbox"
+    if not mailbox.is_dir():
+        raise NotFound(f"there is no Calyx mailbox in {runtime}", hint="name the directory that holds `mailbox`")
+    msg_ids = _seen(mailbox / "seen_cache.json")
+    backups = _back_up(mailbox)
+    envelopes, problems = _envelopes(mailbox)
+    found = missing = 0
+    for start in range(0, len(msg_ids), _BATCH):
+        with database.transaction() as tx:
+            for msg_id in msg_ids[start : start + _BATCH]:
+                if msg_id in envelopes:
+                    found += _remember(tx, envelopes[msg_id], now)
+                else:
+                    missing += tx.execute(SQL["add_legacy"], (msg_id, stamp(now))).fetchone() is not None
+    return Migrated(len(msg_ids), found, missing, len(msg_ids) - found - missing, backups, tuple(problems))
+
+
+def _seen(path: Path) -> list[str]:
+    """The message ids of `seen_cache.json`, each once, in their order."""
+    try:
+        content = read_safely(path, path, most=MOST_CACHE_BYTES)
+    except NotFound:
+        return []  # of version 0.1, which has a database and no cache
+    try:
+        listed = json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"{path} is not JSON: {error}") from error
+    if not isinstance(listed, list):
+        raise InvalidArgument(f"{path} holds no list of message ids")
+    for one in listed:
+        if not isinstance(one, str) or not 1 <= len(one) <= MOST_ID or not one.isascii() or not one.isprintable():
+            raise InvalidArgument(f"{path} holds {str(one)[:40]!r}, which is no message id")
+    return list(dict.fromkeys(listed))
+
+
+def _back_up(mailbox: Path) -> tuple[Path, ...]:
+    """Copies beside the originals. One that holds the same is enough; one that differs is never overwritten."""
+    copies = []
+    cache = mailbox / "seen_cache.json"
+    if cache.is_file() and (copy := _free(cache.with_name("seen_cache.json.backup"), cache)):
+        _copy_file(cache, copy)
+        copies.append(copy)
+    for name in ("inbox", "outbox"):
+        folder = mailbox / name
+        if folder.is_dir() and (copy := _free(mailbox / f"{name}_backup_v0", folder)):
+            _copy_folder(folder, copy)
+            copies.append(copy)
+    return tuple(copies)
+
+
+def _free(wanted: Path, original: Path) -> Path | None:
+    """The first free name for a copy; None when a copy of the same content is there."""
+    for number in count():
+        path = wanted if number == 0 else wanted.with_name(f"{wanted.name}.{number}")
+        if not os.path.lexists(path):
+            return path
+        if _content(path) == _content(original):
+            return None
+    raise AssertionError("names do not end")
+
+
+def _content(path: Path) -> dict[str, str] | None:
+    """What a file or a folder holds, by hash; None for anything else."""
+    if path.is_symlink() or not (path.is_file() or path.is_dir()):
+        return None
+    files = [path] if path.is_file() else [one for one in path.iterdir() if one.is_file() and not one.is_symlink()]
+    return {one.name if one != path else "": hashlib.sha256(one.read_bytes()).hexdigest() for one in files}
+
+
+def _copy_file(original: Path, copy: Path) -> None:
+    # Whole or not at all: a copy that a crash cut off would be taken for another content and stay for ever.
+    half = copy.with_name(f".{copy.name}.half")
+    shutil.copyfile(original, half, follow_symlinks=False)
+    half.chmod(0o600)
+    half.rename(copy)
+
+
+def _copy_folder(original: Path, copy: Path) -> None:
+    half = copy.with_name(f".{copy.name}.half")
+    shutil.rmtree(half, ignore_errors=True)
+    half.mkdir(mode=0o700)
+    for one in original.iterdir():
+        if one.is_file() and not one.is_symlink():
+            shutil.copyfile(one, half / one.name, follow_symlinks=False)
+            (half / one.name).chmod(0o600)
+    half.rename(copy)
+
+
+def _envelopes(mailbox: Path) -> tuple[dict[str, _OldEnvelope], list[Problem]]:
+    """The envelopes that are still there, by message id."""
+    found: dict[str, _OldEnvelope] = {}
+    problems: list[Problem] = []
+    for path in _envelope_files(mailbox):
+        try:
+            envelope = _parse(read_safely(path, path, most=MOST_ENVELOPE_BYTES))
+        except (InvalidArgument, UnsafeFile, NotFound) as error:
+            problems.append(Problem(path, f"is left out: {error.message}"))
+            continue
+        found.setdefault(envelope.msg_id, envelope)
+    return found, problems
+
+
+def _envelope_files(mailbox: Path) -> Iterator[Path]:
+    for name in ("inbox", "outbox"):
+        if (mailbox / name).is_dir():
+            yield from sorted((mailbox / name).glob("*.json"))
+
+
+def _parse(content: bytes) -> _OldEnvelope:
+    try:
+        envelope = json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument("it is not JSON") from error
+    header = envelope.get("header") if isinstance(envelope, dict) else None
+    if not isinstance(header, dict):
+        raise InvalidArgument("it is no envelope of Calyx")
+    msg_id, sender, recipient, time = (
+        header.get(name) for name in ("msg_id", "sender_fp", "recipient_fp", "timestamp")
+    )
+    if not all(isinstance(one, str) and 1 <= len(one) <= MOST_ID for one in (msg_id, sender, recipient)):
+        raise InvalidArgument("its header is not complete")
+    if not isinstance(time, str) or _TIME.match(time) is None:
+        raise InvalidArgument("its timestamp is not one of Calyx")
+    try:
+        at = datetime.fromisoformat(time).astimezone(UTC)
+        return _OldEnvelope(old_replay_key(envelope), str(msg_id), str(sender), str(recipient), at)
+    except (ValueError, RecursionError) as error:  # the 30th of February; a lone surrogate
+        raise InvalidArgument("a value in it cannot be read") from error
+
+
+def _remember(tx: Tx, envelope: _OldEnvelope, now: datetime) -> bool:
+    """A row as Calyx would have it. Its envelopes are acceptable for five minutes, so that is their life."""
+    values: Sequence[str] = (
+        envelope.replay_key,
+        envelope.msg_id,
+        envelope.sender_fp,
+        envelope.recipient_fp,
+        stamp(now),
+        stamp(envelope.timestamp),
+        stamp(envelope.timestamp + SKEW),
+    )
+    return tx.execute(SQL["remember"], values).fetchone() is not None
+
+
+def _refuse_floats(value: object) -> None:
+    if isinstance(value, float):
+        raise InvalidArgument("it holds a number that is not whole")
+    if isinstance(value, dict):
+        for one in value.values():
+            _refuse_floats(one)
+    if isinstance(value, list):
+        for one in value:
+            _refuse_floats(one)

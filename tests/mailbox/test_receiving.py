@@ -1,0 +1,551 @@
+"""Opening an envelope: cheap checks first, both signatures always, and no plaintext before the replay row is there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from angelia.envelope import jsonform, sealing, wire
+from angelia.envelope.bundles import DEFAULT_SUITES
+from angelia.envelope.receipts import ReceiptStatus
+from angelia.envelope.refusals import (
+    Expired,
+    FromFuture,
+    IdConflict,
+    Malformed,
+    NotAllowed,
+    OpenFailed,
+    Replayed,
+    SignatureFailed,
+    Stale,
+    SuiteRefused,
+    UnknownKey,
+    UnknownSigner,
+    WrongRecipient,
+)
+from angelia.envelope.sealing import Control, Letter
+from angelia.envelope.wire import Compression, Envelope, Suite
+from angelia.errors import AngeliaError, RateLimited
+from angelia.mailbox import failures
+from angelia.mailbox.box import Mailbox
+from angelia.mailbox.database import SQL
+from angelia.mailbox.inbox import Opened, ReadState
+from angelia.mailbox.outbox import Draft
+from angelia.mailbox.private_files import UnsafeFile
+from angelia.mailbox.window import Profile
+
+NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
+MS, MINUTE, DAY = timedelta(milliseconds=1), timedelta(minutes=1), timedelta(days=1)
+
+Send = Callable[..., bytes]
+Agent = Callable[[str], Mailbox]
+
+
+def files(box: Mailbox, drawer: str) -> list[str]:
+    return sorted(path.stem for path in (box.directory / drawer).iterdir())
+
+
+def rows(box: Mailbox, table: str) -> int:
+    with box.database.transaction() as tx:
+        return int(tx.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+
+
+def untouched(box: Mailbox) -> bool:
+    return not any(rows(box, table) for table in ("replay_state", "inbox", "failures")) and not (
+        files(box, "inbox") or files(box, "dead") or list(box.directory.glob("receipts_*"))
+    )
+
+
+def forged(envelope: Envelope, sender: Mailbox, **changes: object) -> bytes:
+    """The same content and recipient, with another header, properly signed by `sender`'s pair."""
+    header = dataclasses.replace(envelope.header, **changes)  # type: ignore[arg-type]
+    head = wire.encode_head(header)
+    pair = sender.identity.pair
+    digest = wire.signed_digest(head, envelope.ciphertext, envelope.tag)
+    signatures = pair.sign(sealing.Purpose.ENVELOPE, digest)
+    return wire.assemble(header, head, envelope.ciphertext, envelope.tag, signatures).wire
+
+
+@pytest.mark.parametrize("profile", Profile)
+def test_what_is_sealed_opens_once(bob: Mailbox, send: Send, profile: Profile) -> None:
+    sealed = send(body=b"deploy at 18:00")
+    opened = bob.receive(sealed, now=NOW, profile=profile)
+    assert opened.body == b"deploy at 18:00"
+    assert (opened.message.sender, opened.message.recipient, opened.control) == ("alice", "bob", False)
+    with pytest.raises(Replayed) as refused:
+        bob.receive(sealed, now=NOW + 12 * MINUTE)
+    assert "opened 12m ago" in refused.value.message
+    assert opened.message.replay_key[:12] in refused.value.hint
+    assert rows(bob, "inbox") == rows(bob, "replay_state") == 1
+
+
+@pytest.mark.parametrize("compression", Compression)
+@pytest.mark.parametrize("padme", [False, True])
+def test_it_opens_however_it_was_packed(bob: Mailbox, send: Send, compression: Compression, padme: bool) -> None:
+    body = b"the same again, " * 100
+    assert bob.receive(send(body=body, compression=compression, padme=padme), now=NOW).body == body
+
+
+def test_the_message_is_in_the_inbox_and_its_file_proves_itself_before_it_is_returned(bob: Mailbox, send: Send) -> None:
+    sealed = send()
+    opened = bob.receive(sealed, now=NOW)
+    key = opened.message.replay_key
+    assert bob.inbox.message(key).status is ReadState.UNREAD
+    assert (bob.directory / "inbox" / f"{key}.agl").read_bytes() == sealed
+    assert bob.verify() == []
+
+
+def test_plaintext_stands_nowhere_on_the_disk(bob: Mailbox, send: Send, home: Path) -> None:
+    marker = b"a marker that must be found nowhere"
+    bob.receive(send(body=marker), now=NOW)
+    bob.inbox.read(bob.inbox.page().messages[0].replay_key, NOW)
+    on_disk = [path for path in home.rglob("*") if path.is_file()]
+    assert len(on_disk) > 8
+    assert [path for path in on_disk if marker in path.read_bytes()] == []
+
+
+def test_a_receipt_says_it_was_delivered_and_the_sender_can_check_it(alice: Mailbox, bob: Mailbox, send: Send) -> None:
+    receipt = bob.receive(send(), now=NOW).receipt
+    assert receipt is not None
+    assert receipt.status is ReceiptStatus.DELIVERED
+    alice.check_receipt(receipt)
+    with pytest.raises(SignatureFailed):
+        alice.check_receipt(dataclasses.replace(receipt, status=ReceiptStatus.READ))
+    assert bob.receipts().receipts == (receipt,)
+
+
+# Re-spelled copies.
+
+
+def test_a_copy_in_json_is_the_same_envelope_however_it_is_spelled(bob: Mailbox, send: Send) -> None:
+    sealed = send()
+    fields = jsonform.to_fields(wire.decode(sealed))
+    spelled = [
+        jsonform.encode(wire.decode(sealed)),
+        json.dumps(dict(reversed(fields.items()))).encode(),
+        b" \n\t" + json.dumps(fields, indent=4).encode() + b"\r\n",
+        json.dumps(fields).replace('"suite"', '"s\\u0075ite"').encode(),
+    ]
+    assert bob.receive(spelled[2], now=NOW).body == b"hello"
+    for again in [*spelled, sealed]:
+        with pytest.raises(Replayed):
+            bob.receive(again, now=NOW)
+    assert rows(bob, "inbox") == 1
+
+
+def test_a_copy_with_more_in_it_is_no_envelope(bob: Mailbox, send: Send) -> None:
+    sealed = send()
+    fields = jsonform.to_fields(wire.decode(sealed))
+    padded = {**fields, "signature_ed25519": fields["signature_ed25519"] + "=="}
+    newline = {**fields, "signature_ed25519": fields["signature_ed25519"] + "\n"}
+    for respelled in (sealed + b"\0", b" " + sealed, *map(json.dumps, ({**fields, "x": 1}, padded, newline))):
+        with pytest.raises(Malformed):
+            bob.receive(respelled if isinstance(respelled, bytes) else respelled.encode(), now=NOW)
+    assert untouched(bob)
+
+
+def test_what_is_too_big_is_refused_before_it_is_read(bob: Mailbox) -> None:
+    for content in (b"AGLE" + bytes(wire.MAX_ENVELOPE), b"{" + b" " * jsonform.MAX_JSON, b"", b"{", b"AGLE"):
+        with pytest.raises(Malformed):
+            bob.receive(content, now=NOW)
+    assert untouched(bob)
+
+
+# For whom, and by whom.
+
+
+def test_an_envelope_for_bob_is_nothing_to_carol(agent: Agent, bob: Mailbox, send: Send) -> None:
+    carol = agent("carol")
+    with pytest.raises(WrongRecipient):
+        carol.receive(send(), now=NOW)
+    assert untouched(carol)
+
+
+def test_an_envelope_to_another_key_or_of_another_type_is_refused_before_any_crypto(
+    alice: Mailbox, bob: Mailbox, send: Send
+) -> None:
+    envelope = wire.decode(send())
+    for changes in (
+        {"key_id": uuid.uuid4()},
+        {"suite": Suite.ML_KEM, "wrapped_key": envelope.header.wrapped_key[:1088]},
+    ):
+        with pytest.raises(UnknownKey):
+            bob.receive(forged(envelope, alice, **changes), now=NOW)
+    assert untouched(bob)
+
+
+def test_a_suite_outside_the_mask_of_its_time_is_refused(alice: Mailbox, bob: Mailbox, send: Send) -> None:
+    with_suite_1 = DEFAULT_SUITES | Suite.ML_KEM.bit
+    link = bob.own.begin_rotation(NOW + DAY, suites=with_suite_1)
+    bob.own.finish_rotation(NOW + DAY)
+    alice.trust.advance("bob", [link], NOW + DAY)
+    without = bob.own.begin_rotation(NOW + 2 * DAY, suites=DEFAULT_SUITES)
+    bob.own.finish_rotation(NOW + 2 * DAY)
+    separate = next(e.key for e in link.bundle.kem_keys if e.key.kind.name == "ML_KEM_768")
+
+    def sealed(created_at: datetime) -> bytes:
+        letter = Letter(
+            recipient="bob",
+            key=separate,
+            body=b"by suite 1",
+            message_id=uuid.uuid4(),
+            created_at=int(created_at.timestamp() * 1000),
+        )
+        return sealing.seal(letter, "alice", alice.identity.pair).wire
+
+    late = NOW + 2 * DAY + MINUTE
+    assert without.bundle.suites == DEFAULT_SUITES
+    assert bob.receive(sealed(NOW + DAY + MINUTE), now=late).body == b"by suite 1"
+    assert bob.receive(sealed(NOW + DAY - 5 * MINUTE), now=late).body == b"by suite 1"
+    assert bob.receive(sealed(NOW + 2 * DAY + 5 * MINUTE), now=late).body == b"by suite 1"
+    for at in (NOW + DAY - 5 * MINUTE - MS, NOW + 2 * DAY + 5 * MINUTE + MS):
+        with pytest.raises(SuiteRefused):
+            bob.receive(sealed(at), now=late)
+
+
+def test_the_signer_is_looked_up_by_sender_and_id_so_no_valid_pair_speaks_for_another(
+    agent: Agent, bob: Mailbox, send: Send, introduce: Callable[[Mailbox, Mailbox], None]
+) -> None:
+    mallory = agent("mallory")
+    introduce(mallory, bob)
+    spoofed = forged(wire.decode(send()), mallory, sender_key_id=mallory.identity.pair.public.signer_id)
+    with pytest.raises(UnknownSigner) as refused:
+        bob.receive(spoofed, now=NOW)
+    assert refused.value.agent == "alice"
+    assert untouched(bob)
+
+
+def test_claiming_an_allowed_pair_without_its_keys_opens_nothing(
+    agent: Agent, bob: Mailbox, send: Send, introduce: Callable[[Mailbox, Mailbox], None]
+) -> None:
+    mallory = agent("mallory")
+    introduce(mallory, bob)
+    bob.allowlist.deny("mallory")
+    with pytest.raises(SignatureFailed):
+        bob.receive(forged(wire.decode(send()), mallory), now=NOW)
+    known = mallory.trust.bundle("bob", NOW)
+    assert known is not None
+    honest = mallory.outbox.seal(known.link, b"as myself", now=NOW).wire
+    with pytest.raises(NotAllowed):
+        bob.receive(honest, now=NOW)
+    assert untouched(bob)
+
+
+def test_an_empty_allowlist_is_nobody(bob: Mailbox, send: Send) -> None:
+    bob.allowlist.deny("alice")
+    assert bob.allowlist.entries() == []
+    with pytest.raises(NotAllowed):
+        bob.receive(send(), now=NOW)
+    assert untouched(bob)
+
+
+def test_a_stranger_is_refused_without_asking_for_its_keys(agent: Agent, bob: Mailbox) -> None:
+    stranger, link = agent("stranger"), bob.own.newest()
+    assert link is not None
+    stranger.trust.pin_first(link, NOW)
+    with pytest.raises(NotAllowed):
+        bob.receive(stranger.outbox.seal(link, b"hi", now=NOW).wire, now=NOW)
+    assert untouched(bob)
+
+
+def test_an_imported_entry_that_is_not_pinned_yet_asks_for_its_keys(agent: Agent, bob: Mailbox) -> None:
+    friend, link = agent("friend"), bob.own.newest()
+    assert link is not None
+    friend.trust.pin_first(link, NOW)
+    listed = [{"fingerprint": friend.identity.pair.public.fingerprint, "nhi": "friend"}]
+    bob.allowlist.import_json(json.dumps(listed).encode(), NOW)
+    sealed = friend.outbox.seal(link, b"hi", now=NOW).wire
+    with pytest.raises(UnknownSigner):
+        bob.receive(sealed, now=NOW)
+    newest = friend.own.newest()
+    assert newest is not None
+    bob.trust.pin_first(newest, NOW)
+    assert bob.receive(sealed, now=NOW).body == b"hi"
+
+
+@pytest.mark.parametrize("half", ["ed25519", "ml_dsa"])
+def test_one_good_signature_is_not_enough(bob: Mailbox, send: Send, half: str) -> None:
+    envelope = wire.decode(send())
+    spoiled = bytearray(getattr(envelope.signatures, half))
+    spoiled[7] ^= 1
+    signatures = dataclasses.replace(envelope.signatures, **{half: bytes(spoiled)})
+    changed = wire.assemble(envelope.header, envelope.head, envelope.ciphertext, envelope.tag, signatures)
+    with pytest.raises(SignatureFailed):
+        bob.receive(changed.wire, now=NOW)
+    assert untouched(bob)
+    assert bob.receive(envelope.wire, now=NOW).body == b"hello"
+
+
+# Time.
+
+
+def test_the_window_comes_before_the_replay_state_and_leaves_it_alone(bob: Mailbox, send: Send) -> None:
+    sealed = send()
+    for now, profile, refusal in (
+        (NOW - 5 * MINUTE - MS, Profile.RELAY, FromFuture),
+        (NOW + 5 * MINUTE + MS, Profile.DIRECT, Stale),
+        (NOW + 7 * DAY, Profile.RELAY, Expired),
+    ):
+        with pytest.raises(refusal):
+            bob.receive(sealed, now=now, profile=profile)
+    assert untouched(bob)
+    assert bob.receive(sealed, now=NOW + 7 * DAY - MS).body == b"hello"
+
+
+@pytest.mark.parametrize("later", [DAY + MINUTE, 3 * DAY, 7 * DAY - MS])
+def test_a_replay_days_later_is_still_refused_though_pruning_went_on(bob: Mailbox, send: Send, later: timedelta) -> None:
+    sealed = send()
+    bob.receive(sealed, now=NOW)
+    bob.prune(NOW + later)
+    with pytest.raises(Replayed):
+        bob.receive(sealed, now=NOW + later)
+
+
+def test_after_the_row_is_gone_the_envelope_has_long_expired(bob: Mailbox, send: Send) -> None:
+    sealed = send(ttl_seconds=60)
+    bob.receive(sealed, now=NOW)
+    assert bob.prune(NOW + 2 * DAY).rows == 1
+    with pytest.raises(Expired):
+        bob.receive(sealed, now=NOW + 2 * DAY)
+
+
+def test_a_clock_that_ran_ahead_and_was_put_right_lets_no_replay_in(bob: Mailbox, send: Send) -> None:
+    sealed = send()
+    bob.receive(sealed, now=NOW)
+    assert bob.prune(NOW + 30 * DAY).rows == 1
+    with pytest.raises(Expired, match="no longer remembers"):
+        bob.receive(sealed, now=NOW + MINUTE)
+    later = send(now=NOW + MINUTE)
+    assert bob.receive(later, now=NOW + MINUTE).body == b"hello"
+
+
+def test_a_clock_set_back_accepts_nothing_twice_and_prunes_nothing(bob: Mailbox, send: Send) -> None:
+    sealed = send()
+    bob.receive(sealed, now=NOW + 2 * DAY)
+    bob.take_warnings()
+    with pytest.raises(Replayed):
+        bob.receive(sealed, now=NOW)
+    assert any("nothing is pruned" in warning for warning in bob.take_warnings())
+    assert rows(bob, "replay_state") == 1
+
+
+# Ids.
+
+
+def test_the_same_id_with_other_content_is_a_conflict_and_the_first_stands(bob: Mailbox, send: Send) -> None:
+    shared = uuid.uuid4()
+    first, second = send(body=b"first", message_id=shared), send(body=b"second", message_id=shared)
+    bob.receive(first, now=NOW)
+    with pytest.raises(IdConflict):
+        bob.receive(second, now=NOW)
+    assert [bob.inbox.read(message.replay_key, NOW).body for message in bob.inbox.page().messages] == [b"first"]
+    assert files(bob, "dead") == [wire.decode(second).replay_key]
+    assert bob.verify() == []
+
+
+def test_an_id_from_before_a_migration_is_denied_for_a_day(bob: Mailbox, send: Send) -> None:
+    known = uuid.uuid4()
+    with bob.database.transaction() as tx:
+        tx.execute(SQL["add_legacy"], (str(known), "2026-11-15T12:00:00.000000Z"))
+    sealed = send(message_id=known)
+    with pytest.raises(Replayed, match="migrated"):
+        bob.receive(sealed, now=NOW + DAY - MS)
+    assert bob.receive(sealed, now=NOW + DAY).body == b"hello"
+
+
+# One-time keys.
+
+
+def test_a_one_time_key_goes_with_its_message(alice: Mailbox, bob: Mailbox, send: Send) -> None:
+    one, other = bob.own.make_one_time_keys(2, NOW)
+    sealed, second = send(one_time_key=one), send(one_time_key=one)
+    assert rows(bob, "kem_keys") == 2
+    assert bob.receive(sealed, now=NOW).body == b"hello"
+    assert rows(bob, "kem_keys") == 1
+    with pytest.raises(Replayed):
+        bob.receive(sealed, now=NOW)
+    with pytest.raises(UnknownKey):
+        bob.receive(second, now=NOW)
+    assert bob.receive(send(one_time_key=other), now=NOW).body == b"hello"
+    assert rows(bob, "inbox") == rows(bob, "replay_state") == 2
+
+
+def test_two_messages_to_one_one_time_key_in_one_batch_are_one_message(bob: Mailbox, send: Send) -> None:
+    (one,) = bob.own.make_one_time_keys(1, NOW)
+    sealed, second = send(one_time_key=one), send(one_time_key=one)
+    opened, refused = bob.receive_many([sealed, second], now=NOW)
+    assert isinstance(opened, Opened)
+    assert isinstance(refused, UnknownKey)
+    assert rows(bob, "inbox") == rows(bob, "replay_state") == 1
+    assert files(bob, "dead") == [wire.decode(second).replay_key]
+
+
+# Failures.
+
+
+def unopenable(alice: Mailbox, sealed: bytes) -> bytes:
+    """Well formed and well signed, but its content does not authenticate."""
+    envelope = wire.decode(sealed)
+    spoiled = dataclasses.replace(envelope, tag=bytes(16))
+    return forged(spoiled, alice)
+
+
+def test_what_an_allowed_sender_signed_and_cannot_be_opened_is_kept_apart_and_counted(
+    alice: Mailbox, bob: Mailbox, send: Send
+) -> None:
+    bad = unopenable(alice, send())
+    with pytest.raises(OpenFailed) as refused:
+        bob.receive(bad, now=NOW)
+    assert (refused.value.message, refused.value.hint) == ("The envelope cannot be opened", "")
+    assert files(bob, "dead") == [wire.decode(bad).replay_key]
+    assert rows(bob, "failures") == 1
+    assert rows(bob, "inbox") == rows(bob, "replay_state") == 0
+    receipt = bob.refuse(bad, "open_failed", NOW)
+    assert (receipt.status, receipt.reason) == (ReceiptStatus.FAILED, "open_failed")
+    alice.check_receipt(receipt)
+
+
+def test_after_ten_failures_in_an_hour_a_sender_is_not_tried_any_more(alice: Mailbox, bob: Mailbox, send: Send) -> None:
+    good = send()
+    for at in range(failures.MOST):
+        with pytest.raises(OpenFailed):
+            bob.receive(unopenable(alice, send()), now=NOW + at * MINUTE)
+    with pytest.raises(RateLimited) as limited:
+        bob.receive(good, now=NOW + 59 * MINUTE)
+    assert limited.value.retry_after
+    assert bob.receive(good, now=NOW + 60 * MINUTE).body == b"hello"
+
+
+def test_the_same_bad_envelope_again_is_one_failure(alice: Mailbox, bob: Mailbox, send: Send) -> None:
+    bad = unopenable(alice, send())
+    for _ in range(failures.MOST + 2):
+        with pytest.raises(OpenFailed):
+            bob.receive(bad, now=NOW)
+    assert rows(bob, "failures") == 1
+
+
+def test_a_forgery_leaves_no_trace_and_costs_the_sender_nothing(
+    agent: Agent, alice: Mailbox, bob: Mailbox, send: Send
+) -> None:
+    mallory = agent("mallory")
+    bad = wire.decode(unopenable(alice, send()))
+    for _ in range(failures.MOST + 1):
+        with pytest.raises(SignatureFailed):
+            bob.receive(forged(bad, mallory), now=NOW)
+    assert untouched(bob)
+    assert bob.receive(send(), now=NOW).body == b"hello"
+
+
+# Many at once.
+
+
+def test_many_are_opened_in_one_transaction_and_each_has_its_own_outcome(
+    alice: Mailbox, bob: Mailbox, send: Send, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, other = send(body=b"one"), send(body=b"two")
+    contents = [good, b"junk", good, unopenable(alice, send()), jsonform.encode(wire.decode(other)), send(to="bob")]
+    commits = 0
+    commit = bob.database._commit
+
+    def counted(connection: object) -> None:
+        nonlocal commits
+        commits += 1
+        commit(connection)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bob.database, "_commit", counted)
+    outcomes = bob.receive_many(contents, now=NOW)
+    kinds = [type(one) for one in outcomes]
+    assert kinds == [Opened, Malformed, Replayed, OpenFailed, Opened, Opened]
+    assert commits == 2  # one for all that opened, one that counts the failure
+    assert len(bob.receipts().receipts) == 3
+
+
+def test_a_batch_under_one_signature_verifies_it_once_and_each_member_alone(
+    alice: Mailbox, bob: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = bob.own.newest()
+    assert link is not None
+    envelopes = alice.outbox.seal_many([Draft(recipient=link.bundle, body=bytes([n])) for n in range(9)], NOW)
+    alone = envelopes.pop(3)
+    assert bob.receive(alone.wire, now=NOW).body == b"\x03"
+    verified = 0
+    real = type(alice.identity.pair.public).verify
+
+    def counted(*arguments: object) -> bool:
+        nonlocal verified
+        verified += 1
+        return real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(alice.identity.pair.public), "verify", counted)
+    outcomes = bob.receive_many([one.wire for one in envelopes], now=NOW)
+    assert [one.body for one in outcomes if isinstance(one, Opened)] == [bytes([n]) for n in range(9) if n != 3]
+    assert verified == 0  # the root was seen a moment ago
+    with pytest.raises(Replayed):
+        bob.receive(alone.wire, now=NOW)
+
+
+def test_nothing_to_receive_is_no_work(bob: Mailbox) -> None:
+    assert bob.receive_many([], now=NOW) == []
+
+
+# Control messages.
+
+
+def test_a_control_message_is_not_mail_but_is_not_lost_either(bob: Mailbox, send: Send) -> None:
+    body = bytes([Control.GROUP_KEY]) + b"key of a group"
+    opened = bob.receive(send(body=body, control=True), now=NOW)
+    assert opened.control
+    assert opened.body == body
+    assert bob.inbox.page().messages == ()
+    (waiting,) = bob.inbox.controls()
+    assert waiting.body == body
+    assert [message.replay_key for message in bob.inbox.unacked()] == [opened.message.replay_key]
+    assert bob.inbox.read(waiting.message.replay_key, NOW).control
+    assert bob.inbox.controls() == []
+
+
+# The file beside the row.
+
+
+def test_a_planted_file_of_the_same_name_stops_the_message_and_is_not_overwritten(bob: Mailbox, send: Send) -> None:
+    sealed = send()
+    path = bob.directory / "inbox" / f"{wire.decode(sealed).replay_key}.agl"
+    path.write_bytes(b"something else")
+    with pytest.raises(UnsafeFile, match="something else"):
+        bob.receive(sealed, now=NOW)
+    assert path.read_bytes() == b"something else"
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+    with pytest.raises(UnsafeFile):
+        bob.receive(sealed, now=NOW)
+    assert rows(bob, "replay_state") == 0
+    path.unlink()
+    assert bob.receive(sealed, now=NOW).body == b"hello"
+
+
+def test_a_full_disk_returns_no_plaintext_and_the_message_opens_later(
+    bob: Mailbox, send: Send, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sealed = send()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        bob.receive(sealed, now=NOW)
+    monkeypatch.undo()
+    assert untouched(bob)
+    assert bob.receive(sealed, now=NOW).body == b"hello"
+
+
+def test_every_refusal_is_of_our_family(bob: Mailbox) -> None:
+    (outcome,) = bob.receive_many([b"junk"], now=NOW)
+    assert isinstance(outcome, AngeliaError)
