@@ -8,6 +8,7 @@ of many, the batch by sums, in which every try counts.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import os
@@ -41,54 +42,40 @@ def main(*, quick: bool) -> list[Result]:
     results: list[Result] = []
     for suite, kind in SUITES.items():
         key = KemPrivateKey.generate(kind)
-        limit = _Limit(key, pair)
+        letter = Letter(
+            recipient=RECIPIENT, key=key.public, body=BODY, message_id=uuid.uuid4(), created_at=1_735_171_200_000
+        )
+        seal = functools.partial(sealing.seal, letter, SENDER, pair)
+        seal_batch = functools.partial(sealing.seal_batch, [letter] * BATCH, SENDER, pair)
+        limit = _Limit(key, pair, seal())
         results += [
-            _against("seal", suite, rounds, lambda key=key: _seal(key, pair), limit.seal),
-            _against("open", suite, rounds, _opening(key, pair), limit.open),
-            _batched(suite, key, pair, batches),
+            _against(f"seal / its primitives, {suite}", rounds, seal, limit.seal),
+            _against(f"open / its primitives, {suite}", rounds, _opening(seal().wire, key, pair), limit.open),
+            _batched(f"batch of {BATCH} / single seals, {suite}", batches, seal_batch, seal),
         ]
     return results
 
 
-def _against(what: str, suite: str, rounds: int, ours: Callable[[], object], limit: Callable[[], object]) -> Result:
+def _against(what: str, rounds: int, ours: Callable[[], object], limit: Callable[[], object]) -> Result:
     """Medians of both, taken in turn."""
     pairs = [(_cpu(ours), _cpu(limit)) for _ in range(rounds)]
     mine, least = (statistics.median(one) * 1e6 for one in zip(*pairs, strict=True))
     note = f"lower is better; medians of {rounds:,}, 1 KiB"
-    return Result(
-        f"{what} / its primitives, {suite}", f"{mine:,.0f} CPU-µs", f"{least:,.0f} CPU-µs", mine / least, note
-    )
+    return Result(what, f"{mine:,.0f} CPU-µs", f"{least:,.0f} CPU-µs", mine / least, note)
 
 
-def _batched(suite: str, key: KemPrivateKey, pair: SigningPair, batches: int) -> Result:
+def _batched(what: str, batches: int, seal_batch: Callable[[], object], seal: Callable[[], object]) -> Result:
     """Sums over as many messages on both sides."""
     alone = together = 0.0
     for _ in range(batches):
-        alone += sum(_cpu(lambda: _seal(key, pair)) for _ in range(BATCH))
-        together += _cpu(lambda: sealing.seal_batch([_letter(key) for _ in range(BATCH)], SENDER, pair))
+        alone += sum(_cpu(seal) for _ in range(BATCH))
+        together += _cpu(seal_batch)
     count = batches * BATCH
-    return Result(
-        f"batch of {BATCH} / single seals, {suite}",
-        f"{count / together:,.0f} /s",
-        f"{count / alone:,.0f} /s",
-        alone / together,
-        f"higher is better; sums over {count:,}, 1 KiB",
-    )
+    note = f"higher is better; sums over {count:,}, 1 KiB"
+    return Result(what, f"{count / together:,.0f} /s", f"{count / alone:,.0f} /s", alone / together, note)
 
 
-def _letter(key: KemPrivateKey) -> Letter:
-    return Letter(
-        recipient=RECIPIENT, key=key.public, body=BODY, message_id=uuid.uuid4(), created_at=int(time.time() * 1000)
-    )
-
-
-def _seal(key: KemPrivateKey, pair: SigningPair) -> wire.Envelope:
-    return sealing.seal(_letter(key), SENDER, pair)
-
-
-def _opening(key: KemPrivateKey, pair: SigningPair) -> Callable[[], bytes]:
-    content = _seal(key, pair).wire
-
+def _opening(content: bytes, key: KemPrivateKey, pair: SigningPair) -> Callable[[], bytes]:
     def open_once() -> bytes:
         envelope = wire.decode(content)
         sealing.verify(envelope, pair.public)
@@ -107,8 +94,7 @@ def _cpu(action: Callable[[], object]) -> float:
 class _Limit:
     """The primitives alone, on inputs of the same sizes."""
 
-    def __init__(self, key: KemPrivateKey, pair: SigningPair) -> None:
-        sample = _seal(key, pair)
+    def __init__(self, key: KemPrivateKey, pair: SigningPair, sample: wire.Envelope) -> None:
         self._head, self._ciphertext, self._tag = sample.head, sample.ciphertext, sample.tag
         self._wrapped = sample.header.wrapped_key
         self._plain = bytes(len(sample.ciphertext))

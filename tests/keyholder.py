@@ -3,83 +3,154 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
+import asyncpg
 import httpx
 import msgspec
 
+from angelia.agents.model import Agent as AgentRecord
+from angelia.agents.service import Agents
 from angelia.envelope import bundles
 from angelia.envelope.bundles import Bundle, KemEntry, Link, Listed, OneTimeKey, Trusted
 from angelia.envelope.ids import KeyType
 from angelia.envelope.kem import KemPrivateKey
 from angelia.envelope.signing import SigningPair
-from angelia.keys.model import bundle_document, one_time_document, rotation_document, unix_ms
+from angelia.keys.model import (
+    BundleAnswer,
+    Reason,
+    bundle_document,
+    moment,
+    one_time_document,
+    parse_bundle,
+    rotation_document,
+    unix_ms,
+)
+from angelia.keys.schedules import Schedules
+from angelia.keys.service import Keys, Published
+from angelia.keys.store import HotBundles
+from angelia.keys.succession import Emergency
+from angelia.stores.ledger import Ledger
 from support import Agent, Server
+
+NO_LIMITS = {"keys": "off", "bundles": "off", "register": "off", "identity": "off"}
+_BITS = {KeyType.ML_KEM_768: 1, KeyType.XWING: 2}
+_TABLES = (
+    "agents",
+    "agent_former_keys",
+    "key_records",
+    "bundles",
+    "one_time_keys",
+    "rotation_events",
+    "ratchet_states",
+    "data_keys",
+    "audit_events",
+)
 
 
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+@dataclass(frozen=True)
+class KeySlice:
+    """The services of the keys slice, to be called with any time."""
+
+    ledger: Ledger
+    hot: HotBundles
+    agents: Agents
+    keys: Keys
+    schedules: Schedules
+
+    async def fetched(self, name: str) -> BundleAnswer:
+        return msgspec.json.decode(await self.keys.bundle(name), type=BundleAnswer)
+
+
 class KeyHolder(Agent):
     """An agent with a signing pair, KEM keys and its own chain of bundles."""
 
-    def __init__(self, kinds: tuple[KeyType, ...] = (KeyType.XWING,)) -> None:
+    def __init__(self, *kinds: KeyType) -> None:
         self.pair = SigningPair.generate()
         super().__init__(self.pair.seeds[0])
-        self.kem = {kind: KemPrivateKey.generate(kind) for kind in kinds}
-        self.retired: list[KemPrivateKey] = []
+        self.kem = {kind: KemPrivateKey.generate(kind) for kind in kinds or (KeyType.XWING,)}
+        self.grace: tuple[KemEntry, ...] = ()
+        self.made_at: dict[UUID, int] = {}
         self.last: Trusted | None = None
         self.handle = ""
 
+    # What it signs.
+
+    @property
+    def kem_ids(self) -> list[UUID]:
+        return [key.public.key_id for key in self.kem.values()]
+
+    def bundle(self, *, at: int | None = None, **how: Any) -> Bundle:
+        """The next bundle of this agent's chain, with its present keys."""
+        issued = now_ms() if at is None else at
+        active = tuple(
+            KemEntry(
+                key=key.public, status=Listed.ACTIVE, created_at=self.made_at.setdefault(key.public.key_id, issued)
+            )
+            for key in self.kem.values()
+        )
+        mask = sum(_BITS[kind] for kind in self.kem) | 8
+        values = {"suites": mask, "after": self.last, "agent_nhi": self.handle, "kem_keys": active + self.grace, **how}
+        return bundles.sign_bundle(self.pair, issued_at=issued, **values)
+
+    def rotation(self, *, at: int | None = None, kem: bool = True, signer: bool = False, grace: bool = True) -> Link:
+        """The next bundle with new keys, and the statement of both pairs; from now on the new keys are its keys."""
+        issued, statement = now_ms() if at is None else at, None
+        if kem:
+            replaced = tuple(self._in_grace(key, issued) for key in self.kem.values())
+            self.grace = (*replaced, *self.grace) if grace else ()
+            self.kem = {kind: KemPrivateKey.generate(kind) for kind in self.kem}
+        if signer:
+            old, self.pair = self.pair, SigningPair.generate()
+            statement = bundles.sign_rotation(old, self.pair, self.handle, issued)
+        return Link(self.bundle(at=issued), statement)
+
+    def one_time_keys(self, count: int, at: int | None = None, kind: KeyType = KeyType.XWING) -> list[OneTimeKey]:
+        made = [KemPrivateKey.generate(kind) for _ in range(count)]
+        at = now_ms() if at is None else at
+        return [bundles.sign_one_time_key(self.pair, self.handle, key.public, at) for key in made]
+
+    def _in_grace(self, key: KemPrivateKey, at: int) -> KemEntry:
+        made_at = self.made_at[key.public.key_id]
+        return KemEntry(key=key.public, status=Listed.GRACE, created_at=made_at, rotated_at=at)
+
+    # Over HTTP.
+
     async def join(self, server: Server, handle: str) -> KeyHolder:
         """Register, claim a handle, publish the first bundle."""
-        await server.register(self)
-        body = msgspec.json.encode({"handle": handle})
-        assert (await server.send_signed(self, "PUT", "/v1/agents/me/handle", body)).status_code == 200
-        self.handle = handle
+        await self.claim(server, handle)
         answer = await self.publish(server, self.bundle())
         assert answer.status_code == 201, answer.text
         return self
 
-    def bundle(self, *, at: int | None = None, grace: tuple[KemEntry, ...] = (), **how: Any) -> Bundle:
-        issued = now_ms() if at is None else at
-        active = tuple(
-            KemEntry(key=key.public, status=Listed.ACTIVE, created_at=issued) for key in self.kem.values()
-        )
-        mask = sum({KeyType.XWING: 2, KeyType.ML_KEM_768: 1}[kind] for kind in self.kem) | 8
-        how = {"suites": mask, "after": self.last, "agent_nhi": self.handle, **how}
-        return bundles.sign_bundle(self.pair, issued_at=issued, kem_keys=active + grace, **how)
-
-    def one_time_keys(self, count: int, at: int | None = None) -> list[OneTimeKey]:
-        made = [KemPrivateKey.generate(KeyType.XWING) for _ in range(count)]
-        at = now_ms() if at is None else at
-        return [bundles.sign_one_time_key(self.pair, self.handle, key.public, at) for key in made]
-
-    def renewed_kem(self, at: int) -> tuple[KemEntry, ...]:
-        """New KEM keys in place of the old, which are listed in grace."""
-        old = tuple(self.kem.values())
-        self.retired += old
-        self.kem = {kind: KemPrivateKey.generate(kind) for kind in self.kem}
-        return tuple(
-            KemEntry(key=key.public, status=Listed.GRACE, created_at=at - 1, rotated_at=at) for key in old
-        )
+    async def claim(self, server: Server, handle: str) -> KeyHolder:
+        await server.register(self)
+        answer = await self.put(server, "/v1/agents/me/handle", {"handle": handle})
+        assert answer.status_code == 200, answer.text
+        self.handle = handle
+        return self
 
     async def publish(self, server: Server, bundle: Bundle, one_time: list[OneTimeKey] | None = None) -> httpx.Response:
-        return await self._post(server, "/v1/keys/bundle", bundle, one_time=one_time)
+        return await self.send(server, "/v1/keys/bundle", Link(bundle), one_time)
 
-    async def rotate(self, server: Server, *, signer: bool = False, **body: Any) -> httpx.Response:
-        """New KEM keys, and a new signing pair if asked for; the request is signed by the old one."""
-        at = now_ms()
-        grace = self.renewed_kem(at)
-        extra = dict(body)
-        if signer:
-            old, self.pair = self.pair, SigningPair.generate()
-            statement = bundles.sign_rotation(old, self.pair, self.handle, at)
-            extra.setdefault("rotation_statement", rotation_document(statement))
-        answer = await self._post(server, "/v1/keys/rotate", self.bundle(at=at, grace=grace), **extra)
-        if answer.status_code == 201 and signer:
+    async def rotate(self, server: Server, link: Link, **body: Any) -> httpx.Response:
+        """Publish the link of a rotation; the request is still signed by the old pair."""
+        answer = await self.send(server, "/v1/keys/rotate", link, **body)
+        if answer.status_code == 201:
+            self.use_pair()
+        return answer
+
+    async def emergency(self, server: Server, link: Link, **body: Any) -> httpx.Response:
+        values = {"agent_nhi": self.handle, "reason": "the laptop was stolen", **body}
+        answer = await self.send(server, "/v1/keys/emergency-rotate", link, **values)
+        if answer.status_code == 201:
             self.use_pair()
         return answer
 
@@ -89,15 +160,12 @@ class KeyHolder(Agent):
         Agent.__init__(self, self.pair.seeds[0])
         self.id = id_
 
-    async def _post(
-        self, server: Server, path: str, bundle: Bundle, *, one_time: list[OneTimeKey] | None = None, **extra: Any
+    async def send(
+        self, server: Server, path: str, link: Link, one_time: list[OneTimeKey] | None = None, **extra: Any
     ) -> httpx.Response:
-        body = msgspec.json.encode(
-            {"bundle": bundle_document(bundle), "one_time_keys": [one_time_document(o) for o in one_time or []], **extra}
-        )
-        answer = await server.send_signed(self, "POST", path, body)
+        answer = await self.post(server, path, publication(link, one_time or [], **extra))
         if answer.status_code == 201:
-            self.last = bundles.trusted_by(bundle)
+            self.last = bundles.trusted_by(link.bundle)
         return answer
 
     async def get(self, server: Server, url: str, **headers: str) -> httpx.Response:
@@ -106,10 +174,85 @@ class KeyHolder(Agent):
     async def post(self, server: Server, url: str, content: object = None) -> httpx.Response:
         return await server.send_signed(self, "POST", url, b"" if content is None else msgspec.json.encode(content))
 
+    async def put(self, server: Server, url: str, content: object) -> httpx.Response:
+        return await server.send_signed(self, "PUT", url, msgspec.json.encode(content))
 
-def link_of(bundle: Bundle) -> Link:
-    return Link(bundle)
+    async def delete(self, server: Server, url: str) -> httpx.Response:
+        return await server.send_signed(self, "DELETE", url)
+
+    # By the services, at any time.
+
+    async def exist(self, slice_: KeySlice, handle: str, now: datetime) -> KeyHolder:
+        """Be registered under a handle, without a bundle."""
+        registered = await slice_.agents.register(self.public_text, "", "", now)
+        self.id, self.handle = str(registered.id), handle
+        await slice_.agents.claim_handle(await slice_.agents.by_id(registered.id), handle, now)
+        return self
+
+    async def enter(self, slice_: KeySlice, handle: str, now: datetime) -> KeyHolder:
+        """Be registered under a handle, with a first bundle."""
+        await self.exist(slice_, handle, now)
+        await self.accepted(slice_, Link(self.bundle(at=unix_ms(now))))
+        return self
+
+    async def record(self, slice_: KeySlice) -> AgentRecord:
+        return await slice_.agents.by_id(UUID(self.id))
+
+    async def accepted(
+        self,
+        slice_: KeySlice,
+        link: Link,
+        one_time: list[OneTimeKey] | None = None,
+        *,
+        now: datetime | None = None,
+        reason: Reason | None = None,
+        emergency: Emergency | None = None,
+    ) -> Published:
+        now = moment(link.bundle.issued_at) if now is None else now
+        agent = await self.record(slice_)
+        done = await slice_.keys.accept(agent, link, one_time or [], now, reason, emergency)
+        self.last = bundles.trusted_by(link.bundle)
+        return done
+
+    async def rotated(self, slice_: KeySlice, now: datetime, *, kem: bool = True, signer: bool = False) -> Published:
+        link = self.rotation(at=unix_ms(now), kem=kem, signer=signer)
+        return await self.accepted(slice_, link, reason=Reason.ON_DEMAND)
 
 
-def ms(at: datetime) -> int:
-    return unix_ms(at)
+def publication(link: Link, one_time: list[OneTimeKey], **extra: Any) -> dict[str, Any]:
+    """The body of a request that publishes a bundle."""
+    body = {"bundle": bundle_document(link.bundle), "one_time_keys": [one_time_document(one) for one in one_time]}
+    if link.statement is not None:
+        extra = {"rotation_statement": rotation_document(link.statement), **extra}
+    return body | extra
+
+
+def fetched(answer: httpx.Response) -> Bundle:
+    """The bundle of an answer, checked as every client checks it."""
+    assert answer.status_code == 200, answer.text
+    found = parse_bundle(msgspec.json.decode(answer.content, type=BundleAnswer).bundle)
+    bundles.check_bundle(found)
+    return found
+
+
+def whole_ms(at: datetime) -> datetime:
+    """A time without the microseconds that no bundle can carry."""
+    return moment(unix_ms(at.astimezone(UTC)))
+
+
+async def everything(connection: asyncpg.Connection) -> dict[str, list[str]]:
+    """All that the ledger holds of agents and keys, row by row, as text."""
+    return {
+        table: sorted(row["t"] for row in await connection.fetch(f"SELECT t::text AS t FROM {table} AS t"))  # noqa: S608
+        for table in _TABLES
+    }
+
+
+async def audited(connection: asyncpg.Connection, *, since: int = 0) -> list[tuple[str, str | None, str | None]]:
+    """The audit's events about keys, in order: what, by whom, about whom."""
+    rows = await connection.fetch(
+        "SELECT event_type, actor_nhi, object_nhi FROM audit_events"
+        " WHERE event_type ~ '^(key|prekey|emergency|schedule|session)' ORDER BY xid, occurred_at OFFSET $1",
+        since,
+    )
+    return [tuple(row) for row in rows]

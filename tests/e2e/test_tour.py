@@ -49,10 +49,16 @@ def environment(server: ServerProcess, home: Path) -> dict[str, str]:
 def test_the_five_minute_tour_works_when_pasted(server: ServerProcess, tmp_path: Path) -> None:
     commands = "\n".join(line for line in block("sh").splitlines() if "activate" not in line)
     run = subprocess.run(
-        ["sh", "-euc", commands], env=environment(server, tmp_path), capture_output=True, text=True, timeout=60
+        ["sh", "-euc", commands],
+        env=environment(server, tmp_path),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert run.returncode == 0, run.stderr
     assert re.search(r"^handle +alice \(claimed; a handle is for ever\)$", run.stdout, re.MULTILINE)
+    assert "only bob can read this" in run.stdout
     assert re.search(r"agent_registered", run.stdout)
     assert re.search(r"\d+ entries sound", run.stdout)
     assert "0 failures" in run.stdout
@@ -61,10 +67,43 @@ def test_the_five_minute_tour_works_when_pasted(server: ServerProcess, tmp_path:
         [sys.executable, "-c", script], env=environment(server, tmp_path), capture_output=True, text=True, timeout=60
     )
     assert (python.stdout, python.stderr) == ("alice\n", "")
+    keys = block("python", README.parent / "docs/keys.md", "## From Python")
+    sealed = subprocess.run(
+        [sys.executable, "-c", keys.replace("http://localhost:8080", server.start_url)],
+        env=environment(server, tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert re.fullmatch(r"\d+ [0-9a-f]{64}\n", sealed.stdout), sealed.stderr
     by_hand = block("python", README.parent / "docs/signing.md", "## A worked example")
     script = by_hand.replace("localhost:8080", server.start_url.removeprefix("http://"))
     signed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert signed.stdout.endswith("carol\n"), signed.stderr
+
+
+def test_mail_without_a_server_works_when_pasted(tmp_path: Path) -> None:
+    page = README.parent / "docs/mailbox.md"
+    handed_over = block("sh", page, "## Without a server")
+    receipt = block("sh", page, "signed receipt:")
+    bin_directory = str(Path(sys.executable).parent)
+    environ = {
+        "PATH": f"{bin_directory}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "ANGELIA_URL": "http://127.0.0.1:9",
+    }
+    run = subprocess.run(
+        ["sh", "-euc", handed_over + receipt], env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 0, run.stderr
+    assert "deploy at 18:00" in run.stdout
+    assert re.search(r"bob signed: [0-9a-f]{12} read", run.stdout)
+
+
+def test_the_example_of_an_envelope_works_when_pasted() -> None:
+    script = block("python", README.parent / "docs/envelopes.md", "## From Python")
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert run.stdout == "b'deploy at 18:00'\n", run.stderr
 
 
 def test_the_worked_example_of_a_signature_is_right() -> None:

@@ -430,5 +430,5 @@ def test_private_bytes_and_signatures_are_not_in_a_repr() -> None:
     shown = repr(FULL) + repr(ONE_TIME) + repr(STATEMENT) + repr(ALICE)
     for secret in (*ALICE.seeds, FULL.signatures.ml_dsa[:40], BOB[XWING].seed):
         assert repr(secret)[2:-1] not in shown
-    assert FIRST_PREVIOUS == bytes(32)
+    assert bytes(32) == FIRST_PREVIOUS
     assert bundles.MOST_KEM_KEYS == 16

@@ -316,7 +316,7 @@ def record(status: KeyStatus = KeyStatus.ACTIVE, **other: object) -> KeyRecord:
 
 
 def test_the_private_half_lives_65_minutes_longer_than_the_grace_of_7_days() -> None:
-    assert DESTROY_AFTER == timedelta(seconds=604_800 + 3_600 + 300)
+    assert timedelta(seconds=604_800 + 3_600 + 300) == DESTROY_AFTER
 
 
 def test_an_active_kem_key_takes_everything_until_it_expires() -> None:

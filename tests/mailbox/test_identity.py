@@ -169,6 +169,14 @@ def test_a_pipe_in_place_of_a_key_does_not_hang(home: Path) -> None:
         identity.load(home, "alice", nobody)
 
 
+def test_a_directory_in_place_of_a_key_is_refused(home: Path) -> None:
+    identity.create(home, "alice")
+    (home / "alice" / "key").unlink()
+    (home / "alice" / "key").mkdir(mode=0o700)
+    with pytest.raises(UnsafeFile, match="regular file"):
+        identity.load(home, "alice", nobody)
+
+
 def test_an_oversized_file_is_not_read(home: Path) -> None:
     identity.create(home, "alice")
     with (home / "alice" / "key").open("ab") as file:

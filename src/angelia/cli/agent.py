@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 import click
 
@@ -157,7 +156,9 @@ def _remember(session: Session, identity: Identity, agent: Agent) -> Identity:
 
 
 def _show_other(session: Session, name: str) -> None:
-    if session.token is None and _is_id(name):
+    from angelia.client.sealed import is_id
+
+    if session.token is None and is_id(name):
         _print_profile(session, session.as_anyone().who(name))
     else:
         _print_agent(session, session.as_operator().agent(name))
@@ -202,10 +203,3 @@ def _base64(raw: bytes) -> str:
     import base64
 
     return base64.b64encode(raw).decode()
-
-
-def _is_id(text: str) -> bool:
-    try:
-        return str(UUID(text)) == text
-    except ValueError:
-        return False

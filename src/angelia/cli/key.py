@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 from uuid import UUID
 
 import click
@@ -14,15 +16,15 @@ from angelia.cli.confirm import Deed, may
 from angelia.cli.errors import Usage
 from angelia.cli.flags import Needs, moment
 from angelia.cli.grammar import Noun
-from angelia.cli.output import Output
 from angelia.cli.paging import full_id
 from angelia.cli.session import Session
 from angelia.cli.times import full
-from angelia.errors import AngeliaError, Conflict, KeyNotFound, NotFound
+from angelia.errors import AngeliaError, Conflict, KeyNotFound, NotFound, Unauthenticated
 
 if TYPE_CHECKING:
     from angelia.client import Client
-    from angelia.envelope.bundles import Bundle, Link
+    from angelia.client.answers import Published
+    from angelia.envelope.bundles import Bundle, KemEntry, Link
     from angelia.mailbox.box import Mailbox
     from angelia.mailbox.trust import Pin
 
@@ -57,15 +59,14 @@ def publish(session: Session, out: Path | None) -> None:
 
     Saying it again does no harm: it tops up one-time keys, and renews a bundle that is about to expire."""
     mailbox = session.mailbox
-    if out is not None:
-        _hand_over(session, mailbox, out)
-        return
-    client = session.as_agent(mailbox)
-    done = client.publish_keys(mailbox)
-    text = f"v{done.bundle_version} published, {done.prekeys_uploaded} one-time keys"
-    pairs = [("bundle", text), ("fingerprint", mailbox.identity.pair.public.fingerprint)]
-    state = _state(_own(mailbox).bundle, one_time_keys=done.prekeys_uploaded)
-    session.out.thing(state, pairs, quietly=done.bundle_id, least=FACTS)
+    with handing_over(out) as file:
+        if file is None:
+            refuse_unregistered(mailbox)
+            done = session.as_agent(mailbox).publish_keys(mailbox)
+        else:
+            done = _made_here(mailbox)
+            _write_chain(mailbox, file)
+    _say_published(session, mailbox, done, [], out)
 
 
 @command.verb(example="angelia key show bob", needs=Needs.SERVER | Needs.AGENT)
@@ -76,17 +77,14 @@ def show(session: Session, name: str | None) -> None:
     if name is None or name == mailbox.identity.handle:
         _show_own(session, mailbox)
         return
-    from angelia.keys.model import parse_bundle
-
-    answer = session.as_agent(mailbox).bundle(name)
-    bundle, pin = parse_bundle(answer.bundle), mailbox.trust.pin(answer.bundle.agent_nhi)
-    state = _state(bundle)
+    bundle, revoked = _seen(session, mailbox, name)
+    pin = mailbox.trust.pin(bundle.agent_nhi)
+    state = _state(bundle, revoked)
     if pin is not None:
         state.trusted_by, state.pinned_at = pin.trusted_by.value, pin.pinned_at
-    pairs = [*_facts(bundle), ("pinned", _pinned(pin, bundle))]
-    if answer.revoked:
-        pairs.append(("revoked", ", ".join(map(str, answer.revoked))))
-    session.out.thing(state, pairs, quietly=state.fingerprint, least=FACTS)
+    session.out.thing(
+        state, [*_facts(bundle, revoked), ("pinned", _pinned(pin, bundle))], quietly=state.fingerprint, least=FACTS
+    )
     if pin is None:
         session.out.note(f"next: compare the fingerprint with its owner, then `angelia key pin {bundle.agent_nhi}`")
 
@@ -96,36 +94,38 @@ def show(session: Session, name: str | None) -> None:
 @click.option("--emergency", is_flag=True, help="the keys may be stolen: revoke them at once, without grace")
 @click.option("--why", metavar="TEXT", help="with --emergency: the reason, for the audit")
 @click.option("--stolen-since", type=moment, metavar="T", help="with --emergency: since when they may be stolen")
-@click.option("--out", type=_file, metavar="FILE", help="write the bundles to a file to hand over; needs no server")
+@click.option(
+    "--out", type=_file, metavar="FILE",
+    help="also write the bundles to a file to hand over; an agent that never registered needs no server",
+)  # fmt: skip
 def rotate(
     session: Session, signer: bool, emergency: bool, why: str | None, stolen_since: datetime | None, out: Path | None
 ) -> None:
     """Replace the agent's keys. The old ones open mail that is still under way, for a week."""
     mailbox = session.mailbox
-    if emergency != bool(why):
+    if emergency != bool(why) or (stolen_since and not emergency):
         raise Usage("--emergency and --why go together", hint='angelia key rotate --emergency --why "laptop lost"')
-    if emergency and not may(session, _emergency(mailbox)):
+    if emergency and not may(session, _emergency(session, mailbox)):
         return
     if session.shared.dry_run:
         raise Usage("--dry-run goes with --emergency; nothing else is destroyed here")
-    if out is not None:
-        link = mailbox.own.begin_rotation(_now(), signer=signer, emergency=emergency)
-        mailbox.own.finish_rotation(_now())
-        _hand_over(session, mailbox, out)
-        return
-    client = session.as_agent(mailbox)
-    if emergency:
-        done = client.emergency_rotate_keys(mailbox, why=str(why), compromised_since=stolen_since)
-    else:
-        done = client.rotate_keys(mailbox, signer=signer)
-    link = _own(mailbox)
-    pairs = [
-        ("bundle", f"v{done.bundle_version} published, {done.prekeys_uploaded} one-time keys"),
-        ("old keys", "revoked" if emergency else "open what is under way for 7d 1h 5m more"),
-        ("fingerprint", link.bundle.signer.fingerprint + (" (new)" if link.statement else "")),
-    ]
-    state = _state(link.bundle, one_time_keys=done.prekeys_uploaded)
-    session.out.thing(state, pairs, quietly=done.bundle_id, least=FACTS)
+    with handing_over(out) as file:
+        if file is None:
+            refuse_unregistered(mailbox)
+        if mailbox.identity.id is None:
+            # The server never saw these keys; it gets the whole chain when the agent registers.
+            mailbox.own.begin_rotation(_now(), signer=signer or emergency, emergency=emergency)
+            mailbox.own.finish_rotation(_now())
+            done = None
+        elif emergency:
+            client = session.as_agent(mailbox)
+            done = client.emergency_rotate_keys(mailbox, why=str(why), compromised_since=stolen_since)
+        else:
+            done = session.as_agent(mailbox).rotate_keys(mailbox, signer=signer)
+        if file is not None:
+            _write_chain(mailbox, file)
+    old = "destroyed" if emergency else "open what is under way for 7d 1h 5m more"
+    _say_published(session, mailbox, done, [("old keys", old)], out)
 
 
 @command.verb(example="angelia key revoke 31e6bc41-7ce --as alice", needs=Needs.SERVER | Needs.AGENT | Needs.YES)
@@ -143,9 +143,12 @@ def revoke(session: Session, key_id: str) -> None:
             hint='replace it: angelia key rotate --emergency --why "…"',
         )
     what = f"the key {chosen[:12]}; mail still sealed to it cannot be opened any more"
-    if not may(session, Deed(verb="revoke", doing="revoking", what=what, look="angelia key show")):
+    deed = Deed(verb="revoke", doing="revoking", what=what, look="angelia key show", where=_where(session, mailbox))
+    if not may(session, deed):
         return
-    record = session.as_agent(mailbox).revoke_key(UUID(chosen))
+    record: object = {"key_id": chosen, "status": "revoked"}
+    if mailbox.identity.id is not None:
+        record = session.as_agent(mailbox).revoke_key(UUID(chosen))
     mailbox.own.destroy(UUID(chosen))
     session.out.done(record, f"revoked {chosen}, and destroyed its private half here")
 
@@ -157,28 +160,35 @@ def revoke(session: Session, key_id: str) -> None:
 def pin(session: Session, name: str, file: Path | None, fingerprint: str | None) -> None:
     """Believe the keys of NAME, because you compared their fingerprint.
 
-    The keys come from the server, or from a FILE that NAME made with `angelia key publish --out`."""
-    mailbox = session.mailbox
-    link, revoked = _presented(session, mailbox, name, file)
-    found = link.bundle.signer.fingerprint
-    if fingerprint is not None and fingerprint != found:
-        from angelia.envelope.bundles import UntrustedBundle
+    The keys come from the server, or from a FILE that NAME made with `angelia key publish --out`. Keys that follow
+    from those believed before need no comparing; others need --fingerprint."""
+    from angelia.envelope.bundles import UntrustedBundle
 
+    mailbox = session.mailbox
+    links, revoked = _presented(session, mailbox, name, file)
+    newest = links[-1].bundle
+    handle, found = newest.agent_nhi, newest.signer.fingerprint
+    if fingerprint is not None and fingerprint != found:
         raise UntrustedBundle(
-            f"the keys of {name} have the fingerprint {found}, not the one that you gave",
+            f"the keys of {handle} have the fingerprint {found}, not the one that you gave",
             hint="do not use them; ask their owner by another way",
         )
-    before = mailbox.trust.pin(link.bundle.agent_nhi)
-    known = before is not None and before.fingerprint == found
-    if fingerprint is None and not known:
-        look, where = f"angelia key show {name}", "this machine"
-        what = f"the keys {found} as those of {name}"
-        if not may(session, Deed(verb="trust", doing="trusting", what=what, look=look, where=where)):
+    before = mailbox.trust.pin(handle)
+    compared = fingerprint is not None or session.shared.yes
+    if session.shared.dry_run or (before is None and not compared):
+        what, look = f"the keys {found} as those of {handle}", f"angelia agent show {handle}"
+        deed = Deed(verb="trust", doing="trusting", what=what, look=look, where="this machine")
+        if not may(session, deed):
             return
-    pinned = mailbox.trust.trust(link, _now(), revoked)
-    state = _state(link.bundle)
+        compared = True
+    pinned = _pin_to(mailbox, links, revoked, before, compared)
+    state = _state(newest, revoked)
     state.trusted_by, state.pinned_at = pinned.trusted_by.value, pinned.pinned_at
-    session.out.done(state, f"pinned {pinned.nhi}: {pinned.fingerprint}")
+    session.out.done(state, f"pinned {handle}: {pinned.fingerprint}")
+    if pinned.trusted_by.value == "first_use":
+        session.out.note(f"believed at first use; when its owner has told you the same: --fingerprint {found}")
+    if before is not None and before.fingerprint != found and pinned.trusted_by.value == "operator":
+        session.out.note(f"next: its mail is opened again after `angelia mail allow {handle}`")
 
 
 def publish_first(client: Client, mailbox: Mailbox) -> list[tuple[str, str]]:
@@ -190,66 +200,164 @@ def publish_first(client: Client, mailbox: Mailbox) -> list[tuple[str, str]]:
     ]
 
 
-def write_out(out: Output, path: Path, content: bytes, what: str) -> None:
-    """Write a file to hand over; one that is there is not overwritten."""
+@contextmanager
+def handing_over(path: Path | None) -> Iterator[BinaryIO | None]:
+    """A new file for what is handed over, before anything is done that cannot be done twice. One that is there is not
+    overwritten; ours goes again if what should be in it fails."""
+    if path is None:
+        yield None
+        return
     try:
-        with path.open("xb") as file:
-            file.write(content)
+        file = path.open("xb")
     except FileExistsError as error:
         raise Conflict(f"{path} is there already, and is not overwritten", hint="choose another name") from error
-    out.note(f"{what} in {path}, {len(content):,} bytes")
+    try:
+        with file:
+            yield file
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
-def _hand_over(session: Session, mailbox: Mailbox, out: Path) -> None:
+def chain_in(file: Path, name: str) -> list[Link]:
+    """The bundles of NAME in a file that it handed over; nothing of it is believed yet."""
     from angelia.mailbox import bundle_file
 
+    links = bundle_file.read(file)
+    if links[-1].bundle.agent_nhi != name:
+        raise NotFound(f"{file} holds the keys of {links[-1].bundle.agent_nhi}, not of {name}")
+    return links
+
+
+def not_known(name: str) -> KeyNotFound:
+    """For an agent that is on no server, and has not been handed the keys of NAME."""
+    return KeyNotFound(
+        f"the keys of {name} are not known here",
+        hint=f"{name} makes a file by `angelia key publish --out FILE`; then: angelia key pin {name} FILE",
+    )
+
+
+def refuse_unregistered(mailbox: Mailbox) -> None:
+    """Without a server there is nowhere to publish."""
+    identity = mailbox.identity
+    if identity.id is None:
+        raise Unauthenticated(
+            f"{identity.handle} is not registered with a server",
+            hint=f"angelia agent register --as {identity.name}; without a server: --out FILE",
+        )
+
+
+def _made_here(mailbox: Mailbox) -> Published | None:
+    """The first bundle, if there is none; a server that did not see it gets it later."""
     if mailbox.own.newest() is None:
         mailbox.own.first_bundle(_now())
         mailbox.own.finish_rotation(_now())
+    return None
+
+
+def _write_chain(mailbox: Mailbox, file: BinaryIO) -> None:
+    from angelia.mailbox import bundle_file
+
+    file.write(bundle_file.encode(mailbox.own.chain()))
+
+
+def _say_published(
+    session: Session, mailbox: Mailbox, done: Published | None, more: list[tuple[str, str]], out: Path | None
+) -> None:
     link = _own(mailbox)
-    write_out(session.out, out, bundle_file.encode(mailbox.own.chain()), "key bundles")
-    pairs = [("bundle", f"v{link.bundle.bundle_version}"), ("fingerprint", link.bundle.signer.fingerprint)]
-    session.out.thing(_state(link.bundle), pairs, quietly=str(out), least=FACTS)
-    session.out.note(f"next: who gets the file runs `angelia key pin {link.bundle.agent_nhi} {out.name}`")
+    version, left = f"v{link.bundle.bundle_version}", None if done is None else done.prekeys_uploaded
+    pairs = [
+        ("bundle", version if left is None else f"{version} published, {left} one-time keys"),
+        *more,
+        ("fingerprint", link.bundle.signer.fingerprint + (" (new)" if more and link.statement else "")),
+    ]
+    state = _state(link.bundle, one_time_keys=left)
+    session.out.thing(state, pairs, quietly=state.bundle_id if out is None else str(out), least=FACTS)
+    if out is not None:
+        session.out.note(f"next: hand over {out}, and whoever gets it runs `angelia key pin {state.handle} {out.name}`")
 
 
 def _show_own(session: Session, mailbox: Mailbox) -> None:
     link = _own(mailbox)
-    left = _one_time_keys_left(session, mailbox)
-    pairs = _facts(link.bundle)
-    pairs.append(("one-time", "not known: no server has them" if left is None else f"{left} keys unused"))
+    left, revoked, why = _server_says(session, mailbox)
+    pairs = _facts(link.bundle, revoked)
+    pairs.append(("one-time", f"not known: {why}" if left is None else f"{left} keys unused"))
     if mailbox.own.pending() is not None:
         pairs.append(("rotation", "under way; `angelia key publish` finishes it"))
-    session.out.thing(
-        _state(link.bundle, one_time_keys=left), pairs, quietly=link.bundle.signer.fingerprint, least=FACTS
-    )
+    state = _state(link.bundle, revoked, one_time_keys=left)
+    session.out.thing(state, pairs, quietly=state.fingerprint, least=FACTS)
 
 
-def _one_time_keys_left(session: Session, mailbox: Mailbox) -> int | None:
+def _server_says(session: Session, mailbox: Mailbox) -> tuple[int | None, list[UUID], str]:
+    """How many one-time keys are left and which keys are revoked; if nobody can tell, why not."""
     if mailbox.identity.id is None:
-        return None
+        return None, [], "no server has any"
     try:
-        return session.as_agent(mailbox).count_one_time_keys()
+        client = session.as_agent(mailbox)
+        return client.count_one_time_keys(), list(client.bundle(mailbox.identity.handle).revoked), ""
     except AngeliaError as error:
-        session.out.detail(f"one-time keys: {error.message}")
-        return None
+        session.out.detail(f"{error.message} ({error.code})")
+        return None, [], "the server did not say (-v tells why)"
 
 
-def _presented(session: Session, mailbox: Mailbox, name: str, file: Path | None) -> tuple[Link, list[UUID]]:
-    from angelia.envelope.bundles import check_bundle
-    from angelia.keys.model import LinkDocument, parse_link
-    from angelia.mailbox import bundle_file
+def _seen(session: Session, mailbox: Mailbox, name: str) -> tuple[Bundle, list[UUID]]:
+    """The bundle of another agent: the server's newest, or the copy here of an agent that is on no server."""
+    if mailbox.identity.id is None:
+        known = mailbox.trust.bundle(name, _now(), max_age=None)
+        if known is None:
+            raise not_known(name)
+        return known.bundle, list(known.revoked)
+    links, revoked = _presented(session, mailbox, name, None)
+    return links[-1].bundle, revoked
+
+
+def _presented(session: Session, mailbox: Mailbox, name: str, file: Path | None) -> tuple[list[Link], list[UUID]]:
+    """What a file or the server says are the bundles of NAME, each signed as it should be, none believed yet."""
+    from angelia.client.sealed import is_id
+    from angelia.envelope.bundles import UntrustedBundle, check_bundle
+    from angelia.keys.model import LinkDocument, parse_link, parse_links
 
     if file is not None:
-        link = bundle_file.read(file)[-1]
-        if link.bundle.agent_nhi != name:
-            raise NotFound(f"{file} holds the keys of {link.bundle.agent_nhi}, not of {name}")
-        check_bundle(link.bundle)
-        return link, []
-    answer = session.as_agent(mailbox).bundle(name)
+        links = chain_in(file, name)
+        check_bundle(links[-1].bundle)
+        return links, []
+    if mailbox.identity.id is None:
+        raise not_known(name)
+    client = session.as_agent(mailbox)
+    answer = client.bundle(name)
     link = parse_link(LinkDocument(bundle=answer.bundle, rotation_statement=answer.rotation_statement))
+    handle, pin = link.bundle.agent_nhi, mailbox.trust.pin(link.bundle.agent_nhi)
+    if handle != name and not is_id(name):
+        raise UntrustedBundle(f"asked for the keys of {name}, the server gave those of {handle}")
     check_bundle(link.bundle)
-    return link, list(answer.revoked)
+    if pin is None or link.bundle.bundle_version <= pin.bundle_version + 1:
+        return [link], list(answer.revoked)
+    links, more = [], True
+    while more:
+        page = client.bundles_since(handle, links[-1].bundle.bundle_version if links else pin.bundle_version)
+        links += parse_links(page.bundles)
+        more = page.has_more and bool(page.bundles)
+    return links or [link], list(answer.revoked)
+
+
+def _pin_to(mailbox: Mailbox, links: list[Link], revoked: list[UUID], before: Pin | None, compared: bool) -> Pin:
+    """Follow the chain from the pin; where it does not lead there, only somebody who compared may jump."""
+    from angelia.envelope.bundles import UntrustedBundle
+    from angelia.mailbox import bundle_file
+
+    if before is not None:
+        try:
+            pinned = bundle_file.take(mailbox.trust, links, _now(), revoked)
+        except UntrustedBundle as refused:
+            if not compared:
+                found = links[-1].bundle.signer.fingerprint
+                refused.hint = f"ask its owner by another way; if these are right: --fingerprint {found}"
+            if not compared or before.fingerprint == links[-1].bundle.signer.fingerprint:
+                raise
+        else:
+            if not compared:
+                return pinned
+    return mailbox.trust.trust(links[-1], _now(), revoked)
 
 
 def _own(mailbox: Mailbox) -> Link:
@@ -262,12 +370,17 @@ def _own(mailbox: Mailbox) -> Link:
     return link
 
 
-def _emergency(mailbox: Mailbox) -> Deed:
+def _emergency(session: Session, mailbox: Mailbox) -> Deed:
     what = f"all keys of {mailbox.identity.handle}; mail still sealed to them cannot be opened any more"
-    return Deed(verb="revoke", doing="revoking", what=what, look="angelia key show")
+    where = _where(session, mailbox)
+    return Deed(verb="revoke", doing="revoking", what=what, look="angelia key show", where=where)
 
 
-def _facts(bundle: Bundle) -> list[tuple[str, str]]:
+def _where(session: Session, mailbox: Mailbox) -> str:
+    return "this machine" if mailbox.identity.id is None else session.url
+
+
+def _facts(bundle: Bundle, revoked: Collection[UUID] = ()) -> list[tuple[str, str]]:
     from angelia.keys.model import moment as at
 
     pairs = [
@@ -278,13 +391,17 @@ def _facts(bundle: Bundle) -> list[tuple[str, str]]:
         ("seals with", ", ".join(_SUITES[suite] for suite in _mask(bundle))),
     ]
     pairs += [
-        ("key", f"{entry.key.key_id}  {entry.key.kind.name.lower()}  {entry.status.name.lower()}")
+        ("key", f"{entry.key.key_id}  {entry.key.kind.name.lower()}  {_status(entry, revoked)}")
         for entry in bundle.kem_keys
     ]
     return pairs
 
 
-def _state(bundle: Bundle, one_time_keys: int | None = None) -> KeyState:
+def _status(entry: KemEntry, revoked: Collection[UUID]) -> str:
+    return "revoked" if entry.key.key_id in revoked else entry.status.name.lower()
+
+
+def _state(bundle: Bundle, revoked: Collection[UUID] = (), one_time_keys: int | None = None) -> KeyState:
     from angelia.keys.model import TYPE_NAMES
     from angelia.keys.model import moment as at
 
@@ -301,7 +418,7 @@ def _state(bundle: Bundle, one_time_keys: int | None = None) -> KeyState:
             {
                 "key_id": str(entry.key.key_id),
                 "key_type": TYPE_NAMES[entry.key.kind],
-                "status": entry.status.name.lower(),
+                "status": _status(entry, revoked),
             }
             for entry in bundle.kem_keys
         ],

@@ -74,11 +74,6 @@ class Counted(msgspec.Struct, kw_only=True):
 @click.argument("recipient", metavar="NAME")
 @click.argument("body", metavar="[TEXT]", required=False)
 @click.option("--out", type=_new_file, metavar="FILE", help="write the envelope there; keys once seen need no server")
-    "--out",
-    type=_new_file,
-    metavar="FILE",
-    help="write the envelope there; to keys that are pinned, no server is asked",
-)
 @click.option("--ttl", type=span, metavar="D", help="how long it may be opened (7d)")
 @click.option("--priority", type=click.Choice(PRIORITIES), default="normal", metavar="P", help=", ".join(PRIORITIES))
 @click.option("--correlation", type=click.UUID, metavar="ID", help="the message that this one answers")

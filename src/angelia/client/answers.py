@@ -215,6 +215,7 @@ class Schedule(Answer, frozen=True, kw_only=True, omit_defaults=False):
 
 class Schedules(Answer, frozen=True, kw_only=True):
     schedules: list[Schedule]
+    next: str | None = None
 
 
 class Check(Answer, frozen=True, kw_only=True):

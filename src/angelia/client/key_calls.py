@@ -93,8 +93,15 @@ def key_history(agent: str, *, cursor: str | None = None, limit: int | None = No
 
 def schedules() -> Call[list[Schedule]]:
     """The rotation schedules of the agent that signs; `due_since` tells which ask for a rotation."""
-    answer = yield Request("GET", "/v1/schedules")
-    return answer.read(Schedules).schedules
+    found: list[Schedule] = []
+    cursor: str | None = None
+    while True:
+        answer = yield Request("GET", "/v1/schedules", query(cursor=cursor))
+        page = answer.read(Schedules)
+        found += page.schedules
+        if page.next is None or page.next == cursor:
+            return found
+        cursor = page.next
 
 
 def put_schedule(peer: str, policy: Policy) -> Call[Schedule]:

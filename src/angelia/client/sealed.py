@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar, Unpack
+from uuid import UUID
 
 import msgspec
 
 from angelia.client import key_calls
 from angelia.client.answers import Published, Schedule
-from angelia.client.wire import Call
-from angelia.envelope.bundles import Bundle, Link, Listed, OneTimeKey
+from angelia.client.wire import BadAnswer, Call
+from angelia.envelope.bundles import Bundle, Link, Listed, OneTimeKey, UntrustedBundle
 from angelia.envelope.refusals import UnknownSigner
 from angelia.envelope.wire import Envelope
 from angelia.errors import KeyRevoked, KeyStale, Unauthenticated, VersionConflict
@@ -45,6 +46,14 @@ RENEW_BEFORE = timedelta(days=30)
 
 def now() -> datetime:
     return datetime.now(UTC)
+
+
+def is_id(agent: str) -> bool:
+    """Whether an agent is named by its id, of which only the server knows whose it is; no handle looks like one."""
+    try:
+        return str(UUID(agent)) == agent
+    except ValueError:
+        return False
 
 
 def publish_keys(mailbox: Mailbox, *, suites: int | None = None) -> Call[Published]:
@@ -123,14 +132,16 @@ def find_keys(mailbox: Mailbox, agent: str, *, one_time: bool = False) -> Call[t
         yield from _catch_up(mailbox, pin)
         return _known(mailbox, agent), None
     answer = yield from key_calls.bundle(agent, one_time=one_time)
-    yield from take_bundle(mailbox, answer)
+    yield from take_bundle(mailbox, agent, answer)
     given = answer.one_time_key
     return _known(mailbox, answer.bundle.agent_nhi), None if given is None else parse_one_time_key(given)
 
 
-def take_bundle(mailbox: Mailbox, answer: BundleAnswer) -> Call[Pin]:
+def take_bundle(mailbox: Mailbox, agent: str, answer: BundleAnswer) -> Call[Pin]:
     """Believe what a server says is an agent's bundle, as far as it follows from what is known of the agent."""
     link = parse_link(_link_document(answer))
+    if link.bundle.agent_nhi != agent and not is_id(agent):
+        raise UntrustedBundle(f"asked for the keys of {agent}, the server gave those of {link.bundle.agent_nhi}")
     pin = mailbox.trust.pin(link.bundle.agent_nhi)
     if pin is None:
         return mailbox.trust.pin_first(link, now(), answer.revoked)
@@ -151,6 +162,7 @@ def seal(
 
     A one-time key is taken along whenever the recipient's bundle has to be fetched anyway; `one_time` asks for one
     always, or never."""
+    mailbox.own.refresh()  # another process may have rotated the pair that signs
     fetches = mailbox.trust.bundle(recipient, now()) is None
     found, key = yield from find_keys(mailbox, recipient, one_time=fetches if one_time is None else one_time)
     return mailbox.outbox.seal(found.link, body, now=now(), one_time_key=key, **wishes)
@@ -158,10 +170,11 @@ def seal(
 
 def reseal(mailbox: Mailbox, replay_key: str, refusal: KeyStale | KeyRevoked) -> Call[Envelope]:
     """Seal a message again that a relay refused to take, for the recipient's present keys and under its own id."""
+    mailbox.own.refresh()
     row = mailbox.outbox.outgoing(replay_key)
     mailbox.trust.drop_bundle(row.recipient)
     if "bundle" in refusal.members:
-        yield from take_bundle(mailbox, msgspec.convert(refusal.members, BundleAnswer))
+        yield from take_bundle(mailbox, row.recipient, _bundle_of(refusal))
     found, _ = yield from find_keys(mailbox, row.recipient)
     return mailbox.outbox.reseal(row.replay_key, found.link, now(), new_id=False)
 
@@ -179,17 +192,20 @@ def open_envelope(mailbox: Mailbox, content: bytes, *, profile: Profile = Profil
 
 
 def _catch_up(mailbox: Mailbox, pin: Pin) -> Call[Pin]:
-    """Follow an agent's chain from the pin to its end, checking every link."""
-    links: list[Link] = []
+    """Follow an agent's chain from the pin to its end, checking every link as it comes."""
     while True:
-        version = links[-1].bundle.bundle_version if links else pin.bundle_version
-        page = yield from key_calls.bundles_since(pin.nhi, version)
-        links += parse_links(page.bundles)
-        if not page.has_more:
+        page = yield from key_calls.bundles_since(pin.nhi, pin.bundle_version)
+        links = parse_links(page.bundles)
+        if not links:
             break
-    if not links:
-        links = [_known(mailbox, pin.nhi).link]
-    return mailbox.trust.advance(pin.nhi, links, now(), page.revoked)
+        pin = mailbox.trust.advance(pin.nhi, links, now(), page.revoked)
+        if not page.has_more:
+            return pin
+    known = mailbox.trust.bundle(pin.nhi, now(), max_age=None)
+    if known is None:  # the copy was dropped, and nothing has followed it
+        answer = yield from key_calls.bundle(pin.nhi)
+        return mailbox.trust.advance(pin.nhi, [parse_link(_link_document(answer))], now(), answer.revoked)
+    return mailbox.trust.advance(pin.nhi, [known.link], now(), page.revoked)
 
 
 def _known(mailbox: Mailbox, agent: str) -> KnownBundle:
@@ -249,8 +265,22 @@ def _confirmed(mailbox: Mailbox, link: Link) -> Call[Published]:
     """Make the bundle ours that the server has, if it is one that we signed."""
     answer = yield from key_calls.bundle(link.bundle.agent_nhi)
     left = yield from key_calls.count_one_time_keys()
-    mailbox.own.finish_rotation(now(), parse_link(_link_document(answer)))
+    theirs = parse_link(_link_document(answer))
+    ours = mailbox.own.finish_rotation(now(), theirs)
+    if ours.bundle.hash != theirs.bundle.hash:
+        raise UntrustedBundle(
+            f"the server has bundle {theirs.bundle.bundle_version} of {ours.bundle.agent_nhi}, and this mailbox has "
+            f"bundle {ours.bundle.bundle_version}, which it does not follow",
+            hint="was the mailbox put back from an old copy? its newest copy has the keys",
+        )
     return Published(bundle_id=answer.bundle_id, bundle_version=answer.bundle.bundle_version, prekeys_uploaded=left)
+
+
+def _bundle_of(refusal: KeyStale | KeyRevoked) -> BundleAnswer:
+    try:
+        return msgspec.convert(refusal.members, BundleAnswer)
+    except msgspec.ValidationError as error:
+        raise BadAnswer(f"the bundle that came with {refusal.code} cannot be read: {error}") from error
 
 
 def _link_document(answer: BundleAnswer) -> LinkDocument:

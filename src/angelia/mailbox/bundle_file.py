@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from uuid import UUID
 
 import msgspec
 
@@ -35,16 +36,17 @@ def read(path: Path) -> list[Link]:
     return links
 
 
-def take(trust: Trust, links: Sequence[Link], now: datetime) -> Pin:
+def take(trust: Trust, links: Sequence[Link], now: datetime, revoked: Sequence[UUID] = ()) -> Pin:
     """Pin an agent at first sight, or follow its chain on from the pin."""
     newest = links[-1]
     pin = trust.pin(newest.bundle.agent_nhi)
     if pin is None:
-        return trust.pin_first(newest, now)
+        return trust.pin_first(newest, now, revoked)
     ahead = [link for link in links if link.bundle.bundle_version >= pin.bundle_version]
     if not ahead:
         old, seen = newest.bundle.bundle_version, pin.bundle_version
         raise UntrustedBundle(
-            f"bundle {old} of {pin.nhi} is older than bundle {seen}, which was seen before", hint="ask for a newer file"
+            f"bundle {old} of {pin.nhi} is older than bundle {seen}, which was seen before",
+            hint=f"ask {pin.nhi} for its newest",
         )
-    return trust.advance(pin.nhi, ahead, now)
+    return trust.advance(pin.nhi, ahead, now, revoked)

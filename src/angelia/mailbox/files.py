@@ -42,7 +42,9 @@ class Drawer:
         self._directory = os.open(path, flags)
 
     def close(self) -> None:
-        os.close(self._directory)
+        if self._directory != -1:
+            os.close(self._directory)
+            self._directory = -1
 
     def put(self, envelopes: Iterable[tuple[str, bytes]]) -> None:
         """Store envelopes durably: a crash leaves whole files or none. The same one again changes nothing."""
@@ -134,12 +136,15 @@ def read_safely(name: str | Path, shown: Path, *, directory: int | None = None, 
         descriptor = os.open(name, flags, dir_fd=directory)
     except OSError as error:
         raise private_files.explained(shown, error) from error
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
+    try:
+        status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise UnsafeFile(f"{shown} is not a regular file")
         if status.st_nlink > 1:
             raise UnsafeFile(f"{shown} has another name elsewhere (a hard link)")
         if status.st_size > most:
-            raise UnsafeFile(f"{shown} has {status.st_size:,} bytes, more than an envelope can have")
-        return file.read(most + 1)
+            raise UnsafeFile(f"{shown} has {status.st_size:,} bytes, more than such a file can have")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read(most + 1)
+    finally:
+        os.close(descriptor)

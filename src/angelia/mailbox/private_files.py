@@ -77,8 +77,8 @@ def read(directory: int, name: str, *, shown: Path, most: int = 1 << 20) -> byte
         descriptor = os.open(name, flags, dir_fd=directory)
     except OSError as error:
         raise explained(shown, error) from error
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
+    try:
+        status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise UnsafeFile(f"{shown} is not a regular file")
         if status.st_mode & 0o077:
@@ -88,7 +88,10 @@ def read(directory: int, name: str, *, shown: Path, most: int = 1 << 20) -> byte
             )
         if status.st_size > most:
             raise UnsafeFile(f"{shown} has {status.st_size:,} bytes, more than such a file can have")
-        return file.read(most)
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read(most)
+    finally:
+        os.close(descriptor)
 
 
 def write(directory: int, name: str, content: bytes) -> None:

@@ -144,6 +144,7 @@ class OwnKeys:
             newest = self.newest()
             if newest is not None and not (self._unconfirmed() and _too_old(newest, now)):
                 return newest
+            suites = suites if newest is None else newest.bundle.suites
             with self._database.transaction() as tx:
                 separate = None if newest is None else _separate(newest.bundle)
                 if separate is None and suites & Suite.ML_KEM.bit:

@@ -124,15 +124,9 @@ def next_pair(seeds: Seeds) -> SigningPair:
 
 
 def _step(bundle: Bundle) -> tuple[object, ...]:
-    keys = [(entry.key.key_id, entry.status) for entry in bundle.kem_keys]
-    return (
-        bundle.agent_nhi,
-        bundle.bundle_version,
-        bundle.prev_bundle_hash,
-        bundle.signer.signer_id,
-        keys,
-        bundle.suites,
-    )
+    """What two signatures over the same step have in common; a key in grace may have left the list in between."""
+    chained = (bundle.agent_nhi, bundle.bundle_version, bundle.prev_bundle_hash)
+    return (*chained, bundle.signer.signer_id, bundle.suites, active_ids(bundle))
 
 
 def _active(key: KemPublicKey, created_at: int, at: int) -> KemEntry:

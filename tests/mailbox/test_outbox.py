@@ -1,0 +1,269 @@
+"""Mail on its way out: durable before it is sent, the same bytes each time, sealed again only on purpose."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from angelia.envelope import wire
+from angelia.envelope.bundles import DEFAULT_SUITES, Bundle, Link, UntrustedBundle
+from angelia.envelope.refusals import Expired, Malformed, SignatureFailed, UnknownSigner
+from angelia.envelope.wire import Compression, Envelope, Priority, Suite
+from angelia.errors import Conflict, KeyRevoked, KeyStale, NotFound
+from angelia.mailbox import identity
+from angelia.mailbox.box import Mailbox
+from angelia.mailbox.outbox import Draft, Sent
+
+NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
+SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+
+Agent = Callable[[str], Mailbox]
+
+
+def bundle_of(box: Mailbox) -> Bundle:
+    link = box.own.newest()
+    assert link is not None
+    return link.bundle
+
+
+@pytest.fixture
+def sealed(alice: Mailbox, bob: Mailbox) -> Envelope:
+    return alice.outbox.seal(bundle_of(bob), b"hello", now=NOW)
+
+
+def kept(box: Mailbox, replay_key: str) -> bool:
+    with box.database.transaction() as tx:
+        query = "SELECT body, body_nonce FROM outbox WHERE replay_key = ?"
+        return any(tx.execute(query, (replay_key,)).fetchone())
+
+
+def test_the_bytes_are_on_disk_before_anybody_can_send_them(home: Path, alice: Mailbox, sealed: Envelope) -> None:
+    key = sealed.replay_key
+    assert (alice.directory / "outbox" / f"{key}.agl").read_bytes() == sealed.wire
+    alice.close()
+    with Mailbox(home, identity.load(home, "alice", lambda: ""), NOW) as again:
+        assert again.outbox.wire(key) == sealed.wire
+        row = again.outbox.outgoing(key[:8])
+        assert (row.recipient, row.status, row.attempts, row.resealable) == ("bob", Sent.STORED, 0, True)
+        assert row.message_id == sealed.header.message_id
+
+
+def test_what_is_wished_for_is_in_the_header(alice: Mailbox, bob: Mailbox) -> None:
+    ids = [uuid.uuid4() for _ in range(3)]
+    header = alice.outbox.seal(
+        bundle_of(bob),
+        b"x" * 500,
+        now=NOW,
+        ttl_seconds=60,
+        priority=Priority.CRITICAL,
+        compression=Compression.ZSTD,
+        padme=True,
+        correlation_id=ids[0],
+        channel_id=ids[1],
+        message_id=ids[2],
+    ).header
+    assert (header.ttl_seconds, header.priority, header.compression) == (60, Priority.CRITICAL, Compression.ZSTD)
+    assert [header.correlation_id, header.channel_id, header.message_id] == ids
+    assert (header.suite, header.sender_nhi, header.recipient_nhi) == (Suite.XWING, "alice", "bob")
+
+
+def test_a_batch_is_durable_under_one_signature(alice: Mailbox, bob: Mailbox) -> None:
+    drafts = [Draft(recipient=bundle_of(bob), body=bytes([n])) for n in range(5)]
+    envelopes = alice.outbox.seal_many(drafts, NOW)
+    assert len({envelope.signatures for envelope in envelopes}) == 1
+    assert [alice.outbox.wire(one.replay_key) for one in envelopes] == [one.wire for one in envelopes]
+    with pytest.raises(Malformed):
+        alice.outbox.seal_many([], NOW)
+
+
+# To whom.
+
+
+def test_only_the_bundle_that_was_checked_last_is_sealed_to(alice: Mailbox, bob: Mailbox, agent: Agent) -> None:
+    old = bundle_of(bob)
+    link = bob.own.begin_rotation(NOW)
+    bob.own.finish_rotation(NOW)
+    with pytest.raises(UntrustedBundle):
+        alice.outbox.seal(link, b"not followed yet", now=NOW)
+    alice.trust.advance("bob", [link], NOW)
+    with pytest.raises(UntrustedBundle):
+        alice.outbox.seal(old, b"stale", now=NOW)
+    with pytest.raises(UnknownSigner):
+        alice.outbox.seal(bundle_of(agent("carol")), b"not pinned", now=NOW)
+    assert alice.outbox.page() == []
+    assert list((alice.directory / "outbox").iterdir()) == []
+
+
+def test_an_expired_bundle_is_refused_with_what_to_do(alice: Mailbox, bob: Mailbox) -> None:
+    alice.outbox.seal(bundle_of(bob), b"in time", now=NOW + 365 * DAY - SECOND)
+    with pytest.raises(KeyStale) as refused:
+        alice.outbox.seal(bundle_of(bob), b"too late", now=NOW + 365 * DAY)
+    assert "expired" in refused.value.message
+    assert refused.value.hint == "bob runs `angelia key rotate`"
+
+
+def test_a_revoked_key_is_refused(alice: Mailbox, bob: Mailbox) -> None:
+    bundle = bundle_of(bob)
+    alice.trust.advance("bob", [Link(bundle)], NOW, revoked=[bundle.kem_keys[0].key.key_id])
+    with pytest.raises(KeyRevoked):
+        alice.outbox.seal(bundle, b"no", now=NOW)
+
+
+def test_the_stronger_suite_is_chosen(alice: Mailbox, bob: Mailbox) -> None:
+    link = bob.own.begin_rotation(NOW, suites=DEFAULT_SUITES | Suite.ML_KEM.bit)
+    bob.own.finish_rotation(NOW)
+    alice.trust.advance("bob", [link], NOW)
+    assert alice.outbox.seal(link, b"x", now=NOW).header.suite is Suite.XWING
+
+
+def test_a_one_time_key_must_be_the_recipients_and_young(alice: Mailbox, bob: Mailbox, agent: Agent) -> None:
+    (one,) = bob.own.make_one_time_keys(1, NOW)
+    (foreign,) = agent("carol").own.make_one_time_keys(1, NOW)
+    for bad in (foreign, dataclasses.replace(one, created_at=one.created_at + 1)):
+        with pytest.raises(SignatureFailed):
+            alice.outbox.seal(bundle_of(bob), b"x", now=NOW, one_time_key=bad)
+    with pytest.raises(KeyStale):
+        alice.outbox.seal(bundle_of(bob), b"x", now=NOW + 30 * DAY, one_time_key=one)
+    header = alice.outbox.seal(bundle_of(bob), b"x", now=NOW, one_time_key=one).header
+    assert header.key_id == one.key.key_id
+
+
+# How far it has come.
+
+
+def test_the_content_is_kept_until_it_is_not_needed_any_more(alice: Mailbox, sealed: Envelope) -> None:
+    key = sealed.replay_key
+    assert kept(alice, key)
+    assert alice.outbox.mark(key, Sent.QUEUED)
+    assert kept(alice, key)
+    assert alice.outbox.mark(key, Sent.DELIVERED)
+    assert not kept(alice, key)
+    assert alice.outbox.mark(key, Sent.READ)
+
+
+@pytest.mark.parametrize("end", [Sent.DELIVERED, Sent.READ, Sent.EXPIRED])
+def test_every_good_end_clears_the_content(alice: Mailbox, sealed: Envelope, end: Sent) -> None:
+    assert alice.outbox.mark(sealed.replay_key, end)
+    assert not kept(alice, sealed.replay_key)
+    assert alice.outbox.outgoing(sealed.replay_key).status is end
+
+
+def test_news_that_comes_twice_or_late_changes_nothing(alice: Mailbox, sealed: Envelope) -> None:
+    key = sealed.replay_key
+    assert alice.outbox.mark(key, Sent.READ)
+    for late in (Sent.READ, Sent.DELIVERED, Sent.QUEUED, Sent.FAILED, Sent.EXPIRED, Sent.STORED, Sent.RESEALED):
+        assert not alice.outbox.mark(key, late)
+    assert alice.outbox.outgoing(key).status is Sent.READ
+    assert not alice.outbox.mark("0" * 64, Sent.QUEUED)
+
+
+def test_a_withdrawn_message_has_failed_and_leaves_no_content(alice: Mailbox, sealed: Envelope) -> None:
+    assert alice.outbox.withdraw(sealed.replay_key)
+    assert alice.outbox.outgoing(sealed.replay_key).status is Sent.FAILED
+    assert not kept(alice, sealed.replay_key)
+
+
+def test_a_message_that_never_left_expires_by_itself_and_its_content_goes(alice: Mailbox, bob: Mailbox) -> None:
+    short = alice.outbox.seal(bundle_of(bob), b"short", now=NOW, ttl_seconds=60).replay_key
+    queued = alice.outbox.seal(bundle_of(bob), b"queued", now=NOW, ttl_seconds=60).replay_key
+    alice.outbox.mark(queued, Sent.QUEUED)
+    alice.receive_many([], now=NOW + MINUTE - SECOND)
+    assert kept(alice, short)
+    alice.receive_many([], now=NOW + MINUTE)
+    assert alice.outbox.outgoing(short).status is Sent.EXPIRED
+    assert alice.outbox.outgoing(queued).status is Sent.QUEUED  # only the relay knows
+    assert not kept(alice, short)
+    assert not kept(alice, queued)
+    assert alice.outbox.due(NOW + DAY) == []
+
+
+def test_tries_are_further_and_further_apart_but_never_more_than_five_minutes(alice: Mailbox, sealed: Envelope) -> None:
+    key, at, waits = sealed.replay_key, NOW, []
+    assert alice.outbox.due(NOW) == []
+    assert [row.replay_key for row in alice.outbox.due(NOW + SECOND)] == [key]
+    for _ in range(12):
+        again = alice.outbox.retry_later(key, at)
+        waits.append((again - at) // SECOND)
+        at = again
+    assert waits[:9] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    assert set(waits[9:]) == {300}
+    assert alice.outbox.outgoing(key).attempts == 12
+    alice.outbox.mark(key, Sent.QUEUED)
+    assert alice.outbox.due(NOW + DAY) == []
+    with pytest.raises(Conflict):
+        alice.outbox.retry_later(key, NOW)
+
+
+def test_sent_mail_is_listed_newest_first_page_by_page(alice: Mailbox, bob: Mailbox) -> None:
+    keys = [alice.outbox.seal(bundle_of(bob), b"x", now=NOW + n * MINUTE).replay_key for n in range(3)]
+    first = alice.outbox.page(limit=2)
+    rest = alice.outbox.page(limit=2, after=first[-1].replay_key)
+    assert [row.replay_key for row in first + rest] == keys[::-1]
+    with pytest.raises(NotFound):
+        alice.outbox.outgoing("0" * 8)
+
+
+# Sealing again.
+
+
+def test_a_message_is_sealed_again_for_new_keys_under_its_own_id(alice: Mailbox, bob: Mailbox) -> None:
+    old = alice.outbox.seal(
+        bundle_of(bob), b"text " * 99, now=NOW, priority=Priority.HIGH, compression=Compression.GZIP, padme=True
+    )
+    link = bob.own.begin_rotation(NOW, emergency=True)
+    bob.own.finish_rotation(NOW)
+    alice.trust.advance("bob", [link], NOW)
+    new = alice.outbox.reseal(old.replay_key, link, NOW + HOUR, new_id=False)
+    assert new.header.message_id == old.header.message_id
+    assert new.header.expires_at == old.header.expires_at
+    assert (new.header.priority, new.header.compression) == (Priority.HIGH, Compression.GZIP)
+    assert len(new.ciphertext) == len(old.ciphertext)
+    assert alice.outbox.outgoing(old.replay_key).status is Sent.RESEALED
+    assert not kept(alice, old.replay_key)
+    assert kept(alice, new.replay_key)
+    assert bob.receive(new.wire, now=NOW + HOUR).body == b"text " * 99
+
+
+def test_a_message_that_the_relay_had_taken_gets_a_new_id(alice: Mailbox, bob: Mailbox, sealed: Envelope) -> None:
+    alice.outbox.mark(sealed.replay_key, Sent.QUEUED)
+    alice.outbox.mark(sealed.replay_key, Sent.FAILED)
+    new = alice.outbox.reseal(sealed.replay_key, bundle_of(bob), NOW, new_id=True)
+    assert new.header.message_id != sealed.header.message_id
+
+
+def test_a_message_is_sealed_again_once_and_only_while_its_content_is_there(
+    alice: Mailbox, bob: Mailbox, sealed: Envelope
+) -> None:
+    alice.outbox.reseal(sealed.replay_key, bundle_of(bob), NOW, new_id=False)
+    for _ in range(2):
+        with pytest.raises(Conflict):
+            alice.outbox.reseal(sealed.replay_key, bundle_of(bob), NOW, new_id=False)
+    assert len(alice.outbox.page()) == 2
+
+
+def test_a_message_is_never_sealed_again_for_somebody_else_or_after_its_time(
+    alice: Mailbox, bob: Mailbox, sealed: Envelope, agent: Agent, introduce: Callable[[Mailbox, Mailbox], None]
+) -> None:
+    carol = agent("carol")
+    introduce(alice, carol)
+    with pytest.raises(UntrustedBundle):
+        alice.outbox.reseal(sealed.replay_key, bundle_of(carol), NOW, new_id=False)
+    with pytest.raises(Expired):
+        alice.outbox.reseal(sealed.replay_key, bundle_of(bob), NOW + 7 * DAY, new_id=False)
+    assert alice.outbox.outgoing(sealed.replay_key).status is Sent.STORED
+
+
+def test_a_file_that_was_changed_is_not_sent(alice: Mailbox, sealed: Envelope) -> None:
+    path = alice.directory / "outbox" / f"{sealed.replay_key}.agl"
+    path.write_bytes(sealed.wire + b"!")
+    from angelia.mailbox.private_files import UnsafeFile
+
+    with pytest.raises(UnsafeFile):
+        alice.outbox.wire(sealed.replay_key)
+    path.write_bytes(sealed.wire)
+    assert wire.decode(alice.outbox.wire(sealed.replay_key)).header == sealed.header
