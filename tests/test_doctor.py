@@ -17,6 +17,7 @@ from angelia.stores.embedded.datadir import DataDir, Runtime
 
 NAMES = [
     "python",
+    "cryptography",
     "data directory",
     "disk",
     "permissions",
@@ -25,6 +26,7 @@ NAMES = [
     "migrations",
     "clock",
     "node key",
+    "master key",
     "java",
 ]
 
@@ -115,10 +117,12 @@ async def test_secrets_open_to_others_are_failures(data_dir: DataDir) -> None:
 
 
 @pytest.mark.parametrize(("size", "state"), [(32, State.OK), (31, State.FAIL)])
-async def test_a_node_key_has_32_bytes(size: int, state: State, data_dir: DataDir) -> None:
-    data_dir.node_key.write_bytes(bytes(size))
-    data_dir.node_key.chmod(0o600)
-    assert (await findings(data_dir.path))["node key"].state is state
+async def test_node_key_and_master_key_have_32_bytes(size: int, state: State, data_dir: DataDir) -> None:
+    for path in (data_dir.node_key, data_dir.master_key):
+        path.write_bytes(bytes(size))
+        path.chmod(0o600)
+    found = await findings(data_dir.path)
+    assert (found["node key"].state, found["master key"].state) == (state, state)
 
 
 async def test_a_lost_node_key_is_noticed_before_a_start_makes_another(data_dir: DataDir) -> None:

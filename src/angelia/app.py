@@ -16,6 +16,7 @@ from angelia.agents import routes as agent_routes
 from angelia.agents.service import Agents
 from angelia.audit import routes as audit_routes
 from angelia.audit.service import Audit, event, record
+from angelia.envelope import support
 from angelia.errors import StartFailed, Unavailable
 from angelia.guard import routes as guard_routes
 from angelia.guard import store as guard_store
@@ -66,6 +67,10 @@ async def prepare(loaded: Loaded, data_dir: Path, *, rotate_master_key: bool = F
     """Everything that is done once per server start, before a request can arrive."""
     settings, now = loaded.settings, clock()
     assert settings.database_url, "the server has given or embedded stores by now"
+    try:
+        support.require()
+    except support.UnsupportedCryptography as error:
+        raise StartFailed(error.message, hint=error.hint) from error
     try:
         await _prepare_schema(settings.database_url)
         await _prepare_master_key(settings, data_dir, now, rotate=rotate_master_key)

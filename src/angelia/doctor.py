@@ -15,12 +15,14 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import asyncpg
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from angelia.envelope import support
 from angelia.errors import StartFailed
 from angelia.settings import Loaded, Settings, mask_url
 from angelia.stores import migrations
@@ -59,22 +61,32 @@ async def examine(loaded: Loaded) -> list[Finding]:
     postgres, *ledger = await _ledger(settings, running)
     return [
         _python(),
+        _cryptography(),
         _data_directory(data_dir, running),
         _disk(data_dir),
         _permissions(data_dir),
         postgres,
         await _hot_tier(settings, running),
         *ledger,
-        _node_key(data_dir),
+        _key_file("node key", data_dir.node_key, data_dir),
+        _key_file("master key", settings.master_key_file or data_dir.master_key, data_dir),
         await asyncio.to_thread(_java),
     ]
 
 
 def _python() -> Finding:
-    version = ".".join(map(str, sys.version_info[:3]))
+    present = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < (3, 11):  # noqa: UP036
-        return Finding("python", State.FAIL, f"{version} is too old", "install Python 3.11 or newer")
-    return Finding("python", State.OK, version)
+        return Finding("python", State.FAIL, f"{present} is too old", "install Python 3.11 or newer")
+    return Finding("python", State.OK, present)
+
+
+def _cryptography() -> Finding:
+    try:
+        support.require()
+    except support.UnsupportedCryptography as error:
+        return Finding("cryptography", State.FAIL, error.message, error.hint)
+    return Finding("cryptography", State.OK, f"{version('cryptography')} with ML-KEM and ML-DSA")
 
 
 def _data_directory(data_dir: DataDir, running: Runtime | None) -> Finding:
@@ -263,24 +275,21 @@ def _store_hint(given: str | None, variable: str) -> str:
     return f"check {variable} and whether that server runs" if given else "the running server starts it again by itself"
 
 
-def _node_key(data_dir: DataDir) -> Finding:
-    path = data_dir.node_key
+def _key_file(name: str, path: Path, data_dir: DataDir) -> Finding:
     try:
         status = path.lstat()
     except FileNotFoundError:
         if data_dir.admin_token.exists():
             detail = f"{path} is missing, and this data directory had one"
-            return Finding(
-                "node key", State.WARN, detail, "restore it from a back-up before the next start makes another"
-            )
-        return Finding("node key", State.OK, "made by the first start")
+            return Finding(name, State.WARN, detail, "restore it from a back-up before the next start")
+        return Finding(name, State.OK, "made by the first start")
     except OSError as error:
-        return Finding("node key", State.FAIL, f"{path}: {error.strerror}", "ask as the user who runs the server")
+        return Finding(name, State.FAIL, f"{path}: {error.strerror}", "ask as the user who runs the server")
     if not stat.S_ISREG(status.st_mode) or status.st_size != 32:
-        return Finding("node key", State.FAIL, f"{path} is damaged: it must hold 32 bytes", "restore it from a back-up")
+        return Finding(name, State.FAIL, f"{path} is damaged: it must hold 32 bytes", "restore it from a back-up")
     if status.st_mode & 0o077:
-        return Finding("node key", State.FAIL, f"{path} is open to others", f"chmod 600 {path}")
-    return Finding("node key", State.OK, str(path))
+        return Finding(name, State.FAIL, f"{path} is open to others", f"chmod 600 {path}")
+    return Finding(name, State.OK, str(path))
 
 
 def _java() -> Finding:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -16,10 +15,11 @@ from angelia.cli.confirm import Deed, may
 from angelia.cli.errors import Usage
 from angelia.cli.flags import Needs, moment
 from angelia.cli.grammar import Noun
+from angelia.cli.handover import chain_in, handing_over, not_known, refuse_unregistered
 from angelia.cli.paging import full_id
 from angelia.cli.session import Session
 from angelia.cli.times import full
-from angelia.errors import AngeliaError, Conflict, KeyNotFound, NotFound, Unauthenticated
+from angelia.errors import AngeliaError, Conflict, KeyNotFound
 
 if TYPE_CHECKING:
     from angelia.client import Client
@@ -198,53 +198,6 @@ def publish_first(client: Client, mailbox: Mailbox) -> list[tuple[str, str]]:
         ("bundle", f"v{done.bundle_version} published, {done.prekeys_uploaded} one-time keys"),
         ("fingerprint", mailbox.identity.pair.public.fingerprint),
     ]
-
-
-@contextmanager
-def handing_over(path: Path | None) -> Iterator[BinaryIO | None]:
-    """A new file for what is handed over, before anything is done that cannot be done twice. One that is there is not
-    overwritten; ours goes again if what should be in it fails."""
-    if path is None:
-        yield None
-        return
-    try:
-        file = path.open("xb")
-    except FileExistsError as error:
-        raise Conflict(f"{path} is there already, and is not overwritten", hint="choose another name") from error
-    try:
-        with file:
-            yield file
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-
-
-def chain_in(file: Path, name: str) -> list[Link]:
-    """The bundles of NAME in a file that it handed over; nothing of it is believed yet."""
-    from angelia.mailbox import bundle_file
-
-    links = bundle_file.read(file)
-    if links[-1].bundle.agent_nhi != name:
-        raise NotFound(f"{file} holds the keys of {links[-1].bundle.agent_nhi}, not of {name}")
-    return links
-
-
-def not_known(name: str) -> KeyNotFound:
-    """For an agent that is on no server, and has not been handed the keys of NAME."""
-    return KeyNotFound(
-        f"the keys of {name} are not known here",
-        hint=f"{name} makes a file by `angelia key publish --out FILE`; then: angelia key pin {name} FILE",
-    )
-
-
-def refuse_unregistered(mailbox: Mailbox) -> None:
-    """Without a server there is nowhere to publish."""
-    identity = mailbox.identity
-    if identity.id is None:
-        raise Unauthenticated(
-            f"{identity.handle} is not registered with a server",
-            hint=f"angelia agent register --as {identity.name}; without a server: --out FILE",
-        )
 
 
 def _made_here(mailbox: Mailbox) -> Published | None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
 import click
 import msgspec
 
 from angelia.cli.body import read_body
+from angelia.cli.errors import Usage, exit_code, report
 from angelia.cli.flags import Needs, span
 from angelia.cli.grammar import Noun
-from angelia.cli.key import write_out
-from angelia.cli.paging import Page, ago, short, show_list, until
+from angelia.cli.handover import chain_in, handing_over, not_known
+from angelia.cli.paging import SHORTEST_PREFIX, Fetch, Page, ago, short, show_list, until
 from angelia.cli.session import Session
 from angelia.cli.tables import Column
 from angelia.cli.times import age
@@ -22,6 +24,7 @@ from angelia.errors import AngeliaError, InvalidArgument, NotFound
 
 if TYPE_CHECKING:
     from angelia.envelope.receipts import Receipt
+    from angelia.envelope.refusals import UnknownSigner
     from angelia.envelope.wire import Envelope
     from angelia.mailbox.allowlist import Entry
     from angelia.mailbox.box import Mailbox
@@ -31,8 +34,9 @@ if TYPE_CHECKING:
 
 PRIORITIES = ("low", "normal", "high", "critical")
 COMPRESSIONS = ("none", "gzip", "zstd")
-_new_file = click.Path(path_type=Path, dir_okay=False)
-_old_file = click.Path(path_type=Path, exists=True, dir_okay=False)
+T = TypeVar("T")
+_file = click.Path(path_type=Path, dir_okay=False)
+_HEX = re.compile(r"[0-9a-f]{1,64}")
 
 command = Noun("mail", "sealed mail: send, open, allow, inbox, receipts")
 
@@ -73,7 +77,7 @@ class Counted(msgspec.Struct, kw_only=True):
 @command.verb(example='angelia mail send bob "the server cannot read this"', needs=Needs.SERVER | Needs.AGENT)
 @click.argument("recipient", metavar="NAME")
 @click.argument("body", metavar="[TEXT]", required=False)
-@click.option("--out", type=_new_file, metavar="FILE", help="write the envelope there; keys once seen need no server")
+@click.option("--out", type=_file, metavar="FILE", help="write the envelope there; keys once seen need no server")
 @click.option("--ttl", type=span, metavar="D", help="how long it may be opened (7d)")
 @click.option("--priority", type=click.Choice(PRIORITIES), default="normal", metavar="P", help=", ".join(PRIORITIES))
 @click.option("--correlation", type=click.UUID, metavar="ID", help="the message that this one answers")
@@ -106,13 +110,17 @@ def send(
         "padme": pad,
         "correlation_id": correlation,
     }
-    known = mailbox.trust.bundle(recipient, _now(), max_age=None) if out else None
-    if known is not None:
-        envelope = mailbox.outbox.seal(known.link, content, now=_now(), **wishes)
-    else:
-        envelope = session.as_agent(mailbox).seal(mailbox, recipient, content, **wishes)
-    if out is not None:
-        write_out(session.out, out, envelope.wire, "sealed envelope")
+    alone = mailbox.identity.id is None
+    known = mailbox.trust.bundle(recipient, _now(), max_age=None) if out or alone else None
+    with handing_over(out) as file:
+        if known is not None:
+            envelope = mailbox.outbox.seal(known.link, content, now=_now(), **wishes)
+        elif alone:
+            raise not_known(recipient)
+        else:
+            envelope = session.as_agent(mailbox).seal(mailbox, recipient, content, **wishes)
+        if file is not None:
+            file.write(envelope.wire)
     _say_sealed(session, mailbox, envelope, out)
 
 
@@ -124,32 +132,32 @@ def open_(session: Session, what: str) -> None:
     An envelope opens once; afterwards its stored copy is read by its id."""
     mailbox = session.mailbox
     path = Path(what)
-    if not path.is_file():
-        if "/" in what or what.endswith(".agl"):
-            raise NotFound(f"there is no file {what}")
-        opened = mailbox.inbox.read(what, _now())
-    else:
+    fresh = path.is_file()
+    if fresh:
         (received,) = _received(session, mailbox, [path])
         if isinstance(received, AngeliaError):
             raise received
         opened = mailbox.inbox.read(received.message.replay_key, _now())
-    _print_message(session, opened, fresh=path.is_file())
+    else:
+        opened = mailbox.inbox.read(_id(what), _now())
+    _print_message(session, opened, fresh=fresh)
 
 
 @command.verb(example="angelia mail receive *.agl", needs=Needs.SERVER | Needs.AGENT)
-@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=_old_file)
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=_file)
 def receive(session: Session, files: tuple[Path, ...]) -> int:
     """Open envelopes that were handed over as files, each once."""
     outcomes = _received(session, session.mailbox, list(files))
-    refused = [(file, one) for file, one in zip(files, outcomes, strict=True) if isinstance(one, AngeliaError)]
-    for one in outcomes:
+    codes = set[int]()
+    for file, one in zip(files, outcomes, strict=True):
         if not isinstance(one, AngeliaError):
             _print_message(session, one, fresh=True)
-    for file, error in refused:
-        session.out.note(f"refused {file}: {error.message} ({error.code})")
-    if len(refused) == 1 == len(files):
-        raise refused[0][1]
-    return 1 if refused else 0
+            continue
+        codes.add(exit_code(one))
+        if len(files) > 1:
+            one.message = f"{file}: {one.message}"
+        report(one, session.shared.manner, session.out.stderr)
+    return codes.pop() if len(codes) == 1 else min(len(codes), 1)
 
 
 @command.verb(example="angelia mail inbox", needs=Needs.AGENT | Needs.PAGES)
@@ -194,7 +202,7 @@ def outbox(session: Session) -> None:
 
 @command.verb(example="angelia mail ack 5b0f3c9a71e2 --out receipt.json", needs=Needs.AGENT)
 @click.argument("id_", metavar="ID")
-@click.option("--out", type=_new_file, metavar="FILE", help="write the signed receipt there, for the sender")
+@click.option("--out", type=_file, metavar="FILE", help="write the signed receipt there, for the sender")
 def ack(session: Session, id_: str, out: Path | None) -> None:
     """Acknowledge a message: sign a receipt that its sender can check."""
     from angelia.envelope.receipts import ReceiptStatus
@@ -202,20 +210,22 @@ def ack(session: Session, id_: str, out: Path | None) -> None:
     from angelia.mailbox.receipt_log import receipt_document
 
     mailbox = session.mailbox
-    message = mailbox.inbox.message(id_)
+    message = mailbox.inbox.message(_id(id_))
     status = ReceiptStatus.READ if message.status is ReadState.READ else ReceiptStatus.DELIVERED
-    receipt = mailbox.inbox.receipt(message.replay_key, status, _now())
+    with handing_over(out) as file:
+        document = receipt_document(mailbox.inbox.receipt(message.replay_key, status, _now()))
+        if file is not None:
+            file.write(msgspec.json.encode(document) + b"\n")
     mailbox.inbox.mark_acked([message.replay_key], _now())
-    document = receipt_document(receipt)
-    if out is not None:
-        write_out(session.out, out, msgspec.json.encode(document) + b"\n", "signed receipt")
     session.out.done(document, f"acknowledged {short(message.replay_key)} of {message.sender}: {document.status}")
+    if out is not None:
+        session.out.note(f"hand over {out}: {message.sender} checks it by `angelia mail receipts {out.name}`")
 
 
-@command.verb(example="angelia mail receipts", needs=Needs.AGENT)
-@click.argument("file", metavar="[FILE]", required=False, type=_old_file)
+@command.verb(example="angelia mail receipts", needs=Needs.AGENT | Needs.PAGES)
+@click.argument("file", metavar="[FILE]", required=False, type=_file)
 def receipts(session: Session, file: Path | None) -> None:
-    """List the receipts that this agent gave; or check a receipt that a recipient handed back as FILE."""
+    """List the receipts that this agent gave, newest first; or check a receipt that a recipient handed back as FILE."""
     mailbox = session.mailbox
     if file is not None:
         _take_receipt(session, mailbox, file)
@@ -232,17 +242,15 @@ def receipts(session: Session, file: Path | None) -> None:
         Column("AGE", lambda r: ago(_moment(r.time_ms)), right=True),
         Column("REASON", lambda r: r.reason, long=True),
     ]
-    rows = [receipt_document(one) for one in logged.receipts]
-    if not rows:
-        session.out.note("no receipts yet")
-    session.out.rows(rows, columns)
+    rows = [receipt_document(one) for one in reversed(logged.receipts)]
+    show_list(session, _pages(rows), columns, nothing="no receipts yet", hint="opening a message gives one")
 
 
 @command.verb(example="angelia mail allow alice --as bob", needs=Needs.SERVER | Needs.AGENT | Needs.PAGES)
 @click.argument("name", metavar="[NAME]", required=False)
-@click.argument("file", metavar="[FILE]", required=False, type=_old_file)
+@click.argument("file", metavar="[FILE]", required=False, type=_file)
 @click.option("--label", metavar="TEXT", help="a note for yourself")
-@click.option("--import", "import_", type=_old_file, metavar="FILE", help="add the entries of a JSON array")
+@click.option("--import", "import_", type=_file, metavar="FILE", help="add the entries of a JSON array")
 def allow(session: Session, name: str | None, file: Path | None, label: str | None, import_: Path | None) -> None:
     """Open the mail of NAME from now on; without NAME, list whose mail is opened.
 
@@ -258,10 +266,10 @@ def allow(session: Session, name: str | None, file: Path | None, label: str | No
     if file is not None:
         from angelia.mailbox import bundle_file
 
-        handle = bundle_file.take(mailbox.trust, bundle_file.read(file), _now()).nhi
-        if handle != name:
-            raise NotFound(f"{file} holds the keys of {handle}, not of {name}")
+        bundle_file.take(mailbox.trust, chain_in(file, name), _now())
     elif mailbox.trust.pin(name) is None:
+        if mailbox.identity.id is None:
+            raise not_known(name)
         found, _ = session.as_agent(mailbox).find_keys(mailbox, name)
         handle = found.bundle.agent_nhi
     entry = mailbox.allowlist.allow(handle, _now(), label)
@@ -319,13 +327,14 @@ def verify(session: Session) -> int:
     problems = session.mailbox.verify()
     for problem in problems:
         session.out.note(f"warning: {problem}")
-    files = "1 file is" if len(problems) == 1 else f"{len(problems):,} files are"
-    text = f"{files} not what they should be" if problems else "every file is what its name says"
+    text = f"{len(problems):,} problems" if len(problems) > 1 else "1 problem"
+    text = text if problems else "every file is what its name says"
     session.out.done(Counted(done="problems", count=len(problems)), text)
     return 3 if problems else 0
 
 
 def _received(session: Session, mailbox: Mailbox, files: list[Path]) -> list[Opened | AngeliaError]:
+    from angelia.envelope.refusals import UnknownSigner
     from angelia.mailbox.files import read_safely
     from angelia.mailbox.window import Profile
 
@@ -337,7 +346,26 @@ def _received(session: Session, mailbox: Mailbox, files: list[Path]) -> list[Ope
             contents.append(error)
     readable = [one for one in contents if isinstance(one, bytes)]
     outcomes = iter(mailbox.receive_many(readable, now=_now(), profile=Profile.DIRECT))
-    return [next(outcomes) if isinstance(one, bytes) else one for one in contents]
+    received = [next(outcomes) if isinstance(one, bytes) else one for one in contents]
+    for at, content in enumerate(contents):
+        unknown = received[at]
+        if isinstance(unknown, UnknownSigner) and mailbox.identity.id is not None and isinstance(content, bytes):
+            received[at] = _followed(session, mailbox, content, unknown)
+    return received
+
+
+def _followed(session: Session, mailbox: Mailbox, content: bytes, unknown: UnknownSigner) -> Opened | AngeliaError:
+    """The sender may have rotated its signing pair, and a server knows how its bundles follow."""
+    from angelia.client import Unreachable
+    from angelia.mailbox.window import Profile
+
+    try:
+        return session.as_agent(mailbox).open(mailbox, content, profile=Profile.DIRECT)
+    except Unreachable as error:
+        session.out.detail(error.message)
+        return unknown
+    except AngeliaError as error:
+        return error
 
 
 def _say_sealed(session: Session, mailbox: Mailbox, envelope: Envelope, out: Path | None) -> None:
@@ -412,7 +440,8 @@ def _take_receipt(session: Session, mailbox: Mailbox, file: Path) -> None:
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError) as error:
         raise InvalidArgument(f"{file} is no receipt", hint="`angelia mail ack ID --out FILE` makes one") from error
     sent = mailbox.outbox.outgoing(receipt.replay_key)
-    if (sent.message_id, sent.recipient) != (receipt.message_id, receipt.recipient_nhi):
+    named = (receipt.replay_key, receipt.message_id, receipt.recipient_nhi)
+    if (sent.replay_key, sent.message_id, sent.recipient) != named:
         raise InvalidArgument("the receipt names another message than its replay key")
     mailbox.check_receipt(receipt)
     mailbox.outbox.mark(sent.replay_key, Sent(document.status))
@@ -421,7 +450,9 @@ def _take_receipt(session: Session, mailbox: Mailbox, file: Path) -> None:
 
 
 def _import_allowlist(session: Session, mailbox: Mailbox, file: Path) -> None:
-    imported = mailbox.allowlist.import_json(file.read_bytes(), _now())
+    from angelia.mailbox.files import read_safely
+
+    imported = mailbox.allowlist.import_json(read_safely(file, file), _now())
     for why in imported.refused:
         session.out.note(f"refused: {why}")
     refused = f", {len(imported.refused):,} refused" if imported.refused else ""
@@ -435,9 +466,31 @@ def _list_allowed(session: Session, mailbox: Mailbox) -> None:
         Column("SINCE", lambda e: ago(e.added_at), right=True),
         Column("LABEL", lambda e: e.label or "", long=True),
     ]
-    entries = mailbox.allowlist.entries()
     nothing, hint = "nobody is allowed, so no mail is opened", "angelia mail allow NAME"
-    show_list(session, lambda cursor, limit: Page(entries, None), columns, nothing=nothing, hint=hint)
+    show_list(session, _pages(mailbox.allowlist.entries()), columns, nothing=nothing, hint=hint)
+
+
+def _pages(rows: list[T]) -> Fetch[T]:
+    """A list that is here as a whole, page by page; its cursor is a number."""
+
+    def fetch(cursor: str | None, limit: int) -> Page[T]:
+        if cursor is not None and not cursor.isdecimal():
+            raise Usage(f"{cursor!r} is no cursor of this list")
+        start = int(cursor or 0)
+        end = start + limit
+        return Page(rows[start:end], str(end) if end < len(rows) else None, len(rows))
+
+    return fetch
+
+
+def _id(text: str) -> str:
+    """What may be the beginning of a message's id."""
+    given = text.lower()
+    if _HEX.fullmatch(given) is None:
+        raise NotFound(f"there is no file {text}, and no message has such an id", hint="angelia mail inbox")
+    if len(given) < SHORTEST_PREFIX:
+        raise Usage(f"{text!r} is too short for an id", hint=f"{SHORTEST_PREFIX} characters or more")
+    return given
 
 
 def _moment(at_ms: int) -> datetime:

@@ -81,6 +81,10 @@ class DataDir:
         return self.path / "node.key"
 
     @property
+    def master_key(self) -> Path:
+        return self.path / "master.key"
+
+    @property
     def postgres_password(self) -> Path:
         return self.path / "postgres.password"
 

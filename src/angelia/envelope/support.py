@@ -1,0 +1,27 @@
+"""Whether this machine's cryptography can do what envelopes need; a build on an old OpenSSL cannot."""
+
+from __future__ import annotations
+
+from cryptography.hazmat.backends.openssl import backend
+
+from angelia.errors import AngeliaError
+
+
+class UnsupportedCryptography(AngeliaError):
+    """The installed cryptography package lacks ML-KEM or ML-DSA"""
+
+    code = "unsupported_cryptography"
+
+
+def require() -> None:
+    """Refuse to go on without the post-quantum algorithms: there is no way to run with less."""
+    missing = [
+        name
+        for name, there in (("ML-KEM", backend.mlkem_supported()), ("ML-DSA", backend.mldsa_supported()))
+        if not there
+    ]
+    if missing:
+        raise UnsupportedCryptography(
+            f"the installed cryptography lacks {' and '.join(missing)} (it uses {backend.openssl_version_text()})",
+            hint="install its wheel: pip install --only-binary :all: 'cryptography>=50,<51'",
+        )
