@@ -15,6 +15,8 @@ from pathlib import Path
 import asyncpg
 import pytest
 import redis.asyncio
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 
 from angelia import settings as angelia_settings
 from angelia.app import Application, prepare
@@ -26,6 +28,10 @@ from angelia.stores.embedded.datadir import DataDir
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
 from support import Server
+
+# How long an example takes tells how busy the machine is, not whether the example is right.
+hypothesis_settings.register_profile("angelia", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+hypothesis_settings.load_profile("angelia")
 
 _numbers = itertools.count(1)
 _left_out: dict[str, int] = {}

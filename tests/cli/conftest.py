@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import pty
+import secrets
 import struct
 import subprocess
 import termios
@@ -16,6 +18,7 @@ import pytest
 from angelia.cli.main import run
 from cli.running import PROGRAM, Angelia, Ended
 from client.recorder import Recorder, recording
+from processes import ServerProcess
 
 
 @pytest.fixture
@@ -45,6 +48,40 @@ def angelia(shell: Path, capsys: pytest.CaptureFixture[str]) -> Angelia:
         return Ended(code, said.out, said.err)
 
     return command
+
+
+@pytest.fixture
+def person(shell: Path, angelia: Angelia, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Angelia]:
+    """`alice = person("alice")` has a home of her own, in which `alice("mail", "inbox")` runs a command."""
+
+    def make(name: str) -> Angelia:
+        def command(*argv: str, stdin: bytes | None = None) -> Ended:
+            with monkeypatch.context() as patch:
+                patch.setenv("ANGELIA_HOME", str(shell / f"home-{name}"))
+                if stdin is not None:
+                    patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+                return angelia(*argv)
+
+        return command
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def live_server(directory: Path) -> Iterator[ServerProcess]:
+    """A real server; an agent's name must be new on it."""
+    limits = "register=off,identity=off,keys=off,bundles=off"
+    server = ServerProcess(directory / f"cli-{secrets.token_hex(4)}", limits=limits)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def live(live_server: ServerProcess, shell: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a real server, which the commands find."""
+    monkeypatch.setenv("ANGELIA_URL", live_server.start_url)
+    return live_server.start_url
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from client.test_calls import AGENT
 
 ID = AGENT["id"]
 UNCLAIMED = {**AGENT, "handle": ID, "name": ""}
+PUBLISHED = {"bundle_id": "ab" * 32, "bundle_version": 1, "prekeys_uploaded": 100}
 TAKEN = {"title": "the handle alice is taken", "code": "already_exists", "status": 409, "request_id": "r9"}
 
 
@@ -25,18 +26,20 @@ def accepting(server: Recorder) -> Recorder:
     server.tell("POST", "/register", {"id": ID, "profile_url": f"/who/{ID}"}, status=201)
     server.tell("GET", "/v1/agents/me", UNCLAIMED)
     server.tell("PUT", "/v1/agents/me/handle", {**AGENT, "name": ""})
+    server.tell("POST", "/v1/keys/bundle", PUBLISHED, status=201)
     return server
 
 
 def test_a_new_agent_is_made_registered_and_named(accepting: Recorder, angelia: Angelia, shell: Path) -> None:
     ended = angelia("agent", "new", "alice", "--register")
-    key = identity.load(shell / "home", "alice", lambda: "").key_id
+    fingerprint = identity.load(shell / "home", "alice", lambda: "").pair.public.fingerprint
     assert (ended.code, ended.err) == (0, "")
     assert ended.out == (
         "keys         made, 0600, no passphrase (--passphrase asks for one)\n"
-        f"key id       {key}\n"
         f"registered   {ID}\n"
         "handle       alice (claimed; a handle is for ever)\n"
+        "bundle       v1 published, 100 one-time keys\n"
+        f"fingerprint  {fingerprint}\n"
     )
     assert stat.S_IMODE((shell / "home" / "alice" / "key").stat().st_mode) == 0o600
     card = identity.card(shell / "home", "alice")
@@ -63,8 +66,12 @@ def test_the_name_goes_along(accepting: Recorder, angelia: Angelia) -> None:
 def test_without_a_server_the_keys_are_made_and_the_next_step_named(angelia: Angelia, shell: Path) -> None:
     ended = angelia("agent", "new", "alice")
     assert ended.code == 0
-    assert re.fullmatch(r"keys         made.*\nkey id       [0-9a-f-]{36}\n", ended.out)
-    assert ended.err == "next: angelia agent register --as alice\n"
+    assert re.fullmatch(
+        r"keys         made.*\nkey id       [0-9a-f-]{36}\nfingerprint  [\w-]{43}\n", ended.out, re.ASCII
+    )
+    assert ended.err == (
+        "next: angelia agent register --as alice; without a server: angelia key publish --out FILE --as alice\n"
+    )
 
 
 def test_a_server_that_is_away_does_not_cost_the_keys(angelia: Angelia, shell: Path) -> None:
@@ -111,12 +118,32 @@ def test_a_taken_handle_leaves_a_registered_agent_and_a_way_on(server: Recorder,
 def test_registering_again_is_safe_and_keeps_the_handle_it_has(server: Recorder, angelia: Angelia) -> None:
     server.tell("POST", "/register", {"id": ID, "profile_url": "/who/x"}, status=200)
     server.tell("GET", "/v1/agents/me", {**AGENT, "handle": "alice-7"})
+    server.tell("POST", "/v1/keys/bundle", PUBLISHED, status=201)
     angelia("agent", "new", "alice")
     for _ in range(2):
         ended = angelia("agent", "register")
         assert (ended.code, ended.err) == (0, "")
-        assert ended.out == f"registered   {ID}\nhandle       alice-7 (claimed; a handle is for ever)\n"
+        assert ended.out.startswith(f"registered   {ID}\nhandle       alice-7 (claimed; a handle is for ever)\nbundle ")
     assert not server.asked("PUT", "/v1/agents/me/handle")
+    first, again = (seen.json()["bundle"] for seen in server.asked("POST", "/v1/keys/bundle"))
+    assert first == again
+    assert first["agent_nhi"] == "alice-7"
+
+
+def test_an_agent_whose_keys_could_not_be_published_is_registered_and_goes_on(
+    server: Recorder, angelia: Angelia
+) -> None:
+    server.tell("POST", "/register", {"id": ID, "profile_url": "/who/x"})
+    server.tell("GET", "/v1/agents/me", AGENT)
+    refusal = {"title": "too many requests", "code": "rate_limited", "status": 429}
+    server.tell("POST", "/v1/keys/bundle", refusal, status=429)
+    server.tell("POST", "/v1/keys/bundle", PUBLISHED, status=201)
+    ended = angelia("agent", "new", "alice", "--register")
+    assert ended.code == 1
+    assert ended.out.endswith("handle       alice (claimed; a handle is for ever)\n")
+    hint = "hint: the agent is registered; go on with `angelia key publish --as alice`"
+    assert ended.err.splitlines() == ["error: too many requests (rate_limited)", hint]
+    assert angelia("key", "publish", "--as", "alice").code == 0
 
 
 def test_a_server_that_is_late_to_know_a_handle_does_not_make_us_forget_it(
@@ -135,12 +162,13 @@ def test_registering_again_may_change_name_and_email(server: Recorder, angelia: 
     server.tell("POST", "/register", {"id": ID, "profile_url": "/who/x"})
     server.tell("GET", "/v1/agents/me", AGENT)
     server.tell("PATCH", "/v1/agents/me", {**AGENT, "email": "a@b.example"})
+    server.tell("POST", "/v1/keys/bundle", PUBLISHED, status=201)
     angelia("agent", "new", "alice")
     assert angelia("agent", "register", "--name", "Alice", "--email", "a@b.example").code == 0
     assert server.asked("PATCH", "/v1/agents/me")[0].json() == {"name": "Alice", "email": "a@b.example"}
 
 
-def test_show_tells_all_about_a_registered_agent(accepting: Recorder, angelia: Angelia) -> None:
+def test_show_tells_all_about_a_registered_agent(accepting: Recorder, angelia: Angelia, shell: Path) -> None:
     angelia("agent", "new", "alice", "--register")
     accepting.told["GET", "/v1/agents/me"] = []
     accepting.tell("GET", "/v1/agents/me", {**AGENT, "name": "A\x1b[2J"})
@@ -152,6 +180,7 @@ def test_show_tells_all_about_a_registered_agent(accepting: Recorder, angelia: A
         "e-mail       -",
         f"key id       {AGENT['key_id']}",
         f"public key   {AGENT['public_key']}",
+        f"fingerprint  {identity.load(shell / 'home', 'alice', lambda: '').pair.public.fingerprint}",
         "registered   2026-11-15 20:14:02Z",
         "X-AICQ-*     accepted",
     ]
@@ -162,7 +191,7 @@ def test_show_of_an_agent_that_never_registered_asks_nobody(server: Recorder, an
     angelia("agent", "new", "alice")
     ended = angelia("agent", "show", "alice")
     assert "registered   no\n" in ended.out
-    assert ended.err == "next: angelia agent register --as alice\n"
+    assert ended.err.startswith("next: angelia agent register --as alice;")
     assert server.seen == []
 
 

@@ -218,8 +218,11 @@ def test_a_longer_life_is_sealed_where_it_is_allowed() -> None:
 
 
 def test_the_pair_of_another_agent_is_refused_by_its_id() -> None:
+    """Even when it did sign: the envelope names the pair that speaks for its sender."""
     with pytest.raises(SignatureFailed):
         verify(sealed(), MALLORY.public)
+    with pytest.raises(SignatureFailed):
+        verify(wire.decode(Raw.of(sealed()).signed(MALLORY).wire), MALLORY.public)
 
 
 def test_a_signature_by_another_pair_is_refused_though_the_id_is_right() -> None:
@@ -289,6 +292,12 @@ def test_naming_their_key_does_not_help_somebody_else(kind: KeyType) -> None:
     verify(envelope, ALICE.public)
     with pytest.raises(OpenFailed):
         unseal(envelope, CAROL[kind])
+
+
+def test_an_envelope_that_names_another_key_does_not_open_with_the_right_one() -> None:
+    raw = hostile(inner(5, b"hello"), kind=XWING, key_id=CAROL[XWING].public.key_id.bytes)
+    with pytest.raises(OpenFailed):
+        unseal(wire.decode(raw.wire), BOB[XWING])
 
 
 def test_a_key_of_the_other_suite_does_not_open_it() -> None:

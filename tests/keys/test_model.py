@@ -250,6 +250,7 @@ def test_an_x25519_half_of_small_order_or_with_two_spellings_does_not_load(point
         (("kem_keys", 0, "public_key"), b"\xff" * 1184 + KEY.public.raw[1184:]),
         (("kem_keys", 1, "public_key"), b"\xff" * 1184),
     ],
+    ids=lambda value: f"{len(value)} bytes" if isinstance(value, bytes) else str(value[-1]),
 )
 def test_a_key_of_the_wrong_length_or_form_does_not_load(place: tuple[str | int, ...], raw: bytes) -> None:
     with pytest.raises(InvalidKey) as refused:

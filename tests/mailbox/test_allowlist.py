@@ -46,7 +46,9 @@ def test_allowing_twice_is_allowing_once_and_denying_ends_it(alice: Mailbox, bob
     assert alice.allowlist.deny("bob") == 0
 
 
-@pytest.mark.parametrize("label", ["\x1b[2J\x07", "two\nlines", "\u202etxt.exe", "nul\0inside", "'; DROP TABLE pins; --", "ü" * 256])
+@pytest.mark.parametrize(
+    "label", ["\x1b[2J\x07", "two\nlines", "\u202etxt.exe", "nul\0inside", "'; DROP TABLE pins; --", "ü" * 256]
+)
 def test_a_label_comes_back_as_it_was_whatever_is_in_it(alice: Mailbox, bob: Mailbox, label: str) -> None:
     alice.allowlist.allow("bob", NOW, label)
     assert [entry.label for entry in alice.allowlist.entries()] == [label]
@@ -104,7 +106,9 @@ def test_an_entry_that_is_none_is_reported_and_the_others_are_taken(alice: Mailb
     assert [one.nhi for one in alice.allowlist.entries()] == ["good"]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"{}", b"null", b"[1]", b"[null]", b'[{"nhi":"bob"}]', b"\xff", b'["\xff"]'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"{}", b"null", b"[1]", b"[null]", b'[{"nhi":"bob"}]', b"\xff", b'["\xff"]']
+)
 def test_what_is_no_list_is_refused_whole(alice: Mailbox, content: bytes) -> None:
     with pytest.raises(InvalidArgument):
         alice.allowlist.import_json(content, NOW)

@@ -68,7 +68,7 @@ def seen(runtime: Path, msg_ids: object) -> Path:
 
 def rows(database: Database, table: str) -> list[tuple[Any, ...]]:
     with database.transaction() as tx:
-        return tx.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall()
+        return tx.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall()  # noqa: S608
 
 
 def test_the_old_rule_hashes_sorted_compact_json_in_nfc() -> None:
@@ -133,7 +133,9 @@ def test_the_original_files_stay_as_they_are(runtime: Path, database: Database) 
     assert [(path.read_bytes(), path.stat().st_mtime_ns) for path in (cache, letter)] == before
 
 
-@pytest.mark.parametrize("content", ["", "{", "nul", "[" * 100_000, '{"a": 1}', '"a"', "[1]", "[null]", '[""]', '["a\\u001b"]', "[[]]"])
+@pytest.mark.parametrize(
+    "content", ["", "{", "nul", "[" * 100_000, '{"a": 1}', '"a"', "[1]", "[null]", '[""]', '["a\\u001b"]', "[[]]"]
+)
 def test_a_cache_that_is_no_list_of_ids_is_refused_and_nothing_is_done(
     runtime: Path, database: Database, content: str
 ) -> None:
@@ -174,7 +176,9 @@ def test_an_envelope_that_cannot_be_read_is_named_and_its_id_is_denied(
     assert (report.with_envelope, report.without_envelope, len(report.problems)) == (0, 1, 1)
 
 
-def test_links_and_pipes_among_the_envelopes_are_not_followed(runtime: Path, database: Database, tmp_path: Path) -> None:
+def test_links_and_pipes_among_the_envelopes_are_not_followed(
+    runtime: Path, database: Database, tmp_path: Path
+) -> None:
     (tmp_path / "outside.json").write_text(json.dumps(envelope("a")))
     (runtime / "mailbox" / "inbox" / "link.json").symlink_to(tmp_path / "outside.json")
     os.mkfifo(runtime / "mailbox" / "inbox" / "pipe.json")

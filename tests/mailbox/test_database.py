@@ -132,9 +132,14 @@ def test_a_damaged_database_is_called_damaged(directory: Path) -> None:
 
 def test_a_transaction_that_fails_leaves_nothing(directory: Path) -> None:
     database = Database(directory)
-    with pytest.raises(RuntimeError), database.transaction() as tx:
-        databases.write_meta(tx, "a", "1")
-        raise RuntimeError
+
+    def fail() -> None:
+        with database.transaction() as tx:
+            databases.write_meta(tx, "a", "1")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
     assert database.row("read_meta", "a") is None
     with database.transaction() as tx:
         databases.write_meta(tx, "a", "2")
@@ -147,6 +152,33 @@ def test_a_writer_that_waits_too_long_is_told_so(directory: Path, monkeypatch: p
     one, other = Database(directory), Database(directory)
     with one.transaction(), pytest.raises(Unavailable, match="busy"), other.transaction():
         pass
+    one.close()
+    other.close()
+
+
+def test_a_writer_that_was_passed_over_asks_again(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(databases, "_PRAGMAS", ("busy_timeout=1", *databases._PRAGMAS[1:]))
+    one, other = Database(directory), Database(directory)
+    taken, passed_over, busy = threading.Event(), threading.Event(), databases._busy
+
+    def hold() -> None:
+        with one.transaction():
+            taken.set()
+            passed_over.wait()
+
+    holder = threading.Thread(target=hold)
+
+    def noticed(error: sqlite3.OperationalError) -> bool:
+        passed_over.set()
+        holder.join()
+        return busy(error)
+
+    monkeypatch.setattr(databases, "_busy", noticed)
+    holder.start()
+    taken.wait()
+    with other.transaction() as tx:
+        databases.write_meta(tx, "a", "1")
+    assert one.row("read_meta", "a") == ("1",)
     one.close()
     other.close()
 

@@ -89,7 +89,8 @@ def test_what_is_no_envelope_is_neither_read_nor_overwritten_nor_waited_for(draw
 
 
 @pytest.mark.parametrize(
-    "name", [f"{KEY}.agl\n", f"{KEY.upper()}.agl", f"{KEY[:-1]}.agl", f"{KEY}.json", f"{KEY}.agl.bak", "x", "\x1b[2J.agl"]
+    "name",
+    [f"{KEY}.agl\n", f"{KEY.upper()}.agl", f"{KEY[:-1]}.agl", f"{KEY}.json", f"{KEY}.agl.bak", "x", "\x1b[2J.agl"],
 )
 def test_a_name_that_is_not_a_hash_is_named_as_a_problem(drawer: Drawer, name: str) -> None:
     (drawer.path / name).write_bytes(WIRE)

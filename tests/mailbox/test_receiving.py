@@ -54,7 +54,7 @@ def files(box: Mailbox, drawer: str) -> list[str]:
 
 def rows(box: Mailbox, table: str) -> int:
     with box.database.transaction() as tx:
-        return int(tx.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+        return int(tx.execute(f"SELECT count(*) FROM {table}").fetchone()[0])  # noqa: S608
 
 
 def untouched(box: Mailbox) -> bool:
@@ -300,7 +300,9 @@ def test_the_window_comes_before_the_replay_state_and_leaves_it_alone(bob: Mailb
 
 
 @pytest.mark.parametrize("later", [DAY + MINUTE, 3 * DAY, 7 * DAY - MS])
-def test_a_replay_days_later_is_still_refused_though_pruning_went_on(bob: Mailbox, send: Send, later: timedelta) -> None:
+def test_a_replay_days_later_is_still_refused_though_pruning_went_on(
+    bob: Mailbox, send: Send, later: timedelta
+) -> None:
     sealed = send()
     bob.receive(sealed, now=NOW)
     bob.prune(NOW + later)

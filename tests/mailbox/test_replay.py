@@ -88,7 +88,9 @@ def test_a_replay_key_has_64_hex_digits_in_lower_case(database: Database, bad: s
         remember(database, row)
 
 
-def test_sixteen_processes_with_the_same_thousand_keys_win_a_thousand_times_in_all(database: Database, tmp_path: Path) -> None:
+def test_sixteen_processes_with_the_same_thousand_keys_win_a_thousand_times_in_all(
+    database: Database, tmp_path: Path
+) -> None:
     outcomes = race("remember", tmp_path / "mail", 1000, 16)
     assert outcomes == {"won": 1000, "Replayed": 15_000}
     assert left(database) == 1000
@@ -204,7 +206,9 @@ def test_ids_of_a_migration_are_forgotten_after_a_day(database: Database) -> Non
     assert database.row("legacy_since", "old", "") is None
 
 
-def test_a_mailbox_prunes_when_it_is_opened_and_then_once_a_day_by_itself(bob: Mailbox, send: Callable[..., bytes]) -> None:
+def test_a_mailbox_prunes_when_it_is_opened_and_then_once_a_day_by_itself(
+    bob: Mailbox, send: Callable[..., bytes]
+) -> None:
     bob.receive(send(ttl_seconds=60), now=NOW)
     assert left(bob.database) == 1
     bob.receive(send(now=NOW + DAY - SECOND), now=NOW + DAY - SECOND)

@@ -231,7 +231,9 @@ def test_a_renewal_changes_no_key_and_gives_them_another_year(bob: Mailbox) -> N
     assert stored(bob) == []
 
 
-def test_hourly_rotation_lists_what_finds_room_and_still_opens_the_rest(alice: Mailbox, bob: Mailbox, send: Send) -> None:
+def test_hourly_rotation_lists_what_finds_room_and_still_opens_the_rest(
+    alice: Mailbox, bob: Mailbox, send: Send
+) -> None:
     first = send(body=b"sealed to the very first key")
     links = [rotate(bob, NOW + n * HOUR) for n in range(1, 20)]
     assert len(links[-1].bundle.kem_keys) == MOST_KEM_KEYS

@@ -146,6 +146,16 @@ def test_a_replaced_pair_speaks_for_what_it_signed_in_time(alice: Mailbox, bob: 
         alice.trust.signer("carol", present.signer_id, NOW)
 
 
+def test_a_replaced_pair_of_one_agent_does_not_speak_for_another(alice: Mailbox, bob: Mailbox, agent: Agent) -> None:
+    carol = agent("carol")
+    old = carol.identity.pair.public
+    alice.trust.pin_first(newest(carol), NOW)
+    alice.trust.advance("carol", [rotate(carol, signer=True)], NOW)
+    assert alice.trust.signer("carol", old.signer_id, NOW) == old
+    with pytest.raises(UnknownSigner):
+        alice.trust.signer("bob", old.signer_id, NOW)
+
+
 def test_late_mail_of_a_replaced_pair_is_opened_to_the_millisecond(alice: Mailbox, bob: Mailbox, send: Send) -> None:
     old_enough, too_late = send(now=NOW + SKEW), send(now=NOW + SKEW + MS)
     link = rotate(alice, NOW, signer=True)

@@ -12,7 +12,7 @@ from angelia.cli.grammar import Noun
 from angelia.cli.key import publish_first
 from angelia.cli.session import Session
 from angelia.cli.times import full
-from angelia.errors import AlreadyExists, AngeliaError
+from angelia.errors import AlreadyExists, AngeliaError, Conflict
 
 if TYPE_CHECKING:
     from angelia.client import Client
@@ -49,7 +49,7 @@ def new(session: Session, name: str, register: bool, passphrase: bool, display_n
         return
     pairs += [("key id", str(made.key_id)), ("fingerprint", made.pair.public.fingerprint)]
     session.out.thing(_card(made), pairs, quietly=str(made.key_id), least=FACTS)
-    session.out.note(f"next: angelia agent register --as {name}")
+    session.out.note(_next_step(name))
 
 
 @command.verb(example="angelia agent show alice", needs=Needs.SERVER | Needs.AGENT | Needs.OPERATOR)
@@ -73,7 +73,7 @@ def show(session: Session, name: str | None) -> None:
         ("registered", "no"),
     ]
     session.out.thing(_card(mine), pairs, quietly=str(mine.key_id), least=FACTS)
-    session.out.note(f"next: angelia agent register --as {local}")
+    session.out.note(_next_step(local))
 
 
 @command.verb(example="angelia agent register --as alice", needs=Needs.SERVER | Needs.AGENT)
@@ -103,6 +103,8 @@ def _enrol(
     email: str | None,
 ) -> None:
     """Register, claim the handle, publish the keys; each step that succeeded is kept and shown, whatever follows."""
+    if identity.id is None:
+        _refuse_replaced_pair(session, identity)
     client = session.as_agent(identity)
     try:
         client.register(identity.public_key, name=name, email=email)
@@ -133,6 +135,17 @@ def _enrol(
         error.hint = f"the agent is registered; go on with `angelia key publish --as {identity.name}`"
         raise
     session.out.thing(agent, pairs, quietly=str(agent.id), least=FACTS)
+
+
+def _refuse_replaced_pair(session: Session, identity: Identity) -> None:
+    """A server's first bundle is signed by the pair that registered; a handle must not be claimed in vain."""
+    with session.mailbox_of(identity) as mailbox:
+        chain = mailbox.own.chain()
+    if chain and chain[0].bundle.signer != identity.pair.public:
+        raise Conflict(
+            f"{identity.handle} replaced its signing pair before it had a server, and no server takes such a chain",
+            hint="make another agent: angelia agent new NAME --register",
+        )
 
 
 def _with_details(client: Client, agent: Agent, name: str | None, email: str | None) -> Agent:
@@ -191,6 +204,11 @@ def _print_profile(session: Session, profile: Profile) -> None:
 
 def _handle_fact(agent: Agent) -> tuple[str, str]:
     return ("handle", f"{agent.handle} (claimed; a handle is for ever)")
+
+
+def _next_step(name: str) -> str:
+    alone = f"without a server: angelia key publish --out FILE --as {name}"
+    return f"next: angelia agent register --as {name}; {alone}"
 
 
 def _card(identity: Identity) -> Card:

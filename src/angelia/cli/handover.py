@@ -47,7 +47,7 @@ def not_known(name: str) -> KeyNotFound:
     """For an agent that is on no server, and has not been handed the keys of NAME."""
     return KeyNotFound(
         f"the keys of {name} are not known here",
-        hint=f"{name} makes a file by `angelia key publish --out FILE`; then: angelia key pin {name} FILE",
+        hint=f"angelia agent register, to ask a server; or its file of `key publish`: angelia key pin {name} FILE",
     )
 
 

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from angelia.cli.confirm import Deed, may
-from angelia.cli.errors import Usage
+from angelia.cli.errors import ConfirmationRequired, Usage
 from angelia.cli.flags import Needs, moment
 from angelia.cli.grammar import Noun
 from angelia.cli.handover import chain_in, handing_over, not_known, refuse_unregistered
@@ -59,12 +59,13 @@ def publish(session: Session, out: Path | None) -> None:
 
     Saying it again does no harm: it tops up one-time keys, and renews a bundle that is about to expire."""
     mailbox = session.mailbox
+    done: Published | None = None
     with handing_over(out) as file:
         if file is None:
             refuse_unregistered(mailbox)
             done = session.as_agent(mailbox).publish_keys(mailbox)
         else:
-            done = _made_here(mailbox)
+            _make_first(mailbox)
             _write_chain(mailbox, file)
     _say_published(session, mailbox, done, [], out)
 
@@ -90,7 +91,11 @@ def show(session: Session, name: str | None) -> None:
 
 
 @command.verb(example="angelia key rotate --as alice", needs=Needs.SERVER | Needs.AGENT | Needs.YES)
-@click.option("--signer", is_flag=True, help="also make a new signing pair; others follow by its statement")
+@click.option(
+    "--signer", is_flag=True,
+    help="also make a new signing pair; others follow by its statement. Before it, register: a server takes no chain "
+    "whose first pair is gone",
+)  # fmt: skip
 @click.option("--emergency", is_flag=True, help="the keys may be stolen: revoke them at once, without grace")
 @click.option("--why", metavar="TEXT", help="with --emergency: the reason, for the audit")
 @click.option("--stolen-since", type=moment, metavar="T", help="with --emergency: since when they may be stolen")
@@ -109,6 +114,7 @@ def rotate(
         return
     if session.shared.dry_run:
         raise Usage("--dry-run goes with --emergency; nothing else is destroyed here")
+    done: Published | None = None
     with handing_over(out) as file:
         if file is None:
             refuse_unregistered(mailbox)
@@ -116,7 +122,6 @@ def rotate(
             # The server never saw these keys; it gets the whole chain when the agent registers.
             mailbox.own.begin_rotation(_now(), signer=signer or emergency, emergency=emergency)
             mailbox.own.finish_rotation(_now())
-            done = None
         elif emergency:
             client = session.as_agent(mailbox)
             done = client.emergency_rotate_keys(mailbox, why=str(why), compromised_since=stolen_since)
@@ -131,7 +136,9 @@ def rotate(
 @command.verb(example="angelia key revoke 31e6bc41-7ce --as alice", needs=Needs.SERVER | Needs.AGENT | Needs.YES)
 @click.argument("key_id", metavar="KEY")
 def revoke(session: Session, key_id: str) -> None:
-    """Withdraw a replaced key before its week is over. KEY is an id of `angelia key show`, or its beginning."""
+    """Withdraw a replaced key before its week is over.
+
+    KEY is an id of `angelia key show`, or its beginning."""
     from angelia.envelope.bundles import Listed
 
     mailbox = session.mailbox
@@ -142,7 +149,7 @@ def revoke(session: Session, key_id: str) -> None:
             "this is the active key: without it nothing could be sealed to the agent",
             hint='replace it: angelia key rotate --emergency --why "…"',
         )
-    what = f"the key {chosen[:12]}; mail still sealed to it cannot be opened any more"
+    what = f"the key {chosen[:12]} (mail that is still sealed to it will not open)"
     deed = Deed(verb="revoke", doing="revoking", what=what, look="angelia key show", where=_where(session, mailbox))
     if not may(session, deed):
         return
@@ -160,8 +167,8 @@ def revoke(session: Session, key_id: str) -> None:
 def pin(session: Session, name: str, file: Path | None, fingerprint: str | None) -> None:
     """Believe the keys of NAME, because you compared their fingerprint.
 
-    The keys come from the server, or from a FILE that NAME made with `angelia key publish --out`. Keys that follow
-    from those believed before need no comparing; others need --fingerprint."""
+    The keys come from the server, or from a FILE that NAME made with `angelia key publish --out`.
+    Keys that follow from those believed before need no comparing; any others need --fingerprint."""
     from angelia.envelope.bundles import UntrustedBundle
 
     mailbox = session.mailbox
@@ -174,19 +181,20 @@ def pin(session: Session, name: str, file: Path | None, fingerprint: str | None)
             hint="do not use them; ask their owner by another way",
         )
     before = mailbox.trust.pin(handle)
-    compared = fingerprint is not None or session.shared.yes
-    if session.shared.dry_run or (before is None and not compared):
-        what, look = f"the keys {found} as those of {handle}", f"angelia agent show {handle}"
-        deed = Deed(verb="trust", doing="trusting", what=what, look=look, where="this machine")
-        if not may(session, deed):
+    agreed = fingerprint is not None or session.shared.yes
+    if session.shared.dry_run or (before is None and not agreed):
+        if not _compared(session, handle, found):
             return
-        compared = True
-    pinned = _pin_to(mailbox, links, revoked, before, compared)
+        agreed = True
+    if before is not None and not _follows(mailbox, links, revoked, before, told=fingerprint is not None):
+        agreed = True
+    pinned = mailbox.trust.trust(links[-1], _now(), revoked) if agreed else mailbox.trust.pin(handle)
+    assert pinned is not None
     state = _state(newest, revoked)
     state.trusted_by, state.pinned_at = pinned.trusted_by.value, pinned.pinned_at
     session.out.done(state, f"pinned {handle}: {pinned.fingerprint}")
     if pinned.trusted_by.value == "first_use":
-        session.out.note(f"believed at first use; when its owner has told you the same: --fingerprint {found}")
+        session.out.note("believed at first use; when its owner has told you the same, add --fingerprint F")
     if before is not None and before.fingerprint != found and pinned.trusted_by.value == "operator":
         session.out.note(f"next: its mail is opened again after `angelia mail allow {handle}`")
 
@@ -200,12 +208,11 @@ def publish_first(client: Client, mailbox: Mailbox) -> list[tuple[str, str]]:
     ]
 
 
-def _made_here(mailbox: Mailbox) -> Published | None:
+def _make_first(mailbox: Mailbox) -> None:
     """The first bundle, if there is none; a server that did not see it gets it later."""
     if mailbox.own.newest() is None:
         mailbox.own.first_bundle(_now())
         mailbox.own.finish_rotation(_now())
-    return None
 
 
 def _write_chain(mailbox: Mailbox, file: BinaryIO) -> None:
@@ -293,24 +300,33 @@ def _presented(session: Session, mailbox: Mailbox, name: str, file: Path | None)
     return links or [link], list(answer.revoked)
 
 
-def _pin_to(mailbox: Mailbox, links: list[Link], revoked: list[UUID], before: Pin | None, compared: bool) -> Pin:
-    """Follow the chain from the pin; where it does not lead there, only somebody who compared may jump."""
+def _compared(session: Session, handle: str, found: str) -> bool:
+    what = f"the keys {found} as those of {handle}"
+    deed = Deed(verb="trust", doing="trusting", what=what, look="angelia agent show", where="this machine")
+    try:
+        return may(session, deed)
+    except ConfirmationRequired as refused:
+        raise ConfirmationRequired(
+            f"nobody has compared the keys of {handle} yet, and there is no terminal to ask",
+            hint=f"`angelia agent show` tells {handle} the fingerprint; what it told you: --fingerprint F",
+        ) from refused
+
+
+def _follows(mailbox: Mailbox, links: list[Link], revoked: list[UUID], before: Pin, *, told: bool) -> bool:
+    """Follow the chain from the pin. Where it does not lead on, only somebody who was told the fingerprint may jump."""
     from angelia.envelope.bundles import UntrustedBundle
     from angelia.mailbox import bundle_file
 
-    if before is not None:
-        try:
-            pinned = bundle_file.take(mailbox.trust, links, _now(), revoked)
-        except UntrustedBundle as refused:
-            if not compared:
-                found = links[-1].bundle.signer.fingerprint
-                refused.hint = f"ask its owner by another way; if these are right: --fingerprint {found}"
-            if not compared or before.fingerprint == links[-1].bundle.signer.fingerprint:
-                raise
-        else:
-            if not compared:
-                return pinned
-    return mailbox.trust.trust(links[-1], _now(), revoked)
+    found = links[-1].bundle.signer.fingerprint
+    try:
+        bundle_file.take(mailbox.trust, links, _now(), revoked)
+    except UntrustedBundle as refused:
+        if told and before.fingerprint != found:
+            return False
+        if before.fingerprint != found:
+            refused.hint = f"ask its owner by another way; if these keys are right: --fingerprint {found}"
+        raise
+    return True
 
 
 def _own(mailbox: Mailbox) -> Link:
@@ -324,7 +340,7 @@ def _own(mailbox: Mailbox) -> Link:
 
 
 def _emergency(session: Session, mailbox: Mailbox) -> Deed:
-    what = f"all keys of {mailbox.identity.handle}; mail still sealed to them cannot be opened any more"
+    what = f"all keys of {mailbox.identity.handle} (mail that is still sealed to them will not open)"
     where = _where(session, mailbox)
     return Deed(verb="revoke", doing="revoking", what=what, look="angelia key show", where=where)
 

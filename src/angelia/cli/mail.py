@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,6 +17,7 @@ from angelia.cli.errors import Usage, exit_code, report
 from angelia.cli.flags import Needs, span
 from angelia.cli.grammar import Noun
 from angelia.cli.handover import chain_in, handing_over, not_known
+from angelia.cli.letters import print_message, say_sealed
 from angelia.cli.paging import SHORTEST_PREFIX, Fetch, Page, ago, short, show_list, until
 from angelia.cli.session import Session
 from angelia.cli.tables import Column
@@ -25,7 +27,6 @@ from angelia.errors import AngeliaError, InvalidArgument, NotFound
 if TYPE_CHECKING:
     from angelia.envelope.receipts import Receipt
     from angelia.envelope.refusals import UnknownSigner
-    from angelia.envelope.wire import Envelope
     from angelia.mailbox.allowlist import Entry
     from angelia.mailbox.box import Mailbox
     from angelia.mailbox.inbox import Message, Opened
@@ -39,32 +40,6 @@ _file = click.Path(path_type=Path, dir_okay=False)
 _HEX = re.compile(r"[0-9a-f]{1,64}")
 
 command = Noun("mail", "sealed mail: send, open, allow, inbox, receipts")
-
-
-class Read(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What `--json` says of a message that was opened; `body` where it is text, else `body_base64`."""
-
-    replay_key: str
-    message_id: str
-    sender: str
-    fingerprint: str
-    created_at: datetime
-    received_at: datetime
-    priority: int
-    correlation_id: str | None = None
-    body: str | None = None
-    body_base64: str | None = None
-
-
-class Sealed(msgspec.Struct, kw_only=True):
-    """What `--json` says of a message that was sealed."""
-
-    replay_key: str
-    message_id: str
-    recipient: str
-    bytes: int
-    expires_at: datetime
-    file: str
 
 
 class Counted(msgspec.Struct, kw_only=True):
@@ -100,8 +75,10 @@ def send(
     """Seal a message. TEXT may come from stdin.
 
     The sealed envelope lies in the outbox as a file; NAME opens it with `angelia mail open FILE`."""
-    from angelia.envelope.wire import TTL_DEFAULT, Compression, Priority
+    from angelia.envelope.wire import TTL_DEFAULT, TTL_MAX, Compression, Priority
 
+    if ttl is not None and ttl > timedelta(seconds=TTL_MAX):
+        raise Usage(f"--ttl: a message lives for {age(timedelta(seconds=TTL_MAX))} at most")
     mailbox, content = session.mailbox, read_body(session, body)
     wishes: Wishes = {
         "ttl_seconds": TTL_DEFAULT if ttl is None else int(ttl.total_seconds()),
@@ -121,7 +98,7 @@ def send(
             envelope = session.as_agent(mailbox).seal(mailbox, recipient, content, **wishes)
         if file is not None:
             file.write(envelope.wire)
-    _say_sealed(session, mailbox, envelope, out)
+    say_sealed(session, mailbox, envelope, out)
 
 
 @command.verb(name="open", example="angelia mail open 5b0f3c9a71e2", needs=Needs.SERVER | Needs.AGENT)
@@ -140,7 +117,7 @@ def open_(session: Session, what: str) -> None:
         opened = mailbox.inbox.read(received.message.replay_key, _now())
     else:
         opened = mailbox.inbox.read(_id(what), _now())
-    _print_message(session, opened, fresh=fresh)
+    print_message(session, opened, fresh=fresh)
 
 
 @command.verb(example="angelia mail receive *.agl", needs=Needs.SERVER | Needs.AGENT)
@@ -151,10 +128,10 @@ def receive(session: Session, files: tuple[Path, ...]) -> int:
     codes = set[int]()
     for file, one in zip(files, outcomes, strict=True):
         if not isinstance(one, AngeliaError):
-            _print_message(session, one, fresh=True)
+            print_message(session, one, fresh=True)
             continue
         codes.add(exit_code(one))
-        if len(files) > 1:
+        if len(files) > 1 and str(file) not in one.message:
             one.message = f"{file}: {one.message}"
         report(one, session.shared.manner, session.out.stderr)
     return codes.pop() if len(codes) == 1 else min(len(codes), 1)
@@ -178,7 +155,7 @@ def inbox(session: Session) -> None:
             session.out.note(f"warning: {problem}")
         return Page(list(page.messages), page.after)
 
-    show_list(session, fetch, columns, nothing="no mail yet", hint="others need your keys: angelia key publish")
+    show_list(session, fetch, columns, nothing="no mail yet", hint="what was handed to you: angelia mail open FILE")
 
 
 @command.verb(example="angelia mail outbox", needs=Needs.AGENT | Needs.PAGES)
@@ -225,7 +202,9 @@ def ack(session: Session, id_: str, out: Path | None) -> None:
 @command.verb(example="angelia mail receipts", needs=Needs.AGENT | Needs.PAGES)
 @click.argument("file", metavar="[FILE]", required=False, type=_file)
 def receipts(session: Session, file: Path | None) -> None:
-    """List the receipts that this agent gave, newest first; or check a receipt that a recipient handed back as FILE."""
+    """List the receipts that this agent gave, newest first.
+
+    With FILE: check a receipt that a recipient of this agent's mail handed back."""
     mailbox = session.mailbox
     if file is not None:
         _take_receipt(session, mailbox, file)
@@ -254,7 +233,8 @@ def receipts(session: Session, file: Path | None) -> None:
 def allow(session: Session, name: str | None, file: Path | None, label: str | None, import_: Path | None) -> None:
     """Open the mail of NAME from now on; without NAME, list whose mail is opened.
 
-    The keys of NAME come from the server, or from a FILE of `angelia key publish --out`. An empty list is nobody."""
+    The keys of NAME come from the server, or from a FILE of `angelia key publish --out`.
+    While the list is empty, nobody's mail is opened."""
     mailbox = session.mailbox
     if import_ is not None:
         _import_allowlist(session, mailbox, import_)
@@ -334,7 +314,7 @@ def verify(session: Session) -> int:
 
 
 def _received(session: Session, mailbox: Mailbox, files: list[Path]) -> list[Opened | AngeliaError]:
-    from angelia.envelope.refusals import UnknownSigner
+    from angelia.envelope.refusals import Expired, Stale, UnknownSigner
     from angelia.mailbox.files import read_safely
     from angelia.mailbox.window import Profile
 
@@ -348,10 +328,24 @@ def _received(session: Session, mailbox: Mailbox, files: list[Path]) -> list[Ope
     outcomes = iter(mailbox.receive_many(readable, now=_now(), profile=Profile.DIRECT))
     received = [next(outcomes) if isinstance(one, bytes) else one for one in contents]
     for at, content in enumerate(contents):
-        unknown = received[at]
-        if isinstance(unknown, UnknownSigner) and mailbox.identity.id is not None and isinstance(content, bytes):
-            received[at] = _followed(session, mailbox, content, unknown)
+        refused = received[at]
+        if isinstance(refused, UnknownSigner) and mailbox.identity.id is not None and isinstance(content, bytes):
+            received[at] = _followed(session, mailbox, content, refused)
+        elif isinstance(refused, Stale | Expired) and isinstance(content, bytes):
+            received[at] = _seen_before(mailbox, content) or refused
     return received
+
+
+def _seen_before(mailbox: Mailbox, content: bytes) -> AngeliaError | None:
+    """Too old, and opened when it was not: then its stored copy is what somebody looks for."""
+    from angelia.envelope.refusals import Replayed
+    from angelia.mailbox.replay import refuse_seen
+
+    try:
+        refuse_seen(mailbox.database, hashlib.sha256(content).hexdigest(), _now())
+    except Replayed as replayed:
+        return replayed
+    return None
 
 
 def _followed(session: Session, mailbox: Mailbox, content: bytes, unknown: UnknownSigner) -> Opened | AngeliaError:
@@ -366,67 +360,6 @@ def _followed(session: Session, mailbox: Mailbox, content: bytes, unknown: Unkno
         return unknown
     except AngeliaError as error:
         return error
-
-
-def _say_sealed(session: Session, mailbox: Mailbox, envelope: Envelope, out: Path | None) -> None:
-    from angelia.envelope.wire import Suite
-
-    header = envelope.header
-    kem = {Suite.ML_KEM: "ML-KEM-768", Suite.XWING: "X-Wing"}[header.suite]
-    file = out or mailbox.directory / "outbox" / f"{envelope.replay_key}.agl"
-    sealed = Sealed(
-        replay_key=envelope.replay_key,
-        message_id=str(header.message_id),
-        recipient=header.recipient_nhi,
-        bytes=len(envelope.wire),
-        expires_at=_moment(header.expires_at),
-        file=str(file),
-    )
-    if session.shared.json:
-        session.out.records([sealed])
-    elif session.shared.quiet:
-        session.out.line(envelope.replay_key)
-    else:
-        session.out.line(
-            f"sealed for {header.recipient_nhi} ({kem}, Ed25519 + ML-DSA-65), {len(envelope.wire):,} bytes, "
-            f"expires in {age(timedelta(seconds=header.ttl_seconds))}"
-        )
-        session.out.line(short(envelope.replay_key))
-    session.out.note(f"hand over {file}; it opens within 5 minutes: angelia mail open FILE")
-
-
-def _print_message(session: Session, opened: Opened, *, fresh: bool) -> None:
-    message = opened.message
-    try:
-        text, encoded = opened.body.decode(), None
-    except UnicodeDecodeError:
-        from angelia.envelope.jsonform import to_text
-
-        text, encoded = None, to_text(opened.body)
-    if session.shared.json:
-        session.out.records(
-            [
-                Read(
-                    replay_key=message.replay_key,
-                    message_id=str(message.message_id),
-                    sender=message.sender,
-                    fingerprint=message.sender_fingerprint,
-                    created_at=message.created_at,
-                    received_at=message.received_at,
-                    priority=int(message.priority),
-                    correlation_id=None if message.correlation_id is None else str(message.correlation_id),
-                    body=text,
-                    body_base64=encoded,
-                )
-            ]
-        )
-        return
-    state = "signature ok, not seen before" if fresh else "signature ok"
-    session.out.note(f"from {message.sender}, {ago(message.created_at)} ago, {state}, {short(message.replay_key)}")
-    if text is None:
-        session.out.note(f"{len(opened.body):,} bytes that are no text; --json shows them in base64url")
-    else:
-        session.out.text(text)
 
 
 def _take_receipt(session: Session, mailbox: Mailbox, file: Path) -> None:

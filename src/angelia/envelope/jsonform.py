@@ -11,8 +11,7 @@ import binascii
 import json
 import re
 import struct
-from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 from uuid import UUID
 
 from angelia.envelope import batch, wire
@@ -48,6 +47,7 @@ _ALWAYS = frozenset(
 _SOMETIMES = frozenset(("channel_id", "correlation_id", "batch", "control", "session"))
 
 Fields = dict[str, Any]
+_Value = TypeVar("_Value")
 
 
 def to_fields(envelope: Envelope) -> Fields:
@@ -208,8 +208,8 @@ def _uuid(fields: Fields, name: str) -> UUID:
     return UUID(text)
 
 
-def _of_type(fields: Fields, name: str, kind: Callable[..., Any], called: str) -> Any:
-    value = fields[name]
+def _of_type(fields: Fields, name: str, kind: type[_Value], called: str) -> _Value:
+    value: _Value = fields[name]
     if type(value) is not kind:  # a bool is an int to isinstance
         raise Malformed(f"{name} is not {called}")
     return value

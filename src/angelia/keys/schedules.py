@@ -85,7 +85,8 @@ class Schedules:
             record = (await store.records(tx, agent.handle, [key_id])).get(key_id)
             if record is None or record.status is not KeyStatus.ACTIVE or record.usage == "identity":
                 raise InvalidArgument(f"{key_id} is not an active KEM key of {agent.handle}")
-            earlier = [one for one in await self._grace_keys(tx, held, now) if one.key_id != held.current_key_id]
+            named = (key_id, held.current_key_id)
+            earlier = [one for one in await self._grace_keys(tx, held, now) if one.key_id not in named]
             grace = [*earlier, GraceKey(held.current_key_id, now + DESTROY_AFTER)][-MOST_GRACE_KEYS:]
             place, content = _place(held), msgspec.json.encode(grace)
             sealed = await self._fields.encrypt(tx, PURPOSE, place, content, now)

@@ -46,7 +46,7 @@ WITH due AS (
 )
 UPDATE ratchet_states AS s SET due_since = coalesce(s.due_since, $1),
   next_rotation_at = $1 + make_interval(secs => s.rotation_interval_secs), updated_at = $1
-FROM due WHERE s.bucket = due.bucket AND s.session_id = due.session_id
+FROM due WHERE s.bucket = due.bucket AND s.session_id = due.session_id AND s.next_rotation_at <= $1
 RETURNING s.session_id, s.agent_a_nhi, s.agent_b_nhi, s.current_key_id, s.current_key_version, s.rotation_policy,
   s.last_rotated_at, s.next_rotation_at, s.due_since, s.last_used_at, s.grace_period_keys, s.created_at, s.updated_at
 

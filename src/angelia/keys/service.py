@@ -201,7 +201,7 @@ class Keys:
                     signer_id=bundle.signer.signer_id,
                     key_types=[name for suite, name in _KEM_TYPES.items() if bundle.suites & suite.bit],
                 )
-            if taken and not await store.count_one_time(tx, agent.handle, now - ONE_TIME_LIFE):
+            if taken and not await store.any_free_one_time(tx, agent.handle, now - ONE_TIME_LIFE):
                 await audit.record(
                     tx, [audit.event("prekey_exhausted", now, actor=requester.handle, object=agent.handle)]
                 )

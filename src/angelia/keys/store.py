@@ -180,6 +180,10 @@ async def count_one_time(tx: Tx, agent_nhi: str, made_after: datetime) -> int:
     return int(await tx.fetchval(SQL["count_one_time"], agent_nhi, made_after))
 
 
+async def any_free_one_time(tx: Tx, agent_nhi: str, made_after: datetime) -> bool:
+    return bool(await tx.fetchval(SQL["any_free_one_time"], agent_nhi, made_after))
+
+
 async def issued_to_since(tx: Tx, agent_nhi: str, requester: str, at: datetime) -> int:
     """How many one-time keys a requester has had since then; nobody else asks for this pair until we are done."""
     await tx.execute(SQL["lock_pair"], agent_nhi, requester)

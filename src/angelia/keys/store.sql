@@ -59,13 +59,14 @@ FROM unnest($2::uuid[], $3::timestamptz[]) AS given (key_id, expires_at)
 WHERE agent_nhi = $1 AND key_records.key_id = given.key_id
 
 -- name: end_grace
--- One small batch; another process's tick takes other rows.
+-- One small batch; another process's tick takes other rows. What is looked for stands twice, so that its index serves
+-- twice.
 WITH ended AS (
   SELECT agent_nhi, key_id FROM key_records
   WHERE status = 'grace' AND rotated_at <= $1 ORDER BY rotated_at LIMIT $2 FOR UPDATE SKIP LOCKED
 )
 UPDATE key_records AS k SET status = 'retired' FROM ended
-WHERE k.agent_nhi = ended.agent_nhi AND k.key_id = ended.key_id
+WHERE k.agent_nhi = ended.agent_nhi AND k.key_id = ended.key_id AND k.status = 'grace' AND k.rotated_at <= $1
 RETURNING k.agent_nhi, k.key_id, k.key_type
 
 -- name: revoked_since
@@ -98,6 +99,9 @@ SELECT key_id FROM one_time_keys WHERE agent_nhi = $1 AND key_id = ANY ($2::uuid
 -- name: count_one_time
 SELECT count(*) FROM one_time_keys WHERE agent_nhi = $1 AND issued_at IS NULL AND created_at > $2
 
+-- name: any_free_one_time
+SELECT EXISTS (SELECT FROM one_time_keys WHERE agent_nhi = $1 AND issued_at IS NULL AND created_at > $2)
+
 -- name: lock_pair
 -- One hand-out at a time between two agents, so that the hourly limit is exact.
 SELECT pg_advisory_xact_lock(hashtextextended($1 || ' ' || $2, 0))
@@ -127,6 +131,7 @@ DELETE FROM one_time_keys WHERE agent_nhi = $1 AND issued_at IS NULL
 DELETE FROM one_time_keys WHERE agent_nhi = $1 AND used_at IS NULL
 
 -- name: drop_old_one_time
-DELETE FROM one_time_keys WHERE (agent_nhi, key_id) IN (
+-- The age stands twice, so that its index serves twice.
+DELETE FROM one_time_keys WHERE created_at < $1 AND (agent_nhi, key_id) IN (
   SELECT agent_nhi, key_id FROM one_time_keys WHERE created_at < $1 ORDER BY created_at LIMIT $2 FOR UPDATE SKIP LOCKED
 )

@@ -24,6 +24,8 @@ from angelia.mailbox.private_files import UnsafeFile
 FILE = "replay_state.db"
 SCHEMA = 1
 BUSY_MS = 5_000
+# SQLite asks for a taken lock ever more seldom, so who waits longest is served last; a new try asks often again.
+_TRIES = 4
 _PRAGMAS = (
     f"busy_timeout={BUSY_MS}",
     "journal_mode=WAL",
@@ -97,7 +99,7 @@ class Database:
         """One transaction that may write from its beginning on: at the end all of it is durable, or nothing."""
         with wrapped():
             connection = self._connection
-            connection.execute("BEGIN IMMEDIATE")
+            _begin(connection)
             try:
                 yield connection
                 self._commit(connection)
@@ -166,7 +168,7 @@ def wrapped() -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        if _busy(error):
             raise Unavailable("another process is busy with this mailbox", hint="try again in a moment") from error
         raise Unavailable(f"the mailbox's database cannot be used: {error}") from error
     except sqlite3.DatabaseError as error:
@@ -193,6 +195,22 @@ def ago(since: datetime, now: datetime) -> str:
         if seconds >= size:
             return f"{seconds // size}{unit}"
     return f"{seconds}s"
+
+
+def _begin(connection: sqlite3.Connection) -> None:
+    for _ in range(_TRIES - 1):
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if not _busy(error):
+                raise
+        else:
+            return
+    connection.execute("BEGIN IMMEDIATE")
+
+
+def _busy(error: sqlite3.OperationalError) -> bool:
+    return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def _statements(script: str) -> Iterator[str]:

@@ -67,7 +67,7 @@ CREATE TABLE rotation_events (
   rotated_at TIMESTAMPTZ NOT NULL,
   reason TEXT NOT NULL CHECK (reason IN ('scheduled', 'on_demand', 'emergency', 'revoked'))
 );
-CREATE INDEX idx_rotation_events ON rotation_events (agent_nhi, rotated_at DESC, event_id);
+CREATE INDEX idx_rotation_events ON rotation_events (agent_nhi, rotated_at, event_id);
 
 -- Rotation schedules: one for each pair of agents that wants one, under the agent that comes first.
 CREATE TABLE ratchet_states (

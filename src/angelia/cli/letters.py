@@ -1,0 +1,108 @@
+"""How a message is shown that was sealed, and one that was opened."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from angelia.cli.paging import ago, short
+from angelia.cli.session import Session
+from angelia.cli.times import age
+
+if TYPE_CHECKING:
+    from angelia.envelope.wire import Envelope
+    from angelia.mailbox.box import Mailbox
+    from angelia.mailbox.inbox import Opened
+
+
+class Read(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What `--json` says of a message that was opened; `body` where it is text, else `body_base64`."""
+
+    replay_key: str
+    message_id: str
+    sender: str
+    fingerprint: str
+    created_at: datetime
+    received_at: datetime
+    priority: int
+    correlation_id: str | None = None
+    body: str | None = None
+    body_base64: str | None = None
+
+
+class Sealed(msgspec.Struct, kw_only=True):
+    """What `--json` says of a message that was sealed."""
+
+    replay_key: str
+    message_id: str
+    recipient: str
+    bytes: int
+    expires_at: datetime
+    file: str
+
+
+def say_sealed(session: Session, mailbox: Mailbox, envelope: Envelope, out: Path | None) -> None:
+    """Tell what was sealed, and where its file is."""
+    from angelia.envelope.wire import Suite
+    from angelia.keys.model import moment
+
+    header = envelope.header
+    kem = {Suite.ML_KEM: "ML-KEM-768", Suite.XWING: "X-Wing"}[header.suite]
+    file = out or mailbox.directory / "outbox" / f"{envelope.replay_key}.agl"
+    sealed = Sealed(
+        replay_key=envelope.replay_key,
+        message_id=str(header.message_id),
+        recipient=header.recipient_nhi,
+        bytes=len(envelope.wire),
+        expires_at=moment(header.expires_at),
+        file=str(file),
+    )
+    if session.shared.json:
+        session.out.records([sealed])
+    elif session.shared.quiet:
+        session.out.line(envelope.replay_key)
+    else:
+        session.out.line(
+            f"sealed for {header.recipient_nhi} ({kem}, Ed25519 + ML-DSA-65), {len(envelope.wire):,} bytes, "
+            f"expires in {age(timedelta(seconds=header.ttl_seconds))}"
+        )
+        session.out.line(short(envelope.replay_key))
+    session.out.note(f"hand it over within 5 minutes, for `angelia mail open FILE`: {file}")
+
+
+def print_message(session: Session, opened: Opened, *, fresh: bool) -> None:
+    """The content on stdout, everything about it on stderr."""
+    message = opened.message
+    try:
+        text, encoded = opened.body.decode(), None
+    except UnicodeDecodeError:
+        from angelia.envelope.jsonform import to_text
+
+        text, encoded = None, to_text(opened.body)
+    if session.shared.json:
+        session.out.records(
+            [
+                Read(
+                    replay_key=message.replay_key,
+                    message_id=str(message.message_id),
+                    sender=message.sender,
+                    fingerprint=message.sender_fingerprint,
+                    created_at=message.created_at,
+                    received_at=message.received_at,
+                    priority=int(message.priority),
+                    correlation_id=None if message.correlation_id is None else str(message.correlation_id),
+                    body=text,
+                    body_base64=encoded,
+                )
+            ]
+        )
+        return
+    state = "signature ok, not seen before" if fresh else "signature ok"
+    session.out.note(f"from {message.sender}, {ago(message.created_at)} ago, {state}, {short(message.replay_key)}")
+    if text is None:
+        session.out.note(f"{len(opened.body):,} bytes that are no text; --json shows them in base64url")
+    else:
+        session.out.text(text)
