@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,35 @@ from angelia.mailbox.box import Mailbox
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 
 
+def made(home: Path, name: str) -> Mailbox:
+    """A new agent with a mailbox and a first bundle."""
+    box = Mailbox(home, identity.create(home, name), NOW)
+    box.own.first_bundle(NOW)
+    box.own.finish_rotation(NOW)
+    return box
+
+
+def pin(one: Mailbox, other: Mailbox) -> None:
+    """Believe another agent, and allow its mail."""
+    link = other.own.newest()
+    assert link is not None
+    one.trust.pin_first(link, NOW)
+    one.allowlist.allow(other.identity.handle, NOW)
+
+
+@pytest.fixture(scope="session")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Alice alone, and Alice and Bob who know each other: made once, copied for every test."""
+    path = tmp_path_factory.mktemp("originals")
+    made(path / "alone", "alice").close()
+    shutil.copytree(path / "alone", path / "acquainted")
+    alice = Mailbox(path / "acquainted", identity.load(path / "acquainted", "alice", lambda: ""), NOW)
+    with alice, made(path / "acquainted", "bob") as bob:
+        pin(alice, bob)
+        pin(bob, alice)
+    return path
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     return tmp_path / "agents"
@@ -22,29 +52,20 @@ def home(tmp_path: Path) -> Path:
 @pytest.fixture
 def agent(home: Path) -> Iterator[Callable[[str], Mailbox]]:
     """Makes an agent with a mailbox and a first bundle."""
-    made: list[Mailbox] = []
+    boxes: list[Mailbox] = []
 
     def make(name: str) -> Mailbox:
-        box = Mailbox(home, identity.create(home, name), NOW)
-        made.append(box)
-        box.own.first_bundle(NOW)
-        box.own.finish_rotation(NOW)
-        return box
+        boxes.append(made(home, name))
+        return boxes[-1]
 
     yield make
-    for box in made:
+    for box in boxes:
         box.close()
 
 
 @pytest.fixture
 def introduce() -> Callable[[Mailbox, Mailbox], None]:
     """Two agents pin each other, and each allows the other's mail."""
-
-    def pin(one: Mailbox, other: Mailbox) -> None:
-        link = other.own.newest()
-        assert link is not None
-        one.trust.pin_first(link, NOW)
-        one.allowlist.allow(other.identity.handle, NOW)
 
     def both(one: Mailbox, other: Mailbox) -> None:
         pin(one, other)
@@ -54,16 +75,18 @@ def introduce() -> Callable[[Mailbox, Mailbox], None]:
 
 
 @pytest.fixture
-def alice(agent: Callable[[str], Mailbox]) -> Mailbox:
-    return agent("alice")
+def alice(home: Path, originals: Path, request: pytest.FixtureRequest) -> Iterator[Mailbox]:
+    """Alice; she knows Bob if the test has one."""
+    shutil.copytree(originals / ("acquainted" if "bob" in request.fixturenames else "alone"), home)
+    with Mailbox(home, identity.load(home, "alice", lambda: ""), NOW) as box:
+        yield box
 
 
 @pytest.fixture
-def bob(agent: Callable[[str], Mailbox], alice: Mailbox, introduce: Callable[[Mailbox, Mailbox], None]) -> Mailbox:
+def bob(home: Path, alice: Mailbox) -> Iterator[Mailbox]:
     """Bob, who knows Alice and is known to her."""
-    made = agent("bob")
-    introduce(alice, made)
-    return made
+    with Mailbox(home, identity.load(home, "bob", lambda: ""), NOW) as box:
+        yield box
 
 
 @pytest.fixture

@@ -139,8 +139,7 @@ def _enrol(
 
 def _refuse_replaced_pair(session: Session, identity: Identity) -> None:
     """A server's first bundle is signed by the pair that registered; a handle must not be claimed in vain."""
-    with session.mailbox_of(identity) as mailbox:
-        chain = mailbox.own.chain()
+    chain = session.mailbox_of(identity).own.chain()
     if chain and chain[0].bundle.signer != identity.pair.public:
         raise Conflict(
             f"{identity.handle} replaced its signing pair before it had a server, and no server takes such a chain",
