@@ -342,6 +342,8 @@ async def test_an_emergency_that_keeps_the_pair_still_revokes_pairs_in_grace(
     found = await statuses(connection)
     assert {found[key] for key in pair_ids(first)} == {"revoked"}
     assert {found[key] for key in pair_ids(alice.pair)} == {"active"}
+    replaced = key_id(KeyType.ED25519, first.public.ed25519)
+    assert await keys_slice.agents.by_key_id(replaced, now) is None
 
 
 async def test_after_an_emergency_the_old_request_key_is_refused_at_once(server: Server, alice: KeyHolder) -> None:

@@ -202,6 +202,15 @@ def test_an_operators_trust_replaces_the_pair_and_takes_nothing_over(
     assert lost.public.fingerprint not in [entry.fingerprint for entry in bob.allowlist.entries()]
 
 
+def test_an_operators_trust_does_not_take_a_pair_back_to_an_older_bundle(alice: Mailbox, bob: Mailbox) -> None:
+    first = newest(alice)
+    bob.trust.advance("alice", [rotate(alice, NOW)], NOW)
+    pin = bob.trust.pin("alice")
+    with pytest.raises(UntrustedBundle):
+        bob.trust.trust(first, NOW)
+    assert bob.trust.pin("alice") == pin
+
+
 def test_a_copy_of_a_bundle_is_good_for_an_hour_and_can_be_dropped_at_once(alice: Mailbox, bob: Mailbox) -> None:
     assert alice.trust.bundle("bob", NOW + HOUR - MS) is not None
     assert alice.trust.bundle("bob", NOW + HOUR) is None

@@ -174,6 +174,11 @@ async def fix_handle(tx: Tx, agent_id: UUID) -> None:
     await store.fix_handle(tx, agent_id)
 
 
+async def end_former_keys(tx: Tx, agent_id: UUID) -> None:
+    """No key that an agent had before signs its requests any more."""
+    await store.end_former_keys(tx, agent_id)
+
+
 async def replace_key(
     tx: Tx, agent_id: UUID, new_public_key: bytes, now: datetime, *, old_valid_for: timedelta
 ) -> Agent:
@@ -188,7 +193,7 @@ async def replace_key(
     if await store.ever_used(tx, new_public_key):
         raise _used_key()
     if not old_valid_for:
-        await store.end_former_keys(tx, agent_id)
+        await end_former_keys(tx, agent_id)
     try:
         return await store.replace_key(tx, agent, new_public_key, new_key_id, now, now + old_valid_for)
     except UniqueViolation as error:

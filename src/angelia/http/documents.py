@@ -12,6 +12,8 @@ from markdown_it import MarkdownIt
 from angelia.guard.declarations import Access, Answer, Call, Route
 from angelia.http.openapi import document
 
+# The same text in a twentieth of the time, where PyYAML was built with libyaml.
+_Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _STYLE = """
 body { font: 16px/1.6 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem;
        color: #1b2330; background: #fff }
@@ -66,7 +68,7 @@ def routes(described: Sequence[Route]) -> list[Route]:
     ]
     api = document([*described, *own])
     json_text = msgspec.json.encode(api)
-    yaml_text = yaml.safe_dump(msgspec.to_builtins(api), sort_keys=False, allow_unicode=True).encode()
+    yaml_text = yaml.dump(msgspec.to_builtins(api), Dumper=_Dumper, sort_keys=False, allow_unicode=True).encode()
     return own
 
 

@@ -134,6 +134,7 @@ class Keys:
                 )
             withdrawn = [found]
             if found.signer_id is not None:
+                await agents_service.end_former_keys(tx, agent.id)
                 withdrawn = list((await store.signer_records(tx, present.handle, found.signer_id)).values())
             since = min(compromised_since or now, now)
             await store.revoke(tx, present.handle, [one.key_id for one in withdrawn], now, since)

@@ -71,6 +71,7 @@ class Succession:
         new_keys = await self._kem_keys(tx)
         if self.emergency is not None:
             await self._revoke_earlier_pairs(tx)
+            await agents.end_former_keys(tx, self.agent.id)
         if self.reason is not None and not new_signer and not new_keys:
             raise InvalidArgument("this bundle rotates nothing", hint="to renew a bundle: POST /v1/keys/bundle")
 

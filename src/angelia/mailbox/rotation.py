@@ -249,7 +249,7 @@ class OwnKeys:
     def destroy(self, key_id: UUID) -> None:
         """Destroy the private half of a replaced key before its time."""
         with self._database.transaction() as tx:
-            tx.execute(SQL["drop_kem_key"], (str(key_id),))
+            tx.execute(SQL["destroy_replaced"], (str(key_id),))
 
     @contextmanager
     def _key_file(self) -> Iterator[KeyFile]:

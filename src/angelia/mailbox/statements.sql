@@ -249,6 +249,9 @@ SELECT key_id FROM kem_keys WHERE usage = 'signed' AND status = 'active'
 -- name: drop_kem_key
 DELETE FROM kem_keys WHERE key_id = ?
 
+-- name: destroy_replaced
+DELETE FROM kem_keys WHERE key_id = ? AND status = 'grace'
+
 -- name: retire_kem_key
 UPDATE kem_keys SET status = 'grace', rotated_at = ?, destroy_at = ? WHERE key_id = ?
 

@@ -113,13 +113,18 @@ class Trust:
         return present
 
     def trust(self, link: Link, now: datetime, revoked: Sequence[UUID] = ()) -> Pin:
-        """Believe a pair because an operator compared its fingerprint; pairs before it are believed no more."""
+        """Believe a pair because an operator compared its fingerprint; pairs before it are believed no more.
+
+        A fingerprint says nothing about a bundle's age, so an older bundle of the same pair is refused all the same.
+        """
         check_bundle(link.bundle)
         nhi = link.bundle.agent_nhi
         with self._database.transaction() as tx:
             before = _read_pin(tx, nhi)
             if before is not None and before.signer.signer_id != link.bundle.signer.signer_id:
                 tx.execute(SQL["drop_former"], (nhi,))
+            elif before is not None and link.bundle.bundle_version < before.bundle_version:
+                raise _rolled_back(before, link.bundle)
             _set_pin(tx, trusted_by(link.bundle), TrustedBy.OPERATOR, now)
             _set_bundle(tx, link, revoked, now)
             present = _read_pin(tx, nhi)
@@ -168,12 +173,16 @@ def _after_pin(pin: Pin, links: Sequence[Link]) -> list[Link]:
         bundle = links[0].bundle
         check_bundle(bundle)
         if (bundle.agent_nhi, bundle.bundle_version, bundle.hash) != (pin.nhi, pin.bundle_version, pin.bundle_hash):
-            raise UntrustedBundle(
-                f"bundle {bundle.bundle_version} of {pin.nhi} is not what was seen before "
-                f"(bundle {pin.bundle_version} was): somebody serves old or forged keys"
-            )
+            raise _rolled_back(pin, bundle)
         return list(links[1:])
     return list(links)
+
+
+def _rolled_back(pin: Pin, bundle: Bundle) -> UntrustedBundle:
+    return UntrustedBundle(
+        f"bundle {bundle.bundle_version} of {pin.nhi} is not what was seen before "
+        f"(bundle {pin.bundle_version} was): somebody serves old or forged keys"
+    )
 
 
 def _succeed(tx: Tx, nhi: str, old: VerifyingPair, new: VerifyingPair, rotated_at: datetime, now: datetime) -> None:
