@@ -43,4 +43,7 @@ TICK_FAILURES = Counter("angelia_tick_failures_total", "Background ticks that fa
 
 BUNDLES_PUBLISHED = Counter("angelia_key_bundles_total", "Key bundles accepted, by why they were made", ["reason"])
 ONE_TIME_KEYS = Counter("angelia_one_time_keys_total", "Requests for one-time keys: issued, or none left", ["outcome"])
+ONE_TIME_KEYS_LOW = Counter(
+    "angelia_one_time_keys_low_total", "Hand-outs that left an agent with fewer than ten one-time keys"
+)
 ROTATIONS_ANNOUNCED = Counter("angelia_rotations_announced_total", "Rotations that the tick announced")

@@ -6,7 +6,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from angelia.mailbox import bundle_file, identity
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.trust import Pin
 from cli.running import Angelia, Ended
-from cli.test_agent import PUBLISHED
+from cli.test_agent import PUBLISHED, TAKEN, UNCLAIMED
 from cli.test_mail import errors
 from client.recorder import Recorder
 from client.test_calls import AGENT
@@ -361,6 +361,51 @@ def test_a_chain_that_began_as_files_reaches_a_server_later(
     assert "bundle       v3 published, 21 one-time keys\n" in registered.out
     assert bob("key", "pin", name).code == 0
     assert json.loads(bob("key", "show", name, "--json").out)["bundle_version"] == 3
+
+
+def test_keys_that_were_handed_over_are_never_signed_anew(
+    person: Callable[[str], Angelia], server: Recorder, shell: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.tell("POST", "/register", {"id": AGENT["id"], "profile_url": "/who/x"}, status=201)
+    server.tell("GET", "/v1/agents/me", AGENT)
+    server.tell("POST", "/v1/keys/bundle", {"title": "busy", "code": "rate_limited", "status": 429}, status=429)
+    server.tell("POST", "/v1/keys/bundle", PUBLISHED, status=201)
+    alice = person("alice")
+    assert alice("agent", "new", "alice", "--register").code == 1
+    assert alice("key", "publish", "--out", "alice-1.keys").code == 0
+    monkeypatch.setattr("angelia.client.sealed.now", lambda: datetime.now(UTC) + timedelta(hours=1))
+    assert alice("key", "publish").code == 0
+    sent = server.asked("POST", "/v1/keys/bundle")[-1].json()["bundle"]
+    assert sent == json.loads((shell / "alice-1.keys").read_text())[0]["bundle"]
+
+
+def test_an_emergency_without_a_server_drops_a_rotation_that_was_cut_short(alice: Angelia, shell: Path) -> None:
+    home = shell / "home-alice"
+    with Mailbox(home, identity.load(home, "alice", lambda: ""), datetime.now(UTC)) as box:
+        seen = box.own.begin_rotation(datetime.now(UTC), signer=True).bundle
+    ended = alice("key", "rotate", "--emergency", "--why", "stolen", "--yes", "--out", "alice-2.keys")
+    assert ended.code == 0, ended.err
+    first, after = (link.bundle for link in bundle_file.read(shell / "alice-2.keys"))
+    assert after.signer not in (first.signer, seen.signer)
+    assert [entry.key.key_id for entry in after.kem_keys if entry in (*first.kem_keys, *seen.kem_keys)] == []
+    assert len(after.kem_keys) == 1
+
+
+def test_an_agent_claims_no_other_handle_than_its_bundles_name(alice: Angelia, server: Recorder) -> None:
+    server.tell("POST", "/register", {"id": AGENT["id"], "profile_url": "/who/x"}, status=201)
+    server.tell("GET", "/v1/agents/me", UNCLAIMED)
+    server.tell("GET", "/v1/agents/me", {**AGENT, "handle": "alice-7"})
+    server.tell("PUT", "/v1/agents/me/handle", TAKEN, status=409)
+    hint = "hint: make another agent: angelia agent new NAME --register"
+    taken = alice("agent", "register")
+    assert (taken.code, taken.err.splitlines()) == (1, ["error: the handle alice is taken (already_exists)", hint])
+    for words in (("agent", "handle", "alice-7"), ("agent", "register")):
+        refused = alice(*words)
+        assert (errors(refused), refused.err.splitlines()[1]) == ((1, "conflict"), hint)
+        assert "the bundles of alice name it alice, so it cannot be alice-7" in refused.err
+    assert [seen.json()["handle"] for seen in server.asked("PUT", "/v1/agents/me/handle")] == ["alice"]
+    # Without the handle it goes on as it was.
+    assert alice("key", "rotate", "--out", "alice-2.keys").code == 0
 
 
 def test_an_agent_whose_first_pair_is_gone_claims_no_handle_in_vain(alice: Angelia, server: Recorder) -> None:

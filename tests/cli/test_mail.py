@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from angelia.envelope import jsonform, wire
+from angelia.envelope.sealing import Control
 from angelia.mailbox import bundle_file, identity
 from angelia.mailbox.box import Mailbox
 from cli.running import Angelia, Ended
@@ -76,6 +78,12 @@ def desk(
     shutil.copytree(acquainted, shell, dirs_exist_ok=True)
     yield Desk(person("alice"), person("bob"), server, shell, clock)
     assert server.seen == []
+
+
+def opened(desk: Desk, name: str) -> Mailbox:
+    """The mailbox itself of one of the two."""
+    home = desk.shell / f"home-{name}"
+    return Mailbox(home, identity.load(home, name, lambda: ""), datetime.now(UTC))
 
 
 def errors(ended: Ended) -> tuple[int, str]:
@@ -370,6 +378,46 @@ def test_the_allowlist_takes_over_a_list_and_says_what_it_refused(desk: Desk) ->
     assert desk.bob("mail", "allow", "--import", "list.json").code == 1
 
 
+def test_the_allowlist_is_handed_over_as_a_file_that_can_be_imported(desk: Desk) -> None:
+    listed = json.loads(desk.bob("mail", "allow", "--json").out)
+    ended = desk.bob("mail", "allow", "--export", "list.json")
+    assert (ended.code, ended.out) == (0, "exported 1 entries to list.json\n")
+    assert [one["fingerprint"] for one in json.loads((desk.shell / "list.json").read_text())] == [listed["fingerprint"]]
+    assert desk.bob("mail", "allow", "--export", "list.json").code != 0  # never overwritten
+    desk.bob("mail", "deny", "alice")
+    assert desk.bob("mail", "allow", "--import", "list.json").out == "added 1 entries\n"
+
+
+def test_a_control_message_is_stored_for_the_sdk_and_never_shown(desk: Desk) -> None:
+    now = datetime.now(UTC)
+    with opened(desk, "alice") as alice:
+        known = alice.trust.bundle("bob", now, max_age=None)
+        assert known is not None
+        sealed = [
+            alice.outbox.seal(known.link, bytes([Control.GROUP_KEY]) + b"secret", now=now, control=True)
+            for _ in range(2)
+        ]
+    for name, one in zip(("1.agl", "2.agl"), sealed, strict=True):
+        (desk.shell / name).write_bytes(one.wire)
+    note = "a control message for the SDK was stored\n"
+    assert desk.bob("mail", "open", "1.agl") == Ended(0, "", note)
+    assert desk.bob("mail", "receive", "2.agl", "--json") == Ended(0, "", note)
+    for verb in ("open", "ack"):
+        assert errors(desk.bob("mail", verb, sealed[0].replay_key)) == (8, "not_found")
+    assert desk.bob("mail", "inbox").out == ""
+    with opened(desk, "bob") as bob:
+        assert [one.body for one in bob.inbox.controls()] == [b"\x02secret"] * 2
+
+
+def test_an_old_copy_in_json_is_known_to_have_been_opened(desk: Desk) -> None:
+    letter = desk.letter(age=timedelta(seconds=200))
+    (desk.shell / "letter.json").write_bytes(jsonform.encode(wire.decode(letter.read_bytes())))
+    assert desk.bob("mail", "open", "letter.json").code == 0
+    desk.clock(timedelta(seconds=200))
+    for name in ("letter.json", "letter.agl"):
+        assert errors(desk.bob("mail", "open", name)) == (4, "replay_rejected")
+
+
 def test_the_mailbox_checks_its_files(desk: Desk) -> None:
     desk.letter()
     desk.bob("mail", "open", "letter.agl")
@@ -401,7 +449,9 @@ def test_a_calyx_mailbox_is_taken_over(desk: Desk) -> None:
     assert desk.bob("mail", "migrate", "--from", str(old)).code == 0
 
 
-def test_with_a_server_the_first_contact_needs_no_files(live: str, person: Callable[[str], Angelia]) -> None:
+def test_with_a_server_the_first_contact_needs_no_files(
+    live: str, person: Callable[[str], Angelia], shell: Path
+) -> None:
     alice, bob, carol = (f"{name}-{secrets.token_hex(3)}" for name in ("alice", "bob", "carol"))
     one, other = person(alice), person(bob)
     made = one("agent", "new", alice, "--register")
@@ -425,6 +475,22 @@ def test_with_a_server_the_first_contact_needs_no_files(live: str, person: Calla
     assert one("key", "rotate", "--signer").code == 0
     one("mail", "send", bob, "with another pair", "--out", "new.agl")
     assert other("mail", "open", "new.agl").out == "with another pair\n"
+
+    # Keys once seen are looked up again after an hour, unless nobody answers.
+    assert other("key", "rotate").code == 0
+    database = sqlite3.connect(shell / f"home-{alice}" / alice / "mail" / "replay_state.db")
+    with database:
+        database.execute("UPDATE bundles SET fetched_at = '2026-01-01T00:00:00.000000Z'")
+    nowhere = ("--url", "http://127.0.0.1:9", "--timeout", "1")
+    assert one("mail", "send", bob, "hi", *nowhere).code != 0
+    by_hand = one("mail", "send", bob, "by hand", "--out", "old-keys.agl", *nowhere)
+    assert by_hand.code == 0
+    assert by_hand.err.startswith("warning: ")
+    assert database.execute("SELECT bundle_version FROM pins").fetchall() == [(1,)]
+    assert one("mail", "send", bob, "fresh", "--out", "new-keys.agl").code == 0
+    assert database.execute("SELECT bundle_version FROM pins").fetchall() == [(2,)]
+    database.close()
+    assert other("mail", "receive", "old-keys.agl", "new-keys.agl").out == "by hand\nfresh\n"
 
     person(carol)("agent", "new", carol)
     person(carol)("agent", "register", "--url", "http://127.0.0.1:9", "--timeout", "1")

@@ -372,6 +372,38 @@ def test_a_sender_who_rotated_its_pair_is_followed_and_a_stranger_is_not_looked_
         assert asked(recorder) == ["since=1", "since=1"]
 
 
+def test_what_a_stolen_pair_signs_is_refused_once_its_revocation_can_be_known(
+    recorder: Recorder, alice: Mailbox, bob: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bob.trust.pin_first(newest(alice), now())
+    bob.allowlist.allow("alice", now())
+    alice.trust.pin_first(newest(bob), now())
+    stolen = alice.identity.pair.public.signer_id
+    forged = alice.outbox.seal(newest(bob), b"dated back", now=now()).wire
+    link = rotated(alice, signer=True, emergency=True)
+    serve(recorder, "alice", {**since(link), "revoked": [str(stolen)]})
+    with Client(recorder.url, identity=bob) as client:
+        later(monkeypatch, HOUR)
+        with pytest.raises(UnknownSigner):
+            client.open(bob, forged)
+    assert asked(recorder)[0] == "since=1"
+
+
+def test_mail_is_read_though_the_server_is_away_or_does_not_know_its_sender(
+    recorder: Recorder, alice: Mailbox, bob: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bob.trust.pin_first(newest(alice), now(), None)
+    bob.allowlist.allow("alice", now())
+    alice.trust.pin_first(newest(bob), now())
+    first, second = (alice.outbox.seal(newest(bob), body, now=now()).wire for body in (b"one", b"two"))
+    with Client("http://127.0.0.1:9", identity=bob) as client:
+        assert client.open(bob, first).body == b"one"
+    recorder.told["GET", "/v1/keys/bundle/alice"] = []
+    recorder.tell("GET", "/v1/keys/bundle/alice", {"code": "not_found", "title": "there is no agent alice"}, status=404)
+    with Client(recorder.url, identity=bob) as client:
+        assert client.open(bob, second).body == b"two"
+
+
 # A real server, and answers that get lost.
 
 
@@ -609,15 +641,106 @@ def test_a_home_that_was_put_back_from_an_old_copy_is_told_so(join: Callable[...
     assert alice.version == 1
 
 
-def test_a_bundle_in_its_last_month_is_renewed_without_new_keys(
+def test_keys_in_their_last_month_are_replaced_though_a_new_pair_renewed_the_bundle(
     join: Callable[..., Person], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alice = join("alice")
+    first = _kem(newest(alice.mailbox))
+    alice.client.rotate_keys(alice.mailbox, kem=False, signer=True)
     before = newest(alice.mailbox).bundle
-    monkeypatch.setattr(sealed, "RENEW_BEFORE", timedelta(days=366))
-    assert alice.client.publish_keys(alice.mailbox).bundle_version == 2
+    assert _kem(Link(before)) == first
+    ends = before.kem_keys[0].expires_at
+    assert ends < before.expires_at
+    halfway = datetime.fromtimestamp((ends + before.expires_at) / 2000, UTC)
+    monkeypatch.setattr(sealed, "RENEW_BEFORE", halfway - now())
+    assert alice.client.publish_keys(alice.mailbox).bundle_version == 3
     after = newest(alice.mailbox).bundle
-    assert (_kem(Link(after)), after.signer) == (_kem(Link(before)), before.signer)
+    assert _kem(Link(after)) != first
+    assert (after.kem_keys[0].expires_at > ends, after.signer) == (True, before.signer)
+    assert alice.in_step()
+
+
+@pytest.mark.parametrize("taken", [False, True], ids=["the server has not", "the server has"])
+def test_an_emergency_revokes_what_a_rotation_that_was_cut_short_left(join: Callable[..., Person], taken: bool) -> None:
+    alice = join("alice")
+    stolen = {_kem(newest(alice.mailbox))}
+    if taken:
+        alice.client.loses = "/v1/keys/rotate"
+        with pytest.raises(Unreachable):
+            alice.client.rotate_keys(alice.mailbox)
+    else:
+        alice.mailbox.own.begin_rotation(now())
+    pending = alice.mailbox.own.pending()
+    assert pending is not None
+    stolen.add(_kem(pending.link))
+    assert alice.client.emergency_rotate_keys(alice.mailbox, why="stolen").bundle_version == 3
+    assert alice.in_step()
+    revoked = {one.old_key_id for one in alice.client.key_history(alice.name).rotations if one.reason == "emergency"}
+    assert stolen <= revoked
+    assert len(newest(alice.mailbox).bundle.kem_keys) == 1
+    assert newest(alice.mailbox).bundle.signer != pending.link.bundle.signer
+
+
+def test_whoever_finishes_an_emergency_says_why_and_since_when(recorder: Recorder, alice: Mailbox) -> None:
+    away = {"title": "away", "code": "unavailable", "status": 503}
+    recorder.tell("POST", "/v1/keys/emergency-rotate", away, status=503)
+    since = datetime(2026, 11, 1, tzinfo=UTC)
+    with Client(recorder.url, identity=alice) as client:
+        with pytest.raises(Unavailable):
+            client.emergency_rotate_keys(alice, why="laptop lost", compromised_since=since)
+        with pytest.raises(Unavailable):
+            client.publish_keys(alice)
+    asked_for = [one.json() for one in recorder.asked("POST", "/v1/keys/emergency-rotate")]
+    assert {(one["reason"], one["compromised_since"]) for one in asked_for} == {("laptop lost", "2026-11-01T00:00:00Z")}
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["forgets it", "lists it still"])
+def test_after_a_key_was_revoked_the_keys_rotate_as_before(
+    join: Callable[..., Person], monkeypatch: pytest.MonkeyPatch, older: bool
+) -> None:
+    alice = join("alice")
+    replaced = _kem(newest(alice.mailbox))
+    alice.client.rotate_keys(alice.mailbox)
+    alice.client.revoke_key(replaced)
+    alice.mailbox.own.destroy(replaced)
+    if older:
+        monkeypatch.setattr(OwnKeys, "_revoked", lambda _: set())
+    assert alice.client.rotate_keys(alice.mailbox).bundle_version == 3
+    listed = [entry.key.key_id for entry in newest(alice.mailbox).bundle.kem_keys]
+    assert (replaced in listed) is older
+    assert alice.in_step()
+
+
+@pytest.mark.parametrize("kind", ["bundle", "rotate"])
+def test_what_another_process_signed_anew_meanwhile_does_not_fork_the_chain(
+    join: Callable[..., Person], kind: str
+) -> None:
+    alice = join("alice", publishes=kind == "rotate")
+
+    def sign_anew() -> None:
+        with Mailbox(alice.home, identity.load(alice.home, alice.name, lambda: ""), now()) as other:
+            (other.own.first_bundle if kind == "bundle" else other.own.begin_rotation)(now() + HOUR)
+
+    alice.client.before = (f"/v1/keys/{kind}", sign_anew)
+    (alice.client.publish_keys if kind == "bundle" else alice.client.rotate_keys)(alice.mailbox)
+    assert alice.in_step()
+    alice.client.rotate_keys(alice.mailbox)
+    assert alice.in_step()
+
+
+def test_a_rotation_that_another_process_finished_stays_finished(join: Callable[..., Person]) -> None:
+    alice = join("alice")
+    link = alice.mailbox.own.begin_rotation(now())
+
+    def finish_and_begin() -> None:
+        with Mailbox(alice.home, identity.load(alice.home, alice.name, lambda: ""), now()) as other:
+            other.own.finish_rotation(now(), link)
+            other.own.begin_rotation(now())
+
+    alice.client.before = ("/v1/keys/rotate", finish_and_begin)
+    assert alice.client.rotate_keys(alice.mailbox).bundle_version == 2
+    assert newest(alice.mailbox) == link
+    assert alice.client.publish_keys(alice.mailbox).bundle_version == 3
     assert alice.in_step()
 
 
@@ -653,6 +776,25 @@ def test_of_two_agents_whose_schedule_is_due_one_reports(join: Callable[..., Per
         assert (one.current_key_id, one.due_since) == (_kem(newest(alice.mailbox)), None)
     assert carol.client.rotate_due_keys(carol.mailbox) == []
     assert {one.reason for one in alice.client.key_history(alice.name).rotations} == {"scheduled"}
+
+
+def test_a_due_rotation_whose_report_was_cut_short_is_only_reported(
+    join: Callable[..., Person], server: ServerProcess
+) -> None:
+    alice, bob = join("alice"), join("bob")
+    alice.client.put_schedule(bob.name, Policy.HOURLY)
+    _make_due(server)
+
+    def crash() -> None:
+        raise KeyboardInterrupt
+
+    alice.client.before = ("/rotated", crash)
+    with pytest.raises(KeyboardInterrupt):
+        alice.client.rotate_due_keys(alice.mailbox)
+    rotated_to = newest(alice.mailbox)
+    (reported,) = alice.client.rotate_due_keys(alice.mailbox)
+    assert (reported.current_key_id, reported.due_since) == (_kem(rotated_to), None)
+    assert newest(alice.mailbox) == rotated_to
 
 
 def _make_due(server: ServerProcess) -> None:

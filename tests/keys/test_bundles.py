@@ -204,6 +204,8 @@ async def test_what_is_not_the_json_of_a_publication_is_refused(server: Server, 
         text.replace('"suites":10', '"suites":-10'),
         text.replace('"suites":10', f'"suites":{10**400}'),
         text.replace('"suites":10', '"suites":10,"more":1'),
+        text.replace('"suites":10', '"suites":10,"suites":10'),
+        text.replace('"suites":10', '"suites":10,"suite\\u0073":8'),
         text.replace('{"bundle":', '{"more":1,"bundle":'),
         text.replace('"agent_nhi":"alice"', '"agent_nhi":"alice\\u0000"'),
         text.replace('"agent_nhi":"alice"', '"agent_nhi":"\\ud800"'),
@@ -555,6 +557,24 @@ async def test_a_writer_whose_hot_tier_is_away_repairs_it_by_the_tick(
     disturbed.away = False
     assert await writer.repeat_invalidations(now) is False
     assert (await keys_slice.fetched("alice")).bundle.bundle_version == 2
+
+
+async def test_a_first_bundle_that_was_rolled_back_keeps_nobody_elses_copy_old(
+    keys_slice: KeySlice, now: datetime, hot: HotTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice = await KeyHolder().enter(keys_slice, "alice", now)
+    disturbed = Disturbed(hot)
+    writer = Keys(keys_slice.ledger, disturbed, keys_slice.agents)
+    while await writer.repeat_invalidations(now):
+        pass
+    await keys_slice.fetched("alice")
+    disturbed.away = True
+    await writer.accept(await alice.record(keys_slice), Link(alice.bundle(at=unix_ms(now))), [], now)
+    writer._to_invalidate.add("a-handle-without-a-bundle")
+    disturbed.away = False
+    await writer.repeat_invalidations(now)
+    assert (await keys_slice.fetched("alice")).bundle.bundle_version == 2
+    assert writer._to_invalidate == set()
 
 
 async def test_what_a_killed_process_left_old_in_the_hot_tier_the_next_one_repairs(

@@ -182,6 +182,9 @@ async def test_no_key_comes_back_from_grace_retirement_or_revocation(keys_slice:
     for step in ("grace", "retired", "revoked"):
         if step == "retired":
             await keys_slice.keys.end_grace(now + DESTROY_AFTER)
+            alice.grace = grace
+            with pytest.raises(InvalidArgument, match="living"):
+                await alice.accepted(keys_slice, Link(alice.bundle(at=unix_ms(now))))
         if step == "revoked":
             await keys_slice.keys.revoke(await alice.record(keys_slice), old[KeyType.XWING].public.key_id, now, None)
         replaced = alice._in_grace(current[KeyType.XWING], unix_ms(now))
@@ -189,9 +192,6 @@ async def test_no_key_comes_back_from_grace_retirement_or_revocation(keys_slice:
         with pytest.raises(Conflict):
             await alice.accepted(keys_slice, Link(alice.bundle(at=unix_ms(now))), reason=Reason.ON_DEMAND)
         alice.kem, alice.grace = current, ()
-    alice.grace = grace
-    with pytest.raises(InvalidArgument, match="living"):
-        await alice.accepted(keys_slice, Link(alice.bundle(at=unix_ms(now))))
 
 
 async def test_no_pair_comes_back_nor_half_of_one(keys_slice: KeySlice, now: datetime) -> None:
@@ -302,11 +302,12 @@ async def test_an_emergency_revokes_everything_old_at_once(
 ) -> None:
     alice = await KeyHolder().enter(keys_slice, "alice", now)
     bob = await KeyHolder().enter(keys_slice, "bob", now)
-    request_keys = [alice.key_id]
+    request_keys, pairs = [alice.key_id], [alice.pair]
     old = {*alice.kem_ids, *pair_ids(alice.pair)}
     await alice.rotated(keys_slice, now, signer=True)
     request_keys.append(key_id(KeyType.ED25519, alice.pair.public.ed25519))
     old |= {*alice.kem_ids, *pair_ids(alice.pair)}
+    pairs.append(alice.pair)
     await keys_slice.keys.add_one_time_keys(await alice.record(keys_slice), alice.one_time_keys(3, unix_ms(now)), now)
     await keys_slice.keys.bundle_with_one_time_key("alice", await bob.record(keys_slice), now)
     await keys_slice.schedules.put(await bob.record(keys_slice), "alice", Policy.WEEKLY, now)
@@ -318,6 +319,8 @@ async def test_an_emergency_revokes_everything_old_at_once(
 
     found = await statuses(connection)
     assert {key for key, status in found.items() if status == "revoked"} == old
+    told = (await keys_slice.fetched("alice")).revoked
+    assert set(told) == {pair.public.signer_id for pair in pairs}
     assert {key for key, status in found.items() if status == "active"} == {*alice.kem_ids, *pair_ids(alice.pair)}
     rows = await connection.fetch("SELECT revoked_at, compromised_since FROM key_records WHERE status = 'revoked'")
     assert {tuple(row) for row in rows} == {(now, since)}
@@ -355,6 +358,40 @@ async def test_after_an_emergency_the_old_request_key_is_refused_at_once(server:
     assert (await old.get(server, url)).status_code == 401
     assert (await alice.get(server, url)).status_code == 200
     assert fetched(await alice.get(server, "/v1/keys/bundle/alice")).bundle_version == 2
+
+
+async def test_an_emergency_is_not_answered_by_a_bundle_that_revoked_nothing(
+    keys_slice: KeySlice, now: datetime, connection: asyncpg.Connection
+) -> None:
+    alice = await KeyHolder().enter(keys_slice, "alice", now)
+    rotated = alice.rotation(at=unix_ms(now), signer=True)
+    await alice.accepted(keys_slice, rotated, reason=Reason.ON_DEMAND)
+    stolen = emergency(now)
+    with pytest.raises(Conflict, match="not revoked"):
+        await alice.accepted(keys_slice, rotated, reason=Reason.EMERGENCY, emergency=stolen)
+    assert "revoked" not in (await statuses(connection)).values()
+    link = alice.rotation(at=unix_ms(now), grace=False)
+    for new in (True, False):
+        done = await alice.accepted(keys_slice, link, reason=Reason.EMERGENCY, emergency=stolen)
+        assert done.new is new
+    bob = KeyHolder()
+    await bob.exist(keys_slice, "bob", now)
+    first = Link(bob.bundle(at=unix_ms(now)))
+    await bob.accepted(keys_slice, first)
+    with pytest.raises(Conflict, match="not revoked"):
+        await bob.accepted(keys_slice, first, reason=Reason.EMERGENCY, emergency=stolen)
+
+
+async def test_an_agent_that_still_lists_a_revoked_key_in_grace_goes_on_rotating(
+    keys_slice: KeySlice, now: datetime, connection: asyncpg.Connection
+) -> None:
+    alice = await KeyHolder().enter(keys_slice, "alice", now)
+    (old,) = alice.kem_ids
+    await alice.rotated(keys_slice, now)
+    await keys_slice.keys.revoke(await alice.record(keys_slice), old, now, None)
+    await alice.rotated(keys_slice, now)
+    assert old in (await keys_slice.fetched("alice")).revoked
+    assert (await statuses(connection))[old] == "revoked"
 
 
 async def test_after_an_emergency_every_kem_key_is_new(keys_slice: KeySlice, now: datetime) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -126,6 +127,25 @@ def test_what_was_copied_is_never_overwritten(runtime: Path, database: Database)
     assert not (mailbox / "outbox_backup_v0.1").exists()
 
 
+def test_copies_are_private_from_birth(runtime: Path, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    store(runtime, envelope("a"))
+    seen(runtime, ["a"])
+    modes: list[int] = []
+    copying = calyx.shutil.copyfileobj
+
+    def watched(source: IO[bytes], target: IO[bytes]) -> None:
+        modes.append(stat.S_IMODE(os.fstat(target.fileno()).st_mode))
+        copying(source, target)
+
+    monkeypatch.setattr(calyx.shutil, "copyfileobj", watched)
+    before = os.umask(0)
+    try:
+        calyx.migrate(database, runtime, NOW)
+    finally:
+        os.umask(before)
+    assert modes == [0o600, 0o600]
+
+
 def test_the_original_files_stay_as_they_are(runtime: Path, database: Database) -> None:
     cache, letter = seen(runtime, ["a"]), store(runtime, envelope("a"))
     before = [(path.read_bytes(), path.stat().st_mtime_ns) for path in (cache, letter)]
@@ -146,9 +166,15 @@ def test_a_cache_that_is_no_list_of_ids_is_refused_and_nothing_is_done(
     assert not (runtime / "mailbox" / "seen_cache.json.backup").exists()
 
 
-def test_a_version_that_had_no_cache_has_nothing_to_take_over(runtime: Path, database: Database) -> None:
+def test_the_database_of_a_version_that_had_no_cache_is_not_taken_over_and_that_is_said(
+    runtime: Path, database: Database
+) -> None:
     store(runtime, envelope("a"))
-    assert calyx.migrate(database, runtime, NOW).ids == 0
+    old = runtime / "mailbox" / "replay_state.db"
+    old.touch()
+    done = calyx.migrate(database, runtime, NOW)
+    assert done.ids == 0
+    assert [str(problem) for problem in done.problems] == [f"{old} is the memory of version 0.1, and is not taken over"]
     with pytest.raises(NotFound):
         calyx.migrate(database, runtime / "elsewhere", NOW)
 

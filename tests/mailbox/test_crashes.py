@@ -168,6 +168,7 @@ def test_a_rotation_loses_no_key_wherever_it_stops(
             assert box.receive(sealed_to(box, sender, newest(box)), now=NOW).body == b"to this bundle"
         with opened(home) as again:
             settled(again, before)
+        assert not list((home / "bob").glob(".*"))  # half a key file holds seeds too
     assert {(False, 1), (True, 1), (False, 2)} == states
 
 

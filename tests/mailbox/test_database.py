@@ -208,6 +208,34 @@ def test_a_child_of_a_fork_does_not_use_its_parents_connection(directory: Path) 
     database.close()
 
 
+def test_every_statement_is_used() -> None:
+    code = "".join(path.read_text() for path in Path(databases.__file__).parent.glob("*.py"))
+    assert [name for name in SQL if f'"{name}"' not in code] == []
+
+
+def test_a_log_that_somebody_reads_is_emptied_after_the_next_transaction(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(databases, "_PRAGMAS", ("busy_timeout=10", *databases._PRAGMAS[1:]))
+    database, log = Database(directory), directory / NAMES[2]
+    reader = sqlite3.connect(directory / NAMES[0], isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM meta").fetchall()
+    with database.transaction() as tx:
+        tx.execute(SQL["destroy_grace"])
+        databases.write_meta(tx, "a", "1")
+    assert log.stat().st_size > 0
+    reader.execute("COMMIT")
+    with database.transaction() as tx:
+        databases.write_meta(tx, "a", "2")
+    assert log.stat().st_size == 0
+    with database.transaction() as tx:
+        databases.write_meta(tx, "a", "3")
+    assert log.stat().st_size > 0  # nothing was destroyed, so nothing is paid
+    reader.close()
+    database.close()
+
+
 def test_what_is_deleted_is_overwritten(directory: Path) -> None:
     database = Database(directory)
     marker = "a secret that must not stay " * 4

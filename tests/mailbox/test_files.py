@@ -13,7 +13,6 @@ import pytest
 
 from angelia.envelope.wire import MAX_ENVELOPE
 from angelia.errors import NotFound
-from angelia.mailbox import files
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.files import Drawer
 from angelia.mailbox.private_files import UnsafeFile
@@ -127,17 +126,13 @@ def test_a_drawer_that_is_a_symlink_is_refused(tmp_path: Path) -> None:
         Drawer(tmp_path / "inbox")
 
 
-def test_a_folder_that_others_filled_is_read_with_care(tmp_path: Path) -> None:
-    folder = Drawer(tmp_path / "handed-over")
-    folder.put([(KEY, WIRE)])
-    for number, kind in enumerate(PLANTED):
-        (tmp_path / "elsewhere").unlink(missing_ok=True)
-        plant(folder, kind, f"{number:064x}.agl")
-    (folder.path / "readme.txt").touch()
-    envelopes, problems = files.read_folder(folder.path)
-    assert envelopes == [(folder.path / f"{KEY}.agl", WIRE)]
-    assert len(problems) == len(PLANTED) + 1
-    folder.close()
+def test_moving_what_somebody_else_has_moved_is_no_fault(drawer: Drawer, tmp_path: Path) -> None:
+    other = Drawer(tmp_path / "dead")
+    drawer.put([(KEY, WIRE)])
+    drawer.move(KEY, other)
+    drawer.move(KEY, other)
+    assert other.get(KEY) == WIRE
+    other.close()
 
 
 def test_a_mailbox_names_every_file_that_is_wrong(bob: Mailbox, alice: Mailbox, send: Callable[..., bytes]) -> None:

@@ -114,6 +114,16 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(home: Path, monkeypatc
     assert identity.load(home, "alice", nobody).id is None
 
 
+def test_what_a_killed_writer_left_half_written_goes_and_nothing_else_does(home: Path) -> None:
+    identity.create(home, "alice")
+    litter = [".key.0123456789abcdef", ".agent.json.0123456789abcdef"]
+    other = [".key", ".key.bak", ".key.0123456789abcdef.old", "key.0123456789abcdef", ".keys.0123456789abcdef"]
+    for name in (*litter, *other):
+        (home / "alice" / name).write_bytes(b"all seeds")
+    identity.load(home, "alice", nobody)
+    assert {path.name for path in (home / "alice").iterdir()} == {"key", "agent.json", *other}
+
+
 @pytest.mark.parametrize("bad", ["", "A", "../x", "a/b", "a..b", ".a", "a-", "ä", "a b", "a\n", "x" * 256])
 def test_only_a_handle_can_be_a_name(home: Path, bad: str) -> None:
     with pytest.raises(InvalidArgument):
@@ -310,6 +320,19 @@ def test_a_registration_recorded_by_who_opened_the_keys_before_a_rotation_keeps_
         file.write(file.seeds | {"ed25519": other["ed25519"], "ml_dsa_65": other["ml_dsa_65"]})
     identity.record_registration(home, made, id=ID, handle="alice", server="http://h")
     assert identity.load(home, "alice", nobody).id == ID
+
+
+def test_who_opened_the_keys_before_a_registration_does_not_wipe_it_from_the_card(home: Path) -> None:
+    with Mailbox(home, identity.create(home, "alice"), NOW) as box:
+        opened = identity.load(home, "alice", nobody)
+        identity.record_registration(home, opened, id=ID, handle="alice-7", server="http://h")
+        assert box.own.first_bundle(NOW).bundle.agent_nhi == "alice-7"
+        box.own.begin_rotation(NOW, signer=True)
+        box.own.finish_rotation(NOW)
+        assert (box.identity.id, box.identity.handle) == (ID, "alice-7")
+    card = identity.card(home, "alice")
+    assert card is not None
+    assert (card.id, card.handle, card.server, card.key_id) == (ID, "alice-7", "http://h", box.identity.key_id)
 
 
 @pytest.mark.parametrize("name", ["ed25519", "ml_dsa_65", "xwing", "local", "next.xwing"])

@@ -32,8 +32,8 @@ from angelia.envelope.refusals import (
 )
 from angelia.envelope.sealing import Control, Letter
 from angelia.envelope.wire import Compression, Envelope, Suite
-from angelia.errors import AngeliaError, RateLimited
-from angelia.mailbox import failures
+from angelia.errors import AngeliaError, NotFound, RateLimited
+from angelia.mailbox import failures, identity
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.database import SQL
 from angelia.mailbox.inbox import Opened, ReadState
@@ -352,6 +352,47 @@ def test_the_same_id_with_other_content_is_a_conflict_and_the_first_stands(bob: 
     assert bob.verify() == []
 
 
+def test_a_conflict_that_comes_twice_keeps_nothing_from_the_caller(bob: Mailbox, send: Send) -> None:
+    shared = uuid.uuid4()
+    first, second, third = (send(body=body, message_id=shared) for body in (b"first", b"second", b"third"))
+    other = send(body=b"other")
+    outcomes = bob.receive_many([first, second, second, third, other], now=NOW)
+    assert [type(one) for one in outcomes] == [Opened, IdConflict, IdConflict, IdConflict, Opened]
+    assert len(files(bob, "inbox")) == len(files(bob, "dead")) == 2
+    assert bob.verify() == []
+
+
+def test_what_was_claimed_has_its_receipt_whatever_becomes_of_the_others(
+    bob: Mailbox, send: Send, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = uuid.uuid4()
+    first, second = (send(body=body, message_id=shared) for body in (b"first", b"second"))
+
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("angelia.mailbox.files.Drawer.move", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        bob.receive_many([first, second], now=NOW)
+    (receipt,) = bob.receipts().receipts
+    assert receipt.replay_key == wire.decode(first).replay_key
+
+
+@pytest.mark.parametrize("encode", [lambda one: one.wire, jsonform.encode])
+def test_a_message_that_lives_longer_than_this_mailbox_allows_is_refused(
+    home: Path, alice: Mailbox, bob: Mailbox, send: Send, encode: Callable[[Envelope], bytes]
+) -> None:
+    with Mailbox(home, identity.load(home, "alice", lambda: ""), NOW, ttl_max=8 * 86_400) as patient:
+        known = patient.trust.bundle("bob", NOW, max_age=None)
+        assert known is not None
+        long = patient.outbox.seal(known.link, b"long", now=NOW, ttl_seconds=7 * 86_400 + 1)
+    with pytest.raises(Malformed, match="ttl_seconds"):
+        bob.receive(encode(long), now=NOW)
+    assert untouched(bob)
+    with Mailbox(home, identity.load(home, "bob", lambda: ""), NOW, ttl_max=8 * 86_400) as willing:
+        assert willing.receive(encode(long), now=NOW).body == b"long"
+
+
 def test_an_id_from_before_a_migration_is_denied_for_a_day(bob: Mailbox, send: Send) -> None:
     known = uuid.uuid4()
     with bob.database.transaction() as tx:
@@ -509,8 +550,17 @@ def test_a_control_message_is_not_mail_but_is_not_lost_either(bob: Mailbox, send
     (waiting,) = bob.inbox.controls()
     assert waiting.body == body
     assert [message.replay_key for message in bob.inbox.unacked()] == [opened.message.replay_key]
-    assert bob.inbox.read(waiting.message.replay_key, NOW).control
+    with pytest.raises(NotFound, match="control message"):
+        bob.inbox.read(waiting.message.replay_key, NOW)
+    assert len(bob.inbox.controls()) == 1
+    bob.inbox.mark_handled(waiting.message.replay_key)
     assert bob.inbox.controls() == []
+
+
+def test_only_control_messages_are_handled(bob: Mailbox, send: Send) -> None:
+    key = bob.receive(send(), now=NOW).message.replay_key
+    bob.inbox.mark_handled(key)
+    assert bob.inbox.message(key).status is ReadState.UNREAD
 
 
 # The file beside the row.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -167,7 +169,9 @@ def test_another_process_that_had_the_mailbox_open_learns_of_a_rotation(
         assert other.identity.key_id == bob.identity.key_id
 
 
-def test_an_old_key_is_destroyed_at_the_exact_time(home: Path, bob: Mailbox, send: Send) -> None:
+def test_an_old_key_opens_mail_to_the_end_and_is_destroyed_in_the_next_two_hours(
+    home: Path, bob: Mailbox, send: Send
+) -> None:
     sealed = [send(body=bytes([n]), now=NOW + HOUR) for n in range(2)]
     old_seed = seeds(home, "bob")[XWING]
     rotate(bob)
@@ -177,7 +181,9 @@ def test_an_old_key_is_destroyed_at_the_exact_time(home: Path, bob: Mailbox, sen
     rotate(bob, NOW + DESTROY_AFTER - MS)
     assert len(stored(bob)) == 2
     rotate(bob, NOW + DESTROY_AFTER)
-    bob.receive_many([], now=NOW + DESTROY_AFTER)
+    for hours in range(3):
+        assert NOW + DESTROY_AFTER in [destroy_at for *_, destroy_at in stored(bob)]
+        bob.receive_many([], now=NOW + DESTROY_AFTER + hours * HOUR)
     assert NOW + DESTROY_AFTER not in [destroy_at for *_, destroy_at in stored(bob)]
     with pytest.raises(UnknownKey):
         bob.receive(sealed[1], now=last)
@@ -198,6 +204,85 @@ def test_a_revoked_key_can_be_destroyed_at_once(bob: Mailbox, send: Send) -> Non
     bob.own.destroy(old)
     with pytest.raises(UnknownKey):
         bob.receive(sealed, now=NOW)
+
+
+def test_a_revoked_key_is_never_listed_again(bob: Mailbox) -> None:
+    first, second = (_active(rotate(bob, NOW + n * HOUR)) for n in range(2))
+    pending = bob.own.begin_rotation(NOW + 2 * HOUR)
+    assert {first, second} <= {entry.key.key_id for entry in pending.bundle.kem_keys}
+    bob.own.destroy(first)
+    again = bob.own.begin_rotation(NOW + 2 * HOUR)
+    assert first not in {entry.key.key_id for entry in again.bundle.kem_keys}
+    bob.own.finish_rotation(NOW + 2 * HOUR, again)
+    bob.own.destroy(second)
+    listed = {entry.key.key_id for entry in rotate(bob, NOW + 3 * HOUR).bundle.kem_keys}
+    assert not listed & {first, second}
+    assert _active(again) in listed
+
+
+def _active(link: Link) -> UUID:
+    return link.bundle.kem_keys[0].key.key_id
+
+
+def test_an_emergency_is_never_mistaken_for_the_lesser_rotation_under_way(bob: Mailbox) -> None:
+    link = bob.own.begin_rotation(NOW, signer=True)
+    with pytest.raises(Conflict):
+        bob.own.begin_rotation(NOW, signer=True, emergency=True)
+    pending = bob.own.pending()
+    assert pending is not None
+    assert pending.link == link
+    bob.own.abandon_rotation()
+    bob.own.begin_rotation(NOW, emergency=True)
+    with pytest.raises(Conflict):
+        bob.own.begin_rotation(NOW, signer=True, emergency=True)
+
+
+def test_an_emergency_first_finishes_what_a_server_took(bob: Mailbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = bob.own.begin_rotation(NOW)
+    with monkeypatch.context() as patch:
+        patch.setattr(identity.KeyFile, "write", _crash)
+        with pytest.raises(KeyboardInterrupt):
+            bob.own.finish_rotation(NOW)
+    after = bob.own.begin_rotation(NOW, emergency=True).bundle
+    assert newest(bob) == link
+    assert (after.prev_bundle_hash, len(after.kem_keys)) == (link.bundle.hash, 1)
+
+
+def _crash(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_emergency_uses_no_seed_that_an_interrupted_attempt_left(home: Path, bob: Mailbox) -> None:
+    made = identity.create(home, "carol").unlocked.seeds
+    left = {f"next.{name}": made[name] for name in ("ed25519", "ml_dsa_65", "xwing")}
+    with identity.key_file(home, bob.identity) as file:
+        file.write(file.seeds | left)
+    link = bob.own.begin_rotation(NOW, signer=True, emergency=True)
+    present = seeds(home, "bob")
+    assert all(present[name] != seed for name, seed in left.items())
+    assert link.bundle.signer.ed25519 != identity.load(home, "carol", nobody).public_key
+
+
+def test_an_emergency_under_way_remembers_why_and_since_when(home: Path, bob: Mailbox) -> None:
+    bob.own.begin_rotation(NOW, emergency=True, why="laptop lost", compromised_since=NOW - DAY)
+    with Mailbox(home, identity.load(home, "bob", nobody), NOW) as other:
+        pending = other.own.pending()
+        assert pending is not None
+        assert (pending.plan.why, pending.plan.compromised_since) == ("laptop lost", NOW - DAY)
+        other.own.begin_rotation(NOW, emergency=True, why="sooner", compromised_since=NOW - 2 * DAY)
+    pending = bob.own.pending()
+    assert pending is not None
+    assert (pending.plan.why, pending.plan.compromised_since) == ("sooner", NOW - 2 * DAY)
+
+
+def test_only_who_acts_as_the_next_pair_signs_with_it(alice: Mailbox, bob: Mailbox) -> None:
+    present = bob.key_id
+    bob.own.begin_rotation(NOW, signer=True)
+    with bob.own.acting_as_next(), ThreadPoolExecutor(1) as others:
+        assert bob.key_id != present
+        assert others.submit(lambda: bob.key_id).result() == present
+        assert alice.key_id == alice.identity.key_id
+    assert bob.key_id == present
 
 
 def test_an_emergency_leaves_nothing_that_opens_old_mail(home: Path, alice: Mailbox, bob: Mailbox, send: Send) -> None:
@@ -221,14 +306,15 @@ def test_an_emergency_always_replaces_the_kem_key(bob: Mailbox) -> None:
     assert rotate(bob, kem=False, emergency=True).bundle.kem_keys[0].key.key_id != before
 
 
-def test_a_renewal_changes_no_key_and_gives_them_another_year(bob: Mailbox) -> None:
+def test_a_key_that_stays_keeps_its_times_though_the_bundle_is_renewed(bob: Mailbox) -> None:
     before = newest(bob).bundle
     after = rotate(bob, NOW + 300 * DAY, kem=False).bundle
     assert (after.signer, after.bundle_version) == (before.signer, 2)
-    (old,), (new,) = before.kem_keys, after.kem_keys
-    assert (new.key.key_id, new.created_at) == (old.key.key_id, old.created_at)
-    assert new.expires_at > old.expires_at
+    assert after.kem_keys == before.kem_keys
+    assert after.expires_at > before.expires_at
     assert stored(bob) == []
+    replaced = rotate(bob, NOW + 301 * DAY).bundle.kem_keys[0]
+    assert replaced.expires_at - replaced.created_at == 365 * DAY / MS
 
 
 def test_hourly_rotation_lists_what_finds_room_and_still_opens_the_rest(
@@ -320,9 +406,10 @@ def test_one_time_keys_are_signed_stored_and_destroyed_in_the_end(bob: Mailbox) 
     assert len({one.key.key_id for one in keys}) == 3
     end = NOW + timedelta(days=30, seconds=3_900 + 604_800 + 300)
     assert stored(bob) == [("xwing", "one_time", "active", end)] * 3
-    bob.receive_many([], now=end - MS)
-    assert len(stored(bob)) == 3
-    bob.receive_many([], now=end)
+    for at in (end - MS, end + HOUR - MS):
+        bob.receive_many([], now=at)
+        assert len(stored(bob)) == 3
+    bob.receive_many([], now=end + 2 * HOUR)
     assert stored(bob) == []
 
 

@@ -12,6 +12,8 @@ import pytest
 from angelia.envelope.bundles import Link, UntrustedBundle, sign_bundle, sign_rotation, trusted_by
 from angelia.envelope.refusals import NotAllowed, SignatureFailed, UnknownSigner
 from angelia.envelope.signing import SigningPair
+from angelia.errors import KeyRevoked
+from angelia.mailbox import bundle_file
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.trust import TrustedBy
 
@@ -209,6 +211,36 @@ def test_an_operators_trust_does_not_take_a_pair_back_to_an_older_bundle(alice: 
     with pytest.raises(UntrustedBundle):
         bob.trust.trust(first, NOW)
     assert bob.trust.pin("alice") == pin
+
+
+def test_a_file_of_keys_does_not_bring_a_revoked_key_back_and_is_no_fresh_copy(alice: Mailbox, bob: Mailbox) -> None:
+    link = newest(bob)
+    revoked = [entry.key.key_id for entry in link.bundle.kem_keys]
+    alice.trust.advance("bob", [link], NOW, revoked)
+    bundle_file.take(alice.trust, [link], NOW + HOUR)
+    known = alice.trust.bundle("bob", NOW, max_age=None)
+    assert known is not None
+    assert (known.revoked, known.fetched_at) == (frozenset(revoked), NOW)
+    with pytest.raises(KeyRevoked):
+        alice.outbox.seal(link, b"hello", now=NOW + HOUR)
+
+
+def test_keys_that_came_only_as_a_file_are_looked_up_before_they_are_used_with_a_server(
+    agent: Agent, alice: Mailbox
+) -> None:
+    carol = agent("carol")
+    bundle_file.take(alice.trust, carol.own.chain(), NOW)
+    assert alice.trust.bundle("carol", NOW) is None
+    assert alice.trust.bundle("carol", NOW, max_age=None) is not None
+
+
+def test_a_replaced_pair_that_was_revoked_is_believed_no_more(alice: Mailbox, bob: Mailbox, send: Send) -> None:
+    old, late = alice.identity.pair.public, send()
+    bob.trust.advance("alice", [rotate(alice, NOW, signer=True)], NOW)
+    assert bob.trust.signer("alice", old.signer_id, NOW) == old
+    bob.trust.advance("alice", [newest(alice)], NOW, [old.signer_id])
+    with pytest.raises(UnknownSigner):
+        bob.receive(late, now=NOW)
 
 
 def test_a_copy_of_a_bundle_is_good_for_an_hour_and_can_be_dropped_at_once(alice: Mailbox, bob: Mailbox) -> None:

@@ -17,10 +17,12 @@ from angelia.errors import AlreadyExists, AngeliaError, Conflict
 if TYPE_CHECKING:
     from angelia.client import Client
     from angelia.client.answers import Agent, Profile
+    from angelia.envelope.bundles import Link
     from angelia.mailbox.identity import Card, Identity
 
 # The width of `fingerprint`, so that all facts about an agent stand in one column.
 FACTS = 11
+_OTHER_AGENT = "make another agent: angelia agent new NAME --register"
 
 command = Noun("agent", "make, register and show agents; claim a handle")
 
@@ -90,6 +92,7 @@ def register(session: Session, display_name: str | None, email: str | None) -> N
 @click.argument("handle", metavar="HANDLE", type=flags.handle)
 def handle(session: Session, handle: str) -> None:
     """Claim a handle for a registered agent: once, and for ever."""
+    _refuse_other_handle(session.identity, _chain(session, session.identity), handle)
     agent = session.as_agent().claim_handle(handle)
     _remember(session, session.identity, agent)
     session.out.thing(agent, [_handle_fact(agent)], quietly=agent.handle, least=FACTS)
@@ -103,8 +106,9 @@ def _enrol(
     email: str | None,
 ) -> None:
     """Register, claim the handle, publish the keys; each step that succeeded is kept and shown, whatever follows."""
+    chain = _chain(session, identity)
     if identity.id is None:
-        _refuse_replaced_pair(session, identity)
+        _refuse_replaced_pair(identity, chain)
     client = session.as_agent(identity)
     try:
         client.register(identity.public_key, name=name, email=email)
@@ -115,15 +119,19 @@ def _enrol(
                 session.out.thing(None, pairs, least=FACTS)
             error.hint = f"the keys are safe; go on with `angelia agent register --as {identity.name}`"
         raise
-    if identity.id != agent.id:
+    wanted = _wanted(agent, identity)
+    _refuse_other_handle(identity, chain, wanted)
+    # With bundles that name its handle an agent is of use without a server; it stays that until the handle is its own.
+    if identity.id != agent.id and not chain:
         _remember(session, identity, agent)
     pairs.append(("registered", str(agent.id)))
     try:
-        agent = _claimed(client, agent, identity)
+        agent = agent if agent.handle == wanted else client.claim_handle(wanted)
     except AngeliaError as error:
         session.out.thing(agent, pairs, quietly=str(agent.id), least=FACTS)
         if isinstance(error, AlreadyExists):
-            error.hint = f"choose another: angelia agent handle NAME --as {identity.name}"
+            another = f"choose another: angelia agent handle NAME --as {identity.name}"
+            error.hint = _OTHER_AGENT if chain else another
         raise
     registered = _remember(session, identity, agent)
     pairs.append(_handle_fact(agent))
@@ -137,13 +145,26 @@ def _enrol(
     session.out.thing(agent, pairs, quietly=str(agent.id), least=FACTS)
 
 
-def _refuse_replaced_pair(session: Session, identity: Identity) -> None:
+def _chain(session: Session, identity: Identity) -> list[Link]:
+    """The bundles that the agent has, also those that it only handed over as files."""
+    return session.mailbox_of(identity).own.chain()
+
+
+def _refuse_other_handle(identity: Identity, chain: list[Link], handle: str) -> None:
+    """Every bundle names the agent's handle, so that no server takes those of an agent that it knows by another."""
+    if chain and chain[0].bundle.agent_nhi != handle:
+        raise Conflict(
+            f"the bundles of {identity.name} name it {chain[0].bundle.agent_nhi}, so it cannot be {handle}",
+            hint=_OTHER_AGENT,
+        )
+
+
+def _refuse_replaced_pair(identity: Identity, chain: list[Link]) -> None:
     """A server's first bundle is signed by the pair that registered; a handle must not be claimed in vain."""
-    chain = session.mailbox_of(identity).own.chain()
     if chain and chain[0].bundle.signer != identity.pair.public:
         raise Conflict(
             f"{identity.handle} replaced its signing pair before it had a server, and no server takes such a chain",
-            hint="make another agent: angelia agent new NAME --register",
+            hint=_OTHER_AGENT,
         )
 
 
@@ -153,12 +174,12 @@ def _with_details(client: Client, agent: Agent, name: str | None, email: str | N
     return client.update_me(name=name, email=email)
 
 
-def _claimed(client: Client, agent: Agent, identity: Identity) -> Agent:
-    """An agent that has a handle keeps it, whatever it is called here."""
+def _wanted(agent: Agent, identity: Identity) -> str:
+    """The handle to claim. An agent that has one keeps it, whatever it is called here."""
     if agent.handle != str(agent.id):
-        return agent
+        return agent.handle
     # A handle that this machine remembers was claimed before; claiming it again changes nothing.
-    return client.claim_handle(identity.name if identity.handle == agent.handle else identity.handle)
+    return identity.name if identity.handle == agent.handle else identity.handle
 
 
 def _remember(session: Session, identity: Identity, agent: Agent) -> Identity:

@@ -57,7 +57,7 @@ class KeyState(msgspec.Struct, kw_only=True, omit_defaults=True):
 def publish(session: Session, out: Path | None) -> None:
     """Publish the agent's keys, so that others can seal messages to it.
 
-    Saying it again does no harm: it tops up one-time keys, and renews a bundle that is about to expire."""
+    Saying it again does no harm: it tops up one-time keys, and replaces keys that are about to expire."""
     mailbox = session.mailbox
     done: Published | None = None
     with handing_over(out) as file:
@@ -120,8 +120,10 @@ def rotate(
             refuse_unregistered(mailbox)
         if mailbox.identity.id is None:
             # The server never saw these keys; it gets the whole chain when the agent registers.
-            mailbox.own.begin_rotation(_now(), signer=signer or emergency, emergency=emergency)
-            mailbox.own.finish_rotation(_now())
+            if emergency:
+                mailbox.own.abandon_rotation()  # nobody has seen its keys, unless the thief did
+            link = mailbox.own.begin_rotation(_now(), signer=signer or emergency, emergency=emergency, why=why or "")
+            mailbox.own.finish_rotation(_now(), link)
         elif emergency:
             client = session.as_agent(mailbox)
             done = client.emergency_rotate_keys(mailbox, why=str(why), compromised_since=stolen_since)
@@ -190,7 +192,7 @@ def pin(session: Session, name: str, file: Path | None, fingerprint: str | None)
         agreed = True
     pinned = mailbox.trust.trust(links[-1], _now(), revoked) if agreed else mailbox.trust.pin(handle)
     assert pinned is not None
-    state = _state(newest, revoked)
+    state = _state(newest, revoked or ())
     state.trusted_by, state.pinned_at = pinned.trusted_by.value, pinned.pinned_at
     session.out.done(state, f"pinned {handle}: {pinned.fingerprint}")
     if pinned.trusted_by.value == "first_use":
@@ -209,9 +211,10 @@ def publish_first(client: Client, mailbox: Mailbox) -> list[tuple[str, str]]:
 
 
 def _make_first(mailbox: Mailbox) -> None:
-    """The first bundle, if there is none; a server that did not see it gets it later."""
+    """The first bundle, as it is handed over: from now on it is never signed anew, and a server gets it later."""
     if mailbox.own.newest() is None:
         mailbox.own.first_bundle(_now())
+    if mailbox.own.pending() is None:
         mailbox.own.finish_rotation(_now())
 
 
@@ -268,11 +271,15 @@ def _seen(session: Session, mailbox: Mailbox, name: str) -> tuple[Bundle, list[U
             raise not_known(name)
         return known.bundle, list(known.revoked)
     links, revoked = _presented(session, mailbox, name, None)
-    return links[-1].bundle, revoked
+    return links[-1].bundle, revoked or []
 
 
-def _presented(session: Session, mailbox: Mailbox, name: str, file: Path | None) -> tuple[list[Link], list[UUID]]:
-    """What a file or the server says are the bundles of NAME, each signed as it should be, none believed yet."""
+def _presented(
+    session: Session, mailbox: Mailbox, name: str, file: Path | None
+) -> tuple[list[Link], list[UUID] | None]:
+    """What a file or the server says are the bundles of NAME, each signed as it should be, none believed yet.
+
+    And what the server says is revoked; None where none was asked."""
     from angelia.client.sealed import is_id
     from angelia.envelope.bundles import UntrustedBundle, check_bundle
     from angelia.keys.model import LinkDocument, parse_link, parse_links
@@ -280,7 +287,7 @@ def _presented(session: Session, mailbox: Mailbox, name: str, file: Path | None)
     if file is not None:
         links = chain_in(file, name)
         check_bundle(links[-1].bundle)
-        return links, []
+        return links, None
     if mailbox.identity.id is None:
         raise not_known(name)
     client = session.as_agent(mailbox)
@@ -312,7 +319,7 @@ def _compared(session: Session, handle: str, found: str) -> bool:
         ) from refused
 
 
-def _follows(mailbox: Mailbox, links: list[Link], revoked: list[UUID], before: Pin, *, told: bool) -> bool:
+def _follows(mailbox: Mailbox, links: list[Link], revoked: list[UUID] | None, before: Pin, *, told: bool) -> bool:
     """Follow the chain from the pin. Where it does not lead on, only somebody who was told the fingerprint may jump."""
     from angelia.envelope.bundles import UntrustedBundle
     from angelia.mailbox import bundle_file

@@ -73,6 +73,11 @@ def say_sealed(session: Session, mailbox: Mailbox, envelope: Envelope, out: Path
     session.out.note(f"hand it over within 5 minutes, for `angelia mail open FILE`: {file}")
 
 
+def say_control(session: Session) -> None:
+    """A control message is for the SDK: it stays unread until that handles it, and is never shown as mail."""
+    session.out.note("a control message for the SDK was stored")
+
+
 def print_message(session: Session, opened: Opened, *, fresh: bool) -> None:
     """The content on stdout, everything about it on stderr."""
     message = opened.message

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,7 +16,7 @@ from angelia.cli.errors import Usage, exit_code, report
 from angelia.cli.flags import Needs, span
 from angelia.cli.grammar import Noun
 from angelia.cli.handover import chain_in, handing_over, not_known
-from angelia.cli.letters import print_message, say_sealed
+from angelia.cli.letters import print_message, say_control, say_sealed
 from angelia.cli.paging import SHORTEST_PREFIX, Fetch, Page, ago, short, show_list, until
 from angelia.cli.session import Session
 from angelia.cli.tables import Column
@@ -27,6 +26,7 @@ from angelia.errors import AngeliaError, InvalidArgument, NotFound
 if TYPE_CHECKING:
     from angelia.envelope.receipts import Receipt
     from angelia.envelope.refusals import UnknownSigner
+    from angelia.envelope.wire import Envelope
     from angelia.mailbox.allowlist import Entry
     from angelia.mailbox.box import Mailbox
     from angelia.mailbox.inbox import Message, Opened
@@ -52,7 +52,9 @@ class Counted(msgspec.Struct, kw_only=True):
 @command.verb(example='angelia mail send bob "the server cannot read this"', needs=Needs.SERVER | Needs.AGENT)
 @click.argument("recipient", metavar="NAME")
 @click.argument("body", metavar="[TEXT]", required=False)
-@click.option("--out", type=_file, metavar="FILE", help="write the envelope there; keys once seen need no server")
+@click.option(
+    "--out", type=_file, metavar="FILE", help="write the envelope there; keys once seen do if no server answers"
+)
 @click.option("--ttl", type=span, metavar="D", help="how long it may be opened (7d)")
 @click.option("--priority", type=click.Choice(PRIORITIES), default="normal", metavar="P", help=", ".join(PRIORITIES))
 @click.option("--correlation", type=click.UUID, metavar="ID", help="the message that this one answers")
@@ -87,15 +89,11 @@ def send(
         "padme": pad,
         "correlation_id": correlation,
     }
-    alone = mailbox.identity.id is None
-    known = mailbox.trust.bundle(recipient, _now(), max_age=None) if out or alone else None
     with handing_over(out) as file:
-        if known is not None:
-            envelope = mailbox.outbox.seal(known.link, content, now=_now(), **wishes)
-        elif alone:
-            raise not_known(recipient)
+        if mailbox.identity.id is None:
+            envelope = _sealed_alone(mailbox, recipient, content, wishes)
         else:
-            envelope = session.as_agent(mailbox).seal(mailbox, recipient, content, **wishes)
+            envelope = _sealed(session, mailbox, recipient, content, wishes, by_hand=file is not None)
         if file is not None:
             file.write(envelope.wire)
     say_sealed(session, mailbox, envelope, out)
@@ -114,6 +112,9 @@ def open_(session: Session, what: str) -> None:
         (received,) = _received(session, mailbox, [path])
         if isinstance(received, AngeliaError):
             raise received
+        if received.control:
+            say_control(session)
+            return
         opened = mailbox.inbox.read(received.message.replay_key, _now())
     else:
         opened = mailbox.inbox.read(_id(what), _now())
@@ -128,7 +129,10 @@ def receive(session: Session, files: tuple[Path, ...]) -> int:
     codes = set[int]()
     for file, one in zip(files, outcomes, strict=True):
         if not isinstance(one, AngeliaError):
-            print_message(session, one, fresh=True)
+            if one.control:
+                say_control(session)
+            else:
+                print_message(session, one, fresh=True)
             continue
         codes.add(exit_code(one))
         if len(files) > 1 and str(file) not in one.message:
@@ -187,7 +191,7 @@ def ack(session: Session, id_: str, out: Path | None) -> None:
     from angelia.mailbox.receipt_log import receipt_document
 
     mailbox = session.mailbox
-    message = mailbox.inbox.message(_id(id_))
+    message = mailbox.inbox.mail(_id(id_))
     status = ReceiptStatus.READ if message.status is ReadState.READ else ReceiptStatus.DELIVERED
     with handing_over(out) as file:
         document = receipt_document(mailbox.inbox.receipt(message.replay_key, status, _now()))
@@ -230,7 +234,10 @@ def receipts(session: Session, file: Path | None) -> None:
 @click.argument("file", metavar="[FILE]", required=False, type=_file)
 @click.option("--label", metavar="TEXT", help="a note for yourself")
 @click.option("--import", "import_", type=_file, metavar="FILE", help="add the entries of a JSON array")
-def allow(session: Session, name: str | None, file: Path | None, label: str | None, import_: Path | None) -> None:
+@click.option("--export", type=_file, metavar="FILE", help="write the list there, for --import")
+def allow(
+    session: Session, name: str | None, file: Path | None, label: str | None, import_: Path | None, export: Path | None
+) -> None:
     """Open the mail of NAME from now on; without NAME, list whose mail is opened.
 
     The keys of NAME come from the server, or from a FILE of `angelia key publish --out`.
@@ -238,6 +245,9 @@ def allow(session: Session, name: str | None, file: Path | None, label: str | No
     mailbox = session.mailbox
     if import_ is not None:
         _import_allowlist(session, mailbox, import_)
+        return
+    if export is not None:
+        _export_allowlist(session, mailbox, export)
         return
     if name is None:
         _list_allowed(session, mailbox)
@@ -283,12 +293,10 @@ def prune(session: Session, retention_hours: int, force: bool) -> None:
     type=click.Path(path_type=Path, exists=True, file_okay=False),
 )  # fmt: skip
 def migrate(session: Session, directory: Path) -> None:
-    """Take over the memory of a Calyx mailbox: what it has seen is not accepted here as new.
+    """Take over the memory of a Calyx mailbox: what its seen_cache.json lists is not accepted here as new.
 
     Saying it again does no harm; copies of what was there are kept beside it."""
-    from angelia.mailbox import calyx
-
-    done = calyx.migrate(session.mailbox.database, directory, _now())
+    done = session.mailbox.migrate(directory, _now())
     for problem in done.problems:
         session.out.note(f"warning: {problem}")
     pairs = [
@@ -311,6 +319,29 @@ def verify(session: Session) -> int:
     text = text if problems else "every file is what its name says"
     session.out.done(Counted(done="problems", count=len(problems)), text)
     return 3 if problems else 0
+
+
+def _sealed(
+    session: Session, mailbox: Mailbox, recipient: str, content: bytes, wishes: Wishes, *, by_hand: bool
+) -> Envelope:
+    """Sealed for the keys that the server says are good; what is handed over by hand can do with those known here."""
+    from angelia.client import Unreachable
+
+    try:
+        return session.as_agent(mailbox).seal(mailbox, recipient, content, **wishes)
+    except Unreachable as error:
+        if not by_hand or mailbox.trust.pin(recipient) is None:
+            raise
+        session.out.note(f"warning: {error.message}, so the keys of {recipient} are those that were known here")
+    return _sealed_alone(mailbox, recipient, content, wishes)
+
+
+def _sealed_alone(mailbox: Mailbox, recipient: str, content: bytes, wishes: Wishes) -> Envelope:
+    """Sealed for the keys that are known here, however old that knowledge is."""
+    known = mailbox.trust.bundle(recipient, _now(), max_age=None)
+    if known is None:
+        raise not_known(recipient)
+    return mailbox.outbox.seal(known.link, content, now=_now(), **wishes)
 
 
 def _received(session: Session, mailbox: Mailbox, files: list[Path]) -> list[Opened | AngeliaError]:
@@ -339,10 +370,11 @@ def _received(session: Session, mailbox: Mailbox, files: list[Path]) -> list[Ope
 def _seen_before(mailbox: Mailbox, content: bytes) -> AngeliaError | None:
     """Too old, and opened when it was not: then its stored copy is what somebody looks for."""
     from angelia.envelope.refusals import Replayed
+    from angelia.mailbox.receiving import decoded
     from angelia.mailbox.replay import refuse_seen
 
     try:
-        refuse_seen(mailbox.database, hashlib.sha256(content).hexdigest(), _now())
+        refuse_seen(mailbox.database, decoded(content).replay_key, _now())
     except Replayed as replayed:
         return replayed
     return None
@@ -390,6 +422,14 @@ def _import_allowlist(session: Session, mailbox: Mailbox, file: Path) -> None:
         session.out.note(f"refused: {why}")
     refused = f", {len(imported.refused):,} refused" if imported.refused else ""
     session.out.done(imported, f"added {imported.added:,} entries{refused}")
+
+
+def _export_allowlist(session: Session, mailbox: Mailbox, path: Path) -> None:
+    with handing_over(path) as file:
+        assert file is not None, "it has a name"
+        file.write(mailbox.allowlist.export_json())
+    count = len(mailbox.allowlist.entries())
+    session.out.done(Counted(done="exported", count=count), f"exported {count:,} entries to {path}")
 
 
 def _list_allowed(session: Session, mailbox: Mailbox) -> None:

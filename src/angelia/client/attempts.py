@@ -123,13 +123,13 @@ class Line:
     stopwatch: Callable[[], float] = time.monotonic
 
     def run(self, call: Call[T]) -> Generator[Step, Outcome, T]:
-        """Take a call to its end; a refusal is thrown into it, so that it may know better."""
+        """Take a call to its end; a failure is thrown into it, so that it may know better."""
         try:
             request = next(call)
             while True:
                 try:
                     response = yield from self._exchange(request)
-                except ApiError as error:
+                except (ApiError, Unreachable) as error:
                     request = call.throw(error)
                 else:
                     request = call.send(response)

@@ -6,6 +6,7 @@ believe; nothing that a server says is taken on its word.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar, Unpack
@@ -15,11 +16,12 @@ import msgspec
 
 from angelia.client import key_calls
 from angelia.client.answers import Published, Schedule
+from angelia.client.faults import Unreachable
 from angelia.client.wire import BadAnswer, Call
 from angelia.envelope.bundles import Bundle, Link, Listed, OneTimeKey, UntrustedBundle
 from angelia.envelope.refusals import UnknownSigner
 from angelia.envelope.wire import Envelope
-from angelia.errors import KeyRevoked, KeyStale, Unauthenticated, VersionConflict
+from angelia.errors import KeyNotFound, KeyRevoked, KeyStale, NotFound, Unauthenticated, Unavailable, VersionConflict
 from angelia.keys.model import (
     ONE_TIME_BATCH,
     ONE_TIME_LOW,
@@ -35,12 +37,14 @@ from angelia.keys.model import (
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.inbox import Opened
 from angelia.mailbox.outbox import Wishes
+from angelia.mailbox.receiving import sender_of
+from angelia.mailbox.succession import Plan
 from angelia.mailbox.trust import KnownBundle, Pin
 from angelia.mailbox.window import Profile
 
 T = TypeVar("T")
 
-# A year's bundle is renewed in its last month, so that nobody finds it expired.
+# A year's keys are replaced in their last month, so that nobody finds them expired.
 RENEW_BEFORE = timedelta(days=30)
 
 
@@ -62,8 +66,8 @@ def publish_keys(mailbox: Mailbox, *, suites: int | None = None) -> Call[Publish
     if own.pending() is not None:
         return (yield from rotate_keys(mailbox))
     newest = own.first_bundle(now()) if suites is None else own.first_bundle(now(), suites)
-    if moment(newest.bundle.expires_at) - now() < RENEW_BEFORE:
-        return (yield from rotate_keys(mailbox, kem=False))
+    if _ends_at(newest.bundle) - now() < RENEW_BEFORE:
+        return (yield from rotate_keys(mailbox))
     return (yield from _settled(mailbox, lambda: _posted(mailbox, newest), newest))
 
 
@@ -82,8 +86,7 @@ def rotate_keys(
     assert pending is not None, "it has just begun"
     plan = pending.plan
     if plan.emergency:
-        why = "an emergency rotation that was interrupted"
-        return (yield from _settled(mailbox, lambda: key_calls.emergency_bundle(link, why=why), link))
+        return (yield from _settled(mailbox, lambda: _emergency(link, plan), link))
     return (yield from _settled(mailbox, lambda: _posted(mailbox, link, reason), link))
 
 
@@ -92,7 +95,11 @@ def emergency_rotate_keys(
 ) -> Call[Published]:
     """Replace keys that somebody else may have. Nothing of them is kept: mail still sealed to them cannot be opened."""
     own = mailbox.own
-    link = own.begin_rotation(now(), signer=signer, emergency=True)
+    pending = own.pending()
+    if pending is not None and not pending.plan.covers(signer=signer, emergency=True):
+        # The server may have it already: only once that is settled is it known which keys must be revoked.
+        yield from rotate_keys(mailbox)
+    link = own.begin_rotation(now(), signer=signer, emergency=True, why=why, compromised_since=compromised_since)
 
     def publish() -> Call[Published]:
         return key_calls.emergency_bundle(link, why=why, compromised_since=compromised_since)
@@ -105,7 +112,8 @@ def rotate_due_keys(mailbox: Mailbox) -> Call[list[Schedule]]:
     due = [one for one in (yield from key_calls.schedules()) if one.due_since is not None]
     if not due:
         return []
-    yield from rotate_keys(mailbox, reason=Reason.SCHEDULED)
+    if not all(_replaced_since(mailbox, one.due_since) for one in due):
+        yield from rotate_keys(mailbox, reason=Reason.SCHEDULED)
     newest = mailbox.own.newest()
     assert newest is not None
     key = newest.bundle.best_key(unix_ms(now()))
@@ -180,7 +188,14 @@ def reseal(mailbox: Mailbox, replay_key: str, refusal: KeyStale | KeyRevoked) ->
 
 
 def open_envelope(mailbox: Mailbox, content: bytes, *, profile: Profile = Profile.RELAY) -> Call[Opened]:
-    """Open an envelope once. A sender who has rotated its signing pair since is followed along its chain."""
+    """Open an envelope once. A sender who has rotated its signing pair since is followed along its chain.
+
+    Before a pair is believed, its agent's keys are looked up if that was more than an hour ago: it may have been
+    stolen and revoked since. A server that is away, or does not know the agent, keeps nobody from reading."""
+    pin = mailbox.trust.pin(sender_of(content))
+    if pin is not None and mailbox.trust.bundle(pin.nhi, now()) is None:
+        with contextlib.suppress(Unreachable, Unavailable, NotFound, KeyNotFound):
+            yield from _catch_up(mailbox, pin)
     try:
         return mailbox.receive(content, now=now(), profile=profile)
     except UnknownSigner as unknown:
@@ -226,7 +241,7 @@ def _settled(mailbox: Mailbox, publish: Callable[[], Call[Published]], link: Lin
             for earlier in mailbox.own.chain()[held : link.bundle.bundle_version - 1]:
                 yield from _posted(mailbox, earlier)
             done = yield from publish()
-            mailbox.own.finish_rotation(now())
+            _finish(mailbox, link)
         else:
             done = yield from _confirmed(mailbox, link)
     except Unauthenticated:
@@ -237,8 +252,36 @@ def _settled(mailbox: Mailbox, publish: Callable[[], Call[Published]], link: Lin
         with mailbox.own.acting_as_next():
             done = yield from _confirmed(mailbox, link)
     else:
-        mailbox.own.finish_rotation(now())
+        _finish(mailbox, link)
     return (yield from _topped_up(mailbox, done))
+
+
+def _finish(mailbox: Mailbox, link: Link) -> None:
+    """Make the very bundle ours that the server took; what is pending may have been signed anew meanwhile."""
+    newest = mailbox.own.newest()
+    if mailbox.own.pending() is not None and newest is not None and newest.bundle.hash == link.bundle.hash:
+        return  # another process was faster, and has begun the next rotation
+    mailbox.own.finish_rotation(now(), link)
+
+
+def _emergency(link: Link, plan: Plan) -> Call[Published]:
+    """Publish the bundle of an emergency that was interrupted, with what was said of it when it began."""
+    why = plan.why or "an emergency rotation that was interrupted"
+    return key_calls.emergency_bundle(link, why=why, compromised_since=plan.compromised_since)
+
+
+def _ends_at(bundle: Bundle) -> datetime:
+    """When the bundle, or the first of its active keys, expires."""
+    keys = [entry.expires_at for entry in bundle.kem_keys if entry.status is Listed.ACTIVE and entry.expires_at]
+    return moment(min([bundle.expires_at, *keys]))
+
+
+def _replaced_since(mailbox: Mailbox, at: datetime | None) -> bool:
+    """Whether the active keys are newer than that: another process, or one that crashed, has rotated already."""
+    newest = mailbox.own.newest()
+    if newest is None or at is None or mailbox.own.pending() is not None:
+        return False
+    return all(moment(e.created_at) > at for e in newest.bundle.kem_keys if e.status is Listed.ACTIVE)
 
 
 def _posted(mailbox: Mailbox, link: Link, reason: Reason = Reason.ON_DEMAND) -> Call[Published]:

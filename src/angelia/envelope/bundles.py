@@ -14,7 +14,7 @@ from angelia.envelope.ids import KeyType, valid_handle
 from angelia.envelope.kem import ML_KEM_PUBLIC, KemPublicKey
 from angelia.envelope.refusals import InvalidKey, SignatureFailed
 from angelia.envelope.signing import Purpose, Signatures, SigningPair, VerifyingPair, object_holds
-from angelia.envelope.wire import Suite
+from angelia.envelope.wire import LATEST, Suite, counted
 from angelia.errors import AngeliaError, InvalidArgument
 
 FIRST_PREVIOUS = bytes(32)
@@ -22,7 +22,6 @@ MOST_KEM_KEYS = 16
 KEY_LIFE = timedelta(days=365)
 DEFAULT_SUITES = Suite.XWING.bit | Suite.CHANNEL.bit
 _KNOWN_SUITES = Suite.ML_KEM.bit | Suite.XWING.bit | Suite.CHANNEL.bit
-_LATEST = 1 << 53
 
 
 class UntrustedBundle(AngeliaError):
@@ -50,7 +49,7 @@ class KemEntry:
 
     def signed_bytes(self) -> bytes:
         times = (self.created_at, self.expires_at, self.rotated_at)
-        return struct.pack(">BBQQQ", self.key.kind, self.status, *times) + _counted(self.key.raw)
+        return struct.pack(">BBQQQ", self.key.kind, self.status, *times) + counted(self.key.raw)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +70,7 @@ class Bundle:
         return b"".join(
             [
                 b"\x01",
-                _counted(self.agent_nhi.encode("ascii")),
+                counted(self.agent_nhi.encode("ascii")),
                 struct.pack(">QQQH", self.bundle_version, self.issued_at, self.expires_at, self.suites),
                 self.signer.signer_id.bytes,
                 self.signer.ed25519,
@@ -204,9 +203,9 @@ def check_bundle(bundle: Bundle) -> None:
     """Everything that a bundle must be by itself: well formed, and signed by the pair that it names."""
     if not valid_handle(bundle.agent_nhi):
         raise InvalidArgument("agent_nhi is not a handle")
-    if not 1 <= bundle.bundle_version < _LATEST or len(bundle.prev_bundle_hash) != 32:
+    if not 1 <= bundle.bundle_version < LATEST or len(bundle.prev_bundle_hash) != 32:
         raise InvalidArgument("bundle_version or prev_bundle_hash is out of range")
-    if not 0 < bundle.issued_at < bundle.expires_at < _LATEST:
+    if not 0 < bundle.issued_at < bundle.expires_at < LATEST:
         raise InvalidArgument("a bundle is issued before it expires")
     if not bundle.suites or bundle.suites & ~_KNOWN_SUITES:
         raise InvalidArgument("the mask of suites names none, or one that is not served", hint="suites 1, 2 and 4")
@@ -266,12 +265,12 @@ def trusted_by(bundle: Bundle) -> Trusted:
 
 
 def one_time_bytes(agent_nhi: str, signer_id: UUID, key: KemPublicKey, created_at: int) -> bytes:
-    head = b"\x01" + _counted(agent_nhi.encode("ascii")) + signer_id.bytes
-    return head + struct.pack(">BQ", key.kind, created_at) + _counted(key.raw)
+    head = b"\x01" + counted(agent_nhi.encode("ascii")) + signer_id.bytes
+    return head + struct.pack(">BQ", key.kind, created_at) + counted(key.raw)
 
 
 def rotation_bytes(agent_nhi: str, old_signer_id: UUID, new: VerifyingPair, issued_at: int) -> bytes:
-    head = b"\x01" + _counted(agent_nhi.encode("ascii")) + old_signer_id.bytes + new.signer_id.bytes
+    head = b"\x01" + counted(agent_nhi.encode("ascii")) + old_signer_id.bytes + new.signer_id.bytes
     return head + new.ed25519 + new.ml_dsa + struct.pack(">Q", issued_at)
 
 
@@ -289,9 +288,9 @@ def _check_kem_keys(bundle: Bundle) -> None:
         raise InvalidArgument("active KEM keys come before those in grace")
     for entry in entries:
         rotated, expires = entry.rotated_at, entry.expires_at
-        if (entry.status is Listed.GRACE) != bool(rotated) or not 0 < entry.created_at < _LATEST:
+        if (entry.status is Listed.GRACE) != bool(rotated) or not 0 < entry.created_at < LATEST:
             raise InvalidArgument("a KEM key in grace says when it was rotated, an active one does not")
-        if max(rotated, expires) >= _LATEST or (expires and expires <= entry.created_at):
+        if max(rotated, expires) >= LATEST or (expires and expires <= entry.created_at):
             raise InvalidArgument("the times of a KEM key are out of range")
     kinds = [entry.key.kind for entry in entries if entry.status is Listed.ACTIVE]
     if not kinds or len(set(kinds)) != len(kinds):
@@ -302,7 +301,3 @@ def _check_kem_keys(bundle: Bundle) -> None:
         raise InvalidArgument("the mask of suites does not fit the active KEM keys")
     if len({entry.key.raw[:ML_KEM_PUBLIC] for entry in entries}) != len(entries):
         raise InvalidKey("two KEM keys share their ML-KEM half")
-
-
-def _counted(content: bytes) -> bytes:
-    return len(content).to_bytes(2, "big") + content

@@ -10,6 +10,7 @@ from uuid import UUID
 from angelia.envelope.ids import valid_handle
 from angelia.envelope.refusals import Malformed, SignatureFailed
 from angelia.envelope.signing import Purpose, Signatures, SigningPair, VerifyingPair, object_holds
+from angelia.envelope.wire import counted
 
 MOST_REASON = 1024
 
@@ -50,11 +51,11 @@ class Receipt:
                 struct.pack(">BB", 1, self.status),
                 key,
                 self.message_id.bytes,
-                _counted(self.sender_nhi.encode("ascii")),
-                _counted(self.recipient_nhi.encode("ascii")),
+                counted(self.sender_nhi.encode("ascii")),
+                counted(self.recipient_nhi.encode("ascii")),
                 time,
                 self.signer_id.bytes,
-                _counted(reason),
+                counted(reason),
             ]
         )
 
@@ -70,7 +71,3 @@ def check_receipt(receipt: Receipt, recipient: VerifyingPair) -> None:
         recipient, Purpose.RECEIPT, receipt.signed_bytes(), receipt.signatures
     ):
         raise SignatureFailed("the signatures of the receipt do not hold")
-
-
-def _counted(content: bytes) -> bytes:
-    return len(content).to_bytes(2, "big") + content

@@ -32,7 +32,7 @@ MAX_PAD = 1 << 16
 MAX_ENVELOPE = 1_122_304
 NONCE, TAG = 12, 16
 _LEAST_FRAME, _MOST_FRAME = 8, MAX_PLAINTEXT + 8 + MAX_PAD
-_LATEST = 1 << 53
+LATEST = 1 << 53  # times and versions stay exact in every JSON reader
 _FIXED = struct.Struct(">4sBBH16sQQIBB16s16s")
 
 
@@ -160,11 +160,11 @@ def encode_head(header: Header, ttl_max: int = TTL_MAX) -> bytes:
             header.key_id.bytes,
             header.sender_key_id.bytes,
         ),
-        _counted(sender),
-        _counted(recipient),
+        counted(sender),
+        counted(recipient),
     ]
     parts += [optional.bytes for optional in (header.channel_id, header.correlation_id) if optional]
-    parts += [header.nonce, _counted(header.wrapped_key)]
+    parts += [header.nonce, counted(header.wrapped_key)]
     return b"".join(parts)
 
 
@@ -178,7 +178,7 @@ def assemble(
         ciphertext,
         tag,
         signatures.ed25519,
-        _counted(signatures.ml_dsa),
+        counted(signatures.ml_dsa),
     ]
     if proof is not None:
         parts += [struct.pack(">HHB", proof.index, proof.count, len(proof.path)), *proof.path]
@@ -258,7 +258,7 @@ def _check(header: Header, ttl_max: int) -> None:
         raise Malformed("the message id is not a UUID of version 4 or 7")
     if not 1 <= header.ttl_seconds <= ttl_max:
         raise Malformed(f"ttl_seconds is not between 1 and {ttl_max}")
-    if not 0 <= header.created_at < _LATEST or header.expires_at >= _LATEST:
+    if not 0 <= header.created_at < LATEST or header.expires_at >= LATEST:
         raise Malformed("created_at or expires_at is out of range")
     if not valid_handle(header.sender_nhi):
         raise Malformed("the sender is not a handle")
@@ -283,7 +283,8 @@ def _take_proof(reader: _Reader) -> Proof:
     return Proof(index, count, tuple(reader.take(32) for _ in range(depth)))
 
 
-def _counted(content: bytes) -> bytes:
+def counted(content: bytes) -> bytes:
+    """Bytes after their length, as all our signed formats write them."""
     return len(content).to_bytes(2, "big") + content
 
 

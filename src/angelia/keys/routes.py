@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, TypeVar
 from uuid import UUID
 
 import msgspec
 
 from angelia.envelope.bundles import Link, OneTimeKey
+from angelia.envelope.jsonform import strict_object
 from angelia.errors import Denied, InvalidArgument
 from angelia.guard.declarations import (
     Access,
@@ -41,6 +42,8 @@ from angelia.keys.node import Node, NodeKey
 from angelia.keys.schedules import Schedules, Shown
 from angelia.keys.service import Keys, Published
 from angelia.keys.succession import Emergency
+
+T = TypeVar("T")
 
 BODY_LIMIT = 1 << 20
 WRITE = Rule("keys", 60, 60_000, Per.AGENT)
@@ -184,19 +187,19 @@ def routes(keys: Keys, schedules: Schedules, node: NodeKey) -> list[Route]:
 
 def _bundle_routes(keys: Keys) -> list[Route]:
     async def publish(call: Call) -> Answer:
-        body = call.json(Publication)
+        body = _body(call, Publication)
         link = parse_link(LinkDocument(bundle=body.bundle))
         return _published(await keys.accept(call.agent, link, _one_time(body), call.now))
 
     async def rotate(call: Call) -> Answer:
-        body = call.json(RotationBody)
+        body = _body(call, RotationBody)
         if body.reason is Reason.EMERGENCY:
             raise InvalidArgument("an emergency has a path of its own", hint="POST /v1/keys/emergency-rotate")
         link, one_time = _link(body.bundle, body.rotation_statement), _one_time(body)
         return _published(await keys.accept(call.agent, link, one_time, call.now, body.reason))
 
     async def emergency_rotate(call: Call) -> Answer:
-        body = call.json(EmergencyBody)
+        body = _body(call, EmergencyBody)
         caller = call.caller.agent
         own = caller is not None and body.agent_nhi in (caller.handle, str(caller.id))
         if not own and call.caller.role < Role.ADMIN:
@@ -223,7 +226,7 @@ def _bundle_routes(keys: Keys) -> list[Route]:
         return Answer(body=found, headers=headers)
 
     async def revoke(call: Call) -> Answer:
-        body = call.json(RevokeBody) if call.body else RevokeBody()
+        body = _body(call, RevokeBody) if call.body else RevokeBody()
         id_ = uuid_of(call.path("key_id"), "a key id is a UUID in lower case")
         return Answer(body=_key(await keys.revoke(call.agent, id_, call.now, body.compromised_since)))
 
@@ -236,7 +239,7 @@ def _bundle_routes(keys: Keys) -> list[Route]:
         return Answer(body=History(shown, following))
 
     async def add_prekeys(call: Call) -> Answer:
-        given = [parse_one_time_key(one) for one in call.json(PrekeyBody).one_time_keys]
+        given = [parse_one_time_key(one) for one in _body(call, PrekeyBody).one_time_keys]
         return Answer(201, PrekeyAnswer(*await keys.add_one_time_keys(call.agent, given, call.now)))
 
     async def count_prekeys(call: Call) -> Answer:
@@ -284,7 +287,7 @@ def _schedule_routes(schedules: Schedules) -> list[Route]:
         return Answer(body=ScheduleList(shown, shown[-1].peer if len(held) > query.limit else None))
 
     async def put(call: Call) -> Answer:
-        agent, policy = call.agent, call.json(ScheduleBody).policy
+        agent, policy = call.agent, _body(call, ScheduleBody).policy
         return Answer(body=_schedule(await schedules.put(agent, call.path("peer"), policy, call.now), agent.handle))
 
     async def remove(call: Call) -> Answer:
@@ -292,7 +295,7 @@ def _schedule_routes(schedules: Schedules) -> list[Route]:
         return Answer(204)
 
     async def rotated(call: Call) -> Answer:
-        agent, body = call.agent, call.json(RotatedBody)
+        agent, body = call.agent, _body(call, RotatedBody)
         changed = await schedules.rotated(agent, call.path("peer"), body.key_id, body.version, call.now)
         return Answer(body=_schedule(changed, agent.handle))
 
@@ -323,6 +326,12 @@ def _node_route(node: NodeKey) -> Route:
         return Answer(body=Node(key_id, public_key, node.signed()))
 
     return Route("GET", "/v1/node", show, Access.ANYONE, "The node's public key", {200: Node})
+
+
+def _body(call: Call, kind: type[T]) -> T:
+    """What is going to be signed for must have one meaning: a member that stands twice is refused."""
+    strict_object(call.body)
+    return call.json(kind)
 
 
 def _link(bundle: BundleDocument, statement: RotationDocument | None) -> Link:

@@ -28,6 +28,7 @@ from angelia.keys.model import (
     CACHE,
     DESTROY_AFTER,
     MOST_ONE_TIME,
+    ONE_TIME_ALERT,
     ONE_TIME_BATCH,
     ONE_TIME_LIFE,
     ONE_TIME_USE,
@@ -96,9 +97,11 @@ class Keys:
             newest = await store.newest(tx, present.handle)
             repeated = newest is not None and newest.bundle_hash == bundle.hash
             # An honest repeat gets its first answer at any time, so the clock comes after it.
-            if not repeated:
+            step = Succession(present, link, now, reason, emergency)
+            if repeated:
+                await step.check_repeated(tx)
+            else:
                 check_times(link, now)
-                step = Succession(present, link, now, reason, emergency)
                 if newest is None:
                     await step.first(tx)
                 else:
@@ -202,11 +205,14 @@ class Keys:
                     signer_id=bundle.signer.signer_id,
                     key_types=[name for suite, name in _KEM_TYPES.items() if bundle.suites & suite.bit],
                 )
-            if taken and not await store.any_free_one_time(tx, agent.handle, now - ONE_TIME_LIFE):
-                await audit.record(
-                    tx, [audit.event("prekey_exhausted", now, actor=requester.handle, object=agent.handle)]
-                )
+            made_after, signer_id = now - ONE_TIME_LIFE, bundle.signer.signer_id
+            left = await store.free_one_time(tx, agent.handle, made_after, signer_id, ONE_TIME_ALERT)
+            if taken and not left:
+                event = audit.event("prekey_exhausted", now, actor=requester.handle, object=agent.handle)
+                await audit.record(tx, [event])
             answer = await _answer(tx, newest)
+        if left < ONE_TIME_ALERT:
+            metrics.ONE_TIME_KEYS_LOW.inc()
         metrics.ONE_TIME_KEYS.labels("issued" if taken else "fell_back").inc()
         return one_time_answer(answer, taken)
 
@@ -256,8 +262,9 @@ class Keys:
             self._changed_after = changed[-1] if len(changed) == _TICK_BATCH else None
         for handle in tuple(self._to_invalidate):
             async with self._ledger.transaction() as tx:
-                newest = _known(await store.newest(tx, handle), handle)
-            await self._hot.put(handle, newest.stamp, b"")
+                newest = await store.newest(tx, handle)
+            if newest is not None:  # its first publication may have been rolled back
+                await self._hot.put(handle, newest.stamp, b"")
             self._to_invalidate.discard(handle)
         return self._changed_after is not None
 
@@ -362,10 +369,11 @@ async def _add_one_time(tx: Tx, bundle: Bundle, keys: Sequence[OneTimeKey], now:
 
 
 async def _answer(tx: Tx, newest: Newest) -> BundleAnswer:
-    """A bundle as it goes out: signed by its agent, with our word on which of its keys were revoked since."""
+    """A bundle as it goes out: signed by its agent, with our word on which of its keys and pairs were revoked since."""
     bundle = newest.link.bundle
     listed = await store.records(tx, bundle.agent_nhi, [entry.key_id for entry in bundle.kem_keys])
     revoked = [id_ for id_, record in listed.items() if record.status is KeyStatus.REVOKED]
+    revoked += await store.revoked_signers(tx, bundle.agent_nhi)
     return BundleAnswer(
         bundle=bundle,
         bundle_id=newest.bundle_hash.hex(),

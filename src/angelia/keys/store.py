@@ -107,6 +107,11 @@ async def signer_records(tx: Tx, agent_nhi: str, signer_id: UUID) -> dict[str, K
     return {row["key_type"]: _record(row) for row in await tx.fetch(SQL["signer_records"], agent_nhi, signer_id)}
 
 
+async def revoked_signers(tx: Tx, agent_nhi: str) -> list[UUID]:
+    """The signing pairs that an agent withdrew."""
+    return [row["signer_id"] for row in await tx.fetch(SQL["revoked_signers"], agent_nhi)]
+
+
 async def to_grace(tx: Tx, agent_nhi: str, key_ids: Sequence[UUID], rotated_at: datetime) -> None:
     await tx.execute(SQL["to_grace"], agent_nhi, key_ids, rotated_at)
 
@@ -180,8 +185,9 @@ async def count_one_time(tx: Tx, agent_nhi: str, made_after: datetime) -> int:
     return int(await tx.fetchval(SQL["count_one_time"], agent_nhi, made_after))
 
 
-async def any_free_one_time(tx: Tx, agent_nhi: str, made_after: datetime) -> bool:
-    return bool(await tx.fetchval(SQL["any_free_one_time"], agent_nhi, made_after))
+async def free_one_time(tx: Tx, agent_nhi: str, made_after: datetime, signer_id: UUID, most: int) -> int:
+    """How many unused keys of a pair there are, counted up to `most`."""
+    return int(await tx.fetchval(SQL["free_one_time"], agent_nhi, made_after, signer_id, most))
 
 
 async def issued_to_since(tx: Tx, agent_nhi: str, requester: str, at: datetime) -> int:

@@ -46,6 +46,9 @@ SELECT agent_nhi, key_id, key_type, usage, public_key, status, created_at, expir
   compromised_since, signer_id
 FROM key_records WHERE agent_nhi = $1 AND signer_id = $2
 
+-- name: revoked_signers
+SELECT DISTINCT signer_id FROM key_records WHERE agent_nhi = $1 AND status = 'revoked' AND signer_id IS NOT NULL
+
 -- name: to_grace
 UPDATE key_records SET status = 'grace', rotated_at = $3 WHERE agent_nhi = $1 AND key_id = ANY ($2::uuid[])
 
@@ -99,8 +102,11 @@ SELECT key_id FROM one_time_keys WHERE agent_nhi = $1 AND key_id = ANY ($2::uuid
 -- name: count_one_time
 SELECT count(*) FROM one_time_keys WHERE agent_nhi = $1 AND issued_at IS NULL AND created_at > $2
 
--- name: any_free_one_time
-SELECT EXISTS (SELECT FROM one_time_keys WHERE agent_nhi = $1 AND issued_at IS NULL AND created_at > $2)
+-- name: free_one_time
+-- Not how many there are, only whether there are that many.
+SELECT count(*) FROM (
+  SELECT FROM one_time_keys WHERE agent_nhi = $1 AND issued_at IS NULL AND created_at > $2 AND signer_id = $3 LIMIT $4
+) AS free
 
 -- name: lock_pair
 -- One hand-out at a time between two agents, so that the hourly limit is exact.

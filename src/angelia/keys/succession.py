@@ -17,7 +17,18 @@ from angelia.envelope.jsonform import to_text
 from angelia.envelope.signing import VerifyingPair
 from angelia.errors import ClockSkew, Conflict, InvalidArgument, VersionConflict
 from angelia.keys import store
-from angelia.keys.model import SKEW, TYPE_NAMES, Change, KeyRecord, KeyStatus, NewRecord, Reason, moment, unix_ms
+from angelia.keys.model import (
+    SKEW,
+    TYPE_NAMES,
+    Change,
+    KeyRecord,
+    KeyStatus,
+    NewRecord,
+    Reason,
+    moment,
+    parse_links,
+    unix_ms,
+)
 from angelia.stores.ledger import Tx
 
 REQUEST_GRACE = timedelta(seconds=300)  # how long a replaced signing key still signs requests
@@ -75,6 +86,24 @@ class Succession:
         if self.reason is not None and not new_signer and not new_keys:
             raise InvalidArgument("this bundle rotates nothing", hint="to renew a bundle: POST /v1/keys/bundle")
 
+    async def check_repeated(self, tx: Tx) -> None:
+        """A bundle that was taken before is no emergency now, unless what it replaced was revoked then."""
+        if self.emergency is None:
+            return
+        handle, version = self.agent.handle, self.bundle.bundle_version
+        before = parse_links(await store.links_since(tx, handle, version - 2, 1))[0].bundle if version > 1 else None
+        replaced: list[UUID] = []
+        if before is not None:
+            replaced += [entry.key.key_id for entry in before.kem_keys if entry.status is Listed.ACTIVE]
+            if before.signer.signer_id != self.bundle.signer.signer_id:
+                replaced += [_pair_id(kind, before.signer) for kind in (KeyType.ED25519, KeyType.ML_DSA_65)]
+        records = await store.records(tx, handle, replaced)
+        if not records or any(one.status is not KeyStatus.REVOKED for one in records.values()):
+            raise Conflict(
+                "this bundle was taken before, and not in an emergency: the keys before it are not revoked",
+                hint="make new keys: the next bundle, to POST /v1/keys/emergency-rotate",
+            )
+
     def event(self) -> Event:
         """What the audit says of it."""
         kind = {None: "key_published", Reason.EMERGENCY: "emergency_key_rotation"}.get(self.reason, "key_rotated")
@@ -131,7 +160,7 @@ class Succession:
         living = {one.key_id: one for one in await store.living_records(tx, handle) if one.usage != "identity"}
         active = {e.key.key_id: e for e in self.bundle.kem_keys if e.status is Listed.ACTIVE}
         in_grace = {e.key.key_id: e for e in self.bundle.kem_keys if e.status is Listed.GRACE}
-        self._check_grace(in_grace, living)
+        await self._check_grace(tx, in_grace, living)
         fresh = [entry for id_, entry in active.items() if id_ not in living]
         await self._refuse_used_before(tx, fresh)
         if any(living[id_].status is not KeyStatus.ACTIVE for id_ in active if id_ in living):
@@ -152,9 +181,12 @@ class Succession:
             await store.drop_all_one_time(tx, handle)
         return bool(gone or fresh)
 
-    def _check_grace(self, listed: dict[UUID, KemEntry], living: dict[UUID, KeyRecord]) -> None:
+    async def _check_grace(self, tx: Tx, listed: dict[UUID, KemEntry], living: dict[UUID, KeyRecord]) -> None:
+        records = await store.records(tx, self.agent.handle, list(listed))
         for id_, entry in listed.items():
             known = living.get(id_)
+            if id_ in records and records[id_].status is KeyStatus.REVOKED:
+                continue  # its owner may not know yet; whoever fetches the bundle is told so beside it
             if known is None:
                 raise InvalidArgument(f"the key {id_} in grace is not one of this agent's living keys")
             rotated_at = self.bundle.issued_at if known.rotated_at is None else unix_ms(known.rotated_at)

@@ -65,6 +65,7 @@ class Mailbox:
             inbox=self.inbox,
             inbox_files=inbox_files,
             dead_files=dead_files,
+            ttl_max=ttl_max,
         )
         self.own.resume(now)
         self._upkeep.start(now)

@@ -36,7 +36,7 @@ def read(path: Path) -> list[Link]:
     return links
 
 
-def take(trust: Trust, links: Sequence[Link], now: datetime, revoked: Sequence[UUID] = ()) -> Pin:
+def take(trust: Trust, links: Sequence[Link], now: datetime, revoked: Sequence[UUID] | None = None) -> Pin:
     """Pin an agent at first sight, or follow its chain on from the pin."""
     newest = links[-1]
     pin = trust.pin(newest.bundle.agent_nhi)

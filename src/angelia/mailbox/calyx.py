@@ -20,9 +20,9 @@ from typing import Any
 
 from angelia.errors import InvalidArgument, NotFound
 from angelia.keys.model import SKEW
-from angelia.mailbox.database import SQL, Database, Tx, stamp
+from angelia.mailbox.database import FILE, SQL, Database, Tx, stamp
 from angelia.mailbox.files import Problem, read_safely
-from angelia.mailbox.private_files import UnsafeFile
+from angelia.mailbox.private_files import FILE_MODE, UnsafeFile
 
 MOST_CACHE_BYTES = 16 << 20
 MOST_ENVELOPE_BYTES = 4 << 20
@@ -69,6 +69,9 @@ def migrate(database: Database, runtime: Path, now: datetime) -> Migrated:
     msg_ids = _seen(mailbox / "seen_cache.json")
     backups = _back_up(mailbox)
     envelopes, problems = _envelopes(mailbox)
+    if os.path.lexists(mailbox / FILE):
+        # Nothing it has seen can come back here: Angelia opens no envelope of Calyx.
+        problems.append(Problem(mailbox / FILE, "is the memory of version 0.1, and is not taken over"))
     found = missing = 0
     for start in range(0, len(msg_ids), _BATCH):
         with database.transaction() as tx:
@@ -85,7 +88,7 @@ def _seen(path: Path) -> list[str]:
     try:
         content = read_safely(path, path, most=MOST_CACHE_BYTES)
     except NotFound:
-        return []  # of version 0.1, which has a database and no cache
+        return []  # version 0.1 has a database and no cache
     try:
         listed = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -135,8 +138,8 @@ def _content(path: Path) -> dict[str, str] | None:
 def _copy_file(original: Path, copy: Path) -> None:
     # Whole or not at all: a copy that a crash cut off would be taken for another content and stay for ever.
     half = copy.with_name(f".{copy.name}.half")
-    shutil.copyfile(original, half, follow_symlinks=False)
-    half.chmod(0o600)
+    half.unlink(missing_ok=True)
+    _copy_content(original, half)
     half.rename(copy)
 
 
@@ -146,9 +149,17 @@ def _copy_folder(original: Path, copy: Path) -> None:
     half.mkdir(mode=0o700)
     for one in original.iterdir():
         if one.is_file() and not one.is_symlink():
-            shutil.copyfile(one, half / one.name, follow_symlinks=False)
-            (half / one.name).chmod(0o600)
+            _copy_content(one, half / one.name)
     half.rename(copy)
+
+
+def _copy_content(original: Path, copy: Path) -> None:
+    """A new file with the same content that is private from birth."""
+    source = os.open(original, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(source, "rb") as reading:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(copy, flags, FILE_MODE), "wb") as writing:
+            shutil.copyfileobj(reading, writing)
 
 
 def _envelopes(mailbox: Path) -> tuple[dict[str, _OldEnvelope], list[Problem]]:

@@ -12,7 +12,7 @@ import sqlite3
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +38,27 @@ _BLOCK = re.compile(r"^-- name: (\w+)\n(.*?)(?=^-- name: |\Z)", re.MULTILINE | r
 _BESIDE = Path(__file__).parent
 SQL = {found[1]: found[2].strip() for found in _BLOCK.finditer((_BESIDE / "statements.sql").read_text("utf-8"))}
 
-Tx = sqlite3.Connection  # inside `Database.transaction`
+_DESTROYS = frozenset(statement for statement in SQL.values() if statement.startswith("-- destroys\n"))
+
+
+class Tx(sqlite3.Connection):
+    """A connection inside `Database.transaction`. It notes when a secret is destroyed, of which the log has a copy."""
+
+    log_holds_secrets = False
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        if sql in _DESTROYS:
+            self.log_holds_secrets = True
+        return super().execute(sql, parameters)
+
+    def empty_log(self) -> None:
+        """Move what the write-ahead log holds into the database and cut the log to nothing.
+
+        While another process reads, SQLite cannot; then the end of the next transaction tries again.
+        """
+        with suppress(sqlite3.OperationalError):  # the transaction is durable, whatever becomes of this
+            (busy, _, _) = self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            self.log_holds_secrets = bool(busy)
 
 
 class BrokenDatabase(AngeliaError):
@@ -65,7 +85,7 @@ def unstamp(text: str) -> datetime:
 class _Opened(NamedTuple):
     process: int
     thread: threading.Thread
-    connection: sqlite3.Connection
+    connection: Tx
 
 
 class Database:
@@ -82,6 +102,7 @@ class Database:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             self._make_file(descriptor)
             with self.transaction() as tx:
+                tx.log_holds_secrets = True  # a process that was killed may have left them
                 self._prepare(tx)
 
     def rows(self, name: str, *values: object) -> list[Any]:
@@ -107,6 +128,8 @@ class Database:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
+            if connection.log_holds_secrets:
+                connection.empty_log()
 
     def close(self) -> None:
         with self._guard:
@@ -117,7 +140,7 @@ class Database:
         self._own = threading.local()
 
     @property
-    def _connection(self) -> sqlite3.Connection:
+    def _connection(self) -> Tx:
         """This thread's connection. It must not cross a fork: the child opens its own and leaves the parent's alone."""
         opened: _Opened | None = getattr(self._own, "opened", None)
         if opened is None or opened.process != os.getpid():
@@ -148,9 +171,8 @@ class Database:
             tx.execute(f"PRAGMA user_version = {SCHEMA}")
 
     def _connect(self) -> _Opened:
-        connection = sqlite3.connect(
-            self._path.absolute().as_uri() + "?mode=rw", uri=True, isolation_level=None, check_same_thread=False
-        )
+        address = self._path.absolute().as_uri() + "?mode=rw"
+        connection = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False, factory=Tx)
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}").fetchall()
         opened = _Opened(os.getpid(), threading.current_thread(), connection)

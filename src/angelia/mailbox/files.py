@@ -75,9 +75,12 @@ class Drawer:
         return private_files.exists(self._directory, f"{replay_key}.agl")
 
     def move(self, replay_key: str, other: Drawer) -> None:
-        """Put an envelope into another drawer."""
+        """Put an envelope into another drawer; one that is not here any more was put there by somebody else."""
         name = f"{replay_key}.agl"
-        os.rename(name, name, src_dir_fd=self._directory, dst_dir_fd=other._directory)
+        try:
+            os.rename(name, name, src_dir_fd=self._directory, dst_dir_fd=other._directory)
+        except FileNotFoundError:
+            return
         os.fsync(other._directory)
         os.fsync(self._directory)
 
@@ -106,27 +109,6 @@ class Drawer:
                 status = os.stat(name, dir_fd=self._directory, follow_symlinks=False)
                 if now.timestamp() - status.st_mtime > _LEFT_OVER.total_seconds():
                     os.unlink(name, dir_fd=self._directory)
-
-
-def read_folder(path: Path) -> tuple[list[tuple[Path, bytes]], list[Problem]]:
-    """The envelopes in a directory that others filled, oldest name first, and what was left out of it."""
-    envelopes: list[tuple[Path, bytes]] = []
-    problems: list[Problem] = []
-    for file in sorted(path.iterdir()):
-        found = _NAME.match(file.name)
-        if found is None:
-            problems.append(Problem(file, "is not named as an envelope is"))
-            continue
-        try:
-            wire = read_safely(file, file)
-        except (UnsafeFile, NotFound) as error:
-            problems.append(Problem(file, error.message.removeprefix(f"{file} ")))
-            continue
-        if hashlib.sha256(wire).hexdigest() == found[1]:
-            envelopes.append((file, wire))
-        else:
-            problems.append(Problem(file, "was changed: its hash is not its name"))
-    return envelopes, problems
 
 
 def read_safely(name: str | Path, shown: Path, *, directory: int | None = None, most: int = MAX_ENVELOPE) -> bytes:

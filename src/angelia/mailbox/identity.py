@@ -73,7 +73,7 @@ class KeyFile:
         self._home = home
         content = private_files.read(directory, KEY, shown=home / identity.name / KEY)
         opened = keyfile.unlock_again(content, identity.unlocked.protection)
-        self.identity = _with_seeds(identity, opened)
+        self.identity = _with_seeds(_as_on_card(directory, home, identity), opened)
 
     @property
     def seeds(self) -> dict[str, bytes]:
@@ -183,6 +183,14 @@ def _with_seeds(identity: Identity, opened: Unlocked) -> Identity:
     return dataclasses.replace(identity, pair=pair, unlocked=opened)
 
 
+def _as_on_card(directory: int, home: Path, identity: Identity) -> Identity:
+    """The agent as its card has it now: another process may have registered it since it was opened."""
+    card = _read_card(directory, home, identity.name)
+    if card is None:
+        return identity
+    return dataclasses.replace(identity, handle=card.handle, id=card.id, server=card.server)
+
+
 def _check_seeds(seeds: keyfile.Seeds, shown: Path) -> None:
     if ED25519 not in seeds:
         raise BrokenKeyFile(f"{shown} holds no Ed25519 seed")
@@ -224,6 +232,7 @@ def _locked(home: Path, name: str, *, make: bool = False) -> Iterator[int]:
                 _make_below(above, name)
             with private_files.opened_directory(home / name, within=above) as directory:
                 fcntl.flock(directory, fcntl.LOCK_EX)
+                private_files.sweep(directory, KEY, CARD)
                 yield directory
     except NotFound as error:
         raise NotFound(f"there is no agent {name} in {home}", hint=f"angelia agent new {name}") from error

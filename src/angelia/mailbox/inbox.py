@@ -125,12 +125,19 @@ class Inbox:
         found = self._database.row("inbox_one", resolve(self._database, "inbox_between", replay_key))
         return _message(found)
 
+    def mail(self, replay_key: str) -> Message:
+        """As `message`, for whoever reads mail: control messages are not found."""
+        found = self.message(replay_key)
+        if self._database.row("is_control", found.replay_key):
+            raise NotFound(f"{found.replay_key[:12]} is a control message for the SDK, and no mail")
+        return found
+
     def unacked(self, limit: int = 100) -> list[Message]:
         """What was received and not yet acknowledged to the relay, oldest first; control messages too."""
         return [_message(row) for row in self._database.rows("inbox_unacked", limit)]
 
     def controls(self) -> list[Opened]:
-        """Control messages that nobody has handled yet, oldest first; `read` marks one as handled."""
+        """Control messages that nobody has handled yet, oldest first; `mark_handled` is for when one was."""
         return [
             Opened(message=message, body=self._body(message.replay_key), control=True, receipt=None)
             for message in map(_message, self._database.rows("inbox_controls"))
@@ -138,15 +145,19 @@ class Inbox:
 
     def read(self, replay_key: str, now: datetime) -> Opened:
         """A message with its content; the first reading gives a receipt."""
-        message = self.message(replay_key)
+        message = self.mail(replay_key)
         body, receipt = self._body(message.replay_key), None
         if message.status is ReadState.UNREAD:
             # The receipt first: after a crash in between there may be two of them, but never none.
             receipt = self.receipt(message.replay_key, ReceiptStatus.READ, now)
             with self._database.transaction() as tx:
                 tx.execute(SQL["mark_read"], (message.replay_key,))
-        control = self._database.row("is_control", message.replay_key) is not None
-        return Opened(message=replace(message, status=ReadState.READ), body=body, control=control, receipt=receipt)
+        return Opened(message=replace(message, status=ReadState.READ), body=body, control=False, receipt=receipt)
+
+    def mark_handled(self, replay_key: str) -> None:
+        """The SDK did what a control message asks for."""
+        with self._database.transaction() as tx:
+            tx.execute(SQL["mark_handled"], (replay_key,))
 
     def mark_acked(self, replay_keys: Iterable[str], now: datetime) -> None:
         """The relay knows that these arrived."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator
@@ -114,6 +115,15 @@ def place(directory: int, name: str, content: bytes) -> None:
     except OSError:
         os.unlink(temporary, dir_fd=directory)
         raise
+
+
+def sweep(directory: int, *names: str) -> None:
+    """Remove what writers of these files left half written; nobody may be writing them now."""
+    left_over = re.compile(rf"\A\.(?:{'|'.join(map(re.escape, names))})\.[0-9a-f]{{16}}\Z")
+    with os.scandir(directory) as entries:
+        found = [entry.name for entry in entries if left_over.match(entry.name)]
+    for name in found:
+        os.unlink(name, dir_fd=directory)
 
 
 def exists(directory: int, name: str) -> bool:

@@ -11,7 +11,7 @@ from angelia.envelope.batch import VerifiedRoots
 from angelia.envelope.receipts import ReceiptStatus
 from angelia.envelope.refusals import IdConflict, OpenFailed, Refused, SuiteRefused, UnknownKey, WrongRecipient
 from angelia.envelope.signing import VerifyingPair
-from angelia.envelope.wire import Envelope, Header
+from angelia.envelope.wire import TTL_CEILING, Envelope, Header
 from angelia.errors import AngeliaError, RateLimited
 from angelia.keys.model import moment, unix_ms
 from angelia.mailbox import failures, replay
@@ -50,6 +50,7 @@ class Receiver:
     inbox: Inbox
     inbox_files: Drawer
     dead_files: Drawer
+    ttl_max: int
     roots: VerifiedRoots = field(default_factory=VerifiedRoots)
 
     def receive(self, contents: Sequence[bytes], profile: Profile, now: datetime) -> list[Opened | AngeliaError]:
@@ -65,13 +66,14 @@ class Receiver:
                         claimed.append((at, one, self._claim(tx, one, now)))
                     except Refused as refused:
                         outcomes[at] = refused
-        for at, one in unsealed:
-            if isinstance(outcomes[at], IdConflict | UnknownKey):
-                self.inbox_files.move(one.replay_key, self.dead_files)
+        # What was claimed comes first: once it is committed, nothing about the others may keep it from the caller.
         receipts = self.inbox.sign_receipts([message for _, _, message in claimed], ReceiptStatus.DELIVERED, now)
         for (at, one, message), receipt in zip(claimed, receipts, strict=True):
             control = one.envelope.header.control
             outcomes[at] = Opened(message=message, body=one.body, control=control, receipt=receipt)
+        for at, one in unsealed:
+            if isinstance(outcomes[at], IdConflict | UnknownKey):
+                self.inbox_files.move(one.replay_key, self.dead_files)
         return [one for one in outcomes if not isinstance(one, _Unsealed)]
 
     def _unsealed(self, content: bytes, profile: Profile, now: datetime) -> _Unsealed | AngeliaError:
@@ -83,7 +85,7 @@ class Receiver:
         return one
 
     def _open(self, content: bytes, profile: Profile, now: datetime) -> _Unsealed:
-        envelope = _decoded(content)
+        envelope = decoded(content, self.ttl_max)
         header, replay_key = envelope.header, envelope.replay_key
         if header.recipient_nhi != self.own.identity.handle:
             raise WrongRecipient(f"the envelope is for {header.recipient_nhi or 'a channel'}")
@@ -133,6 +135,12 @@ class Receiver:
         return self.inbox.add(tx, one.envelope, one.replay_key, one.pair.fingerprint, one.body, now)
 
 
-def _decoded(content: bytes) -> Envelope:
+def sender_of(content: bytes) -> str:
+    """Who an envelope claims to be from; nothing of it has been checked."""
+    return decoded(content).header.sender_nhi
+
+
+def decoded(content: bytes, ttl_max: int = TTL_CEILING) -> Envelope:
     """An envelope from its wire form or its JSON form; whatever was handed in, the replay key is the wire's."""
-    return jsonform.decode(content) if content.lstrip()[:1] == b"{" else wire.decode(content)
+    is_json = content.lstrip()[:1] == b"{"
+    return jsonform.decode(content, ttl_max) if is_json else wire.decode(content, ttl_max)

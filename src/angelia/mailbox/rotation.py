@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -48,7 +49,9 @@ from angelia.mailbox.succession import Plan
 SIGNED_ANEW_AFTER = SKEW / 2
 ONE_TIME_DESTROY_AFTER = ONE_TIME_LIFE + ONE_TIME_USE + timedelta(seconds=TTL_MAX) + SKEW
 _LATEST = unix_ms(datetime(9999, 1, 1, tzinfo=UTC))
-_PENDING, _UNCONFIRMED = "pending_rotation", "first_bundle_unconfirmed"
+_PENDING, _UNCONFIRMED, _REVOKED = "pending_rotation", "first_bundle_unconfirmed", "revoked_keys"
+# Whose next pair signs, in this thread or task alone: what others send meanwhile is signed by the present pair.
+_acting: ContextVar[tuple[OwnKeys, Identity] | None] = ContextVar("acting", default=None)
 
 
 class _PendingRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +77,6 @@ class OwnKeys:
         self._database = database
         self._keyring = keyring
         self._read: tuple[int, int] | None = None
-        self._acting: Identity | None = None
         self.identity = identity
         self.refresh()
 
@@ -91,17 +93,19 @@ class OwnKeys:
     @property
     def signer(self) -> Identity:
         """Who signs requests: the agent with its present pair, unless it acts as the next one."""
-        return self._acting or self.identity
+        acting = _acting.get()
+        return acting[1] if acting is not None and acting[0] is self else self.identity
 
     @contextmanager
     def acting_as_next(self) -> Iterator[None]:
         """Sign requests with the pair of a rotation under way. That a server knows it proves that it took the bundle,
         where the answer was lost and the old pair signs no more."""
-        self._acting = identities.next_of(self.identity)
+        before = _acting.get()
+        _acting.set((self, identities.next_of(self.identity)))
         try:
             yield
         finally:
-            self._acting = None
+            _acting.set(before)
 
     def newest(self) -> Link | None:
         """The agent's present bundle, as others should know it."""
@@ -175,17 +179,28 @@ class OwnKeys:
         signer: bool = False,
         emergency: bool = False,
         suites: int | None = None,
+        why: str = "",
+        compromised_since: datetime | None = None,
     ) -> Link:
         """The next bundle, to be published: with a new KEM key, a new signing pair, both, or (renewed) neither.
 
         While a rotation is under way this gives its keys again, whatever is asked for; they are signed anew only when
-        the signatures are too old for a server.
+        the signatures are too old for a server. An emergency is refused until a lesser rotation is settled.
         """
+        if emergency:
+            self.resume(now)
         with self._key_file() as file:
             newest, pending = self.newest(), self.pending()
             if newest is None:
                 raise Conflict("there is no bundle to rotate yet", hint="angelia key publish")
+            if pending is not None and not pending.plan.covers(signer=signer, emergency=emergency):
+                raise Conflict(
+                    "another rotation is under way, and finishing it would not revoke what an emergency must",
+                    hint="finish it first: angelia key publish",
+                )
             if pending is not None:
+                if emergency:
+                    pending = self._told(pending, why, compromised_since)
                 return pending.link if pending.accepted else self._signed_again(file, newest.bundle, pending, now)
             before = newest.bundle
             plan = Plan(
@@ -193,6 +208,8 @@ class OwnKeys:
                 signer=signer,
                 emergency=emergency,
                 suites=before.suites if suites is None else suites,
+                why=why,
+                compromised_since=compromised_since,
             )
             succession.check_suites(plan.suites)
             self._take(file.write(succession.with_next(file.seeds, plan)))
@@ -201,7 +218,8 @@ class OwnKeys:
                 if plan.suites & Suite.ML_KEM.bit:
                     separate = None if plan.kem else _separate(before)
                     separate = separate or self._new_separate(tx, now)
-                link = succession.next_link(before, file.identity.pair, file.seeds, separate, plan, now)
+                revoked = self._revoked()
+                link = succession.next_link(before, file.identity.pair, file.seeds, separate, plan, now, revoked)
                 _set_pending(tx, Pending(plan, link, accepted=False))
             return link
 
@@ -247,9 +265,14 @@ class OwnKeys:
             self._take(file.write(succession.without_next(file.seeds)))
 
     def destroy(self, key_id: UUID) -> None:
-        """Destroy the private half of a replaced key before its time."""
-        with self._database.transaction() as tx:
-            tx.execute(SQL["destroy_replaced"], (str(key_id),))
+        """Destroy the private half of a replaced key before its time; no later bundle lists it."""
+        with self._key_file():
+            newest = self.newest()
+            listed = set() if newest is None else {entry.key.key_id for entry in newest.bundle.kem_keys}
+            revoked = (self._revoked() & listed) | {key_id}
+            with self._database.transaction() as tx:
+                tx.execute(SQL["destroy_replaced"], (str(key_id),))
+                write_meta(tx, _REVOKED, msgspec.json.encode(sorted(revoked)).decode())
 
     @contextmanager
     def _key_file(self) -> Iterator[KeyFile]:
@@ -263,13 +286,22 @@ class OwnKeys:
         self._keyring.take_seeds(identity.unlocked.seeds)
 
     def _signed_again(self, file: KeyFile, before: Bundle, pending: Pending, now: datetime) -> Link:
-        if not _too_old(pending.link, now):
+        revoked = self._revoked()
+        if not _too_old(pending.link, now) and not any(e.key.key_id in revoked for e in pending.link.bundle.kem_keys):
             return pending.link
         separate = _separate(pending.link.bundle)
-        link = succession.next_link(before, file.identity.pair, file.seeds, separate, pending.plan, now)
+        link = succession.next_link(before, file.identity.pair, file.seeds, separate, pending.plan, now, revoked)
         with self._database.transaction() as tx:
             _set_pending(tx, Pending(pending.plan, link, accepted=False))
         return link
+
+    def _told(self, pending: Pending, why: str, compromised_since: datetime | None) -> Pending:
+        """The emergency under way, with what is said of it now; its keys stay."""
+        plan = msgspec.structs.replace(pending.plan, why=why, compromised_since=compromised_since)
+        told = Pending(plan, pending.link, pending.accepted)
+        with self._database.transaction() as tx:
+            _set_pending(tx, told)
+        return told
 
     def _confirm_first(self, accepted: Link | None) -> Link:
         newest = self.newest()
@@ -285,6 +317,11 @@ class OwnKeys:
 
     def _unconfirmed(self) -> bool:
         return self._database.row("read_meta", _UNCONFIRMED) is not None
+
+    def _revoked(self) -> set[UUID]:
+        """Keys that were withdrawn while the newest bundle listed them."""
+        found = self._database.row("read_meta", _REVOKED)
+        return set() if found is None else msgspec.json.decode(found[0], type=set[UUID])
 
     def _new_separate(self, tx: Tx, now: datetime) -> KemPublicKey:
         """The key of suite 1, which has no place in the key file."""

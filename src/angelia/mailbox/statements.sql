@@ -1,4 +1,5 @@
 -- The statements of the mailbox, by the module that uses them. Values are always bound.
+-- After a transaction with one that is marked `destroys`, what it destroyed is in no file of the database any more.
 
 -- name: read_meta
 SELECT value FROM meta WHERE name = ?
@@ -100,6 +101,9 @@ SELECT replay_key FROM inbox
 -- name: mark_read
 UPDATE inbox SET status = 'read' WHERE replay_key = ?
 
+-- name: mark_handled
+UPDATE inbox SET status = 'read' WHERE replay_key = ? AND replay_key IN (SELECT replay_key FROM controls)
+
 -- name: mark_acked
 UPDATE inbox SET acked_at = ? WHERE replay_key = ? AND acked_at IS NULL
 
@@ -127,7 +131,7 @@ FROM outbox WHERE (created_at, replay_key) < (?, ?) ORDER BY created_at DESC, re
 -- name: outbox_due
 SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
        next_try_at, body IS NOT NULL
-FROM outbox WHERE next_try_at <= ? ORDER BY next_try_at LIMIT ?
+FROM outbox WHERE next_try_at <= ?1 AND expires_at > ?1 ORDER BY next_try_at LIMIT ?2
 
 -- name: outbox_body
 SELECT body_nonce, body FROM outbox WHERE replay_key = ?
@@ -139,12 +143,14 @@ SELECT replay_key FROM outbox
 UPDATE outbox SET status = ?, next_try_at = NULL WHERE replay_key = ?
 
 -- name: clear_outbox_body
+-- destroys
 UPDATE outbox SET body_nonce = NULL, body = NULL WHERE replay_key = ?
 
 -- name: set_outbox_retry
 UPDATE outbox SET attempts = ?, next_try_at = ? WHERE replay_key = ?
 
 -- name: expire_outbox
+-- destroys
 -- What was never accepted by a relay has expired; of the others only the relay knows how they ended.
 UPDATE outbox SET
   status = CASE status WHEN 'stored' THEN 'expired' ELSE status END, next_try_at = NULL, body_nonce = NULL, body = NULL
@@ -179,6 +185,9 @@ ON CONFLICT (nhi, signer_id) DO UPDATE SET rotated_at = excluded.rotated_at
 
 -- name: drop_former
 DELETE FROM former_signers WHERE nhi = ?
+
+-- name: drop_former_pair
+DELETE FROM former_signers WHERE nhi = ? AND signer_id = ?
 
 -- name: former
 SELECT ed25519_public_key, ml_dsa_public_key, rotated_at FROM former_signers WHERE nhi = ? AND signer_id = ?
@@ -231,6 +240,7 @@ ON CONFLICT (key_id) DO UPDATE SET
   status = excluded.status, rotated_at = excluded.rotated_at, destroy_at = excluded.destroy_at
 
 -- name: use_one_time
+-- destroys
 DELETE FROM kem_keys WHERE key_id = ? AND usage = 'one_time' RETURNING 1
 
 -- name: something_overdue
@@ -238,24 +248,25 @@ SELECT 1 WHERE EXISTS (SELECT 1 FROM kem_keys WHERE destroy_at <= ?1)
             OR EXISTS (SELECT 1 FROM outbox WHERE body IS NOT NULL AND expires_at <= ?1)
 
 -- name: destroy_overdue
+-- destroys
 DELETE FROM kem_keys WHERE destroy_at <= ?
-
--- name: count_one_time
-SELECT count(*) FROM kem_keys WHERE usage = 'one_time' AND destroy_at > ?
 
 -- name: active_separate
 SELECT key_id FROM kem_keys WHERE usage = 'signed' AND status = 'active'
 
 -- name: drop_kem_key
+-- destroys
 DELETE FROM kem_keys WHERE key_id = ?
 
 -- name: destroy_replaced
+-- destroys
 DELETE FROM kem_keys WHERE key_id = ? AND status = 'grace'
 
 -- name: retire_kem_key
 UPDATE kem_keys SET status = 'grace', rotated_at = ?, destroy_at = ? WHERE key_id = ?
 
 -- name: destroy_grace
+-- destroys
 DELETE FROM kem_keys WHERE usage = 'signed' AND status = 'grace'
 
 -- name: hasten_one_time

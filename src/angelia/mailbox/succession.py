@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 from uuid import UUID
 
@@ -37,6 +38,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     signer: bool
     emergency: bool
     suites: int
+    # Of an emergency, for whoever finishes it: the reason, and since when the keys may be stolen.
+    why: str = ""
+    compromised_since: datetime | None = None
+
+    def covers(self, *, signer: bool, emergency: bool) -> bool:
+        """Whether finishing this rotation also does what is asked for. Only an emergency cannot wait for the next."""
+        return not emergency or (self.emergency and self.signer >= signer)
 
 
 def check_suites(suites: int) -> None:
@@ -51,23 +59,31 @@ def first_link(
     """The first bundle of a chain."""
     at = unix_ms(now)
     keys = [xwing(seeds[XWING]).public, *([separate] if separate else [])]
-    entries = tuple(_active(key, at, at) for key in keys)
+    entries = tuple(_active(key, at) for key in keys)
     return Link(sign_bundle(pair, agent_nhi=handle, issued_at=at, kem_keys=entries, after=None, suites=suites))
 
 
 def next_link(
-    before: Bundle, pair: SigningPair, seeds: Seeds, separate: KemPublicKey | None, plan: Plan, now: datetime
+    before: Bundle,
+    pair: SigningPair,
+    seeds: Seeds,
+    separate: KemPublicKey | None,
+    plan: Plan,
+    now: datetime,
+    revoked: Collection[UUID] = (),
 ) -> Link:
     """The bundle after `before`: new keys are active, those that they replace stay listed for their grace."""
     at = unix_ms(now)
     old = {entry.key.key_id: entry for entry in before.kem_keys if entry.status is Listed.ACTIVE}
     keys = [xwing(seeds[NEXT + XWING if plan.kem else XWING]).public, *([separate] if separate else [])]
-    active = [_active(key, old[key.key_id].created_at if key.key_id in old else at, at) for key in keys]
+    # A key that stays keeps its times: only a new key lives for another year.
+    active = [old.get(key.key_id) or _active(key, at) for key in keys]
     grace: list[KemEntry] = []
     if not plan.emergency:
         listed = {entry.key.key_id for entry in active}
         grace = [_in_grace(entry, at) for id_, entry in old.items() if id_ not in listed]
         grace += [e for e in before.kem_keys if e.status is Listed.GRACE and at < e.rotated_at + milliseconds(GRACE)]
+        grace = [entry for entry in grace if entry.key.key_id not in revoked]
     signing = next_pair(seeds) if plan.signer else pair
     bundle = sign_bundle(
         signing,
@@ -82,11 +98,15 @@ def next_link(
 
 
 def with_next(seeds: Seeds, plan: Plan) -> dict[str, bytes]:
-    """The seeds with those that the plan needs; what an interrupted attempt made is used, what it made in vain goes."""
+    """The seeds with those that the plan needs; what an interrupted attempt made is used, what it made in vain goes.
+
+    An emergency makes its own: whoever read the key file has what lay there.
+    """
     made = {NEXT + XWING: KemPrivateKey.generate(KeyType.XWING).seed}
     made[NEXT + ED25519], made[NEXT + ML_DSA] = SigningPair.generate().seeds
     wanted = ([NEXT + XWING] if plan.kem else []) + ([NEXT + ED25519, NEXT + ML_DSA] if plan.signer else [])
-    return without_next(seeds) | {name: seeds.get(name, made[name]) for name in wanted}
+    found = {} if plan.emergency else seeds
+    return without_next(seeds) | {name: found.get(name, made[name]) for name in wanted}
 
 
 def without_next(seeds: Seeds) -> dict[str, bytes]:
@@ -129,8 +149,8 @@ def _step(bundle: Bundle) -> tuple[object, ...]:
     return (*chained, bundle.signer.signer_id, bundle.suites, active_ids(bundle))
 
 
-def _active(key: KemPublicKey, created_at: int, at: int) -> KemEntry:
-    return KemEntry(key=key, status=Listed.ACTIVE, created_at=created_at, expires_at=at + milliseconds(KEY_LIFE))
+def _active(key: KemPublicKey, at: int) -> KemEntry:
+    return KemEntry(key=key, status=Listed.ACTIVE, created_at=at, expires_at=at + milliseconds(KEY_LIFE))
 
 
 def _in_grace(entry: KemEntry, at: int) -> KemEntry:

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 from uuid import UUID
@@ -18,6 +18,9 @@ from angelia.envelope.refusals import NotAllowed, SignatureFailed, UnknownSigner
 from angelia.envelope.signing import VerifyingPair, parse_pair
 from angelia.keys.model import CACHE, SKEW, LinkDocument, link_document, moment, parse_link
 from angelia.mailbox.database import SQL, Database, Tx, stamp, unstamp
+
+# When a bundle was fetched that no server gave: too long ago to be used without asking one.
+NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class TrustedBy(StrEnum):
@@ -79,7 +82,7 @@ class Trust:
     def pins(self) -> list[Pin]:
         return [_pin(row) for row in self._database.rows("pins")]
 
-    def pin_first(self, link: Link, now: datetime, revoked: Sequence[UUID] = ()) -> Pin:
+    def pin_first(self, link: Link, now: datetime, revoked: Sequence[UUID] | None = ()) -> Pin:
         """Believe an agent that was not known before (trust on first use); one that is known goes on from its pin."""
         check_bundle(link.bundle)
         with self._database.transaction() as tx:
@@ -88,7 +91,7 @@ class Trust:
                 _set_bundle(tx, link, revoked, now)
         return self.advance(link.bundle.agent_nhi, [link], now, revoked)
 
-    def advance(self, nhi: str, links: Sequence[Link], now: datetime, revoked: Sequence[UUID] = ()) -> Pin:
+    def advance(self, nhi: str, links: Sequence[Link], now: datetime, revoked: Sequence[UUID] | None = ()) -> Pin:
         """Follow an agent's chain from its pin to the newest link; the pin's own bundle may come first.
 
         A way back, a gap, a broken chain or a new pair that the old one did not vouch for is refused, and the pin
@@ -112,7 +115,7 @@ class Trust:
         assert present is not None
         return present
 
-    def trust(self, link: Link, now: datetime, revoked: Sequence[UUID] = ()) -> Pin:
+    def trust(self, link: Link, now: datetime, revoked: Sequence[UUID] | None = ()) -> Pin:
         """Believe a pair because an operator compared its fingerprint; pairs before it are believed no more.
 
         A fingerprint says nothing about a bundle's age, so an older bundle of the same pair is refused all the same.
@@ -215,7 +218,15 @@ def _set_pin(tx: Tx, trusted: Trusted, by: TrustedBy, at: datetime) -> None:
     tx.execute(SQL["set_pin"], values)
 
 
-def _set_bundle(tx: Tx, link: Link, revoked: Sequence[UUID], now: datetime) -> None:
+def _set_bundle(tx: Tx, link: Link, revoked: Sequence[UUID] | None, now: datetime) -> None:
+    """Keep an agent's newest bundle. What was revoked stays so; `revoked` is None where no server was asked."""
+    nhi, told, fetched_at = link.bundle.agent_nhi, set(revoked or ()), stamp(now)
+    before = tx.execute(SQL["bundle"], (nhi,)).fetchone()
+    if before is not None:
+        told.update(msgspec.json.decode(before[1], type=list[UUID]))
+    if revoked is None:
+        fetched_at = stamp(NEVER) if before is None else before[2]
     document = msgspec.json.encode(link_document(dataclasses.replace(link, statement=None))).decode()
-    values = (link.bundle.agent_nhi, document, msgspec.json.encode(list(revoked)).decode(), stamp(now))
-    tx.execute(SQL["set_bundle"], values)
+    tx.execute(SQL["set_bundle"], (nhi, document, msgspec.json.encode(sorted(told)).decode(), fetched_at))
+    # A pair that may be stolen can date its envelopes back, so nothing of it is believed any more.
+    tx.executemany(SQL["drop_former_pair"], [(nhi, str(one)) for one in told])

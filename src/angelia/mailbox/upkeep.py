@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from angelia.mailbox import replay
-from angelia.mailbox.database import SQL, Database, stamp
+from angelia.mailbox.database import SQL, Database, stamp, unstamp, write_meta
 from angelia.mailbox.files import Drawer
 from angelia.mailbox.replay import RETENTION_HOURS, Pruned
+
+_CLOCK = "clock_shown"
+_BELIEVED_AFTER = timedelta(hours=1)
 
 
 class Upkeep:
@@ -24,11 +27,12 @@ class Upkeep:
         self.tend(now)
 
     def tend(self, now: datetime) -> None:
-        """Destroy private keys and plaintexts whose time is over; once a day, prune as well."""
-        if self._database.row("something_overdue", stamp(now)):
+        """Destroy private keys and plaintexts whose time is surely over; once a day, prune as well."""
+        reached = self._reached(now)
+        if reached is not None and self._database.row("something_overdue", stamp(reached)):
             with self._database.transaction() as tx:
-                tx.execute(SQL["destroy_overdue"], (stamp(now),))
-                tx.execute(SQL["expire_outbox"], (stamp(now),))
+                tx.execute(SQL["destroy_overdue"], (stamp(reached),))
+                tx.execute(SQL["expire_outbox"], (stamp(reached),))
         if replay.prune_due(self._database, now):
             self._tidy(now)
 
@@ -43,6 +47,19 @@ class Upkeep:
         """What somebody should be told, once."""
         taken, self._warnings = self._warnings, []
         return taken
+
+    def _reached(self, now: datetime) -> datetime | None:
+        """A time that has surely come: the clock showed it, and at least an hour later it has not gone back.
+
+        What is destroyed stays destroyed, so a clock that runs ahead for a moment must not be believed.
+        """
+        found = self._database.row("read_meta", _CLOCK)
+        shown = None if found is None else unstamp(found[0])
+        if shown is not None and shown <= now < shown + _BELIEVED_AFTER:
+            return None
+        with self._database.transaction() as tx:
+            write_meta(tx, _CLOCK, stamp(now))
+        return shown if shown is not None and shown <= now else None
 
     def _tidy(self, now: datetime) -> None:
         warning = self.prune(now).warning

@@ -1,0 +1,123 @@
+"""What the mailbox destroys by itself: in time, only once the time has surely come, and from every file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from angelia.mailbox import identity
+from angelia.mailbox.box import Mailbox
+from angelia.mailbox.outbox import Sent
+
+NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
+MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+
+Send = Callable[..., bytes]
+
+
+def seeds(box: Mailbox) -> list[bytes]:
+    with box.database.transaction() as tx:
+        return [seed for (seed,) in tx.execute("SELECT seed FROM kem_keys")]
+
+
+def on_disk(box: Mailbox, secret: bytes) -> bool:
+    return any(secret in path.read_bytes() for path in box.directory.glob("replay_state.db*"))
+
+
+def rotate(box: Mailbox) -> None:
+    box.own.begin_rotation(NOW)
+    box.own.finish_rotation(NOW)
+
+
+@pytest.fixture
+def unsent(alice: Mailbox, bob: Mailbox, send: Send) -> str:
+    """A message of Alice that no relay has yet."""
+    send()
+    return alice.outbox.page()[0].replay_key
+
+
+@pytest.mark.parametrize("wrong_for", [timedelta(0), 59 * MINUTE])
+def test_a_clock_that_ran_ahead_for_a_moment_destroys_nothing(
+    alice: Mailbox, bob: Mailbox, unsent: str, wrong_for: timedelta
+) -> None:
+    rotate(alice)
+    for now in (NOW + DAY, NOW + 400 * DAY, NOW + 400 * DAY + wrong_for, NOW + DAY + HOUR, NOW + DAY + 2 * HOUR):
+        alice.receive_many([], now=now)
+    assert len(seeds(alice)) == 1
+    assert alice.outbox.outgoing(unsent).status is Sent.STORED
+    assert [one.replay_key for one in alice.outbox.due(NOW + DAY)] == [unsent]
+    known = alice.trust.bundle("bob", NOW, max_age=None)
+    assert known is not None
+    alice.outbox.reseal(unsent, known.link, NOW + DAY, new_id=False)
+
+
+def test_a_clock_that_runs_ahead_again_and_again_destroys_nothing(alice: Mailbox, bob: Mailbox, unsent: str) -> None:
+    rotate(alice)
+    for n in range(5):
+        alice.receive_many([], now=NOW + (400 + n) * DAY)
+        alice.receive_many([], now=NOW + n * MINUTE)
+    assert len(seeds(alice)) == 1
+    assert alice.outbox.outgoing(unsent).resealable
+
+
+def test_an_agent_that_was_away_for_a_month_destroys_soon_after_it_is_back(home: Path, alice: Mailbox) -> None:
+    rotate(alice)
+    alice.close()
+    back = NOW + 30 * DAY
+    for at, left in ((back, 1), (back + HOUR - MINUTE, 1), (back + HOUR, 0)):
+        with Mailbox(home, identity.load(home, "alice", lambda: ""), at) as box:
+            assert len(seeds(box)) == left
+
+
+def test_a_message_past_its_time_is_not_tried_again_even_before_its_content_goes(
+    alice: Mailbox, bob: Mailbox, unsent: str
+) -> None:
+    expires = alice.outbox.outgoing(unsent).expires_at
+    assert len(alice.outbox.due(expires - MINUTE)) == 1
+    assert alice.outbox.due(expires) == []
+
+
+def test_a_one_time_key_is_in_no_file_once_its_message_is_opened(bob: Mailbox, send: Send) -> None:
+    (key,) = bob.own.make_one_time_keys(1, NOW)
+    (seed,) = seeds(bob)
+    sealed = send(one_time_key=key)
+    assert on_disk(bob, seed)
+    bob.receive(sealed, now=NOW)
+    assert not on_disk(bob, seed)
+
+
+def test_a_replaced_key_is_in_no_file_once_it_is_destroyed(bob: Mailbox) -> None:
+    rotate(bob)
+    (seed,) = seeds(bob)
+    bob.receive_many([], now=NOW + 30 * DAY)
+    assert on_disk(bob, seed)
+    bob.receive_many([], now=NOW + 30 * DAY + HOUR)
+    assert not on_disk(bob, seed)
+
+
+@pytest.mark.parametrize("size", [100, 100_000])
+def test_the_content_of_a_message_is_in_no_file_once_it_is_delivered(alice: Mailbox, bob: Mailbox, size: int) -> None:
+    known = alice.trust.bundle("bob", NOW, max_age=None)
+    assert known is not None
+    key = alice.outbox.seal(known.link, bytes(size), now=NOW).replay_key
+    _, content = alice.database.row("outbox_body", key)
+    assert on_disk(alice, content[:60])
+    alice.outbox.mark(key, Sent.DELIVERED)
+    assert not on_disk(alice, content[:60])
+    assert not on_disk(alice, content[-60:])
+
+
+def test_what_a_killed_process_left_in_the_log_goes_when_the_mailbox_is_opened(
+    home: Path, bob: Mailbox, send: Send, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (key,) = bob.own.make_one_time_keys(1, NOW)
+    (seed,) = seeds(bob)
+    monkeypatch.setattr("angelia.mailbox.database.Tx.empty_log", lambda _: None)
+    bob.receive(send(one_time_key=key), now=NOW)
+    assert on_disk(bob, seed)
+    monkeypatch.undo()
+    with Mailbox(home, identity.load(home, "bob", lambda: ""), NOW) as again:
+        assert not on_disk(again, seed)
