@@ -7,6 +7,7 @@ import json
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import quote
 from uuid import uuid4
 
 import asyncpg
@@ -187,6 +188,17 @@ async def test_keys_of_small_order_wrong_length_or_two_spellings_are_refused_at_
     ]
     for bundle in wrong:
         await refused(await alice.post(server, "/v1/keys/bundle", {"bundle": bundle}), 400, "invalid_key_format")
+
+
+@pytest.mark.parametrize(
+    "name", ["alice'--", "a'; DROP TABLE bundles; --", "*", "{alice}", "alice:1", "alice\n", "' OR '1'='1"]
+)
+async def test_the_syntax_of_sql_or_of_the_hot_tier_in_a_name_is_a_name_that_nobody_has(
+    server: Server, alice: KeyHolder, name: str
+) -> None:
+    for path in (f"/v1/keys/bundle/{quote(name, safe='')}", f"/v1/keys/{quote(name, safe='')}/history"):
+        await refused(await alice.get(server, path), 404, "not_found")
+    assert (await alice.get(server, "/v1/keys/bundle/alice")).status_code == 200
 
 
 async def test_what_is_not_the_json_of_a_publication_is_refused(server: Server, alice: KeyHolder) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar, Unpack
+from typing import Unpack
 from uuid import UUID
 
 import msgspec
@@ -41,8 +41,6 @@ from angelia.mailbox.receiving import sender_of
 from angelia.mailbox.succession import Plan
 from angelia.mailbox.trust import KnownBundle, Pin
 from angelia.mailbox.window import Profile
-
-T = TypeVar("T")
 
 # A year's keys are replaced in their last month, so that nobody finds them expired.
 RENEW_BEFORE = timedelta(days=30)
