@@ -73,7 +73,8 @@ def desk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Desk]:
     def clock(shift: timedelta) -> None:
-        monkeypatch.setattr("angelia.cli.mail._now", lambda: datetime.now(UTC) + shift)
+        for module in ("mail", "exchange"):
+            monkeypatch.setattr(f"angelia.cli.{module}._now", lambda: datetime.now(UTC) + shift)
 
     shutil.copytree(acquainted, shell, dirs_exist_ok=True)
     yield Desk(person("alice"), person("bob"), server, shell, clock)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import click
@@ -13,11 +13,12 @@ import msgspec
 
 from angelia.cli.body import read_body
 from angelia.cli.errors import Usage, exit_code, report
+from angelia.cli.exchange import received_from, sealed_alone, sealed_for
 from angelia.cli.flags import Needs, span
 from angelia.cli.grammar import Noun
 from angelia.cli.handover import chain_in, handing_over, not_known
 from angelia.cli.letters import print_message, say_control, say_sealed
-from angelia.cli.paging import SHORTEST_PREFIX, Fetch, Page, ago, short, show_list, until
+from angelia.cli.paging import SHORTEST_PREFIX, Page, ago, pages_of, short, show_list, until
 from angelia.cli.session import Session
 from angelia.cli.tables import Column
 from angelia.cli.times import age
@@ -25,17 +26,14 @@ from angelia.errors import AngeliaError, InvalidArgument, NotFound
 
 if TYPE_CHECKING:
     from angelia.envelope.receipts import Receipt
-    from angelia.envelope.refusals import UnknownSigner
-    from angelia.envelope.wire import Envelope
     from angelia.mailbox.allowlist import Entry
     from angelia.mailbox.box import Mailbox
-    from angelia.mailbox.inbox import Message, Opened
+    from angelia.mailbox.inbox import Message
     from angelia.mailbox.outbox import Outgoing, Wishes
     from angelia.mailbox.receipt_log import ReceiptDocument
 
 PRIORITIES = ("low", "normal", "high", "critical")
 COMPRESSIONS = ("none", "gzip", "zstd")
-T = TypeVar("T")
 _file = click.Path(path_type=Path, dir_okay=False)
 _HEX = re.compile(r"[0-9a-f]{1,64}")
 
@@ -91,9 +89,9 @@ def send(
     }
     with handing_over(out) as file:
         if mailbox.identity.id is None:
-            envelope = _sealed_alone(mailbox, recipient, content, wishes)
+            envelope = sealed_alone(mailbox, recipient, content, wishes)
         else:
-            envelope = _sealed(session, mailbox, recipient, content, wishes, by_hand=file is not None)
+            envelope = sealed_for(session, mailbox, recipient, content, wishes, by_hand=file is not None)
         if file is not None:
             file.write(envelope.wire)
     say_sealed(session, mailbox, envelope, out)
@@ -109,7 +107,7 @@ def open_(session: Session, what: str) -> None:
     path = Path(what)
     fresh = path.is_file()
     if fresh:
-        (received,) = _received(session, mailbox, [path])
+        (received,) = received_from(session, mailbox, [path])
         if isinstance(received, AngeliaError):
             raise received
         if received.control:
@@ -125,7 +123,7 @@ def open_(session: Session, what: str) -> None:
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=_file)
 def receive(session: Session, files: tuple[Path, ...]) -> int:
     """Open envelopes that were handed over as files, each once."""
-    outcomes = _received(session, session.mailbox, list(files))
+    outcomes = received_from(session, session.mailbox, list(files))
     codes = set[int]()
     for file, one in zip(files, outcomes, strict=True):
         if not isinstance(one, AngeliaError):
@@ -226,7 +224,7 @@ def receipts(session: Session, file: Path | None) -> None:
         Column("REASON", lambda r: r.reason, long=True),
     ]
     rows = [receipt_document(one) for one in reversed(logged.receipts)]
-    show_list(session, _pages(rows), columns, nothing="no receipts yet", hint="opening a message gives one")
+    show_list(session, pages_of(rows), columns, nothing="no receipts yet", hint="opening a message gives one")
 
 
 @command.verb(example="angelia mail allow alice --as bob", needs=Needs.SERVER | Needs.AGENT | Needs.PAGES)
@@ -321,79 +319,6 @@ def verify(session: Session) -> int:
     return 3 if problems else 0
 
 
-def _sealed(
-    session: Session, mailbox: Mailbox, recipient: str, content: bytes, wishes: Wishes, *, by_hand: bool
-) -> Envelope:
-    """Sealed for the keys that the server says are good; what is handed over by hand can do with those known here."""
-    from angelia.client import Unreachable
-
-    try:
-        return session.as_agent(mailbox).seal(mailbox, recipient, content, **wishes)
-    except Unreachable as error:
-        if not by_hand or mailbox.trust.pin(recipient) is None:
-            raise
-        session.out.note(f"warning: {error.message}, so the keys of {recipient} are those that were known here")
-    return _sealed_alone(mailbox, recipient, content, wishes)
-
-
-def _sealed_alone(mailbox: Mailbox, recipient: str, content: bytes, wishes: Wishes) -> Envelope:
-    """Sealed for the keys that are known here, however old that knowledge is."""
-    known = mailbox.trust.bundle(recipient, _now(), max_age=None)
-    if known is None:
-        raise not_known(recipient)
-    return mailbox.outbox.seal(known.link, content, now=_now(), **wishes)
-
-
-def _received(session: Session, mailbox: Mailbox, files: list[Path]) -> list[Opened | AngeliaError]:
-    from angelia.envelope.refusals import Expired, Stale, UnknownSigner
-    from angelia.mailbox.files import read_safely
-    from angelia.mailbox.window import Profile
-
-    contents: list[bytes | AngeliaError] = []
-    for file in files:
-        try:
-            contents.append(read_safely(file, file, most=2 << 20))
-        except AngeliaError as error:
-            contents.append(error)
-    readable = [one for one in contents if isinstance(one, bytes)]
-    outcomes = iter(mailbox.receive_many(readable, now=_now(), profile=Profile.DIRECT))
-    received = [next(outcomes) if isinstance(one, bytes) else one for one in contents]
-    for at, content in enumerate(contents):
-        refused = received[at]
-        if isinstance(refused, UnknownSigner) and mailbox.identity.id is not None and isinstance(content, bytes):
-            received[at] = _followed(session, mailbox, content, refused)
-        elif isinstance(refused, Stale | Expired) and isinstance(content, bytes):
-            received[at] = _seen_before(mailbox, content) or refused
-    return received
-
-
-def _seen_before(mailbox: Mailbox, content: bytes) -> AngeliaError | None:
-    """Too old, and opened when it was not: then its stored copy is what somebody looks for."""
-    from angelia.envelope.refusals import Replayed
-    from angelia.mailbox.receiving import decoded
-    from angelia.mailbox.replay import refuse_seen
-
-    try:
-        refuse_seen(mailbox.database, decoded(content).replay_key, _now())
-    except Replayed as replayed:
-        return replayed
-    return None
-
-
-def _followed(session: Session, mailbox: Mailbox, content: bytes, unknown: UnknownSigner) -> Opened | AngeliaError:
-    """The sender may have rotated its signing pair, and a server knows how its bundles follow."""
-    from angelia.client import Unreachable
-    from angelia.mailbox.window import Profile
-
-    try:
-        return session.as_agent(mailbox).open(mailbox, content, profile=Profile.DIRECT)
-    except Unreachable as error:
-        session.out.detail(error.message)
-        return unknown
-    except AngeliaError as error:
-        return error
-
-
 def _take_receipt(session: Session, mailbox: Mailbox, file: Path) -> None:
     from angelia.mailbox.files import read_safely
     from angelia.mailbox.outbox import Sent
@@ -440,20 +365,7 @@ def _list_allowed(session: Session, mailbox: Mailbox) -> None:
         Column("LABEL", lambda e: e.label or "", long=True),
     ]
     nothing, hint = "nobody is allowed, so no mail is opened", "angelia mail allow NAME"
-    show_list(session, _pages(mailbox.allowlist.entries()), columns, nothing=nothing, hint=hint)
-
-
-def _pages(rows: list[T]) -> Fetch[T]:
-    """A list that is here as a whole, page by page; its cursor is a number."""
-
-    def fetch(cursor: str | None, limit: int) -> Page[T]:
-        if cursor is not None and not cursor.isdecimal():
-            raise Usage(f"{cursor!r} is no cursor of this list")
-        start = int(cursor or 0)
-        end = start + limit
-        return Page(rows[start:end], str(end) if end < len(rows) else None, len(rows))
-
-    return fetch
+    show_list(session, pages_of(mailbox.allowlist.entries()), columns, nothing=nothing, hint=hint)
 
 
 def _id(text: str) -> str:

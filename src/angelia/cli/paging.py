@@ -50,6 +50,19 @@ def show_list(session: Session, fetch: Fetch[T], columns: Sequence[Column[T]], *
         out.note(f"{len(rows):,}{counted} shown; --all or --cursor {page.next}")
 
 
+def pages_of(rows: list[T]) -> Fetch[T]:
+    """A list that is here as a whole, page by page; its cursor is a number."""
+
+    def fetch(cursor: str | None, limit: int) -> Page[T]:
+        if cursor is not None and not cursor.isdecimal():
+            raise Usage(f"{cursor!r} is no cursor of this list")
+        start = int(cursor or 0)
+        end = start + limit
+        return Page(rows[start:end], str(end) if end < len(rows) else None, len(rows))
+
+    return fetch
+
+
 def every(fetch: Fetch[T], limit: int = 200) -> Iterable[T]:
     """All rows, page after page."""
     cursor: str | None = None
