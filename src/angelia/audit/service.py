@@ -24,11 +24,12 @@ from angelia.audit.model import (
 from angelia.envelope.ids import MAX_HANDLE
 from angelia.errors import NotFound
 from angelia.stores.ledger import Ledger, Tx
+from angelia.stores.partitions import Daily, make_ahead
 
 SEAL_BATCH = 1000
 CHECKPOINT_ENTRIES = 1000
 CHECKPOINT_AGE = timedelta(seconds=60)
-DAYS_AHEAD = 7
+_DAILY = Daily("audit_events", "occurred_at")
 
 
 class NodeSigner(Protocol):
@@ -56,6 +57,8 @@ def event(
     *,
     actor: str | None = None,
     object: str | None = None,
+    message_id: UUID | None = None,
+    replay_key: bytes | None = None,
     detail: Detail | None = None,
 ) -> Event:
     """An event of now, with an id of its own. A token's subject may be longer than the ledger keeps of a name."""
@@ -65,6 +68,8 @@ def event(
         event_type=event_type,
         actor=actor[:MAX_HANDLE] if actor else None,
         object=object,
+        message_id=message_id,
+        replay_key=replay_key,
         detail=detail or {},
     )
 
@@ -127,14 +132,7 @@ class Audit:
 
     async def make_partitions(self, now: datetime) -> int:
         """Make the daily partitions from yesterday to a week ahead; returns how many rows missed theirs."""
-        days = [(now + timedelta(days=offset)).date() for offset in range(-1, DAYS_AHEAD + 1)]
-        async with self._ledger.transaction() as tx:
-            missing = await store.missing_partitions(tx, days)
-        for day in missing:
-            async with self._ledger.transaction() as tx:
-                await store.make_partition(tx, day)
-        async with self._ledger.transaction() as tx:
-            return await store.in_default_partition(tx)
+        return await make_ahead(self._ledger, _DAILY, now)
 
     async def events(self, page: Page) -> list[StoredEvent]:
         async with self._ledger.transaction() as tx:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import datetime
 from uuid import UUID
 
 from angelia.audit.model import ChainEntry, Checkpoint, Event, StoredEvent
@@ -143,31 +143,6 @@ async def events(
     at, event_id = before or (None, None)
     rows = await tx.fetch(SQL["events"], event_type, actor, message_id, since, until, at, event_id, limit)
     return [_event(row) for row in rows]
-
-
-async def make_partition(tx: Tx, day: date) -> None:
-    """One UTC day of audit_events, with the rows of that day that had to go to the default partition meanwhile."""
-    await tx.execute(SQL["lock_partitions"])
-    if not await missing_partitions(tx, [day]):
-        return
-    start = datetime.combine(day, time(), UTC)
-    end = start + timedelta(days=1)
-    await tx.execute(
-        SQL["make_partition"].format(name=_partition_name(day), start=start.isoformat(), end=end.isoformat())
-    )
-
-
-async def missing_partitions(tx: Tx, days: Sequence[date]) -> list[date]:
-    there = {row["relname"] for row in await tx.fetch(SQL["partitions"])}
-    return [day for day in days if _partition_name(day) not in there]
-
-
-async def in_default_partition(tx: Tx) -> int:
-    return int(await tx.fetchval(SQL["in_default_partition"]))
-
-
-def _partition_name(day: date) -> str:
-    return f"audit_events_{day:%Y%m%d}"
 
 
 def _event(row: Row) -> StoredEvent:

@@ -81,24 +81,3 @@ WHERE ($1::text IS NULL OR e.event_type = $1)
   AND ($5::timestamptz IS NULL OR e.occurred_at < $5)
   AND ($6::timestamptz IS NULL OR (e.occurred_at, e.event_id) < ($6, $7::uuid))
 ORDER BY e.occurred_at DESC, e.event_id DESC LIMIT $8
-
--- name: lock_partitions
-SELECT pg_advisory_xact_lock(hashtextextended('angelia/audit partitions', 0))
-
--- name: make_partition
--- DDL takes no parameters; what is filled in is made from a date and nothing else. Without the lock, an event of that
--- day could enter the default partition between the move and the attachment, which PostgreSQL then refuses.
-SET LOCAL lock_timeout = '5s';
-LOCK TABLE audit_events_default IN ACCESS EXCLUSIVE MODE;
-CREATE TABLE {name} (LIKE audit_events INCLUDING ALL);
-WITH moved AS (
-  DELETE FROM audit_events_default WHERE occurred_at >= '{start}' AND occurred_at < '{end}' RETURNING *
-)
-INSERT INTO {name} SELECT * FROM moved;
-ALTER TABLE audit_events ATTACH PARTITION {name} FOR VALUES FROM ('{start}') TO ('{end}');
-
--- name: partitions
-SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = 'audit_events'::regclass
-
--- name: in_default_partition
-SELECT count(*) FROM audit_events_default

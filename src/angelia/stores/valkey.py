@@ -7,14 +7,17 @@ import hashlib
 import re
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import redis.asyncio
+from redis.asyncio.client import PubSub
 from redis.asyncio.connection import AbstractConnection, BlockingConnectionPool
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError
 
 from angelia.errors import SettingsError, Unavailable
@@ -28,6 +31,9 @@ _MOST_CALLS = 128
 # How far the clocks of two servers may be apart that share a hot tier (`doctor` warns at one second).
 CLOCK_ALLOWANCE_MS = 1000
 _RUN_ID = re.compile(rb"^run_id:(\w+)", re.MULTILINE)
+
+
+Word = str | int | bytes  # what a script is given
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +55,12 @@ class _ScriptCall:
 
     script: Script
     keys: int
-    arguments: tuple[str | int | bytes, ...]
+    arguments: tuple[Word, ...]
     answer: asyncio.Future[Any]
 
 
 _BIRTH_SCRIPT = Script.read(__file__, "birth.lua")
+_PUBLISH_SCRIPT = Script.read(__file__, "publish.lua")
 
 
 def now_ms() -> int:
@@ -79,10 +86,11 @@ class HotTier:
         except ValueError as error:
             raise SettingsError(f"redis_url: {error}", hint="such as redis://localhost:6379/0") from error
         self._redis = redis.asyncio.Redis(connection_pool=pool)
+        self._url = url
         self._waiting: deque[_ScriptCall] = deque()
         self._senders: set[asyncio.Task[None]] = set()
 
-    async def run(self, script: Script, keys: Sequence[str], args: Sequence[str | int | bytes]) -> Any:
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Word]) -> Any:
         """Run a script. Calls that come while others are on their way share the next round trip."""
         mine: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append(_ScriptCall(script, len(keys), (*keys, *args), mine))
@@ -124,6 +132,22 @@ class HotTier:
         with _wrapped():
             await self._redis.ping()
 
+    @asynccontextmanager
+    async def pubsub(self) -> AsyncIterator[PubSub]:
+        """A line that hears what is published; it waits as long as nothing is.
+
+        It is not mended when it breaks: whoever reads it makes a new one, and knows that something was missed."""
+        client = redis.asyncio.Redis.from_url(self._url, socket_connect_timeout=2, retry=Retry(NoBackoff(), 0))
+        try:
+            async with client.pubsub() as line:
+                yield line
+        finally:
+            await client.aclose()
+
+    async def publish(self, topic: str, word: bytes) -> None:
+        """By a script, so that it shares a round trip with the others."""
+        await self.run(_PUBLISH_SCRIPT, [], [topic, word])
+
     async def set_mark(self, key: str, life_ms: int | None) -> None:
         with _wrapped():
             await self._redis.set(key, b"1", px=life_ms)
@@ -135,9 +159,13 @@ class HotTier:
 
     async def birth(self) -> int:
         """When this memory began, in Unix milliseconds; read now, not remembered."""
+        return int((await self.birth_mark()).rpartition(":")[2])
+
+    async def birth_mark(self) -> str:
+        """What tells this memory from any other that was here before."""
         await self.ping()
         mark = await self.run(_BIRTH_SCRIPT, [BIRTH], [self.run_id, self.birth_ms(now_ms())])
-        return int(bytes(mark).rpartition(b":")[2])
+        return bytes(mark).decode()
 
     def birth_ms(self, now: int) -> int:
         """What a birth mark made at that time says; servers that share a hot tier need not agree on the time."""

@@ -1,0 +1,2 @@
+DROP TABLE policy_version;
+DROP TABLE policies;

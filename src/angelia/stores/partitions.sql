@@ -1,0 +1,21 @@
+-- name: lock
+SELECT pg_advisory_xact_lock(hashtextextended('angelia/partitions of ' || $1::text, 0))
+
+-- name: make
+-- DDL takes no parameters; what is filled in is made from a date and from names of our own. Without the lock, a row of
+-- that day could enter the default partition between the move and the attachment, which PostgreSQL then refuses.
+SET LOCAL lock_timeout = '5s';
+LOCK TABLE {table}_default IN ACCESS EXCLUSIVE MODE;
+CREATE TABLE {name} (LIKE {table} INCLUDING ALL);
+WITH moved AS (
+  DELETE FROM {table}_default WHERE {column} >= '{start}' AND {column} < '{end}' RETURNING *
+)
+INSERT INTO {name} SELECT * FROM moved;
+ALTER TABLE {table} ATTACH PARTITION {name} FOR VALUES FROM ('{start}') TO ('{end}');
+
+-- name: partitions
+SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+JOIN pg_class p ON p.oid = i.inhparent WHERE p.relname = $1
+
+-- name: in_default
+SELECT count(*) FROM {table}_default
