@@ -85,6 +85,10 @@ def run(handover: Handover, report: StartReport) -> None:
             logging.getLogger("uvicorn.error").removeHandler(report)
             report.ready()
 
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            application.stop_waiting()
+            await super().shutdown(sockets=sockets)
+
     settings = handover.settings
     logs.configure(settings)
     logging.getLogger("uvicorn.error").addHandler(report)

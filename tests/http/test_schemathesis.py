@@ -31,7 +31,7 @@ CHECKS = [
 OFF = dict.fromkeys(("register", "who", "identity", "unproven"), "off")
 
 
-@pytest.mark.parametrize("examples", [10, pytest.param(500, marks=[pytest.mark.fuzz, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize("examples", [6, pytest.param(500, marks=[pytest.mark.fuzz, pytest.mark.timeout(1800)])])
 async def test_every_operation_answers_as_documented(start, examples: int) -> None:
     # The whitelist keeps the requests that block addresses from ending the run.
     server: Server = await start(limits=OFF, rate_limit_whitelist=("127.0.0.1",))
@@ -39,6 +39,8 @@ async def test_every_operation_answers_as_documented(start, examples: int) -> No
     token = await server.post("/v1/tokens", json={"role": "admin", "agent": agent.id}, headers=server.admin)
     bearer = {"authorization": f"Bearer {token.json()['token']}"}
     document = (await server.get("/openapi.json")).json()
+    # Long polls and streams answer with what there is, as they do when a server is about to stop.
+    server.application.stop_waiting()
     async with listening(server.application) as port:
         await asyncio.to_thread(_examine, document, f"http://localhost:{port}", bearer, examples)
 

@@ -49,6 +49,7 @@ def build(*, loaded: Any, open_mode: bool, worker: int, data_dir: Any) -> Any:
         await receive()
         await send({"type": "lifespan.shutdown.complete"})
 
+    application.stop_waiting = lambda: None  # type: ignore[attr-defined]
     return application
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
@@ -25,6 +25,10 @@ Prove = Callable[[bytes], Awaitable[bool]]
 PageSize = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 
+JSON = "application/json"
+EVENT_STREAM = "text/event-stream"
+HEARTBEAT = b": still here\n\n"
+HEARTBEAT_SECONDS = 15.0
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
@@ -116,12 +120,13 @@ class Call:
 
 @dataclass(slots=True)
 class Answer:
-    """What a handler gives back: a record for JSON, or ready bytes with their type."""
+    """What a handler gives back: a record for JSON, ready bytes with their type, or a stream that goes on."""
 
     status: int = 200
     body: Any = None
     headers: dict[str, str] = field(default_factory=dict)
     content_type: str = "application/json"
+    stream: AsyncIterator[bytes] | None = None
 
 
 Handler = Callable[[Call], Awaitable[Answer]]
@@ -141,6 +146,8 @@ class Route:
     query: Any = None
     rule: Rule | None = None
     body_limit: int | None = None
+    reads: tuple[str, ...] = (JSON,)  # the media types that a body may have
+    waits: bool = False  # it may take as long as the caller likes, and ends when the caller goes
     page: bool = False  # a document that people reach by a link from elsewhere
     open_locally: bool = False  # served without a credential in open mode
 
@@ -172,6 +179,12 @@ def parse_cursor(text: str | None) -> tuple[datetime, UUID] | None:
         return moment, UUID(id)
     except ValueError as error:
         raise InvalidArgument("the cursor is not one that this list gave out") from error
+
+
+def sse(event: str, data: bytes, id: str | None = None) -> bytes:
+    """One server-sent event. JSON has no line breaks of its own, so one line of data is enough."""
+    name = f"id: {id}\n" if id is not None else ""
+    return f"{name}event: {event}\ndata: ".encode() + data + b"\n\n"
 
 
 def clock() -> datetime:

@@ -25,13 +25,21 @@ STATUS = {
     "already_exists": 409,
     "conflict": 409,
     "key_stale": 409,
+    "message_id_conflict": 409,
+    "lease_lost": 409,
+    "epoch_stale": 409,
     "version_conflict": 409,
     "key_revoked": 410,
+    "message_expired": 410,
+    "offset_gone": 410,
+    "receipt_archived": 410,
     "too_large": 413,
     "unsupported_media_type": 415,
     "rate_limited": 429,
+    "queue_full": 429,
     "internal": 500,
     "unavailable": 503,
+    "deadline_exceeded": 504,
 }
 
 

@@ -6,8 +6,10 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import structlog
 from starlette.types import Receive, Scope, Send
@@ -18,15 +20,22 @@ from angelia.errors import (
     InvalidArgument,
     MethodNotAllowed,
     NotFound,
+    RateLimited,
     TooLarge,
     UnsupportedMediaType,
 )
-from angelia.guard.declarations import Answer, Call, Route, Surface, clock
+from angelia.guard.declarations import JSON, Answer, Call, Route, Surface, clock
 from angelia.guard.model import Caller, Network, client_address
 from angelia.guard.service import Guard, Knock
 from angelia.http import answers, origin
 
+T = TypeVar("T")
+
 READ_SECONDS = 15.0
+MOST_WAITS = 20
+# Then the caller comes again, and is asked again who it is.
+STREAM_SECONDS = 3600.0
+CALLER_GONE = 499  # nobody reads it; the log and the metrics do
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _LONGEST_LENGTH = 20  # digits: more than any 64-bit number has
 log = structlog.get_logger("angelia.request")
@@ -92,6 +101,7 @@ class Edge:
         self._open_mode = open_mode
         self._loopback = loopback
         self._proxies = proxies
+        self._waits: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
@@ -111,7 +121,13 @@ class Edge:
             log.exception("a handler failed", request_id=request.id, path=request.path)
             request.failure = AngeliaError("something went wrong on the server", hint="the log has this request's id")
             answer = answers.of_error(request.failure, request.surface, request.id)
-        await self._send(send, request, answer)
+        try:
+            await self._send(send, request, answer)
+            if answer.stream is not None:
+                await self._send_stream(send, request, answer.stream)
+        finally:
+            if request.waits is not None:
+                self._waits -= Counter([request.waits])  # and forgets who waits no more
         self._observe(request, route, answer.status, time.perf_counter() - started)
 
     async def _answer(
@@ -140,20 +156,32 @@ class Edge:
         async def prove(public_key: bytes) -> bool:
             return await self._guard.prove_possession(knock, body, public_key)
 
-        return await route.handler(
-            Call(
-                caller=caller,
-                now=now,
-                request_id=request.id,
-                surface=request.surface,
-                raw_path=values,
-                raw_query=request.query,
-                body=body,
-                headers=request.headers,
-                prove=prove,
-                path_names=names,
-            )
+        call = Call(
+            caller=caller,
+            now=now,
+            request_id=request.id,
+            surface=request.surface,
+            raw_path=values,
+            raw_query=request.query,
+            body=body,
+            headers=request.headers,
+            prove=prove,
+            path_names=names,
         )
+        if not route.waits:
+            return await route.handler(call)
+        self._check_waits(caller)
+        request.waits = caller.known_as
+        self._waits[caller.known_as] += 1
+        answer = await request.unless_gone(route.handler(call))
+        return Answer(CALLER_GONE) if answer is None else answer
+
+    def _check_waits(self, caller: Caller) -> None:
+        """Whoever waits costs something whenever something comes, so nobody waits in many requests at once."""
+        if self._waits[caller.known_as] >= MOST_WAITS:
+            raise RateLimited(
+                f"you wait in {MOST_WAITS} requests already", hint="end some of them, or use one stream", retry_after=5
+            )
 
     def _unrouted(self, request: _Request, methods: dict[str, Route]) -> Answer:
         if request.method == "OPTIONS":
@@ -165,16 +193,36 @@ class Edge:
             raise error
         raise NotFound("404 page not found", hint="the routes are listed at /docs and /openapi.json")
 
+    async def _send_stream(self, send: Send, request: _Request, stream: AsyncIterator[bytes]) -> None:
+        """Pass a stream on until it ends, nobody listens any more, or it is time to ask again who listens."""
+        parts, until = aiter(stream), time.monotonic() + STREAM_SECONDS
+        try:
+            while (part := await request.unless_gone(anext(parts, b""))) and time.monotonic() < until:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        except AngeliaError as error:
+            request.failure = error  # a store is away: the stream ends, and its reader comes again
+        except Exception:
+            # The answer has begun, so there is no other way to say that it is not whole.
+            log.exception("a stream broke off", request_id=request.id, path=request.path)
+            raise
+        finally:
+            if isinstance(stream, AsyncGenerator):
+                await stream.aclose()
+        await send({"type": "http.response.body", "body": b""})
+
     async def _send(self, send: Send, request: _Request, answer: Answer) -> None:
         body = answers.encoded(answer, request.surface)
         headers = {**origin.SECURITY, "x-request-id": request.id, **request.answer_headers, **answer.headers}
-        if body or answer.status not in (204, 304):
+        if answer.stream is not None:
+            headers.setdefault("content-type", answer.content_type)
+        elif body or answer.status not in (204, 304):
             headers["content-length"] = str(len(body))
         if body:
             headers.setdefault("content-type", answer.content_type)
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": answer.status, "headers": raw})
-        await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})
+        if answer.stream is None:
+            await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})
 
     def _observe(self, request: _Request, route: Route | None, status: int, seconds: float) -> None:
         path = _label(route)
@@ -212,6 +260,7 @@ class _Request:
         self.answer_headers: dict[str, str] = {}
         self.caller: Caller | None = None
         self.failure: AngeliaError | None = None
+        self.waits: str | None = None  # who waits in it
         self._receive = receive
         self._ended = False
 
@@ -226,8 +275,25 @@ class _Request:
         has_body = length != "0" or "transfer-encoding" in self.headers
         if self.method in ("POST", "PUT", "PATCH") and has_body:
             media_type = self.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if media_type != "application/json":
-                raise UnsupportedMediaType("content-type must be application/json", hint="send JSON")
+            reads = route.reads if route else (JSON,)
+            if media_type not in reads:
+                raise UnsupportedMediaType(f"content-type must be {' or '.join(reads)}", hint="send JSON")
+
+    async def unless_gone(self, work: Awaitable[T]) -> T | None:
+        """What comes of some work; None, and the work is given up, when the caller hangs up before."""
+        working = asyncio.ensure_future(work)
+        leaving = asyncio.ensure_future(self._disconnected())
+        try:
+            await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else None
+        finally:
+            for task in (working, leaving):
+                task.cancel()
+            await asyncio.gather(working, leaving, return_exceptions=True)
+
+    async def _disconnected(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
 
     async def body(self, limit: int) -> bytes:
         """Read the body, counting while it arrives: a length that was not declared is no way around the limit."""

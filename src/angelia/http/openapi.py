@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 
 from angelia import __version__
-from angelia.guard.declarations import Access, Route, Surface
+from angelia.guard.declarations import JSON, Access, Route, Surface
 from angelia.http.answers import ErrorText, Problem
 
 _PARAMETER = re.compile(r"\{(\w+)\}")
+_BYTES = {"type": "string", "format": "binary"}
 _REF = "#/components/schemas/{name}"
 
 
@@ -64,7 +65,7 @@ def _operation(route: Route, schemas: dict[Any, Any]) -> dict[str, Any]:
     if route.takes is not None:
         operation["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": schemas[route.takes]}},
+            "content": {media: {"schema": schemas[route.takes] if media == JSON else _BYTES} for media in route.reads},
         }
     if route.access is not Access.ANYONE:
         operation["security"] = (
@@ -86,9 +87,10 @@ def _answer(kind: Any, schemas: dict[Any, Any]) -> dict[str, Any]:
         return {"description": "A document", "content": {kind: {}}}
     first, *others = _records(kind)
     schema = {"anyOf": [schemas[one] for one in (first, *others)]} if others else schemas[first]
+    also = [one for one in kind if isinstance(one, str)] if isinstance(kind, tuple) else []
     return {
         "description": (first.__doc__ or first.__name__).splitlines()[0],
-        "content": {"application/json": {"schema": schema}},
+        "content": {JSON: {"schema": schema}} | {media: {"schema": _BYTES} for media in also},
     }
 
 
@@ -101,12 +103,14 @@ def _errors(route: Route, schemas: dict[Any, Any]) -> dict[str, Any]:
         statuses["401"] = "The caller is not known, or a signature does not hold"
     if route.access is not Access.ANYONE or route.rule is not None:
         statuses["429"] = "Too many requests"
-    if _PARAMETER.search(route.path):
+    if _PARAMETER.search(route.path) or route.query is not None:
         statuses["404"] = "There is no such thing"
     if _PARAMETER.search(route.path) or route.query is not None or route.takes is not None:
         statuses["400"] = "The request is not well formed"
+    if _PARAMETER.search(route.path) or route.method == "POST":
+        statuses["410"] = "It is over: expired, revoked, archived or past its retention"
     if route.method in ("POST", "PUT", "PATCH"):
-        statuses["415"] = "The body is not JSON"
+        statuses["415"] = "The body is of another type"
         statuses["409"] = "It does not fit the present state"
         statuses["404"] = "There is no such thing"
     v1 = Surface.of(route.path) is Surface.V1
@@ -120,12 +124,24 @@ def _errors(route: Route, schemas: dict[Any, Any]) -> dict[str, Any]:
 
 def _query_parameters(kind: Any) -> list[dict[str, Any]]:
     schema = msgspec.json.schema(kind)
-    record = schema["$defs"][kind.__name__] if "$defs" in schema else schema
+    defined = schema.get("$defs", {})
+    record = _inlined(defined.get(kind.__name__, schema), defined)
     required = set(record.get("required", ()))
     return [
         {"name": name, "in": "query", "required": name in required, "schema": _not_null(part)}
         for name, part in record["properties"].items()
     ]
+
+
+def _inlined(part: Any, defined: dict[str, Any]) -> Any:
+    """A schema that stands alone: what it refers to is written out where it is referred to."""
+    if isinstance(part, list):
+        return [_inlined(one, defined) for one in part]
+    if not isinstance(part, dict):
+        return part
+    if "$ref" in part:
+        return _inlined(defined[part["$ref"].rpartition("/")[2]], defined)
+    return {name: _inlined(one, defined) for name, one in part.items()}
 
 
 def _not_null(schema: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +151,7 @@ def _not_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _records(kind: Any) -> tuple[Any, ...]:
-    """The types of a body: one, none, or several where a parameter decides which it is."""
+    """The types of a body: one, none, or several where a parameter decides which it is; texts are media types."""
     if isinstance(kind, tuple):
-        return kind
+        return tuple(one for one in kind if not isinstance(one, str))
     return () if kind is None or isinstance(kind, str) else (kind,)
