@@ -390,6 +390,7 @@ async def test_what_operators_and_agents_do_is_audited(start) -> None:
     token = f"token {UUID(server.admin_token.split('_')[1])}"
     assert [(e["event_type"], e["actor"], e["object"]) for e in reversed(events)] == [
         ("token_created", "angelia", None),
+        *[("policy_changed", "angelia", None)] * 4,  # the starter rules
         ("agent_registered", agent.id, agent.id),
         ("handle_claimed", "ann", "ann"),
         ("token_created", token, None),
