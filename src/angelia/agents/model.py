@@ -46,6 +46,15 @@ class Registration:
     at: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class BlockedAgent:
+    """One entry of an agent's block list."""
+
+    id: UUID
+    handle: str
+    blocked_at: datetime
+
+
 def parse_public_key(text: str) -> bytes:
     """An Ed25519 public key in canonical base64: a point of the curve, not one of small order."""
     try:

@@ -92,7 +92,31 @@ class AgentList(msgspec.Struct, frozen=True):
     total: int
 
 
+class BlockedQuery(msgspec.Struct, frozen=True):
+    cursor: str | None = None
+    limit: PageSize = 50
+
+
+class BlockedRecord(msgspec.Struct, frozen=True):
+    """An agent that the caller does not want to hear from."""
+
+    agent: str
+    blocked_at: datetime
+
+
+class BlockedRecords(msgspec.Struct, frozen=True):
+    """A page of a block list, in the order in which it was made."""
+
+    blocks: list[BlockedRecord]
+    next: str | None
+    total: int
+
+
 def routes(agents: Agents, *, show_email: bool) -> list[Route]:
+    return [*_identity_routes(agents, show_email=show_email), *_block_routes(agents)]
+
+
+def _identity_routes(agents: Agents, *, show_email: bool) -> list[Route]:
     async def register(call: Call) -> Answer:
         body = call.json(RegisterBody)
         if not body.public_key:
@@ -164,6 +188,40 @@ def routes(agents: Agents, *, show_email: bool) -> list[Route]:
             {200: AgentList}, query=AgentQuery,
         ),
         Route("GET", "/v1/agents/{agent}", one_agent, Access.ADMIN, "One agent, by handle or id", {200: AgentRecord}),
+    ]  # fmt: skip
+
+
+def _block_routes(agents: Agents) -> list[Route]:
+    async def block(call: Call) -> Answer:
+        await agents.block(call.agent, call.path("agent"), call.now)
+        return Answer(204)
+
+    async def unblock(call: Call) -> Answer:
+        await agents.unblock(call.agent, call.path("agent"), call.now)
+        return Answer(204)
+
+    async def list_blocked(call: Call) -> Answer:
+        query = call.query(BlockedQuery)
+        found, total = await agents.block_list(call.agent, parse_cursor(query.cursor), query.limit + 1)
+        shown = found[: query.limit]
+        more = len(found) > query.limit
+        following = cursor_after(shown[-1].blocked_at, shown[-1].id) if more else None
+        records = [BlockedRecord(one.handle, one.blocked_at) for one in shown]
+        return Answer(body=BlockedRecords(records, following, total))
+
+    return [
+        Route(
+            "GET", "/v1/blocks", list_blocked, Access.AGENT, "Whom the caller has blocked",
+            {200: BlockedRecords}, query=BlockedQuery,
+        ),
+        Route(
+            "PUT", "/v1/blocks/{agent}", block, Access.AGENT, "Take no mail and no direct messages from an agent",
+            {204: None}, rule=IDENTITY,
+        ),
+        Route(
+            "DELETE", "/v1/blocks/{agent}", unblock, Access.AGENT, "Hear from an agent again",
+            {204: None}, rule=IDENTITY,
+        ),
     ]  # fmt: skip
 
 

@@ -11,13 +11,22 @@ from uuid import UUID
 
 from angelia import metrics
 from angelia.agents import store
-from angelia.agents.model import Agent, Registration, check_email, check_handle, clean_name, parse_public_key
+from angelia.agents.model import (
+    Agent,
+    BlockedAgent,
+    Registration,
+    check_email,
+    check_handle,
+    clean_name,
+    parse_public_key,
+)
 from angelia.audit import service as audit
 from angelia.envelope.ids import MAX_HANDLE, KeyType, key_id, valid_handle
-from angelia.errors import AlreadyExists, AngeliaError, Conflict, NotFound
+from angelia.errors import AlreadyExists, AngeliaError, Conflict, InvalidArgument, NotFound
 from angelia.stores.group_commit import GroupCommit
 from angelia.stores.ledger import Ledger, Tx, UniqueViolation
 
+MOST_BLOCKS = 10_000  # entries of one block list
 _REMEMBERED_SECONDS = 1.0
 _MOST_REMEMBERED = 10_000
 
@@ -136,15 +145,10 @@ class Agents:
 
     async def named(self, name: str) -> Agent:
         """An agent by handle or by id. The default handle is the id, so one lookup nearly always does."""
-        nobody = NotFound(f"there is no agent {name[:MAX_HANDLE]}", hint="a handle, or the id that /register gave")
-        if not valid_handle(name):
-            raise nobody
         async with self._ledger.transaction() as tx:
-            found = await store.by_handle(tx, name)
-            if found is None and (id_ := _as_uuid(name)) is not None:
-                found = await store.by_id(tx, id_)
+            found = await find(tx, name)
         if found is None:
-            raise nobody
+            raise nobody(name)
         return found
 
     async def handles(self, ids: Sequence[UUID]) -> dict[UUID, str]:
@@ -162,6 +166,55 @@ class Agents:
         """Agents in order of registration, and how many there are in that time."""
         async with self._ledger.transaction() as tx:
             return await store.list_agents(tx, since, until, after, limit)
+
+    async def block(self, agent: Agent, name: str, now: datetime) -> None:
+        """Put another agent on an agent's block list; one that is there already stays as it is."""
+        other = await self.named(name)
+        if other.id == agent.id:
+            raise InvalidArgument("an agent cannot block itself")
+        async with self._ledger.transaction() as tx:
+            present = await lock(tx, agent.id)
+            if not await store.block(tx, agent.id, other.id, now):
+                return
+            if await store.count_blocks(tx, agent.id) > MOST_BLOCKS:
+                raise Conflict(f"a block list has at most {MOST_BLOCKS:,} entries", hint="unblock somebody first")
+            event = audit.event("agent_blocked", now, actor=present.handle, object=other.handle)
+            await audit.record(tx, [event])
+
+    async def unblock(self, agent: Agent, name: str, now: datetime) -> None:
+        """Take another agent from an agent's block list; one that is not there is no error."""
+        other = await self.named(name)
+        async with self._ledger.transaction() as tx:
+            present = await lock(tx, agent.id)
+            if await store.unblock(tx, agent.id, other.id):
+                event = audit.event("agent_unblocked", now, actor=present.handle, object=other.handle)
+                await audit.record(tx, [event])
+
+    async def block_list(
+        self, agent: Agent, after: tuple[datetime, UUID] | None, limit: int
+    ) -> tuple[list[BlockedAgent], int]:
+        """Whom an agent has blocked, in the order in which it did, and how many they are."""
+        async with self._ledger.transaction() as tx:
+            return await store.blocks(tx, agent.id, after, limit), await store.count_blocks(tx, agent.id)
+
+
+async def find(tx: Tx, name: str) -> Agent | None:
+    """The agent of a handle or an id, in the caller's transaction."""
+    if not valid_handle(name):
+        return None
+    found = await store.by_handle(tx, name)
+    if found is None and (id_ := _as_uuid(name)) is not None:
+        found = await store.by_id(tx, id_)
+    return found
+
+
+async def blocked(tx: Tx, pairs: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Of pairs (sender, recipient) of handles, those whose recipient does not want to hear from the sender."""
+    return await store.blocked(tx, pairs) if pairs else set()
+
+
+def nobody(name: str) -> NotFound:
+    return NotFound(f"there is no agent {name[:MAX_HANDLE]}", hint="a handle, or the id that /register gave")
 
 
 async def lock(tx: Tx, agent_id: UUID) -> Agent:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
-from angelia.agents.model import Agent, Registration
+from angelia.agents.model import Agent, BlockedAgent, Registration
 from angelia.stores.ledger import Row, Tx
 from angelia.stores.sql import statements
 
@@ -109,6 +109,32 @@ async def list_agents(
     at, id_ = after or (None, None)
     rows = await tx.fetch(SQL["list"], since, until, at, id_, limit)
     return [_known(row) for row in rows], int(await tx.fetchval(SQL["count"], since, until))
+
+
+async def block(tx: Tx, id: UUID, blocked: UUID, at: datetime) -> bool:
+    """Whether it was not blocked before."""
+    return await tx.fetchval(SQL["block"], id, blocked, at) is not None
+
+
+async def unblock(tx: Tx, id: UUID, blocked: UUID) -> bool:
+    """Whether it was blocked."""
+    return await tx.fetchval(SQL["unblock"], id, blocked) is not None
+
+
+async def count_blocks(tx: Tx, id: UUID) -> int:
+    return int(await tx.fetchval(SQL["count_blocks"], id))
+
+
+async def blocks(tx: Tx, id: UUID, after: tuple[datetime, UUID] | None, limit: int) -> list[BlockedAgent]:
+    at, blocked = after or (None, None)
+    rows = await tx.fetch(SQL["blocks"], id, at, blocked, limit)
+    return [BlockedAgent(row["blocked_id"], row["handle"], row["blocked_at"]) for row in rows]
+
+
+async def blocked(tx: Tx, pairs: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Of pairs (sender, recipient) those whose recipient has blocked the sender."""
+    rows = await tx.fetch(SQL["blocked"], [sender for sender, _ in pairs], [recipient for _, recipient in pairs])
+    return {(row["sender"], row["recipient"]) for row in rows}
 
 
 def _agent(row: Row | None) -> Agent | None:

@@ -82,6 +82,35 @@ WHERE ($1::timestamptz IS NULL OR registered_at >= $1)
   AND ($3::timestamptz IS NULL OR (registered_at, id) > ($3, $4::uuid))
 ORDER BY registered_at, id LIMIT $5
 
+-- name: block
+INSERT INTO blocks (agent_id, blocked_id, blocked_at) VALUES ($1, $2, $3)
+ON CONFLICT (agent_id, blocked_id) DO NOTHING
+RETURNING blocked_id
+
+-- name: unblock
+DELETE FROM blocks WHERE agent_id = $1 AND blocked_id = $2 RETURNING blocked_id
+
+-- name: count_blocks
+SELECT count(*) FROM blocks WHERE agent_id = $1
+
+-- name: blocks
+SELECT blocked_id, handle, blocked_at
+FROM blocks JOIN agents ON agents.id = blocks.blocked_id
+WHERE agent_id = $1 AND ($2::timestamptz IS NULL OR (blocked_at, blocked_id) > ($2, $3::uuid))
+ORDER BY blocked_at, blocked_id LIMIT $4
+
+-- name: blocked
+-- Of pairs of handles those whose second has blocked their first: per pair two looks by handle, one into the list.
+-- The LIMIT keeps it so: as joins, the planner would rather scan all agents, or all lists, for a hundred pairs.
+SELECT sender, recipient
+FROM unnest($1::text[], $2::text[]) AS given (sender, recipient)
+CROSS JOIN LATERAL (
+  SELECT FROM blocks
+  WHERE agent_id = (SELECT id FROM agents WHERE handle = recipient)
+    AND blocked_id = (SELECT id FROM agents WHERE handle = sender)
+  LIMIT 1
+) AS listed
+
 -- name: count
 SELECT count(*) FROM agents
 WHERE ($1::timestamptz IS NULL OR registered_at >= $1) AND ($2::timestamptz IS NULL OR registered_at < $2)

@@ -1,0 +1,273 @@
+"""Decides who may do what, by rules that operators make; whatever no rule allows is denied, and so is what fails."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import structlog
+
+from angelia import metrics
+from angelia.audit import service as audit
+from angelia.audit.model import Event
+from angelia.envelope.ids import MAX_HANDLE
+from angelia.errors import AngeliaError, Conflict, Denied, NotFound, RateLimited, Unavailable
+from angelia.policy import store
+from angelia.policy.model import Action, Effect, Rule, RuleSet, Wish, check_rule
+from angelia.policy.store import HotRates
+from angelia.stores.ledger import GONE, Ledger, StatementError, Tx
+
+CACHE = timedelta(seconds=300)
+MOST_CACHED = 10_000
+MOST_RULES = 10_000  # every process has all of them in memory
+STARTER = "angelia"  # who made the starter rules
+_ENGINE_SECONDS = 2.0
+_BELIEVED_SECONDS = 1.0
+_DOING = {
+    Action.SEND: "send to",
+    Action.PUBLISH: "publish in",
+    Action.SUBSCRIBE: "subscribe to",
+    Action.READ_KEYS: "read the keys of",
+}
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Held:
+    """The rules of one version, and what they allowed: until when each answer may be given again."""
+
+    version: int
+    rules: RuleSet
+    allowed: dict[Wish, datetime] = field(default_factory=dict)
+
+    def allows(self, wish: Wish, now: datetime) -> bool:
+        until = self.allowed.get(wish)
+        if until is not None and now < until:
+            return True
+        rule = self.rules.decide(wish, now)
+        if rule is None or rule.effect is Effect.DENY:
+            return False
+        if len(self.allowed) >= MOST_CACHED:
+            self.allowed.clear()
+        self.allowed[wish] = now + CACHE if rule.expires_at is None else min(now + CACHE, rule.expires_at)
+        return True
+
+
+class Policy:
+    """The rules, and the answers to who may. Other slices ask in their own transaction, many wishes at a time."""
+
+    def __init__(self, ledger: Ledger, hot: HotRates) -> None:
+        self._ledger = ledger
+        self._hot = hot
+        self._held: _Held | None = None
+        self._read_at = 0.0
+
+    async def check(self, tx: Tx, wishes: Sequence[Wish], now: datetime) -> list[AngeliaError | None]:
+        """One answer per wish: None is yes. Rules that cannot be read allow nothing: Unavailable is raised.
+
+        A change of the rules is seen by the next check, in whatever process."""
+        if not wishes:
+            return []
+        held = await self._current(tx)
+        return [None if held.allows(wish, now) else _counted_denial(wish) for wish in wishes]
+
+    async def allowed(self, wish: Wish, now: datetime) -> None:
+        """The same for a single wish, in a transaction of its own; raises Denied."""
+        async with self._ledger.transaction() as tx:
+            [refusal] = await self.check(tx, [wish], now)
+        if refusal is not None:
+            raise refusal
+
+    async def spend(self, wishes: Sequence[Wish], now: datetime) -> list[AngeliaError | None]:
+        """Count wishes against the rates of the rules that allow them; what they deny is for `check` to say.
+
+        For callers to run before their transaction. A new rate may be a second late: the ledger is asked for the
+        version only if no check has read it just before. A hot tier that is away allows nothing."""
+        answers: list[AngeliaError | None] = [None] * len(wishes)
+        rules = (await self._recent()).rules
+        if not rules.rates:
+            return answers
+        acts: dict[tuple[UUID, str], list[int]] = {}
+        for place, wish in enumerate(wishes):
+            rule = rules.decide(wish, now)
+            if rule is not None and rule.rule_id in rules.rates:
+                acts.setdefault((rule.rule_id, wish.subject), []).append(place)
+        now_ms = int(now.timestamp() * 1000)
+        spent = await asyncio.gather(
+            *(
+                self._hot.spend(rule_id, rules.rates[rule_id], subject, len(places), now_ms)
+                for (rule_id, subject), places in acts.items()
+            )
+        )
+        for places, (counted, free_ms) in zip(acts.values(), spent, strict=True):
+            for place in places[counted:]:
+                answers[place] = _too_often(wishes[place], max(1, -(-(free_ms - now_ms) // 1000)))
+        return answers
+
+    async def decision(self, wish: Wish, now: datetime) -> Rule | None:
+        """The rule that has the last word about a wish, for operators; None denies."""
+        async with self._ledger.transaction() as tx:
+            held = await self._current(tx)
+        return held.rules.decide(wish, now)
+
+    async def rules(self, after: tuple[datetime, UUID] | None, limit: int) -> tuple[list[Rule], int]:
+        """Rules in the order in which they were made, and how many there are."""
+        async with self._ledger.transaction() as tx:
+            return await store.page(tx, after, limit), await store.count(tx)
+
+    async def add(
+        self,
+        by: str,
+        effect: Effect,
+        action: Action,
+        subject: str,
+        object: str,
+        now: datetime,
+        *,
+        priority: int = 0,
+        life: timedelta | None = None,
+        rate: str | None = None,
+    ) -> Rule:
+        """Make a rule, which counts from its commit on, everywhere."""
+        check_rule(effect, action, subject, object, rate)
+        rule = Rule(
+            rule_id=uuid.uuid4(),
+            priority=priority,
+            effect=effect,
+            action=action,
+            subject=subject,
+            object=object,
+            expires_at=now + life if life else None,
+            rate=rate,
+            created_by=by[:MAX_HANDLE],
+            created_at=now,
+        )
+        async with self._ledger.transaction() as tx:
+            await store.bump_version(tx)
+            if await store.count(tx) >= MOST_RULES:
+                raise Conflict(
+                    f"there are {MOST_RULES:,} rules already", hint="a pattern such as bot-* stands for many"
+                )
+            await store.add(tx, rule)
+            await audit.record(tx, [_changed(rule, "added", by, now)])
+        self._read_at = 0.0
+        return rule
+
+    async def remove(self, by: str, rule_id: UUID, now: datetime) -> Rule:
+        """Take a rule away; what only it allowed is denied from now on."""
+        async with self._ledger.transaction() as tx:
+            await store.bump_version(tx)
+            rule = await store.remove(tx, rule_id)
+            if rule is None:
+                raise NotFound(f"there is no rule {rule_id}", hint="angelia policy list")
+            await audit.record(tx, [_changed(rule, "removed", by, now)])
+        self._read_at = 0.0
+        return rule
+
+    async def start_with(self, now: datetime, *, loopback: bool) -> bool:
+        """Let everybody do everything on a new server that only this machine reaches; whether that was done now.
+
+        Once: rules that an operator took away do not come back."""
+        if not loopback:
+            await self._warn_of_starter_rules()
+        async with self._ledger.transaction() as tx:
+            if await store.lock_version(tx) or await store.count(tx):
+                return False
+            await store.bump_version(tx)  # this was the first start, whatever comes of it
+            if not loopback:
+                return False
+            starter = [_starter_rule(action, now) for action in Action]
+            for rule in starter:
+                await store.add(tx, rule)
+            await audit.record(tx, [_changed(rule, "added", STARTER, now) for rule in starter])
+        actions = ", ".join(Action)
+        log.info("a new server on loopback: everybody may do everything", actions=actions, see="angelia policy list")
+        return True
+
+    async def _warn_of_starter_rules(self) -> None:
+        async with self._ledger.transaction() as tx:
+            left = await store.count_made_by(tx, STARTER)
+        if left:
+            log.warning("the starter rules of a loopback server are still there", rules=left, see="angelia policy list")
+
+    async def _recent(self) -> _Held:
+        if self._held is not None and time.monotonic() - self._read_at < _BELIEVED_SECONDS:
+            return self._held
+        async with self._ledger.transaction() as tx:
+            return await self._current(tx)
+
+    async def _current(self, tx: Tx) -> _Held:
+        """The rules as they are now. A fault of any kind, also in what is stored, allows nothing."""
+        try:
+            async with asyncio.timeout(_ENGINE_SECONDS):
+                # The version first: the rules that are read after it are never older than it says.
+                version = await store.version(tx)
+                held = self._held
+                if held is None or held.version != version:
+                    rules = await store.every_rule(tx)
+                    held = self._held  # somebody else may have been here meanwhile, and arranging takes a while
+                    if held is None or held.version != version:
+                        held = _Held(version, RuleSet(rules))
+        except (*GONE, StatementError, AngeliaError, TypeError, ValueError) as error:
+            raise Unavailable(
+                "the rules cannot be read at the moment, so nothing is allowed", hint="try again", retry_after=1
+            ) from error
+        self._held, self._read_at = held, time.monotonic()
+        return held
+
+
+def denial(wish: Wish) -> Denied:
+    """What whoever wished is told: never which rule it was, nor whether there was one."""
+    return Denied(
+        f"the rules do not let {wish.subject} {_DOING[wish.action]} {wish.object}",
+        hint=f"operators see why: angelia policy check {wish.action} --subject {wish.subject} --object {wish.object}",
+    )
+
+
+def _counted_denial(wish: Wish) -> Denied:
+    metrics.POLICY_DENIED.labels(wish.action.value).inc()
+    return denial(wish)
+
+
+def _too_often(wish: Wish, wait: int) -> RateLimited:
+    metrics.RATE_LIMITED.labels("policy").inc()
+    return RateLimited(
+        f"{wish.subject} may not {_DOING[wish.action]} {wish.object} that often",
+        hint=f"try again in {wait} s",
+        retry_after=wait,
+    )
+
+
+def _starter_rule(action: Action, now: datetime) -> Rule:
+    return Rule(
+        rule_id=uuid.uuid4(),
+        priority=0,
+        effect=Effect.ALLOW,
+        action=action,
+        subject="*",
+        object="*",
+        expires_at=None,
+        rate=None,
+        created_by=STARTER,
+        created_at=now,
+    )
+
+
+def _changed(rule: Rule, change: str, by: str, now: datetime) -> Event:
+    detail = {
+        "change": change,
+        "rule_id": str(rule.rule_id),
+        "effect": rule.effect.value,
+        "action": rule.action.value,
+        "subject": rule.subject,
+        "object": rule.object,
+        "priority": rule.priority,
+        "rate": rule.rate,
+        "expires_at": None if rule.expires_at is None else rule.expires_at.isoformat(),
+    }
+    return audit.event("policy_changed", now, actor=by, detail=detail)
