@@ -33,7 +33,9 @@ from angelia.keys.schedules import Schedules
 from angelia.keys.service import Keys, Published
 from angelia.keys.store import HotBundles
 from angelia.keys.succession import Emergency
+from angelia.policy.service import Policy
 from angelia.stores.ledger import Ledger
+from angelia.stores.wake import Wake
 from support import Agent, Server
 
 NO_LIMITS = {"keys": "off", "bundles": "off", "register": "off", "identity": "off"}
@@ -62,11 +64,17 @@ class KeySlice:
     ledger: Ledger
     hot: HotBundles
     agents: Agents
+    policy: Policy
+    wake: Wake
     keys: Keys
     schedules: Schedules
 
     async def fetched(self, name: str) -> BundleAnswer:
-        return msgspec.json.decode(await self.keys.bundle(name), type=BundleAnswer)
+        return msgspec.json.decode(await self.read(name), type=BundleAnswer)
+
+    async def read(self, name: str) -> bytes:
+        """An agent's bundle, as an operator reads it."""
+        return await self.keys.bundle(name, None, datetime.now(UTC))
 
 
 class KeyHolder(Agent):

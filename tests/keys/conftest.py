@@ -22,9 +22,12 @@ from angelia.keys.node import load_or_make
 from angelia.keys.schedules import Schedules
 from angelia.keys.service import Keys
 from angelia.keys.store import HotBundles
+from angelia.policy.service import Policy
+from angelia.policy.store import HotRates
 from angelia.settings import Settings
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
+from angelia.stores.wake import Wake
 from edges import edge_of, limiter_of
 from keyholder import NO_LIMITS, KeyHolder, KeySlice, whole_ms
 from support import Server
@@ -38,10 +41,13 @@ def now() -> datetime:
 
 @pytest.fixture
 async def keys_slice(ledger: Ledger, hot: HotTier, tmp_path: Path) -> AsyncIterator[KeySlice]:
-    agents, bundles = Agents(ledger), HotBundles(hot)
+    agents, bundles, policy, wake = Agents(ledger), HotBundles(hot), Policy(ledger, HotRates(hot)), Wake(hot)
+    await policy.start_with(datetime.now(UTC), loopback=True)
     fields = Fields(provider.make(tmp_path / "master.key"))
-    yield KeySlice(ledger, bundles, agents, Keys(ledger, bundles, agents), Schedules(ledger, agents, fields))
+    keys, schedules = Keys(ledger, bundles, agents, policy, wake), Schedules(ledger, agents, fields, wake)
+    yield KeySlice(ledger, bundles, agents, policy, wake, keys, schedules)
     await agents.close()
+    await wake.close()
 
 
 @pytest.fixture

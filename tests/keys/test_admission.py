@@ -17,9 +17,10 @@ from angelia.envelope.refusals import InvalidKey, SuiteRefused
 from angelia.envelope.signing import VerifyingPair
 from angelia.envelope.wire import Compression, Header, Priority, Suite
 from angelia.errors import AngeliaError, InvalidArgument, KeyNotFound, KeyRevoked, KeyStale
+from angelia.keys.admission import Signed, signers, spend_one_time, stale, standings
 from angelia.keys.model import DESTROY_AFTER, ONE_TIME_USE, Reason, unix_ms
-from angelia.keys.service import admit_key, signer
 from angelia.keys.succession import Emergency
+from angelia.stores.ledger import Tx
 from keyholder import KeyHolder, KeySlice
 
 MS, CACHE, SKEW = timedelta(milliseconds=1), timedelta(seconds=3_600), timedelta(seconds=300)
@@ -61,14 +62,29 @@ def header(
     )
 
 
+async def admit(tx: Tx, what: Header, at: datetime) -> None:
+    """What a relay does with one envelope: ask how its key stands, and spend it if it serves once."""
+    (standing,) = await standings(tx, [what], at)
+    refusal = standing.refusal
+    if standing.stale:
+        refusal = (await stale(tx, [what.recipient_nhi]))[what.recipient_nhi]
+    if standing.one_time:
+        (refusal,) = await spend_one_time(tx, [what], at)
+    if refusal is not None:
+        raise refusal
+
+
 async def admitted(keys_slice: KeySlice, what: Header, at: datetime) -> None:
     async with keys_slice.ledger.transaction() as tx:
-        await admit_key(tx, what, at)
+        await admit(tx, what, at)
 
 
 async def signing(keys_slice: KeySlice, what: Header, accepted_at: datetime) -> VerifyingPair:
     async with keys_slice.ledger.transaction() as tx:
-        return await signer(tx, what, accepted_at)
+        (found,) = await signers(tx, [Signed.envelope(what)], accepted_at)
+    if isinstance(found, AngeliaError):
+        raise found
+    return found
 
 
 async def refuses(keys_slice: KeySlice, what: Header, at: datetime, error: type[AngeliaError]) -> AngeliaError:
@@ -226,7 +242,7 @@ async def test_a_refused_or_rolled_back_envelope_spends_no_key(
     for fault in (RuntimeError("killed"), InvalidArgument("the queue is full")):
         with contextlib.suppress(type(fault)):
             async with keys_slice.ledger.transaction() as tx:
-                await admit_key(tx, header(now, key), now)
+                await admit(tx, header(now, key), now)
                 raise fault
     await admitted(keys_slice, header(now, key), now)
 

@@ -408,12 +408,12 @@ async def test_the_chain_comes_in_pages_of_100_and_can_be_followed(
     assert first is not None
     for number in range(1, 103):
         await alice.accepted(keys_slice, Link(alice.bundle(at=unix_ms(now) + number)))
-    page, more, _ = await keys_slice.keys.links_since("alice", 1)
+    page, more, _ = await keys_slice.keys.links_since("alice", 1, None, now)
     assert ([link.bundle.bundle_version for link in page], more) == ([*range(2, 102)], True)
-    rest, more, _ = await keys_slice.keys.links_since("alice", 101)
+    rest, more, _ = await keys_slice.keys.links_since("alice", 101, None, now)
     assert ([link.bundle.bundle_version for link in rest], more) == ([102, 103], False)
-    assert (await keys_slice.keys.links_since("alice", 103))[:2] == ([], False)
-    assert (await keys_slice.keys.links_since("alice", 3))[1] is False
+    assert (await keys_slice.keys.links_since("alice", 103, None, now))[:2] == ([], False)
+    assert (await keys_slice.keys.links_since("alice", 3, None, now))[1] is False
     assert bundles.follow(bundles.follow(first, parse_links(page)), parse_links(rest)) == alice.last
 
 
@@ -436,17 +436,17 @@ async def test_a_chain_with_a_new_signer_is_followed_over_http(
 
 async def test_the_second_reader_is_served_from_the_hot_tier(keys_slice: KeySlice, now: datetime) -> None:
     await KeyHolder().enter(keys_slice, "alice", now)
-    answer = await keys_slice.keys.bundle("alice")
+    answer = await keys_slice.read("alice")
     assert await keys_slice.hot.get("alice") == answer
     await keys_slice.hot.put("alice", 1_000, b'{"planted": 1}')
-    assert await keys_slice.keys.bundle("alice") == b'{"planted": 1}'
+    assert await keys_slice.read("alice") == b'{"planted": 1}'
 
 
 async def test_a_key_of_the_hot_tier_tells_only_the_hash_of_a_handle_and_lives_an_hour(
     keys_slice: KeySlice, now: datetime, hot: HotTier
 ) -> None:
     await KeyHolder().enter(keys_slice, "a-very-private-name", now)
-    await keys_slice.keys.bundle("a-very-private-name")
+    await keys_slice.read("a-very-private-name")
     names = [key for key in await hot._redis.keys("*") if key != b"ang:birth"]
     assert names == [f"ang:pk:{{{hot_tag('a-very-private-name')}}}".encode()]
     assert 3500 < await hot._redis.ttl(names[0]) <= 3600
@@ -466,12 +466,12 @@ async def test_an_empty_hot_tier_is_filled_again_from_the_ledger(
 async def test_bundles_are_served_and_accepted_while_the_hot_tier_is_away(keys_slice: KeySlice, now: datetime) -> None:
     alice = await KeyHolder().enter(keys_slice, "alice", now)
     away = HotTier("redis://127.0.0.1:1/0")
-    keys = Keys(keys_slice.ledger, HotBundles(away), keys_slice.agents)
-    found = msgspec.json.decode(await keys.bundle("alice"), type=BundleAnswer)
+    keys = Keys(keys_slice.ledger, HotBundles(away), keys_slice.agents, keys_slice.policy, keys_slice.wake)
+    found = msgspec.json.decode(await keys.bundle("alice", None, now), type=BundleAnswer)
     assert found.bundle.bundle_version == 1
     bundle = alice.bundle(at=unix_ms(now))
     assert (await keys.accept(await alice.record(keys_slice), Link(bundle), [], now)).new
-    assert msgspec.json.decode(await keys.bundle("alice"), type=BundleAnswer).bundle.bundle_version == 2
+    assert msgspec.json.decode(await keys.bundle("alice", None, now), type=BundleAnswer).bundle.bundle_version == 2
     await away.close()
 
 
@@ -528,7 +528,7 @@ async def test_a_reader_between_the_invalidation_and_the_commit_keeps_no_old_cop
         seen.append((await keys_slice.fetched("alice")).bundle.bundle_version)
 
     disturbed.after_invalidation = read
-    writer = Keys(keys_slice.ledger, disturbed, keys_slice.agents)
+    writer = Keys(keys_slice.ledger, disturbed, keys_slice.agents, keys_slice.policy, keys_slice.wake)
     await writer.accept(await alice.record(keys_slice), Link(alice.bundle(at=unix_ms(now))), [], now)
     assert seen == [1]
     assert (await keys_slice.fetched("alice")).bundle.bundle_version == 2
@@ -544,7 +544,7 @@ async def test_a_change_that_was_rolled_back_after_the_invalidation_changes_noth
         raise RuntimeError("killed")
 
     disturbed.after_invalidation = die
-    writer = Keys(keys_slice.ledger, disturbed, keys_slice.agents)
+    writer = Keys(keys_slice.ledger, disturbed, keys_slice.agents, keys_slice.policy, keys_slice.wake)
     link = Link(alice.bundle(at=unix_ms(now)))
     with pytest.raises(RuntimeError):
         await writer.accept(await alice.record(keys_slice), link, [], now)
@@ -558,7 +558,7 @@ async def test_a_writer_whose_hot_tier_is_away_repairs_it_by_the_tick(
 ) -> None:
     alice = await KeyHolder().enter(keys_slice, "alice", now)
     disturbed = Disturbed(hot)
-    writer = Keys(keys_slice.ledger, disturbed, keys_slice.agents)
+    writer = Keys(keys_slice.ledger, disturbed, keys_slice.agents, keys_slice.policy, keys_slice.wake)
     while await writer.repeat_invalidations(now):
         pass
     await keys_slice.fetched("alice")
@@ -576,7 +576,7 @@ async def test_a_first_bundle_that_was_rolled_back_keeps_nobody_elses_copy_old(
 ) -> None:
     alice = await KeyHolder().enter(keys_slice, "alice", now)
     disturbed = Disturbed(hot)
-    writer = Keys(keys_slice.ledger, disturbed, keys_slice.agents)
+    writer = Keys(keys_slice.ledger, disturbed, keys_slice.agents, keys_slice.policy, keys_slice.wake)
     while await writer.repeat_invalidations(now):
         pass
     await keys_slice.fetched("alice")
@@ -596,9 +596,9 @@ async def test_what_a_killed_process_left_old_in_the_hot_tier_the_next_one_repai
     await keys_slice.fetched("alice")
     disturbed = Disturbed(hot)
     disturbed.away = True
-    killed = Keys(keys_slice.ledger, disturbed, keys_slice.agents)
+    killed = Keys(keys_slice.ledger, disturbed, keys_slice.agents, keys_slice.policy, keys_slice.wake)
     await killed.accept(await alice.record(keys_slice), Link(alice.bundle(at=unix_ms(now))), [], now)
-    started = Keys(keys_slice.ledger, HotBundles(hot), keys_slice.agents)
+    started = Keys(keys_slice.ledger, HotBundles(hot), keys_slice.agents, keys_slice.policy, keys_slice.wake)
     assert await started.repeat_invalidations(now + timedelta(hours=1)) is False
     assert (await keys_slice.fetched("alice")).bundle.bundle_version == 2
 
@@ -612,7 +612,7 @@ async def test_a_starting_process_looks_at_what_changed_in_small_batches(
         " published_at, suites, bundle, NULL FROM bundles, generate_series(1, 9) AS n"
     )
     monkeypatch.setattr(service, "_TICK_BATCH", 4)
-    started = Keys(keys_slice.ledger, keys_slice.hot, keys_slice.agents)
+    started = Keys(keys_slice.ledger, keys_slice.hot, keys_slice.agents, keys_slice.policy, keys_slice.wake)
     rounds = [await started.repeat_invalidations(now) for _ in range(3)]
     assert rounds == [True, True, False]
 

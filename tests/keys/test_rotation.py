@@ -105,7 +105,7 @@ async def test_a_rotation_completes_in_much_less_than_100_ms(keys_slice: KeySlic
         await alice.accepted(keys_slice, link, reason=Reason.ON_DEMAND)
         took.append(time.perf_counter() - started)
     print(f"a rotation with new keys takes {sorted(took)[5] * 1000:.1f} ms (median of 10)")
-    links = (await keys_slice.keys.links_since("alice", 0))[0]
+    links = (await keys_slice.keys.links_since("alice", 0, None, now))[0]
     first, *rest = parse_links(links)
     assert bundles.follow(bundles.trusted_by(first.bundle), rest) == alice.last
     assert agent.handle == "alice"
@@ -514,7 +514,10 @@ async def test_a_replaced_pair_is_revoked_as_a_pair(
     assert record.status is KeyStatus.REVOKED
     found = await statuses(connection)
     assert {found[key] for key in old} == {"revoked"}
-    assert [change.reason for change in await keys_slice.keys.history("alice", None, 2)] == ["revoked", "revoked"]
+    assert [change.reason for change in await keys_slice.keys.history("alice", None, 2, None, now)] == [
+        "revoked",
+        "revoked",
+    ]
 
 
 async def test_only_the_owner_revokes_a_key(server: Server, alice: KeyHolder, bob: KeyHolder) -> None:
@@ -529,8 +532,8 @@ async def test_who_follows_revocations_sees_them_in_order(keys_slice: KeySlice, 
     agent = await alice.record(keys_slice)
     for number, key in enumerate(alice.kem_ids):
         await keys_slice.keys.revoke(agent, key, now + number * SECOND, None)
-    assert [one.key_id for one in await keys_slice.keys.revoked_since(now, 10)] == alice.kem_ids
-    assert [one.key_id for one in await keys_slice.keys.revoked_since(now + MS, 10)] == alice.kem_ids[1:]
+    assert [one.key_id for one in await keys_slice.keys.revoked_since(now, None, 10)] == alice.kem_ids
+    assert [one.key_id for one in await keys_slice.keys.revoked_since(now + MS, None, 10)] == alice.kem_ids[1:]
 
 
 # The books.
@@ -572,7 +575,7 @@ async def test_a_rotation_of_everything_is_one_event_with_one_entry_for_each_key
 ) -> None:
     alice = await KeyHolder(KeyType.XWING, KeyType.ML_KEM_768).enter(keys_slice, "alice", now)
     await alice.rotated(keys_slice, now, signer=True)
-    history = await keys_slice.keys.history("alice", None, 100)
+    history = await keys_slice.keys.history("alice", None, 100, None, now)
     assert sorted(one.key_type for one in history) == ["ed25519", "ml_dsa_65", "ml_kem_768", "xwing"]
     assert {one.rotated_at for one in history} == {now}
     assert {one.new_key_id for one in history} == {*alice.kem_ids, *pair_ids(alice.pair)}

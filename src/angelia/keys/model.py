@@ -16,6 +16,7 @@ from angelia.envelope.jsonform import from_text, to_text
 from angelia.envelope.kem import KemPublicKey, parse_kem_key
 from angelia.envelope.refusals import InvalidKey
 from angelia.envelope.signing import Signatures, VerifyingPair, parse_pair
+from angelia.envelope.wire import Suite
 from angelia.errors import InvalidArgument
 
 GRACE = timedelta(seconds=604_800)
@@ -33,6 +34,7 @@ TYPE_NAMES = {
     KeyType.ML_DSA_65: "ml_dsa_65",
     KeyType.XWING: "xwing",
 }
+KEM_TYPES = {Suite.ML_KEM: "ml_kem_768", Suite.XWING: "xwing"}
 _KEM_KINDS = {"ml_kem_768": KeyType.ML_KEM_768, "xwing": KeyType.XWING}
 
 

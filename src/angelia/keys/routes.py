@@ -213,13 +213,13 @@ def _bundle_routes(keys: Keys) -> list[Route]:
     async def fetch(call: Call) -> Answer:
         query, name = call.query(BundleQuery), call.path("agent")
         if query.since is not None:
-            return Answer(body=Links(*await keys.links_since(name, query.since)))
+            return Answer(body=Links(*await keys.links_since(name, query.since, call.caller.agent, call.now)))
         if query.one_time:
             return Answer(
                 body=await keys.bundle_with_one_time_key(name, call.agent, call.now),
                 headers={"cache-control": "no-store"},
             )
-        found = await keys.bundle(name)
+        found = await keys.bundle(name, call.caller.agent, call.now)
         headers = {"etag": _etag(msgspec.json.decode(found, type=_Version)), "cache-control": "private, no-cache"}
         if headers["etag"] in [tag.strip() for tag in call.headers.get("if-none-match", "").split(",")]:
             return Answer(304, headers=headers)
@@ -231,8 +231,9 @@ def _bundle_routes(keys: Keys) -> list[Route]:
         return Answer(body=_key(await keys.revoke(call.agent, id_, call.now, body.compromised_since)))
 
     async def history(call: Call) -> Answer:
-        query = call.query(HistoryQuery)
-        found = await keys.history(call.path("agent"), parse_cursor(query.cursor), query.limit + 1)
+        query, name = call.query(HistoryQuery), call.path("agent")
+        before = parse_cursor(query.cursor)
+        found = await keys.history(name, before, query.limit + 1, call.caller.agent, call.now)
         shown = found[: query.limit]
         more = len(found) > query.limit
         following = cursor_after(shown[-1].rotated_at, shown[-1].event_id) if more else None

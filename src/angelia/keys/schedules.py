@@ -13,11 +13,13 @@ from angelia import metrics
 from angelia.agents.model import Agent
 from angelia.agents.service import Agents
 from angelia.audit import service as audit
+from angelia.envelope.ids import hot_tag
 from angelia.errors import InvalidArgument, KeyNotFound, NotFound, VersionConflict
 from angelia.keys import schedules_store, store
 from angelia.keys.fields import Fields, Place
 from angelia.keys.model import DESTROY_AFTER, MOST_GRACE_KEYS, GraceKey, KeyStatus, Policy, Schedule
 from angelia.stores.ledger import Ledger, Tx
+from angelia.stores.wake import Wake, news, topic
 
 PURPOSE = "grace_period_keys"
 _TICK_BATCH = 500
@@ -35,10 +37,11 @@ class Shown:
 class Schedules:
     """Either of the two agents may make, change and remove their schedule."""
 
-    def __init__(self, ledger: Ledger, agents: Agents, fields: Fields) -> None:
+    def __init__(self, ledger: Ledger, agents: Agents, fields: Fields, wake: Wake) -> None:
         self._ledger = ledger
         self._agents = agents
         self._fields = fields
+        self._wake = wake
 
     async def of_agent(self, agent: Agent, after: str, limit: int, now: datetime) -> list[Shown]:
         """An agent's schedules in the order of its peers, after one of them."""
@@ -107,6 +110,10 @@ class Schedules:
         async with self._ledger.transaction() as tx:
             due = await schedules_store.announce_due(tx, now, _TICK_BATCH)
         metrics.ROTATIONS_ANNOUNCED.inc(len(due))
+        for one in due:
+            for agent in (one.agent_a_nhi, one.agent_b_nhi):
+                said = {"peer": one.peer_of(agent), "session_id": one.session_id, "due_since": one.due_since}
+                await self._wake.tell(topic("events", hot_tag(agent)), news("rotation_due", msgspec.json.encode(said)))
         return len(due) == _TICK_BATCH
 
     async def _shown(self, tx: Tx, held: Schedule, now: datetime) -> Shown:

@@ -18,15 +18,15 @@ from angelia.agents.model import Agent
 from angelia.agents.service import Agents
 from angelia.audit import service as audit
 from angelia.envelope.bundles import Bundle, Link, OneTimeKey, check_bundle, check_one_time_key
-from angelia.envelope.ids import KeyType, key_id
-from angelia.envelope.refusals import InvalidKey, SignatureFailed, SuiteRefused
-from angelia.envelope.signing import VerifyingPair, parse_pair
-from angelia.envelope.wire import Header, Suite
-from angelia.errors import Conflict, InvalidArgument, KeyNotFound, KeyRevoked, KeyStale, NotFound, Unavailable
+from angelia.envelope.ids import MAX_HANDLE, KeyType, hot_tag, key_id
+from angelia.envelope.refusals import SignatureFailed
+from angelia.envelope.signing import VerifyingPair
+from angelia.errors import Conflict, InvalidArgument, KeyNotFound, NotFound, Unavailable
 from angelia.keys import schedules_store, store
 from angelia.keys.model import (
     CACHE,
     DESTROY_AFTER,
+    KEM_TYPES,
     MOST_ONE_TIME,
     ONE_TIME_ALERT,
     ONE_TIME_BATCH,
@@ -49,13 +49,16 @@ from angelia.keys.model import (
 )
 from angelia.keys.store import HotBundles, Newest
 from angelia.keys.succession import Emergency, Succession, check_times
+from angelia.policy import service as policy_service
+from angelia.policy.model import Action, Wish
+from angelia.policy.service import Policy
 from angelia.stores.ledger import Ledger, Tx
+from angelia.stores.wake import Wake, news, topic
 
 LINKS_A_PAGE = 100
 ONE_TIME_A_PAIR = 10
 ONE_TIME_WINDOW = timedelta(hours=1)
 _TICK_BATCH = 500
-_KEM_TYPES = {Suite.ML_KEM: "ml_kem_768", Suite.XWING: "xwing"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +74,14 @@ class Published:
 class Keys:
     """The public keys of all agents. Every change is one ledger transaction under the agent's own lock."""
 
-    def __init__(self, ledger: Ledger, hot: HotBundles, agents: Agents) -> None:
+    def __init__(self, ledger: Ledger, hot: HotBundles, agents: Agents, policy: Policy, wake: Wake) -> None:
         self._ledger = ledger
         self._hot = hot
         self._agents = agents
+        self._policy = policy
+        self._wake = wake
         self._to_invalidate: set[str] = set()
+        self._counted_to, self._low = "", 0  # how far the look for agents with few one-time keys has come
         self._changed_after: str | None = ""  # how far the search for what changed before our time has come
 
     async def accept(
@@ -138,7 +144,8 @@ class Keys:
             withdrawn = [found]
             if found.signer_id is not None:
                 await agents_service.end_former_keys(tx, agent.id)
-                withdrawn = list((await store.signer_records(tx, present.handle, found.signer_id)).values())
+                pair = (present.handle, found.signer_id)
+                withdrawn = list((await store.signers(tx, [pair]))[pair].values())
             since = min(compromised_since or now, now)
             await store.revoke(tx, present.handle, [one.key_id for one in withdrawn], now, since)
             changes = [Change(one.key_type, one.key_id, None) for one in withdrawn]
@@ -171,9 +178,9 @@ class Keys:
         """The agent of a handle or id, for whoever acts for it."""
         return await self._agents.named(name)
 
-    async def bundle(self, name: str) -> bytes:
+    async def bundle(self, name: str, reader: Agent | None, now: datetime) -> bytes:
         """The JSON of an agent's newest bundle; the hot tier has it, or gets it."""
-        agent = await self._agents.named(name)
+        agent = await self._readable(name, reader, now)
         try:
             held = await self._hot.get(agent.handle)
         except Unavailable:
@@ -182,14 +189,14 @@ class Keys:
             return held
         async with self._ledger.transaction() as tx:
             newest = _known(await store.newest(tx, agent.handle), agent.handle)
-            answer = msgspec.json.encode(await _answer(tx, newest))
+            answer = msgspec.json.encode(await answer_of(tx, newest))
         with contextlib.suppress(Unavailable):
             await self._hot.put(agent.handle, newest.stamp, answer)
         return answer
 
     async def bundle_with_one_time_key(self, name: str, requester: Agent, now: datetime) -> BundleAnswer:
         """The newest bundle and a key for one message; without a key when none is left or the pair had enough."""
-        agent = await self._agents.named(name)
+        agent = await self._readable(name, requester, now)
         async with self._ledger.transaction() as tx:
             newest = _known(await store.newest(tx, agent.handle), agent.handle)
             bundle = newest.link.bundle
@@ -203,31 +210,35 @@ class Keys:
                     now,
                     made_after=now - ONE_TIME_LIFE,
                     signer_id=bundle.signer.signer_id,
-                    key_types=[name for suite, name in _KEM_TYPES.items() if bundle.suites & suite.bit],
+                    key_types=[name for suite, name in KEM_TYPES.items() if bundle.suites & suite.bit],
                 )
             made_after, signer_id = now - ONE_TIME_LIFE, bundle.signer.signer_id
             left = await store.free_one_time(tx, agent.handle, made_after, signer_id, ONE_TIME_ALERT)
             if taken and not left:
                 event = audit.event("prekey_exhausted", now, actor=requester.handle, object=agent.handle)
                 await audit.record(tx, [event])
-            answer = await _answer(tx, newest)
+            answer = await answer_of(tx, newest)
         if left < ONE_TIME_ALERT:
             metrics.ONE_TIME_KEYS_LOW.inc()
         metrics.ONE_TIME_KEYS.labels("issued" if taken else "fell_back").inc()
         return one_time_answer(answer, taken)
 
-    async def links_since(self, name: str, version: int) -> tuple[list[LinkDocument], bool, list[UUID]]:
+    async def links_since(
+        self, name: str, version: int, reader: Agent | None, now: datetime
+    ) -> tuple[list[LinkDocument], bool, list[UUID]]:
         """A page of the bundles after a version, whether there are more, and which keys of the newest are revoked."""
-        agent = await self._agents.named(name)
+        agent = await self._readable(name, reader, now)
         async with self._ledger.transaction() as tx:
             newest = _known(await store.newest(tx, agent.handle), agent.handle)
             links = await store.links_since(tx, agent.handle, version, LINKS_A_PAGE + 1)
-            revoked = (await _answer(tx, newest)).revoked
+            revoked = (await answer_of(tx, newest)).revoked
         return links[:LINKS_A_PAGE], len(links) > LINKS_A_PAGE, revoked
 
-    async def history(self, name: str, before: tuple[datetime, UUID] | None, limit: int) -> list[Rotation]:
+    async def history(
+        self, name: str, before: tuple[datetime, UUID] | None, limit: int, reader: Agent | None, now: datetime
+    ) -> list[Rotation]:
         """The rotations of an agent's keys, newest first."""
-        agent = await self._agents.named(name)
+        agent = await self._readable(name, reader, now)
         async with self._ledger.transaction() as tx:
             return await store.rotations(tx, agent.handle, before, limit)
 
@@ -250,6 +261,23 @@ class Keys:
             dropped = await store.drop_old_one_time(tx, now - ONE_TIME_LIFE - ONE_TIME_USE, _TICK_BATCH)
         return dropped == _TICK_BATCH
 
+    async def alert_low_one_time_keys(self, now: datetime) -> bool:
+        """One tick: a page of agents; those with few one-time keys hear of it on their streams."""
+        async with self._ledger.transaction() as tx:
+            after, made_after = self._counted_to, now - ONE_TIME_LIFE
+            page = await store.few_one_time(tx, after, _TICK_BATCH, made_after, ONE_TIME_ALERT)
+        few = [(handle, keys) for handle, keys in page if keys < ONE_TIME_ALERT]
+        for handle, keys in few:
+            said = news("prekeys_low", msgspec.json.encode({"count": keys}))
+            await self._wake.tell(topic("events", hot_tag(handle)), said)
+        self._low += len(few)
+        if len(page) == _TICK_BATCH:
+            self._counted_to = page[-1][0]
+        else:
+            metrics.ONE_TIME_KEYS_LOW_AGENTS.set(self._low)
+            self._counted_to, self._low = "", 0
+        return False
+
     async def repeat_invalidations(self, now: datetime) -> bool:
         """One tick: copies in the hot tier that could not be invalidated when their bundle changed.
 
@@ -268,10 +296,37 @@ class Keys:
             self._to_invalidate.discard(handle)
         return self._changed_after is not None
 
-    async def revoked_since(self, at: datetime, limit: int) -> list[KeyRecord]:
-        """Keys revoked since then, for whoever holds mail sealed to them or signed by them."""
+    async def revoked_since(self, at: datetime, after: KeyRecord | None, limit: int) -> list[KeyRecord]:
+        """A page of the keys revoked since then, for whoever holds mail sealed to them or signed by them."""
         async with self._ledger.transaction() as tx:
-            return await store.revoked_since(tx, at, limit)
+            return await store.revoked_since(tx, at, after, limit)
+
+    async def _readable(self, name: str, reader: Agent | None, now: datetime) -> Agent:
+        """The agent of a name, if the rules let the reader read its keys; an operator, who is no agent, is not asked.
+
+        Whoever may not read a name's keys does not learn whether there is such an agent either."""
+        wish: Wish | None = None
+        async with self._ledger.transaction() as tx:
+            agent = await agents_service.find(tx, name)
+            if reader is not None and (agent is None or agent.id != reader.id):
+                asked = Wish(reader.handle, Action.READ_KEYS, name)
+                wish = asked if agent is None else dataclasses.replace(asked, object=agent.handle)
+                if not await self._may_read(tx, wish, now):
+                    # An id answers like one that nobody has, not by what is denied about the handle behind it.
+                    if wish == asked or not await self._may_read(tx, asked, now):
+                        raise policy_service.denial(dataclasses.replace(asked, object=name[:MAX_HANDLE]))
+                    agent, wish = None, asked
+        if wish is not None:
+            [too_often] = await self._policy.spend([wish], now)
+            if too_often is not None:
+                raise too_often
+        if agent is None:
+            raise agents_service.nobody(name)
+        return agent
+
+    async def _may_read(self, tx: Tx, wish: Wish, now: datetime) -> bool:
+        [refusal] = await self._policy.check(tx, [wish], now)
+        return refusal is None
 
     async def _invalidate(self, tx: Tx, handle: str) -> None:
         """Before the commit, so that a crash between the two leaves no old copy: an empty one with the new stamp
@@ -281,45 +336,6 @@ class Keys:
             await self._hot.put(handle, newest.stamp, b"")
         except Unavailable:
             self._to_invalidate.add(handle)
-
-
-async def admit_key(tx: Tx, header: Header, now: datetime) -> None:
-    """Whether a relay may take an envelope now: sealed to a key of the recipient that stands, in a suite it takes.
-
-    A one-time key is spent here, in the transaction that stores the envelope."""
-    recipient, created = header.recipient_nhi, moment(header.created_at)
-    wanted = _KEM_TYPES.get(header.suite)
-    mask = await store.mask_at(tx, recipient, created)
-    if mask is None:
-        raise _no_bundle(recipient)
-    if wanted is None or not mask & header.suite.bit:
-        raise SuiteRefused(f"{recipient} does not take suite {int(header.suite)}")
-    record = (await store.records(tx, recipient, [header.key_id])).get(header.key_id)
-    if record is None:
-        issued_after = now - ONE_TIME_USE
-        used = await store.use_one_time(tx, recipient, header.key_id, header.sender_nhi, now, issued_after)
-        if used != wanted:
-            raise await _stale(tx, recipient)
-    elif record.status is KeyStatus.REVOKED:
-        raise KeyRevoked(f"this key of {recipient} was revoked", hint="fetch its bundle and seal the message again")
-    elif record.key_type != wanted or not record.takes_envelope_of(created, now):
-        raise await _stale(tx, recipient)
-
-
-async def signer(tx: Tx, header: Header, accepted_at: datetime) -> VerifyingPair:
-    """The pair that must have signed an envelope: the sender's own, by the id that the envelope names."""
-    halves = await store.signer_records(tx, header.sender_nhi, header.sender_key_id)
-    if halves.keys() != {TYPE_NAMES[KeyType.ED25519], TYPE_NAMES[KeyType.ML_DSA_65]}:
-        raise KeyNotFound(f"{header.sender_nhi} has no such signing pair", hint="publish the bundle first")
-    ed25519, ml_dsa = halves[TYPE_NAMES[KeyType.ED25519]], halves[TYPE_NAMES[KeyType.ML_DSA_65]]
-    if not ed25519.signs_envelope_of(moment(header.created_at), accepted_at):
-        if ed25519.revoked_at is not None:
-            raise KeyRevoked(f"this signing pair of {header.sender_nhi} was revoked")
-        raise KeyStale(f"this signing pair of {header.sender_nhi} was replaced", hint="sign with the present one")
-    pair = parse_pair(ed25519.public_key, ml_dsa.public_key)
-    if pair.signer_id != header.sender_key_id:
-        raise InvalidKey(f"what is stored of this signing pair of {header.sender_nhi} is damaged")
-    return pair
 
 
 def _check(link: Link, one_time: Sequence[OneTimeKey]) -> None:
@@ -368,7 +384,7 @@ async def _add_one_time(tx: Tx, bundle: Bundle, keys: Sequence[OneTimeKey], now:
     return added
 
 
-async def _answer(tx: Tx, newest: Newest) -> BundleAnswer:
+async def answer_of(tx: Tx, newest: Newest) -> BundleAnswer:
     """A bundle as it goes out: signed by its agent, with our word on which of its keys and pairs were revoked since."""
     bundle = newest.link.bundle
     listed = await store.records(tx, bundle.agent_nhi, [entry.key_id for entry in bundle.kem_keys])
@@ -382,24 +398,13 @@ async def _answer(tx: Tx, newest: Newest) -> BundleAnswer:
     )
 
 
-async def _stale(tx: Tx, handle: str) -> KeyStale:
-    """With the present bundle, so that the sender seals again without asking."""
-    newest = _known(await store.newest(tx, handle), handle)
-    error = KeyStale(
-        f"this key of {handle} is no longer the one to seal to",
-        hint="seal the message again, to the bundle that comes with this answer",
-    )
-    error.members = msgspec.to_builtins(await _answer(tx, newest))
-    return error
-
-
 def _known(newest: Newest | None, handle: str) -> Newest:
     if newest is None:
-        raise _no_bundle(handle)
+        raise no_bundle(handle)
     return newest
 
 
-def _no_bundle(handle: str) -> KeyNotFound:
+def no_bundle(handle: str) -> KeyNotFound:
     return KeyNotFound(
         f"{handle} has no key bundle, so nothing can be sealed to it",
         hint=f"{handle} runs `angelia key publish`",

@@ -24,7 +24,7 @@ from angelia.keys.model import (
     RotationDocument,
 )
 from angelia.stores.ledger import Row, Tx
-from angelia.stores.sql import statements
+from angelia.stores.sql import columns, statements
 from angelia.stores.valkey import HotTier, Script
 
 SQL = statements(__file__)
@@ -69,9 +69,46 @@ async def add_bundle(
     )
 
 
-async def mask_at(tx: Tx, agent_nhi: str, at: datetime) -> int | None:
-    found: int | None = await tx.fetchval(SQL["mask_at"], agent_nhi, at)
-    return found
+async def standings(tx: Tx, wanted: Sequence[tuple[str, UUID, datetime]]) -> list[tuple[int | None, KeyRecord | None]]:
+    """For each recipient, key and time: the suites that the recipient took then, and the record of the key."""
+    rows = await tx.fetch(SQL["standings"], *columns(wanted, 3))
+    return [(row["suites"], None if row["agent_nhi"] is None else _record(row)) for row in rows]
+
+
+async def one_time_issued(
+    tx: Tx, wanted: Sequence[tuple[str, UUID, str]], issued_after: datetime
+) -> dict[tuple[str, UUID], str]:
+    """The types of those keys that were issued to their senders and not used yet."""
+    rows = await tx.fetch(SQL["one_time_issued"], *columns(wanted, 3), issued_after)
+    return {(row["agent_nhi"], row["key_id"]): row["key_type"] for row in rows}
+
+
+async def spend_one_time(
+    tx: Tx, wanted: Sequence[tuple[str, UUID, str]], now: datetime, issued_after: datetime
+) -> set[tuple[str, UUID]]:
+    """Use up keys that were issued to these senders; those that were."""
+    rows = await tx.fetch(SQL["spend_one_time"], *columns(wanted, 3), now, issued_after)
+    return {(row["agent_nhi"], row["key_id"]) for row in rows}
+
+
+async def signers(tx: Tx, wanted: Sequence[tuple[str, UUID]]) -> dict[tuple[str, UUID], dict[str, KeyRecord]]:
+    """The two halves of each signing pair, by type."""
+    pairs: dict[tuple[str, UUID], dict[str, KeyRecord]] = {}
+    for row in await tx.fetch(SQL["signers"], *columns(wanted, 2)):
+        pairs.setdefault((row["agent_nhi"], row["signer_id"]), {})[row["key_type"]] = _record(row)
+    return pairs
+
+
+async def fallen(
+    tx: Tx,
+    recipients: Sequence[str],
+    key_ids: Sequence[UUID],
+    senders: Sequence[str],
+    signer_ids: Sequence[UUID],
+    accepted_at: Sequence[datetime],
+) -> set[int]:
+    rows = await tx.fetch(SQL["fallen"], recipients, key_ids, senders, signer_ids, accepted_at)
+    return {row["n"] for row in rows}
 
 
 async def changed_since(tx: Tx, at: datetime, after: str, limit: int) -> list[str]:
@@ -102,11 +139,6 @@ async def living_records(tx: Tx, agent_nhi: str) -> list[KeyRecord]:
     return [_record(row) for row in await tx.fetch(SQL["living_records"], agent_nhi)]
 
 
-async def signer_records(tx: Tx, agent_nhi: str, signer_id: UUID) -> dict[str, KeyRecord]:
-    """The two halves of a signing pair, by type."""
-    return {row["key_type"]: _record(row) for row in await tx.fetch(SQL["signer_records"], agent_nhi, signer_id)}
-
-
 async def revoked_signers(tx: Tx, agent_nhi: str) -> list[UUID]:
     """The signing pairs that an agent withdrew."""
     return [row["signer_id"] for row in await tx.fetch(SQL["revoked_signers"], agent_nhi)]
@@ -129,8 +161,9 @@ async def end_grace(tx: Tx, rotated_before: datetime, limit: int) -> list[tuple[
     return [(row["agent_nhi"], row["key_id"], row["key_type"]) for row in rows]
 
 
-async def revoked_since(tx: Tx, at: datetime, limit: int) -> list[KeyRecord]:
-    return [_record(row) for row in await tx.fetch(SQL["revoked_since"], at, limit)]
+async def revoked_since(tx: Tx, at: datetime, after: KeyRecord | None, limit: int) -> list[KeyRecord]:
+    last = (after.revoked_at, after.agent_nhi, after.key_id) if after else (None, None, None)
+    return [_record(row) for row in await tx.fetch(SQL["revoked_since"], at, *last, limit)]
 
 
 async def add_rotations(tx: Tx, agent_nhi: str, changes: Sequence[Change], at: datetime, reason: str) -> None:
@@ -190,6 +223,12 @@ async def free_one_time(tx: Tx, agent_nhi: str, made_after: datetime, signer_id:
     return int(await tx.fetchval(SQL["free_one_time"], agent_nhi, made_after, signer_id, most))
 
 
+async def few_one_time(tx: Tx, after: str, limit: int, made_after: datetime, most: int) -> list[tuple[str, int]]:
+    """A page of agents by name, with the number of their unused keys, counted up to `most`."""
+    rows = await tx.fetch(SQL["few_one_time"], after, limit, made_after, most)
+    return [(row["agent_nhi"], row["keys"]) for row in rows]
+
+
 async def issued_to_since(tx: Tx, agent_nhi: str, requester: str, at: datetime) -> int:
     """How many one-time keys a requester has had since then; nobody else asks for this pair until we are done."""
     await tx.execute(SQL["lock_pair"], agent_nhi, requester)
@@ -217,14 +256,6 @@ async def take_one_time(
         signature_ml_dsa=row["signature_ml_dsa"],
         created_at=row["created_at"],
     )
-
-
-async def use_one_time(
-    tx: Tx, agent_nhi: str, key_id: UUID, sender: str, now: datetime, issued_after: datetime
-) -> str | None:
-    """Spend a key that was issued to this sender; its type, or None."""
-    used: str | None = await tx.fetchval(SQL["use_one_time"], agent_nhi, key_id, sender, now, issued_after)
-    return used
 
 
 async def drop_free_one_time(tx: Tx, agent_nhi: str) -> None:

@@ -12,12 +12,41 @@ INSERT INTO bundles (agent_nhi, bundle_version, bundle_hash, prev_bundle_hash, i
   suites, bundle, rotation_statement)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
 
--- name: mask_at
--- Which suites an agent took at a time: those of the bundle of that time, or of its first one.
-(SELECT suites FROM bundles WHERE agent_nhi = $1 AND issued_at <= $2 ORDER BY bundle_version DESC LIMIT 1)
-UNION ALL
-(SELECT suites FROM bundles WHERE agent_nhi = $1 ORDER BY bundle_version LIMIT 1)
-LIMIT 1
+-- name: standings
+-- Of each envelope's recipient: which suites it took at the envelope's time (those of the bundle of that time, or of its
+-- first one), and the record of the key.
+SELECT w.n, coalesce(
+    (SELECT suites FROM bundles AS b WHERE b.agent_nhi = w.recipient AND b.issued_at <= w.created_at
+     ORDER BY b.bundle_version DESC LIMIT 1),
+    (SELECT suites FROM bundles AS b WHERE b.agent_nhi = w.recipient ORDER BY b.bundle_version LIMIT 1)
+  ) AS suites,
+  k.agent_nhi, k.key_id, k.key_type, k.usage, k.public_key, k.status, k.created_at, k.expires_at, k.rotated_at,
+  k.revoked_at, k.compromised_since, k.signer_id
+FROM unnest($1::varchar[], $2::uuid[], $3::timestamptz[])
+  WITH ORDINALITY AS w (recipient, key_id, created_at, n)
+LEFT JOIN key_records AS k ON k.agent_nhi = w.recipient AND k.key_id = w.key_id
+ORDER BY w.n
+
+-- name: one_time_issued
+SELECT o.agent_nhi, o.key_id, o.key_type FROM unnest($1::varchar[], $2::uuid[], $3::varchar[]) AS w (recipient, key_id, sender)
+JOIN one_time_keys AS o ON o.agent_nhi = w.recipient AND o.key_id = w.key_id
+WHERE o.issued_to = w.sender AND o.used_at IS NULL AND o.issued_at >= $4
+
+-- name: fallen
+SELECT w.n::int - 1 AS n FROM unnest($1::varchar[], $2::uuid[], $3::varchar[], $4::uuid[], $5::timestamptz[])
+  WITH ORDINALITY AS w (recipient, key_id, sender, signer_id, accepted_at, n)
+WHERE EXISTS (
+  SELECT FROM key_records AS k WHERE k.agent_nhi = w.recipient AND k.key_id = w.key_id AND k.status = 'revoked'
+) OR EXISTS (
+  SELECT FROM key_records AS k WHERE k.agent_nhi = w.sender AND k.signer_id = w.signer_id
+    AND w.accepted_at >= coalesce(k.compromised_since, k.revoked_at)
+)
+
+-- name: signers
+SELECT k.agent_nhi, k.key_id, k.key_type, k.usage, k.public_key, k.status, k.created_at, k.expires_at, k.rotated_at,
+  k.revoked_at, k.compromised_since, k.signer_id
+FROM unnest($1::varchar[], $2::uuid[]) AS w (sender, signer_id)
+JOIN key_records AS k ON k.agent_nhi = w.sender AND k.signer_id = w.signer_id
 
 -- name: changed_since
 -- Agents whose bundle or key statuses changed, by name; what the hot tier says of them may be old.
@@ -40,11 +69,6 @@ FROM key_records WHERE agent_nhi = $1 AND key_id = ANY ($2::uuid[])
 SELECT agent_nhi, key_id, key_type, usage, public_key, status, created_at, expires_at, rotated_at, revoked_at,
   compromised_since, signer_id
 FROM key_records WHERE agent_nhi = $1 AND status IN ('active', 'grace')
-
--- name: signer_records
-SELECT agent_nhi, key_id, key_type, usage, public_key, status, created_at, expires_at, rotated_at, revoked_at,
-  compromised_since, signer_id
-FROM key_records WHERE agent_nhi = $1 AND signer_id = $2
 
 -- name: revoked_signers
 SELECT DISTINCT signer_id FROM key_records WHERE agent_nhi = $1 AND status = 'revoked' AND signer_id IS NOT NULL
@@ -75,7 +99,10 @@ RETURNING k.agent_nhi, k.key_id, k.key_type
 -- name: revoked_since
 SELECT agent_nhi, key_id, key_type, usage, public_key, status, created_at, expires_at, rotated_at, revoked_at,
   compromised_since, signer_id
-FROM key_records WHERE revoked_at >= $1 ORDER BY revoked_at LIMIT $2
+FROM key_records
+WHERE revoked_at >= $1
+  AND ($2::timestamptz IS NULL OR (revoked_at, agent_nhi, key_id) > ($2, $3::varchar COLLATE "C", $4::uuid))
+ORDER BY revoked_at, agent_nhi, key_id LIMIT $5
 
 -- name: add_rotations
 INSERT INTO rotation_events (event_id, agent_nhi, key_type, old_key_id, new_key_id, rotated_at, reason)
@@ -108,6 +135,18 @@ SELECT count(*) FROM (
   SELECT FROM one_time_keys WHERE agent_nhi = $1 AND issued_at IS NULL AND created_at > $2 AND signer_id = $3 LIMIT $4
 ) AS free
 
+-- name: few_one_time
+-- A page of agents, by name, and how many unused keys each has, counted up to a number.
+SELECT a.agent_nhi, free.keys FROM (
+  SELECT agent_nhi FROM bundles WHERE bundle_version = 1 AND agent_nhi > $1 ORDER BY agent_nhi LIMIT $2
+) AS a
+CROSS JOIN LATERAL (
+  SELECT count(*) AS keys FROM (
+    SELECT FROM one_time_keys AS o WHERE o.agent_nhi = a.agent_nhi AND o.issued_at IS NULL AND o.created_at > $3 LIMIT $4
+  ) AS counted
+) AS free
+ORDER BY a.agent_nhi
+
 -- name: lock_pair
 -- One hand-out at a time between two agents, so that the hourly limit is exact.
 SELECT pg_advisory_xact_lock(hashtextextended($1 || ' ' || $2, 0))
@@ -125,10 +164,16 @@ WHERE agent_nhi = $1 AND key_id = (
 )
 RETURNING key_id, key_type, public_key, signer_id, signature_ed25519, signature_ml_dsa, created_at
 
--- name: use_one_time
-UPDATE one_time_keys SET used_at = $4
-WHERE agent_nhi = $1 AND key_id = $2 AND issued_to = $3 AND used_at IS NULL AND issued_at >= $5
-RETURNING key_type
+-- name: spend_one_time
+UPDATE one_time_keys AS o SET used_at = $4
+FROM (
+  SELECT o.agent_nhi, o.key_id FROM unnest($1::varchar[], $2::uuid[], $3::varchar[]) AS w (recipient, key_id, sender)
+  JOIN one_time_keys AS o ON o.agent_nhi = w.recipient AND o.key_id = w.key_id
+  WHERE o.issued_to = w.sender AND o.used_at IS NULL AND o.issued_at >= $5
+  ORDER BY o.agent_nhi, o.key_id FOR UPDATE OF o
+) AS free
+WHERE o.agent_nhi = free.agent_nhi AND o.key_id = free.key_id
+RETURNING o.agent_nhi, o.key_id
 
 -- name: drop_free_one_time
 DELETE FROM one_time_keys WHERE agent_nhi = $1 AND issued_at IS NULL

@@ -1,0 +1,154 @@
+"""Whether envelopes may be taken, and handed over: by the keys that they were sealed to and signed with.
+
+Everything here is about many envelopes at once, and reads: what a relay does with the answers is its own affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+
+from angelia.envelope.ids import KeyType
+from angelia.envelope.refusals import InvalidKey, SuiteRefused
+from angelia.envelope.signing import VerifyingPair, parse_pair
+from angelia.envelope.wire import Header
+from angelia.errors import AngeliaError, KeyNotFound, KeyRevoked, KeyStale
+from angelia.keys import store
+from angelia.keys.model import KEM_TYPES, ONE_TIME_USE, TYPE_NAMES, KeyRecord, KeyStatus, moment
+from angelia.keys.service import answer_of, no_bundle
+from angelia.stores.ledger import Tx
+
+_HALVES = {TYPE_NAMES[KeyType.ED25519], TYPE_NAMES[KeyType.ML_DSA_65]}
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How the key stands that an envelope is sealed to. A one-time key is still to be spent; that a key is stale is
+    told with the present bundle, which `stale` looks up."""
+
+    refusal: AngeliaError | None = None
+    one_time: bool = False
+    stale: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """Something that an agent says it signed: with which of its pairs, and when."""
+
+    agent: str
+    signer_id: UUID
+    at: datetime
+
+    @classmethod
+    def envelope(cls, header: Header) -> Signed:
+        return cls(header.sender_nhi, header.sender_key_id, moment(header.created_at))
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What tells whether the keys of an envelope that was taken before still stand."""
+
+    recipient: str
+    key_id: UUID
+    sender: str
+    signer_id: UUID
+    accepted_at: datetime
+
+
+async def standings(tx: Tx, headers: Sequence[Header], now: datetime) -> list[Standing]:
+    """Whether each envelope is sealed, in a suite that its recipient takes, to a key that stands."""
+    found = await store.standings(tx, [(h.recipient_nhi, h.key_id, moment(h.created_at)) for h in headers])
+    unknown = [
+        (header.recipient_nhi, header.key_id, header.sender_nhi)
+        for header, (_, record) in zip(headers, found, strict=True)
+        if record is None
+    ]
+    issued = await store.one_time_issued(tx, unknown, now - ONE_TIME_USE) if unknown else {}
+    return [
+        _standing(header, mask, record, issued.get((header.recipient_nhi, header.key_id)), now)
+        for header, (mask, record) in zip(headers, found, strict=True)
+    ]
+
+
+async def spend_one_time(tx: Tx, headers: Sequence[Header], now: datetime) -> list[AngeliaError | None]:
+    """Use up the one-time keys of these envelopes, in the transaction that stores them; each serves one of them."""
+    wanted = [(h.recipient_nhi, h.key_id, h.sender_nhi) for h in headers]
+    spent = await store.spend_one_time(tx, wanted, now, now - ONE_TIME_USE)
+    late: list[bool] = []
+    for recipient, key_id, _ in wanted:
+        late.append((recipient, key_id) not in spent)
+        spent.discard((recipient, key_id))
+    answers = await stale(tx, {header.recipient_nhi for header, one in zip(headers, late, strict=True) if one})
+    return [answers[header.recipient_nhi] if one else None for header, one in zip(headers, late, strict=True)]
+
+
+async def stale(tx: Tx, recipients: Iterable[str]) -> dict[str, AngeliaError]:
+    """What is told of a key that is no longer the one to use: with the present bundle, so that the sender seals again
+    without asking."""
+    return {recipient: await _stale(tx, recipient) for recipient in recipients}
+
+
+async def signers(tx: Tx, signed: Sequence[Signed], accepted_at: datetime) -> list[VerifyingPair | AngeliaError]:
+    """The pair that must have signed each of these: the agent's own, by the id that it names."""
+    halves = await store.signers(tx, list({(one.agent, one.signer_id) for one in signed}))
+    return [_signer(one, halves.get((one.agent, one.signer_id), {}), accepted_at) for one in signed]
+
+
+async def fallen(tx: Tx, held: Sequence[Held]) -> set[int]:
+    """Which of these envelopes, by their place, must not be handed over: a key of theirs was revoked since."""
+    return await store.fallen(
+        tx,
+        [one.recipient for one in held],
+        [one.key_id for one in held],
+        [one.sender for one in held],
+        [one.signer_id for one in held],
+        [one.accepted_at for one in held],
+    )
+
+
+def _standing(
+    header: Header, mask: int | None, record: KeyRecord | None, one_time_type: str | None, now: datetime
+) -> Standing:
+    recipient, wanted = header.recipient_nhi, KEM_TYPES.get(header.suite)
+    if mask is None:
+        return Standing(no_bundle(recipient))
+    if wanted is None or not mask & header.suite.bit:
+        return Standing(SuiteRefused(f"{recipient} does not take suite {int(header.suite)}"))
+    if record is None:
+        return Standing(one_time=True) if one_time_type == wanted else Standing(stale=True)
+    if record.status is KeyStatus.REVOKED:
+        hint = "fetch its bundle and seal the message again"
+        return Standing(KeyRevoked(f"this key of {recipient} was revoked", hint=hint))
+    if record.key_type != wanted or not record.takes_envelope_of(moment(header.created_at), now):
+        return Standing(stale=True)
+    return Standing()
+
+
+def _signer(signed: Signed, halves: dict[str, KeyRecord], accepted_at: datetime) -> VerifyingPair | AngeliaError:
+    if halves.keys() != _HALVES:
+        return KeyNotFound(f"{signed.agent} has no such signing pair", hint="publish the bundle first")
+    ed25519, ml_dsa = halves[TYPE_NAMES[KeyType.ED25519]], halves[TYPE_NAMES[KeyType.ML_DSA_65]]
+    if not ed25519.signs_envelope_of(signed.at, accepted_at):
+        if ed25519.revoked_at is not None:
+            return KeyRevoked(f"this signing pair of {signed.agent} was revoked")
+        return KeyStale(f"this signing pair of {signed.agent} was replaced", hint="sign with the present one")
+    pair = parse_pair(ed25519.public_key, ml_dsa.public_key)
+    if pair.signer_id != signed.signer_id:
+        return InvalidKey(f"what is stored of this signing pair of {signed.agent} is damaged")
+    return pair
+
+
+async def _stale(tx: Tx, handle: str) -> AngeliaError:
+    newest = await store.newest(tx, handle)
+    if newest is None:
+        return no_bundle(handle)
+    error = KeyStale(
+        f"this key of {handle} is no longer the one to seal to",
+        hint="seal the message again, to the bundle that comes with this answer",
+    )
+    error.members = msgspec.to_builtins(await answer_of(tx, newest))
+    return error
