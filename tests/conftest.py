@@ -21,11 +21,13 @@ from hypothesis import settings as hypothesis_settings
 from angelia import settings as angelia_settings
 from angelia.app import Application, prepare
 from angelia.audit.service import Audit
+from angelia.mail import receipts_store
 from angelia.settings import OUR_OWN, Loaded, Settings, with_values
 from angelia.stores import migrations
 from angelia.stores.embedded import EmbeddedStores
 from angelia.stores.embedded.datadir import DataDir
 from angelia.stores.ledger import Ledger
+from angelia.stores.partitions import make_ahead
 from angelia.stores.valkey import HotTier
 from support import Server
 
@@ -104,6 +106,7 @@ def template(stores: Stores) -> str:
         await connection.close()
         ledger = await Ledger.open(stores.named("template_angelia"))
         await Audit(ledger).make_partitions(datetime.now(UTC))
+        await make_ahead(ledger, receipts_store.DAILY, datetime.now(UTC))
         await ledger.close()
 
     asyncio.run(make())

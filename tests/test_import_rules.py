@@ -27,7 +27,7 @@ FREE = {"angelia", "errors", "settings", "metrics"}  # for everybody but the pur
 PURE = {"errors", "envelope"}
 # The guard stands before the slices: what they declare to it is not its service.
 DECLARATIONS = {"guard.declarations", "guard.model"}
-SHARED_STORES = {"stores.ledger", "stores.wake", "stores.group_commit"}
+SHARED_STORES = {"stores.ledger", "stores.wake", "stores.group_commit", "stores.partitions"}
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,12 @@ def part_of(module: str) -> str:
 
 
 def role_of(module: str) -> str:
-    """What a module of a slice is. A slice with more than one subject has more than one store, named `…_store`."""
-    role = module.partition(".")[2]
-    return "store" if role.endswith("_store") else role
+    """What a module of a slice is. One with more than one subject has more than one store or file of routes, named
+    `…_store` and `…_routes`, and more than one service, named for what it does."""
+    slice_name, _, role = module.partition(".")
+    if role.endswith(("_store", "_routes")):
+        return role.rpartition("_")[2]
+    return role if slice_name not in SLICES or role in ("", "model", "store", "routes") else "service"
 
 
 def broken(rule: object) -> list[str]:
@@ -142,7 +145,7 @@ def test_services_form_a_directed_acyclic_graph() -> None:
         if slice_name not in SLICES or role_of(found.module) in ("model", "store", "routes") or other == slice_name:
             return True
         if other in SLICES:
-            return other in USES[slice_name] and (role_of(found.target) in ("service", "model") or other == "keys")
+            return other in USES[slice_name] and role_of(found.target) in ("service", "model")
         if other == "stores":
             return found.target in SHARED_STORES or found.target.startswith("stores.embedded.private")
         return other in FREE | PURE
@@ -206,8 +209,7 @@ def test_jobs_import_services_only() -> None:
             return True
         if found.module == "jobs.ticks":
             return found.target in {"errors", "metrics", "stores.ledger", "guard.declarations"}
-        services = {"guard.blocks", "keys.schedules"}  # of slices that have more than one
-        return found.target in {"jobs.ticks", "metrics"} | services or role_of(found.target) == "service"
+        return found.target in {"jobs.ticks", "metrics", "guard.blocks"} or role_of(found.target) == "service"
 
     assert broken(rule) == []
 

@@ -15,7 +15,15 @@ from starlette.types import Receive, Scope, Send
 from angelia.agents import routes as agent_routes
 from angelia.agents.service import Agents
 from angelia.audit import routes as audit_routes
+from angelia.audit.failures import Failures
+from angelia.audit.failures_store import Counts
 from angelia.audit.service import Audit, event, record
+from angelia.channels import routes as channel_routes
+from angelia.channels.admission import Admission
+from angelia.channels.epochs import Epochs
+from angelia.channels.publishing import Publishing
+from angelia.channels.reading import Readers
+from angelia.channels.service import Channels
 from angelia.envelope import support
 from angelia.errors import StartFailed, Unavailable
 from angelia.guard import routes as guard_routes
@@ -33,9 +41,18 @@ from angelia.jobs import (
     audit_sealer,
     block_list,
     bundle_cache,
+    channel_retention,
+    failure_summaries,
     grace_periods,
+    mail_expiry,
+    mail_rebuild,
+    mail_reconcile,
     one_time_keys,
+    prekey_alert,
+    receipt_partitions,
+    revoked_mail,
     rotations,
+    sent_ids,
 )
 from angelia.jobs.ticks import Ticks
 from angelia.keys import provider
@@ -45,11 +62,24 @@ from angelia.keys.node import NodeKey, load_or_make
 from angelia.keys.schedules import Schedules
 from angelia.keys.service import Keys
 from angelia.keys.store import HotBundles
+from angelia.mail import receipt_routes
+from angelia.mail import routes as mail_routes
+from angelia.mail.dead_letters import DeadLetters
+from angelia.mail.delivery import Delivery
+from angelia.mail.hot_store import HotMail
+from angelia.mail.receipts import Receipts
+from angelia.mail.service import Mail
+from angelia.mail.settling import Settling
+from angelia.mail.upkeep import Upkeep
+from angelia.policy import routes as policy_routes
+from angelia.policy.service import Policy
+from angelia.policy.store import HotRates
 from angelia.settings import OUR_OWN, Loaded, Settings
 from angelia.stores import migrations
 from angelia.stores.embedded.private import read_private, write_private
 from angelia.stores.ledger import GONE, Ledger, StatementError
 from angelia.stores.valkey import HotTier
+from angelia.stores.wake import Wake
 
 OLDEST_POSTGRES = 15
 CLOCK_SECONDS = 5.0
@@ -79,6 +109,8 @@ async def prepare(loaded: Loaded, data_dir: Path, *, rotate_master_key: bool = F
             slices.edge(loaded, open_mode=False, worker=0)
             await _keep_admin_token(slices.ledger, data_dir / "admin.token", now)
             await slices.audit.make_partitions(now)
+            await slices.receipts.make_partitions(now)
+            await slices.policy.start_with(now, loopback=not settings.reachable)
             await slices.hot.birth()
             async with slices.ledger.transaction() as tx:
                 open_mode = not settings.jwt_enabled and await guard_store.count_made_tokens(tx) == 0
@@ -126,6 +158,12 @@ class Application:
         self._worker = worker
         self._data_dir = data_dir
         self._edge: Edge | None = None
+        self._wake: Wake | None = None
+
+    def stop_waiting(self) -> None:
+        """The server is about to stop: requests that wait for something answer now."""
+        if self._wake is not None:
+            self._wake.stop()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -138,13 +176,13 @@ class Application:
     async def running(self) -> AsyncIterator[None]:
         async with Slices.opened(self._loaded, self._data_dir) as slices:
             self._edge = slices.edge(self._loaded, open_mode=self._open_mode, worker=self._worker)
+            self._wake = slices.wake
             await slices.blocks.refresh(clock())
             ticks = slices.ticks()
             ticks.start()
             try:
                 yield
             finally:
-                await slices.agents.close()
                 await ticks.stop()
 
 
@@ -160,8 +198,21 @@ class Slices:
     agents: Agents
     tokens: Tokens
     blocks: Blocks
+    policy: Policy
     keys: Keys
     schedules: Schedules
+    wake: Wake
+    failures: Failures
+    mail: Mail
+    delivery: Delivery
+    settling: Settling
+    receipts: Receipts
+    dead_letters: DeadLetters
+    upkeep: Upkeep
+    channels: Channels
+    epochs: Epochs
+    publishing: Publishing
+    readers: Readers
 
     @classmethod
     @asynccontextmanager
@@ -174,6 +225,13 @@ class Slices:
         ledger = await Ledger.open(settings.database_url, settings.database_pool)
         hot = HotTier(settings.redis_url, settings.redis_pool, shared=loaded.origins["redis_url"] != OUR_OWN)
         agents = Agents(ledger)
+        policy, wake, queues = Policy(ledger, HotRates(hot)), Wake(hot), HotMail(hot)
+        failures = Failures(ledger, Counts(hot))
+        keys = Keys(ledger, HotBundles(hot), agents, policy, wake)
+        mail = Mail(ledger, queues, policy, failures)
+        settling = Settling(ledger, queues)
+        admission = Admission(policy)
+        publishing, readers = Publishing(ledger, wake, admission, failures), Readers(ledger, wake, admission)
         try:
             yield cls(
                 ledger=ledger,
@@ -184,10 +242,29 @@ class Slices:
                 agents=agents,
                 tokens=Tokens(ledger, agents),
                 blocks=Blocks(ledger, hot),
-                keys=Keys(ledger, HotBundles(hot), agents),
-                schedules=Schedules(ledger, agents, fields),
+                policy=policy,
+                keys=keys,
+                schedules=Schedules(ledger, agents, fields, wake),
+                wake=wake,
+                failures=failures,
+                mail=mail,
+                delivery=Delivery(ledger, queues, wake, policy, failures),
+                settling=settling,
+                receipts=Receipts(ledger, queues, failures),
+                dead_letters=DeadLetters(ledger, queues, agents),
+                upkeep=Upkeep(ledger, queues, keys),
+                channels=Channels(ledger, wake, agents, keys, admission),
+                epochs=Epochs(ledger, agents, admission),
+                publishing=publishing,
+                readers=readers,
             )
         finally:
+            await wake.close()
+            await settling.close()
+            await mail.close()
+            await publishing.close()
+            await readers.close()
+            await agents.close()
             await hot.close()
             await ledger.close()
 
@@ -197,7 +274,15 @@ class Slices:
         routes: list[Route] = [
             *agent_routes.routes(self.agents, show_email=settings.show_email),
             *guard_routes.routes(self.tokens, self.blocks),
+            *policy_routes.routes(self.policy),
             *key_routes.routes(self.keys, self.schedules, self.node),
+            *mail_routes.routes(
+                self.mail, self.delivery, self.settling, self.receipts, ttl_max=settings.max_ttl_seconds
+            ),
+            *receipt_routes.routes(self.receipts, self.dead_letters),
+            *channel_routes.routes(
+                self.channels, self.epochs, self.publishing, self.readers, ttl_max=settings.max_ttl_seconds
+            ),
             *audit_routes.routes(self.audit),
             *operations.routes(self.ledger, self.hot, loaded, worker),
         ]
@@ -224,6 +309,15 @@ class Slices:
                 grace_periods.tick(self.keys),
                 one_time_keys.tick(self.keys),
                 rotations.tick(self.schedules),
+                prekey_alert.tick(self.keys),
+                failure_summaries.tick(self.failures),
+                receipt_partitions.tick(self.receipts),
+                mail_expiry.tick(self.upkeep),
+                mail_reconcile.tick(self.upkeep),
+                mail_rebuild.tick(self.upkeep, self.hot.birth_mark),
+                revoked_mail.tick(self.upkeep),
+                sent_ids.tick(self.upkeep),
+                channel_retention.tick(self.channels),
             ],
         )
 

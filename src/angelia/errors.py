@@ -91,6 +91,48 @@ class ClockSkew(AngeliaError):
     code = "clock_skew"
 
 
+class MessageExpired(AngeliaError):
+    """The message has expired"""
+
+    code = "message_expired"
+
+
+class MessageIdConflict(AngeliaError):
+    """The sender used this message id before, for another envelope"""
+
+    code = "message_id_conflict"
+
+
+class LeaseLost(AngeliaError):
+    """The message is leased to somebody else by now"""
+
+    code = "lease_lost"
+
+
+class QueueFull(AngeliaError):
+    """The recipient's queue is full"""
+
+    code = "queue_full"
+
+
+class EpochStale(AngeliaError):
+    """The channel has another key by now"""
+
+    code = "epoch_stale"
+
+
+class OffsetGone(AngeliaError):
+    """The channel does not keep that offset any more"""
+
+    code = "offset_gone"
+
+
+class ReceiptArchived(AngeliaError):
+    """The receipt is in the archive, where nothing is changed"""
+
+    code = "receipt_archived"
+
+
 class MethodNotAllowed(AngeliaError):
     """This path does not take that method"""
 
@@ -131,6 +173,12 @@ class Unavailable(AngeliaError):
     """A store is not reachable at the moment"""
 
     code = "unavailable"
+
+
+class DeadlineExceeded(AngeliaError):
+    """No answer came in time"""
+
+    code = "deadline_exceeded"
 
 
 class SettingsError(AngeliaError):

@@ -15,6 +15,7 @@ HTTP_SECONDS = Histogram(
 AGENTS_REGISTERED = Counter("angelia_agents_registered_total", "Agents that came to exist")
 AUTH_REFUSED = Counter("angelia_auth_refused_total", "Requests that did not prove who they are", ["code"])
 RATE_LIMITED = Counter("angelia_rate_limited_total", "Requests refused by a rate limit", ["rule"])
+POLICY_DENIED = Counter("angelia_policy_denied_total", "Wishes that the rules denied", ["action"])
 BLOCKED = Counter("angelia_blocked_requests_total", "Requests refused because their address is blocked")
 ADDRESSES_BLOCKED = Counter("angelia_addresses_blocked_total", "Addresses blocked for too many refusals")
 LIMITER_FALLBACK = Counter("angelia_limiter_fallback_total", "Requests limited in-process, the hot tier being away")
@@ -47,3 +48,29 @@ ONE_TIME_KEYS_LOW = Counter(
     "angelia_one_time_keys_low_total", "Hand-outs that left an agent with fewer than ten one-time keys"
 )
 ROTATIONS_ANNOUNCED = Counter("angelia_rotations_announced_total", "Rotations that the tick announced")
+FAILURES = Counter("angelia_failures_total", "What strangers failed at, by the name of its audit event", ["kind"])
+SIGNATURE_ALERTS = Counter(
+    "angelia_signature_alerts_total", "Senders whose envelopes failed verification too often in an hour", ["level"]
+)
+MAIL_SENT = Counter("angelia_mail_sent_total", "Messages taken from senders, by priority", ["priority"])
+MAIL_REFUSED = Counter("angelia_mail_refused_total", "Messages refused, by the code of the refusal", ["code"])
+MAIL_HANDED_OUT = Counter("angelia_mail_leases_total", "Messages handed to recipients, each attempt counted")
+MAIL_ENDED = Counter("angelia_mail_ended_total", "Messages that came to their end", ["how"])
+MAIL_SECONDS = Histogram(
+    "angelia_mail_delivery_seconds",
+    "From the acceptance of a message to its first lease",
+    buckets=(0.005, 0.01, 0.05, 0.25, 1.0, 10.0, 60.0, 600.0, 3600.0, 86400.0),
+)
+MAIL_REQUEUED = Counter("angelia_mail_requeued_total", "Messages that the reconcile tick found missing in their queue")
+MAIL_REBUILT = Counter("angelia_mail_rebuilds_total", "Times that the queues were rebuilt from the ledger")
+RECEIPTS_UNPARTITIONED = Gauge(
+    "angelia_receipts_default_partition_rows",
+    "Receipts that missed their day's partition",
+    multiprocess_mode="mostrecent",
+)
+ONE_TIME_KEYS_LOW_AGENTS = Gauge(
+    "angelia_one_time_keys_low_agents",
+    "Agents with fewer than ten one-time keys, when they were last counted",
+    multiprocess_mode="mostrecent",
+)
+CHANNEL_MESSAGES = Counter("angelia_channel_messages_total", "Messages that were published in channels")

@@ -68,6 +68,7 @@ class Settings:
     log_level: str = setting("info", "debug, info, warning or error")
     log_format: str = setting("auto", "json, text, or auto: text on a terminal")
     drain_seconds: int = setting(30, "how long a stopping server lets requests finish")
+    max_ttl_seconds: int = setting(604_800, "how long a message may wait for its recipient, at most")
     rate_limit_whitelist: tuple[str, ...] = setting((), "addresses or networks without limits and blocks")
     auto_block_enabled: bool = setting(False, "block an address for a day after ten refusals in an hour")
     limits: Mapping[str, str] = setting(dict, 'rate limits by rule, as "register=10/1h,who=off"')
@@ -268,6 +269,8 @@ def _check(settings: Settings, origins: Mapping[str, str]) -> None:
     for name, least in (("workers", 1), ("database_pool", 4), ("redis_pool", 2)):
         if getattr(settings, name) < least:
             refuse(name, f"must be at least {least}")
+    if not 1 <= settings.max_ttl_seconds <= 2_592_000:
+        refuse("max_ttl_seconds", "must be between 1 and 2592000, which is 30 days")
     if settings.drain_seconds < 0:
         refuse("drain_seconds", "must not be negative")
     if settings.jwt_public_key is not None and settings.jwt_jwks_url is not None:

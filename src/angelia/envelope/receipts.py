@@ -7,18 +7,33 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from uuid import UUID
 
+import msgspec
+
 from angelia.envelope.ids import valid_handle
+from angelia.envelope.jsonform import from_text, to_text
 from angelia.envelope.refusals import Malformed, SignatureFailed
-from angelia.envelope.signing import Purpose, Signatures, SigningPair, VerifyingPair, object_holds
+from angelia.envelope.signing import (
+    ED25519_SIGNATURE,
+    ML_DSA_SIGNATURE,
+    Purpose,
+    Signatures,
+    SigningPair,
+    VerifyingPair,
+    object_holds,
+)
 from angelia.envelope.wire import counted
 
 MOST_REASON = 1024
+_SIGNATURES = ED25519_SIGNATURE + ML_DSA_SIGNATURE
 
 
 class ReceiptStatus(IntEnum):
     DELIVERED = 1
     READ = 2
     FAILED = 3
+
+
+_STATUSES = {status.name.lower(): status for status in ReceiptStatus}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,3 +86,85 @@ def check_receipt(receipt: Receipt, recipient: VerifyingPair) -> None:
         recipient, Purpose.RECEIPT, receipt.signed_bytes(), receipt.signatures
     ):
         raise SignatureFailed("the signatures of the receipt do not hold")
+
+
+class ReceiptDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The JSON form of a receipt. Bytes are base64url without padding, the time Unix milliseconds."""
+
+    status: str
+    replay_key: str
+    message_id: UUID
+    sender_nhi: str
+    recipient_nhi: str
+    time_ms: int
+    signer_id: UUID
+    reason: str = ""
+    signature_ed25519: str
+    signature_ml_dsa: str
+
+
+def receipt_document(receipt: Receipt) -> ReceiptDocument:
+    return ReceiptDocument(
+        status=receipt.status.name.lower(),
+        replay_key=receipt.replay_key,
+        message_id=receipt.message_id,
+        sender_nhi=receipt.sender_nhi,
+        recipient_nhi=receipt.recipient_nhi,
+        time_ms=receipt.time_ms,
+        signer_id=receipt.signer_id,
+        reason=receipt.reason,
+        signature_ed25519=to_text(receipt.signatures.ed25519),
+        signature_ml_dsa=to_text(receipt.signatures.ml_dsa),
+    )
+
+
+def parse_receipt(document: ReceiptDocument) -> Receipt:
+    """The receipt of a document; its signatures are for `check_receipt`."""
+    if document.status not in _STATUSES:
+        raise Malformed(f"{document.status[:20]!r} is no status of a receipt", hint=", ".join(_STATUSES))
+    receipt = Receipt(
+        status=_STATUSES[document.status],
+        replay_key=document.replay_key,
+        message_id=document.message_id,
+        sender_nhi=document.sender_nhi,
+        recipient_nhi=document.recipient_nhi,
+        time_ms=document.time_ms,
+        signer_id=document.signer_id,
+        reason=document.reason,
+        signatures=Signatures(from_text(document.signature_ed25519), from_text(document.signature_ml_dsa)),
+    )
+    receipt.signed_bytes()
+    return receipt
+
+
+def encode_receipt(receipt: Receipt) -> bytes:
+    """What is signed, and the two signatures after it."""
+    return receipt.signed_bytes() + receipt.signatures.ed25519 + receipt.signatures.ml_dsa
+
+
+def decode_receipt(content: bytes) -> Receipt:
+    """The receipt that `encode_receipt` wrote."""
+    signed, signatures = content[:-_SIGNATURES], content[-_SIGNATURES:]
+    _, status = struct.unpack_from(">BB", signed)
+    at = 2 + 32 + 16
+    sender, at = _counted(signed, at)
+    recipient, at = _counted(signed, at)
+    (time_ms,) = struct.unpack_from(">Q", signed, at)
+    signer_id = UUID(bytes=signed[at + 8 : at + 24])
+    reason, at = _counted(signed, at + 24)
+    return Receipt(
+        status=ReceiptStatus(status),
+        replay_key=signed[2:34].hex(),
+        message_id=UUID(bytes=signed[34:50]),
+        sender_nhi=sender.decode("ascii"),
+        recipient_nhi=recipient.decode("ascii"),
+        time_ms=time_ms,
+        signer_id=signer_id,
+        reason=reason.decode(),
+        signatures=Signatures(signatures[:ED25519_SIGNATURE], signatures[ED25519_SIGNATURE:]),
+    )
+
+
+def _counted(content: bytes, at: int) -> tuple[bytes, int]:
+    end = at + 2 + int.from_bytes(content[at : at + 2], "big")
+    return content[at + 2 : end], end

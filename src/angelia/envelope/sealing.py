@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -15,15 +16,16 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from angelia.envelope import batch, frame, wire
 from angelia.envelope.batch import Proof, VerifiedRoots
-from angelia.envelope.ids import KeyType
+from angelia.envelope.ids import KeyType, key_id
 from angelia.envelope.kem import KemPrivateKey, KemPublicKey
-from angelia.envelope.refusals import Malformed, OpenFailed, SignatureFailed
+from angelia.envelope.refusals import InvalidKey, Malformed, OpenFailed, SignatureFailed
 from angelia.envelope.signing import Purpose, SigningPair, VerifyingPair
 from angelia.envelope.wire import NONCE, TAG, TTL_DEFAULT, TTL_MAX, Compression, Envelope, Header, Priority, Suite
 
 _SALT = b"angelia/v1/hkdf-salt"
 _INFO = b"angelia/v1/envelope-key\0"
 _NO_KEM_KEY = bytes(32)
+_EPOCH_KEY = 32
 _SUITE_OF = {KeyType.ML_KEM_768: Suite.ML_KEM, KeyType.XWING: Suite.XWING}
 
 Random = Callable[[int], bytes]
@@ -36,8 +38,62 @@ class Control(IntEnum):
     GROUP_KEY = 2
 
 
-# channel_id, epoch, epoch key
-_CHANNEL_KEY_BYTES = 1 + 16 + 8 + 32
+# type, channel_id, epoch, epoch key
+_CHANNEL_KEY = struct.Struct(">B16sQ32s")
+
+
+@dataclass(frozen=True, slots=True)
+class EpochKey:
+    """The secret that the members of a channel share for an epoch; its id tells nothing about it."""
+
+    secret: bytes = field(repr=False)
+    key_id: UUID
+
+    @classmethod
+    def of(cls, secret: bytes) -> EpochKey:
+        if len(secret) != _EPOCH_KEY:
+            raise InvalidKey(f"the key of a channel has {_EPOCH_KEY} bytes")
+        return cls(secret, key_id(KeyType.CHANNEL_EPOCH, sha256(secret).digest()))
+
+    @classmethod
+    def generate(cls, random: Random = os.urandom) -> EpochKey:
+        return cls.of(random(_EPOCH_KEY))
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelKey:
+    """The body of a control message that brings a channel's key."""
+
+    channel_id: UUID
+    epoch: int
+    key: EpochKey
+
+    def encode(self) -> bytes:
+        return _CHANNEL_KEY.pack(Control.CHANNEL_KEY, self.channel_id.bytes, self.epoch, self.key.secret)
+
+    @classmethod
+    def decode(cls, message: bytes) -> ChannelKey | None:
+        """The key that a control message brings; None if it is of another type."""
+        if len(message) != _CHANNEL_KEY.size or message[0] != Control.CHANNEL_KEY:
+            return None
+        _, channel_id, epoch, secret = _CHANNEL_KEY.unpack(message)
+        return cls(UUID(bytes=channel_id), epoch, EpochKey.of(secret))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Post:
+    """What is to be sealed for a channel, under the key of its epoch."""
+
+    channel_id: UUID
+    key: EpochKey
+    body: bytes = field(repr=False)
+    message_id: UUID
+    created_at: int
+    ttl_seconds: int = TTL_DEFAULT
+    priority: Priority = Priority.NORMAL
+    compression: Compression = Compression.NONE
+    padme: bool = False
+    correlation_id: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +128,33 @@ def seal(
     letter: Letter, sender: str, pair: SigningPair, *, ttl_max: int = TTL_MAX, random: Random = os.urandom
 ) -> Envelope:
     """Seal one message."""
-    made = _encrypt(letter, sender, pair, ttl_max, random, batched=False)
-    signatures = pair.sign(Purpose.ENVELOPE, wire.signed_digest(made.head, made.ciphertext, made.tag))
-    return wire.assemble(made.header, made.head, made.ciphertext, made.tag, signatures)
+    return _signed(_encrypt(letter, sender, pair, ttl_max, random, batched=False), pair)
+
+
+def seal_post(
+    post: Post, sender: str, pair: SigningPair, *, ttl_max: int = TTL_MAX, random: Random = os.urandom
+) -> Envelope:
+    """Seal one message for a channel (suite 4): whoever has the key can read it, only the sender can have made it."""
+    compression, body = frame.compress(post.body, post.compression)
+    header = Header(
+        suite=Suite.CHANNEL,
+        message_id=post.message_id,
+        created_at=post.created_at,
+        ttl_seconds=post.ttl_seconds,
+        priority=post.priority,
+        compression=compression,
+        key_id=post.key.key_id,
+        sender_key_id=pair.public.signer_id,
+        sender_nhi=sender,
+        recipient_nhi="",
+        channel_id=post.channel_id,
+        correlation_id=post.correlation_id,
+        nonce=random(NONCE),
+        wrapped_key=b"",
+    )
+    head = wire.encode_head(header, ttl_max)
+    plain = frame.pack(len(post.body), body, padme=post.padme)
+    return _signed(_encrypted(header, head, message_key(post.key.secret, head), plain), pair)
 
 
 def seal_batch(
@@ -116,16 +196,18 @@ def unseal(envelope: Envelope, key: KemPrivateKey) -> bytes:
     if header.key_id != key.public.key_id or header.suite is not _SUITE_OF[key.kind]:
         raise OpenFailed
     secret = key.decapsulate(header.wrapped_key)
-    try:
-        opened = AESGCM(message_key(secret, envelope.head, key.public.digest)).decrypt(
-            header.nonce, envelope.ciphertext + envelope.tag, envelope.head
-        )
-    except InvalidTag as error:
-        raise OpenFailed from error
-    message = frame.unpack(opened, header.compression)
+    message = _decrypted(envelope, message_key(secret, envelope.head, key.public.digest))
     if header.control:
         _check_control(message)
     return message
+
+
+def unseal_post(envelope: Envelope, channel_id: UUID, key: EpochKey) -> bytes:
+    """The message of a channel; as with `unseal`, there is one error."""
+    header = envelope.header
+    if header.suite is not Suite.CHANNEL or (header.channel_id, header.key_id) != (channel_id, key.key_id):
+        raise OpenFailed
+    return _decrypted(envelope, message_key(key.secret, envelope.head))
 
 
 def message_key(secret: bytes, head: bytes, recipient_key_digest: bytes = _NO_KEM_KEY) -> bytes:
@@ -163,9 +245,26 @@ def _encrypt(
     )
     head = wire.encode_head(header, ttl_max)
     plain = frame.pack(len(letter.body), body, padme=letter.padme)
-    key = message_key(secret, head, letter.key.digest)
+    return _encrypted(header, head, message_key(secret, head, letter.key.digest), plain)
+
+
+def _encrypted(header: Header, head: bytes, key: bytes, plain: bytes) -> _Encrypted:
     sealed = AESGCM(key).encrypt(header.nonce, plain, head)
     return _Encrypted(header, head, sealed[:-TAG], sealed[-TAG:])
+
+
+def _decrypted(envelope: Envelope, key: bytes) -> bytes:
+    header = envelope.header
+    try:
+        opened = AESGCM(key).decrypt(header.nonce, envelope.ciphertext + envelope.tag, envelope.head)
+    except InvalidTag as error:
+        raise OpenFailed from error
+    return frame.unpack(opened, header.compression)
+
+
+def _signed(made: _Encrypted, pair: SigningPair) -> Envelope:
+    signatures = pair.sign(Purpose.ENVELOPE, wire.signed_digest(made.head, made.ciphertext, made.tag))
+    return wire.assemble(made.header, made.head, made.ciphertext, made.tag, signatures)
 
 
 def _leaf(head: bytes, ciphertext: bytes, tag: bytes) -> bytes:
@@ -174,7 +273,7 @@ def _leaf(head: bytes, ciphertext: bytes, tag: bytes) -> bytes:
 
 def _check_control(message: bytes) -> None:
     kind = message[0] if message else None
-    if kind == Control.CHANNEL_KEY and len(message) == _CHANNEL_KEY_BYTES:
+    if kind == Control.CHANNEL_KEY and len(message) == _CHANNEL_KEY.size:
         return
     if kind != Control.GROUP_KEY:
         raise OpenFailed

@@ -46,9 +46,13 @@ class Ticks:
         self._tasks = [asyncio.create_task(self._repeat(tick), name=f"tick {tick.name}") for tick in self._ticks]
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        left = set(self._tasks)
+        while left:
+            # More than once: on its way through a time limit a cancellation can meet the end of what was limited, and
+            # be lost.
+            for task in left:
+                task.cancel()
+            _, left = await asyncio.wait(left, timeout=1)
 
     async def _repeat(self, tick: Tick) -> None:
         while True:

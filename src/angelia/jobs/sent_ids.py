@@ -1,0 +1,10 @@
+"""Forgets the ids of messages that ended long enough ago."""
+
+from __future__ import annotations
+
+from angelia.jobs.ticks import Tick
+from angelia.mail.upkeep import Upkeep
+
+
+def tick(upkeep: Upkeep) -> Tick:
+    return Tick("sent ids", 60.0, upkeep.forget_ids)

@@ -1,0 +1,291 @@
+"""Hands mail to recipients: leases from the hot tier, the ledger's word on each, and what recipients say to them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import structlog
+
+from angelia import metrics
+from angelia.agents.model import Agent
+from angelia.audit.failures import Failures
+from angelia.errors import (
+    Unavailable,
+)
+from angelia.mail import store
+from angelia.mail.handing import withheld
+from angelia.mail.hot_store import Claimed, Claims, HotMail, arrivals, departures, events
+from angelia.mail.model import (
+    HOLD,
+    MOST_AT_ONCE,
+    Match,
+    Queued,
+    lease_token,
+    parse_token,
+    score,
+)
+from angelia.policy.service import Policy
+from angelia.stores.ledger import Ledger
+from angelia.stores.wake import LOOK, Wake, told
+
+log = structlog.get_logger(__name__)
+
+
+_ROUNDS = 50
+_PAGE_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a recipient asks for."""
+
+    most: int = 10
+    min_priority: int = 0
+    channel_id: UUID | None = None
+    correlation_id: UUID | None = None
+    lease: timedelta = timedelta(seconds=30)
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """One message in its recipient's hands, until the lease runs out."""
+
+    row: Queued
+    wire: bytes = field(repr=False)
+    token: str = field(repr=False)
+    attempt: int
+
+    @property
+    def held(self) -> tuple[bytes, str]:
+        """What names the lease."""
+        return parse_token(self.token)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a poll got; `next_return` is when another message comes back by itself."""
+
+    messages: list[Handed]
+    has_more: bool = False
+    next_return: datetime | None = None
+
+
+class Delivery:
+    """The recipient's side of mail."""
+
+    def __init__(self, ledger: Ledger, hot: HotMail, wake: Wake, policy: Policy, failures: Failures) -> None:
+        self._ledger = ledger
+        self._hot = hot
+        self._wake = wake
+        self._policy = policy
+        self._failures = failures
+
+    async def receive(self, agent: Agent, wanted: Wanted, wait: float, now: datetime) -> Batch:
+        """The next messages; when there are none, they are waited for."""
+        got = await self._next(agent, wanted, now)
+        if got.messages or wait <= 0:
+            return got
+        began = time.monotonic()
+        try:
+            async with self._wake.listening(arrivals(agent.handle)) as bell:
+                while True:
+                    at = _later(now, began)
+                    got = await self._next(agent, wanted, at)
+                    left = wait - (time.monotonic() - began)
+                    if got.messages or left <= 0 or self._wake.stopping:
+                        break
+                    await bell.wait(min(left, _until_next_look(got, at)))
+        except BaseException:
+            await self._release(agent, [one.held for one in got.messages], now)
+            raise
+        return got
+
+    async def stream(
+        self, agent: Agent, lease: timedelta, beat: float, now: datetime
+    ) -> AsyncGenerator[Handed | tuple[str, bytes] | None, None]:
+        """Messages as they come, and events that concern the agent; None now and then, so that the line is not idle.
+
+        At most a hundred messages are unsettled at a time."""
+        began, beaten = time.monotonic(), time.monotonic()
+        unsettled: dict[bytes, str] = {}
+        unsaid: deque[Handed] = deque()
+        try:
+            async with self._wake.listening(arrivals(agent.handle), events(agent.handle)) as bell:
+                while not self._wake.stopping:
+                    at = _later(now, began)
+                    for said in bell.words():
+                        yield told(said)
+                    if len(unsettled) >= MOST_AT_ONCE:
+                        unsettled = await self._settled_some(agent, unsettled, at, LOOK)
+                    room = MOST_AT_ONCE - len(unsettled)
+                    got = await self._next(agent, Wanted(most=room, lease=lease), at) if room else Batch([], True)
+                    unsettled |= [one.held for one in got.messages]
+                    unsaid.extend(got.messages)
+                    while unsaid:
+                        yield unsaid.popleft()
+                    if time.monotonic() - beaten >= beat:
+                        beaten = time.monotonic()
+                        yield None
+                    if not got.has_more:
+                        rest = max(0.0, beat - (time.monotonic() - beaten))
+                        await bell.wait(min(rest, _until_next_look(got, at)))
+        finally:
+            await self._release(agent, [one.held for one in unsaid], now)
+
+    async def _next(self, agent: Agent, wanted: Wanted, now: datetime) -> Batch:
+        """The next messages that may be handed over; what may not must not stand in their way."""
+        for _ in range(_ROUNDS):
+            got = await self._try(agent, wanted, now)
+            if got.messages or not got.has_more:
+                break
+        return got
+
+    async def _try(self, agent: Agent, wanted: Wanted, now: datetime) -> Batch:
+        """Lease, then ask the ledger: a hot copy is never handed over on its own word."""
+        claiming = asyncio.ensure_future(self._claim(agent, wanted, now))
+        try:
+            # A script that is on its way is waited for, also by a caller that goes away meanwhile.
+            got = await asyncio.shield(claiming)
+            handed = await self._handed(agent, got.messages, now) if got.messages else []
+            page = _page(handed)
+            await self._release(agent, [one.held for one in handed[len(page) :]], now)
+        except BaseException:
+            # Nobody got them, so nobody has to wait until the leases run out.
+            with contextlib.suppress(Unavailable):
+                claims = (await claiming).messages
+                await self._release(agent, [(claim.mref, claim.secret) for claim in claims], now)
+            raise
+        if not got.messages:
+            return Batch([], got.more, got.next_return)
+        metrics.MAIL_HANDED_OUT.inc(len(page))
+        # All of them may have been ghosts, with messages behind them.
+        more = got.more or len(page) < len(handed) or not page
+        return Batch(page, more, got.next_return if page else now)
+
+    async def _claim(self, agent: Agent, wanted: Wanted, now: datetime) -> Claims:
+        until = now + wanted.lease
+        if wanted.correlation_id is None and wanted.channel_id is None:
+            return await self._hot.claim(agent.handle, wanted.most, wanted.min_priority, now, until)
+        claims: list[Claimed] = []
+        last: Match | None = None
+        while True:
+            async with self._ledger.transaction() as tx:
+                found = await store.matching(
+                    tx,
+                    agent.handle,
+                    now,
+                    MOST_AT_ONCE,
+                    correlation_id=wanted.correlation_id,
+                    channel_id=wanted.channel_id,
+                    min_priority=wanted.min_priority,
+                    after=last,
+                )
+            places = [(one.mref, score(one.priority, one.seq)) for one in found]
+            room = wanted.most - len(claims)
+            claims += await self._hot.claim_these(agent.handle, places, now, until, room) if places else []
+            end = len(found) < MOST_AT_ONCE
+            if end or len(claims) == wanted.most:
+                reached = bool(found) and (not claims or claims[-1].mref == found[-1].mref)
+                return Claims(claims, None, more=len(claims) == wanted.most and not (end and reached))
+            last = found[-1]  # these are in somebody's hands; there may be others behind them
+
+    async def _handed(self, agent: Agent, claims: Sequence[Claimed], now: datetime) -> list[Handed]:
+        by_mref = {claim.mref: claim for claim in claims}
+        without_copy = [claim.mref for claim in claims if claim.copy is None]
+        async with self._ledger.transaction() as tx:
+            rows = await store.claimable(tx, agent.handle, list(by_mref), without_copy, now)
+            if damaged := [mref for mref, row in rows.items() if not _is_of(by_mref[mref].copy, row)]:
+                rows |= await store.claimable(tx, agent.handle, damaged, damaged, now)
+            held_back = await withheld(tx, self._policy, list(rows.values()), now)
+        handed, gone, denied = [], [mref for mref in by_mref if mref not in rows], []
+        for row in rows.values():
+            if row.mref in held_back.fallen:
+                gone.append(row.mref)  # the tick that follows revoked keys tells its sender
+            elif row.mref in held_back.denied:
+                denied.append(row)
+            else:
+                claim = by_mref[row.mref]
+                wire = row.wire or claim.copy
+                assert wire is not None, "asked for where there is no copy"
+                handed.append(Handed(row, wire, lease_token(row.mref, claim.secret), claim.attempt))
+        if gone:
+            await self._hot.remove(agent.handle, gone)
+        for row in denied:
+            await self._leave_alone(agent, row, by_mref[row.mref], now)
+        handed.sort(key=lambda one: one.row.score)
+        return handed
+
+    async def _leave_alone(self, agent: Agent, row: Queued, claim: Claimed, now: datetime) -> None:
+        """What may not be handed over now may be allowed again; until then it is looked at now and then."""
+        await self._hot.put_back(agent.handle, row.mref, claim.secret, now + HOLD, uncounted=True, quietly=True)
+        await self._failures.record(
+            "message_delivery_denied",
+            row.sender,
+            now,
+            object=row.recipient,
+            message_id=row.message_id,
+            replay_key=row.replay_key,
+            detail={"at": "delivery"},
+        )
+
+    async def _release(self, agent: Agent, held: Sequence[tuple[bytes, str]], now: datetime) -> None:
+        """Let go of messages that nobody got; if the hot tier is away, their leases end by themselves."""
+        with contextlib.suppress(Unavailable):
+            for mref, secret in held:
+                await self._hot.put_back(agent.handle, mref, secret, now, uncounted=True)
+
+    async def _settled_some(
+        self, agent: Agent, unsettled: dict[bytes, str], now: datetime, wait: float
+    ) -> dict[bytes, str]:
+        """What a stream that is full still has out, after something was settled or ran out, or after a while."""
+        async with self._wake.listening(departures(agent.handle), arrivals(agent.handle)) as bell:
+            left = await self._still_held(agent, unsettled, now)
+            if len(left) < MOST_AT_ONCE:
+                return left
+            await bell.wait(wait)
+            return await self._still_held(agent, left, now)
+
+    async def _still_held(self, agent: Agent, unsettled: dict[bytes, str], now: datetime) -> dict[bytes, str]:
+        if not unsettled:
+            return {}
+        leases = await self._hot.leases(agent.handle, list(unsettled))
+        return {
+            mref: secret
+            for (mref, secret), lease in zip(unsettled.items(), leases, strict=True)
+            if lease is not None and lease.secret == secret and lease.until is not None and lease.until > now
+        }
+
+
+def _is_of(copy: bytes | None, row: Queued) -> bool:
+    """Whether a copy, where there is one, has the very bytes that the ledger has."""
+    return copy is None or hashlib.sha256(copy).digest() == row.replay_key
+
+
+def _page(handed: list[Handed]) -> list[Handed]:
+    """The first ones, as many as an answer should carry; one of any size."""
+    size = 0
+    for at, one in enumerate(handed):
+        size += len(one.wire)
+        if at and size > _PAGE_BYTES:
+            return handed[:at]
+    return handed
+
+
+def _later(now: datetime, began: float) -> datetime:
+    """The time of a request that has been waiting: its own, and how long that is ago."""
+    return now + timedelta(seconds=time.monotonic() - began)
+
+
+def _until_next_look(got: Batch, at: datetime) -> float:
+    """Until a message comes back by itself, but not longer than a lost wake-up may cost."""
+    if got.next_return is None:
+        return LOOK
+    return min(LOOK, max(0.0, (got.next_return - at).total_seconds()))

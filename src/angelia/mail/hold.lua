@@ -1,0 +1,14 @@
+-- Keeps back a message that nobody was ever given, so that it can be withdrawn.
+-- KEYS  1  ang:mail:{rid}:ready  mrefs in order
+--       2  ang:mail:{rid}:lease  mrefs that are handed out or left alone, score = until when, Unix ms
+--       3  ang:mail:{rid}:tries  mref -> "score:attempts:first leased, Unix ms:secret of the lease"
+-- ARGV  1  mref  2  its score  3  now, Unix ms  4  until when it is left alone
+-- Returns 1, or 0 when it was handed out before.
+local record = redis.call('HGET', KEYS[3], ARGV[1])
+if record and tonumber(string.match(record, '^%d+:(%d+):')) > 0 then
+  return 0
+end
+redis.call('HSET', KEYS[3], ARGV[1], ARGV[2] .. ':0:' .. ARGV[3] .. ':')
+redis.call('ZREM', KEYS[1], ARGV[1])
+redis.call('ZADD', KEYS[2], ARGV[4], ARGV[1])
+return 1

@@ -1,0 +1,69 @@
+-- name: add
+INSERT INTO delivery_receipts (receipt_id, message_id, replay_key, sender_nhi, recipient_nhi, channel_id, priority,
+  wire_bytes, status, sent_at, accepted_at, expires_at, bucket)
+SELECT receipt_id, message_id, replay_key, sender, recipient, channel_id, priority, wire_bytes, 'pending', sent_at,
+  accepted_at, expires_at, bucket
+FROM unnest($1::uuid[], $2::uuid[], $3::bytea[], $4::varchar[], $5::varchar[], $6::uuid[], $7::smallint[], $8::integer[],
+            $9::timestamptz[], $10::timestamptz[], $11::timestamptz[], $12::smallint[])
+  AS w (receipt_id, message_id, replay_key, sender, recipient, channel_id, priority, wire_bytes, sent_at, accepted_at,
+        expires_at, bucket)
+
+-- name: move
+-- One step of each receipt. What has come to an end keeps its status, and what was delivered does not expire; the times
+-- of what happened are written anyway. The relay's word does not take the place of the recipient's on the same thing.
+UPDATE delivery_receipts AS r SET
+  status = CASE WHEN r.status = 'pending' OR (r.status = 'delivered' AND r.read_at IS NULL AND w.status <> 'expired')
+    THEN w.status ELSE r.status END,
+  attested_by = CASE
+    WHEN r.status = w.status AND r.attested_by = 'recipient' THEN r.attested_by
+    WHEN r.status = 'pending' OR (r.status = 'delivered' AND r.read_at IS NULL AND w.status <> 'expired')
+    THEN w.attested_by ELSE r.attested_by END,
+  delivered_at = coalesce(r.delivered_at, w.delivered_at),
+  acknowledged_at = coalesce(r.acknowledged_at, w.acknowledged_at),
+  read_at = coalesce(r.read_at, w.read_at),
+  delivery_attempts = greatest(r.delivery_attempts, w.attempts),
+  last_attempt_at = coalesce(w.last_attempt_at, r.last_attempt_at),
+  failure_reason = coalesce(r.failure_reason, w.reason),
+  receipt_wire = CASE WHEN r.status = 'pending' OR (r.status = 'delivered' AND r.read_at IS NULL)
+    THEN coalesce(w.receipt_wire, r.receipt_wire) ELSE r.receipt_wire END
+FROM unnest($1::uuid[], $2::varchar[], $3::varchar[], $4::timestamptz[], $5::text[], $6::text[], $7::timestamptz[],
+            $8::timestamptz[], $9::timestamptz[], $10::integer[], $11::timestamptz[], $12::text[], $13::bytea[])
+  AS w (message_id, sender, recipient, sent_at, status, attested_by, delivered_at, acknowledged_at, read_at, attempts,
+        last_attempt_at, reason, receipt_wire)
+WHERE r.message_id = w.message_id AND r.sender_nhi = w.sender AND r.recipient_nhi = w.recipient AND r.sent_at = w.sent_at
+RETURNING r.replay_key, r.status
+
+-- name: of_message
+SELECT receipt_id, message_id, replay_key, sender_nhi, recipient_nhi, channel_id, priority, wire_bytes, status,
+  attested_by, delivery_attempts, last_attempt_at, sent_at, accepted_at, expires_at, delivered_at, acknowledged_at,
+  read_at, failure_reason, receipt_wire
+FROM delivery_receipts WHERE replay_key = ANY ($1::bytea[])
+
+-- name: lock
+SELECT receipt_id, message_id, replay_key, sender_nhi, recipient_nhi, channel_id, priority, wire_bytes, status,
+  attested_by, delivery_attempts, last_attempt_at, sent_at, accepted_at, expires_at, delivered_at, acknowledged_at,
+  read_at, failure_reason, receipt_wire
+FROM delivery_receipts WHERE replay_key = $1 FOR UPDATE
+
+-- name: page
+-- What an agent sent and what it received, newest first; each half by its own index, and a message to oneself in one.
+SELECT * FROM (
+  (SELECT receipt_id, message_id, replay_key, sender_nhi, recipient_nhi, channel_id, priority, wire_bytes, status,
+     attested_by, delivery_attempts, last_attempt_at, sent_at, accepted_at, expires_at, delivered_at, acknowledged_at,
+     read_at, failure_reason, receipt_wire
+   FROM delivery_receipts WHERE sender_nhi = $1
+     AND ($2::text IS NULL OR status = $2) AND ($3::boolean IS NULL OR (read_at IS NOT NULL) = $3)
+     AND ($4::timestamptz IS NULL OR sent_at >= $4)
+     AND ($5::timestamptz IS NULL OR (sent_at, receipt_id) < ($5, $6::uuid))
+   ORDER BY sent_at DESC, receipt_id DESC LIMIT $7)
+  UNION ALL
+  (SELECT receipt_id, message_id, replay_key, sender_nhi, recipient_nhi, channel_id, priority, wire_bytes, status,
+     attested_by, delivery_attempts, last_attempt_at, sent_at, accepted_at, expires_at, delivered_at, acknowledged_at,
+     read_at, failure_reason, receipt_wire
+   FROM delivery_receipts WHERE recipient_nhi = $1 AND sender_nhi <> $1
+     AND ($2::text IS NULL OR status = $2) AND ($3::boolean IS NULL OR (read_at IS NOT NULL) = $3)
+     AND ($4::timestamptz IS NULL OR sent_at >= $4)
+     AND ($5::timestamptz IS NULL OR (sent_at, receipt_id) < ($5, $6::uuid))
+   ORDER BY sent_at DESC, receipt_id DESC LIMIT $7)
+) AS halves
+ORDER BY sent_at DESC, receipt_id DESC LIMIT $7

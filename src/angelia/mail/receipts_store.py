@@ -1,0 +1,140 @@
+"""Every SQL statement about delivery receipts."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from angelia.envelope.ids import bucket_of
+from angelia.envelope.receipts import Receipt, decode_receipt, encode_receipt
+from angelia.envelope.wire import Priority
+from angelia.mail.model import Attested, NewEnvelope, Queued, ReceiptRow, Status
+from angelia.stores.ledger import Row, Tx
+from angelia.stores.partitions import Daily
+from angelia.stores.sql import columns, statements
+
+SQL = statements(__file__, "receipts.sql")
+DAILY = Daily("delivery_receipts", "sent_at")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step of a message's receipt; what is None says nothing new."""
+
+    message: Queued | ReceiptRow
+    status: Status
+    attested_by: Attested = Attested.RELAY
+    delivered_at: datetime | None = None
+    acknowledged_at: datetime | None = None
+    read_at: datetime | None = None
+    attempts: int = 0
+    last_attempt_at: datetime | None = None
+    reason: str | None = None
+    receipt: Receipt | None = None
+
+    @property
+    def sent_at(self) -> datetime:
+        return self.message.created_at if isinstance(self.message, Queued) else self.message.sent_at
+
+
+async def add(tx: Tx, new: Sequence[NewEnvelope]) -> None:
+    """Pending receipts of messages that were taken just now."""
+    values = [
+        (
+            uuid.uuid4(),
+            one.envelope.header.message_id,
+            one.replay_key,
+            one.envelope.header.sender_nhi,
+            one.envelope.header.recipient_nhi,
+            one.envelope.header.channel_id,
+            int(one.envelope.header.priority),
+            len(one.envelope.wire),
+            one.created_at,
+            one.accepted_at,
+            one.expires_at,
+            bucket_of(one.envelope.header.recipient_nhi),
+        )
+        for one in new
+    ]
+    await tx.execute(SQL["add"], *columns(values, 12))
+
+
+async def move(tx: Tx, steps: Sequence[Step]) -> dict[bytes, Status]:
+    """Take receipts one step further; what each says now, which is the step only where it was allowed."""
+    values = [
+        (
+            step.message.message_id,
+            step.message.sender,
+            step.message.recipient,
+            step.sent_at,
+            # `read` is kept as a time, beside the status that the archive knows.
+            (Status.DELIVERED if step.status is Status.READ else step.status).value,
+            step.attested_by.value,
+            step.delivered_at,
+            step.acknowledged_at,
+            step.read_at,
+            step.attempts,
+            step.last_attempt_at,
+            step.reason,
+            None if step.receipt is None else encode_receipt(step.receipt),
+        )
+        for step in steps
+    ]
+    rows = await tx.fetch(SQL["move"], *columns(values, 13))
+    return {row["replay_key"]: Status(row["status"]) for row in rows}
+
+
+async def of_messages(tx: Tx, replay_keys: Sequence[bytes]) -> dict[bytes, ReceiptRow]:
+    rows = [_receipt(row) for row in await tx.fetch(SQL["of_message"], replay_keys)]
+    return {row.replay_key: row for row in rows}
+
+
+async def lock(tx: Tx, replay_key: bytes) -> ReceiptRow | None:
+    row = await tx.fetchrow(SQL["lock"], replay_key)
+    return None if row is None else _receipt(row)
+
+
+async def page(
+    tx: Tx,
+    agent: str,
+    status: Status | None,
+    since: datetime | None,
+    before: tuple[datetime, UUID] | None,
+    limit: int,
+) -> list[ReceiptRow]:
+    at, id_ = before or (None, None)
+    # `delivered` and `read` are one status with and without a time of reading.
+    read = {Status.READ: True, Status.DELIVERED: False}.get(status) if status else None
+    stored = Status.DELIVERED if status is Status.READ else status
+    value = None if stored is None else stored.value
+    return [_receipt(row) for row in await tx.fetch(SQL["page"], agent, value, read, since, at, id_, limit)]
+
+
+def _receipt(row: Row) -> ReceiptRow:
+    status = Status(row["status"])
+    wire = row["receipt_wire"]
+    return ReceiptRow(
+        receipt_id=row["receipt_id"],
+        message_id=row["message_id"],
+        replay_key=row["replay_key"],
+        sender=row["sender_nhi"],
+        recipient=row["recipient_nhi"],
+        channel_id=row["channel_id"],
+        priority=Priority(row["priority"]),
+        wire_bytes=row["wire_bytes"],
+        status=Status.READ if status is Status.DELIVERED and row["read_at"] is not None else status,
+        attested_by=Attested(row["attested_by"]),
+        delivery_attempts=row["delivery_attempts"],
+        last_attempt_at=row["last_attempt_at"],
+        sent_at=row["sent_at"],
+        accepted_at=row["accepted_at"],
+        expires_at=row["expires_at"],
+        delivered_at=row["delivered_at"],
+        acknowledged_at=row["acknowledged_at"],
+        read_at=row["read_at"],
+        failure_reason=row["failure_reason"],
+        receipt=None if wire is None else decode_receipt(wire),
+    )

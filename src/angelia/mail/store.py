@@ -1,0 +1,199 @@
+"""Every SQL statement about envelopes that wait, and about the ids under which they were sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+
+from angelia.envelope.ids import bucket_of
+from angelia.envelope.wire import Priority
+from angelia.mail.model import Accepted, Match, NewEnvelope, Place, Queued, State
+from angelia.stores.ledger import Row, Tx
+from angelia.stores.sql import columns, statements
+
+SQL = statements(__file__)
+
+
+async def known_ids(tx: Tx, wanted: Sequence[tuple[str, UUID]]) -> dict[tuple[str, UUID], tuple[bytes, Accepted]]:
+    """What was sent under these ids: the replay key, and what the sender was told."""
+    rows = await tx.fetch(SQL["known_ids"], *columns(wanted, 2))
+    return {
+        (row["sender_nhi"], row["message_id"]): (row["replay_key"], msgspec.convert(row["answer"], Accepted))
+        for row in rows
+    }
+
+
+async def remember_ids(tx: Tx, new: Sequence[tuple[str, UUID, bytes, Accepted, datetime]]) -> set[tuple[str, UUID]]:
+    """Take ids for messages; those that nobody had taken."""
+    rows = await tx.fetch(SQL["remember_ids"], *columns(new, 5))
+    return {(row["sender_nhi"], row["message_id"]) for row in rows}
+
+
+async def forget_ids(tx: Tx, ids: Sequence[tuple[str, UUID]]) -> None:
+    await tx.execute(SQL["forget_ids"], *columns(ids, 2))
+
+
+async def forget_old_ids(tx: Tx, now: datetime, limit: int) -> int:
+    done = await tx.execute(SQL["forget_old_ids"], now, limit)
+    return int(done.rpartition(" ")[2])
+
+
+async def waiting(tx: Tx, recipients: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """Messages and bytes in each queue."""
+    wanted = [(bucket_of(one), one) for one in recipients]
+    rows = await tx.fetch(SQL["waiting"], *columns(wanted, 2))
+    return {row["recipient"]: (row["messages"], row["bytes"]) for row in rows}
+
+
+async def waiting_of_sender(tx: Tx, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], tuple[int, int]]:
+    """Messages and bytes that a sender has in a queue, by recipient and sender."""
+    wanted = [(bucket_of(recipient), recipient, sender) for recipient, sender in pairs]
+    rows = await tx.fetch(SQL["waiting_of_sender"], *columns(wanted, 3))
+    return {(row["recipient"], row["sender"]): (row["messages"], row["bytes"]) for row in rows}
+
+
+async def add(tx: Tx, new: Sequence[NewEnvelope]) -> list[int]:
+    """Store envelopes; their numbers in order of arrival."""
+    values = [
+        (
+            bucket_of(one.envelope.header.recipient_nhi),
+            one.envelope.header.recipient_nhi,
+            one.mref,
+            one.envelope.header.sender_nhi,
+            one.envelope.header.message_id,
+            one.replay_key,
+            one.envelope.header.key_id,
+            one.envelope.header.sender_key_id,
+            int(one.envelope.header.priority),
+            one.envelope.header.channel_id,
+            one.envelope.header.correlation_id,
+            one.created_at,
+            one.accepted_at,
+            one.expires_at,
+            one.envelope.wire,
+        )
+        for one in new
+    ]
+    rows = await tx.fetch(SQL["add"], *columns(values, 15))
+    numbers = {row["mref"]: row["seq"] for row in rows}
+    return [numbers[one.mref] for one in new]
+
+
+async def claimable(
+    tx: Tx, recipient: str, mrefs: Sequence[bytes], without_copy: Sequence[bytes], now: datetime
+) -> dict[bytes, Queued]:
+    """Those of a recipient's messages that may still be handed over, as far as this slice knows."""
+    rows = await tx.fetch(SQL["claimable"], bucket_of(recipient), recipient, mrefs, without_copy, now)
+    return {row["mref"]: _queued(row) for row in rows}
+
+
+async def matching(
+    tx: Tx,
+    recipient: str,
+    now: datetime,
+    limit: int,
+    *,
+    correlation_id: UUID | None,
+    channel_id: UUID | None,
+    min_priority: int,
+    after: Match | None = None,
+) -> list[Match]:
+    """The messages of a conversation or a channel, in the order of the queue."""
+    name, value = ("correlated", correlation_id) if correlation_id is not None else ("in_channel", channel_id)
+    priority, seq = (after.priority, after.seq) if after else (None, None)
+    rows = await tx.fetch(SQL[name], bucket_of(recipient), recipient, value, now, min_priority, limit, priority, seq)
+    return [Match(row["mref"], row["priority"], row["seq"]) for row in rows]
+
+
+async def one(tx: Tx, recipient: str, replay_key: bytes) -> Queued | None:
+    row = await tx.fetchrow(SQL["one"], bucket_of(recipient), replay_key)
+    return None if row is None else _queued(row)
+
+
+async def lock(tx: Tx, wanted: Sequence[tuple[str, bytes]]) -> dict[tuple[str, bytes], Queued]:
+    """Rows by recipient and replay key, as they are and stay until the transaction ends."""
+    values = [(bucket_of(recipient), recipient, replay_key) for recipient, replay_key in wanted]
+    rows = [_queued(row) for row in await tx.fetch(SQL["lock"], *columns(values, 3))]
+    return {(row.recipient, row.replay_key): row for row in rows}
+
+
+async def remove(tx: Tx, rows: Sequence[Queued]) -> None:
+    await tx.execute(SQL["remove"], *columns([(bucket_of(r.recipient), r.recipient, r.mref) for r in rows], 3))
+
+
+async def bury(tx: Tx, rows: Sequence[tuple[Queued, str]], now: datetime) -> None:
+    """Make dead letters of messages."""
+    values = [(bucket_of(row.recipient), row.recipient, row.mref, reason) for row, reason in rows]
+    await tx.execute(SQL["bury"], *columns(values, 4), now)
+
+
+async def raise_dead(tx: Tx, recipient: str, replay_key: bytes, now: datetime) -> Queued | None:
+    row = await tx.fetchrow(SQL["raise"], bucket_of(recipient), replay_key, now)
+    return None if row is None else _queued(row)
+
+
+async def dead_of(tx: Tx, recipient: str, before: tuple[datetime, bytes] | None, limit: int) -> list[Queued]:
+    at, mref = before or (None, None)
+    return [_queued(row) for row in await tx.fetch(SQL["dead_of"], recipient, at, mref, limit, bucket_of(recipient))]
+
+
+async def expired(tx: Tx, now: datetime, limit: int) -> list[Queued]:
+    return [_queued(row) for row in await tx.fetch(SQL["expired"], now, limit)]
+
+
+async def sealed_to(tx: Tx, recipient: str, key_id: UUID, limit: int) -> list[Queued]:
+    return [_queued(row) for row in await tx.fetch(SQL["sealed_to"], bucket_of(recipient), recipient, key_id, limit)]
+
+
+async def signed_by(tx: Tx, sender: str, signer_id: UUID, since: datetime, limit: int) -> list[Queued]:
+    return [_queued(row) for row in await tx.fetch(SQL["signed_by"], sender, signer_id, since, limit)]
+
+
+async def queued_between(tx: Tx, since: datetime, until: datetime, after: Place | None, limit: int) -> list[Place]:
+    at, mref = (after.queued_at, after.mref) if after else (None, None)
+    return [_place(row) for row in await tx.fetch(SQL["queued_between"], since, until, at, mref, limit)]
+
+
+async def in_bucket(tx: Tx, bucket: int, after: bytes, limit: int) -> list[tuple[bytes, Place]]:
+    """A page of a bucket after a replay key: replay keys and places."""
+    rows = await tx.fetch(SQL["in_bucket"], bucket, after, limit)
+    return [(row["replay_key"], _place(row)) for row in rows]
+
+
+async def mark(tx: Tx, name: str) -> str | None:
+    """What a tick wrote down about how far it has come."""
+    found: str | None = await tx.fetchval(SQL["mark"], name)
+    return found
+
+
+async def set_mark(tx: Tx, name: str, value: str) -> None:
+    await tx.execute(SQL["set_mark"], name, value)
+
+
+def _place(row: Row) -> Place:
+    return Place(row["recipient_nhi"], row["mref"], Priority(row["priority"]), row["seq"], row["queued_at"])
+
+
+def _queued(row: Row) -> Queued:
+    return Queued(
+        recipient=row["recipient_nhi"],
+        mref=row["mref"],
+        seq=row["seq"],
+        sender=row["sender_nhi"],
+        message_id=row["message_id"],
+        replay_key=row["replay_key"],
+        key_id=row["key_id"],
+        signer_id=row["sender_key_id"],
+        priority=Priority(row["priority"]),
+        created_at=row["created_at"],
+        accepted_at=row["accepted_at"],
+        expires_at=row["expires_at"],
+        state=State(row["state"]),
+        wire_bytes=row["wire_bytes"],
+        dead_at=row["dead_at"],
+        dead_reason=row["dead_reason"],
+        wire=row["wire"],
+    )

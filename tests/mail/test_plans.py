@@ -1,0 +1,108 @@
+"""What is asked for each message, and what ticks ask for ever, reads an index however much there is."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from angelia.envelope.ids import bucket_of
+from angelia.mail import receipts_store, store
+
+NOW = datetime.now(UTC)
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+ID, KEY, MREF = UUID(int=1), bytes(32), bytes(16)
+BUCKET = bucket_of("agent-7")
+FILL = """
+INSERT INTO envelopes (bucket, recipient_nhi, mref, sender_nhi, message_id, replay_key, key_id, sender_key_id, priority,
+  channel_id, correlation_id, created_at, accepted_at, queued_at, expires_at, state, dead_at, wire, wire_bytes)
+SELECT get_byte(sha256(convert_to(r, 'UTF8')), 0), r, decode(md5(n::text), 'hex'), 'sender-' || n % 50,
+  gen_random_uuid(), sha256(convert_to(n::text, 'UTF8')), gen_random_uuid(), gen_random_uuid(), n % 4,
+  CASE WHEN n % 9 = 0 THEN gen_random_uuid() END, CASE WHEN n % 7 = 0 THEN gen_random_uuid() END, at, at, at,
+  at + interval '7 days', CASE WHEN n % 11 = 0 THEN 'dead' ELSE 'queued' END, CASE WHEN n % 11 = 0 THEN at END, '', 0
+FROM generate_series(1, 20000) AS n, LATERAL (SELECT 'agent-' || n % 100, $1::timestamptz - n * interval '20 seconds')
+  AS named (r, at);
+INSERT INTO sent_ids
+SELECT 'sender-' || n % 50, gen_random_uuid(), sha256(''), '{}', $1::timestamptz + n * interval '1 minute'
+FROM generate_series(1, 20000) AS n;
+INSERT INTO delivery_receipts (receipt_id, message_id, replay_key, sender_nhi, recipient_nhi, priority, wire_bytes,
+  status, sent_at, accepted_at, expires_at, bucket)
+SELECT gen_random_uuid(), gen_random_uuid(), sha256(convert_to(n::text, 'UTF8')), 'sender-' || n % 50, r, n % 4, 1,
+  CASE WHEN n % 3 = 0 THEN 'delivered' ELSE 'pending' END, at, at, at, get_byte(sha256(convert_to(r, 'UTF8')), 0)
+FROM generate_series(1, 40000) AS n, LATERAL
+  (SELECT 'agent-' || n % 100, $1::timestamptz + interval '7 days' - n * interval '18 seconds') AS named (r, at);
+INSERT INTO mail_marks SELECT 'mark-' || n, '' FROM generate_series(1, 5000) AS n
+"""
+MAIL: dict[str, list[object]] = {
+    "known_ids": [["sender-7"], [ID]],
+    "forget_ids": [["sender-7"], [ID]],
+    "forget_old_ids": [NOW + HOUR, 500],
+    "waiting": [[BUCKET], ["agent-7"]],
+    "waiting_of_sender": [[BUCKET], ["agent-7"], ["sender-7"]],
+    "claimable": [BUCKET, "agent-7", [MREF, KEY[:16]], [MREF], NOW],
+    "correlated": [BUCKET, "agent-7", ID, NOW, 0, 100, None, None],
+    "in_channel": [BUCKET, "agent-7", ID, NOW, 0, 100, 2, 77],
+    "one": [BUCKET, KEY],
+    "lock": [[BUCKET], ["agent-7"], [KEY]],
+    "remove": [[BUCKET], ["agent-7"], [MREF]],
+    "bury": [[BUCKET], ["agent-7"], [MREF], [""], NOW],
+    "raise": [BUCKET, KEY, NOW],
+    "dead_of": ["agent-7", NOW, MREF, 51, BUCKET],
+    "expired": [NOW, 500],
+    "sealed_to": [BUCKET, "agent-7", ID, 500],
+    "signed_by": ["sender-7", ID, NOW - DAY, 500],
+    "queued_between": [NOW - timedelta(minutes=2), NOW, None, None, 500],
+    "in_bucket": [BUCKET, KEY, 500],
+    "mark": ["mark-7"],
+}
+RECEIPTS: dict[str, list[object]] = {
+    "move": [[ID], ["a"], ["b"], [NOW], ["failed"], ["relay"], [None], [None], [None], [1], [NOW], ["x"], [None]],
+    "of_message": [[KEY]],
+    "lock": [KEY],
+    "page": ["agent-7", None, None, None, NOW, ID, 51],
+}
+PURE_WRITES = {"remember_ids", "add", "set_mark"}
+
+
+@pytest.fixture
+async def filled(stores: Any, template: str) -> AsyncIterator[asyncpg.Connection]:
+    """A database of its own: what is filled and emptied leaves tables behind whose statistics mean nothing."""
+    name = f"plans_{secrets.token_hex(4)}"
+    admin = await asyncpg.connect(stores.database_url)
+    await admin.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+    connection = await asyncpg.connect(stores.named(name))
+    for statement in FILL.split(";"):
+        await connection.execute(statement, *([NOW] if "$1" in statement else []))
+    await connection.execute("ANALYZE")
+    yield connection
+    await connection.close()
+    await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    await admin.close()
+
+
+def test_every_statement_is_looked_at() -> None:
+    assert MAIL.keys() | PURE_WRITES == store.SQL.keys()
+    assert RECEIPTS.keys() | {"add"} == receipts_store.SQL.keys()
+
+
+async def test_no_statement_that_is_asked_often_reads_a_whole_table(filled: asyncpg.Connection) -> None:
+    asked = {name: (store.SQL[name], values) for name, values in MAIL.items()}
+    asked |= {f"receipts {name}": (receipts_store.SQL[name], values) for name, values in RECEIPTS.items()}
+    scans = {}
+    for name, (statement, values) in asked.items():
+        plan = "\n".join(row[0] for row in await filled.fetch(f"EXPLAIN (COSTS OFF) {statement}", *values))
+        # An empty table has one page, which is read whole whatever the index.
+        read_whole = [one for one in plan.splitlines() if "Seq Scan" in one and "_default" not in one]
+        if read_whole or "Index" not in plan:
+            scans[name] = plan
+    assert not scans, "\n\n".join(f"{name}:\n{plan}" for name, plan in scans.items())
+    # What is one recipient's lies in one partition.
+    for name in ("claimable", "correlated", "in_channel", "one", "dead_of", "sealed_to", "in_bucket"):
+        plan = "\n".join(row[0] for row in await filled.fetch(f"EXPLAIN (COSTS OFF) {store.SQL[name]}", *MAIL[name]))
+        assert len(set(re.findall(r" on (envelopes_\d)", plan))) == 1, f"{name}:\n{plan}"
