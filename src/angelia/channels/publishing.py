@@ -1,0 +1,226 @@
+"""Puts sealed messages into channels, each at the next offset of its channel, once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from angelia import metrics
+from angelia.agents.model import Agent
+from angelia.audit import service as audit
+from angelia.audit.failures import SIGNATURE, Failures
+from angelia.audit.model import Detail, Event
+from angelia.channels import store
+from angelia.channels.admission import Admission
+from angelia.channels.model import SKEW, Channel, Publication, Published, Stored, no_channel
+from angelia.channels.store import Known
+from angelia.envelope import sealing
+from angelia.envelope.refusals import SignatureFailed, SuiteRefused
+from angelia.envelope.wire import Envelope, Suite
+from angelia.errors import (
+    AngeliaError,
+    ClockSkew,
+    Denied,
+    EpochStale,
+    InvalidArgument,
+    MessageExpired,
+    MessageIdConflict,
+    TooLarge,
+)
+from angelia.keys import admission as signatures
+from angelia.keys.admission import Signed
+from angelia.keys.model import moment
+from angelia.policy.model import Action
+from angelia.stores.group_commit import GroupCommit
+from angelia.stores.ledger import Ledger, Tx
+from angelia.stores.wake import Wake, topic
+
+# Of one transaction, which holds the locks of its channels.
+_MOST_TOGETHER = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a message is; `new` is false when it was published before."""
+
+    published: Published
+    new: bool
+
+
+class Publishing:
+    """Checks envelopes one by one, and writes those that came together in one transaction."""
+
+    def __init__(self, ledger: Ledger, wake: Wake, admission: Admission, failures: Failures) -> None:
+        self._ledger = ledger
+        self._wake = wake
+        self._admission = admission
+        self._failures = failures
+        self._appends = GroupCommit(ledger, append_batch, most=_MOST_TOGETHER)
+
+    async def close(self) -> None:
+        await self._appends.close()
+
+    async def publish(self, agent: Agent, channel_id: UUID, envelope: Envelope, now: datetime) -> Placed:
+        """Cheap checks first; an honest repeat gets its first answer at any time, so the clock comes after the id."""
+        header = envelope.header
+        if header.suite is not Suite.CHANNEL:
+            raise SuiteRefused(f"a channel takes suite {int(Suite.CHANNEL)}, this envelope has {int(header.suite)}")
+        if header.channel_id != channel_id:
+            raise InvalidArgument("the envelope was sealed for another channel")
+        if header.sender_nhi != agent.handle:
+            await self._failed("message_delivery_denied", agent, envelope, now, "sender_is_another")
+            raise Denied(f"the envelope is {header.sender_nhi}'s, and the caller is {agent.handle}")
+        wanted = Publication(
+            channel_id=channel_id,
+            envelope=envelope,
+            replay_key=bytes.fromhex(envelope.replay_key),
+            created_at=moment(header.created_at),
+            expires_at=moment(header.expires_at),
+            accepted_at=now,
+        )
+        try:
+            placed = await self._place(agent, wanted, now)
+        except Denied:
+            await self._failed("message_delivery_denied", agent, envelope, now, "not_allowed")
+            raise
+        except MessageIdConflict:
+            await self._failed("message_id_conflict", agent, envelope, now, "publish")
+            raise
+        except SignatureFailed:
+            await self._failed(SIGNATURE, agent, envelope, now, "publish")
+            raise
+        if placed.new:
+            metrics.CHANNEL_MESSAGES.inc()
+            await self._wake.tell(topic("channel", str(channel_id)), b"")
+        return placed
+
+    async def _place(self, agent: Agent, wanted: Publication, now: datetime) -> Placed:
+        channel_id, envelope = wanted.channel_id, wanted.envelope
+        async with self._ledger.transaction() as tx:
+            channel = await store.channel(tx, channel_id)
+            if len(envelope.wire) > channel.max_message_size_bytes:
+                raise TooLarge(f"a message of this channel has at most {channel.max_message_size_bytes:,} bytes")
+            before = (await store.known(tx, [_id(wanted)])).get(_id(wanted))
+            if before is not None:
+                return _again(wanted, before)
+            _check_times(wanted, now)
+            await self._admission.check(tx, channel, Action.PUBLISH, agent.handle, now)
+            _check_epoch(channel, wanted)
+            [pair] = await signatures.signers(tx, [Signed.envelope(envelope.header)], now)
+        if isinstance(pair, AngeliaError):
+            raise pair
+        sealing.verify(envelope, pair)
+        await self._admission.spend(channel, Action.PUBLISH, agent.handle, now)
+        return await self._appends.submit(wanted)
+
+    async def _failed(self, kind: str, agent: Agent, envelope: Envelope, now: datetime, why: str) -> None:
+        header = envelope.header
+        await self._failures.record(
+            kind,
+            agent.handle,
+            now,
+            object=header.sender_nhi,
+            message_id=header.message_id,
+            detail={"channel_id": str(header.channel_id), "why": why},
+        )
+
+
+async def append_batch(tx: Tx, wanted: Sequence[Publication]) -> list[Placed | AngeliaError]:
+    """Give each message the next offset of its channel, under the locks of all their channels.
+
+    What was looked at before may have changed: the channel may be gone, its key another, the message published."""
+    channels = await store.lock(tx, sorted({one.channel_id for one in wanted}))
+    known = await store.known(tx, [_id(one) for one in wanted])
+    ends = {channel_id: channel.next_offset for channel_id, channel in channels.items()}
+    results: list[Placed | AngeliaError] = []
+    fresh: list[tuple[Publication, Stored]] = []
+    for one in wanted:
+        channel = channels.get(one.channel_id)
+        try:
+            if channel is None:
+                raise no_channel(one.channel_id)
+            if (before := known.get(_id(one))) is not None:
+                results.append(_again(one, before))
+                continue
+            _check_epoch(channel, one)
+        except AngeliaError as refusal:
+            results.append(refusal)
+            continue
+        at = Stored(
+            offset=ends[one.channel_id],
+            replay_key=one.replay_key,
+            accepted_at=one.accepted_at,
+            expires_at=channel.leaves_at(one.accepted_at, one.expires_at),
+            wire=b"",
+        )
+        ends[one.channel_id] += 1
+        known[_id(one)] = at
+        fresh.append((one, at))
+        results.append(Placed(_answer(one, at), new=True))
+    if fresh:
+        await store.append(tx, fresh)
+        await audit.record(tx, [_sent(one, at, channels[one.channel_id]) for one, at in fresh])
+    return results
+
+
+def _check_times(wanted: Publication, now: datetime) -> None:
+    """Exactly 300 s off is accepted, a millisecond more is not."""
+    ahead = wanted.created_at - now
+    if abs(ahead) > SKEW:
+        where = "ahead of" if ahead.total_seconds() > 0 else "behind"
+        raise ClockSkew(
+            f"the message was made {abs(ahead.total_seconds()):,.3f} s {where} this server's clock",
+            hint=f"at most {SKEW.seconds} s; run a time service, and seal the message again",
+        )
+    if wanted.expires_at <= now:
+        raise MessageExpired("the message expired before it came")
+
+
+def _check_epoch(channel: Channel, wanted: Publication) -> None:
+    if wanted.envelope.header.key_id == channel.epoch_key_id:
+        return
+    stale = EpochStale(
+        "the channel has another key by now" if channel.epoch_key_id else "the channel waits for its next key",
+        hint="read the channel, take or make its key, and seal the message again",
+    )
+    stale.members = {
+        "epoch": channel.epoch,
+        "epoch_key_id": str(channel.epoch_key_id) if channel.epoch_key_id else None,
+    }
+    raise stale
+
+
+def _again(wanted: Publication, before: Stored) -> Placed:
+    """The first answer, for the same bytes; a sender uses an id once."""
+    if before.replay_key != wanted.replay_key:
+        raise MessageIdConflict("this message id was used before, for another envelope; the first one stands")
+    return Placed(_answer(wanted, before), new=False)
+
+
+def _answer(one: Publication, at: Stored) -> Published:
+    return Published(
+        message_id=one.message_id,
+        replay_key=one.replay_key.hex(),
+        offset=at.offset,
+        accepted_at=at.accepted_at,
+        expires_at=at.expires_at,
+    )
+
+
+def _sent(one: Publication, at: Stored, channel: Channel) -> Event:
+    detail: Detail = {"channel_id": str(channel.channel_id), "name": channel.name, "offset": at.offset}
+    return audit.event(
+        "message_sent",
+        one.accepted_at,
+        actor=one.sender,
+        object=channel.owner_nhi,
+        message_id=one.message_id,
+        replay_key=one.replay_key,
+        detail=detail,
+    )
+
+
+def _id(one: Publication) -> Known:
+    return one.channel_id, one.sender, one.message_id

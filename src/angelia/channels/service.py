@@ -1,0 +1,332 @@
+"""Channels come and go, have a policy and subscribers, and a key that changes when somebody is removed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID
+
+from angelia.agents.model import Agent
+from angelia.agents.service import Agents
+from angelia.audit import service as audit
+from angelia.audit.model import Detail, Event
+from angelia.channels import store
+from angelia.channels.admission import Admission
+from angelia.channels.model import (
+    ASK_AGAIN,
+    Channel,
+    Listed,
+    Policy,
+    Shown,
+    Status,
+    Subscription,
+    check_limits,
+    check_name,
+    no_channel,
+)
+from angelia.errors import AlreadyExists, Conflict, Denied, NotFound
+from angelia.keys.service import Keys
+from angelia.policy.model import Action
+from angelia.stores.ledger import Ledger, Tx
+from angelia.stores.wake import Wake, topic
+
+MOST_COUNTED = 1_000
+_BATCH = 500
+
+
+class Channels:
+    """Every change is one ledger transaction under the channel's own lock."""
+
+    def __init__(self, ledger: Ledger, wake: Wake, agents: Agents, keys: Keys, admission: Admission) -> None:
+        self._ledger = ledger
+        self._wake = wake
+        self._agents = agents
+        self._keys = keys
+        self._admission = admission
+
+    async def create(
+        self,
+        owner: Agent,
+        name: str,
+        policy: Policy,
+        now: datetime,
+        *,
+        allowlist: Sequence[str],
+        retention_seconds: int,
+        max_message_size_bytes: int,
+        max_subscribers: int,
+    ) -> Channel:
+        """A new channel. Whoever is listed may subscribe; who else may publish is said for each of them.
+
+        Its owner has published keys: without them nothing can be published, and its handle might still change."""
+        check_name(name)
+        check_limits(retention_seconds, max_message_size_bytes, max_subscribers)
+        await self._keys.bundle(owner.handle, owner, now)
+        listed = {(await self._agents.named(one)).handle for one in allowlist}
+        limits = (retention_seconds, max_message_size_bytes, max_subscribers)
+        async with self._ledger.transaction() as tx:
+            made = await store.add(tx, owner.handle, name, policy, *limits, now)
+            if made is None:
+                raise AlreadyExists(f"{owner.handle} has a channel {name} already", hint="angelia channel list")
+            for nhi in sorted(listed):
+                await store.put_listed(tx, made.channel_id, nhi, now, may_subscribe=True, may_publish=False)
+            detail = {"channel_id": str(made.channel_id), "name": name, "policy": policy.value, "listed": len(listed)}
+            event = audit.event("channel_created", now, actor=owner.handle, object=owner.handle, detail=detail)
+            await audit.record(tx, [event])
+        return made
+
+    async def show(self, agent: Agent, channel_id: UUID, now: datetime) -> Shown:
+        """A channel, for whoever has to do with it or may; to others there is none."""
+        async with self._ledger.transaction() as tx:
+            return await self._shown(tx, await store.channel(tx, channel_id), agent, now)
+
+    async def page(
+        self,
+        agent: Agent,
+        after: tuple[datetime, UUID] | None,
+        limit: int,
+        now: datetime,
+        *,
+        owner: str | None,
+        name: str | None,
+        subscribed: bool,
+    ) -> tuple[list[Channel], tuple[datetime, UUID] | None]:
+        """The channels that an agent may know of, oldest first, and after which the next page begins.
+
+        A page may be shorter than asked for: rules decide about some only after they were found."""
+        async with self._ledger.transaction() as tx:
+            found = await store.page(tx, agent.handle, after, limit + 1, owner=owner, name=name, subscribed=subscribed)
+            asked = [channel for channel, known in found[:limit] if not known]
+            allowed = await self._admission.admitting(tx, asked, agent.handle, now)
+        shown = [channel for channel, known in found[:limit] if known or channel.channel_id in allowed]
+        if len(found) <= limit:
+            return shown, None
+        last, _ = found[limit - 1]
+        return shown, (last.created_at, last.channel_id)
+
+    async def update(
+        self,
+        agent: Agent,
+        channel_id: UUID,
+        now: datetime,
+        *,
+        policy: Policy | None,
+        retention_seconds: int | None,
+        max_message_size_bytes: int | None,
+        max_subscribers: int | None,
+    ) -> Shown:
+        """Change a channel; None leaves a value as it is. A policy, also the same one again, checks all subscribers.
+
+        Another policy always closes the epoch: what was published for some must not open with a key that others
+        get, and who had the key under the old policy must not have the next."""
+        async with self._ledger.transaction() as tx:
+            before = await _owned(tx, channel_id, agent)
+            limits = (
+                before.retention_seconds if retention_seconds is None else retention_seconds,
+                before.max_message_size_bytes if max_message_size_bytes is None else max_message_size_bytes,
+                before.max_subscribers if max_subscribers is None else max_subscribers,
+            )
+            check_limits(*limits)
+            await store.update(tx, channel_id, policy or before.policy, *limits, now)
+            if policy is not None:
+                await store.recheck_from(tx, channel_id, "")
+            if policy not in (None, before.policy):
+                await store.close_epoch(tx, channel_id, now)
+                detail = {"policy": policy, "before": before.policy.value}
+                await audit.record(tx, [_event("channel_policy_changed", before, agent.handle, now, detail)])
+        while policy is not None and await self._recheck(channel_id, now):
+            pass
+        await self._wake.tell(topic("channel", str(channel_id)), b"")
+        return await self.show(agent, channel_id, now)
+
+    async def delete(self, agent: Agent, channel_id: UUID, now: datetime) -> None:
+        async with self._ledger.transaction() as tx:
+            gone = await _owned(tx, channel_id, agent)
+            await store.remove(tx, channel_id, now)
+            detail = {"messages": gone.total_messages, "subscribers": gone.total_subscribers}
+            await audit.record(tx, [_event("channel_deleted", gone, agent.handle, now, detail)])
+        await self._wake.tell(topic("channel", str(channel_id)), b"")
+
+    async def allowlist(self, agent: Agent, channel_id: UUID, after: str, limit: int) -> list[Listed]:
+        """Whom a channel lists, by name, after a name; for its owner."""
+        async with self._ledger.transaction() as tx:
+            _refuse_others(await store.channel(tx, channel_id), agent)
+            return await store.allowlist(tx, channel_id, after, limit)
+
+    async def allow(
+        self, agent: Agent, channel_id: UUID, name: str, now: datetime, *, may_subscribe: bool, may_publish: bool
+    ) -> Listed:
+        """List somebody, or change what it may; to take a right away is to remove it from those who have it."""
+        nhi = (await self._agents.named(name)).handle
+        async with self._ledger.transaction() as tx:
+            channel = await _owned(tx, channel_id, agent)
+            before = (await store.listed(tx, channel_id, [nhi])).get(nhi)
+            entry = await store.put_listed(
+                tx, channel_id, nhi, now, may_subscribe=may_subscribe, may_publish=may_publish
+            )
+            detail: Detail = {"listed": nhi, "may_subscribe": may_subscribe, "may_publish": may_publish}
+            await audit.record(tx, [_event("channel_policy_changed", channel, agent.handle, now, detail)])
+            lost = before is not None and (
+                before.may_subscribe > entry.may_subscribe or before.may_publish > entry.may_publish
+            )
+            if before is not None and lost:
+                await self._withdraw(tx, channel, before, now, still_subscribes=may_subscribe)
+        await self._wake.tell(topic("channel", str(channel_id)), b"")
+        return entry
+
+    async def disallow(self, agent: Agent, channel_id: UUID, name: str, now: datetime) -> None:
+        nhi = (await self._agents.named(name)).handle
+        async with self._ledger.transaction() as tx:
+            channel = await _owned(tx, channel_id, agent)
+            removed = await store.remove_listed(tx, channel_id, nhi)
+            if removed is None:
+                raise NotFound(f"{nhi} is not on the allowlist of {channel.name}")
+            await audit.record(tx, [_event("channel_policy_changed", channel, agent.handle, now, {"unlisted": nhi})])
+            await self._withdraw(tx, channel, removed, now, still_subscribes=False)
+        await self._wake.tell(topic("channel", str(channel_id)), b"")
+
+    async def subscribe(
+        self, agent: Agent, channel_id: UUID, now: datetime, *, needs_key: bool
+    ) -> tuple[Subscription, bool]:
+        """Listen from now on; whether that is new. `needs_key` says that the key is lost, which counts once an hour.
+
+        Who has published no keys cannot be sent the channel's key, so it cannot subscribe."""
+        await self._keys.bundle(agent.handle, agent, now)
+        async with self._ledger.transaction() as tx:
+            seen = await store.channel(tx, channel_id)
+        await self._admission.spend(seen, Action.SUBSCRIBE, agent.handle, now)
+        async with self._ledger.transaction() as tx:
+            channel = await store.locked(tx, channel_id)
+            await self._admission.check(tx, channel, Action.SUBSCRIBE, agent.handle, now)
+            held = await store.subscription(tx, channel_id, agent.handle)
+            new = held is None or not held.listens
+            if held is None or new:
+                if channel.total_subscribers >= channel.max_subscribers:
+                    raise Conflict(f"the channel has {channel.max_subscribers:,} subscribers, as many as it takes")
+                held = await store.put_subscription(tx, channel_id, agent.handle, channel.end, now)
+                await store.count_subscribers(tx, channel_id, 1)
+                await audit.record(tx, [_event("subscribed", channel, agent.handle, now)])
+            if needs_key:
+                held = await store.key_lost(tx, channel_id, agent.handle, now, now - ASK_AGAIN) or held
+        return held, new
+
+    async def unsubscribe(self, agent: Agent, channel_id: UUID, now: datetime) -> Subscription:
+        """Listen no more. It moves no epoch, so that nobody forces others to make keys by coming and going."""
+        async with self._ledger.transaction() as tx:
+            channel = await store.locked(tx, channel_id)
+            if await store.drop(tx, channel_id, [agent.handle], now):
+                await store.count_subscribers(tx, channel_id, -1)
+                if channel.policy is not Policy.OPEN and agent.handle != channel.owner_nhi:
+                    await store.note_leave(tx, channel_id, now)
+                await audit.record(tx, [_event("unsubscribed", channel, agent.handle, now)])
+            held = await store.subscription(tx, channel_id, agent.handle)
+            if held is None:
+                raise _not_subscribed(channel)
+        await self._wake.tell(topic("channel", str(channel_id)), b"")
+        return held
+
+    async def pause(self, agent: Agent, channel_id: UUID, now: datetime) -> Subscription:
+        held = await self._set_status(agent, channel_id, Status.PAUSED, now)
+        await self._wake.tell(topic("channel", str(channel_id)), b"")  # whoever reads under it hears of it
+        return held
+
+    async def resume(self, agent: Agent, channel_id: UUID, now: datetime) -> Subscription:
+        return await self._set_status(agent, channel_id, Status.ACTIVE, now)
+
+    async def tidy(self, now: datetime) -> bool:
+        """One tick: messages whose time is over, remains of channels, checks that a crash interrupted."""
+        async with self._ledger.transaction() as tx:
+            remains = await store.drop_remains(tx, _BATCH)
+        async with self._ledger.transaction() as tx:
+            dropped = await store.drop_expired(tx, now, _BATCH)
+        async with self._ledger.transaction() as tx:
+            due = await store.recheck_due(tx)
+        if due is not None:
+            await self._recheck(due, now)
+        return remains or dropped == _BATCH or due is not None
+
+    async def _shown(self, tx: Tx, channel: Channel, agent: Agent, now: datetime) -> Shown:
+        nhi = agent.handle
+        held = await store.subscription(tx, channel.channel_id, nhi)
+        listens = held is not None and held.listens
+        may_subscribe = await self._admission.may(tx, channel, Action.SUBSCRIBE, nhi, now)
+        may_publish = await self._admission.may(tx, channel, Action.PUBLISH, nhi, now)
+        owns = nhi == channel.owner_nhi
+        if not (owns or listens or may_subscribe or may_publish):
+            raise no_channel(channel.channel_id)
+        lacking = None
+        if owns or (listens and may_publish):
+            lacking = await store.count_without_key(tx, channel.channel_id, channel.epoch, MOST_COUNTED)
+        return Shown(
+            **{name: getattr(channel, name) for name in Channel.__struct_fields__},
+            may_subscribe=may_subscribe,
+            may_publish=may_publish,
+            subscription=held if listens else None,
+            without_key=lacking,
+        )
+
+    async def _set_status(self, agent: Agent, channel_id: UUID, status: Status, now: datetime) -> Subscription:
+        async with self._ledger.transaction() as tx:
+            channel = await store.channel(tx, channel_id)
+            held = await store.set_status(tx, channel_id, agent.handle, status, now)
+        if held is None:
+            raise _not_subscribed(channel)
+        return held
+
+    async def _withdraw(
+        self, tx: Tx, channel: Channel, before: Listed, now: datetime, *, still_subscribes: bool
+    ) -> None:
+        """A right was taken away: the subscription ends with it, and whoever may have the key has it no more."""
+        if channel.policy is not Policy.ALLOWLIST or before.nhi == channel.owner_nhi:
+            return
+        held = await store.subscription(tx, channel.channel_id, before.nhi)
+        if not still_subscribes:
+            await self._drop(tx, channel, [before.nhi], now)
+        if before.may_publish or held is not None:
+            await store.close_epoch(tx, channel.channel_id, now)
+
+    async def _recheck(self, channel_id: UUID, now: datetime) -> bool:
+        """Drop the next few subscribers that are not allowed any more; whether there are more to look at."""
+        async with self._ledger.transaction() as tx:
+            channel = (await store.lock(tx, [channel_id])).get(channel_id)
+            after = await store.recheck_after(tx, channel_id)
+            if channel is None or after is None:
+                return False
+            found = await store.subscribers(tx, channel_id, after, _BATCH)
+            names = [one.subscriber_nhi for one in found]
+            refusals = await self._admission.refusals(tx, channel, Action.SUBSCRIBE, names, now)
+            await self._drop(tx, channel, [name for name, no in zip(names, refusals, strict=True) if no], now)
+            more = len(found) == _BATCH
+            await store.recheck_from(tx, channel_id, names[-1] if more else None)
+        return more
+
+    async def _drop(self, tx: Tx, channel: Channel, nhis: Sequence[str], now: datetime) -> None:
+        """Remove subscribers; the epoch closes with it, so that nothing follows under a key that they have."""
+        dropped = await store.drop(tx, channel.channel_id, nhis, now) if nhis else []
+        if not dropped:
+            return
+        await store.count_subscribers(tx, channel.channel_id, -len(dropped))
+        await store.close_epoch(tx, channel.channel_id, now)
+        await audit.record(
+            tx, [_event("unsubscribed", channel, channel.owner_nhi, now, {"removed": nhi}) for nhi in dropped]
+        )
+
+
+async def _owned(tx: Tx, channel_id: UUID, agent: Agent) -> Channel:
+    channel = await store.locked(tx, channel_id)
+    _refuse_others(channel, agent)
+    return channel
+
+
+def _refuse_others(channel: Channel, agent: Agent) -> None:
+    if channel.owner_nhi != agent.handle:
+        raise Denied("only the channel's owner may do this")
+
+
+def _not_subscribed(channel: Channel) -> NotFound:
+    return NotFound(f"you are not subscribed to {channel.name}", hint=f"angelia channel subscribe {channel.name}")
+
+
+def _event(kind: str, channel: Channel, actor: str, now: datetime, detail: Detail | None = None) -> Event:
+    said = {"channel_id": str(channel.channel_id), "name": channel.name, **(detail or {})}
+    return audit.event(kind, now, actor=actor, object=channel.owner_nhi, detail=said)

@@ -1,0 +1,271 @@
+"""Every SQL statement about channels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID, uuid4
+
+import msgspec
+
+from angelia.channels.model import Channel, Listed, Policy, Publication, Status, Stored, Subscription, no_channel
+from angelia.stores.ledger import Row, Tx
+from angelia.stores.sql import columns, statements
+
+SQL = statements(__file__)
+Known = tuple[UUID, str, UUID]  # channel, sender, message id
+
+
+async def add(
+    tx: Tx, owner: str, name: str, policy: Policy, retention: int, size: int, subscribers: int, now: datetime
+) -> Channel | None:
+    """A new channel, or None where the owner has one of that name."""
+    row = await tx.fetchrow(SQL["add"], uuid4(), owner, name, policy, retention, size, subscribers, now)
+    return None if row is None else _channel(row)
+
+
+async def channel(tx: Tx, channel_id: UUID) -> Channel:
+    row = await tx.fetchrow(SQL["channel"], channel_id)
+    if row is None:
+        raise no_channel(channel_id)
+    return _channel(row)
+
+
+async def locked(tx: Tx, channel_id: UUID) -> Channel:
+    """One channel as it is, and stays until the transaction ends."""
+    held = (await lock(tx, [channel_id])).get(channel_id)
+    if held is None:
+        raise no_channel(channel_id)
+    return held
+
+
+async def lock(tx: Tx, channel_ids: Sequence[UUID]) -> dict[UUID, Channel]:
+    """These channels as they are, and stay until the transaction ends."""
+    return {row["channel_id"]: _channel(row) for row in await tx.fetch(SQL["lock"], channel_ids)}
+
+
+async def page(
+    tx: Tx,
+    nhi: str,
+    after: tuple[datetime, UUID] | None,
+    limit: int,
+    *,
+    owner: str | None,
+    name: str | None,
+    subscribed: bool,
+) -> list[tuple[Channel, bool]]:
+    """Channels that an agent has to do with or may find; False where it is for the rules to say whether it may."""
+    at, id_ = after or (None, None)
+    statement = SQL["subscribed_page" if subscribed else "page"]
+    return [(_channel(row), row["known"]) for row in await tx.fetch(statement, nhi, at, id_, owner, name, limit)]
+
+
+async def update(
+    tx: Tx, channel_id: UUID, policy: Policy, retention: int, size: int, subscribers: int, now: datetime
+) -> Channel:
+    return _changed(await tx.fetchrow(SQL["update"], channel_id, policy, retention, size, subscribers, now))
+
+
+async def recheck_from(tx: Tx, channel_id: UUID, after: str | None) -> None:
+    """From where the check of all subscribers goes on; None ends it."""
+    await tx.execute(SQL["recheck_from"], channel_id, after)
+
+
+async def recheck_due(tx: Tx) -> UUID | None:
+    found: UUID | None = await tx.fetchval(SQL["recheck_due"])
+    return found
+
+
+async def recheck_after(tx: Tx, channel_id: UUID) -> str | None:
+    found: str | None = await tx.fetchval(SQL["recheck_after"], channel_id)
+    return found
+
+
+async def close_epoch(tx: Tx, channel_id: UUID, now: datetime) -> Channel:
+    return _changed(await tx.fetchrow(SQL["close_epoch"], channel_id, now))
+
+
+async def set_epoch(tx: Tx, channel_id: UUID, epoch: int, key_id: UUID, now: datetime) -> Channel:
+    return _changed(await tx.fetchrow(SQL["set_epoch"], channel_id, epoch, key_id, now))
+
+
+async def note_leave(tx: Tx, channel_id: UUID, now: datetime) -> None:
+    await tx.execute(SQL["note_leave"], channel_id, now)
+
+
+async def count_subscribers(tx: Tx, channel_id: UUID, more: int) -> None:
+    await tx.execute(SQL["count_subscribers"], channel_id, more)
+
+
+async def remove(tx: Tx, channel_id: UUID, now: datetime) -> None:
+    """The channel is gone at once; what is left of it goes bit by bit."""
+    await tx.execute(SQL["remove"], channel_id)
+    await tx.execute(SQL["add_remains"], channel_id, now)
+
+
+async def listed(tx: Tx, channel_id: UUID, nhis: Sequence[str]) -> dict[str, Listed]:
+    return {row["nhi"]: _listed(row) for row in await tx.fetch(SQL["listed"], channel_id, nhis)}
+
+
+async def allowlist(tx: Tx, channel_id: UUID, after: str, limit: int) -> list[Listed]:
+    return [_listed(row) for row in await tx.fetch(SQL["allowlist"], channel_id, after, limit)]
+
+
+async def put_listed(
+    tx: Tx, channel_id: UUID, nhi: str, now: datetime, *, may_subscribe: bool, may_publish: bool
+) -> Listed:
+    row = await tx.fetchrow(SQL["put_listed"], channel_id, nhi, may_subscribe, may_publish, now)
+    assert row is not None
+    return _listed(row)
+
+
+async def remove_listed(tx: Tx, channel_id: UUID, nhi: str) -> Listed | None:
+    row = await tx.fetchrow(SQL["remove_listed"], channel_id, nhi)
+    return None if row is None else _listed(row)
+
+
+async def subscription(tx: Tx, channel_id: UUID, nhi: str) -> Subscription | None:
+    row = await tx.fetchrow(SQL["subscription"], channel_id, nhi)
+    return None if row is None else _subscription(row)
+
+
+async def subscriptions(tx: Tx, channel_id: UUID, nhis: Sequence[str]) -> dict[str, Subscription]:
+    """The subscriptions of several agents, by name."""
+    rows = [_subscription(row) for row in await tx.fetch(SQL["subscriptions"], channel_id, nhis)]
+    return {row.subscriber_nhi: row for row in rows}
+
+
+async def put_subscription(tx: Tx, channel_id: UUID, nhi: str, last_offset: int, now: datetime) -> Subscription:
+    row = await tx.fetchrow(SQL["put_subscription"], uuid4(), channel_id, nhi, last_offset, now)
+    assert row is not None
+    return _subscription(row)
+
+
+async def set_status(tx: Tx, channel_id: UUID, nhi: str, status: Status, now: datetime) -> Subscription | None:
+    """Pause or resume a subscription; None where there is none, or not any more."""
+    row = await tx.fetchrow(SQL["set_status"], channel_id, nhi, status, now)
+    return None if row is None else _subscription(row)
+
+
+async def drop(tx: Tx, channel_id: UUID, nhis: Sequence[str], now: datetime) -> list[str]:
+    """End the subscriptions of these; of whom there was one."""
+    return [row["subscriber_nhi"] for row in await tx.fetch(SQL["drop"], channel_id, nhis, now)]
+
+
+async def commit(tx: Tx, channel_id: UUID, nhi: str, offset: int, now: datetime) -> Subscription | None:
+    row = await tx.fetchrow(SQL["commit"], channel_id, nhi, offset, now)
+    return None if row is None else _subscription(row)
+
+
+async def subscribers(tx: Tx, channel_id: UUID, after: str, limit: int) -> list[Subscription]:
+    return [_subscription(row) for row in await tx.fetch(SQL["subscribers"], channel_id, after, limit)]
+
+
+async def without_key(tx: Tx, channel_id: UUID, epoch: int, after: str, limit: int) -> list[Subscription]:
+    """Subscribers to whom nobody has sent the key of that epoch."""
+    return [_subscription(row) for row in await tx.fetch(SQL["without_key"], channel_id, after, limit, epoch)]
+
+
+async def count_without_key(tx: Tx, channel_id: UUID, epoch: int, most: int) -> int:
+    return int(await tx.fetchval(SQL["count_without_key"], channel_id, epoch, most))
+
+
+async def key_sent(tx: Tx, channel_id: UUID, nhis: Sequence[str], epoch: int, *, by_anybody: bool) -> int:
+    """Note that the key of an epoch was sent to these; of how many that is new."""
+    return len(await tx.fetch(SQL["key_sent"], channel_id, nhis, epoch, by_anybody))
+
+
+async def key_lost(tx: Tx, channel_id: UUID, nhi: str, now: datetime, asked_before: datetime) -> Subscription | None:
+    row = await tx.fetchrow(SQL["key_lost"], channel_id, nhi, now, asked_before)
+    return None if row is None else _subscription(row)
+
+
+async def known(tx: Tx, ids: Sequence[Known]) -> dict[Known, Stored]:
+    """What was published under these ids, without its bytes."""
+    rows = await tx.fetch(SQL["known"], *columns(ids, 3))
+    return {
+        (row["channel_id"], row["sender_nhi"], row["message_id"]): Stored(
+            offset=row["channel_offset"],
+            replay_key=row["replay_key"],
+            accepted_at=row["accepted_at"],
+            expires_at=row["expires_at"],
+            wire=b"",
+        )
+        for row in rows
+    }
+
+
+async def append(tx: Tx, placed: Sequence[tuple[Publication, Stored]]) -> None:
+    """Write messages at the offsets that they were given, and move the ends of their channels."""
+    await tx.execute(
+        SQL["append"],
+        [one.channel_id for one, _ in placed],
+        [at.offset for _, at in placed],
+        [one.sender for one, _ in placed],
+        [one.message_id for one, _ in placed],
+        [one.replay_key for one, _ in placed],
+        [one.envelope.header.key_id for one, _ in placed],
+        [one.created_at for one, _ in placed],
+        [at.accepted_at for _, at in placed],
+        [at.expires_at for _, at in placed],
+        [one.envelope.header.correlation_id for one, _ in placed],
+        [one.envelope.wire for one, _ in placed],
+    )
+    counts: dict[UUID, int] = {}
+    for one, _ in placed:
+        counts[one.channel_id] = counts.get(one.channel_id, 0) + 1
+    await tx.execute(SQL["advance"], list(counts), list(counts.values()))
+
+
+async def read(tx: Tx, channel_id: UUID, after: int, now: datetime, limit: int, most_bytes: int) -> list[Stored]:
+    rows = await tx.fetch(SQL["read"], channel_id, after, now, limit, most_bytes)
+    return [
+        Stored(
+            offset=row["channel_offset"],
+            replay_key=row["replay_key"],
+            accepted_at=row["accepted_at"],
+            expires_at=row["expires_at"],
+            wire=row["wire"],
+        )
+        for row in rows
+    ]
+
+
+async def drop_expired(tx: Tx, now: datetime, limit: int) -> int:
+    """Take away one small batch of messages whose time is over; how many those were."""
+    due = [row["channel_id"] for row in await tx.fetch(SQL["expired"], now, limit)]
+    held = [row["channel_id"] for row in await tx.fetch(SQL["lock_free"], due)]
+    if not held:
+        return 0
+    dropped = await tx.fetch(SQL["drop_expired"], held, now, limit)
+    await tx.execute(SQL["move_first"], held)
+    return len(dropped)
+
+
+async def drop_remains(tx: Tx, limit: int) -> bool:
+    """Take away one small batch of what is left of a channel that is gone; whether there was one."""
+    channel_id = await tx.fetchval(SQL["remains"])
+    if channel_id is None:
+        return False
+    for statement in ("drop_messages", "drop_subscriptions", "drop_listed"):
+        if await tx.execute(SQL[statement], channel_id, limit) != "DELETE 0":
+            return True
+    await tx.execute(SQL["remove_remains"], channel_id)
+    return True
+
+
+def _channel(row: Row) -> Channel:
+    return msgspec.convert({name: row[name] for name in Channel.__struct_fields__}, Channel)
+
+
+def _changed(row: Row | None) -> Channel:
+    assert row is not None, "the caller holds the channel's lock"
+    return _channel(row)
+
+
+def _listed(row: Row) -> Listed:
+    return msgspec.convert(dict(row), Listed)
+
+
+def _subscription(row: Row) -> Subscription:
+    return msgspec.convert({name: row[name] for name in Subscription.__struct_fields__}, Subscription)

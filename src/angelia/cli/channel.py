@@ -1,0 +1,388 @@
+"""`angelia channel`: sealed topics. Whoever may makes them, listens, and publishes to all who do."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import click
+import msgspec
+
+from angelia.cli.body import read_body
+from angelia.cli.confirm import Deed, may
+from angelia.cli.errors import Usage
+from angelia.cli.flags import Needs, span
+from angelia.cli.grammar import Noun
+from angelia.cli.paging import SHORTEST_PREFIX, Page, ago, every, full_id, short, show_list
+from angelia.cli.posts import facts_of, print_post, say_unopened, say_unreached
+from angelia.cli.session import Session
+from angelia.cli.tables import Column, counted
+from angelia.cli.times import age
+from angelia.errors import NotFound
+
+if TYPE_CHECKING:
+    from angelia.channels.model import Channel, Shown, Subscription
+    from angelia.client import Client
+    from angelia.mailbox.channels import PostWishes
+
+POLICIES = ("open", "private", "authz_required", "allowlist")
+PRIORITIES = ("low", "normal", "high", "critical")
+COMPRESSIONS = ("none", "gzip", "zstd")
+WAIT_SECONDS = 20
+_PREFIX = re.compile(rf"[0-9a-f][0-9a-f-]{{{SHORTEST_PREFIX - 1},34}}")
+_ACTS = Needs.SERVER | Needs.AGENT
+
+command = Noun("channel", "sealed topics: create, subscribe, publish, tail")
+
+_policy = click.option("--policy", type=click.Choice(POLICIES), metavar="P", help=", ".join(POLICIES))
+_retention = click.option("--retention", type=span, metavar="D", help="how long messages are kept, 1h to 30d (7d)")
+_size = click.option("--max-size", type=click.IntRange(4096, 1_122_304), metavar="BYTES", help="of one message (1 MiB)")
+_most = click.option("--max-subscribers", type=click.IntRange(1, 100_000), metavar="N", help="so many (10,000)")
+
+
+class Done(msgspec.Struct, kw_only=True):
+    """What `--json` says of something that was done to a channel."""
+
+    done: str
+    channel_id: str
+    name: str
+    agent: str | None = None
+
+
+@command.verb(example="angelia channel create news --policy open", needs=_ACTS)
+@click.argument("name", metavar="NAME")
+@_policy
+@click.option("--allow", "allowed", multiple=True, metavar="AGENT", help="who may subscribe; say it once for each")
+@_retention
+@_size
+@_most
+def create(
+    session: Session,
+    name: str,
+    policy: str | None,
+    allowed: tuple[str, ...],
+    retention: timedelta | None,
+    max_size: int | None,
+    max_subscribers: int | None,
+) -> None:
+    """Make a channel with its first key. Without --policy, those may listen whom --allow names."""
+    from angelia.channels.model import Policy
+
+    made = _client(session).create_channel(
+        session.mailbox,
+        name,
+        Policy(policy or "allowlist"),
+        allow=allowed,
+        retention_seconds=_seconds(retention),
+        max_message_size_bytes=max_size,
+        max_subscribers=max_subscribers,
+    )
+    session.out.thing(made, facts_of(made), quietly=str(made.channel_id))
+
+
+@command.verb(name="list", example="angelia channel list --subscribed", needs=_ACTS | Needs.PAGES)
+@click.option("--owner", metavar="AGENT", help="only this agent's")
+@click.option("--subscribed", is_flag=True, help="only those that you listen to")
+def list_(session: Session, owner: str | None, subscribed: bool) -> None:
+    """List the channels that you may use."""
+    client = _client(session)
+    columns: list[Column[Channel]] = [
+        Column("ID", lambda c: short(c.channel_id)),
+        Column("NAME", lambda c: c.name, long=True),
+        Column("POLICY", lambda c: c.policy.value),
+        Column("MESSAGES", lambda c: f"{c.total_messages:,}", right=True),
+        Column("SUBSCRIBERS", lambda c: f"{c.total_subscribers:,}", right=True),
+        Column("KEEP", lambda c: age(timedelta(seconds=c.retention_seconds)), right=True),
+        Column("AGE", lambda c: ago(c.created_at), right=True),
+    ]
+
+    def fetch(cursor: str | None, limit: int) -> Page[Channel]:
+        page = client.channels(owner=owner, subscribed=subscribed, cursor=cursor, limit=limit)
+        return Page(page.channels, page.next)
+
+    show_list(session, fetch, columns, nothing="no channels yet", hint="angelia channel create NAME --policy open")
+
+
+@command.verb(example="angelia channel show alice/news", needs=_ACTS)
+@click.argument("name", metavar="NAME")
+def show(session: Session, name: str) -> None:
+    """Show a channel, and what you may do in it."""
+    client = _client(session)
+    found = _find(session, client, name)
+    session.out.thing(found, facts_of(found), quietly=str(found.channel_id))
+
+
+@command.verb(example="angelia channel update news --policy private", needs=_ACTS)
+@click.argument("name", metavar="NAME")
+@_policy
+@_retention
+@_size
+@_most
+def update(
+    session: Session,
+    name: str,
+    policy: str | None,
+    retention: timedelta | None,
+    max_size: int | None,
+    max_subscribers: int | None,
+) -> None:
+    """Change a channel of yours. --policy looks at every subscriber again and drops who may not stay."""
+    from angelia.channels.model import Policy
+
+    if (policy, retention, max_size, max_subscribers) == (None, None, None, None):
+        raise Usage("nothing to change", hint="--policy, --retention, --max-size or --max-subscribers")
+    client = _client(session)
+    before = _find(session, client, name)
+    changed = client.update_channel(
+        before.channel_id,
+        policy=Policy(policy) if policy else None,
+        retention_seconds=_seconds(retention),
+        max_message_size_bytes=max_size,
+        max_subscribers=max_subscribers,
+    )
+    session.out.thing(changed, facts_of(changed), quietly=str(changed.channel_id))
+    if dropped := before.total_subscribers - changed.total_subscribers:
+        session.out.note(f"dropped {counted(dropped, 'subscriber')}; the next message has another key")
+
+
+@command.verb(example="angelia channel delete news", needs=_ACTS | Needs.YES)
+@click.argument("name", metavar="NAME")
+def delete(session: Session, name: str) -> None:
+    """Delete a channel of yours, with everything in it."""
+    client = _client(session)
+    found = _find(session, client, name)
+    kept = found.next_offset - found.first_offset
+    what = f"{found.name} with {counted(kept, 'message')} and {counted(found.total_subscribers, 'subscriber')}"
+    deed = Deed("delete", "deleting", what, f"angelia channel show {found.name}", whole=found.channel_name)
+    if may(session, deed):
+        client.delete_channel(found.channel_id)
+        session.out.done(_done("deleted", found), f"deleted {what}")
+
+
+@command.verb(example="angelia channel subscribe alice/news", needs=_ACTS)
+@click.argument("name", metavar="NAME")
+def subscribe(session: Session, name: str) -> None:
+    """Listen to a channel from now on. To subscribe is to take its key from whoever may publish in it."""
+    client = _client(session)
+    found = _find(session, client, name)
+    held = client.subscribe(session.mailbox, found.channel_id)
+    session.out.done(held, f"subscribed to {found.name} after offset {held.last_offset}")
+    if not held.key_epoch:
+        session.out.note("its key comes with the next message that is published")
+
+
+@command.verb(example="angelia channel unsubscribe alice/news", needs=_ACTS)
+@click.argument("name", metavar="NAME")
+def unsubscribe(session: Session, name: str) -> None:
+    """Listen no more."""
+    client = _client(session)
+    found = _find(session, client, name)
+    held = client.unsubscribe(session.mailbox, found.channel_id)
+    session.out.done(held, f"unsubscribed from {found.name}")
+
+
+@command.verb(example="angelia channel pause alice/news", needs=_ACTS)
+@click.argument("name", metavar="NAME")
+def pause(session: Session, name: str) -> None:
+    """Keep your offset, and read nothing until `resume`."""
+    client = _client(session)
+    found = _find(session, client, name)
+    held: Subscription = client.pause(found.channel_id)
+    session.out.done(held, f"paused {found.name} after offset {held.last_offset}")
+
+
+@command.verb(example="angelia channel resume alice/news", needs=_ACTS)
+@click.argument("name", metavar="NAME")
+def resume(session: Session, name: str) -> None:
+    """Go on after a pause."""
+    client = _client(session)
+    found = _find(session, client, name)
+    held: Subscription = client.resume(found.channel_id)
+    session.out.done(held, f"resumed {found.name} after offset {held.last_offset}")
+
+
+@command.verb(example="angelia channel allow news bob --publish", needs=_ACTS | Needs.PAGES)
+@click.argument("name", metavar="NAME")
+@click.argument("agent", metavar="[AGENT]", required=False)
+@click.option("--publish", "may_publish", is_flag=True, help="it may publish too, and give out the key")
+@click.option("--no-subscribe", is_flag=True, help="it may not listen")
+def allow(session: Session, name: str, agent: str | None, may_publish: bool, no_subscribe: bool) -> None:
+    """List AGENT in a channel of yours, or change what it may; without AGENT, show the list."""
+    client = _client(session)
+    found = _find(session, client, name)
+    if agent is None:
+        _show_allowed(session, client, found)
+        return
+    entry = client.allow(found.channel_id, agent, may_subscribe=not no_subscribe, may_publish=may_publish)
+    rights = [word for word, has in (("listen", entry.may_subscribe), ("publish", entry.may_publish)) if has]
+    session.out.done(entry, f"{entry.nhi} may {' and '.join(rights) or 'do nothing'} in {found.name}")
+    if found.policy.value != "allowlist":
+        session.out.note(f"the list decides nothing while the policy of {found.name} is {found.policy.value}")
+
+
+@command.verb(example="angelia channel deny news bob", needs=_ACTS)
+@click.argument("name", metavar="NAME")
+@click.argument("agent", metavar="AGENT")
+def deny(session: Session, name: str, agent: str) -> None:
+    """Take AGENT off the list of a channel of yours.
+
+    It is removed at once, and the next message has another key."""
+    client = _client(session)
+    found = _find(session, client, name)
+    client.disallow(found.channel_id, agent)
+    session.out.done(_done("denied", found, agent), f"denied {agent} in {found.name}; what it has read it keeps")
+
+
+@command.verb(example='angelia channel publish news "build 418 is green"', needs=_ACTS)
+@click.argument("name", metavar="NAME")
+@click.argument("body", metavar="[TEXT]", required=False)
+@click.option("--ttl", type=span, metavar="D", help="how long it may be read (7d)")
+@click.option("--priority", type=click.Choice(PRIORITIES), default="normal", metavar="P", help=", ".join(PRIORITIES))
+@click.option("--correlation", type=click.UUID, metavar="ID", help="the message that this one answers")
+@click.option("--pad", is_flag=True, help="hide the length, to its order of magnitude")
+@click.option(
+    "--compress", type=click.Choice(COMPRESSIONS), default="none", metavar="C",
+    help="gzip or zstd (none): the length may tell about the content",
+)  # fmt: skip
+def publish(
+    session: Session,
+    name: str,
+    body: str | None,
+    ttl: timedelta | None,
+    priority: str,
+    correlation: UUID | None,
+    pad: bool,
+    compress: str,
+) -> None:
+    """Seal a message for all who listen, and publish it. TEXT may come from stdin.
+
+    Who lacks the channel's key is sent it before; a key that is due is changed."""
+    from angelia.envelope.wire import TTL_DEFAULT, TTL_MAX, Compression, Priority
+
+    if ttl is not None and ttl > timedelta(seconds=TTL_MAX):
+        raise Usage(f"--ttl: a message lives for {age(timedelta(seconds=TTL_MAX))} at most")
+    client, content = _client(session), read_body(session, body)
+    found = _find(session, client, name)
+    wishes: PostWishes = {
+        "ttl_seconds": TTL_DEFAULT if ttl is None else int(ttl.total_seconds()),
+        "priority": Priority(PRIORITIES.index(priority)),
+        "compression": Compression(COMPRESSIONS.index(compress)),
+        "padme": pad,
+        "correlation_id": correlation,
+    }
+    posted = client.publish(session.mailbox, found.channel_id, content, **wishes)
+    published, size = posted.published, len(posted.envelope.wire)
+    if session.shared.json:
+        session.out.records([published])
+    elif session.shared.quiet:
+        session.out.line(str(published.offset))
+    else:
+        session.out.line(
+            f"published in {found.name} at offset {published.offset}, sealed (epoch {posted.channel.epoch}, "
+            f"Ed25519 + ML-DSA-65), {size:,} bytes"
+        )
+    say_unreached(session, posted.unreached)
+
+
+@command.verb(example="angelia channel tail alice/news -f", needs=_ACTS)
+@click.argument("name", metavar="NAME")
+@click.option("-f", "--follow", is_flag=True, help="go on: wait for what comes")
+@click.option("-n", "--limit", "most", type=click.IntRange(1, 100_000), metavar="N", help="at most so many")
+@click.option("--after", type=click.IntRange(0), metavar="OFFSET", help="from there on (from what was committed)")
+@click.option("--commit", is_flag=True, help="be done with what was shown")
+def tail(session: Session, name: str, follow: bool, most: int | None, after: int | None, commit: bool) -> int:
+    """Read a channel: every message that you have not committed, in order. Reading alone commits nothing."""
+    from angelia.client.channel_reading import Tail
+    from angelia.mailbox.channels import ChannelMessage
+
+    client = _client(session)
+    found = _find(session, client, name)
+    following = Tail(session.mailbox, found.channel_id, after)
+    codes, shown = set[int](), 0
+    _share(session, client, found)
+    while True:
+        wanted = 100 if most is None else min(100, most - shown)
+        came = client.follow(following, wait=_patience(session) if follow else 0, max_messages=wanted)
+        if following.lost:
+            session.out.note("warning: offsets {} to {} are not kept any more".format(*following.lost))
+            following.lost = None
+            continue
+        done = 0
+        for one in came:
+            if isinstance(one, ChannelMessage):
+                print_post(session, one)
+                done = one.offset if not codes else done
+            else:
+                codes.add(say_unopened(session, one))
+        if commit and done:
+            client.commit(found.channel_id, done)
+        shown += len(came)
+        if shown == most or not (came or follow):
+            break
+        if not came:
+            _share(session, client, found)
+    if not shown:
+        session.out.note("nothing new; -f waits for what comes")
+    return codes.pop() if len(codes) == 1 else min(len(codes), 1)
+
+
+def _share(session: Session, client: Client, found: Shown) -> None:
+    """Whoever reads and may give out the key does so, so that those who joined need not wait for a message."""
+    if found.without_key is None:
+        return
+    present = client.channel(found.channel_id)
+    if present.without_key and session.mailbox.channels.keys(found.channel_id) and present.epoch_key_id is not None:
+        shared = client.share_key(session.mailbox, found.channel_id)
+        say_unreached(session, shared.failed)
+
+
+def _show_allowed(session: Session, client: Client, found: Shown) -> None:
+    from angelia.channels.model import Listed
+
+    columns: list[Column[Listed]] = [
+        Column("AGENT", lambda e: e.nhi, long=True),
+        Column("LISTEN", lambda e: "yes" if e.may_subscribe else "no"),
+        Column("PUBLISH", lambda e: "yes" if e.may_publish else "no"),
+        Column("SINCE", lambda e: ago(e.added_at), right=True),
+    ]
+
+    def fetch(cursor: str | None, limit: int) -> Page[Listed]:
+        page = client.channel_allowlist(found.channel_id, cursor=cursor, limit=limit)
+        return Page(page.allowlist, page.next)
+
+    hint = f"angelia channel allow {found.channel_name} AGENT"
+    show_list(session, fetch, columns, nothing=f"nobody is listed in {found.name}", hint=hint)
+
+
+def _done(what: str, channel: Shown, agent: str | None = None) -> Done:
+    return Done(done=what, channel_id=str(channel.channel_id), name=channel.name, agent=agent)
+
+
+def _find(session: Session, client: Client, name: str) -> Shown:
+    """A channel as people name it: `owner/name`, the name of one's own, its id, or the beginning of that."""
+    try:
+        return client.find_channel(session.mailbox, name)
+    except NotFound:
+        if _PREFIX.fullmatch(name.lower()) is None:
+            raise
+
+    def fetch(cursor: str | None, limit: int) -> Page[Channel]:
+        page = client.channels(cursor=cursor, limit=limit)
+        return Page(page.channels, page.next)
+
+    known = [str(one.channel_id) for one in every(fetch)]
+    return client.channel(UUID(full_id(name, known, "channel", "angelia channel list")))
+
+
+def _client(session: Session) -> Client:
+    return session.as_agent(session.mailbox)
+
+
+def _patience(session: Session) -> int:
+    return min(WAIT_SECONDS, max(1, int(session.shared.timeout)))
+
+
+def _seconds(length: timedelta | None) -> int | None:
+    return None if length is None else int(length.total_seconds())

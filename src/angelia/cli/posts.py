@@ -1,0 +1,107 @@
+"""How a channel is shown, and a message that was read from one."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from angelia.cli.errors import exit_code
+from angelia.cli.paging import ago
+from angelia.cli.session import Session
+from angelia.cli.tables import counted
+from angelia.cli.times import age, full
+from angelia.errors import AngeliaError
+
+if TYPE_CHECKING:
+    from angelia.channels.model import Shown
+    from angelia.client.channel_reading import Unopened
+    from angelia.mailbox.channels import ChannelMessage
+
+
+class Heard(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What `--json` says of a message that was read; `body` where it is text, else `body_base64`."""
+
+    channel_id: str
+    offset: int
+    replay_key: str
+    message_id: str
+    sender: str
+    fingerprint: str
+    created_at: datetime
+    priority: int
+    correlation_id: str | None = None
+    body: str | None = None
+    body_base64: str | None = None
+
+
+def print_post(session: Session, message: ChannelMessage) -> None:
+    try:
+        text, encoded = message.body.decode(), None
+    except UnicodeDecodeError:
+        from angelia.envelope.jsonform import to_text
+
+        text, encoded = None, to_text(message.body)
+    if session.shared.json:
+        heard = Heard(
+            channel_id=str(message.channel_id),
+            offset=message.offset,
+            replay_key=message.replay_key,
+            message_id=str(message.message_id),
+            sender=message.sender,
+            fingerprint=message.sender_fingerprint,
+            created_at=message.created_at,
+            priority=int(message.priority),
+            correlation_id=None if message.correlation_id is None else str(message.correlation_id),
+            body=text,
+            body_base64=encoded,
+        )
+        session.out.records([heard])
+        return
+    shown = f"({len(message.body):,} bytes that are no text)" if text is None else text
+    session.out.line(f"{full(message.created_at)[11:]}  {message.offset}  {message.sender}  {shown}")
+    session.out.stdout.flush()
+
+
+def say_unopened(session: Session, one: Unopened) -> int:
+    session.out.note(f"warning: offset {one.offset}: {one.error.message} ({one.error.code})")
+    return exit_code(one.error)
+
+
+def say_unreached(session: Session, unreached: dict[str, AngeliaError]) -> None:
+    for agent, error in unreached.items():
+        session.out.note(f"warning: {agent} has no key yet: {error.message} ({error.code})")
+
+
+def facts_of(channel: Shown) -> list[tuple[str, str]]:
+    held = channel.subscription
+    pairs = [
+        ("channel", channel.name),
+        ("id", str(channel.channel_id)),
+        ("policy", channel.policy.value),
+        ("you may", ", ".join(_rights(channel)) or "nothing"),
+        ("subscribed", "no" if held is None else f"{held.status.value}, after offset {held.last_offset}"),
+        (
+            "messages",
+            f"{channel.total_messages:,}, offsets {channel.first_offset} to {channel.next_offset - 1} are kept",
+        ),
+        ("subscribers", f"{channel.total_subscribers:,} of {channel.max_subscribers:,}"),
+        ("kept for", age(timedelta(seconds=channel.retention_seconds))),
+        ("size", f"{channel.max_message_size_bytes:,} bytes at most"),
+        ("epoch", _epoch(channel)),
+        ("created", full(channel.created_at)),
+    ]
+    if channel.without_key:
+        pairs.append(("without key", f"{counted(channel.without_key, 'subscriber')}; the next publish sends it"))
+    return pairs
+
+
+def _rights(channel: Shown) -> list[str]:
+    return [word for word, has in (("subscribe", channel.may_subscribe), ("publish", channel.may_publish)) if has]
+
+
+def _epoch(channel: Shown) -> str:
+    if channel.epoch_key_id is None or channel.epoch_at is None:
+        return f"{channel.epoch}, closed: whoever publishes next makes a new key"
+    return f"{channel.epoch}, key {channel.epoch_key_id}, {ago(channel.epoch_at)} old"

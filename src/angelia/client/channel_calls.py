@@ -1,0 +1,183 @@
+"""The verbs of channels as the HTTP API has them; what they carry is sealed and opened elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from angelia.channels.model import Channel, Listed, Policy, Shown, Subscription
+from angelia.client.channel_answers import (
+    Allowlist,
+    ChannelPage,
+    Channels,
+    KeyGiver,
+    KeysNoted,
+    PublishedMessage,
+    Subscribers,
+)
+from angelia.client.wire import Call, Request, document, path, query
+from angelia.envelope.media import MEDIA_TYPE
+from angelia.envelope.wire import Envelope
+
+
+def make_channel(
+    name: str,
+    policy: Policy,
+    *,
+    allow: Sequence[str] = (),
+    retention_seconds: int | None = None,
+    max_message_size_bytes: int | None = None,
+    max_subscribers: int | None = None,
+) -> Call[Channel]:
+    """Make a channel, still without a key."""
+    body = document(
+        channel_name=name,
+        policy=policy,
+        allowlist_nhis=list(allow),
+        retention_seconds=retention_seconds,
+        max_message_size_bytes=max_message_size_bytes,
+        max_subscribers=max_subscribers,
+    )
+    answer = yield Request("POST", "/v1/channels", body=body, idempotent=False)
+    return answer.read(Channel)
+
+
+def channels(
+    *,
+    owner: str | None = None,
+    name: str | None = None,
+    subscribed: bool = False,
+    cursor: str | None = None,
+    limit: int | None = None,
+) -> Call[Channels]:
+    """A page of the channels that the agent may know of, oldest first."""
+    wish = query(owner=owner, name=name, subscribed="true" if subscribed else None, cursor=cursor, limit=limit)
+    answer = yield Request("GET", "/v1/channels", wish)
+    return answer.read(Channels)
+
+
+def channel(channel_id: UUID) -> Call[Shown]:
+    """One channel, and what the agent is in it."""
+    answer = yield Request("GET", _path(channel_id))
+    return answer.read(Shown)
+
+
+def update_channel(
+    channel_id: UUID,
+    *,
+    policy: Policy | None = None,
+    retention_seconds: int | None = None,
+    max_message_size_bytes: int | None = None,
+    max_subscribers: int | None = None,
+) -> Call[Shown]:
+    """Change a channel of one's own; what is not given stays. A policy, also the same, checks all subscribers."""
+    body = document(
+        policy=policy,
+        retention_seconds=retention_seconds,
+        max_message_size_bytes=max_message_size_bytes,
+        max_subscribers=max_subscribers,
+    )
+    answer = yield Request("PATCH", _path(channel_id), body=body)
+    return answer.read(Shown)
+
+
+def delete_channel(channel_id: UUID) -> Call[None]:
+    """Delete a channel of one's own, with everything in it."""
+    yield Request("DELETE", _path(channel_id), idempotent=False)
+
+
+def channel_allowlist(channel_id: UUID, *, cursor: str | None = None, limit: int | None = None) -> Call[Allowlist]:
+    """A page of whom a channel of one's own lists."""
+    answer = yield Request("GET", _path(channel_id, "allowlist"), query(cursor=cursor, limit=limit))
+    return answer.read(Allowlist)
+
+
+def allow(channel_id: UUID, agent: str, *, may_subscribe: bool = True, may_publish: bool = False) -> Call[Listed]:
+    """List an agent in a channel of one's own, or change what it may."""
+    body = document(may_subscribe=may_subscribe, may_publish=may_publish)
+    answer = yield Request("PUT", _path(channel_id, "allowlist", agent), body=body)
+    return answer.read(Listed)
+
+
+def disallow(channel_id: UUID, agent: str) -> Call[None]:
+    """Take an agent off the list of a channel of one's own; it is removed, and the channel gets another key."""
+    yield Request("DELETE", _path(channel_id, "allowlist", agent), idempotent=False)
+
+
+def join_channel(channel_id: UUID, *, needs_key: bool = False) -> Call[Subscription]:
+    """Subscribe on the server; `needs_key` asks for the key again."""
+    body = document(needs_key=True) if needs_key else b""
+    answer = yield Request("POST", _path(channel_id, "subscribe"), body=body)
+    return answer.read(Subscription)
+
+
+def leave_channel(channel_id: UUID) -> Call[Subscription]:
+    """Unsubscribe on the server."""
+    answer = yield Request("POST", _path(channel_id, "unsubscribe"))
+    return answer.read(Subscription)
+
+
+def pause(channel_id: UUID) -> Call[Subscription]:
+    """Keep the offset and read nothing until `resume`."""
+    answer = yield Request("POST", _path(channel_id, "pause"))
+    return answer.read(Subscription)
+
+
+def resume(channel_id: UUID) -> Call[Subscription]:
+    """Go on after a pause."""
+    answer = yield Request("POST", _path(channel_id, "resume"))
+    return answer.read(Subscription)
+
+
+def publish_envelope(channel_id: UUID, envelope: Envelope) -> Call[PublishedMessage]:
+    """Publish a sealed message; the same bytes again get the first answer."""
+    answer = yield Request("POST", _path(channel_id, "publish"), body=envelope.wire, content_type=MEDIA_TYPE)
+    return answer.read(PublishedMessage)
+
+
+def channel_messages(
+    channel_id: UUID, *, after_offset: int | None = None, max_messages: int | None = None, wait: int | None = None
+) -> Call[ChannelPage]:
+    """The next messages, sealed: after an offset, or after what was committed."""
+    wish = query(after_offset=after_offset, max_messages=max_messages, wait_timeout_seconds=wait)
+    answer = yield Request("GET", _path(channel_id, "messages"), wish, waits=wait or 0)
+    return answer.read(ChannelPage)
+
+
+def commit(channel_id: UUID, offset: int) -> Call[Subscription]:
+    """Be done with everything up to an offset."""
+    answer = yield Request("POST", _path(channel_id, "commit"), body=document(offset=offset))
+    return answer.read(Subscription)
+
+
+def set_epoch(channel_id: UUID, epoch: int, key_id: UUID) -> Call[Channel]:
+    """Name the channel's next key; of several who do at once, one is right."""
+    body = document(epoch=epoch, epoch_key_id=key_id)
+    answer = yield Request("POST", _path(channel_id, "epoch"), body=body)
+    return answer.read(Channel)
+
+
+def keys_sent(channel_id: UUID, epoch: int, subscribers: Sequence[str]) -> Call[int]:
+    """Say to whom the key of the present epoch was sent; how many were new."""
+    body = document(epoch=epoch, subscribers=list(subscribers))
+    answer = yield Request("POST", _path(channel_id, "keys"), body=body)
+    return answer.read(KeysNoted).noted
+
+
+def subscribers(
+    channel_id: UUID, *, without_key: bool = False, cursor: str | None = None, limit: int | None = None
+) -> Call[Subscribers]:
+    """A page of who listens, by name; for those who give out the key."""
+    wish = query(without_key="true" if without_key else None, cursor=cursor, limit=limit)
+    answer = yield Request("GET", _path(channel_id, "subscribers"), wish)
+    return answer.read(Subscribers)
+
+
+def key_giver(channel_id: UUID, agent: str) -> Call[KeyGiver]:
+    """Whether the channel's key may come from an agent."""
+    answer = yield Request("GET", _path(channel_id, "publishers", agent))
+    return answer.read(KeyGiver)
+
+
+def _path(channel_id: UUID, *more: str) -> str:
+    return path("v1", "channels", str(channel_id), *more)

@@ -1,0 +1,254 @@
+"""Channels in the mailbox: keys that are kept and destroyed, messages that open where they stand, and nowhere else."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sqlite3
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+
+from angelia.envelope import sealing
+from angelia.envelope.refusals import (
+    Expired,
+    FromFuture,
+    IdConflict,
+    Malformed,
+    NotAllowed,
+    SignatureFailed,
+    UnknownKey,
+    WrongRecipient,
+)
+from angelia.envelope.sealing import ChannelKey, EpochKey, Post
+from angelia.envelope.wire import Envelope
+from angelia.keys.model import unix_ms
+from angelia.mailbox import database, identity
+from angelia.mailbox.box import Mailbox
+from angelia.mailbox.channels import ChannelMessage, Placed
+from angelia.mailbox.database import FILE, SCHEMA
+
+CHANNEL = UUID("c9a3a2e0-1234-5678-9abc-def012345678")
+NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
+WEEK = timedelta(days=7)
+
+
+@pytest.fixture
+def key() -> EpochKey:
+    return EpochKey.generate()
+
+
+@pytest.fixture
+def members(alice: Mailbox, bob: Mailbox, key: EpochKey) -> tuple[Mailbox, Mailbox]:
+    """Both have the key of epoch 1."""
+    for box in (alice, bob):
+        box.channels.join(CHANNEL, "alice/news", NOW)
+        box.channels.keep(ChannelKey(CHANNEL, 1, key), "alice", NOW)
+    return alice, bob
+
+
+def opened(box: Mailbox, offset: int, envelope: Envelope, now: datetime = NOW) -> ChannelMessage:
+    (outcome,) = box.channels.open_many(CHANNEL, [Placed(offset, envelope)], now)
+    if not isinstance(outcome, ChannelMessage):
+        raise outcome
+    return outcome
+
+
+def test_what_one_member_seals_the_other_opens(members: tuple[Mailbox, Mailbox], key: EpochKey) -> None:
+    alice, bob = members
+    envelope = alice.channels.seal(CHANNEL, key, b"to all", NOW)
+    message = opened(bob, 7, envelope)
+    assert (message.body, message.offset, message.sender) == (b"to all", 7, "alice")
+    assert message.sender_fingerprint == alice.identity.pair.public.fingerprint
+
+
+def test_a_message_opens_again_where_it_stands_as_long_as_it_is_not_committed(
+    members: tuple[Mailbox, Mailbox], key: EpochKey
+) -> None:
+    alice, bob = members
+    envelope = alice.channels.seal(CHANNEL, key, b"again", NOW)
+    assert opened(bob, 1, envelope) == opened(bob, 1, envelope)
+
+
+def test_a_message_at_a_second_offset_is_refused(members: tuple[Mailbox, Mailbox], key: EpochKey) -> None:
+    alice, bob = members
+    envelope = alice.channels.seal(CHANNEL, key, b"once", NOW)
+    opened(bob, 1, envelope)
+    with pytest.raises(IdConflict):
+        opened(bob, 2, envelope)
+    resealed = alice.channels.seal(CHANNEL, key, b"once", NOW, message_id=envelope.header.message_id)
+    with pytest.raises(IdConflict):
+        opened(bob, 2, resealed)
+    assert opened(bob, 1, envelope).body == b"once"
+
+
+def test_another_message_at_an_offset_that_was_opened_is_refused(
+    members: tuple[Mailbox, Mailbox], key: EpochKey
+) -> None:
+    alice, bob = members
+    opened(bob, 1, alice.channels.seal(CHANNEL, key, b"first", NOW))
+    with pytest.raises(IdConflict):
+        opened(bob, 1, alice.channels.seal(CHANNEL, key, b"rewritten", NOW))
+
+
+def test_a_page_has_an_outcome_for_each(members: tuple[Mailbox, Mailbox], key: EpochKey) -> None:
+    alice, bob = members
+    good = alice.channels.seal(CHANNEL, key, b"good", NOW)
+    stranger = alice.channels.seal(CHANNEL, EpochKey.generate(), b"closed", NOW)
+    elsewhere = alice.channels.seal(uuid4(), key, b"elsewhere", NOW)
+    page = [Placed(1, good), Placed(2, stranger), Placed(3, elsewhere), Placed(4, good)]
+    kinds = [type(one) for one in bob.channels.open_many(CHANNEL, page, NOW)]
+    assert kinds == [ChannelMessage, UnknownKey, WrongRecipient, IdConflict]
+
+
+def test_members_cannot_pose_as_each_other(members: tuple[Mailbox, Mailbox], key: EpochKey) -> None:
+    """Bob has the key; he writes in Alice's name, with his own pair and with hers named."""
+    alice, bob = members
+    post = Post(channel_id=CHANNEL, key=key, body=b"alice says", message_id=uuid4(), created_at=unix_ms(NOW))
+    forged = sealing.seal_post(post, "alice", bob.identity.pair)
+    with pytest.raises(SignatureFailed):
+        opened(alice, 1, dataclasses.replace(forged, header=renamed(forged, alice)))
+    assert opened(alice, 1, alice.channels.seal(CHANNEL, key, b"alice herself", NOW)).body == b"alice herself"
+
+
+def renamed(envelope: Envelope, to: Mailbox) -> object:
+    return dataclasses.replace(envelope.header, sender_key_id=to.identity.pair.public.signer_id)
+
+
+def test_messages_of_strangers_are_not_opened_before_their_keys_are_known(
+    members: tuple[Mailbox, Mailbox], key: EpochKey, agent: Callable[[str], Mailbox]
+) -> None:
+    _, bob = members
+    carol = agent("carol")
+    carol.channels.keep(ChannelKey(CHANNEL, 1, key), "alice", NOW)
+    envelope = carol.channels.seal(CHANNEL, key, b"who is this", NOW)
+    with pytest.raises(NotAllowed):
+        opened(bob, 1, envelope)
+    link = carol.own.newest()
+    assert link is not None
+    bob.trust.pin_first(link, NOW)
+    # Pinned is enough: who subscribes wants to hear all who publish.
+    assert opened(bob, 1, envelope).body == b"who is this"
+
+
+def test_messages_have_their_time(members: tuple[Mailbox, Mailbox], key: EpochKey) -> None:
+    alice, bob = members
+    envelope = alice.channels.seal(CHANNEL, key, b"short", NOW, ttl_seconds=60)
+    with pytest.raises(Expired):
+        opened(bob, 1, envelope, NOW + timedelta(seconds=60))
+    with pytest.raises(FromFuture):
+        opened(bob, 1, envelope, NOW - timedelta(seconds=301))
+    assert opened(bob, 1, envelope, NOW + timedelta(seconds=59)).body == b"short"
+
+
+def test_nothing_comes_back_after_its_place_was_forgotten(members: tuple[Mailbox, Mailbox], key: EpochKey) -> None:
+    alice, bob = members
+    envelope = alice.channels.seal(CHANNEL, key, b"short", NOW, ttl_seconds=60)
+    opened(bob, 1, envelope)
+    bob.prune(NOW + timedelta(days=2))
+    assert bob.database.row("channel_opened", str(CHANNEL), 1) is None
+    # A clock that was set back would find it fresh.
+    with pytest.raises(Expired):
+        opened(bob, 2, envelope)
+
+
+def test_keys_are_kept_under_the_local_key_and_bound_to_their_id(alice: Mailbox, key: EpochKey) -> None:
+    alice.channels.keep(ChannelKey(CHANNEL, 1, key), "bob", NOW)
+    assert alice.channels.key(CHANNEL, key.key_id, NOW) == key
+    assert alice.channels.key(uuid4(), key.key_id, NOW) is None
+    held = alice.channels.keys(CHANNEL)
+    assert [(one.key_id, one.epoch, one.sender) for one in held] == [(key.key_id, 1, "bob")]
+    files = [path.read_bytes() for path in alice.directory.glob(f"{FILE}*")]
+    assert not any(key.secret in content for content in files)
+
+
+def test_a_key_that_was_replaced_lives_until_nothing_under_it_can_be_read(
+    members: tuple[Mailbox, Mailbox], key: EpochKey
+) -> None:
+    alice, bob = members
+    late = alice.channels.seal(CHANNEL, key, b"the last of the old", NOW)
+    new = EpochKey.generate()
+    bob.channels.keep(ChannelKey(CHANNEL, 2, new), "alice", NOW)
+    bob.channels.retire_before(CHANNEL, 2, NOW)
+    assert opened(bob, 1, late, NOW + timedelta(days=6)).body == b"the last of the old"
+    over = NOW + WEEK + timedelta(seconds=301)
+    assert bob.channels.key(CHANNEL, key.key_id, over) is None
+    # It is destroyed an hour after the clock has shown that its time is over.
+    for at in (over, over + timedelta(hours=2), over + timedelta(hours=4)):
+        bob.receive_many([], now=at)
+    assert [one.epoch for one in bob.channels.keys(CHANNEL)] == [2]
+    assert bob.channels.key(CHANNEL, new.key_id, over) == new
+
+
+def test_who_leaves_keeps_no_key_for_long_and_who_comes_back_has_it_again(
+    members: tuple[Mailbox, Mailbox], key: EpochKey
+) -> None:
+    _, bob = members
+    bob.channels.leave(CHANNEL, NOW)
+    assert bob.channels.key(CHANNEL, key.key_id, NOW + WEEK + timedelta(hours=1)) is None
+    bob.channels.join(CHANNEL, "alice/news", NOW)
+    assert bob.channels.key(CHANNEL, key.key_id, NOW + WEEK + timedelta(hours=1)) == key
+
+
+@pytest.mark.parametrize("epoch", [0, 2**53, 2**64 - 1])
+def test_an_impossible_epoch_is_refused(alice: Mailbox, key: EpochKey, epoch: int) -> None:
+    with pytest.raises(Malformed):
+        alice.channels.keep(ChannelKey(CHANNEL, epoch, key), "bob", NOW)
+
+
+# Mail that brings keys.
+
+
+def test_to_join_is_to_agree_to_the_mail_that_brings_the_key(
+    alice: Mailbox, bob: Mailbox, key: EpochKey, send: Callable[..., bytes]
+) -> None:
+    bob.allowlist.deny("alice")
+    body = ChannelKey(CHANNEL, 1, key).encode()
+    brought = send(body=body, control=True, channel_id=CHANNEL)
+    with pytest.raises(NotAllowed):
+        bob.receive(brought, now=NOW)
+    bob.channels.join(CHANNEL, "alice/news", NOW)
+    assert bob.receive(brought, now=NOW).body == body
+    assert [one.body for one in bob.inbox.controls()] == [body]
+    # Only keys, and only of channels that were joined.
+    for other in ({"channel_id": CHANNEL}, {"control": True}, {"control": True, "channel_id": uuid4()}):
+        with pytest.raises(NotAllowed):
+            bob.receive(send(body=body, **other), now=NOW)
+    bob.channels.leave(CHANNEL, NOW)
+    with pytest.raises(NotAllowed):
+        bob.receive(send(body=body, control=True, channel_id=CHANNEL), now=NOW)
+
+
+# Mailboxes of before.
+
+
+def made_since_version_1() -> list[tuple[str, str]]:
+    """What to drop: indexes first."""
+    later = [(Path(database.__file__).parent / name).read_text() for name in database._SCHEMAS[1:]]
+    return sorted(re.findall(r"CREATE (?:UNIQUE )?(INDEX|TABLE) (\w+)", "".join(later)))
+
+
+def test_a_mailbox_of_version_1_gets_the_tables_and_keeps_what_it_had(
+    alice: Mailbox, bob: Mailbox, key: EpochKey, send: Callable[..., bytes], home: Path
+) -> None:
+    bob.receive(send(body=b"from before"), now=NOW)
+    bob.close()
+    path = bob.directory / FILE
+    with sqlite3.connect(path) as old:
+        for kind, name in made_since_version_1():
+            old.execute(f"DROP {kind} {name}")
+        old.execute("PRAGMA user_version = 1")
+    old.close()
+    with Mailbox(home, identity.load(home, "bob", lambda: ""), NOW) as again:
+        assert again.database.rows("channel_keys", str(CHANNEL)) == []
+        again.channels.keep(ChannelKey(CHANNEL, 1, key), "alice", NOW)
+        (message,) = again.inbox.page().messages
+        assert again.inbox.read(message.replay_key, NOW).body == b"from before"
+    with sqlite3.connect(path) as upgraded:
+        assert upgraded.execute("PRAGMA user_version").fetchone() == (SCHEMA,)
+    upgraded.close()
+    with Mailbox(home, identity.load(home, "bob", lambda: ""), NOW) as once_more:
+        assert once_more.channels.key(CHANNEL, key.key_id, NOW) == key
