@@ -450,9 +450,7 @@ def test_a_calyx_mailbox_is_taken_over(desk: Desk) -> None:
     assert desk.bob("mail", "migrate", "--from", str(old)).code == 0
 
 
-def test_with_a_server_the_first_contact_needs_no_files(
-    live: str, person: Callable[[str], Angelia], shell: Path
-) -> None:
+def test_with_a_server_keys_need_no_files(live: str, person: Callable[[str], Angelia], shell: Path) -> None:
     alice, bob, carol = (f"{name}-{secrets.token_hex(3)}" for name in ("alice", "bob", "carol"))
     one, other = person(alice), person(bob)
     made = one("agent", "new", alice, "--register")
@@ -466,10 +464,9 @@ def test_with_a_server_the_first_contact_needs_no_files(
     assert allowed.out == f"allowed {alice}: {facts['fingerprint']} (must equal {alice}'s `agent show`)\n"
     assert f"fingerprint  {facts['fingerprint']}\n" in one("agent", "show").out
 
-    sent = one("mail", "send", bob, "the server cannot read this", "--as", alice)
+    sent = one("mail", "send", bob, "the server cannot read this", "--out", "letter.agl", "--as", alice)
     assert re.match(rf"sealed for {bob} \(X-Wing, Ed25519 \+ ML-DSA-65\), [\d,]+ bytes, expires in 7d\n", sent.out)
-    file = sent.err.rpartition(": ")[2].strip()
-    opened = other("mail", "open", file)
+    opened = other("mail", "open", "letter.agl")
     assert (opened.code, opened.out) == (0, "the server cannot read this\n")
 
     # A sender who rotates its pair is followed by whoever opens its mail.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -15,7 +14,6 @@ import msgspec
 import pytest
 
 from angelia.client import AsyncClient, BadAnswer, Client, Unreachable, attempts, sealed
-from angelia.client.attempts import Failed, Outcome, Send, Step
 from angelia.envelope.bundles import Bundle, Link, OneTimeKey, UntrustedBundle, sign_bundle, trusted_by
 from angelia.envelope.refusals import NotAllowed, SignatureFailed, UnknownSigner
 from angelia.envelope.signing import SigningPair
@@ -27,6 +25,7 @@ from angelia.mailbox.rotation import OwnKeys
 from angelia.mailbox.window import Profile
 from angelia.stores.embedded.datadir import read_runtime
 from client.recorder import Recorder
+from people import Person
 from processes import ServerProcess
 
 HOUR = timedelta(hours=1)
@@ -405,90 +404,6 @@ def test_mail_is_read_though_the_server_is_away_or_does_not_know_its_sender(
 
 
 # A real server, and answers that get lost.
-
-
-class Lossy(Client):
-    """Its requests arrive; of the answers to a path some are lost. It may do something before a path is asked."""
-
-    loses, times = "", 3
-    before: tuple[str, Callable[[], object]] | None = None
-
-    def _take(self, step: Step) -> Outcome:
-        if self.before is not None and isinstance(step, Send) and step.url.endswith(self.before[0]):
-            act, self.before = self.before[1], None
-            act()
-        outcome = super()._take(step)
-        if self.loses and self.times and isinstance(step, Send) and step.url.endswith(self.loses):
-            self.times -= 1
-            return Failed("lost the answer")
-        return outcome
-
-
-class Person:
-    """An agent of a real server. `reopen` is what a new process with the same home sees."""
-
-    def __init__(self, url: str, home: Path, name: str) -> None:
-        self.url, self.home, self.name = url, home, f"{name}-{secrets.token_hex(3)}"
-        identity.create(home, self.name)
-        self.mailbox, self.client = self._opened()
-
-    def _opened(self) -> tuple[Mailbox, Lossy]:
-        mailbox = Mailbox(self.home, identity.load(self.home, self.name, lambda: ""), now())
-        return mailbox, Lossy(self.url, identity=mailbox)
-
-    def register(self) -> None:
-        made = self.mailbox.identity
-        with Client(self.url, identity=made) as client:
-            agent = client.register(made.public_key)
-            client.claim_handle(self.name)
-        identity.record_registration(self.home, made, id=agent.id, handle=self.name, server=self.url)
-        self.reopen()
-
-    def reopen(self) -> None:
-        self.close()
-        self.mailbox, self.client = self._opened()
-
-    def close(self) -> None:
-        self.client.close()
-        self.mailbox.close()
-
-    @property
-    def version(self) -> int:
-        return newest(self.mailbox).bundle.bundle_version
-
-    def served(self) -> bytes:
-        """The hash of the bundle that the server has."""
-        return bytes.fromhex(self.client.bundle(self.name).bundle_id)
-
-    def in_step(self) -> bool:
-        """Whether server and mailbox agree, and the agent can still sign."""
-        return self.mailbox.own.pending() is None and self.served() == newest(self.mailbox).bundle.hash
-
-
-@pytest.fixture(scope="module")
-def server(directory: Path) -> Iterator[ServerProcess]:
-    limits = "register=off,identity=off,keys=off,bundles=off"
-    server = ServerProcess(directory / f"sdk-{secrets.token_hex(4)}", limits=limits)
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def join(server: ServerProcess, tmp_path: Path) -> Iterator[Callable[..., Person]]:
-    made: list[Person] = []
-
-    def make(name: str, *, publishes: bool = True) -> Person:
-        person = Person(server.start_url, tmp_path / "homes", name)
-        made.append(person)
-        person.register()
-        if publishes:
-            person.client.publish_keys(person.mailbox)
-        return person
-
-    yield make
-    for person in made:
-        person.close()
 
 
 def test_publishing_twice_is_publishing_once(join: Callable[..., Person]) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from angelia.errors import Unavailable
 from angelia.mailbox import database as databases
-from angelia.mailbox.database import SQL, BrokenDatabase, Database, NewerDatabase, stamp, unstamp
+from angelia.mailbox.database import SCHEMA, SQL, BrokenDatabase, Database, NewerDatabase, stamp, unstamp
 from angelia.mailbox.private_files import UnsafeFile
 
 NAMES = ["replay_state.db", "replay_state.db-shm", "replay_state.db-wal"]
@@ -46,7 +46,7 @@ def test_every_connection_has_the_hardening(directory: Path) -> None:
         "busy_timeout": 5000,
         "trusted_schema": 0,
         "secure_delete": 1,
-        "user_version": 1,
+        "user_version": SCHEMA,
     }
     found: list[dict[str, object]] = []
 

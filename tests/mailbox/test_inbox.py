@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
@@ -113,3 +114,15 @@ def test_a_body_that_was_moved_to_another_row_does_not_open(bob: Mailbox, keys: 
     assert bob.inbox.read(keys[0], NOW).body == b"\x00"
     with pytest.raises(BrokenDatabase):
         bob.inbox.read(keys[1], NOW)
+
+
+def test_an_answer_is_found_by_its_conversation_and_its_sender(bob: Mailbox, send: Send) -> None:
+    question = uuid.uuid4()
+    first, second = (bob.receive(send(body=body, correlation_id=question), now=NOW) for body in (b"one", b"two"))
+    bob.receive(send(control=True, body=b"\x02key", correlation_id=question), now=NOW)
+    found = bob.inbox.answer_to(question, "alice")
+    assert found is not None
+    assert found.message in (first.message, second.message)
+    assert found.body in (b"one", b"two")
+    assert bob.inbox.answer_to(question, "mallory") is None
+    assert bob.inbox.answer_to(uuid.uuid4(), "alice") is None

@@ -268,3 +268,20 @@ def test_a_file_that_was_changed_is_not_sent(alice: Mailbox, sealed: Envelope) -
         alice.outbox.wire(sealed.replay_key)
     path.write_bytes(sealed.wire)
     assert wire.decode(alice.outbox.wire(sealed.replay_key)).header == sealed.header
+
+
+def test_what_a_person_carries_is_not_sent_through_a_relay_as_well(alice: Mailbox, sealed: Envelope) -> None:
+    assert [row.replay_key for row in alice.outbox.due(NOW + HOUR)] == [sealed.replay_key]
+    alice.outbox.hand_over(sealed.replay_key)
+    assert alice.outbox.due(NOW + HOUR) == []
+    assert alice.outbox.outgoing(sealed.replay_key).status is Sent.STORED
+
+
+def test_what_the_relay_has_is_followed_until_a_day_after_its_end(alice: Mailbox, sealed: Envelope) -> None:
+    assert alice.outbox.unsettled(NOW) == []
+    for status in (Sent.QUEUED, Sent.DELIVERED):
+        alice.outbox.mark(sealed.replay_key, status)
+        assert [row.status for row in alice.outbox.unsettled(NOW + 8 * DAY - SECOND)] == [status]
+        assert alice.outbox.unsettled(NOW + 8 * DAY) == []
+    alice.outbox.mark(sealed.replay_key, Sent.READ)
+    assert alice.outbox.unsettled(NOW) == []

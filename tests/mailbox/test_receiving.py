@@ -40,6 +40,7 @@ from angelia.mailbox.inbox import Opened, ReadState
 from angelia.mailbox.outbox import Draft
 from angelia.mailbox.private_files import UnsafeFile
 from angelia.mailbox.window import Profile
+from forgery import forged
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 MS, MINUTE, DAY = timedelta(milliseconds=1), timedelta(minutes=1), timedelta(days=1)
@@ -61,16 +62,6 @@ def untouched(box: Mailbox) -> bool:
     return not any(rows(box, table) for table in ("replay_state", "inbox", "failures")) and not (
         files(box, "inbox") or files(box, "dead") or list(box.directory.glob("receipts_*"))
     )
-
-
-def forged(envelope: Envelope, sender: Mailbox, **changes: object) -> bytes:
-    """The same content and recipient, with another header, properly signed by `sender`'s pair."""
-    header = dataclasses.replace(envelope.header, **changes)  # type: ignore[arg-type]
-    head = wire.encode_head(header)
-    pair = sender.identity.pair
-    digest = wire.signed_digest(head, envelope.ciphertext, envelope.tag)
-    signatures = pair.sign(sealing.Purpose.ENVELOPE, digest)
-    return wire.assemble(header, head, envelope.ciphertext, envelope.tag, signatures).wire
 
 
 @pytest.mark.parametrize("profile", Profile)

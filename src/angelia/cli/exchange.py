@@ -18,16 +18,18 @@ if TYPE_CHECKING:
     from angelia.mailbox.outbox import Wishes
 
 
-def sealed_for(
-    session: Session, mailbox: Mailbox, recipient: str, content: bytes, wishes: Wishes, *, by_hand: bool
-) -> Envelope:
-    """Sealed for the keys that the server says are good; what is handed over by hand can do with those known here."""
+def sealed_by_hand(session: Session, mailbox: Mailbox, recipient: str, content: bytes, wishes: Wishes) -> Envelope:
+    """Sealed to be handed over: for the keys that a server says are good, else for those that are known here."""
     from angelia.client import Unreachable
 
+    if mailbox.identity.id is None:
+        return sealed_alone(mailbox, recipient, content, wishes)
     try:
-        return session.as_agent(mailbox).seal(mailbox, recipient, content, **wishes)
+        envelope = session.as_agent(mailbox).seal(mailbox, recipient, content, **wishes)
+        mailbox.outbox.hand_over(envelope.replay_key)
+        return envelope
     except Unreachable as error:
-        if not by_hand or mailbox.trust.pin(recipient) is None:
+        if mailbox.trust.pin(recipient) is None:
             raise
         session.out.note(f"warning: {error.message}, so the keys of {recipient} are those that were known here")
     return sealed_alone(mailbox, recipient, content, wishes)
@@ -38,7 +40,9 @@ def sealed_alone(mailbox: Mailbox, recipient: str, content: bytes, wishes: Wishe
     known = mailbox.trust.bundle(recipient, _now(), max_age=None)
     if known is None:
         raise not_known(recipient)
-    return mailbox.outbox.seal(known.link, content, now=_now(), **wishes)
+    envelope = mailbox.outbox.seal(known.link, content, now=_now(), **wishes)
+    mailbox.outbox.hand_over(envelope.replay_key)
+    return envelope
 
 
 def received_from(session: Session, mailbox: Mailbox, files: list[Path]) -> list[Opened | AngeliaError]:

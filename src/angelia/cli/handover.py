@@ -51,11 +51,11 @@ def not_known(name: str) -> KeyNotFound:
     )
 
 
-def refuse_unregistered(mailbox: Mailbox) -> None:
-    """Without a server there is nowhere to publish."""
+def refuse_unregistered(mailbox: Mailbox, without: str = "--out FILE") -> None:
+    """For what needs a server; `without` is how to do without one."""
     identity = mailbox.identity
     if identity.id is None:
         raise Unauthenticated(
             f"{identity.handle} is not registered with a server",
-            hint=f"angelia agent register --as {identity.name}; without a server: --out FILE",
+            hint=f"angelia agent register --as {identity.name}; without a server: {without}",
         )

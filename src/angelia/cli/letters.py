@@ -13,6 +13,7 @@ from angelia.cli.session import Session
 from angelia.cli.times import age
 
 if TYPE_CHECKING:
+    from angelia.client.mail import SentMail
     from angelia.envelope.wire import Envelope
     from angelia.mailbox.box import Mailbox
     from angelia.mailbox.inbox import Opened
@@ -44,13 +45,36 @@ class Sealed(msgspec.Struct, kw_only=True):
     file: str
 
 
+class SentOut(msgspec.Struct, kw_only=True):
+    """What `--json` says of a message that the server has."""
+
+    replay_key: str
+    message_id: str
+    recipient: str
+    bytes: int
+    enqueued_at: datetime
+    expires_at: datetime
+
+
+def say_sent(session: Session, sent: SentMail) -> None:
+    """Tell what the server took."""
+    envelope, accepted = sent.envelope, sent.accepted
+    record = SentOut(
+        replay_key=envelope.replay_key,
+        message_id=str(envelope.header.message_id),
+        recipient=envelope.header.recipient_nhi,
+        bytes=len(envelope.wire),
+        enqueued_at=accepted.enqueued_at,
+        expires_at=accepted.expires_at,
+    )
+    _say_new(session, record, envelope, f"sent to {envelope.header.recipient_nhi}, sealed ({_suite(envelope)})")
+
+
 def say_sealed(session: Session, mailbox: Mailbox, envelope: Envelope, out: Path | None) -> None:
     """Tell what was sealed, and where its file is."""
-    from angelia.envelope.wire import Suite
     from angelia.keys.model import moment
 
     header = envelope.header
-    kem = {Suite.ML_KEM: "ML-KEM-768", Suite.XWING: "X-Wing"}[header.suite]
     file = out or mailbox.directory / "outbox" / f"{envelope.replay_key}.agl"
     sealed = Sealed(
         replay_key=envelope.replay_key,
@@ -60,16 +84,7 @@ def say_sealed(session: Session, mailbox: Mailbox, envelope: Envelope, out: Path
         expires_at=moment(header.expires_at),
         file=str(file),
     )
-    if session.shared.json:
-        session.out.records([sealed])
-    elif session.shared.quiet:
-        session.out.line(envelope.replay_key)
-    else:
-        session.out.line(
-            f"sealed for {header.recipient_nhi} ({kem}, Ed25519 + ML-DSA-65), {len(envelope.wire):,} bytes, "
-            f"expires in {age(timedelta(seconds=header.ttl_seconds))}"
-        )
-        session.out.line(short(envelope.replay_key))
+    _say_new(session, sealed, envelope, f"sealed for {header.recipient_nhi} ({_suite(envelope)})")
     session.out.note(f"hand it over within 5 minutes, for `angelia mail open FILE`: {file}")
 
 
@@ -78,8 +93,8 @@ def say_control(session: Session) -> None:
     session.out.note("a control message for the SDK was stored")
 
 
-def print_message(session: Session, opened: Opened, *, fresh: bool) -> None:
-    """The content on stdout, everything about it on stderr."""
+def print_message(session: Session, opened: Opened, *, fresh: bool, named: bool = True) -> None:
+    """The content on stdout, everything about it on stderr; with its id if it is `named`."""
     message = opened.message
     try:
         text, encoded = opened.body.decode(), None
@@ -106,8 +121,28 @@ def print_message(session: Session, opened: Opened, *, fresh: bool) -> None:
         )
         return
     state = "signature ok, not seen before" if fresh else "signature ok"
-    session.out.note(f"from {message.sender}, {ago(message.created_at)} ago, {state}, {short(message.replay_key)}")
+    id_ = f", {short(message.replay_key)}" if named else ""
+    session.out.note(f"from {message.sender}, {ago(message.created_at)} ago, {state}{id_}")
     if text is None:
         session.out.note(f"{len(opened.body):,} bytes that are no text; --json shows them in base64url")
     else:
         session.out.text(text)
+
+
+def _say_new(session: Session, record: object, envelope: Envelope, what: str) -> None:
+    """Something new: what it is, and its id; with -q only the id, whole."""
+    if session.shared.json:
+        session.out.records([record])
+    elif session.shared.quiet:
+        session.out.line(envelope.replay_key)
+    else:
+        left = age(timedelta(seconds=envelope.header.ttl_seconds))
+        session.out.line(f"{what}, {len(envelope.wire):,} bytes, expires in {left}")
+        session.out.line(short(envelope.replay_key))
+
+
+def _suite(envelope: Envelope) -> str:
+    from angelia.envelope.wire import Suite
+
+    kem = {Suite.ML_KEM: "ML-KEM-768", Suite.XWING: "X-Wing"}[envelope.header.suite]
+    return f"{kem}, Ed25519 + ML-DSA-65"

@@ -1,4 +1,4 @@
-"""`angelia mail`: the agent's sealed mail. Envelopes may be handed over as files, without any server."""
+"""`angelia mail`: the agent's sealed mail, through a server or handed over as files."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ from uuid import UUID
 import click
 import msgspec
 
+from angelia.cli import relay
 from angelia.cli.body import read_body
 from angelia.cli.errors import Usage, exit_code, report
-from angelia.cli.exchange import received_from, sealed_alone, sealed_for
-from angelia.cli.flags import Needs, span
+from angelia.cli.exchange import received_from, sealed_by_hand
+from angelia.cli.flags import Needs, moment, span
 from angelia.cli.grammar import Noun
-from angelia.cli.handover import chain_in, handing_over, not_known
-from angelia.cli.letters import print_message, say_control, say_sealed
+from angelia.cli.handover import chain_in, handing_over, not_known, refuse_unregistered
+from angelia.cli.letters import print_message, say_control, say_sealed, say_sent
 from angelia.cli.paging import SHORTEST_PREFIX, Page, ago, pages_of, short, show_list, until
+from angelia.cli.receipts import hand_in, list_all, list_given, take_file
 from angelia.cli.session import Session
 from angelia.cli.tables import Column
 from angelia.cli.times import age
-from angelia.errors import AngeliaError, InvalidArgument, NotFound
+from angelia.errors import AngeliaError, NotFound
 
 if TYPE_CHECKING:
-    from angelia.envelope.receipts import Receipt
     from angelia.mailbox.allowlist import Entry
     from angelia.mailbox.box import Mailbox
     from angelia.mailbox.inbox import Message
     from angelia.mailbox.outbox import Outgoing, Wishes
-    from angelia.mailbox.receipt_log import ReceiptDocument
 
 PRIORITIES = ("low", "normal", "high", "critical")
+STATES = ("pending", "delivered", "read", "expired", "failed")
 COMPRESSIONS = ("none", "gzip", "zstd")
 _file = click.Path(path_type=Path, dir_okay=False)
 _HEX = re.compile(r"[0-9a-f]{1,64}")
 
-command = Noun("mail", "sealed mail: send, open, allow, inbox, receipts")
+command = Noun("mail", "sealed mail: send, receive, allow, inbox, receipts")
 
 
 class Counted(msgspec.Struct, kw_only=True):
@@ -50,9 +51,7 @@ class Counted(msgspec.Struct, kw_only=True):
 @command.verb(example='angelia mail send bob "the server cannot read this"', needs=Needs.SERVER | Needs.AGENT)
 @click.argument("recipient", metavar="NAME")
 @click.argument("body", metavar="[TEXT]", required=False)
-@click.option(
-    "--out", type=_file, metavar="FILE", help="write the envelope there; keys once seen do if no server answers"
-)
+@click.option("--out", type=_file, metavar="FILE", help="write the envelope there, to be handed over, and send nothing")
 @click.option("--ttl", type=span, metavar="D", help="how long it may be opened (7d)")
 @click.option("--priority", type=click.Choice(PRIORITIES), default="normal", metavar="P", help=", ".join(PRIORITIES))
 @click.option("--correlation", type=click.UUID, metavar="ID", help="the message that this one answers")
@@ -72,26 +71,30 @@ def send(
     pad: bool,
     compress: str,
 ) -> None:
-    """Seal a message. TEXT may come from stdin.
+    """Seal a message and send it. TEXT may come from stdin.
 
-    The sealed envelope lies in the outbox as a file; NAME opens it with `angelia mail open FILE`."""
-    from angelia.envelope.wire import TTL_DEFAULT, TTL_MAX, Compression, Priority
+    With --out, and for an agent that is on no server, the sealed envelope is a file:
+    NAME opens it with `angelia mail open FILE`."""
+    from angelia.envelope.wire import TTL_DEFAULT, Compression, Priority
 
-    if ttl is not None and ttl > timedelta(seconds=TTL_MAX):
-        raise Usage(f"--ttl: a message lives for {age(timedelta(seconds=TTL_MAX))} at most")
+    longest = timedelta(seconds=session.settings.max_ttl_seconds)
+    if ttl is not None and ttl > longest:
+        raise Usage(f"--ttl: a message lives for {age(longest)} at most")
     mailbox, content = session.mailbox, read_body(session, body)
     wishes: Wishes = {
-        "ttl_seconds": TTL_DEFAULT if ttl is None else int(ttl.total_seconds()),
+        "ttl_seconds": int(min(longest, ttl or timedelta(seconds=TTL_DEFAULT)).total_seconds()),
         "priority": Priority(PRIORITIES.index(priority)),
         "compression": Compression(COMPRESSIONS.index(compress)),
         "padme": pad,
         "correlation_id": correlation,
     }
+    if out is None and mailbox.identity.id is not None:
+        client = session.as_agent(mailbox)
+        say_sent(session, relay.send(client, mailbox, recipient, content, wishes))
+        relay.deliver_due(session, client, mailbox)
+        return
     with handing_over(out) as file:
-        if mailbox.identity.id is None:
-            envelope = sealed_alone(mailbox, recipient, content, wishes)
-        else:
-            envelope = sealed_for(session, mailbox, recipient, content, wishes, by_hand=file is not None)
+        envelope = sealed_by_hand(session, mailbox, recipient, content, wishes)
         if file is not None:
             file.write(envelope.wire)
     say_sealed(session, mailbox, envelope, out)
@@ -119,10 +122,29 @@ def open_(session: Session, what: str) -> None:
     print_message(session, opened, fresh=fresh)
 
 
-@command.verb(example="angelia mail receive *.agl", needs=Needs.SERVER | Needs.AGENT)
-@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=_file)
-def receive(session: Session, files: tuple[Path, ...]) -> int:
-    """Open envelopes that were handed over as files, each once."""
+@command.verb(example="angelia mail receive --wait", needs=Needs.SERVER | Needs.AGENT)
+@click.argument("files", metavar="[FILE...]", nargs=-1, type=_file)
+@click.option(
+    "--wait",
+    is_flag=False,
+    flag_value="",
+    metavar="[S]",
+    help="wait so many seconds for mail; without S until some comes",
+)
+@click.option("-n", "--limit", type=click.IntRange(1, 100), metavar="N", help="at most so many messages (10)")
+@click.option("--require", is_flag=True, help="no mail is an error (exit 8)")
+def receive(session: Session, files: tuple[Path, ...], wait: str | None) -> int:
+    """Fetch mail from the server, open it, each message once, and acknowledge it; `mail inbox` keeps it.
+
+    With FILE: open envelopes that were handed over."""
+    if files:
+        return _receive_files(session, files)
+    refuse_unregistered(session.mailbox, without="angelia mail receive FILE")
+    relay.receive(session, session.mailbox, _wait(wait))
+    return 0
+
+
+def _receive_files(session: Session, files: tuple[Path, ...]) -> int:
     outcomes = received_from(session, session.mailbox, list(files))
     codes = set[int]()
     for file, one in zip(files, outcomes, strict=True):
@@ -157,13 +179,15 @@ def inbox(session: Session) -> None:
             session.out.note(f"warning: {problem}")
         return Page(list(page.messages), page.after)
 
-    show_list(session, fetch, columns, nothing="no mail yet", hint="what was handed to you: angelia mail open FILE")
+    show_list(session, fetch, columns, nothing="no mail yet", hint="angelia mail receive")
 
 
-@command.verb(example="angelia mail outbox", needs=Needs.AGENT | Needs.PAGES)
+@command.verb(example="angelia mail outbox", needs=Needs.SERVER | Needs.AGENT | Needs.PAGES)
 def outbox(session: Session) -> None:
-    """List the mail that was sealed here, newest first."""
+    """List the mail that was sealed here, newest first, and how far each message has come."""
     mailbox = session.mailbox
+    if mailbox.identity.id is not None:
+        relay.refresh_outbox(session, mailbox)
     columns: list[Column[Outgoing]] = [
         Column("ID", lambda m: short(m.replay_key)),
         Column("TO", lambda m: m.recipient, long=True),
@@ -179,52 +203,47 @@ def outbox(session: Session) -> None:
     show_list(session, fetch, columns, nothing="nothing sent yet", hint='angelia mail send NAME "hello"')
 
 
-@command.verb(example="angelia mail ack 5b0f3c9a71e2 --out receipt.json", needs=Needs.AGENT)
+@command.verb(example="angelia mail ack 5b0f3c9a71e2", needs=Needs.SERVER | Needs.AGENT)
 @click.argument("id_", metavar="ID")
-@click.option("--out", type=_file, metavar="FILE", help="write the signed receipt there, for the sender")
+@click.option("--out", type=_file, metavar="FILE", help="write the signed receipt there, to be handed over")
 def ack(session: Session, id_: str, out: Path | None) -> None:
-    """Acknowledge a message: sign a receipt that its sender can check."""
-    from angelia.envelope.receipts import ReceiptStatus
+    """Acknowledge a message: sign a receipt, delivered or read, that its sender gets and can check."""
+    from angelia.envelope.receipts import ReceiptStatus, receipt_document
     from angelia.mailbox.inbox import ReadState
-    from angelia.mailbox.receipt_log import receipt_document
 
     mailbox = session.mailbox
     message = mailbox.inbox.mail(_id(id_))
     status = ReceiptStatus.READ if message.status is ReadState.READ else ReceiptStatus.DELIVERED
     with handing_over(out) as file:
-        document = receipt_document(mailbox.inbox.receipt(message.replay_key, status, _now()))
+        receipt = mailbox.inbox.receipt(message.replay_key, status, _now())
+        document = receipt_document(receipt)
         if file is not None:
             file.write(msgspec.json.encode(document) + b"\n")
+    if out is None and mailbox.identity.id is not None:
+        hand_in(session, mailbox, receipt)
     mailbox.inbox.mark_acked([message.replay_key], _now())
     session.out.done(document, f"acknowledged {short(message.replay_key)} of {message.sender}: {document.status}")
     if out is not None:
         session.out.note(f"hand over {out}: {message.sender} checks it by `angelia mail receipts {out.name}`")
 
 
-@command.verb(example="angelia mail receipts", needs=Needs.AGENT | Needs.PAGES)
+@command.verb(example="angelia mail receipts", needs=Needs.SERVER | Needs.AGENT | Needs.PAGES)
 @click.argument("file", metavar="[FILE]", required=False, type=_file)
-def receipts(session: Session, file: Path | None) -> None:
-    """List the receipts that this agent gave, newest first.
+@click.option("--given", is_flag=True, help="those that this agent signed, from its own log")
+@click.option("--state", type=click.Choice(STATES), metavar="S", help=", ".join(STATES))
+@click.option("--since", type=moment, metavar="T", help="of mail sent from then on: 2026-11-15, RFC 3339, 15m")
+def receipts(session: Session, file: Path | None, given: bool, state: str | None) -> None:
+    """List what became of the mail that this agent sent and received, newest first, and on whose word.
 
+    An agent that is on no server lists the receipts that it gave.
     With FILE: check a receipt that a recipient of this agent's mail handed back."""
     mailbox = session.mailbox
     if file is not None:
-        _take_receipt(session, mailbox, file)
-        return
-    from angelia.mailbox.receipt_log import receipt_document
-
-    logged = mailbox.receipts()
-    for problem in logged.problems:
-        session.out.note(f"warning: {problem}")
-    columns: list[Column[ReceiptDocument]] = [
-        Column("ID", lambda r: short(r.replay_key)),
-        Column("FROM", lambda r: r.sender_nhi, long=True),
-        Column("STATE", lambda r: r.status),
-        Column("AGE", lambda r: ago(_moment(r.time_ms)), right=True),
-        Column("REASON", lambda r: r.reason, long=True),
-    ]
-    rows = [receipt_document(one) for one in reversed(logged.receipts)]
-    show_list(session, pages_of(rows), columns, nothing="no receipts yet", hint="opening a message gives one")
+        take_file(session, mailbox, file)
+    elif given or mailbox.identity.id is None:
+        list_given(session, mailbox)
+    else:
+        list_all(session, mailbox, state)
 
 
 @command.verb(example="angelia mail allow alice --as bob", needs=Needs.SERVER | Needs.AGENT | Needs.PAGES)
@@ -319,26 +338,6 @@ def verify(session: Session) -> int:
     return 3 if problems else 0
 
 
-def _take_receipt(session: Session, mailbox: Mailbox, file: Path) -> None:
-    from angelia.mailbox.files import read_safely
-    from angelia.mailbox.outbox import Sent
-    from angelia.mailbox.receipt_log import ReceiptDocument, parse_receipt
-
-    try:
-        document = msgspec.json.decode(read_safely(file, file), type=ReceiptDocument)
-        receipt: Receipt = parse_receipt(document)
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError) as error:
-        raise InvalidArgument(f"{file} is no receipt", hint="`angelia mail ack ID --out FILE` makes one") from error
-    sent = mailbox.outbox.outgoing(receipt.replay_key)
-    named = (receipt.replay_key, receipt.message_id, receipt.recipient_nhi)
-    if (sent.replay_key, sent.message_id, sent.recipient) != named:
-        raise InvalidArgument("the receipt names another message than its replay key")
-    mailbox.check_receipt(receipt)
-    mailbox.outbox.mark(sent.replay_key, Sent(document.status))
-    when = ago(_moment(receipt.time_ms))
-    session.out.done(document, f"{receipt.recipient_nhi} signed: {short(sent.replay_key)} {document.status} {when} ago")
-
-
 def _import_allowlist(session: Session, mailbox: Mailbox, file: Path) -> None:
     from angelia.mailbox.files import read_safely
 
@@ -378,10 +377,18 @@ def _id(text: str) -> str:
     return given
 
 
-def _moment(at_ms: int) -> datetime:
-    from angelia.keys.model import moment
-
-    return moment(at_ms)
+def _wait(text: str | None) -> float | None:
+    """Seconds to wait for mail; None is for ever."""
+    if text is None:
+        return 0.0
+    if text == "":
+        return None
+    if re.fullmatch(r"[0-9]{1,6}", text, re.ASCII):
+        return float(text)
+    try:
+        return span(text).total_seconds()
+    except click.BadParameter as error:
+        raise Usage(f"--wait: {error.message}", hint="seconds, or 90s, 15m; alone it waits until mail comes") from error
 
 
 def _now() -> datetime:

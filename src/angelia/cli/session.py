@@ -125,7 +125,8 @@ class Session:
     def mailbox_of(self, identity: Identity) -> Mailbox:
         from angelia.mailbox.box import Mailbox
 
-        mailbox = self._open.enter_context(Mailbox(self.settings.home, identity, datetime.now(UTC)))
+        longest = self.settings.max_ttl_seconds
+        mailbox = self._open.enter_context(Mailbox(self.settings.home, identity, datetime.now(UTC), ttl_max=longest))
         for warning in mailbox.take_warnings():
             self.out.note(f"warning: {warning}")
         return mailbox

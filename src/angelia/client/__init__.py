@@ -2,6 +2,8 @@
 
 from angelia.client.clients import AsyncClient, Client
 from angelia.client.faults import ApiError, Unreachable
+from angelia.client.mail import SentMail
+from angelia.client.receiving import Received
 from angelia.client.wire import BadAnswer
 
-__all__ = ["ApiError", "AsyncClient", "BadAnswer", "Client", "Unreachable"]
+__all__ = ["ApiError", "AsyncClient", "BadAnswer", "Client", "Received", "SentMail", "Unreachable"]

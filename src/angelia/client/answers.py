@@ -10,17 +10,21 @@ import msgspec
 from angelia.audit.model import ChainEntry, Checkpoint, Signed, StoredEvent
 from angelia.guard.model import Block, Token
 from angelia.keys.model import GraceKey, LinkDocument, Policy, Rotation
+from angelia.policy.model import Rule
 
 __all__ = [
     "Agent",
     "Agents",
     "Block",
+    "BlockedAgent",
+    "BlockedAgents",
     "Blocks",
     "Chain",
     "ChainEntry",
     "Check",
     "Checkpoint",
     "Checkpoints",
+    "Decision",
     "Events",
     "Health",
     "History",
@@ -30,9 +34,11 @@ __all__ = [
     "Node",
     "OneTimeKeysAdded",
     "OneTimeKeysLeft",
+    "Policies",
     "Profile",
     "Published",
     "Registered",
+    "Rule",
     "Schedule",
     "Schedules",
     "SettingLine",
@@ -86,6 +92,21 @@ class Agents(Answer, frozen=True, kw_only=True):
     total: int
 
 
+class BlockedAgent(Answer, frozen=True, kw_only=True):
+    """An agent whose mail and direct messages are refused."""
+
+    agent: str
+    blocked_at: datetime
+
+
+class BlockedAgents(Answer, frozen=True, kw_only=True):
+    """A page of an agent's block list, in the order in which it was made."""
+
+    blocks: list[BlockedAgent]
+    next: str | None
+    total: int
+
+
 class NewToken(Token, frozen=True, kw_only=True):
     """A token just made: the only time that its secret is said."""
 
@@ -106,6 +127,21 @@ class Blocks(Answer, frozen=True, kw_only=True):
     blocks: list[Block]
     total: int
     next: str | None = None
+
+
+class Policies(Answer, frozen=True, kw_only=True):
+    """A page of rules, in the order in which they were made."""
+
+    policies: list[Rule]
+    next: str | None
+    total: int
+
+
+class Decision(Answer, frozen=True, kw_only=True, omit_defaults=False):
+    """What the rules say. Operators learn which rule it was; without one, no rule allows it."""
+
+    allowed: bool
+    rule_id: UUID | None = None
 
 
 class SettingLine(Answer, frozen=True, kw_only=True):

@@ -52,6 +52,7 @@ class Send:
     headers: dict[str, str]
     body: bytes
     timeout: float
+    allowed: float  # what the whole exchange may take, with its other tries
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +139,11 @@ class Line:
             return answer
 
     def _exchange(self, request: Request) -> Generator[Step, Outcome, Response]:
-        deadline = self.stopwatch() + self.timeout
+        deadline = self.stopwatch() + self.timeout + request.waits
         attempt = 1
         while True:
             began = self.stopwatch()
-            outcome = yield self._prepared(request, timeout=max(0.001, deadline - began))
+            outcome = yield self.prepared(request, timeout=max(0.001, deadline - began))
             assert outcome is not None, "a driver answers Send with a Response or a Failed"
             self._observe(request, outcome, self.stopwatch() - began)
             pause = self._pause_before_next(request, outcome, attempt)
@@ -151,17 +152,18 @@ class Line:
             yield Pause(pause)
             attempt += 1
 
-    def _prepared(self, request: Request, *, timeout: float) -> Send:
+    def prepared(self, request: Request, *, timeout: float) -> Send:
+        """One attempt, signed: each needs a signature of its own."""
         # What is signed is what httpx will send, byte for byte, whatever it thinks of quoting.
         target = request.path + (f"?{request.query}" if request.query else "")
         url = httpx.URL(self.url + target)
-        headers = {"accept": "application/json", "user-agent": f"angelia/{__version__}"}
+        headers = {"accept": request.accept, "user-agent": f"angelia/{__version__}"}
         if request.body:
-            headers["content-type"] = "application/json"
+            headers["content-type"] = request.content_type
         if request.room_key is not None:
             headers[profile.ROOM_KEY] = request.room_key
         headers |= self._proof(request, url)
-        return Send(request.method, str(url), headers, request.body, timeout)
+        return Send(request.method, str(url), headers, request.body, timeout, self.timeout + request.waits)
 
     def _proof(self, request: Request, url: httpx.URL) -> dict[str, str]:
         """The headers that say who calls; made anew for every attempt, since a nonce works once."""

@@ -12,6 +12,7 @@ from angelia.client.answers import (
     Agent,
     Agents,
     Block,
+    BlockedAgents,
     Blocks,
     Chain,
     Checkpoint,
@@ -79,6 +80,22 @@ def agent(handle_or_id: str) -> Call[Agent]:
     """One agent. For operators."""
     answer = yield _operator("GET", path("v1", "agents", handle_or_id))
     return answer.read(Agent)
+
+
+def block_agent(handle_or_id: str) -> Call[None]:
+    """Take no mail and no direct messages from an agent."""
+    yield Request("PUT", path("v1", "blocks", handle_or_id))
+
+
+def unblock_agent(handle_or_id: str) -> Call[None]:
+    """Hear from an agent again."""
+    yield Request("DELETE", path("v1", "blocks", handle_or_id))
+
+
+def blocked_agents(*, cursor: str | None = None, limit: int | None = None) -> Call[BlockedAgents]:
+    """A page of the agents that the one that signs has blocked."""
+    answer = yield Request("GET", "/v1/blocks", query(cursor=cursor, limit=limit))
+    return answer.read(BlockedAgents)
 
 
 def tokens(*, cursor: str | None = None, limit: int | None = None) -> Call[Tokens]:

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from uuid import UUID
 
 import httpx
 
-from angelia.client import calls, key_calls, sealed
+from angelia.client import (
+    asking,
+    calls,
+    channel_calls,
+    channel_keys,
+    channel_reading,
+    key_calls,
+    mail,
+    mail_calls,
+    policy_calls,
+    receiving,
+    sealed,
+    sent_mail,
+    stream,
+)
 from angelia.client.attempts import (
     Line,
     Observer,
@@ -24,7 +40,14 @@ from angelia.client.attempts import (
     is_loopback,
     origin,
 )
+from angelia.client.channel_reading import Unopened
+from angelia.client.mail_answers import Handed, MessageNews, PrekeysLow, RotationDue
+from angelia.client.stream import Event
 from angelia.client.wire import Call, Response
+from angelia.errors import NotFound
+from angelia.mailbox.box import Mailbox
+from angelia.mailbox.channels import ChannelMessage
+from angelia.mailbox.inbox import Opened
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -95,7 +118,43 @@ class AsyncClient:
         try:
             return _response(step, await self._http.request(**_arguments(step)))
         except httpx.RequestError as error:
-            return described(error, timeout=self._line.timeout)
+            return described(error, timeout=step.allowed)
+
+    def stream_mail(self, *, lease_seconds: int = 30) -> AsyncGenerator[Event, None]:
+        """Mail as it comes, and what concerns the agent's keys and its own mail; taken up again when it breaks off.
+
+        `take_in` opens and settles what comes; `contextlib.aclosing` ends the listening in time."""
+        return stream.events(self._line, self._http, lease_seconds)
+
+    async def run_mailbox(self, mailbox: Mailbox, handler: Callable[[Opened], Awaitable[object]]) -> None:
+        """Serve a mailbox until cancelled: mail goes to the handler, receipts to the outbox, keys are kept fresh.
+
+        What the handler raises ends it. Its message is in the inbox and the relay has been told, so it is not handed
+        to it again."""
+        await self.deliver_outbox(mailbox)
+        async with contextlib.aclosing(self.stream_mail()) as events:
+            async for event in events:
+                match event:
+                    case Handed():
+                        for opened in (await self.take_in(mailbox, [event])).messages:
+                            await handler(opened)
+                    case MessageNews():
+                        with contextlib.suppress(NotFound):  # sent by another mailbox of the same agent
+                            await self.update_sent(mailbox, event.replay_key)
+                    case RotationDue():
+                        await self.rotate_due_keys(mailbox)
+                    case PrekeysLow():
+                        await self.publish_keys(mailbox)
+
+    async def tail(
+        self, mailbox: Mailbox, channel: str | UUID, *, after_offset: int | None = None
+    ) -> AsyncIterator[ChannelMessage | Unopened]:
+        """The messages of a channel as they come, without an end; `commit` says up to where they are done with."""
+        found = await self.find_channel(mailbox, channel)
+        following = channel_reading.Tail(mailbox, found.channel_id, after_offset)
+        while True:
+            for one in await self._run(following.next()):
+                yield one
 
     register = awaited(calls.register)
     who = awaited(calls.who)
@@ -110,6 +169,13 @@ class AsyncClient:
     blocks = awaited(calls.blocks)
     block = awaited(calls.block)
     unblock = awaited(calls.unblock)
+    block_agent = awaited(calls.block_agent)
+    unblock_agent = awaited(calls.unblock_agent)
+    blocked_agents = awaited(calls.blocked_agents)
+    policies = awaited(policy_calls.policies)
+    add_policy = awaited(policy_calls.add_policy)
+    remove_policy = awaited(policy_calls.remove_policy)
+    check_policy = awaited(policy_calls.check_policy)
     settings = awaited(calls.settings)
     node = awaited(calls.node)
     publish_bundle = awaited(key_calls.publish_bundle)
@@ -133,6 +199,52 @@ class AsyncClient:
     seal = awaited(sealed.seal)
     reseal = awaited(sealed.reseal)
     open = awaited(sealed.open_envelope)
+    send_envelope = awaited(mail_calls.send_envelope)
+    send_envelopes = awaited(mail_calls.send_envelopes)
+    poll = awaited(mail_calls.poll)
+    acknowledge = awaited(mail_calls.acknowledge)
+    nack = awaited(mail_calls.nack)
+    message_status = awaited(mail_calls.message_status)
+    withdraw_message = awaited(mail_calls.withdraw_message)
+    receipts = awaited(mail_calls.receipts)
+    receipt = awaited(mail_calls.receipt)
+    hand_in_receipt = awaited(mail_calls.hand_in_receipt)
+    dead_letters = awaited(mail_calls.dead_letters)
+    requeue_dead_letter = awaited(mail_calls.requeue_dead_letter)
+    send = awaited(mail.send)
+    send_sealed = awaited(mail.send_sealed)
+    deliver_outbox = awaited(mail.deliver_outbox)
+    withdraw = awaited(mail.withdraw)
+    receive = awaited(receiving.receive)
+    take_in = awaited(receiving.take_in)
+    update_outbox = awaited(sent_mail.update_outbox)
+    update_sent = awaited(sent_mail.update_sent)
+    check_attested = awaited(sent_mail.check_attested)
+    send_and_wait = awaited(asking.send_and_wait)
+    answer = awaited(asking.answer)
+    create_channel = awaited(channel_keys.create_channel)
+    find_channel = awaited(channel_keys.find_channel)
+    channels = awaited(channel_calls.channels)
+    channel = awaited(channel_calls.channel)
+    update_channel = awaited(channel_calls.update_channel)
+    delete_channel = awaited(channel_calls.delete_channel)
+    channel_allowlist = awaited(channel_calls.channel_allowlist)
+    allow = awaited(channel_calls.allow)
+    disallow = awaited(channel_calls.disallow)
+    subscribe = awaited(channel_keys.subscribe)
+    unsubscribe = awaited(channel_keys.unsubscribe)
+    pause = awaited(channel_calls.pause)
+    resume = awaited(channel_calls.resume)
+    publish = awaited(channel_keys.publish)
+    publish_envelope = awaited(channel_calls.publish_envelope)
+    share_key = awaited(channel_keys.share_key)
+    take_keys = awaited(channel_keys.take_keys)
+    channel_messages = awaited(channel_calls.channel_messages)
+    read_channel = awaited(channel_reading.read_channel)
+    follow = awaited(channel_reading.Tail.next)
+    commit = awaited(channel_calls.commit)
+    set_epoch = awaited(channel_calls.set_epoch)
+    subscribers = awaited(channel_calls.subscribers)
     audit_events = awaited(calls.audit_events)
     audit_chain = awaited(calls.audit_chain)
     audit_checkpoints = awaited(calls.audit_checkpoints)
@@ -185,7 +297,16 @@ class Client:
         try:
             return _response(step, self._http.request(**_arguments(step)))
         except httpx.RequestError as error:
-            return described(error, timeout=self._line.timeout)
+            return described(error, timeout=step.allowed)
+
+    def tail(
+        self, mailbox: Mailbox, channel: str | UUID, *, after_offset: int | None = None
+    ) -> Iterator[ChannelMessage | Unopened]:
+        """The messages of a channel as they come, without an end; `commit` says up to where they are done with."""
+        found = self.find_channel(mailbox, channel)
+        following = channel_reading.Tail(mailbox, found.channel_id, after_offset)
+        while True:
+            yield from self._run(following.next())
 
     register = blocking(calls.register)
     who = blocking(calls.who)
@@ -200,6 +321,13 @@ class Client:
     blocks = blocking(calls.blocks)
     block = blocking(calls.block)
     unblock = blocking(calls.unblock)
+    block_agent = blocking(calls.block_agent)
+    unblock_agent = blocking(calls.unblock_agent)
+    blocked_agents = blocking(calls.blocked_agents)
+    policies = blocking(policy_calls.policies)
+    add_policy = blocking(policy_calls.add_policy)
+    remove_policy = blocking(policy_calls.remove_policy)
+    check_policy = blocking(policy_calls.check_policy)
     settings = blocking(calls.settings)
     node = blocking(calls.node)
     publish_bundle = blocking(key_calls.publish_bundle)
@@ -223,6 +351,52 @@ class Client:
     seal = blocking(sealed.seal)
     reseal = blocking(sealed.reseal)
     open = blocking(sealed.open_envelope)
+    send_envelope = blocking(mail_calls.send_envelope)
+    send_envelopes = blocking(mail_calls.send_envelopes)
+    poll = blocking(mail_calls.poll)
+    acknowledge = blocking(mail_calls.acknowledge)
+    nack = blocking(mail_calls.nack)
+    message_status = blocking(mail_calls.message_status)
+    withdraw_message = blocking(mail_calls.withdraw_message)
+    receipts = blocking(mail_calls.receipts)
+    receipt = blocking(mail_calls.receipt)
+    hand_in_receipt = blocking(mail_calls.hand_in_receipt)
+    dead_letters = blocking(mail_calls.dead_letters)
+    requeue_dead_letter = blocking(mail_calls.requeue_dead_letter)
+    send = blocking(mail.send)
+    send_sealed = blocking(mail.send_sealed)
+    deliver_outbox = blocking(mail.deliver_outbox)
+    withdraw = blocking(mail.withdraw)
+    receive = blocking(receiving.receive)
+    take_in = blocking(receiving.take_in)
+    update_outbox = blocking(sent_mail.update_outbox)
+    update_sent = blocking(sent_mail.update_sent)
+    check_attested = blocking(sent_mail.check_attested)
+    send_and_wait = blocking(asking.send_and_wait)
+    answer = blocking(asking.answer)
+    create_channel = blocking(channel_keys.create_channel)
+    find_channel = blocking(channel_keys.find_channel)
+    channels = blocking(channel_calls.channels)
+    channel = blocking(channel_calls.channel)
+    update_channel = blocking(channel_calls.update_channel)
+    delete_channel = blocking(channel_calls.delete_channel)
+    channel_allowlist = blocking(channel_calls.channel_allowlist)
+    allow = blocking(channel_calls.allow)
+    disallow = blocking(channel_calls.disallow)
+    subscribe = blocking(channel_keys.subscribe)
+    unsubscribe = blocking(channel_keys.unsubscribe)
+    pause = blocking(channel_calls.pause)
+    resume = blocking(channel_calls.resume)
+    publish = blocking(channel_keys.publish)
+    publish_envelope = blocking(channel_calls.publish_envelope)
+    share_key = blocking(channel_keys.share_key)
+    take_keys = blocking(channel_keys.take_keys)
+    channel_messages = blocking(channel_calls.channel_messages)
+    read_channel = blocking(channel_reading.read_channel)
+    follow = blocking(channel_reading.Tail.next)
+    commit = blocking(channel_calls.commit)
+    set_epoch = blocking(channel_calls.set_epoch)
+    subscribers = blocking(channel_calls.subscribers)
     audit_events = blocking(calls.audit_events)
     audit_chain = blocking(calls.audit_chain)
     audit_checkpoints = blocking(calls.audit_checkpoints)

@@ -12,6 +12,7 @@ import msgspec
 from angelia import errors
 from angelia.client.wire import Response
 from angelia.errors import AngeliaError
+from angelia.mail.model import ItemProblem
 
 
 class Unreachable(AngeliaError):
@@ -77,6 +78,13 @@ def fault(response: Response, *, now: float) -> ApiError:
     error.status = response.status
     error.request_id = problem.request_id or response.headers.get("x-request-id")
     error.members = _members(response)
+    return error
+
+
+def item_fault(problem: ItemProblem) -> ApiError:
+    """The error of one of several things, where the others may have gone well."""
+    error = _class_of(problem.code)(problem.title, hint=problem.hint, retry_after=problem.retry_after)
+    error.members = dict(problem.members)
     return error
 
 

@@ -37,7 +37,7 @@ from angelia.keys.model import (
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.inbox import Opened
 from angelia.mailbox.outbox import Wishes
-from angelia.mailbox.receiving import sender_of
+from angelia.mailbox.receiving import decoded
 from angelia.mailbox.succession import Plan
 from angelia.mailbox.trust import KnownBundle, Pin
 from angelia.mailbox.window import Profile
@@ -135,7 +135,7 @@ def find_keys(mailbox: Mailbox, agent: str, *, one_time: bool = False) -> Call[t
         return known, None
     pin = mailbox.trust.pin(agent)
     if pin is not None and not one_time:
-        yield from _catch_up(mailbox, pin)
+        yield from catch_up(mailbox, pin)
         return _known(mailbox, agent), None
     answer = yield from key_calls.bundle(agent, one_time=one_time)
     yield from take_bundle(mailbox, agent, answer)
@@ -153,7 +153,7 @@ def take_bundle(mailbox: Mailbox, agent: str, answer: BundleAnswer) -> Call[Pin]
         return mailbox.trust.pin_first(link, now(), answer.revoked)
     if link.bundle.bundle_version <= pin.bundle_version + 1:
         return mailbox.trust.advance(pin.nhi, [link], now(), answer.revoked)
-    return (yield from _catch_up(mailbox, pin))
+    return (yield from catch_up(mailbox, pin))
 
 
 def seal(
@@ -174,15 +174,20 @@ def seal(
     return mailbox.outbox.seal(found.link, body, now=now(), one_time_key=key, **wishes)
 
 
-def reseal(mailbox: Mailbox, replay_key: str, refusal: KeyStale | KeyRevoked) -> Call[Envelope]:
-    """Seal a message again that a relay refused to take, for the recipient's present keys and under its own id."""
+def reseal(
+    mailbox: Mailbox, replay_key: str, refusal: KeyStale | KeyRevoked | None = None, *, new_id: bool = False
+) -> Call[Envelope]:
+    """Seal a message again that a relay refused to take, for the recipient's present keys and under its own id.
+
+    Without a `refusal` of its keys it only waited too long. `new_id` is for a message that the relay had taken."""
     mailbox.own.refresh()
     row = mailbox.outbox.outgoing(replay_key)
-    mailbox.trust.drop_bundle(row.recipient)
-    if "bundle" in refusal.members:
-        yield from take_bundle(mailbox, row.recipient, _bundle_of(refusal))
+    if refusal is not None:
+        mailbox.trust.drop_bundle(row.recipient)
+        if "bundle" in refusal.members:
+            yield from take_bundle(mailbox, row.recipient, _bundle_of(refusal))
     found, _ = yield from find_keys(mailbox, row.recipient)
-    return mailbox.outbox.reseal(row.replay_key, found.link, now(), new_id=False)
+    return mailbox.outbox.reseal(row.replay_key, found.link, now(), new_id=new_id)
 
 
 def open_envelope(mailbox: Mailbox, content: bytes, *, profile: Profile = Profile.RELAY) -> Call[Opened]:
@@ -190,21 +195,36 @@ def open_envelope(mailbox: Mailbox, content: bytes, *, profile: Profile = Profil
 
     Before a pair is believed, its agent's keys are looked up if that was more than an hour ago: it may have been
     stolen and revoked since. A server that is away, or does not know the agent, keeps nobody from reading."""
-    pin = mailbox.trust.pin(sender_of(content))
-    if pin is not None and mailbox.trust.bundle(pin.nhi, now()) is None:
-        with contextlib.suppress(Unreachable, Unavailable, NotFound, KeyNotFound):
-            yield from _catch_up(mailbox, pin)
+    yield from meet_sender(mailbox, content)
     try:
         return mailbox.receive(content, now=now(), profile=profile)
     except UnknownSigner as unknown:
         pin = mailbox.trust.pin(unknown.agent)
         if pin is None:
             raise
-        yield from _catch_up(mailbox, pin)
+        yield from catch_up(mailbox, pin)
     return mailbox.receive(content, now=now(), profile=profile)
 
 
-def _catch_up(mailbox: Mailbox, pin: Pin) -> Call[Pin]:
+def meet_sender(mailbox: Mailbox, content: bytes) -> Call[None]:
+    """Before an envelope is opened: hear of its sender's keys. Nobody's keys are looked up for a stranger, except for
+    one that brings the key of a channel that this agent has joined."""
+    header = decoded(content).header
+    if mailbox.channels.expects(header) and mailbox.trust.pin(header.sender_nhi) is None:
+        with contextlib.suppress(Unreachable, Unavailable, NotFound, KeyNotFound):
+            yield from find_keys(mailbox, header.sender_nhi)
+    yield from look_up(mailbox, header.sender_nhi)
+
+
+def look_up(mailbox: Mailbox, agent: str) -> Call[None]:
+    """Hear of an agent's keys if that was more than an hour ago, before something is believed that they signed."""
+    pin = mailbox.trust.pin(agent)
+    if pin is not None and mailbox.trust.bundle(pin.nhi, now()) is None:
+        with contextlib.suppress(Unreachable, Unavailable, NotFound, KeyNotFound):
+            yield from catch_up(mailbox, pin)
+
+
+def catch_up(mailbox: Mailbox, pin: Pin) -> Call[Pin]:
     """Follow an agent's chain from the pin to its end, checking every link as it comes."""
     while True:
         page = yield from key_calls.bundles_since(pin.nhi, pin.bundle_version)

@@ -13,6 +13,7 @@ import msgspec
 from angelia.errors import AngeliaError
 
 T = TypeVar("T")
+JSON = "application/json"
 
 
 class BadAnswer(AngeliaError):
@@ -41,6 +42,9 @@ class Request:
     credential: Credential = Credential.AGENT
     accepts: tuple[int, ...] = ()  # statuses of 400 and above that are an answer, not an error
     room_key: str | None = None
+    content_type: str = JSON  # of the body
+    accept: str = JSON  # of the answer
+    waits: float = 0.0  # how long the server was asked to take before it answers
 
 
 @dataclass(frozen=True, slots=True)

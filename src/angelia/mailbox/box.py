@@ -19,10 +19,12 @@ from angelia.keys.model import moment, unix_ms
 from angelia.mailbox import calyx, private_files
 from angelia.mailbox.allowlist import Allowlist
 from angelia.mailbox.calyx import Migrated
+from angelia.mailbox.channels import Channels
 from angelia.mailbox.database import Database
 from angelia.mailbox.files import Drawer, Problem
 from angelia.mailbox.identity import Identity
 from angelia.mailbox.inbox import Inbox, Opened
+from angelia.mailbox.kept_out import KeptOut
 from angelia.mailbox.keyfile import LOCAL
 from angelia.mailbox.keyring import Keyring
 from angelia.mailbox.local_key import LocalKey
@@ -54,14 +56,17 @@ class Mailbox:
         self.own = OwnKeys(home, identity, self.database, keyring)
         self.trust = Trust(self.database)
         self.allowlist = Allowlist(self.database, self.trust)
+        self.kept_out = KeptOut(self.database)
         self.inbox = Inbox(self.database, local, inbox_files, self._log, self.own)
         self.outbox = Outbox(self.database, local, outbox_files, self.own, self.trust, self._upkeep, ttl_max)
+        self.channels = Channels(self.database, local, self.own, self.trust, ttl_max)
         self._receiver = Receiver(
             database=self.database,
             own=self.own,
             keyring=keyring,
             trust=self.trust,
             allowlist=self.allowlist,
+            channels=self.channels,
             inbox=self.inbox,
             inbox_files=inbox_files,
             dead_files=dead_files,

@@ -1,6 +1,6 @@
 """The mailbox's SQLite database: private files, one long-lived connection a thread, one way to write.
 
-Statements are named blocks of `statements.sql`; tables are in `schema.sql`.
+Statements are named blocks of `statements.sql`; tables are in `schema.sql` and what follows it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from angelia.mailbox import private_files
 from angelia.mailbox.private_files import UnsafeFile
 
 FILE = "replay_state.db"
-SCHEMA = 1
+# A new mailbox is made of all of them in turn, one of an earlier version of those that it lacks.
+_SCHEMAS = ("schema.sql", "schema_2.sql", "schema_3.sql")
+SCHEMA = len(_SCHEMAS)
 BUSY_MS = 5_000
 # SQLite asks for a taken lock ever more seldom, so who waits longest is served last; a new try asks often again.
 _TRIES = 4
@@ -165,10 +167,10 @@ class Database:
             raise NewerDatabase(
                 f"{self._path} has version {version}, this Angelia reads version {SCHEMA}", hint="update Angelia"
             )
-        if version == 0:
-            for statement in _statements((_BESIDE / "schema.sql").read_text("utf-8")):
+        for script in _SCHEMAS[version:]:
+            for statement in _statements((_BESIDE / script).read_text("utf-8")):
                 tx.execute(statement)
-            tx.execute(f"PRAGMA user_version = {SCHEMA}")
+        tx.execute(f"PRAGMA user_version = {SCHEMA}")
 
     def _connect(self) -> _Opened:
         address = self._path.absolute().as_uri() + "?mode=rw"

@@ -128,9 +128,13 @@ class Inbox:
     def mail(self, replay_key: str) -> Message:
         """As `message`, for whoever reads mail: control messages are not found."""
         found = self.message(replay_key)
-        if self._database.row("is_control", found.replay_key):
+        if self.is_control(found.replay_key):
             raise NotFound(f"{found.replay_key[:12]} is a control message for the SDK, and no mail")
         return found
+
+    def is_control(self, replay_key: str) -> bool:
+        """Whether a received message is for the SDK and not for a reader."""
+        return self._database.row("is_control", replay_key) is not None
 
     def unacked(self, limit: int = 100) -> list[Message]:
         """What was received and not yet acknowledged to the relay, oldest first; control messages too."""
@@ -153,6 +157,14 @@ class Inbox:
             with self._database.transaction() as tx:
                 tx.execute(SQL["mark_read"], (message.replay_key,))
         return Opened(message=replace(message, status=ReadState.READ), body=body, control=False, receipt=receipt)
+
+    def answer_to(self, correlation_id: UUID, sender: str) -> Opened | None:
+        """The first message of a sender in a conversation, whoever received it."""
+        found = self._database.row("inbox_answer", str(correlation_id), sender)
+        if found is None:
+            return None
+        message = _message(found)
+        return Opened(message=message, body=self._body(message.replay_key), control=False, receipt=None)
 
     def mark_handled(self, replay_key: str) -> None:
         """The SDK did what a control message asks for."""

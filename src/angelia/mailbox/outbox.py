@@ -27,6 +27,8 @@ from angelia.mailbox.trust import Pin, Trust
 from angelia.mailbox.upkeep import Upkeep
 
 LONGEST_WAIT = timedelta(minutes=5)
+# How long after its end news of a message may still come.
+FOLLOWED = timedelta(days=1)
 _NEWEST = ("~", "~")
 
 
@@ -208,6 +210,15 @@ class Outbox:
     def due(self, now: datetime, limit: int = 100) -> list[Outgoing]:
         """What has not reached the relay and should be tried now."""
         return [_outgoing(row) for row in self._database.rows("outbox_due", stamp(now), limit)]
+
+    def unsettled(self, now: datetime) -> list[Outgoing]:
+        """What the relay has, or had, and of which there may be news, oldest first."""
+        return [_outgoing(row) for row in self._database.rows("outbox_unsettled", stamp(now - FOLLOWED))]
+
+    def hand_over(self, replay_key: str) -> None:
+        """A person carries the message: it is not sent through a relay as well."""
+        with self._database.transaction() as tx:
+            tx.execute(SQL["hand_over"], (replay_key,))
 
     def mark(self, replay_key: str, status: Sent) -> bool:
         """Move a message on; False when it was there already or further. Content that is not needed any more goes."""

@@ -9,34 +9,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
-from uuid import UUID
 
 import msgspec
 
-from angelia.envelope.jsonform import from_text, to_text
-from angelia.envelope.receipts import Receipt, ReceiptStatus
+from angelia.envelope.receipts import Receipt, ReceiptDocument, parse_receipt, receipt_document
 from angelia.envelope.refusals import Refused
-from angelia.envelope.signing import Signatures
 from angelia.mailbox import private_files
 from angelia.mailbox.files import Problem
 from angelia.mailbox.private_files import UnsafeFile
 
 _NAME = re.compile(r"\Areceipts_(\d{4}-\d\d-\d\d)\.jsonl\Z", re.ASCII)
-
-
-class ReceiptDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The JSON form of a receipt. Bytes are base64url without padding, the time Unix milliseconds."""
-
-    status: str
-    replay_key: str
-    message_id: UUID
-    sender_nhi: str
-    recipient_nhi: str
-    time_ms: int
-    signer_id: UUID
-    reason: str = ""
-    signature_ed25519: str
-    signature_ml_dsa: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,39 +72,9 @@ class ReceiptLog:
             for number, line in enumerate(_lines(path), 1):
                 try:
                     receipts.append(parse_receipt(msgspec.json.decode(line, type=ReceiptDocument)))
-                except (msgspec.DecodeError, UnicodeDecodeError, Refused, KeyError) as error:
+                except (msgspec.DecodeError, UnicodeDecodeError, Refused) as error:
                     problems.append(Problem(path, f"line {number} is no receipt: {error}"))
         return Logged(tuple(receipts), tuple(problems))
-
-
-def receipt_document(receipt: Receipt) -> ReceiptDocument:
-    return ReceiptDocument(
-        status=receipt.status.name.lower(),
-        replay_key=receipt.replay_key,
-        message_id=receipt.message_id,
-        sender_nhi=receipt.sender_nhi,
-        recipient_nhi=receipt.recipient_nhi,
-        time_ms=receipt.time_ms,
-        signer_id=receipt.signer_id,
-        reason=receipt.reason,
-        signature_ed25519=to_text(receipt.signatures.ed25519),
-        signature_ml_dsa=to_text(receipt.signatures.ml_dsa),
-    )
-
-
-def parse_receipt(document: ReceiptDocument) -> Receipt:
-    """The receipt of a document; its signatures are for `check_receipt`."""
-    return Receipt(
-        status=ReceiptStatus[document.status.upper()],
-        replay_key=document.replay_key,
-        message_id=document.message_id,
-        sender_nhi=document.sender_nhi,
-        recipient_nhi=document.recipient_nhi,
-        time_ms=document.time_ms,
-        signer_id=document.signer_id,
-        reason=document.reason,
-        signatures=Signatures(from_text(document.signature_ed25519), from_text(document.signature_ml_dsa)),
-    )
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -16,6 +16,7 @@ from angelia.errors import AngeliaError, RateLimited
 from angelia.keys.model import moment, unix_ms
 from angelia.mailbox import failures, replay
 from angelia.mailbox.allowlist import Allowlist
+from angelia.mailbox.channels import Channels
 from angelia.mailbox.database import SQL, Database, Tx
 from angelia.mailbox.files import Drawer
 from angelia.mailbox.inbox import Inbox, Message, Opened
@@ -47,6 +48,7 @@ class Receiver:
     keyring: Keyring
     trust: Trust
     allowlist: Allowlist
+    channels: Channels
     inbox: Inbox
     inbox_files: Drawer
     dead_files: Drawer
@@ -95,7 +97,8 @@ class Receiver:
         check_window(header, profile, now)
         replay.probe(self.database, replay_key, str(header.message_id), moment(header.expires_at), now)
         pair = self.trust.signer(header.sender_nhi, header.sender_key_id, moment(header.created_at))
-        self.allowlist.check(pair, header.sender_nhi)
+        if not self.channels.expects(header):
+            self.allowlist.check(pair, header.sender_nhi)
         sealing.verify(envelope, pair, self.roots, unix_ms(now))
         failures.check(self.database, pair.fingerprint, header.sender_nhi, now)
         try:

@@ -89,6 +89,13 @@ SELECT replay_key, msg_id, sender_nhi, sender_fp, recipient_nhi, channel_id, cor
        created_at, received_at, expires_at, status, acked_at
 FROM inbox JOIN controls USING (replay_key) WHERE status = 'unread' ORDER BY received_at
 
+-- name: inbox_answer
+SELECT replay_key, msg_id, sender_nhi, sender_fp, recipient_nhi, channel_id, correlation_id, priority,
+       created_at, received_at, expires_at, status, acked_at
+FROM inbox
+WHERE correlation_id = ? AND sender_nhi = ? AND replay_key NOT IN (SELECT replay_key FROM controls)
+ORDER BY received_at LIMIT 1
+
 -- name: is_control
 SELECT 1 FROM controls WHERE replay_key = ?
 
@@ -132,6 +139,14 @@ FROM outbox WHERE (created_at, replay_key) < (?, ?) ORDER BY created_at DESC, re
 SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
        next_try_at, body IS NOT NULL
 FROM outbox WHERE next_try_at <= ?1 AND expires_at > ?1 ORDER BY next_try_at LIMIT ?2
+
+-- name: outbox_unsettled
+SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
+       next_try_at, body IS NOT NULL
+FROM outbox WHERE status IN ('queued', 'delivered') AND expires_at > ? ORDER BY created_at
+
+-- name: hand_over
+UPDATE outbox SET next_try_at = NULL WHERE replay_key = ? AND status = 'stored'
 
 -- name: outbox_body
 SELECT body_nonce, body FROM outbox WHERE replay_key = ?
@@ -246,6 +261,7 @@ DELETE FROM kem_keys WHERE key_id = ? AND usage = 'one_time' RETURNING 1
 -- name: something_overdue
 SELECT 1 WHERE EXISTS (SELECT 1 FROM kem_keys WHERE destroy_at <= ?1)
             OR EXISTS (SELECT 1 FROM outbox WHERE body IS NOT NULL AND expires_at <= ?1)
+            OR EXISTS (SELECT 1 FROM channel_keys WHERE destroy_at <= ?1)
 
 -- name: destroy_overdue
 -- destroys
@@ -289,6 +305,74 @@ DELETE FROM own_bundles
 -- name: add_own
 INSERT INTO own_bundles (bundle_version, issued_at, suites, link) VALUES (?, ?, ?, ?)
 ON CONFLICT (bundle_version) DO NOTHING
+
+
+-- channels.py
+
+-- name: join_channel
+INSERT INTO channels (channel_id, name, joined_at) VALUES (?, ?, ?)
+ON CONFLICT (channel_id) DO UPDATE SET name = excluded.name
+
+-- name: revive_channel_key
+-- Whoever comes back in the same epoch is not sent its key again.
+UPDATE channel_keys SET destroy_at = NULL
+WHERE channel_id = ?1 AND epoch = (SELECT max(epoch) FROM channel_keys WHERE channel_id = ?1)
+
+-- name: leave_channel
+DELETE FROM channels WHERE channel_id = ?
+
+-- name: joined_channel
+SELECT name FROM channels WHERE channel_id = ?
+
+-- name: add_channel_key
+-- A key that comes again is in use again.
+INSERT INTO channel_keys (channel_id, key_id, epoch, secret_nonce, secret, sender_nhi, received_at)
+VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (channel_id, key_id) DO UPDATE SET destroy_at = NULL
+
+-- name: retire_channel_keys
+UPDATE channel_keys SET destroy_at = ? WHERE channel_id = ? AND epoch < ? AND destroy_at IS NULL
+
+-- name: channel_key
+SELECT secret_nonce, secret FROM channel_keys
+WHERE channel_id = ? AND key_id = ? AND (destroy_at IS NULL OR destroy_at > ?)
+
+-- name: channel_keys
+SELECT key_id, epoch, sender_nhi, received_at FROM channel_keys WHERE channel_id = ? ORDER BY epoch DESC, received_at DESC
+
+-- name: destroy_channel_keys
+-- destroys
+DELETE FROM channel_keys WHERE destroy_at <= ?
+
+-- name: add_channel_opened
+INSERT INTO channel_opened (channel_id, channel_offset, replay_key, sender_fp, msg_id, expires_at)
+VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING
+
+-- name: channel_opened
+SELECT replay_key FROM channel_opened WHERE channel_id = ? AND channel_offset = ?
+
+-- name: prune_channel_opened
+DELETE FROM channel_opened WHERE (channel_id, channel_offset) IN (
+  SELECT channel_id, channel_offset FROM channel_opened WHERE expires_at < ? LIMIT ?
+) RETURNING expires_at
+
+
+-- kept_out.py
+
+-- name: keep_out
+INSERT INTO kept_out (replay_key, sender_nhi, lease_token, kept_at, expires_at) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (replay_key) DO UPDATE SET lease_token = excluded.lease_token, kept_at = excluded.kept_at
+
+-- name: prune_kept_out
+DELETE FROM kept_out WHERE expires_at <= ?1
+  OR replay_key IN (SELECT replay_key FROM kept_out ORDER BY kept_at DESC LIMIT -1 OFFSET ?2)
+
+-- name: admitted
+SELECT replay_key, sender_nhi, lease_token, kept_at, expires_at FROM kept_out
+WHERE expires_at > ? AND sender_nhi IN (SELECT nhi FROM allowlist) ORDER BY kept_at LIMIT ?
+
+-- name: forget_kept_out
+DELETE FROM kept_out WHERE replay_key = ?
 
 
 -- calyx.py

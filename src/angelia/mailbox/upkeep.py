@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from angelia.mailbox import replay
+from angelia.mailbox import channels, replay
 from angelia.mailbox.database import SQL, Database, stamp, unstamp, write_meta
 from angelia.mailbox.files import Drawer
 from angelia.mailbox.replay import RETENTION_HOURS, Pruned
@@ -33,12 +33,15 @@ class Upkeep:
             with self._database.transaction() as tx:
                 tx.execute(SQL["destroy_overdue"], (stamp(reached),))
                 tx.execute(SQL["expire_outbox"], (stamp(reached),))
+                tx.execute(SQL["destroy_channel_keys"], (stamp(reached),))
         if replay.prune_due(self._database, now):
             self._tidy(now)
 
     def prune(self, now: datetime, retention_hours: int = RETENTION_HOURS, *, force: bool = False) -> Pruned:
         """Forget what can be forgotten now."""
         pruned = replay.prune(self._database, now, retention_hours, force=force)
+        if pruned.warning is None:
+            channels.prune(self._database, now)
         for drawer in self._drawers:
             drawer.sweep(now)
         return pruned

@@ -1,0 +1,112 @@
+"""Mail by way of a server, for `angelia mail`: sent, fetched, acknowledged, and what became of it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from angelia.cli.letters import print_message, say_control
+from angelia.cli.paging import short
+from angelia.cli.session import Session
+from angelia.errors import AngeliaError, NotFound
+
+if TYPE_CHECKING:
+    from angelia.client import Client, Received, SentMail
+    from angelia.mailbox.box import Mailbox
+    from angelia.mailbox.outbox import Wishes
+
+MOST = 10
+ROUND = 30.0
+_NOTHING, _HINT = "no mail", "angelia mail receive --wait"
+
+
+def send(client: Client, mailbox: Mailbox, recipient: str, content: bytes, wishes: Wishes) -> SentMail:
+    """Send a message; if the server could not take it, say that it is not lost."""
+    from angelia.client.mail import WAITING
+
+    try:
+        return client.send(mailbox, recipient, content, **wishes)
+    except AngeliaError as error:
+        if WAITING in error.members:
+            error.hint = "it is sealed and waits: the next `angelia mail send` or `angelia mail receive` sends it"
+        raise
+
+
+def deliver_due(session: Session, client: Client, mailbox: Mailbox) -> None:
+    """Send what waits in the outbox, without a fuss if that cannot be now."""
+    from angelia.client.mail import WAITING
+
+    done = client.deliver_outbox(mailbox)
+    if done.sent:
+        session.out.note(f"sent {_messages(len(done.sent))} that waited in the outbox")
+    for one in done.unsent:
+        where = session.out.detail if WAITING in one.error.members else session.out.note
+        where(f"warning: {short(one.message.replay_key)} to {one.message.recipient} was not sent: {one.error.message}")
+
+
+def receive(session: Session, mailbox: Mailbox, wait: float | None) -> None:
+    """Fetch mail, for up to `wait` seconds or until there is some, and show it."""
+    client = session.as_agent(mailbox)
+    deadline = None if wait is None else time.monotonic() + wait
+    while True:
+        left = ROUND if deadline is None else deadline - time.monotonic()
+        received = client.receive(mailbox, wait=min(ROUND, max(0.0, left)), most=session.shared.limit or MOST)
+        _show(session, received)
+        deliver_due(session, client, mailbox)
+        if received.messages or received.recovered:
+            return
+        if deadline is not None and time.monotonic() >= deadline:
+            break
+    if session.shared.require:
+        raise NotFound(_NOTHING, hint=_HINT)
+    session.out.note(_NOTHING)
+    if wait == 0:
+        session.out.note(f"hint: {_HINT}")
+
+
+def refresh_outbox(session: Session, mailbox: Mailbox) -> None:
+    """Hear what became of what was sent; the list is shown in any case."""
+    from angelia.client import ApiError, BadAnswer, Unreachable
+
+    try:
+        news = session.as_agent(mailbox).update_outbox(mailbox)
+    except (ApiError, Unreachable, BadAnswer) as error:
+        session.out.note(f"warning: these states may be old: {error.message}")
+        return
+    for one in news.resent:
+        session.out.note(f"{short(one.replay_key)} to {one.envelope.header.recipient_nhi} was sealed and sent again")
+    for doubt in news.doubts:
+        id_, to = short(doubt.message.replay_key), doubt.message.recipient
+        session.out.note(f"warning: {id_} to {to} stays as it is: {doubt.error.message}")
+
+
+def _show(session: Session, received: Received) -> None:
+    from angelia.client.receiving import Told
+
+    out = session.out
+    for opened in received.messages:
+        print_message(session, opened, fresh=True, named=False)
+        if received.unacknowledged is None and not session.shared.json:
+            out.note(f"acknowledged; {opened.message.sender} gets a signed receipt")
+    if received.unacknowledged is not None:
+        out.note(f"warning: not acknowledged yet: {received.unacknowledged.message}; the next receive does it")
+    for message in received.recovered:
+        id_ = short(message.replay_key)
+        out.note(f"a message of {message.sender} was opened before, and is in the inbox: angelia mail open {id_}")
+    if received.controls:
+        say_control(session)
+    kept_out = Counter(one.sender for one in received.not_opened if one.told is Told.KEPT_OUT)
+    for sender, count in kept_out.items():
+        out.note(f"{_messages(count)} of {sender}, who is not allowed: angelia mail allow {sender}")
+    for one in received.not_opened:
+        if one.told is Told.FAILED:
+            out.note(f"warning: {one.sender} is told that its message was refused: {one.error.message}")
+        elif one.told in (Told.GIVEN_BACK, Told.NOTHING):
+            out.note(f"warning: a message of {one.sender or 'somebody'} waits: {one.error.message}")
+    if received.has_more:
+        out.note("more waits: angelia mail receive")
+
+
+def _messages(count: int) -> str:
+    return "1 message" if count == 1 else f"{count:,} messages"

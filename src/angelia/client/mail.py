@@ -1,0 +1,203 @@
+"""Sending with a mailbox: what is sealed is stored first, and sent byte for byte until the relay has it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Unpack
+
+from angelia.client import mail_calls, sealed
+from angelia.client.faults import ApiError, Unreachable, item_fault
+from angelia.client.mail_answers import Accepted
+from angelia.client.wire import BadAnswer, Call
+from angelia.envelope import jsonform
+from angelia.envelope.wire import Envelope, decode
+from angelia.errors import (
+    AngeliaError,
+    ClockSkew,
+    Conflict,
+    KeyRevoked,
+    KeyStale,
+    MessageExpired,
+    NotFound,
+    QueueFull,
+    RateLimited,
+    Unauthenticated,
+    Unavailable,
+)
+from angelia.keys.model import SKEW, moment
+from angelia.mail.model import MOST_AT_ONCE
+from angelia.mailbox.box import Mailbox
+from angelia.mailbox.outbox import Outgoing, Sent, Wishes
+from angelia.mailbox.private_files import UnsafeFile
+
+# How often one message is sealed again before its sender is told that the recipient's keys do not hold still.
+RESEALS = 4
+WAITING = "waiting"  # the member of an error that names the message which waits in the outbox
+_BATCH_BYTES = 15 << 20
+# Nothing is wrong with the message: it is tried again later.
+_PASSING = (
+    Unreachable,
+    Unavailable,
+    RateLimited,
+    QueueFull,
+    Unauthenticated,
+    ClockSkew,
+    KeyStale,
+    KeyRevoked,
+    BadAnswer,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SentMail:
+    """A message that the relay has; `envelope` is what it took, which may have been sealed more than once."""
+
+    envelope: Envelope
+    accepted: Accepted
+
+    @property
+    def replay_key(self) -> str:
+        return self.envelope.replay_key
+
+
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """A message of the outbox that did not reach the relay, and why."""
+
+    message: Outgoing
+    error: AngeliaError
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """What became of the messages that were due."""
+
+    sent: tuple[SentMail, ...]
+    unsent: tuple[Unsent, ...]
+
+
+def send(
+    mailbox: Mailbox, recipient: str, body: bytes, *, one_time: bool | None = None, **wishes: Unpack[Wishes]
+) -> Call[SentMail]:
+    """Seal a message and hand it to the relay, sealing it again if the recipient's keys have changed.
+
+    If the relay cannot be reached, or has no room now, the message waits in the outbox for `deliver_outbox`; the
+    error says so in its member `waiting`."""
+    envelope = yield from sealed.seal(mailbox, recipient, body, one_time=one_time, **wishes)
+    return (yield from handed_over(mailbox, envelope))
+
+
+def send_sealed(mailbox: Mailbox, envelopes: Sequence[Envelope]) -> Call[list[AngeliaError | None]]:
+    """Hand over messages that the outbox has already, a hundred at a time; for each its error, or None.
+
+    What failed for a passing reason, also for keys that changed, waits in the outbox for `deliver_outbox`."""
+    outcomes: list[AngeliaError | None] = []
+    for batch in _batches(envelopes):
+        try:
+            results = yield from mail_calls.send_envelopes(batch)
+        except (ApiError, Unreachable, BadAnswer) as error:
+            for one in batch:
+                _put_off(mailbox, one.replay_key)
+            outcomes += [error] * len(batch)
+            continue
+        for one, result in zip(batch, results, strict=True):
+            refusal = None if result.problem is None else item_fault(result.problem)
+            if refusal is None:
+                mailbox.outbox.mark(one.replay_key, Sent.QUEUED)
+            else:
+                _note_refusal(mailbox, one.replay_key, refusal)
+            outcomes.append(refusal)
+    return outcomes
+
+
+def deliver_outbox(mailbox: Mailbox) -> Call[Delivered]:
+    """Send what is stored, due, and not with the relay yet; a relay that does not answer is asked once."""
+    sent, unsent = list[SentMail](), list[Unsent]()
+    for row in mailbox.outbox.due(sealed.now()):
+        try:
+            envelope = decode(mailbox.outbox.wire(row.replay_key))
+        except (UnsafeFile, NotFound) as error:  # without its bytes nobody can send it, now or later
+            mailbox.outbox.mark(row.replay_key, Sent.FAILED)
+            unsent.append(Unsent(row, error))
+            continue
+        try:
+            sent.append((yield from handed_over(mailbox, envelope)))
+        except AngeliaError as error:
+            unsent.append(Unsent(row, error))
+            if isinstance(error, Unreachable):
+                break
+    return Delivered(tuple(sent), tuple(unsent))
+
+
+def withdraw(mailbox: Mailbox, replay_key: str) -> Call[None]:
+    """Take back a message that its recipient has not been given; its content is not kept here either."""
+    row = mailbox.outbox.outgoing(replay_key)
+    if row.status is not Sent.STORED:
+        yield from mail_calls.withdraw_message(row.replay_key)
+    mailbox.outbox.withdraw(row.replay_key)
+
+
+def handed_over(mailbox: Mailbox, envelope: Envelope) -> Call[SentMail]:
+    """Hand a stored envelope to the relay; one that is refused for its keys or its age is sealed again."""
+    for _ in range(RESEALS):
+        try:
+            return (yield from _posted(mailbox, envelope))
+        except (KeyStale, KeyRevoked) as refusal:
+            envelope = yield from _sealed_again(mailbox, envelope, refusal)
+        except ClockSkew:
+            if sealed.now() - moment(envelope.header.created_at) <= SKEW:
+                raise  # by this clock it is fresh: sealing it again would not help
+            # A relay that has a message answers for its bytes whatever their age, so it never took this one.
+            envelope = yield from _sealed_again(mailbox, envelope, None)
+    return (yield from _posted(mailbox, envelope))
+
+
+def _posted(mailbox: Mailbox, envelope: Envelope) -> Call[SentMail]:
+    try:
+        accepted = yield from mail_calls.send_envelope(envelope.wire)
+    except (ApiError, Unreachable, BadAnswer) as error:
+        _note_refusal(mailbox, envelope.replay_key, error)
+        raise
+    mailbox.outbox.mark(envelope.replay_key, Sent.QUEUED)
+    return SentMail(envelope, accepted)
+
+
+def _sealed_again(mailbox: Mailbox, envelope: Envelope, refusal: KeyStale | KeyRevoked | None) -> Call[Envelope]:
+    try:
+        return (yield from sealed.reseal(mailbox, envelope.replay_key, refusal))
+    except AngeliaError as error:
+        if not isinstance(error, Conflict):  # another process has it sealed again by now
+            error.members[WAITING] = envelope.replay_key
+        raise
+
+
+def _note_refusal(mailbox: Mailbox, replay_key: str, error: AngeliaError) -> None:
+    """Write down what a refusal means for a stored message."""
+    if isinstance(error, _PASSING) or getattr(error, "status", 0) >= 500:
+        _put_off(mailbox, replay_key)
+        error.members[WAITING] = replay_key
+    elif isinstance(error, MessageExpired):
+        mailbox.outbox.mark(replay_key, Sent.EXPIRED)
+    else:
+        mailbox.outbox.mark(replay_key, Sent.FAILED)
+
+
+def _put_off(mailbox: Mailbox, replay_key: str) -> None:
+    with contextlib.suppress(Conflict):  # another process got it through
+        mailbox.outbox.retry_later(replay_key, sealed.now())
+
+
+def _batches(envelopes: Sequence[Envelope]) -> Iterator[list[Envelope]]:
+    """As many at a time as the relay takes, by number and by size."""
+    batch, size = list[Envelope](), 0
+    for one in envelopes:
+        length = len(jsonform.encode(one))
+        if batch and (len(batch) == MOST_AT_ONCE or size + length > _BATCH_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(one)
+        size += length
+    if batch:
+        yield batch

@@ -1,0 +1,145 @@
+"""What became of the mail that a mailbox sent: receipts are checked, a relay's word is taken as its word."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from angelia.client import mail_calls, sealed
+from angelia.client.faults import Unreachable
+from angelia.client.mail import SentMail, handed_over
+from angelia.client.mail_answers import ReceiptAnswer
+from angelia.client.wire import Call
+from angelia.envelope.receipts import Receipt, check_receipt, parse_receipt
+from angelia.envelope.refusals import SignatureFailed, UnknownSigner
+from angelia.errors import AngeliaError, KeyRevoked, Unavailable
+from angelia.mail.model import Attested, Status
+from angelia.mailbox.box import Mailbox
+from angelia.mailbox.outbox import Outgoing, Sent
+
+KEY_REVOKED, WITHDRAWN = "key_revoked", "withdrawn"
+_PAGE = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What is known of a message now, on whose word, and since when."""
+
+    replay_key: str
+    recipient: str
+    status: Sent
+    by: Attested
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A message of which the relay said something that is not believed, or that could not be sealed again."""
+
+    message: Outgoing
+    error: AngeliaError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """What has changed since the last time; `resent` was sealed again, since its recipient's key was revoked."""
+
+    told: tuple[Told, ...] = ()
+    resent: tuple[SentMail, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
+
+
+def update_outbox(mailbox: Mailbox) -> Call[News]:
+    """Ask what became of the mail that is under way, check every signature, and write it down in the outbox."""
+    waiting = {row.replay_key: row for row in mailbox.outbox.unsettled(sealed.now())}
+    told, resent, doubts = list[Told](), list[SentMail](), list[Doubt]()
+    since = min((row.created_at for row in waiting.values()), default=sealed.now())
+    cursor: str | None = None
+    while waiting:
+        page = yield from mail_calls.receipts(since=since, cursor=cursor, limit=_PAGE)
+        for answer in page.receipts:
+            row = waiting.pop(answer.replay_key, None)
+            if row is None:
+                continue
+            try:
+                found = yield from _taken(mailbox, row, answer)
+            except (Unreachable, Unavailable):
+                raise
+            except AngeliaError as error:
+                doubts.append(Doubt(row, error))
+                continue
+            if isinstance(found, SentMail):
+                resent.append(found)
+            elif found is not None:
+                told.append(found)
+        if page.next is None or page.next == cursor:
+            break
+        cursor = page.next
+    return News(told=tuple(told), resent=tuple(resent), doubts=tuple(doubts))
+
+
+def update_sent(mailbox: Mailbox, replay_key: str) -> Call[Told | SentMail | None]:
+    """The same for one message: what is new of it, or its second sending; None if nothing is."""
+    row = mailbox.outbox.outgoing(replay_key)
+    answer = yield from mail_calls.receipt(row.replay_key)
+    return (yield from _taken(mailbox, row, answer))
+
+
+def check_attested(mailbox: Mailbox, answer: ReceiptAnswer) -> Call[Receipt | None]:
+    """The recipient's signed word in an answer, once its signatures hold; None where it is only the relay's word."""
+    if answer.attested_by is Attested.RELAY:
+        return None
+    if answer.receipt is None:
+        raise SignatureFailed(f"the relay says that {answer.recipient} signed a receipt, and does not show it")
+    receipt = parse_receipt(answer.receipt)
+    named = (receipt.replay_key, receipt.message_id, receipt.sender_nhi, receipt.recipient_nhi)
+    if named != (answer.replay_key, answer.message_id, answer.sender, answer.recipient):
+        raise SignatureFailed("the receipt is of another message")
+    pairs = mailbox.own.pairs() if answer.recipient == mailbox.identity.handle else {}
+    if receipt.signer_id in pairs:
+        check_receipt(receipt, pairs[receipt.signer_id])
+        return receipt
+    yield from sealed.look_up(mailbox, receipt.recipient_nhi)
+    try:
+        mailbox.check_receipt(receipt)
+    except UnknownSigner:
+        pin = mailbox.trust.pin(receipt.recipient_nhi)
+        if pin is None:
+            raise
+        yield from sealed.catch_up(mailbox, pin)
+        mailbox.check_receipt(receipt)
+    return receipt
+
+
+def _taken(mailbox: Mailbox, row: Outgoing, answer: ReceiptAnswer) -> Call[Told | SentMail | None]:
+    if answer.status is Status.PENDING:
+        return None
+    named = (answer.replay_key, answer.message_id, answer.recipient, answer.sender)
+    if named != (row.replay_key, row.message_id, row.recipient, mailbox.identity.handle):
+        raise SignatureFailed("the relay answered about another message")
+    receipt = yield from check_attested(mailbox, answer)
+    if receipt is not None:
+        status, reason = Sent(receipt.status.name.lower()), receipt.reason
+    elif answer.status is Status.READ:
+        raise SignatureFailed(f"only {answer.recipient} can say that a message was read, and signed nothing")
+    else:
+        status, reason = Sent(answer.status.value), answer.failure_reason or ""
+    if receipt is None and status is Sent.FAILED and reason == KEY_REVOKED and row.resealable:
+        return (yield from _sent_again(mailbox, row))
+    moved = (
+        mailbox.outbox.withdraw(row.replay_key) if reason == WITHDRAWN else mailbox.outbox.mark(row.replay_key, status)
+    )
+    if not moved:
+        return None
+    return Told(replay_key=row.replay_key, recipient=row.recipient, status=status, by=answer.attested_by, reason=reason)
+
+
+def _sent_again(mailbox: Mailbox, row: Outgoing) -> Call[SentMail]:
+    """Seal a message for the recipient's present keys whose own were revoked while it waited, under a new id."""
+    try:
+        envelope = yield from sealed.reseal(mailbox, row.replay_key, KeyRevoked(), new_id=True)
+    except (Unreachable, Unavailable):
+        raise  # asked again the next time
+    except AngeliaError:
+        mailbox.outbox.mark(row.replay_key, Sent.FAILED)
+        raise
+    return (yield from handed_over(mailbox, envelope))

@@ -1,0 +1,62 @@
+"""Mail of senders who are not allowed. The relay keeps it; here is only what it takes to ask for it by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from angelia.mailbox.database import SQL, Database, stamp, unstamp
+
+# A stranger must not fill this disk; what is beyond comes again by itself.
+MOST = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A message that waits at the relay until its sender is allowed, or until it expires."""
+
+    replay_key: str
+    sender: str
+    lease_token: str = field(repr=False)
+    kept_at: datetime
+    expires_at: datetime
+
+
+class KeptOut:
+    """The table `kept_out`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, waiting: Waiting) -> None:
+        """Remember a message, with the token of its last lease; the oldest beyond a thousand are forgotten."""
+        row = (
+            waiting.replay_key,
+            waiting.sender,
+            waiting.lease_token,
+            stamp(waiting.kept_at),
+            stamp(waiting.expires_at),
+        )
+        with self._database.transaction() as tx:
+            tx.execute(SQL["keep_out"], row)
+            tx.execute(SQL["prune_kept_out"], (stamp(waiting.kept_at), MOST))
+
+    def admitted(self, now: datetime, limit: int = 100) -> list[Waiting]:
+        """What waits from senders who are allowed by now, oldest first."""
+        return [_waiting(row) for row in self._database.rows("admitted", stamp(now), limit)]
+
+    def forget(self, replay_key: str) -> None:
+        with self._database.transaction() as tx:
+            tx.execute(SQL["forget_kept_out"], (replay_key,))
+
+
+def _waiting(row: tuple[Any, ...]) -> Waiting:
+    replay_key, sender, token, kept_at, expires_at = row
+    return Waiting(
+        replay_key=replay_key,
+        sender=sender,
+        lease_token=token,
+        kept_at=unstamp(kept_at),
+        expires_at=unstamp(expires_at),
+    )

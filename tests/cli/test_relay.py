@@ -1,0 +1,230 @@
+"""Mail through a real server from the command line: what both sides see, and the exit code that a script sees."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from angelia.client import Client, sealed
+from angelia.keys.model import ONE_TIME_LOW
+from angelia.mailbox import identity
+from angelia.mailbox.box import Mailbox
+from cli.running import Angelia, Ended
+
+NOWHERE = ("--url", "http://127.0.0.1:9", "--timeout", "1")
+
+
+@dataclass(frozen=True)
+class Agent:
+    """An agent of the real server, and the command line of whoever owns it."""
+
+    name: str
+    home: Path
+    run: Angelia
+
+    def __call__(self, *argv: str, stdin: bytes | None = None) -> Ended:
+        return self.run(*argv, stdin=stdin)
+
+    def mailbox(self) -> Mailbox:
+        return Mailbox(self.home, identity.load(self.home, self.name, lambda: ""), datetime.now(UTC))
+
+    def database(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.home / self.name / "mail" / "replay_state.db", isolation_level=None)
+
+    def make_due(self) -> None:
+        """The time of the next try has come for everything that waits."""
+        with closing(self.database()) as database:
+            database.execute("UPDATE outbox SET next_try_at = '2026-01-01T00:00:00.000000Z' WHERE status = 'stored'")
+
+
+@pytest.fixture
+def join(live: str, person: Callable[[str], Angelia], shell: Path) -> Callable[[str], Agent]:
+    def make(name: str) -> Agent:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sealed, "ONE_TIME_BATCH", ONE_TIME_LOW + 1)
+            named = f"{name}-{secrets.token_hex(3)}"
+            agent = Agent(named, shell / f"home-{named}", person(named))
+            assert agent("agent", "new", named, "--register", "-q").code == 0
+            return agent
+
+    return make
+
+
+@pytest.fixture
+def alice(join: Callable[[str], Agent]) -> Agent:
+    return join("alice")
+
+
+@pytest.fixture
+def bob(join: Callable[[str], Agent], alice: Agent) -> Agent:
+    """Bob, who opens Alice's mail."""
+    bob = join("bob")
+    assert bob("mail", "allow", alice.name).code == 0
+    return bob
+
+
+def test_a_message_is_sent_received_and_acknowledged(alice: Agent, bob: Agent) -> None:
+    sent = alice("mail", "send", bob.name, stdin=b"deploy at 18:00\n")
+    what, id_ = sent.out.splitlines()
+    expected = rf"sent to {bob.name}, sealed \(X-Wing, Ed25519 \+ ML-DSA-65\), \d,\d{{3}} bytes, expires in 7d"
+    assert re.fullmatch(expected, what)
+    assert re.fullmatch("[0-9a-f]{12}", id_)
+    assert (sent.code, sent.err) == (0, "")
+
+    received = bob("mail", "receive")
+    assert (received.code, received.out) == (0, "deploy at 18:00\n")
+    first, last = received.err.splitlines()
+    assert re.fullmatch(rf"from {alice.name}, \ds ago, signature ok, not seen before", first)
+    assert last == f"acknowledged; {alice.name} gets a signed receipt"
+    assert bob("mail", "inbox").out.splitlines()[1].split()[0] == id_
+
+    assert alice("mail", "outbox").out.splitlines()[1].split()[3] == "delivered"
+    (header, row) = alice("mail", "receipts").out.splitlines()
+    assert header.split() == ["ID", "FROM", "TO", "STATE", "BY", "ATTEMPTS", "SENT", "REASON"]
+    assert row.split()[:6] == [id_, alice.name, bob.name, "delivered", "recipient", "1"]
+    assert bob("mail", "receipts").out.splitlines()[1].split()[:5] == row.split()[:5]
+
+    assert bob("mail", "open", id_).out == "deploy at 18:00\n"
+    assert bob("mail", "ack", id_).out == f"acknowledged {id_} of {alice.name}: read\n"
+    assert alice("mail", "outbox").out.splitlines()[1].split()[3] == "read"
+    assert alice("mail", "receipts", "--state", "read").out.splitlines()[1].split()[3:5] == ["read", "recipient"]
+    assert alice("mail", "receipts", "--state", "failed", "--require").code == 8
+    assert len(bob("mail", "receipts", "--given").out.splitlines()) == 4
+
+
+def test_scripts_get_ids_and_objects(alice: Agent, bob: Agent) -> None:
+    id_ = alice("mail", "send", bob.name, "one", "-q")
+    assert re.fullmatch("[0-9a-f]{64}\n", id_.out)
+    sent = json.loads(alice("mail", "send", bob.name, "two", "--json").out)
+    assert sent.keys() == {"replay_key", "message_id", "recipient", "bytes", "enqueued_at", "expires_at"}
+    received = bob("mail", "receive", "--json")
+    assert [json.loads(line)["body"] for line in received.out.splitlines()] == ["one", "two"]
+    assert received.err == ""
+    receipts = [json.loads(line) for line in alice("mail", "receipts", "--json").out.splitlines()]
+    assert [(one["replay_key"], one["by"], one["status"]) for one in receipts] == [
+        (sent["replay_key"], "recipient", "delivered"),
+        (id_.out.strip(), "recipient", "delivered"),
+    ]
+    assert {"receipt_id", "sent_at", "delivery_attempts", "receipt"} < receipts[0].keys()
+    alice("mail", "send", bob.name, "three")
+    assert bob("mail", "receive", "-q") == Ended(0, "three\n", "")
+
+
+def test_no_mail_is_no_error_unless_one_says_so(bob: Agent) -> None:
+    assert bob("mail", "receive") == Ended(0, "", "no mail\nhint: angelia mail receive --wait\n")
+    assert bob("mail", "receive", "-q") == Ended(0, "", "")
+    required = bob("mail", "receive", "--require")
+    assert (required.code, required.err.splitlines()[0]) == (8, "error: no mail (not_found)")
+    assert bob("mail", "receive", "--wait", "1s") == Ended(0, "", "no mail\n")
+    assert bob("mail", "receive", "--wait", "soon").code == 2
+
+
+def test_waiting_ends_with_the_first_mail(alice: Agent, bob: Agent, live: str) -> None:
+    def send() -> None:
+        with alice.mailbox() as mailbox, Client(live, identity=mailbox) as client:
+            client.send(mailbox, bob.name, b"at last")
+
+    for wait in (["--wait"], ["--wait", "20"]):
+        later = threading.Timer(0.5, send)
+        later.start()
+        received = bob("mail", "receive", *wait, "-q")
+        later.join()
+        assert received == Ended(0, "at last\n", "")
+
+
+def test_as_much_as_is_asked_for_is_fetched_and_the_rest_is_named(alice: Agent, bob: Agent) -> None:
+    for number in "123":
+        alice("mail", "send", bob.name, number)
+    first = bob("mail", "receive", "-n", "2")
+    assert first.out == "1\n2\n"
+    assert first.err.splitlines()[-1] == "more waits: angelia mail receive"
+    assert bob("mail", "receive").out == "3\n"
+
+
+def test_mail_of_a_stranger_is_named_with_what_to_do_and_comes_after_that(join: Callable[[str], Agent]) -> None:
+    alice, bob = join("alice"), join("bob")
+    for text in ("may I?", "please"):
+        alice("mail", "send", bob.name, text)
+    kept_out = bob("mail", "receive")
+    assert (kept_out.code, kept_out.out) == (0, "")
+    note = kept_out.err.splitlines()[0]
+    assert note == f"2 messages of {alice.name}, who is not allowed: angelia mail allow {alice.name}"
+    assert alice("mail", "receipts").out.split().count("pending") == 2
+    assert bob(*note.rpartition(": ")[2].split()[1:]).code == 0
+    assert bob("mail", "receive", "-q") == Ended(0, "may I?\nplease\n", "")
+
+
+def test_what_cannot_be_sent_waits_and_goes_out_with_the_next_command(alice: Agent, bob: Agent) -> None:
+    alice("mail", "send", bob.name, "keys are known from now on", "-q")
+    bob("mail", "receive")
+    away = alice("mail", "send", bob.name, "later", *NOWHERE)
+    error, hint = away.err.splitlines()
+    assert away.code == 7
+    assert error.endswith("(network)")
+    assert hint == "hint: it is sealed and waits: the next `angelia mail send` or `angelia mail receive` sends it"
+    listed = alice("mail", "outbox", *NOWHERE)
+    assert listed.out.splitlines()[1].split()[3] == "stored"
+    assert listed.err.startswith("warning: these states may be old: ")
+
+    alice.make_due()
+    sent = alice("mail", "send", bob.name, "now")
+    assert sent.err == "sent 1 message that waited in the outbox\n"
+    assert sorted(bob("mail", "receive", "-q").out.splitlines()) == ["later", "now"]
+    assert alice("mail", "send", bob.name, "again", "--url", "http://127.0.0.1:9", "-q").code == 7
+    alice.make_due()
+    assert alice("mail", "receive").err.splitlines()[0] == "sent 1 message that waited in the outbox"
+    assert bob("mail", "receive", "-q").out == "again\n"
+
+
+def test_what_is_handed_over_by_hand_is_not_sent_as_well(alice: Agent, bob: Agent) -> None:
+    assert alice("mail", "send", bob.name, "by hand", "--out", "letter.agl").code == 0
+    with closing(alice.database()) as database:
+        assert database.execute("SELECT status, next_try_at FROM outbox").fetchall() == [("stored", None)]
+    assert alice("mail", "receive").err.splitlines()[0] == "no mail"
+    assert bob("mail", "receive", "--require").code == 8
+    id_ = bob("mail", "open", "letter.agl").err.rpartition(" ")[2].strip()
+    acked = bob("mail", "ack", id_)
+    assert acked.code == 0
+    assert acked.err == f"the server has no such message; --out FILE hands the receipt to {alice.name}\n"
+
+
+def test_the_server_is_told_again_when_a_crash_kept_it_from_hearing(alice: Agent, bob: Agent, live: str) -> None:
+    id_ = alice("mail", "send", bob.name, "once", "-q").out.strip()
+    with bob.mailbox() as mailbox, Client(live, identity=mailbox) as client:
+        (handed,) = client.poll(lease_seconds=5).messages
+        mailbox.receive(handed.wire, now=datetime.now(UTC))
+    again = bob("mail", "receive", "--wait", "10")
+    assert (again.code, again.out) == (0, "")
+    note = f"a message of {alice.name} was opened before, and is in the inbox: angelia mail open {id_[:12]}\n"
+    assert again.err == note
+    assert bob(*note.rpartition(": ")[2].split()[1:]).out == "once\n"
+    assert alice("mail", "outbox").out.splitlines()[1].split()[3] == "delivered"
+
+
+def test_the_longest_life_is_a_setting(alice: Agent, bob: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANGELIA_MAX_TTL_SECONDS", "3600")
+    refused = alice("mail", "send", bob.name, "x", "--ttl", "2h")
+    assert (refused.code, refused.err) == (2, "error: --ttl: a message lives for 1h at most (usage)\n")
+    assert alice("mail", "send", bob.name, "x").out.splitlines()[0].endswith("expires in 1h")
+
+
+def test_without_a_registration_mail_is_fetched_from_nowhere(live: str, person: Callable[[str], Angelia]) -> None:
+    carol = person("carol")
+    carol("agent", "new", "carol")
+    ended = carol("mail", "receive")
+    assert ended == Ended(
+        5,
+        "",
+        "error: carol is not registered with a server (unauthenticated)\n"
+        "hint: angelia agent register --as carol; without a server: angelia mail receive FILE\n",
+    )
