@@ -26,13 +26,14 @@ class ServerProcess:
         self.process: subprocess.Popen[bytes] | None = None
         self.log = data_dir.with_suffix(".log")
         self.start_url = ""
+        self._port = "0"  # a free one the first time, then the same again, as a server has it
 
     def start(self) -> Runtime:
         """Start the server and wait until it says where it is."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("ANGELIA_")}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [Path(sys.executable).parent / "angelia", "serve", "--data-dir", self.data_dir, "--port", "0"],
+                [Path(sys.executable).parent / "angelia", "serve", "--data-dir", self.data_dir, "--port", self._port],
                 env=kept | self.environ,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -43,6 +44,7 @@ class ServerProcess:
             runtime = read_runtime(self.data_dir)
             if runtime is not None and runtime.pid == self.process.pid:
                 self.start_url = runtime.url
+                self._port = runtime.url.rpartition(":")[2]
                 return runtime
             if self.process.poll() is not None:
                 break

@@ -58,7 +58,12 @@ def test_the_five_minute_tour_works_when_pasted(server: ServerProcess, tmp_path:
     )
     assert run.returncode == 0, run.stderr
     assert re.search(r"^handle +alice \(claimed; a handle is for ever\)$", run.stdout, re.MULTILINE)
-    assert "only bob can read this" in run.stdout
+    assert "the server cannot read this" in run.stdout
+    assert re.search(
+        r"^sent to bob, sealed \(X-Wing, Ed25519 \+ ML-DSA-65\), [\d,]+ bytes, expires in 7d$", run.stdout, re.MULTILINE
+    )
+    assert "acknowledged; alice gets a signed receipt" in run.stderr
+    assert re.search(r"^[0-9a-f]{12} +alice +bob +delivered +recipient ", run.stdout, re.MULTILINE)
     assert re.search(r"agent_registered", run.stdout)
     assert re.search(r"\d+ entries sound", run.stdout)
     assert "0 failures" in run.stdout
@@ -80,6 +85,31 @@ def test_the_five_minute_tour_works_when_pasted(server: ServerProcess, tmp_path:
     script = by_hand.replace("localhost:8080", server.start_url.removeprefix("http://"))
     signed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert signed.stdout.endswith("carol\n"), signed.stderr
+
+
+def test_the_guide_to_mail_works_when_pasted(server: ServerProcess, tmp_path: Path) -> None:
+    page = (README.parent / "docs/mail.md").read_text("utf-8")
+    commands = "\n".join(re.findall(r"```sh\n(.*?)```", page, re.DOTALL))
+    run = subprocess.run(
+        ["sh", "-euc", commands],
+        env=environment(server, tmp_path),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("deploy at 18:00") == 2
+    assert re.search(r"^[0-9a-f]{12} +alice +bob +delivered +recipient ", run.stdout, re.MULTILINE)
+    script = block("python", README.parent / "docs/mail.md", "## Wait for an answer")
+    asked = subprocess.run(
+        [sys.executable, "-c", script.replace("http://localhost:8080", server.start_url)],
+        env=environment(server, tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (asked.stdout, asked.stderr) == ("ARE YOU THERE?\n", "")
 
 
 def test_mail_without_a_server_works_when_pasted(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ async def test_two_workers_share_nonces_limits_metrics_and_one_sealer(directory:
                 line for text in counted for line in text.splitlines() if "angelia_agents_registered_total " in line
             }
             assert lines >= {"angelia_agents_registered_total 40.0"}
-            await _all_sealed(runtime.database_url, 41)  # and the first admin token
+            await _all_sealed(runtime.database_url, 45)  # with the first admin token and the starter rules
     finally:
         assert server.stop() == 0
 
