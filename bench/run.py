@@ -11,7 +11,7 @@ import psutil
 
 from harness import Result, show
 
-NOT_BENCHMARKS = {"run", "harness"}
+NOT_BENCHMARKS = {"run", "harness", "fleet"}
 
 
 def main(arguments: list[str]) -> None:
