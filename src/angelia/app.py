@@ -18,6 +18,7 @@ from angelia.audit import routes as audit_routes
 from angelia.audit.failures import Failures
 from angelia.audit.failures_store import Counts
 from angelia.audit.service import Audit, event, record
+from angelia.channels import message_routes
 from angelia.channels import routes as channel_routes
 from angelia.channels.admission import Admission
 from angelia.channels.epochs import Epochs
@@ -280,9 +281,8 @@ class Slices:
                 self.mail, self.delivery, self.settling, self.receipts, ttl_max=settings.max_ttl_seconds
             ),
             *receipt_routes.routes(self.receipts, self.dead_letters),
-            *channel_routes.routes(
-                self.channels, self.epochs, self.publishing, self.readers, ttl_max=settings.max_ttl_seconds
-            ),
+            *channel_routes.routes(self.channels, self.epochs),
+            *message_routes.routes(self.publishing, self.readers, settings.max_ttl_seconds),
             *audit_routes.routes(self.audit),
             *operations.routes(self.ledger, self.hot, loaded, worker),
         ]

@@ -13,6 +13,7 @@ from angelia.agents import routes as agent_routes
 from angelia.agents.service import Agents
 from angelia.audit.failures import Failures
 from angelia.audit.failures_store import Counts
+from angelia.channels import message_routes
 from angelia.channels import routes as channel_routes
 from angelia.channels.admission import Admission
 from angelia.channels.epochs import Epochs
@@ -100,7 +101,8 @@ async def server(
     routes = [
         *agent_routes.routes(agents, show_email=False),
         *key_routes.routes(slices.keys, schedules, load_or_make(tmp_path / "node.key")),
-        *channel_routes.routes(slices.channels, slices.epochs, slices.publishing, slices.readers, ttl_max=TTL_MAX),
+        *channel_routes.routes(slices.channels, slices.epochs),
+        *message_routes.routes(slices.publishing, slices.readers, TTL_MAX),
     ]
     guard = Guard(
         agents=agents,

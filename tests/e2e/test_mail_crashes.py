@@ -6,6 +6,7 @@ import random
 import secrets
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,7 +31,7 @@ SENDERS, RECIPIENTS = 3, 2
 LEASE = 5
 
 
-class Person:
+class Person(ABC):
     """An agent with a mailbox, a client, and a thread that works until it is told to stop."""
 
     def __init__(self, server: ServerProcess, home: Path, name: str) -> None:
@@ -61,8 +62,9 @@ class Person:
         thread.start()
         return thread
 
+    @abstractmethod
     def step(self) -> None:
-        raise NotImplementedError
+        """One round of its work."""
 
     def close(self) -> None:
         self.client.close()

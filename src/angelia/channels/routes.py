@@ -1,10 +1,8 @@
-"""Channels over HTTP: their lives, who listens, what is published, and their keys."""
+"""Channels over HTTP: their lives, who listens, and their keys."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import UUID
 
 import msgspec
@@ -17,24 +15,12 @@ from angelia.channels.model import (
     Channel,
     Listed,
     Policy,
-    Published,
-    Reading,
     Shown,
-    Stored,
     Subscriber,
     Subscription,
 )
-from angelia.channels.publishing import Publishing
-from angelia.channels.reading import Readers, Wanted
 from angelia.channels.service import Channels
-from angelia.envelope import jsonform, media, wire
-from angelia.envelope.wire import MAX_ENVELOPE
-from angelia.errors import AngeliaError, TooLarge
 from angelia.guard.declarations import (
-    EVENT_STREAM,
-    HEARTBEAT,
-    HEARTBEAT_SECONDS,
-    JSON,
     Access,
     Answer,
     Call,
@@ -42,16 +28,12 @@ from angelia.guard.declarations import (
     Route,
     cursor_after,
     parse_cursor,
-    sse,
     uuid_of,
 )
 from angelia.guard.model import Per, Rule
 
 WRITE = Rule("channels", 120, 60_000, Per.AGENT)
 PUBLISH = Rule("publish", 1_200, 60_000, Per.AGENT)
-COMMIT = Rule("channel_commits", 1_200, 60_000, Per.AGENT)
-BODY_LIMIT = jsonform.MAX_JSON
-_STREAM_PAGE = 20
 
 Name = Annotated[str, msgspec.Meta(max_length=255)]
 Handles = Annotated[list[Name], msgspec.Meta(max_length=100)]
@@ -122,10 +104,6 @@ class SubscribeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     needs_key: bool = False
 
 
-class CommitBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    offset: Number
-
-
 class EpochBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The channel's next key: the epoch after the present one, and the id of the key."""
 
@@ -168,59 +146,8 @@ class Publisher(msgspec.Struct, frozen=True):
     may_give_key: bool
 
 
-class MessagesQuery(msgspec.Struct, frozen=True):
-    """Without `after_offset`, after what was committed."""
-
-    after_offset: Number | None = None
-    max_messages: Annotated[int, msgspec.Meta(ge=1, le=100)] = 10
-    wait_timeout_seconds: Annotated[int, msgspec.Meta(ge=0, le=30)] = 0
-
-
-class StreamQuery(msgspec.Struct, frozen=True):
-    """Without `after_offset`, after what was committed."""
-
-    after_offset: Number | None = None
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """A message of a channel; `envelope` is the JSON form of a sealed envelope."""
-
-    offset: int
-    replay_key: str
-    accepted_at: datetime
-    expires_at: datetime
-    envelope: dict[str, Any]
-
-
-class Messages(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages in their order; offsets whose messages have expired are left out."""
-
-    messages: list[Message]
-    first_offset: int
-    next_offset: int
-    has_more: bool
-
-
-class EnvelopeBody(msgspec.Struct, frozen=True):
-    """The JSON form of a sealed envelope of suite 4; its members are those of the envelope format."""
-
-
-class StreamError(msgspec.Struct, frozen=True):
-    """Why a stream ends."""
-
-    code: str
-    title: str
-
-
-def routes(
-    channels: Channels, epochs: Epochs, publishing: Publishing, readers: Readers, *, ttl_max: int
-) -> list[Route]:
-    return [
-        *_channel_routes(channels),
-        *_subscription_routes(channels),
-        *_key_routes(epochs),
-        *_message_routes(publishing, readers, ttl_max),
-    ]
+def routes(channels: Channels, epochs: Epochs) -> list[Route]:
+    return [*_channel_routes(channels), *_subscription_routes(channels), *_key_routes(epochs)]
 
 
 def _channel_routes(channels: Channels) -> list[Route]:
@@ -253,13 +180,13 @@ def _channel_routes(channels: Channels) -> list[Route]:
         return Answer(body=ChannelList(found, following))
 
     async def show(call: Call) -> Answer:
-        return Answer(body=await channels.show(call.agent, _channel_id(call), call.now))
+        return Answer(body=await channels.show(call.agent, named_channel(call), call.now))
 
     async def change(call: Call) -> Answer:
         body = call.json(ChannelChange)
         changed = await channels.update(
             call.agent,
-            _channel_id(call),
+            named_channel(call),
             call.now,
             policy=body.policy,
             retention_seconds=body.retention_seconds,
@@ -269,12 +196,12 @@ def _channel_routes(channels: Channels) -> list[Route]:
         return Answer(body=changed)
 
     async def delete(call: Call) -> Answer:
-        await channels.delete(call.agent, _channel_id(call), call.now)
+        await channels.delete(call.agent, named_channel(call), call.now)
         return Answer(204)
 
     async def list_allowed(call: Call) -> Answer:
         query = call.query(NamesQuery)
-        found = await channels.allowlist(call.agent, _channel_id(call), query.cursor, query.limit + 1)
+        found = await channels.allowlist(call.agent, named_channel(call), query.cursor, query.limit + 1)
         shown = found[: query.limit]
         return Answer(body=Allowlist(shown, shown[-1].nhi if len(found) > query.limit else None))
 
@@ -282,7 +209,7 @@ def _channel_routes(channels: Channels) -> list[Route]:
         rights = call.json(Rights) if call.body else Rights()
         entry = await channels.allow(
             call.agent,
-            _channel_id(call),
+            named_channel(call),
             call.path("agent"),
             call.now,
             may_subscribe=rights.may_subscribe,
@@ -291,7 +218,7 @@ def _channel_routes(channels: Channels) -> list[Route]:
         return Answer(body=entry)
 
     async def disallow(call: Call) -> Answer:
-        await channels.disallow(call.agent, _channel_id(call), call.path("agent"), call.now)
+        await channels.disallow(call.agent, named_channel(call), call.path("agent"), call.now)
         return Answer(204)
 
     return [
@@ -330,17 +257,17 @@ def _channel_routes(channels: Channels) -> list[Route]:
 def _subscription_routes(channels: Channels) -> list[Route]:
     async def subscribe(call: Call) -> Answer:
         body = call.json(SubscribeBody) if call.body else SubscribeBody()
-        held, new = await channels.subscribe(call.agent, _channel_id(call), call.now, needs_key=body.needs_key)
+        held, new = await channels.subscribe(call.agent, named_channel(call), call.now, needs_key=body.needs_key)
         return Answer(201 if new else 200, held)
 
     async def unsubscribe(call: Call) -> Answer:
-        return Answer(body=await channels.unsubscribe(call.agent, _channel_id(call), call.now))
+        return Answer(body=await channels.unsubscribe(call.agent, named_channel(call), call.now))
 
     async def pause(call: Call) -> Answer:
-        return Answer(body=await channels.pause(call.agent, _channel_id(call), call.now))
+        return Answer(body=await channels.pause(call.agent, named_channel(call), call.now))
 
     async def resume(call: Call) -> Answer:
-        return Answer(body=await channels.resume(call.agent, _channel_id(call), call.now))
+        return Answer(body=await channels.resume(call.agent, named_channel(call), call.now))
 
     return [
         Route(
@@ -365,18 +292,18 @@ def _subscription_routes(channels: Channels) -> list[Route]:
 def _key_routes(epochs: Epochs) -> list[Route]:
     async def set_epoch(call: Call) -> Answer:
         body = call.json(EpochBody)
-        changed = await epochs.set_epoch(call.agent, _channel_id(call), body.epoch, body.epoch_key_id, call.now)
+        changed = await epochs.set_epoch(call.agent, named_channel(call), body.epoch, body.epoch_key_id, call.now)
         return Answer(body=changed)
 
     async def keys_sent(call: Call) -> Answer:
         body = call.json(KeysSentBody)
-        noted = await epochs.keys_sent(call.agent, _channel_id(call), body.epoch, body.subscribers, call.now)
+        noted = await epochs.keys_sent(call.agent, named_channel(call), body.epoch, body.subscribers, call.now)
         return Answer(body=KeysSent(noted))
 
     async def subscribers(call: Call) -> Answer:
         query = call.query(SubscribersQuery)
         found, following = await epochs.subscribers(
-            call.agent, _channel_id(call), query.cursor, query.limit, call.now, without_key=query.without_key
+            call.agent, named_channel(call), query.cursor, query.limit, call.now, without_key=query.without_key
         )
         shown = [
             Subscriber(
@@ -390,7 +317,7 @@ def _key_routes(epochs: Epochs) -> list[Route]:
         return Answer(body=Subscribers(shown, following))
 
     async def publisher(call: Call) -> Answer:
-        told = await epochs.may_give_key(call.agent, _channel_id(call), call.path("agent"), call.now)
+        told = await epochs.may_give_key(call.agent, named_channel(call), call.path("agent"), call.now)
         return Answer(body=Publisher(*told))
 
     return [
@@ -413,89 +340,5 @@ def _key_routes(epochs: Epochs) -> list[Route]:
     ]  # fmt: skip
 
 
-def _message_routes(publishing: Publishing, readers: Readers, ttl_max: int) -> list[Route]:
-    async def publish(call: Call) -> Answer:
-        channel_id, content_type = _channel_id(call), call.headers.get("content-type", "")
-        if media.is_binary(content_type) and len(call.body) > MAX_ENVELOPE:
-            raise TooLarge(f"an envelope has at most {MAX_ENVELOPE:,} bytes")
-        envelope = media.read(content_type, call.body, ttl_max)
-        placed = await publishing.publish(call.agent, channel_id, envelope, call.now)
-        return Answer(201 if placed.new else 200, placed.published)
-
-    async def read(call: Call) -> Answer:
-        query = call.query(MessagesQuery)
-        wanted = Wanted(_channel_id(call), query.after_offset, query.max_messages)
-        found = await readers.read(call.agent, wanted, call.now, query.wait_timeout_seconds)
-        return Answer(body=_messages(found), headers={"cache-control": "no-store"})
-
-    async def stream(call: Call) -> Answer:
-        wanted = Wanted(_channel_id(call), call.query(StreamQuery).after_offset, _STREAM_PAGE)
-        coming = readers.follow(call.agent, wanted, call.now, HEARTBEAT_SECONDS)
-        first = await anext(coming, None)
-        headers = {"cache-control": "no-store"}
-        return Answer(headers=headers, content_type=EVENT_STREAM, stream=_events(first, coming))
-
-    async def commit(call: Call) -> Answer:
-        offset = call.json(CommitBody).offset
-        return Answer(body=await readers.commit(call.agent, _channel_id(call), offset, call.now))
-
-    return [
-        Route(
-            "POST", "/v1/channels/{channel}/publish", publish, Access.AGENT, "Publish a sealed message",
-            {201: Published, 200: Published}, takes=EnvelopeBody, rule=PUBLISH, body_limit=BODY_LIMIT,
-            reads=(JSON, media.MEDIA_TYPE),
-        ),
-        Route(
-            "GET", "/v1/channels/{channel}/messages", read, Access.AGENT, "The next messages, or the first that come",
-            {200: Messages}, query=MessagesQuery, waits=True,
-        ),
-        Route(
-            "GET", "/v1/channels/{channel}/stream", stream, Access.AGENT, "Messages as server-sent events",
-            {200: EVENT_STREAM}, query=StreamQuery, waits=True,
-        ),
-        Route(
-            "POST", "/v1/channels/{channel}/commit", commit, Access.AGENT, "Be done with messages up to an offset",
-            {200: Subscription}, takes=CommitBody, rule=COMMIT,
-        ),
-    ]  # fmt: skip
-
-
-async def _events(first: Reading | None, coming: AsyncIterator[Reading | None]) -> AsyncIterator[bytes]:
-    try:
-        yield _page(first)
-        async for found in coming:
-            yield _page(found)
-    except AngeliaError as error:
-        # The answer has begun, so this is the way to say that the reader may not go on.
-        yield sse("error", msgspec.json.encode(StreamError(error.code, error.message)))
-    finally:
-        await coming.aclose()  # type: ignore[attr-defined]
-
-
-def _page(found: Reading | None) -> bytes:
-    if found is None:
-        return HEARTBEAT
-    return b"".join(sse("message", msgspec.json.encode(_message(one)), str(one.offset)) for one in found.messages)
-
-
-def _messages(found: Reading) -> Messages:
-    return Messages(
-        messages=[_message(one) for one in found.messages],
-        first_offset=found.first_offset,
-        next_offset=found.next_offset,
-        has_more=found.has_more,
-    )
-
-
-def _message(one: Stored) -> Message:
-    return Message(
-        offset=one.offset,
-        replay_key=one.replay_key.hex(),
-        accepted_at=one.accepted_at,
-        expires_at=one.expires_at,
-        envelope=jsonform.to_fields(wire.decode(one.wire)),
-    )
-
-
-def _channel_id(call: Call) -> UUID:
+def named_channel(call: Call) -> UUID:
     return uuid_of(call.path("channel"), "a channel id is a UUID in lower case")
