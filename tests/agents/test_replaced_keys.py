@@ -272,27 +272,19 @@ async def test_a_read_that_overlaps_a_replacement_is_not_remembered(
     old, new = Agent(), Agent()
     await register(agents, old)
     read_it, go_on = asyncio.Event(), asyncio.Event()
-    transaction = ledger.transaction
+    by_key_ids = store.by_key_ids
 
-    class Slow:
-        """The ledger, but its transactions end late."""
+    async def slow(*args):
+        """Finds what there is, and says it late."""
+        found = await by_key_ids(*args)
+        read_it.set()
+        await go_on.wait()
+        return found
 
-        def transaction(self):
-            return self
-
-        async def __aenter__(self):
-            self.inner = transaction()
-            return await self.inner.__aenter__()
-
-        async def __aexit__(self, *error):
-            await self.inner.__aexit__(*error)
-            read_it.set()
-            await go_on.wait()
-
-    monkeypatch.setattr(agents, "_ledger", Slow())
+    monkeypatch.setattr(store, "by_key_ids", slow)
     late = asyncio.create_task(agents.by_key_id(old.key_id, NOW))
     await read_it.wait()
-    monkeypatch.setattr(agents, "_ledger", ledger)
+    monkeypatch.setattr(store, "by_key_ids", by_key_ids)
     await replace(ledger, old.id, new, old_valid_for=timedelta(0))
     agents.forget_key(old.key_id)
     go_on.set()

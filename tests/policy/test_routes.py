@@ -9,6 +9,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
+from angelia.errors import StartFailed
 from support import Agent, Server
 
 RULE = {"effect": "allow", "action": "send", "subject": "team-*", "object": "bob"}
@@ -163,3 +164,10 @@ async def test_a_first_start_on_loopback_allows_and_a_later_one_restores_nothing
 async def test_a_server_that_others_reach_starts_with_nothing_allowed(start, reach: dict[str, Any]) -> None:
     server: Server = await start(insecure=True, **reach)
     assert (await rules(server))["total"] == 0
+
+
+async def test_a_start_that_was_refused_decides_nothing(start) -> None:
+    with pytest.raises(StartFailed, match="can be reached from elsewhere"):
+        await start(host="192.0.2.1")
+    server: Server = await start()
+    assert (await rules(server))["total"] == 4

@@ -39,17 +39,27 @@ class Registered:
     new: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _KeyOf:
+    """A question: whose key is it at that time?"""
+
+    key_id: UUID
+    now: datetime
+
+
 class Agents:
     """Identity. One key is one agent, whoever registers it first."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._registrations = GroupCommit(ledger, register_batch)
+        self._lookups: GroupCommit[_KeyOf, tuple[Agent, bytes] | None] = GroupCommit(ledger, _by_key_ids, reads=True)
         self._by_key: dict[UUID, tuple[float, Agent]] = {}
         self._forgotten = 0
 
     async def close(self) -> None:
         await self._registrations.close()
+        await self._lookups.close()
 
     async def register(self, public_key: str, name: str, email: str, now: datetime) -> Registered:
         """Make the agent of a key, or find it; a repeat changes nothing."""
@@ -109,7 +119,7 @@ class Agents:
             ) from error
 
     async def by_id(self, id: UUID) -> Agent:
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             return _found(await store.by_id(tx, id))
 
     async def by_key_id(self, key_id: UUID, now: datetime) -> tuple[Agent, bytes] | None:
@@ -121,21 +131,18 @@ class Agents:
         if known is not None and due > time.monotonic():
             return known, known.public_key
         forgotten = self._forgotten
-        async with self._ledger.transaction() as tx:
-            found = await store.by_key_id(tx, key_id)
-            if found is None:
-                # Not remembered: it is rare, and good only until a moment that the memory would have to know.
-                return await store.by_former_key_id(tx, key_id, now)
-        # What was read before a key was forgotten may be older than the change that made it so.
-        if forgotten == self._forgotten:
+        found = await self._lookups.submit(_KeyOf(key_id, now))
+        # What was read before a key was forgotten may be older than the change that made it so. A former key is not
+        # remembered: it is rare, and good only until a moment that the memory would have to know.
+        if found is not None and found[0].key_id == key_id and forgotten == self._forgotten:
             if len(self._by_key) >= _MOST_REMEMBERED:
                 self._by_key.clear()
-            self._by_key[key_id] = (time.monotonic() + _REMEMBERED_SECONDS, found)
-        return found, found.public_key
+            self._by_key[key_id] = (time.monotonic() + _REMEMBERED_SECONDS, found[0])
+        return found
 
     async def valid_former_keys(self, id: UUID, now: datetime) -> list[bytes]:
         """The keys that an agent had before and that still sign its requests."""
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             return await store.valid_former_keys(tx, id, now)
 
     def forget_key(self, key_id: UUID) -> None:
@@ -145,14 +152,14 @@ class Agents:
 
     async def named(self, name: str) -> Agent:
         """An agent by handle or by id. The default handle is the id, so one lookup nearly always does."""
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             found = await find(tx, name)
         if found is None:
             raise nobody(name)
         return found
 
     async def handles(self, ids: Sequence[UUID]) -> dict[UUID, str]:
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             return await store.handles(tx, ids)
 
     async def list_agents(
@@ -164,7 +171,7 @@ class Agents:
         limit: int,
     ) -> tuple[list[Agent], int]:
         """Agents in order of registration, and how many there are in that time."""
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             return await store.list_agents(tx, since, until, after, limit)
 
     async def block(self, agent: Agent, name: str, now: datetime) -> None:
@@ -194,7 +201,7 @@ class Agents:
         self, agent: Agent, after: tuple[datetime, UUID] | None, limit: int
     ) -> tuple[list[BlockedAgent], int]:
         """Whom an agent has blocked, in the order in which it did, and how many they are."""
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             return await store.blocks(tx, agent.id, after, limit), await store.count_blocks(tx, agent.id)
 
 
@@ -214,7 +221,7 @@ async def blocked(tx: Tx, pairs: Sequence[tuple[str, str]]) -> set[tuple[str, st
 
 
 def nobody(name: str) -> NotFound:
-    return NotFound(f"there is no agent {name[:MAX_HANDLE]}", hint="a handle, or the id that /register gave")
+    return NotFound(f"there is no agent {name[:MAX_HANDLE]}", hint="a handle, which is lower case, or an agent's id")
 
 
 async def lock(tx: Tx, agent_id: UUID) -> Agent:
@@ -273,6 +280,14 @@ async def register_batch(tx: Tx, wanted: Sequence[Registration]) -> list[Registe
             )
     await audit.record(tx, events)
     return results
+
+
+async def _by_key_ids(tx: Tx, asked: Sequence[_KeyOf]) -> list[tuple[Agent, bytes] | AngeliaError | None]:
+    present = await store.by_key_ids(tx, [one.key_id for one in asked])
+    found = {key_id: (agent, agent.public_key) for key_id, agent in present.items()}
+    if others := [one.key_id for one in asked if one.key_id not in found]:
+        found |= await store.by_former_key_ids(tx, others, max(one.now for one in asked))
+    return [found.get(one.key_id) for one in asked]
 
 
 async def _claimed_before(tx: Tx, agent: Agent, handle: str) -> Agent:

@@ -47,14 +47,14 @@ async def handles(tx: Tx, ids: Sequence[UUID]) -> dict[UUID, str]:
     return {row["id"]: row["handle"] for row in await tx.fetch(SQL["handles"], ids)}
 
 
-async def by_key_id(tx: Tx, key_id: UUID) -> Agent | None:
-    return _agent(await tx.fetchrow(SQL["by_key_id"], key_id))
+async def by_key_ids(tx: Tx, key_ids: Sequence[UUID]) -> dict[UUID, Agent]:
+    return {row["key_id"]: _known(row) for row in await tx.fetch(SQL["by_key_ids"], key_ids)}
 
 
-async def by_former_key_id(tx: Tx, key_id: UUID, now: datetime) -> tuple[Agent, bytes] | None:
-    """The agent that had this key before, and the key, as long as it is still good for requests."""
-    row = await tx.fetchrow(SQL["by_former_key_id"], key_id, now)
-    return None if row is None else (_known(row), row["former_key"])
+async def by_former_key_ids(tx: Tx, key_ids: Sequence[UUID], now: datetime) -> dict[UUID, tuple[Agent, bytes]]:
+    """The agents that had these keys before, and the keys, as long as they are still good for requests."""
+    rows = await tx.fetch(SQL["by_former_key_ids"], key_ids, now)
+    return {row["former_key_id"]: (_known(row), row["former_key"]) for row in rows}
 
 
 async def valid_former_keys(tx: Tx, id: UUID, now: datetime) -> list[bytes]:

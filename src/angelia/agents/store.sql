@@ -30,16 +30,16 @@ UPDATE agents SET handle_fixed = true WHERE id = $1
 -- name: handles
 SELECT id, handle FROM agents WHERE id = ANY ($1::uuid[])
 
--- name: by_key_id
+-- name: by_key_ids
 SELECT id, handle, public_key, key_id, name, email, aicq_signatures, registered_at
-FROM agents WHERE key_id = $1
+FROM agents WHERE key_id = ANY ($1::uuid[])
 
--- name: by_former_key_id
+-- name: by_former_key_ids
 -- Where no time was given, valid_until is replaced_at: a clock that lags behind must not find the key good.
 SELECT id, handle, agents.public_key, agents.key_id, name, email, aicq_signatures, registered_at,
-  former.public_key AS former_key
+  former.key_id AS former_key_id, former.public_key AS former_key
 FROM agent_former_keys AS former JOIN agents ON agents.id = former.agent_id
-WHERE former.key_id = $1 AND former.valid_until >= $2 AND former.valid_until > former.replaced_at
+WHERE former.key_id = ANY ($1::uuid[]) AND former.valid_until >= $2 AND former.valid_until > former.replaced_at
 
 -- name: valid_former_keys
 SELECT public_key FROM agent_former_keys

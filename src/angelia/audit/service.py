@@ -127,7 +127,7 @@ class Audit:
 
     async def waiting(self) -> tuple[int, datetime | None]:
         """How many events wait for the sealer, and the time of the oldest."""
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             return await store.unsealed(tx)
 
     async def make_partitions(self, now: datetime) -> int:
@@ -135,21 +135,21 @@ class Audit:
         return await make_ahead(self._ledger, _DAILY, now)
 
     async def events(self, page: Page) -> list[StoredEvent]:
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             return await store.events(tx, **dataclasses.asdict(page))
 
     async def chain(self, after: int, limit: int) -> tuple[list[ChainEntry], int]:
         """The sealed entries after a position, and how far the sealer says it has come."""
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             sealed_to = await store.sealed_to(tx)
             return await store.chain(tx, after, limit), sealed_to
 
     async def checkpoints(self, after: int, limit: int) -> list[Checkpoint]:
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             return await store.checkpoints(tx, after, limit)
 
     async def checkpoint(self, position: int) -> Checkpoint:
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             found = await store.checkpoint(tx, position)
         if found is None:
             raise NotFound(f"there is no checkpoint at position {position}")
@@ -159,7 +159,7 @@ class Audit:
         self, limit: int, since: datetime | None = None, until: datetime | None = None
     ) -> tuple[list[StoredEvent], list[StoredEvent]]:
         """Rows of that time that no seal explains, and the tail that waits for its seal."""
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             return await store.strays(tx, since, until, limit), await store.tail(tx, limit)
 
 

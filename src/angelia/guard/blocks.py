@@ -32,7 +32,7 @@ class Blocks:
         return until is None or until > now
 
     async def refresh(self, now: datetime) -> None:
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             found, _ = await store.blocks(tx, now, None, _REMEMBERED)
         self._remembered = {block.address: block.expires_at for block in found}
 
@@ -69,7 +69,7 @@ class Blocks:
 
     async def list_blocks(self, now: datetime, after: str | None, limit: int) -> tuple[list[Block], int]:
         """Blocks in order of address, after one of them, and how many there are."""
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             return await store.blocks(tx, now, subject_of(parse_address(after)) if after else None, limit)
 
     async def _record(self, subject: str, reason: str, by: str, life: timedelta | None, now: datetime) -> Block:

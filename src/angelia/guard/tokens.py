@@ -86,7 +86,7 @@ class Tokens:
         return _shown(row, bound.handle if bound else None), text
 
     async def list_tokens(self, after: tuple[datetime, UUID] | None, limit: int) -> tuple[list[Token], int]:
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             rows, total = await store.tokens(tx, after, limit)
         handles = await self._agents.handles([row.agent_id for row in rows if row.agent_id])
         return [_shown(row, handles.get(row.agent_id) if row.agent_id else None) for row in rows], total

@@ -130,7 +130,7 @@ def _standing(
 
 def _signer(signed: Signed, halves: dict[str, KeyRecord], accepted_at: datetime) -> VerifyingPair | AngeliaError:
     if halves.keys() != _HALVES:
-        return KeyNotFound(f"{signed.agent} has no such signing pair", hint="publish the bundle first")
+        return KeyNotFound(f"{signed.agent} has no such signing pair", hint="publish them: angelia key publish")
     ed25519, ml_dsa = halves[TYPE_NAMES[KeyType.ED25519]], halves[TYPE_NAMES[KeyType.ML_DSA_65]]
     if not ed25519.signs_envelope_of(signed.at, accepted_at):
         if ed25519.revoked_at is not None:

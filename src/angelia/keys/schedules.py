@@ -45,7 +45,7 @@ class Schedules:
 
     async def of_agent(self, agent: Agent, after: str, limit: int, now: datetime) -> list[Shown]:
         """An agent's schedules in the order of its peers, after one of them."""
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             held = await schedules_store.of_agent(tx, agent.handle, after, limit)
             return [await self._shown(tx, one, now) for one in held]
 

@@ -158,7 +158,7 @@ class Keys:
 
     async def add_one_time_keys(self, agent: Agent, keys: Sequence[OneTimeKey], now: datetime) -> tuple[int, int]:
         """Top up an agent's one-time keys; how many are new, and how many there are."""
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             bundle = parse_bundle(_known(await store.newest(tx, agent.handle), agent.handle).link.bundle)
         # Checking a hundred takes a while, and nobody waits for it: that the pair is still the same is seen below.
         await asyncio.to_thread(_check_one_time, bundle.signer, keys)
@@ -171,7 +171,7 @@ class Keys:
             return added, await store.count_one_time(tx, present.handle, now - ONE_TIME_LIFE)
 
     async def count_one_time_keys(self, agent: Agent, now: datetime) -> int:
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             return await store.count_one_time(tx, agent.handle, now - ONE_TIME_LIFE)
 
     async def agent(self, name: str) -> Agent:
@@ -187,7 +187,7 @@ class Keys:
             held = None  # a cache that is away makes nothing wrong
         if held is not None:
             return held
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             newest = _known(await store.newest(tx, agent.handle), agent.handle)
             answer = msgspec.json.encode(await answer_of(tx, newest))
         with contextlib.suppress(Unavailable):
@@ -228,7 +228,7 @@ class Keys:
     ) -> tuple[list[LinkDocument], bool, list[UUID]]:
         """A page of the bundles after a version, whether there are more, and which keys of the newest are revoked."""
         agent = await self._readable(name, reader, now)
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             newest = _known(await store.newest(tx, agent.handle), agent.handle)
             links = await store.links_since(tx, agent.handle, version, LINKS_A_PAGE + 1)
             revoked = (await answer_of(tx, newest)).revoked
@@ -239,7 +239,7 @@ class Keys:
     ) -> list[Rotation]:
         """The rotations of an agent's keys, newest first."""
         agent = await self._readable(name, reader, now)
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             return await store.rotations(tx, agent.handle, before, limit)
 
     async def end_grace(self, now: datetime) -> bool:
@@ -284,12 +284,12 @@ class Keys:
         A process that starts does not know what the one before it left undone, so it first takes all that changed
         while a copy lives."""
         if self._changed_after is not None:
-            async with self._ledger.transaction() as tx:
+            async with self._ledger.reading() as tx:
                 changed = await store.changed_since(tx, now - CACHE - SKEW, self._changed_after, _TICK_BATCH)
             self._to_invalidate.update(changed)
             self._changed_after = changed[-1] if len(changed) == _TICK_BATCH else None
         for handle in tuple(self._to_invalidate):
-            async with self._ledger.transaction() as tx:
+            async with self._ledger.reading() as tx:
                 newest = await store.newest(tx, handle)
             if newest is not None:  # its first publication may have been rolled back
                 await self._hot.put(handle, newest.stamp, b"")
@@ -298,7 +298,7 @@ class Keys:
 
     async def revoked_since(self, at: datetime, after: KeyRecord | None, limit: int) -> list[KeyRecord]:
         """A page of the keys revoked since then, for whoever holds mail sealed to them or signed by them."""
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             return await store.revoked_since(tx, at, after, limit)
 
     async def _readable(self, name: str, reader: Agent | None, now: datetime) -> Agent:
@@ -306,7 +306,7 @@ class Keys:
 
         Whoever may not read a name's keys does not learn whether there is such an agent either."""
         wish: Wish | None = None
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             agent = await agents_service.find(tx, name)
             if reader is not None and (agent is None or agent.id != reader.id):
                 asked = Wish(reader.handle, Action.READ_KEYS, name)

@@ -78,7 +78,7 @@ class Policy:
 
     async def allowed(self, wish: Wish, now: datetime) -> None:
         """The same for a single wish, in a transaction of its own; raises Denied."""
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             [refusal] = await self.check(tx, [wish], now)
         if refusal is not None:
             raise refusal
@@ -109,15 +109,19 @@ class Policy:
                 answers[place] = _too_often(wishes[place], max(1, -(-(free_ms - now_ms) // 1000)))
         return answers
 
+    async def version(self, tx: Tx) -> int:
+        """Which rules there are: every change makes it a higher one. Others keep it to see that something changed."""
+        return await store.version(tx)
+
     async def decision(self, wish: Wish, now: datetime) -> Rule | None:
         """The rule that has the last word about a wish, for operators; None denies."""
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             held = await self._current(tx)
         return held.rules.decide(wish, now)
 
     async def rules(self, after: tuple[datetime, UUID] | None, limit: int) -> tuple[list[Rule], int]:
         """Rules in the order in which they were made, and how many there are."""
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             return await store.page(tx, after, limit), await store.count(tx)
 
     async def add(
@@ -190,7 +194,7 @@ class Policy:
         return True
 
     async def _warn_of_starter_rules(self) -> None:
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             left = await store.count_made_by(tx, STARTER)
         if left:
             log.warning("the starter rules of a loopback server are still there", rules=left, see="angelia policy list")
@@ -198,7 +202,7 @@ class Policy:
     async def _recent(self) -> _Held:
         if self._held is not None and time.monotonic() - self._read_at < _BELIEVED_SECONDS:
             return self._held
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             return await self._current(tx)
 
     async def _current(self, tx: Tx) -> _Held:

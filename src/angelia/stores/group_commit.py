@@ -1,4 +1,4 @@
-"""Gathers concurrent writes of one kind into one ledger transaction, and gives each caller its own result.
+"""Gathers concurrent work of one kind into one ledger transaction, and gives each caller its own result.
 
 While one batch is being committed, the next gathers by itself: nobody waits for a timer, and under load one
 fsync serves everybody who came meanwhile.
@@ -21,10 +21,11 @@ Batch = Callable[[Tx, Sequence[Item]], Awaitable[Sequence[Result | AngeliaError]
 
 
 class GroupCommit(Generic[Item, Result]):
-    """One kind of write. `batch` is set-based and answers each item with its result or its own error."""
+    """One kind of work. `batch` is set-based and answers each item with its result or its own error; one that only
+    reads needs no transaction."""
 
-    def __init__(self, ledger: Ledger, batch: Batch[Item, Result], *, most: int = 256) -> None:
-        self._ledger = ledger
+    def __init__(self, ledger: Ledger, batch: Batch[Item, Result], *, most: int = 256, reads: bool = False) -> None:
+        self._open = ledger.reading if reads else ledger.transaction
         self._batch = batch
         self._most = most
         self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
@@ -52,7 +53,7 @@ class GroupCommit(Generic[Item, Result]):
 
     async def _commit(self, batch: Sequence[tuple[Item, asyncio.Future[Result]]]) -> None:
         try:
-            async with self._ledger.transaction() as tx:
+            async with self._open() as tx:
                 results = await self._batch(tx, [item for item, _ in batch])
                 # Inside, so that results that do not fit the items roll back: afterwards, a retry would write twice.
                 outcomes = list(zip(batch, results, strict=True))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Protocol
 
 import asyncpg
@@ -39,7 +39,7 @@ UniqueViolation = asyncpg.UniqueViolationError
 
 
 class Tx(Protocol):
-    """One open transaction; every store function takes it first."""
+    """One open transaction, or a place to read from; every store function takes it first."""
 
     async def fetch(self, query: str, *args: object) -> Sequence[Row]: ...
     async def fetchrow(self, query: str, *args: object) -> Row | None: ...
@@ -83,27 +83,41 @@ class Ledger:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Tx]:
         """One ledger transaction: committed when the block ends, rolled back when it raises."""
-        try:
+        with _wrapped():
             async with self._pool.acquire(timeout=5) as connection, connection.transaction():
                 yield connection
-        except GONE as error:
-            raise Unavailable(
-                "the ledger is not reachable at the moment",
-                hint="try again; it restarts by itself",
-                retry_after=1,
-            ) from error
-        except asyncpg.DataError as error:
-            # The driver's own refusal of an argument is a bare DataError; its subclasses come from the server.
-            if type(error) is not asyncpg.DataError and not isinstance(error, _UNSTORABLE):
-                raise
-            raise InvalidArgument(
-                "a value cannot be stored",
-                hint="text must be without NUL characters, numbers and dates within their range",
-            ) from error
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[Tx]:
+        """Statements that only read. Each sees what is committed when it begins, as it would in a transaction, which
+        costs two round trips more."""
+        with _wrapped():
+            async with self._pool.acquire(timeout=5) as connection:
+                yield connection
 
     async def ping(self) -> None:
-        async with self.transaction() as tx:
+        async with self.reading() as tx:
             await tx.fetchval("SELECT 1")
+
+
+@contextmanager
+def _wrapped() -> Iterator[None]:
+    try:
+        yield
+    except GONE as error:
+        raise Unavailable(
+            "the ledger is not reachable at the moment",
+            hint="try again; it restarts by itself",
+            retry_after=1,
+        ) from error
+    except asyncpg.DataError as error:
+        # The driver's own refusal of an argument is a bare DataError; its subclasses come from the server.
+        if type(error) is not asyncpg.DataError and not isinstance(error, _UNSTORABLE):
+            raise
+        raise InvalidArgument(
+            "a value cannot be stored",
+            hint="text must be without NUL characters, numbers and dates within their range",
+        ) from error
 
 
 async def _prepare(connection: asyncpg.Connection) -> None:
