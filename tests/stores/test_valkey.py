@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import redis.asyncio
 
 from angelia.errors import Unavailable
+from angelia.stores import hot_line
 from angelia.stores.valkey import BIRTH, HotTier, Script, now_ms
 
 
@@ -157,26 +157,54 @@ async def test_a_caller_that_leaves_disturbs_nobody(hot: HotTier) -> None:
         assert await asyncio.gather(*calls[1::2]) == [str(n).encode() for n in range(1, 20, 2)]
 
 
-async def test_a_call_that_comes_just_as_two_round_trips_end_is_not_left_waiting(
+async def test_calls_that_come_while_the_server_is_busy_are_answered_in_their_order(
     hot: HotTier, client: redis.asyncio.Redis
 ) -> None:
-    async def call(times: int) -> None:
-        for _ in range(times):
-            await hot.run(ECHO, [], [1])
+    order: list[int] = []
 
-    # Which of two round trips ends first is the server's choice, so each of their callers comes again once.
-    for first, second in [(2, 1), (1, 2)] * 3:
-        # The server is busy until both round trips have begun, and we until both have ended.
-        busy = asyncio.create_task(client.eval(BUSY, 0))
-        await asyncio.sleep(0.003)
-        one = asyncio.create_task(call(first))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        other = asyncio.create_task(call(second))
-        await asyncio.sleep(0.003)
-        time.sleep(0.03)  # noqa: ASYNC251 - the loop must not look in between
-        async with asyncio.timeout(2):
-            await asyncio.gather(busy, one, other)
+    async def call(number: int) -> None:
+        assert await hot.run(ECHO, [], [number]) == str(number).encode()
+        order.append(number)
+
+    busy = asyncio.create_task(client.eval(BUSY, 0))
+    async with asyncio.timeout(5):
+        await asyncio.gather(busy, *(call(number) for number in range(50)))
+    assert order == list(range(50))
+
+
+async def test_many_who_come_first_at_once_share_one_connection(another, client: redis.asyncio.Redis) -> None:
+    hot = another()
+    before = {one["id"] for one in await client.client_list()}
+    await asyncio.gather(*(hot.run(ECHO, [], [n]) for n in range(20)))
+    assert len({one["id"] for one in await client.client_list()} - before) == 1
+
+
+async def test_a_server_that_says_nothing_is_unavailable_for_all_who_wait_and_the_next_call_begins_anew(
+    hot: HotTier, client: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hot_line, "ANSWER_SECONDS", 0.2)
+    await hot.run(ECHO, [], [0])
+    await client.client_pause(1500, all=True)
+    async with asyncio.timeout(1):
+        told = await asyncio.gather(*(hot.run(ECHO, [], [n]) for n in range(5)), return_exceptions=True)
+    assert [type(one) for one in told] == [Unavailable] * 5
+    monkeypatch.undo()
+    await client.client_unpause()
+    assert await hot.run(ECHO, [], ["after"]) == b"after"
+
+
+async def test_a_line_that_breaks_is_told_to_all_who_wait(hot: HotTier, client: redis.asyncio.Redis) -> None:
+    await hot.run(ECHO, [], [0])
+    busy = asyncio.create_task(client.eval(BUSY, 0))
+    await asyncio.sleep(0.003)
+    waiting = [asyncio.create_task(hot.run(ECHO, [], [n])) for n in range(5)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    hot._line._transport.abort()
+    told = await asyncio.gather(*waiting, return_exceptions=True)
+    await busy
+    assert [type(one) for one in told] == [Unavailable] * 5
+    assert await hot.run(ECHO, [], ["after"]) == b"after"
 
 
 # Marks.

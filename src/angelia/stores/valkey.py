@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import re
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -21,19 +20,12 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError
 
 from angelia.errors import SettingsError, Unavailable
-from angelia.stores.outcome import settle
+from angelia.stores.hot_line import HotLine, Word
 
 BIRTH = "ang:birth"
-# Round trips under way at once: two, so that a slow script does not hold up everybody else. Sharing them took
-# the client's CPU per call to a third of one round trip per call.
-_SENDERS = 2
-_MOST_CALLS = 128
 # How far the clocks of two servers may be apart that share a hot tier (`doctor` warns at one second).
 CLOCK_ALLOWANCE_MS = 1000
 _RUN_ID = re.compile(rb"^run_id:(\w+)", re.MULTILINE)
-
-
-Word = str | int | bytes  # what a script is given
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +41,6 @@ class Script:
         return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-@dataclass(frozen=True, slots=True)
-class _ScriptCall:
-    """One call that waits for its round trip."""
-
-    script: Script
-    keys: int
-    arguments: tuple[Word, ...]
-    answer: asyncio.Future[Any]
-
-
 _BIRTH_SCRIPT = Script.read(__file__, "birth.lua")
 _PUBLISH_SCRIPT = Script.read(__file__, "publish.lua")
 
@@ -69,7 +51,8 @@ def now_ms() -> int:
 
 
 class HotTier:
-    """One pool of connections. Each new connection renews the birth mark if the server's memory is another one."""
+    """One line for scripts, and a pool of connections for the rest. Each new connection renews the birth mark if the
+    server's memory is another one."""
 
     def __init__(self, url: str, connections: int = 10, *, shared: bool = False) -> None:
         self._allowance_ms = CLOCK_ALLOWANCE_MS if shared else 0
@@ -87,46 +70,31 @@ class HotTier:
             raise SettingsError(f"redis_url: {error}", hint="such as redis://localhost:6379/0") from error
         self._redis = redis.asyncio.Redis(connection_pool=pool)
         self._url = url
-        self._waiting: deque[_ScriptCall] = deque()
-        self._senders: set[asyncio.Task[None]] = set()
+        self._line: HotLine | None = None
+        self._connecting: asyncio.Task[HotLine] | None = None
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Word]) -> Any:
-        """Run a script. Calls that come while others are on their way share the next round trip."""
-        mine: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_ScriptCall(script, len(keys), (*keys, *args), mine))
-        if len(self._senders) < _SENDERS:
-            self._senders.add(asyncio.create_task(self._send_waiting()))
+        """Run a script, on the one line that all scripts share."""
         with _wrapped():
-            return await mine
-
-    async def _send_waiting(self) -> None:
-        try:
-            await self._send_while_any_waits()
-        finally:
-            # At once and not in a callback: in between, a call would count on a sender that looks no more.
-            self._senders.discard(asyncio.current_task())
-
-    async def _send_while_any_waits(self) -> None:
-        while self._waiting:
-            calls = [self._waiting.popleft() for _ in range(min(_MOST_CALLS, len(self._waiting)))]
-            pipeline = self._redis.pipeline(transaction=False)
-            for call in calls:
-                pipeline.evalsha(call.script.sha, call.keys, *call.arguments)
+            line = self._line
+            if line is None or not line.open:
+                line = await self._connected()
             try:
-                results = await pipeline.execute(raise_on_error=False)
-            except Exception as error:  # noqa: BLE001 - whatever it was, nobody may be left waiting
-                results = [error] * len(calls)
-            for call, result in zip(calls, results, strict=True):
-                if isinstance(result, NoScriptError):
-                    result = await self._teach(call)
-                settle(call.answer, result)
+                return await line.ask("EVALSHA", script.sha, len(keys), *keys, *args)
+            except NoScriptError:  # a server that was started anew has forgotten its scripts
+                return await line.ask("EVAL", script.text, len(keys), *keys, *args)
 
-    async def _teach(self, call: _ScriptCall) -> Any:
-        """A server that was started anew has forgotten its scripts."""
-        try:
-            return await self._redis.eval(call.script.text, call.keys, *call.arguments)
-        except (RedisError, OSError, TimeoutError) as error:
-            return error
+    async def _connected(self) -> HotLine:
+        """A new line. Whoever comes while it is made waits for the same one, and fails with it."""
+        if self._connecting is None or self._connecting.done():
+            self._connecting = asyncio.create_task(self._connect())
+        return await asyncio.shield(self._connecting)
+
+    async def _connect(self) -> HotLine:
+        connection = self._redis.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+        await connection.connect()
+        self._line = HotLine(connection)
+        return self._line
 
     async def ping(self) -> None:
         with _wrapped():
@@ -172,6 +140,8 @@ class HotTier:
         return now + self._allowance_ms
 
     async def close(self) -> None:
+        if self._line is not None:
+            self._line.close()
         await self._redis.aclose()
         await self._redis.connection_pool.disconnect()
 
