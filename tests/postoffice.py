@@ -42,6 +42,7 @@ from angelia.mail.model import Queued, ReceiptRow
 from angelia.mail.receipts import Receipts
 from angelia.mail.service import Mail, Sent
 from angelia.mail.settling import PutBack, Settled, Settling, new_ack, new_nack
+from angelia.mail.under_way import UnderWay
 from angelia.mail.upkeep import Upkeep
 from angelia.policy import routes as policy_routes
 from angelia.policy.service import Policy
@@ -67,6 +68,7 @@ class PostOffice:
     failures: Failures
     queues: HotMail
     mail: Mail
+    under_way: UnderWay
     delivery: Delivery
     settling: Settling
     receipts: Receipts
@@ -106,7 +108,7 @@ class PostOffice:
         return done
 
     async def withdraw(self, who: Correspondent, envelope: Envelope, now: datetime) -> None:
-        await self.mail.withdraw(await self.agent(who), bytes.fromhex(envelope.replay_key), now)
+        await self.under_way.withdraw(await self.agent(who), bytes.fromhex(envelope.replay_key), now)
 
     async def requeue(self, who: Correspondent, envelope: Envelope, now: datetime) -> Queued:
         return await self.dead_letters.requeue(bytes.fromhex(envelope.replay_key), who.handle, who.handle, now)
@@ -160,6 +162,7 @@ async def open_office(database_url: str, redis_url: str, *, read_only: bool = Fa
             failures,
             queues,
             mail,
+            UnderWay(ledger, queues, policy),
             Delivery(ledger, queues, wake, policy, failures),
             settling,
             Receipts(ledger, queues, failures),
@@ -185,7 +188,9 @@ def edge(office: PostOffice, directory: Path, ttl_max: int = TTL_MAX) -> Edge:
         *guard_routes.routes(tokens, blocks),
         *policy_routes.routes(office.policy),
         *key_routes.routes(office.keys, schedules, load_or_make(directory / "node.key")),
-        *mail_routes.routes(office.mail, office.delivery, office.settling, office.receipts, ttl_max=ttl_max),
+        *mail_routes.routes(
+            office.mail, office.under_way, office.delivery, office.settling, office.receipts, ttl_max=ttl_max
+        ),
         *receipt_routes.routes(office.receipts, office.dead_letters),
     ]
     limiter = limiter_of(routes, office.hot, blocks, settings)

@@ -71,6 +71,7 @@ from angelia.mail.hot_store import HotMail
 from angelia.mail.receipts import Receipts
 from angelia.mail.service import Mail
 from angelia.mail.settling import Settling
+from angelia.mail.under_way import UnderWay
 from angelia.mail.upkeep import Upkeep
 from angelia.policy import routes as policy_routes
 from angelia.policy.service import Policy
@@ -111,18 +112,23 @@ async def prepare(loaded: Loaded, data_dir: Path, *, rotate_master_key: bool = F
             await _keep_admin_token(slices.ledger, data_dir / "admin.token", now)
             await slices.audit.make_partitions(now)
             await slices.receipts.make_partitions(now)
-            await slices.policy.start_with(now, loopback=not settings.reachable)
             await slices.hot.birth()
-            async with slices.ledger.transaction() as tx:
+            async with slices.ledger.reading() as tx:
                 open_mode = not settings.jwt_enabled and await guard_store.count_made_tokens(tx) == 0
+            _refuse_open_to_all(settings, open_mode=open_mode)
+            # Last: it is decided once, by the first start that comes to pass.
+            await slices.policy.start_with(now, loopback=not settings.reachable)
     except (Unavailable, StatementError) as error:
         raise StartFailed(f"the stores cannot be prepared: {error}", hint="angelia doctor tells why") from error
+    return Prepared(open_mode)
+
+
+def _refuse_open_to_all(settings: Settings, *, open_mode: bool) -> None:
     if open_mode and settings.reachable and not settings.insecure:
         raise StartFailed(
             f"{settings.public_url or settings.host} can be reached from elsewhere, and there are no tokens and no JWT",
             hint="start on loopback alone, run `angelia token create --role admin`, start again; or say --insecure",
         )
-    return Prepared(open_mode)
 
 
 async def schema_version(settings: Settings) -> int:
@@ -205,6 +211,7 @@ class Slices:
     wake: Wake
     failures: Failures
     mail: Mail
+    under_way: UnderWay
     delivery: Delivery
     settling: Settling
     receipts: Receipts
@@ -249,6 +256,7 @@ class Slices:
                 wake=wake,
                 failures=failures,
                 mail=mail,
+                under_way=UnderWay(ledger, queues, policy),
                 delivery=Delivery(ledger, queues, wake, policy, failures),
                 settling=settling,
                 receipts=Receipts(ledger, queues, failures),
@@ -278,7 +286,7 @@ class Slices:
             *policy_routes.routes(self.policy),
             *key_routes.routes(self.keys, self.schedules, self.node),
             *mail_routes.routes(
-                self.mail, self.delivery, self.settling, self.receipts, ttl_max=settings.max_ttl_seconds
+                self.mail, self.under_way, self.delivery, self.settling, self.receipts, ttl_max=settings.max_ttl_seconds
             ),
             *receipt_routes.routes(self.receipts, self.dead_letters),
             *channel_routes.routes(self.channels, self.epochs),

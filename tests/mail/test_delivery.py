@@ -133,6 +133,11 @@ async def test_a_poll_outside_the_bounds_is_refused(server: Server, bob: Corresp
         assert (answer.status_code, answer.json()["code"]) == (400, "invalid_argument")
 
 
+async def test_who_asks_for_a_conversation_and_a_channel_is_told_what_to_do(server: Server, bob: Correspondent) -> None:
+    answer = await bob.get(server, f"/v1/messages?channel_id={uuid4()}&correlation_id={uuid4()}")
+    assert (answer.status_code, answer.json()["hint"]) == (400, "ask twice, once with each")
+
+
 async def test_the_binary_form_of_a_page(server: Server, alice: Correspondent, bob: Correspondent) -> None:
     sent = [await alice.sent(server, bob, bytes([n])) for n in range(3)]
     answer = await bob.get(server, "/v1/messages?max_messages=2", accept=MEDIA_TYPE)
@@ -270,7 +275,9 @@ async def test_a_token_of_an_old_lease_is_refused_while_somebody_else_has_the_me
     await office.sent(alice, bob, now)
     (old,) = await office.poll(bob, now)
     (new,) = await office.poll(bob, now + MINUTE)
-    assert isinstance(await office.ack(bob, old, now + MINUTE), LeaseLost)
+    lost = await office.ack(bob, old, now + MINUTE)
+    assert isinstance(lost, LeaseLost)
+    assert lost.hint
     assert isinstance(await office.nack(bob, old, now + MINUTE), LeaseLost)
     # When that lease ran out as well, nobody is disturbed any more.
     assert isinstance(await office.ack(bob, old, now + 2 * MINUTE), Settled)
@@ -405,6 +412,83 @@ async def test_a_recipient_may_say_when_it_wants_to_try_again(
     assert await bob.poll(server) == []
 
 
+async def test_a_message_that_is_put_off_without_counting_never_becomes_a_dead_letter(
+    office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime, connection: asyncpg.Connection
+) -> None:
+    envelope = await office.sent(alice, bob, now)
+    at, hour = now, timedelta(hours=1)
+    for _ in range(10):
+        (got,) = await office.poll(bob, at)
+        assert got.attempt == 1
+        done = await office.nack(bob, got, at, reason="not allowed", retry_after=hour, counted=False)
+        assert done == PutBack(at + hour)
+        assert await office.poll(bob, at + hour - timedelta(milliseconds=1)) == []
+        at += hour
+    assert (await office.receipt(alice, envelope)).status is Status.PENDING
+    assert await told(connection, "message_dead_lettered") == []
+
+
+async def test_what_does_not_count_leaves_the_attempts_as_they_are(
+    office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime
+) -> None:
+    envelope = await office.sent(alice, bob, now)
+    at = now
+    for attempt, counted in ((1, True), (2, False), (2, True), (3, True), (4, True), (5, False), (5, False), (5, True)):
+        (got,) = await office.poll(bob, at)
+        assert got.attempt == attempt
+        done = await office.nack(bob, got, at, reason="full", counted=counted)
+        at += MINUTE
+    assert done == PutBack(None)
+    receipt = await office.receipt(alice, envelope)
+    assert (receipt.status, receipt.delivery_attempts) == (Status.FAILED, 5)
+
+
+async def test_what_was_put_off_was_given_so_that_it_is_not_withdrawn_and_its_lease_still_settles_it(
+    office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime
+) -> None:
+    envelope = await office.sent(alice, bob, now)
+    (got,) = await office.poll(bob, now)
+    await office.nack(bob, got, now, retry_after=timedelta(hours=1), counted=False)
+    with pytest.raises(Conflict, match="given the message already"):
+        await office.withdraw(alice, envelope, now)
+    assert isinstance(await office.ack(bob, got, now + MINUTE), Settled)
+
+
+async def test_without_a_time_a_message_is_put_off_as_one_that_is_given_back(
+    office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime
+) -> None:
+    await office.sent(alice, bob, now)
+    (got,) = await office.poll(bob, now)
+    assert await office.nack(bob, got, now, counted=False) == PutBack(now + SECOND)
+
+
+async def test_only_whoever_has_the_lease_puts_a_message_off(
+    office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime
+) -> None:
+    await office.sent(alice, bob, now)
+    (old,) = await office.poll(bob, now)
+    (new,) = await office.poll(bob, now + MINUTE)
+    at = now + MINUTE
+    assert isinstance(await office.nack(bob, old, at, counted=False), LeaseLost)
+    assert isinstance(await office.nack(bob, new, at, counted=False), PutBack)
+    assert isinstance(await office.nack(bob, new, at, counted=False), LeaseLost)
+
+
+async def test_a_message_is_put_off_over_http(server: Server, alice: Correspondent, bob: Correspondent) -> None:
+    await alice.sent(server, bob)
+    for _ in range(6):
+        (got,) = await bob.poll(server)
+        assert got.attempt == 1
+        (done,) = await bob.nack(server, got, retry_after=0, counted=False)
+        assert (done["state"], "problem" in done) == ("queued", False)
+    (again,) = await bob.nack(server, got, counted=False)
+    assert again["problem"]["code"] == "lease_lost"
+    (got,) = await bob.poll(server)
+    (done,) = await bob.nack(server, got, retry_after=3600, counted=False)
+    assert 3590 < datetime.fromisoformat(done["retry_at"]).timestamp() - time.time() <= 3600
+    assert (await bob.get(server, "/v1/dead-letters")).json()["dead_letters"] == []
+
+
 async def test_giving_back_what_was_given_back_or_settled_is_refused(
     office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime
 ) -> None:
@@ -424,6 +508,7 @@ NO_NACKS: list[Any] = [
     {"replay_key": "A" * 64},
     {"replay_key": "0" * 63},
     {"lease_token": "0" * 64 + "\n"},
+    {"counted": 0},
     {"more": 1},
 ]
 

@@ -43,8 +43,7 @@ MAIL: dict[str, list[object]] = {
     "known_ids": [["sender-7"], [ID]],
     "forget_ids": [["sender-7"], [ID]],
     "forget_old_ids": [NOW + HOUR, 500],
-    "waiting": [[BUCKET], ["agent-7"]],
-    "waiting_of_sender": [[BUCKET], ["agent-7"], ["sender-7"]],
+    "waiting": [[BUCKET], ["agent-7"], ["sender-7"]],
     "claimable": [BUCKET, "agent-7", [MREF, KEY[:16]], [MREF], NOW],
     "correlated": [BUCKET, "agent-7", ID, NOW, 0, 100, None, None],
     "in_channel": [BUCKET, "agent-7", ID, NOW, 0, 100, 2, 77],
@@ -65,7 +64,7 @@ RECEIPTS: dict[str, list[object]] = {
     "move": [[ID], ["a"], ["b"], [NOW], ["failed"], ["relay"], [None], [None], [None], [1], [NOW], ["x"], [None]],
     "of_message": [[KEY]],
     "lock": [KEY],
-    "page": ["agent-7", None, None, None, NOW, ID, 51],
+    "page": ["agent-7", None, None, None, NOW, ID, 51, None],
 }
 PURE_WRITES = {"remember_ids", "add", "set_mark"}
 

@@ -350,6 +350,24 @@ async def test_sender_and_recipient_list_their_own_newest_first_page_by_page(
     assert (await alice.get(server, f"/v1/receipts/{random_key()}")).status_code == 404
 
 
+async def test_what_was_sent_and_what_was_received_are_listed_apart_on_demand(
+    server: Server, office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime
+) -> None:
+    there, back, own = [
+        (await office.sent(who, to, now - (9 - n) * SECOND)).replay_key
+        for n, (who, to) in enumerate([(alice, bob), (bob, alice), (alice, alice)])
+    ]
+    for side, expected in (("sent", [own, there]), ("received", [own, back])):
+        seen: list[str] = []
+        cursor: str | None = ""
+        while cursor is not None:
+            page = (await alice.get(server, f"/v1/receipts?side={side}&limit=1{cursor}")).json()
+            seen += [one["replay_key"] for one in page["receipts"]]
+            cursor = f"&cursor={page['next']}" if page["next"] else None
+        assert seen == expected
+    assert (await alice.get(server, "/v1/receipts?side=both")).status_code == 400
+
+
 async def test_a_list_by_status_and_time(
     server: Server, office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime
 ) -> None:

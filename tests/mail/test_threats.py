@@ -536,7 +536,7 @@ async def test_what_may_not_be_delivered_is_not_shown_by_its_name_either(
     agent = await office.agent(bob)
 
     async def shown(envelope: Envelope, at: datetime) -> bool:
-        _, row = await office.mail.status(agent, bytes.fromhex(envelope.replay_key), at)
+        _, row = await office.under_way.status(agent, bytes.fromhex(envelope.replay_key), at)
         assert row is not None
         return row.wire == envelope.wire
 

@@ -26,7 +26,7 @@ class DeadLetters:
     async def page(self, name: str, before: tuple[datetime, bytes] | None, limit: int) -> list[Queued]:
         """An agent's dead letters, newest first."""
         agent = await self._agents.named(name)
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             return await store.dead_of(tx, agent.handle, before, limit)
 
     async def requeue(self, replay_key: bytes, owner: str | None, by: str, now: datetime) -> Queued:

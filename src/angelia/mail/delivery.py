@@ -177,7 +177,7 @@ class Delivery:
         claims: list[Claimed] = []
         last: Match | None = None
         while True:
-            async with self._ledger.transaction() as tx:
+            async with self._ledger.reading() as tx:
                 found = await store.matching(
                     tx,
                     agent.handle,
@@ -200,7 +200,7 @@ class Delivery:
     async def _handed(self, agent: Agent, claims: Sequence[Claimed], now: datetime) -> list[Handed]:
         by_mref = {claim.mref: claim for claim in claims}
         without_copy = [claim.mref for claim in claims if claim.copy is None]
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             rows = await store.claimable(tx, agent.handle, list(by_mref), without_copy, now)
             if damaged := [mref for mref, row in rows.items() if not _is_of(by_mref[mref].copy, row)]:
                 rows |= await store.claimable(tx, agent.handle, damaged, damaged, now)

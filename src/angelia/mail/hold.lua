@@ -5,8 +5,11 @@
 -- ARGV  1  mref  2  its score  3  now, Unix ms  4  until when it is left alone
 -- Returns 1, or 0 when it was handed out before.
 local record = redis.call('HGET', KEYS[3], ARGV[1])
-if record and tonumber(string.match(record, '^%d+:(%d+):')) > 0 then
-  return 0
+if record then
+  local attempts, secret = string.match(record, '^%d+:(%d+):%d+:(%x*)$')
+  if tonumber(attempts) > 0 or secret ~= '' then
+    return 0
+  end
 end
 redis.call('HSET', KEYS[3], ARGV[1], ARGV[2] .. ':0:' .. ARGV[3] .. ':')
 redis.call('ZREM', KEYS[1], ARGV[1])

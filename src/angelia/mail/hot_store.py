@@ -11,7 +11,8 @@ from datetime import UTC, datetime, timedelta
 
 from angelia.envelope.ids import hot_tag
 from angelia.mail.model import HOT_COPY_LIFE, HOT_COPY_MAX, Lease, Place, last_score, new_secret, score
-from angelia.stores.valkey import HotTier, Script, Word
+from angelia.stores.hot_line import Word
+from angelia.stores.valkey import HotTier, Script
 from angelia.stores.wake import topic
 
 _ENQUEUE = Script.read(__file__, "enqueue.lua")
@@ -21,6 +22,7 @@ _HOLD = Script.read(__file__, "hold.lua")
 _PEEK = Script.read(__file__, "peek.lua")
 _PUT_BACK = Script.read(__file__, "put_back.lua")
 _REMOVE = Script.read(__file__, "remove.lua")
+_GIVEN = "0"  # in the place of a secret: nobody has the message now, and somebody had it
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +106,15 @@ class HotMail:
         until: datetime,
         *,
         uncounted: bool = False,
+        given: bool = False,
         quietly: bool = False,
     ) -> bool:
         """End a lease and leave the message alone until then; False when the lease was lost.
 
+        One that is `given` was in its recipient's hands: it cannot be withdrawn, though it may not count as an attempt.
         Whoever waits is told, so that it looks in time, unless this is done `quietly`."""
         said = "" if quietly else arrivals(recipient)
-        args: list[Word] = [mref.hex(), secret, _ms(until), int(uncounted), said]
+        args: list[Word] = [mref.hex(), secret, _ms(until), int(uncounted), said, _GIVEN if given else ""]
         return bool(await self._hot.run(_PUT_BACK, _keys(recipient), args))
 
     async def hold(self, recipient: str, mref: bytes, place: int, now: datetime, until: datetime) -> bool:
@@ -145,7 +149,8 @@ def _lease(until: bytes, record: bytes) -> Lease | None:
     if not record:
         return None
     _, attempts, since, secret = record.decode().split(":")
-    return Lease(int(attempts), _moment(since), _moment(until) if until else None, secret)
+    held_with = "" if secret == _GIVEN else secret
+    return Lease(int(attempts), _moment(since), _moment(until) if until else None, held_with)
 
 
 def _ms(at: datetime) -> int:

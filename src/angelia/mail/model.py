@@ -27,7 +27,7 @@ SKEW = timedelta(seconds=300)
 ATTEMPTS = 5
 BACK_OFF = (1, 2, 4, 8, 16)
 LONGEST_BACK_OFF = 3600
-HOLD = timedelta(seconds=300)  # how long a message that may not be handed over is left alone
+HOLD = timedelta(seconds=30)  # how long a message that may not be handed over is left alone
 MOST_AT_ONCE = 100
 MOST_REASON = 1024
 _TOKEN_BYTES = 16
@@ -55,6 +55,13 @@ class Attested(StrEnum):
 
     RELAY = "relay"
     RECIPIENT = "recipient"
+
+
+class Side(StrEnum):
+    """Which of an agent's receipts: of what it sent, or of what it received."""
+
+    SENT = "sent"
+    RECEIVED = "received"
 
 
 # No way back; what is not named here is refused.

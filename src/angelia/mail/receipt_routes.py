@@ -23,14 +23,17 @@ from angelia.guard.declarations import (
 from angelia.guard.model import Role
 from angelia.mail import receipts as receipts_service
 from angelia.mail.dead_letters import DeadLetters
-from angelia.mail.model import Queued, ReceiptAnswer, Status, parse_replay_key
+from angelia.mail.model import Queued, ReceiptAnswer, Side, Status, parse_replay_key
 from angelia.mail.receipts import Receipts
 from angelia.mail.routes import RECEIVE
 
 
 class ReceiptQuery(msgspec.Struct, frozen=True):
+    """`side` asks for what the caller sent, or for what it received, alone."""
+
     status: Status | None = None
     since: Moment | None = None
+    side: Side | None = None
     cursor: str | None = None
     limit: PageSize = 50
 
@@ -83,7 +86,7 @@ def _receipt_routes(receipts: Receipts) -> list[Route]:
     async def page(call: Call) -> Answer:
         query = call.query(ReceiptQuery)
         before = parse_cursor(query.cursor)
-        found = await receipts.page(call.agent, query.status, query.since, before, query.limit + 1)
+        found = await receipts.page(call.agent, query.status, query.since, before, query.limit + 1, query.side)
         shown, more = found[: query.limit], len(found) > query.limit
         following = cursor_after(shown[-1].sent_at, shown[-1].receipt_id) if more else None
         return Answer(body=ReceiptPage([receipts_service.answer(row) for row in shown], following))
@@ -113,7 +116,7 @@ def _dead_letter_routes(dead_letters: DeadLetters) -> list[Route]:
         query = call.query(DeadLetterQuery)
         own = query.agent is None or (call.caller.agent is not None and query.agent in _names(call))
         if not own and call.caller.role < Role.ADMIN:
-            raise Denied("only an operator sees another agent's dead letters")
+            raise Denied("only an operator sees another agent's dead letters", hint="leave out `agent` for your own")
         name = call.agent.handle if own or query.agent is None else query.agent
         found = await dead_letters.page(name, _parse_dead_cursor(query.cursor), query.limit + 1)
         shown, more = found[: query.limit], len(found) > query.limit

@@ -20,7 +20,7 @@ from angelia.keys.admission import Signed
 from angelia.keys.model import moment
 from angelia.mail import receipts_store, store
 from angelia.mail.hot_store import HotMail
-from angelia.mail.model import SKEW, Attested, ReceiptAnswer, ReceiptRow, Status, status_of
+from angelia.mail.model import SKEW, Attested, ReceiptAnswer, ReceiptRow, Side, Status, status_of
 from angelia.mail.news import word
 from angelia.mail.receipts_store import DAILY, Step
 from angelia.mail.settling import check_receipt_fits
@@ -38,7 +38,7 @@ class Receipts:
 
     async def one(self, agent: Agent, replay_key: bytes) -> ReceiptRow:
         """The receipt of a message that the agent sent or received."""
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             found = (await receipts_store.of_messages(tx, [replay_key])).get(replay_key)
         if found is None or agent.handle not in (found.sender, found.recipient):
             raise NotFound("there is no receipt of such a message of yours")
@@ -51,10 +51,11 @@ class Receipts:
         since: datetime | None,
         before: tuple[datetime, UUID] | None,
         limit: int,
+        side: Side | None = None,
     ) -> list[ReceiptRow]:
-        """Receipts of what the agent sent and received, newest first."""
-        async with self._ledger.transaction() as tx:
-            return await receipts_store.page(tx, agent.handle, status, since, before, limit)
+        """Receipts of what the agent sent and received, or of one side, newest first."""
+        async with self._ledger.reading() as tx:
+            return await receipts_store.page(tx, agent.handle, status, since, before, limit, side)
 
     async def checked(
         self, agent: Agent, documents: Sequence[ReceiptDocument | None], now: datetime
@@ -65,7 +66,7 @@ class Receipts:
         if not there:
             return list(parsed)
         signed = [Signed(one.recipient_nhi, one.signer_id, moment(one.time_ms)) for one in there]
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             pairs = iter(await admission.signers(tx, signed, now))
         outcomes: list[Receipt | AngeliaError | None] = []
         for one in parsed:

@@ -46,12 +46,13 @@ SELECT receipt_id, message_id, replay_key, sender_nhi, recipient_nhi, channel_id
 FROM delivery_receipts WHERE replay_key = $1 FOR UPDATE
 
 -- name: page
--- What an agent sent and what it received, newest first; each half by its own index, and a message to oneself in one.
+-- What an agent sent and what it received, newest first; each half by its own index, and a message to oneself in one; $8 asks
+-- for one half alone.
 SELECT * FROM (
   (SELECT receipt_id, message_id, replay_key, sender_nhi, recipient_nhi, channel_id, priority, wire_bytes, status,
      attested_by, delivery_attempts, last_attempt_at, sent_at, accepted_at, expires_at, delivered_at, acknowledged_at,
      read_at, failure_reason, receipt_wire
-   FROM delivery_receipts WHERE sender_nhi = $1
+   FROM delivery_receipts WHERE sender_nhi = $1 AND ($8::text IS NULL OR $8 = 'sent')
      AND ($2::text IS NULL OR status = $2) AND ($3::boolean IS NULL OR (read_at IS NOT NULL) = $3)
      AND ($4::timestamptz IS NULL OR sent_at >= $4)
      AND ($5::timestamptz IS NULL OR (sent_at, receipt_id) < ($5, $6::uuid))
@@ -60,7 +61,8 @@ SELECT * FROM (
   (SELECT receipt_id, message_id, replay_key, sender_nhi, recipient_nhi, channel_id, priority, wire_bytes, status,
      attested_by, delivery_attempts, last_attempt_at, sent_at, accepted_at, expires_at, delivered_at, acknowledged_at,
      read_at, failure_reason, receipt_wire
-   FROM delivery_receipts WHERE recipient_nhi = $1 AND sender_nhi <> $1
+   FROM delivery_receipts WHERE recipient_nhi = $1 AND ($8::text IS NULL OR $8 = 'received')
+     AND (sender_nhi <> $1 OR $8 IS NOT NULL)
      AND ($2::text IS NULL OR status = $2) AND ($3::boolean IS NULL OR (read_at IS NOT NULL) = $3)
      AND ($4::timestamptz IS NULL OR sent_at >= $4)
      AND ($5::timestamptz IS NULL OR (sent_at, receipt_id) < ($5, $6::uuid))

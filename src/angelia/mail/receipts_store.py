@@ -11,7 +11,7 @@ from uuid import UUID
 from angelia.envelope.ids import bucket_of
 from angelia.envelope.receipts import Receipt, decode_receipt, encode_receipt
 from angelia.envelope.wire import Priority
-from angelia.mail.model import Attested, NewEnvelope, Queued, ReceiptRow, Status
+from angelia.mail.model import Attested, NewEnvelope, Queued, ReceiptRow, Side, Status
 from angelia.stores.ledger import Row, Tx
 from angelia.stores.partitions import Daily
 from angelia.stores.sql import columns, statements
@@ -104,13 +104,15 @@ async def page(
     since: datetime | None,
     before: tuple[datetime, UUID] | None,
     limit: int,
+    side: Side | None = None,
 ) -> list[ReceiptRow]:
     at, id_ = before or (None, None)
     # `delivered` and `read` are one status with and without a time of reading.
     read = {Status.READ: True, Status.DELIVERED: False}.get(status) if status else None
     stored = Status.DELIVERED if status is Status.READ else status
     value = None if stored is None else stored.value
-    return [_receipt(row) for row in await tx.fetch(SQL["page"], agent, value, read, since, at, id_, limit)]
+    half = None if side is None else side.value
+    return [_receipt(row) for row in await tx.fetch(SQL["page"], agent, value, read, since, at, id_, limit, half)]
 
 
 def _receipt(row: Row) -> ReceiptRow:

@@ -43,6 +43,7 @@ from angelia.mail.model import (
 from angelia.mail.receipts import Receipts
 from angelia.mail.service import Mail, Sent
 from angelia.mail.settling import Settling, new_ack, new_nack
+from angelia.mail.under_way import UnderWay
 
 SEND = Rule("send", 6_000, 60_000, Per.AGENT)
 SEND_BATCH = Rule("send_batch", 60, 60_000, Per.AGENT)  # of a hundred each
@@ -141,10 +142,13 @@ class AckOutcomes(msgspec.Struct, frozen=True):
 
 
 class NackItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One that is not `counted` is left alone for a while, and is no attempt."""
+
     replay_key: _Key
     lease_token: _Key
     reason: _Reason = ""
     retry_after: Annotated[int, msgspec.Meta(ge=0, le=LONGEST_BACK_OFF)] | None = None
+    counted: bool = True
 
 
 class NackBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -183,6 +187,7 @@ class MessageStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 def routes(
     mail: Mail,
+    under_way: UnderWay,
     delivery: Delivery,
     settling: Settling,
     receipts: Receipts,
@@ -190,12 +195,12 @@ def routes(
     ttl_max: int,
 ) -> list[Route]:
     return [
-        *_sender_routes(mail, ttl_max),
+        *_sender_routes(mail, under_way, ttl_max),
         *_recipient_routes(delivery, settling, receipts),
     ]
 
 
-def _sender_routes(mail: Mail, ttl_max: int) -> list[Route]:
+def _sender_routes(mail: Mail, under_way: UnderWay, ttl_max: int) -> list[Route]:
     async def send(call: Call) -> Answer:
         content_type = call.headers.get("content-type", "")
         if media.is_binary(content_type) and len(call.body) > MAX_ENVELOPE:
@@ -210,7 +215,7 @@ def _sender_routes(mail: Mail, ttl_max: int) -> list[Route]:
         return Answer(body=SendOutcomes([_outcome(next(outcomes) if isinstance(p, Envelope) else p) for p in parsed]))
 
     async def status(call: Call) -> Answer:
-        known, row = await mail.status(call.agent, parse_replay_key(call.path("replay_key")), call.now)
+        known, row = await under_way.status(call.agent, parse_replay_key(call.path("replay_key")), call.now)
         found = MessageStatus(
             replay_key=known.replay_key.hex(),
             message_id=known.message_id,
@@ -226,7 +231,7 @@ def _sender_routes(mail: Mail, ttl_max: int) -> list[Route]:
         return Answer(body=found)
 
     async def withdraw(call: Call) -> Answer:
-        await mail.withdraw(call.agent, parse_replay_key(call.path("replay_key")), call.now)
+        await under_way.withdraw(call.agent, parse_replay_key(call.path("replay_key")), call.now)
         return Answer(204)
 
     return [
@@ -254,7 +259,7 @@ def _recipient_routes(delivery: Delivery, settling: Settling, receipts: Receipts
     async def receive(call: Call) -> Answer:
         query = call.query(ReceiveQuery)
         if query.channel_id is not None and query.correlation_id is not None:
-            raise InvalidArgument("one of channel_id and correlation_id")
+            raise InvalidArgument("one of channel_id and correlation_id", hint="ask twice, once with each")
         wanted = Wanted(
             most=query.max_messages,
             min_priority=query.min_priority,
@@ -310,6 +315,7 @@ def _recipient_routes(delivery: Delivery, settling: Settling, receipts: Receipts
                 item.lease_token,
                 item.reason,
                 None if item.retry_after is None else timedelta(seconds=item.retry_after),
+                counted=item.counted,
             )
             for item in items
         ]

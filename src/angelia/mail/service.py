@@ -27,11 +27,9 @@ from angelia.envelope.wire import Envelope, Suite
 from angelia.errors import (
     AngeliaError,
     ClockSkew,
-    Conflict,
     Denied,
     MessageExpired,
     MessageIdConflict,
-    NotFound,
     QueueFull,
     Unavailable,
 )
@@ -39,7 +37,6 @@ from angelia.keys import admission
 from angelia.keys.admission import Signed
 from angelia.keys.model import moment, unix_ms
 from angelia.mail import receipts_store, store
-from angelia.mail.handing import withheld
 from angelia.mail.hot_store import HotMail
 from angelia.mail.model import (
     QUEUE_BYTES_MAX,
@@ -50,21 +47,14 @@ from angelia.mail.model import (
     Accepted,
     NewEnvelope,
     Place,
-    Queued,
-    ReceiptRow,
-    Status,
     mref_of,
 )
-from angelia.mail.news import word
-from angelia.mail.receipts_store import Step
 from angelia.policy.model import Action, Wish
 from angelia.policy.service import Policy, denial
 from angelia.stores.group_commit import GroupCommit
 from angelia.stores.ledger import Ledger, StatementError, Tx
 
 T = TypeVar("T")
-WITHDRAWN = "withdrawn"
-_WITHDRAWAL = timedelta(seconds=10)
 log = structlog.get_logger(__name__)
 
 
@@ -100,7 +90,7 @@ class Mail:
         self._hot = hot
         self._policy = policy
         self._failures = failures
-        self._checks: GroupCommit[NewEnvelope, Accepted | _Admitted] = GroupCommit(ledger, self._check)
+        self._checks: GroupCommit[NewEnvelope, Accepted | _Admitted] = GroupCommit(ledger, self._check, reads=True)
         self._writes: GroupCommit[NewEnvelope, _Stored] = GroupCommit(ledger, self._write)
         self._roots = VerifiedRoots()
 
@@ -121,56 +111,6 @@ class Mail:
         offers = await asyncio.gather(*(self._offered(agent, one, now) for one in given))
         stored = (self._stored(agent, one, offer, now) for one, offer in zip(given, offers, strict=True))
         return await asyncio.gather(*stored)
-
-    async def withdraw(self, agent: Agent, replay_key: bytes, now: datetime) -> None:
-        """Take a message back that its recipient has not been given; saying it again is no error."""
-        async with self._ledger.transaction() as tx:
-            known = (await receipts_store.of_messages(tx, [replay_key])).get(replay_key)
-            if known is None or known.sender != agent.handle:
-                raise NotFound("there is no such message of yours", hint="only what you sent can be withdrawn")
-            row = await store.one(tx, known.recipient, replay_key)
-            # It may have come to its end between the two: what it came to is in the receipt.
-            known = (await receipts_store.of_messages(tx, [replay_key])).get(replay_key, known)
-        if row is None or known.status is not Status.PENDING:
-            _check_withdrawn(known)
-            return
-        await self._hold(row, now)
-        async with self._ledger.transaction() as tx:
-            locked = (await store.lock(tx, [(row.recipient, replay_key)])).get((row.recipient, replay_key))
-            known = (await receipts_store.of_messages(tx, [replay_key])).get(replay_key, known)
-            if locked is None or known.status is not Status.PENDING:
-                _check_withdrawn(known)
-                return
-            await store.remove(tx, [locked])
-            await receipts_store.move(tx, [Step(message=locked, status=Status.FAILED, reason=WITHDRAWN)])
-            event = audit.event(
-                "message_withdrawn",
-                now,
-                actor=agent.handle,
-                object=locked.recipient,
-                message_id=locked.message_id,
-                replay_key=replay_key,
-            )
-            await audit.record(tx, [event])
-        metrics.MAIL_ENDED.labels(WITHDRAWN).inc()
-        with contextlib.suppress(Unavailable):
-            said = word(locked, Status.FAILED, now, WITHDRAWN)
-            await self._hot.remove(locked.recipient, [locked.mref], [said])
-
-    async def status(self, agent: Agent, replay_key: bytes, now: datetime) -> tuple[ReceiptRow, Queued | None]:
-        """How a message stands, for its sender or its recipient; with its row while it waits.
-
-        Its bytes are there for its recipient alone, and only if they could be handed over as well."""
-        async with self._ledger.transaction() as tx:
-            known = (await receipts_store.of_messages(tx, [replay_key])).get(replay_key)
-            if known is None or agent.handle not in (known.sender, known.recipient):
-                raise NotFound("there is no such message of yours")
-            row = await store.one(tx, known.recipient, replay_key)
-            if row is None:
-                return known, None
-            held_back = await withheld(tx, self._policy, [row], now)
-        shown = agent.handle == row.recipient and row.expires_at > now and row.mref not in held_back
-        return known, row if shown else dataclasses.replace(row, wire=None)
 
     async def _offered(self, agent: Agent, envelope: Envelope, now: datetime) -> NewEnvelope | Sent | AngeliaError:
         return await self._outcome(agent, envelope, now, self._offer(agent, envelope, now))
@@ -283,11 +223,6 @@ class Mail:
             refusal or (signer if isinstance(signer, AngeliaError) else _Admitted(signer, standing.one_time))
             for refusal, signer, standing in zip(refusals, signers, standings, strict=True)
         ]
-
-    async def _hold(self, row: Queued, now: datetime) -> None:
-        """Keep a message from being handed out while it is withdrawn; a crash lets go of it after seconds."""
-        if not await self._hot.hold(row.recipient, row.mref, row.score, now, now + _WITHDRAWAL):
-            raise Conflict("the recipient was given the message already", hint="there is no recall after delivery")
 
     async def _record_failure(self, agent: Agent, envelope: Envelope, error: AngeliaError, now: datetime) -> None:
         header = envelope.header
@@ -407,8 +342,7 @@ async def _full(tx: Tx, offers: Sequence[NewEnvelope]) -> list[AngeliaError | No
     if not offers:
         return []
     ways = [(offer.envelope.header.recipient_nhi, offer.envelope.header.sender_nhi) for offer in offers]
-    queues = await store.waiting(tx, {recipient for recipient, _ in ways})
-    shares = await store.waiting_of_sender(tx, set(ways))
+    queues, shares = await store.waiting(tx, ways)
     outcomes: list[AngeliaError | None] = []
     counted: set[tuple[str, UUID]] = set()
     for offer, way in zip(offers, ways, strict=True):
@@ -445,12 +379,3 @@ async def _spend_keys(
         outcomes[at] = refusal
     if refused := [_id(offers[at]) for at in places if outcomes[at] is not None]:
         await store.forget_ids(tx, refused)
-
-
-def _check_withdrawn(known: ReceiptRow) -> None:
-    """A message that is not there any more: was it withdrawn before, or is it too late?"""
-    if known.failure_reason == WITHDRAWN:
-        return
-    if known.status is Status.EXPIRED:
-        raise MessageExpired("the message has expired")
-    raise Conflict(f"the message is {known.status} already", hint="there is no recall after delivery")

@@ -54,13 +54,15 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Nack:
-    """A recipient's word that it could not take a message."""
+    """A recipient's word that it could not take a message. One that is not counted only leaves it alone for a while:
+    it is no attempt, and never makes a dead letter."""
 
     replay_key: bytes
     mref: bytes
     secret: str = field(repr=False)
     reason: str = ""
     retry_after: timedelta | None = None
+    counted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,9 @@ class Settling:
 
         async def one(ack: Ack, lease: Lease | None) -> Settled | AngeliaError | None:
             if lease is not None and lease.held_by_other(ack.secret, now):
-                return LeaseLost("somebody else has this message by now")
+                return LeaseLost(
+                    "somebody else has this message by now", hint="whoever has it settles it; else it comes again"
+                )
             try:
                 return await self._settlements.submit(_Settlement(agent.handle, ack, lease, now))
             except AngeliaError as error:
@@ -132,7 +136,7 @@ class Settling:
         """Give messages back: after a while they are handed out again, and after five attempts they are dead."""
         mrefs = [nack.mref for nack in nacks]
         leases = await self._hot.leases(agent.handle, mrefs)
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             rows = await store.claimable(tx, agent.handle, mrefs, [], now)
         outcomes: list[PutBack | AngeliaError] = []
         for nack, lease in zip(nacks, leases, strict=True):
@@ -152,11 +156,11 @@ class Settling:
             raise LeaseLost("the lease token is another message's")
         if lease is None or not lease.held_by(secret):
             raise LeaseLost("the lease of this message is over", hint="it is handed out again by itself")
-        if lease.attempts >= ATTEMPTS:
+        if nack.counted and lease.attempts >= ATTEMPTS:
             await self._bury(agent, nack, mref, lease, now)
             return PutBack(None)
         wait = back_off(lease.attempts) if nack.retry_after is None else nack.retry_after
-        if not await self._hot.put_back(agent.handle, mref, secret, now + wait):
+        if not await self._hot.put_back(agent.handle, mref, secret, now + wait, uncounted=not nack.counted, given=True):
             raise LeaseLost("the lease of this message is over", hint="it is handed out again by itself")
         return PutBack(now + wait)
 
@@ -195,9 +199,11 @@ class Settling:
             return [None] * len(mrefs)  # forgotten, as far as anybody can tell
 
 
-def new_nack(replay_key: bytes, token: str, reason: str = "", retry_after: timedelta | None = None) -> Nack:
+def new_nack(
+    replay_key: bytes, token: str, reason: str = "", retry_after: timedelta | None = None, *, counted: bool = True
+) -> Nack:
     mref, secret = parse_token(token)
-    return Nack(replay_key, mref, secret, reason, retry_after)
+    return Nack(replay_key, mref, secret, reason, retry_after, counted)
 
 
 def new_ack(replay_key: bytes, token: str, receipt: Receipt | None) -> Ack:

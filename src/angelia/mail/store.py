@@ -41,18 +41,19 @@ async def forget_old_ids(tx: Tx, now: datetime, limit: int) -> int:
     return int(done.rpartition(" ")[2])
 
 
-async def waiting(tx: Tx, recipients: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Messages and bytes in each queue."""
-    wanted = [(bucket_of(one), one) for one in recipients]
-    rows = await tx.fetch(SQL["waiting"], *columns(wanted, 2))
-    return {row["recipient"]: (row["messages"], row["bytes"]) for row in rows}
-
-
-async def waiting_of_sender(tx: Tx, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], tuple[int, int]]:
-    """Messages and bytes that a sender has in a queue, by recipient and sender."""
-    wanted = [(bucket_of(recipient), recipient, sender) for recipient, sender in pairs]
-    rows = await tx.fetch(SQL["waiting_of_sender"], *columns(wanted, 3))
-    return {(row["recipient"], row["sender"]): (row["messages"], row["bytes"]) for row in rows}
+async def waiting(
+    tx: Tx, ways: Iterable[tuple[str, str]]
+) -> tuple[dict[str, tuple[int, int]], dict[tuple[str, str], tuple[int, int]]]:
+    """Messages and bytes in each recipient's queue, and those of each recipient and sender."""
+    ways = set(ways)
+    wanted = [(bucket_of(one), one) for one in {recipient for recipient, _ in ways}]
+    rows = await tx.fetch(SQL["waiting"], *columns(wanted, 2), list({sender for _, sender in ways}))
+    queues, shares = {recipient: (0, 0) for _, recipient in wanted}, dict.fromkeys(ways, (0, 0))
+    for row in rows:
+        recipient, messages, size = row["recipient"], row["messages"], row["bytes"]
+        queues[recipient] = queues[recipient][0] + messages, queues[recipient][1] + size
+        shares[recipient, row["sender"]] = messages, size
+    return queues, shares
 
 
 async def add(tx: Tx, new: Sequence[NewEnvelope]) -> list[int]:

@@ -21,19 +21,13 @@ WITH old AS MATERIALIZED (
 DELETE FROM sent_ids AS s USING old WHERE s.sender_nhi = old.sender_nhi AND s.message_id = old.message_id
 
 -- name: waiting
--- How much each recipient has. Dead letters count: otherwise they would be a way to hold more than a queue may.
-SELECT w.recipient, q.messages, q.bytes FROM unnest($1::smallint[], $2::varchar[]) AS w (bucket, recipient)
+-- How much each recipient has of each of these senders, and of all others together. Dead letters count: otherwise they
+-- would be a way to hold more than a queue may.
+SELECT w.recipient, q.sender, q.messages, q.bytes FROM unnest($1::smallint[], $2::varchar[]) AS w (bucket, recipient)
 CROSS JOIN LATERAL (
-  SELECT count(*) AS messages, coalesce(sum(e.wire_bytes), 0)::bigint AS bytes FROM envelopes AS e
-  WHERE e.bucket = w.bucket AND e.recipient_nhi = w.recipient
-) AS q
-
--- name: waiting_of_sender
-SELECT w.recipient, w.sender, q.messages, q.bytes
-FROM unnest($1::smallint[], $2::varchar[], $3::varchar[]) AS w (bucket, recipient, sender)
-CROSS JOIN LATERAL (
-  SELECT count(*) AS messages, coalesce(sum(e.wire_bytes), 0)::bigint AS bytes FROM envelopes AS e
-  WHERE e.bucket = w.bucket AND e.recipient_nhi = w.recipient AND e.sender_nhi = w.sender
+  SELECT CASE WHEN e.sender_nhi = ANY ($3::varchar[]) THEN e.sender_nhi END AS sender, count(*) AS messages,
+    sum(e.wire_bytes)::bigint AS bytes
+  FROM envelopes AS e WHERE e.bucket = w.bucket AND e.recipient_nhi = w.recipient GROUP BY 1
 ) AS q
 
 -- name: add

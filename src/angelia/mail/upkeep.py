@@ -60,7 +60,7 @@ class Upkeep:
 
     async def fail_revoked(self, now: datetime) -> bool:
         """Mail under keys that were revoked fails: nobody can open it, or nobody can believe it."""
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             mark = await store.mark(tx, REVOKED)
         # Again and again over the last minutes: a revocation may commit later than the time that it carries.
         since = (datetime.fromisoformat(mark) if mark else now - _LONGEST_LIFE) - _LOOK_BACK
@@ -79,7 +79,7 @@ class Upkeep:
 
     async def reconcile(self, now: datetime) -> bool:
         """Put into its queue what a server left out that died between its commit and its script."""
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             mark = await store.mark(tx, RECONCILED)
         since = datetime.fromisoformat(mark) if mark else now
         until = now - _SETTLED
