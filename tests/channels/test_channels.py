@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from uuid import UUID, uuid4
 
@@ -145,6 +146,34 @@ async def test_only_its_owner_changes_and_deletes_a_channel(alice: Member, bob: 
     assert (changed["max_subscribers"], changed["retention_seconds"], changed["policy"]) == (7, 3600, "open")
 
 
+async def test_to_outsiders_there_is_no_channel_whatever_they_try(alice: Member, bob: Member) -> None:
+    channel, key = await alice.keyed("secret", "private")
+    url, large = f"/v1/channels/{channel}", bob.seals(channel, key, b"x" * 5000)
+    late = bob.seals(channel, key, created_at=1_000_000)
+    answers = [
+        await bob.raw("GET", url),
+        await bob.raw("PATCH", url, {"retention_seconds": 3600}),
+        await bob.raw("DELETE", url),
+        await bob.raw("GET", f"{url}/allowlist"),
+        await bob.raw("PUT", f"{url}/allowlist/bob", {}),
+        await bob.raw("DELETE", f"{url}/allowlist/bob"),
+        *[await bob.raw("POST", f"{url}/{verb}") for verb in ("subscribe", "unsubscribe", "pause", "resume")],
+        *[await bob.publishes(one) for one in (bob.seals(channel, key), large, late)],
+        await bob.raw("GET", f"{url}/messages"),
+        await bob.raw("GET", f"{url}/stream"),
+        await bob.raw("POST", f"{url}/commit", {"offset": 999}),
+        await bob.raw("POST", f"{url}/epoch", {"epoch": 2, "epoch_key_id": str(key.key_id)}),
+        await bob.raw("POST", f"{url}/keys", {"epoch": 1, "subscribers": []}),
+        await bob.raw("POST", f"{url}/key", {"epoch": 1}),
+        await bob.raw("GET", f"{url}/subscribers"),
+        await bob.raw("GET", f"{url}/publishers/alice"),
+        await bob.raw("GET", f"{url}/epochs/1"),
+    ]
+    for answer in answers:
+        assert code(answer) == (404, "not_found"), answer.request.url
+        assert not {"alice", "secret"} & set(re.split(r"\W+", f"{answer.json()['title']} {answer.json().get('hint')}"))
+
+
 @pytest.mark.parametrize(
     "bad", ["x", "2B9A7BD4-1FBB-4E82-A361-D3ADDCBFB838", "78921cac99f94ad09250e058198d81d5", "%00", "..%2f"]
 )
@@ -168,6 +197,8 @@ async def test_there_is_nothing_in_a_channel_that_is_not(alice: Member) -> None:
         ("GET", "/stream", None),
         ("POST", "/epoch", {"epoch": 1, "epoch_key_id": str(uuid4())}),
         ("POST", "/keys", {"epoch": 1, "subscribers": []}),
+        ("POST", "/key", {"epoch": 1}),
+        ("GET", "/epochs/1", None),
         ("GET", "/subscribers", None),
         ("GET", "/publishers/alice", None),
         ("GET", "/allowlist", None),
@@ -176,6 +207,29 @@ async def test_there_is_nothing_in_a_channel_that_is_not(alice: Member) -> None:
     ):
         answer = await alice.raw(method, nowhere + path, body)
         assert code(answer) == (404, "not_found"), path
+
+
+async def test_a_refusal_names_the_next_step(alice: Member, bob: Member, carol: Member) -> None:
+    channel, key = await alice.keyed(max_subscribers=1, max_message_size_bytes=8192)
+    url, once = f"/v1/channels/{channel}", uuid4()
+    await carol.subscribes(channel)
+    await carol.says(channel, key, message_id=once)
+    other, _ = await alice.keyed("other")
+    refusals = [
+        await bob.raw("POST", f"{url}/subscribe"),
+        await bob.raw("DELETE", url),
+        await bob.raw("GET", f"{url}/subscribers"),
+        await alice.raw("DELETE", f"{url}/allowlist/bob"),
+        await alice.raw("PATCH", url, {"retention_seconds": 1}),
+        await carol.raw("POST", f"{url}/commit", {"offset": 9}),
+        await carol.publishes(carol.seals(channel, key, b"x" * 9000)),
+        await carol.publishes(carol.seals(channel, key), other),
+        await carol.publishes(carol.seals(channel, key, b"another", message_id=once)),
+        await alice.raw("POST", "/v1/channels", {"channel_name": "news", "policy": "open"}),
+    ]
+    for refusal in refusals:
+        assert refusal.status_code >= 400
+        assert refusal.json().get("hint"), refusal.text
 
 
 async def test_a_deleted_channel_is_gone_at_once_and_its_rows_soon(
@@ -200,7 +254,7 @@ async def test_a_deleted_channel_is_gone_at_once_and_its_rows_soon(
     await alice.makes("news", "open")  # the name is free again
     while await slices.channels.tidy(now):
         pass
-    for table in ("channel_messages", "channel_subscriptions", "channel_allowlist"):
+    for table in ("channel_messages", "channel_subscriptions", "channel_allowlist", "channel_epochs"):
         assert await connection.fetchval(f"SELECT count(*) FROM {table} WHERE channel_id = $1", channel) == 0  # noqa: S608
     assert await connection.fetchval("SELECT count(*) FROM channel_remains") == 0
     assert (await alice.shows(kept))["total_messages"] == 1

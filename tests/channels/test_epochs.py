@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from angelia.channels.model import KEY_LIFE, Channel, Policy
+from channels.conftest import ChannelSlice
 from channels.members import Member, code
 
 DENIED = (403, "authorization_denied")
@@ -118,6 +119,172 @@ async def test_a_subscriber_can_ask_from_whom_a_key_may_come(alice: Member, bob:
     assert (await carol.call("GET", f"{url}/{bob.id}"))["nhi"] == "bob"
     private, _ = await alice.keyed("private", "private")
     assert code(await carol.raw("GET", f"/v1/channels/{private}/publishers/alice")) == (404, "not_found")
+
+
+# Who holds keys without listening.
+
+
+async def test_the_owner_and_whoever_makes_a_key_are_offered_the_next_without_listening(
+    alice: Member, bob: Member, carol: Member
+) -> None:
+    channel, _ = await alice.keyed(policy="allowlist", allowlist_nhis=["carol"])
+    await alice.allows(channel, "bob", may_subscribe=False, may_publish=True)
+    assert (await bob.shows(channel))["key_epoch"] is None
+    await bob.rekeys(channel, 2)
+    assert ((await bob.shows(channel))["key_epoch"], (await bob.shows(channel))["subscription"]) == (2, None)
+    assert await lacking(bob, channel) == ["alice"]
+    await alice.rekeys(channel, 3)
+    assert await lacking(alice, channel) == ["bob"]
+    assert ((await alice.shows(channel))["without_key"], (await bob.shows(channel))["without_key"]) == (1, 1)
+    noted = {"epoch": 3, "subscribers": ["bob"]}
+    assert await alice.call("POST", f"/v1/channels/{channel}/keys", noted) == {"noted": 1}
+    # Neither of them listens.
+    shown = await alice.shows(channel)
+    assert (shown["total_subscribers"], shown["subscription"]) == (0, None)
+    assert (await alice.call("GET", f"/v1/channels/{channel}/subscribers"))["subscribers"] == []
+    for one in (alice, bob):
+        await one.reads(channel, status=403)
+        await one.commits(channel, 0, status=403)
+        for verb in ("pause", "resume"):
+            assert code(await one.raw("POST", f"/v1/channels/{channel}/{verb}")) == (404, "not_found")
+        listed = await one.call("GET", "/v1/channels?subscribed=true")
+        assert listed["channels"] == []
+
+
+async def test_who_may_publish_is_told_how_many_lack_the_key_whether_it_listens_or_not(
+    alice: Member, bob: Member, carol: Member
+) -> None:
+    channel, _ = await alice.keyed(policy="allowlist", allowlist_nhis=["carol"])
+    await alice.allows(channel, "bob", may_subscribe=False, may_publish=True)
+    await carol.subscribes(channel)
+    assert [(await one.shows(channel))["without_key"] for one in (alice, bob, carol)] == [1, 1, None]
+    opened, _ = await alice.keyed("open", "open")
+    await carol.subscribes(opened)
+    assert [(await one.shows(opened))["without_key"] for one in (alice, bob, carol)] == [1, None, 1]
+
+
+async def test_to_subscribe_makes_a_publisher_a_listener_and_an_owner_who_leaves_is_still_sent_the_keys(
+    alice: Member, bob: Member
+) -> None:
+    channel, _ = await alice.keyed(policy="allowlist")
+    await alice.allows(channel, "bob", may_publish=True)
+    await bob.rekeys(channel, 2)
+    for one in (alice, bob):
+        assert (await one.subscribes(channel))["status"] == "active"
+    assert (await alice.shows(channel))["total_subscribers"] == 2
+    left = [(await one.call("POST", f"/v1/channels/{channel}/unsubscribe"))["status"] for one in (alice, bob)]
+    assert left == ["publishing", "deleted"]
+    assert (await alice.shows(channel))["total_subscribers"] == 0
+    await bob.rekeys(channel, 3)
+    assert await lacking(bob, channel) == ["alice"]
+
+
+async def test_a_publisher_without_its_right_is_offered_nothing_and_the_epoch_closes(
+    alice: Member, bob: Member
+) -> None:
+    channel, _ = await alice.keyed(policy="allowlist")
+    await alice.allows(channel, "bob", may_subscribe=False, may_publish=True)
+    await bob.rekeys(channel, 2)
+    await alice.allows(channel, "bob", may_subscribe=True, may_publish=False)
+    assert (await alice.shows(channel))["epoch_key_id"] is None
+    await alice.rekeys(channel, 3)
+    assert await lacking(alice, channel) == []
+    assert (await bob.shows(channel))["key_epoch"] is None
+
+
+async def test_another_policy_drops_publishers_too(alice: Member, bob: Member) -> None:
+    channel, _ = await alice.keyed(policy="allowlist")
+    await alice.allows(channel, "bob", may_subscribe=False, may_publish=True)
+    await bob.rekeys(channel, 2)
+    await alice.call("PATCH", f"/v1/channels/{channel}", {"policy": "private"})
+    await alice.rekeys(channel, 3)
+    assert await lacking(alice, channel) == []
+    await bob.shows(channel, status=404)
+
+
+async def test_who_may_no_longer_listen_but_publish_goes_on_as_a_publisher(alice: Member, bob: Member) -> None:
+    channel, _ = await alice.keyed(policy="allowlist")
+    await alice.allows(channel, "bob", may_publish=True)
+    await bob.subscribes(channel)
+    await alice.allows(channel, "bob", may_subscribe=False, may_publish=True)
+    shown = await alice.shows(channel)
+    assert (shown["total_subscribers"], shown["epoch_key_id"]) == (0, None)
+    await bob.reads(channel, status=403)
+    await alice.rekeys(channel, 2)
+    assert await lacking(alice, channel) == ["bob"]
+
+
+# What a subscriber says of its own key.
+
+
+async def test_in_an_open_channel_a_key_that_its_subscriber_confirms_is_offered_no_more(
+    alice: Member, bob: Member, carol: Member
+) -> None:
+    channel, _ = await alice.keyed()
+    await bob.subscribes(channel)
+    await carol.subscribes(channel)
+    own, sent = f"/v1/channels/{channel}/key", {"epoch": 1, "subscribers": ["bob"]}
+    assert (await bob.call("POST", own, {"epoch": 0}))["key_epoch"] == 0
+    await carol.call("POST", f"/v1/channels/{channel}/keys", sent)
+    assert await lacking(carol, channel) == ["bob", "carol"]
+    assert (await bob.call("POST", own, {"epoch": 1}))["key_epoch"] == 1
+    assert await lacking(carol, channel) == ["carol"]
+    # From then on the word of others counts again, and to confirm is no way to ask the oftener.
+    await alice.rekeys(channel, 2)
+    assert await carol.call("POST", f"/v1/channels/{channel}/keys", {**sent, "epoch": 2}) == {"noted": 1}
+    assert (await bob.call("POST", own, {"epoch": 0}))["key_epoch"] == 2
+
+
+async def test_only_the_present_key_is_confirmed_and_only_by_who_holds_it(alice: Member, bob: Member) -> None:
+    channel, _ = await alice.keyed()
+    own = f"/v1/channels/{channel}/key"
+    assert code(await bob.raw("POST", own, {"epoch": 1})) == (404, "not_found")
+    await bob.subscribes(channel)
+    assert code(await bob.raw("POST", own, {"epoch": 2})) == (409, "version_conflict")
+    assert code(await bob.raw("POST", own, {"epoch": -1}))[0] == 400
+
+
+async def test_a_publisher_asks_for_the_key_without_becoming_a_listener(alice: Member, bob: Member) -> None:
+    channel, _ = await alice.keyed(policy="allowlist")
+    await alice.allows(channel, "bob", may_publish=True)
+    await bob.rekeys(channel, 2)
+    assert (await bob.call("POST", f"/v1/channels/{channel}/key", {"epoch": 0}))["status"] == "publishing"
+    assert await lacking(alice, channel) == ["alice", "bob"]
+
+
+# Keys of before.
+
+
+async def test_the_ids_of_earlier_keys_are_told_to_who_may_see_the_channel(
+    alice: Member, bob: Member, carol: Member
+) -> None:
+    channel, first = await alice.keyed(policy="allowlist", allowlist_nhis=["carol"])
+    await alice.allows(channel, "bob", may_publish=True)
+    second = await bob.rekeys(channel, 2)
+    url = f"/v1/channels/{channel}/epochs"
+    told = [await carol.call("GET", f"{url}/{number}") for number in (1, 2)]
+    assert [(one["epoch"], one["key_id"], one["made_by"]) for one in told] == [
+        (1, str(first.key_id), "alice"),
+        (2, str(second.key_id), "bob"),
+    ]
+    assert code(await carol.raw("GET", f"{url}/3")) == (404, "not_found")
+    for bad in ("0", "-1", "x", "01", "9" * 20):
+        assert code(await carol.raw("GET", f"{url}/{bad}"))[0] == 400
+    private, _ = await alice.keyed("private", "private")
+    assert code(await carol.raw("GET", f"/v1/channels/{private}/epochs/1")) == (404, "not_found")
+
+
+async def test_ids_of_keys_are_forgotten_when_nothing_under_them_can_be_read(
+    slices: ChannelSlice, alice: Member, now: datetime
+) -> None:
+    channel, _ = await alice.keyed(policy="private")
+    await alice.rekeys(channel, 2)
+    url = f"/v1/channels/{channel}/epochs"
+    await slices.channels.tidy(now + timedelta(days=30))
+    await alice.call("GET", f"{url}/1")
+    await slices.channels.tidy(now + timedelta(days=31, hours=1))
+    await alice.call("GET", f"{url}/1", status=404)
+    await alice.call("GET", f"{url}/2")
 
 
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)

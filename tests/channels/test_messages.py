@@ -6,13 +6,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
 import asyncpg
 import httpx
 import pytest
 
+from angelia.channels import reading
 from angelia.channels.reading import Wanted
 from angelia.envelope import jsonform, wire
 from angelia.envelope.ids import KeyType
@@ -299,7 +300,7 @@ async def test_messages_leave_at_their_own_time_or_the_channels_and_offsets_belo
     assert (shown["first_offset"], shown["next_offset"]) == (4, 4)
     with pytest.raises(OffsetGone) as gone:
         await offsets(2, much_later)
-    assert gone.value.members == {"first_offset": 4}
+    assert gone.value.members == {"offset": 3, "first_offset": 4}
     assert await offsets(3, much_later) == []
     answer = await alice.raw("GET", f"/v1/channels/{channel}/messages?after_offset=0")
     assert code(answer) == (410, "offset_gone")
@@ -327,6 +328,52 @@ async def test_a_tick_takes_small_batches_and_says_when_more_wait(
     at = now + timedelta(hours=1)
     assert [await slices.channels.tidy(at) for _ in range(3)] == [True, True, False]
     assert (await alice.shows(channel))["first_offset"] == 6
+
+
+async def test_a_channel_that_is_published_in_without_a_pause_still_loses_what_expired(
+    slices: ChannelSlice, alice: Member, now: datetime, connection: asyncpg.Connection
+) -> None:
+    """A publisher holds the channel's lock when the tick comes: the tick waits its turn."""
+    channel, key = await alice.keyed()
+    await alice.says(channel, key, ttl_seconds=60)
+    publishing = connection.transaction()
+    await publishing.start()
+    await connection.execute("SELECT 1 FROM channels FOR UPDATE")
+    tick = asyncio.create_task(slices.channels.tidy(now + timedelta(hours=1)))
+    await asyncio.sleep(0.2)
+    assert not tick.done()
+    await publishing.rollback()
+    await tick
+    assert (await alice.shows(channel))["first_offset"] == 2
+
+
+async def test_a_tick_takes_a_few_channels_at_a_time_and_comes_back_for_the_others(
+    slices: ChannelSlice, alice: Member, now: datetime
+) -> None:
+    made = [await alice.keyed(f"channel-{number}") for number in range(6)]
+    for channel, key in made:
+        await alice.says(channel, key, ttl_seconds=60)
+    at = now + timedelta(hours=1)
+    assert [await slices.channels.tidy(at) for _ in range(2)] == [True, False]
+    assert {(await alice.shows(channel))["first_offset"] for channel, _ in made} == {2}
+
+
+async def test_many_who_read_at_once_share_pages_and_the_later_ones_are_short_but_never_empty(
+    slices: ChannelSlice, alice: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel, key = await alice.keyed()
+    await alice.subscribes(channel)
+    for _ in range(4):
+        await alice.says(channel, key)
+    agent, at = await slices.agents.named("alice"), datetime.now(UTC)
+
+    async def read() -> list[tuple[int, bool]]:
+        reads = [slices.readers.read(agent, Wanted(channel, after % 4, 10), at, 0) for after in range(64)]
+        return [(len(page.messages), page.has_more) for page in await asyncio.gather(*reads)]
+
+    assert set(await read()) == {(4, False), (3, False), (2, False), (1, False)}
+    monkeypatch.setattr(reading, "TOGETHER_BYTES", 1)
+    assert set(await read()) == {(1, True), (1, False)}
 
 
 async def test_a_slow_subscriber_holds_nothing_back(slices: ChannelSlice, alice: Member, now: datetime) -> None:

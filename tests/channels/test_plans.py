@@ -23,6 +23,10 @@ SELECT uuid_in(lpad(n::text, 32, '0')::cstring), 'agent-' || n % 1999, $1 FROM g
 INSERT INTO channel_subscriptions (subscription_id, channel_id, subscriber_nhi, key_epoch, created_at, updated_at)
 SELECT gen_random_uuid(), uuid_in(lpad((1 + n % 50)::text, 32, '0')::cstring), 'agent-' || n, n % 3, $1, $1
 FROM generate_series(1, 20000) AS n;
+INSERT INTO channel_epochs (channel_id, epoch, key_id, made_at, replaced_at)
+SELECT uuid_in(lpad(n::text, 32, '0')::cstring), e, gen_random_uuid(), $1,
+  CASE e WHEN 1 THEN $1::timestamptz + n * interval '1 second' END
+FROM generate_series(1, 10000) AS n, generate_series(1, 2) AS e;
 INSERT INTO channel_messages
 SELECT uuid_in(lpad((1 + n % 50)::text, 32, '0')::cstring), 1 + n / 50, 'agent-' || n % 100, gen_random_uuid(),
   sha256(''), gen_random_uuid(), $1, $1, $1::timestamptz + n * interval '1 minute', NULL,
@@ -45,8 +49,14 @@ ASKED: dict[str, list[object]] = {
     "key_sent": [ID, ["agent-7"], 2, False],
     "known": [[ID], ["agent-7"], [ID]],
     "read": [ID, 10, NOW, 11, 4 << 20],
-    "expired": [NOW + timedelta(hours=1), 500],
-    "lock_free": [[ID]],
+    "expired": [NOW + timedelta(hours=1), 500, 5],
+    "rules_behind": [1, 20],
+    "epoch": [ID, 1],
+    "hold_key": [ID, ID, "agent-7", 1, NOW],
+    "holders": [ID, "agent-7", 100],
+    "key_taken": [ID, "agent-7", 1, NOW],
+    "forget_epochs": [NOW, 500],
+    "drop_epochs": [ID, 500],
     "drop_expired": [[ID], NOW + timedelta(hours=1), 500],
     "move_first": [[ID]],
     "drop_messages": [ID, 500],

@@ -1,4 +1,4 @@
-"""Who may subscribe to a channel and publish in it: its policy, its allowlist, or the rules."""
+"""Who may subscribe to a channel, publish in it, and know of it: its policy, its allowlist, or the rules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import datetime
 from uuid import UUID
 
 from angelia.channels import store
-from angelia.channels.model import Channel, Policy
+from angelia.channels.model import Channel, Policy, Subscription, no_channel
 from angelia.errors import AngeliaError, Denied
 from angelia.policy import service as rules
 from angelia.policy.model import Action, Wish
@@ -41,14 +41,56 @@ class Admission:
         return [None if nhi in allowed else _denial(channel, action, nhi) for nhi in nhis]
 
     async def check(self, tx: Tx, channel: Channel, action: Action, nhi: str, now: datetime) -> None:
-        """The same for one agent; raises."""
+        """The same for one agent; raises. To whom the channel is none of its business, there is none."""
         [refusal] = await self.refusals(tx, channel, action, [nhi], now)
+        if isinstance(refusal, Denied):
+            await self.refuse_outsiders(tx, channel, nhi, now)
         if refusal is not None:
             raise refusal
 
     async def may(self, tx: Tx, channel: Channel, action: Action, nhi: str, now: datetime) -> bool:
         [refusal] = await self.refusals(tx, channel, action, [nhi], now)
         return refusal is None
+
+    async def staying(
+        self, tx: Tx, channel: Channel, held: Sequence[Subscription], now: datetime
+    ) -> list[AngeliaError | None]:
+        """Whether those who hold the key may go on as what they are: as listeners, or as publishers.
+
+        The key is the owner's affair, also where rules do not let it publish."""
+        listening = [one.subscriber_nhi for one in held if one.listens]
+        others = [one.subscriber_nhi for one in held if not one.listens]
+        refusals = dict(
+            [
+                *zip(listening, await self.refusals(tx, channel, Action.SUBSCRIBE, listening, now), strict=True),
+                *zip(others, await self.refusals(tx, channel, Action.PUBLISH, others, now), strict=True),
+            ]
+        )
+        if channel.owner_nhi in others:
+            refusals[channel.owner_nhi] = None
+        return [refusals[one.subscriber_nhi] for one in held]
+
+    async def sees(self, tx: Tx, channel: Channel, nhi: str, now: datetime) -> bool:
+        """Whether an agent owns a channel, listens to it, or may do something in it."""
+        if nhi == channel.owner_nhi:
+            return True
+        for action in (Action.SUBSCRIBE, Action.PUBLISH):
+            if await self.may(tx, channel, action, nhi, now):
+                return True
+        held = await store.subscription(tx, channel.channel_id, nhi)
+        return held is not None and held.listens
+
+    async def refuse_outsiders(self, tx: Tx, channel: Channel, nhi: str, now: datetime) -> None:
+        """Before anything is said of a channel to whom something was refused: to outsiders there is none.
+
+        Whoever was in it knows of it, and is told the reason."""
+        if await store.subscription(tx, channel.channel_id, nhi) is not None:
+            return
+        if not await self.sees(tx, channel, nhi, now):
+            raise no_channel(channel.channel_id)
+
+    async def rules_version(self, tx: Tx) -> int:
+        return await self._engine.version(tx)
 
     async def admitting(self, tx: Tx, channels: Sequence[Channel], nhi: str, now: datetime) -> set[UUID]:
         """Of channels whose rules decide, those in which an agent may do something; asked about in one go."""

@@ -90,7 +90,7 @@ def routes(publishing: Publishing, readers: Readers, ttl_max: int) -> list[Route
     async def publish(call: Call) -> Answer:
         channel_id, content_type = named_channel(call), call.headers.get("content-type", "")
         if media.is_binary(content_type) and len(call.body) > MAX_ENVELOPE:
-            raise TooLarge(f"an envelope has at most {MAX_ENVELOPE:,} bytes")
+            raise TooLarge(f"an envelope has at most {MAX_ENVELOPE:,} bytes", hint="publish it in parts")
         envelope = media.read(content_type, call.body, ttl_max)
         placed = await publishing.publish(call.agent, channel_id, envelope, call.now)
         return Answer(201 if placed.new else 200, placed.published)

@@ -33,10 +33,12 @@ class Policy(StrEnum):
 
 
 class Status(StrEnum):
-    """A subscription's life. A paused one keeps its offset and reads nothing."""
+    """A subscription's life. A paused one keeps its offset and reads nothing; who only publishes holds the key, and
+    is sent the next ones, without listening."""
 
     ACTIVE = "active"
     PAUSED = "paused"
+    PUBLISHING = "publishing"
     DELETED = "deleted"
 
 
@@ -98,7 +100,8 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody listens to a channel. `key_epoch` is the newest epoch whose key was sent to it; 0 is none."""
+    """Somebody listens to a channel, or holds its key to publish in it. `key_epoch` is the newest epoch whose key was
+    sent to it; 0 is none."""
 
     subscription_id: UUID
     channel_id: UUID
@@ -113,17 +116,34 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def listens(self) -> bool:
+        return self.status in (Status.ACTIVE, Status.PAUSED)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the channel's keys are sent to it."""
         return self.status is not Status.DELETED
 
 
+class Epoch(msgspec.Struct, frozen=True, kw_only=True):
+    """A key that a channel has, or had as long as anything under it may be read; never the key itself. Who made it is
+    not known of some old ones."""
+
+    epoch: int
+    key_id: UUID
+    made_by: str | None
+    made_at: datetime
+
+
 class Shown(Channel, frozen=True, kw_only=True):
-    """A channel, and what the caller is in it. `without_key` counts, up to a thousand, the subscribers to whom
-    nobody has sent the present key; only those who give it out are told."""
+    """A channel, and what the caller is in it. `without_key` counts, up to a thousand, those to whom nobody has sent
+    the present key; only those who give it out are told. `key_epoch` is the newest epoch whose key was sent to the
+    caller, and null for whom keys are not sent to."""
 
     may_subscribe: bool
     may_publish: bool
     subscription: Subscription | None
     without_key: int | None
+    key_epoch: int | None = None
 
 
 class Subscriber(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,13 +224,17 @@ def check_limits(retention_seconds: int, max_message_size_bytes: int, max_subscr
     }
     for name, (value, least, most) in bounds.items():
         if not least <= value <= most:
-            raise InvalidArgument(f"{name} is {value:,}; it is from {least:,} to {most:,}")
+            raise InvalidArgument(f"{name} is {value:,}", hint=f"from {least:,} to {most:,}")
 
 
 def split_name(text: str) -> tuple[str, str] | None:
     """Owner and name of a channel written as `owner/name`, or None."""
     owner, slash, name = text.partition("/")
     return (owner, name) if slash and valid_handle(owner) and _NAME.match(name) else None
+
+
+def not_subscribed(channel: Channel) -> NotFound:
+    return NotFound(f"you are not subscribed to {channel.name}", hint=f"angelia channel subscribe {channel.name}")
 
 
 def no_channel(channel_id: UUID) -> NotFound:

@@ -27,6 +27,7 @@ from angelia.errors import (
     InvalidArgument,
     MessageExpired,
     MessageIdConflict,
+    NotFound,
     TooLarge,
 )
 from angelia.keys import admission as signatures
@@ -68,7 +69,7 @@ class Publishing:
         if header.suite is not Suite.CHANNEL:
             raise SuiteRefused(f"a channel takes suite {int(Suite.CHANNEL)}, this envelope has {int(header.suite)}")
         if header.channel_id != channel_id:
-            raise InvalidArgument("the envelope was sealed for another channel")
+            raise InvalidArgument("the envelope was sealed for another channel", hint="publish it in the one it names")
         if header.sender_nhi != agent.handle:
             await self._failed("message_delivery_denied", agent, envelope, now, "sender_is_another")
             raise Denied(f"the envelope is {header.sender_nhi}'s, and the caller is {agent.handle}")
@@ -82,7 +83,7 @@ class Publishing:
         )
         try:
             placed = await self._place(agent, wanted, now)
-        except Denied:
+        except (Denied, NotFound):
             await self._failed("message_delivery_denied", agent, envelope, now, "not_allowed")
             raise
         except MessageIdConflict:
@@ -98,15 +99,15 @@ class Publishing:
 
     async def _place(self, agent: Agent, wanted: Publication, now: datetime) -> Placed:
         channel_id, envelope = wanted.channel_id, wanted.envelope
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             channel = await store.channel(tx, channel_id)
-            if len(envelope.wire) > channel.max_message_size_bytes:
-                raise TooLarge(f"a message of this channel has at most {channel.max_message_size_bytes:,} bytes")
             before = (await store.known(tx, [_id(wanted)])).get(_id(wanted))
             if before is not None:
                 return _again(wanted, before)
-            _check_times(wanted, now)
+            # Before anything that tells about the channel: to outsiders there is none.
             await self._admission.check(tx, channel, Action.PUBLISH, agent.handle, now)
+            _check_size(channel, wanted)
+            _check_times(wanted, now)
             _check_epoch(channel, wanted)
             [pair] = await signatures.signers(tx, [Signed.envelope(envelope.header)], now)
         if isinstance(pair, AngeliaError):
@@ -165,6 +166,15 @@ async def append_batch(tx: Tx, wanted: Sequence[Publication]) -> list[Placed | A
     return results
 
 
+def _check_size(channel: Channel, wanted: Publication) -> None:
+    most, size = channel.max_message_size_bytes, len(wanted.envelope.wire)
+    if size > most:
+        raise TooLarge(
+            f"a message of this channel has at most {most:,} bytes, sealed; this has {size:,}",
+            hint=f"{channel.owner_nhi} runs `angelia channel update --max-size`",
+        )
+
+
 def _check_times(wanted: Publication, now: datetime) -> None:
     """Exactly 300 s off is accepted, a millisecond more is not."""
     ahead = wanted.created_at - now
@@ -195,7 +205,10 @@ def _check_epoch(channel: Channel, wanted: Publication) -> None:
 def _again(wanted: Publication, before: Stored) -> Placed:
     """The first answer, for the same bytes; a sender uses an id once."""
     if before.replay_key != wanted.replay_key:
-        raise MessageIdConflict("this message id was used before, for another envelope; the first one stands")
+        raise MessageIdConflict(
+            "this message id was used before, for another envelope; the first one stands",
+            hint="if that was the same message, it is published; another one needs another id",
+        )
     return Placed(_answer(wanted, before), new=False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 from uuid import UUID
 
@@ -13,6 +14,7 @@ from angelia.channels.model import (
     RETENTION,
     SUBSCRIBERS,
     Channel,
+    Epoch,
     Listed,
     Policy,
     Shown,
@@ -20,6 +22,7 @@ from angelia.channels.model import (
     Subscription,
 )
 from angelia.channels.service import Channels
+from angelia.errors import InvalidArgument
 from angelia.guard.declarations import (
     Access,
     Answer,
@@ -38,6 +41,7 @@ PUBLISH = Rule("publish", 1_200, 60_000, Per.AGENT)
 Name = Annotated[str, msgspec.Meta(max_length=255)]
 Handles = Annotated[list[Name], msgspec.Meta(max_length=100)]
 Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+_EPOCH = re.compile(r"[1-9][0-9]{0,14}")
 
 
 class NewChannel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -119,13 +123,19 @@ class KeysSentBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class KeysSent(msgspec.Struct, frozen=True):
-    """How many of them had not been sent it before."""
+    """For how many of them that is new, and counts."""
 
     noted: int
 
 
+class KeyTakenBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The present epoch, whose key the caller has; 0 says that it has none, which counts once an hour."""
+
+    epoch: Number
+
+
 class SubscribersQuery(msgspec.Struct, frozen=True):
-    """`without_key` leaves out those to whom the present key was sent."""
+    """`without_key` leaves out those to whom the present key was sent, and has those too who only publish."""
 
     without_key: bool = False
     limit: PageSize = 100
@@ -201,7 +211,7 @@ def _channel_routes(channels: Channels) -> list[Route]:
 
     async def list_allowed(call: Call) -> Answer:
         query = call.query(NamesQuery)
-        found = await channels.allowlist(call.agent, named_channel(call), query.cursor, query.limit + 1)
+        found = await channels.allowlist(call.agent, named_channel(call), query.cursor, query.limit + 1, call.now)
         shown = found[: query.limit]
         return Answer(body=Allowlist(shown, shown[-1].nhi if len(found) > query.limit else None))
 
@@ -300,6 +310,14 @@ def _key_routes(epochs: Epochs) -> list[Route]:
         noted = await epochs.keys_sent(call.agent, named_channel(call), body.epoch, body.subscribers, call.now)
         return Answer(body=KeysSent(noted))
 
+    async def key_taken(call: Call) -> Answer:
+        epoch = call.json(KeyTakenBody).epoch
+        return Answer(body=await epochs.key_taken(call.agent, named_channel(call), epoch, call.now))
+
+    async def epoch(call: Call) -> Answer:
+        number = _epoch_number(call.path("epoch"))
+        return Answer(body=await epochs.epoch(call.agent, named_channel(call), number, call.now))
+
     async def subscribers(call: Call) -> Answer:
         query = call.query(SubscribersQuery)
         found, following = await epochs.subscribers(
@@ -330,6 +348,14 @@ def _key_routes(epochs: Epochs) -> list[Route]:
             {200: KeysSent}, takes=KeysSentBody, rule=PUBLISH,
         ),
         Route(
+            "POST", "/v1/channels/{channel}/key", key_taken, Access.AGENT, "Say that the caller has the key, or none",
+            {200: Subscription}, takes=KeyTakenBody, rule=WRITE,
+        ),
+        Route(
+            "GET", "/v1/channels/{channel}/epochs/{epoch}", epoch, Access.AGENT, "Which key a channel had in an epoch",
+            {200: Epoch},
+        ),
+        Route(
             "GET", "/v1/channels/{channel}/subscribers", subscribers, Access.AGENT,
             "Who listens; for those who give out the key", {200: Subscribers}, query=SubscribersQuery,
         ),
@@ -342,3 +368,9 @@ def _key_routes(epochs: Epochs) -> list[Route]:
 
 def named_channel(call: Call) -> UUID:
     return uuid_of(call.path("channel"), "a channel id is a UUID in lower case")
+
+
+def _epoch_number(text: str) -> int:
+    if _EPOCH.fullmatch(text) is None:
+        raise InvalidArgument("an epoch is a whole number from 1 on", hint="the channel tells its present one")
+    return int(text)

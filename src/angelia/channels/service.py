@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import UUID
+
+import msgspec
 
 from angelia.agents.model import Agent
 from angelia.agents.service import Agents
@@ -14,6 +16,7 @@ from angelia.channels import store
 from angelia.channels.admission import Admission
 from angelia.channels.model import (
     ASK_AGAIN,
+    LONGEST_RETENTION,
     Channel,
     Listed,
     Policy,
@@ -23,6 +26,7 @@ from angelia.channels.model import (
     check_limits,
     check_name,
     no_channel,
+    not_subscribed,
 )
 from angelia.errors import AlreadyExists, Conflict, Denied, NotFound
 from angelia.keys.service import Keys
@@ -32,6 +36,9 @@ from angelia.stores.wake import Wake, topic
 
 MOST_COUNTED = 1_000
 _BATCH = 500
+_RECHECKED_TOGETHER = 20
+# As long as anything under a key that was replaced may be read; a day more than needed, for clocks that differ.
+_EPOCHS_KEPT = timedelta(seconds=LONGEST_RETENTION) + timedelta(days=1)
 
 
 class Channels:
@@ -67,7 +74,11 @@ class Channels:
         async with self._ledger.transaction() as tx:
             made = await store.add(tx, owner.handle, name, policy, *limits, now)
             if made is None:
-                raise AlreadyExists(f"{owner.handle} has a channel {name} already", hint="angelia channel list")
+                raise AlreadyExists(
+                    f"{owner.handle} has a channel {name} already",
+                    hint=f"it is yours and can be used as it is: angelia channel show {name}",
+                )
+            await store.hold_key(tx, made.channel_id, owner.handle, 0, now)
             for nhi in sorted(listed):
                 await store.put_listed(tx, made.channel_id, nhi, now, may_subscribe=True, may_publish=False)
             detail = {"channel_id": str(made.channel_id), "name": name, "policy": policy.value, "listed": len(listed)}
@@ -77,7 +88,7 @@ class Channels:
 
     async def show(self, agent: Agent, channel_id: UUID, now: datetime) -> Shown:
         """A channel, for whoever has to do with it or may; to others there is none."""
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             return await self._shown(tx, await store.channel(tx, channel_id), agent, now)
 
     async def page(
@@ -94,7 +105,7 @@ class Channels:
         """The channels that an agent may know of, oldest first, and after which the next page begins.
 
         A page may be shorter than asked for: rules decide about some only after they were found."""
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             found = await store.page(tx, agent.handle, after, limit + 1, owner=owner, name=name, subscribed=subscribed)
             asked = [channel for channel, known in found[:limit] if not known]
             allowed = await self._admission.admitting(tx, asked, agent.handle, now)
@@ -120,7 +131,7 @@ class Channels:
         Another policy always closes the epoch: what was published for some must not open with a key that others
         get, and who had the key under the old policy must not have the next."""
         async with self._ledger.transaction() as tx:
-            before = await _owned(tx, channel_id, agent)
+            before = await self._owned(tx, channel_id, agent, now)
             limits = (
                 before.retention_seconds if retention_seconds is None else retention_seconds,
                 before.max_message_size_bytes if max_message_size_bytes is None else max_message_size_bytes,
@@ -141,16 +152,16 @@ class Channels:
 
     async def delete(self, agent: Agent, channel_id: UUID, now: datetime) -> None:
         async with self._ledger.transaction() as tx:
-            gone = await _owned(tx, channel_id, agent)
+            gone = await self._owned(tx, channel_id, agent, now)
             await store.remove(tx, channel_id, now)
             detail = {"messages": gone.total_messages, "subscribers": gone.total_subscribers}
             await audit.record(tx, [_event("channel_deleted", gone, agent.handle, now, detail)])
         await self._wake.tell(topic("channel", str(channel_id)), b"")
 
-    async def allowlist(self, agent: Agent, channel_id: UUID, after: str, limit: int) -> list[Listed]:
+    async def allowlist(self, agent: Agent, channel_id: UUID, after: str, limit: int, now: datetime) -> list[Listed]:
         """Whom a channel lists, by name, after a name; for its owner."""
-        async with self._ledger.transaction() as tx:
-            _refuse_others(await store.channel(tx, channel_id), agent)
+        async with self._ledger.reading() as tx:
+            await self._refuse_others(tx, await store.channel(tx, channel_id), agent, now)
             return await store.allowlist(tx, channel_id, after, limit)
 
     async def allow(
@@ -159,7 +170,7 @@ class Channels:
         """List somebody, or change what it may; to take a right away is to remove it from those who have it."""
         nhi = (await self._agents.named(name)).handle
         async with self._ledger.transaction() as tx:
-            channel = await _owned(tx, channel_id, agent)
+            channel = await self._owned(tx, channel_id, agent, now)
             before = (await store.listed(tx, channel_id, [nhi])).get(nhi)
             entry = await store.put_listed(
                 tx, channel_id, nhi, now, may_subscribe=may_subscribe, may_publish=may_publish
@@ -170,19 +181,22 @@ class Channels:
                 before.may_subscribe > entry.may_subscribe or before.may_publish > entry.may_publish
             )
             if before is not None and lost:
-                await self._withdraw(tx, channel, before, now, still_subscribes=may_subscribe)
+                await self._withdraw(tx, channel, before, now)
         await self._wake.tell(topic("channel", str(channel_id)), b"")
         return entry
 
     async def disallow(self, agent: Agent, channel_id: UUID, name: str, now: datetime) -> None:
         nhi = (await self._agents.named(name)).handle
         async with self._ledger.transaction() as tx:
-            channel = await _owned(tx, channel_id, agent)
+            channel = await self._owned(tx, channel_id, agent, now)
             removed = await store.remove_listed(tx, channel_id, nhi)
             if removed is None:
-                raise NotFound(f"{nhi} is not on the allowlist of {channel.name}")
+                raise NotFound(
+                    f"{nhi} is not on the allowlist of {channel.name}",
+                    hint=f"who is: angelia channel allow {channel.channel_name}",
+                )
             await audit.record(tx, [_event("channel_policy_changed", channel, agent.handle, now, {"unlisted": nhi})])
-            await self._withdraw(tx, channel, removed, now, still_subscribes=False)
+            await self._withdraw(tx, channel, removed, now)
         await self._wake.tell(topic("channel", str(channel_id)), b"")
 
     async def subscribe(
@@ -192,7 +206,7 @@ class Channels:
 
         Who has published no keys cannot be sent the channel's key, so it cannot subscribe."""
         await self._keys.bundle(agent.handle, agent, now)
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             seen = await store.channel(tx, channel_id)
         await self._admission.spend(seen, Action.SUBSCRIBE, agent.handle, now)
         async with self._ledger.transaction() as tx:
@@ -202,7 +216,10 @@ class Channels:
             new = held is None or not held.listens
             if held is None or new:
                 if channel.total_subscribers >= channel.max_subscribers:
-                    raise Conflict(f"the channel has {channel.max_subscribers:,} subscribers, as many as it takes")
+                    raise Conflict(
+                        f"the channel has {channel.max_subscribers:,} subscribers, as many as it takes",
+                        hint=f"{channel.owner_nhi} runs `angelia channel update --max-subscribers`",
+                    )
                 held = await store.put_subscription(tx, channel_id, agent.handle, channel.end, now)
                 await store.count_subscribers(tx, channel_id, 1)
                 await audit.record(tx, [_event("subscribed", channel, agent.handle, now)])
@@ -211,17 +228,23 @@ class Channels:
         return held, new
 
     async def unsubscribe(self, agent: Agent, channel_id: UUID, now: datetime) -> Subscription:
-        """Listen no more. It moves no epoch, so that nobody forces others to make keys by coming and going."""
+        """Listen no more. It moves no epoch, so that nobody forces others to make keys by coming and going. An owner
+        is still sent the keys of its channel."""
         async with self._ledger.transaction() as tx:
             channel = await store.locked(tx, channel_id)
-            if await store.drop(tx, channel_id, [agent.handle], now):
-                await store.count_subscribers(tx, channel_id, -1)
-                if channel.policy is not Policy.OPEN and agent.handle != channel.owner_nhi:
-                    await store.note_leave(tx, channel_id, now)
-                await audit.record(tx, [_event("unsubscribed", channel, agent.handle, now)])
             held = await store.subscription(tx, channel_id, agent.handle)
             if held is None:
-                raise _not_subscribed(channel)
+                await self._admission.refuse_outsiders(tx, channel, agent.handle, now)
+                raise not_subscribed(channel)
+            if held.listens:
+                owns = agent.handle == channel.owner_nhi
+                status = Status.PUBLISHING if owns else Status.DELETED
+                await store.become(tx, channel_id, [agent.handle], status, now)
+                await store.count_subscribers(tx, channel_id, -1)
+                if channel.policy is not Policy.OPEN and not owns:
+                    await store.note_leave(tx, channel_id, now)
+                await audit.record(tx, [_event("unsubscribed", channel, agent.handle, now)])
+                held = msgspec.structs.replace(held, status=status, updated_at=now)
         await self._wake.tell(topic("channel", str(channel_id)), b"")
         return held
 
@@ -234,16 +257,18 @@ class Channels:
         return await self._set_status(agent, channel_id, Status.ACTIVE, now)
 
     async def tidy(self, now: datetime) -> bool:
-        """One tick: messages whose time is over, remains of channels, checks that a crash interrupted."""
+        """One tick: messages whose time is over, remains of channels, checks that are due by a crash or other rules."""
         async with self._ledger.transaction() as tx:
             remains = await store.drop_remains(tx, _BATCH)
         async with self._ledger.transaction() as tx:
-            dropped = await store.drop_expired(tx, now, _BATCH)
+            more = await store.drop_expired(tx, now, _BATCH)
+            await store.forget_epochs(tx, now - _EPOCHS_KEPT, _BATCH)
         async with self._ledger.transaction() as tx:
+            await store.recheck_behind(tx, await self._admission.rules_version(tx), _RECHECKED_TOGETHER)
             due = await store.recheck_due(tx)
         if due is not None:
             await self._recheck(due, now)
-        return remains or dropped == _BATCH or due is not None
+        return remains or more or due is not None
 
     async def _shown(self, tx: Tx, channel: Channel, agent: Agent, now: datetime) -> Shown:
         nhi = agent.handle
@@ -255,7 +280,8 @@ class Channels:
         if not (owns or listens or may_subscribe or may_publish):
             raise no_channel(channel.channel_id)
         lacking = None
-        if owns or (listens and may_publish):
+        # Anybody may publish in an open channel; who listens to it is for those to know who listen too.
+        if owns or (listens if channel.policy is Policy.OPEN else may_publish):
             lacking = await store.count_without_key(tx, channel.channel_id, channel.epoch, MOST_COUNTED)
         return Shown(
             **{name: getattr(channel, name) for name in Channel.__struct_fields__},
@@ -263,68 +289,71 @@ class Channels:
             may_publish=may_publish,
             subscription=held if listens else None,
             without_key=lacking,
+            key_epoch=held.key_epoch if held is not None and held.holds else None,
         )
 
     async def _set_status(self, agent: Agent, channel_id: UUID, status: Status, now: datetime) -> Subscription:
         async with self._ledger.transaction() as tx:
             channel = await store.channel(tx, channel_id)
             held = await store.set_status(tx, channel_id, agent.handle, status, now)
-        if held is None:
-            raise _not_subscribed(channel)
+            if held is None:
+                await self._admission.refuse_outsiders(tx, channel, agent.handle, now)
+                raise not_subscribed(channel)
         return held
 
-    async def _withdraw(
-        self, tx: Tx, channel: Channel, before: Listed, now: datetime, *, still_subscribes: bool
-    ) -> None:
-        """A right was taken away: the subscription ends with it, and whoever may have the key has it no more."""
+    async def _withdraw(self, tx: Tx, channel: Channel, before: Listed, now: datetime) -> None:
+        """A right was taken away: what rested on it ends with it, and whoever may have the key has it no more."""
         if channel.policy is not Policy.ALLOWLIST or before.nhi == channel.owner_nhi:
             return
         held = await store.subscription(tx, channel.channel_id, before.nhi)
-        if not still_subscribes:
-            await self._drop(tx, channel, [before.nhi], now)
+        if held is not None and held.holds:
+            await self._drop_refused(tx, channel, [held], now)
         if before.may_publish or held is not None:
             await store.close_epoch(tx, channel.channel_id, now)
 
     async def _recheck(self, channel_id: UUID, now: datetime) -> bool:
-        """Drop the next few subscribers that are not allowed any more; whether there are more to look at."""
+        """Drop the next few holders of the key that are not allowed any more; whether there are more to look at."""
         async with self._ledger.transaction() as tx:
             channel = (await store.lock(tx, [channel_id])).get(channel_id)
             after = await store.recheck_after(tx, channel_id)
             if channel is None or after is None:
                 return False
-            found = await store.subscribers(tx, channel_id, after, _BATCH)
-            names = [one.subscriber_nhi for one in found]
-            refusals = await self._admission.refusals(tx, channel, Action.SUBSCRIBE, names, now)
-            await self._drop(tx, channel, [name for name, no in zip(names, refusals, strict=True) if no], now)
+            found = await store.holders(tx, channel_id, after, _BATCH)
+            await self._drop_refused(tx, channel, found, now)
             more = len(found) == _BATCH
-            await store.recheck_from(tx, channel_id, names[-1] if more else None)
+            await store.recheck_from(tx, channel_id, found[-1].subscriber_nhi if more else None)
         return more
 
-    async def _drop(self, tx: Tx, channel: Channel, nhis: Sequence[str], now: datetime) -> None:
-        """Remove subscribers; the epoch closes with it, so that nothing follows under a key that they have."""
-        dropped = await store.drop(tx, channel.channel_id, nhis, now) if nhis else []
-        if not dropped:
+    async def _drop_refused(self, tx: Tx, channel: Channel, held: Sequence[Subscription], now: datetime) -> None:
+        """Remove those who may not go on; the epoch closes with it, so that nothing follows under a key that they have.
+
+        Who may not listen but publish, as an owner always keeps its channel's key, goes on as a publisher."""
+        refusals = await self._admission.staying(tx, channel, held, now)
+        refused = [one for one, refusal in zip(held, refusals, strict=True) if refusal]
+        if not refused:
             return
-        await store.count_subscribers(tx, channel.channel_id, -len(dropped))
+        publishers = [msgspec.structs.replace(one, status=Status.PUBLISHING) for one in refused if one.listens]
+        still = await self._admission.staying(tx, channel, publishers, now)
+        kept = [one.subscriber_nhi for one, refusal in zip(publishers, still, strict=True) if not refusal]
+        dropped = [one.subscriber_nhi for one in refused if one.subscriber_nhi not in kept]
+        await store.become(tx, channel.channel_id, kept, Status.PUBLISHING, now)
+        await store.become(tx, channel.channel_id, dropped, Status.DELETED, now)
+        await store.count_subscribers(tx, channel.channel_id, -len(publishers))
         await store.close_epoch(tx, channel.channel_id, now)
-        await audit.record(
-            tx, [_event("unsubscribed", channel, channel.owner_nhi, now, {"removed": nhi}) for nhi in dropped]
-        )
+        removals = [
+            _event("unsubscribed", channel, channel.owner_nhi, now, {"removed": one.subscriber_nhi}) for one in refused
+        ]
+        await audit.record(tx, removals)
 
+    async def _owned(self, tx: Tx, channel_id: UUID, agent: Agent, now: datetime) -> Channel:
+        channel = await store.locked(tx, channel_id)
+        await self._refuse_others(tx, channel, agent, now)
+        return channel
 
-async def _owned(tx: Tx, channel_id: UUID, agent: Agent) -> Channel:
-    channel = await store.locked(tx, channel_id)
-    _refuse_others(channel, agent)
-    return channel
-
-
-def _refuse_others(channel: Channel, agent: Agent) -> None:
-    if channel.owner_nhi != agent.handle:
-        raise Denied("only the channel's owner may do this")
-
-
-def _not_subscribed(channel: Channel) -> NotFound:
-    return NotFound(f"you are not subscribed to {channel.name}", hint=f"angelia channel subscribe {channel.name}")
+    async def _refuse_others(self, tx: Tx, channel: Channel, agent: Agent, now: datetime) -> None:
+        if channel.owner_nhi != agent.handle:
+            await self._admission.refuse_outsiders(tx, channel, agent.handle, now)
+            raise Denied("only the channel's owner may do this", hint=f"its owner is {channel.owner_nhi}")
 
 
 def _event(kind: str, channel: Channel, actor: str, now: datetime, detail: Detail | None = None) -> Event:

@@ -8,12 +8,23 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from angelia.channels.model import Channel, Listed, Policy, Publication, Status, Stored, Subscription, no_channel
+from angelia.channels.model import (
+    Channel,
+    Epoch,
+    Listed,
+    Policy,
+    Publication,
+    Status,
+    Stored,
+    Subscription,
+    no_channel,
+)
 from angelia.stores.ledger import Row, Tx
 from angelia.stores.sql import columns, statements
 
 SQL = statements(__file__)
 Known = tuple[UUID, str, UUID]  # channel, sender, message id
+_FEW = 4  # channels whose locks a tick waits for at once
 
 
 async def add(
@@ -81,12 +92,28 @@ async def recheck_after(tx: Tx, channel_id: UUID) -> str | None:
     return found
 
 
+async def recheck_behind(tx: Tx, version: int, limit: int) -> bool:
+    """Have the members of some channels looked at again whose rules have changed; whether there were any."""
+    found = [row["channel_id"] for row in await tx.fetch(SQL["rules_behind"], version, limit)]
+    if found:
+        await lock(tx, sorted(found))
+        await tx.execute(SQL["recheck_under"], found, version)
+    return bool(found)
+
+
 async def close_epoch(tx: Tx, channel_id: UUID, now: datetime) -> Channel:
     return _changed(await tx.fetchrow(SQL["close_epoch"], channel_id, now))
 
 
-async def set_epoch(tx: Tx, channel_id: UUID, epoch: int, key_id: UUID, now: datetime) -> Channel:
+async def set_epoch(tx: Tx, channel_id: UUID, epoch: int, key_id: UUID, by: str, now: datetime) -> Channel:
+    await tx.execute(SQL["replace_epoch"], channel_id, now)
+    await tx.execute(SQL["add_epoch"], channel_id, epoch, key_id, by, now)
     return _changed(await tx.fetchrow(SQL["set_epoch"], channel_id, epoch, key_id, now))
+
+
+async def epoch(tx: Tx, channel_id: UUID, number: int) -> Epoch | None:
+    row = await tx.fetchrow(SQL["epoch"], channel_id, number)
+    return None if row is None else msgspec.convert(dict(row), Epoch)
 
 
 async def note_leave(tx: Tx, channel_id: UUID, now: datetime) -> None:
@@ -147,9 +174,14 @@ async def set_status(tx: Tx, channel_id: UUID, nhi: str, status: Status, now: da
     return None if row is None else _subscription(row)
 
 
-async def drop(tx: Tx, channel_id: UUID, nhis: Sequence[str], now: datetime) -> list[str]:
-    """End the subscriptions of these; of whom there was one."""
-    return [row["subscriber_nhi"] for row in await tx.fetch(SQL["drop"], channel_id, nhis, now)]
+async def hold_key(tx: Tx, channel_id: UUID, nhi: str, epoch: int, now: datetime) -> None:
+    """Somebody has the key of an epoch, and is sent the next ones, whether it listens or not."""
+    await tx.execute(SQL["hold_key"], uuid4(), channel_id, nhi, epoch, now)
+
+
+async def become(tx: Tx, channel_id: UUID, nhis: Sequence[str], status: Status, now: datetime) -> None:
+    """Make those who listen or hold the key something else."""
+    await tx.execute(SQL["become"], channel_id, nhis, status, now)
 
 
 async def commit(tx: Tx, channel_id: UUID, nhi: str, offset: int, now: datetime) -> Subscription | None:
@@ -161,8 +193,13 @@ async def subscribers(tx: Tx, channel_id: UUID, after: str, limit: int) -> list[
     return [_subscription(row) for row in await tx.fetch(SQL["subscribers"], channel_id, after, limit)]
 
 
+async def holders(tx: Tx, channel_id: UUID, after: str, limit: int) -> list[Subscription]:
+    """Who listens, and who holds the key to publish, by name."""
+    return [_subscription(row) for row in await tx.fetch(SQL["holders"], channel_id, after, limit)]
+
+
 async def without_key(tx: Tx, channel_id: UUID, epoch: int, after: str, limit: int) -> list[Subscription]:
-    """Subscribers to whom nobody has sent the key of that epoch."""
+    """Subscribers and publishers to whom nobody has sent the key of that epoch."""
     return [_subscription(row) for row in await tx.fetch(SQL["without_key"], channel_id, after, limit, epoch)]
 
 
@@ -173,6 +210,11 @@ async def count_without_key(tx: Tx, channel_id: UUID, epoch: int, most: int) -> 
 async def key_sent(tx: Tx, channel_id: UUID, nhis: Sequence[str], epoch: int, *, by_anybody: bool) -> int:
     """Note that the key of an epoch was sent to these; of how many that is new."""
     return len(await tx.fetch(SQL["key_sent"], channel_id, nhis, epoch, by_anybody))
+
+
+async def key_taken(tx: Tx, channel_id: UUID, nhi: str, epoch: int, now: datetime) -> Subscription | None:
+    row = await tx.fetchrow(SQL["key_taken"], channel_id, nhi, epoch, now)
+    return None if row is None else _subscription(row)
 
 
 async def key_lost(tx: Tx, channel_id: UUID, nhi: str, now: datetime, asked_before: datetime) -> Subscription | None:
@@ -231,15 +273,21 @@ async def read(tx: Tx, channel_id: UUID, after: int, now: datetime, limit: int, 
     ]
 
 
-async def drop_expired(tx: Tx, now: datetime, limit: int) -> int:
-    """Take away one small batch of messages whose time is over; how many those were."""
-    due = [row["channel_id"] for row in await tx.fetch(SQL["expired"], now, limit)]
-    held = [row["channel_id"] for row in await tx.fetch(SQL["lock_free"], due)]
+async def drop_expired(tx: Tx, now: datetime, limit: int) -> bool:
+    """Take away one small batch of messages whose time is over; whether there may be more.
+
+    It waits for the locks of a few channels: one that is published in without a pause is never found free."""
+    due = [row["channel_id"] for row in await tx.fetch(SQL["expired"], now, limit, _FEW + 1)]
+    held = list(await lock(tx, sorted(due[:_FEW])))
     if not held:
-        return 0
+        return False  # what is left of deleted channels goes with them
     dropped = await tx.fetch(SQL["drop_expired"], held, now, limit)
     await tx.execute(SQL["move_first"], held)
-    return len(dropped)
+    return len(dropped) == limit or len(due) > _FEW
+
+
+async def forget_epochs(tx: Tx, replaced_before: datetime, limit: int) -> None:
+    await tx.execute(SQL["forget_epochs"], replaced_before, limit)
 
 
 async def drop_remains(tx: Tx, limit: int) -> bool:
@@ -247,7 +295,7 @@ async def drop_remains(tx: Tx, limit: int) -> bool:
     channel_id = await tx.fetchval(SQL["remains"])
     if channel_id is None:
         return False
-    for statement in ("drop_messages", "drop_subscriptions", "drop_listed"):
+    for statement in ("drop_messages", "drop_subscriptions", "drop_listed", "drop_epochs"):
         if await tx.execute(SQL[statement], channel_id, limit) != "DELETE 0":
             return True
     await tx.execute(SQL["remove_remains"], channel_id)

@@ -34,7 +34,7 @@ WITH found AS (
     ORDER BY c.created_at, channel_id LIMIT $6)
   UNION ALL
   (SELECT channel_id, c.created_at, true FROM channel_subscriptions AS s JOIN channels AS c USING (channel_id)
-    WHERE s.subscriber_nhi = $1 AND s.status <> 'deleted'
+    WHERE s.subscriber_nhi = $1 AND s.status IN ('active', 'paused')
       AND ($4::text IS NULL OR c.owner_nhi = $4) AND ($5::text IS NULL OR c.channel_name = $5)
       AND ($2::timestamptz IS NULL OR (c.created_at, channel_id) > ($2, $3::uuid))
     ORDER BY c.created_at, channel_id LIMIT $6)
@@ -46,7 +46,7 @@ SELECT c.*, page.known FROM page JOIN channels AS c USING (channel_id) ORDER BY 
 
 -- name: subscribed_page
 SELECT c.*, true AS known FROM channels AS c JOIN channel_subscriptions AS s USING (channel_id)
-WHERE s.subscriber_nhi = $1 AND s.status <> 'deleted'
+WHERE s.subscriber_nhi = $1 AND s.status IN ('active', 'paused')
   AND ($2::timestamptz IS NULL OR (c.created_at, c.channel_id) > ($2, $3::uuid))
   AND ($4::text IS NULL OR c.owner_nhi = $4) AND ($5::text IS NULL OR c.channel_name = $5)
 ORDER BY c.created_at, c.channel_id LIMIT $6
@@ -65,6 +65,14 @@ SELECT channel_id FROM channels WHERE recheck_after IS NOT NULL ORDER BY channel
 -- name: recheck_after
 SELECT recheck_after FROM channels WHERE channel_id = $1
 
+-- name: rules_behind
+-- Channels whose members were last looked at under other rules.
+SELECT channel_id FROM channels WHERE policy = 'authz_required' AND rules_version < $1
+ORDER BY rules_version, channel_id LIMIT $2
+
+-- name: recheck_under
+UPDATE channels SET rules_version = $2, recheck_after = '' WHERE channel_id = ANY ($1::uuid[])
+
 -- name: close_epoch
 -- The number stays: whoever sets the next key names the one after it.
 UPDATE channels SET epoch_key_id = NULL, updated_at = $2 WHERE channel_id = $1 RETURNING *
@@ -72,6 +80,15 @@ UPDATE channels SET epoch_key_id = NULL, updated_at = $2 WHERE channel_id = $1 R
 -- name: set_epoch
 UPDATE channels SET epoch = $2, epoch_key_id = $3, epoch_at = $4, left_at = NULL, updated_at = $4
 WHERE channel_id = $1 RETURNING *
+
+-- name: replace_epoch
+UPDATE channel_epochs SET replaced_at = $2 WHERE channel_id = $1 AND replaced_at IS NULL
+
+-- name: add_epoch
+INSERT INTO channel_epochs (channel_id, epoch, key_id, made_by, made_at) VALUES ($1, $2, $3, $4, $5)
+
+-- name: epoch
+SELECT epoch, key_id, made_by, made_at FROM channel_epochs WHERE channel_id = $1 AND epoch = $2
 
 -- name: note_leave
 UPDATE channels SET left_at = $2 WHERE channel_id = $1
@@ -107,13 +124,23 @@ DELETE FROM channel_allowlist WHERE channel_id = $1 AND nhi = $2
 RETURNING nhi, may_subscribe, may_publish, added_at
 
 
--- Who listens.
+-- Who listens, and who holds the key to publish without listening ('publishing').
 
 -- name: subscription
 SELECT * FROM channel_subscriptions WHERE channel_id = $1 AND subscriber_nhi = $2
 
 -- name: subscriptions
 SELECT * FROM channel_subscriptions WHERE channel_id = $1 AND subscriber_nhi = ANY ($2::varchar[])
+
+-- name: hold_key
+-- Whoever makes a key has it, and is sent the next ones; 0 is for who has made none yet.
+INSERT INTO channel_subscriptions
+  (subscription_id, channel_id, subscriber_nhi, status, key_epoch, created_at, updated_at)
+VALUES ($1, $2, $3, 'publishing', $4, $5, $5)
+ON CONFLICT (channel_id, subscriber_nhi) DO UPDATE
+SET status = CASE channel_subscriptions.status WHEN 'deleted' THEN 'publishing' ELSE channel_subscriptions.status END,
+  key_epoch = greatest(channel_subscriptions.key_epoch, excluded.key_epoch), confirmed_at = $5,
+  updated_at = excluded.updated_at
 
 -- name: put_subscription
 -- Whoever comes back has the same id, begins at the end, and is not sent a key again that it has.
@@ -126,18 +153,21 @@ RETURNING *
 
 -- name: set_status
 UPDATE channel_subscriptions SET status = $3, updated_at = $4
-WHERE channel_id = $1 AND subscriber_nhi = $2 AND status <> 'deleted' RETURNING *
+WHERE channel_id = $1 AND subscriber_nhi = $2 AND status IN ('active', 'paused') RETURNING *
 
--- name: drop
-UPDATE channel_subscriptions SET status = 'deleted', updated_at = $3
-WHERE channel_id = $1 AND subscriber_nhi = ANY ($2::varchar[]) AND status <> 'deleted'
-RETURNING subscriber_nhi
+-- name: become
+UPDATE channel_subscriptions SET status = $3, updated_at = $4
+WHERE channel_id = $1 AND subscriber_nhi = ANY ($2::varchar[])
 
 -- name: commit
 UPDATE channel_subscriptions SET last_offset = greatest(last_offset, $3), last_consumed_at = $4, updated_at = $4
-WHERE channel_id = $1 AND subscriber_nhi = $2 AND status <> 'deleted' RETURNING *
+WHERE channel_id = $1 AND subscriber_nhi = $2 AND status IN ('active', 'paused') RETURNING *
 
 -- name: subscribers
+SELECT * FROM channel_subscriptions
+WHERE channel_id = $1 AND status IN ('active', 'paused') AND subscriber_nhi > $2 ORDER BY subscriber_nhi LIMIT $3
+
+-- name: holders
 SELECT * FROM channel_subscriptions
 WHERE channel_id = $1 AND status <> 'deleted' AND subscriber_nhi > $2 ORDER BY subscriber_nhi LIMIT $3
 
@@ -147,20 +177,27 @@ WHERE channel_id = $1 AND status <> 'deleted' AND subscriber_nhi > $2 AND key_ep
 ORDER BY subscriber_nhi LIMIT $3
 
 -- name: count_without_key
+-- Also those whom the rules refuse by now: to ask them about a thousand names with every look at a channel would cost
+-- more than the list does, which leaves them out.
 SELECT count(*) FROM (
   SELECT 1 FROM channel_subscriptions WHERE channel_id = $1 AND status <> 'deleted' AND key_epoch < $2 LIMIT $3
 ) AS lacking
 
 -- name: key_sent
--- Where anybody may say so, it does not count for a subscriber who has said that it has no key.
+-- Where anybody may say so, it does not count for a subscriber who has said that it has no key, until it has one.
 UPDATE channel_subscriptions SET key_epoch = $3
 WHERE channel_id = $1 AND subscriber_nhi = ANY ($2::varchar[]) AND key_epoch < $3 AND status <> 'deleted'
-  AND (NOT $4::boolean OR asked_at IS NULL)
+  AND (NOT $4::boolean OR asked_at IS NULL OR confirmed_at >= asked_at)
 RETURNING subscriber_nhi
+
+-- name: key_taken
+-- When it was asked for stays: who confirms may not ask the oftener for it.
+UPDATE channel_subscriptions SET key_epoch = $3, confirmed_at = $4
+WHERE channel_id = $1 AND subscriber_nhi = $2 AND status <> 'deleted' RETURNING *
 
 -- name: key_lost
 UPDATE channel_subscriptions SET key_epoch = 0, asked_at = $3
-WHERE channel_id = $1 AND subscriber_nhi = $2 AND (asked_at IS NULL OR asked_at <= $4)
+WHERE channel_id = $1 AND subscriber_nhi = $2 AND status <> 'deleted' AND (asked_at IS NULL OR asked_at <= $4)
 RETURNING *
 
 
@@ -198,15 +235,11 @@ WHERE page.before < $5 ORDER BY m.channel_offset
 -- What the ticks take away.
 
 -- name: expired
--- The channels that hold the oldest of what has expired. What is looked for stands twice, so that its index serves
--- twice.
-SELECT DISTINCT channel_id FROM (
-  SELECT channel_id FROM channel_messages WHERE expires_at <= $1 ORDER BY expires_at LIMIT $2
-) AS due
-
--- name: lock_free
--- A channel that somebody publishes in at this moment is left for the next time.
-SELECT channel_id FROM channels WHERE channel_id = ANY ($1::uuid[]) ORDER BY channel_id FOR UPDATE SKIP LOCKED
+-- The channels that hold the oldest of what has expired, the oldest first. What is looked for stands twice, so that
+-- its index serves twice.
+SELECT channel_id FROM (
+  SELECT channel_id, expires_at FROM channel_messages WHERE expires_at <= $1 ORDER BY expires_at LIMIT $2
+) AS due GROUP BY channel_id ORDER BY min(expires_at) LIMIT $3
 
 -- name: drop_expired
 DELETE FROM channel_messages WHERE (channel_id, channel_offset) IN (
@@ -234,6 +267,15 @@ DELETE FROM channel_subscriptions WHERE channel_id = $1 AND subscriber_nhi IN (
 -- name: drop_listed
 DELETE FROM channel_allowlist WHERE channel_id = $1 AND nhi IN (
   SELECT nhi FROM channel_allowlist WHERE channel_id = $1 LIMIT $2)
+
+-- name: drop_epochs
+DELETE FROM channel_epochs WHERE channel_id = $1 AND epoch IN (
+  SELECT epoch FROM channel_epochs WHERE channel_id = $1 LIMIT $2)
+
+-- name: forget_epochs
+-- Nothing under them can be read any more.
+DELETE FROM channel_epochs WHERE (channel_id, epoch) IN (
+  SELECT channel_id, epoch FROM channel_epochs WHERE replaced_at <= $1 ORDER BY replaced_at LIMIT $2)
 
 -- name: remove_remains
 DELETE FROM channel_remains WHERE channel_id = $1
