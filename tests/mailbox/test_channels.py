@@ -24,16 +24,18 @@ from angelia.envelope.refusals import (
     WrongRecipient,
 )
 from angelia.envelope.sealing import ChannelKey, EpochKey, Post
-from angelia.envelope.wire import Envelope
+from angelia.envelope.wire import Compression, Envelope, decode
+from angelia.errors import QueueFull
 from angelia.keys.model import unix_ms
 from angelia.mailbox import database, identity
 from angelia.mailbox.box import Mailbox
-from angelia.mailbox.channels import ChannelMessage, Placed
+from angelia.mailbox.channels import ChannelMessage, EpochWentBack, Placed
 from angelia.mailbox.database import FILE, SCHEMA
+from angelia.mailbox.unreached import Failure
 
 CHANNEL = UUID("c9a3a2e0-1234-5678-9abc-def012345678")
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
-WEEK = timedelta(days=7)
+LONGEST = timedelta(days=30)  # that any server lets a message live
 
 
 @pytest.fixture
@@ -174,7 +176,7 @@ def test_a_key_that_was_replaced_lives_until_nothing_under_it_can_be_read(
     bob.channels.keep(ChannelKey(CHANNEL, 2, new), "alice", NOW)
     bob.channels.retire_before(CHANNEL, 2, NOW)
     assert opened(bob, 1, late, NOW + timedelta(days=6)).body == b"the last of the old"
-    over = NOW + WEEK + timedelta(seconds=301)
+    over = NOW + LONGEST + timedelta(seconds=301)
     assert bob.channels.key(CHANNEL, key.key_id, over) is None
     # It is destroyed an hour after the clock has shown that its time is over.
     for at in (over, over + timedelta(hours=2), over + timedelta(hours=4)):
@@ -188,9 +190,9 @@ def test_who_leaves_keeps_no_key_for_long_and_who_comes_back_has_it_again(
 ) -> None:
     _, bob = members
     bob.channels.leave(CHANNEL, NOW)
-    assert bob.channels.key(CHANNEL, key.key_id, NOW + WEEK + timedelta(hours=1)) is None
+    assert bob.channels.key(CHANNEL, key.key_id, NOW + LONGEST + timedelta(hours=1)) is None
     bob.channels.join(CHANNEL, "alice/news", NOW)
-    assert bob.channels.key(CHANNEL, key.key_id, NOW + WEEK + timedelta(hours=1)) == key
+    assert bob.channels.key(CHANNEL, key.key_id, NOW + LONGEST + timedelta(hours=1)) == key
 
 
 @pytest.mark.parametrize("epoch", [0, 2**53, 2**64 - 1])
@@ -220,6 +222,70 @@ def test_to_join_is_to_agree_to_the_mail_that_brings_the_key(
     bob.channels.leave(CHANNEL, NOW)
     with pytest.raises(NotAllowed):
         bob.receive(send(body=body, control=True, channel_id=CHANNEL), now=NOW)
+
+
+def test_only_what_is_as_long_as_a_key_is_expected_from_strangers(
+    bob: Mailbox, key: EpochKey, send: Callable[..., bytes]
+) -> None:
+    bob.channels.join(CHANNEL, "alice/news", NOW)
+    body = ChannelKey(CHANNEL, 1, key).encode()
+    assert bob.channels.expects(decode(send(body=body, control=True, channel_id=CHANNEL)))
+    for other in (
+        {"body": body + b"x"},
+        {"body": b"\x02" + b"A" * 900_000},
+        {"body": body, "padme": True},
+        {"body": b"\0" * 10_000, "compression": Compression.GZIP},
+        {"body": body, "control": False},
+        {"body": body, "channel_id": uuid4()},
+    ):
+        envelope = decode(send(**{"control": True, "channel_id": CHANNEL, **other}))
+        assert not bob.channels.expects(envelope), other
+
+
+# Keys that were replaced.
+
+
+def test_a_key_that_was_replaced_opens_and_does_not_seal(members: tuple[Mailbox, Mailbox], key: EpochKey) -> None:
+    _, bob = members
+    assert bob.channels.present_key(CHANNEL, key.key_id) == key
+    bob.channels.retire_before(CHANNEL, 2, NOW)
+    assert bob.channels.present_key(CHANNEL, key.key_id) is None
+    assert bob.channels.key(CHANNEL, key.key_id, NOW) == key
+    # Neither a second copy nor coming back makes it the present one again.
+    bob.channels.keep(ChannelKey(CHANNEL, 1, key), "alice", NOW)
+    bob.channels.leave(CHANNEL, NOW)
+    bob.channels.join(CHANNEL, "alice/news", NOW)
+    assert bob.channels.present_key(CHANNEL, key.key_id) is None
+
+
+def test_a_server_goes_forward_only(members: tuple[Mailbox, Mailbox], key: EpochKey) -> None:
+    _, bob = members
+    for epoch in (1, 1, 3):
+        bob.channels.follow(CHANNEL, epoch, NOW)
+    assert bob.channels.present_key(CHANNEL, key.key_id) is None
+    bob.channels.leave(CHANNEL, NOW)
+    with pytest.raises(EpochWentBack):
+        bob.channels.follow(CHANNEL, 2, NOW)
+    bob.channels.follow(CHANNEL, 4, NOW)
+    # A believed key tells the same as the server did.
+    other = uuid4()
+    bob.channels.keep(ChannelKey(other, 5, key), "alice", NOW)
+    with pytest.raises(EpochWentBack):
+        bob.channels.follow(other, 4, NOW)
+
+
+def test_who_cannot_be_reached_is_tried_after_a_minute_then_ever_more_seldom_up_to_an_hour(bob: Mailbox) -> None:
+    unreached, at, waits = bob.channels.unreached, NOW, []
+    for _ in range(8):
+        unreached.put_off(CHANNEL, 1, {"carol": QueueFull("no room")}, at)
+        assert unreached.waiting(CHANNEL, 1, at) == {"carol": Failure("queue_full", "no room")}
+        minutes = next(m for m in range(100) if not unreached.waiting(CHANNEL, 1, at + timedelta(minutes=m)))
+        waits.append(minutes)
+        at += timedelta(minutes=minutes)
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert unreached.waiting(CHANNEL, 2, NOW) == {}
+    unreached.rest(CHANNEL, 1, ["dave"], at)
+    assert unreached.waiting(CHANNEL, 1, at)["dave"] is None
 
 
 # Mailboxes of before.

@@ -126,3 +126,14 @@ def test_an_answer_is_found_by_its_conversation_and_its_sender(bob: Mailbox, sen
     assert found.body in (b"one", b"two")
     assert bob.inbox.answer_to(question, "mallory") is None
     assert bob.inbox.answer_to(uuid.uuid4(), "alice") is None
+
+
+def test_what_was_received_together_is_listed_by_its_time_of_sending(bob: Mailbox, send: Send) -> None:
+    seconds = (3, 0, 4, 1, 2)
+    wires = [send(body=bytes([n]), now=NOW + timedelta(seconds=n)) for n in seconds]
+    bob.receive_many(wires, now=NOW + MINUTE)
+    pages = [bob.inbox.page(limit=2)]
+    while pages[-1].after is not None:
+        pages.append(bob.inbox.page(limit=2, after=pages[-1].after))
+    listed = [(message.created_at - NOW).total_seconds() for page in pages for message in page.messages]
+    assert listed == [4, 3, 2, 1, 0]

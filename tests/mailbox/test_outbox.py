@@ -237,6 +237,19 @@ def test_a_message_that_the_relay_had_taken_gets_a_new_id(alice: Mailbox, bob: M
     assert new.header.message_id != sealed.header.message_id
 
 
+def test_where_mail_lives_shorter_than_usual_nobody_has_to_say_so(home: Path, alice: Mailbox, bob: Mailbox) -> None:
+    long = alice.outbox.seal(bundle_of(bob), b"of before", now=NOW)
+    with Mailbox(home, identity.load(home, "alice", lambda: ""), NOW, ttl_max=3_600) as hasty:
+        assert hasty.outbox.seal(bundle_of(bob), b"hello", now=NOW).header.ttl_seconds == 3_600
+        (many,) = hasty.outbox.seal_many([Draft(recipient=bundle_of(bob), body=b"hello")], NOW)
+        assert many.header.ttl_seconds == 3_600
+        with pytest.raises(Malformed, match="ttl_seconds"):
+            hasty.outbox.seal(bundle_of(bob), b"hello", now=NOW, ttl_seconds=3_601)
+        again = hasty.outbox.reseal(long.replay_key, bundle_of(bob), NOW, new_id=False)
+        assert again.header.ttl_seconds == 3_600
+    assert long.header.ttl_seconds == 7 * 86_400
+
+
 def test_a_message_is_sealed_again_once_and_only_while_its_content_is_there(
     alice: Mailbox, bob: Mailbox, sealed: Envelope
 ) -> None:

@@ -30,10 +30,10 @@ from angelia.envelope.refusals import (
     UnknownSigner,
     WrongRecipient,
 )
-from angelia.envelope.sealing import Control, Letter
+from angelia.envelope.sealing import ChannelKey, Control, EpochKey, Letter
 from angelia.envelope.wire import Compression, Envelope, Suite
 from angelia.errors import AngeliaError, NotFound, RateLimited
-from angelia.mailbox import failures, identity
+from angelia.mailbox import failures, identity, inbox
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.database import SQL
 from angelia.mailbox.inbox import Opened, ReadState
@@ -43,6 +43,7 @@ from angelia.mailbox.window import Profile
 from forgery import forged
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
+CHANNEL = uuid.UUID(int=7)
 MS, MINUTE, DAY = timedelta(milliseconds=1), timedelta(minutes=1), timedelta(days=1)
 
 Send = Callable[..., bytes]
@@ -370,18 +371,24 @@ def test_what_was_claimed_has_its_receipt_whatever_becomes_of_the_others(
 
 
 @pytest.mark.parametrize("encode", [lambda one: one.wire, jsonform.encode])
-def test_a_message_that_lives_longer_than_this_mailbox_allows_is_refused(
-    home: Path, alice: Mailbox, bob: Mailbox, send: Send, encode: Callable[[Envelope], bytes]
+def test_a_message_that_lives_longer_than_this_mailbox_makes_them_opens_to_its_end(
+    home: Path, alice: Mailbox, bob: Mailbox, encode: Callable[[Envelope], bytes]
 ) -> None:
-    with Mailbox(home, identity.load(home, "alice", lambda: ""), NOW, ttl_max=8 * 86_400) as patient:
+    with Mailbox(home, identity.load(home, "alice", lambda: ""), NOW, ttl_max=30 * 86_400) as patient:
         known = patient.trust.bundle("bob", NOW, max_age=None)
         assert known is not None
-        long = patient.outbox.seal(known.link, b"long", now=NOW, ttl_seconds=7 * 86_400 + 1)
+        long = patient.outbox.seal(known.link, b"long", now=NOW, ttl_seconds=30 * 86_400)
+    assert bob.receive(encode(long), now=NOW + 30 * DAY - MS).body == b"long"
+
+
+def test_no_server_may_keep_a_message_longer_than_a_month(bob: Mailbox, send: Send) -> None:
+    made = wire.decode(send())
+    longer = dataclasses.replace(made.header, ttl_seconds=30 * 86_400 + 1)
+    assert len(wire.encode_head(longer, ttl_max=1 << 31)) == len(made.head)
+    changed = wire.encode_head(longer, ttl_max=1 << 31) + made.wire[len(made.head) :]
     with pytest.raises(Malformed, match="ttl_seconds"):
-        bob.receive(encode(long), now=NOW)
+        bob.receive(changed, now=NOW)
     assert untouched(bob)
-    with Mailbox(home, identity.load(home, "bob", lambda: ""), NOW, ttl_max=8 * 86_400) as willing:
-        assert willing.receive(encode(long), now=NOW).body == b"long"
 
 
 def test_an_id_from_before_a_migration_is_denied_for_a_day(bob: Mailbox, send: Send) -> None:
@@ -538,20 +545,86 @@ def test_a_control_message_is_not_mail_but_is_not_lost_either(bob: Mailbox, send
     assert opened.control
     assert opened.body == body
     assert bob.inbox.page().messages == ()
-    (waiting,) = bob.inbox.controls()
+    (waiting,) = bob.inbox.controls(Control.GROUP_KEY)
     assert waiting.body == body
     assert [message.replay_key for message in bob.inbox.unacked()] == [opened.message.replay_key]
     with pytest.raises(NotFound, match="control message"):
         bob.inbox.read(waiting.message.replay_key, NOW)
-    assert len(bob.inbox.controls()) == 1
+    assert len(bob.inbox.controls(Control.GROUP_KEY)) == 1
     bob.inbox.mark_handled(waiting.message.replay_key)
-    assert bob.inbox.controls() == []
+    assert bob.inbox.controls(Control.GROUP_KEY) == []
 
 
 def test_only_control_messages_are_handled(bob: Mailbox, send: Send) -> None:
     key = bob.receive(send(), now=NOW).message.replay_key
     bob.inbox.mark_handled(key)
     assert bob.inbox.message(key).status is ReadState.UNREAD
+
+
+def channel_key(channel: uuid.UUID = CHANNEL) -> bytes:
+    return ChannelKey(channel, 1, EpochKey.generate()).encode()
+
+
+def test_controls_of_one_kind_are_shown_a_page_at_a_time_and_others_do_not_hide_them(
+    bob: Mailbox, send: Send, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = bytes([Control.GROUP_KEY])
+    for number in range(5):
+        for body in (group + bytes(56), group + bytes(5_000), channel_key()):  # the first is as long as a channel's
+            bob.receive(send(body=body, control=True, channel_id=CHANNEL), now=NOW + number * MINUTE)
+    first = bob.inbox.controls(limit=2)
+    assert [(one.body[0], one.message.received_at) for one in first] == [(1, NOW), (1, NOW + MINUTE)]
+    for one in first:
+        bob.inbox.mark_handled(one.message.replay_key)
+    assert [one.message.received_at for one in bob.inbox.controls()] == [NOW + n * MINUTE for n in (2, 3, 4)]
+    monkeypatch.setattr(inbox, "_CONTROL_BYTES_AT_ONCE", 10_000)
+    assert sum(len(one.body) for one in bob.inbox.controls(Control.GROUP_KEY)) < 15_100
+
+
+def test_no_sender_has_more_than_a_hundred_controls_that_nobody_handled(
+    agent: Agent, introduce: Callable[[Mailbox, Mailbox], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox, "MOST_CONTROLS", 3)
+    alice, bob, carol = agent("alice"), agent("bob"), agent("carol")
+    for sender in (alice, carol):
+        introduce(sender, bob)
+
+    def come(sender: Mailbox) -> Opened:
+        known = sender.trust.bundle("bob", NOW, max_age=None)
+        assert known is not None
+        return bob.receive(sender.outbox.seal(known.link, channel_key(), now=NOW, control=True).wire, now=NOW)
+
+    first, *_ = [come(alice) for _ in range(3)]
+    with pytest.raises(RateLimited, match="3 control messages of alice wait"):
+        come(alice)
+    come(carol)
+    bob.inbox.mark_handled(first.message.replay_key)
+    come(alice)
+
+
+def test_a_stranger_may_bring_the_key_of_a_joined_channel_and_nothing_else(bob: Mailbox, send: Send) -> None:
+    bob.allowlist.deny("alice")
+    bob.channels.join(CHANNEL, "alice/news", NOW)
+    junk = bytes([Control.GROUP_KEY]) + bytes(900_000)
+    with pytest.raises(NotAllowed):
+        bob.receive(send(body=junk, control=True, channel_id=CHANNEL), now=NOW)
+    assert untouched(bob)
+    assert bob.receive(send(body=channel_key(), control=True, channel_id=CHANNEL), now=NOW).control
+
+
+def test_a_control_message_that_was_handled_is_gone_once_it_cannot_come_again(bob: Mailbox, send: Send) -> None:
+    handled, waiting = (
+        bob.receive(send(body=channel_key(), control=True, channel_id=CHANNEL), now=NOW).message for _ in range(2)
+    )
+    mail = bob.receive(send(), now=NOW).message
+    bob.inbox.mark_handled(handled.replay_key)
+    bob.inbox.read(mail.replay_key, NOW)
+    bob.prune(handled.expires_at + 5 * MINUTE)
+    assert files(bob, "inbox") == sorted(one.replay_key for one in (handled, waiting, mail))
+    bob.prune(handled.expires_at + 5 * MINUTE + MS)
+    assert files(bob, "inbox") == sorted(one.replay_key for one in (waiting, mail))
+    assert (rows(bob, "inbox"), rows(bob, "controls")) == (2, 1)
+    assert bob.verify() == []
 
 
 # The file beside the row.

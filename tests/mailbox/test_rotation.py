@@ -190,6 +190,23 @@ def test_an_old_key_opens_mail_to_the_end_and_is_destroyed_in_the_next_two_hours
     assert old_seed not in seeds(home, "bob").values()
 
 
+def test_where_mail_lives_longer_a_replaced_key_is_kept_as_long(home: Path, alice: Mailbox, bob: Mailbox) -> None:
+    bob.close()
+    month = timedelta(days=30)
+    kept = month + timedelta(seconds=3_600 + 300)
+    with (
+        Mailbox(home, identity.load(home, "alice", nobody), NOW, ttl_max=month // timedelta(seconds=1)) as patient,
+        Mailbox(home, identity.load(home, "bob", nobody), NOW, ttl_max=month // timedelta(seconds=1)) as willing,
+    ):
+        known = patient.trust.bundle("bob", NOW, max_age=None)
+        assert known is not None
+        made = NOW + HOUR  # from a copy of the keys that is an hour old
+        long = patient.outbox.seal(known.link, b"long", now=made, ttl_seconds=month // timedelta(seconds=1))
+        rotate(willing)
+        assert stored(willing) == [("xwing", "signed", "grace", NOW + kept)]
+        assert willing.receive(long.wire, now=made + month - MS).body == b"long"
+
+
 def test_a_key_past_its_time_opens_nothing_even_before_it_was_deleted(bob: Mailbox, send: Send) -> None:
     key_id = newest(bob).bundle.kem_keys[0].key.key_id
     rotate(bob)
@@ -404,7 +421,7 @@ def test_one_time_keys_are_signed_stored_and_destroyed_in_the_end(bob: Mailbox) 
     for one in keys:
         check_one_time_key(one, bob.identity.pair.public)
     assert len({one.key.key_id for one in keys}) == 3
-    end = NOW + timedelta(days=30, seconds=3_900 + 604_800 + 300)
+    end = NOW + timedelta(days=30, seconds=3_900 + 2_592_000 + 300)
     assert stored(bob) == [("xwing", "one_time", "active", end)] * 3
     for at in (end - MS, end + HOUR - MS):
         bob.receive_many([], now=at)

@@ -52,8 +52,8 @@ class Mailbox:
         local = LocalKey(identity.unlocked.seeds[LOCAL])
         keyring = Keyring(self.database, local, identity.unlocked.seeds)
         self._log = ReceiptLog(self.directory)
-        self._upkeep = Upkeep(self.database, self._drawers)
-        self.own = OwnKeys(home, identity, self.database, keyring)
+        self._upkeep = Upkeep(self.database, self._drawers, inbox_files)
+        self.own = OwnKeys(home, identity, self.database, keyring, ttl_max)
         self.trust = Trust(self.database)
         self.allowlist = Allowlist(self.database, self.trust)
         self.kept_out = KeptOut(self.database)
@@ -70,7 +70,6 @@ class Mailbox:
             inbox=self.inbox,
             inbox_files=inbox_files,
             dead_files=dead_files,
-            ttl_max=ttl_max,
         )
         self.own.resume(now)
         self._upkeep.start(now)

@@ -9,21 +9,41 @@ from datetime import datetime, timedelta
 from typing import TypedDict, Unpack
 from uuid import UUID
 
-from angelia.envelope import sealing
+from angelia.envelope import frame, sealing
 from angelia.envelope.batch import VerifiedRoots
 from angelia.envelope.refusals import Expired, IdConflict, Malformed, Refused, SuiteRefused, UnknownKey, WrongRecipient
 from angelia.envelope.sealing import ChannelKey, EpochKey, Post
 from angelia.envelope.signing import VerifyingPair
-from angelia.envelope.wire import LATEST, TTL_DEFAULT, TTL_MAX, Compression, Envelope, Header, Priority, Suite
+from angelia.envelope.wire import (
+    LATEST,
+    TTL_CEILING,
+    TTL_DEFAULT,
+    TTL_MAX,
+    Compression,
+    Envelope,
+    Header,
+    Priority,
+    Suite,
+)
+from angelia.errors import AngeliaError
 from angelia.keys.model import SKEW, moment, unix_ms
 from angelia.mailbox.database import SQL, Database, Tx, read_meta, stamp, unstamp, write_meta
 from angelia.mailbox.local_key import LocalKey
 from angelia.mailbox.rotation import OwnKeys
 from angelia.mailbox.trust import Trust
+from angelia.mailbox.unreached import Unreached, forget_before
 from angelia.mailbox.window import Profile, check_window
 
 _PRUNED_TO = "channels_pruned_to"
 _CHUNK = 5_000
+_SOME_KEY = ChannelKey(UUID(int=0), 1, EpochKey.of(bytes(32))).encode()
+KEY_BYTES = len(frame.pack(len(_SOME_KEY), _SOME_KEY, padme=False))
+
+
+class EpochWentBack(AngeliaError):
+    """The server says that a channel is at an earlier epoch than before"""
+
+    code = "conflict"
 
 
 class PostWishes(TypedDict, total=False):
@@ -73,7 +93,7 @@ class HeldKey:
 
 
 class Channels:
-    """The tables `channels`, `channel_keys` and `channel_opened`."""
+    """The tables `channels`, `channel_keys`, `channel_epochs` and `channel_opened`."""
 
     def __init__(self, database: Database, local: LocalKey, own: OwnKeys, trust: Trust, ttl_max: int = TTL_MAX) -> None:
         self._database = database
@@ -81,7 +101,13 @@ class Channels:
         self._own = own
         self._trust = trust
         self._ttl_max = ttl_max
+        self.unreached = Unreached(database)
         self._roots = VerifiedRoots()
+
+    @property
+    def ttl(self) -> int:
+        """How long a message or a key lives of which nobody says otherwise, in seconds."""
+        return min(TTL_DEFAULT, self._ttl_max)
 
     def join(self, channel_id: UUID, name: str, now: datetime) -> None:
         """From now on mail that brings this channel's keys is expected, whoever its sender is."""
@@ -99,12 +125,15 @@ class Channels:
         found = self._database.row("joined_channel", str(channel_id))
         return None if found is None else str(found[0])
 
-    def expects(self, header: Header) -> bool:
-        """Whether an envelope claims to bring the key of a channel that this agent has joined.
+    def expects(self, envelope: Envelope) -> bool:
+        """Whether an envelope claims to bring the key of a channel that this agent has joined, and is exactly as long.
 
         To join is to agree: such mail needs no place on the allowlist. What it brings is believed only if its sender
         may give out the channel's key."""
-        return header.control and header.channel_id is not None and self.name(header.channel_id) is not None
+        header = envelope.header
+        bare = header.compression is Compression.NONE and len(envelope.ciphertext) == KEY_BYTES
+        joined = header.channel_id is not None and self.name(header.channel_id) is not None
+        return header.control and bare and joined
 
     def keep(self, brought: ChannelKey, sender: str, now: datetime) -> None:
         """Keep a key that is believed, or that was made here."""
@@ -114,18 +143,37 @@ class Channels:
         with self._database.transaction() as tx:
             kept = self._local.encrypt("channel_keys", key_id, brought.key.secret)
             tx.execute(SQL["add_channel_key"], (channel_id, key_id, brought.epoch, *kept, sender, stamp(now)))
+            (newest,) = tx.execute(SQL["newest_epoch"], (channel_id, self._own.identity.handle)).fetchone()
+            tx.execute(SQL["retire_channel_keys"], (self._destroy_at(now), channel_id, newest or 0))
 
     def retire_before(self, channel_id: UUID, epoch: int, now: datetime) -> None:
-        """The channel is at that epoch: keys of earlier ones live on until nothing under them can be read."""
+        """The channel is at that epoch: keys of earlier ones seal nothing any more, and live on until nothing under
+        them can be read."""
         with self._database.transaction() as tx:
+            tx.execute(SQL["heard_epoch"], (str(channel_id), epoch))
             tx.execute(SQL["retire_channel_keys"], (self._destroy_at(now), str(channel_id), epoch))
+            forget_before(tx, channel_id, epoch)
+
+    def follow(self, channel_id: UUID, epoch: int, now: datetime) -> None:
+        """A server says at which epoch the channel is. One that goes back is refused: what is sealed under a key of
+        before opens for those who were removed since."""
+        (newest,) = self._database.row("newest_epoch", str(channel_id), self._own.identity.handle)
+        if newest is not None and epoch < newest:
+            raise EpochWentBack(
+                f"the server says that the channel is at epoch {epoch}; it was at epoch {newest} before",
+                hint="nothing is sealed under an earlier key; was the server put back from an old copy?",
+            )
+        if epoch and epoch != newest:
+            self.retire_before(channel_id, epoch, now)
 
     def key(self, channel_id: UUID, key_id: UUID, now: datetime) -> EpochKey | None:
         found = self._database.row("channel_key", str(channel_id), str(key_id), stamp(now))
-        if found is None:
-            return None
-        key = EpochKey.of(self._local.decrypt("channel_keys", str(key_id), *found))
-        return key if key.key_id == key_id else None
+        return None if found is None else self._decrypted(key_id, *found)
+
+    def present_key(self, channel_id: UUID, key_id: UUID) -> EpochKey | None:
+        """A key to seal under: one that was not replaced."""
+        found = self._database.row("present_channel_key", str(channel_id), str(key_id))
+        return None if found is None else self._decrypted(key_id, *found)
 
     def keys(self, channel_id: UUID) -> list[HeldKey]:
         """The keys of a channel, newest epoch first."""
@@ -138,7 +186,7 @@ class Channels:
         self, channel_id: UUID, key: EpochKey, body: bytes, now: datetime, **wishes: Unpack[PostWishes]
     ) -> Envelope:
         """Seal a message for everybody who has the key."""
-        values: PostWishes = {"message_id": uuid.uuid4(), "ttl_seconds": min(TTL_DEFAULT, self._ttl_max), **wishes}
+        values: PostWishes = {"message_id": uuid.uuid4(), "ttl_seconds": self.ttl, **wishes}
         post = Post(channel_id=channel_id, key=key, body=body, created_at=unix_ms(now), **values)
         identity = self._own.identity
         return sealing.seal_post(post, identity.handle, identity.pair, ttl_max=self._ttl_max)
@@ -198,8 +246,13 @@ class Channels:
             return own.pair.public
         return self._trust.signer(header.sender_nhi, header.sender_key_id, moment(header.created_at))
 
+    def _decrypted(self, key_id: UUID, nonce: bytes, secret: bytes) -> EpochKey | None:
+        key = EpochKey.of(self._local.decrypt("channel_keys", str(key_id), nonce, secret))
+        return key if key.key_id == key_id else None
+
     def _destroy_at(self, now: datetime) -> str:
-        return stamp(now + timedelta(seconds=self._ttl_max) + SKEW)
+        """Others may publish messages that live as long as any server allows."""
+        return stamp(now + timedelta(seconds=TTL_CEILING) + SKEW)
 
 
 def prune(database: Database, now: datetime) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -83,6 +84,12 @@ class Drawer:
             return
         os.fsync(other._directory)
         os.fsync(self._directory)
+
+    def remove(self, replay_keys: Iterable[str]) -> None:
+        """Forget envelopes; one that is not here is forgotten already."""
+        for replay_key in replay_keys:
+            with suppress(FileNotFoundError):
+                os.unlink(f"{replay_key}.agl", dir_fd=self._directory)
 
     def problems(self) -> Iterator[Problem]:
         """Everything in the directory that is not an envelope under its own hash."""

@@ -11,8 +11,9 @@ from typing import Any
 from uuid import UUID
 
 from angelia.envelope.receipts import Receipt, ReceiptStatus, sign_receipt
-from angelia.envelope.wire import Envelope, Priority
-from angelia.errors import AngeliaError, InvalidArgument, NotFound
+from angelia.envelope.sealing import Control
+from angelia.envelope.wire import MAX_PLAINTEXT, TAG, Envelope, Priority
+from angelia.errors import AngeliaError, InvalidArgument, NotFound, RateLimited
 from angelia.keys.model import moment, unix_ms
 from angelia.mailbox.database import SQL, Database, Tx, stamp, unstamp
 from angelia.mailbox.files import Drawer, Problem
@@ -24,7 +25,14 @@ from angelia.mailbox.rotation import OwnKeys
 PAGE = 50
 SHORTEST_PREFIX = 8
 _PREFIX = re.compile(r"\A[0-9a-f]{8,64}\Z")
-_NEWEST = ("~", "~")  # after every time and every replay key
+_NEWEST = ("~", "~", "~")  # after every time and every replay key
+_OLDEST = ("", "")
+# How many control messages of one sender may wait to be handled, and how many of all are shown at a time.
+MOST_CONTROLS = 100
+_CONTROLS_AT_ONCE, _CONTROL_BYTES_AT_ONCE = 100, 1 << 20
+_ROOM_LATER = 300
+# How long the content of each kind is: type, channel, epoch and key; or a type and what follows it.
+_LENGTHS = {Control.CHANNEL_KEY: (57, 57), Control.GROUP_KEY: (1, MAX_PLAINTEXT)}
 
 
 class AmbiguousId(AngeliaError):
@@ -114,7 +122,7 @@ class Inbox:
         since = _NEWEST
         if after is not None:
             last = self.message(after)
-            since = (stamp(last.received_at), last.replay_key)
+            since = (stamp(last.received_at), stamp(last.created_at), last.replay_key)
         messages = tuple(_message(row) for row in self._database.rows("inbox_page", *since, limit))
         warnings = tuple(self._file_problems(message.replay_key for message in messages))
         more = messages[-1].replay_key if len(messages) == limit else None
@@ -140,12 +148,35 @@ class Inbox:
         """What was received and not yet acknowledged to the relay, oldest first; control messages too."""
         return [_message(row) for row in self._database.rows("inbox_unacked", limit)]
 
-    def controls(self) -> list[Opened]:
-        """Control messages that nobody has handled yet, oldest first; `mark_handled` is for when one was."""
-        return [
-            Opened(message=message, body=self._body(message.replay_key), control=True, receipt=None)
-            for message in map(_message, self._database.rows("inbox_controls"))
-        ]
+    def controls(self, kind: Control = Control.CHANNEL_KEY, limit: int = _CONTROLS_AT_ONCE) -> list[Opened]:
+        """The oldest control messages of a kind that nobody has handled yet, a hundred or a mebibyte of them.
+
+        `mark_handled` is for when one was; then others take its place."""
+        found, size, since = list[Opened](), 0, _OLDEST
+        least, most = _LENGTHS[kind]
+        while True:
+            page = [_message(row) for row in self._rows_of_controls(since, least, most, limit)]
+            for message in page:
+                body = self._body(message.replay_key)
+                if body[0] != kind:
+                    continue
+                found.append(Opened(message=message, body=body, control=True, receipt=None))
+                size += len(body)
+                if len(found) == limit or size >= _CONTROL_BYTES_AT_ONCE:
+                    return found
+            if len(page) < limit:
+                return found
+            since = (stamp(page[-1].received_at), page[-1].replay_key)
+
+    def check_room_for_control(self, sender_fp: str, sender: str) -> None:
+        """Refuse a sender that has too many control messages here which nobody handled."""
+        (count,) = self._database.row("count_controls", sender_fp)
+        if count >= MOST_CONTROLS:
+            raise RateLimited(
+                f"{count:,} control messages of {sender} wait here to be handled; no more are taken for now",
+                hint="keys of channels are taken when one reads: angelia channel tail",
+                retry_after=_ROOM_LATER,
+            )
 
     def read(self, replay_key: str, now: datetime) -> Opened:
         """A message with its content; the first reading gives a receipt."""
@@ -207,6 +238,9 @@ class Inbox:
             if not self._drawer.has(replay_key):
                 yield Problem(self._drawer.path / f"{replay_key}.agl", "is missing")
 
+    def _rows_of_controls(self, since: tuple[str, str], least: int, most: int, limit: int) -> list[Any]:
+        return self._database.rows("inbox_controls", *since, least + TAG, most + TAG, limit)
+
     def _body(self, replay_key: str) -> bytes:
         nonce, content = self._database.row("inbox_body", replay_key)
         return self._local.decrypt("inbox", replay_key, nonce, content)
@@ -231,7 +265,8 @@ def resolve(database: Database, statement: str, prefix: str) -> str:
         )
     found = [key for (key,) in database.rows(statement, prefix, prefix + "~")]
     if not found:
-        raise NotFound(f"there is no message {prefix}")
+        box = statement.partition("_")[0]
+        raise NotFound(f"there is no message {prefix} in the {box}", hint=f"`angelia mail {box}` lists them")
     if len(found) > 1:
         raise AmbiguousId(f"more than one message begins with {prefix}", hint="say more of it")
     return str(found[0])

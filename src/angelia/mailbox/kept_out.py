@@ -29,18 +29,16 @@ class KeptOut:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def add(self, waiting: Waiting) -> None:
-        """Remember a message, with the token of its last lease; the oldest beyond a thousand are forgotten."""
-        row = (
-            waiting.replay_key,
-            waiting.sender,
-            waiting.lease_token,
-            stamp(waiting.kept_at),
-            stamp(waiting.expires_at),
-        )
+    def add(self, *waiting: Waiting) -> None:
+        """Remember messages, each with the token of a lease; the oldest beyond a thousand are forgotten.
+
+        One that comes again costs nothing: any of its leases settles it, once nobody else has it."""
+        new = [one for one in waiting if self._database.row("is_kept_out", one.replay_key) is None]
+        if not new:
+            return
         with self._database.transaction() as tx:
-            tx.execute(SQL["keep_out"], row)
-            tx.execute(SQL["prune_kept_out"], (stamp(waiting.kept_at), MOST))
+            tx.executemany(SQL["keep_out"], [_values(one) for one in new])
+            tx.execute(SQL["prune_kept_out"], (stamp(max(one.kept_at for one in new)), MOST))
 
     def admitted(self, now: datetime, limit: int = 100) -> list[Waiting]:
         """What waits from senders who are allowed by now, oldest first."""
@@ -49,6 +47,10 @@ class KeptOut:
     def forget(self, replay_key: str) -> None:
         with self._database.transaction() as tx:
             tx.execute(SQL["forget_kept_out"], (replay_key,))
+
+
+def _values(one: Waiting) -> tuple[str, ...]:
+    return one.replay_key, one.sender, one.lease_token, stamp(one.kept_at), stamp(one.expires_at)
 
 
 def _waiting(row: tuple[Any, ...]) -> Waiting:

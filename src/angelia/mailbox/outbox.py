@@ -16,7 +16,7 @@ from angelia.envelope.kem import KemPublicKey
 from angelia.envelope.refusals import Expired, InvalidKey, UnknownSigner
 from angelia.envelope.sealing import Letter
 from angelia.envelope.wire import TTL_DEFAULT, TTL_MAX, Compression, Envelope, Priority, Suite
-from angelia.errors import Conflict, KeyRevoked, KeyStale
+from angelia.errors import Conflict, InvalidArgument, KeyRevoked, KeyStale
 from angelia.keys.model import ONE_TIME_LIFE, moment, unix_ms
 from angelia.mailbox.database import SQL, Database, Tx, ago, stamp, unstamp
 from angelia.mailbox.files import Drawer, Problem
@@ -72,7 +72,7 @@ class Draft:
 
     recipient: Bundle
     body: bytes = field(repr=False)
-    ttl_seconds: int = TTL_DEFAULT
+    ttl_seconds: int | None = None  # as long as is usual, or as the mailbox may
     priority: Priority = Priority.NORMAL
     compression: Compression = Compression.NONE
     padme: bool = False
@@ -81,6 +81,35 @@ class Draft:
     control: bool = False
     one_time_key: OneTimeKey | None = None
     message_id: UUID | None = None
+
+    def __post_init__(self) -> None:
+        wishes: Wishes = {
+            "priority": self.priority,
+            "compression": self.compression,
+            "channel_id": self.channel_id,
+            "correlation_id": self.correlation_id,
+        }
+        check(self.body, wishes)
+
+
+def check(body: bytes, wishes: Wishes) -> None:
+    """Refuse what is of the wrong type, before a key is fetched for it and anything is stored."""
+    if not isinstance(body, bytes | bytearray):
+        raise InvalidArgument(
+            f"the body of a message is bytes, not {type(body).__name__}", hint='encode text first: "hello".encode()'
+        )
+    for name, kind in (("priority", Priority), ("compression", Compression)):
+        value = wishes.get(name, 0)
+        if not isinstance(value, int) or value not in list(kind):
+            known = ", ".join(f"{kind.__name__}.{one.name}" for one in kind)
+            raise InvalidArgument(f"{value!r} is no {name}", hint=f"one of {known}")
+    for name in ("channel_id", "correlation_id"):
+        value = wishes.get(name)
+        if value is not None and not isinstance(value, UUID):
+            raise InvalidArgument(f"{name} is a UUID, not {value!r}", hint="uuid.UUID(text) makes one of its text")
+    ttl = wishes.get("ttl_seconds")
+    if ttl is not None and not isinstance(ttl, int):
+        raise InvalidArgument(f"ttl_seconds is a whole number, not {ttl!r}", hint="seconds, such as 3600")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +205,7 @@ class Outbox:
         draft = Draft(
             recipient=bundle,
             body=body,
-            ttl_seconds=seconds_left,
+            ttl_seconds=min(seconds_left, self._ttl_max),
             priority=header.priority,
             compression=header.compression,
             padme=len(old.ciphertext) != len(frame.pack(len(body), compressed, padme=False)),
@@ -262,7 +291,7 @@ class Outbox:
             body=draft.body,
             message_id=draft.message_id or uuid.uuid4(),
             created_at=unix_ms(now),
-            ttl_seconds=draft.ttl_seconds,
+            ttl_seconds=min(TTL_DEFAULT, self._ttl_max) if draft.ttl_seconds is None else draft.ttl_seconds,
             priority=draft.priority,
             compression=draft.compression,
             padme=draft.padme,

@@ -9,9 +9,18 @@ from datetime import datetime
 from angelia.envelope import jsonform, sealing, wire
 from angelia.envelope.batch import VerifiedRoots
 from angelia.envelope.receipts import ReceiptStatus
-from angelia.envelope.refusals import IdConflict, OpenFailed, Refused, SuiteRefused, UnknownKey, WrongRecipient
+from angelia.envelope.refusals import (
+    IdConflict,
+    NotAllowed,
+    OpenFailed,
+    Refused,
+    SuiteRefused,
+    UnknownKey,
+    WrongRecipient,
+)
+from angelia.envelope.sealing import Control
 from angelia.envelope.signing import VerifyingPair
-from angelia.envelope.wire import TTL_CEILING, Envelope, Header
+from angelia.envelope.wire import Envelope, Header
 from angelia.errors import AngeliaError, RateLimited
 from angelia.keys.model import moment, unix_ms
 from angelia.mailbox import failures, replay
@@ -52,7 +61,6 @@ class Receiver:
     inbox: Inbox
     inbox_files: Drawer
     dead_files: Drawer
-    ttl_max: int
     roots: VerifiedRoots = field(default_factory=VerifiedRoots)
 
     def receive(self, contents: Sequence[bytes], profile: Profile, now: datetime) -> list[Opened | AngeliaError]:
@@ -87,7 +95,7 @@ class Receiver:
         return one
 
     def _open(self, content: bytes, profile: Profile, now: datetime) -> _Unsealed:
-        envelope = decoded(content, self.ttl_max)
+        envelope = decoded(content)
         header, replay_key = envelope.header, envelope.replay_key
         if header.recipient_nhi != self.own.identity.handle:
             raise WrongRecipient(f"the envelope is for {header.recipient_nhi or 'a channel'}")
@@ -97,17 +105,30 @@ class Receiver:
         check_window(header, profile, now)
         replay.probe(self.database, replay_key, str(header.message_id), moment(header.expires_at), now)
         pair = self.trust.signer(header.sender_nhi, header.sender_key_id, moment(header.created_at))
-        if not self.channels.expects(header):
-            self.allowlist.check(pair, header.sender_nhi)
+        refusal = self._stranger(envelope, pair)
         sealing.verify(envelope, pair, self.roots, unix_ms(now))
         failures.check(self.database, pair.fingerprint, header.sender_nhi, now)
+        if header.control:
+            self.inbox.check_room_for_control(pair.fingerprint, header.sender_nhi)
         try:
             body = sealing.unseal(envelope, held.key)
         except OpenFailed:
             self.dead_files.put([(replay_key, envelope.wire)])
             failures.record(self.database, replay_key, pair.fingerprint, now)
             raise
+        if refusal is not None and body[0] != Control.CHANNEL_KEY:
+            raise refusal
         return _Unsealed(envelope, replay_key, pair, held, body)
+
+    def _stranger(self, envelope: Envelope, pair: VerifyingPair) -> NotAllowed | None:
+        """Refuse a stranger; the refusal comes back for one that may bring the key of a channel, and nothing else."""
+        try:
+            self.allowlist.check(pair, envelope.header.sender_nhi)
+        except NotAllowed as stranger:
+            if not self.channels.expects(envelope):
+                raise
+            return stranger
+        return None
 
     def _held(self, header: Header, replay_key: str, now: datetime) -> Held:
         """The private key, by the id and the type that the envelope names."""
@@ -143,7 +164,9 @@ def sender_of(content: bytes) -> str:
     return decoded(content).header.sender_nhi
 
 
-def decoded(content: bytes, ttl_max: int = TTL_CEILING) -> Envelope:
-    """An envelope from its wire form or its JSON form; whatever was handed in, the replay key is the wire's."""
+def decoded(content: bytes) -> Envelope:
+    """An envelope from its wire form or its JSON form; whatever was handed in, the replay key is the wire's.
+
+    It may live as long as any server allows: what a setting says is for those that are made here."""
     is_json = content.lstrip()[:1] == b"{"
-    return jsonform.decode(content, ttl_max) if is_json else wire.decode(content, ttl_max)
+    return jsonform.decode(content) if is_json else wire.decode(content)

@@ -23,10 +23,11 @@ from angelia.envelope.bundles import DEFAULT_SUITES, Bundle, Link, OneTimeKey, s
 from angelia.envelope.ids import KeyType
 from angelia.envelope.kem import KemPrivateKey, KemPublicKey
 from angelia.envelope.signing import VerifyingPair
-from angelia.envelope.wire import TTL_MAX, Suite
+from angelia.envelope.wire import TTL_CEILING, TTL_MAX, Suite
 from angelia.errors import Conflict, InvalidArgument
 from angelia.keys.model import (
-    DESTROY_AFTER,
+    CACHE,
+    GRACE,
     MOST_ONE_TIME,
     ONE_TIME_LIFE,
     ONE_TIME_USE,
@@ -47,7 +48,8 @@ from angelia.mailbox.succession import Plan
 
 # A server takes a bundle that was issued within SKEW of its clock; an older link is signed anew, over the same keys.
 SIGNED_ANEW_AFTER = SKEW / 2
-ONE_TIME_DESTROY_AFTER = ONE_TIME_LIFE + ONE_TIME_USE + timedelta(seconds=TTL_MAX) + SKEW
+# One message each, which any server may have kept for as long as any setting allows.
+ONE_TIME_DESTROY_AFTER = ONE_TIME_LIFE + ONE_TIME_USE + timedelta(seconds=TTL_CEILING) + SKEW
 _LATEST = unix_ms(datetime(9999, 1, 1, tzinfo=UTC))
 _PENDING, _UNCONFIRMED, _REVOKED = "pending_rotation", "first_bundle_unconfirmed", "revoked_keys"
 # Whose next pair signs, in this thread or task alone: what others send meanwhile is signed by the present pair.
@@ -72,10 +74,14 @@ class Pending:
 class OwnKeys:
     """The public side of this agent, and the private keys behind it."""
 
-    def __init__(self, home: Path, identity: Identity, database: Database, keyring: Keyring) -> None:
+    def __init__(
+        self, home: Path, identity: Identity, database: Database, keyring: Keyring, ttl_max: int = TTL_MAX
+    ) -> None:
         self._home = home
         self._database = database
         self._keyring = keyring
+        # The longest that an envelope can need a replaced key: sealed from a copy of an hour ago, opened at its end.
+        self._destroy_after = max(GRACE, timedelta(seconds=ttl_max)) + CACHE + SKEW
         self._read: tuple[int, int] | None = None
         self.identity = identity
         self.refresh()
@@ -343,16 +349,16 @@ class OwnKeys:
                 "signed",
                 created_at=moment(created),
                 rotated_at=rotated_at,
-                destroy_at=rotated_at + DESTROY_AFTER,
+                destroy_at=rotated_at + self._destroy_after,
             )
         for (key_id,) in tx.execute(SQL["active_separate"]).fetchall():
             if key_id not in map(str, listed):
-                tx.execute(SQL["retire_kem_key"], (stamp(rotated_at), stamp(rotated_at + DESTROY_AFTER), key_id))
+                tx.execute(SQL["retire_kem_key"], (stamp(rotated_at), stamp(rotated_at + self._destroy_after), key_id))
 
     def _destroy_earlier(self, tx: Tx, bundle: Bundle, now: datetime) -> None:
         """After an emergency: nothing old opens anything, save one-time keys of mail that a relay already has."""
         tx.execute(SQL["destroy_grace"])
-        tx.execute(SQL["hasten_one_time"], (stamp(now + DESTROY_AFTER),))
+        tx.execute(SQL["hasten_one_time"], (stamp(now + self._destroy_after),))
         self._drop_separate_except(tx, bundle)
 
     def _drop_separate_except(self, tx: Tx, bundle: Bundle) -> None:

@@ -64,11 +64,12 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 INSERT INTO controls (replay_key) VALUES (?)
 
 -- name: inbox_page
+-- What was fetched together has one time of receipt; then the time of sending decides.
 SELECT replay_key, msg_id, sender_nhi, sender_fp, recipient_nhi, channel_id, correlation_id, priority,
        created_at, received_at, expires_at, status, acked_at
 FROM inbox
-WHERE (received_at, replay_key) < (?, ?) AND replay_key NOT IN (SELECT replay_key FROM controls)
-ORDER BY received_at DESC, replay_key DESC LIMIT ?
+WHERE (received_at, created_at, replay_key) < (?, ?, ?) AND replay_key NOT IN (SELECT replay_key FROM controls)
+ORDER BY received_at DESC, created_at DESC, replay_key DESC LIMIT ?
 
 -- name: inbox_one
 SELECT replay_key, msg_id, sender_nhi, sender_fp, recipient_nhi, channel_id, correlation_id, priority,
@@ -85,9 +86,25 @@ SELECT replay_key, msg_id, sender_nhi, sender_fp, recipient_nhi, channel_id, cor
 FROM inbox WHERE acked_at IS NULL ORDER BY received_at LIMIT ?
 
 -- name: inbox_controls
+-- Of a length: what is of another kind is mostly not even looked at.
 SELECT replay_key, msg_id, sender_nhi, sender_fp, recipient_nhi, channel_id, correlation_id, priority,
        created_at, received_at, expires_at, status, acked_at
-FROM inbox JOIN controls USING (replay_key) WHERE status = 'unread' ORDER BY received_at
+FROM inbox JOIN controls USING (replay_key)
+WHERE status = 'unread' AND (received_at, replay_key) > (?, ?) AND length(body) BETWEEN ? AND ?
+ORDER BY received_at, replay_key LIMIT ?
+
+-- name: count_controls
+SELECT count(*) FROM controls JOIN inbox USING (replay_key) WHERE status = 'unread' AND sender_fp = ?
+
+-- name: something_handled
+SELECT 1 FROM controls JOIN inbox USING (replay_key) WHERE status = 'read' AND expires_at < ? LIMIT 1
+
+-- name: prune_controls
+-- destroys
+-- What was handled, and cannot come a second time. It may hold a key that has no other place any more.
+DELETE FROM inbox WHERE replay_key IN (
+  SELECT replay_key FROM controls JOIN inbox USING (replay_key) WHERE status = 'read' AND expires_at < ? LIMIT ?
+) RETURNING replay_key
 
 -- name: inbox_answer
 SELECT replay_key, msg_id, sender_nhi, sender_fp, recipient_nhi, channel_id, correlation_id, priority,
@@ -317,6 +334,7 @@ ON CONFLICT (channel_id) DO UPDATE SET name = excluded.name
 -- Whoever comes back in the same epoch is not sent its key again.
 UPDATE channel_keys SET destroy_at = NULL
 WHERE channel_id = ?1 AND epoch = (SELECT max(epoch) FROM channel_keys WHERE channel_id = ?1)
+  AND epoch >= coalesce((SELECT epoch FROM channel_epochs WHERE channel_id = ?1), 0)
 
 -- name: leave_channel
 DELETE FROM channels WHERE channel_id = ?
@@ -336,6 +354,35 @@ UPDATE channel_keys SET destroy_at = ? WHERE channel_id = ? AND epoch < ? AND de
 -- name: channel_key
 SELECT secret_nonce, secret FROM channel_keys
 WHERE channel_id = ? AND key_id = ? AND (destroy_at IS NULL OR destroy_at > ?)
+
+-- name: present_channel_key
+-- One that was replaced opens what was sealed under it, and seals nothing.
+SELECT secret_nonce, secret FROM channel_keys WHERE channel_id = ? AND key_id = ? AND destroy_at IS NULL
+
+-- name: newest_epoch
+-- What a server has told, and the keys that came from others: those of one's own may never have reached a server.
+SELECT max(epoch) FROM (
+  SELECT epoch FROM channel_epochs WHERE channel_id = ?1
+  UNION ALL SELECT epoch FROM channel_keys WHERE channel_id = ?1 AND sender_nhi <> ?2
+)
+
+-- name: heard_epoch
+INSERT INTO channel_epochs (channel_id, epoch) VALUES (?, ?)
+ON CONFLICT (channel_id) DO UPDATE SET epoch = max(epoch, excluded.epoch)
+
+-- name: channel_unreached
+SELECT nhi, code, reason FROM channel_unreached WHERE channel_id = ? AND epoch = ? AND next_try > ?
+
+-- name: channel_failures
+SELECT failures FROM channel_unreached WHERE channel_id = ? AND epoch = ? AND nhi = ?
+
+-- name: put_off_channel_key
+INSERT INTO channel_unreached (channel_id, epoch, nhi, failures, next_try, code, reason) VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (channel_id, epoch, nhi) DO UPDATE
+SET failures = excluded.failures, next_try = excluded.next_try, code = excluded.code, reason = excluded.reason
+
+-- name: forget_unreached
+DELETE FROM channel_unreached WHERE channel_id = ? AND epoch < ?
 
 -- name: channel_keys
 SELECT key_id, epoch, sender_nhi, received_at FROM channel_keys WHERE channel_id = ? ORDER BY epoch DESC, received_at DESC
@@ -361,7 +408,10 @@ DELETE FROM channel_opened WHERE (channel_id, channel_offset) IN (
 
 -- name: keep_out
 INSERT INTO kept_out (replay_key, sender_nhi, lease_token, kept_at, expires_at) VALUES (?, ?, ?, ?, ?)
-ON CONFLICT (replay_key) DO UPDATE SET lease_token = excluded.lease_token, kept_at = excluded.kept_at
+ON CONFLICT (replay_key) DO NOTHING
+
+-- name: is_kept_out
+SELECT 1 FROM kept_out WHERE replay_key = ?
 
 -- name: prune_kept_out
 DELETE FROM kept_out WHERE expires_at <= ?1

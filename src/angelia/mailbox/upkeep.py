@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from angelia.keys.model import SKEW
 from angelia.mailbox import channels, replay
 from angelia.mailbox.database import SQL, Database, stamp, unstamp, write_meta
 from angelia.mailbox.files import Drawer
@@ -12,14 +13,16 @@ from angelia.mailbox.replay import RETENTION_HOURS, Pruned
 
 _CLOCK = "clock_shown"
 _BELIEVED_AFTER = timedelta(hours=1)
+_CHUNK = 1_000
 
 
 class Upkeep:
     """Runs at the start and, cheaply, with every operation that writes."""
 
-    def __init__(self, database: Database, drawers: Sequence[Drawer]) -> None:
+    def __init__(self, database: Database, drawers: Sequence[Drawer], inbox: Drawer) -> None:
         self._database = database
         self._drawers = drawers
+        self._inbox = inbox
         self._warnings: list[str] = []
 
     def start(self, now: datetime) -> None:
@@ -42,6 +45,7 @@ class Upkeep:
         pruned = replay.prune(self._database, now, retention_hours, force=force)
         if pruned.warning is None:
             channels.prune(self._database, now)
+            self._prune_controls(now)
         for drawer in self._drawers:
             drawer.sweep(now)
         return pruned
@@ -63,6 +67,14 @@ class Upkeep:
         with self._database.transaction() as tx:
             write_meta(tx, _CLOCK, stamp(now))
         return shown if shown is not None and shown <= now else None
+
+    def _prune_controls(self, now: datetime) -> None:
+        """Control messages that were handled and have expired: nobody looks for them again."""
+        before = stamp(now - SKEW)
+        while self._database.row("something_handled", before):
+            with self._database.transaction() as tx:
+                keys = [key for (key,) in tx.execute(SQL["prune_controls"], (before, _CHUNK))]
+            self._inbox.remove(keys)
 
     def _tidy(self, now: datetime) -> None:
         warning = self.prune(now).warning

@@ -1,0 +1,56 @@
+"""To whom a channel's key could not be sent: nobody is sealed to again at every message for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from angelia.errors import AngeliaError
+from angelia.mailbox.database import SQL, Database, Tx, stamp
+
+FIRST_WAIT, LONGEST_WAIT = timedelta(minutes=1), timedelta(hours=1)
+_DOUBLINGS = 6  # from a minute to more than an hour
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why the key could not be sent the last time."""
+
+    code: str
+    reason: str
+
+
+class Unreached:
+    """The table `channel_unreached`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def waiting(self, channel_id: UUID, epoch: int, now: datetime) -> dict[str, Failure | None]:
+        """To whom the key of an epoch is not sent yet; None for who was sent it and has only to say so."""
+        rows = self._database.rows("channel_unreached", str(channel_id), epoch, stamp(now))
+        return {nhi: None if code is None else Failure(code, reason) for nhi, code, reason in rows}
+
+    def put_off(self, channel_id: UUID, epoch: int, failed: Mapping[str, AngeliaError], now: datetime) -> None:
+        """It could not be sent: a minute until the next try, and twice as long each time, up to an hour."""
+        with self._database.transaction() as tx:
+            for nhi, error in failed.items():
+                found = tx.execute(SQL["channel_failures"], (str(channel_id), epoch, nhi)).fetchone()
+                failures = found[0] if found else 0
+                wait = min(FIRST_WAIT * (1 << min(failures, _DOUBLINGS)), LONGEST_WAIT)
+                values = (str(channel_id), epoch, nhi, failures + 1, stamp(now + wait), error.code, error.message)
+                tx.execute(SQL["put_off_channel_key"], values)
+
+    def rest(self, channel_id: UUID, epoch: int, names: Sequence[str], now: datetime) -> None:
+        """It was sent, which a server takes on nobody's word but the subscriber's: it may be sent again in an hour."""
+        with self._database.transaction() as tx:
+            for nhi in names:
+                values = (str(channel_id), epoch, nhi, 0, stamp(now + LONGEST_WAIT), None, None)
+                tx.execute(SQL["put_off_channel_key"], values)
+
+
+def forget_before(tx: Tx, channel_id: UUID, epoch: int) -> None:
+    """The channel is at that epoch: nobody is sent earlier keys any more."""
+    tx.execute(SQL["forget_unreached"], (str(channel_id), epoch))
