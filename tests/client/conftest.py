@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from angelia.client import attempts, sealed
+from angelia.keys.model import ONE_TIME_LOW
 from angelia.mailbox import identity
 from angelia.mailbox.identity import Identity
 from client.recorder import Recorder, recording
@@ -49,3 +51,19 @@ def join(server: ServerProcess, tmp_path: Path) -> Iterator[Callable[..., Person
     yield make
     for person in made:
         person.close()
+
+
+@pytest.fixture
+def short_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few one-time keys, and no pauses to speak of."""
+    monkeypatch.setattr(attempts, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(sealed, "ONE_TIME_BATCH", ONE_TIME_LOW + 1)
+
+
+@pytest.fixture
+def acquainted(short_work: None, join: Callable[..., Person]) -> tuple[Person, Person]:
+    """Alice and Bob, who open each other's mail."""
+    alice, bob = join("alice"), join("bob")
+    bob.allow(alice)
+    alice.allow(bob)
+    return alice, bob

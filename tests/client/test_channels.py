@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import json
+import struct
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+import msgspec
 import pytest
 
 from angelia.client import AsyncClient, BadAnswer, Client, attempts
-from angelia.client.channel_reading import Unopened
+from angelia.client.channel_reading import Tail, Unopened
 from angelia.envelope import jsonform
 from angelia.envelope.media import MEDIA_TYPE
 from angelia.envelope.refusals import IdConflict, WrongRecipient
 from angelia.envelope.sealing import ChannelKey, EpochKey
 from angelia.envelope.wire import Envelope, decode
-from angelia.errors import EpochStale, KeyNotFound, OffsetGone, Unavailable
+from angelia.errors import EpochStale, KeyNotFound, OffsetGone, RateLimited, Unavailable, VersionConflict
+from angelia.keys.model import link_document
 from angelia.mailbox import identity
 from angelia.mailbox.box import Mailbox
-from angelia.mailbox.channels import ChannelMessage
+from angelia.mailbox.channels import ChannelMessage, EpochWentBack
 from client.recorder import Recorder
 
 CHANNEL = UUID("c9a3a2e0-1234-5678-9abc-def012345678")
@@ -192,7 +196,7 @@ def test_any_other_key_is_not_and_is_asked_about_once(
 def test_a_key_of_a_channel_that_is_gone_or_was_left_is_dropped(
     client: Client, recorder: Recorder, brought: Brought, bob: Mailbox
 ) -> None:
-    recorder.tell("GET", f"{PATH}/publishers/alice", problem("not_found"), status=404)
+    recorder.tell("GET", PATH, problem("not_found"), status=404)
     brought.come()
     assert client.take_keys(bob) == 0
     brought.come()
@@ -201,19 +205,76 @@ def test_a_key_of_a_channel_that_is_gone_or_was_left_is_dropped(
     assert bob.inbox.controls() == []
 
 
-def test_a_late_key_of_an_earlier_epoch_is_kept_for_what_it_opens(
-    client: Client, brought: Brought, bob: Mailbox
+@pytest.mark.parametrize("present", [{"epoch": 3, "epoch_key_id": str(uuid4())}, {"epoch": 2, "epoch_key_id": None}])
+def test_a_key_that_the_channel_had_is_kept_for_what_it_opens_whatever_became_of_its_sender(
+    client: Client, recorder: Recorder, brought: Brought, bob: Mailbox, present: dict[str, Any]
 ) -> None:
-    brought.told(epoch=3, epoch_key_id=str(uuid4()))
+    brought.told(may_give_key=False, **present)
+    recorder.tell("GET", f"{PATH}/epochs/2", epoch(2, brought.key.key_id))
     brought.come(epoch=2)
     assert client.take_keys(bob) == 1
     assert brought.kept
+    assert (bob.channels.present_key(CHANNEL, brought.key.key_id) is None) is (present["epoch"] == 3)
+
+
+@pytest.mark.parametrize(("maker", "kept"), [("alice", True), ("carol", False), (None, False)])
+def test_the_present_key_may_also_come_from_who_made_it(
+    client: Client, recorder: Recorder, brought: Brought, bob: Mailbox, maker: str | None, kept: bool
+) -> None:
+    """The rules may refuse its maker by now, and the epoch is about to close."""
+    brought.told(may_give_key=False)
+    recorder.tell("GET", f"{PATH}/epochs/1", epoch(1, brought.key.key_id) | {"made_by": maker})
+    brought.come()
+    client.take_keys(bob)
+    assert brought.kept is kept
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_key_that_the_channel_never_had_is_not_kept(
+    client: Client, recorder: Recorder, brought: Brought, bob: Mailbox, known: bool
+) -> None:
+    brought.told(epoch=3, epoch_key_id=str(uuid4()))
+    if known:
+        recorder.tell("GET", f"{PATH}/epochs/2", epoch(2, uuid4()))
+    brought.come(epoch=2)
+    assert client.take_keys(bob) == 0
+    assert not brought.kept
+
+
+def epoch(number: int, key_id: UUID) -> dict[str, Any]:
+    return {"epoch": number, "key_id": str(key_id), "made_by": None, "made_at": now().isoformat()}
+
+
+def test_a_key_that_the_server_does_not_count_as_sent_is_confirmed(
+    client: Client, recorder: Recorder, brought: Brought, bob: Mailbox
+) -> None:
+    brought.told(key_epoch=0)
+    recorder.tell("POST", f"{PATH}/key", problem("rate_limited"), status=429)
+    brought.come()
+    assert client.take_keys(bob) == 1  # whatever the server says to it
+    assert [one.json() for one in recorder.asked("POST", f"{PATH}/key")] == [{"epoch": 1}]
+    recorder.told.clear()
+    brought.told(key_epoch=1)
+    brought.come()
+    assert client.take_keys(bob) == 1
+    assert len(recorder.asked("POST", f"{PATH}/key")) == 1
+
+
+def test_more_keys_than_fit_in_one_look_are_all_taken(
+    client: Client, recorder: Recorder, brought: Brought, bob: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brought.told()
+    for _ in range(3):
+        brought.come()
+    few = bob.inbox.controls
+    monkeypatch.setattr(bob.inbox, "controls", lambda: few()[:1])
+    assert client.take_keys(bob) == 3
 
 
 def test_a_server_that_is_away_leaves_the_key_for_the_next_time(
     client: Client, recorder: Recorder, brought: Brought, bob: Mailbox
 ) -> None:
-    recorder.tell("GET", f"{PATH}/publishers/alice", problem("unavailable"), status=503)
+    recorder.tell("GET", PATH, problem("unavailable"), status=503)
     brought.come()
     with pytest.raises(Unavailable):
         client.take_keys(bob)
@@ -273,9 +334,9 @@ def test_after_a_removal_the_next_publisher_makes_the_next_key(
     recorder.tell("POST", f"{PATH}/publish", problem("epoch_stale"), status=409)
     recorder.tell("GET", PATH, shown(epoch_key_id=None))
     recorder.tell("POST", f"{PATH}/epoch", shown(epoch=2))
-    recorder.tell("GET", PATH, shown(epoch=2, epoch_key_id=str(uuid4())))
+    recorder.tell("GET", f"{PATH}/subscribers", page([]))
     recorder.tell("POST", f"{PATH}/publish", published(), status=201)
-    client.publish(bob, CHANNEL, b"under the next key")
+    assert client.publish(bob, CHANNEL, b"under the next key").channel.epoch == 2
     (asked,) = recorder.asked("POST", f"{PATH}/epoch")
     assert asked.json()["epoch"] == 2
     new = UUID(asked.json()["epoch_key_id"])
@@ -300,10 +361,236 @@ def test_a_day_after_a_leave_the_next_publish_changes_the_key(
     old = (now() - timedelta(hours=25)).isoformat()
     recorder.tell("GET", PATH, shown(epoch_key_id=str(key.key_id), epoch_at=old, left_at=now().isoformat()))
     recorder.tell("POST", f"{PATH}/epoch", shown(epoch=2))
-    recorder.tell("GET", PATH, shown(epoch=2, epoch_key_id=str(uuid4())))
+    recorder.tell("GET", f"{PATH}/subscribers", page([]))
     recorder.tell("POST", f"{PATH}/publish", published(), status=201)
     client.publish(bob, CHANNEL, b"x")
     assert len(recorder.asked("POST", f"{PATH}/epoch")) == 1
+
+
+def test_a_new_key_is_offered_to_all_before_anything_is_published_under_it(
+    client: Client, recorder: Recorder, bob: Mailbox
+) -> None:
+    """Also by who was told of nobody that lacks it."""
+    recorder.tell("GET", PATH, shown(epoch_key_id=None, without_key=None))
+    recorder.tell("POST", f"{PATH}/epoch", shown(epoch=2))
+    recorder.tell("GET", f"{PATH}/subscribers", page(["alice"]))
+    recorder.tell("POST", "/v1/messages/batch", {"results": [taken()]})
+    recorder.tell("POST", f"{PATH}/keys", {"noted": 1})
+    recorder.tell("POST", f"{PATH}/publish", published(), status=201)
+    client.publish(bob, CHANNEL, b"x")
+    asked = [one.path.removeprefix(PATH) for one in recorder.seen if one.method == "POST"]
+    assert asked == ["/epoch", "/v1/messages/batch", "/keys", "/publish"]
+    assert recorder.asked("POST", f"{PATH}/keys")[0].json() == {"epoch": 2, "subscribers": ["alice"]}
+
+
+def test_a_publisher_to_whom_the_key_was_sent_asks_for_it_and_makes_no_other(
+    client: Client, recorder: Recorder, bob: Mailbox
+) -> None:
+    long_ago = (now() - timedelta(hours=1)).isoformat()
+    recorder.tell("GET", PATH, shown(epoch_key_id=str(uuid4()), epoch_at=long_ago, key_epoch=1))
+    recorder.tell("GET", "/v1/messages", b"")
+    recorder.tell("POST", f"{PATH}/key", subscription())
+    with pytest.raises(KeyNotFound):
+        client.publish(bob, CHANNEL, b"x")
+    assert [one.json() for one in recorder.asked("POST", f"{PATH}/key")] == [{"epoch": 0}]
+    assert recorder.asked("POST", f"{PATH}/epoch") == []
+
+
+def test_nothing_is_sealed_for_a_server_that_goes_back_to_an_earlier_epoch(
+    client: Client, recorder: Recorder, bob: Mailbox, key: EpochKey
+) -> None:
+    later = EpochKey.generate()
+    bob.channels.keep(ChannelKey(CHANNEL, 2, later), "bob", now())
+    bob.channels.retire_before(CHANNEL, 2, now())
+    recorder.tell("GET", PATH, shown(epoch=1, epoch_key_id=str(key.key_id)))
+    with pytest.raises(EpochWentBack, match="epoch 1; it was at epoch 2 before"):
+        client.publish(bob, CHANNEL, b"for those who were removed")
+    assert recorder.asked("POST", f"{PATH}/publish") == []
+
+
+def test_a_key_that_never_reached_the_server_stops_nothing(
+    client: Client, recorder: Recorder, bob: Mailbox, key: EpochKey
+) -> None:
+    """It was made here, and the server did not hear of it."""
+    bob.channels.keep(ChannelKey(CHANNEL, 2, EpochKey.generate()), "bob", now())
+    recorder.tell("GET", PATH, shown(epoch=1, epoch_key_id=str(key.key_id)))
+    recorder.tell("POST", f"{PATH}/publish", published(), status=201)
+    client.publish(bob, CHANNEL, b"x")
+
+
+def test_an_epoch_that_changes_while_the_key_is_given_out_is_tried_once_more(
+    client: Client, recorder: Recorder, bob: Mailbox, key: EpochKey
+) -> None:
+    recorder.tell("GET", PATH, shown(epoch_key_id=str(key.key_id), without_key=1))
+    recorder.tell("GET", f"{PATH}/subscribers", page(["bob"]))
+    recorder.tell("POST", f"{PATH}/keys", problem("version_conflict"), status=409)
+    recorder.tell("POST", f"{PATH}/keys", {"noted": 1})
+    recorder.tell("POST", f"{PATH}/publish", published(), status=201)
+    client.publish(bob, CHANNEL, b"x")
+    recorder.told[("POST", f"{PATH}/keys")] = []
+    recorder.tell("POST", f"{PATH}/keys", problem("version_conflict"), status=409)
+    with pytest.raises(VersionConflict):
+        client.share_key(bob, CHANNEL)
+
+
+def subscription(**values: object) -> dict[str, Any]:
+    at = now().isoformat()
+    return {
+        "subscription_id": str(uuid4()),
+        "channel_id": str(CHANNEL),
+        "subscriber_nhi": "bob",
+        "status": "active",
+        "last_offset": 0,
+        "last_consumed_at": None,
+        "key_epoch": 0,
+        "asked_at": None,
+        "created_at": at,
+        "updated_at": at,
+        **values,
+    }
+
+
+# Other mail.
+
+
+def test_only_control_messages_are_taken_for_a_channel_and_other_mail_is_put_back(
+    client: Client, recorder: Recorder, alice: Mailbox, bob: Mailbox
+) -> None:
+    bob.allowlist.allow("alice", now())
+    ordinary = mail_to_bob(alice, b"about the channel")
+    recorder.tell("GET", PATH, shown(policy="open", epoch_key_id=str(uuid4())))
+    recorder.tell("GET", "/v1/messages", leased(ordinary))
+    recorder.tell("GET", "/v1/messages", b"")
+    nacked = {"results": [{"replay_key": ordinary.replay_key, "state": "queued", "attempts": 0}]}
+    recorder.tell("POST", "/v1/messages/nack", nacked)
+    with pytest.raises(KeyNotFound):
+        client.publish(bob, CHANNEL, b"x")
+    (put_back,) = recorder.asked("POST", "/v1/messages/nack")
+    (said,) = put_back.json()["nacks"]
+    assert (said["replay_key"], said["retry_after"], said["counted"]) == (ordinary.replay_key, 0, False)
+    assert recorder.asked("POST", "/v1/messages/acknowledge") == []
+    assert not bob.inbox.page().messages
+
+
+def test_mail_that_is_put_back_is_not_looked_at_in_circles(
+    client: Client, recorder: Recorder, alice: Mailbox, bob: Mailbox
+) -> None:
+    recorder.tell("GET", PATH, shown(policy="open", epoch_key_id=str(uuid4())))
+    for _ in range(3):
+        recorder.tell("GET", "/v1/messages", leased(mail_to_bob(alice, b"x")))
+    recorder.tell("GET", "/v1/messages", b"")
+    recorder.tell("POST", "/v1/messages/nack", problem("unavailable"), status=500)
+    with pytest.raises(KeyNotFound):
+        client.publish(bob, CHANNEL, b"x")
+    asked = [(one.method, one.path) for one in recorder.seen]
+    assert asked.count(("GET", "/v1/messages")) == 4
+    assert asked.index(("POST", "/v1/messages/nack")) > 4  # while they are leased, nobody is handed them again
+
+
+def mail_to_bob(sender: Mailbox, body: bytes) -> Envelope:
+    known = sender.trust.bundle("bob", now(), max_age=None)
+    assert known is not None
+    return sender.outbox.seal(known.link, body, now=now(), channel_id=CHANNEL)
+
+
+def leased(envelope: Envelope) -> bytes:
+    return struct.pack(">I32sI", 1, bytes(32), len(envelope.wire)) + envelope.wire
+
+
+# Giving out the key.
+
+
+def test_a_server_that_wants_to_be_asked_more_slowly_is_asked_more_slowly(
+    client: Client, recorder: Recorder, bob: Mailbox, key: EpochKey, boxes: Callable[[str], Mailbox]
+) -> None:
+    carol = boxes("carol")
+    link = carol.own.newest()
+    assert link is not None
+    recorder.tell("GET", PATH, shown(epoch_key_id=str(key.key_id), without_key=1))
+    recorder.tell("GET", f"{PATH}/subscribers", page(["carol"]))
+    slowly = {"retry-after": "1"}
+    recorder.tell("GET", "/v1/keys/bundle/carol", problem("rate_limited"), status=429, headers=slowly)
+    recorder.tell(
+        "GET", "/v1/keys/bundle/carol", {**json.loads(msgspec.json.encode(link_document(link))), "bundle_id": "00"}
+    )
+    recorder.tell("POST", "/v1/messages/batch", {"results": [taken()]})
+    recorder.tell("POST", f"{PATH}/keys", {"noted": 1})
+    recorder.tell("POST", f"{PATH}/publish", published(), status=201)
+    began = time.monotonic()
+    assert client.publish(bob, CHANNEL, b"x").unreached == {}
+    assert time.monotonic() - began >= 1
+
+
+def test_nobody_waits_for_a_server_for_ever_and_then_nothing_is_published(
+    client: Client, recorder: Recorder, bob: Mailbox, key: EpochKey
+) -> None:
+    recorder.tell("GET", PATH, shown(epoch_key_id=str(key.key_id), without_key=1))
+    recorder.tell("GET", f"{PATH}/subscribers", page(["carol"]))
+    later = {"retry-after": "3600"}
+    recorder.tell("GET", "/v1/keys/bundle/carol", problem("rate_limited"), status=429, headers=later)
+    with pytest.raises(RateLimited):
+        client.publish(bob, CHANNEL, b"x")
+    assert recorder.asked("POST", f"{PATH}/publish") == []
+
+
+def test_a_relay_that_is_away_keeps_a_message_from_going_out_under_a_key_that_nobody_has(
+    client: Client, recorder: Recorder, alice: Mailbox, bob: Mailbox, key: EpochKey
+) -> None:
+    recorder.tell("GET", PATH, shown(epoch_key_id=str(key.key_id), without_key=1))
+    recorder.tell("GET", f"{PATH}/subscribers", page(["alice"]))
+    recorder.tell("POST", "/v1/messages/batch", problem("unavailable"), status=503)
+    with pytest.raises(Unavailable):
+        client.publish(bob, CHANNEL, b"x")
+    assert recorder.asked("POST", f"{PATH}/publish") == []
+    assert bob.channels.unreached.waiting(CHANNEL, 1, now()) == {}
+
+
+def test_who_cannot_be_reached_is_told_of_and_not_sealed_to_again_for_a_while(
+    client: Client, recorder: Recorder, alice: Mailbox, bob: Mailbox, key: EpochKey
+) -> None:
+    recorder.tell("GET", PATH, shown(epoch_key_id=str(key.key_id), without_key=1))
+    recorder.tell("GET", f"{PATH}/subscribers", page(["alice"]))
+    refused = {"problem": {"code": "queue_full", "title": "alice has no room", "status": 429}}
+    recorder.tell("POST", "/v1/messages/batch", {"results": [refused]})
+    recorder.tell("POST", f"{PATH}/publish", published(), status=201)
+    for _ in range(3):
+        unreached = client.publish(bob, CHANNEL, b"x").unreached
+        assert [(name, error.code, error.message) for name, error in unreached.items()] == [
+            ("alice", "queue_full", "alice has no room")
+        ]
+    assert len(recorder.asked("POST", "/v1/messages/batch")) == 1
+    assert len(bob.outbox.page()) == 1
+    bob.channels.retire_before(CHANNEL, 2, now())
+    assert bob.channels.unreached.waiting(CHANNEL, 1, now()) == {}
+
+
+def test_what_was_sent_and_does_not_count_is_not_sent_again_with_every_message(
+    client: Client, recorder: Recorder, alice: Mailbox, bob: Mailbox, key: EpochKey
+) -> None:
+    recorder.tell("GET", PATH, shown(epoch_key_id=str(key.key_id), without_key=1))
+    recorder.tell("GET", f"{PATH}/subscribers", page(["alice"]))
+    recorder.tell("POST", "/v1/messages/batch", {"results": [taken()]})
+    recorder.tell("POST", f"{PATH}/keys", {"noted": 0})
+    recorder.tell("POST", f"{PATH}/publish", published(), status=201)
+    for _ in range(3):
+        assert client.publish(bob, CHANNEL, b"x").unreached == {}
+    assert len(recorder.asked("POST", "/v1/messages/batch")) == 1
+
+
+def test_a_key_lives_as_long_as_the_mailbox_lets_mail_live(
+    recorder: Recorder, tmp_path: Path, alice: Mailbox, bob: Mailbox
+) -> None:
+    key = EpochKey.generate()
+    with Mailbox(tmp_path, identity.load(tmp_path, "alice", lambda: ""), now(), ttl_max=3600) as short:
+        short.channels.keep(ChannelKey(CHANNEL, 1, key), "alice", now())
+        recorder.tell("GET", PATH, shown(epoch_key_id=str(key.key_id), without_key=1))
+        recorder.tell("GET", f"{PATH}/subscribers", page(["bob"]))
+        recorder.tell("POST", "/v1/messages/batch", {"results": [taken()]})
+        recorder.tell("POST", f"{PATH}/keys", {"noted": 1})
+        with Client(recorder.url, identity=short) as client:
+            assert client.share_key(short, CHANNEL).sent == ["bob"]
+    (sent,) = recorder.asked("POST", "/v1/messages/batch")[0].json()["messages"]
+    assert sent["ttl_seconds"] == 3600
 
 
 def test_nobody_but_the_owner_makes_the_key_of_an_open_channel(
@@ -319,7 +606,7 @@ def test_nobody_but_the_owner_makes_the_key_of_an_open_channel(
 def test_hundreds_of_subscribers_cost_few_signatures_and_few_requests(
     recorder: Recorder, alice: Mailbox, boxes: Callable[[str], Mailbox], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("angelia.client.channel_keys._SEALED_TOGETHER", 8)
+    monkeypatch.setattr("angelia.client.channel_sharing._SEALED_TOGETHER", 8)
     names = [f"member-{number:02}" for number in range(12)]
     for name in names:
         know(alice, boxes(name))
@@ -393,6 +680,56 @@ def test_a_server_cannot_show_a_message_twice_nor_rewrite_what_was_read(
     assert isinstance(rewritten, Unopened)
     assert isinstance(rewritten.error, IdConflict)
     assert client.read_channel(bob, CHANNEL).messages == [first]
+
+
+def test_a_publisher_whose_keys_cannot_be_had_hides_nobody_elses_messages(
+    client: Client, recorder: Recorder, alice: Mailbox, bob: Mailbox, key: EpochKey, boxes: Callable[[str], Mailbox]
+) -> None:
+    carol, dave = boxes("carol"), boxes("dave")
+    one, two, three, four = (
+        who.channels.seal(CHANNEL, key, body, now())
+        for who, body in ((alice, b"one"), (carol, b"two"), (dave, b"three"), (alice, b"four"))
+    )
+    recorder.tell("GET", f"{PATH}/messages", messages((1, one), (2, two), (3, three), (4, four)))
+    recorder.tell("GET", "/v1/keys/bundle/carol", problem("authorization_denied"), status=403)
+    recorder.tell("GET", "/v1/keys/bundle/dave", problem("rate_limited"), status=429)
+    told = [
+        one.body if isinstance(one, ChannelMessage) else one.error.code
+        for one in client.read_channel(bob, CHANNEL).messages
+    ]
+    assert told == [b"one", "authorization_denied", "rate_limited", b"four"]
+
+
+def test_a_key_that_cannot_be_asked_for_hides_nothing_that_opens(
+    client: Client, recorder: Recorder, alice: Mailbox, bob: Mailbox, key: EpochKey
+) -> None:
+    closed = alice.channels.seal(CHANNEL, EpochKey.generate(), b"closed", now())
+    recorder.tell(
+        "GET", f"{PATH}/messages", messages((1, alice.channels.seal(CHANNEL, key, b"one", now())), (2, closed))
+    )
+    recorder.tell("GET", PATH, problem("rate_limited"), status=429)
+    first, second = client.read_channel(bob, CHANNEL).messages
+    assert isinstance(first, ChannelMessage)
+    assert isinstance(second, Unopened)
+
+
+def test_an_owner_whose_mailbox_missed_the_making_of_its_channel_takes_its_keys_all_the_same(
+    recorder: Recorder, alice: Mailbox
+) -> None:
+    recorder.tell("GET", PATH, shown(epoch_key_id=None, epoch=0))
+    recorder.tell("POST", f"{PATH}/epoch", shown(epoch=1))
+    recorder.tell("GET", f"{PATH}/subscribers", page([]))
+    recorder.tell("POST", f"{PATH}/publish", published(), status=201)
+    with Client(recorder.url, identity=alice) as client:
+        client.publish(alice, CHANNEL, b"the first")
+    assert alice.channels.name(CHANNEL) == "alice/news"
+
+
+def test_what_is_lost_is_counted_from_where_the_reader_stood(client: Client, recorder: Recorder, bob: Mailbox) -> None:
+    recorder.tell("GET", f"{PATH}/messages", problem("offset_gone", offset=3, first_offset=5), status=410)
+    following = Tail(bob, CHANNEL)
+    assert client.follow(following) == []
+    assert (following.lost, following.after) == ((3, 4), 4)
 
 
 def test_what_is_no_envelope_is_no_answer(client: Client, recorder: Recorder, bob: Mailbox) -> None:

@@ -2,70 +2,47 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import threading
 import time
 from collections.abc import Callable
-from contextlib import aclosing
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
-import msgspec
 import pytest
 
-from angelia.client import AsyncClient, Client, Unreachable, attempts, mail, sealed, stream
-from angelia.client.mail_answers import Handed, MessageNews, PrekeysLow
+from angelia.client import Client, Unreachable, attempts, mail, sealed
+from angelia.client.mail_answers import Handed
 from angelia.client.mail_calls import Nack
-from angelia.client.receiving import Told
+from angelia.client.settling import Told
 from angelia.envelope import wire
-from angelia.envelope.receipts import Receipt, ReceiptStatus, receipt_document, sign_receipt
-from angelia.envelope.refusals import IdConflict, NotAllowed, OpenFailed, Replayed, SignatureFailed
+from angelia.envelope.receipts import ReceiptStatus
+from angelia.envelope.refusals import IdConflict, NotAllowed, OpenFailed, Replayed
+from angelia.envelope.sealing import Control
 from angelia.envelope.wire import Priority
-from angelia.errors import DeadlineExceeded, Denied
-from angelia.keys.model import ONE_TIME_LOW
+from angelia.errors import Conflict, DeadlineExceeded, Denied, InvalidArgument
 from angelia.mail.model import ATTEMPTS, Attested
 from angelia.mailbox.box import Mailbox
-from angelia.mailbox.outbox import Outgoing, Sent
-from client.recorder import Recorder, closed_port
-from client.test_mail_calls import RECEIPT
+from angelia.mailbox.outbox import Sent
+from client.letters import bodies, now, outgoing
+from client.recorder import closed_port
 from forgery import forged
 from people import Person
 
 Join = Callable[..., Person]
 
 
-@pytest.fixture(autouse=True)
-def short_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(sealed, "ONE_TIME_BATCH", ONE_TIME_LOW + 1)
+pytestmark = pytest.mark.usefixtures("short_work")
 
 
 @pytest.fixture
-def alice(join: Join) -> Person:
-    return join("alice")
+def alice(acquainted: tuple[Person, Person]) -> Person:
+    return acquainted[0]
 
 
 @pytest.fixture
-def bob(join: Join, alice: Person) -> Person:
-    """Bob opens Alice's mail, and she his."""
-    bob = join("bob")
-    bob.allow(alice)
-    alice.allow(bob)
-    return bob
-
-
-def now() -> datetime:
-    return datetime.now(UTC)
-
-
-def outgoing(person: Person) -> Outgoing:
-    """The newest message of an outbox."""
-    return person.mailbox.outbox.page(1)[0]
-
-
-def bodies(person: Person, **wishes: Any) -> list[bytes]:
-    return [one.body for one in person.client.receive(person.mailbox, **wishes).messages]
+def bob(acquainted: tuple[Person, Person]) -> Person:
+    return acquainted[1]
 
 
 # There and back.
@@ -130,7 +107,7 @@ def test_control_messages_are_stored_and_acknowledged_and_not_shown(alice: Perso
     sent = alice.client.send(alice.mailbox, bob.name, b"\x02secret", control=True)
     received = bob.client.receive(bob.mailbox)
     assert (received.messages, received.not_opened, received.controls) == ((), (), 1)
-    assert [one.body for one in bob.mailbox.inbox.controls()] == [b"\x02secret"]
+    assert [one.body for one in bob.mailbox.inbox.controls(Control.GROUP_KEY)] == [b"\x02secret"]
     assert bob.mailbox.inbox.message(sent.replay_key).acked_at is not None
 
 
@@ -153,6 +130,44 @@ def test_a_message_may_be_taken_back_until_it_was_given(alice: Person, bob: Pers
     stored = alice.client.seal(alice.mailbox, bob.name, b"never sent")
     alice.client.withdraw(alice.mailbox, stored.replay_key)
     assert alice.client.deliver_outbox(alice.mailbox).sent == ()
+
+
+@pytest.mark.parametrize("answer", ["lost", "never heard, since a crash came before"])
+def test_a_message_that_the_relay_has_unknown_to_its_sender_is_taken_back_too(
+    alice: Person, bob: Person, answer: str
+) -> None:
+    if answer == "lost":
+        alice.client.loses = "/v1/messages"
+        with pytest.raises(Unreachable):
+            alice.client.send(alice.mailbox, bob.name, b"oh no")
+    else:
+        alice.client.send_envelope(alice.client.seal(alice.mailbox, bob.name, b"oh no").wire)
+    assert outgoing(alice).status is Sent.STORED
+    alice.client.withdraw(alice.mailbox, outgoing(alice).replay_key)
+    assert (outgoing(alice).status, outgoing(alice).resealable) == (Sent.FAILED, False)
+    assert bodies(bob) == []
+
+
+def test_what_the_recipient_was_given_is_not_taken_back_whatever_its_sender_has_heard(
+    alice: Person, bob: Person
+) -> None:
+    alice.client.send_envelope(alice.client.seal(alice.mailbox, bob.name, b"too late").wire)
+    assert bodies(bob) == [b"too late"]
+    with pytest.raises(Conflict, match="delivered already"):
+        alice.client.withdraw(alice.mailbox, outgoing(alice).replay_key)
+    assert outgoing(alice).status is Sent.STORED
+
+
+def test_what_a_person_carries_is_taken_back_without_a_relay(alice: Person, bob: Person) -> None:
+    letter = alice.client.seal(alice.mailbox, bob.name, b"by hand")
+    alice.mailbox.outbox.hand_over(letter.replay_key)
+    with closed_port() as nowhere, Client(nowhere, identity=alice.mailbox) as client:
+        client.withdraw(alice.mailbox, letter.replay_key)
+        other = alice.client.seal(alice.mailbox, bob.name, b"by the relay")
+        with pytest.raises(Unreachable):
+            client.withdraw(alice.mailbox, other.replay_key)
+    assert alice.mailbox.outbox.outgoing(letter.replay_key).status is Sent.FAILED
+    assert alice.mailbox.outbox.outgoing(other.replay_key).status is Sent.STORED
 
 
 # A relay that is away, full, or changes its mind about keys.
@@ -429,154 +444,22 @@ def test_an_answer_counts_whichever_process_received_it(alice: Person, bob: Pers
     thread.join()
 
 
-# A relay that lies.
-
-
-@pytest.fixture
-def sent(alice: Person, bob: Person) -> Outgoing:
-    alice.client.send(alice.mailbox, bob.name, b"hello")
-    return outgoing(alice)
-
-
-def said(row: Outgoing, alice: Person, bob: Person, **more: object) -> dict[str, object]:
-    named = {
-        "replay_key": row.replay_key,
-        "message_id": str(row.message_id),
-        "sender": alice.name,
-        "recipient": bob.name,
-    }
-    return {**RECEIPT, **named, **more}
-
-
-def signed(row: Outgoing, sender: str, by: Person, **more: Any) -> dict[str, object]:
-    values: dict[str, Any] = {
-        "status": ReceiptStatus.DELIVERED,
-        "replay_key": row.replay_key,
-        "message_id": row.message_id,
-        "sender_nhi": sender,
-        "recipient_nhi": by.name,
-        "time_ms": int(time.time() * 1000),
-        "signer_id": row.message_id,
-        **more,
-    }
-    document: dict[str, object] = msgspec.to_builtins(
-        receipt_document(sign_receipt(Receipt(**values), by.mailbox.identity.pair))
-    )
-    return document
-
-
-def told_by(recorder: Recorder, alice: Person, answer: dict[str, object]) -> Any:
-    recorder.told.clear()
-    recorder.tell("GET", "/v1/receipts", {"receipts": [answer], "next": None})
-    with Client(recorder.url, identity=alice.mailbox) as client:
-        return client.update_outbox(alice.mailbox)
-
-
-def test_what_a_relay_invents_is_reported_and_never_believed(
-    recorder: Recorder, alice: Person, bob: Person, sent: Outgoing, join: Join
+@pytest.mark.parametrize(
+    ("body", "wishes", "hint"),
+    [
+        ("a text", {}, 'encode text first: "hello".encode()'),
+        (b"x", {"priority": "high"}, "Priority.HIGH"),
+        (b"x", {"priority": 9}, "Priority.HIGH"),
+        (b"x", {"compression": "zstd"}, "Compression.ZSTD"),
+        (b"x", {"correlation_id": "abc"}, "uuid.UUID"),
+        (b"x", {"ttl_seconds": "1h"}, "3600"),
+    ],
+)
+def test_what_is_of_the_wrong_type_is_refused_before_anything_is_stored(
+    alice: Person, bob: Person, body: Any, wishes: dict[str, Any], hint: str
 ) -> None:
-    mallory = join("mallory")
-    true = signed(sent, alice.name, bob)
-    lies = [
-        {"status": "read"},
-        {"status": "delivered", "attested_by": "recipient"},
-        {"status": "delivered", "attested_by": "recipient", "receipt": {**true, "time_ms": 1}},
-        {"status": "read", "attested_by": "recipient", "receipt": {**true, "status": "read"}},
-        {"status": "delivered", "attested_by": "recipient", "receipt": signed(sent, alice.name, mallory)},
-        {"status": "delivered", "attested_by": "recipient",
-         "receipt": signed(sent, alice.name, mallory, recipient_nhi=bob.name)},
-        {"status": "delivered", "attested_by": "recipient",
-         "receipt": signed(sent, alice.name, bob, message_id=mallory.newest.signer.signer_id)},
-        {"status": "failed", "message_id": str(mallory.newest.signer.signer_id)},
-    ]  # fmt: skip
-    for lie in lies:
-        news = told_by(recorder, alice, said(sent, alice, bob, **lie))
-        assert news.told == (), lie
-        assert len(news.doubts) == 1, lie
-        assert outgoing(alice).status is Sent.QUEUED
-    # The signed word counts, not what the relay makes of it.
-    news = told_by(recorder, alice, said(sent, alice, bob, status="read", attested_by="recipient", receipt=true))
-    assert [one.status for one in news.told] == [Sent.DELIVERED]
-
-
-def test_a_relays_own_word_is_taken_as_its_word(recorder: Recorder, alice: Person, bob: Person, sent: Outgoing) -> None:
-    news = told_by(recorder, alice, said(sent, alice, bob, status="expired"))
-    assert [(one.status, one.by) for one in news.told] == [(Sent.EXPIRED, Attested.RELAY)]
-    assert outgoing(alice).status is Sent.EXPIRED
-
-
-def test_one_bad_receipt_keeps_nobody_from_the_others(
-    recorder: Recorder, alice: Person, bob: Person, sent: Outgoing
-) -> None:
-    alice.client.send(alice.mailbox, bob.name, b"second")
-    good, bad = said(outgoing(alice), alice, bob, status="expired"), said(sent, alice, bob, status="read")
-    recorder.tell("GET", "/v1/receipts", {"receipts": [bad], "next": "c"})
-    recorder.tell("GET", "/v1/receipts", {"receipts": [good], "next": None})
-    with Client(recorder.url, identity=alice.mailbox) as client:
-        news = client.update_outbox(alice.mailbox)
-    assert [type(one.error) for one in news.doubts] == [SignatureFailed]
-    assert [one.replay_key for one in news.told] == [good["replay_key"]]
-
-
-# The stream.
-
-
-async def test_a_stream_says_what_comes_and_what_became_of_it(alice: Person, bob: Person) -> None:
-    async with (
-        AsyncClient(bob.url, identity=bob.mailbox) as bobs,
-        AsyncClient(alice.url, identity=alice.mailbox) as alices,
-        aclosing(bobs.stream_mail()) as incoming,
-        aclosing(alices.stream_mail()) as news,
-    ):
-        await alices.send(alice.mailbox, bob.name, b"hello")
-        handed = await anext(incoming)
-        assert isinstance(handed, Handed)
-        waiting = asyncio.create_task(anext(news))
-        for _ in range(100):  # until the second stream is heard as well
-            await asyncio.sleep(0.05)
-            if waiting.done():
-                break
-        received = await bobs.take_in(bob.mailbox, [handed])
-        assert [one.body for one in received.messages] == [b"hello"]
-        said = await asyncio.wait_for(waiting, 10)
-        assert isinstance(said, MessageNews)
-        assert (said.replay_key, said.status) == (handed.replay_key, "delivered")
-
-
-async def test_a_mailbox_that_is_served_answers_questions(alice: Person, bob: Person) -> None:
-    async with (
-        AsyncClient(bob.url, identity=bob.mailbox) as bobs,
-        AsyncClient(alice.url, identity=alice.mailbox) as alices,
-    ):
-
-        async def answer(question: Any) -> None:
-            await bobs.answer(bob.mailbox, question, question.body.upper())
-
-        serving = asyncio.create_task(bobs.run_mailbox(bob.mailbox, answer))
-        answered = await alices.send_and_wait(alice.mailbox, bob.name, b"shout", timeout=20)
-        assert answered.body == b"SHOUT"
-        for _ in range(100):
-            if outgoing(bob).status is Sent.DELIVERED:
-                break
-            await asyncio.sleep(0.1)
-        assert outgoing(bob).status is Sent.DELIVERED
-        serving.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await serving
-
-
-async def test_a_stream_that_breaks_off_is_taken_up_again(recorder: Recorder, alice: Person) -> None:
-    event = 'event: prekeys_low\ndata: {"count":3}\n\n'
-    recorder.tell("GET", "/v1/messages/stream", b": still here\n\nevent: unknown\ndata: {}\n\n" + event.encode())
-    recorder.tell("GET", "/v1/messages/stream", {"code": "unavailable"}, status=503)
-    recorder.tell("GET", "/v1/messages/stream", event.replace("3", "2").encode())
-    recorder.tell("GET", "/v1/messages/stream", {"code": "unauthenticated"}, status=401)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream, "FIRST_PAUSE", 0.01)
-        async with AsyncClient(recorder.url, identity=alice.mailbox) as client:
-            said = client.stream_mail()
-            assert [await anext(said), await anext(said)] == [PrekeysLow(count=3), PrekeysLow(count=2)]
-            with pytest.raises(attempts.ApiError):
-                await anext(said)
-    nonces = {seen.headers["signature-input"] for seen in recorder.seen}
-    assert len(nonces) == len(recorder.seen) == 4
+    before = alice.mailbox.outbox.page()
+    with pytest.raises(InvalidArgument) as refused:
+        alice.client.send(alice.mailbox, bob.name, body, **wishes)
+    assert hint in refused.value.hint
+    assert alice.mailbox.outbox.page() == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import gzip
 import secrets
@@ -11,11 +12,13 @@ import asyncpg
 import pytest
 import redis.asyncio
 
+from angelia.channels.model import Policy
 from angelia.envelope.wire import Compression
 from angelia.stores.embedded.datadir import read_runtime
 from mailroom import Correspondent
 from processes import ServerProcess
 from remote import RemoteServer
+from talkers import Talker
 
 
 def forms(marker: bytes) -> dict[str, bytes]:
@@ -31,17 +34,20 @@ def test_the_forms_are_found_where_they_are() -> None:
         assert any(form in encoded for form in forms(marker).values())
 
 
-async def test_planted_markers_are_found_nowhere_on_the_servers_machine(directory: Path) -> None:
-    process = ServerProcess(directory / f"blind-{secrets.token_hex(4)}", log_level="debug", limits="register=off")
+async def test_planted_markers_are_found_nowhere_on_the_servers_machine(directory: Path, tmp_path: Path) -> None:
+    process = ServerProcess(
+        directory / f"blind-{secrets.token_hex(4)}", log_level="debug", limits="register=off,identity=off"
+    )
     process.start()
-    markers = [b"MARKER-" + secrets.token_hex(16).encode() for _ in range(6)]
+    markers = [b"MARKER-" + secrets.token_hex(16).encode() for _ in range(8)]
     try:
         async with RemoteServer(process) as server:
             await server.hot_tier_is_old_enough()
             alice, bob = Correspondent(), Correspondent()
             await alice.join(server, "alice")
             await bob.join(server, "bob")
-            await _live(server, alice, bob, markers)
+            await _live(server, alice, bob, markers[:6])
+            await asyncio.to_thread(_talk, process, tmp_path, *(marker.decode() for marker in markers[6:]))
             found = [*await _in_ledger(process, markers), *await _in_hot_tier(process, markers)]
     finally:
         process.stop()
@@ -66,6 +72,21 @@ async def _live(server: RemoteServer, alice: Correspondent, bob: Correspondent, 
     broken = envelope.wire[:-1] + bytes([envelope.wire[-1] ^ 1])
     assert (await alice.mail_binary(server, broken)).status_code == 400
     await alice.sent(server, bob, unread)
+
+
+def _talk(process: ServerProcess, homes: Path, read: str, unread: str) -> None:
+    """In a channel: a message that a subscriber opened, and one after the key has changed."""
+    carol, dora = Talker(process, homes, "carol"), Talker(process, homes, "dora")
+    try:
+        channel = carol.creates(Policy.ALLOWLIST, dora)
+        dora.subscribes(channel)
+        carol.says(channel, read)
+        assert dora.hears(channel) == [read]
+        carol.client.disallow(carol.client.find_channel(carol.mailbox, channel).channel_id, dora.name)
+        carol.says(channel, unread)
+    finally:
+        carol.close()
+        dora.close()
 
 
 async def _in_ledger(process: ServerProcess, markers: list[bytes]) -> list[str]:

@@ -13,13 +13,14 @@ import pytest
 
 from angelia.channels.model import Policy
 from angelia.client import Client
+from angelia.client.attempts import Outcome, Send, Step
+from angelia.client.channel_calls import make_channel
 from angelia.client.channel_reading import Unopened
 from angelia.envelope.refusals import UnknownKey
-from angelia.errors import Denied, KeyNotFound
-from angelia.mailbox import identity
-from angelia.mailbox.box import Mailbox
+from angelia.errors import AlreadyExists, Denied, KeyNotFound
 from angelia.mailbox.channels import ChannelMessage
 from processes import ServerProcess
+from talkers import Talker
 
 LIMITS = (
     "register=off,identity=off,keys=off,bundles=off,channels=off,publish=off,channel_commits=off,send=off,receive=off"
@@ -34,57 +35,15 @@ def server(directory: Path) -> Iterator[ServerProcess]:
     server.stop()
 
 
-class Person:
-    """An agent with a mailbox of its own and a client that speaks for it."""
-
-    def __init__(self, server: ServerProcess, home: Path, name: str) -> None:
-        self.name = f"{name}-{secrets.token_hex(3)}"
-        made = identity.create(home, self.name)
-        with Client(server.start_url, identity=made) as client:
-            agent = client.register(made.public_key)
-            client.claim_handle(self.name)
-        made = identity.record_registration(home, made, id=agent.id, handle=self.name, server=server.start_url)
-        self.mailbox = Mailbox(home, made, datetime.now(UTC))
-        self.client = Client(server.start_url, identity=self.mailbox)
-        self.client.publish_keys(self.mailbox)
-
-    def creates(self, policy: Policy, *allowed: Person) -> str:
-        channel = self.client.create_channel(self.mailbox, "news", policy, allow=[one.name for one in allowed])
-        return channel.name
-
-    def subscribes(self, channel: str) -> None:
-        self.client.subscribe(self.mailbox, channel)
-
-    def says(self, channel: str, text: str) -> None:
-        posted = self.client.publish(self.mailbox, channel, text.encode())
-        assert posted.unreached == {}
-
-    def page(self, channel: str, after: int | None = None) -> list[ChannelMessage | Unopened]:
-        found = self.client.find_channel(self.mailbox, channel)
-        return self.client.read_channel(self.mailbox, found.channel_id, after_offset=after, max_messages=100).messages
-
-    def hears(self, channel: str, after: int | None = None) -> list[str]:
-        page = self.page(channel, after)
-        assert all(isinstance(one, ChannelMessage) for one in page), page
-        return [one.body.decode() for one in page if isinstance(one, ChannelMessage)]
-
-    def commits(self, channel: str, offset: int) -> None:
-        self.client.commit(self.client.find_channel(self.mailbox, channel).channel_id, offset)
-
-    def close(self) -> None:
-        self.client.close()
-        self.mailbox.close()
-
-
-People = Callable[[str], Person]
+People = Callable[[str], Talker]
 
 
 @pytest.fixture
 def people(server: ServerProcess, tmp_path: Path) -> Iterator[People]:
-    made: list[Person] = []
+    made: list[Talker] = []
 
-    def make(name: str) -> Person:
-        made.append(Person(server, tmp_path, name))
+    def make(name: str) -> Talker:
+        made.append(Talker(server, tmp_path, name))
         return made[-1]
 
     yield make
@@ -170,6 +129,150 @@ def test_an_absent_owner_stops_nobody(people: People) -> None:
     assert alice.hears(channel) == ["again"]
 
 
+def test_what_a_publisher_who_never_subscribed_says_is_read_by_all(people: People) -> None:
+    alice, bob, carol = people("alice"), people("bob"), people("carol")
+    channel = alice.creates(Policy.ALLOWLIST, carol)
+    carol.subscribes(channel)
+    found = alice.client.find_channel(alice.mailbox, channel)
+    alice.client.allow(found.channel_id, bob.name, may_subscribe=False, may_publish=True)
+    alice.says(channel, "from alice")
+    bob.says(channel, "from bob, who never subscribed")
+    alice.says(channel, "alice again")
+    assert carol.hears(channel) == ["from alice", "from bob, who never subscribed", "alice again"]
+
+
+def test_publishers_who_do_not_listen_agree_on_a_key_and_keep_it(people: People) -> None:
+    alice, bob, carol, dave = (people(name) for name in ("alice", "bob", "carol", "dave"))
+    channel = alice.creates(Policy.ALLOWLIST, carol)
+    carol.subscribes(channel)
+    found = alice.client.find_channel(alice.mailbox, channel)
+    for one in (bob, dave):
+        alice.client.allow(found.channel_id, one.name, may_subscribe=False, may_publish=True)
+    epochs = [
+        who.client.publish(who.mailbox, channel, b"x").channel.epoch
+        for who in (alice, bob, alice, bob, alice, dave, alice, bob, dave)
+    ]
+    assert epochs == [1, 2, 2, 2, 2, 3, 3, 3, 3]
+    assert len(carol.hears(channel)) == 9
+    # Whoever is removed has no part in what follows.
+    alice.client.disallow(found.channel_id, bob.name)
+    assert alice.client.publish(alice.mailbox, channel, b"without bob").channel.epoch == 4
+    assert bob.client.receive(bob.mailbox).controls == 0
+
+
+def test_what_a_removed_publisher_sealed_and_gave_the_key_of_still_opens(people: People) -> None:
+    alice, bob, carol = people("alice"), people("bob"), people("carol")
+    channel = alice.creates(Policy.ALLOWLIST, bob)
+    found = alice.client.find_channel(alice.mailbox, channel)
+    alice.client.allow(found.channel_id, carol.name, may_publish=True)
+    for one in (bob, carol, alice):
+        one.subscribes(channel)
+    carol.says(channel, "from carol")  # under a key that she made
+    alice.says(channel, "from alice")
+    alice.client.disallow(found.channel_id, carol.name)
+    assert bob.hears(channel) == ["from carol", "from alice"]
+    alice.says(channel, "later")
+    assert bob.hears(channel) == ["from carol", "from alice", "later"]
+
+
+def test_a_key_of_a_removed_publisher_that_comes_late_opens_what_it_sealed(people: People) -> None:
+    alice, bob, carol = people("alice"), people("bob"), people("carol")
+    channel = alice.creates(Policy.ALLOWLIST, bob)
+    found = alice.client.find_channel(alice.mailbox, channel)
+    alice.client.allow(found.channel_id, carol.name, may_publish=True)
+    for one in (bob, carol, alice):
+        one.subscribes(channel)
+    carol.says(channel, "from carol")
+    alice.client.disallow(found.channel_id, carol.name)
+    alice.says(channel, "the next epoch")
+    assert bob.hears(channel) == ["from carol", "the next epoch"]
+
+
+def test_in_an_open_channel_a_subscriber_that_once_asked_is_not_sent_the_key_for_ever(people: People) -> None:
+    alice, bob, carol = people("alice"), people("bob"), people("carol")
+    channel = alice.creates(Policy.OPEN)
+    carol.subscribes(channel)
+    alice.says(channel, "for carol")
+    assert carol.hears(channel) == ["for carol"]
+    bob.subscribes(channel)
+    with pytest.raises(KeyNotFound):
+        bob.client.publish(bob.mailbox, channel, b"too early")  # he asks for the key
+    for number in range(5):
+        carol.says(channel, f"{number}")
+    assert bob.client.receive(bob.mailbox, most=50).controls == 1
+    assert bob.hears(channel) == [f"{number}" for number in range(5)]
+    assert carol.client.find_channel(carol.mailbox, channel).without_key == 0
+    carol.says(channel, "once more")
+    assert bob.client.receive(bob.mailbox, most=50).controls == 0
+
+
+def test_mail_about_a_channel_is_nobodys_but_its_recipients(people: People) -> None:
+    alice, bob = people("alice"), people("bob")
+    channel = alice.creates(Policy.ALLOWLIST)
+    found = alice.client.find_channel(alice.mailbox, channel)
+    alice.client.allow(found.channel_id, bob.name, may_publish=True)
+    bob.client.find_keys(bob.mailbox, alice.name)
+    bob.mailbox.allowlist.allow(alice.name, datetime.now(UTC))
+    alice.client.send(alice.mailbox, bob.name, b"about the channel", channel_id=found.channel_id)
+    bob.says(channel, "publishing looks for keys among the mail of the channel")
+    assert [one.body for one in bob.client.receive(bob.mailbox).messages] == [b"about the channel"]
+
+
+def test_whoever_blocks_a_publisher_costs_it_one_seal_and_not_one_a_message(people: People) -> None:
+    alice, bob = people("alice"), people("bob")
+    channel = alice.creates(Policy.OPEN)
+    bob.subscribes(channel)
+    bob.client.block_agent(alice.name)
+    for _ in range(4):
+        posted = alice.client.publish(alice.mailbox, channel, b"x")
+        assert list(posted.unreached) == [bob.name]
+    assert len([one for one in alice.mailbox.outbox.page(500) if one.recipient == bob.name]) == 1
+
+
+def test_a_removal_while_the_key_is_given_out_makes_the_publisher_begin_again(people: People) -> None:
+    alice, bob, carol = people("alice"), people("bob"), people("carol")
+    channel = alice.creates(Policy.ALLOWLIST, bob, carol)
+    found = alice.client.find_channel(alice.mailbox, channel)
+    for one in (bob, carol):
+        one.subscribes(channel)
+    take, removed = alice.client._take, list[bool]()
+
+    def removing(step: Step) -> Outcome:
+        if isinstance(step, Send) and step.url.endswith("/keys") and not removed:
+            removed.append(True)
+            with Client(alice.url, identity=alice.mailbox) as other:
+                other.disallow(found.channel_id, carol.name)
+        return take(step)
+
+    alice.client._take = removing  # type: ignore[method-assign]
+    posted = alice.client.publish(alice.mailbox, channel, b"without carol")
+    assert posted.channel.epoch == 2
+    assert bob.hears(channel) == ["without carol"]
+
+
+def test_an_owner_whose_first_try_was_cut_off_goes_on_with_the_channel_that_it_has(people: People) -> None:
+    alice, bob = people("alice"), people("bob")
+    made = alice.client._run(make_channel("news", Policy.OPEN))  # and the process ended here
+    with pytest.raises(AlreadyExists) as refused:
+        alice.creates(Policy.OPEN)
+    assert "angelia channel show news" in refused.value.hint
+    bob.subscribes(made.name)
+    alice.says(made.name, "the first")
+    assert bob.hears(made.name) == ["the first"]
+
+
+def test_who_left_and_publishes_in_the_same_epoch_makes_no_new_key(people: People) -> None:
+    alice, bob = people("alice"), people("bob")
+    channel = alice.creates(Policy.ALLOWLIST)
+    found = alice.client.find_channel(alice.mailbox, channel)
+    alice.client.allow(found.channel_id, bob.name, may_publish=True)
+    bob.subscribes(channel)
+    alice.says(channel, "one")
+    assert bob.hears(channel) == ["one"]
+    bob.client.unsubscribe(bob.mailbox, channel)
+    assert bob.client.publish(bob.mailbox, channel, b"two").channel.epoch == 1
+
+
 def test_an_open_channel_is_everybodys_and_its_key_is_the_owners_affair(people: People) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
     channel = alice.creates(Policy.OPEN)
@@ -242,7 +345,7 @@ def test_two_publishers_at_once_and_a_reader_who_follows(people: People) -> None
         one.subscribes(channel)
     alice.says(channel, "start")
 
-    def burst(who: Person) -> None:
+    def burst(who: Talker) -> None:
         for number in range(10):
             who.says(channel, f"{who.name} {number}")
 

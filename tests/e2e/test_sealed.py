@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from angelia.client import sealed
-from angelia.client.receiving import Told
+from angelia.client.settling import Told
 from angelia.envelope.refusals import NotAllowed, Replayed
 from angelia.keys.model import ONE_TIME_LOW
 from angelia.mailbox.outbox import Sent

@@ -139,6 +139,8 @@ class Line:
             return answer
 
     def _exchange(self, request: Request) -> Generator[Step, Outcome, Response]:
+        if request.after:
+            yield Pause(request.after)
         deadline = self.stopwatch() + self.timeout + request.waits
         attempt = 1
         while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from angelia.channels.model import Channel, Listed, Subscriber
+from angelia.channels.model import Channel, Epoch, Listed, Subscriber
 from angelia.channels.model import Published as PublishedMessage
 from angelia.client.answers import Answer
 
@@ -13,6 +13,7 @@ __all__ = [
     "Allowlist",
     "ChannelPage",
     "Channels",
+    "Epoch",
     "KeyGiver",
     "KeysNoted",
     "PlacedEnvelope",

@@ -10,6 +10,7 @@ from angelia.client.channel_answers import (
     Allowlist,
     ChannelPage,
     Channels,
+    Epoch,
     KeyGiver,
     KeysNoted,
     PublishedMessage,
@@ -158,16 +159,33 @@ def set_epoch(channel_id: UUID, epoch: int, key_id: UUID) -> Call[Channel]:
 
 
 def keys_sent(channel_id: UUID, epoch: int, subscribers: Sequence[str]) -> Call[int]:
-    """Say to whom the key of the present epoch was sent; how many were new."""
+    """Say to whom the key of the present epoch was sent; for how many that was new, and counts."""
     body = document(epoch=epoch, subscribers=list(subscribers))
     answer = yield Request("POST", _path(channel_id, "keys"), body=body)
     return answer.read(KeysNoted).noted
 
 
+def key_taken(channel_id: UUID, epoch: int) -> Call[Subscription]:
+    """Say that the key of the present epoch is here, so that nobody sends it again."""
+    answer = yield Request("POST", _path(channel_id, "key"), body=document(epoch=epoch))
+    return answer.read(Subscription)
+
+
+def key_needed(channel_id: UUID) -> Call[Subscription]:
+    """Say that the present key is not here; it counts once an hour."""
+    return (yield from key_taken(channel_id, 0))
+
+
+def channel_epoch(channel_id: UUID, epoch: int) -> Call[Epoch]:
+    """Which key a channel had in an epoch: its id, and who made it."""
+    answer = yield Request("GET", _path(channel_id, "epochs", str(epoch)))
+    return answer.read(Epoch)
+
+
 def subscribers(
     channel_id: UUID, *, without_key: bool = False, cursor: str | None = None, limit: int | None = None
 ) -> Call[Subscribers]:
-    """A page of who listens, by name; for those who give out the key."""
+    """A page of who listens, by name; for those who give out the key. Who lacks it may also be a publisher."""
     wish = query(without_key="true" if without_key else None, cursor=cursor, limit=limit)
     answer = yield Request("GET", _path(channel_id, "subscribers"), wish)
     return answer.read(Subscribers)

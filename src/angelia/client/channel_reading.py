@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
 from angelia.client import channel_calls
-from angelia.client.channel_keys import ask_for_key, know_senders
+from angelia.client.channel_keys import ask_for_key
+from angelia.client.channel_senders import know_senders
+from angelia.client.faults import ApiError, Unreachable
 from angelia.client.sealed import now
 from angelia.client.wire import BadAnswer, Call
 from angelia.envelope import jsonform
-from angelia.envelope.refusals import Malformed, Refused, UnknownKey, UnknownSigner
-from angelia.errors import OffsetGone
+from angelia.envelope.refusals import Malformed, UnknownKey, UnknownSigner
+from angelia.errors import AngeliaError, OffsetGone
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.channels import ChannelMessage, Placed
 
@@ -21,7 +25,7 @@ class Unopened:
     """A message that could not be opened, or must not be."""
 
     offset: int
-    error: Refused
+    error: AngeliaError
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,9 @@ def read_channel(
     max_messages: int | None = None,
     wait: int | None = None,
 ) -> Call[Page]:
-    """The next messages, opened: after an offset, or after what was committed. To read commits nothing."""
+    """The next messages, opened: after an offset, or after what was committed. To read commits nothing.
+
+    What is wrong with one message, or with the keys of one publisher, keeps no other from being read."""
     page = yield from channel_calls.channel_messages(
         channel_id, after_offset=after_offset, max_messages=max_messages, wait=wait
     )
@@ -49,27 +55,36 @@ def read_channel(
         placed = [Placed(one.offset, jsonform.from_fields(one.envelope)) for one in page.messages]
     except Malformed as error:
         raise BadAnswer(f"a message of the channel cannot be read: {error.message}") from error
-    yield from know_senders(mailbox, {one.envelope.header.sender_nhi for one in placed})
-    opened = mailbox.channels.open_many(channel_id, placed, now())
+    problems = yield from know_senders(mailbox, {_sender(one) for one in placed})
+    opened = _opened(mailbox, channel_id, placed, problems)
     if any(isinstance(one, UnknownKey) for one in opened):
-        yield from ask_for_key(mailbox, channel_id)
-        opened = mailbox.channels.open_many(channel_id, placed, now())
-    rotated = {
-        one.envelope.header.sender_nhi
-        for one, outcome in zip(placed, opened, strict=True)
-        if isinstance(outcome, UnknownSigner)
-    }
+        with contextlib.suppress(ApiError, Unreachable):  # what cannot be asked for now is asked for the next time
+            yield from ask_for_key(mailbox, channel_id)
+        opened = _opened(mailbox, channel_id, placed, problems)
+    rotated = {_sender(one) for one, got in zip(placed, opened, strict=True) if isinstance(got, UnknownSigner)}
     if rotated:
         for sender in rotated:
             mailbox.trust.drop_bundle(sender)
-        yield from know_senders(mailbox, rotated)
-        opened = mailbox.channels.open_many(channel_id, placed, now())
+        problems |= yield from know_senders(mailbox, rotated)
+        opened = _opened(mailbox, channel_id, placed, problems)
     messages = [
         outcome if isinstance(outcome, ChannelMessage) else Unopened(one.offset, outcome)
         for one, outcome in zip(placed, opened, strict=True)
     ]
     last = placed[-1].offset if placed else page.next_offset - 1 if after_offset is None else after_offset
     return Page(messages, last, page.has_more)
+
+
+def _opened(
+    mailbox: Mailbox, channel_id: UUID, placed: Sequence[Placed], problems: dict[str, AngeliaError]
+) -> list[ChannelMessage | AngeliaError]:
+    """Each message opened, or why not; those of a publisher whose keys are in doubt are not even tried."""
+    tried = iter(mailbox.channels.open_many(channel_id, [one for one in placed if _sender(one) not in problems], now()))
+    return [problems[_sender(one)] if _sender(one) in problems else next(tried) for one in placed]
+
+
+def _sender(one: Placed) -> str:
+    return one.envelope.header.sender_nhi
 
 
 class Tail:
@@ -88,10 +103,11 @@ class Tail:
                 self._mailbox, self._channel_id, after_offset=self.after, max_messages=max_messages, wait=wait
             )
         except OffsetGone as gone:
-            first = gone.members.get("first_offset")
+            first, wanted = gone.members.get("first_offset"), gone.members.get("offset")
             if not isinstance(first, int):
                 raise
-            self.lost = ((self.after or 0) + 1, first - 1)
+            # Where it stood the server knows: after what was committed, if no offset was asked for.
+            self.lost = (wanted if isinstance(wanted, int) else (self.after or 0) + 1, first - 1)
             self.after = first - 1
             return []
         self.after = page.last

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from uuid import UUID
@@ -18,6 +17,8 @@ from angelia.client import (
     calls,
     channel_calls,
     channel_keys,
+    channel_membership,
+    channel_publishing,
     channel_reading,
     key_calls,
     mail,
@@ -26,6 +27,7 @@ from angelia.client import (
     receiving,
     sealed,
     sent_mail,
+    serving,
     stream,
 )
 from angelia.client.attempts import (
@@ -41,13 +43,10 @@ from angelia.client.attempts import (
     origin,
 )
 from angelia.client.channel_reading import Unopened
-from angelia.client.mail_answers import Handed, MessageNews, PrekeysLow, RotationDue
 from angelia.client.stream import Event
 from angelia.client.wire import Call, Response
-from angelia.errors import NotFound
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.channels import ChannelMessage
-from angelia.mailbox.inbox import Opened
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -126,25 +125,17 @@ class AsyncClient:
         `take_in` opens and settles what comes; `contextlib.aclosing` ends the listening in time."""
         return stream.events(self._line, self._http, lease_seconds)
 
-    async def run_mailbox(self, mailbox: Mailbox, handler: Callable[[Opened], Awaitable[object]]) -> None:
-        """Serve a mailbox until cancelled: mail goes to the handler, receipts to the outbox, keys are kept fresh.
+    async def run_mailbox(self, mailbox: Mailbox, handler: serving.Handler) -> None:
+        """Serve a mailbox until cancelled: mail goes to the handler one by one, also such as was kept out and is
+        allowed by now; the outbox is sent, receipts are heard of, keys are kept fresh. Faults that pass are waited for.
 
         What the handler raises ends it. Its message is in the inbox and the relay has been told, so it is not handed
         to it again."""
-        await self.deliver_outbox(mailbox)
-        async with contextlib.aclosing(self.stream_mail()) as events:
-            async for event in events:
-                match event:
-                    case Handed():
-                        for opened in (await self.take_in(mailbox, [event])).messages:
-                            await handler(opened)
-                    case MessageNews():
-                        with contextlib.suppress(NotFound):  # sent by another mailbox of the same agent
-                            await self.update_sent(mailbox, event.replay_key)
-                    case RotationDue():
-                        await self.rotate_due_keys(mailbox)
-                    case PrekeysLow():
-                        await self.publish_keys(mailbox)
+
+        def listen(connected: Callable[[], None]) -> AsyncGenerator[Event, None]:
+            return stream.events(self._line, self._http, connected=connected)
+
+        await serving.Serving(mailbox, handler, self._run, listen).forever()
 
     async def tail(
         self, mailbox: Mailbox, channel: str | UUID, *, after_offset: int | None = None
@@ -216,14 +207,15 @@ class AsyncClient:
     deliver_outbox = awaited(mail.deliver_outbox)
     withdraw = awaited(mail.withdraw)
     receive = awaited(receiving.receive)
+    receive_admitted = awaited(receiving.receive_admitted)
     take_in = awaited(receiving.take_in)
     update_outbox = awaited(sent_mail.update_outbox)
     update_sent = awaited(sent_mail.update_sent)
     check_attested = awaited(sent_mail.check_attested)
     send_and_wait = awaited(asking.send_and_wait)
     answer = awaited(asking.answer)
-    create_channel = awaited(channel_keys.create_channel)
-    find_channel = awaited(channel_keys.find_channel)
+    create_channel = awaited(channel_membership.create_channel)
+    find_channel = awaited(channel_membership.find_channel)
     channels = awaited(channel_calls.channels)
     channel = awaited(channel_calls.channel)
     update_channel = awaited(channel_calls.update_channel)
@@ -231,13 +223,13 @@ class AsyncClient:
     channel_allowlist = awaited(channel_calls.channel_allowlist)
     allow = awaited(channel_calls.allow)
     disallow = awaited(channel_calls.disallow)
-    subscribe = awaited(channel_keys.subscribe)
-    unsubscribe = awaited(channel_keys.unsubscribe)
+    subscribe = awaited(channel_membership.subscribe)
+    unsubscribe = awaited(channel_membership.unsubscribe)
     pause = awaited(channel_calls.pause)
     resume = awaited(channel_calls.resume)
-    publish = awaited(channel_keys.publish)
+    publish = awaited(channel_publishing.publish)
     publish_envelope = awaited(channel_calls.publish_envelope)
-    share_key = awaited(channel_keys.share_key)
+    share_key = awaited(channel_publishing.share_key)
     take_keys = awaited(channel_keys.take_keys)
     channel_messages = awaited(channel_calls.channel_messages)
     read_channel = awaited(channel_reading.read_channel)
@@ -298,6 +290,12 @@ class Client:
             return _response(step, self._http.request(**_arguments(step)))
         except httpx.RequestError as error:
             return described(error, timeout=step.allowed)
+
+    def stream_mail(self, *, lease_seconds: int = 30) -> Generator[Event, None, None]:
+        """Mail as it comes, and what concerns the agent's keys and its own mail; taken up again when it breaks off.
+
+        `take_in` opens and settles what comes; `contextlib.closing` ends the listening in time."""
+        return stream.blocking_events(self._line, self._http, lease_seconds)
 
     def tail(
         self, mailbox: Mailbox, channel: str | UUID, *, after_offset: int | None = None
@@ -368,14 +366,15 @@ class Client:
     deliver_outbox = blocking(mail.deliver_outbox)
     withdraw = blocking(mail.withdraw)
     receive = blocking(receiving.receive)
+    receive_admitted = blocking(receiving.receive_admitted)
     take_in = blocking(receiving.take_in)
     update_outbox = blocking(sent_mail.update_outbox)
     update_sent = blocking(sent_mail.update_sent)
     check_attested = blocking(sent_mail.check_attested)
     send_and_wait = blocking(asking.send_and_wait)
     answer = blocking(asking.answer)
-    create_channel = blocking(channel_keys.create_channel)
-    find_channel = blocking(channel_keys.find_channel)
+    create_channel = blocking(channel_membership.create_channel)
+    find_channel = blocking(channel_membership.find_channel)
     channels = blocking(channel_calls.channels)
     channel = blocking(channel_calls.channel)
     update_channel = blocking(channel_calls.update_channel)
@@ -383,13 +382,13 @@ class Client:
     channel_allowlist = blocking(channel_calls.channel_allowlist)
     allow = blocking(channel_calls.allow)
     disallow = blocking(channel_calls.disallow)
-    subscribe = blocking(channel_keys.subscribe)
-    unsubscribe = blocking(channel_keys.unsubscribe)
+    subscribe = blocking(channel_membership.subscribe)
+    unsubscribe = blocking(channel_membership.unsubscribe)
     pause = blocking(channel_calls.pause)
     resume = blocking(channel_calls.resume)
-    publish = blocking(channel_keys.publish)
+    publish = blocking(channel_publishing.publish)
     publish_envelope = blocking(channel_calls.publish_envelope)
-    share_key = blocking(channel_keys.share_key)
+    share_key = blocking(channel_publishing.share_key)
     take_keys = blocking(channel_keys.take_keys)
     channel_messages = blocking(channel_calls.channel_messages)
     read_channel = blocking(channel_reading.read_channel)

@@ -29,7 +29,7 @@ from angelia.errors import (
 from angelia.keys.model import SKEW, moment
 from angelia.mail.model import MOST_AT_ONCE
 from angelia.mailbox.box import Mailbox
-from angelia.mailbox.outbox import Outgoing, Sent, Wishes
+from angelia.mailbox.outbox import Outgoing, Sent, Wishes, check
 from angelia.mailbox.private_files import UnsafeFile
 
 # How often one message is sealed again before its sender is told that the recipient's keys do not hold still.
@@ -85,6 +85,7 @@ def send(
 
     If the relay cannot be reached, or has no room now, the message waits in the outbox for `deliver_outbox`; the
     error says so in its member `waiting`."""
+    check(body, wishes)
     envelope = yield from sealed.seal(mailbox, recipient, body, one_time=one_time, **wishes)
     return (yield from handed_over(mailbox, envelope))
 
@@ -115,6 +116,7 @@ def send_sealed(mailbox: Mailbox, envelopes: Sequence[Envelope]) -> Call[list[An
 def deliver_outbox(mailbox: Mailbox) -> Call[Delivered]:
     """Send what is stored, due, and not with the relay yet; a relay that does not answer is asked once."""
     sent, unsent = list[SentMail](), list[Unsent]()
+    mailbox.own.refresh()  # another process may have rotated the pair that signs requests
     for row in mailbox.outbox.due(sealed.now()):
         try:
             envelope = decode(mailbox.outbox.wire(row.replay_key))
@@ -134,8 +136,13 @@ def deliver_outbox(mailbox: Mailbox) -> Call[Delivered]:
 def withdraw(mailbox: Mailbox, replay_key: str) -> Call[None]:
     """Take back a message that its recipient has not been given; its content is not kept here either."""
     row = mailbox.outbox.outgoing(replay_key)
+    mailbox.own.refresh()
     if row.status is not Sent.STORED:
         yield from mail_calls.withdraw_message(row.replay_key)
+    elif row.next_try_at is not None:  # else a person carries it
+        # The relay may have it all the same: an answer was lost, or a crash kept anybody from hearing it.
+        with contextlib.suppress(NotFound):
+            yield from mail_calls.withdraw_message(row.replay_key)
     mailbox.outbox.withdraw(row.replay_key)
 
 

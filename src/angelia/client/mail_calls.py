@@ -33,7 +33,7 @@ from angelia.envelope import jsonform
 from angelia.envelope.media import MEDIA_TYPE
 from angelia.envelope.receipts import Receipt, receipt_document
 from angelia.envelope.wire import Envelope
-from angelia.mail.model import Status
+from angelia.mail.model import Side, Status
 
 HAS_MORE = "angelia-has-more"
 MOST_WAIT = 30
@@ -50,12 +50,14 @@ class Ack:
 
 
 class Nack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """That a message could not be taken now, and after how many seconds it may come again."""
+    """That a message could not be taken now, and after how many seconds it may come again. One that is not `counted`
+    is no attempt: the message never becomes a dead letter by it."""
 
     replay_key: str
     lease_token: str
     reason: str = ""
     retry_after: int | None = None
+    counted: bool = True
 
 
 def send_envelope(wire: bytes) -> Call[Accepted]:
@@ -112,7 +114,8 @@ def acknowledge(acks: Sequence[Ack]) -> Call[list[AckOutcome]]:
 
 
 def nack(nacks: Sequence[Nack]) -> Call[list[NackOutcome]]:
-    """Give messages back, up to a hundred; each comes again after a while, and after five times it is dead."""
+    """Give messages back, up to a hundred; each comes again after a while, and after five times that count it is
+    dead."""
     answer = yield Request("POST", "/v1/messages/nack", body=document(nacks=list(nacks)))
     results = answer.read(NackOutcomes).results
     _check_count(answer, results, nacks)
@@ -134,12 +137,20 @@ def receipts(
     *,
     status: Status | None = None,
     since: datetime | None = None,
+    side: Side | None = None,
     cursor: str | None = None,
     limit: int | None = None,
 ) -> Call[Receipts]:
-    """A page of receipts of what the agent that signs sent and received, newest first. No signature is checked yet."""
+    """A page of receipts of what the agent that signs sent and received, or of one side, newest first. No signature is
+    checked yet."""
     at = None if since is None else since.isoformat().replace("+00:00", "Z")
-    wishes = query(status=None if status is None else status.value, since=at, cursor=cursor, limit=limit)
+    wishes = query(
+        status=None if status is None else status.value,
+        since=at,
+        side=None if side is None else side.value,
+        cursor=cursor,
+        limit=limit,
+    )
     answer = yield Request("GET", "/v1/receipts", wishes)
     return answer.read(Receipts)
 

@@ -1,66 +1,30 @@
-"""Receiving with a mailbox: what was leased is opened once, and the relay is told what became of it.
-
-| the mailbox says                                   | the relay is told                                            |
-|----------------------------------------------------|--------------------------------------------------------------|
-| opened, also a control message                     | acknowledged, with the signed receipt `delivered`            |
-| opened before                                      | acknowledged again, with a receipt                           |
-| its sender is not allowed, or fails too often      | given back for an hour; never as often as would make it dead |
-| signatures, content or id are wrong                | acknowledged, with the signed receipt `failed`               |
-| sealed to a key that is not here                   | given back; the last time a signed receipt `failed`          |
-| its sender's keys cannot be looked up now          | given back                                                   |
-| for somebody else, or no envelope at all           | given back                                                   |
-| expired, from the future, or a fault of this disk  | nothing: the lease runs out                                  |
-"""
+"""Receiving with a mailbox: what was leased is opened once, and the relay is told what became of it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from typing import TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 import msgspec
 
 from angelia.client import mail_calls, sealed
-from angelia.client.faults import ApiError, Unreachable, item_fault
 from angelia.client.mail_answers import Handed
-from angelia.client.mail_calls import Ack, Nack
+from angelia.client.settling import Settling, Told
 from angelia.client.wire import BadAnswer, Call
 from angelia.envelope import jsonform
-from angelia.envelope.bundles import UntrustedBundle
-from angelia.envelope.receipts import Receipt, ReceiptStatus
-from angelia.envelope.refusals import (
-    Expired,
-    FromFuture,
-    NotAllowed,
-    Refused,
-    Replayed,
-    UnknownKey,
-    UnknownSigner,
-    WrongRecipient,
-)
+from angelia.envelope.refusals import Refused, Replayed, UnknownSigner
 from angelia.envelope.wire import Envelope, decode
-from angelia.errors import AngeliaError, NotFound, RateLimited
-from angelia.keys.model import moment
-from angelia.mail.model import ATTEMPTS, LONGEST_BACK_OFF, MOST_AT_ONCE
+from angelia.errors import AngeliaError, NotFound
+from angelia.mail.model import ATTEMPTS, MOST_AT_ONCE
 from angelia.mailbox.box import Mailbox
-from angelia.mailbox.inbox import Message, Opened, ReadState
+from angelia.mailbox.inbox import Message, Opened
 from angelia.mailbox.kept_out import Waiting
 from angelia.mailbox.window import Profile
 
-T = TypeVar("T")
-
-
-class Told(StrEnum):
-    """What the relay was told of a message that was not opened."""
-
-    ACKNOWLEDGED = "acknowledged"
-    FAILED = "failed"
-    GIVEN_BACK = "given back"
-    KEPT_OUT = "kept out"
-    NOTHING = "nothing"
+# What the relay still has, for a mailbox that may want it later.
+_STILL_WAITS = (Told.KEPT_OUT, Told.PUT_OFF, Told.NOTHING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +41,8 @@ class NotOpened:
 class Received:
     """What came. `recovered` was opened before by somebody who never told the relay; it is in the inbox.
 
-    `unacknowledged` is why the relay could not be told; it will hand the same out again, and be told then."""
+    `unacknowledged` is why the relay could not be told; it will hand the same out again, and be told then.
+    `interrupted` is why there is not more: something went wrong after all this had come."""
 
     messages: tuple[Opened, ...] = ()
     not_opened: tuple[NotOpened, ...] = ()
@@ -85,6 +50,7 @@ class Received:
     controls: int = 0
     has_more: bool = False
     unacknowledged: AngeliaError | None = None
+    interrupted: AngeliaError | None = None
 
     def __add__(self, other: Received) -> Received:
         return Received(
@@ -94,15 +60,13 @@ class Received:
             controls=self.controls + other.controls,
             has_more=other.has_more,
             unacknowledged=self.unacknowledged or other.unacknowledged,
+            interrupted=self.interrupted or other.interrupted,
         )
 
-
-@dataclass(slots=True)
-class _Settling:
-    """What is to be said to the relay about one batch."""
-
-    acks: list[Ack] = field(default_factory=list)
-    nacks: list[Nack] = field(default_factory=list)
+    @property
+    def anything(self) -> bool:
+        """Whether something came, opened or not."""
+        return bool(self.messages or self.not_opened or self.recovered or self.controls)
 
 
 def receive(
@@ -118,29 +82,46 @@ def receive(
     """Fetch mail, open it and acknowledge it; for up to `wait` seconds until there is some.
 
     Every message is in the inbox before this returns. Mail of a sender who was allowed since it was kept out comes
-    first."""
+    first. An error that comes after something is told in `interrupted`: what was opened is the caller's."""
     deadline = time.monotonic() + wait
     received = Received()
     if channel_id is None and correlation_id is None and not min_priority:
-        received = yield from _admitted(mailbox, most)
-    while True:
+        received = yield from receive_admitted(mailbox, most)
+    while received.interrupted is None:
         room, left = most - len(received.messages), deadline - time.monotonic()
         if room < 1:
-            return received
+            break
         mailbox.own.refresh()  # another process may have rotated the pair that signs requests
-        page = yield from mail_calls.poll(
-            max_messages=min(room, MOST_AT_ONCE),
-            wait=0.0 if received.messages else left,
-            min_priority=min_priority,
-            channel_id=channel_id,
-            correlation_id=correlation_id,
-            lease_seconds=lease_seconds,
-        )
-        came = yield from take_in(mailbox, page.messages)
+        try:
+            page = yield from mail_calls.poll(
+                max_messages=min(room, MOST_AT_ONCE),
+                wait=0.0 if received.messages else left,
+                min_priority=min_priority,
+                channel_id=channel_id,
+                correlation_id=correlation_id,
+                lease_seconds=lease_seconds,
+            )
+            came = yield from take_in(mailbox, page.messages)
+        except AngeliaError as error:
+            return _cut_short(received, error)
         received += replace(came, has_more=page.has_more)
         # What is not shown must not hide what lies behind it; it is leased now, so that the next look is past it.
         if received.messages or (not page.messages and deadline <= time.monotonic()):
-            return received
+            break
+    return received
+
+
+def receive_admitted(mailbox: Mailbox, most: int = MOST_AT_ONCE) -> Call[Received]:
+    """Fetch, open and acknowledge only mail that was kept out, from senders who are allowed by now. It is asked for by
+    name, since the relay holds it back."""
+    received = Received()
+    mailbox.own.refresh()
+    for waiting in mailbox.kept_out.admitted(sealed.now(), most):
+        try:
+            received += yield from _admitted(mailbox, waiting)
+        except AngeliaError as error:
+            return _cut_short(received, error)
+    return received
 
 
 def take_in(mailbox: Mailbox, handed: Sequence[Handed]) -> Call[Received]:
@@ -148,11 +129,12 @@ def take_in(mailbox: Mailbox, handed: Sequence[Handed]) -> Call[Received]:
     what was opened is the caller's, whether the relay has heard of it or not."""
     if not handed:
         return Received()
+    mailbox.own.refresh()
     outcomes = yield from _opened(mailbox, handed)
-    settling, messages, not_opened, recovered, controls = _Settling(), [], [], [], 0
+    settling, messages, not_opened, recovered, controls = Settling(mailbox), [], [], [], 0
     for one, outcome in zip(handed, outcomes, strict=True):
         if isinstance(outcome, Opened):
-            settling.acks.append(_ack(one, outcome.receipt))
+            settling.opened(one, outcome)
             if outcome.control:
                 controls += 1
             else:
@@ -161,9 +143,9 @@ def take_in(mailbox: Mailbox, handed: Sequence[Handed]) -> Call[Received]:
         before = _in_inbox(mailbox, one.replay_key) if isinstance(outcome, Replayed) else None
         if before is not None and before.acked_at is None and not mailbox.inbox.is_control(before.replay_key):
             recovered.append(before)
-        told = _settle_unopened(mailbox, one, outcome, before, settling)
+        told = settling.unopened(one, outcome, before)
         not_opened.append(NotOpened(one.replay_key, _sender(one), outcome, told))
-    problem = yield from _said(mailbox, settling)
+    problem = yield from settling.said()
     return Received(
         messages=tuple(messages),
         not_opened=tuple(not_opened),
@@ -211,100 +193,36 @@ def _followed(mailbox: Mailbox, wire: bytes) -> Call[Opened | AngeliaError]:
         return error
 
 
-def _settle_unopened(
-    mailbox: Mailbox, one: Handed, error: AngeliaError, before: Message | None, settling: _Settling
-) -> Told:
-    told = _verdict(error, one.attempt, before)
-    if told is Told.ACKNOWLEDGED:
-        assert before is not None, "only what is in the inbox is acknowledged again"
-        settling.acks.append(_ack(one, _receipt_again(mailbox, before)))
-    elif told is Told.FAILED:
-        try:
-            settling.acks.append(_ack(one, mailbox.refuse(one.wire, error.code, sealed.now())))
-        except Refused:  # what cannot be read cannot be named in a receipt
-            told = Told.GIVEN_BACK
-    elif isinstance(error, NotAllowed):
-        _keep_out(mailbox, one)
-    if told is Told.GIVEN_BACK or (told is Told.KEPT_OUT and one.attempt < ATTEMPTS):
-        after = LONGEST_BACK_OFF if told is Told.KEPT_OUT else None
-        nack = Nack(replay_key=one.replay_key, lease_token=one.lease_token, reason=error.code, retry_after=after)
-        settling.nacks.append(nack)
-    return told
-
-
-def _verdict(error: AngeliaError, attempt: int, before: Message | None) -> Told:
-    match error:
-        case ApiError() | Unreachable() | UntrustedBundle() | UnknownSigner() | WrongRecipient():
-            return Told.GIVEN_BACK
-        case Replayed():
-            return Told.FAILED if before is None else Told.ACKNOWLEDGED
-        case NotAllowed() | RateLimited():
-            return Told.KEPT_OUT
-        case UnknownKey():
-            # Another process may be about to write the key down that a server has published already.
-            return Told.GIVEN_BACK if attempt < ATTEMPTS else Told.FAILED
-        case Expired() | FromFuture():
-            return Told.NOTHING
-        case Refused():
-            return Told.FAILED
-    return Told.NOTHING
-
-
-def _said(mailbox: Mailbox, settling: _Settling) -> Call[AngeliaError | None]:
-    """Tell the relay; the first thing that went wrong."""
-    problem: AngeliaError | None = None
+def _admitted(mailbox: Mailbox, waiting: Waiting) -> Call[Received]:
     try:
-        for acks in _hundreds(settling.acks):
-            results = yield from mail_calls.acknowledge(acks)
-            mailbox.inbox.mark_acked([one.replay_key for one in results if one.acknowledged], sealed.now())
-            refused = [one.problem for one in results if one.problem is not None]
-            problem = problem or (item_fault(refused[0]) if refused else None)
-        for nacks in _hundreds(settling.nacks):
-            yield from mail_calls.nack(nacks)
-    except (ApiError, Unreachable, BadAnswer) as error:
-        return problem or error
-    return problem
-
-
-def _admitted(mailbox: Mailbox, most: int) -> Call[Received]:
-    """Mail that was kept out, from senders who are allowed by now: asked for by name, since the relay holds it back."""
-    received = Received()
-    for waiting in mailbox.kept_out.admitted(sealed.now(), most):
-        try:
-            found = yield from mail_calls.message_status(waiting.replay_key)
-        except NotFound:
-            found = None
-        if found is None or found.envelope is None:
-            mailbox.kept_out.forget(waiting.replay_key)
-            continue
+        found = yield from mail_calls.message_status(waiting.replay_key)
+    except NotFound:
+        found = None
+    if found is None or found.envelope is None:
+        mailbox.kept_out.forget(waiting.replay_key)
+        return Received()
+    try:
         envelope = jsonform.decode(msgspec.json.encode(found.envelope))
-        handed = Handed(
-            wire=envelope.wire, replay_key=envelope.replay_key, lease_token=waiting.lease_token, attempt=ATTEMPTS
-        )
-        came = yield from take_in(mailbox, [handed])
-        if all(one.told is not Told.KEPT_OUT for one in came.not_opened):
-            mailbox.kept_out.forget(waiting.replay_key)
-        received += came
-    return received
-
-
-def _keep_out(mailbox: Mailbox, one: Handed) -> None:
-    envelope = decode(one.wire)
-    mailbox.kept_out.add(
-        Waiting(
-            replay_key=one.replay_key,
-            sender=envelope.header.sender_nhi,
-            lease_token=one.lease_token,
-            kept_at=sealed.now(),
-            expires_at=moment(envelope.header.expires_at),
-        )
+    except Refused as error:
+        raise BadAnswer(f"the message {waiting.replay_key[:12]} cannot be read: {error.message}") from error
+    handed = Handed(
+        wire=envelope.wire, replay_key=envelope.replay_key, lease_token=waiting.lease_token, attempt=ATTEMPTS
     )
+    came = yield from take_in(mailbox, [handed])
+    if any(one.told in _STILL_WAITS for one in came.not_opened):
+        return came
+    try:
+        mailbox.kept_out.forget(waiting.replay_key)
+    except AngeliaError as error:  # a fault of this disk, after the message was opened
+        return replace(came, interrupted=error)
+    return came
 
 
-def _receipt_again(mailbox: Mailbox, before: Message) -> Receipt:
-    read = before.status is ReadState.READ and not mailbox.inbox.is_control(before.replay_key)
-    status = ReceiptStatus.READ if read else ReceiptStatus.DELIVERED
-    return mailbox.inbox.receipt(before.replay_key, status, sealed.now())
+def _cut_short(received: Received, error: AngeliaError) -> Received:
+    """What came before an error; without anything it is the error that counts."""
+    if not received.anything:
+        raise error
+    return replace(received, interrupted=error)
 
 
 def _in_inbox(mailbox: Mailbox, replay_key: str) -> Message | None:
@@ -312,14 +230,6 @@ def _in_inbox(mailbox: Mailbox, replay_key: str) -> Message | None:
         return mailbox.inbox.message(replay_key)
     except NotFound:
         return None
-
-
-def _hundreds(items: list[T]) -> Iterator[list[T]]:
-    return (items[at : at + MOST_AT_ONCE] for at in range(0, len(items), MOST_AT_ONCE))
-
-
-def _ack(one: Handed, receipt: Receipt | None) -> Ack:
-    return Ack(replay_key=one.replay_key, lease_token=one.lease_token, receipt=receipt)
 
 
 def _envelope(one: Handed) -> Envelope | None:

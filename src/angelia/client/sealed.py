@@ -209,11 +209,12 @@ def open_envelope(mailbox: Mailbox, content: bytes, *, profile: Profile = Profil
 def meet_sender(mailbox: Mailbox, content: bytes) -> Call[None]:
     """Before an envelope is opened: hear of its sender's keys. Nobody's keys are looked up for a stranger, except for
     one that brings the key of a channel that this agent has joined."""
-    header = decoded(content).header
-    if mailbox.channels.expects(header) and mailbox.trust.pin(header.sender_nhi) is None:
+    envelope = decoded(content)
+    sender = envelope.header.sender_nhi
+    if mailbox.channels.expects(envelope) and mailbox.trust.pin(sender) is None:
         with contextlib.suppress(Unreachable, Unavailable, NotFound, KeyNotFound):
-            yield from find_keys(mailbox, header.sender_nhi)
-    yield from look_up(mailbox, header.sender_nhi)
+            yield from find_keys(mailbox, sender)
+    yield from look_up(mailbox, sender)
 
 
 def look_up(mailbox: Mailbox, agent: str) -> Call[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from angelia.client import mail_calls, sealed
 from angelia.client.faults import Unreachable
@@ -11,13 +11,15 @@ from angelia.client.mail_answers import ReceiptAnswer
 from angelia.client.wire import Call
 from angelia.envelope.receipts import Receipt, check_receipt, parse_receipt
 from angelia.envelope.refusals import SignatureFailed, UnknownSigner
-from angelia.errors import AngeliaError, KeyRevoked, Unavailable
-from angelia.mail.model import Attested, Status
+from angelia.errors import AngeliaError, KeyRevoked, NotFound, Unavailable
+from angelia.mail.model import Attested, Side, Status
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.outbox import Outgoing, Sent
 
 KEY_REVOKED, WITHDRAWN = "key_revoked", "withdrawn"
 _PAGE = 200
+# So many are asked about by name; for more of them it is less work to go through what was sent.
+FEW = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,44 +43,86 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """What has changed since the last time; `resent` was sealed again, since its recipient's key was revoked."""
+    """What has changed since the last time; `resent` was sealed again, since its recipient's key was revoked.
+
+    `interrupted` is why there is not more: something went wrong after all this was written down."""
 
     told: tuple[Told, ...] = ()
     resent: tuple[SentMail, ...] = ()
     doubts: tuple[Doubt, ...] = ()
+    interrupted: AngeliaError | None = None
+
+
+@dataclass(slots=True)
+class _Hearing:
+    """What is heard of messages, one after the other."""
+
+    mailbox: Mailbox
+    told: list[Told] = field(default_factory=list)
+    resent: list[SentMail] = field(default_factory=list)
+    doubts: list[Doubt] = field(default_factory=list)
+
+    def take(self, row: Outgoing, answer: ReceiptAnswer) -> Call[None]:
+        try:
+            found = yield from _taken(self.mailbox, row, answer)
+        except (Unreachable, Unavailable):
+            raise
+        except AngeliaError as error:
+            self.doubts.append(Doubt(row, error))
+            return
+        if isinstance(found, SentMail):
+            self.resent.append(found)
+        elif found is not None:
+            self.told.append(found)
+
+    def news(self, interrupted: AngeliaError | None = None) -> News:
+        return News(
+            told=tuple(self.told), resent=tuple(self.resent), doubts=tuple(self.doubts), interrupted=interrupted
+        )
 
 
 def update_outbox(mailbox: Mailbox) -> Call[News]:
-    """Ask what became of the mail that is under way, check every signature, and write it down in the outbox."""
-    waiting = {row.replay_key: row for row in mailbox.outbox.unsettled(sealed.now())}
-    told, resent, doubts = list[Told](), list[SentMail](), list[Doubt]()
-    since = min((row.created_at for row in waiting.values()), default=sealed.now())
+    """Ask what became of the mail that is under way, check every signature, and write it down in the outbox.
+
+    An error that comes after something was heard is told in `interrupted`."""
+    mailbox.own.refresh()
+    open_ = {row.replay_key: row for row in mailbox.outbox.unsettled(sealed.now())}
+    hearing = _Hearing(mailbox)
+    try:
+        yield from _asked_by_name(hearing, open_) if len(open_) <= FEW else _asked_by_page(hearing, open_)
+    except AngeliaError as error:
+        if hearing.news() == News():
+            raise
+        return hearing.news(error)
+    return hearing.news()
+
+
+def _asked_by_name(hearing: _Hearing, open_: dict[str, Outgoing]) -> Call[None]:
+    for replay_key, row in open_.items():
+        try:
+            answer = yield from mail_calls.receipt(replay_key)
+        except NotFound:  # the relay has forgotten it, and with it what there was to say
+            continue
+        yield from hearing.take(row, answer)
+
+
+def _asked_by_page(hearing: _Hearing, open_: dict[str, Outgoing]) -> Call[None]:
+    since = min(row.created_at for row in open_.values())
     cursor: str | None = None
-    while waiting:
-        page = yield from mail_calls.receipts(since=since, cursor=cursor, limit=_PAGE)
+    while open_:
+        page = yield from mail_calls.receipts(since=since, side=Side.SENT, cursor=cursor, limit=_PAGE)
         for answer in page.receipts:
-            row = waiting.pop(answer.replay_key, None)
-            if row is None:
-                continue
-            try:
-                found = yield from _taken(mailbox, row, answer)
-            except (Unreachable, Unavailable):
-                raise
-            except AngeliaError as error:
-                doubts.append(Doubt(row, error))
-                continue
-            if isinstance(found, SentMail):
-                resent.append(found)
-            elif found is not None:
-                told.append(found)
+            row = open_.pop(answer.replay_key, None)
+            if row is not None:
+                yield from hearing.take(row, answer)
         if page.next is None or page.next == cursor:
             break
         cursor = page.next
-    return News(told=tuple(told), resent=tuple(resent), doubts=tuple(doubts))
 
 
 def update_sent(mailbox: Mailbox, replay_key: str) -> Call[Told | SentMail | None]:
     """The same for one message: what is new of it, or its second sending; None if nothing is."""
+    mailbox.own.refresh()
     row = mailbox.outbox.outgoing(replay_key)
     answer = yield from mail_calls.receipt(row.replay_key)
     return (yield from _taken(mailbox, row, answer))
@@ -111,8 +155,9 @@ def check_attested(mailbox: Mailbox, answer: ReceiptAnswer) -> Call[Receipt | No
 
 
 def _taken(mailbox: Mailbox, row: Outgoing, answer: ReceiptAnswer) -> Call[Told | SentMail | None]:
-    if answer.status is Status.PENDING:
-        return None
+    known = row.status is Sent.DELIVERED and answer.status is Status.DELIVERED
+    if known or answer.status is Status.PENDING:
+        return None  # nothing that is not written down already, so nothing to check
     named = (answer.replay_key, answer.message_id, answer.recipient, answer.sender)
     if named != (row.replay_key, row.message_id, row.recipient, mailbox.identity.handle):
         raise SignatureFailed("the relay answered about another message")

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator
+import time
+from collections.abc import AsyncGenerator, Callable, Generator
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import httpx
 import msgspec
 
-from angelia.client.attempts import Line
-from angelia.client.faults import ApiError, fault
+from angelia.client.attempts import Line, Send
+from angelia.client.faults import ApiError, Unreachable, fault
 from angelia.client.mail_answers import Handed, MessageNews, PrekeysLow, RotationDue
 from angelia.client.wire import BadAnswer, Request, Response, query
 from angelia.envelope import jsonform
 from angelia.envelope.refusals import Refused
-from angelia.errors import Stale
+from angelia.errors import AngeliaError, Stale, Unavailable
+from angelia.mailbox.box import Mailbox
 
 EVENT_STREAM = "text/event-stream"
 PATH = "/v1/messages/stream"
 # The server says something every 15 seconds; whoever has heard nothing for this long has lost it.
 SILENCE = 45.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
-_PASSING = (429, 502, 503, 504)
 
 # What a stream says: mail in the agent's hands, what became of its own, keys that want replacing, keys that run out.
 Event: TypeAlias = Handed | MessageNews | RotationDue | PrekeysLow
@@ -35,45 +37,112 @@ class _Message(msgspec.Struct):
     attempt: int
 
 
-async def events(line: Line, http: httpx.AsyncClient, lease_seconds: int = 30) -> AsyncGenerator[Event, None]:
-    """Every event, for as long as somebody listens. A refusal that would be repeated is raised."""
-    pause = FIRST_PAUSE
-    request = Request("GET", PATH, query(lease_seconds=lease_seconds), accept=EVENT_STREAM)
+def is_passing(error: AngeliaError) -> bool:
+    """Whether a fault is over some time, so that trying again is right. A proxy may answer for a server that restarts,
+    and what it says cannot be read."""
+    status = error.status if isinstance(error, ApiError) else 0
+    return isinstance(error, Unreachable | Unavailable | Stale | BadAnswer) or status == 429 or status >= 500
+
+
+@dataclass(slots=True)
+class BackOff:
+    """Ever longer pauses, until something goes well."""
+
+    pause: float = 0.0
+
+    def reset(self) -> None:
+        self.pause = 0.0
+
+    def next(self, at_least: float = 0.0) -> float:
+        """How long to wait now; by chance up to twice as long, so that not everybody comes back at once."""
+        self.pause = min(max(FIRST_PAUSE, 2 * self.pause), LONGEST_PAUSE)
+        return max(self.pause, at_least) * (1 + secrets.randbelow(1000) / 1000)
+
+
+class _Listening:
+    """A stream that is taken up again and again, without input or output."""
+
+    def __init__(self, line: Line, lease_seconds: int) -> None:
+        self._line = line
+        self._request = Request("GET", PATH, query(lease_seconds=lease_seconds), accept=EVENT_STREAM)
+        self._back_off = BackOff()
+        self._name = self._data = ""
+        self._asked_for = 0.0
+        self.timeout = httpx.Timeout(line.timeout, read=SILENCE)
+
+    def begin(self) -> Send:
+        """The next attempt, signed by the pair that signs now: another process may have rotated it."""
+        self._name = self._data = ""
+        self._asked_for = 0.0
+        if isinstance(self._line.signer, Mailbox):
+            self._line.signer.own.refresh()
+        return self._line.prepared(self._request, timeout=self._line.timeout)
+
+    def refused(self, answer: httpx.Response, body: bytes) -> None:
+        """An answer that is no stream: raised if it would be repeated."""
+        response = Response(self._request.method, PATH, answer.status_code, answer.headers, body)
+        error = fault(response, now=self._line.clock())
+        if not is_passing(error):
+            raise error
+        self._asked_for = float(error.retry_after or 0)
+
+    def pause(self) -> float:
+        return self._back_off.next(self._asked_for)
+
+    def hear(self, line: str) -> Event | None:
+        """An event when a line ends one; heartbeats are comments, and what a newer server says is left out."""
+        if line.startswith("event:"):
+            self._name = line.removeprefix("event:").strip()
+        elif line.startswith("data:"):
+            self._data += line.removeprefix("data:").strip()
+        elif not line:
+            name, data, self._name, self._data = self._name, self._data, "", ""
+            if name and data:
+                self._back_off.reset()
+                return _event(name, data)
+        return None
+
+
+async def events(
+    line: Line, http: httpx.AsyncClient, lease_seconds: int = 30, connected: Callable[[], None] | None = None
+) -> AsyncGenerator[Event, None]:
+    """Every event, for as long as somebody listens. A refusal that would be repeated is raised.
+
+    `connected` is called whenever the stream begins anew: something may have happened while nobody listened."""
+    listening = _Listening(line, lease_seconds)
     while True:
-        step = line.prepared(request, timeout=line.timeout)
-        timeout = httpx.Timeout(line.timeout, read=SILENCE)
+        step = listening.begin()
         try:
-            async with http.stream(step.method, step.url, headers=step.headers, timeout=timeout) as answer:
+            async with http.stream(step.method, step.url, headers=step.headers, timeout=listening.timeout) as answer:
                 if answer.status_code != 200:
-                    body = await answer.aread()
-                    refused = Response(step.method, PATH, answer.status_code, answer.headers, body)
-                    raise fault(refused, now=line.clock())
-                async for event in _parsed(answer):
-                    pause = FIRST_PAUSE
-                    yield event
+                    listening.refused(answer, await answer.aread())
+                else:
+                    if connected is not None:
+                        connected()
+                    async for text in answer.aiter_lines():
+                        if (event := listening.hear(text)) is not None:
+                            yield event
         except httpx.RequestError:
             pass  # broken off, or never begun: the next try says it again
-        except ApiError as error:
-            if error.status not in _PASSING and not isinstance(error, Stale):
-                raise
-            pause = max(pause, float(error.retry_after or 0))
-        await asyncio.sleep(pause * (1 + secrets.randbelow(1000) / 1000))
-        pause = min(2 * pause, LONGEST_PAUSE)
+        await asyncio.sleep(listening.pause())
 
 
-async def _parsed(answer: httpx.Response) -> AsyncIterator[Event]:
-    """The events of a stream; heartbeats are comments, and what a newer server says is left out."""
-    name, data = "", ""
-    async for line in answer.aiter_lines():
-        if line.startswith("event:"):
-            name = line.removeprefix("event:").strip()
-        elif line.startswith("data:"):
-            data += line.removeprefix("data:").strip()
-        elif not line:
-            event = _event(name, data) if name and data else None
-            name, data = "", ""
-            if event is not None:
-                yield event
+def blocking_events(line: Line, http: httpx.Client, lease_seconds: int = 30) -> Generator[Event, None, None]:
+    """The same for whoever blocks until the next event."""
+    listening = _Listening(line, lease_seconds)
+    while True:
+        step = listening.begin()
+        try:
+            with http.stream(step.method, step.url, headers=step.headers, timeout=listening.timeout) as answer:
+                if answer.status_code != 200:
+                    listening.refused(answer, answer.read())
+                else:
+                    for text in answer.iter_lines():
+                        if (event := listening.hear(text)) is not None:
+                            yield event
+        except httpx.RequestError:
+            pass
+        time.sleep(listening.pause())
 
 
 def _event(name: str, data: str) -> Event | None:

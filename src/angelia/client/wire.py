@@ -45,6 +45,7 @@ class Request:
     content_type: str = JSON  # of the body
     accept: str = JSON  # of the answer
     waits: float = 0.0  # how long the server was asked to take before it answers
+    after: float = 0.0  # how long to wait before it is sent
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,147 @@
+"""Gives a channel's key to those who lack it: sealed to each of them, and sent as mail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from angelia.channels.model import Shown
+from angelia.client import channel_calls, sealed
+from angelia.client.faults import Unreachable, item_fault
+from angelia.client.mail import send_sealed
+from angelia.client.patience import Patience, patiently
+from angelia.client.sealed import now
+from angelia.client.wire import BadAnswer, Call
+from angelia.envelope.sealing import ChannelKey, EpochKey
+from angelia.envelope.wire import Envelope
+from angelia.errors import AngeliaError, KeyRevoked, KeyStale, RateLimited, Unavailable
+from angelia.mail.model import ItemProblem
+from angelia.mailbox.box import Mailbox
+from angelia.mailbox.outbox import Draft
+from angelia.mailbox.unreached import Failure
+
+_SEALED_TOGETHER, _SENT_TOGETHER = 256, 100
+# Ten thousand subscribers whose keys have to be looked up first take a quarter of an hour at 600 a minute.
+_PATIENCE_SECONDS = 1_800.0
+# Nobody's own trouble: to go on would leave out all who come after.
+_NOBODY_REACHED = (Unreachable, Unavailable, BadAnswer)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """To whom a channel's key was sent, and to whom it could not be."""
+
+    sent: list[str]
+    failed: dict[str, AngeliaError]
+
+
+def share(mailbox: Mailbox, found: Shown, key: EpochKey) -> Call[Shared]:
+    """Seal the key to everybody who lacks it: one pair of signatures for 256 of them, a hundred in a request.
+
+    Whoever could not be reached is left alone for a while, and told of. A server that wants to be asked more slowly is
+    asked more slowly; if that takes too long it is RateLimited, and the next try goes on from there."""
+    shared, patience = Shared([], {}), Patience(_PATIENCE_SECONDS)
+    body = ChannelKey(found.channel_id, found.epoch, key).encode()
+    put_off = mailbox.channels.unreached.waiting(found.channel_id, found.epoch, now())
+    cursor: str | None = None
+    while True:
+        asking = channel_calls.subscribers(found.channel_id, without_key=True, cursor=cursor, limit=_SEALED_TOGETHER)
+        page = yield from patiently(asking, patience)
+        names = [one.subscriber_nhi for one in page.subscribers]
+        shared.failed.update({name: _told(why) for name in names if (why := put_off.get(name)) is not None})
+        some = yield from _offered(mailbox, found, [name for name in names if name not in put_off], body, patience)
+        shared.sent.extend(some.sent)
+        shared.failed.update(some.failed)
+        if page.next is None:
+            return shared
+        cursor = page.next
+
+
+def _offered(mailbox: Mailbox, found: Shown, names: Sequence[str], body: bytes, patience: Patience) -> Call[Shared]:
+    """Send the key to these, and note what became of it, here and with the server."""
+    own = [name for name in names if name == mailbox.identity.handle]
+    some = Shared(list(own), {})
+    drafts = yield from _drafted(mailbox, [name for name in names if name not in own], found, body, some, patience)
+    envelopes = _sealed(mailbox, drafts, some)
+    yield from _sent(mailbox, envelopes, some, patience)
+    unreached = mailbox.channels.unreached
+    if some.failed:
+        unreached.put_off(found.channel_id, found.epoch, some.failed, now())
+    if some.sent:
+        noted = yield from patiently(channel_calls.keys_sent(found.channel_id, found.epoch, some.sent), patience)
+        if noted < len(some.sent):
+            unreached.rest(found.channel_id, found.epoch, [name for name in some.sent if name not in own], now())
+    return some
+
+
+def _drafted(
+    mailbox: Mailbox, names: Sequence[str], found: Shown, body: bytes, some: Shared, patience: Patience
+) -> Call[list[Draft]]:
+    drafts: list[Draft] = []
+    for name in names:
+        try:
+            known, _ = yield from patiently(sealed.find_keys(mailbox, name), patience)
+        except (*_NOBODY_REACHED, RateLimited):
+            raise
+        except AngeliaError as error:
+            some.failed[name] = error
+            continue
+        drafts.append(
+            Draft(
+                recipient=known.bundle,
+                body=body,
+                channel_id=found.channel_id,
+                control=True,
+                ttl_seconds=mailbox.channels.ttl,
+            )
+        )
+    return drafts
+
+
+def _sealed(mailbox: Mailbox, drafts: Sequence[Draft], some: Shared) -> list[Envelope]:
+    try:
+        return mailbox.outbox.seal_many(drafts, now()) if drafts else []
+    except AngeliaError:
+        return _sealed_one_by_one(mailbox, drafts, some)
+
+
+def _sealed_one_by_one(mailbox: Mailbox, drafts: Sequence[Draft], some: Shared) -> list[Envelope]:
+    """One of them cannot be sealed to, and the others must not wait for it."""
+    envelopes = []
+    for draft in drafts:
+        try:
+            envelopes += mailbox.outbox.seal_many([draft], now())
+        except AngeliaError as error:
+            some.failed[draft.recipient.agent_nhi] = error
+    return envelopes
+
+
+def _sent(mailbox: Mailbox, envelopes: Sequence[Envelope], some: Shared, patience: Patience) -> Call[None]:
+    for start in range(0, len(envelopes), _SENT_TOGETHER):
+        batch = envelopes[start : start + _SENT_TOGETHER]
+        outcomes = yield from patiently(send_sealed(mailbox, batch), patience)
+        for envelope, refusal in zip(batch, outcomes, strict=True):
+            name = envelope.header.recipient_nhi
+            if isinstance(refusal, KeyStale | KeyRevoked):
+                refusal = yield from _sent_again(mailbox, envelope, refusal)
+            if refusal is None:
+                some.sent.append(name)
+            elif isinstance(refusal, _NOBODY_REACHED):
+                raise refusal
+            else:
+                some.failed[name] = refusal
+
+
+def _sent_again(mailbox: Mailbox, envelope: Envelope, refusal: KeyStale | KeyRevoked) -> Call[AngeliaError | None]:
+    """The recipient has other keys by now."""
+    try:
+        again = yield from sealed.reseal(mailbox, envelope.replay_key, refusal)
+    except AngeliaError as error:
+        return error
+    (outcome,) = yield from send_sealed(mailbox, [again])
+    return outcome
+
+
+def _told(failure: Failure) -> AngeliaError:
+    """What kept the key from somebody the last time, and still counts."""
+    return item_fault(ItemProblem(code=failure.code, title=failure.reason))

@@ -1,0 +1,160 @@
+"""Serves a mailbox for as long as somebody wants: mail as it comes, and what has to be done beside it.
+
+Two go side by side. One listens, opens what comes and hands it to the handler. The other does the chores: what waits in
+the outbox, what became of what was sent, mail that was kept out and is allowed by now, and keys. A chore that fails for
+a passing reason is done again, after ever longer pauses; mail does not wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from typing import Protocol, TypeAlias, TypeVar
+
+from angelia.client import mail, receiving, sealed, sent_mail
+from angelia.client.mail_answers import Handed, MessageNews, PrekeysLow, RotationDue
+from angelia.client.stream import BackOff, Event, is_passing
+from angelia.client.wire import Call
+from angelia.errors import AngeliaError
+from angelia.mailbox.box import Mailbox
+from angelia.mailbox.inbox import Opened
+
+# How often the chores are done that nothing else asks for.
+ROUND = 180.0
+
+K = TypeVar("K")
+T = TypeVar("T")
+Handler: TypeAlias = Callable[[Opened], Awaitable[object]]
+Listen: TypeAlias = Callable[[Callable[[], None]], AsyncGenerator[Event, None]]
+_Keys: TypeAlias = type[RotationDue] | type[PrekeysLow]
+
+
+class Run(Protocol):
+    """Takes a call to its end."""
+
+    def __call__(self, call: Call[T], /) -> Awaitable[T]: ...
+
+
+class Serving:
+    """One mailbox that is served; `listen` gives the events of a stream, and says when it begins anew."""
+
+    def __init__(self, mailbox: Mailbox, handler: Handler, run: Run, listen: Listen) -> None:
+        self._mailbox = mailbox
+        self._handler = handler
+        self._run = run
+        self._listen = listen
+        self._handling = asyncio.Lock()  # one message at a time, whoever received it
+        self._bell = asyncio.Event()
+        # What is due. Each is taken out before it is done, so that it can become due again meanwhile.
+        self._news_of: dict[str, None] = {}
+        self._keys_due: dict[_Keys, None] = {}
+        self._rounds: dict[None, None] = {}
+        self._admitted: list[Opened] = []
+
+    async def forever(self) -> None:
+        """Until it is cancelled, or the handler or a fault that does not pass ends it."""
+        tasks = [asyncio.ensure_future(self._hear_mail()), asyncio.ensure_future(self._do_chores())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for one in done:
+                one.result()
+        finally:
+            for one in tasks:
+                one.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _hear_mail(self) -> None:
+        async with contextlib.aclosing(self._listen(self._begin_round)) as events:
+            async for event in events:
+                match event:
+                    case Handed():
+                        await self._take(event)
+                    case MessageNews():
+                        self._news_of[event.replay_key] = None
+                        self._bell.set()
+                    case RotationDue() | PrekeysLow():
+                        self._keys_due[type(event)] = None
+                        self._bell.set()
+
+    async def _take(self, handed: Handed) -> None:
+        try:
+            received = await self._run(receiving.take_in(self._mailbox, [handed]))
+        except AngeliaError as error:
+            if not is_passing(error):
+                raise
+            return  # its lease ends, and it comes again
+        await self._handle(received.messages)
+
+    async def _handle(self, messages: Iterable[Opened]) -> None:
+        async with self._handling:
+            for opened in messages:
+                await self._handler(opened)
+
+    def _begin_round(self) -> None:
+        self._rounds[None] = None
+        self._bell.set()
+
+    async def _do_chores(self) -> None:
+        back_off = BackOff()
+        while True:
+            self._bell.clear()
+            problem = await self._passing_problem()
+            admitted, self._admitted = self._admitted, []
+            await self._handle(admitted)
+            if problem is not None:
+                await asyncio.sleep(back_off.next(problem.retry_after or 0.0))
+                continue
+            back_off.reset()
+            try:
+                await asyncio.wait_for(self._bell.wait(), ROUND)
+            except TimeoutError:
+                self._begin_round()
+
+    async def _passing_problem(self) -> AngeliaError | None:
+        """Do whatever is due. What keeps some of it from being done now comes back, and that stays due."""
+        self._mailbox.own.refresh()  # another process may have rotated the pair that signs requests
+        try:
+            await _each(self._news_of, self._hear_of)
+            await _each(self._keys_due, self._renew_keys)
+            await _each(self._rounds, self._do_round)
+        except AngeliaError as error:
+            if not is_passing(error):
+                raise
+            return error
+        return None
+
+    async def _hear_of(self, replay_key: str) -> None:
+        try:
+            await self._run(sent_mail.update_sent(self._mailbox, replay_key))
+        except AngeliaError as error:
+            # Else it was sent by another mailbox of the same agent, or is a word that is not believed.
+            if is_passing(error):
+                raise
+
+    async def _renew_keys(self, kind: _Keys) -> None:
+        if kind is RotationDue:
+            await self._run(sealed.rotate_due_keys(self._mailbox))
+        else:
+            await self._run(sealed.publish_keys(self._mailbox))
+
+    async def _do_round(self, _: None) -> None:
+        """What may have happened while nobody listened, or without anybody saying so."""
+        delivered = await self._run(mail.deliver_outbox(self._mailbox))
+        news = await self._run(sent_mail.update_outbox(self._mailbox))
+        came = await self._run(receiving.receive_admitted(self._mailbox))
+        self._admitted += came.messages
+        unsent = next((one.error for one in delivered.unsent if is_passing(one.error)), None)
+        for problem in (unsent, news.interrupted, came.interrupted):
+            if problem is not None:
+                raise problem
+
+
+async def _each(due: dict[K, None], do: Callable[[K], Awaitable[None]]) -> None:
+    for one in list(due):
+        del due[one]
+        try:
+            await do(one)
+        except AngeliaError:
+            due[one] = None
+            raise

@@ -1,0 +1,176 @@
+"""What the relay is told of messages that were handed out.
+
+| the mailbox says                                   | the relay is told                                            |
+|----------------------------------------------------|--------------------------------------------------------------|
+| opened, also a control message                     | acknowledged, with the signed receipt `delivered`            |
+| opened before                                      | acknowledged again, with a receipt                           |
+| its sender is not allowed                          | put off for an hour, which is no attempt                     |
+| its sender fails too often, or has too much here   | put off for a while, which is no attempt                     |
+| its sender's keys cannot be looked up now          | put off, for as long as the server says                      |
+| signatures, content or id are wrong                | acknowledged, with the signed receipt `failed`               |
+| sealed to a key that is not here                   | given back; the last time a signed receipt `failed`          |
+| its sender's keys do not follow from the old ones  | given back                                                   |
+| for somebody else, or no envelope at all           | given back                                                   |
+| expired, from the future, or a fault of this disk  | nothing: the lease runs out                                  |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import TypeVar
+
+from angelia.client import mail_calls, sealed
+from angelia.client.faults import ApiError, Unreachable, item_fault
+from angelia.client.mail_answers import Handed
+from angelia.client.mail_calls import Ack, Nack
+from angelia.client.wire import BadAnswer, Call
+from angelia.envelope.bundles import UntrustedBundle
+from angelia.envelope.receipts import Receipt, ReceiptStatus
+from angelia.envelope.refusals import (
+    Expired,
+    FromFuture,
+    NotAllowed,
+    Refused,
+    Replayed,
+    UnknownKey,
+    UnknownSigner,
+    WrongRecipient,
+)
+from angelia.envelope.wire import decode
+from angelia.errors import AngeliaError, Denied, KeyNotFound, NotFound, RateLimited
+from angelia.keys.model import moment
+from angelia.mail.model import ATTEMPTS, LONGEST_BACK_OFF, MOST_AT_ONCE
+from angelia.mailbox.box import Mailbox
+from angelia.mailbox.inbox import Message, Opened, ReadState
+from angelia.mailbox.kept_out import Waiting
+
+T = TypeVar("T")
+
+# How long a message is left alone whose sender's keys cannot be looked up, if the server does not say. A refusal lasts
+# longer than a fault.
+LATER, MUCH_LATER = 15, 300
+
+
+class Told(StrEnum):
+    """What the relay was told of a message that was not opened. One that is put off, or kept out until its sender is
+    allowed, comes again and never becomes a dead letter by it."""
+
+    ACKNOWLEDGED = "acknowledged"
+    FAILED = "failed"
+    GIVEN_BACK = "given back"
+    PUT_OFF = "put off"
+    KEPT_OUT = "kept out"
+    NOTHING = "nothing"
+
+
+# For how long what is not settled goes back to the relay; None is as the relay thinks fit.
+_PAUSES: dict[Told, int | None] = {Told.GIVEN_BACK: None, Told.PUT_OFF: LATER, Told.KEPT_OUT: LONGEST_BACK_OFF}
+
+
+class Settling:
+    """What is to be said to the relay about one batch."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+        self._acks: list[Ack] = []
+        self._nacks: list[Nack] = []
+        self._strangers: list[Waiting] = []
+
+    def opened(self, one: Handed, opened: Opened) -> None:
+        self._acks.append(_ack(one, opened.receipt))
+
+    def unopened(self, one: Handed, error: AngeliaError, before: Message | None) -> Told:
+        """What will be said of a message that was not opened; `before` is its copy from the first time."""
+        told = _verdict(error, one.attempt, before)
+        if told is Told.ACKNOWLEDGED:
+            assert before is not None, "only what is in the inbox is acknowledged again"
+            self._acks.append(_ack(one, self._receipt_again(before)))
+        elif told is Told.FAILED:
+            try:
+                self._acks.append(_ack(one, self._mailbox.refuse(one.wire, error.code, sealed.now())))
+            except Refused:  # what cannot be read cannot be named in a receipt
+                told = Told.GIVEN_BACK
+        elif told is Told.KEPT_OUT:
+            self._strangers.append(_kept_out(one))
+        if told in _PAUSES:
+            self._nacks.append(_nack(one, told, error))
+        return told
+
+    def said(self) -> Call[AngeliaError | None]:
+        """Tell the relay; the first thing that went wrong, be it of the network or of this disk."""
+        problem: AngeliaError | None = None
+        try:
+            for acks in _hundreds(self._acks):
+                results = yield from mail_calls.acknowledge(acks)
+                done = [one.replay_key for one in results if one.acknowledged]
+                self._mailbox.inbox.mark_acked(done, sealed.now())
+                refused = [one.problem for one in results if one.problem is not None]
+                problem = problem or (item_fault(refused[0]) if refused else None)
+            self._mailbox.kept_out.add(*self._strangers)
+            for nacks in _hundreds(self._nacks):
+                yield from mail_calls.nack(nacks)
+        except AngeliaError as error:
+            return problem or error
+        return problem
+
+    def _receipt_again(self, before: Message) -> Receipt:
+        inbox = self._mailbox.inbox
+        read = before.status is ReadState.READ and not inbox.is_control(before.replay_key)
+        return inbox.receipt(before.replay_key, ReceiptStatus.READ if read else ReceiptStatus.DELIVERED, sealed.now())
+
+
+def _verdict(error: AngeliaError, attempt: int, before: Message | None) -> Told:
+    match error:
+        case ApiError() | Unreachable() | BadAnswer():
+            return Told.PUT_OFF  # it says something about a server and a sender's keys, and nothing about the message
+        case UntrustedBundle() | UnknownSigner() | WrongRecipient():
+            return Told.GIVEN_BACK
+        case Replayed():
+            return Told.FAILED if before is None else Told.ACKNOWLEDGED
+        case NotAllowed():
+            return Told.KEPT_OUT
+        case RateLimited():
+            return Told.PUT_OFF
+        case UnknownKey():
+            # Another process may be about to write the key down that a server has published already.
+            return Told.GIVEN_BACK if attempt < ATTEMPTS else Told.FAILED
+        case Expired() | FromFuture():
+            return Told.NOTHING
+        case Refused():
+            return Told.FAILED
+    return Told.NOTHING
+
+
+def _nack(one: Handed, told: Told, error: AngeliaError) -> Nack:
+    """Said to the relay: only what is given back for the message's own sake counts as an attempt."""
+    pause = _PAUSES[told]
+    if told is Told.PUT_OFF:
+        usual = MUCH_LATER if isinstance(error, Denied | NotFound | KeyNotFound) else LATER
+        pause = min(max(1, error.retry_after or usual), LONGEST_BACK_OFF)
+    return Nack(
+        replay_key=one.replay_key,
+        lease_token=one.lease_token,
+        reason=error.code,
+        retry_after=pause,
+        counted=told is Told.GIVEN_BACK,
+    )
+
+
+def _kept_out(one: Handed) -> Waiting:
+    header = decode(one.wire).header
+    return Waiting(
+        replay_key=one.replay_key,
+        sender=header.sender_nhi,
+        lease_token=one.lease_token,
+        kept_at=sealed.now(),
+        expires_at=moment(header.expires_at),
+    )
+
+
+def _hundreds(items: list[T]) -> Iterator[list[T]]:
+    return (items[at : at + MOST_AT_ONCE] for at in range(0, len(items), MOST_AT_ONCE))
+
+
+def _ack(one: Handed, receipt: Receipt | None) -> Ack:
+    return Ack(replay_key=one.replay_key, lease_token=one.lease_token, receipt=receipt)

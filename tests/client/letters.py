@@ -1,0 +1,22 @@
+"""What tests of mail ask again and again."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from angelia.mailbox.outbox import Outgoing
+from people import Person
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def outgoing(person: Person) -> Outgoing:
+    """The newest message of an outbox."""
+    return person.mailbox.outbox.page(1)[0]
+
+
+def bodies(person: Person, **wishes: Any) -> list[bytes]:
+    return [one.body for one in person.client.receive(person.mailbox, **wishes).messages]

@@ -1,0 +1,293 @@
+"""Mail as it comes, and a mailbox that is served for days: whatever passes is waited for, and nothing is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, closing
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from angelia.client import AsyncClient, Client, Unreachable, attempts, mail_calls, sealed, serving, stream
+from angelia.client.faults import _class_of
+from angelia.client.mail_answers import Handed, MessageNews, PrekeysLow
+from angelia.mailbox import identity
+from angelia.mailbox.box import Mailbox
+from angelia.mailbox.inbox import Opened
+from angelia.mailbox.outbox import Sent
+from client.letters import now, outgoing
+from client.recorder import Recorder
+from people import Person
+
+Join = Callable[..., Person]
+
+
+pytestmark = pytest.mark.usefixtures("short_work")
+
+
+@pytest.fixture
+def alice(acquainted: tuple[Person, Person]) -> Person:
+    return acquainted[0]
+
+
+@pytest.fixture
+def bob(acquainted: tuple[Person, Person]) -> Person:
+    return acquainted[1]
+
+
+# The stream.
+
+
+async def test_a_stream_says_what_comes_and_what_became_of_it(alice: Person, bob: Person) -> None:
+    async with (
+        AsyncClient(bob.url, identity=bob.mailbox) as bobs,
+        AsyncClient(alice.url, identity=alice.mailbox) as alices,
+        aclosing(bobs.stream_mail()) as incoming,
+        aclosing(alices.stream_mail()) as news,
+    ):
+        await alices.send(alice.mailbox, bob.name, b"hello")
+        handed = await anext(incoming)
+        assert isinstance(handed, Handed)
+        waiting = asyncio.create_task(anext(news))
+        for _ in range(100):  # until the second stream is heard as well
+            await asyncio.sleep(0.05)
+            if waiting.done():
+                break
+        received = await bobs.take_in(bob.mailbox, [handed])
+        assert [one.body for one in received.messages] == [b"hello"]
+        said = await asyncio.wait_for(waiting, 10)
+        assert isinstance(said, MessageNews)
+        assert (said.replay_key, said.status) == (handed.replay_key, "delivered")
+
+
+async def test_a_mailbox_that_is_served_answers_questions(alice: Person, bob: Person) -> None:
+    async with (
+        AsyncClient(bob.url, identity=bob.mailbox) as bobs,
+        AsyncClient(alice.url, identity=alice.mailbox) as alices,
+    ):
+
+        async def answer(question: Any) -> None:
+            await bobs.answer(bob.mailbox, question, question.body.upper())
+
+        serving = asyncio.create_task(bobs.run_mailbox(bob.mailbox, answer))
+        answered = await alices.send_and_wait(alice.mailbox, bob.name, b"shout", timeout=20)
+        assert answered.body == b"SHOUT"
+        for _ in range(100):
+            if outgoing(bob).status is Sent.DELIVERED:
+                break
+            await asyncio.sleep(0.1)
+        assert outgoing(bob).status is Sent.DELIVERED
+        serving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await serving
+
+
+async def test_a_stream_that_breaks_off_is_taken_up_again(recorder: Recorder, alice: Person) -> None:
+    event = 'event: prekeys_low\ndata: {"count":3}\n\n'
+    recorder.tell("GET", "/v1/messages/stream", b": still here\n\nevent: unknown\ndata: {}\n\n" + event.encode())
+    recorder.tell("GET", "/v1/messages/stream", {"code": "unavailable"}, status=503)
+    recorder.tell("GET", "/v1/messages/stream", event.replace("3", "2").encode())
+    recorder.tell("GET", "/v1/messages/stream", {"code": "unauthenticated"}, status=401)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream, "FIRST_PAUSE", 0.01)
+        async with AsyncClient(recorder.url, identity=alice.mailbox) as client:
+            said = client.stream_mail()
+            assert [await anext(said), await anext(said)] == [PrekeysLow(count=3), PrekeysLow(count=2)]
+            with pytest.raises(attempts.ApiError):
+                await anext(said)
+    nonces = {seen.headers["signature-input"] for seen in recorder.seen}
+    assert len(nonces) == len(recorder.seen) == 4
+
+
+def test_a_stream_can_be_listened_to_without_a_loop(recorder: Recorder, alice: Person, bob: Person) -> None:
+    alice.client.send(alice.mailbox, bob.name, b"hello")
+    with closing(bob.client.stream_mail()) as incoming:
+        handed = next(incoming)
+        assert isinstance(handed, Handed)
+        assert [one.body for one in bob.client.take_in(bob.mailbox, [handed]).messages] == [b"hello"]
+    event = 'event: prekeys_low\ndata: {"count":3}\n\n'
+    recorder.tell("GET", "/v1/messages/stream", {"code": "unavailable"}, status=503)
+    recorder.tell("GET", "/v1/messages/stream", b": still here\n\n" + event.encode())
+    recorder.tell("GET", "/v1/messages/stream", {"code": "unauthenticated"}, status=401)
+    with pytest.MonkeyPatch.context() as patch, Client(recorder.url, identity=alice.mailbox) as client:
+        patch.setattr(stream, "FIRST_PAUSE", 0.01)
+        said = client.stream_mail()
+        assert next(said) == PrekeysLow(count=3)
+        with pytest.raises(attempts.ApiError):
+            next(said)
+
+
+async def test_a_stream_is_taken_up_by_the_pair_that_another_process_rotated_to(
+    recorder: Recorder, alice: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "FIRST_PAUSE", 0.01)
+    event = b'event: prekeys_low\ndata: {"count":3}\n\n'
+    recorder.tell("GET", "/v1/messages/stream", event)
+    old = alice.mailbox.key_id
+    async with AsyncClient(recorder.url, identity=alice.mailbox) as client, aclosing(client.stream_mail()) as said:
+        await anext(said)
+        with Mailbox(alice.home, identity.load(alice.home, alice.name, lambda: ""), now()) as other:
+            other.own.begin_rotation(now(), signer=True)
+            other.own.finish_rotation(now())
+            new = other.key_id
+        await anext(said)
+    named = [re.search('keyid="([^"]+)"', seen.headers["signature-input"]) for seen in recorder.seen[:2]]
+    assert [found and found[1] for found in named] == [str(old), str(new)]
+
+
+# A mailbox that is served.
+
+
+@asynccontextmanager
+async def served(
+    person: Person, handler: Callable[[Opened], Awaitable[object]] | None = None
+) -> AsyncIterator[asyncio.Task[None]]:
+    async def ignore(_: Opened) -> None: ...
+
+    async with AsyncClient(person.url, identity=person.mailbox) as client:
+        task = asyncio.create_task(client.run_mailbox(person.mailbox, handler or ignore))
+        try:
+            yield task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(condition: Callable[[], object], task: asyncio.Task[None] | None = None) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        assert task is None or not task.done(), task.exception()
+        await asyncio.sleep(0.05)
+
+
+def failing_first(real: Callable[..., Any], times: int, error: Exception) -> tuple[Callable[..., Any], list[object]]:
+    """A verb whose first calls fail, and what it was called with."""
+    calls: list[object] = []
+
+    def verb(*args: object, **kwargs: object) -> Iterator[Any]:
+        calls.append(args)
+        if len(calls) <= times:
+            raise error
+        return (yield from real(*args, **kwargs))
+
+    return verb, calls
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(serving, "ROUND", 0.2)
+
+
+@pytest.mark.parametrize("code", ["network", "rate_limited", "unavailable"])
+async def test_a_served_mailbox_outlives_what_passes(
+    alice: Person, bob: Person, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    monkeypatch.setattr(stream, "FIRST_PAUSE", 0.01)
+    error = Unreachable("gone") if code == "network" else _class_of(code)("not now")
+    if code != "network":
+        error.status = 429 if code == "rate_limited" else 503  # type: ignore[attr-defined]
+    verb, calls = failing_first(mail_calls.receipt, 3, error)
+    monkeypatch.setattr(mail_calls, "receipt", verb)
+    async with served(alice) as task, AsyncClient(bob.url, identity=bob.mailbox) as bobs:
+        await asyncio.to_thread(alice.client.send, alice.mailbox, bob.name, b"hello")
+        await bobs.receive(bob.mailbox, wait=10)
+        await until(lambda: outgoing(alice).status is Sent.DELIVERED, task)
+    assert len(calls) >= 4
+
+
+async def test_keys_that_cannot_be_renewed_now_are_renewed_later_and_mail_does_not_wait(
+    recorder: Recorder, alice: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "FIRST_PAUSE", 0.01)
+    due = f'{{"peer":"bob","session_id":"{alice.newest.signer.signer_id}","due_since":"2026-11-15T12:00:00Z"}}'
+    for name, data in (("prekeys_low", '{"count":3}'), ("rotation_due", due)):
+        recorder.tell("GET", "/v1/messages/stream", f"event: {name}\ndata: {data}\n\n".encode())
+    recorder.tell("GET", "/v1/messages/stream", b": still here\n\n")
+    done: list[str] = []
+
+    def verb(name: str) -> Callable[..., Any]:
+        def call(_: Mailbox) -> Iterator[Any]:
+            done.append(name)
+            if done.count(name) < 3:
+                raise Unreachable("gone")
+            return iter(())
+
+        return call
+
+    for name in ("publish_keys", "rotate_due_keys"):
+        monkeypatch.setattr(sealed, name, verb(name))
+    async with AsyncClient(recorder.url, identity=alice.mailbox) as client:
+        task = asyncio.create_task(client.run_mailbox(alice.mailbox, lambda _: asyncio.sleep(0)))
+        await until(lambda: sorted(done) == ["publish_keys"] * 3 + ["rotate_due_keys"] * 3, task)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_what_waits_in_the_outbox_is_sent_and_followed_whenever_a_stream_begins(
+    alice: Person, bob: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice.client.send(alice.mailbox, bob.name, b"sent before")
+    assert len(bob.client.receive(bob.mailbox).messages) == 1
+    alice.client.seal(alice.mailbox, bob.name, b"never sent")
+    monkeypatch.setattr(sealed, "now", lambda: now() + timedelta(seconds=2))  # it is due
+    async with served(alice) as task:
+        await until(lambda: {row.status for row in alice.mailbox.outbox.page()} == {Sent.DELIVERED, Sent.QUEUED}, task)
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_mail_that_was_kept_out_goes_to_the_handler_once_its_sender_is_allowed(join: Join) -> None:
+    alice, bob = join("alice"), join("bob")
+    got: list[bytes] = []
+
+    async def handle(opened: Opened) -> None:
+        got.append(opened.body)
+
+    async with served(bob, handle) as task:
+        await asyncio.to_thread(alice.client.send, alice.mailbox, bob.name, b"may I?")
+        await until(lambda: _kept_out(bob), task)
+        await asyncio.to_thread(bob.allow, alice)
+        await until(lambda: got, task)
+    assert got == [b"may I?"]
+
+
+def _kept_out(person: Person) -> bool:
+    with person.mailbox.database.transaction() as tx:
+        return bool(tx.execute("SELECT count(*) FROM kept_out").fetchone()[0])
+
+
+async def test_what_the_handler_raises_ends_the_serving_whatever_it_is(alice: Person, bob: Person) -> None:
+    async def fail(_: Opened) -> None:
+        raise Unreachable("not the relay, but somebody else whom the handler asked")
+
+    async with served(bob, fail) as task:
+        await asyncio.to_thread(alice.client.send, alice.mailbox, bob.name, b"hello")
+        with pytest.raises(Unreachable, match="somebody else"):
+            await asyncio.wait_for(asyncio.shield(task), 20)
+    (message,) = bob.mailbox.inbox.page().messages
+    assert message.acked_at is not None
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_word_of_the_relay_that_is_not_believed_ends_nothing(
+    recorder: Recorder, alice: Person, bob: Person
+) -> None:
+    alice.client.send(alice.mailbox, bob.name, b"hello")
+    row = outgoing(alice)
+    news = (
+        f'{{"replay_key":"{row.replay_key}","message_id":"{row.message_id}","recipient":"{bob.name}",'
+        f'"status":"read","at":"2026-11-15T12:00:00Z"}}'
+    )
+    recorder.tell("GET", "/v1/messages/stream", f"event: receipt\ndata: {news}\n\n".encode())
+    recorder.tell("GET", f"/v1/receipts/{row.replay_key}", {"code": "not_found"}, status=404)
+    async with AsyncClient(recorder.url, identity=alice.mailbox) as client:
+        task = asyncio.create_task(client.run_mailbox(alice.mailbox, lambda _: asyncio.sleep(0)))
+        await until(lambda: len(recorder.asked("GET", f"/v1/receipts/{row.replay_key}")) > 3, task)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert outgoing(alice).status is Sent.QUEUED

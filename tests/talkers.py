@@ -1,0 +1,43 @@
+"""Agents of a real server who talk in its channels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from angelia.channels.model import Policy
+from angelia.client.channel_reading import Unopened
+from angelia.mailbox.channels import ChannelMessage
+from people import Person
+from processes import ServerProcess
+
+
+class Talker(Person):
+    """Somebody who is registered, with keys, and speaks and listens in channels."""
+
+    def __init__(self, server: ServerProcess, home: Path, name: str) -> None:
+        super().__init__(server.start_url, home, name)
+        self.register()
+        self.client.publish_keys(self.mailbox)
+
+    def creates(self, policy: Policy, *allowed: Talker) -> str:
+        channel = self.client.create_channel(self.mailbox, "news", policy, allow=[one.name for one in allowed])
+        return channel.name
+
+    def subscribes(self, channel: str) -> None:
+        self.client.subscribe(self.mailbox, channel)
+
+    def says(self, channel: str, text: str) -> None:
+        posted = self.client.publish(self.mailbox, channel, text.encode())
+        assert posted.unreached == {}
+
+    def page(self, channel: str, after: int | None = None) -> list[ChannelMessage | Unopened]:
+        found = self.client.find_channel(self.mailbox, channel)
+        return self.client.read_channel(self.mailbox, found.channel_id, after_offset=after, max_messages=100).messages
+
+    def hears(self, channel: str, after: int | None = None) -> list[str]:
+        page = self.page(channel, after)
+        assert all(isinstance(one, ChannelMessage) for one in page), page
+        return [one.body.decode() for one in page if isinstance(one, ChannelMessage)]
+
+    def commits(self, channel: str, offset: int) -> None:
+        self.client.commit(self.client.find_channel(self.mailbox, channel).channel_id, offset)
