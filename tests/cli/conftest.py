@@ -67,6 +67,21 @@ def person(shell: Path, angelia: Angelia, monkeypatch: pytest.MonkeyPatch) -> Ca
     return make
 
 
+@pytest.fixture
+def into(shell: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[bytes, str]]:
+    """`into(bob, "mail", "open", id)` runs a command with stdout in a file; its bytes, and what stderr says."""
+
+    def command(whose: Angelia, *argv: str) -> tuple[bytes, str]:
+        path = shell / "redirected"
+        with path.open("w") as file, monkeypatch.context() as patch:
+            patch.setattr("sys.stdout", file)
+            ended = whose(*argv)
+        assert ended.code == 0, ended.err
+        return path.read_bytes(), ended.err
+
+    return command
+
+
 @pytest.fixture(scope="session")
 def live_server(directory: Path) -> Iterator[ServerProcess]:
     """A real server; an agent's name must be new on it."""

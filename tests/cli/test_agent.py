@@ -106,10 +106,11 @@ def test_a_taken_handle_leaves_a_registered_agent_and_a_way_on(server: Recorder,
     assert ended.out == f"registered   {ID}\n"
     assert ended.err == (
         "error: the handle alice is taken (already_exists)\n"
-        "hint: choose another: angelia agent handle NAME --as alice\n"
+        "hint: `angelia agent handle OTHER --as alice`, then `angelia key publish --as alice`\n"
     )
     again = angelia("agent", "handle", "alice-7", "--as", "alice")
     assert (again.code, again.out) == (0, "handle       alice-7 (claimed; a handle is for ever)\n")
+    assert again.err == "next: angelia key publish --as alice\n"
     card = identity.card(shell / "home", "alice")
     assert card is not None
     assert card.handle == "alice-7"

@@ -7,9 +7,12 @@ import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 import pytest
 
+from angelia.client import Client, Unreachable
+from angelia.errors import VersionConflict
 from cli.running import Angelia, Ended
 
 
@@ -186,6 +189,110 @@ def test_what_cannot_be_opened_is_told_and_not_committed(
     assert "active, after offset 1\n" in bob.does("show", news)  # where it began
 
 
+def test_what_cannot_be_opened_is_committed_past_only_when_that_is_said(
+    alice: Member, bob: Member, members: Callable[[str], Member]
+) -> None:
+    carol, news = members("carol"), f"{alice.name}/news"
+    alice.does("create", "news", "--allow", carol.name)
+    carol.does("subscribe", news)
+    alice.does("publish", "news", "of the first epoch")
+    alice.does("allow", "news", bob.name)
+    alice.does("deny", "news", carol.name)
+    bob.does("subscribe", news)
+    alice.does("publish", "news", "of the second")
+    for said in (["tail", news, "--after", "0", "-n", "1", "--commit"], ["tail", news, "--after", "0", "--commit"]):
+        assert bob(*said).code == 8
+    assert "active, after offset 1\n" in bob.does("show", news)  # where it began
+    assert bob("tail", news, "--after", "0", "--commit", "--skip").code == 8
+    assert "active, after offset 2\n" in bob.does("show", news)
+    alone = bob("tail", news, "--skip")
+    assert (alone.code, "--commit --skip" in alone.err) == (2, True)
+
+
+def test_nothing_behind_a_message_that_cannot_be_opened_is_committed_unless_that_is_said(
+    alice: Member, bob: Member, members: Callable[[str], Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    carol, news = members("carol"), f"{alice.name}/news"
+    alice.does("create", "news", "--allow", carol.name)
+    carol.does("subscribe", news)
+    alice.does("publish", "news", "closed to bob")
+    alice.does("allow", "news", bob.name)
+    alice.does("deny", "news", carol.name)
+    bob.does("subscribe", news)
+    for number in range(2):
+        alice.does("publish", "news", f"open {number}")
+    follow = Client.follow
+    monkeypatch.setattr(Client, "follow", lambda self, tail, **how: follow(self, tail, **{**how, "max_messages": 1}))
+    began = re.sub(r"\d+s old", "", bob.does("show", news))
+    assert bob("tail", news, "--after", "0", "--commit").code == 8
+    assert re.sub(r"\d+s old", "", bob.does("show", news)) == began
+    assert bob("tail", news, "--after", "0", "--commit", "--skip").code == 8
+    assert "active, after offset 3\n" in bob.does("show", news)
+
+
+def test_a_key_that_cannot_be_given_out_stops_no_reading(
+    alice: Member, bob: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice.does("create", "news", "--allow", bob.name)
+    alice.does("subscribe", "news")
+    alice.does("publish", "news", "hello")
+    bob.does("subscribe", f"{alice.name}/news")
+
+    def refused(*_: object) -> None:
+        raise VersionConflict("the channel is at epoch 9")
+
+    monkeypatch.setattr(Client, "share_key", refused)
+    read = alice("tail", "news")
+    assert (read.code, read.out.endswith("hello\n")) == (0, True)
+    assert "warning: the key was not given out: the channel is at epoch 9 (version_conflict)" in read.err
+
+
+def test_an_id_of_ones_own_is_published_once(alice: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    alice.does("create", "news", "--policy", "private")
+
+    def lost(*_: object, **__: object) -> None:
+        raise Unreachable("the server does not answer", hint="is it up?")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Client, "publish", lost)
+        ended = alice("publish", "news", "once")
+    assert ended.code == 7
+    hint = r"^hint: say it again with --id ([0-9a-f-]{36}), and it is published once; is it up\?$"
+    found = re.search(hint, ended.err, re.MULTILINE)
+    assert found is not None
+    assert alice.does("publish", "news", "once", "--id", found[1], "-q") == "1\n"
+    again = alice("publish", "news", "once", "--id", found[1])
+    assert again.code == 1
+    assert "(message_id_conflict)\nhint: if that was the same message, it is published" in again.err
+    assert "messages     1, offsets 1 to 1 are kept" in alice.does("show", "news")
+
+
+def test_a_channel_without_messages_is_empty(alice: Member) -> None:
+    assert "messages     none, it is empty\n" in alice.does("create", "news", "--policy", "open")
+
+
+def test_those_who_came_meanwhile_were_not_dropped(alice: Member, bob: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    alice.does("create", "news", "--policy", "open")
+    update = Client.update_channel
+
+    def later(self: Client, *args: object, **values: object) -> object:
+        bob.does("subscribe", f"{alice.name}/news")
+        return update(self, *args, **values)
+
+    monkeypatch.setattr(Client, "update_channel", later)
+    assert "dropped" not in alice("update", "news", "--policy", "open").err
+
+
+def test_a_message_lives_no_longer_than_this_home_allows(alice: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANGELIA_MAX_TTL_SECONDS", "3600")
+    alice.does("create", "news", "--policy", "private")
+    alice.does("subscribe", "news")
+    published = json.loads(alice.does("publish", "news", "short", "--json"))
+    span = datetime.fromisoformat(published["expires_at"]) - datetime.fromisoformat(published["accepted_at"])
+    assert span <= timedelta(hours=1, seconds=1)
+    assert "a message lives for 1h at most" in alice("publish", "news", "x", "--ttl", "2h").err
+
+
 def test_so_many_and_no_more(alice: Member) -> None:
     alice.does("create", "news", "--policy", "private")
     alice.does("subscribe", "news")
@@ -227,3 +334,31 @@ def test_what_makes_no_sense_is_refused(alice: Member, said: list[str]) -> None:
     assert ended.code in (1, 2)
     assert ended.err.startswith("error: ")
     assert "Traceback" not in ended.err
+
+
+def test_a_list_that_decides_nothing_says_so(alice: Member, bob: Member) -> None:
+    nothing = f"the list decides nothing while the policy of {alice.name}/news is open\n"
+    assert alice("create", "news", "--policy", "open", "--allow", bob.name).err == nothing
+    assert alice("deny", "news", bob.name).err == nothing
+    assert alice("allow", "news", bob.name).err == nothing
+    assert alice("create", "other", "--allow", bob.name).err == ""
+    assert alice("deny", "other", bob.name).err == ""
+
+
+def test_one_message_that_is_no_text_goes_into_a_file_as_it_is(
+    alice: Member, into: Callable[..., tuple[bytes, str]]
+) -> None:
+    alice.does("create", "news", "--policy", "private")
+    alice.does("subscribe", "news")
+    alice.does("publish", "news", stdin=b"\x00\xff\n")
+    assert into(alice.run, "channel", "tail", "news", "-q") == (b"\x00\xff\n", "")
+    alice.does("publish", "news", "text")
+    line = r"\d\d:\d\d:\d\dZ  1  \S+  \(3 bytes that are no text; --json shows them in base64url\)"
+    assert re.fullmatch(line, alice.does("tail", "news").splitlines()[0])
+    assert into(alice.run, "channel", "tail", "news", "-n", "1", "-f", "-q")[0] == b"\x00\xff\n"
+
+
+def test_a_correlation_is_a_uuid_and_the_error_says_where_it_stands(alice: Member) -> None:
+    ended = alice("publish", "news", "x", "--correlation", "5b0f3c9a71e2")
+    assert ended.code == 2
+    assert "--correlation: '5b0f3c9a71e2' is no UUID (message_id, as --json shows it;" in ended.err

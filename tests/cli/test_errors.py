@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from angelia.cli.errors import exit_code, of_system, report
+from angelia.cli.errors import exit_code, nearest, of_system, report
 from angelia.cli.output import Manner
-from angelia.client.faults import fault
+from angelia.client.faults import Unreachable, fault
 from angelia.client.wire import Response
 from angelia.errors import AngeliaError, AuditBroken, NotFound, SettingsError
 
@@ -74,3 +74,15 @@ def test_a_hostile_servers_words_sit_still() -> None:
 def test_a_full_disk_has_its_own_code() -> None:
     assert of_system(OSError(28, "No space left on device", "x.json")).code == "disk_full"
     assert of_system(OSError(13, "Permission denied", "x.json")).message == "x.json: Permission denied"
+
+
+def test_https_to_a_server_that_speaks_http_is_said_in_words() -> None:
+    why = "cannot be reached ([SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006))"
+    assert said(Unreachable(f"https://localhost:8080 {why}", hint="is it up?"), Manner()) == (
+        "error: https://localhost:8080 speaks http, not https (network)\nhint: --url http://localhost:8080\n"
+    )
+
+
+@pytest.mark.parametrize(("word", "near"), [("--jsn", "--json"), ("--file", None), ("--quit", "--quiet"), ("-x", None)])
+def test_only_what_is_close_is_suggested(word: str, near: str | None) -> None:
+    assert nearest(word, ["--json", "--quiet", "--timeout"]) == near

@@ -21,6 +21,8 @@ from angelia.mailbox.box import Mailbox
 from cli.running import Angelia, Ended
 from client.recorder import Recorder
 
+Into = Callable[..., tuple[bytes, str]]
+Terminal = Callable[..., Ended]
 SIGNATURE = "signature_verification_failed"
 SEALED = r"sealed for bob \(X-Wing, Ed25519 \+ ML-DSA-65\), ([\d,]+) bytes, expires in 7d"
 
@@ -187,7 +189,7 @@ def test_several_files_have_an_outcome_each(desk: Desk) -> None:
     assert (ended.code, ended.out) == (1, "one\n")
     lines = ended.err.splitlines()
     assert lines[0].startswith("error: 2.agl: the envelope was made 400.")
-    assert lines[1] == "error: there is no 3.agl (not_found)"
+    assert lines[1] == "error: there is no file 3.agl (not_found)"
     assert desk.bob("mail", "receive", "1.agl", "1.agl").code == 4
     assert desk.bob("mail", "receive", "nowhere.agl").code == 8
 
@@ -292,15 +294,85 @@ def test_what_others_write_stays_text_on_a_terminal(desk: Desk) -> None:
     assert "\\x1b[31m\\u202eevil" in desk.bob("mail", "allow").out
 
 
-def test_bytes_that_are_no_text_come_out_as_base64(desk: Desk) -> None:
+def test_bytes_that_are_no_text_go_into_a_file_as_they_are(desk: Desk, into: Into, terminal: Terminal) -> None:
     desk.alice("mail", "send", "bob", "-", "--out", "letter.agl", stdin=bytes(range(250, 256)))
-    opened = desk.bob("mail", "open", "letter.agl")
-    assert (opened.code, opened.out) == (0, "")
-    assert opened.err.splitlines()[1] == "6 bytes that are no text; --json shows them in base64url"
-    id_ = opened.err.splitlines()[0].rpartition(" ")[2]
+    written, said = into(desk.bob, "mail", "open", "letter.agl")
+    assert written == bytes(range(250, 256))
+    assert said.splitlines()[1] == "6 bytes that are no text, written as they are"
+    id_ = said.splitlines()[0].rpartition(" ")[2]
+    assert into(desk.bob, "mail", "open", id_, "-q") == (written, "")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ANGELIA_HOME", str(desk.shell / "home-bob"))
+        shown = terminal("mail", "open", id_).out
+    ways = f"`angelia mail open {id_} > FILE` writes them, --json shows them in base64url"
+    assert shown.splitlines()[1] == f"6 bytes that are no text; {ways}"
     read = json.loads(desk.bob("mail", "open", id_, "--json").out)
     assert read["body_base64"] == "-vv8_f7_"
     assert "body" not in read
+
+
+def test_several_messages_that_are_no_text_are_not_run_together(desk: Desk, into: Into) -> None:
+    for name in ("1.agl", "2.agl"):
+        desk.alice("mail", "send", "bob", "-", "--out", name, stdin=b"\xff\xff")
+    written, said = into(desk.bob, "mail", "receive", "1.agl", "2.agl")
+    assert written == b""
+    assert len(re.findall("2 bytes that are no text; `angelia mail open [0-9a-f]{12} > FILE` writes them", said)) == 2
+
+
+def test_an_answer_names_its_question_as_the_inbox_does(desk: Desk) -> None:
+    desk.letter("a question")
+    question = json.loads(desk.bob("mail", "open", "letter.agl", "--json").out)
+    id_, uuid = question["replay_key"], question["message_id"]
+    for number, said in enumerate((id_[:8], id_[:12].upper(), id_, uuid, uuid.replace("-", ""))):
+        answer = f"answer-{number}.agl"
+        sent = desk.bob("mail", "send", "alice", "yes", "--correlation", said, "--out", answer)
+        assert sent.code == 0, sent.err
+        assert str(wire.decode((desk.shell / answer).read_bytes()).header.correlation_id) == uuid
+    unknown = desk.bob("mail", "send", "alice", "yes", "--correlation", "deadbeef", "--out", "x.agl")
+    assert errors(unknown) == (8, "not_found")
+    assert "hint: `angelia mail inbox` lists them\n" in unknown.err
+    wrong = desk.bob("mail", "send", "alice", "yes", "--correlation", "that one", "--out", "x.agl")
+    assert "--correlation: 'that one' is neither a UUID nor the id of a message in the inbox (usage)" in wrong.err
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "hint"),
+    [
+        ("withdraw zzz", "'zzz' is no id: no message of the outbox has such an id", "`angelia mail outbox` lists them"),
+        ("withdraw deadbeef", "there is no message deadbeef in the outbox", "`angelia mail outbox` lists them"),
+        ("open deadbeef", "there is no message deadbeef in the inbox", "`angelia mail inbox` lists them"),
+        ("ack deadbeef", "there is no message deadbeef in the inbox", "`angelia mail inbox` lists them"),
+        (
+            "open zz",
+            "there is no file zz, and no message of the inbox has such an id",
+            "`angelia mail inbox` lists them",
+        ),
+        ("open", "an empty text is no id: say the id of a message, or a file", "`angelia mail inbox` lists them"),
+        ("receive no.agl", "there is no file no.agl", "without FILE, mail comes from the server"),
+    ],
+)
+def test_what_is_not_there_is_named_with_the_list_to_look_at(desk: Desk, said: str, error: str, hint: str) -> None:
+    words = said.split() if " " in said else [said, ""]
+    ended = desk.bob("mail", *words)
+    lines = ended.err.splitlines()
+    assert lines[0].startswith(f"error: {error} (")
+    assert lines[1] == f"hint: {hint}"
+
+
+def test_a_file_that_is_no_envelope_or_somebody_elses_says_so(desk: Desk) -> None:
+    (desk.shell / "README.md").write_text("# Read me\n" * 99)
+    error, hint = desk.bob("mail", "open", "README.md").err.splitlines()
+    assert error.startswith("error: the file README.md is no envelope: ")
+    assert hint == "hint: `angelia mail send NAME --out FILE` makes one"
+    desk.letter()
+    ended = desk.alice("mail", "open", "letter.agl")
+    assert ended.err.splitlines() == [
+        "error: the envelope is for bob (wrong_recipient)",
+        "hint: only bob can open the file letter.agl: hand it over",
+    ]
+    shutil.copytree(desk.shell / "home-bob" / "bob", desk.shell / "home-alice" / "bob")
+    ended = desk.alice("mail", "open", "letter.agl", "--as", "alice")
+    assert ended.err.splitlines()[1] == "hint: angelia mail open letter.agl --as bob"
 
 
 def test_the_message_may_be_empty_and_may_not_be_too_big(desk: Desk) -> None:
@@ -311,7 +383,7 @@ def test_the_message_may_be_empty_and_may_not_be_too_big(desk: Desk) -> None:
     assert len(desk.bob("mail", "open", "most.agl", "-q").out) == most + 1
     refused = desk.alice("mail", "send", "bob", "--out", "more.agl", stdin=b"x" * (most + 1))
     assert errors(refused) == (1, "invalid_argument")
-    assert "1,048,576" in refused.err
+    assert "a message has at most 1,048,576 bytes, and stdin has more" in refused.err
     assert not (desk.shell / "more.agl").exists()
     assert len(desk.alice("mail", "outbox").out.splitlines()) == 3
 
@@ -329,7 +401,10 @@ def test_a_message_travels_as_its_sender_wishes(desk: Desk) -> None:
 
 def test_a_time_to_live_beyond_the_limit_is_refused(desk: Desk) -> None:
     refused = desk.alice("mail", "send", "bob", "x", "--ttl", "8d", "--out", "letter.agl")
-    assert refused.err == "error: --ttl: a message lives for 7d at most (usage)\n"
+    assert refused.err == (
+        "error: --ttl: a message lives for 7d at most (usage)\n"
+        "hint: the setting max_ttl_seconds says so, here and on the server\n"
+    )
     assert refused.code == 2
 
 
@@ -373,7 +448,7 @@ def test_the_allowlist_takes_over_a_list_and_says_what_it_refused(desk: Desk) ->
     listed = [{"fingerprint": fingerprint, "nhi": "alice"}, "abc", {"fingerprint": "x", "nhi": "y"}]
     (desk.shell / "list.json").write_text(json.dumps(listed))
     ended = desk.bob("mail", "allow", "--import", "list.json")
-    assert (ended.code, ended.out) == (0, "added 1 entries, 2 refused\n")
+    assert (ended.code, ended.out) == (0, "added 1 entry, 2 refused\n")
     assert len(ended.err.splitlines()) == 2
     (desk.shell / "list.json").write_text("{")
     assert desk.bob("mail", "allow", "--import", "list.json").code == 1
@@ -382,11 +457,11 @@ def test_the_allowlist_takes_over_a_list_and_says_what_it_refused(desk: Desk) ->
 def test_the_allowlist_is_handed_over_as_a_file_that_can_be_imported(desk: Desk) -> None:
     listed = json.loads(desk.bob("mail", "allow", "--json").out)
     ended = desk.bob("mail", "allow", "--export", "list.json")
-    assert (ended.code, ended.out) == (0, "exported 1 entries to list.json\n")
+    assert (ended.code, ended.out) == (0, "exported 1 entry to list.json\n")
     assert [one["fingerprint"] for one in json.loads((desk.shell / "list.json").read_text())] == [listed["fingerprint"]]
     assert desk.bob("mail", "allow", "--export", "list.json").code != 0  # never overwritten
     desk.bob("mail", "deny", "alice")
-    assert desk.bob("mail", "allow", "--import", "list.json").out == "added 1 entries\n"
+    assert desk.bob("mail", "allow", "--import", "list.json").out == "added 1 entry\n"
 
 
 def test_a_control_message_is_stored_for_the_sdk_and_never_shown(desk: Desk) -> None:
@@ -407,7 +482,7 @@ def test_a_control_message_is_stored_for_the_sdk_and_never_shown(desk: Desk) -> 
         assert errors(desk.bob("mail", verb, sealed[0].replay_key)) == (8, "not_found")
     assert desk.bob("mail", "inbox").out == ""
     with opened(desk, "bob") as bob:
-        assert [one.body for one in bob.inbox.controls()] == [b"\x02secret"] * 2
+        assert [one.body for one in bob.inbox.controls(Control.GROUP_KEY)] == [b"\x02secret"] * 2
 
 
 def test_an_old_copy_in_json_is_known_to_have_been_opened(desk: Desk) -> None:

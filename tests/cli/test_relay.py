@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import secrets
@@ -15,11 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from angelia.client import Client, sealed
+from angelia.client import Client, Unreachable, mail_calls, sealed
+from angelia.client.mail import WAITING
+from angelia.client.mail_calls import Nack
+from angelia.errors import AngeliaError, QueueFull, RateLimited, Unavailable
 from angelia.keys.model import ONE_TIME_LOW
-from angelia.mailbox import identity
+from angelia.mailbox import failures, identity
 from angelia.mailbox.box import Mailbox
 from cli.running import Angelia, Ended
+from forgery import forged
+from processes import ServerProcess
 
 NOWHERE = ("--url", "http://127.0.0.1:9", "--timeout", "1")
 
@@ -164,6 +170,116 @@ def test_mail_of_a_stranger_is_named_with_what_to_do_and_comes_after_that(join: 
     assert bob("mail", "receive", "-q") == Ended(0, "may I?\nplease\n", "")
 
 
+def sent_with(alice: Agent, bob: Agent, live: str, **changes: object) -> None:
+    """A message that Alice signed, but not as it should be."""
+    with alice.mailbox() as mailbox, Client(live, identity=mailbox) as client:
+        sealed = client.seal(mailbox, bob.name, b"garbled")
+        client.send_envelope(forged(dataclasses.replace(sealed, **changes), mailbox))  # type: ignore[arg-type]
+
+
+def test_a_message_that_was_tampered_with_is_told_by_the_exit_code(alice: Agent, bob: Agent, live: str) -> None:
+    sent_with(alice, bob, live, tag=bytes(16))
+    ended = bob("mail", "receive")
+    assert (ended.code, ended.out) == (3, "")
+    assert ended.err.startswith(f"warning: {alice.name} is told that its message was refused: ")
+    sent_with(alice, bob, live, tag=bytes(16))
+    alice("mail", "send", bob.name, "sound")
+    assert (both := bob("mail", "receive")).code == 3
+    assert both.out == "sound\n"
+    assert bob("mail", "receive").code == 0
+
+
+def test_a_message_that_is_handed_out_after_it_was_acknowledged_is_a_replay(
+    alice: Agent, bob: Agent, live: str
+) -> None:
+    id_ = alice("mail", "send", bob.name, "once", "-q").out.strip()
+    with bob.mailbox() as mailbox, Client(live, identity=mailbox) as client:
+        (handed,) = client.poll(lease_seconds=5).messages
+        mailbox.receive(handed.wire, now=datetime.now(UTC))
+        mailbox.inbox.mark_acked([id_], datetime.now(UTC))
+    again = bob("mail", "receive", "--wait", "10")
+    assert (again.code, again.out) == (4, "")
+
+
+def test_an_allowed_sender_that_failed_too_often_is_not_called_a_stranger(
+    alice: Agent, bob: Agent, live: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice("mail", "send", bob.name, "hello")
+    monkeypatch.setattr(failures, "MOST", 0)
+    ended = bob("mail", "receive")
+    assert ended.code == 0
+    assert f"a message of {alice.name} waits: 0 envelopes of {alice.name} did not open within an hour" in ended.err
+    assert "mail allow" not in ended.err
+
+
+def test_mail_is_shown_although_the_server_goes_away_in_the_middle(
+    join: Callable[[str], Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, bob = join("alice"), join("bob")
+    alice("mail", "send", bob.name, "precious")
+    bob("mail", "receive")
+    bob("mail", "allow", alice.name)
+
+    def gone(**_: object) -> None:
+        raise Unreachable("the server is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mail_calls, "poll", gone)
+        shown = bob("mail", "receive")
+        assert (shown.code, shown.out) == (0, "precious\n")
+        assert "warning: there may be more: the server is gone" in shown.err
+        assert bob("mail", "receive").code == 7
+
+
+def test_a_message_is_taken_back_until_it_was_given(alice: Agent, bob: Agent) -> None:
+    first = alice("mail", "send", bob.name, "oh no").out.splitlines()[1]
+    assert alice("mail", "withdraw", first) == Ended(0, f"withdrew {first} to {bob.name}\n", "")
+    assert bob("mail", "receive").out == ""
+    assert alice("mail", "outbox").out.splitlines()[1].split()[3] == "failed"
+    assert alice("mail", "withdraw", first).code == 0  # saying it again is no error
+    second = json.loads(alice("mail", "send", bob.name, "too late", "--json").out)
+    bob("mail", "receive")
+    late = alice("mail", "withdraw", second["replay_key"])
+    assert (late.code, late.err.splitlines()[0]) == (1, "error: the message is delivered already (conflict)")
+    third = json.loads(alice("mail", "send", bob.name, "again", "--json").out)
+    withdrawn = json.loads(alice("mail", "withdraw", third["replay_key"][:8], "--json").out)
+    assert withdrawn == {name: third[name] for name in ("replay_key", "message_id", "recipient")}
+    assert alice("mail", "withdraw", "0" * 12).code == 8
+    assert alice("mail", "withdraw", "abc").code == 2
+
+
+def test_dead_letters_are_listed_and_tried_again_by_their_owner_and_by_an_operator(
+    alice: Agent, bob: Agent, live: str, live_server: ServerProcess, tmp_path: Path
+) -> None:
+    nothing = bob("mail", "dead")
+    assert nothing == Ended(0, "", "no dead letters\nhint: angelia mail receive\n")
+    id_ = alice("mail", "send", bob.name, "again and again", "-q").out.strip()
+
+    def bury() -> None:
+        with bob.mailbox() as mailbox, Client(live, identity=mailbox) as client:
+            for _ in range(5):
+                (one,) = client.poll(wait=5).messages
+                nack = Nack(replay_key=one.replay_key, lease_token=one.lease_token, reason="full", retry_after=0)
+                client.nack([nack])
+
+    bury()
+    header, row = bob("mail", "dead").out.splitlines()
+    assert header.split() == ["ID", "FROM", "SINCE", "BYTES", "EXPIRES", "REASON"]
+    assert (row.split()[:2], row.split()[-1]) == ([id_[:12], alice.name], "full")
+    (listed,) = bob("mail", "dead", "--json").out.splitlines()
+    assert json.loads(listed)["replay_key"] == id_
+    assert bob("mail", "requeue", "0" * 12).code == 8
+    done = bob("mail", "requeue", id_[:8])
+    assert (done.code, done.out) == (0, f"{id_[:12]} of {alice.name} waits for {bob.name} again\n")
+    assert bob("mail", "requeue", id_[:8]).code == 8
+
+    bury()
+    token = ("--token-file", str(live_server.data_dir / "admin.token"))
+    assert alice("mail", "dead", "--of", bob.name, *token).out.splitlines()[1].split()[0] == id_[:12]
+    assert alice("mail", "requeue", id_, "--of", bob.name, *token).code == 0
+    assert bob("mail", "receive", "-q").out == "again and again\n"
+
+
 def test_what_cannot_be_sent_waits_and_goes_out_with_the_next_command(alice: Agent, bob: Agent) -> None:
     alice("mail", "send", bob.name, "keys are known from now on", "-q")
     bob("mail", "receive")
@@ -184,6 +300,45 @@ def test_what_cannot_be_sent_waits_and_goes_out_with_the_next_command(alice: Age
     alice.make_due()
     assert alice("mail", "receive").err.splitlines()[0] == "sent 1 message that waited in the outbox"
     assert bob("mail", "receive", "-q").out == "again\n"
+
+
+@pytest.mark.parametrize(
+    ("refusal", "hint"),
+    [
+        (
+            RateLimited("too often", hint="try again in 95 s", retry_after=95),
+            "it is sealed and waits: in 1m35s the next",
+        ),
+        (QueueFull("full", hint="send it later"), "send it later; it is sealed and waits: the next"),
+        (Unavailable("away"), "it is sealed and waits: the next"),
+    ],
+)
+def test_a_refusal_says_how_long_a_sealed_message_waits(
+    alice: Agent, bob: Agent, monkeypatch: pytest.MonkeyPatch, refusal: AngeliaError, hint: str
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        refusal.members[WAITING] = "0" * 64
+        raise refusal
+
+    monkeypatch.setattr(Client, "send", refused)
+    ended = alice("mail", "send", bob.name, "x")
+    sends_it = "`angelia mail send` or `angelia mail receive` sends it"
+    assert ended.err.splitlines()[1] == f"hint: {hint} {sends_it}"
+
+
+def test_a_handle_in_upper_case_is_answered_with_the_lower(alice: Agent, bob: Agent) -> None:
+    ended = alice("mail", "send", bob.name.upper(), "x")
+    assert ended.code != 0
+    assert ended.err.splitlines()[1] == f"hint: handles are lower case: angelia mail send {bob.name}"
+    nobody = alice("mail", "send", "nobody-at-all", "x")
+    assert "/register" not in nobody.err
+
+
+def test_bytes_that_are_no_text_are_received_into_a_file(
+    alice: Agent, bob: Agent, into: Callable[..., tuple[bytes, str]]
+) -> None:
+    alice("mail", "send", bob.name, stdin=b"\x00\xff\n")
+    assert into(bob.run, "mail", "receive", "-q") == (b"\x00\xff\n", "")
 
 
 def test_what_is_handed_over_by_hand_is_not_sent_as_well(alice: Agent, bob: Agent) -> None:
@@ -214,7 +369,8 @@ def test_the_server_is_told_again_when_a_crash_kept_it_from_hearing(alice: Agent
 def test_the_longest_life_is_a_setting(alice: Agent, bob: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANGELIA_MAX_TTL_SECONDS", "3600")
     refused = alice("mail", "send", bob.name, "x", "--ttl", "2h")
-    assert (refused.code, refused.err) == (2, "error: --ttl: a message lives for 1h at most (usage)\n")
+    assert refused.code == 2
+    assert refused.err.startswith("error: --ttl: a message lives for 1h at most (usage)\nhint: the setting max_ttl")
     assert alice("mail", "send", bob.name, "x").out.splitlines()[0].endswith("expires in 1h")
 
 

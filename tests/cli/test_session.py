@@ -75,7 +75,8 @@ def test_an_unknown_context_is_answered_with_the_known_ones(shell: Path) -> None
     (shell / "angelia.toml").write_text(TOML)
     with pytest.raises(Usage) as refused:
         _ = session(context="prd").url
-    assert refused.value.hint == "it has: prod"
+    assert refused.value.hint.startswith("it has: prod; a table [context.")
+    assert "(docs/settings.md)" in refused.value.hint
 
 
 @pytest.mark.parametrize("url", ["localhost", "http://x/path", "ftp://x"])

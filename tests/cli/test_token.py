@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 from cli.running import Angelia, Ended
 from client.recorder import Recorder
@@ -25,7 +26,7 @@ def test_a_token_is_shown_once_with_what_it_is_for(server: Recorder, angelia: An
         "label    dash",
         "expires  2026-12-15 20:14:02Z",
     ]
-    assert ended.err == "keep it now: it is not shown again\n"
+    assert ended.err.startswith("keep it now: it is not shown again\n")
     asked = server.seen[0]
     assert asked.json() == {"role": "read-write", "agent": "alice", "label": "dash", "expires_in": 2_592_000}
     assert asked.headers["authorization"] == "Bearer agt_operator"
@@ -61,3 +62,27 @@ def test_a_token_that_does_not_exist_is_not_found(server: Recorder, angelia: Ang
     server.tell("GET", "/v1/tokens", {"tokens": [TOKEN], "next": None, "total": 1})
     assert angelia("token", "revoke", "ffffffff", "--yes").code == 8
     assert angelia("token", "revoke", "32a0", "--yes").code == 2
+
+
+def test_the_first_token_ends_open_mode_and_says_so(server: Recorder, angelia: Angelia) -> None:
+    admin, made = {**TOKEN, "label": "admin.token"}, {**TOKEN, "label": "dash"}
+    server.tell("POST", "/v1/tokens", MADE, status=201)
+    for tokens in ([admin, made], [admin, made, made]):
+        server.tell("GET", "/v1/tokens", {"tokens": tokens, "next": None, "total": len(tokens)})
+    for first in (True, False):
+        ended = angelia("token", "create", "--role", "admin")
+        assert ended.code == 0
+        assert ("from its next start on the server asks for a token (open mode ends)" in ended.err) is first
+
+
+def test_a_token_of_the_environment_that_may_too_little_is_named(
+    server: Recorder, angelia: Angelia, shell: Path
+) -> None:
+    denied = {"code": "authorization_denied", "title": "no", "hint": "angelia token create --role admin"}
+    server.tell("GET", "/v1/tokens", denied, status=403)
+    ended = angelia("token", "list")
+    hint = "unset ANGELIA_TOKEN, whose role is too low; or: angelia token create --role admin"
+    assert (ended.code, ended.err.splitlines()[1]) == (5, f"hint: {hint}")
+    (shell / "other.token").write_text("agt_other")
+    ended = angelia("token", "list", "--token-file", "other.token")
+    assert ended.err.splitlines()[1] == "hint: angelia token create --role admin"

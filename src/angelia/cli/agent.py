@@ -92,10 +92,13 @@ def register(session: Session, display_name: str | None, email: str | None) -> N
 @click.argument("handle", metavar="HANDLE", type=flags.handle)
 def handle(session: Session, handle: str) -> None:
     """Claim a handle for a registered agent: once, and for ever."""
-    _refuse_other_handle(session.identity, _chain(session, session.identity), handle)
+    chain = _chain(session, session.identity)
+    _refuse_other_handle(session.identity, chain, handle)
     agent = session.as_agent().claim_handle(handle)
     _remember(session, session.identity, agent)
     session.out.thing(agent, [_handle_fact(agent)], quietly=agent.handle, least=FACTS)
+    if not chain:
+        session.out.note(f"next: angelia key publish --as {session.identity.name}")
 
 
 def _enrol(
@@ -130,7 +133,8 @@ def _enrol(
     except AngeliaError as error:
         session.out.thing(agent, pairs, quietly=str(agent.id), least=FACTS)
         if isinstance(error, AlreadyExists):
-            another = f"choose another: angelia agent handle NAME --as {identity.name}"
+            local = identity.name
+            another = f"`angelia agent handle OTHER --as {local}`, then `angelia key publish --as {local}`"
             error.hint = _OTHER_AGENT if chain else another
         raise
     registered = _remember(session, identity, agent)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+from datetime import timedelta
 
 from angelia.cli.errors import Usage
 from angelia.cli.session import Session
+from angelia.cli.times import age
+from angelia.errors import InvalidArgument
 
-MOST = (1 << 20) + 1
+MOST = 1 << 20
+PAD = "blur the length (Padmé: by at most 12 %)"
 
 
 def read_body(session: Session, given: str | None) -> bytes:
@@ -19,4 +23,17 @@ def read_body(session: Session, given: str | None) -> bytes:
             raise Usage("the message is not UTF-8 text", hint="pass bytes through stdin") from error
     if sys.stdin.isatty():
         session.out.note("type the message, Ctrl-D ends it")
-    return sys.stdin.buffer.read(MOST)
+    body = sys.stdin.buffer.read(MOST + 1)
+    if len(body) > MOST:
+        raise InvalidArgument(f"a message has at most {MOST:,} bytes, and stdin has more", hint="send it in parts")
+    return body
+
+
+def longest_life(session: Session, ttl: timedelta | None) -> None:
+    """Refuse a life that is longer than the setting allows."""
+    longest = timedelta(seconds=session.settings.max_ttl_seconds)
+    if ttl is not None and ttl > longest:
+        raise Usage(
+            f"--ttl: a message lives for {age(longest)} at most",
+            hint="the setting max_ttl_seconds says so, here and on the server",
+        )

@@ -5,22 +5,22 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 from typing import TYPE_CHECKING
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import click
 import msgspec
 
-from angelia.cli.body import read_body
+from angelia.cli.body import PAD, longest_life, read_body
 from angelia.cli.confirm import Deed, may
 from angelia.cli.errors import Usage
-from angelia.cli.flags import Needs, span
+from angelia.cli.flags import Needs, message_uuid, span
 from angelia.cli.grammar import Noun
 from angelia.cli.paging import SHORTEST_PREFIX, Page, ago, every, full_id, short, show_list
-from angelia.cli.posts import facts_of, print_post, say_unopened, say_unreached
+from angelia.cli.posts import facts_of, show_page, warn_unreached
 from angelia.cli.session import Session
 from angelia.cli.tables import Column, counted
 from angelia.cli.times import age
-from angelia.errors import NotFound
+from angelia.errors import AngeliaError, NotFound, Unavailable
 
 if TYPE_CHECKING:
     from angelia.channels.model import Channel, Shown, Subscription
@@ -80,6 +80,8 @@ def create(
         max_subscribers=max_subscribers,
     )
     session.out.thing(made, facts_of(made), quietly=str(made.channel_id))
+    if allowed:
+        _say_what_the_list_decides(session, made)
 
 
 @command.verb(name="list", example="angelia channel list --subscribed", needs=_ACTS | Needs.PAGES)
@@ -143,7 +145,7 @@ def update(
         max_subscribers=max_subscribers,
     )
     session.out.thing(changed, facts_of(changed), quietly=str(changed.channel_id))
-    if dropped := before.total_subscribers - changed.total_subscribers:
+    if (dropped := before.total_subscribers - changed.total_subscribers) > 0:
         session.out.note(f"dropped {counted(dropped, 'subscriber')}; the next message has another key")
 
 
@@ -218,8 +220,7 @@ def allow(session: Session, name: str, agent: str | None, may_publish: bool, no_
     entry = client.allow(found.channel_id, agent, may_subscribe=not no_subscribe, may_publish=may_publish)
     rights = [word for word, has in (("listen", entry.may_subscribe), ("publish", entry.may_publish)) if has]
     session.out.done(entry, f"{entry.nhi} may {' and '.join(rights) or 'do nothing'} in {found.name}")
-    if found.policy.value != "allowlist":
-        session.out.note(f"the list decides nothing while the policy of {found.name} is {found.policy.value}")
+    _say_what_the_list_decides(session, found)
 
 
 @command.verb(example="angelia channel deny news bob", needs=_ACTS)
@@ -233,6 +234,7 @@ def deny(session: Session, name: str, agent: str) -> None:
     found = _find(session, client, name)
     client.disallow(found.channel_id, agent)
     session.out.done(_done("denied", found, agent), f"denied {agent} in {found.name}; what it has read it keeps")
+    _say_what_the_list_decides(session, found)
 
 
 @command.verb(example='angelia channel publish news "build 418 is green"', needs=_ACTS)
@@ -240,8 +242,11 @@ def deny(session: Session, name: str, agent: str) -> None:
 @click.argument("body", metavar="[TEXT]", required=False)
 @click.option("--ttl", type=span, metavar="D", help="how long it may be read (7d)")
 @click.option("--priority", type=click.Choice(PRIORITIES), default="normal", metavar="P", help=", ".join(PRIORITIES))
-@click.option("--correlation", type=click.UUID, metavar="ID", help="the message that this one answers")
-@click.option("--pad", is_flag=True, help="hide the length, to its order of magnitude")
+@click.option("--correlation", type=message_uuid, metavar="UUID", help="the message_id of the message that it answers")
+@click.option(
+    "--id", "message_id", type=message_uuid, metavar="UUID", help="its own; under one id it is published once"
+)
+@click.option("--pad", is_flag=True, help=PAD)
 @click.option(
     "--compress", type=click.Choice(COMPRESSIONS), default="none", metavar="C",
     help="gzip or zstd (none): the length may tell about the content",
@@ -253,26 +258,32 @@ def publish(
     ttl: timedelta | None,
     priority: str,
     correlation: UUID | None,
+    message_id: UUID | None,
     pad: bool,
     compress: str,
 ) -> None:
     """Seal a message for all who listen, and publish it. TEXT may come from stdin.
 
     Who lacks the channel's key is sent it before; a key that is due is changed."""
-    from angelia.envelope.wire import TTL_DEFAULT, TTL_MAX, Compression, Priority
+    from angelia.client import Unreachable
+    from angelia.envelope.wire import Compression, Priority
 
-    if ttl is not None and ttl > timedelta(seconds=TTL_MAX):
-        raise Usage(f"--ttl: a message lives for {age(timedelta(seconds=TTL_MAX))} at most")
+    longest_life(session, ttl)
     client, content = _client(session), read_body(session, body)
     found = _find(session, client, name)
     wishes: PostWishes = {
-        "ttl_seconds": TTL_DEFAULT if ttl is None else int(ttl.total_seconds()),
+        "message_id": message_id or uuid4(),
+        "ttl_seconds": session.mailbox.channels.ttl if ttl is None else int(ttl.total_seconds()),
         "priority": Priority(PRIORITIES.index(priority)),
         "compression": Compression(COMPRESSIONS.index(compress)),
         "padme": pad,
         "correlation_id": correlation,
     }
-    posted = client.publish(session.mailbox, found.channel_id, content, **wishes)
+    try:
+        posted = client.publish(session.mailbox, found.channel_id, content, **wishes)
+    except (Unreachable, Unavailable) as error:
+        error.hint = f"say it again with --id {wishes['message_id']}, and it is published once; {error.hint}"
+        raise
     published, size = posted.published, len(posted.envelope.wire)
     if session.shared.json:
         session.out.records([published])
@@ -283,7 +294,7 @@ def publish(
             f"published in {found.name} at offset {published.offset}, sealed (epoch {posted.channel.epoch}, "
             f"Ed25519 + ML-DSA-65), {size:,} bytes"
         )
-    say_unreached(session, posted.unreached)
+    warn_unreached(session, posted.unreached)
 
 
 @command.verb(example="angelia channel tail alice/news -f", needs=_ACTS)
@@ -292,11 +303,20 @@ def publish(
 @click.option("-n", "--limit", "most", type=click.IntRange(1, 100_000), metavar="N", help="at most so many")
 @click.option("--after", type=click.IntRange(0), metavar="OFFSET", help="from there on (from what was committed)")
 @click.option("--commit", is_flag=True, help="be done with what was shown")
-def tail(session: Session, name: str, follow: bool, most: int | None, after: int | None, commit: bool) -> int:
-    """Read a channel: every message that you have not committed, in order. Reading alone commits nothing."""
-    from angelia.client.channel_reading import Tail
-    from angelia.mailbox.channels import ChannelMessage
+@click.option("--skip", is_flag=True, help="with --commit: also with what cannot be opened")
+def tail(
+    session: Session, name: str, follow: bool, most: int | None, after: int | None, commit: bool, skip: bool
+) -> int:
+    """Read a channel: every message that you have not committed, in order. Reading alone commits nothing.
 
+    --commit ends before the first message that cannot be opened; --skip goes past it."""
+    from angelia.client.channel_reading import Tail
+
+    if skip and not commit:
+        raise Usage(
+            "--skip goes with --commit: only what is committed can pass over what cannot be opened",
+            hint=f"angelia channel tail {name} --commit --skip",
+        )
     client = _client(session)
     found = _find(session, client, name)
     following = Tail(session.mailbox, found.channel_id, after)
@@ -309,15 +329,11 @@ def tail(session: Session, name: str, follow: bool, most: int | None, after: int
             session.out.note("warning: offsets {} to {} are not kept any more".format(*following.lost))
             following.lost = None
             continue
-        done = 0
-        for one in came:
-            if isinstance(one, ChannelMessage):
-                print_post(session, one)
-                done = one.offset if not codes else done
-            else:
-                codes.add(say_unopened(session, one))
-        if commit and done:
+        alone = len(came) == 1 and not shown and (most == 1 or not follow)
+        unopened, done = show_page(session, came, skip=skip, alone=alone)
+        if commit and done and (skip or not codes):
             client.commit(found.channel_id, done)
+        codes |= unopened
         shown += len(came)
         if shown == most or not (came or follow):
             break
@@ -329,13 +345,22 @@ def tail(session: Session, name: str, follow: bool, most: int | None, after: int
 
 
 def _share(session: Session, client: Client, found: Shown) -> None:
-    """Whoever reads and may give out the key does so, so that those who joined need not wait for a message."""
+    """Whoever reads and may give out the key does so, so that those who joined need not wait for a message. Whatever
+    comes of it, the reading goes on."""
     if found.without_key is None:
         return
-    present = client.channel(found.channel_id)
-    if present.without_key and session.mailbox.channels.keys(found.channel_id) and present.epoch_key_id is not None:
-        shared = client.share_key(session.mailbox, found.channel_id)
-        say_unreached(session, shared.failed)
+    try:
+        present = client.channel(found.channel_id)
+        key_id = present.epoch_key_id
+        if present.without_key and key_id and session.mailbox.channels.present_key(found.channel_id, key_id):
+            warn_unreached(session, client.share_key(session.mailbox, found.channel_id).failed)
+    except AngeliaError as error:
+        session.out.note(f"warning: the key was not given out: {error.message} ({error.code})")
+
+
+def _say_what_the_list_decides(session: Session, channel: Shown) -> None:
+    if channel.policy.value != "allowlist":
+        session.out.note(f"the list decides nothing while the policy of {channel.name} is {channel.policy.value}")
 
 
 def _show_allowed(session: Session, client: Client, found: Shown) -> None:

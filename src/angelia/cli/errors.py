@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
+import re
 import sys
+from collections.abc import Iterable
 from typing import TextIO
 
 import click
@@ -26,6 +29,8 @@ _EXIT_CODES = {
     NETWORK: "network unavailable deadline_exceeded",
     NOT_FOUND: "not_found key_not_found no_group offset_gone",
 }
+# How OpenSSL takes the answer of a server that speaks no TLS.
+_PLAIN_HTTP = re.compile(r"(https://\S+) .*(?:wrong.version.number|record.layer.failure)", re.IGNORECASE)
 EXIT_OF_CODE = {code: exit_ for exit_, codes in _EXIT_CODES.items() for code in codes.split()}
 
 
@@ -66,9 +71,15 @@ def exit_code(error: AngeliaError) -> int:
     return EXIT_OF_CODE.get(error.code, FAILURE)
 
 
+def one_of(codes: set[int]) -> int:
+    """The exit code for several things that went wrong: theirs if they agree, else a plain failure; 0 for none."""
+    return next(iter(codes)) if len(codes) == 1 else min(len(codes), FAILURE)
+
+
 def report(error: AngeliaError, manner: Manner, stream: TextIO | None = None) -> int:
     """Say what went wrong, and give the exit code."""
     stream = stream or sys.stderr
+    message, hint = _in_our_words(error)
     exit_ = exit_code(error)
     request_id = getattr(error, "request_id", None)
     if manner.json:
@@ -76,19 +87,26 @@ def report(error: AngeliaError, manner: Manner, stream: TextIO | None = None) ->
 
         said = {
             "code": error.code,
-            "message": error.message,
-            "hint": error.hint,
+            "message": message,
+            "hint": hint,
             "exit": exit_,
             "request_id": request_id,
         }
         stream.write(escape_json(msgspec.json.encode(said).decode()) + "\n")
         return exit_
-    stream.write(f"error: {escape_line(error.message)} ({escape_line(error.code)})\n")
-    if error.hint and not manner.quiet:
-        stream.write(f"hint: {escape_line(error.hint)}\n")
+    stream.write(f"error: {escape_line(message)} ({escape_line(error.code)})\n")
+    if hint and not manner.quiet:
+        stream.write(f"hint: {escape_line(hint)}\n")
     if request_id and manner.verbose:
         stream.write(f"request {escape_line(request_id)}\n")
     return exit_
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """What somebody may have meant; the dashes of a flag make nothing alike."""
+    bare = {one.lstrip("-"): one for one in known}
+    near = difflib.get_close_matches(word.lstrip("-"), bare, n=1)
+    return bare[near[0]] if near else None
 
 
 def of_system(error: OSError) -> AngeliaError:
@@ -102,17 +120,18 @@ def of_click(error: click.ClickException) -> AngeliaError:
     """What click found wrong with a command, in our words."""
     context = getattr(error, "ctx", None)
     path = "angelia" if context is None else context.command_path
-    hint = f"`{path} --help` shows how it is said"
+    hint = f"`{path} --help` lists what it takes"
     match error:
         case click.NoSuchOption():
             message = f"`{path}` has no flag {error.option_name}"
-            hint = f"did you mean {error.possibilities[0]}?" if error.possibilities else hint
+            near = nearest(error.option_name, error.possibilities or ())
+            hint = f"did you mean {near}?" if near else hint
         case click.MissingParameter():
             message = f"`{path}` needs {_named(error.param, context)}"
             example = getattr(context.command, "example", "") if context else ""
             hint = f"as in `{example}`" if example else hint
         case click.BadParameter():
-            message = f"{_named(error.param, context)}: {error.message.rstrip('.')}"
+            message = f"{_named(error.param, context)}: {_accepted(error.param) or error.message.rstrip('.')}"
         case click.BadOptionUsage() if "requires" in error.message:
             message = f"{error.option_name} needs a value"
         case click.BadOptionUsage():
@@ -120,6 +139,23 @@ def of_click(error: click.ClickException) -> AngeliaError:
         case _:
             message = error.format_message().rstrip(".")
     return Usage(message, hint=hint)
+
+
+def _in_our_words(error: AngeliaError) -> tuple[str, str]:
+    """Message and hint, where a library speaks of something that no user knows."""
+    if error.code == "network" and (found := _PLAIN_HTTP.match(error.message)):
+        return f"{found[1]} speaks http, not https", f"--url http{found[1].removeprefix('https')}"
+    return error.message, error.hint
+
+
+def _accepted(parameter: click.Parameter | None) -> str:
+    """What a parameter takes, where click would say it in symbols."""
+    match parameter.type if parameter else None:
+        case click.IntRange() as whole:
+            return f"a whole number from {whole.min or 0:,}" + ("" if whole.max is None else f" to {whole.max:,}")
+        case click.FloatRange() as number:
+            return f"a number above {number.min:g}, up to {number.max:g}"
+    return ""
 
 
 def _named(parameter: click.Parameter | None, context: click.Context | None) -> str:

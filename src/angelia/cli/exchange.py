@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from angelia.cli.handover import not_known
 from angelia.cli.session import Session
-from angelia.errors import AngeliaError
+from angelia.errors import AngeliaError, NotFound
 
 if TYPE_CHECKING:
     from angelia.envelope.refusals import UnknownSigner
@@ -55,6 +55,8 @@ def received_from(session: Session, mailbox: Mailbox, files: list[Path]) -> list
     for file in files:
         try:
             contents.append(read_safely(file, file, most=2 << 20))
+        except NotFound:
+            contents.append(NotFound(f"there is no file {file}", hint="without FILE, mail comes from the server"))
         except AngeliaError as error:
             contents.append(error)
     readable = [one for one in contents if isinstance(one, bytes)]
@@ -66,7 +68,27 @@ def received_from(session: Session, mailbox: Mailbox, files: list[Path]) -> list
             received[at] = _followed(session, mailbox, content, refused)
         elif isinstance(refused, Stale | Expired) and isinstance(content, bytes):
             received[at] = _seen_before(mailbox, content) or refused
+        if isinstance(refused := received[at], AngeliaError) and isinstance(content, bytes):
+            _explain(session, refused, files[at], content)
     return received
+
+
+def _explain(session: Session, refused: AngeliaError, file: Path, content: bytes) -> None:
+    """Add the way on to a refusal of what lies in a file."""
+    from angelia.envelope.refusals import Malformed, WrongRecipient
+    from angelia.mailbox.receiving import decoded
+
+    if isinstance(refused, Malformed):
+        refused.message = f"the file {file} is no envelope: {refused.message}"
+        refused.hint = refused.hint or "`angelia mail send NAME --out FILE` makes one"
+    elif isinstance(refused, WrongRecipient):
+        recipient = decoded(content).header.recipient_nhi
+        if not recipient:
+            refused.hint = "`angelia channel tail` reads what was published in a channel"
+        elif local := session.local_name(recipient):
+            refused.hint = f"angelia mail open {file} --as {local}"
+        else:
+            refused.hint = f"only {recipient} can open the file {file}: hand it over"
 
 
 def _seen_before(mailbox: Mailbox, content: bytes) -> AngeliaError | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from enum import Flag, auto
 from typing import Any
+from uuid import UUID
 
 import click
 from click.shell_completion import CompletionItem
@@ -76,6 +77,15 @@ def span(text: str) -> timedelta:
     if not _SHORTEST <= length <= _LONGEST:
         raise click.BadParameter(f"{text} is not between 1s and 3650d")
     return length
+
+
+def message_uuid(text: str) -> UUID:
+    """The type of a flag that takes a message's UUID."""
+    try:
+        return UUID(text)
+    except ValueError as error:
+        where = "message_id, as --json shows it; the short id of a list is none"
+        raise click.BadParameter(f"{text!r} is no UUID ({where})") from error
 
 
 def handle(text: str) -> str:

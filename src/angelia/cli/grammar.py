@@ -5,7 +5,6 @@ An unknown word is answered with the nearest known one, and each verb's help ope
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import re
@@ -18,10 +17,11 @@ import click
 from click.shell_completion import CompletionItem
 
 from angelia.cli import flags
-from angelia.cli.errors import Usage
+from angelia.cli.errors import Usage, nearest
 from angelia.cli.flags import Needs
 from angelia.cli.output import Output
 from angelia.cli.session import Session
+from angelia.errors import Denied
 
 P = ParamSpec("P")
 # What a verb gives back is its exit code; None is 0.
@@ -42,7 +42,11 @@ class Verb(click.Command):
         self.params = [*self.own, *self.shared]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        rest = super().parse_args(ctx, args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # the parser does not tell it
+            raise
         if rest and not ctx.resilient_parsing:
             raise Usage(f"`{ctx.command_path}` takes no argument {rest[0]!r}", hint=f"as in `{self.example}`")
         return rest
@@ -52,7 +56,11 @@ class Verb(click.Command):
         if self.callback is None:
             return None
         with Session(shared, Output(shared.manner)) as session:
-            code: int | None = ctx.invoke(self.callback, session, **ctx.params)
+            try:
+                code: int | None = ctx.invoke(self.callback, session, **ctx.params)
+            except Denied as error:
+                session.explain_denial(error)
+                raise
         return code
 
     def get_help(self, ctx: click.Context) -> str:
@@ -209,10 +217,10 @@ class Root(click.Group):
 
 def unknown(message: str, word: str, ctx: click.Context, known: Iterable[str]) -> Usage:
     """The error for a word that the grammar does not have, with the nearest that it has."""
-    near = difflib.get_close_matches(word, known, n=1)
-    if not near:
+    near = nearest(word, known)
+    if near is None:
         return Usage(message, hint=f"`{ctx.command_path} --help` lists them")
-    meant = near[0] if near[0].startswith("-") else f"`{ctx.command_path} {near[0]}`"
+    meant = near if near.startswith("-") else f"`{ctx.command_path} {near}`"
     return Usage(message, hint=f"did you mean {meant}?")
 
 

@@ -56,6 +56,21 @@ class SentOut(msgspec.Struct, kw_only=True):
     expires_at: datetime
 
 
+class Withdrawn(msgspec.Struct, kw_only=True):
+    """What `--json` says of a message that was taken back."""
+
+    replay_key: str
+    message_id: str
+    recipient: str
+
+
+class Counted(msgspec.Struct, kw_only=True):
+    """What `--json` says of something that was done to several things."""
+
+    done: str
+    count: int
+
+
 def say_sent(session: Session, sent: SentMail) -> None:
     """Tell what the server took."""
     envelope, accepted = sent.envelope, sent.accepted
@@ -93,8 +108,10 @@ def say_control(session: Session) -> None:
     session.out.note("a control message for the SDK was stored")
 
 
-def print_message(session: Session, opened: Opened, *, fresh: bool, named: bool = True) -> None:
-    """The content on stdout, everything about it on stderr; with its id if it is `named`."""
+def print_message(session: Session, opened: Opened, *, fresh: bool, named: bool = True, alone: bool = True) -> None:
+    """The content on stdout, everything about it on stderr; with its id if it is `named`.
+
+    One that is `alone` and no text goes into a file or a pipe as it is."""
     message = opened.message
     try:
         text, encoded = opened.body.decode(), None
@@ -123,10 +140,13 @@ def print_message(session: Session, opened: Opened, *, fresh: bool, named: bool 
     state = "signature ok, not seen before" if fresh else "signature ok"
     id_ = f", {short(message.replay_key)}" if named else ""
     session.out.note(f"from {message.sender}, {ago(message.created_at)} ago, {state}{id_}")
-    if text is None:
-        session.out.note(f"{len(opened.body):,} bytes that are no text; --json shows them in base64url")
-    else:
+    if text is not None:
         session.out.text(text)
+    elif alone and session.out.raw(opened.body):
+        session.out.note(f"{len(opened.body):,} bytes that are no text, written as they are")
+    else:
+        ways = f"`angelia mail open {short(message.replay_key)} > FILE` writes them, --json shows them in base64url"
+        session.out.note(f"{len(opened.body):,} bytes that are no text; {ways}")
 
 
 def _say_new(session: Session, record: object, envelope: Envelope, what: str) -> None:

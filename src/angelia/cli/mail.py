@@ -11,23 +11,21 @@ from uuid import UUID
 import click
 import msgspec
 
-from angelia.cli import relay
-from angelia.cli.body import read_body
-from angelia.cli.errors import Usage, exit_code, report
+from angelia.cli import allowlist, dead_letters, relay
+from angelia.cli.body import PAD, longest_life, read_body
+from angelia.cli.errors import Usage, exit_code, one_of, report
 from angelia.cli.exchange import received_from, sealed_by_hand
 from angelia.cli.flags import Needs, moment, span
 from angelia.cli.grammar import Noun
 from angelia.cli.handover import chain_in, handing_over, not_known, refuse_unregistered
-from angelia.cli.letters import print_message, say_control, say_sealed, say_sent
-from angelia.cli.paging import SHORTEST_PREFIX, Page, ago, pages_of, short, show_list, until
+from angelia.cli.letters import Counted, print_message, say_control, say_sealed, say_sent
+from angelia.cli.paging import SHORTEST_PREFIX, Page, ago, short, show_list, until
 from angelia.cli.receipts import hand_in, list_all, list_given, take_file
 from angelia.cli.session import Session
-from angelia.cli.tables import Column
-from angelia.cli.times import age
+from angelia.cli.tables import Column, counted
 from angelia.errors import AngeliaError, NotFound
 
 if TYPE_CHECKING:
-    from angelia.mailbox.allowlist import Entry
     from angelia.mailbox.box import Mailbox
     from angelia.mailbox.inbox import Message
     from angelia.mailbox.outbox import Outgoing, Wishes
@@ -41,21 +39,14 @@ _HEX = re.compile(r"[0-9a-f]{1,64}")
 command = Noun("mail", "sealed mail: send, receive, allow, inbox, receipts")
 
 
-class Counted(msgspec.Struct, kw_only=True):
-    """What `--json` says of something that was done to several things."""
-
-    done: str
-    count: int
-
-
 @command.verb(example='angelia mail send bob "the server cannot read this"', needs=Needs.SERVER | Needs.AGENT)
 @click.argument("recipient", metavar="NAME")
 @click.argument("body", metavar="[TEXT]", required=False)
 @click.option("--out", type=_file, metavar="FILE", help="write the envelope there, to be handed over, and send nothing")
 @click.option("--ttl", type=span, metavar="D", help="how long it may be opened (7d)")
 @click.option("--priority", type=click.Choice(PRIORITIES), default="normal", metavar="P", help=", ".join(PRIORITIES))
-@click.option("--correlation", type=click.UUID, metavar="ID", help="the message that this one answers")
-@click.option("--pad", is_flag=True, help="hide the length, to its order of magnitude")
+@click.option("--correlation", metavar="ID", help="the message of the inbox that this one answers, or a UUID")
+@click.option("--pad", is_flag=True, help=PAD)
 @click.option(
     "--compress", type=click.Choice(COMPRESSIONS), default="none", metavar="C",
     help="gzip or zstd (none): the length may tell about the content",
@@ -67,7 +58,7 @@ def send(
     out: Path | None,
     ttl: timedelta | None,
     priority: str,
-    correlation: UUID | None,
+    correlation: str | None,
     pad: bool,
     compress: str,
 ) -> None:
@@ -75,19 +66,18 @@ def send(
 
     With --out, and for an agent that is on no server, the sealed envelope is a file:
     NAME opens it with `angelia mail open FILE`."""
-    from angelia.envelope.wire import TTL_DEFAULT, Compression, Priority
+    from angelia.envelope.wire import Compression, Priority
 
-    longest = timedelta(seconds=session.settings.max_ttl_seconds)
-    if ttl is not None and ttl > longest:
-        raise Usage(f"--ttl: a message lives for {age(longest)} at most")
+    longest_life(session, ttl)
     mailbox, content = session.mailbox, read_body(session, body)
     wishes: Wishes = {
-        "ttl_seconds": int(min(longest, ttl or timedelta(seconds=TTL_DEFAULT)).total_seconds()),
         "priority": Priority(PRIORITIES.index(priority)),
         "compression": Compression(COMPRESSIONS.index(compress)),
         "padme": pad,
-        "correlation_id": correlation,
+        "correlation_id": None if correlation is None else _answered(mailbox, correlation),
     }
+    if ttl is not None:
+        wishes["ttl_seconds"] = int(ttl.total_seconds())
     if out is None and mailbox.identity.id is not None:
         client = session.as_agent(mailbox)
         say_sent(session, relay.send(client, mailbox, recipient, content, wishes))
@@ -118,7 +108,7 @@ def open_(session: Session, what: str) -> None:
             return
         opened = mailbox.inbox.read(received.message.replay_key, _now())
     else:
-        opened = mailbox.inbox.read(_id(what), _now())
+        opened = mailbox.inbox.read(_id(what, or_file=True), _now())
     print_message(session, opened, fresh=fresh)
 
 
@@ -140,8 +130,7 @@ def receive(session: Session, files: tuple[Path, ...], wait: str | None) -> int:
     if files:
         return _receive_files(session, files)
     refuse_unregistered(session.mailbox, without="angelia mail receive FILE")
-    relay.receive(session, session.mailbox, _wait(wait))
-    return 0
+    return relay.receive(session, session.mailbox, _wait(wait))
 
 
 def _receive_files(session: Session, files: tuple[Path, ...]) -> int:
@@ -152,13 +141,13 @@ def _receive_files(session: Session, files: tuple[Path, ...]) -> int:
             if one.control:
                 say_control(session)
             else:
-                print_message(session, one, fresh=True)
+                print_message(session, one, fresh=True, alone=len(files) == 1)
             continue
         codes.add(exit_code(one))
         if len(files) > 1 and str(file) not in one.message:
             one.message = f"{file}: {one.message}"
         report(one, session.shared.manner, session.out.stderr)
-    return codes.pop() if len(codes) == 1 else min(len(codes), 1)
+    return one_of(codes)
 
 
 @command.verb(example="angelia mail inbox", needs=Needs.AGENT | Needs.PAGES)
@@ -201,6 +190,30 @@ def outbox(session: Session) -> None:
         return Page(rows, rows[-1].replay_key if len(rows) == limit else None)
 
     show_list(session, fetch, columns, nothing="nothing sent yet", hint='angelia mail send NAME "hello"')
+
+
+@command.verb(example="angelia mail withdraw 5b0f3c9a71e2", needs=Needs.SERVER | Needs.AGENT)
+@click.argument("id_", metavar="ID")
+def withdraw(session: Session, id_: str) -> None:
+    """Take back a message that its recipient has not been given yet."""
+    relay.withdraw(session, session.mailbox, _id(id_, "outbox"))
+
+
+@command.verb(example="angelia mail dead", needs=Needs.SERVER | Needs.AGENT | Needs.OPERATOR | Needs.PAGES)
+@click.option("--of", metavar="NAME", help="another agent's, for operators")
+def dead(session: Session, of: str | None) -> None:
+    """List the mail to this agent that was given back too often, newest first.
+
+    `angelia mail requeue ID` tries a message again."""
+    dead_letters.show(session, of)
+
+
+@command.verb(example="angelia mail requeue 5b0f3c9a71e2", needs=Needs.SERVER | Needs.AGENT | Needs.OPERATOR)
+@click.argument("id_", metavar="ID")
+@click.option("--of", metavar="NAME", help="another agent's, for operators")
+def requeue(session: Session, id_: str, of: str | None) -> None:
+    """Put a dead letter back at the end of its queue."""
+    dead_letters.requeue(session, id_, of)
 
 
 @command.verb(example="angelia mail ack 5b0f3c9a71e2", needs=Needs.SERVER | Needs.AGENT)
@@ -261,13 +274,13 @@ def allow(
     While the list is empty, nobody's mail is opened."""
     mailbox = session.mailbox
     if import_ is not None:
-        _import_allowlist(session, mailbox, import_)
+        allowlist.import_list(session, mailbox, import_)
         return
     if export is not None:
-        _export_allowlist(session, mailbox, export)
+        allowlist.export_list(session, mailbox, export)
         return
     if name is None:
-        _list_allowed(session, mailbox)
+        allowlist.show_allowed(session, mailbox)
         return
     handle = name
     if file is not None:
@@ -301,7 +314,7 @@ def prune(session: Session, retention_hours: int, force: bool) -> None:
     pruned = session.mailbox.prune(_now(), retention_hours, force=force)
     if pruned.warning:
         session.out.note(f"warning: {pruned.warning}")
-    session.out.done(Counted(done="pruned", count=pruned.rows), f"pruned {pruned.rows:,} rows")
+    session.out.done(Counted(done="pruned", count=pruned.rows), f"pruned {counted(pruned.rows, 'row')}")
 
 
 @command.verb(example="angelia mail migrate --from ~/calyx/runtime --as bob", needs=Needs.AGENT)
@@ -332,49 +345,42 @@ def verify(session: Session) -> int:
     problems = session.mailbox.verify()
     for problem in problems:
         session.out.note(f"warning: {problem}")
-    text = f"{len(problems):,} problems" if len(problems) > 1 else "1 problem"
-    text = text if problems else "every file is what its name says"
+    text = counted(len(problems), "problem") if problems else "every file is what its name says"
     session.out.done(Counted(done="problems", count=len(problems)), text)
     return 3 if problems else 0
 
 
-def _import_allowlist(session: Session, mailbox: Mailbox, file: Path) -> None:
-    from angelia.mailbox.files import read_safely
-
-    imported = mailbox.allowlist.import_json(read_safely(file, file), _now())
-    for why in imported.refused:
-        session.out.note(f"refused: {why}")
-    refused = f", {len(imported.refused):,} refused" if imported.refused else ""
-    session.out.done(imported, f"added {imported.added:,} entries{refused}")
-
-
-def _export_allowlist(session: Session, mailbox: Mailbox, path: Path) -> None:
-    with handing_over(path) as file:
-        assert file is not None, "it has a name"
-        file.write(mailbox.allowlist.export_json())
-    count = len(mailbox.allowlist.entries())
-    session.out.done(Counted(done="exported", count=count), f"exported {count:,} entries to {path}")
-
-
-def _list_allowed(session: Session, mailbox: Mailbox) -> None:
-    columns: list[Column[Entry]] = [
-        Column("NAME", lambda e: e.nhi, long=True),
-        Column("FINGERPRINT", lambda e: e.fingerprint),
-        Column("SINCE", lambda e: ago(e.added_at), right=True),
-        Column("LABEL", lambda e: e.label or "", long=True),
-    ]
-    nothing, hint = "nobody is allowed, so no mail is opened", "angelia mail allow NAME"
-    show_list(session, pages_of(mailbox.allowlist.entries()), columns, nothing=nothing, hint=hint)
-
-
-def _id(text: str) -> str:
-    """What may be the beginning of a message's id."""
-    given = text.lower()
+def _id(text: str, box: str = "inbox", *, or_file: bool = False) -> str:
+    """What may be the beginning of the id of a message in that box."""
+    given, look = text.lower(), f"`angelia mail {box}` lists them"
+    if not given:
+        what = "the id of a message, or a file" if or_file else "the id of a message"
+        raise Usage(f"an empty text is no id: say {what}", hint=look)
     if _HEX.fullmatch(given) is None:
-        raise NotFound(f"there is no file {text}, and no message has such an id", hint="angelia mail inbox")
+        no_file = f"there is no file {text}, and" if or_file else f"{text!r} is no id:"
+        raise NotFound(f"{no_file} no message of the {box} has such an id", hint=look)
     if len(given) < SHORTEST_PREFIX:
-        raise Usage(f"{text!r} is too short for an id", hint=f"{SHORTEST_PREFIX} characters or more")
+        raise Usage(f"{text!r} is too short for an id", hint=f"{SHORTEST_PREFIX} characters or more; {look}")
     return given
+
+
+def _answered(mailbox: Mailbox, text: str) -> UUID:
+    """What is answered: a UUID, or the conversation of a message by the beginning of its id in the inbox."""
+    given = text.lower()
+    if len(given) >= SHORTEST_PREFIX and _HEX.fullmatch(given):
+        try:
+            found = mailbox.inbox.mail(given)
+            return found.correlation_id or found.message_id
+        except NotFound:
+            if len(given) != len(UUID(int=0).hex):
+                raise
+    try:
+        return UUID(given)
+    except ValueError as error:
+        raise Usage(
+            f"--correlation: {text!r} is neither a UUID nor the id of a message in the inbox",
+            hint=f"`angelia mail inbox` lists them; {SHORTEST_PREFIX} characters of an id or more",
+        ) from error
 
 
 def _wait(text: str | None) -> float | None:

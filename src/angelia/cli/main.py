@@ -28,7 +28,7 @@ root = Root(
         Entry("start", "config", "show every setting and where it came from; completion"),
         Entry("start", "agent", "make, register and show agents; claim a handle"),
         Entry("talk", "key", "publish, show, rotate, revoke and pin keys"),
-        Entry("talk", "mail", "sealed mail: send, open, allow, inbox, receipts"),
+        Entry("talk", "mail", "sealed mail: send, receive, open, allow, inbox, receipts"),
         Entry("talk", "channel", "sealed topics: create, subscribe, publish, tail"),
         Entry("operate", "token", "bearer tokens: create, list, revoke"),
         Entry("operate", "guard", "blocked addresses: list, block, unblock"),

@@ -48,6 +48,16 @@ class Output:
         """Data of several lines, such as a message's body."""
         self.stdout.write(escape_text(text) + ("" if text.endswith("\n") else "\n"))
 
+    def raw(self, data: bytes) -> bool:
+        """Data that is no text, byte for byte; False, and nothing is written, where it would go to a terminal."""
+        buffer = getattr(self.stdout, "buffer", None)
+        if buffer is None or self.stdout.isatty():
+            return False
+        self.stdout.flush()
+        buffer.write(data)
+        buffer.flush()
+        return True
+
     def painted(self, lines: Iterable[str]) -> None:
         """Lines that were escaped and painted already."""
         self.stdout.writelines(line + "\n" for line in lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,8 @@ class Heard(msgspec.Struct, kw_only=True, omit_defaults=True):
     body_base64: str | None = None
 
 
-def print_post(session: Session, message: ChannelMessage) -> None:
+def print_post(session: Session, message: ChannelMessage, *, alone: bool = False) -> None:
+    """One message as a line; one that is `alone` and no text goes into a file or a pipe as it is."""
     try:
         text, encoded = message.body.decode(), None
     except UnicodeDecodeError:
@@ -59,17 +61,36 @@ def print_post(session: Session, message: ChannelMessage) -> None:
         )
         session.out.records([heard])
         return
-    shown = f"({len(message.body):,} bytes that are no text)" if text is None else text
-    session.out.line(f"{full(message.created_at)[11:]}  {message.offset}  {message.sender}  {shown}")
+    about, size = f"{full(message.created_at)[11:]}  {message.offset}  {message.sender}", f"{len(message.body):,} bytes"
+    if text is None and alone and session.out.raw(message.body):
+        session.out.note(f"{about}  ({size} that are no text, written as they are)")
+        return
+    shown = f"({size} that are no text; --json shows them in base64url)" if text is None else text
+    session.out.line(f"{about}  {shown}")
     session.out.stdout.flush()
 
 
-def say_unopened(session: Session, one: Unopened) -> int:
-    session.out.note(f"warning: offset {one.offset}: {one.error.message} ({one.error.code})")
-    return exit_code(one.error)
+def show_page(
+    session: Session, came: Sequence[ChannelMessage | Unopened], *, skip: bool, alone: bool
+) -> tuple[set[int], int]:
+    """Print messages; the exit codes of what could not be opened, and up to which offset all is done with.
+
+    What could not be opened is not, nor what follows it on the page, unless it is to be skipped."""
+    from angelia.client.channel_reading import Unopened
+
+    codes, done = set[int](), 0
+    for one in came:
+        if isinstance(one, Unopened):
+            session.out.note(f"warning: offset {one.offset}: {one.error.message} ({one.error.code})")
+            codes.add(exit_code(one.error))
+        else:
+            print_post(session, one, alone=alone)
+        if skip or not codes:
+            done = one.offset
+    return codes, done
 
 
-def say_unreached(session: Session, unreached: dict[str, AngeliaError]) -> None:
+def warn_unreached(session: Session, unreached: dict[str, AngeliaError]) -> None:
     for agent, error in unreached.items():
         session.out.note(f"warning: {agent} has no key yet: {error.message} ({error.code})")
 
@@ -82,10 +103,7 @@ def facts_of(channel: Shown) -> list[tuple[str, str]]:
         ("policy", channel.policy.value),
         ("you may", ", ".join(_rights(channel)) or "nothing"),
         ("subscribed", "no" if held is None else f"{held.status.value}, after offset {held.last_offset}"),
-        (
-            "messages",
-            f"{channel.total_messages:,}, offsets {channel.first_offset} to {channel.next_offset - 1} are kept",
-        ),
+        ("messages", _messages(channel)),
         ("subscribers", f"{channel.total_subscribers:,} of {channel.max_subscribers:,}"),
         ("kept for", age(timedelta(seconds=channel.retention_seconds))),
         ("size", f"{channel.max_message_size_bytes:,} bytes at most"),
@@ -93,8 +111,14 @@ def facts_of(channel: Shown) -> list[tuple[str, str]]:
         ("created", full(channel.created_at)),
     ]
     if channel.without_key:
-        pairs.append(("without key", f"{counted(channel.without_key, 'subscriber')}; the next publish sends it"))
+        pairs.append(("without key", f"{counted(channel.without_key, 'agent')}; the next publish sends it"))
     return pairs
+
+
+def _messages(channel: Shown) -> str:
+    if channel.first_offset < channel.next_offset:
+        return f"{channel.total_messages:,}, offsets {channel.first_offset} to {channel.next_offset - 1} are kept"
+    return f"{channel.total_messages:,}, none is kept any more" if channel.total_messages else "none, it is empty"
 
 
 def _rights(channel: Shown) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import sys
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 from angelia.cli.errors import Usage
 from angelia.cli.flags import Shared
 from angelia.cli.output import Output
-from angelia.errors import AngeliaError, InvalidArgument, NotFound, Unauthenticated
+from angelia.errors import AngeliaError, Denied, InvalidArgument, NotFound, Unauthenticated
 
 if TYPE_CHECKING:
     from angelia.client import Client
@@ -76,6 +77,12 @@ class Session:
         if self._context is not None and self._context.token_file:
             return _first_line(Path(self._context.token_file).expanduser())
         return self.settings.token or self._token_of_data_directory()
+
+    def explain_denial(self, error: Denied) -> None:
+        """A token from the environment may hide a better one; whoever forgot it there does not think of it."""
+        named = self.shared.token_file or (self._context and self._context.token_file)
+        if "angelia token create --role" in error.hint and not named and os.environ.get("ANGELIA_TOKEN"):
+            error.hint = f"unset ANGELIA_TOKEN, whose role is too low; or: {error.hint}"
 
     @cached_property
     def identity(self) -> Identity:
@@ -171,7 +178,8 @@ class Session:
             return None
         if name not in self.settings.context:
             known = _listed(sorted(self.settings.context)) or "none"
-            raise Usage(f"angelia.toml has no context {name}", hint=f"it has: {known}")
+            made = f'a table [context.{name}] with url = "https://..." makes one (docs/settings.md)'
+            raise Usage(f"angelia.toml has no context {name}", hint=f"it has: {known}; {made}")
         return self.settings.context[name]
 
     @cached_property

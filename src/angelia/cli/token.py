@@ -14,11 +14,13 @@ from angelia.cli.paging import Page, ago, every, full_id, short, show_list, unti
 from angelia.cli.session import Session
 from angelia.cli.tables import Column
 from angelia.cli.times import full
+from angelia.errors import AngeliaError
 
 if TYPE_CHECKING:
     from angelia.client import Client
     from angelia.guard.model import Token
 
+ADMIN = "admin.token"
 ROLES = ("admin", "read-write", "read-only")
 
 command = Noun("token", "bearer tokens: create, list, revoke")
@@ -32,7 +34,8 @@ command = Noun("token", "bearer tokens: create, list, revoke")
 def create(session: Session, role: str, agent: str | None, expires: timedelta | None, label: str | None) -> None:
     """Make a token. It is shown this once; the server keeps only its hash."""
     seconds = None if expires is None else int(expires.total_seconds())
-    made = session.as_operator().create_token(role, agent=agent, label=label, expires_in=seconds)
+    client = session.as_operator()
+    made = client.create_token(role, agent=agent, label=label, expires_in=seconds)
     pairs = [
         ("token", made.token),
         ("id", str(made.id)),
@@ -43,6 +46,8 @@ def create(session: Session, role: str, agent: str | None, expires: timedelta | 
     ]
     session.out.thing(made, pairs, quietly=made.token)
     session.out.note("keep it now: it is not shown again")
+    if not session.shared.json and not session.shared.quiet and _is_first(client):
+        session.out.note("it is the first: from its next start on the server asks for a token (open mode ends)")
 
 
 @command.verb(name="list", example="angelia token list", needs=Needs.SERVER | Needs.OPERATOR | Needs.PAGES)
@@ -80,6 +85,15 @@ def revoke(session: Session, id_: str) -> None:
     if may(session, Deed("revoke", "revoking", named, look="angelia token list")):
         client.revoke_token(str(token.id))
         session.out.done({"id": token.id}, f"revoked {named}, role {token.role}")
+
+
+def _is_first(client: Client) -> bool:
+    """Whether it is the only one beside that of the data directory, with which a server begins."""
+    try:
+        made = [token for token in client.tokens(limit=3).tokens if token.label != ADMIN]
+    except AngeliaError:  # the token is made and shown, whatever the list says
+        return False
+    return len(made) == 1
 
 
 def _page(client: Client, cursor: str | None, limit: int) -> Page[Token]:

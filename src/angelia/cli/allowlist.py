@@ -1,0 +1,53 @@
+"""Whose mail is opened, on the command line: the list, its import and its export."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from angelia.cli.handover import handing_over
+from angelia.cli.letters import Counted
+from angelia.cli.paging import ago, pages_of, show_list
+from angelia.cli.session import Session
+from angelia.cli.tables import Column
+
+if TYPE_CHECKING:
+    from angelia.mailbox.allowlist import Entry
+    from angelia.mailbox.box import Mailbox
+
+
+def import_list(session: Session, mailbox: Mailbox, file: Path) -> None:
+    """Add the entries of a file."""
+    from angelia.mailbox.files import read_safely
+
+    imported = mailbox.allowlist.import_json(read_safely(file, file), datetime.now(UTC))
+    for why in imported.refused:
+        session.out.note(f"refused: {why}")
+    refused = f", {len(imported.refused):,} refused" if imported.refused else ""
+    session.out.done(imported, f"added {_entries(imported.added)}{refused}")
+
+
+def export_list(session: Session, mailbox: Mailbox, path: Path) -> None:
+    """Write the list to a file."""
+    with handing_over(path) as file:
+        assert file is not None, "it has a name"
+        file.write(mailbox.allowlist.export_json())
+    count = len(mailbox.allowlist.entries())
+    session.out.done(Counted(done="exported", count=count), f"exported {_entries(count)} to {path}")
+
+
+def show_allowed(session: Session, mailbox: Mailbox) -> None:
+    """List whose mail is opened."""
+    columns: list[Column[Entry]] = [
+        Column("NAME", lambda e: e.nhi, long=True),
+        Column("FINGERPRINT", lambda e: e.fingerprint),
+        Column("SINCE", lambda e: ago(e.added_at), right=True),
+        Column("LABEL", lambda e: e.label or "", long=True),
+    ]
+    nothing, hint = "nobody is allowed, so no mail is opened", "angelia mail allow NAME"
+    show_list(session, pages_of(mailbox.allowlist.entries()), columns, nothing=nothing, hint=hint)
+
+
+def _entries(count: int) -> str:
+    return "1 entry" if count == 1 else f"{count:,} entries"
