@@ -3,8 +3,9 @@
 64 senders, each on a connection of its own, send signed requests with envelopes of a 1 KiB message; 16 recipients
 poll a hundred at a time and acknowledge with signed receipts. Envelopes, receipts and requests are made before the
 clock starts. The bare insert writes the same envelope rows, one durable transaction each, from 64 writers over as many
-connections as a web process has. Latency is from the first byte of a send to its event on the recipient's stream, at
-100 messages a second, in multiples of one fdatasync on the same disk, and of one bare durable insert at the same pace.
+connections as a web process has; the server has a web process for each core. Latency is from the first byte of a send
+to its event on the recipient's stream, at 100 messages a second, in multiples of one fdatasync on the same disk, and of
+one bare durable insert at the same pace.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from harness import Result, interleaved
 
 SENDERS, RECIPIENTS, CONNECTIONS = 64, 16, 10
 A_SECOND = 100
+WORKERS = os.cpu_count() or 1
 BODY = random.Random(1).randbytes(1024)
 _record = struct.Struct(">I32sI")
 _INSERT = """
@@ -46,7 +48,7 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, 1, $9, $9, $9, $10, $11::bytea, octet_le
 
 def main(*, quick: bool) -> list[Result]:
     count, rounds, seconds = (1_024, 3, 5) if quick else (4_096, 5, 20)
-    with server() as (runtime, data_dir):
+    with server(WORKERS) as (runtime, data_dir):
         senders = enroll(runtime, [f"sender-{n}" for n in range(SENDERS)])
         recipients = enroll(runtime, [f"recipient-{n}" for n in range(RECIPIENTS)])
         receives: list[float] = []
@@ -74,7 +76,13 @@ def main(*, quick: bool) -> list[Result]:
     inserted, disk = f"{bare:,.0f} /s", f"{sync * 1e3:.2f} ms"
     paced = f"lower is better; {A_SECOND} a second"
     return [
-        Result("durable sends / bare insert", sent, inserted, sends / bare, f"higher is better; {SENDERS} senders"),
+        Result(
+            "durable sends / bare insert",
+            sent,
+            inserted,
+            sends / bare,
+            f"higher is better; {SENDERS} senders, {WORKERS} web processes",
+        ),
         Result("receives / bare insert", took, inserted, received / bare, "higher is better; signed receipts"),
         Result(
             "durable sends / verification alone", sent, f"{verified:,.0f} /s", sends / verified, "one core verifies"
