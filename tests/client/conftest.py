@@ -9,7 +9,9 @@ import pytest
 from angelia.client import attempts, sealed
 from angelia.keys.model import ONE_TIME_LOW
 from angelia.mailbox import identity
+from angelia.mailbox.box import Mailbox
 from angelia.mailbox.identity import Identity
+from client.letters import now
 from client.recorder import Recorder, recording
 from people import NO_LIMITS, Person
 from processes import ServerProcess
@@ -24,6 +26,23 @@ def recorder() -> Iterator[Recorder]:
 @pytest.fixture
 def alice(tmp_path: Path) -> Identity:
     return identity.create(tmp_path / "home", "alice")
+
+
+@pytest.fixture
+def boxes(tmp_path: Path) -> Iterator[Callable[[str], Mailbox]]:
+    """Makes an agent with a mailbox and a first bundle."""
+    made: list[Mailbox] = []
+
+    def make(name: str) -> Mailbox:
+        box = Mailbox(tmp_path, identity.create(tmp_path, name), now())
+        box.own.first_bundle(now())
+        box.own.finish_rotation(now())
+        made.append(box)
+        return box
+
+    yield make
+    for box in made:
+        box.close()
 
 
 @pytest.fixture(scope="session")

@@ -38,22 +38,6 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def boxes(tmp_path: Path) -> Iterator[Callable[[str], Mailbox]]:
-    made: list[Mailbox] = []
-
-    def make(name: str) -> Mailbox:
-        box = Mailbox(tmp_path, identity.create(tmp_path, name), now())
-        box.own.first_bundle(now())
-        box.own.finish_rotation(now())
-        made.append(box)
-        return box
-
-    yield make
-    for box in made:
-        box.close()
-
-
-@pytest.fixture
 def alice(boxes: Callable[[str], Mailbox]) -> Mailbox:
     """The owner of the channel."""
     return boxes("alice")

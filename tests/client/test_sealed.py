@@ -39,23 +39,6 @@ def short_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def boxes(tmp_path: Path) -> Iterator[Callable[[str], Mailbox]]:
-    """Makes an agent with a mailbox and a first bundle."""
-    made: list[Mailbox] = []
-
-    def make(name: str) -> Mailbox:
-        box = Mailbox(tmp_path, identity.create(tmp_path, name), now())
-        box.own.first_bundle(now())
-        box.own.finish_rotation(now())
-        made.append(box)
-        return box
-
-    yield make
-    for box in made:
-        box.close()
-
-
-@pytest.fixture
 def alice(boxes: Callable[[str], Mailbox]) -> Mailbox:
     return boxes("alice")
 
