@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from angelia.audit import service
-from angelia.audit.model import Event, StoredEvent, Verdict, Verifier
+from angelia.audit.model import ERASED, Event, StoredEvent, Verdict, Verifier
 from angelia.audit.service import SEAL_BATCH, Audit
 from angelia.errors import NotFound
 from angelia.keys.node import NodeKey, load_or_make
@@ -47,12 +47,13 @@ async def verify(audit: Audit, node: NodeKey, page: int = 7) -> Verdict:
     """What `angelia audit verify` does, page by page."""
     verifier = Verifier(node.key_id, node.public_key, node.signed())
     verifier.expect(await audit.checkpoints(0, 1000))
-    entries, sealed_to = await audit.chain(0, page)
-    while entries:
-        verifier.feed(entries)
-        entries, sealed_to = await audit.chain(verifier.position, page)
+    found = await audit.chain(0, page)
+    while found.entries:
+        verifier.feed(found.entries, found.floor)
+        found = await audit.chain(verifier.position, page)
+    verifier.feed([], found.floor)
     outside = [await audit.unsealed(1000, since, until) for since, until in verifier.days()]
-    return verifier.finish(sealed_to, [stray for strays, _ in outside for stray in strays], outside[-1][1])
+    return verifier.finish(found.sealed_to, [stray for strays, _ in outside for stray in strays], outside[-1][1])
 
 
 def faults(verdict: Verdict) -> list[tuple[int | None, str]]:
@@ -80,7 +81,7 @@ async def test_positions_are_dense_and_follow_the_order_of_commits(ledger: Ledge
         await asyncio.gather(*(record(ledger, 3) for _ in range(10)))
         await audit.seal(node, NOW)
     total = await seal_all(audit, node)
-    entries, _ = await audit.chain(0, 1000)
+    entries = (await audit.chain(0, 1000)).entries
     assert [e.position for e in entries] == list(range(1, total + 1)) == list(range(1, 151))
 
 
@@ -92,7 +93,7 @@ async def test_an_open_transaction_holds_the_sealer_back_and_nothing_is_skipped(
         assert (await audit.seal(node, NOW)).entries == 0
         assert await audit.waiting() == (1, NOW)
     assert (await audit.seal(node, NOW)).entries == 2
-    entries, _ = await audit.chain(0, 10)
+    entries = (await audit.chain(0, 10)).entries
     assert [e.event.event_type for e in entries if e.event] == ["slow", later[0].event_type]
 
 
@@ -282,18 +283,38 @@ async def test_checkpoints_come_every_minute_or_every_thousand_entries(ledger: L
         await audit.checkpoint(11)
 
 
+_REDACT = """
+UPDATE audit_events SET actor_nhi = NULL, object_nhi = NULL, detail = '{}', redacted_at = $1
+WHERE event_id = (SELECT event_id FROM audit_chain WHERE position = 4)
+"""
+
+
 async def test_redacted_rows_are_accepted_and_listed(
     ledger: Ledger, node: NodeKey, connection: asyncpg.Connection
 ) -> None:
     audit = Audit(ledger)
     await record(ledger, 10)
     await seal_all(audit, node)
-    await connection.execute(
-        """UPDATE audit_events SET actor_nhi = NULL, object_nhi = NULL, detail = '{}', redacted_at = now()
-           WHERE event_id = (SELECT event_id FROM audit_chain WHERE position = 4)"""
-    )
+    await connection.execute(_REDACT, NOW)
+    async with ledger.transaction() as tx:
+        await service.record(tx, [service.event(ERASED, NOW)])
     verdict = await verify(audit, node)
     assert (verdict.redacted, verdict.broken) == ([4], [])
+    await seal_all(audit, node)
+    assert (await verify(audit, node)).broken == []
+
+
+async def test_a_redaction_that_no_erasure_explains_is_found(
+    ledger: Ledger, node: NodeKey, connection: asyncpg.Connection
+) -> None:
+    audit = Audit(ledger)
+    await record(ledger, 10)
+    await seal_all(audit, node)
+    await connection.execute(_REDACT, NOW + timedelta(seconds=1))
+    async with ledger.transaction() as tx:
+        await service.record(tx, [service.event(ERASED, NOW)])
+    verdict = await verify(audit, node)
+    assert faults(verdict) == [(4, "is redacted, and no erasure of that time is on record")]
 
 
 async def test_an_event_and_its_act_exist_together_or_not_at_all(

@@ -136,11 +136,11 @@ async def _verify(runtime: Runtime, data_dir: Path, load: Load) -> Verdict:
     audit, node = Audit(ledger), load_or_make(data_dir / "node.key")
     verifier = Verifier(node.key_id, node.public_key, node.signed())
     verifier.expect(await audit.checkpoints(0, 100_000))
-    entries, sealed_to = await audit.chain(0, 1000)
-    while entries:
-        verifier.feed(entries)
-        entries, sealed_to = await audit.chain(verifier.position, 1000)
-    verdict = verifier.finish(sealed_to, *await audit.unsealed(1000))
+    page = await audit.chain(0, 1000)
+    while page.entries:
+        verifier.feed(page.entries, page.floor)
+        page = await audit.chain(verifier.position, 1000)
+    verdict = verifier.finish(page.sealed_to, *await audit.unsealed(1000))
     await ledger.close()
     return verdict
 

@@ -17,6 +17,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 GENESIS = bytes(32)
 # How long after its own time an honest event can commit; an event older than that was written in afterwards.
 LATEST_COMMIT = timedelta(minutes=5)
+ERASED = "erased"  # the type of the event that an erasure leaves; its time is that of the redactions
+ARCHIVE_RUN = "archive_run"
 CHECKPOINT_LABEL = b"angelia/v1/audit-checkpoint\0"
 _EVENT_LABEL = b"angelia/v1/audit-event\0"
 _MOST_SPANS = 1000
@@ -117,6 +119,13 @@ class Signed(msgspec.Struct, frozen=True):
     entry_hash: str
 
 
+class Floor(msgspec.Struct, frozen=True):
+    """The last entry that left the ledger for the archive: its chain goes on from there. Position 0: none has left."""
+
+    position: int = 0
+    entry_hash: str = GENESIS.hex()
+
+
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that a sound chain does not have, named exactly."""
 
@@ -129,6 +138,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What verification found; `broken` is empty for a sound chain."""
 
     sealed: int
+    archived: int
     redacted: list[int]
     checkpoints: int
     foreign_checkpoints: int
@@ -147,7 +157,7 @@ def checkpoint_bytes(position: int, head: bytes, signed_at: datetime) -> bytes:
 
 
 class Verifier:
-    """Checks a chain page by page, from position 1. Collects every fault instead of stopping at the first.
+    """Checks a chain page by page, from its floor. Collects every fault instead of stopping at the first.
 
     `remembered` is the last entry that the node itself remembers to have signed, outside the ledger.
     """
@@ -159,12 +169,17 @@ class Verifier:
         self._position = 0
         self._broken: list[Fault] = []
         self._redacted: list[int] = []
+        self._redactions: list[tuple[int, UUID, datetime]] = []
+        self._erasures: set[datetime] = set()
         self._checkpoints: dict[int, Checkpoint] = {}
         self._checked = self._foreign = 0
         self._gaps = False
         self._last_signed_at = _EPOCH
         self._remembered = remembered
         self._span: tuple[datetime, datetime] | None = None
+        self._archived = 0
+        self._unexplained = 0
+        self._trims: set[object] = set()
 
     @property
     def position(self) -> int:
@@ -179,13 +194,21 @@ class Verifier:
         bounds = [first + n * step for n in range((last - first) // step + 1)]
         return list(pairwise([None, *bounds, None]))
 
-    def expect(self, checkpoints: Iterable[Checkpoint]) -> None:
-        """Hand over the checkpoints before the entries that they cover."""
+    def expect(self, checkpoints: Iterable[Checkpoint], tail: Iterable[StoredEvent] = ()) -> None:
+        """Hand over the checkpoints before the entries that they cover; and once, what waited for its seal then."""
         self._checkpoints |= {checkpoint.position: checkpoint for checkpoint in checkpoints}
+        for event in tail:
+            self._note_trim(event)
 
-    def feed(self, entries: Iterable[ChainEntry]) -> None:
-        """The next entries, in order of position."""
+    def feed(self, entries: Iterable[ChainEntry], floor: Floor | None = None) -> None:
+        """The next entries, in order of position, and the floor that was read after them: it may rise on the way."""
+        if floor is not None and floor.position > self._position:
+            if not self._position:
+                self._unexplained = floor.position
+            self._begin_behind(floor)
         for entry in entries:
+            if entry.position <= self._archived:
+                continue
             self._expect_no_gap(entry.position - 1)
             self._position = entry.position
             self._check(entry)
@@ -195,6 +218,8 @@ class Verifier:
         self._expect_no_gap(sealed_to)
         if self._position and not (self._checked or self._foreign or self._checkpoints):
             self._fault(self._position, None, "and all before it are covered by no signed checkpoint")
+        if self._unexplained and self._unexplained not in self._trims:
+            self._fault(self._unexplained, None, "is where the ledger begins, and no archive run says so")
         if self._remembered is not None:
             self._fault(self._remembered.position, None, "was signed by this node, but the chain ends before it")
         for position in sorted(self._checkpoints):
@@ -204,17 +229,51 @@ class Verifier:
             what = "is in no entry of the chain" if self._gaps else "was inserted among the sealed events"
             self._fault(None, stray.event_id, what)
         unsealed = list(tail)
+        self._check_redactions(unsealed)
         for event in unsealed:
             if fault := event.fault():
                 self._fault(None, event.event_id, fault)
         return Verdict(
             sealed=self._position,
+            archived=self._archived,
             redacted=self._redacted,
             checkpoints=self._checked,
             foreign_checkpoints=self._foreign,
             broken=self._broken,
             unsealed=unsealed,
         )
+
+    def _check_redactions(self, unsealed: Iterable[StoredEvent]) -> None:
+        """No hash covers what is left of a redacted event, so an erasure of the same time must be on record."""
+        recorded = self._erasures | {event.occurred_at for event in unsealed if event.event_type == ERASED}
+        for position, event_id, at in self._redactions:
+            if at not in recorded:
+                self._fault(position, event_id, "is redacted, and no erasure of that time is on record")
+
+    def _begin_behind(self, floor: Floor) -> None:
+        """What left is the archive's to prove. That it was what it was, a checkpoint of the node vouches for."""
+        if floor.position not in self._checkpoints:
+            self._fault(floor.position, None, "is where the ledger begins, and no checkpoint vouches for it")
+        vouched = {position: self._checkpoints.pop(position) for position in self._positions_to(floor.position)}
+        for position, checkpoint in vouched.items():
+            head = floor.entry_hash if position == floor.position else checkpoint.entry_hash
+            self._check_signature(checkpoint, bytes.fromhex(head))
+        if self._remembered is not None and self._remembered.position <= floor.position:
+            signed = vouched.get(self._remembered.position)
+            if signed is None or signed.entry_hash != self._remembered.entry_hash:
+                self._fault(self._remembered.position, None, "is not what this node remembers to have signed")
+            self._remembered = None
+        self._archived = self._position = floor.position
+        self._previous = bytes.fromhex(floor.entry_hash)
+
+    def _note_trim(self, event: StoredEvent) -> None:
+        """An archive run that let entries go says up to where, and stays behind them."""
+        detail = event.detail if isinstance(event.detail, dict) else {}
+        if event.event_type == ARCHIVE_RUN and detail.get("job") == "archive audit":
+            self._trims.add(detail.get("to"))
+
+    def _positions_to(self, last: int) -> list[int]:
+        return sorted(position for position in self._checkpoints if position <= last)
 
     def _expect_no_gap(self, to: int) -> None:
         missing = to - self._position
@@ -231,11 +290,15 @@ class Verifier:
         else:
             if fault := entry.event.fault():
                 self._fault(entry.position, entry.event_id, fault)
+            self._note_trim(entry.event)
             at = entry.event.occurred_at
             first, last = self._span or (at, at)
             self._span = min(first, at), max(last, at)
             if entry.event.redacted_at is not None:
                 self._redacted.append(entry.position)
+                self._redactions.append((entry.position, entry.event_id, entry.event.redacted_at))
+            elif entry.event.event_type == ERASED:
+                self._erasures.add(at)
             if entry.event.occurred_at < self._last_signed_at - LATEST_COMMIT:
                 self._fault(entry.position, entry.event_id, "claims a time that was already sealed")
             event_hash = bytes.fromhex(entry.event.event_hash)
@@ -251,12 +314,15 @@ class Verifier:
             self._check_signature(checkpoint, stored)
 
     def _check_signature(self, checkpoint: Checkpoint, head: bytes) -> None:
+        # What was signed can be compared without the key of whoever signed it.
+        same = checkpoint.entry_hash == head.hex()
+        if not same:
+            self._fault(checkpoint.position, None, "is not what its checkpoint signed")
         if checkpoint.node_key_id != self._node_key_id:
             self._foreign += 1
             return
         self._checked += 1
-        if checkpoint.entry_hash != head.hex():
-            self._fault(checkpoint.position, None, "is not what its checkpoint signed")
+        if not same:
             return
         try:
             signed = checkpoint_bytes(checkpoint.position, head, checkpoint.signed_at)

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.audit.model import ChainEntry, Checkpoint, StoredEvent
+from angelia.audit.model import ChainEntry, Checkpoint, Floor, StoredEvent
 from angelia.audit.service import Audit, Page
 from angelia.errors import InvalidArgument
 from angelia.guard.declarations import (
@@ -57,6 +57,7 @@ class Events(msgspec.Struct, frozen=True):
 class Chain(msgspec.Struct, frozen=True):
     entries: list[ChainEntry]
     sealed_to: int
+    floor: Floor
 
 
 class Checkpoints(msgspec.Struct, frozen=True):
@@ -88,8 +89,8 @@ def routes(audit: Audit) -> list[Route]:
 
     async def chain(call: Call) -> Answer:
         query = call.query(PositionQuery)
-        entries, sealed_to = await audit.chain(query.after, query.limit)
-        return Answer(body=Chain(entries, sealed_to))
+        page = await audit.chain(query.after, query.limit)
+        return Answer(body=Chain(page.entries, page.sealed_to, page.floor))
 
     async def checkpoints(call: Call) -> Answer:
         query = call.query(PositionQuery)

@@ -16,6 +16,7 @@ from angelia.audit.model import (
     Checkpoint,
     Detail,
     Event,
+    Floor,
     Signed,
     StoredEvent,
     checkpoint_bytes,
@@ -81,6 +82,15 @@ async def record(tx: Tx, events: Sequence[Event]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class ChainPage:
+    """Entries of the chain, how far the sealer says it has come, and from where on the ledger has them."""
+
+    entries: list[ChainEntry]
+    sealed_to: int
+    floor: Floor
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
     """Which events a listing wants; newest first, before a cursor."""
 
@@ -138,11 +148,12 @@ class Audit:
         async with self._ledger.reading() as tx:
             return await store.events(tx, **dataclasses.asdict(page))
 
-    async def chain(self, after: int, limit: int) -> tuple[list[ChainEntry], int]:
-        """The sealed entries after a position, and how far the sealer says it has come."""
+    async def chain(self, after: int, limit: int) -> ChainPage:
+        """The sealed entries after a position. The floor is read last: what it hides was still among the entries."""
         async with self._ledger.reading() as tx:
             sealed_to = await store.sealed_to(tx)
-            return await store.chain(tx, after, limit), sealed_to
+            entries = await store.chain(tx, after, limit)
+            return ChainPage(entries, sealed_to, await store.floor(tx))
 
     async def checkpoints(self, after: int, limit: int) -> list[Checkpoint]:
         async with self._ledger.reading() as tx:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from angelia.audit.model import ChainEntry, Checkpoint, Event, StoredEvent
+from angelia.audit.model import ChainEntry, Checkpoint, Event, Floor, StoredEvent
 from angelia.stores.ledger import Row, Tx
 from angelia.stores.sql import statements
 
@@ -92,6 +92,12 @@ async def entry_hash(tx: Tx, position: int) -> bytes | None:
 
 async def sealed_to(tx: Tx) -> int:
     return int(await tx.fetchval(SQL["sealed_to"]))
+
+
+async def floor(tx: Tx) -> Floor:
+    row = await tx.fetchrow(SQL["floor"])
+    assert row is not None
+    return Floor(row["position"], row["entry_hash"].hex())
 
 
 async def chain(tx: Tx, after: int, limit: int) -> list[ChainEntry]:

@@ -32,10 +32,17 @@ SELECT position, signed_at FROM audit_checkpoints ORDER BY position DESC LIMIT 1
 INSERT INTO audit_checkpoints (position, entry_hash, node_key_id, signed_at, signature) VALUES ($1, $2, $3, $4, $5)
 
 -- name: entry_hash
+-- Of an entry that left for the archive, the checkpoint knows the hash.
 SELECT entry_hash FROM audit_chain WHERE position = $1
+UNION ALL
+SELECT k.entry_hash FROM audit_checkpoints k, audit_floor f WHERE k.position = $1 AND k.position <= f.position
+LIMIT 1
 
 -- name: sealed_to
 SELECT position FROM audit_sealer
+
+-- name: floor
+SELECT position, entry_hash FROM audit_floor
 
 -- name: chain
 SELECT c.position, c.event_id AS chained_id, c.entry_hash,

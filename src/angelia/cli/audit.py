@@ -93,14 +93,15 @@ def _verified(session: Session, client: Client) -> Verdict:
     verifier = Verifier(node.key_id, node.public_key, node.signed)
     # Checkpoints first: the chain that is read after them cannot be shorter than what they sign.
     after = 0
+    verifier.expect([], client.audit_unsealed(limit=PAGE).tail)
     while checkpoints := client.audit_checkpoints(after=after, limit=PAGE):
         verifier.expect(checkpoints)
         after = checkpoints[-1].position
     with Progress(session.out, "verifying", "entries") as progress:
         while True:
             page = client.audit_chain(after=verifier.position, limit=PAGE)
-            verifier.feed(page.entries)
-            progress.advance(len(page.entries), total=page.sealed_to)
+            verifier.feed(page.entries, page.floor)
+            progress.advance(len(page.entries), total=page.sealed_to - page.floor.position)
             if not page.entries or verifier.position >= page.sealed_to:
                 break
     strays: list[StoredEvent] = []
@@ -113,13 +114,18 @@ def _verified(session: Session, client: Client) -> Verdict:
 
 
 def _print_sound(session: Session, verdict: Verdict) -> None:
-    entries = "1 entry" if verdict.sealed == 1 else f"{verdict.sealed:,} entries"
+    here = verdict.sealed - verdict.archived
+    entries = "1 entry" if here == 1 else f"{here:,} entries"
     parts = [f"{entries} sound", counted(verdict.checkpoints, "checkpoint")]
     if verdict.redacted:
         parts.append(f"{len(verdict.redacted):,} redacted")
     if verdict.unsealed:
         parts.append(f"{len(verdict.unsealed):,} not sealed yet")
     session.out.line(", ".join(parts))
+    if verdict.archived:
+        session.out.note(
+            f"{verdict.archived:,} entries before them are in the archive: angelia pipeline run verify audit"
+        )
     if verdict.foreign_checkpoints:
         session.out.note(f"{verdict.foreign_checkpoints:,} checkpoints carry another node's key and were not checked")
 
@@ -131,9 +137,9 @@ def _error(first: Fault, verdict: Verdict) -> AuditBroken:
             f"event {first.event_id} {first.what}; the {verdict.sealed:,} sealed entries are sound{more}",
             hint="angelia audit verify --json | jq .broken",
         )
-    sound = first.position - 1
+    sound = first.position - 1 - verdict.archived
     before = (
-        "" if sound == 0 else "; the one before it is sound" if sound == 1 else f"; the {sound:,} before it are sound"
+        "" if sound <= 0 else "; the one before it is sound" if sound == 1 else f"; the {sound:,} before it are sound"
     )
     return AuditBroken(
         f"entry {first.position:,} {first.what}{before}{more}",
@@ -148,10 +154,16 @@ def _show_entries(session: Session, client: Client, position: int, around: int |
     entries = [entry for entry in page.entries if first <= entry.position <= position + reach]
     if around is not None:
         there = {entry.position: entry for entry in entries}
+        first = max(first, page.floor.position + 1)
         last = min(position + reach, max(page.sealed_to, *there, 0))
         missing = [_missing(number) for number in range(first, last + 1) if number not in there]
         session.out.rows(sorted([*entries, *missing], key=lambda entry: entry.position), _ENTRIES)
         return
+    if position <= page.floor.position:
+        raise NotFound(
+            f"entry {position:,} is in the archive",
+            hint=f'angelia pipeline sql "SELECT * FROM audit_events WHERE position = {position}"',  # noqa: S608
+        )
     if not entries:
         raise NotFound(f"the chain has no entry {position:,}", hint=f"it is sealed to {page.sealed_to:,}")
     session.out.thing(entries[0], _entry_facts(entries[0]), quietly=str(entries[0].event_id))
