@@ -85,9 +85,12 @@ async def filled(stores: Any, template: str) -> AsyncIterator[asyncpg.Connection
     await admin.close()
 
 
+SELDOM = {"sent_before", "count_before"}  # by an operator, or every few minutes and no further than a bound
+
+
 def test_every_statement_is_looked_at() -> None:
     assert MAIL.keys() | PURE_WRITES == store.SQL.keys()
-    assert RECEIPTS.keys() | {"add"} == receipts_store.SQL.keys()
+    assert RECEIPTS.keys() | {"add"} | SELDOM == receipts_store.SQL.keys()
 
 
 async def test_no_statement_that_is_asked_often_reads_a_whole_table(filled: asyncpg.Connection) -> None:

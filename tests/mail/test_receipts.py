@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from angelia.envelope.receipts import Receipt, ReceiptStatus, check_receipt, parse_receipt, receipt_document
 from angelia.envelope.receipts import ReceiptDocument as Document
 from angelia.envelope.wire import Envelope
-from angelia.errors import Conflict
+from angelia.errors import Conflict, MessageExpired, ReceiptArchived
 from angelia.keys.model import Reason, unix_ms
 from angelia.keys.succession import Emergency
-from angelia.mail.model import Attested, ReceiptRow, Status
+from angelia.mail.model import ARCHIVE_MARGIN, Attested, ReceiptRow, Status, Waiting, closed_before, settled_before
+from angelia.mail.settling import Settled
 from keyholder import now_ms
 from mailroom import Correspondent, random_key
 from postoffice import PostOffice, told
@@ -413,3 +414,53 @@ async def test_a_receipt_from_before_its_message_is_refused(
     (got,) = await bob.poll(server)
     (refused,) = await bob.ack(server, got, receipts=[early])
     assert refused["problem"]["code"] == "invalid_argument"
+
+
+@pytest.mark.parametrize(("ttl", "days"), [(604_800, 30), (2_592_000, 31)])
+def test_a_receipt_settles_an_hour_before_the_archive_may_take_it(ttl: int, days: int) -> None:
+    sent = datetime(2026, 10, 1, 12, tzinfo=UTC)
+    leaves = datetime(2026, 10, 2, tzinfo=UTC) + timedelta(days=days)
+    settles = leaves - timedelta(hours=1)
+    assert not sent < settled_before(settles - SECOND, ttl)
+    assert sent < settled_before(settles, ttl)
+    assert not sent < closed_before(leaves - SECOND, ttl)
+    assert sent < closed_before(leaves, ttl)
+
+
+@pytest.mark.parametrize(("late", "taken"), [(-SECOND, True), (0 * SECOND, False)])
+async def test_a_late_receipt_is_taken_as_long_as_its_row_is_safe_from_the_archive(
+    office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime, late: timedelta, taken: bool
+) -> None:
+    envelope = await office.sent(alice, bob, now)
+    (got,) = await office.poll(bob, now)
+    await office.ack(bob, got, now)
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    read = midnight + timedelta(days=31) - ARCHIVE_MARGIN + late
+    document = receipt_document(bob.receipt(envelope, READ, at=unix_ms(now)))
+    recipient = await office.agent(bob)
+    if taken:
+        assert (await office.receipts.take(recipient, document, read)).status is Status.READ
+        return
+    with pytest.raises(ReceiptArchived, match="about to leave for the archive"):
+        await office.receipts.take(recipient, document, read)
+    assert (await office.receipt(alice, envelope)).status is Status.DELIVERED
+
+
+async def test_a_message_is_not_acknowledged_when_its_receipt_may_soon_leave_for_the_archive(
+    office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime
+) -> None:
+    await office.sent(alice, bob, now, ttl_seconds=60)
+    (got,) = await office.poll(bob, now)
+    late = now + MINUTE + timedelta(hours=23)
+    assert isinstance(await office.ack(bob, got, late), MessageExpired)
+    assert isinstance(await office.ack(bob, got, late - SECOND), Settled)
+
+
+async def test_what_may_leave_for_the_archive_is_counted_with_how_late_it_is(
+    office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime
+) -> None:
+    await office.sent(alice, bob, now)
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    leaves = midnight + timedelta(days=31)
+    assert await office.receipts.waiting(leaves - SECOND) == Waiting(0, None)
+    assert await office.receipts.waiting(leaves + timedelta(days=12)) == Waiting(1, midnight + timedelta(days=13) - now)

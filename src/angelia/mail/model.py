@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 from uuid import UUID
@@ -30,6 +30,9 @@ LONGEST_BACK_OFF = 3600
 HOLD = timedelta(seconds=30)  # how long a message that may not be handed over is left alone
 MOST_AT_ONCE = 100
 MOST_REASON = 1024
+RECEIPTS_KEPT = timedelta(days=30)  # in the ledger, at least; then they may leave for the archive
+ARCHIVE_MARGIN = timedelta(hours=1)  # between the last change of a receipt and the first run that may take it
+LATEST_ACK = timedelta(days=1) - ARCHIVE_MARGIN  # after a message's end
 _TOKEN_BYTES = 16
 
 
@@ -215,6 +218,14 @@ class ReceiptAnswer(msgspec.Struct, frozen=True, kw_only=True):
     receipt: ReceiptDocument | None
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Receipts that may leave for the archive and have not: how many, and how late the oldest is."""
+
+    rows: int
+    late: timedelta | None
+
+
 class MessageNews(msgspec.Struct, frozen=True, kw_only=True):
     """What a sender's stream says when something became of a message."""
 
@@ -306,3 +317,15 @@ def place_of(envelope: Envelope) -> tuple[int, bytes]:
     """Bucket and mref of an envelope."""
     header = envelope.header
     return bucket_of(header.recipient_nhi), mref_of(header.sender_nhi, header.message_id)
+
+
+def closed_before(now: datetime, max_ttl_seconds: int) -> datetime:
+    """Receipts of messages that were sent before this may leave for the archive: days of which no message lives."""
+    kept = max(RECEIPTS_KEPT, timedelta(days=1, seconds=max_ttl_seconds))
+    return (now - kept).astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+def settled_before(now: datetime, max_ttl_seconds: int) -> datetime:
+    """Receipts of messages that were sent before this change no more. A change that the archive does not see would be
+    lost, so they settle a little earlier than they may leave."""
+    return closed_before(now + ARCHIVE_MARGIN, max_ttl_seconds)

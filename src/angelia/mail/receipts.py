@@ -14,34 +14,47 @@ from angelia.audit.failures import SIGNATURE, Failures
 from angelia.envelope import receipts
 from angelia.envelope.receipts import Receipt, ReceiptDocument, parse_receipt, receipt_document
 from angelia.envelope.refusals import SignatureFailed
+from angelia.envelope.wire import TTL_MAX
 from angelia.errors import AngeliaError, InvalidArgument, NotFound, ReceiptArchived, Unavailable
 from angelia.keys import admission
 from angelia.keys.admission import Signed
 from angelia.keys.model import moment
 from angelia.mail import receipts_store, store
 from angelia.mail.hot_store import HotMail
-from angelia.mail.model import SKEW, Attested, ReceiptAnswer, ReceiptRow, Side, Status, status_of
+from angelia.mail.model import (
+    SKEW,
+    Attested,
+    ReceiptAnswer,
+    ReceiptRow,
+    Side,
+    Status,
+    Waiting,
+    closed_before,
+    settled_before,
+    status_of,
+)
 from angelia.mail.news import word
 from angelia.mail.receipts_store import DAILY, Step
 from angelia.mail.settling import check_receipt_fits
-from angelia.stores.ledger import Ledger
+from angelia.stores.ledger import Ledger, Tx
 from angelia.stores.partitions import make_ahead
 
 
 class Receipts:
     """The receipts of all messages that the ledger still has."""
 
-    def __init__(self, ledger: Ledger, hot: HotMail, failures: Failures) -> None:
+    def __init__(self, ledger: Ledger, hot: HotMail, failures: Failures, ttl_max: int = TTL_MAX) -> None:
         self._ledger = ledger
         self._hot = hot
         self._failures = failures
+        self._ttl_max = ttl_max
 
     async def one(self, agent: Agent, replay_key: bytes) -> ReceiptRow:
         """The receipt of a message that the agent sent or received."""
         async with self._ledger.reading() as tx:
             found = (await receipts_store.of_messages(tx, [replay_key])).get(replay_key)
         if found is None or agent.handle not in (found.sender, found.recipient):
-            raise NotFound("there is no receipt of such a message of yours")
+            raise NotFound("there is no receipt of such a message of yours", hint=_IN_THE_ARCHIVE)
         return found
 
     async def page(
@@ -100,10 +113,12 @@ class Receipts:
             row = await receipts_store.lock(tx, replay_key)
             if row is None:
                 # It is signed by who received it, and receipts leave the ledger for the archive only.
-                raise ReceiptArchived(hint="receipts are kept here for 30 days")
+                raise ReceiptArchived(hint=_IN_THE_ARCHIVE)
             if row.recipient != agent.handle:
                 raise NotFound("there is no such message for you")
             check_receipt_fits(receipt, row)
+            if row.sent_at < settled_before(now, self._ttl_max):
+                raise ReceiptArchived("the receipt is about to leave for the archive", hint=_IN_THE_ARCHIVE)
             if row.status is status and row.receipt is not None:
                 return row  # the first answer was lost on its way
             if row.status is not status:
@@ -127,8 +142,30 @@ class Receipts:
         """Make the daily partitions from yesterday to a week ahead; returns how many rows missed theirs."""
         return await make_ahead(self._ledger, DAILY, now)
 
+    async def waiting(self, now: datetime) -> Waiting:
+        """What may leave for the archive and has not."""
+        async with self._ledger.reading() as tx:
+            return await waiting(tx, now, self._ttl_max)
+
+    async def count_waiting(self, now: datetime, most: int) -> int:
+        """How many may leave for the archive and have not; no more than so many are counted."""
+        async with self._ledger.reading() as tx:
+            return await receipts_store.count_before(tx, self.closed_before(now), most)
+
+    def closed_before(self, now: datetime) -> datetime:
+        """What is older than this may leave the ledger."""
+        return closed_before(now, self._ttl_max)
+
 
 _NO_REASON = "the recipient said so"
+_IN_THE_ARCHIVE = "older ones are in the archive, which the operator of the relay can read"
+
+
+async def waiting(tx: Tx, now: datetime, ttl_max: int) -> Waiting:
+    """What may leave for the archive and has not."""
+    closed = closed_before(now, ttl_max)
+    count, oldest = await receipts_store.sent_before(tx, closed)
+    return Waiting(count, None if oldest is None else closed - oldest)
 
 
 def answer(row: ReceiptRow) -> ReceiptAnswer:

@@ -69,3 +69,11 @@ SELECT * FROM (
    ORDER BY sent_at DESC, receipt_id DESC LIMIT $7)
 ) AS halves
 ORDER BY sent_at DESC, receipt_id DESC LIMIT $7
+
+-- name: count_before
+-- However many there are, no more than so many are read.
+SELECT count(*) FROM (SELECT 1 FROM delivery_receipts WHERE sent_at < $1 LIMIT $2) AS counted
+
+-- name: sent_before
+-- Only partitions of days that old are looked at.
+SELECT count(*) AS row_count, min(sent_at) AS oldest FROM delivery_receipts WHERE sent_at < $1

@@ -97,6 +97,18 @@ async def lock(tx: Tx, replay_key: bytes) -> ReceiptRow | None:
     return None if row is None else _receipt(row)
 
 
+async def count_before(tx: Tx, at: datetime, most: int) -> int:
+    """How many receipts there are of messages that were sent before a time, up to so many."""
+    return int(await tx.fetchval(SQL["count_before"], at, most))
+
+
+async def sent_before(tx: Tx, at: datetime) -> tuple[int, datetime | None]:
+    """How many receipts there are of messages that were sent before a time, and when the first was."""
+    row = await tx.fetchrow(SQL["sent_before"], at)
+    assert row is not None, "an aggregate has a row"
+    return row["row_count"], row["oldest"]
+
+
 async def page(
     tx: Tx,
     agent: str,

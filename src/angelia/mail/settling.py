@@ -21,6 +21,7 @@ from angelia.mail import receipts_store, store
 from angelia.mail.hot_store import HotMail
 from angelia.mail.model import (
     ATTEMPTS,
+    LATEST_ACK,
     SKEW,
     Attested,
     Lease,
@@ -247,6 +248,8 @@ def _check_ack(item: _Settlement, row: Queued) -> None:
         raise LeaseLost("the lease token is another message's")
     if row.state is State.DEAD:
         raise Conflict("the message is a dead letter", hint="requeue it, then acknowledge it")
+    if item.at >= row.expires_at + LATEST_ACK:  # its receipt may be in the archive soon
+        raise MessageExpired("the message expired before it was acknowledged")
     if item.ack.receipt is not None:
         check_receipt_fits(item.ack.receipt, row)
 
