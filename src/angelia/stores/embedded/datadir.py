@@ -25,9 +25,9 @@ LONGEST_SOCKET_PATH = 100
 POSTGRES_SOCKET = ".s.PGSQL.5432"
 VALKEY_SOCKET = "valkey.sock"
 
-# The agents' home lies here by default and may be older than the first server, a fresh volume has lost+found, and
-# a start that was cut short may have come no further than the logs.
-_NEIGHBOURS = {"agents", "lost+found", "log", ".DS_Store"}
+# The agents' home and the archive with its checkpoints lie here by default and may be older than the first server, a
+# fresh volume has lost+found, and a start that was cut short may have come no further than the logs.
+_NEIGHBOURS = {"agents", "checkpoints", "lake", "lost+found", "log", ".DS_Store"}
 
 
 class Runtime(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,159 @@
+"""The pipeline's own connection to the ledger, over ADBC: rows come and go as Arrow.
+
+By the driver's low-level interface: every reader of Spark's is a process of its own, and the DB-API over it takes most
+of a second to import.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from typing import Any, Self, TypeVar
+
+import adbc_driver_postgresql
+import pyarrow as pa
+from adbc_driver_manager import AdbcConnection, AdbcStatement, Error, StatementOptions
+
+from angelia.errors import Conflict, Unavailable
+
+T = TypeVar("T")
+Value = int | datetime
+_BUSY = ("55P03", "40P01")  # a lock that was not to be had, a deadlock
+_GONE = ("08", "53", "57P")  # no connection, no room for one, on its way down
+_PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
+_PLACE = re.compile(r"\$(\d+)")
+
+
+class Busy(Conflict):
+    """Others work with these tables, and did not let go of them in time"""
+
+    def __init__(self) -> None:
+        super().__init__("the ledger is too busy to let rows go", hint="nothing was removed; run it again")
+
+
+class Database:
+    """One connection. What is done in `transaction` happens whole or not at all; outside of it, each statement does."""
+
+    def __init__(self, connection: AdbcConnection) -> None:
+        self._connection = connection
+
+    @classmethod
+    @contextmanager
+    def open(cls, url: str) -> Iterator[Self]:
+        with _wrapped():
+            driver = adbc_driver_postgresql.connect(url)
+        try:
+            with _wrapped():
+                connection = AdbcConnection(driver)
+            try:
+                yield cls(connection)
+            finally:
+                connection.close()
+        finally:
+            driver.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Self]:
+        # Not by BEGIN: unless it is told so, the driver ends a transaction with each statement that has parameters.
+        with _wrapped():
+            self._connection.set_autocommit(False)
+        try:
+            yield self
+        except BaseException:
+            with suppress(Error):  # the connection may be what failed
+                self._connection.rollback()
+                self._connection.set_autocommit(True)
+            raise
+        with _wrapped():
+            self._connection.commit()
+            self._connection.set_autocommit(True)
+
+    def patiently(self, act: Callable[[], T]) -> T:
+        """Do something in a transaction, again and again if others are in the way, for a while."""
+        for pause in _PAUSES:
+            try:
+                with self.transaction():
+                    return act()
+            except Busy:
+                time.sleep(pause)
+        raise Busy
+
+    def execute(self, statement: str, *values: object) -> None:
+        with self._prepared(statement, values) as prepared:
+            prepared.execute_update()
+
+    def table(self, statement: str, *values: object) -> pa.Table:
+        with self._prepared(statement, values) as prepared:
+            return _reader(prepared).read_all()
+
+    def rows(self, statement: str, *values: object) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.table(statement, *values).to_pylist()
+        return found
+
+    def row(self, statement: str, *values: object) -> dict[str, Any] | None:
+        found = self.rows(statement, *values)
+        assert len(found) <= 1, "the statement gives one row or none"
+        return found[0] if found else None
+
+    def ingest(self, name: str, rows: pa.RecordBatchReader) -> None:
+        """Put rows into a temporary table of this transaction."""
+        # One of a transaction before this: a temporary table lives as long as its connection.
+        self.execute(f'DROP TABLE IF EXISTS pg_temp."{name}"')
+        with _wrapped(), AdbcStatement(self._connection) as statement:
+            wanted = {
+                StatementOptions.INGEST_TARGET_TABLE: name,
+                StatementOptions.INGEST_MODE: "adbc.ingest.mode.create",
+                StatementOptions.INGEST_TEMPORARY: "true",
+            }
+            statement.set_options(**{option.value: value for option, value in wanted.items()})
+            statement.bind_stream(rows.__arrow_c_stream__())
+            statement.execute_update()
+
+    def batches(self, statement: str, *values: Value) -> Iterator[pa.RecordBatch]:
+        """Rows as they come from the server, never all of them at once.
+
+        The driver streams a statement without parameters (COPY) and collects the rows of any other, so numbers and
+        times, which cannot be anything else, are written into this one."""
+        with _wrapped(), AdbcStatement(self._connection) as streamed:
+            streamed.set_sql_query(_PLACE.sub(lambda place: _literal(values[int(place[1]) - 1]), statement))
+            yield from _reader(streamed)
+
+    @contextmanager
+    def _prepared(self, statement: str, values: tuple[object, ...]) -> Iterator[AdbcStatement]:
+        with _wrapped(), AdbcStatement(self._connection) as prepared:
+            prepared.set_sql_query(statement)
+            prepared.prepare()
+            if values:
+                row = pa.RecordBatch.from_arrays(
+                    [pa.array([value]) for value in values], [str(n) for n in range(len(values))]
+                )
+                schema, data = row.__arrow_c_array__()
+                prepared.bind(data, schema)
+            yield prepared
+
+
+@contextmanager
+def _wrapped() -> Iterator[None]:
+    """What the ledger refuses to do now, or cannot be asked, is told in our words; the rest is a fault of ours."""
+    try:
+        yield
+    except Error as error:
+        if error.sqlstate in _BUSY:
+            raise Busy from error
+        if error.sqlstate is None or error.sqlstate.startswith(_GONE):
+            raise Unavailable("the ledger does not answer", hint="is PostgreSQL running? angelia doctor") from error
+        raise
+
+
+def _reader(statement: AdbcStatement) -> pa.RecordBatchReader:
+    stream, _ = statement.execute_query()
+    return pa.RecordBatchReader._import_from_c(stream.address)
+
+
+def _literal(value: Value) -> str:
+    if isinstance(value, int):
+        return str(int(value))
+    return f"'{value.astimezone().isoformat()}'::timestamptz"

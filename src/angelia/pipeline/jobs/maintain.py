@@ -1,0 +1,92 @@
+"""Maintains the archive: small files become large ones, and files that nobody needs any more are removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+
+from angelia.errors import Conflict
+from angelia.pipeline import runs
+from angelia.pipeline.jobs import analytics, archive_receipts, archive_sessions, erase, retention
+from angelia.pipeline.jobs.work import Report, Work
+from angelia.pipeline.lake import commit, maintenance
+from angelia.pipeline.lake.analytics_tables import ANALYTICS
+from angelia.pipeline.lake.maintenance import KEPT
+from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, SESSIONS, TABLES, Table
+from angelia.pipeline.runs import State
+
+JOB = "maintain"
+# These take out every file that a table does not have, so nobody may be about to add one.
+_REMOVERS = (erase.JOB, retention.JOB)
+# Between its commit and its purge a run of these finds its rows by the names of its files.
+_BY_FILES = {RECEIPTS.name: archive_receipts.JOB, SESSIONS.name: archive_sessions.JOB}
+# Who else replaces files. The audit is not among them: it is only appended to, which goes on meanwhile.
+WRITERS = {AUDIT.name: None, **_BY_FILES, **{table.name: analytics.JOB for table in ANALYTICS}}
+
+
+def maintain(work: Work) -> Report:
+    """Every table that nobody is at work on; the others are named, and are the next run's."""
+    report = Report(job=JOB)
+    kept = timedelta(hours=work.options.get("kept_hours", KEPT / timedelta(hours=1)))
+    report.figures |= {"compacted": {}, "removed": {}, "skipped": {}}
+    with ExitStack() as held:
+        for job in _REMOVERS:
+            held.enter_context(runs.only_one(work.database_url, job))
+        if work.dry_run:
+            _all(work, kept, report)
+            report.state = "dry run"
+        else:
+            database, run = held.enter_context(runs.one_run(work.database_url, JOB, work.clock))
+            _all(work, kept, report)
+            run = runs.advance(database, run, State.DONE, work.clock(), row_count=report.rows, report=report.figures)
+            report.runs.append(run.run_id)
+    report.summary = _summary(report)
+    return report
+
+
+def _all(work: Work, kept: timedelta, report: Report) -> None:
+    work.progress.stage("maintaining")
+    for table in TABLES.values():
+        if commit.find(work.objects, table) is None:
+            continue
+        try:
+            with _undisturbed(work.database_url, table):
+                _table(work, table, kept, report)
+        except Conflict as busy:
+            report.figures["skipped"][table.name] = busy.message
+
+
+@contextmanager
+def _undisturbed(url: str, table: Table) -> Iterator[None]:
+    writer = WRITERS[table.name]
+    if writer is None:
+        yield
+        return
+    with runs.only_one(url, writer) as database:
+        if table.name in _BY_FILES and (dead := runs.open_run(database, writer)) is not None:
+            raise Conflict(f"run {dead.run_id[:8]} of {writer} died half way", hint=f"angelia pipeline run {writer}")
+        yield
+
+
+def _table(work: Work, table: Table, kept: timedelta, report: Report) -> None:
+    days = maintenance.crowded(work.objects, table)
+    files = sum(day.files for day in days)
+    if not work.dry_run:
+        after = [maintenance.compact(work.objects, table, day.day) for day in days]
+        report.rows += sum(day.rows for day in days)
+        work.progress.advance(sum(day.rows for day in days))
+        files -= sum(day.files for day in after)
+    if days:
+        report.figures["compacted"][table.name] = {"days": len(days), "files": files}
+    gone = maintenance.vacuum(work.objects, table, kept, dry_run=work.dry_run)
+    if gone:
+        report.figures["removed"][table.name] = len(gone)
+
+
+def _summary(report: Report) -> str:
+    would = "would be " if report.state == "dry run" else ""
+    days = sum(one["days"] for one in report.figures["compacted"].values())
+    said = f"{days:,} days {would}compacted, {sum(report.figures['removed'].values()):,} files {would}removed"
+    skipped = ", ".join(report.figures["skipped"])
+    return f"{said}; skipped {skipped}" if skipped else said

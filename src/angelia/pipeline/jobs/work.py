@@ -1,0 +1,127 @@
+"""What a job is given, and what it says in the end."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from datetime import time as time_of_day
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import angelia
+from angelia.pipeline.runs import Run
+from angelia.pipeline.session import Where, session
+from angelia.settings import Settings
+from angelia.stores.objects import Objects
+from angelia.stores.sql import statements
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_READERS_ELSEWHERE = 16
+_PACKAGE = Path(angelia.__file__).parent
+
+
+class Progress(Protocol):
+    """Whoever wants to know how far a job has come."""
+
+    def stage(self, doing: str, rows: int | None = None) -> None:
+        """What is done now, and of how many rows, where that is known."""
+
+    def advance(self, rows: int) -> None:
+        """So many rows more are done."""
+
+    def started(self, spark: SparkSession) -> None:
+        """Spark has started, and can be watched."""
+
+
+class Silent:
+    """Nobody looks."""
+
+    def stage(self, doing: str, rows: int | None = None) -> None:
+        pass
+
+    def advance(self, rows: int) -> None:
+        pass
+
+    def started(self, spark: SparkSession) -> None:
+        pass
+
+
+@dataclass(kw_only=True)
+class Work:
+    """One call of a job. Spark is started when it is first needed, and not at all when there is nothing to do."""
+
+    settings: Settings = field(repr=False)
+    database_url: str = field(repr=False)
+    objects: Objects
+    now: datetime
+    stack: ExitStack
+    where: Where = field(default_factory=Where)
+    since: datetime | None = None
+    until: datetime | None = None
+    dry_run: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)  # what only this job takes
+    progress: Progress = field(default_factory=Silent)
+    began: float = field(default_factory=time.monotonic)
+    step: Callable[[str, Run], None] = lambda _name, _run: None  # told at each step that a crash may follow
+
+    def clock(self) -> datetime:
+        """The time by now, while `now` is that of the job's beginning, which decides what it is about."""
+        return self.now + timedelta(seconds=time.monotonic() - self.began)
+
+    @functools.cached_property
+    def spark(self) -> SparkSession:
+        self.progress.stage(f"starting Spark, {self.where}")
+        spark = self.stack.enter_context(session(self.where, "pipeline"))
+        self.progress.started(spark)
+        return spark
+
+    @property
+    def readers(self) -> int:
+        """One a core, where we know how many there are: each more costs what a process costs, and was slower."""
+        return (os.cpu_count() or 1) if self.where.embedded else _READERS_ELSEWHERE
+
+    def sql(self, slice_name: str) -> Mapping[str, str]:
+        """What a slice lets the pipeline read and purge."""
+        return _archive_sql(slice_name)
+
+
+@functools.cache
+def _archive_sql(slice_name: str) -> Mapping[str, str]:
+    return statements(str(_PACKAGE / slice_name / "model.py"), "archive.sql")
+
+
+@dataclass(kw_only=True)
+class Report:
+    """What came of a job: its runs, how many rows they moved or read, and figures of its own."""
+
+    job: str
+    runs: list[str] = field(default_factory=list)
+    state: str = "done"
+    rows: int = 0
+    figures: dict[str, Any] = field(default_factory=dict)
+    summary: str = ""
+
+    def add(self, run: Run) -> None:
+        self.runs.append(run.run_id)
+        self.rows += run.row_count or 0
+
+    def document(self) -> dict[str, Any]:
+        """As programs read it: the run that ended last, then the rest."""
+        last = self.runs[-1] if self.runs else None
+        more = {"runs": self.runs} if len(self.runs) > 1 else {}
+        return {"run_id": last, "job": self.job, "state": self.state, "rows": self.rows, **self.figures, **more}
+
+
+Job = Callable[[Work], Report]
+
+
+def midnight(day: date) -> datetime:
+    """The beginning of a day, UTC."""
+    return datetime.combine(day, time_of_day(), UTC)

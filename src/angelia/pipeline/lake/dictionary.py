@@ -1,0 +1,112 @@
+"""The data dictionary: a page of Markdown for each table of the archive, written into the directory that is named."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+
+from angelia.pipeline.lake.analytics_tables import ANALYTICS
+from angelia.pipeline.lake.tables import AUDIT, DAY, RECEIPTS, SESSIONS, TABLES, Table
+
+_TYPES = {
+    pa.string(): "string",
+    pa.binary(): "binary",
+    pa.bool_(): "boolean",
+    pa.int16(): "short",
+    pa.int32(): "integer",
+    pa.int64(): "long",
+    pa.float64(): "double",
+    pa.date32(): "date",
+    pa.timestamp("us", tz="UTC"): "timestamp (µs, UTC)",
+}
+# Which job's commits a table has, and how they are numbered.
+_COMMITS = {
+    RECEIPTS.name: "`archive receipts`, with the number of the run (`simulate` in an archive that was made up)",
+    AUDIT.name: "`archive audit`, with the last position that is archived",
+    SESSIONS.name: "`archive sessions`, with the number of the run",
+    **{table.name: "`analytics`, with the number of the run" for table in ANALYTICS},
+}
+_EXAMPLES = {
+    RECEIPTS.name: "SELECT status, count(*) FROM delivery_receipts WHERE sender_nhi = 'alice' GROUP BY status",
+    AUDIT.name: "SELECT position, event_type FROM audit_events WHERE object_nhi = 'alice' ORDER BY position",
+}
+_COUNTED = "SELECT day, count(*) AS rows FROM {name} GROUP BY day ORDER BY day"
+_PAGE = """\
+# {name}
+
+{about}
+
+Partitioned by `{day}`: files lie under `{name}/{day}=YYYY-MM-DD/`. {more}
+
+Commits carry the app transaction {commits}.
+
+| column | type | always there | |
+|---|---|---|---|
+{columns}
+
+```sh
+angelia pipeline sql "{example}"
+```
+
+```python
+import polars as pl
+pl.scan_delta("…/lake/{name}").filter(pl.col("{day}") >= pl.date(2026, 10, 1)).head().collect()
+```
+"""
+
+
+def page(table: Table) -> str:
+    """What a reader of a table wants to know of it."""
+    rows = [_row(field, about) for field, about in zip(table.schema, _meanings(table), strict=True)]
+    more = [] if table in ANALYTICS else [f"Rows are told apart by `{table.id}`."]
+    if table.configuration.get("delta.appendOnly") == "true":
+        more.append("Rows are only added (`delta.appendOnly`).")
+    return _PAGE.format(
+        name=table.name,
+        about=table.about,
+        day=DAY,
+        more=" ".join(more) or "A day is replaced whole when it is computed again.",
+        commits=_COMMITS[table.name],
+        columns="\n".join(rows),
+        example=_EXAMPLES.get(table.name, _COUNTED.format(name=table.name)),
+    )
+
+
+def index() -> str:
+    rows = [f"| [{table.name}]({table.name}.md) | {table.about} |" for table in TABLES.values()]
+    made = "Made from the code by `python -m angelia.pipeline.lake.dictionary docs/tables`."
+    head = f"# Tables of the archive\n\n{made}\n"
+    return "\n".join([head, "| table | |", "|---|---|", *rows]) + "\n"
+
+
+def pages() -> dict[str, str]:
+    """Every page by its file's name."""
+    return {"README.md": index(), **{f"{table.name}.md": page(table) for table in TABLES.values()}}
+
+
+def _meanings(table: Table) -> list[str]:
+    return [*(column.about for column in table.columns), "the day that the row belongs to, UTC; the partition"]
+
+
+def _row(field: pa.Field, about: str) -> str:
+    always = "" if field.nullable else "yes"
+    return f"| `{field.name}` | {_type(field.type)} | {always} | {about} |"
+
+
+def _type(type: pa.DataType) -> str:
+    if pa.types.is_list(type):
+        return f"list of {_type(type.value_type)}"
+    if pa.types.is_struct(type):
+        return ", ".join(f"{one.name}: {_type(one.type)}" for one in type.fields)
+    if pa.types.is_map(type):
+        return f"map of {_type(type.key_type)} to {_type(type.item_type)}"
+    return _TYPES[type]
+
+
+if __name__ == "__main__":
+    directory = Path(sys.argv[1])
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        (directory / name).write_text(text, "utf-8")

@@ -1,0 +1,145 @@
+"""Keeps tables quick to read and no larger than they need be: small files of a day become one, and what nobody can be
+reading any more is removed."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import date, timedelta
+
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, WriterProperties
+from deltalake.exceptions import CommitFailedError, DeltaError
+
+from angelia.errors import AngeliaError, Conflict, InvalidArgument
+from angelia.pipeline.lake import commit, rewrite
+from angelia.pipeline.lake.rewrite import File, StoreRefuses
+from angelia.pipeline.lake.tables import DAY, Table
+from angelia.stores.objects import Objects
+
+KEPT = timedelta(days=7)  # longer than any job runs
+LEAST_KEPT = timedelta(hours=24)
+_FILE_BYTES = 128_000_000
+_SMALL_BYTES = 32_000_000
+MADE_BY = "angelia.compaction"  # what a commit says of itself
+_WRITTEN = WriterProperties(compression="ZSTD", compression_level=3)
+
+
+class RowsDiffer(AngeliaError):
+    """A compaction did not put back the rows that it took out"""
+
+    code = "archive_differs"
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """The files that a table has of a day."""
+
+    day: date
+    files: int
+    rows: int
+    size: int
+
+
+def crowded(objects: Objects, table: Table) -> list[Day]:
+    """Days with more than one small file, oldest first."""
+    by_day: dict[date, list[File]] = defaultdict(list)
+    for file in rewrite.files(objects, table):
+        by_day[file.day].append(file)
+    small = {day: sum(file.size < _SMALL_BYTES for file in files) for day, files in by_day.items()}
+    return [_day(day, by_day[day]) for day in sorted(by_day) if small[day] > 1]
+
+
+def compact(objects: Objects, table: Table, day: date) -> Day:
+    """Make few files of the many of a day, in a commit that adds and removes no row: what readers have open stays, and
+    so does what jobs have committed. Gives the day as it is now.
+
+    delta-rs does this to a table to which rows are only added as well."""
+    present = commit.find(objects, table)
+    assert present is not None
+    before, own = present.version(), str(uuid.uuid4())
+    try:
+        present.optimize.compact(
+            partition_filters=[(DAY, "=", f"{day}")],
+            target_size=_FILE_BYTES,
+            max_concurrent_tasks=1,  # a file is held in memory while it is made
+            writer_properties=_WRITTEN,
+            commit_properties=CommitProperties(custom_metadata={MADE_BY: own}),
+        )
+    except CommitFailedError as error:
+        raise Conflict(f"somebody else writes {table.name}", hint="angelia pipeline run maintain") from error
+    compare(objects, table, own, before)
+    return _day(day, _files(objects, table, day))
+
+
+def compare(objects: Objects, table: Table, own: str, before: int) -> None:
+    """The rows of the files that a compaction's own commits took out, and of those that they put in their place. What
+    others added behind a version, before and after them, is not looked at."""
+    found = commit.find(objects, table)
+    assert found is not None
+    behind = found.history(found.version() - before) if found.version() > before else []
+    for version in [one["version"] for one in behind if one.get(MADE_BY) == own]:
+        found.load_as_version(version - 1)
+        had = dict(
+            zip(*(found.get_add_actions().column(name).to_pylist() for name in ("path", "num_records")), strict=True)
+        )
+        done = rewrite.actions(objects, table, version)
+        gone = sum(had[one["remove"]["path"]] for one in done if "remove" in one)
+        added = [one["add"] for one in done if "add" in one]
+        told = sum(json.loads(one["stats"])["numRecords"] for one in added)
+        come = _counted(objects, [f"{objects.table(table.name)}/{one['path']}" for one in added])
+        if not gone == told == come:
+            raise RowsDiffer(
+                f"commit {version} of {table.name} took out files with {gone:,} rows and put in {come:,}",
+                hint="the files of before are still there: do not run maintain again, and read docs/archive.md",
+            )
+
+
+def vacuum(objects: Objects, table: Table, kept: timedelta, *, dry_run: bool) -> list[str]:
+    """Remove files that have not been the table's for this long, or never were: a run that died left them. Gives their
+    paths below the table.
+
+    The time is what keeps this from files that a job has written and not committed yet."""
+    if kept < LEAST_KEPT:
+        raise InvalidArgument(
+            f"files are kept for {LEAST_KEPT.days} day at least: a job may be about to commit younger ones",
+            hint="leave kept_hours out, or say 24 or more",
+        )
+    present = commit.find(objects, table)
+    assert present is not None
+    gone = _vacuum(present, kept, dry_run=True)
+    if gone and not dry_run:
+        try:
+            _vacuum(present, kept, dry_run=False)
+        except (DeltaError, OSError) as error:
+            raise StoreRefuses(
+                f"the store does not let files of {table.name} be removed",
+                hint="may the key delete objects? docs/archive.md says what it needs",
+            ) from error
+    return gone
+
+
+def _vacuum(table: DeltaTable, kept: timedelta, *, dry_run: bool) -> list[str]:
+    hours = int(kept / timedelta(hours=1))
+    return table.vacuum(retention_hours=hours, dry_run=dry_run, enforce_retention_duration=False, full=True)
+
+
+def _files(objects: Objects, table: Table, day: date) -> list[File]:
+    return [file for file in rewrite.files(objects, table) if file.day == day]
+
+
+def _day(day: date, files: Collection[File]) -> Day:
+    return Day(day, len(files), sum(file.rows for file in files), sum(file.size for file in files))
+
+
+def _counted(objects: Objects, uris: Collection[str]) -> int:
+    """How many rows files have, by the files themselves."""
+    filesystem = objects.filesystem()
+    total = 0
+    for uri in uris:
+        with filesystem.open_input_file(objects.path(uri)) as opened:
+            total += pq.ParquetFile(opened).metadata.num_rows
+    return total

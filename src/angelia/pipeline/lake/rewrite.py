@@ -1,0 +1,245 @@
+"""Takes files out of a table and puts others in their place, in one commit; and removes files that no commit names."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from deltalake import CommitProperties, Transaction
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction, RemoveAction
+from pyarrow import fs
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+
+from angelia.errors import AngeliaError, Conflict
+from angelia.pipeline.hidden import hidden
+from angelia.pipeline.lake.commit import Mark, find, is_done
+from angelia.pipeline.lake.tables import DAY, Table
+from angelia.pipeline.lake.writer import LakeWriter, Written
+from angelia.stores.objects import Objects
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+NAME = "angelia_rewrite"
+_APPEND_ONLY = "delta.appendOnly"
+_RUN, _ROWS = "angelia.run", "angelia.rows"  # what a commit says of itself, for whoever goes on after a crash
+
+
+class StoreRefuses(AngeliaError):
+    """The store does not let files of the archive be removed"""
+
+    code = "archive_locked"
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file that a table has now."""
+
+    path: str  # below the table
+    uri: str
+    day: date
+    rows: int
+    size: int
+    least: int | None  # of the column that orders the table, if one does
+
+
+def files(objects: Objects, table: Table) -> list[File]:
+    """The files of a table, as its log has them."""
+    found = find(objects, table)
+    if found is None:
+        return []
+    root = objects.table(table.name)
+    return [
+        File(
+            path=one["path"],
+            uri=f"{root}/{one['path']}",
+            day=one["partition"][DAY],
+            rows=one["num_records"],
+            size=one["size_bytes"],
+            least=(one.get("min") or {}).get(table.ordered),
+        )
+        for one in pa.table(found.get_add_actions()).to_pylist()
+    ]
+
+
+def count(objects: Objects, table: Table, uris: Collection[str]) -> int:
+    """How many rows these files have, by the log."""
+    wanted = {uri.removeprefix(objects.table(table.name)) for uri in uris}
+    return sum(file.rows for file in files(objects, table) if f"/{file.path}" in wanted)
+
+
+def replace(
+    objects: Objects, table: Table, mark: Mark, run: str, gone: Collection[str], come: Sequence[AddAction], rows: int
+) -> bool:
+    """Files go and others come, once for a mark: False when that was done before. `rows` is how many the change is
+    about; the commit keeps it.
+
+    Whoever changed one of the files meanwhile makes this fail, and nothing is changed."""
+    present = find(objects, table)
+    assert present is not None
+    if is_done(present, mark):
+        return False
+    now = time.time_ns() // 1_000_000
+    out = [
+        RemoveAction(file.path, True, now, file.size, {DAY: f"{file.day}"})
+        for file in files(objects, table)
+        if file.path in gone
+    ]
+    if len(out) != len(gone):
+        raise Conflict(f"files of {table.name} were replaced by somebody else", hint="run it again")
+    try:
+        present.create_write_transaction(
+            [*out, *come],
+            "append",
+            present.schema(),
+            partition_by=[DAY],
+            commit_properties=CommitProperties(
+                custom_metadata={_RUN: run, _ROWS: rows}, app_transactions=[Transaction(mark.app_id, mark.version)]
+            ),
+        )
+    except CommitFailedError as error:
+        raise Conflict(f"somebody else writes {table.name}", hint="run it again") from error
+    return True
+
+
+def rewrite(
+    frame: DataFrame, objects: Objects, table: Table, mark: Mark, run: str, uris: Collection[str], rows: int
+) -> None:
+    """Let a frame take the place of files of a table, in one commit."""
+    frame.sparkSession.dataSource.register(RewriteSink)
+    options = {
+        "root": objects.root,
+        "secret": hidden(objects.options),  # so named, Spark does not show it
+        "table": table.name,
+        "app_id": mark.app_id,
+        "version": str(mark.version),
+        "run": run,
+        "replacing": json.dumps(None),
+        "gone": json.dumps([below(objects, table, uri) for uri in uris]),
+        "rows": str(rows),
+    }
+    frame.write.format(NAME).mode("append").options(**options).save()
+
+
+class RewriteSink(DataSource):
+    """The data source that `rewrite` registers."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        return RewriteWriter(self.options)
+
+
+class RewriteWriter(LakeWriter):
+    """Writes files as the other does; its commit takes files out as well."""
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self._gone = set(json.loads(options["gone"]))
+        self._rows = int(options["rows"])
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        come = [file for message in messages if isinstance(message, Written) for file in message.files]
+        if not replace(self._objects, self._table, self._mark, self._run, self._gone, come, self._rows):
+            raise Conflict(f"somebody else has written {self._table.name} meanwhile", hint="run it again")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a run did to a table: how many rows it was about, and the files that it took out."""
+
+    rows: int
+    gone: list[str]
+
+
+def change(objects: Objects, table: Table, run: str) -> Change:
+    """What a run did to a table in its one commit, by the log: it is known after a crash as well."""
+    found = find(objects, table)
+    said = [] if found is None else [one for one in found.history() if one.get(_RUN) == run]
+    if not said:
+        return Change(0, [])
+    done = actions(objects, table, said[0]["version"])
+    return Change(int(said[0][_ROWS]), [one["remove"]["path"] for one in done if "remove" in one])
+
+
+def is_done_by(objects: Objects, table: Table, mark: Mark, run: str) -> bool:
+    """Whether a run has made its commit. Its version alone does not tell: an archive may have seen more of them than a
+    ledger that is new, or was restored."""
+    found = find(objects, table)
+    return found is not None and is_done(found, mark) and bool(change(objects, table, run).gone)
+
+
+def actions(objects: Objects, table: Table, version: int) -> list[dict[str, Any]]:
+    """What one commit did, as the log has it."""
+    path = objects.path(f"{objects.table(table.name)}/_delta_log/{version:020}.json")
+    with objects.filesystem().open_input_stream(path) as opened:
+        return [json.loads(line) for line in opened.read().splitlines()]
+
+
+def open_up(objects: Objects, table: Table, said: Mapping[str, str] | None = None) -> None:
+    """Let rows of a table go, even if it is one to which rows are only added. What is said is written into the table's
+    properties first, and stays there."""
+    lifted = {_APPEND_ONLY: "false"} if _APPEND_ONLY in table.configuration else {}
+    _set(objects, table, {**(said or {}), **lifted})
+
+
+def close_again(objects: Objects, table: Table) -> None:
+    """Put back what the table was made with; after a crash as well, so it is called however far the work had come."""
+    _set(objects, table, table.configuration)
+
+
+def _set(objects: Objects, table: Table, properties: Mapping[str, str]) -> None:
+    found = find(objects, table)
+    if found is not None and properties.items() - found.metadata().configuration.items():
+        found.alter.set_table_properties(dict(properties), raise_if_not_exists=False)
+
+
+def leftovers(objects: Objects, table: Table, writing: Callable[[], Collection[str]]) -> list[str]:
+    """Files below a table that it does not have now: taken out before, or of a write that never ended. Files of runs
+    that are writing, whose ids their names begin with, are spared.
+
+    Without a log nobody can tell what the table has, so nothing is left over."""
+    root = objects.path(objects.table(table.name))
+    listed = objects.filesystem().get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
+    # In this order: whoever wrote a file that was listed is at work still, or has committed it by then.
+    sparing = writing()
+    if find(objects, table) is None:
+        return []
+    present = {file.path for file in files(objects, table)}
+    below_root = (one.path.removeprefix(root).lstrip("/") for one in listed if one.type == fs.FileType.File)
+    return [
+        path
+        for path in below_root
+        if path.startswith(f"{DAY}=")
+        and path not in present
+        and not any(path.rpartition("/")[2].startswith(run) for run in sparing)
+    ]
+
+
+def delete(objects: Objects, table: Table, paths: Collection[str]) -> None:
+    """Remove files for good. One that is gone already is no fault: somebody was here before a crash."""
+    filesystem, root = objects.filesystem(), objects.path(objects.table(table.name))
+    for path in paths:
+        try:
+            filesystem.delete_file(f"{root}/{path}")
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise StoreRefuses(
+                f"the store does not let a file of {table.name} be removed: {error}",
+                hint="is the bucket under object lock, or may the key not delete? docs/retention.md; then run it again",
+            ) from error
+
+
+def below(objects: Objects, table: Table, uri: str) -> str:
+    """A file's path as the table's log has it."""
+    return uri.removeprefix(objects.table(table.name)).lstrip("/")

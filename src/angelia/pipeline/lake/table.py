@@ -1,0 +1,64 @@
+"""What a table of the archive is: columns that say what they mean, in partitions by the day of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+DAY = "day"
+TIME = pa.timestamp("us", tz="UTC")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column and what it says."""
+
+    name: str
+    type: pa.DataType
+    about: str
+    nullable: bool = True
+    unique: bool = False  # hardly a value comes twice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table of the archive, in partitions by the day of its data."""
+
+    name: str
+    about: str
+    id: str
+    columns: tuple[Column, ...]
+    ordered: str | None = None  # a column whose smallest and largest value the log knows of each file
+    configuration: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """With the day, which stands in the files' paths and not in the files."""
+        fields = [pa.field(one.name, one.type, one.nullable) for one in self.columns]
+        return pa.schema([*fields, pa.field(DAY, pa.date32(), False)])
+
+    @property
+    def file_schema(self) -> pa.Schema:
+        return self.schema.remove(self.schema.get_field_index(DAY))
+
+    @property
+    def repeating(self) -> list[str]:
+        """Texts that are worth a dictionary."""
+        return [one.name for one in self.columns if one.type == pa.string() and not one.unique]
+
+    @property
+    def counting(self) -> list[str]:
+        """Numbers and times, of which a file keeps the differences: half the bytes and the work of a dictionary."""
+        return [one.name for one in self.columns if pa.types.is_integer(one.type) or pa.types.is_timestamp(one.type)]
+
+
+def column(name: str, type: pa.DataType, about: str, *, unique: bool = False) -> Column:
+    """A column that may be empty."""
+    return Column(name=name, type=type, about=about, unique=unique)
+
+
+def always(name: str, type: pa.DataType, about: str, *, unique: bool = False) -> Column:
+    """A column that every row has."""
+    return Column(name=name, type=type, about=about, nullable=False, unique=unique)

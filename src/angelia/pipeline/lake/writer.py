@@ -1,0 +1,195 @@
+"""Writes a Spark frame into a table: tasks write files that nobody sees, the driver makes all of them count at once."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake.transaction import AddAction
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+
+from angelia.pipeline.hidden import hidden, shown
+from angelia.pipeline.lake import tables
+from angelia.pipeline.lake.commit import Mark, commit
+from angelia.pipeline.lake.tables import DAY, Table
+from angelia.stores.objects import Objects
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+NAME = "angelia_lake"
+_FILE_ROWS = 2_000_000
+_GROUP_ROWS = 128_000
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """The files of one task."""
+
+    files: list[AddAction]
+
+
+def write(
+    frame: DataFrame,
+    objects: Objects,
+    table: Table,
+    mark: Mark,
+    run: str,
+    *,
+    replacing: tuple[date, date] | None = None,
+) -> None:
+    """Append a frame to a table in one commit, or let it take the place of the days from one up to, and without,
+    another. Done once for a mark, however often it is asked for."""
+    frame.sparkSession.dataSource.register(LakeSink)
+    options = {
+        "root": objects.root,
+        "secret": hidden(objects.options),  # so named, Spark does not show it
+        "table": table.name,
+        "app_id": mark.app_id,
+        "version": str(mark.version),
+        "run": run,
+        "replacing": json.dumps(replacing and [f"{day}" for day in replacing]),
+    }
+    frame.write.format(NAME).mode("append").options(**options).save()
+
+
+class LakeSink(DataSource):
+    """The data source that `write` registers."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        return LakeWriter(self.options)
+
+
+class LakeWriter(DataSourceArrowWriter):
+    """`write` runs in the tasks, `commit` once on the driver."""
+
+    def __init__(self, options: Any) -> None:
+        self._objects = Objects(options["root"], shown(options["secret"]))
+        self._table = tables.named(options["table"])
+        self._mark = Mark(options["app_id"], int(options["version"]))
+        self._run = options["run"]
+        days = json.loads(options["replacing"])
+        self._replacing = days and (date.fromisoformat(days[0]), date.fromisoformat(days[1]))
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        context = TaskContext.get()
+        assert context is not None
+        task = f"{self._run}-{context.partitionId()}-{context.taskAttemptId()}"
+        with Files(self._objects, self._table, task) as files:
+            for batch in iterator:
+                files.add(batch)
+        return Written(files.written)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        files = [file for message in messages if isinstance(message, Written) for file in message.files]
+        commit(self._objects, self._table, files, self._mark, replacing=self._replacing)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Nobody sees the files that are there; vacuum takes them away."""
+
+
+class Files:
+    """The open files of a task: one a day, closed when it is large."""
+
+    def __init__(self, objects: Objects, table: Table, task: str) -> None:
+        self._objects = objects
+        self._filesystem = objects.filesystem()
+        self._table = table
+        # Spark counts its tasks anew in each session: without this, a resumed run would write over its own files.
+        self._task = f"{task}-{uuid.uuid4().hex[:8]}"
+        self._open: dict[str, _File] = {}
+        self._number = 0
+        self.written: list[AddAction] = []
+
+    def __enter__(self) -> Files:
+        return self
+
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        for file in self._open.values():
+            added = file.close()
+            if failed is None:
+                self.written.append(added)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        for day, rows in _by_day(batch):
+            file = self._open.get(day)
+            if file is None:
+                self._number += 1
+                name = f"{DAY}={day}/{self._task}-{self._number}.parquet"
+                file = self._open[day] = _File(self._objects, self._filesystem, self._table, day, name)
+            file.add(rows.select(self._table.file_schema.names).cast(self._table.file_schema))
+            if file.rows >= _FILE_ROWS:
+                self.written.append(self._open.pop(day).close())
+
+
+class _File:
+    def __init__(self, objects: Objects, filesystem: Any, table: Table, day: str, name: str) -> None:
+        self._day, self._name = day, name
+        path = objects.path(f"{objects.table(table.name)}/{name}")
+        if not objects.remote:
+            filesystem.create_dir(path.rpartition("/")[0])
+        # The writer does not close a stream that it did not open, and an upload is not there before it is closed.
+        self._stream = filesystem.open_output_stream(path)
+        self._writer = pq.ParquetWriter(
+            self._stream,
+            table.file_schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=table.repeating,
+            column_encoding=dict.fromkeys(table.counting, "DELTA_BINARY_PACKED"),
+        )
+        self._ordered = table.ordered
+        self._least: list[int] = []
+        self._most: list[int] = []
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_rows = 0
+        self.rows = 0
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        self._pending.append(rows)
+        self._pending_rows += rows.num_rows
+        if self._ordered is not None:
+            bounds = pc.min_max(rows.column(self._ordered)).as_py()
+            self._least.append(bounds["min"])
+            self._most.append(bounds["max"])
+        self.rows += rows.num_rows
+        if self._pending_rows >= _GROUP_ROWS:
+            self._flush()
+
+    def close(self) -> AddAction:
+        self._flush()
+        self._writer.close()
+        size = self._stream.tell()  # asking the store for it would be one request more
+        self._stream.close()
+        stats: dict[str, object] = {"numRecords": self.rows}
+        if self._ordered is not None:
+            stats["minValues"] = {self._ordered: min(self._least)}
+            stats["maxValues"] = {self._ordered: max(self._most)}
+        return AddAction(self._name, size, {DAY: self._day}, time.time_ns() // 1_000_000, True, json.dumps(stats))
+
+    def _flush(self) -> None:
+        if self._pending:
+            self._writer.write_table(pa.Table.from_batches(self._pending), row_group_size=_GROUP_ROWS)
+        self._pending, self._pending_rows = [], 0
+
+
+def _by_day(batch: pa.RecordBatch) -> Sequence[tuple[str, pa.RecordBatch]]:
+    days = batch.column(DAY)
+    found = pc.unique(days)
+    if len(found) == 1:
+        return [(str(found[0].as_py()), batch)]
+    return [(str(day.as_py()), batch.filter(pc.equal(days, day))) for day in found]

@@ -1,0 +1,146 @@
+"""Runs of jobs, as the ledger knows them: one at a time of each kind, and one that died is resumed by the next."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from angelia.errors import Conflict, Unavailable
+from angelia.pipeline.database import Database
+from angelia.pipeline.faults import telling
+from angelia.runs.model import State as State
+from angelia.stores.sql import statements
+
+SQL = statements(__file__, "runs.sql")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run. Its version tells its commit to the archive from all others."""
+
+    run_id: str
+    job: str
+    app_id: str
+    version: int
+    lo: datetime | None
+    hi: datetime | None
+    cutoff: datetime | None
+    state: State
+    row_count: int | None
+    id_hash_sum: int | None
+    started_at: datetime
+
+
+@contextmanager
+def only_one(url: str, app_id: str) -> Iterator[Database]:
+    """A connection that holds the lock of an app id: nobody else runs that, here or elsewhere."""
+    with Database.open(url) as database:
+        locked = database.row(SQL["try_lock"], app_id)
+        assert locked is not None
+        if not locked["locked"]:
+            raise _at_work(app_id, open_run(database, app_id))
+        yield database
+
+
+def open_run(database: Database, app_id: str) -> Run | None:
+    row = database.row(SQL["open_run"], app_id)
+    return None if row is None else _run(row)
+
+
+def plan(
+    database: Database,
+    job: str,
+    app_id: str,
+    now: datetime,
+    *,
+    lo: datetime | None = None,
+    hi: datetime | None = None,
+    cutoff: datetime | None = None,
+    behind: int | None = None,
+) -> Run:
+    """Begin a run, under the next version of its app id: behind those that the ledger knows, and the one that the
+    archive has, which may be older than the ledger."""
+    made = database.row(SQL["plan"], str(uuid.uuid4()), job, app_id, lo, hi, cutoff, now, behind or 0)
+    assert made is not None
+    return _run(made)
+
+
+def advance(
+    database: Database,
+    run: Run,
+    state: State,
+    now: datetime,
+    *,
+    row_count: int | None = None,
+    id_hash_sum: int | None = None,
+    report: Mapping[str, Any] | None = None,
+) -> Run:
+    """Write down how far a run has come; in the transaction of what it did, if that was in the ledger."""
+    database.execute(
+        SQL["advance"],
+        run.run_id,
+        state.value,
+        row_count,
+        None if id_hash_sum is None else str(id_hash_sum),
+        None if report is None else json.dumps(report),
+        now,
+    )
+    return replace(
+        run,
+        state=state,
+        row_count=run.row_count if row_count is None else row_count,
+        id_hash_sum=run.id_hash_sum if id_hash_sum is None else id_hash_sum,
+    )
+
+
+def report_of(database: Database, run: Run) -> dict[str, Any]:
+    """What a run has said of itself so far."""
+    row = database.row(SQL["report"], run.run_id)
+    return {} if row is None or row["report"] is None else json.loads(row["report"])
+
+
+@contextmanager
+def one_run(
+    url: str, job: str, clock: Callable[[], datetime], *, lo: datetime | None = None, hi: datetime | None = None
+) -> Iterator[tuple[Database, Run]]:
+    """A run of a job that can be done again from its start: whoever died before it is written down as failed.
+
+    The caller says that it is done, with `advance`; what raises is written down too."""
+    with only_one(url, job) as database:
+        if (dead := open_run(database, job)) is not None:
+            _failed(database, dead, clock(), "it died")
+        run = plan(database, job, job, clock(), lo=lo, hi=hi)
+        try:
+            yield database, run
+        except Exception as error:
+            with suppress(Unavailable):  # a ledger that is gone must not hide why
+                _failed(database, run, clock(), telling(error))
+            raise
+
+
+def _failed(database: Database, run: Run, now: datetime, why: str) -> None:
+    advance(database, run, State.FAILED, now, report={"error": why})
+
+
+class AtWork(Conflict):
+    """Somebody is at work on it already"""
+
+
+def _at_work(app_id: str, run: Run | None) -> AtWork:
+    if run is None:
+        return AtWork(f"{app_id} is at work somewhere else", hint="angelia pipeline status")
+    return AtWork(
+        f"run {run.run_id[:8]} of this job has been open since {run.started_at:%H:%M:%SZ} and is at work",
+        hint=f"follow it with `angelia pipeline status {run.run_id[:8]}`; a dead run is resumed by the next one",
+    )
+
+
+def _run(row: Mapping[str, Any]) -> Run:
+    total = row["id_hash_sum"]
+    values = {**row, "state": State(row["state"]), "id_hash_sum": None if total is None else int(total)}
+    return Run(**values)

@@ -1,0 +1,230 @@
+"""Spark sessions: embedded in this process, on a cluster by its master's URL, or on a Connect server."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import angelia
+from angelia.errors import InvalidArgument, StartFailed, Unavailable
+from angelia.pipeline.faults import telling
+from angelia.pipeline.hidden import forget_key, make_key
+from angelia.pipeline.java import find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_PACKAGE = Path(angelia.__file__).parent
+# What every session needs, wherever it runs: times are read and written in UTC.
+_ALWAYS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
+}
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_PYTHON = "spark.pyspark.python"
+_MASTER = re.compile(r"local(\[.+\])?|local-cluster\[.+\]|yarn|(spark|k8s)://.+")
+_REMOTE = re.compile(r"sc://(\[[0-9a-fA-F:.]+\]|[^/:;\[\]]+)(:\d+)?(/.*)?")
+_ADDRESS = re.compile(r"(?:\[([^\]]+)\]|([^:]+))(?::(\d+))?")
+_ANSWER_SECONDS, _READY_SECONDS = 5, 30
+_LOOK = "angelia doctor says which Java is used; --conf passes settings on to Spark"
+# A shell set up for another Spark must not decide what ours does.
+_FOREIGN = ("SPARK_HOME", "SPARK_REMOTE", "SPARK_API_MODE", "SPARK_CONNECT_MODE_ENABLED", "PYSPARK_SUBMIT_ARGS")
+_FOREIGN_GATEWAY = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "PYSPARK_PIN_THREAD")
+_EMBEDDED = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": "2g",
+    "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
+    # More files than this are looked up by a job of Spark's, which took half of the time of a query over 90 of them.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """Where Spark runs: embedded, or at one of these two; and settings that are passed on to it."""
+
+    master: str | None = None
+    remote: str | None = field(default=None, repr=False)  # among its parameters there may be a token
+    conf: Mapping[str, str] = field(default_factory=dict, repr=False)
+    java_home: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.master and self.remote:
+            raise InvalidArgument("a run has a master or a remote, not both")
+        if self.master and not _MASTER.fullmatch(self.master):
+            raise InvalidArgument(
+                f"{self.master} is no master of Spark", hint="spark://host:7077, yarn, k8s://…, or local[*]"
+            )
+        if self.remote and not _REMOTE.fullmatch(self.remote):
+            raise InvalidArgument(f"{_shown(self.remote)} is no Connect server", hint="sc://host:15002")
+
+    def __str__(self) -> str:
+        return _shown(self.remote or self.master or "local")
+
+    @property
+    def embedded(self) -> bool:
+        return self.remote is None and (self.master is None or self.master.startswith("local"))
+
+
+@contextmanager
+def session(where: Where, name: str) -> Iterator[SparkSession]:
+    """A session for one run; it ends with the run."""
+    _hush()
+    spark = _connected(where) if where.remote else _started(where, name)
+    # Executors may ask for what is sent along for as long as the session lasts.
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            if not where.embedded:
+                for path in (_packed(Path(directory)), make_key(Path(directory))):
+                    spark.addArtifact(str(path), pyfile=True)
+            yield spark
+        finally:
+            spark.stop()
+            forget_key()
+
+
+def _connected(where: Where) -> SparkSession:
+    from grpc import FutureTimeoutError, channel_ready_future
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+
+    assert where.remote is not None
+    _somebody_is_at(where.remote, 15002)
+    channel = DefaultChannelBuilder(where.remote).toChannel()
+    try:
+        channel_ready_future(channel).result(_READY_SECONDS)
+    except FutureTimeoutError as error:
+        raise Unavailable(f"what listens at {where} is no Connect server, or too busy", hint="try it again") from error
+    finally:
+        channel.close()
+    for name in _FOREIGN:
+        os.environ.pop(name, None)
+    try:
+        spark = SparkSession.builder.remote(where.remote).getOrCreate()
+    except PySparkException as error:
+        raise StartFailed(f"there is no session at {where}: {telling(error)}", hint=_LOOK) from error
+    for key, value in {**_ALWAYS, **where.conf}.items():
+        try:
+            spark.conf.set(key, value)
+        except PySparkException as error:
+            spark.stop()
+            raise InvalidArgument(
+                f"{key} is not ours to set on a Connect server that runs", hint="set it where that server is started"
+            ) from error
+    return spark
+
+
+def _started(where: Where, name: str) -> SparkSession:
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    if where.master and where.master.startswith("spark://"):
+        _somebody_is_at(where.master, 7077)
+    for variable in _FOREIGN + _FOREIGN_GATEWAY:
+        os.environ.pop(variable, None)
+    # Read when the Java process starts: a Python of another environment would lack our packages.
+    os.environ["PYSPARK_PYTHON"] = where.conf.get(_PYTHON, sys.executable)
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["JAVA_HOME"] = str(find_java(where.java_home).home)
+    conf = dict(_ALWAYS)
+    if where.embedded:
+        os.environ.pop("SPARK_CONF_DIR", None)
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        conf |= _EMBEDDED
+    conf |= where.conf
+    logging = f"-Dlog4j2.configurationFile=file:{Path(__file__).with_name('log4j2.properties')}"
+    conf[_JAVA_OPTIONS] = f"{conf.get(_JAVA_OPTIONS, '')} {logging}".strip()
+    builder = SparkSession.builder.master(where.master or "local[*]").appName(f"angelia {name}")
+    for key, value in conf.items():
+        builder = builder.config(key, value)
+    try:
+        return builder.getOrCreate()
+    except (PySparkException, Py4JError) as error:
+        raise StartFailed(f"Spark does not start at {where}: {telling(error)}", hint=_LOOK) from error
+
+
+def _somebody_is_at(url: str, port: int) -> None:
+    """Spark asks a host where nobody listens for minutes before it gives up."""
+    hosts = url.partition("://")[2].partition("/")[0].partition(";")[0]
+    for address in filter(None, map(_ADDRESS.fullmatch, hosts.split(","))):
+        try:
+            socket.create_connection((address[1] or address[2], int(address[3] or port)), _ANSWER_SECONDS).close()
+        except (OSError, OverflowError):  # a port beyond the last
+            continue
+        return
+    raise Unavailable(f"nobody answers at {_shown(url)}", hint="is it running, and is that its address?")
+
+
+def _shown(url: str) -> str:
+    """Without the parameters, among which there may be a token."""
+    return url.partition(";")[0]
+
+
+def _packed(directory: Path) -> Path:
+    """Our code for the executors, which have our dependencies but perhaps not us."""
+    packed = directory / "angelia.zip"
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(_PACKAGE.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                archive.write(path, Path("angelia") / path.relative_to(_PACKAGE))
+    return packed
+
+
+def _hush() -> None:
+    """PySpark would write each error to the terminal, with all of Java's stack, before it raises it; and Py4J each time
+    that it is interrupted."""
+    from pyspark.logger import PySparkLogger
+
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(_is_no_interrupt)  # it has a logger of its own, and does not use it for that
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = True
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("KeyboardInterrupt while sending command")
+
+
+def tasks_of(spark: SparkSession) -> Callable[[], tuple[int, int]]:
+    """A question that any thread may ask: of the tasks of what Spark does just now, how many are done, and how many
+    there are."""
+    from pyspark.sql.utils import is_remote
+
+    if is_remote():
+        seen: dict[str, tuple[int, int]] = {}
+
+        def handler(stages: Any, inflight_tasks: int, operation_id: str | None, done: bool) -> None:
+            counted = [(stage.num_completed_tasks, stage.num_tasks) for stage in stages or ()]
+            seen["now"] = (0, 0) if done else (sum(one for one, _ in counted), sum(all_ for _, all_ in counted))
+
+        spark.registerProgressHandler(handler)  # type: ignore[arg-type]
+        return lambda: seen.get("now", (0, 0))
+    from py4j.protocol import Py4JError
+
+    tracker = spark.sparkContext.statusTracker()
+
+    def ask() -> tuple[int, int]:
+        try:
+            stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+        except (Py4JError, OSError):  # Java is gone, and whoever works with it will say so
+            return 0, 0
+        running = [stage for stage in stages if stage is not None]
+        return sum(stage.numCompletedTasks for stage in running), sum(stage.numTasks for stage in running)
+
+    return ask

@@ -1,0 +1,252 @@
+"""The sealed audit, from the ledger to the archive: as a stream, or as much of it as there is.
+
+Its offset is the position in the chain, which is dense and in commit order. How far the archive has come is the
+version of its last commit, which is a position too: whatever checkpoint a stream begins with, it goes on behind what is
+archived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from angelia.errors import AuditBroken
+from angelia.pipeline.database import Database
+from angelia.pipeline.hidden import hidden, shown
+from angelia.pipeline.lake import commit
+from angelia.pipeline.lake.commit import Mark
+from angelia.pipeline.lake.floor import archive_floor
+from angelia.pipeline.lake.tables import AUDIT
+from angelia.pipeline.lake.writer import Files, Written
+from angelia.stores.objects import Objects
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+NAME = "angelia_audit"
+APP_ID = "archive audit"
+_SLICES = 4
+_SLICE_ROWS = 5_000  # fewer are not worth another reader, and another file
+
+
+def archived_to(objects: Objects) -> int:
+    """The last position that the archive has, or had before it left after its time; 0 for none."""
+    return max(commit.version_of(objects, AUDIT, APP_ID) or 0, archive_floor(objects).position)
+
+
+def archived_head(objects: Objects) -> str:
+    """The hash of the last entry that the archive has."""
+    last, floor = archived_to(objects), archive_floor(objects)
+    if last == floor.position:
+        return floor.entry_hash
+    for uri in files_within(objects, last - 1, last):
+        with objects.filesystem().open_input_file(objects.path(uri)) as opened:
+            rows = pq.read_table(opened, columns=["position", "entry_hash"], filters=[("position", "=", last)])
+        if rows.num_rows:
+            return bytes(rows["entry_hash"][0].as_py()).hex()
+    raise AuditBroken(f"entry {last:,} is missing from the archive", hint="angelia pipeline run verify audit")
+
+
+def files_within(objects: Objects, after: int, last: int) -> list[str]:
+    """The files of the archive that have entries behind one position, up to another."""
+    table = commit.find(objects, AUDIT)
+    if table is None:
+        return []
+    found = table.get_add_actions(flatten=True)
+    held = zip(*(found.column(name).to_pylist() for name in ("path", "min.position", "max.position")), strict=True)
+    root = objects.table(AUDIT.name)
+    return [f"{root}/{path}" for path, least, most in held if most > after and least <= last]
+
+
+def options(objects: Objects, url: str, sql: Mapping[str, str], run: str) -> dict[str, str]:
+    """What the source and the sink below need, wherever they run."""
+    return {
+        "root": objects.root,
+        "secret": hidden(objects.options),  # so named, Spark does not show it
+        "url": hidden({"url": url}),
+        "projection": sql["sealed"],
+        "sealed_to": sql["sealed_to"],
+        "run": run,
+    }
+
+
+class AuditSource(DataSource):
+    """Sealed events, and the table of the archive that they are appended to."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return AuditReader(self.options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        return AuditWriter(self.options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        return AuditStream(self.options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+        return AuditStreamWriter(self.options)
+
+
+@dataclass(frozen=True)
+class Span(InputPartition):
+    """Positions behind the first, up to the last."""
+
+    after: int
+    last: int
+
+
+class AuditReader(DataSourceReader):
+    """The entries between two positions, in spans that are read in parallel."""
+
+    def __init__(self, options: Any) -> None:
+        self._options = dict(options)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return spans(int(self._options["after"]), int(self._options["last"]))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Span)
+        return _rows(self._options, partition)
+
+
+class AuditStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The entries as they are sealed."""
+
+    def __init__(self, options: Any) -> None:
+        self._options = dict(options)
+        self._objects = Objects(options["root"], shown(options["secret"]))
+        self._target: int | None = None
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+        return {"position": archived_to(self._objects)}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        return ReadMaxRows(int(self._options["rows"]))
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = self._sealed_to()
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+        sealed = self._sealed_to() if self._target is None else self._target
+        # A checkpoint may be older than the archive, or one that has begun anew.
+        begin = max(start["position"], archived_to(self._objects))
+        if isinstance(limit, ReadMaxRows):
+            sealed = min(sealed, begin + limit.max_rows)
+        assert isinstance(limit, ReadMaxRows | ReadAllAvailable)
+        return {"position": max(sealed, start["position"])}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        return spans(max(start["position"], archived_to(self._objects)), end["position"])
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Span)
+        return _rows(self._options, partition)
+
+    def _sealed_to(self) -> int:
+        with Database.open(shown(self._options["url"])["url"]) as database:
+            found = database.row(self._options["sealed_to"])
+        assert found is not None
+        return int(found["position"])
+
+
+def spans(after: int, last: int) -> list[Span]:
+    """Some positions, cut into pieces of the same size."""
+    pieces = min(_SLICES, -(-(last - after) // _SLICE_ROWS))
+    bounds = [after + (last - after) * n // pieces for n in range(pieces + 1)] if pieces > 0 else []
+    return [Span(*bound) for bound in pairwise(bounds)]
+
+
+def _rows(options: Mapping[str, str], span: Span) -> Iterator[pa.RecordBatch]:
+    with Database.open(shown(options["url"])["url"]) as database:
+        for batch in database.batches(options["projection"], span.after, span.last):
+            yield pa.RecordBatch.from_arrays(
+                [column.cast(wanted.type) for column, wanted in zip(batch.columns, AUDIT.schema, strict=True)],
+                schema=AUDIT.schema,
+            )
+
+
+@dataclass
+class Part(Written):
+    """The files of one task, and the positions that they hold."""
+
+    first: int
+    last: int
+    rows: int
+
+
+class _Appending:
+    """Writes what it is given, in the order of the chain, and appends it if it goes on where the archive ends."""
+
+    def __init__(self, options: Any) -> None:
+        self._objects = Objects(options["root"], shown(options["secret"]))
+        self._run = options["run"]
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        context = TaskContext.get()
+        assert context is not None
+        task = f"{self._run}-{context.partitionId()}-{context.taskAttemptId()}"
+        first = last = rows = 0
+        with Files(self._objects, AUDIT, task) as files:
+            for batch in iterator:
+                positions = batch.column("position")
+                first, last = first or positions[0].as_py(), positions[-1].as_py()
+                rows += batch.num_rows
+                files.add(batch)
+        return Part(files.written, first, last, rows)
+
+    def append(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        parts = [one for one in messages if isinstance(one, Part) and one.rows]
+        if not parts:
+            return
+        version = commit.version_of(self._objects, AUDIT, APP_ID) or 0
+        have, first = max(version, archive_floor(self._objects).position), min(one.first for one in parts)
+        last, rows = max(one.last for one in parts), sum(one.rows for one in parts)
+        if last <= have:
+            return  # a batch that was committed, and that Spark did not hear of
+        if (first, last - first + 1) != (have + 1, rows):
+            raise AuditBroken(
+                f"{rows:,} events from {first:,} to {last:,} do not go on where the archive ends, at {have:,}",
+                hint="angelia audit verify",
+            )
+        files = [file for one in parts for file in one.files]
+        commit.commit(self._objects, AUDIT, files, Mark(APP_ID, last), behind=version)
+
+
+class AuditWriter(_Appending, DataSourceArrowWriter):
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self.append(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Nobody sees the files that are there; vacuum takes them away."""
+
+
+class AuditStreamWriter(_Appending, DataSourceStreamArrowWriter):
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        self.append(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Nobody sees the files that are there; vacuum takes them away."""

@@ -1,0 +1,134 @@
+"""Reads tables of the ledger into Spark: ranges of buckets in parallel, all of them under one snapshot."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from angelia.pipeline.database import Database, Value
+from angelia.pipeline.hidden import hidden, shown
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+NAME = "angelia_ledger"
+BUCKETS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What all readers of one run see, however long they read and whatever is written meanwhile."""
+
+    id: str
+
+
+@contextmanager
+def one_snapshot(url: str) -> Iterator[Snapshot]:
+    """Hold a snapshot open for readers on other connections; it is gone when this ends."""
+    with Database.open(url) as database, database.transaction():
+        database.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        found = database.row("SELECT pg_export_snapshot() AS id")
+        assert found is not None
+        yield Snapshot(found["id"])
+
+
+@contextmanager
+def seeing(url: str, snapshot: Snapshot) -> Iterator[Database]:
+    """A connection that sees the ledger as a snapshot has it."""
+    with Database.open(url) as database, database.transaction():
+        database.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        database.execute(f"SET TRANSACTION SNAPSHOT '{_checked(snapshot.id)}'")
+        yield database
+
+
+def read(
+    spark: SparkSession,
+    url: str,
+    projection: str,
+    schema: pa.Schema,
+    snapshot: Snapshot,
+    *,
+    readers: int,
+    within: Mapping[str, tuple[datetime, datetime]] | None = None,
+) -> DataFrame:
+    """What a slice's projection gives, within these times. It must have a column `bucket`, by whose ranges it is read
+    in parallel.
+
+    The ledger is told what is wanted here, and not by Spark's push-down: Spark keeps the filters of one query with
+    the source, and applies them to the next one of the same frame."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    spark.dataSource.register(LedgerSource)
+    options = {
+        "url": hidden({"url": url}),
+        "projection": projection,
+        "snapshot": snapshot.id,
+        "readers": str(readers),
+        "within": json.dumps({name: [one.isoformat() for one in times] for name, times in (within or {}).items()}),
+        "schema": base64.b64encode(schema.serialize()).decode(),
+    }
+    return spark.read.format(NAME).schema(from_arrow_schema(schema)).options(**options).load()
+
+
+class LedgerSource(DataSource):
+    """The data source that `read` registers."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return LedgerReader(self.options)
+
+
+@dataclass(frozen=True)
+class Range(InputPartition):
+    """Buckets from the first up to, and without, the last."""
+
+    first: int
+    last: int
+
+
+class LedgerReader(DataSourceReader):
+    """Plans the ranges on the driver; each is read where Spark wants it."""
+
+    def __init__(self, options: Any) -> None:
+        self._options = dict(options)
+        self._schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(options["schema"])))
+        self._within = [(name, *times) for name, times in json.loads(options["within"]).items()]
+
+    def partitions(self) -> Sequence[InputPartition]:
+        readers = int(self._options["readers"])
+        bounds = [BUCKETS * n // readers for n in range(readers + 1)]
+        return [Range(first, last) for first, last in pairwise(bounds)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Range)
+        columns = ", ".join(f'"{name}"' for name in self._schema.names)
+        given = f"SELECT {columns} FROM ({self._options['projection']}) AS r WHERE bucket >= $1 AND bucket < $2"  # noqa: S608
+        values: list[Value] = [partition.first, partition.last]
+        for name, since, until in self._within:
+            given += f' AND "{name}" >= ${len(values) + 1} AND "{name}" < ${len(values) + 2}'
+            values += [datetime.fromisoformat(since), datetime.fromisoformat(until)]
+        with seeing(shown(self._options["url"])["url"], Snapshot(self._options["snapshot"])) as database:
+            for batch in database.batches(given, *values):
+                yield pa.RecordBatch.from_arrays(
+                    [column.cast(wanted.type) for column, wanted in zip(batch.columns, self._schema, strict=True)],
+                    schema=self._schema,
+                )
+
+
+def _checked(snapshot: str) -> str:
+    """The name of a snapshot cannot be bound, so it must be one."""
+    assert all(part.isalnum() for part in snapshot.split("-")), snapshot
+    return snapshot

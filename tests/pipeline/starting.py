@@ -1,0 +1,40 @@
+"""A process that starts Spark, counts to 1,000 and lets a task fail. python starting.py [KEY=VALUE…]"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from angelia.errors import AngeliaError
+from angelia.pipeline.faults import telling
+from angelia.pipeline.session import Where, session
+
+
+def main(*conf: str) -> None:
+    given = dict(pair.split("=", 1) for pair in conf)
+    try:
+        where = Where(master=given.pop("master", None), remote=given.pop("remote", None), conf=given)
+        with session(where, "test") as spark:
+            rows = spark.range(1000).selectExpr("sum(id) AS total").collect()[0]["total"]
+            kept = {key: spark.conf.get(key) for key in given}
+            fault = _fault(spark)
+            print(json.dumps({"total": rows, "conf": kept, "java": os.environ["JAVA_HOME"], "fault": fault}))
+    except AngeliaError as error:
+        print(json.dumps({"code": error.code, "error": error.message, "hint": error.hint}))
+
+
+def _fault(spark: SparkSession) -> str:
+    """What is told of a task that failed."""
+    try:
+        spark.sql("SELECT raise_error('it is broken') FROM range(2)").collect()
+    except PySparkException as error:
+        return telling(error)
+    return "none"
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

