@@ -1,0 +1,188 @@
+"""Moves receipts of closed days from the ledger to the archive: read, committed, verified, and only then removed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+
+from angelia.audit.model import Detail
+from angelia.errors import InvalidArgument
+from angelia.mail.model import closed_before
+from angelia.pipeline import events, runs
+from angelia.pipeline.database import Database
+from angelia.pipeline.jobs.moving import Move, NotTheSame, files_of, finish
+from angelia.pipeline.jobs.work import Report, Work, midnight
+from angelia.pipeline.lake import commit, writer
+from angelia.pipeline.lake.commit import Mark
+from angelia.pipeline.lake.tables import RECEIPTS
+from angelia.pipeline.runs import Run, State
+from angelia.pipeline.sources import archive, ledger
+
+JOB = "archive receipts"
+_MOST_DAYS = 7  # of one run: what a crash makes the next one do again
+_MOST_ROWS = 5_000_000
+_EVER = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """What the ledger has of a day."""
+
+    day: date
+    row_count: int
+    pending: int
+
+
+def archive_receipts(work: Work) -> Report:
+    """Every closed day that there is something of; a run that died before is finished first."""
+    report = Report(job=JOB)
+    with runs.only_one(work.database_url, JOB) as database:
+        commit.refuse_simulated(work.objects, RECEIPTS)
+        run = runs.open_run(database, JOB)
+        ready = _ready(_days(work, database))
+        work.progress.stage("archiving", sum(day.row_count for days in ready for day in days))
+        if work.dry_run:
+            return _foreseen(report, run, ready)
+        while run is not None or ready:
+            resumed, before = run is not None, ready
+            if run is None:
+                lo, hi = midnight(ready[0][0].day), midnight(ready[0][-1].day) + timedelta(days=1)
+                behind = commit.version_of(work.objects, RECEIPTS, JOB)
+                run = runs.plan(database, JOB, JOB, work.clock(), lo=lo, hi=hi, cutoff=cutoff(work), behind=behind)
+            finish(work, database, run, MOVE, report)
+            run, ready = None, _ready(_days(work, database))
+            if ready == before and not resumed:
+                raise NotTheSame(
+                    f"what was archived of {ready[0][0].day} is still in the ledger", hint="angelia doctor"
+                )
+        report.figures["waiting"] = sum(day.pending for day in _days(work, database))
+    report.summary = f"{report.rows:,} receipts archived in {len(report.runs)} runs"
+    return report
+
+
+def cutoff(work: Work) -> datetime:
+    """Before this, nothing changes any more: no receipt is taken, and no message lives that long."""
+    latest = closed_before(work.now, work.settings.max_ttl_seconds)
+    if work.until is not None and work.until > latest:
+        raise InvalidArgument(
+            f"receipts are archived up to {latest:%Y-%m-%d}: younger ones may still change",
+            hint=f"leave --to out, or say --to {latest:%Y-%m-%d}",
+        )
+    return midnight((work.until or latest).astimezone(UTC).date())
+
+
+def _days(work: Work, database: Database) -> list[Day]:
+    since = _EVER if work.since is None else midnight(work.since.astimezone(UTC).date())  # a day is moved whole
+    found = database.rows(work.sql("mail")["receipts_days"], since, cutoff(work))
+    return [Day(**row) for row in found]
+
+
+def _ready(days: Sequence[Day]) -> list[list[Day]]:
+    """Days whose messages have all come to their end, as runs of neighbours, of a bounded length each."""
+    ranges: list[list[Day]] = []
+    for day in days:
+        if day.pending:
+            continue
+        last = ranges[-1] if ranges else []
+        neighbour = bool(last) and day.day - last[-1].day == timedelta(days=1) and len(last) < _MOST_DAYS
+        if neighbour and sum(one.row_count for one in last) + day.row_count <= _MOST_ROWS:
+            last.append(day)
+        else:
+            ranges.append([day])
+    return ranges
+
+
+def _foreseen(report: Report, run: Run | None, ready: Sequence[Sequence[Day]]) -> Report:
+    report.state = "dry run"
+    report.rows = sum(day.row_count for days in ready for day in days)
+    report.figures["ranges"] = [[f"{days[0].day}", f"{days[-1].day}"] for days in ready]
+    resumed = f"; run {run.run_id[:8]}, which died, would be finished first" if run else ""
+    report.summary = f"{report.rows:,} receipts would be archived in {len(ready)} runs{resumed}"
+    return report
+
+
+def _commit(work: Work, database: Database, run: Run) -> None:
+    mark = Mark(run.app_id, run.version)
+    lo, hi = _bounds(run)
+    found = commit.find(work.objects, RECEIPTS)
+    if found is not None and commit.is_done(found, mark):
+        return
+    if database.rows(work.sql("mail")["receipts_sum"], lo, hi)[0]["row_count"] == 0:
+        return  # a day of which there is a partition and nothing else
+    with ledger.one_snapshot(work.database_url) as snapshot:
+        frame = ledger.read(
+            work.spark,
+            work.database_url,
+            work.sql("mail")["receipts"],
+            RECEIPTS.schema,
+            snapshot,
+            readers=work.readers,
+            within={"sent_at": (lo, hi)},
+        )
+        writer.write(frame, work.objects, RECEIPTS, mark, run.run_id)
+
+
+def _purge(work: Work, database: Database, run: Run) -> Run:
+    """Remove from the ledger exactly what the archive has, and say so, in one transaction."""
+    here = database.rows(work.sql("mail")["receipts_sum"], *_bounds(run))[0]
+    same = (here["row_count"], int(here["id_hash_sum"])) == (run.row_count, run.id_hash_sum)
+
+    def purge() -> Run:
+        if not (same and _drop_days(work, database, run)):
+            _purge_ids(work, database, run)
+        return _conclude(work, database, run)
+
+    return database.patiently(purge)
+
+
+def _drop_days(work: Work, database: Database, run: Run) -> bool:
+    """Drop the days' partitions; False when rows came since they were summed up. Mail waits meanwhile, so what takes
+    long was done before: a closed day gets no rows from a server, and one more would show in the count."""
+    sql = work.sql("mail")
+    partitions = _partitions(work, database, run)
+    database.execute(sql["receipts_patience"])
+    database.execute(sql["receipts_lock"])
+    if database.rows(sql["receipts_count"], *_bounds(run))[0]["row_count"] != run.row_count:
+        return False
+    for name in partitions:
+        database.execute(sql["receipts_drop_day"].format(partition=name))
+    database.execute(sql["receipts_purge_default"], *_bounds(run))
+    return True
+
+
+def _conclude(work: Work, database: Database, run: Run) -> Run:
+    lo, hi = _bounds(run)
+    detail: Detail = {"run": run.run_id, "job": JOB, "rows": run.row_count, "from": f"{lo:%F}", "to": f"{hi:%F}"}
+    events.record(database, work.sql("audit")["record"], "archive_run", work.clock(), object=None, detail=detail)
+    work.step("purging", run)
+    return runs.advance(database, run, State.DONE, work.clock(), report={"rows": run.row_count})
+
+
+def _partitions(work: Work, database: Database, run: Run) -> list[str]:
+    """The partitions of a run's days. Their names are made here; those of the ledger only say which there are."""
+    lo, hi = _bounds(run)
+    there = {row["partition"] for row in database.rows(work.sql("mail")["receipts_partitions"])}
+    days = (lo + timedelta(days=offset) for offset in range((hi - lo).days))
+    return [name for day in days if (name := f"delivery_receipts_{day:%Y%m%d}") in there]
+
+
+def _purge_ids(work: Work, database: Database, run: Run) -> None:
+    """Others came since for the same days: those stay, and are the next run's."""
+    lo, hi = _bounds(run)
+    database.ingest("archived_ids", archive.ids(work.objects, RECEIPTS, files_of(work, RECEIPTS, run)))
+    removed = database.rows(work.sql("mail")["receipts_purge_ids"], lo, hi)[0]["purged"]
+    if removed != run.row_count:
+        raise NotTheSame(
+            f"the archive has {run.row_count:,} receipts of this run, the ledger {removed:,} of them",
+            hint="nothing was removed from the ledger; has somebody changed it by hand?",
+        )
+
+
+def _bounds(run: Run) -> tuple[datetime, datetime]:
+    assert run.lo is not None
+    assert run.hi is not None
+    return run.lo.astimezone(UTC), run.hi.astimezone(UTC)
+
+
+MOVE = Move(table=RECEIPTS, commit=_commit, purge=_purge)

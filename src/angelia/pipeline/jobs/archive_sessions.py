@@ -1,0 +1,150 @@
+"""Moves rotation schedules that nobody has used for a long time to the archive.
+
+A schedule may be used while it is archived. Then it stays in the ledger, and its copy leaves the archive again before
+the run is done: a schedule is in one of the two.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from angelia.audit.model import Detail
+from angelia.errors import InvalidArgument
+from angelia.pipeline import events, runs
+from angelia.pipeline.database import Database
+from angelia.pipeline.jobs.moving import Move, NotTheSame, files_of, finish
+from angelia.pipeline.jobs.work import Report, Work
+from angelia.pipeline.lake import commit, rewrite, writer
+from angelia.pipeline.lake.commit import Mark
+from angelia.pipeline.lake.tables import SESSIONS
+from angelia.pipeline.runs import Run, State
+from angelia.pipeline.sources import archive, ledger
+
+JOB = "archive sessions"
+IDLE = timedelta(days=90)
+_EVER = datetime(1970, 1, 1, tzinfo=UTC)
+_CORRECTED = f"{JOB}, corrected"  # the app id of the commit that takes copies out again
+
+
+def archive_sessions(work: Work) -> Report:
+    """Every schedule that is idle; a run that died before is finished first."""
+    report = Report(job=JOB)
+    cutoff = _cutoff(work)
+    with runs.only_one(work.database_url, JOB) as database:
+        run, idle = runs.open_run(database, JOB), _idle(work, database, cutoff)
+        work.progress.stage("archiving", idle)
+        if work.dry_run:
+            return _foreseen(report, run, idle)
+        if run is not None:
+            finish(work, database, run, MOVE, report)
+            idle = _idle(work, database, cutoff)
+        if idle:
+            behind = commit.version_of(work.objects, SESSIONS, JOB)
+            run = runs.plan(database, JOB, JOB, work.clock(), cutoff=cutoff, behind=behind)
+            finish(work, database, run, MOVE, report)
+    report.summary = f"{report.rows:,} sessions archived in {len(report.runs)} runs"
+    return report
+
+
+def _cutoff(work: Work) -> datetime:
+    latest = work.now - IDLE
+    if work.until is not None and work.until > latest:
+        raise InvalidArgument(
+            f"sessions are archived up to {latest:%Y-%m-%d}: younger ones are not idle yet",
+            hint=f"leave --to out, or say --to {latest:%Y-%m-%d}",
+        )
+    return work.until or latest
+
+
+def _idle(work: Work, database: Database, cutoff: datetime) -> int:
+    return int(database.rows(work.sql("keys")["sessions_idle"], cutoff)[0]["row_count"])
+
+
+def _foreseen(report: Report, run: Run | None, idle: int) -> Report:
+    report.state, report.rows = "dry run", idle
+    resumed = f"; run {run.run_id[:8]}, which died, would be finished first" if run else ""
+    report.summary = f"{idle:,} sessions would be archived{resumed}"
+    return report
+
+
+def _commit(work: Work, database: Database, run: Run) -> None:
+    mark = Mark(run.app_id, run.version)
+    found = commit.find(work.objects, SESSIONS)
+    if found is not None and commit.is_done(found, mark):
+        return
+    with ledger.one_snapshot(work.database_url) as snapshot:
+        frame = ledger.read(
+            work.spark,
+            work.database_url,
+            work.sql("keys")["sessions"],
+            SESSIONS.schema,
+            snapshot,
+            readers=work.readers,
+            within={"idle_since": (_EVER, _cutoff_of(run))},
+        )
+        writer.write(frame, work.objects, SESSIONS, mark, run.run_id)
+
+
+def _purge(work: Work, database: Database, run: Run) -> Run:
+    """What is still idle leaves the ledger; then what is not leaves the archive. The ledger decides, in one statement:
+    whoever uses a schedule at this moment either keeps it or makes a new one."""
+    if run.state is State.VERIFIED:
+        with database.transaction():
+            _hand_over(work, database, run)
+            database.rows(work.sql("keys")["sessions_purge_ids"], _cutoff_of(run))
+            work.step("purging", run)
+            run = runs.advance(database, run, State.PURGED, work.clock())
+        work.step("purged", run)
+    used = _used(work, database, run)
+    if used:
+        _take_back(work, run, used)
+        work.step("taken back", run)
+    rows = rewrite.count(work.objects, SESSIONS, files_of(work, SESSIONS, run))
+    done = {"rows": rows, "used_meanwhile": rewrite.change(work.objects, SESSIONS, _correction(run)).rows}
+    with database.transaction():
+        detail: Detail = {"run": run.run_id, "job": JOB, "to": f"{_cutoff_of(run):%F}", **done}
+        events.record(database, work.sql("audit")["record"], "archive_run", work.clock(), object=None, detail=detail)
+        return runs.advance(database, run, State.DONE, work.clock(), row_count=rows, report=done)
+
+
+def _hand_over(work: Work, database: Database, run: Run) -> None:
+    """The ids that the archive has, into a table of this transaction; they must be what was counted before."""
+    database.ingest("archived_ids", archive.ids(work.objects, SESSIONS, files_of(work, SESSIONS, run)))
+    given = database.rows(work.sql("keys")["sessions_given"])[0]
+    if (given["row_count"], int(given["id_hash_sum"])) != (run.row_count, run.id_hash_sum):
+        raise NotTheSame(
+            f"the archive had {run.row_count:,} sessions of this run, and now {given['row_count']:,}, or others",
+            hint="nothing was removed from the ledger; has somebody changed the archive by hand?",
+        )
+
+
+def _used(work: Work, database: Database, run: Run) -> list[str]:
+    """Sessions of a run that are in the ledger after the purge: somebody used them since they were read."""
+    files = files_of(work, SESSIONS, run)
+    if not files:
+        return []
+    with database.transaction():
+        database.ingest("archived_ids", archive.ids(work.objects, SESSIONS, files))
+        return [row["session_id"] for row in database.rows(work.sql("keys")["sessions_kept"])]
+
+
+def _take_back(work: Work, run: Run, used: list[str]) -> None:
+    """Write the run's files again without these."""
+    from pyspark.sql import functions as f
+
+    files = files_of(work, SESSIONS, run)
+    rows = archive.read(work.spark, work.objects, SESSIONS, files).where(~f.col(SESSIONS.id).isin(used))
+    rewrite.rewrite(rows, work.objects, SESSIONS, Mark(_CORRECTED, run.version), _correction(run), files, len(used))
+
+
+def _correction(run: Run) -> str:
+    """What names of corrected files begin with: they are the run's as well."""
+    return f"{run.run_id}-used"
+
+
+def _cutoff_of(run: Run) -> datetime:
+    assert run.cutoff is not None
+    return run.cutoff.astimezone(UTC)
+
+
+MOVE = Move(table=SESSIONS, commit=_commit, purge=_purge)

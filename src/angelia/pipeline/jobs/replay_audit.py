@@ -1,0 +1,183 @@
+"""Looks over everything that was ever accepted for what must not be there: a message twice, or a chain with a flaw.
+
+A replay key is of one message, and a sender gives an id to one message. The server sees to it while it remembers them;
+this job looks further back, over ledger and archive together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from angelia.audit.model import Floor, entry_hash
+from angelia.pipeline import runs
+from angelia.pipeline.database import Database
+from angelia.pipeline.jobs import archive_receipts
+from angelia.pipeline.jobs.work import Report, Work
+from angelia.pipeline.lake.floor import archive_floor
+from angelia.pipeline.lake.tables import AUDIT, RECEIPTS
+from angelia.pipeline.runs import State
+from angelia.pipeline.sources import archive, ledger
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+JOB = "replay audit"
+_SHOWN = 100  # offenders of each kind
+_KEYS = {"replay_key": ("replay_key",), "message_id": ("sender_nhi", "message_id")}
+_FAULTS = ("gap", "repeat", "disorder")
+_SPAN = 65_536  # positions that are put in order together
+
+
+def replay_audit(work: Work) -> Report:
+    """Count what is there twice and where the chain is broken, and name the first of each. It changes nothing."""
+    report = Report(job=JOB)
+    with (
+        runs.only_one(work.database_url, archive_receipts.JOB),
+        runs.one_run(work.database_url, JOB, work.clock) as (database, run),
+        # Opened before the archive is looked at: what leaves the ledger meanwhile is seen in both, and never in none.
+        ledger.one_snapshot(work.database_url) as snapshot,
+        ledger.seeing(work.database_url, snapshot) as then,
+    ):
+        work.progress.stage("looking for messages that are there twice")
+        rows, doubles = _doubles(work, snapshot)
+        work.progress.stage("looking through the chain")
+        faults = _chain_faults(work, then)
+        found = {
+            "duplicates": sum(one.count for one in doubles.values()),
+            "chain_faults": sum(one.count for one in faults.values()),
+        }
+        # Names of agents are told, and not kept: an erasure does not look for them among the runs.
+        run = runs.advance(database, run, State.DONE, work.clock(), row_count=rows, report=found)
+    report.add(run)
+    report.figures |= found | {kind: one.document() for kind, one in {**doubles, **faults}.items()}
+    report.summary = (
+        f"{rows:,} receipts: {found['duplicates']:,} keys or ids are there twice; "
+        f"the audit chain has {found['chain_faults']:,} faults"
+    )
+    return report
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """How many of a kind there are, and the first of them."""
+
+    count: int
+    first: list[dict[str, Any]]
+
+    def document(self) -> dict[str, Any]:
+        return {"count": self.count, "first": self.first}
+
+
+def _doubles(work: Work, snapshot: ledger.Snapshot) -> tuple[int, Mapping[str, Found]]:
+    """First a count by hashes alone; only the few that come up twice are looked at themselves."""
+    from pyspark.sql import functions as f
+
+    rows = _receipts(work, snapshot)
+    hashed = f.array(
+        *(f.struct(f.lit(kind).alias("kind"), f.xxhash64(*key).alias("hash")) for kind, key in _KEYS.items())
+    )
+    counted = rows.select(f.explode(hashed).alias("one")).groupBy("one.kind", "one.hash").count()
+    twice = counted.where(f.col("count") > 1)
+    sums = counted.groupBy("kind").agg(f.sum("count").alias("rows"), f.count_if(f.col("count") > 1).alias("twice"))
+    seen = {row["kind"]: row for row in sums.collect()}
+    found = {
+        kind: _looked_at(rows, kind, twice) if kind in seen and seen[kind]["twice"] else Found(0, []) for kind in _KEYS
+    }
+    return max((int(row["rows"]) for row in seen.values()), default=0), found
+
+
+def _looked_at(rows: DataFrame, kind: str, twice: DataFrame) -> Found:
+    """A receipt that a dead run has left in ledger and archive is one receipt, and two keys may have one hash."""
+    from pyspark.sql import functions as f
+
+    key = _KEYS[kind]
+    groups = (
+        rows.withColumn("hash", f.xxhash64(*key))
+        .join(twice.where(f.col("kind") == kind), "hash", "left_semi")
+        .groupBy(*key)
+        .agg(f.sort_array(f.collect_set("receipt_id")).alias("receipts"))
+        .where(f.size("receipts") > 1)
+    ).cache()
+    first = groups.orderBy(*key).limit(_SHOWN).collect()
+    found = Found(groups.count(), [row.asDict() for row in first])
+    groups.unpersist()
+    return found
+
+
+def _receipts(work: Work, snapshot: ledger.Snapshot) -> DataFrame:
+    columns = ("receipt_id", "message_id", "replay_key", "sender_nhi")
+    here = ledger.read(
+        work.spark, work.database_url, work.sql("mail")["receipts"], RECEIPTS.schema, snapshot, readers=work.readers
+    )
+    there = archive.read(work.spark, work.objects, RECEIPTS, archive.files(work.objects, RECEIPTS))
+    return here.select(*columns).unionAll(there.select(*columns))
+
+
+def _chain_faults(work: Work, then: Database) -> Mapping[str, Found]:
+    """Entries that are missing, there twice, or do not follow from the one before: in the archive, then the ledger."""
+    there, head = _archive_faults(work, archive_floor(work.objects))
+    behind = then.rows(work.sql("audit")["chain_faults"], head.position, bytes.fromhex(head.entry_hash), _SHOWN)
+    return {kind: _together(there[kind], [row for row in behind if row["kind"] == kind]) for kind in _FAULTS}
+
+
+def _together(there: Found, behind: Sequence[Mapping[str, Any]]) -> Found:
+    first = [*there.first, *({"before": row["before"], "position": row["position"]} for row in behind)]
+    return Found(there.count + (behind[0]["of_kind"] if behind else 0), first[:_SHOWN])
+
+
+def _archive_faults(work: Work, floor: Floor) -> tuple[Mapping[str, Found], Floor]:
+    """Inside spans of positions Spark looks; their edges are few, and are compared here. With the archive's head."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    uris = archive.files(work.objects, AUDIT)
+    if not uris:
+        return {kind: Found(0, []) for kind in _FAULTS}, floor
+    rows = archive.read(work.spark, work.objects, AUDIT, uris)
+    links = rows.select("position", "event_hash", "entry_hash", f.floor(f.col("position") / _SPAN).alias("span"))
+    order = Window.partitionBy("span").orderBy("position")
+    linked = links.withColumns(
+        {"before": f.lag("position").over(order), "hash_before": f.lag("entry_hash").over(order)}
+    )
+    follows = f.unhex(f.sha2(f.concat("hash_before", f.unhex(f.lpad(f.hex("position"), 16, "0")), "event_hash"), 256))
+    kind = (
+        f.when(f.col("position") == f.col("before"), "repeat")
+        .when(f.col("position") > f.col("before") + 1, "gap")
+        .when(follows != f.col("entry_hash"), "disorder")
+    )
+    inside = linked.withColumn("kind", kind).where(f.col("kind").isNotNull()).select("kind", "before", "position")
+    counted = inside.groupBy("kind").agg(f.count("*").alias("number")).collect()
+    counts = {row["kind"]: int(row["number"]) for row in counted}
+    edges, head = _edges(links, floor)
+    found = {}
+    for name in _FAULTS:
+        shown = edges[name]
+        if name in counts:
+            first = inside.where(f.col("kind") == name).select("before", "position").orderBy("position").limit(_SHOWN)
+            shown = sorted([*(row.asDict() for row in first.collect()), *shown], key=lambda one: one["position"])
+        found[name] = Found(counts.get(name, 0) + len(edges[name]), shown[:_SHOWN])
+    return found, head
+
+
+def _edges(links: DataFrame, floor: Floor) -> tuple[Mapping[str, list[dict[str, int]]], Floor]:
+    """Whether each span follows from the one before it, the first from the floor; and where the last one ends."""
+    from pyspark.sql import functions as f
+
+    ends = links.groupBy("span").agg(
+        f.min_by(f.struct("position", "event_hash", "entry_hash"), "position").alias("first"),
+        f.max_by(f.struct("position", "entry_hash"), "position").alias("last"),
+    )
+    faults: dict[str, list[dict[str, int]]] = {kind: [] for kind in _FAULTS}
+    head = floor
+    for row in sorted(ends.collect(), key=lambda row: int(row["span"])):
+        first, last = row["first"], row["last"]
+        at = {"before": head.position, "position": first["position"]}
+        follows = entry_hash(bytes.fromhex(head.entry_hash), first["position"], bytes(first["event_hash"]))
+        if first["position"] != head.position + 1:
+            faults["gap"].append(at)
+        elif follows != bytes(first["entry_hash"]):
+            faults["disorder"].append(at)
+        head = Floor(last["position"], bytes(last["entry_hash"]).hex())
+    return faults, head

@@ -1,0 +1,31 @@
+"""Keeps rows where they are while a job changes ledger and archive together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from angelia.errors import Conflict
+from angelia.pipeline import runs
+from angelia.pipeline.jobs import archive_receipts, archive_sessions
+from angelia.pipeline.sources import audit
+
+MOVERS = (archive_receipts.JOB, archive_sessions.JOB, audit.APP_ID)
+# Between its commit and its purge a run of these finds its rows by the names of its files.
+_BY_FILES = (archive_receipts.JOB, archive_sessions.JOB)
+
+
+@contextmanager
+def nothing_is_half_moved(url: str) -> Iterator[None]:
+    """While this lasts no row goes from the ledger to the archive, and every row is in one of the two. A run that died
+    is finished first, by its own job."""
+    with ExitStack() as stack:
+        for job in MOVERS:
+            database = stack.enter_context(runs.only_one(url, job))
+            dead = runs.open_run(database, job) if job in _BY_FILES else None
+            if dead is not None:
+                raise Conflict(
+                    f"run {dead.run_id[:8]} of {job} died half way, and its rows are in both places",
+                    hint=f"angelia pipeline run {job}",
+                )
+        yield

@@ -1,0 +1,126 @@
+"""Verifies the audit that the archive has: every event, the chain over them, and the node's signatures."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection
+from datetime import datetime
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from angelia.audit.model import Floor
+from angelia.envelope.ids import KeyType, key_id
+from angelia.errors import AngeliaError, AuditBroken
+from angelia.pipeline import chain, runs
+from angelia.pipeline.chain import NodeKey, Result
+from angelia.pipeline.database import Database
+from angelia.pipeline.jobs.work import Report, Work
+from angelia.pipeline.lake.floor import archive_floor
+from angelia.pipeline.redactions import Redactions
+from angelia.pipeline.runs import State
+from angelia.pipeline.sources import audit
+
+JOB = "verify audit"
+_SEED_BYTES = 32
+
+
+class NodeKeyUnreadable(AngeliaError):
+    """The node key cannot be read"""
+
+    code = "node_key_unreadable"
+
+
+def verify_audit(work: Work) -> Report:
+    """Check all of it, in parallel. A broken chain is an error that names the first entry that is wrong."""
+    report = Report(job=JOB)
+    with runs.one_run(work.database_url, JOB, work.clock) as (database, run):
+        floor, last = archive_floor(work.objects), audit.archived_to(work.objects)
+        node = node_key(work.settings.data_dir)
+        work.progress.stage("verifying", last)
+        result = _verified(work, database, floor, last, node)
+        warning = _unsigned(result, node)
+        report.figures = _figures(result) | ({"warning": warning} if warning else {})
+        broken = _broken(result, floor)
+        said = report.figures if broken is None else {"error": broken.message, **report.figures}
+        state = State.DONE if broken is None else State.FAILED
+        run = runs.advance(database, run, state, work.clock(), row_count=result.rows, report=said)
+        report.add(run)
+    if broken is not None:
+        # Out here, where nobody writes over what the run has said.
+        broken.members = report.figures
+        raise broken
+    report.summary = f"{result.rows:,} entries sound, {result.checkpoints:,} checkpoints, {result.redacted:,} redacted"
+    if warning:
+        report.summary += f"; {warning}"
+    return report
+
+
+def _verified(work: Work, database: Database, floor: Floor, last: int, node: NodeKey | None) -> Result:
+    if last <= floor.position:
+        return Result()
+    signed = functools.partial(database.table, work.sql("audit")["checkpoints"])
+    result = chain.verify_by_spans(work.spark, work.objects, floor, last, signed, node)
+    if result.redacted:
+        recorded = _erasures(work, database, result.redactions)
+        result.faults += chain.unexplained(work.spark, work.objects, result.redactions, recorded)
+        result.faults.sort(key=lambda fault: fault.position)
+        del result.faults[chain.MOST_FAULTS :]
+    return result
+
+
+def _erasures(work: Work, database: Database, redactions: Redactions) -> Collection[datetime]:
+    """Those that the archive may not have yet."""
+    rows = database.rows(work.sql("audit")["erasures"], min(redactions.times), max(redactions.times))
+    return {row["occurred_at"] for row in rows}
+
+
+def _figures(result: Result) -> dict[str, object]:
+    return {
+        "sealed": result.last,
+        "redacted": result.redacted,
+        "redacted_positions": result.redactions.positions,
+        "checkpoints": result.checkpoints,
+        "foreign_checkpoints": result.foreign,
+        "broken": [{"position": fault.position, "what": fault.what} for fault in result.faults],
+    }
+
+
+def _unsigned(result: Result, node: NodeKey | None) -> str | None:
+    """What to say when there are signatures, and not one could be checked."""
+    if result.checkpoints or not result.foreign:
+        return None
+    why = "there is no node key here" if node is None else "all are of other nodes"
+    return f"no signature could be checked: {why}"
+
+
+def _broken(result: Result, floor: Floor) -> AuditBroken | None:
+    if not result.faults:
+        return None
+    first = result.faults[0]
+    more = f"; {len(result.faults) - 1} more faults" if len(result.faults) > 1 else ""
+    sound = first.position - 1 - floor.position
+    return AuditBroken(
+        f"entry {first.position:,} of the archive {first.what}; the {sound:,} before it are sound{more}",
+        hint=f'angelia pipeline sql "SELECT * FROM audit_events WHERE position = {first.position}"',  # noqa: S608
+    )
+
+
+def node_key(data_dir: Path) -> NodeKey | None:
+    """The public half of this machine's node key; None where there is no server's data directory."""
+    path = data_dir / "node.key"
+    try:
+        seed = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise NodeKeyUnreadable(
+            f"the node key {path} cannot be read: {error.strerror}",
+            hint="run it as the user whose server this is: without the key no signature can be checked",
+        ) from error
+    if len(seed) != _SEED_BYTES:
+        raise NodeKeyUnreadable(
+            f"the node key {path} is damaged: it must hold {_SEED_BYTES} bytes", hint="restore it from a backup"
+        )
+    public = Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
+    return NodeKey(str(key_id(KeyType.ED25519, public)), public)

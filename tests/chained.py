@@ -1,0 +1,50 @@
+"""An audit chain in a ledger, as long as a test wants, and what the archive has of it."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from deltalake import DeltaTable
+
+from angelia.audit import service
+from angelia.audit.service import Audit
+from angelia.keys.node import load_or_make
+from angelia.pipeline.lake.tables import AUDIT
+from angelia.stores.ledger import Ledger
+from angelia.stores.objects import Objects
+from angelia.stores.partitions import make
+
+
+async def chained(database_url: str, data_dir: Path, at: datetime, count: int, *, kind: str = "message_sent") -> int:
+    """Record events of a time and seal them; the position of the last."""
+    ledger = await Ledger.open(database_url)
+    node = load_or_make(data_dir / "node.key")
+    try:
+        async with ledger.transaction() as tx:
+            await make(tx, service._DAILY, at.date())
+        for start in range(0, count, 1000):
+            events = [
+                service.event(
+                    kind, at + timedelta(milliseconds=n), actor=f"alice-{n % 5}", object="bob", detail={"n": n}
+                )
+                for n in range(start, min(count, start + 1000))
+            ]
+            async with ledger.transaction() as tx:
+                await service.record(tx, events)
+        audit = Audit(ledger)
+        while (sealed := await audit.seal(node, at + timedelta(minutes=2))).entries:
+            pass
+    finally:
+        await ledger.close()
+    return sealed.position
+
+
+def positions(objects: Objects) -> list[int]:
+    """The positions that the archive has, in order."""
+    uri = objects.table(AUDIT.name)
+    if not DeltaTable.is_deltatable(uri, dict(objects.options)):
+        return []
+    table = DeltaTable(uri, storage_options=dict(objects.options))
+    found: list[int] = table.to_pyarrow_table(columns=["position"])["position"].to_pylist()
+    return sorted(found)
