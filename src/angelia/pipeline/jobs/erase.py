@@ -1,0 +1,190 @@
+"""Removes on a legal request what ledger and archive hold about an agent's messages, and leaves a record of the act.
+
+Receipts and sessions go. Of audit events the columns that name somebody are emptied; their hashes stay, so that the
+chain still verifies. The ledger comes first: what is archived after that is not the agent's old rows any more.
+"""
+
+from __future__ import annotations
+
+import functools
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from angelia.audit.model import ERASED, Detail
+from angelia.errors import InvalidArgument
+from angelia.pipeline import events, runs
+from angelia.pipeline.database import Database
+from angelia.pipeline.jobs.about_agent import NAMING, about, asked_about, in_ledger
+from angelia.pipeline.jobs.standstill import MOVERS, nothing_is_half_moved
+from angelia.pipeline.jobs.work import Report, Work
+from angelia.pipeline.lake import rewrite
+from angelia.pipeline.lake.commit import Mark
+from angelia.pipeline.lake.marks import next_mark
+from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, SESSIONS, Table
+from angelia.pipeline.runs import Run, State
+from angelia.pipeline.sources import archive
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+JOB = "erase"
+_LONGEST_REASON = 500
+
+
+def erase(work: Work) -> Report:
+    """Erase an agent's rows; a run that died before, whosever it was, is finished first."""
+    agent, reason = _asked(work)
+    report = Report(job=JOB)
+    with nothing_is_half_moved(work.database_url), runs.only_one(work.database_url, JOB) as database:
+        if work.dry_run:
+            return _foreseen(work, database, agent, report)
+        if (dead := runs.open_run(database, JOB)) is not None:
+            _finish(work, database, dead, report)
+        with database.transaction():
+            run = runs.plan(database, JOB, JOB, work.clock())
+            # The handle stays in the run only as long as the run is open: another process must be able to finish it.
+            run = runs.advance(database, run, State.PLANNED, work.clock(), report={"agent": agent, "reason": reason})
+        _finish(work, database, run, report)
+        pending = report.figures["pending"] = _pending(work, database, agent)
+    report.summary = f"{report.rows:,} rows erased in ledger and archive"
+    if pending:
+        report.summary += (
+            f"; {pending:,} receipts are of messages under way: run it again when those have come to their end"
+        )
+    return report
+
+
+def _asked(work: Work) -> tuple[str, str]:
+    agent, reason = asked_about(work), str(work.options.get("reason") or "").strip()
+    if not reason:
+        raise InvalidArgument(
+            "why? the reason is recorded", hint='--reason "request 2031-07 of the data protection officer"'
+        )
+    if len(reason) > _LONGEST_REASON:
+        raise InvalidArgument(f"a reason has at most {_LONGEST_REASON} characters")
+    if agent.casefold() in reason.casefold():
+        raise InvalidArgument("the reason names the agent, and it stays in the audit", hint="say it without the handle")
+    return agent, reason
+
+
+def _foreseen(work: Work, database: Database, agent: str, report: Report) -> Report:
+    pending = _pending(work, database, agent)
+    ledger = {
+        RECEIPTS.name: _count(database, in_ledger(work, RECEIPTS), agent) - pending,
+        SESSIONS.name: _count(database, in_ledger(work, SESSIONS), agent),
+        AUDIT.name: _count(database, in_ledger(work, AUDIT), agent, "redacted_at IS NULL"),
+    }
+    lake = {table.name: sum(_days(work, table, agent).values()) for table in NAMING}
+    report.state, report.rows = "dry run", sum(ledger.values()) + sum(lake.values())
+    report.figures |= {"ledger": ledger, "archive": lake, "pending": pending}
+    report.summary = f"{report.rows:,} rows would be erased in ledger and archive"
+    return report
+
+
+def _count(database: Database, projection: str, agent: str, where: str = "true") -> int:
+    return int(database.rows(f"SELECT count(*) AS rows FROM ({projection}) AS r WHERE {where}", agent)[0]["rows"])  # noqa: S608
+
+
+def _pending(work: Work, database: Database, agent: str) -> int:
+    return int(database.rows(work.sql("mail")["receipts_pending"], agent)[0]["row_count"])
+
+
+def _finish(work: Work, database: Database, run: Run, report: Report) -> None:
+    work.step("planned", run)
+    if run.state is State.PLANNED:
+        run = _from_ledger(work, database, run)
+        work.step("ledger", run)
+    said = runs.report_of(database, run)
+    lake = {table.name: _from_archive(work, run, table, said) for table in NAMING}
+    work.step("archive", run)
+    for table in NAMING:
+        # Before files are removed, which a store may refuse.
+        rewrite.close_again(work.objects, table)
+    work.step("closed", run)
+    writing = functools.partial(_writing, database, run)
+    for table in NAMING:
+        rewrite.delete(work.objects, table, rewrite.leftovers(work.objects, table, writing))
+    work.step("swept", run)
+    rows = sum(lake.values()) + sum(said["ledger"].values())
+    done = {"reason": said["reason"], "ledger": said["ledger"], "archive": lake}
+    with database.transaction():
+        _record(work, database, run, said["reason"], "archive", lake, work.clock())
+        run = runs.advance(database, run, State.DONE, work.clock(), row_count=rows, report=done)
+    work.step("done", run)
+    report.add(run)
+    report.figures |= {"ledger": said["ledger"], "archive": lake}
+
+
+def _from_ledger(work: Work, database: Database, run: Run) -> Run:
+    """One transaction: the rows go, the act is recorded, and the run knows the time of it."""
+    said = runs.report_of(database, run)
+    agent, at = said["agent"], work.clock()
+    with database.transaction():
+        erased = {
+            RECEIPTS.name: database.rows(work.sql("mail")["receipts_erase"], agent)[0]["erased"],
+            SESSIONS.name: database.rows(work.sql("keys")["sessions_erase"], agent)[0]["erased"],
+            AUDIT.name: database.rows(work.sql("audit")["redact"], agent, at)[0]["redacted"],
+        }
+        _record(work, database, run, said["reason"], "ledger", erased, at)
+        work.step("erasing", run)
+        said |= {"ledger": erased, "at": at.isoformat()}
+        return runs.advance(database, run, State.PURGED, work.clock(), report=said)
+
+
+def _record(
+    work: Work, database: Database, run: Run, reason: str, place: str, rows: dict[str, int], at: datetime
+) -> None:
+    detail: Detail = {"run": run.run_id, "reason": reason, "in": place, **rows}
+    events.record(database, work.sql("audit")["record"], ERASED, at, object=None, detail=detail)
+
+
+def _from_archive(work: Work, run: Run, table: Table, said: dict[str, Any]) -> int:
+    """The days that name the agent are written again without it, in one commit; how many rows that was about."""
+    if not rewrite.is_done_by(work.objects, table, Mark(JOB, run.version), run.run_id):
+        days = _days(work, table, said["agent"])
+        uris = [file.uri for file in rewrite.files(work.objects, table) if f"{file.day}" in days]
+        if uris:
+            work.progress.stage(f"erasing in {table.name}", sum(days.values()))
+            rewrite.open_up(work.objects, table)
+            work.step(f"opened {table.name}", run)
+            rows = archive.read(work.spark, work.objects, table, uris)
+            erased = _without(rows, table, said["agent"], datetime.fromisoformat(said["at"]))
+            mark = next_mark(work.objects, table, run)
+            rewrite.rewrite(erased, work.objects, table, mark, run.run_id, uris, sum(days.values()))
+            work.step(f"rewritten {table.name}", run)
+    return rewrite.change(work.objects, table, run.run_id).rows
+
+
+def _days(work: Work, table: Table, agent: str) -> dict[str, int]:
+    """How many rows of a day are to be erased, for the days that have some."""
+    from pyspark.sql import functions as f
+
+    uris = archive.files(work.objects, table)
+    if not uris:
+        return {}
+    named = archive.read(work.spark, work.objects, table, uris).where(about(table, agent))
+    if table is AUDIT:
+        named = named.where(f.col("redacted_at").isNull())
+    return {f"{row['day']}": row["count"] for row in named.groupBy("day").count().collect()}
+
+
+def _without(rows: DataFrame, table: Table, agent: str, at: datetime) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    named = about(table, agent)
+    if table is not AUDIT:
+        return rows.where(~named)
+    emptied = named & f.col("redacted_at").isNull()
+    columns = {
+        "actor_nhi": f.when(~emptied, f.col("actor_nhi")),
+        "object_nhi": f.when(~emptied, f.col("object_nhi")),
+        "detail": f.when(emptied, f.lit("{}")).otherwise(f.col("detail")),
+        "redacted_at": f.when(emptied, f.lit(at)).otherwise(f.col("redacted_at")),
+    }
+    return rows.withColumns(columns)
+
+
+def _writing(database: Database, run: Run) -> list[str]:
+    """The runs whose files may not be in a table yet. Those that move rows are kept from it; what they left is old."""
+    found = database.rows(runs.SQL["open_ids"])
+    return [row["run_id"] for row in found if row["job"] not in MOVERS and row["run_id"] != run.run_id]

@@ -1,0 +1,213 @@
+"""Writes down what is held about one agent, in ledger and archive: never what is in a message, and no secrets."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from angelia.audit.model import Detail
+from angelia.errors import AlreadyExists, InvalidArgument, NotFound
+from angelia.pipeline import events, runs
+from angelia.pipeline.database import Database
+from angelia.pipeline.jobs.about_agent import NAMING, about, asked_about, in_ledger
+from angelia.pipeline.jobs.work import Report, Work
+from angelia.pipeline.lake import commit
+from angelia.pipeline.lake.analytics_tables import AGENTS
+from angelia.pipeline.lake.tables import Table
+from angelia.pipeline.runs import Run, State
+from angelia.pipeline.sources import archive, ledger
+from angelia.pipeline.written import FORMATS, Sink
+
+JOB = "export"
+_BATCH = 10_000
+
+# What the ledger alone has: slice and block.
+_LEDGER = (
+    ("agents", "agents_about_agent"),
+    ("agents", "former_keys_about_agent"),
+    ("agents", "blocks_about_agent"),
+    ("guard", "tokens_about_agent"),
+    ("policy", "policies_about_agent"),
+    ("keys", "key_records_about_agent"),
+    ("keys", "bundles_about_agent"),
+    ("keys", "one_time_keys_about_agent"),
+    ("keys", "rotation_events_about_agent"),
+    ("mail", "envelopes_about_agent"),
+    ("channels", "channels_about_agent"),
+    ("channels", "subscriptions_about_agent"),
+    ("channels", "allowlist_about_agent"),
+    ("channels", "channel_messages_about_agent"),
+    ("channels", "channel_epochs_about_agent"),
+)
+_LEFT_OUT = (
+    "what is in messages: nobody here can read it",
+    "private keys: they never were here",
+    "encrypted fields, and secrets of tokens, which are kept as hashes",
+    "one-time keys themselves, and places in queues",
+    "ids of messages that were sent of late, by which a repetition is known: the receipts have them",
+    "what the hot tier remembers for minutes",
+    "rules whose patterns cover the agent without naming it",
+    "rooms, direct messages, queues and group logs",
+    "logs and backups",
+)
+# The driver streams only what has no parameters, so the agent is bound to a setting of the transaction.
+_BIND = "SELECT set_config('pipeline.agent', $1, true)"
+_BOUND = "current_setting('pipeline.agent')"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What an export is told."""
+
+    agent: str
+    out: Path
+    format: str
+
+
+def export(work: Work) -> Report:
+    """One directory with a file for each kind of record and a manifest; it is there when it is complete."""
+    asked, report = _asked(work), Report(job=JOB)
+    with runs.one_run(work.database_url, JOB, work.clock) as (database, run):
+        partial = _begun(asked, run)
+        try:
+            counts = _written(work, asked, partial)
+            _manifest(work, asked, run, partial, counts)
+            work.step("written", run)
+            # Without the handle: an event that names somebody would be one more about them.
+            detail: Detail = {"run": run.run_id, "job": JOB, "rows": sum(counts.values())}
+            events.record(database, work.sql("audit")["record"], "archive_run", work.now, object=None, detail=detail)
+            partial.rename(asked.out)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        rows = sum(counts.values())
+        run = runs.advance(database, run, State.DONE, work.clock(), row_count=rows, report={"kinds": counts})
+    report.add(run)
+    report.figures |= {"out": str(asked.out), "kinds": counts}
+    report.summary = f"{rows:,} records about {asked.agent} in {asked.out}"
+    return report
+
+
+def _asked(work: Work) -> Asked:
+    agent, out = asked_about(work), work.options.get("out")
+    if not out:
+        raise InvalidArgument("where to?", hint="--out PATH, a directory that is not there yet")
+    wanted = str(work.options.get("format") or "parquet")
+    if wanted not in FORMATS:
+        raise InvalidArgument(f"{wanted} is no format of an export", hint=f"--format {' or --format '.join(FORMATS)}")
+    asked = Asked(agent, Path(out).absolute(), wanted)
+    if asked.out.exists() or asked.out.is_symlink():
+        raise AlreadyExists(f"{asked.out} is there already", hint="name a directory that is not there yet")
+    if not asked.out.parent.is_dir():
+        raise InvalidArgument(f"{asked.out.parent} is no directory", hint=f"mkdir -p {asked.out.parent}")
+    return asked
+
+
+def _begun(asked: Asked, run: Run) -> Path:
+    """A directory of our own beside the one that it becomes. What an export that was killed left there is removed."""
+    name = f".{asked.out.name}.partial-"
+    for old in asked.out.parent.iterdir():
+        if old.name.startswith(name):
+            shutil.rmtree(old)
+    partial = asked.out.parent / f"{name}{run.run_id}"
+    partial.mkdir(mode=0o700)
+    return partial
+
+
+def _written(work: Work, asked: Asked, directory: Path) -> dict[str, int]:
+    counts = {}
+    # The snapshot is older than what is seen of the archive: what moves meanwhile is seen in both, and never in none.
+    with ledger.one_snapshot(work.database_url) as snapshot, ledger.seeing(work.database_url, snapshot) as then:
+        then.table(_BIND, asked.agent)
+        for slice_name, block in _LEDGER:
+            kind = block.removesuffix("_about_agent")
+            work.progress.stage(f"writing {kind}")
+            counts[kind] = _ledger(then, work.sql(slice_name)[block], asked, kind, directory)
+        for table in NAMING:
+            work.progress.stage(f"writing {table.name}")
+            counts[table.name] = _both(work, then, asked, table, directory)
+    counts[AGENTS.name] = _figures(work, asked, directory)
+    if not any(counts.values()):
+        raise NotFound(f"nothing is held about {asked.agent}", hint=f"angelia agent show {asked.agent}")
+    return counts
+
+
+def _ledger(then: Database, statement: str, asked: Asked, kind: str, directory: Path) -> int:
+    """What only the ledger has."""
+    schema = then.table(f"SELECT * FROM ({statement}) AS r LIMIT 0", asked.agent).schema  # noqa: S608
+    with Sink.open(directory, kind, schema, asked.format) as sink:
+        for rows in _streamed(then, statement):
+            sink.add(rows)
+        return sink.rows
+
+
+def _figures(work: Work, asked: Asked, directory: Path) -> int:
+    """What analytics counted of it, day by day."""
+    table = commit.find(work.objects, AGENTS)
+    with Sink.open(directory, AGENTS.name, AGENTS.schema, asked.format) as sink:
+        if table is not None:
+            of_agent = pc.field("agent") == asked.agent
+            found = table.to_pyarrow_dataset().scanner(columns=AGENTS.schema.names, filter=of_agent).to_table()
+            sink.add(found.cast(AGENTS.schema))
+        return sink.rows
+
+
+def _streamed(then: Database, statement: str) -> Iterator[pa.Table]:
+    """Rows about the agent that was bound, never all of them at once."""
+    for batch in then.batches(statement.replace("$1", _BOUND)):
+        yield pa.Table.from_batches([batch])
+
+
+def _both(work: Work, then: Database, asked: Asked, table: Table, directory: Path) -> int:
+    """What the ledger has, and what the archive has beyond that."""
+    here: set[str] = set()  # ids alone, of at most what one agent has in the ledger
+    schema = pa.schema(
+        [field.with_nullable(True) for field in table.schema]
+    )  # an event that is not sealed has no position
+    with Sink.open(directory, table.name, schema, asked.format) as sink:
+        for given in _streamed(then, in_ledger(work, table)):
+            rows = given.select(schema.names).cast(schema)
+            here.update(rows[table.id].to_pylist())
+            sink.add(rows)
+        for rows in _archived(work, asked.agent, table, schema):
+            sink.add(pa.Table.from_pylist([row for row in rows if row[table.id] not in here], schema=schema))
+        return sink.rows
+
+
+def _archived(work: Work, agent: str, table: Table, schema: pa.Schema) -> Iterator[list[dict[str, Any]]]:
+    """Rows of the archive, a partition at a time in this process: an agent may have more than memory."""
+    uris = archive.files(work.objects, table)
+    if not uris:
+        return
+    found = archive.read(work.spark, work.objects, table, uris).where(about(table, agent))
+    rows: list[dict[str, Any]] = []
+    for row in found.select(*schema.names).toLocalIterator(prefetchPartitions=True):
+        rows.append(row.asDict())
+        if len(rows) == _BATCH:
+            yield rows
+            rows = []
+    yield rows
+
+
+def _manifest(work: Work, asked: Asked, run: Run, directory: Path, counts: dict[str, int]) -> None:
+    said = {
+        "agent": asked.agent,
+        "made_at": work.now.isoformat(),
+        "run": run.run_id,
+        "format": asked.format,
+        "kinds": {kind: {"file": f"{kind}.{asked.format}", "rows": rows} for kind, rows in counts.items()},
+        "left_out": _LEFT_OUT,
+    }
+    descriptor = os.open(directory / "manifest.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(said, file, indent=2, ensure_ascii=False)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,150 @@
+"""What is older than seven years leaves the archive, by days, on purpose and on record. The ledger stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, date
+
+from angelia.pipeline import events, runs
+from angelia.pipeline.database import Database
+from angelia.pipeline.jobs.standstill import nothing_is_half_moved
+from angelia.pipeline.jobs.work import Report, Work, midnight
+from angelia.pipeline.lake import rewrite
+from angelia.pipeline.lake.commit import Mark
+from angelia.pipeline.lake.floor import archive_floor, floor_above, properties
+from angelia.pipeline.lake.marks import next_mark
+from angelia.pipeline.lake.rewrite import Change, File
+from angelia.pipeline.lake.tables import AUDIT, TABLES, Table
+from angelia.pipeline.runs import Run, State
+from angelia.pipeline.sources import archive
+
+JOB = "retention"
+RETAINED_YEARS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """The files of a table that are past their time."""
+
+    table: Table
+    files: list[File]
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    def figures(self) -> dict[str, object]:
+        days = sorted({file.day for file in self.files})
+        span = {"from": f"{days[0]}", "to": f"{days[-1]}"} if days else {}
+        size = sum(file.size for file in self.files)
+        return {"table": self.table.name, "days": len(days), **span, "rows": self.rows, "bytes": size}
+
+
+def retention(work: Work) -> Report:
+    """Remove every day that is past its time from every table; a run that died before is finished first."""
+    report = Report(job=JOB)
+    with nothing_is_half_moved(work.database_url), runs.only_one(work.database_url, JOB) as database:
+        run = runs.open_run(database, JOB)
+        if run is not None and not work.dry_run:
+            _finish(work, database, run, report)
+        due = [one for one in _due(work, retained_from(work.now.date())) if one.files]
+        if work.dry_run:
+            return _foreseen(report, due)
+        if due:
+            run = runs.plan(database, JOB, JOB, work.clock(), cutoff=midnight(retained_from(work.now.date())))
+            _finish(work, database, run, report)
+    report.summary = f"{report.rows:,} rows left the archive, all from before {retained_from(work.now.date())}"
+    return report
+
+
+def retained_from(today: date) -> date:
+    """The first day that stays: this day, seven years ago by the calendar."""
+    try:
+        return today.replace(year=today.year - RETAINED_YEARS)
+    except ValueError:  # the 29th of February
+        return today.replace(year=today.year - RETAINED_YEARS, day=28)
+
+
+def _due(work: Work, first: date) -> list[Due]:
+    found = []
+    for table in TABLES.values():
+        old = [file for file in rewrite.files(work.objects, table) if file.day < first]
+        found.append(Due(table, old))
+    return found
+
+
+def _foreseen(report: Report, due: Sequence[Due]) -> Report:
+    report.state = "dry run"
+    report.rows = sum(one.rows for one in due)
+    report.figures["tables"] = [one.figures() for one in due]
+    report.summary = f"{report.rows:,} rows of {len(due)} tables would leave the archive"
+    return report
+
+
+def _finish(work: Work, database: Database, run: Run, report: Report) -> None:
+    work.step("planned", run)
+    tables = []
+    for due in _due(work, _first(run)):
+        work.progress.stage(f"removing from {due.table.name}", due.rows)
+        _remove(work, run, due)
+        work.step(f"removed {due.table.name}", run)
+        rewrite.close_again(work.objects, due.table)
+        change = rewrite.change(work.objects, due.table, run.run_id)
+        rewrite.delete(work.objects, due.table, change.gone)
+        if change.gone:
+            tables.append(_removed(work, due.table, change))
+    rows = sum(int(one["rows"]) for one in tables)
+    with database.transaction():
+        for one in tables:
+            detail = {"run": run.run_id, "job": JOB, "before": f"{_first(run)}", **one}
+            events.record(
+                database, work.sql("audit")["record"], "archive_run", work.clock(), object=None, detail=detail
+            )
+        work.step("recording", run)
+        run = runs.advance(database, run, State.DONE, work.clock(), row_count=rows, report={"tables": tables})
+    report.add(run)
+    report.figures["tables"] = [*report.figures.get("tables", []), *tables]
+
+
+def _remove(work: Work, run: Run, due: Due) -> None:
+    """One commit a table."""
+    if not due.files or rewrite.is_done_by(work.objects, due.table, Mark(JOB, run.version), run.run_id):
+        return
+    if due.table is AUDIT:
+        _remove_events(work, run, due)
+    else:
+        gone = [file.path for file in due.files]
+        mark = next_mark(work.objects, due.table, run)
+        rewrite.replace(work.objects, due.table, mark, run.run_id, gone, [], due.rows)
+
+
+def _remove_events(work: Work, run: Run, due: Due) -> None:
+    """The chain goes on from the last entry that leaves, which the table's properties keep; they are written first."""
+    from pyspark.sql import functions as f
+
+    uris = [file.uri for file in due.files]
+    old = archive.read(work.spark, work.objects, AUDIT, uris)
+    rest = [file.least for file in rewrite.files(work.objects, AUDIT) if file.day >= _first(run)]
+    floor = floor_above(old, min((one for one in rest if one is not None), default=None))
+    if floor is None:
+        return
+    late = old.where(f.col("position") > floor.position)
+    leaving = due.rows - late.count()
+    rewrite.open_up(work.objects, AUDIT, properties(floor))
+    rewrite.rewrite(late, work.objects, AUDIT, next_mark(work.objects, AUDIT, run), run.run_id, uris, leaving)
+
+
+def _removed(work: Work, table: Table, change: Change) -> dict[str, str | int]:
+    days = sorted({path.partition("/")[0].partition("=")[2] for path in change.gone})
+    said: dict[str, str | int] = {"table": table.name, "days": len(days), "from": days[0], "to": days[-1]}
+    said["rows"] = change.rows
+    if table is AUDIT:
+        floor = archive_floor(work.objects)
+        said |= {"position": floor.position, "entry_hash": floor.entry_hash}
+    return said
+
+
+def _first(run: Run) -> date:
+    assert run.cutoff is not None
+    return run.cutoff.astimezone(UTC).date()

@@ -1,0 +1,53 @@
+"""One agent's rows among those of others: some in the ledger, some in the archive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import asyncpg
+
+from angelia.pipeline.jobs.archive_audit import archive_audit
+from angelia.pipeline.jobs.archive_receipts import archive_receipts
+from angelia.pipeline.jobs.archive_sessions import IDLE, archive_sessions
+from angelia.pipeline.jobs.work import Work
+from angelia.settings import Settings
+from chained import chained
+from filled import NOW, OLD, fill
+from scheduled import scheduled
+
+AGENT = "alice-1"
+# How many rows are about the agent: receipts as sender or recipient, events, sessions.
+IN_ARCHIVE = {"delivery_receipts": 11, "audit_events": 8, "sessions": 1}
+IN_LEDGER = {"delivery_receipts": 9, "audit_events": 4, "sessions": 1}
+YOUNG = NOW - timedelta(days=2)
+
+
+async def known(work: Callable[..., Work], database_url: str, data_dir: Path) -> Work:
+    """Fill ledger and archive; a work for jobs over both."""
+    settings = Settings(data_dir=data_dir)
+    await fill(database_url, OLD, 70)
+    await _name(database_url)
+    await scheduled(database_url, 3, NOW - IDLE - timedelta(days=1), prefix="alice")
+    await chained(database_url, data_dir, NOW - timedelta(days=40), 20)
+    await chained(database_url, data_dir, YOUNG, 20)
+    archive_receipts(work())
+    archive_sessions(work())
+    archive_audit(work(settings=settings))
+    await fill(database_url, YOUNG.date(), 63)
+    await _name(database_url)
+    await scheduled(database_url, 2, YOUNG, prefix="alice")
+    return work(settings=settings)
+
+
+async def _name(database_url: str) -> None:
+    """One of the senders is the agent, and one message of the older day is to it."""
+    connection = await asyncpg.connect(database_url)
+    await connection.execute("UPDATE delivery_receipts SET sender_nhi = $1 WHERE sender_nhi = 'sender-3'", AGENT)
+    await connection.execute(
+        """UPDATE delivery_receipts SET recipient_nhi = $1,
+             bucket = get_byte(sha256(convert_to($1::varchar, 'UTF8')), 0) WHERE recipient_nhi = 'recipient-70'""",
+        AGENT,
+    )
+    await connection.close()

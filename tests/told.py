@@ -1,0 +1,89 @@
+"""A row of every table of the ledger for an agent, and one of the same table for somebody else."""
+
+from __future__ import annotations
+
+import asyncpg
+
+_OTHER = "mallory-9"
+# What tells a row of another agent, whatever its kind: none of it may be anywhere in an export.
+OTHERS = (_OTHER, "other-mark", "00000000-0000-4000-8000-0000000000bb")
+_OURS_ID, _OTHERS_ID, _THIRD_ID = (f"00000000-0000-4000-8000-0000000000{end}" for end in ("aa", "bb", "cc"))
+# By kind of an export: a column that tells the agent's rows, and what they have in it.
+OURS = {
+    "agents": ("id", [_OURS_ID]),
+    "former_keys": ("key_id", [_OURS_ID]),
+    "blocks": ("blocked_at", ["2026-11-01 00:00:00+00:00", "2026-11-02 00:00:00+00:00"]),
+    "tokens": ("label", ["our-mark"]),
+    "policies": ("rate", ["our-mark 1", "our-mark 2", "our-mark 3"]),
+    "key_records": ("key_id", [_OURS_ID]),
+    "bundles": ("bundle", ['{"mark": "our-mark"}']),
+    "one_time_keys": ("key_id", [_OURS_ID, _THIRD_ID]),
+    "rotation_events": ("event_id", [_OURS_ID]),
+    "envelopes": ("dead_reason", ["our-mark 1", "our-mark 2"]),
+    "channels": ("channel_name", ["our-mark"]),
+    "subscriptions": ("subscription_id", [_OURS_ID]),
+    "allowlist": ("channel_id", [_OURS_ID]),
+    "channel_messages": ("message_id", [_OURS_ID]),
+    "channel_epochs": ("key_id", [_OURS_ID]),
+}
+# {nhi} is an agent, {id} an id of its own and {mark} a text of its own.
+_EACH = """
+INSERT INTO agents (id, handle, public_key, key_id, name, email, aicq_signatures, registered_at)
+  VALUES ('{id}', '{nhi}', sha256('{mark}'), '{id}', '{mark}', '{mark}', false, '2026-11-01Z');
+INSERT INTO agent_former_keys (key_id, public_key, agent_id, replaced_at, valid_until)
+  VALUES ('{id}', sha256('{mark} former'), '{id}', '2026-11-01Z', '2026-11-01Z');
+INSERT INTO tokens (id, secret_hash, label, role, agent_id, first_admin, created_at)
+  VALUES ('{id}', sha256('{mark}'), '{mark}', 'read-only', '{id}', false, '2026-11-01Z');
+INSERT INTO policies (rule_id, priority, effect, action, subject, object, rate, created_by, created_at)
+  VALUES (gen_random_uuid(), 1, 'allow', 'send', '{nhi}', '*', '{mark} 1', 'op', '2026-11-01Z'),
+    (gen_random_uuid(), 1, 'allow', 'send', '*', '{nhi}', '{mark} 2', 'op', '2026-11-01Z'),
+    (gen_random_uuid(), 1, 'allow', 'send', '*', '*', '{mark} 3', '{nhi}', '2026-11-01Z');
+INSERT INTO key_records (agent_nhi, key_id, key_type, usage, public_key, status, created_at)
+  VALUES ('{nhi}', '{id}', 'xwing', 'signed', '', 'active', '2026-11-01Z');
+INSERT INTO bundles (agent_nhi, bundle_version, bundle_hash, prev_bundle_hash, issued_at, expires_at, published_at,
+    suites, bundle)
+  VALUES ('{nhi}', 1, sha256('{mark}'), sha256(''), '2026-11-01Z', '2026-12-01Z', '2026-11-01Z', 1,
+    '{{"mark": "{mark}"}}');
+INSERT INTO one_time_keys (agent_nhi, key_id, key_type, public_key, signer_id, signature_ed25519, signature_ml_dsa,
+    created_at)
+  VALUES ('{nhi}', '{id}', 'xwing', '{mark}', '{id}', '{mark}', '{mark}', '2026-11-01Z');
+INSERT INTO rotation_events (event_id, agent_nhi, key_type, old_key_id, rotated_at, reason)
+  VALUES ('{id}', '{nhi}', 'xwing', '{id}', '2026-11-01Z', 'scheduled');
+INSERT INTO envelopes (bucket, recipient_nhi, mref, sender_nhi, message_id, replay_key, key_id, sender_key_id, priority,
+    created_at, accepted_at, queued_at, expires_at, state, dead_at, dead_reason, wire, wire_bytes)
+  SELECT get_byte(sha256(convert_to(r, 'UTF8')), 0), r, decode(md5('{mark}' || i), 'hex'), s, gen_random_uuid(),
+    sha256(('{mark}' || i)::bytea), '{id}', '{id}', 1, '2026-11-01Z', '2026-11-01Z', '2026-11-01Z', '2026-11-08Z',
+    'dead', '2026-11-02Z', '{mark} ' || i, 'sealed', 6
+  FROM (VALUES (1, '{nhi}', 'third'), (2, 'third', '{nhi}')) AS v (i, s, r);
+INSERT INTO channels (channel_id, owner_nhi, channel_name, policy, created_at, updated_at)
+  VALUES ('{id}', '{nhi}', '{mark}', 'open', '2026-11-01Z', '2026-11-01Z');
+INSERT INTO channel_subscriptions (subscription_id, channel_id, subscriber_nhi, created_at, updated_at)
+  VALUES ('{id}', '{id}', '{nhi}', '2026-11-01Z', '2026-11-01Z');
+INSERT INTO channel_allowlist (channel_id, nhi, added_at) VALUES ('{id}', '{nhi}', '2026-11-01Z');
+INSERT INTO channel_messages (channel_id, channel_offset, sender_nhi, message_id, replay_key, epoch_key_id, created_at,
+    accepted_at, expires_at, wire)
+  VALUES ('{id}', 1, '{nhi}', '{id}', sha256('{mark}'), '{id}', '2026-11-01Z', '2026-11-01Z', '2026-11-08Z', 'sealed');
+INSERT INTO channel_epochs (channel_id, epoch, key_id, made_by, made_at)
+  VALUES ('{id}', 1, '{id}', '{nhi}', '2026-11-01Z');
+"""
+# Whom the agent blocks, who blocks it, and a block that is none of its business; a key of another that it was handed.
+_BETWEEN = f"""
+INSERT INTO agents (id, handle, public_key, key_id, name, email, aicq_signatures, registered_at)
+  VALUES ('{_THIRD_ID}', 'third', sha256('third'), '{_THIRD_ID}', 'third', '', false, '2026-11-01Z');
+INSERT INTO blocks (agent_id, blocked_id, blocked_at) VALUES ('{_OURS_ID}', '{_THIRD_ID}', '2026-11-01Z'),
+  ('{_THIRD_ID}', '{_OURS_ID}', '2026-11-02Z'), ('{_OTHERS_ID}', '{_THIRD_ID}', '2026-11-03Z');
+INSERT INTO one_time_keys (agent_nhi, key_id, key_type, public_key, signer_id, signature_ed25519, signature_ml_dsa,
+    created_at, issued_to, issued_at)
+  VALUES ('third', '{_THIRD_ID}', 'xwing', '', '{_THIRD_ID}', '', '', '2026-11-01Z', $agent$, '2026-11-02Z');
+"""  # noqa: S608
+
+
+async def told(database_url: str, agent: str) -> None:
+    """Fill the ledger with both."""
+    connection = await asyncpg.connect(database_url)
+    try:
+        await connection.execute(_EACH.format(nhi=agent, id=_OURS_ID, mark="our-mark"))
+        await connection.execute(_EACH.format(nhi=_OTHER, id=_OTHERS_ID, mark="other-mark"))
+        await connection.execute(_BETWEEN.replace("$agent$", f"'{agent}'"))
+    finally:
+        await connection.close()
