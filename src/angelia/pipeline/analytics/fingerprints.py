@@ -1,0 +1,121 @@
+"""What each day is computed from, in a few bytes: while they stay the same, so does the result."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+
+from angelia.pipeline import runs
+from angelia.pipeline.database import Database
+from angelia.pipeline.jobs import archive_receipts
+from angelia.pipeline.jobs.work import Work
+from angelia.pipeline.lake import commit, sizes
+from angelia.pipeline.lake.analytics_tables import DAYS
+from angelia.pipeline.lake.tables import DAY, RECEIPTS
+from angelia.pipeline.sources.ledger import Snapshot
+
+_MOST_DAYS = 92  # computed at once: what a crash makes the next run do again, and what the driver has in hand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Day:
+    """What there is of a day in the archive and in the ledger."""
+
+    day: date
+    files: tuple[sizes.File, ...] = ()
+    ledger_rows: int = 0
+    ledger_hash: str = "0"
+
+    @property
+    def rows(self) -> int:
+        return self.ledger_rows + sum(file.rows for file in self.files)
+
+    @property
+    def fingerprint(self) -> str:
+        parts = [f"{file.path} {file.rows}" for file in sorted(self.files, key=lambda one: one.path)]
+        return hashlib.sha256("\n".join([*parts, f"{self.ledger_rows} {self.ledger_hash}"]).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Neighbouring days that are computed together."""
+
+    days: list[Day] = field(default_factory=list)
+
+    @property
+    def first(self) -> date:
+        return self.days[0].day
+
+    @property
+    def end(self) -> date:
+        """The day after the last."""
+        return self.days[-1].day + timedelta(days=1)
+
+    @property
+    def rows(self) -> int:
+        return sum(day.rows for day in self.days)
+
+
+@contextmanager
+def seen(url: str) -> Iterator[tuple[Database, Snapshot]]:
+    """The ledger as it is now, for as long as this is open: to ask here, and to read in Spark under the snapshot."""
+    with Database.open(url) as database, database.transaction():
+        database.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        found = database.row("SELECT pg_export_snapshot() AS id")
+        assert found is not None
+        yield database, Snapshot(found["id"])
+
+
+def present(work: Work, database: Database) -> dict[date, Day]:
+    """Every day that there is a receipt of. The caller holds the archive's lock, so that no row moves meanwhile.
+
+    A run that died after it wrote its files has left them in the archive and the same rows in the ledger: until the
+    next run finishes it, the ledger's count, and its files do not."""
+    dead = runs.open_run(database, archive_receipts.JOB)
+    by_day: dict[date, list[sizes.File]] = defaultdict(list)
+    for file in sizes.files(work.objects, RECEIPTS):
+        if dead is None or not file.name.startswith(dead.run_id):
+            by_day[file.day].append(file)
+    ledger = {row["day"]: row for row in database.rows(work.sql("mail")["receipts_fingerprints"])}
+    found = {}
+    for day in sorted(by_day.keys() | ledger.keys()):
+        here = ledger.get(day, {"row_count": 0, "hash_sum": "0"})
+        found[day] = Day(day=day, files=tuple(by_day[day]), ledger_rows=here["row_count"], ledger_hash=here["hash_sum"])
+    return found
+
+
+def computed(work: Work) -> dict[date, str]:
+    """The fingerprints of the days that were computed."""
+    table = commit.find(work.objects, DAYS)
+    if table is None:
+        return {}
+    rows = table.to_pyarrow_table(columns=[DAY, "fingerprint"]).to_pylist()
+    return {row[DAY]: row["fingerprint"] for row in rows}
+
+
+def changed(
+    days: Mapping[date, Day], before: Mapping[date, str], within: tuple[datetime | None, datetime | None]
+) -> list[Day]:
+    """Days that are new, other than they were, or gone: of the last, nothing is left to compute."""
+    since, until = (None if one is None else one.astimezone(UTC).date() for one in within)
+    wanted = (day for day in sorted(days.keys() | before.keys()) if not _outside(day, since, until))
+    found = (days.get(day, Day(day=day)) for day in wanted)
+    return [one for one in found if not one.rows or before.get(one.day) != one.fingerprint]
+
+
+def ranges(days: Iterable[Day]) -> Sequence[Range]:
+    """Days as ranges of neighbours, of a bounded length each."""
+    found: list[Range] = []
+    for day in days:
+        if not found or found[-1].end != day.day or len(found[-1].days) == _MOST_DAYS:
+            found.append(Range())
+        found[-1].days.append(day)
+    return found
+
+
+def _outside(day: date, since: date | None, until: date | None) -> bool:
+    return (since is not None and day < since) or (until is not None and day >= until)

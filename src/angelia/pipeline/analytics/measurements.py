@@ -1,0 +1,76 @@
+"""What can only be measured when it is there: how large the stores are, and which keys are in their grace period."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+import redis
+
+from angelia.pipeline.database import Database
+from angelia.pipeline.jobs.work import Work
+from angelia.pipeline.lake import commit, rows, sizes
+from angelia.pipeline.lake.analytics_tables import KEY_DAYS, KEY_GRACE, STORAGE
+from angelia.pipeline.lake.tables import DAY, TABLES
+from angelia.pipeline.runs import Run
+from angelia.stores.sql import statements
+
+_SQL = statements(__file__, "ledger.sql")
+_PATIENCE = 2.0
+
+
+def measure(work: Work, database: Database, run: Run) -> dict[str, int]:
+    """Write down what there is now; the bytes of each tier."""
+    found = [*_hot(work), *_ledger(database), *_archive(work)]
+    stamped = [{DAY: work.now.date(), "measured_at": work.now, **row} for row in found]
+    rows.put(work.objects, STORAGE, pa.Table.from_pylist(stamped, STORAGE.schema), run)
+    grace = database.rows(work.sql("keys")["keys_in_grace"], work.now)
+    if grace:
+        aged = [{DAY: work.now.date(), "measured_at": work.now, **row} for row in grace]
+        rows.put(work.objects, KEY_GRACE, pa.Table.from_pylist(aged, KEY_GRACE.schema), run)
+    totals: dict[str, int] = {}
+    for row in found:
+        totals[row["tier"]] = totals.get(row["tier"], 0) + row["bytes"]
+    return totals
+
+
+def rotations(work: Work, database: Database, run: Run) -> None:
+    """Rotations of keys by day, written when they are other than they were."""
+    found = _ordered(database.table(work.sql("keys")["rotations_by_day"]))
+    table = commit.find(work.objects, KEY_DAYS)
+    before = _ordered(KEY_DAYS.schema.empty_table() if table is None else table.to_pyarrow_table())
+    if before == found:
+        return
+    days = [*before[DAY].to_pylist(), *found[DAY].to_pylist()]
+    rows.put(work.objects, KEY_DAYS, found, run, replacing=(min(days), max(days) + timedelta(days=1)))
+
+
+def _ordered(table: pa.Table) -> pa.Table:
+    given = table.select(KEY_DAYS.schema.names).cast(KEY_DAYS.schema).combine_chunks()
+    return given.sort_by([(name, "ascending") for name in (DAY, "reason", "key_type")])
+
+
+def _hot(work: Work) -> Iterator[dict[str, Any]]:
+    if work.settings.redis_url is None:
+        return
+    try:
+        with redis.Redis.from_url(work.settings.redis_url, socket_timeout=_PATIENCE, protocol=2) as client:
+            used = client.info("memory")["used_memory"]
+    except redis.RedisError:
+        return  # a measurement that is missing is a gap, not a failure of the rest
+    yield {"tier": "hot", "name": "memory", "row_count": None, "files": None, "bytes": int(used)}
+
+
+def _ledger(database: Database) -> Iterator[dict[str, Any]]:
+    for row in database.rows(_SQL["ledger_sizes"]):
+        yield {"tier": "ledger", "files": None, **row}
+
+
+def _archive(work: Work) -> Iterator[dict[str, Any]]:
+    for table in TABLES.values():
+        size = sizes.size(work.objects, table)
+        if size.files:
+            counted = {"row_count": size.rows, "files": size.files, "bytes": size.bytes}
+            yield {"tier": "archive", "name": table.name, **counted}

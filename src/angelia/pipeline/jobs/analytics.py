@@ -1,0 +1,134 @@
+"""Counts what became of messages. A day is computed once, and again only when what it was made of changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import UTC, date
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from angelia.pipeline import runs
+from angelia.pipeline.analytics import fingerprints, measurements, receipts, skew
+from angelia.pipeline.analytics.figures import figures, said
+from angelia.pipeline.analytics.fingerprints import Range
+from angelia.pipeline.analytics.receipts import Counts
+from angelia.pipeline.database import Database
+from angelia.pipeline.jobs import archive_receipts
+from angelia.pipeline.jobs.work import Report, Work
+from angelia.pipeline.lake import read, rows, writer
+from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS, LATENCIES
+from angelia.pipeline.lake.marks import next_mark
+from angelia.pipeline.lake.tables import DAY
+from angelia.pipeline.runs import Run, State
+from angelia.pipeline.sources.ledger import Snapshot
+
+JOB = "analytics"
+
+
+def analytics(work: Work) -> Report:
+    """Every day that changed since it was computed, from the archive and the ledger together."""
+    report = Report(job=JOB)
+    with ExitStack() as held:
+        # While it is held, no row moves from the ledger to the archive: none is missed, and none counts twice.
+        held.enter_context(runs.only_one(work.database_url, archive_receipts.JOB))
+        seen, snapshot = held.enter_context(fingerprints.seen(work.database_url))
+        there = fingerprints.present(work, seen)
+        changed = fingerprints.changed(there, fingerprints.computed(work), (work.since, work.until))
+        ranges = fingerprints.ranges(changed)
+        if work.dry_run:
+            return _foreseen(report, ranges)
+        database, run = held.enter_context(runs.one_run(work.database_url, JOB, work.clock))
+        work.progress.stage("reading", sum(days.rows for days in ranges))
+        for days in ranges:
+            _compute(work, run, days, snapshot)
+            work.progress.advance(days.rows)
+        _measure(work, database, run, report)
+        _conclude(work, database, run, report, ranges)
+    return report
+
+
+def _foreseen(report: Report, ranges: Sequence[Range]) -> Report:
+    report.state, report.rows = "dry run", sum(days.rows for days in ranges)
+    report.figures["days"] = sum(len(days.days) for days in ranges)
+    report.figures["ranges"] = [[f"{days.days[0].day}", f"{days.days[-1].day}"] for days in ranges]
+    spans = ", ".join(f"{first} .. {last}" for first, last in report.figures["ranges"])
+    report.summary = f"{report.figures['days']} days would be computed" + (f": {spans}" if spans else "")
+    return report
+
+
+def _compute(work: Work, run: Run, days: Range, snapshot: Snapshot) -> None:
+    """The results first, the fingerprints in the last commit: whoever dies between them is computed again."""
+    replaced = (days.first, days.end)
+    if days.rows:
+        with receipts.reading(work, days, snapshot) as frame:
+            counts = receipts.count(frame)
+            mark = next_mark(work.objects, AGENTS, run)
+            writer.write(receipts.agents(frame), work.objects, AGENTS, mark, run.run_id, replacing=replaced)
+    else:  # whatever there was of them is gone
+        counts = receipts.nothing()
+        rows.put(work.objects, AGENTS, AGENTS.schema.empty_table(), run, replacing=replaced)
+    rows.put(work.objects, HOURS, counts.hours, run, replacing=replaced)
+    rows.put(work.objects, LATENCIES, counts.latencies, run, replacing=replaced)
+    rows.put(work.objects, BUCKETS, counts.buckets, run, replacing=replaced)
+    work.step("computed", run)
+    rows.put(work.objects, DAYS, _summaries(work, days, counts), run, replacing=replaced)
+    work.step("fingerprinted", run)
+
+
+def _summaries(work: Work, days: Range, counts: Counts) -> pa.Table:
+    sent = {row[DAY]: row["sent_sum"] for row in counts.hours.group_by(DAY).aggregate([("sent", "sum")]).to_pylist()}
+    loads = {
+        row[DAY]: row["receipts_list"]
+        for row in counts.buckets.group_by(DAY).aggregate([("receipts", "list")]).to_pylist()
+    }
+    agents = _different_agents(work, days)
+    made = [
+        {
+            DAY: one.day,
+            "fingerprint": one.fingerprint,
+            "computed_at": work.now,
+            "receipts": sent[one.day],
+            "senders": agents[one.day][0],
+            "recipients": agents[one.day][1],
+            "bucket_peak": skew.peak(loads[one.day]),
+            "bucket_gini": skew.gini(loads[one.day]),
+        }
+        for one in days.days
+        if one.rows
+    ]
+    return pa.Table.from_pylist(made, DAYS.schema)
+
+
+def _different_agents(work: Work, days: Range) -> dict[date, tuple[int, int]]:
+    """How many sent and how many were sent to, on each day: counted in what was just written."""
+    within = (pc.field(DAY) >= days.first) & (pc.field(DAY) < days.end)
+    counted = read.sums(work.objects, AGENTS, DAY, {name: pc.field(name) > 0 for name in ("sent", "received")}, within)
+    return {row[DAY]: (row["sent"], row["received"]) for row in counted.to_pylist()}
+
+
+def _measure(work: Work, database: Database, run: Run, report: Report) -> None:
+    work.progress.stage("measuring the stores")
+    measurements.rotations(work, database, run)
+    report.figures["storage"] = measurements.measure(work, database, run)
+
+
+def _conclude(work: Work, database: Database, run: Run, report: Report, ranges: Sequence[Range]) -> None:
+    first, end = (None if one is None else one.astimezone(UTC).date() for one in (work.since, work.until))
+    found = figures(work.objects, first, end)
+    share = found.delivered_share
+    report.figures |= {
+        "days": sum(len(days.days) for days in ranges),
+        "receipts": found.sent,
+        "delivered_share": share and round(share, 6),
+        **found.times,
+        "priorities": found.by_priority,
+    }
+    row_count = sum(days.rows for days in ranges)
+    report.add(runs.advance(database, run, State.DONE, work.clock(), row_count=row_count, report=report.figures))
+    unchanged = "" if ranges else "nothing changed: "
+    came = f", delivered {share:.1%}".replace("%", " %") if share is not None else ""
+    p99 = found.times["p99_ms"]
+    late = f", p99 {said(p99)}" if p99 is not None else ""
+    report.summary = f"{unchanged}{found.days} days, {found.sent:,} receipts{came}{late}"

@@ -1,0 +1,115 @@
+"""Fills an archive with the receipts of a fleet that never was, so that what reads it can be tried and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import UTC, date, timedelta
+
+from angelia.errors import Conflict, InvalidArgument
+from angelia.pipeline import runs
+from angelia.pipeline.jobs import archive_receipts
+from angelia.pipeline.jobs.work import Report, Work, midnight
+from angelia.pipeline.lake import commit, writer
+from angelia.pipeline.lake.marks import next_mark
+from angelia.pipeline.lake.sizes import size
+from angelia.pipeline.lake.tables import AUDIT, RECEIPTS
+from angelia.pipeline.runs import Run, State
+from angelia.pipeline.simulation.capacity import capacity
+from angelia.pipeline.simulation.events import chained
+from angelia.pipeline.simulation.fleet import Fleet, days_between, pieces
+from angelia.pipeline.simulation.receipts import receipts
+from angelia.pipeline.sources import archive, audit
+
+JOB = commit.SIMULATED
+_MONTHS = 3
+_PIECE_ROWS = 5_000_000  # of one commit: what a crash makes the next run do again
+_ELSEWHERE = "simulate into an archive of its own: angelia pipeline run simulate --lake DIRECTORY"
+
+
+def simulate(work: Work) -> Report:
+    """Receipts up to yesterday, in the archive's own table. Days that were simulated before are replaced."""
+    fleet, days = Fleet.of(work.options), _days(work)
+    rows = {day: fleet.messages(day) for day in days}
+    report = Report(job=JOB)
+    report.figures |= {"days": len(days), "agents": fleet.agents, "from": f"{days[0]}", "to": f"{days[-1]}"}
+    with ExitStack() as held:
+        # Nobody archives what is real into it meanwhile.
+        held.enter_context(runs.only_one(work.database_url, archive_receipts.JOB))
+        if work.options.get("audit"):
+            held.enter_context(runs.only_one(work.database_url, audit.APP_ID))
+        _refuse_real(work)
+        if work.dry_run:
+            return _foreseen(report, sum(rows.values()))
+        lo, hi = midnight(days[0]), midnight(days[-1]) + timedelta(days=1)
+        database, run = held.enter_context(runs.one_run(work.database_url, JOB, work.clock, lo=lo, hi=hi))
+        work.progress.stage("simulating", sum(rows.values()))
+        for piece in pieces(days, rows, _PIECE_ROWS):
+            _write(work, run, fleet, piece)
+            work.progress.advance(sum(rows[day] for day in piece))
+        if work.options.get("audit"):
+            report.figures["events"] = _write_audit(work, run, days)
+        report.figures["capacity"] = capacity(work)
+        total = sum(rows.values())
+        report.add(runs.advance(database, run, State.DONE, work.clock(), row_count=total, report=report.figures))
+    events = f" and {report.figures['events']:,} audit events" if "events" in report.figures else ""
+    report.summary = (
+        f"{report.rows:,} receipts{events} of {fleet.agents:,} agents, {len(days)} days, in {work.objects.root};"
+        " handles begin with sim-"
+    )
+    return report
+
+
+def _days(work: Work) -> list[date]:
+    today = work.now.astimezone(UTC).date()
+    last = min(work.until.astimezone(UTC).date(), today) if work.until else today
+    given = work.options.get("months")
+    if work.since is not None and given is not None:
+        raise InvalidArgument(
+            "the months and the first day both say from when", hint="angelia pipeline run simulate --months 3"
+        )
+    months = _MONTHS if given is None else given
+    first = work.since.astimezone(UTC).date() if work.since else _months_before(last, months)
+    if first >= last:
+        raise InvalidArgument(
+            f"there is no day from {first} to {last} that is over", hint="angelia pipeline run simulate --months 3"
+        )
+    return days_between(first, last)
+
+
+def _months_before(day: date, months: int) -> date:
+    if not 1 <= months <= 1200:
+        raise InvalidArgument(f"{months} months cannot be simulated", hint="angelia pipeline run simulate --months 3")
+    year, month = divmod(day.year * 12 + day.month - 1 - months, 12)
+    after = date(year + (month + 1) // 12, (month + 1) % 12 + 1, 1)
+    return min(date(year, month + 1, 1) + timedelta(days=day.day - 1), after - timedelta(days=1))
+
+
+def _refuse_real(work: Work) -> None:
+    if commit.version_of(work.objects, RECEIPTS, archive_receipts.JOB) is not None:
+        raise Conflict(f"the archive at {work.objects.root} holds real receipts", hint=_ELSEWHERE)
+    if work.options.get("audit") and size(work.objects, AUDIT).rows:
+        raise Conflict(f"the archive at {work.objects.root} holds an audit chain already", hint=_ELSEWHERE)
+
+
+def _foreseen(report: Report, rows: int) -> Report:
+    report.state, report.rows = "dry run", rows
+    report.summary = f"{rows:,} receipts would be simulated, from {report.figures['from']} to {report.figures['to']}"
+    return report
+
+
+def _write(work: Work, run: Run, fleet: Fleet, days: Sequence[date]) -> None:
+    frame = receipts(work.spark, fleet, days)
+    replaced = (days[0], days[-1] + timedelta(days=1))
+    mark = next_mark(work.objects, RECEIPTS, run)
+    writer.write(frame, work.objects, RECEIPTS, mark, run.run_id, replacing=replaced)
+    work.step("written", run)
+
+
+def _write_audit(work: Work, run: Run, days: Sequence[date]) -> int:
+    """One task makes the chain: each entry binds the one before it."""
+    work.progress.stage("chaining the audit")
+    uris = archive.files(work.objects, RECEIPTS, (days[0], days[-1] + timedelta(days=1)))
+    frame = chained(archive.read(work.spark, work.objects, RECEIPTS, uris))
+    writer.write(frame, work.objects, AUDIT, next_mark(work.objects, AUDIT, run), run.run_id)
+    return size(work.objects, AUDIT).rows

@@ -1,0 +1,235 @@
+"""The report: one page that needs nothing but itself, with a chart for each question and a table beside each chart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+from html import escape
+from pathlib import Path
+
+from angelia.pipeline.analytics.histogram import SHARES
+from angelia.pipeline.report import charts, words
+from angelia.pipeline.report.charts import at
+from angelia.pipeline.report.drawing import drawn
+from angelia.pipeline.report.figures import OUTCOMES, TIERS, Agent, Contents, read
+from angelia.stores.objects import Objects
+
+_STYLE = Path(__file__).with_name("style.css")
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+def page(objects: Objects, now: datetime) -> str:
+    """The page as HTML, of everything that was computed until now."""
+    contents = read(objects)
+    sections = "\n".join(_sections(contents))
+    first, last = contents.period[0], contents.period[-1]
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta name="referrer" content="no-referrer">
+<title>Messages, {first} to {last}</title>
+<style>
+{_STYLE.read_text("utf-8")}</style>
+</head>
+<body>
+<header>
+<h1>Messages, <time datetime="{first}">{first}</time> to <time datetime="{last}">{last}</time></h1>
+<p class="muted">{len(contents.days)} days with messages, UTC.
+Computed {_time(contents.computed_at)}, written {_time(now)}.</p>
+{_totals(contents)}
+</header>
+<main>
+{sections}
+</main>
+<footer><p>Percentiles come from histograms with buckets of 1 %: they are at most 0.5 % off.
+A message belongs to the day on which it was sent.</p></footer>
+</body>
+</html>
+"""
+
+
+def _totals(contents: Contents) -> str:
+    p50, _, p99 = contents.overall
+    figures = {
+        "messages": f"{contents.sent:,}",
+        "delivered": words.share(contents.total("delivered"), contents.sent),
+        "half delivered within": words.duration(p50),
+        "99 % delivered within": words.duration(p99),
+        "wire bytes": words.size(sum(day.wire_bytes for day in contents.days)),
+    }
+    entries = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in figures.items())
+    return f'<dl class="totals">{entries}</dl>'
+
+
+def _sections(contents: Contents) -> Iterator[str]:
+    yield _chart("volume", _volume_title(contents), charts.volume(contents), _volume_table(contents))
+    yield _chart("latency", _latency_title(contents), charts.latency(contents), _latency_table(contents))
+    yield _priorities(contents)
+    yield _chart("losses", _losses_title(contents), charts.losses(contents), _losses_table(contents))
+    yield _chart("buckets", _buckets_title(contents), charts.buckets(contents), _buckets_table(contents), 1.8)
+    if contents.storage:
+        once = len({moment.date() for moment in contents.storage}) < 2
+        draw = charts.storage(contents)
+        yield _chart("storage", _storage_title(contents), draw, _storage_table(contents), 1.3 if once else 2.5)
+    if contents.rotations:
+        yield _chart("rotations", _rotations_title(contents), charts.rotations(contents), _rotations_table(contents))
+    else:
+        yield '<section><h2>No key was rotated</h2><p class="muted">Rotations are counted in the ledger.</p></section>'
+    yield _agents(contents)
+
+
+def _chart(name: str, title: str, draw: charts.Draw, table: str, height: float = 2.5) -> str:
+    return (
+        f'<section><h2 id="{name}">{escape(title)}</h2>'
+        f'<div role="img" aria-labelledby="{name}">{drawn(name, draw, height)}</div>'
+        f"<details><summary>As a table</summary>{table}</details></section>"
+    )
+
+
+def _volume_title(contents: Contents) -> str:
+    most = max(contents.days, key=lambda day: day.sent)
+    came = words.share(contents.total("delivered"), contents.sent)
+    return (
+        f"{contents.sent:,} messages in {len(contents.days)} days, {came} of them delivered;"
+        f" the most on {most.day}: {most.sent:,}"
+    )
+
+
+def _volume_table(contents: Contents) -> str:
+    rows = ([f"{day.day}", f"{day.sent:,}", *(f"{day.outcomes[name]:,}" for name in OUTCOMES)] for day in contents.days)
+    return _table("Messages a day", ["day", "sent", *OUTCOMES], rows)
+
+
+def _latency_title(contents: Contents) -> str:
+    p50, p95, p99 = (words.duration(one) for one in contents.overall)
+    return f"Half of the messages were delivered within {p50}, 95 % within {p95}, 99 % within {p99}"
+
+
+def _latency_table(contents: Contents) -> str:
+    rows = ([f"{day.day}", *map(words.duration, day.times)] for day in contents.days)
+    return _table("Time from accepted to delivered", ["day", *SHARES], rows)
+
+
+def _priorities(contents: Contents) -> str:
+    rows = [[name, f"{count:,}", *map(words.duration, times)] for name, (count, times) in contents.by_priority.items()]
+    said = ", ".join(f"{name} {words.duration(times[-1])}" for name, (_, times) in contents.by_priority.items())
+    title = f"99 % delivered, by priority: within {said}" if said else "Nothing was delivered"
+    return f"<section><h2>{title}</h2>{_table('Time to delivery', ['priority', 'delivered', *SHARES], rows)}</section>"
+
+
+def _losses_title(contents: Contents) -> str:
+    failed, expired = contents.total("failed"), contents.total("expired")
+    return (
+        f"{words.share(failed, contents.sent)} of the messages failed ({failed:,}),"
+        f" {words.share(expired, contents.sent)} expired ({expired:,})"
+    )
+
+
+def _losses_table(contents: Contents) -> str:
+    rows = (
+        [f"{day.day}", *(words.share(day.outcomes[name], day.sent) for name in ("failed", "expired"))]
+        for day in contents.days
+    )
+    return _table("Share of a day's messages", ["day", "failed", "expired"], rows)
+
+
+def _buckets_title(contents: Contents) -> str:
+    total, most = sum(contents.buckets), max(contents.buckets)
+    peak = most * len(contents.buckets) / total if total else 0
+    fullest = contents.buckets.index(most)
+    return f"The fullest of the 256 buckets, number {fullest}, has {peak:.1f} times the mean; stronger is fuller"
+
+
+def _buckets_table(contents: Contents) -> str:
+    """The fullest ones; all 256 would help nobody."""
+    fullest = sorted(range(len(contents.buckets)), key=lambda one: -contents.buckets[one])[:10]
+    total = sum(contents.buckets)
+    rows = ([f"{one}", f"{contents.buckets[one]:,}", words.share(contents.buckets[one], total)] for one in fullest)
+    spread = (
+        [f"{day.day}", *("-" if one is None else f"{one:.2f}" for one in (day.peak, day.gini))] for day in contents.days
+    )
+    return _table("The ten fullest buckets", ["bucket", "messages", "share"], rows) + _table(
+        "Fullest bucket against the mean, and Gini's coefficient", ["day", "peak", "Gini"], spread
+    )
+
+
+def _storage_title(contents: Contents) -> str:
+    times = list(contents.storage)
+    last = contents.storage[times[-1]]
+    sizes = (f"{tier} {words.size(last[tier])}{_growth(contents, tier)}" for tier in TIERS if tier in last)
+    return f"Stored on {times[-1]:%Y-%m-%d}: {', '.join(sizes)}"
+
+
+def _growth(contents: Contents, tier: str) -> str:
+    """How fast a tier grows, over the measurements that have it."""
+    known = {moment: tiers[tier] for moment, tiers in contents.storage.items() if tier in tiers}
+    first, last = min(known), max(known)
+    days = (last - first) / timedelta(days=1)
+    if days < 1:
+        return ""
+    growth = (known[last] - known[first]) / days
+    return f" ({'+' if growth >= 0 else '−'}{words.size(abs(growth))} a day)"
+
+
+def _storage_table(contents: Contents) -> str:
+    rows = (
+        [at(moment), *(words.size(tiers[tier]) if tier in tiers else "-" for tier in TIERS)]
+        for moment, tiers in contents.storage.items()
+    )
+    return _table("Size of each tier", ["measured", *TIERS], rows)
+
+
+def _rotations_title(contents: Contents) -> str:
+    total = sum(row["rotations"] for row in contents.rotations)
+    waiting = sum(row["keys"] for row in contents.grace)
+    oldest = max((row["oldest_seconds"] for row in contents.grace), default=0)
+    grace = (
+        f"; {waiting:,} old ones are in their grace period, the oldest for {oldest / 86_400:.1f} days"
+        if waiting
+        else ""
+    )
+    return f"{total:,} keys were rotated or revoked{grace}"
+
+
+def _rotations_table(contents: Contents) -> str:
+    rows = (
+        [f"{row['day']}", escape(row["reason"].replace("_", " ")), escape(row["key_type"]), f"{row['rotations']:,}"]
+        for row in contents.rotations
+    )
+    return _table("Keys by day, reason and type", ["day", "reason", "type", "keys"], rows)
+
+
+def _agents(contents: Contents) -> str:
+    senders = [[*_agent(one, contents.sent), f"{one.failed:,}"] for one in contents.senders]
+    recipients = [_agent(one, contents.sent) for one in contents.recipients]
+    top = contents.senders[:1]
+    title = (
+        f"The busiest sender sent {words.share(top[0].messages, contents.sent)} of all messages" if top else "Agents"
+    )
+    columns = ["messages", "share", "bytes"]
+    return (
+        f'<section><h2>{title}</h2><div class="pair">'
+        + _table("Who sent most", ["sender", *columns, "failed"], senders)
+        + _table("Who was sent most", ["recipient", *columns], recipients)
+        + "</div></section>"
+    )
+
+
+def _agent(one: Agent, sent: int) -> list[str]:
+    return [words.foreign(one.handle), f"{one.messages:,}", words.share(one.messages, sent), words.size(one.wire_bytes)]
+
+
+def _table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Cells are HTML: whoever gives foreign text has escaped it."""
+    head = "".join(f'<th scope="col">{column}</th>' for column in columns)
+    body = "".join(
+        f'<tr><th scope="row">{row[0]}</th>' + "".join(f"<td>{cell}</td>" for cell in row[1:]) + "</tr>" for row in rows
+    )
+    return f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _time(moment: datetime) -> str:
+    return f'<time datetime="{moment.isoformat()}">{at(moment)}</time>'

@@ -1,0 +1,209 @@
+"""The report is one page that needs nothing else, says what was computed, and takes no text for anything but text."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from datetime import UTC, date, datetime, timedelta
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from angelia.errors import NotFound
+from angelia.pipeline import report
+from angelia.pipeline.lake import rows
+from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS, KEY_DAYS, KEY_GRACE, LATENCIES, STORAGE
+from angelia.pipeline.lake.table import Table
+from angelia.pipeline.report import words
+from angelia.pipeline.report.charts import latency, storage
+from angelia.pipeline.report.figures import read
+from angelia.pipeline.runs import Run, State
+from angelia.stores.objects import Objects
+
+NOW = datetime(2026, 11, 16, 9, tzinfo=UTC)
+DAY = date(2026, 11, 10)
+HOSTILE = "<script>alert(1)</script>\u202eevil\x1b[31m"
+
+
+class Page(HTMLParser):
+    """Elements, ids and what is asked of elsewhere."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.addresses: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            assert not name.startswith("on"), name
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("src", "href", "xlink:href", "action", "data"):
+                self.addresses.append(value or "")
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> Objects:
+    return Objects.at(str(tmp_path / "lake"))
+
+
+def put(objects: Objects, table: Table, *given: dict[str, Any]) -> None:
+    run = Run(
+        run_id=str(uuid.uuid4()), job="analytics", app_id="analytics", version=1, lo=None, hi=None, cutoff=None,
+        state=State.PLANNED, row_count=None, id_hash_sum=None, started_at=NOW,
+    )  # fmt: skip
+    rows.put(objects, table, pa.Table.from_pylist(list(given), table.schema), run)
+
+
+def fill(objects: Objects, day: date = DAY, handle: str = "alice") -> None:
+    put(objects, HOURS, {"day": day, "hour": 9, "priority": 1, "sent": 100, "delivered": 90, "expired": 3, "failed": 5,
+                         "pending": 2, "attempts": 130, "wire_bytes": 600_000})  # fmt: skip
+    put(objects, LATENCIES, {"day": day, "priority": 1, "buckets": [1000, 1100], "counts": [80, 10],
+                             "p50_ms": 21.065, "p95_ms": 56.978, "p99_ms": 56.978})  # fmt: skip
+    put(objects, AGENTS, {"day": day, "agent": handle, "sent": 100, "sent_bytes": 600_000, "delivered": 90,
+                          "expired": 3, "failed": 5, "received": 0, "received_bytes": 0})  # fmt: skip
+    put(objects, BUCKETS, {"day": day, "bucket": 17, "receipts": 100, "wire_bytes": 600_000})
+    put(objects, DAYS, {"day": day, "fingerprint": "x", "computed_at": NOW, "receipts": 100, "senders": 1,
+                        "recipients": 1, "bucket_peak": 256.0, "bucket_gini": 0.99})  # fmt: skip
+
+
+def test_before_anything_was_computed_the_next_command_is_named(objects: Objects) -> None:
+    with pytest.raises(NotFound) as refusal:
+        report.page(objects, NOW)
+    assert refusal.value.hint == "angelia pipeline run analytics"
+
+
+def test_the_page_says_the_period_the_totals_and_when_it_was_computed(objects: Objects) -> None:
+    fill(objects)
+    fill(objects, DAY + timedelta(days=1))
+    text = report.page(objects, NOW)
+    for said in ("2026-11-10", "2026-11-11", "2026-11-16 09:00Z", ">200<", "90.00 %",
+                 "5.00 % of the messages failed (10)", "delivered within 21.1 ms",
+                 "number 17, has 256.0 times the mean", "1.2 MB"):  # fmt: skip
+        assert said in text, said
+
+
+def test_the_page_asks_nobody_for_anything_and_runs_nothing(objects: Objects) -> None:
+    fill(objects)
+    text = report.page(objects, NOW)
+    page = Page(text)
+    assert not {"script", "link", "iframe", "img", "image", "object"} & set(page.tags)
+    assert all(address.startswith("#") for address in page.addresses)
+    assert not re.search(r"url\((?!#)|@import", text)
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_every_chart_has_a_name_and_a_table_beside_it(objects: Objects) -> None:
+    fill(objects)
+    put(
+        objects,
+        STORAGE,
+        {"day": NOW.date(), "measured_at": NOW, "tier": "ledger", "name": "agents", "bytes": 5_000_000},
+    )
+    put(objects, KEY_DAYS, {"day": DAY, "reason": "on_demand", "key_type": "xwing", "rotations": 4, "agents": 2})
+    put(objects, KEY_GRACE, {"day": NOW.date(), "measured_at": NOW, "key_type": "xwing", "keys": 3,
+                             "oldest_seconds": 86_400, "mean_seconds": 10})  # fmt: skip
+    text = report.page(objects, NOW)
+    named = re.findall(r'role="img" aria-labelledby="(\w+)"', text)
+    assert named == ["volume", "latency", "losses", "buckets", "storage", "rotations"]
+    for name in named:
+        section = re.search(rf'<section><h2 id="{name}">(.+?)</h2>.*?</section>', text, re.DOTALL)
+        assert section is not None
+        assert section[0].count("<table>") >= 1
+    assert "ledger 5 MB" in text
+    assert "4 keys were rotated or revoked; 3 old ones are in their grace period, the oldest for 1.0 days" in text
+
+
+def measured(objects: Objects, days: int, **tiers: int) -> None:
+    moment = NOW + timedelta(days=days)
+    of_all = {"day": moment.date(), "measured_at": moment, "name": "a"}
+    put(objects, STORAGE, *({**of_all, "tier": tier, "bytes": size} for tier, size in tiers.items()))
+
+
+def test_a_tier_that_was_not_measured_once_grows_as_fast_as_its_other_measurements_say(objects: Objects) -> None:
+    fill(objects)
+    measured(objects, 0, archive=1_000_000)
+    measured(objects, 1, archive=2_000_000, hot=9_000_000)
+    measured(objects, 2, archive=5_000_000)
+    measured(objects, 4, archive=5_000_000, hot=3_000_000)
+    assert "hot 3 MB (−2 MB a day), archive 5 MB (+1 MB a day)" in report.page(objects, NOW)
+
+
+def test_a_tier_that_was_not_measured_is_a_gap_and_what_stands_alone_is_a_point(objects: Objects) -> None:
+    from matplotlib.figure import Figure
+
+    fill(objects)
+    for day in range(3):
+        measured(objects, day, **({"hot": 5, "archive": 6} if day != 1 else {"archive": 7}))
+    axes = Figure().add_subplot()
+    storage(read(objects))(axes, False)
+    lines = {tuple(value == value for value in line.get_ydata()): line.get_markevery() for line in axes.get_lines()}
+    assert lines == {(True, False, True): [0, 2], (False,) * 3: [], (True,) * 3: []}
+
+
+def test_keys_that_were_in_grace_once_are_not_reported_when_the_newest_measurement_found_none(objects: Objects) -> None:
+    fill(objects)
+    grace = {"day": NOW.date(), "measured_at": NOW, "key_type": "xwing", "keys": 3, "oldest_seconds": 9}
+    put(objects, KEY_GRACE, {**grace, "mean_seconds": 9})
+    measured(objects, 0, ledger=1)
+    assert [row["keys"] for row in read(objects).grace] == [3]
+    measured(objects, 1, ledger=1)
+    assert read(objects).grace == []
+
+
+def test_the_page_says_how_late_messages_of_each_priority_came(objects: Objects) -> None:
+    fill(objects)
+    put(objects, LATENCIES, {"day": DAY, "priority": 3, "buckets": [900], "counts": [4],
+                             "p50_ms": 7.788, "p95_ms": 7.788, "p99_ms": 7.788})  # fmt: skip
+    text = report.page(objects, NOW)
+    assert "99 % delivered, by priority: within critical 7.79 ms, normal 57 ms" in text
+    assert '<th scope="row">normal</th><td>90</td><td>21.1 ms</td><td>57 ms</td><td>57 ms</td>' in text
+
+
+def test_the_busiest_agents_are_those_of_all_days_together(objects: Objects) -> None:
+    fill(objects)
+    for offset in range(2):
+        put(
+            objects,
+            AGENTS,
+            *(
+                {"day": DAY + timedelta(days=offset), "agent": f"a{number:02}", "sent": 50 + number // 2, "received": 0}
+                | dict.fromkeys(("sent_bytes", "delivered", "expired", "failed", "received_bytes"), 1)
+                for number in range(12)
+            ),
+        )
+    found = [(one.handle, one.messages, one.failed) for one in read(objects).senders]
+    assert found[:3] == [("a10", 110, 2), ("a11", 110, 2), ("a08", 108, 2)]
+    assert found[-1] == ("a03", 102, 2)
+    assert len(found) == 10
+
+
+def test_hostile_handles_are_text(objects: Objects) -> None:
+    fill(objects, handle=HOSTILE)
+    text = report.page(objects, NOW)
+    assert "<script" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;\\u{202e}evil\\u{1b}[31m" in text
+    assert not {"\u202e", "\x1b"} & set(text)
+
+
+def test_a_very_long_handle_is_cut() -> None:
+    assert words.foreign("a" * 255) == f'<bdi class="foreign">{"a" * 80}…</bdi>'
+
+
+def test_a_day_that_there_is_nothing_of_is_a_gap_and_not_a_zero(objects: Objects) -> None:
+    from matplotlib.figure import Figure
+
+    fill(objects)
+    fill(objects, DAY + timedelta(days=2))
+    contents = read(objects)
+    assert len(contents.period) == 3
+    axes = Figure().add_subplot()
+    latency(contents)(axes, False)
+    lines = [list(line.get_ydata()) for line in axes.get_lines()]
+    assert [[value == value for value in line] for line in lines] == [[True, False, True]] * 3
