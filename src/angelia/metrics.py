@@ -74,3 +74,20 @@ ONE_TIME_KEYS_LOW_AGENTS = Gauge(
     multiprocess_mode="mostrecent",
 )
 CHANNEL_MESSAGES = Counter("angelia_channel_messages_total", "Messages that were published in channels")
+PIPELINE_WAITING = Gauge(
+    "angelia_pipeline_rows_waiting",
+    "Rows that may leave the ledger for the archive and have not, by table; counted up to 1,000,001",
+    ["table"],
+    multiprocess_mode="mostrecent",
+)
+PIPELINE_DONE = Gauge(
+    "angelia_pipeline_last_done_timestamp_seconds",
+    "When a run of a job was done last",
+    ["job"],
+    multiprocess_mode="max",
+)
+PIPELINE_OPEN = Gauge(
+    "angelia_pipeline_runs_open",
+    "Runs that are not over: somebody is at work on them, or they died",
+    multiprocess_mode="mostrecent",
+)

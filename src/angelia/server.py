@@ -21,6 +21,7 @@ import angelia
 from angelia import app
 from angelia.http import logs
 from angelia.listener import bind, local_url
+from angelia.scheduled import Schedule
 from angelia.settings import OUR_OWN, Loaded, Settings, with_values
 from angelia.stores.embedded import EmbeddedStores, ledger_alone
 from angelia.stores.embedded.datadir import DataDir, Runtime
@@ -39,15 +40,16 @@ def serve(loaded: Loaded, *, rotate_master_key: bool = False) -> int:
     _raise_open_files()
     with _Signals() as signals, contextlib.ExitStack() as cleanup:
         try:
-            stores, workers, listener = _start(loaded, signals, cleanup, rotate_master_key)
+            stores, workers, schedule, listener = _start(loaded, signals, cleanup, rotate_master_key)
         except _Interrupted:
             return 128 + signals.received[0]
         finally:
             signals.interrupting = False
         while not signals.received:
-            _tend(stores, workers)
+            _tend(stores, workers, schedule)
             signals.wait(_TICK_SECONDS)
         listener.close()
+        schedule.ask_to_stop()
         _drain(stores, workers, signals)
     return 0
 
@@ -65,7 +67,7 @@ def set_schema(loaded: Loaded, version: int, may_go_back: Callable[[int], bool])
 
 def _start(
     loaded: Loaded, signals: _Signals, cleanup: contextlib.ExitStack, rotate_master_key: bool
-) -> tuple[EmbeddedStores, Workers, socket.socket]:
+) -> tuple[EmbeddedStores, Workers, Schedule, socket.socket]:
     """Each step registers how it is undone, so that whatever ends the server undoes them in reverse."""
     data_dir = DataDir(loaded.settings.data_dir)
     data_dir.prepare()
@@ -96,14 +98,16 @@ def _start(
     while not workers.all_ready:
         _tend(stores, workers)
         signals.wait(_TICK_SECONDS)
+    schedule = Schedule(effective.settings, data_dir, time.monotonic())
+    cleanup.callback(schedule.stop)
     _write_runtime(data_dir, effective.settings, database_url, redis_url)
     _greet(effective.settings, open_mode=prepared.open_mode)
-    return stores, workers, listener
+    return stores, workers, schedule, listener
 
 
-def _tend(stores: EmbeddedStores, workers: Workers) -> None:
+def _tend(stores: EmbeddedStores, workers: Workers, schedule: Schedule | None = None) -> None:
     now = time.monotonic()
-    for line in (*stores.tend(now), *workers.tend(now)):
+    for line in (*stores.tend(now), *workers.tend(now), *(schedule.tend(now) if schedule else ())):
         _LOG.warning(line)
 
 

@@ -7,8 +7,9 @@ import ipaddress
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -20,6 +21,14 @@ from angelia.errors import SettingsError
 _URL = re.compile(r"([^:/?#]+://)([^/?#]*)(.*)", re.DOTALL)
 
 
+_PAIRS = {"limits": "register=10/1h,who=off", "pipeline_schedule": "archive receipts=1d,analytics=off"}
+# The jobs that a running server may start, and how often it does so by itself.
+SCHEDULE = {"archive receipts": "1d", "archive sessions": "1d", "archive audit": "1h"}
+SCHEDULABLE = (*SCHEDULE, "analytics", "replay audit", "verify audit", "maintain")
+_MASTER = re.compile(r"local(\[.+\])?\Z|local-cluster\[.+\]\Z|spark://.|k8s://.|yarn\Z")
+_REMOTE = re.compile(r"sc://(\[[0-9a-fA-F:.]+\]|[^/:;\[\]]+)(:\d+)?(/.*)?")
+_PERIOD = re.compile(r"(\d{1,4})([mhdw])", re.ASCII)
+_PERIOD_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 OUR_OWN = "our own"  # where the URL of an embedded store comes from
 
 
@@ -82,6 +91,16 @@ class Settings:
     jwt_jwks_url: str | None = setting(None, "where the keys of JSON Web Tokens are published")
     jwt_issuer: str | None = setting(None, "the iss claim that tokens must carry")
     jwt_audience: str = setting("angelia", "the aud claim that tokens must carry")
+    lake: str | None = setting(
+        None, "where the archive lies, if not in the data directory: a path, or s3://bucket/prefix"
+    )
+    spark_master: str | None = setting(None, "the Spark cluster that the pipeline runs on, instead of this machine")
+    spark_remote: str | None = setting(None, "the Spark Connect server that the pipeline runs on, as sc://host:port")
+    java_home: Path | None = setting(None, "the Java that Spark runs on, if not JAVA_HOME or the one that came along")
+    pipeline_schedule: Mapping[str, str] = setting(
+        SCHEDULE.copy,
+        'how often a running server starts jobs of the pipeline, as "analytics=1d,archive audit=off"; off for none',
+    )
     home: Path = setting(default_home, "where this user's agents keep their keys")
     url: str | None = setting(None, "the server that the command line talks to")
     identity: str | None = setting(None, "which agent of the home signs", env="ANGELIA_AS")
@@ -165,6 +184,8 @@ def load(
 
     hints = get_type_hints(Settings)
     parsed = {name: _parse(name, value, hints[name], origins[name]) for name, value in values.items()}
+    if "pipeline_schedule" in parsed:  # to add a job is not to take the others away
+        parsed["pipeline_schedule"] = {**SCHEDULE, **parsed["pipeline_schedule"]}
     settings = Settings(**parsed)
     _check(settings, origins)
     return Loaded(settings, origins)
@@ -175,8 +196,19 @@ def with_values(settings: Settings, **values: Any) -> Settings:
     return dataclasses.replace(settings, **values)
 
 
+def period(text: str) -> timedelta | None:
+    """How often a job is started: `15m`, `1h`, `1d`, `2w`; None for `off`. ValueError for what is neither."""
+    found = _PERIOD.fullmatch(text)
+    if text != "off" and (found is None or int(found[1]) == 0):
+        raise ValueError(f"{text!r} is no period")
+    return None if found is None else timedelta(**{_PERIOD_UNITS[found[2]]: int(found[1])})
+
+
 def mask_url(url: str) -> str:
-    """Hide the passwords of a URL, in its authority and in its query; what is no URL is hidden altogether."""
+    """Hide the passwords of a URL, in its authority and in its query, and a token among the parameters of a Connect
+    server; what is no URL is hidden altogether."""
+    if url.startswith("sc://"):
+        url = url.partition(";")[0]
     found = _URL.fullmatch(url)
     if found is None:
         return "***"
@@ -232,7 +264,7 @@ def _nearest(name: str, known: set[str]) -> str:
 def _parse(name: str, value: Any, kind: Any, origin: str) -> Any:
     if isinstance(value, str):
         value = value.strip()
-        if name == "limits":
+        if name in _PAIRS:
             value = _parse_pairs(name, value, origin)
         elif kind == tuple[str, ...]:
             value = tuple(part.strip() for part in value.split(",") if part.strip())
@@ -254,9 +286,11 @@ def _parse_path(name: str, path: Path, origin: str) -> Path:
 
 
 def _parse_pairs(name: str, text: str, origin: str) -> dict[str, str]:
+    if name == "pipeline_schedule" and text == "off":
+        return dict.fromkeys(SCHEDULE, "off")
     pairs = dict(part.partition("=")[::2] for part in text.split(",") if part.strip())
     if not all(pairs.values()):
-        raise SettingsError(f"{name} from {origin}: write it as register=10/1h,who=off")
+        raise SettingsError(f"{name} from {origin}: write it as {_PAIRS[name]}")
     return {key.strip(): value.strip() for key, value in pairs.items()}
 
 
@@ -285,6 +319,25 @@ def _check(settings: Settings, origins: Mapping[str, str]) -> None:
         refuse("signature_ahead_seconds", "must be between 0 and 20")
     if settings.public_url is not None and not re.match(r"https?://[^/]+/?\Z", settings.public_url):
         refuse("public_url", "is a URL without a path, such as https://angelia.example")
+    _check_pipeline(settings, refuse)
+
+
+def _check_pipeline(settings: Settings, refuse: Callable[[str, str], None]) -> None:
+    if settings.lake is not None and not re.match(r"/|file:///|s3://[^/?]", settings.lake):
+        refuse("lake", "is an absolute path, or s3://bucket/prefix?endpoint=https://host&region=name")
+    if settings.spark_master is not None and not _MASTER.match(settings.spark_master):
+        refuse("spark_master", "is local[*], spark://host:7077, yarn or k8s://host:port")
+    if settings.spark_remote is not None and not _REMOTE.fullmatch(settings.spark_remote):
+        refuse("spark_remote", "is written as sc://host:15002")
+    if settings.spark_master is not None and settings.spark_remote is not None:
+        refuse("spark_remote", "and spark_master cannot both say where Spark runs")
+    for job, text in settings.pipeline_schedule.items():
+        if job not in SCHEDULABLE:
+            refuse("pipeline_schedule", f"{job!r} is not started by a schedule; {', '.join(SCHEDULABLE)} are")
+        try:
+            period(text)
+        except ValueError:
+            refuse("pipeline_schedule", f"write {job}={text} as {job}=15m, 1h, 1d, 2w or off")
 
 
 def _shown_value(declared: dataclasses.Field[Any], value: Any) -> str:

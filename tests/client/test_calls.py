@@ -39,6 +39,20 @@ BLOCK = {
     "blocked_by": "alice",
 }
 NODE = {"key_id": AGENT["key_id"], "public_key": AGENT["public_key"]}
+RUN = {
+    "run_id": "9f31c2ab-71e2-4a52-9f4e-2b7c51d0aa10",
+    "job": "archive audit",
+    "state": "failed",
+    "at_work": False,
+    "version": 3,
+    "from": "2026-11-14T00:00:00Z",
+    "to": "2026-11-15T00:00:00Z",
+    "cutoff": None,
+    "rows": None,
+    "report": {"error": "it died"},
+    "started_at": "2026-11-15T20:02:11Z",
+    "updated_at": "2026-11-15T20:14:02Z",
+}
 HEALTH = {
     "status": "degraded",
     "version": "1",
@@ -96,6 +110,8 @@ def held(call: Call[Any], answer: object) -> tuple[Request, Any]:
          "GET /v1/audit/chain?after=7&limit=3", None),
         (calls.audit_checkpoints(), {"checkpoints": []}, "GET /v1/audit/checkpoints?after=0", None),
         (calls.audit_unsealed(), {"strays": [], "tail": []}, "GET /v1/audit/unsealed", None),
+        (calls.runs(job="archive audit", state="failed"), {"runs": [RUN], "next": None},
+         "GET /v1/runs?job=archive%20audit&state=failed", None),
         (calls.health(), HEALTH, "GET /health", None),
         (calls.alive(), {"status": "ok"}, "GET /healthz", None),
     ],

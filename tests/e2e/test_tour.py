@@ -54,7 +54,7 @@ def test_the_five_minute_tour_works_when_pasted(server: ServerProcess, tmp_path:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
     )
     assert run.returncode == 0, run.stderr
     assert re.search(r"^handle +alice \(claimed; a handle is for ever\)$", run.stdout, re.MULTILINE)

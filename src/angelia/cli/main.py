@@ -34,6 +34,7 @@ root = Root(
         Entry("operate", "guard", "blocked addresses: list, block, unblock"),
         Entry("operate", "policy", "rules: who may send, publish, subscribe and read keys"),
         Entry("operate", "audit", "what happened: show it, verify that nobody changed it"),
+        Entry("analyse", "pipeline", "archive, analyse, export and erase in bulk, with Spark"),
     ],
     package="angelia.cli",
     version=__version__,

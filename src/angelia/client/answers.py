@@ -7,10 +7,11 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.audit.model import ChainEntry, Checkpoint, Signed, StoredEvent
+from angelia.audit.model import ChainEntry, Checkpoint, Floor, Signed, StoredEvent
 from angelia.guard.model import Block, Token
 from angelia.keys.model import GraceKey, LinkDocument, Policy, Rotation
 from angelia.policy.model import Rule
+from angelia.runs.model import Run
 
 __all__ = [
     "Agent",
@@ -39,6 +40,8 @@ __all__ = [
     "Published",
     "Registered",
     "Rule",
+    "Run",
+    "Runs",
     "Schedule",
     "Schedules",
     "SettingLine",
@@ -177,6 +180,7 @@ class Chain(Answer, frozen=True, kw_only=True):
 
     entries: list[ChainEntry]
     sealed_to: int
+    floor: Floor = Floor()
 
 
 class Checkpoints(Answer, frozen=True, kw_only=True):
@@ -188,6 +192,13 @@ class Unsealed(Answer, frozen=True, kw_only=True):
 
     strays: list[StoredEvent]
     tail: list[StoredEvent]
+
+
+class Runs(Answer, frozen=True, kw_only=True):
+    """A page of the pipeline's runs."""
+
+    runs: list[Run]
+    next: str | None
 
 
 class Published(Answer, frozen=True, kw_only=True):

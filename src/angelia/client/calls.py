@@ -23,6 +23,7 @@ from angelia.client.answers import (
     Node,
     Profile,
     Registered,
+    Runs,
     SettingLine,
     SettingLines,
     Tokens,
@@ -197,6 +198,14 @@ def audit_unsealed(
     span = query(from_=_rfc3339(since), to=_rfc3339(until), limit=limit)
     answer = yield _operator("GET", "/v1/audit/unsealed", query=span)
     return answer.read(Unsealed)
+
+
+def runs(
+    *, job: str | None = None, state: str | None = None, cursor: str | None = None, limit: int | None = None
+) -> Call[Runs]:
+    """A page of the pipeline's runs, newest first. For operators."""
+    answer = yield _operator("GET", "/v1/runs", query=query(job=job, state=state, cursor=cursor, limit=limit))
+    return answer.read(Runs)
 
 
 def health() -> Call[Health]:

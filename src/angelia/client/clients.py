@@ -242,6 +242,7 @@ class AsyncClient:
     audit_checkpoints = awaited(calls.audit_checkpoints)
     audit_checkpoint = awaited(calls.audit_checkpoint)
     audit_unsealed = awaited(calls.audit_unsealed)
+    runs = awaited(calls.runs)
     health = awaited(calls.health)
     alive = awaited(calls.alive)
 
@@ -401,6 +402,7 @@ class Client:
     audit_checkpoints = blocking(calls.audit_checkpoints)
     audit_checkpoint = blocking(calls.audit_checkpoint)
     audit_unsealed = blocking(calls.audit_unsealed)
+    runs = blocking(calls.runs)
     health = blocking(calls.health)
     alive = blocking(calls.alive)
 

@@ -1,0 +1,112 @@
+"""The jobs of the pipeline by name. Each is loaded when it is run, so that a list of them needs no Spark."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from angelia.settings import SCHEDULABLE
+
+if TYPE_CHECKING:
+    from angelia.pipeline.jobs.work import Job
+
+_FLEET = "sizes priorities failure_share expiry_share delays delay_sigma attempts hours skew"
+_LOAD = "agents messages_per_second mean_wire_bytes ttl_share ttl_days settled_seconds signed_share"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deed:
+    """What a job destroys, in the words in which somebody is asked before it."""
+
+    verb: str
+    doing: str
+    whose: str | None = None  # the option that names whose rows they are
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A job: where its function is, and which options it takes. What it is for says `angelia pipeline run --help`."""
+
+    name: str
+    function: str  # module:name
+    options: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()  # options for experts, without a flag of their own
+    since: bool = False  # whether it can be kept to what comes from a time on
+    until: bool = False  # and to what comes before one
+    looks: bool = True  # whether it can tell what it would do, and do nothing
+    destroys: Deed | None = None
+
+    @property
+    def schedulable(self) -> bool:
+        return self.name in SCHEDULABLE
+
+    def load(self) -> Job:
+        module, _, name = self.function.partition(":")
+        job: Job = getattr(importlib.import_module(f"angelia.pipeline.jobs.{module}"), name)
+        return job
+
+
+_ALL = (
+    Entry(
+        name="archive receipts",
+        function="archive_receipts:archive_receipts",
+        since=True,
+        until=True,
+    ),
+    Entry(
+        name="archive sessions",
+        function="archive_sessions:archive_sessions",
+        until=True,
+    ),
+    Entry(
+        name="archive audit",
+        function="archive_audit:archive_audit",
+    ),
+    Entry(
+        name="retention",
+        function="retention:retention",
+        destroys=Deed(verb="remove", doing="removing"),
+    ),
+    Entry(
+        name="analytics",
+        function="analytics:analytics",
+        since=True,
+        until=True,
+    ),
+    Entry(
+        name="replay audit",
+        function="replay_audit:replay_audit",
+        looks=False,
+    ),
+    Entry(
+        name="verify audit",
+        function="verify_audit:verify_audit",
+        looks=False,
+    ),
+    Entry(
+        name="export",
+        function="export:export",
+        options=("agent", "out", "format"),
+        looks=False,
+    ),
+    Entry(
+        name="erase",
+        function="erase:erase",
+        options=("agent", "reason"),
+        destroys=Deed(verb="erase", doing="erasing", whose="agent"),
+    ),
+    Entry(
+        name="simulate",
+        function="simulate:simulate",
+        options=("agents", "months", "messages_per_agent_per_day", "seed", "audit"),
+        more=(*_FLEET.split(), *(f"capacity_{name}" for name in f"{_LOAD} receipt_days archive_years".split())),
+        since=True,
+        until=True,
+    ),
+    Entry(
+        name="maintain",
+        function="maintain:maintain",
+    ),
+)
+JOBS = {entry.name: entry for entry in _ALL}

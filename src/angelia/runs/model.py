@@ -1,0 +1,64 @@
+"""Runs of the pipeline's jobs, as the ledger remembers them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+
+class State(StrEnum):
+    """How far a run has come. What is committed is in the archive; what is purged has left the ledger."""
+
+    PLANNED = "planned"
+    COMMITTED = "committed"
+    VERIFIED = "verified"
+    PURGED = "purged"
+    DONE = "done"
+    FAILED = "failed"
+
+    @property
+    def open(self) -> bool:
+        return self not in (State.DONE, State.FAILED)
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a job. One that is open and at which nobody works has died: the next run of its job takes it up."""
+
+    run_id: UUID
+    job: str
+    state: State
+    at_work: bool
+    version: int  # tells its commits to the archive from those of other runs
+    since: datetime | None = msgspec.field(name="from")  # the data's time, up to and without `to`
+    until: datetime | None = msgspec.field(name="to")
+    cutoff: datetime | None
+    rows: int | None
+    report: dict[str, Any] | None
+    started_at: datetime
+    updated_at: datetime
+
+    @property
+    def took(self) -> timedelta:
+        return self.updated_at - self.started_at
+
+    @property
+    def standing(self) -> str:
+        """The state in the words that people read."""
+        if not self.state.open:
+            return self.state.value
+        return f"at work, {self.state}" if self.at_work else f"died, {self.state}"
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """How a job stands: the run of it that began last, and when one was done last."""
+
+    job: str
+    state: State
+    started_at: datetime
+    done_at: datetime | None

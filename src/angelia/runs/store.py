@@ -1,0 +1,55 @@
+"""Every SQL statement of the list of runs, which reads only: the pipeline writes it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+from angelia.runs.model import Latest, Run, State
+from angelia.stores.ledger import Row, Tx
+from angelia.stores.sql import statements
+
+SQL = statements(__file__)
+
+
+async def page(
+    tx: Tx,
+    *,
+    job: str | None = None,
+    state: State | None = None,
+    before: tuple[datetime, UUID] | None = None,
+    limit: int,
+    prefix: str | None = None,
+    only_open: bool = False,
+) -> list[Run]:
+    at, id_ = before or (None, None)
+    value = None if state is None else state.value
+    return [_run(row) for row in await tx.fetch(SQL["page"], job, value, at, id_, limit, prefix, only_open)]
+
+
+async def latest(tx: Tx) -> list[Latest]:
+    return [
+        Latest(row["job"], State(row["state"]), row["started_at"], row["done_at"])
+        for row in await tx.fetch(SQL["latest"])
+    ]
+
+
+async def last_done(tx: Tx) -> list[Run]:
+    return [_run(row) for row in await tx.fetch(SQL["last_done"])]
+
+
+def _run(row: Row) -> Run:
+    return Run(
+        run_id=row["run_id"],
+        job=row["job"],
+        state=State(row["state"]),
+        at_work=row["at_work"],
+        version=row["version"],
+        since=row["lo"],
+        until=row["hi"],
+        cutoff=row["cutoff"],
+        rows=row["row_count"],
+        report=row["report"],
+        started_at=row["started_at"],
+        updated_at=row["updated_at"],
+    )
