@@ -11,7 +11,7 @@ import psutil
 
 from harness import Result, show
 
-NOT_BENCHMARKS = {"run", "harness", "fleet"}
+NOT_BENCHMARKS = {"run", "harness", "fleet", "ledger_rows"}
 
 
 def main(arguments: list[str]) -> None:

@@ -1,0 +1,126 @@
+"""Percentiles of the time to delivery by day and priority, over simulated receipts.
+
+Ours, DuckDB and Polars read the same files. CPU is what all processes of a side spend together; DuckDB's and Polars'
+percentiles are exact, ours within half a percent. The whole job also counts hours, agents and buckets, and writes
+its tables.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+
+import duckdb
+import polars as pl
+
+from angelia.pipeline.analytics.receipts import latencies
+from angelia.pipeline.jobs.analytics import analytics
+from angelia.pipeline.jobs.simulate import simulate
+from angelia.pipeline.jobs.work import Work
+from angelia.pipeline.lake import sizes
+from angelia.pipeline.lake.tables import RECEIPTS
+from angelia.pipeline.session import Where, session
+from angelia.pipeline.sources import archive
+from angelia.settings import Settings
+from angelia.stores.objects import Objects
+from harness import Result, stores
+from ledger_rows import NOW, Spent, spent
+
+DAYS = 90
+AGENTS = 10_000
+CORES = 2
+_DUCKDB = """
+SELECT day, priority, count(*), quantile_disc(epoch_us(delivered_at) - epoch_us(accepted_at), [0.5, 0.95, 0.99])
+FROM read_parquet($files, hive_partitioning = true) WHERE status = 'delivered' GROUP BY ALL
+"""
+
+
+def main(*, quick: bool) -> list[Result]:
+    counts = [250_000, 500_000, 1_000_000, 2_000_000] if quick else [1_000_000, 10_000_000, 50_000_000, 100_000_000]
+    compared = counts[-1] if quick else 50_000_000
+    directory = Path(tempfile.mkdtemp(prefix="angelia-bench-"))
+    results: list[Result] = []
+    growth: dict[int, Spent] = {}
+    try:
+        with stores() as (url, _), ExitStack() as stack:
+            spark = stack.enter_context(session(Where(conf={"spark.driver.memory": "4g"}), "bench"))
+            for size in counts:
+                lake = Objects.at(f"{directory}/{size}")
+                work = Work(settings=Settings(), database_url=url, objects=lake, now=NOW, stack=stack)
+                work.__dict__["spark"] = spark
+                work.options = {"agents": AGENTS, "messages_per_agent_per_day": size / AGENTS / DAYS}
+                work.since, work.until = NOW - timedelta(days=DAYS), NOW
+                simulate(work)
+                if size == counts[0]:
+                    results.append(_cold(work))
+                growth[size] = min((_once(lambda work=work: _ours(work)) for _ in range(3)), key=lambda one: one.cpu)
+                if size == compared:
+                    results += _compared(work, growth[size])
+                shutil.rmtree(lake.root)
+    finally:
+        shutil.rmtree(directory)
+    return [*results, _growth(growth)]
+
+
+def _cold(work: Work) -> Result:
+    """The first question of a session, on the smallest set: Java has compiled nothing yet."""
+    ours, peer = _once(lambda: _ours(work)), _once(lambda: _duckdb(work))
+    return Result("percentiles, cold / DuckDB", _cpu(ours), _cpu(peer), ours.cpu / peer.cpu, "CPU; a session's first")
+
+
+def _compared(work: Work, warm: Spent) -> list[Result]:
+    rows = sum(file.rows for file in _files(work))
+    note = f"CPU, {rows:,} rows; lower is better"
+    results = []
+    for name, peer in (("DuckDB", _duckdb), ("Polars", _polars)):
+        theirs = min((_once(lambda peer=peer: peer(work)) for _ in range(3)), key=lambda one: one.cpu)
+        results.append(Result(f"percentiles, warm / {name}", _cpu(warm), _cpu(theirs), warm.cpu / theirs.cpu, note))
+        if name == "DuckDB":
+            whole = _once(lambda: analytics(work))
+            results.append(Result("the whole job / DuckDB", _cpu(whole), _cpu(theirs), whole.cpu / theirs.cpu, note))
+    return results
+
+
+def _growth(growth: dict[int, Spent]) -> Result:
+    smallest, largest = min(growth), max(growth)
+    each = [growth[size].cpu / size * 1e6 for size in (largest, smallest)]
+    said = ", ".join(f"{size:,}: {spent.cpu:.1f} s" for size, spent in growth.items())
+    what = f"CPU a row at {largest:,} / at {smallest:,}"
+    return Result(what, f"{each[0]:.2f} µs", f"{each[1]:.2f} µs", each[0] / each[1], f"1 is linear; {said}")
+
+
+def _files(work: Work) -> list[sizes.File]:
+    return list(sizes.files(work.objects, RECEIPTS))
+
+
+def _ours(work: Work) -> None:
+    uris = archive.files(work.objects, RECEIPTS)
+    assert latencies(archive.read(work.spark, work.objects, RECEIPTS, uris)).num_rows
+
+
+def _duckdb(work: Work) -> None:
+    with duckdb.connect() as connection:
+        connection.execute(f"SET threads = {CORES}")
+        assert connection.execute(_DUCKDB, {"files": archive.files(work.objects, RECEIPTS)}).fetchall()
+
+
+def _polars(work: Work) -> None:
+    latency = (pl.col("delivered_at") - pl.col("accepted_at")).dt.total_microseconds()
+    rows = pl.scan_parquet(archive.files(work.objects, RECEIPTS), hive_partitioning=True)
+    asked = rows.filter(pl.col("status") == "delivered").group_by("day", "priority")
+    asked = asked.agg(pl.len(), *(latency.quantile(q, "higher").alias(f"p{q}") for q in (0.5, 0.95, 0.99)))
+    assert asked.collect(engine="streaming").height
+
+
+def _once(act: Callable[[], object]) -> Spent:
+    with spent() as cost:
+        act()
+    return cost
+
+
+def _cpu(cost: Spent) -> str:
+    return f"{cost.cpu:.2f} s"
