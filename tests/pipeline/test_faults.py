@@ -22,7 +22,7 @@ class _Planning(DataSourceReader):
         raise AuditBroken("the chain has a gap")
 
     def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
-        raise NotImplementedError
+        raise AssertionError("planning failed before")
 
 
 class _Broken(DataSource):

@@ -11,13 +11,12 @@ from angelia.errors import InvalidArgument
 from angelia.mail.model import closed_before
 from angelia.pipeline import events, runs
 from angelia.pipeline.database import Database
-from angelia.pipeline.jobs.moving import Move, NotTheSame, files_of, finish
+from angelia.pipeline.jobs.moving import Move, NotTheSame, copy, files_of, finish, is_committed
 from angelia.pipeline.jobs.work import Report, Work, midnight
-from angelia.pipeline.lake import commit, writer
-from angelia.pipeline.lake.commit import Mark
+from angelia.pipeline.lake import commit
 from angelia.pipeline.lake.tables import RECEIPTS
 from angelia.pipeline.runs import Run, State
-from angelia.pipeline.sources import archive, ledger
+from angelia.pipeline.sources import archive
 
 JOB = "archive receipts"
 _MOST_DAYS = 7  # of one run: what a crash makes the next one do again
@@ -103,24 +102,11 @@ def _foreseen(report: Report, run: Run | None, ready: Sequence[Sequence[Day]]) -
 
 
 def _commit(work: Work, database: Database, run: Run) -> None:
-    mark = Mark(run.app_id, run.version)
-    lo, hi = _bounds(run)
-    found = commit.find(work.objects, RECEIPTS)
-    if found is not None and commit.is_done(found, mark):
+    if is_committed(work, RECEIPTS, run):
         return
-    if database.rows(work.sql("mail")["receipts_sum"], lo, hi)[0]["row_count"] == 0:
+    if database.rows(work.sql("mail")["receipts_sum"], *_bounds(run))[0]["row_count"] == 0:
         return  # a day of which there is a partition and nothing else
-    with ledger.one_snapshot(work.database_url) as snapshot:
-        frame = ledger.read(
-            work.spark,
-            work.database_url,
-            work.sql("mail")["receipts"],
-            RECEIPTS.schema,
-            snapshot,
-            readers=work.readers,
-            within={"sent_at": (lo, hi)},
-        )
-        writer.write(frame, work.objects, RECEIPTS, mark, run.run_id)
+    copy(work, RECEIPTS, run, work.sql("mail")["receipts"], {"sent_at": _bounds(run)})
 
 
 def _purge(work: Work, database: Database, run: Run) -> Run:

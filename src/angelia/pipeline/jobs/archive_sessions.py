@@ -12,13 +12,13 @@ from angelia.audit.model import Detail
 from angelia.errors import InvalidArgument
 from angelia.pipeline import events, runs
 from angelia.pipeline.database import Database
-from angelia.pipeline.jobs.moving import Move, NotTheSame, files_of, finish
+from angelia.pipeline.jobs.moving import Move, NotTheSame, copy, files_of, finish, is_committed
 from angelia.pipeline.jobs.work import Report, Work
-from angelia.pipeline.lake import commit, rewrite, writer
+from angelia.pipeline.lake import commit, rewrite
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.tables import SESSIONS
 from angelia.pipeline.runs import Run, State
-from angelia.pipeline.sources import archive, ledger
+from angelia.pipeline.sources import archive
 
 JOB = "archive sessions"
 IDLE = timedelta(days=90)
@@ -68,21 +68,8 @@ def _foreseen(report: Report, run: Run | None, idle: int) -> Report:
 
 
 def _commit(work: Work, database: Database, run: Run) -> None:
-    mark = Mark(run.app_id, run.version)
-    found = commit.find(work.objects, SESSIONS)
-    if found is not None and commit.is_done(found, mark):
-        return
-    with ledger.one_snapshot(work.database_url) as snapshot:
-        frame = ledger.read(
-            work.spark,
-            work.database_url,
-            work.sql("keys")["sessions"],
-            SESSIONS.schema,
-            snapshot,
-            readers=work.readers,
-            within={"idle_since": (_EVER, _cutoff_of(run))},
-        )
-        writer.write(frame, work.objects, SESSIONS, mark, run.run_id)
+    if not is_committed(work, SESSIONS, run):
+        copy(work, SESSIONS, run, work.sql("keys")["sessions"], {"idle_since": (_EVER, _cutoff_of(run))})
 
 
 def _purge(work: Work, database: Database, run: Run) -> Run:

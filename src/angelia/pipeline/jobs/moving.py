@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from angelia.errors import AngeliaError
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.work import Report, Work
-from angelia.pipeline.lake import durable, rewrite
+from angelia.pipeline.lake import commit, durable, rewrite, writer
+from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.tables import Table
 from angelia.pipeline.runs import Run, State
-from angelia.pipeline.sources import archive
+from angelia.pipeline.sources import archive, ledger
 
 
 class NotTheSame(AngeliaError):
@@ -53,6 +55,27 @@ def finish(work: Work, database: Database, run: Run, move: Move, report: Report)
     work.step("done", run)
     work.progress.advance(run.row_count or 0)
     report.add(run)
+
+
+def is_committed(work: Work, table: Table, run: Run) -> bool:
+    """Whether a run's rows are in the archive: a crash may have come after its commit."""
+    found = commit.find(work.objects, table)
+    return found is not None and commit.is_done(found, Mark(run.app_id, run.version))
+
+
+def copy(work: Work, table: Table, run: Run, statement: str, within: Mapping[str, tuple[datetime, datetime]]) -> None:
+    """Copy what a statement finds in the ledger to the archive, under one snapshot and in one commit."""
+    with ledger.one_snapshot(work.database_url) as snapshot:
+        frame = ledger.read(
+            work.spark,
+            work.database_url,
+            statement,
+            table.schema,
+            snapshot,
+            readers=work.readers,
+            within=within,
+        )
+        writer.write(frame, work.objects, table, Mark(run.app_id, run.version), run.run_id)
 
 
 def archived(work: Work, table: Table, run: Run) -> tuple[int, int]:

@@ -17,10 +17,9 @@ from pyarrow import fs
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 
 from angelia.errors import AngeliaError, Conflict
-from angelia.pipeline.hidden import hidden
 from angelia.pipeline.lake.commit import Mark, find, is_done
 from angelia.pipeline.lake.tables import DAY, Table
-from angelia.pipeline.lake.writer import LakeWriter, Written
+from angelia.pipeline.lake.writer import LakeWriter, Written, options
 from angelia.stores.objects import Objects
 
 if TYPE_CHECKING:
@@ -114,18 +113,9 @@ def rewrite(
 ) -> None:
     """Let a frame take the place of files of a table, in one commit."""
     frame.sparkSession.dataSource.register(RewriteSink)
-    options = {
-        "root": objects.root,
-        "secret": hidden(objects.options),  # so named, Spark does not show it
-        "table": table.name,
-        "app_id": mark.app_id,
-        "version": str(mark.version),
-        "run": run,
-        "replacing": json.dumps(None),
-        "gone": json.dumps([below(objects, table, uri) for uri in uris]),
-        "rows": str(rows),
-    }
-    frame.write.format(NAME).mode("append").options(**options).save()
+    told = options(objects, table, mark, run)
+    gone = json.dumps([below(objects, table, uri) for uri in uris])
+    frame.write.format(NAME).mode("append").options(**told, gone=gone, rows=str(rows)).save()
 
 
 class RewriteSink(DataSource):

@@ -51,16 +51,20 @@ def write(
     """Append a frame to a table in one commit, or let it take the place of the days from one up to, and without,
     another. Done once for a mark, however often it is asked for."""
     frame.sparkSession.dataSource.register(LakeSink)
-    options = {
+    days = json.dumps(replacing and [f"{day}" for day in replacing])
+    frame.write.format(NAME).mode("append").options(**options(objects, table, mark, run), replacing=days).save()
+
+
+def options(objects: Objects, table: Table, mark: Mark, run: str) -> dict[str, str]:
+    """What every writer is told: where, and for which mark of which run."""
+    return {
         "root": objects.root,
         "secret": hidden(objects.options),  # so named, Spark does not show it
         "table": table.name,
         "app_id": mark.app_id,
         "version": str(mark.version),
         "run": run,
-        "replacing": json.dumps(replacing and [f"{day}" for day in replacing]),
     }
-    frame.write.format(NAME).mode("append").options(**options).save()
 
 
 class LakeSink(DataSource):
@@ -82,7 +86,7 @@ class LakeWriter(DataSourceArrowWriter):
         self._table = tables.named(options["table"])
         self._mark = Mark(options["app_id"], int(options["version"]))
         self._run = options["run"]
-        days = json.loads(options["replacing"])
+        days = json.loads(options.get("replacing", "null"))
         self._replacing = days and (date.fromisoformat(days[0]), date.fromisoformat(days[1]))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
