@@ -76,6 +76,17 @@ def directory() -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
+@pytest.fixture
+def data_dir(directory: Path) -> Iterator[DataDir]:
+    """A server's data directory, as a server that is about to start makes it."""
+    data_dir = DataDir(Path(tempfile.mkdtemp(dir=directory)) / "data")
+    data_dir.path.parent.chmod(0o755)
+    data_dir.prepare()
+    yield data_dir
+    data_dir.remove_runtime()
+    data_dir.release()
+
+
 @pytest.fixture(scope="session")
 def stores(directory: Path) -> Iterator[Stores]:
     data_dir = DataDir(directory / "stores")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -41,18 +38,6 @@ NAMES = [
 
 async def findings(data_dir: Path, **flags: Any) -> dict[str, Finding]:
     return {found.name: found for found in await examine(load({"data_dir": data_dir, **flags}, environ={}))}
-
-
-@pytest.fixture
-def data_dir() -> Iterator[DataDir]:
-    place = Path(tempfile.mkdtemp(prefix="angelia-test-", dir="/tmp"))
-    place.chmod(0o755)
-    data_dir = DataDir(place / "data")
-    data_dir.prepare()
-    yield data_dir
-    data_dir.remove_runtime()
-    data_dir.release()
-    shutil.rmtree(place)
 
 
 async def test_before_the_first_start_nothing_is_wrong_and_nothing_is_made(tmp_path: Path) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import stat
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -69,17 +67,6 @@ def test_what_asks_a_person_or_invents_rows_is_not_schedulable() -> None:
 
 
 # How it is done.
-
-
-@pytest.fixture
-def data_dir() -> Iterator[DataDir]:
-    place = Path(tempfile.mkdtemp(prefix="angelia-test-", dir="/tmp"))
-    place.chmod(0o755)
-    data_dir = DataDir(place / "data")
-    data_dir.prepare()
-    yield data_dir
-    data_dir.remove_runtime()
-    shutil.rmtree(place)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from angelia.client import attempts, sealed
 from angelia.keys.model import ONE_TIME_LOW
 from angelia.mailbox import identity
 from angelia.mailbox.box import Mailbox
-from angelia.mailbox.identity import Identity
 from client.letters import now
 from client.recorder import Recorder, recording
 from people import NO_LIMITS, Person
@@ -21,11 +20,6 @@ from processes import ServerProcess
 def recorder() -> Iterator[Recorder]:
     with recording() as recorder:
         yield recorder
-
-
-@pytest.fixture
-def alice(tmp_path: Path) -> Identity:
-    return identity.create(tmp_path / "home", "alice")
 
 
 @pytest.fixture
@@ -86,3 +80,13 @@ def acquainted(short_work: None, join: Callable[..., Person]) -> tuple[Person, P
     bob.allow(alice)
     alice.allow(bob)
     return alice, bob
+
+
+@pytest.fixture
+def alice(acquainted: tuple[Person, Person]) -> Person:
+    return acquainted[0]
+
+
+@pytest.fixture
+def bob(acquainted: tuple[Person, Person]) -> Person:
+    return acquainted[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from http_message_signatures import HTTPMessageVerifier, HTTPSignatureKeyResolve
 from angelia.client import AsyncClient, Client, Unreachable, attempts, calls
 from angelia.client.attempts import Trip, origin
 from angelia.errors import InvalidArgument, NotFound, Stale
+from angelia.mailbox import identity
 from angelia.mailbox.identity import Identity
 from client.recorder import Recorder, Seen, closed_port
 from client.test_calls import AGENT, HEALTH, TOKEN
@@ -45,6 +47,11 @@ def verify(seen: Seen, identity: Identity, url: str) -> Any:
     verifier = HTTPMessageVerifier(signature_algorithm=algorithms.ED25519, key_resolver=Keys(identity))
     (result,) = verifier.verify(Message(seen, url), max_age=timedelta(seconds=30))
     return result
+
+
+@pytest.fixture
+def alice(tmp_path: Path) -> Identity:
+    return identity.create(tmp_path / "home", "alice")
 
 
 @pytest.fixture(autouse=True)

@@ -28,16 +28,6 @@ pytestmark = pytest.mark.usefixtures("short_work")
 
 
 @pytest.fixture
-def alice(acquainted: tuple[Person, Person]) -> Person:
-    return acquainted[0]
-
-
-@pytest.fixture
-def bob(acquainted: tuple[Person, Person]) -> Person:
-    return acquainted[1]
-
-
-@pytest.fixture
 def given_back(monkeypatch: pytest.MonkeyPatch) -> list[Nack]:
     """Everything that is given back; the relay hears nothing of it."""
     said: list[Nack] = []

@@ -29,16 +29,6 @@ Join = Callable[..., Person]
 pytestmark = pytest.mark.usefixtures("short_work")
 
 
-@pytest.fixture
-def alice(acquainted: tuple[Person, Person]) -> Person:
-    return acquainted[0]
-
-
-@pytest.fixture
-def bob(acquainted: tuple[Person, Person]) -> Person:
-    return acquainted[1]
-
-
 # The stream.
 
 
