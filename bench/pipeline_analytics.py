@@ -21,7 +21,7 @@ from angelia.pipeline.analytics.receipts import latencies
 from angelia.pipeline.jobs.analytics import analytics
 from angelia.pipeline.jobs.simulate import simulate
 from angelia.pipeline.jobs.work import Work
-from angelia.pipeline.lake import sizes
+from angelia.pipeline.lake import listing
 from angelia.pipeline.lake.tables import RECEIPTS
 from angelia.pipeline.session import Where, session
 from angelia.pipeline.sources import archive
@@ -96,7 +96,7 @@ def _cold(work: Work) -> Result:
 
 
 def _compared(work: Work, warm: Spent) -> list[Result]:
-    rows = sum(file.rows for file in _files(work))
+    rows = listing.size(work.objects, RECEIPTS).rows
     note = f"CPU, {rows:,} rows; lower is better"
     results = []
     for name, peer in (("DuckDB", _duckdb), ("Polars", _polars)):
@@ -113,10 +113,6 @@ def _growth(growth: dict[int, Spent]) -> Result:
     said = ", ".join(f"{size:,}: {spent.cpu:.1f} s" for size, spent in growth.items())
     what = f"CPU a row at {largest:,} / at {smallest:,}"
     return Result(what, f"{each[0]:.2f} µs", f"{each[1]:.2f} µs", each[0] / each[1], f"1 is linear; {said}")
-
-
-def _files(work: Work) -> list[sizes.File]:
-    return list(sizes.files(work.objects, RECEIPTS))
 
 
 def _ours(work: Work) -> None:

@@ -251,7 +251,7 @@ def _refusal(settings: Settings) -> Finding | None:
     from angelia.stores.objects import Objects
 
     try:
-        objects = Objects.at(settings.lake or str(settings.data_dir.expanduser().resolve() / "lake"))
+        objects = Objects.at(settings.lake_root)
         check_answers(objects)
         refuse_simulated(objects, RECEIPTS)
     except Conflict as error:

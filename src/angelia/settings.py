@@ -25,8 +25,8 @@ _PAIRS = {"limits": "register=10/1h,who=off", "pipeline_schedule": "archive rece
 # The jobs that a running server may start, and how often it does so by itself.
 SCHEDULE = {"archive receipts": "1d", "archive sessions": "1d", "archive audit": "1h"}
 SCHEDULABLE = (*SCHEDULE, "analytics", "replay audit", "verify audit", "maintain")
-_MASTER = re.compile(r"local(\[.+\])?\Z|local-cluster\[.+\]\Z|spark://.|k8s://.|yarn\Z")
-_REMOTE = re.compile(r"sc://(\[[0-9a-fA-F:.]+\]|[^/:;\[\]]+)(:\d+)?(/.*)?")
+SPARK_MASTER = re.compile(r"local(\[.+\])?|local-cluster\[.+\]|yarn|(spark|k8s)://.+")
+SPARK_REMOTE = re.compile(r"sc://(\[[0-9a-fA-F:.]+\]|[^/:;\[\]]+)(:\d+)?(/.*)?")
 _PERIOD = re.compile(r"(\d{1,4})([mhdw])", re.ASCII)
 _PERIOD_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 OUR_OWN = "our own"  # where the URL of an embedded store comes from
@@ -119,6 +119,11 @@ class Settings:
     def reachable(self) -> bool:
         """Whether others than programs on this machine may get here, by the bind address or through a proxy."""
         return not self.loopback or self.public_url is not None or bool(self.trusted_proxies)
+
+    @property
+    def lake_root(self) -> str:
+        """Where the archive lies, named or not."""
+        return self.lake or str(self.data_dir.expanduser().resolve() / "lake")
 
     @property
     def jwt_enabled(self) -> bool:
@@ -325,9 +330,9 @@ def _check(settings: Settings, origins: Mapping[str, str]) -> None:
 def _check_pipeline(settings: Settings, refuse: Callable[[str, str], None]) -> None:
     if settings.lake is not None and not re.match(r"/|file:///|s3://[^/?]", settings.lake):
         refuse("lake", "is an absolute path, or s3://bucket/prefix?endpoint=https://host&region=name")
-    if settings.spark_master is not None and not _MASTER.match(settings.spark_master):
+    if settings.spark_master is not None and not SPARK_MASTER.fullmatch(settings.spark_master):
         refuse("spark_master", "is local[*], spark://host:7077, yarn or k8s://host:port")
-    if settings.spark_remote is not None and not _REMOTE.fullmatch(settings.spark_remote):
+    if settings.spark_remote is not None and not SPARK_REMOTE.fullmatch(settings.spark_remote):
         refuse("spark_remote", "is written as sc://host:15002")
     if settings.spark_master is not None and settings.spark_remote is not None:
         refuse("spark_remote", "and spark_master cannot both say where Spark runs")

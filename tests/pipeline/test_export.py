@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import stat
+import time
 from collections.abc import Callable
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,18 @@ async def test_an_export_is_recorded_without_naming_the_agent(
     await connection.close()
     assert json.loads(event["detail"]) == {"run": report.runs[0], "job": "export", "rows": report.rows}
     assert (event["actor_nhi"], event["object_nhi"]) == (None, None)
+
+
+async def test_a_long_export_is_recorded_at_its_end_where_an_honest_event_belongs(
+    work: Callable[..., Work], database_url: str, connection: asyncpg.Connection, tmp_path: Path
+) -> None:
+    long = timedelta(hours=1)
+    await told(database_url, AGENT)
+    begun = work()
+    begun.began = time.monotonic() - long.total_seconds()
+    exported(begun, tmp_path / "out", "jsonl")
+    [event] = await connection.fetch("SELECT * FROM audit_events WHERE event_type = 'archive_run'")
+    assert event["occurred_at"] >= begun.now + long
 
 
 async def test_an_agent_that_nothing_is_held_about_is_not_found(work: Callable[..., Work], tmp_path: Path) -> None:

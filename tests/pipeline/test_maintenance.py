@@ -18,7 +18,7 @@ from angelia.pipeline import runs
 from angelia.pipeline.jobs import archive_receipts, erase
 from angelia.pipeline.jobs.maintain import JOB, WRITERS, maintain
 from angelia.pipeline.jobs.work import Work
-from angelia.pipeline.lake import maintenance, rewrite
+from angelia.pipeline.lake import listing, maintenance
 from angelia.pipeline.lake.commit import Mark, opened
 from angelia.pipeline.lake.maintenance import RowsDiffer
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, TABLES, Table
@@ -57,7 +57,7 @@ def content(objects: Objects, table: Table) -> list[dict[str, Any]]:
 
 
 def per_day(objects: Objects, table: Table) -> dict[date, int]:
-    days = [file.day for file in rewrite.files(objects, table)]
+    days = [file.day for file in listing.files(objects, table)]
     return {day: days.count(day) for day in days}
 
 
@@ -77,7 +77,7 @@ async def test_files_of_a_day_become_one_and_rows_and_marks_stay(
 
 async def test_who_has_begun_to_read_finds_the_old_files(begun: Callable[..., Work], objects: Objects) -> None:
     crowd(objects, RECEIPTS)
-    reading = [file.uri for file in rewrite.files(objects, RECEIPTS)]
+    reading = [file.uri for file in listing.files(objects, RECEIPTS)]
     maintain(begun())
     assert sum(pq.ParquetFile(uri).metadata.num_rows for uri in reading) == 110
 
@@ -143,7 +143,7 @@ async def test_files_that_were_joined_just_now_stay_however_old_they_are(
     begun: Callable[..., Work], objects: Objects
 ) -> None:
     crowd(objects, RECEIPTS)
-    files = [Path(file.uri) for file in rewrite.files(objects, RECEIPTS)]
+    files = [Path(file.uri) for file in listing.files(objects, RECEIPTS)]
     for path in files:
         os.utime(path, (0, 0))
     maintain(begun())

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from angelia.errors import Conflict
-from angelia.pipeline.lake import commit, rewrite
+from angelia.pipeline.lake import commit, listing, rewrite
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.tables import SESSIONS
 from angelia.pipeline.lake.writer import Files
@@ -60,7 +60,7 @@ def test_what_a_run_took_out_is_known_from_the_log_and_removed_with_nothing_else
     assert (change.rows, change.gone) == (1, [first])
     rewrite.delete(lake, SESSIONS, change.gone)
     rewrite.delete(lake, SESSIONS, change.gone)
-    assert [file.path for file in rewrite.files(lake, SESSIONS)] == [second]
+    assert [file.path for file in listing.files(lake, SESSIONS)] == [second]
     assert rewrite.leftovers(lake, SESSIONS, list) == []
     assert rewrite.change(lake, SESSIONS, "another").gone == []
 
@@ -107,4 +107,4 @@ def test_a_file_that_somebody_else_replaced_is_no_longer_ours_to_take_out(lake: 
     rewrite.replace(lake, SESSIONS, Mark("compaction", 1), "run-1", [first], [], 0)
     with pytest.raises(Conflict):
         rewrite.replace(lake, SESSIONS, Mark("retention", 1), "run-2", [first, second], [], 2)
-    assert [file.path for file in rewrite.files(lake, SESSIONS)] == [second]
+    assert [file.path for file in listing.files(lake, SESSIONS)] == [second]

@@ -122,7 +122,7 @@ _EXAMPLE = 'angelia pipeline sql "SELECT day, count(*) FROM delivery_receipts GR
 
 
 def _tables(objects: Objects) -> list[TableLine]:
-    from angelia.pipeline.lake import commit, sizes
+    from angelia.pipeline.lake import commit, listing
     from angelia.pipeline.lake.tables import TABLES
 
     lines = []
@@ -130,14 +130,14 @@ def _tables(objects: Objects) -> list[TableLine]:
         found = commit.find(objects, table)
         if found is None:
             continue
-        files = sizes.files(objects, table)
+        files = listing.files(objects, table)
         days = [file.day for file in files]
         lines.append(
             TableLine(
                 name=table.name,
                 rows=sum(file.rows for file in files),
                 files=len(files),
-                bytes=sum(file.bytes for file in files),
+                bytes=sum(file.size for file in files),
                 first_day=min(days, default=None),
                 last_day=max(days, default=None),
                 version=found.version(),

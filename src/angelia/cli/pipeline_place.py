@@ -95,10 +95,8 @@ def archive(settings: Settings, given: str | None) -> Objects:
     """The archive: --lake, the setting, or a directory of the data directory."""
     from angelia.stores.objects import Objects
 
-    named = given or settings.lake
-    if named is not None:
-        return Objects.at(named if "://" in named else str(Path(named).expanduser().resolve()))
-    return Objects.at(str(settings.data_dir.expanduser().resolve() / "lake"))
+    named = given or settings.lake_root
+    return Objects.at(named if "://" in named else str(Path(named).expanduser().resolve()))
 
 
 def make_archive(objects: Objects) -> None:

@@ -10,6 +10,7 @@ from uuid import UUID
 
 _HANDLE = re.compile(r"\A[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?\Z")
 MAX_HANDLE = 255
+BUCKETS = 256  # what is kept by agent is spread over so many
 
 
 class KeyType(IntEnum):
@@ -45,7 +46,7 @@ def valid_handle(text: str) -> bool:
 
 
 def bucket_of(handle: str) -> int:
-    """Which of the 256 buckets an agent's rows lie in; SQL computes the same."""
+    """Which of the buckets an agent's rows lie in; SQL computes the same."""
     return hashlib.sha256(handle.encode()).digest()[0]
 
 

@@ -8,8 +8,7 @@ FROM ratchet_states
 
 -- name: sessions_idle
 -- How many have been idle since before a time.
-SELECT count(*) AS row_count, min(greatest(last_used_at, due_since)) AS oldest
-FROM ratchet_states WHERE greatest(last_used_at, due_since) < $1
+SELECT count(*) AS row_count FROM ratchet_states WHERE greatest(last_used_at, due_since) < $1
 
 -- name: sessions_given
 -- What was handed over as archived, to be compared with what the archive was seen to have.

@@ -12,6 +12,7 @@ import structlog
 from angelia import metrics
 from angelia.audit import service as audit
 from angelia.audit.model import Event
+from angelia.envelope.ids import BUCKETS
 from angelia.errors import Unavailable
 from angelia.keys.model import KeyRecord
 from angelia.keys.service import Keys
@@ -26,7 +27,6 @@ _BATCH = 500
 _SETTLED = timedelta(seconds=5)  # a send that committed this long ago has put its message into the queue, or never will
 _LOOK_BACK = timedelta(seconds=120)  # how late a commit may be after the time that it carries
 _LONGEST_LIFE = timedelta(days=30)
-_BUCKETS = 256
 _BUCKETS_A_RUN = 32
 REBUILT, REBUILDING, RECONCILED, REVOKED = "rebuilt", "rebuilding", "reconciled", "revoked"
 log = structlog.get_logger(__name__)
@@ -98,12 +98,12 @@ class Upkeep:
         first = int(reached) if begun == memory else 0
         if first == 0:
             log.info("the hot tier is new; its queues are rebuilt from the ledger")
-        end = min(first + _BUCKETS_A_RUN, _BUCKETS)
+        end = min(first + _BUCKETS_A_RUN, BUCKETS)
         for bucket in range(first, end):
             await self._enqueue_bucket(bucket)
         async with self._ledger.transaction() as tx:
             await store.set_mark(tx, REBUILDING, f"{memory} {end}")
-            if end == _BUCKETS:
+            if end == BUCKETS:
                 await store.set_mark(tx, REBUILT, memory)
                 metrics.MAIL_REBUILT.inc()
         return True

@@ -15,7 +15,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from angelia.audit.model import ERASED, LATEST_COMMIT, Floor, StoredEvent, checkpoint_bytes, entry_hash
-from angelia.pipeline.lake import rewrite
+from angelia.pipeline.lake import listing
 from angelia.pipeline.lake.tables import AUDIT
 from angelia.pipeline.redactions import Redactions
 from angelia.pipeline.sources import archive, audit
@@ -126,7 +126,7 @@ def unexplained(
 
     open_times = {at: said for at, said in redactions.times.items() if at not in recorded}
     days = {at.astimezone(UTC).date() for at in open_times}
-    uris = [file.uri for file in rewrite.files(objects, AUDIT) if file.day in days]
+    uris = [file.uri for file in listing.files(objects, AUDIT) if file.day in days]
     if uris:
         rows = archive.read(spark, objects, AUDIT, uris)
         erasures = rows.where((f.col("event_type") == ERASED) & f.col("redacted_at").isNull()).toArrow().to_pylist()

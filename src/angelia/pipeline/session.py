@@ -20,6 +20,7 @@ from angelia.errors import InvalidArgument, StartFailed, Unavailable
 from angelia.pipeline.faults import telling
 from angelia.pipeline.hidden import forget_key, make_key
 from angelia.pipeline.java import find_java
+from angelia.settings import SPARK_MASTER, SPARK_REMOTE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,8 +33,6 @@ _ALWAYS = {
 }
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _PYTHON = "spark.pyspark.python"
-_MASTER = re.compile(r"local(\[.+\])?|local-cluster\[.+\]|yarn|(spark|k8s)://.+")
-_REMOTE = re.compile(r"sc://(\[[0-9a-fA-F:.]+\]|[^/:;\[\]]+)(:\d+)?(/.*)?")
 _ADDRESS = re.compile(r"(?:\[([^\]]+)\]|([^:]+))(?::(\d+))?")
 _ANSWER_SECONDS, _READY_SECONDS = 5, 30
 _LOOK = "angelia doctor says which Java is used; --conf passes settings on to Spark"
@@ -64,11 +63,11 @@ class Where:
     def __post_init__(self) -> None:
         if self.master and self.remote:
             raise InvalidArgument("a run has a master or a remote, not both")
-        if self.master and not _MASTER.fullmatch(self.master):
+        if self.master and not SPARK_MASTER.fullmatch(self.master):
             raise InvalidArgument(
                 f"{self.master} is no master of Spark", hint="spark://host:7077, yarn, k8s://…, or local[*]"
             )
-        if self.remote and not _REMOTE.fullmatch(self.remote):
+        if self.remote and not SPARK_REMOTE.fullmatch(self.remote):
             raise InvalidArgument(f"{_shown(self.remote)} is no Connect server", hint="sc://host:15002")
 
     def __str__(self) -> str:

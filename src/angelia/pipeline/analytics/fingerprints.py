@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 
@@ -13,10 +12,9 @@ from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs import archive_receipts
 from angelia.pipeline.jobs.work import Work
-from angelia.pipeline.lake import commit, sizes
+from angelia.pipeline.lake import commit, listing
 from angelia.pipeline.lake.analytics_tables import DAYS
 from angelia.pipeline.lake.tables import DAY, RECEIPTS
-from angelia.pipeline.sources.ledger import Snapshot
 
 _MOST_DAYS = 92  # computed at once: what a crash makes the next run do again, and what the driver has in hand
 
@@ -26,7 +24,7 @@ class Day:
     """What there is of a day in the archive and in the ledger."""
 
     day: date
-    files: tuple[sizes.File, ...] = ()
+    files: tuple[listing.File, ...] = ()
     ledger_rows: int = 0
     ledger_hash: str = "0"
 
@@ -60,24 +58,14 @@ class Range:
         return sum(day.rows for day in self.days)
 
 
-@contextmanager
-def seen(url: str) -> Iterator[tuple[Database, Snapshot]]:
-    """The ledger as it is now, for as long as this is open: to ask here, and to read in Spark under the snapshot."""
-    with Database.open(url) as database, database.transaction():
-        database.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        found = database.row("SELECT pg_export_snapshot() AS id")
-        assert found is not None
-        yield database, Snapshot(found["id"])
-
-
 def present(work: Work, database: Database) -> dict[date, Day]:
     """Every day that there is a receipt of. The caller holds the archive's lock, so that no row moves meanwhile.
 
     A run that died after it wrote its files has left them in the archive and the same rows in the ledger: until the
     next run finishes it, the ledger's count, and its files do not."""
     dead = runs.open_run(database, archive_receipts.JOB)
-    by_day: dict[date, list[sizes.File]] = defaultdict(list)
-    for file in sizes.files(work.objects, RECEIPTS):
+    by_day: dict[date, list[listing.File]] = defaultdict(list)
+    for file in listing.files(work.objects, RECEIPTS):
         if dead is None or not file.name.startswith(dead.run_id):
             by_day[file.day].append(file)
     ledger = {row["day"]: row for row in database.rows(work.sql("mail")["receipts_fingerprints"])}

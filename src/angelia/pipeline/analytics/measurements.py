@@ -11,7 +11,7 @@ import redis
 
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.work import Work
-from angelia.pipeline.lake import commit, rows, sizes
+from angelia.pipeline.lake import commit, listing, rows
 from angelia.pipeline.lake.analytics_tables import KEY_DAYS, KEY_GRACE, STORAGE
 from angelia.pipeline.lake.tables import DAY, TABLES
 from angelia.pipeline.runs import Run
@@ -70,7 +70,7 @@ def _ledger(database: Database) -> Iterator[dict[str, Any]]:
 
 def _archive(work: Work) -> Iterator[dict[str, Any]]:
     for table in TABLES.values():
-        size = sizes.size(work.objects, table)
+        size = listing.size(work.objects, table)
         if size.files:
             counted = {"row_count": size.rows, "files": size.files, "bytes": size.bytes}
             yield {"tier": "archive", "name": table.name, **counted}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-BUCKETS = 256
+from angelia.envelope.ids import BUCKETS
 
 
 def peak(loads: Sequence[int]) -> float | None:

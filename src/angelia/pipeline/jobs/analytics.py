@@ -22,6 +22,7 @@ from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS,
 from angelia.pipeline.lake.marks import next_mark
 from angelia.pipeline.lake.tables import DAY
 from angelia.pipeline.runs import Run, State
+from angelia.pipeline.sources import ledger
 from angelia.pipeline.sources.ledger import Snapshot
 
 JOB = "analytics"
@@ -33,8 +34,9 @@ def analytics(work: Work) -> Report:
     with ExitStack() as held:
         # While it is held, no row moves from the ledger to the archive: none is missed, and none counts twice.
         held.enter_context(runs.only_one(work.database_url, archive_receipts.JOB))
-        seen, snapshot = held.enter_context(fingerprints.seen(work.database_url))
-        there = fingerprints.present(work, seen)
+        snapshot = held.enter_context(ledger.one_snapshot(work.database_url))
+        then = held.enter_context(ledger.seeing(work.database_url, snapshot))
+        there = fingerprints.present(work, then)
         changed = fingerprints.changed(there, fingerprints.computed(work), (work.since, work.until))
         ranges = fingerprints.ranges(changed)
         if work.dry_run:

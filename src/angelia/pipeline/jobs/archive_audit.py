@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from angelia.audit.model import Detail, Floor
+from angelia.audit.model import ARCHIVE_RUN, Detail, Floor
 from angelia.errors import AuditBroken
 from angelia.mail.model import closed_before
 from angelia.pipeline import chain, events, runs
@@ -99,7 +99,7 @@ def trim(work: Work, database: Database, run: Run) -> int:
     def act() -> None:
         _remove(work, database, target)
         detail: Detail = {"run": run.run_id, "job": JOB, "from": floor.position + 1, "to": target.position}
-        events.record(database, work.sql("audit")["record"], "archive_run", work.clock(), object=None, detail=detail)
+        events.record(work, database, ARCHIVE_RUN, detail)
         work.step("purging", run)
 
     database.patiently(act)

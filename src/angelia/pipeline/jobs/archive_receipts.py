@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
-from angelia.audit.model import Detail
+from angelia.audit.model import ARCHIVE_RUN, Detail
 from angelia.errors import InvalidArgument
 from angelia.mail.model import closed_before
 from angelia.pipeline import events, runs
@@ -140,7 +140,7 @@ def _drop_days(work: Work, database: Database, run: Run) -> bool:
 def _conclude(work: Work, database: Database, run: Run) -> Run:
     lo, hi = _bounds(run)
     detail: Detail = {"run": run.run_id, "job": JOB, "rows": run.row_count, "from": f"{lo:%F}", "to": f"{hi:%F}"}
-    events.record(database, work.sql("audit")["record"], "archive_run", work.clock(), object=None, detail=detail)
+    events.record(work, database, ARCHIVE_RUN, detail)
     work.step("purging", run)
     return runs.advance(database, run, State.DONE, work.clock(), report={"rows": run.row_count})
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from angelia.audit.model import Detail
+from angelia.audit.model import ARCHIVE_RUN, Detail
 from angelia.errors import InvalidArgument
 from angelia.pipeline import events, runs
 from angelia.pipeline.database import Database
@@ -90,7 +90,7 @@ def _purge(work: Work, database: Database, run: Run) -> Run:
     done = {"rows": rows, "used_meanwhile": rewrite.change(work.objects, SESSIONS, _correction(run)).rows}
     with database.transaction():
         detail: Detail = {"run": run.run_id, "job": JOB, "to": f"{_cutoff_of(run):%F}", **done}
-        events.record(database, work.sql("audit")["record"], "archive_run", work.clock(), object=None, detail=detail)
+        events.record(work, database, ARCHIVE_RUN, detail)
         return runs.advance(database, run, State.DONE, work.clock(), row_count=rows, report=done)
 
 

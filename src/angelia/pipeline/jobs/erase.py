@@ -17,7 +17,7 @@ from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.about_agent import NAMING, about, asked_about, in_ledger
 from angelia.pipeline.jobs.standstill import MOVERS, nothing_is_half_moved
 from angelia.pipeline.jobs.work import Report, Work
-from angelia.pipeline.lake import rewrite
+from angelia.pipeline.lake import listing, rewrite
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.marks import next_mark
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, SESSIONS, Table
@@ -108,7 +108,7 @@ def _finish(work: Work, database: Database, run: Run, report: Report) -> None:
     rows = sum(lake.values()) + sum(said["ledger"].values())
     done = {"reason": said["reason"], "ledger": said["ledger"], "archive": lake}
     with database.transaction():
-        _record(work, database, run, said["reason"], "archive", lake, work.clock())
+        _record(work, database, run, said["reason"], "archive", lake)
         run = runs.advance(database, run, State.DONE, work.clock(), row_count=rows, report=done)
     work.step("done", run)
     report.add(run)
@@ -118,13 +118,14 @@ def _finish(work: Work, database: Database, run: Run, report: Report) -> None:
 def _from_ledger(work: Work, database: Database, run: Run) -> Run:
     """One transaction: the rows go, the act is recorded, and the run knows the time of it."""
     said = runs.report_of(database, run)
-    agent, at = said["agent"], work.clock()
+    agent = said["agent"]
     with database.transaction():
         erased = {
             RECEIPTS.name: database.rows(work.sql("mail")["receipts_erase"], agent)[0]["erased"],
             SESSIONS.name: database.rows(work.sql("keys")["sessions_erase"], agent)[0]["erased"],
-            AUDIT.name: database.rows(work.sql("audit")["redact"], agent, at)[0]["redacted"],
         }
+        at = work.clock()  # as late as can be: it is the time of the event, too
+        erased[AUDIT.name] = database.rows(work.sql("audit")["redact"], agent, at)[0]["redacted"]
         _record(work, database, run, said["reason"], "ledger", erased, at)
         work.step("erasing", run)
         said |= {"ledger": erased, "at": at.isoformat()}
@@ -132,17 +133,17 @@ def _from_ledger(work: Work, database: Database, run: Run) -> Run:
 
 
 def _record(
-    work: Work, database: Database, run: Run, reason: str, place: str, rows: dict[str, int], at: datetime
+    work: Work, database: Database, run: Run, reason: str, place: str, rows: dict[str, int], at: datetime | None = None
 ) -> None:
     detail: Detail = {"run": run.run_id, "reason": reason, "in": place, **rows}
-    events.record(database, work.sql("audit")["record"], ERASED, at, object=None, detail=detail)
+    events.record(work, database, ERASED, detail, at)
 
 
 def _from_archive(work: Work, run: Run, table: Table, said: dict[str, Any]) -> int:
     """The days that name the agent are written again without it, in one commit; how many rows that was about."""
     if not rewrite.is_done_by(work.objects, table, Mark(JOB, run.version), run.run_id):
         days = _days(work, table, said["agent"])
-        uris = [file.uri for file in rewrite.files(work.objects, table) if f"{file.day}" in days]
+        uris = [file.uri for file in listing.files(work.objects, table) if f"{file.day}" in days]
         if uris:
             work.progress.stage(f"erasing in {table.name}", sum(days.values()))
             rewrite.open_up(work.objects, table)

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from angelia.audit.model import Detail
+from angelia.audit.model import ARCHIVE_RUN, Detail
 from angelia.errors import AlreadyExists, InvalidArgument, NotFound
 from angelia.pipeline import events, runs
 from angelia.pipeline.database import Database
@@ -83,7 +83,7 @@ def export(work: Work) -> Report:
             work.step("written", run)
             # Without the handle: an event that names somebody would be one more about them.
             detail: Detail = {"run": run.run_id, "job": JOB, "rows": sum(counts.values())}
-            events.record(database, work.sql("audit")["record"], "archive_run", work.now, object=None, detail=detail)
+            events.record(work, database, ARCHIVE_RUN, detail)
             partial.rename(asked.out)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)

@@ -8,21 +8,20 @@ from datetime import timedelta
 
 from angelia.errors import Conflict
 from angelia.pipeline import runs
-from angelia.pipeline.jobs import analytics, archive_receipts, archive_sessions, erase, retention
+from angelia.pipeline.jobs import analytics, erase, retention
+from angelia.pipeline.jobs.standstill import BY_FILES
 from angelia.pipeline.jobs.work import Report, Work
 from angelia.pipeline.lake import commit, maintenance
 from angelia.pipeline.lake.analytics_tables import ANALYTICS
 from angelia.pipeline.lake.maintenance import KEPT
-from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, SESSIONS, TABLES, Table
+from angelia.pipeline.lake.tables import AUDIT, TABLES, Table
 from angelia.pipeline.runs import State
 
 JOB = "maintain"
 # These take out every file that a table does not have, so nobody may be about to add one.
 _REMOVERS = (erase.JOB, retention.JOB)
-# Between its commit and its purge a run of these finds its rows by the names of its files.
-_BY_FILES = {RECEIPTS.name: archive_receipts.JOB, SESSIONS.name: archive_sessions.JOB}
 # Who else replaces files. The audit is not among them: it is only appended to, which goes on meanwhile.
-WRITERS = {AUDIT.name: None, **_BY_FILES, **{table.name: analytics.JOB for table in ANALYTICS}}
+WRITERS = {AUDIT.name: None, **BY_FILES, **{table.name: analytics.JOB for table in ANALYTICS}}
 
 
 def maintain(work: Work) -> Report:
@@ -64,7 +63,7 @@ def _undisturbed(url: str, table: Table) -> Iterator[None]:
         yield
         return
     with runs.only_one(url, writer) as database:
-        if table.name in _BY_FILES and (dead := runs.open_run(database, writer)) is not None:
+        if table.name in BY_FILES and (dead := runs.open_run(database, writer)) is not None:
             raise Conflict(f"run {dead.run_id[:8]} of {writer} died half way", hint=f"angelia pipeline run {writer}")
         yield
 

@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date
 
+from angelia.audit.model import ARCHIVE_RUN, Detail
 from angelia.pipeline import events, runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.standstill import nothing_is_half_moved
 from angelia.pipeline.jobs.work import Report, Work, midnight
-from angelia.pipeline.lake import rewrite
+from angelia.pipeline.lake import listing, rewrite
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.floor import archive_floor, floor_above, properties
+from angelia.pipeline.lake.listing import File
 from angelia.pipeline.lake.marks import next_mark
-from angelia.pipeline.lake.rewrite import Change, File
+from angelia.pipeline.lake.rewrite import Change
 from angelia.pipeline.lake.tables import AUDIT, TABLES, Table
 from angelia.pipeline.runs import Run, State
 from angelia.pipeline.sources import archive
@@ -69,7 +71,7 @@ def retained_from(today: date) -> date:
 def _due(work: Work, first: date) -> list[Due]:
     found = []
     for table in TABLES.values():
-        old = [file for file in rewrite.files(work.objects, table) if file.day < first]
+        old = [file for file in listing.files(work.objects, table) if file.day < first]
         found.append(Due(table, old))
     return found
 
@@ -97,10 +99,8 @@ def _finish(work: Work, database: Database, run: Run, report: Report) -> None:
     rows = sum(int(one["rows"]) for one in tables)
     with database.transaction():
         for one in tables:
-            detail = {"run": run.run_id, "job": JOB, "before": f"{_first(run)}", **one}
-            events.record(
-                database, work.sql("audit")["record"], "archive_run", work.clock(), object=None, detail=detail
-            )
+            detail: Detail = {"run": run.run_id, "job": JOB, "before": f"{_first(run)}", **one}
+            events.record(work, database, ARCHIVE_RUN, detail)
         work.step("recording", run)
         run = runs.advance(database, run, State.DONE, work.clock(), row_count=rows, report={"tables": tables})
     report.add(run)
@@ -125,7 +125,7 @@ def _remove_events(work: Work, run: Run, due: Due) -> None:
 
     uris = [file.uri for file in due.files]
     old = archive.read(work.spark, work.objects, AUDIT, uris)
-    rest = [file.least for file in rewrite.files(work.objects, AUDIT) if file.day >= _first(run)]
+    rest = [file.least for file in listing.files(work.objects, AUDIT) if file.day >= _first(run)]
     floor = floor_above(old, min((one for one in rest if one is not None), default=None))
     if floor is None:
         return

@@ -11,8 +11,8 @@ from angelia.pipeline import runs
 from angelia.pipeline.jobs import archive_receipts
 from angelia.pipeline.jobs.work import Report, Work, midnight
 from angelia.pipeline.lake import commit, writer
+from angelia.pipeline.lake.listing import size
 from angelia.pipeline.lake.marks import next_mark
-from angelia.pipeline.lake.sizes import size
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS
 from angelia.pipeline.runs import Run, State
 from angelia.pipeline.simulation.capacity import capacity

@@ -8,11 +8,12 @@ from contextlib import ExitStack, contextmanager
 from angelia.errors import Conflict
 from angelia.pipeline import runs
 from angelia.pipeline.jobs import archive_receipts, archive_sessions
+from angelia.pipeline.lake.tables import RECEIPTS, SESSIONS
 from angelia.pipeline.sources import audit
 
 MOVERS = (archive_receipts.JOB, archive_sessions.JOB, audit.APP_ID)
 # Between its commit and its purge a run of these finds its rows by the names of its files.
-_BY_FILES = (archive_receipts.JOB, archive_sessions.JOB)
+BY_FILES = {RECEIPTS.name: archive_receipts.JOB, SESSIONS.name: archive_sessions.JOB}
 
 
 @contextmanager
@@ -22,7 +23,7 @@ def nothing_is_half_moved(url: str) -> Iterator[None]:
     with ExitStack() as stack:
         for job in MOVERS:
             database = stack.enter_context(runs.only_one(url, job))
-            dead = runs.open_run(database, job) if job in _BY_FILES else None
+            dead = runs.open_run(database, job) if job in BY_FILES.values() else None
             if dead is not None:
                 raise Conflict(
                     f"run {dead.run_id[:8]} of {job} died half way, and its rows are in both places",

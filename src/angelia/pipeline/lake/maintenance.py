@@ -15,8 +15,9 @@ from deltalake import CommitProperties, DeltaTable, WriterProperties
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from angelia.errors import AngeliaError, Conflict, InvalidArgument
-from angelia.pipeline.lake import commit, rewrite
-from angelia.pipeline.lake.rewrite import File, StoreRefuses
+from angelia.pipeline.lake import commit, listing, rewrite
+from angelia.pipeline.lake.listing import File
+from angelia.pipeline.lake.rewrite import StoreRefuses
 from angelia.pipeline.lake.tables import DAY, Table
 from angelia.stores.objects import Objects
 
@@ -47,7 +48,7 @@ class Day:
 def crowded(objects: Objects, table: Table) -> list[Day]:
     """Days with more than one small file, oldest first."""
     by_day: dict[date, list[File]] = defaultdict(list)
-    for file in rewrite.files(objects, table):
+    for file in listing.files(objects, table):
         by_day[file.day].append(file)
     small = {day: sum(file.size < _SMALL_BYTES for file in files) for day, files in by_day.items()}
     return [_day(day, by_day[day]) for day in sorted(by_day) if small[day] > 1]
@@ -128,7 +129,7 @@ def _vacuum(table: DeltaTable, kept: timedelta, *, dry_run: bool) -> list[str]:
 
 
 def _files(objects: Objects, table: Table, day: date) -> list[File]:
-    return [file for file in rewrite.files(objects, table) if file.day == day]
+    return [file for file in listing.files(objects, table) if file.day == day]
 
 
 def _day(day: date, files: Collection[File]) -> Day:

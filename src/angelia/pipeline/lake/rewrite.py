@@ -6,10 +6,8 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from deltalake import CommitProperties, Transaction
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
@@ -18,6 +16,7 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterComm
 
 from angelia.errors import AngeliaError, Conflict
 from angelia.pipeline.lake.commit import Mark, find, is_done
+from angelia.pipeline.lake.listing import files
 from angelia.pipeline.lake.tables import DAY, Table
 from angelia.pipeline.lake.writer import LakeWriter, Written, options
 from angelia.stores.objects import Objects
@@ -35,37 +34,6 @@ class StoreRefuses(AngeliaError):
     """The store does not let files of the archive be removed"""
 
     code = "archive_locked"
-
-
-@dataclass(frozen=True, slots=True)
-class File:
-    """A file that a table has now."""
-
-    path: str  # below the table
-    uri: str
-    day: date
-    rows: int
-    size: int
-    least: int | None  # of the column that orders the table, if one does
-
-
-def files(objects: Objects, table: Table) -> list[File]:
-    """The files of a table, as its log has them."""
-    found = find(objects, table)
-    if found is None:
-        return []
-    root = objects.table(table.name)
-    return [
-        File(
-            path=one["path"],
-            uri=f"{root}/{one['path']}",
-            day=one["partition"][DAY],
-            rows=one["num_records"],
-            size=one["size_bytes"],
-            least=(one.get("min") or {}).get(table.ordered),
-        )
-        for one in pa.table(found.get_add_actions()).to_pylist()
-    ]
 
 
 def count(objects: Objects, table: Table, uris: Collection[str]) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from angelia.envelope import ids
 from angelia.envelope.wire import Priority
 from angelia.errors import NotFound
 from angelia.pipeline.analytics.histogram import SHARES, added, percentile
@@ -133,7 +134,7 @@ def _day(day: date, rows: Sequence[dict[str, Any]], late: Counter[int], known: d
 
 
 def _buckets(objects: Objects) -> list[int]:
-    loads = [0] * 256
+    loads = [0] * ids.BUCKETS
     for row in lake.rows(objects, BUCKETS):
         loads[row["bucket"]] += row["receipts"]
     return loads

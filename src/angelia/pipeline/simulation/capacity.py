@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass, fields
 from math import ceil
 from typing import Any
 
+from angelia.envelope.ids import BUCKETS
 from angelia.errors import InvalidArgument
 from angelia.pipeline.jobs.work import Work
-from angelia.pipeline.lake.sizes import size
+from angelia.pipeline.lake.listing import size
 from angelia.pipeline.lake.tables import RECEIPTS
 from angelia.pipeline.simulation.fleet import are_numbers
 
 _DAY = 86_400
-_BUCKETS = 256
 _OPTION = "capacity_"
 
 
@@ -99,8 +99,8 @@ def needed(load: Load, sizes: Sizes, nodes: Nodes) -> dict[str, Any]:
         "ledger_receipt_bytes": round(receipts),
         "archive_bytes": round(archived * (sizes.archived_receipt + signed)),
         "archive_bytes_unsigned": round(archived * sizes.archived_receipt),
-        "buckets": _BUCKETS,
-        "messages_per_second_a_bucket": round(rate / _BUCKETS, 1),
+        "buckets": BUCKETS,
+        "messages_per_second_a_bucket": round(rate / BUCKETS, 1),
         "ledger_day_partitions": ceil(load.receipt_days) + 8,  # and a week made ahead
         "ledger_nodes": nodes.copies * ledger_nodes,
         "hot_nodes": nodes.copies * ceil(hot / nodes.hot_bytes),

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from angelia.pipeline.hidden import hidden, shown
-from angelia.pipeline.lake import rewrite
+from angelia.pipeline.lake import listing
 from angelia.pipeline.lake.tables import DAY, Table
 from angelia.stores.objects import Objects
 
@@ -31,7 +31,7 @@ def files(objects: Objects, table: Table, days: tuple[date, date] | None = None)
     """The files of a table that count now, of the days from the first up to, and without, the last.
 
     Put together here: delta-rs gives them as URIs, in which a blank of a directory's name is no blank."""
-    return [file.uri for file in rewrite.files(objects, table) if days is None or days[0] <= file.day < days[1]]
+    return [file.uri for file in listing.files(objects, table) if days is None or days[0] <= file.day < days[1]]
 
 
 def read(
@@ -62,7 +62,7 @@ def read(
 
 def _tasks(objects: Objects, table: Table, uris: Sequence[str]) -> list[list[str]]:
     """Files that are read by one task: small ones together, for a task costs more than they do."""
-    sizes = {file.uri: file.size for file in rewrite.files(objects, table)}
+    sizes = {file.uri: file.size for file in listing.files(objects, table)}
     tasks: list[list[str]] = []
     room = 0
     for uri in uris:

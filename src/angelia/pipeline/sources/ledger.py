@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from angelia.envelope.ids import BUCKETS
 from angelia.pipeline.database import Database, Value
 from angelia.pipeline.hidden import hidden, shown
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 NAME = "angelia_ledger"
-BUCKETS = 256
 
 
 @dataclass(frozen=True, slots=True)

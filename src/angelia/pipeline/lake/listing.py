@@ -1,0 +1,62 @@
+"""The files of a table, and how large it is, as its log says: nothing is read but the log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date
+
+import pyarrow as pa
+
+from angelia.pipeline.lake.commit import find
+from angelia.pipeline.lake.table import DAY, Table
+from angelia.stores.objects import Objects
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file that a table has now."""
+
+    path: str  # below the table
+    uri: str
+    day: date
+    rows: int
+    size: int
+    least: int | None  # of the column that orders the table, if one does
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Files, rows and bytes of a table that count now."""
+
+    files: int
+    rows: int
+    bytes: int
+
+
+def files(objects: Objects, table: Table) -> list[File]:
+    """Every file that counts now; none before the table's first write."""
+    found = find(objects, table)
+    if found is None:
+        return []
+    root = objects.table(table.name)
+    return [
+        File(
+            path=one["path"],
+            uri=f"{root}/{one['path']}",
+            day=one["partition"][DAY],
+            rows=one["num_records"],
+            size=one["size_bytes"],
+            least=(one.get("min") or {}).get(table.ordered),
+        )
+        for one in pa.table(found.get_add_actions()).to_pylist()
+    ]
+
+
+def size(objects: Objects, table: Table) -> Size:
+    """All of a table; zeros before its first write."""
+    found = files(objects, table)
+    return Size(len(found), sum(file.rows for file in found), sum(file.size for file in found))
