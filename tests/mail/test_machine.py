@@ -61,7 +61,7 @@ def world(shared_database: str, stores: Any) -> Iterator[World]:
         await connection.close()
 
     with pytest.MonkeyPatch.context() as patched, asyncio.Runner() as runner:
-        patched.setattr(upkeep_module, "_BUCKETS", 1)  # all mail is in the first: a rebuild need not look at the others
+        patched.setattr(upkeep_module, "BUCKETS", 1)  # all mail is in the first: a rebuild need not look at the others
         whole = opened(runner)
         yield runner.run(whole.__aenter__())
         runner.run(whole.__aexit__(None, None, None))
