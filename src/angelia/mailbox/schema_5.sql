@@ -1,0 +1,1 @@
+-- The outbox: what a sender knows, on whose word.

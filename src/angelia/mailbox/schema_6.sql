@@ -1,0 +1,1 @@
+-- Keys: how fresh, and which local key protects a row.

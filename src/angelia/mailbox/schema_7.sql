@@ -1,0 +1,1 @@
+-- Channels: signed rosters that were pinned.
