@@ -12,7 +12,7 @@ import redis.asyncio
 
 from angelia.doctor import Finding, State, examine, judge_archive, judge_clock, judge_postgres
 from angelia.mail.model import Waiting
-from angelia.pipeline.lake.commit import SIMULATED, Mark, commit
+from angelia.pipeline.lake.commit import Mark, commit, opened
 from angelia.pipeline.lake.tables import RECEIPTS
 from angelia.settings import load
 from angelia.stores.embedded.datadir import DataDir, Runtime
@@ -174,16 +174,33 @@ def test_postgres_must_be_15_or_newer(version: str, state: State) -> None:
     assert judge_postgres(version, "here").state is state
 
 
-async def test_receipts_that_wait_for_an_archive_of_simulated_ones_are_told_so(
-    tmp_path: Path, database_url: str
+@pytest.mark.parametrize("running", [False, True])
+async def test_an_archive_that_simulated_rows_are_in_is_a_warning_even_while_nothing_waits(
+    tmp_path: Path, database_url: str, running: bool
 ) -> None:
-    await fill(database_url, OLD, 3)
     objects = Objects.at(str(tmp_path / "lake"))
     (tmp_path / "lake").mkdir()
-    commit(objects, RECEIPTS, [], Mark(SIMULATED, 1))
-    found = (await findings(tmp_path, database_url=database_url))["archive"]
-    assert (found.state, "holds simulated rows" in found.detail) == (State.WARN, True)
-    assert objects.table(RECEIPTS.name) in found.hint
+    commit(objects, RECEIPTS, [], Mark("simulate", 1))
+    found = (await findings(tmp_path, **({"database_url": database_url} if running else {})))["archive"]
+    assert (found.state, found.detail, found.hint) == (
+        State.WARN,
+        f"the archive at {objects.root} holds simulated rows in delivery_receipts",
+        "angelia pipeline run remove simulated",
+    )
+    commit(objects, RECEIPTS, [], Mark("remove simulated", 1))
+    assert (await findings(tmp_path, database_url=database_url))["archive"].state is State.OK
+
+
+async def test_a_simulated_archive_in_the_place_of_the_servers_own_is_a_warning(tmp_path: Path) -> None:
+    opened(Objects.at(str(tmp_path / "lake")), RECEIPTS.marked())
+    found = (await findings(tmp_path))["archive"]
+    assert (found.state, found.detail) == (State.WARN, f"the archive at {tmp_path / 'lake'} is a simulated one")
+    assert "ANGELIA_LAKE" in found.hint
+
+
+async def test_a_simulated_archive_beside_the_servers_own_is_no_reason_to_warn(tmp_path: Path) -> None:
+    opened(Objects.at(str(tmp_path / "lake-simulated")), RECEIPTS.marked())
+    assert (await findings(tmp_path))["archive"].state is State.OK
 
 
 async def test_the_java_that_is_named_is_the_one_that_is_told(tmp_path: Path) -> None:

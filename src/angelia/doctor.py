@@ -24,7 +24,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from angelia.envelope import support
-from angelia.errors import AngeliaError, Conflict, StartFailed
+from angelia.errors import AngeliaError, StartFailed
 from angelia.mail import receipts
 from angelia.mail.model import Waiting
 from angelia.settings import Loaded, Settings, mask_url
@@ -154,7 +154,7 @@ async def _ledger(settings: Settings, running: Runtime | None) -> list[Finding]:
             _own_postgres(settings),
             Finding("migrations", State.OK, f"{waits}; a start brings the schema up to date"),
             Finding("clock", State.OK, waits),
-            Finding("archive", State.OK, waits),
+            await asyncio.to_thread(_refusal, settings) or Finding("archive", State.OK, waits),
         ]
     try:
         async with _connected(url) as connection:
@@ -235,27 +235,23 @@ async def _archive(connection: asyncpg.Connection, settings: Settings) -> Findin
         found = await receipts.waiting(connection, datetime.now(UTC), settings.max_ttl_seconds)
     except TimeoutError:
         return Finding("archive", State.WARN, "more receipts wait than can be counted quickly", _ARCHIVE)
-    refusal = await asyncio.to_thread(_refusal, settings) if found.rows else None
-    return judge_archive(found) if refusal is None else refusal
+    return await asyncio.to_thread(_refusal, settings) or judge_archive(found)
 
 
 def _refusal(settings: Settings) -> Finding | None:
-    """Why receipts that wait would not be taken, however often somebody tries."""
+    """Why the archive takes no receipts, however often somebody tries."""
     if importlib.util.find_spec("deltalake") is None:
         return None
     from deltalake.exceptions import DeltaError
 
-    from angelia.pipeline.lake.commit import refuse_simulated
+    from angelia.pipeline.lake import places, simulated
     from angelia.pipeline.lake.probe import check_answers
-    from angelia.pipeline.lake.tables import RECEIPTS
-    from angelia.stores.objects import Objects
 
     try:
-        objects = Objects.at(settings.lake_root)
+        objects = places.own(settings)
         check_answers(objects)
-        refuse_simulated(objects, RECEIPTS)
-    except Conflict as error:
-        return Finding("archive", State.WARN, f"receipts wait, and {error.message}", error.hint)
+        simulated.only_real(objects, settings, "archive receipts")
+        simulated.only_one_kind(objects, settings, *simulated.mixed(objects))
     except AngeliaError as error:
         return Finding("archive", State.WARN, error.message, error.hint)
     except (DeltaError, OSError) as error:

@@ -27,7 +27,7 @@ from angelia.errors import AuditBroken
 from angelia.pipeline import runs
 from angelia.pipeline.jobs.catalog import JOBS
 from angelia.pipeline.jobs.work import Report, Work
-from angelia.pipeline.lake.commit import Mark, commit
+from angelia.pipeline.lake.commit import Mark, commit, opened
 from angelia.pipeline.lake.tables import RECEIPTS
 from angelia.pipeline.lake.writer import Files
 from angelia.pipeline.runs import State
@@ -116,6 +116,8 @@ def spark(*argv: str) -> Ended:
         ("archive sessions --from 1d", "`archive sessions` takes no --from", "angelia pipeline run archive sessions"),
         ("export --agent bob --out x --dry-run", "`export` takes no --dry-run",
          "angelia pipeline run export --agent bob --out x"),
+        ("archive receipts --simulated", "`archive receipts` takes no --simulated: it is about what happened",
+         "angelia pipeline run archive receipts"),
         ("verify audit --dry-run", "`verify audit` takes no --dry-run", "angelia pipeline run verify audit"),
     ],
 )  # fmt: skip
@@ -162,6 +164,62 @@ def test_a_run_with_nothing_to_do_starts_no_spark_and_reports_in_one_line(angeli
     assert report == {"run_id": None, "job": JOB, "state": "done", "rows": 0, "waiting": 0}
     assert ended.err.startswith("done in ")
     assert ended.err.endswith(": 0 receipts archived in 0 runs\n")
+
+
+@pytest.mark.parametrize(
+    ("said", "place"),
+    [
+        ("simulate", "lake-simulated"),
+        ("simulate --lake {}/mine", "mine"),
+        ("maintain", "lake"),
+        ("maintain --simulated", "lake-simulated"),
+    ],
+)
+def test_simulated_fleets_have_an_archive_of_their_own_unless_another_is_named(
+    angelia: Angelia, ledger: str, shell: Path, monkeypatch: pytest.MonkeyPatch, said: str, place: str
+) -> None:
+    if "--simulated" in said:
+        opened(Objects.at(str(shell / "lake-simulated")), RECEIPTS.marked())
+    used: list[str] = []
+
+    def look(work: Work) -> Report:
+        used.append(work.objects.root)
+        return Report(job="")
+
+    job = said.split()[0]
+    monkeypatch.setattr(f"angelia.pipeline.jobs.{job}.{job}", look)
+    assert angelia("pipeline", "run", *said.format(shell).split()).code == 0
+    assert used == [str(shell / place)]
+
+
+@pytest.mark.parametrize("verb", [["run", "analytics"], ["tables"], ["sql", "SELECT 1"], ["report"]])
+def test_before_anything_was_simulated_the_command_that_does_is_named(
+    angelia: Angelia, ledger: str, shell: Path, verb: list[str]
+) -> None:
+    ended = angelia("pipeline", *verb, "--simulated")
+    assert ended.code == 8
+    assert ended.err.splitlines()[-2:] == [
+        f"error: there is no simulated archive at {shell / 'lake-simulated'} yet (not_found)",
+        "hint: angelia pipeline run simulate --months 3",
+    ]
+    assert not (shell / "lake-simulated").exists()
+
+
+def test_an_archive_is_named_once(angelia: Angelia, ledger: str) -> None:
+    ended = angelia("pipeline", "tables", "--simulated", "--lake", "here")
+    assert (ended.code, ended.err.splitlines()) == (
+        2,
+        ["error: --lake and --simulated both name the archive (usage)", "hint: say one of them"],
+    )
+
+
+def test_the_tables_of_a_simulated_archive_are_shown_as_such(angelia: Angelia, ledger: str, shell: Path) -> None:
+    objects = Objects.at(str(shell / "lake-simulated"))
+    opened(objects, RECEIPTS.marked())
+    ended = angelia("pipeline", "tables", "--simulated", "--json")
+    assert json.loads(ended.out)["simulated"] is True
+    assert ended.err == f"simulated: nothing in {objects.root} ever happened\n"
+    assert "ever happened" not in angelia("pipeline", "tables").err
 
 
 def test_quiet_leaves_the_report_alone(angelia: Angelia, ledger: str) -> None:

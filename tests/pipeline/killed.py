@@ -12,6 +12,7 @@ from angelia.pipeline.jobs.archive_audit import archive_audit
 from angelia.pipeline.jobs.archive_receipts import archive_receipts
 from angelia.pipeline.jobs.archive_sessions import archive_sessions
 from angelia.pipeline.jobs.erase import erase
+from angelia.pipeline.jobs.remove_simulated import remove_simulated
 from angelia.pipeline.jobs.retention import retention
 from angelia.pipeline.jobs.work import Work
 from angelia.pipeline.runs import Run
@@ -25,6 +26,7 @@ JOBS = {
     "archive receipts": archive_receipts,
     "archive sessions": archive_sessions,
     "erase": erase,
+    "remove simulated": remove_simulated,
     "retention": retention,
 }
 

@@ -21,6 +21,7 @@ from angelia.pipeline.report import words
 from angelia.pipeline.report.charts import latency, storage
 from angelia.pipeline.report.figures import read
 from angelia.pipeline.runs import Run, State
+from angelia.settings import Settings
 from angelia.stores.objects import Objects
 
 NOW = datetime(2026, 11, 16, 9, tzinfo=UTC)
@@ -75,14 +76,14 @@ def fill(objects: Objects, day: date = DAY, handle: str = "alice") -> None:
 
 def test_before_anything_was_computed_the_next_command_is_named(objects: Objects) -> None:
     with pytest.raises(NotFound) as refusal:
-        report.page(objects, NOW)
+        report.page(objects, Settings(lake=objects.root), NOW)
     assert refusal.value.hint == "angelia pipeline run analytics"
 
 
 def test_the_page_says_the_period_the_totals_and_when_it_was_computed(objects: Objects) -> None:
     fill(objects)
     fill(objects, DAY + timedelta(days=1))
-    text = report.page(objects, NOW)
+    text = report.page(objects, Settings(), NOW)
     for said in ("2026-11-10", "2026-11-11", "2026-11-16 09:00Z", ">200<", "90.00 %",
                  "5.00 % of the messages failed (10)", "delivered within 21.1 ms",
                  "number 17, has 256.0 times the mean", "1.2 MB"):  # fmt: skip
@@ -91,7 +92,7 @@ def test_the_page_says_the_period_the_totals_and_when_it_was_computed(objects: O
 
 def test_the_page_asks_nobody_for_anything_and_runs_nothing(objects: Objects) -> None:
     fill(objects)
-    text = report.page(objects, NOW)
+    text = report.page(objects, Settings(), NOW)
     page = Page(text)
     assert not {"script", "link", "iframe", "img", "image", "object"} & set(page.tags)
     assert all(address.startswith("#") for address in page.addresses)
@@ -109,7 +110,7 @@ def test_every_chart_has_a_name_and_a_table_beside_it(objects: Objects) -> None:
     put(objects, KEY_DAYS, {"day": DAY, "reason": "on_demand", "key_type": "xwing", "rotations": 4, "agents": 2})
     put(objects, KEY_GRACE, {"day": NOW.date(), "measured_at": NOW, "key_type": "xwing", "keys": 3,
                              "oldest_seconds": 86_400, "mean_seconds": 10})  # fmt: skip
-    text = report.page(objects, NOW)
+    text = report.page(objects, Settings(), NOW)
     named = re.findall(r'role="img" aria-labelledby="(\w+)"', text)
     assert named == ["volume", "latency", "losses", "buckets", "storage", "rotations"]
     for name in named:
@@ -132,7 +133,7 @@ def test_a_tier_that_was_not_measured_once_grows_as_fast_as_its_other_measuremen
     measured(objects, 1, archive=2_000_000, hot=9_000_000)
     measured(objects, 2, archive=5_000_000)
     measured(objects, 4, archive=5_000_000, hot=3_000_000)
-    assert "hot 3 MB (−2 MB a day), archive 5 MB (+1 MB a day)" in report.page(objects, NOW)
+    assert "hot 3 MB (−2 MB a day), archive 5 MB (+1 MB a day)" in report.page(objects, Settings(), NOW)
 
 
 def test_a_tier_that_was_not_measured_is_a_gap_and_what_stands_alone_is_a_point(objects: Objects) -> None:
@@ -142,7 +143,7 @@ def test_a_tier_that_was_not_measured_is_a_gap_and_what_stands_alone_is_a_point(
     for day in range(3):
         measured(objects, day, **({"hot": 5, "archive": 6} if day != 1 else {"archive": 7}))
     axes = Figure().add_subplot()
-    storage(read(objects))(axes, False)
+    storage(read(objects, Settings()))(axes, False)
     lines = {tuple(value == value for value in line.get_ydata()): line.get_markevery() for line in axes.get_lines()}
     assert lines == {(True, False, True): [0, 2], (False,) * 3: [], (True,) * 3: []}
 
@@ -152,16 +153,16 @@ def test_keys_that_were_in_grace_once_are_not_reported_when_the_newest_measureme
     grace = {"day": NOW.date(), "measured_at": NOW, "key_type": "xwing", "keys": 3, "oldest_seconds": 9}
     put(objects, KEY_GRACE, {**grace, "mean_seconds": 9})
     measured(objects, 0, ledger=1)
-    assert [row["keys"] for row in read(objects).grace] == [3]
+    assert [row["keys"] for row in read(objects, Settings()).grace] == [3]
     measured(objects, 1, ledger=1)
-    assert read(objects).grace == []
+    assert read(objects, Settings()).grace == []
 
 
 def test_the_page_says_how_late_messages_of_each_priority_came(objects: Objects) -> None:
     fill(objects)
     put(objects, LATENCIES, {"day": DAY, "priority": 3, "buckets": [900], "counts": [4],
                              "p50_ms": 7.788, "p95_ms": 7.788, "p99_ms": 7.788})  # fmt: skip
-    text = report.page(objects, NOW)
+    text = report.page(objects, Settings(), NOW)
     assert "99 % delivered, by priority: within critical 7.79 ms, normal 57 ms" in text
     assert '<th scope="row">normal</th><td>90</td><td>21.1 ms</td><td>57 ms</td><td>57 ms</td>' in text
 
@@ -178,7 +179,7 @@ def test_the_busiest_agents_are_those_of_all_days_together(objects: Objects) -> 
                 for number in range(12)
             ),
         )
-    found = [(one.handle, one.messages, one.failed) for one in read(objects).senders]
+    found = [(one.handle, one.messages, one.failed) for one in read(objects, Settings()).senders]
     assert found[:3] == [("a10", 110, 2), ("a11", 110, 2), ("a08", 108, 2)]
     assert found[-1] == ("a03", 102, 2)
     assert len(found) == 10
@@ -186,7 +187,7 @@ def test_the_busiest_agents_are_those_of_all_days_together(objects: Objects) -> 
 
 def test_hostile_handles_are_text(objects: Objects) -> None:
     fill(objects, handle=HOSTILE)
-    text = report.page(objects, NOW)
+    text = report.page(objects, Settings(), NOW)
     assert "<script" not in text
     assert "&lt;script&gt;alert(1)&lt;/script&gt;\\u{202e}evil\\u{1b}[31m" in text
     assert not {"\u202e", "\x1b"} & set(text)
@@ -201,7 +202,7 @@ def test_a_day_that_there_is_nothing_of_is_a_gap_and_not_a_zero(objects: Objects
 
     fill(objects)
     fill(objects, DAY + timedelta(days=2))
-    contents = read(objects)
+    contents = read(objects, Settings())
     assert len(contents.period) == 3
     axes = Figure().add_subplot()
     latency(contents)(axes, False)

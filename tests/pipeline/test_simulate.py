@@ -126,9 +126,9 @@ async def test_an_archive_with_real_receipts_is_refused_and_stays_as_it_is(
 ) -> None:
     await fill(database_url, OLD, 20)
     archive_receipts(work())
-    with pytest.raises(Conflict, match="real receipts") as refusal:
+    with pytest.raises(Conflict, match="is not a simulated one, and its rows may be real") as refusal:
         simulate(work(since=SINCE, options=SMALL))
-    assert "--lake" in refusal.value.hint
+    assert refusal.value.hint == "leave --lake out: angelia pipeline run simulate"
     assert len(rows(objects)) == 20
 
 

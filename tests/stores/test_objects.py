@@ -67,3 +67,23 @@ def test_a_filesystem_writes_and_reads_what_is_under_it(tmp_path: Path) -> None:
     with objects.filesystem().open_output_stream(objects.path(objects.table("t"))) as stream:
         stream.write(b"one")
     assert (tmp_path / "t").read_bytes() == b"one"
+
+
+@pytest.mark.parametrize(
+    ("url", "beside"),
+    [
+        ("/srv/la ke", "/srv/la ke-simulated"),
+        ("s3://bucket/a/b?endpoint=http://store:9000&region=mars", "s3://bucket/a/b-simulated"),
+        ("s3://bucket", "s3://bucket/simulated"),
+    ],
+)
+def test_a_place_has_one_beside_it_in_the_same_store(url: str, beside: str) -> None:
+    objects = Objects.at(url, KEYS)
+    assert (objects.beside("simulated").root, objects.beside("simulated").options) == (beside, objects.options)
+
+
+@pytest.mark.parametrize("url", ["/srv/la ke", "s3://bucket/a?endpoint=http://store:9000&region=mars", "s3://bucket"])
+def test_the_url_of_a_place_leads_back_to_it_and_carries_no_key(url: str) -> None:
+    objects = Objects.at(url, KEYS)
+    assert Objects.at(objects.url, KEYS) == objects
+    assert "AKIA" not in objects.url

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 command = Noun("pipeline", "archive, analyse, export and erase in bulk, with Spark")
 
 _lake = click.option("--lake", metavar="URL", help="the archive: a directory, or s3://bucket/prefix")
+_simulated = click.option("--simulated", is_flag=True, help="the archive of simulated fleets")
 _master = click.option("--master", metavar="URL", help="run on a Spark cluster, as spark://host:7077")
 _remote = click.option("--remote", metavar="URL", help="run on a Spark Connect server, as sc://host:15002")
 _conf = click.option("--conf", multiple=True, metavar="K=V", help="a setting of Spark's own; repeatable")
@@ -42,6 +43,7 @@ _conf = click.option("--conf", multiple=True, metavar="K=V", help="a setting of 
 @click.option("--audit", is_flag=True, help="simulate: a chain of audit events, too")
 @click.option("--set", "settings", multiple=True, metavar="K=V", help="simulate: another option; repeatable")
 @_lake
+@_simulated
 @_master
 @_remote
 @_conf
@@ -58,12 +60,13 @@ def run(session: Session, /, job: tuple[str, ...], **said: Any) -> int:
       verify audit      check every archived event, the chain and its signatures
       export            write down all that is held about one agent
       erase             remove what is held about one agent's messages, on a legal request
-      simulate          fill an archive with the receipts of a fleet that never was
+      simulate          make an archive of the receipts of a fleet that never was
+      remove simulated  take simulated rows out of an archive of real ones
       maintain          join small files of the archive, and clear away what crashes left
     """
     from angelia.cli import pipeline_run
 
-    shared = ("lake", "master", "remote", "conf")
+    shared = ("lake", "simulated", "master", "remote", "conf")
     own = {name: value for name, value in said.items() if name not in (*shared, "settings")}
     given = {name: value for name, value in own.items() if value is not None and value is not False}
     if "messages_per_day" in given:
@@ -147,36 +150,45 @@ def history(session: Session, job: str | None, state: str | None) -> None:
 )
 @click.option("--open", "open_", is_flag=True, help="show it in the browser")
 @_lake
-def report(session: Session, out: str, open_: bool, lake: str | None) -> None:
+@_simulated
+def report(session: Session, out: str, open_: bool, lake: str | None, simulated: bool) -> None:
     """Make one page of what analytics found. It needs nothing but itself, and no Spark."""
     from angelia.cli import pipeline_archive
 
-    pipeline_archive.write_report(session, Path(out), lake, browse=open_)
+    pipeline_archive.write_report(session, Path(out), lake, simulated=simulated, browse=open_)
 
 
 @command.verb(example="angelia pipeline tables")
 @_lake
-def tables(session: Session, lake: str | None) -> None:
+@_simulated
+def tables(session: Session, lake: str | None, simulated: bool) -> None:
     """List the tables of the archive: how large they are, and from when to when."""
     from angelia.cli import pipeline_archive
 
-    pipeline_archive.list_tables(session, lake)
+    pipeline_archive.list_tables(session, lake, simulated=simulated)
 
 
 @command.verb(example='angelia pipeline sql "SELECT day, count(*) FROM delivery_receipts GROUP BY day"')
 @click.argument("query", metavar="QUERY")
 @click.option("-n", "--limit", type=click.IntRange(1, 100_000), metavar="N", help="so many rows at most (50)")
 @_lake
+@_simulated
 @_master
 @_remote
 @_conf
 def sql(
-    session: Session, query: str, lake: str | None, master: str | None, remote: str | None, conf: tuple[str, ...]
+    session: Session,
+    query: str,
+    lake: str | None,
+    simulated: bool,
+    master: str | None,
+    remote: str | None,
+    conf: tuple[str, ...],
 ) -> None:
     """Ask the archive in Spark's SQL. Its tables have the names that `angelia pipeline tables` shows."""
     from angelia.cli import pipeline_archive
 
-    pipeline_archive.query(session, query, lake, master, remote, conf)
+    pipeline_archive.query(session, query, lake, master, remote, conf, simulated=simulated)
 
 
 def _setting(text: str) -> tuple[str, Any]:

@@ -44,12 +44,13 @@ class TableLine(msgspec.Struct, frozen=True, kw_only=True):
     last_day: date | None
     version: int
     about: str
+    simulated: bool
 
 
-def list_tables(session: Session, lake: str | None) -> None:
+def list_tables(session: Session, lake: str | None, *, simulated: bool) -> None:
     """Tables that were written, and how large they are."""
     pipeline_place.require_pipeline()
-    objects = pipeline_place.archive(session.settings, lake)
+    objects = pipeline_place.archive(session.settings, lake, simulated=simulated)
     columns: list[Column[TableLine]] = [
         Column("NAME", lambda t: t.name),
         Column("ROWS", lambda t: f"{t.rows:,}", right=True),
@@ -59,14 +60,21 @@ def list_tables(session: Session, lake: str | None) -> None:
         Column("LAST", lambda t: "" if t.last_day is None else f"{t.last_day}"),
         Column("VERSION", lambda t: f"{t.version:,}", right=True),
     ]
-    with _reading(session, objects):
+    with _reading(session, objects, simulated=simulated):
         found = _tables(objects)
     hint = "angelia pipeline run archive receipts"
     show_list(session, pages_of(found), columns, nothing=f"no tables yet in {objects.root}", hint=hint)
 
 
 def query(
-    session: Session, text: str, lake: str | None, master: str | None, remote: str | None, conf: Sequence[str]
+    session: Session,
+    text: str,
+    lake: str | None,
+    master: str | None,
+    remote: str | None,
+    conf: Sequence[str],
+    *,
+    simulated: bool,
 ) -> None:
     """Ask in SQL, and show the first rows."""
     pipeline_place.require_pipeline()
@@ -75,12 +83,12 @@ def query(
 
     from angelia.pipeline.session import session as spark_session
 
-    objects = pipeline_place.archive(session.settings, lake)
+    objects = pipeline_place.archive(session.settings, lake, simulated=simulated)
     where = pipeline_place.spark_at(session, master, remote, conf)
     pipeline_place.check_archive_reach(session, where, objects)
     limit = session.shared.limit or PAGE
     with ExitStack() as stack:
-        stack.enter_context(_reading(session, objects))
+        stack.enter_context(_reading(session, objects, simulated=simulated))
         stack.enter_context(pipeline_place.private())
         progress = stack.enter_context(Shown(session.out, "sql"))
         progress.stage(f"starting Spark, {where}")
@@ -100,15 +108,15 @@ def query(
         session.out.note(f"{limit:,} shown, and there are more; -n {limit * 10} shows more")
 
 
-def write_report(session: Session, out: Path, lake: str | None, *, browse: bool) -> None:
+def write_report(session: Session, out: Path, lake: str | None, *, simulated: bool, browse: bool) -> None:
     """One page of HTML that needs nothing but itself."""
     pipeline_place.require_pipeline()
     from angelia.pipeline.report import page as report_page
     from angelia.stores.embedded.private import write_private
 
-    objects = pipeline_place.archive(session.settings, lake)
-    with _reading(session, objects):
-        page = report_page(objects, datetime.now(UTC))
+    objects = pipeline_place.archive(session.settings, lake, simulated=simulated)
+    with _reading(session, objects, simulated=simulated):
+        page = report_page(objects, session.settings, datetime.now(UTC))
     write_private(out.absolute(), page.encode())
     charts, size = page.count('class="wide"'), len(page.encode())  # each is drawn for narrow screens, too
     record = {"path": str(out), "charts": charts, "bytes": size}
@@ -125,7 +133,7 @@ def _tables(objects: Objects) -> list[TableLine]:
     from angelia.pipeline.lake import commit, listing
     from angelia.pipeline.lake.tables import TABLES
 
-    lines = []
+    lines, made_up = [], commit.is_simulated(objects)
     for table in TABLES.values():
         found = commit.find(objects, table)
         if found is None:
@@ -142,6 +150,7 @@ def _tables(objects: Objects) -> list[TableLine]:
                 last_day=max(days, default=None),
                 version=found.version(),
                 about=table.about,
+                simulated=made_up,
             )
         )
     return lines
@@ -149,21 +158,28 @@ def _tables(objects: Objects) -> list[TableLine]:
 
 def _register(spark: SparkSession, objects: Objects) -> list[str]:
     """Every table of the archive under its name; those that were never written have no rows."""
+    from angelia.pipeline.lake.commit import as_in
     from angelia.pipeline.lake.tables import TABLES
     from angelia.pipeline.sources import archive
 
-    for table in TABLES.values():
+    for table in (as_in(objects, one) for one in TABLES.values()):
         archive.read(spark, objects, table, archive.files(objects, table)).createOrReplaceTempView(table.name)
     return list(TABLES)
 
 
 @contextmanager
-def _reading(session: Session, objects: Objects) -> Iterator[None]:
-    """Faults of the archive in our words; a store that cannot be read is told from the beginning."""
+def _reading(session: Session, objects: Objects, *, simulated: bool) -> Iterator[None]:
+    """Faults of the archive in our words; a store that cannot be read is told from the beginning, and so is that it is
+    a simulated one."""
+    from angelia.pipeline.lake.commit import is_simulated
     from angelia.pipeline.lake.probe import check_answers
 
     with in_our_words(session, _AGAIN):
         check_answers(objects)
+        if simulated:
+            pipeline_place.require_simulated(objects)
+        if is_simulated(objects):
+            session.out.note(f"simulated: nothing in {objects.root} ever happened")
         yield
 
 

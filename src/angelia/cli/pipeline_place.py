@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from angelia.cli.errors import Usage
 from angelia.cli.session import Session
-from angelia.errors import AngeliaError, StartFailed, Unavailable
+from angelia.errors import AngeliaError, NotFound, StartFailed, Unavailable
 
 if TYPE_CHECKING:
     import asyncpg
@@ -91,12 +91,25 @@ def ask(url: str, question: Callable[[Ledger], Awaitable[T]]) -> T:
     return asyncio.run(asked())
 
 
-def archive(settings: Settings, given: str | None) -> Objects:
-    """The archive: --lake, the setting, or a directory of the data directory."""
-    from angelia.stores.objects import Objects
+def archive(settings: Settings, given: str | None, *, simulated: bool = False) -> Objects:
+    """The archive: --lake, the setting, or a directory of the data directory; or that of simulated fleets beside it."""
+    from angelia.pipeline.lake import places
 
-    named = given or settings.lake_root
-    return Objects.at(named if "://" in named else str(Path(named).expanduser().resolve()))
+    if given and simulated:
+        raise Usage("--lake and --simulated both name the archive", hint="say one of them")
+    if given:
+        return places.named(given)
+    return places.simulated(settings) if simulated else places.own(settings)
+
+
+def require_simulated(objects: Objects) -> None:
+    """Refuse what --simulated asks for before anything was simulated."""
+    from angelia.pipeline.lake.commit import is_simulated
+
+    if not is_simulated(objects):
+        raise NotFound(
+            f"there is no simulated archive at {objects.root} yet", hint="angelia pipeline run simulate --months 3"
+        )
 
 
 def make_archive(objects: Objects) -> None:

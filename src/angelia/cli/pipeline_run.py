@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from angelia.pipeline.jobs.catalog import Entry
     from angelia.pipeline.jobs.work import Job, Report, Work
 
+_SIMULATE = "simulate"  # the job that makes what the others are then asked about
 _AGAIN = "nothing half done counts: run it again; -v shows where it happened"
 
 
@@ -33,6 +34,7 @@ class Wish:
     since: datetime | None = None
     until: datetime | None = None
     lake: str | None = None
+    simulated: bool = False
     master: str | None = None
     remote: str | None = None
     conf: Sequence[str] = ()
@@ -55,6 +57,8 @@ def check(entry: Entry, wish: Wish, *, dry_run: bool) -> None:
     """Refuse what the job would not look at."""
     if dry_run and not entry.looks:
         raise Usage(f"`{entry.name}` takes no --dry-run", hint=_example(entry, wish))
+    if wish.simulated and not entry.simulated:
+        raise Usage(f"`{entry.name}` takes no --simulated: it is about what happened", hint=_example(entry, wish))
     for said, taken, name in ((wish.since, entry.since, "--from"), (wish.until, entry.until, "--to")):
         if said is not None and not taken:
             raise Usage(f"`{entry.name}` takes no {name}", hint=_example(entry))
@@ -80,6 +84,8 @@ def run(session: Session, entry: Entry, wish: Wish) -> int:
         and not _somebody_there(session)
     ):
         raise _needs_a_yes(entry, wish)
+    if entry.name == _SIMULATE and not wish.lake:
+        wish = replace(wish, simulated=True)
     report = watched(session, entry.name, wish, entry.load, _asked(session, entry, wish))
     if report.figures.get("chain_faults"):
         return TAMPERED
@@ -106,7 +112,9 @@ def working(session: Session, name: str, wish: Wish, outcome: _Outcome) -> Itera
     from angelia.pipeline.jobs.work import Work
 
     settings = session.settings
-    objects = pipeline_place.archive(settings, wish.lake)
+    objects = pipeline_place.archive(settings, wish.lake, simulated=wish.simulated)
+    if wish.simulated and name != _SIMULATE:
+        pipeline_place.require_simulated(objects)
     where = pipeline_place.spark_at(session, wish.master, wish.remote, wish.conf)
     pipeline_place.check_ledger_reach(settings, where)
     pipeline_place.check_archive_reach(session, where, objects)

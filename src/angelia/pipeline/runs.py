@@ -106,15 +106,22 @@ def report_of(database: Database, run: Run) -> dict[str, Any]:
 
 @contextmanager
 def one_run(
-    url: str, job: str, clock: Callable[[], datetime], *, lo: datetime | None = None, hi: datetime | None = None
+    url: str,
+    app_id: str,
+    clock: Callable[[], datetime],
+    *,
+    job: str | None = None,
+    lo: datetime | None = None,
+    hi: datetime | None = None,
 ) -> Iterator[tuple[Database, Run]]:
-    """A run of a job that can be done again from its start: whoever died before it is written down as failed.
+    """A run of a job that can be done again from its start: whoever died before it is written down as failed. The job
+    goes by its app id, unless it is told otherwise.
 
     The caller says that it is done, with `advance`; what raises is written down too."""
-    with only_one(url, job) as database:
-        if (dead := open_run(database, job)) is not None:
+    with only_one(url, app_id) as database:
+        if (dead := open_run(database, app_id)) is not None:
             _failed(database, dead, clock(), "it died")
-        run = plan(database, job, job, clock(), lo=lo, hi=hi)
+        run = plan(database, job or app_id, app_id, clock(), lo=lo, hi=hi)
         try:
             yield database, run
         except Exception as error:

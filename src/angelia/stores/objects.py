@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 from angelia.errors import SettingsError
 
@@ -49,6 +49,19 @@ class Objects:
                 options["AWS_ALLOW_HTTP"] = "true"
         options |= _PATIENCE
         return cls(f"s3://{parts.netloc}/{parts.path.strip('/')}".rstrip("/"), options)
+
+    @property
+    def url(self) -> str:
+        """What `at` understands; keys are no part of it."""
+        if not self.remote:
+            return self.root
+        said = {"endpoint": self.options.get("AWS_ENDPOINT_URL"), "region": self.options["AWS_REGION"]}
+        return f"{self.root}?{urlencode({name: value for name, value in said.items() if value}, safe=':/')}"
+
+    def beside(self, ending: str) -> Objects:
+        """The place next to this one whose name has an ending more; below it, if this is the whole of a bucket."""
+        parted = "-" if self.prefix or not self.remote else "/"
+        return replace(self, root=f"{self.root}{parted}{ending}")
 
     @property
     def remote(self) -> bool:

@@ -22,11 +22,11 @@ _PATIENCE = 2.0
 
 
 def measure(work: Work, database: Database, run: Run) -> dict[str, int]:
-    """Write down what there is now; the bytes of each tier."""
-    found = [*_hot(work), *_ledger(database), *_archive(work)]
+    """Write down what there is now; the bytes of each tier. A simulated fleet has an archive and nothing else."""
+    found = [*_archive(work)] if work.simulated else [*_hot(work), *_ledger(database), *_archive(work)]
     stamped = [{DAY: work.now.date(), "measured_at": work.now, **row} for row in found]
     rows.put(work.objects, STORAGE, pa.Table.from_pylist(stamped, STORAGE.schema), run)
-    grace = database.rows(work.sql("keys")["keys_in_grace"], work.now)
+    grace = [] if work.simulated else database.rows(work.sql("keys")["keys_in_grace"], work.now)
     if grace:
         aged = [{DAY: work.now.date(), "measured_at": work.now, **row} for row in grace]
         rows.put(work.objects, KEY_GRACE, pa.Table.from_pylist(aged, KEY_GRACE.schema), run)

@@ -17,10 +17,10 @@ from angelia.pipeline.analytics.receipts import Counts
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs import archive_receipts
 from angelia.pipeline.jobs.work import Report, Work
-from angelia.pipeline.lake import read, rows, writer
+from angelia.pipeline.lake import read, rows, simulated, writer
 from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS, LATENCIES
 from angelia.pipeline.lake.marks import next_mark
-from angelia.pipeline.lake.tables import DAY
+from angelia.pipeline.lake.tables import DAY, RECEIPTS
 from angelia.pipeline.runs import Run, State
 from angelia.pipeline.sources import ledger
 from angelia.pipeline.sources.ledger import Snapshot
@@ -29,11 +29,13 @@ JOB = "analytics"
 
 
 def analytics(work: Work) -> Report:
-    """Every day that changed since it was computed, from the archive and the ledger together."""
+    """Every day that changed since it was computed, from the archive and the ledger together; a simulated archive is
+    counted alone."""
     report = Report(job=JOB)
     with ExitStack() as held:
         # While it is held, no row moves from the ledger to the archive: none is missed, and none counts twice.
         held.enter_context(runs.only_one(work.database_url, archive_receipts.JOB))
+        simulated.only_one_kind(work.objects, work.settings, RECEIPTS)
         snapshot = held.enter_context(ledger.one_snapshot(work.database_url))
         then = held.enter_context(ledger.seeing(work.database_url, snapshot))
         there = fingerprints.present(work, then)
@@ -41,7 +43,9 @@ def analytics(work: Work) -> Report:
         ranges = fingerprints.ranges(changed)
         if work.dry_run:
             return _foreseen(report, ranges)
-        database, run = held.enter_context(runs.one_run(work.database_url, JOB, work.clock))
+        begun = runs.one_run(work.database_url, JOB, work.clock, job=work.titled(JOB))
+        database, run = held.enter_context(begun)
+        work.step("planned", run)
         work.progress.stage("reading", sum(days.rows for days in ranges))
         for days in ranges:
             _compute(work, run, days, snapshot)
@@ -112,7 +116,8 @@ def _different_agents(work: Work, days: Range) -> dict[date, tuple[int, int]]:
 
 def _measure(work: Work, database: Database, run: Run, report: Report) -> None:
     work.progress.stage("measuring the stores")
-    measurements.rotations(work, database, run)
+    if not work.simulated:
+        measurements.rotations(work, database, run)
     report.figures["storage"] = measurements.measure(work, database, run)
 
 
@@ -123,6 +128,7 @@ def _conclude(work: Work, database: Database, run: Run, report: Report, ranges: 
     report.figures |= {
         "days": sum(len(days.days) for days in ranges),
         "receipts": found.sent,
+        "simulated": work.simulated,
         "delivered_share": share and round(share, 6),
         **found.times,
         "priorities": found.by_priority,
@@ -133,4 +139,5 @@ def _conclude(work: Work, database: Database, run: Run, report: Report, ranges: 
     came = f", delivered {share:.1%}".replace("%", " %") if share is not None else ""
     p99 = found.times["p99_ms"]
     late = f", p99 {said(p99)}" if p99 is not None else ""
-    report.summary = f"{unchanged}{found.days} days, {found.sent:,} receipts{came}{late}"
+    kind = "simulated " if work.simulated else ""
+    report.summary = f"{unchanged}{found.days} days, {found.sent:,} {kind}receipts{came}{late}"

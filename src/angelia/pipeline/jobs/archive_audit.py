@@ -11,7 +11,7 @@ from angelia.pipeline import chain, events, runs
 from angelia.pipeline.database import Busy, Database
 from angelia.pipeline.jobs.verify_audit import node_key
 from angelia.pipeline.jobs.work import Report, Work
-from angelia.pipeline.lake import commit, durable
+from angelia.pipeline.lake import commit, durable, simulated
 from angelia.pipeline.lake.floor import properties
 from angelia.pipeline.lake.tables import AUDIT
 from angelia.pipeline.runs import Run, State
@@ -151,7 +151,8 @@ def _remove(work: Work, database: Database, target: Floor) -> None:
 def go_on(work: Work, database: Database) -> None:
     """Make sure that what comes next in the ledger comes next in the archive: a new archive begins where the ledger
     does, and one of another chain is refused."""
-    commit.refuse_simulated(work.objects, AUDIT)
+    simulated.only_real(work.objects, work.settings, JOB)
+    simulated.only_one_kind(work.objects, work.settings, AUDIT)
     have, floor = audit.archived_to(work.objects), ledger_floor(work, database)
     if have == 0 and floor.position:
         commit.opened(work.objects, AUDIT).alter.set_table_properties(

@@ -13,7 +13,7 @@ from angelia.pipeline import events, runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.moving import Move, NotTheSame, copy, files_of, finish, is_committed
 from angelia.pipeline.jobs.work import Report, Work, midnight
-from angelia.pipeline.lake import commit
+from angelia.pipeline.lake import commit, simulated
 from angelia.pipeline.lake.tables import RECEIPTS
 from angelia.pipeline.runs import Run, State
 from angelia.pipeline.sources import archive
@@ -37,7 +37,8 @@ def archive_receipts(work: Work) -> Report:
     """Every closed day that there is something of; a run that died before is finished first."""
     report = Report(job=JOB)
     with runs.only_one(work.database_url, JOB) as database:
-        commit.refuse_simulated(work.objects, RECEIPTS)
+        simulated.only_real(work.objects, work.settings, JOB)
+        simulated.only_one_kind(work.objects, work.settings, RECEIPTS)
         run = runs.open_run(database, JOB)
         ready = _ready(_days(work, database))
         work.progress.stage("archiving", sum(day.row_count for days in ready for day in days))

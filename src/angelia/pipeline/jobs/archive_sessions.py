@@ -14,7 +14,7 @@ from angelia.pipeline import events, runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.moving import Move, NotTheSame, copy, files_of, finish, is_committed
 from angelia.pipeline.jobs.work import Report, Work
-from angelia.pipeline.lake import commit, rewrite
+from angelia.pipeline.lake import commit, rewrite, simulated
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.tables import SESSIONS
 from angelia.pipeline.runs import Run, State
@@ -31,6 +31,7 @@ def archive_sessions(work: Work) -> Report:
     report = Report(job=JOB)
     cutoff = _cutoff(work)
     with runs.only_one(work.database_url, JOB) as database:
+        simulated.only_real(work.objects, work.settings, JOB)
         run, idle = runs.open_run(database, JOB), _idle(work, database, cutoff)
         work.progress.stage("archiving", idle)
         if work.dry_run:

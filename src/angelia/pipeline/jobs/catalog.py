@@ -31,6 +31,7 @@ class Entry:
     name: str
     function: str  # module:name
     options: tuple[str, ...] = ()
+    simulated: bool = False  # whether it can be about a simulated fleet
     more: tuple[str, ...] = ()  # options for experts, without a flag of their own
     since: bool = False  # whether it can be kept to what comes from a time on
     until: bool = False  # and to what comes before one
@@ -71,6 +72,7 @@ _ALL = (
     Entry(
         name="analytics",
         function="analytics:analytics",
+        simulated=True,
         since=True,
         until=True,
     ),
@@ -99,14 +101,20 @@ _ALL = (
     Entry(
         name="simulate",
         function="simulate:simulate",
+        simulated=True,
         options=("agents", "months", "messages_per_agent_per_day", "seed", "audit"),
         more=(*_FLEET.split(), *(f"capacity_{name}" for name in f"{_LOAD} receipt_days archive_years".split())),
         since=True,
         until=True,
     ),
     Entry(
+        name="remove simulated",
+        function="remove_simulated:remove_simulated",
+    ),
+    Entry(
         name="maintain",
         function="maintain:maintain",
+        simulated=True,
     ),
 )
 JOBS = {entry.name: entry for entry in _ALL}

@@ -17,7 +17,7 @@ from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.about_agent import NAMING, about, asked_about, in_ledger
 from angelia.pipeline.jobs.standstill import MOVERS, nothing_is_half_moved
 from angelia.pipeline.jobs.work import Report, Work
-from angelia.pipeline.lake import listing, rewrite
+from angelia.pipeline.lake import listing, rewrite, simulated
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.marks import next_mark
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, SESSIONS, Table
@@ -35,6 +35,7 @@ def erase(work: Work) -> Report:
     """Erase an agent's rows; a run that died before, whosever it was, is finished first."""
     agent, reason = _asked(work)
     report = Report(job=JOB)
+    simulated.only_real(work.objects, work.settings, JOB)
     with nothing_is_half_moved(work.database_url), runs.only_one(work.database_url, JOB) as database:
         if work.dry_run:
             return _foreseen(work, database, agent, report)

@@ -19,7 +19,7 @@ from angelia.pipeline import events, runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.about_agent import NAMING, about, asked_about, in_ledger
 from angelia.pipeline.jobs.work import Report, Work
-from angelia.pipeline.lake import commit
+from angelia.pipeline.lake import commit, simulated
 from angelia.pipeline.lake.analytics_tables import AGENTS
 from angelia.pipeline.lake.tables import Table
 from angelia.pipeline.runs import Run, State
@@ -75,6 +75,7 @@ class Asked:
 def export(work: Work) -> Report:
     """One directory with a file for each kind of record and a manifest; it is there when it is complete."""
     asked, report = _asked(work), Report(job=JOB)
+    simulated.only_real(work.objects, work.settings, JOB)
     with runs.one_run(work.database_url, JOB, work.clock) as (database, run):
         partial = _begun(asked, run)
         try:

@@ -36,7 +36,8 @@ def maintain(work: Work) -> Report:
             _all(work, kept, report)
             report.state = "dry run"
         else:
-            database, run = held.enter_context(runs.one_run(work.database_url, JOB, work.clock))
+            begun = runs.one_run(work.database_url, JOB, work.clock, job=work.titled(JOB))
+            database, run = held.enter_context(begun)
             _all(work, kept, report)
             run = runs.advance(database, run, State.DONE, work.clock(), row_count=report.rows, report=report.figures)
             report.runs.append(run.run_id)

@@ -15,6 +15,7 @@ from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs import archive_receipts
 from angelia.pipeline.jobs.work import Report, Work
+from angelia.pipeline.lake import simulated
 from angelia.pipeline.lake.floor import archive_floor
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS
 from angelia.pipeline.runs import State
@@ -33,6 +34,7 @@ _SPAN = 65_536  # positions that are put in order together
 def replay_audit(work: Work) -> Report:
     """Count what is there twice and where the chain is broken, and name the first of each. It changes nothing."""
     report = Report(job=JOB)
+    simulated.only_real(work.objects, work.settings, JOB)
     with (
         runs.only_one(work.database_url, archive_receipts.JOB),
         runs.one_run(work.database_url, JOB, work.clock) as (database, run),

@@ -11,7 +11,7 @@ from angelia.pipeline import events, runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.standstill import nothing_is_half_moved
 from angelia.pipeline.jobs.work import Report, Work, midnight
-from angelia.pipeline.lake import listing, rewrite
+from angelia.pipeline.lake import listing, rewrite, simulated
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.floor import archive_floor, floor_above, properties
 from angelia.pipeline.lake.listing import File
@@ -46,6 +46,7 @@ class Due:
 def retention(work: Work) -> Report:
     """Remove every day that is past its time from every table; a run that died before is finished first."""
     report = Report(job=JOB)
+    simulated.only_real(work.objects, work.settings, JOB)
     with nothing_is_half_moved(work.database_url), runs.only_one(work.database_url, JOB) as database:
         run = runs.open_run(database, JOB)
         if run is not None and not work.dry_run:

@@ -10,7 +10,7 @@ from angelia.errors import Conflict, InvalidArgument
 from angelia.pipeline import runs
 from angelia.pipeline.jobs import archive_receipts
 from angelia.pipeline.jobs.work import Report, Work, midnight
-from angelia.pipeline.lake import commit, writer
+from angelia.pipeline.lake import commit, places, simulated, writer
 from angelia.pipeline.lake.listing import size
 from angelia.pipeline.lake.marks import next_mark
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS
@@ -21,14 +21,14 @@ from angelia.pipeline.simulation.fleet import Fleet, days_between, pieces
 from angelia.pipeline.simulation.receipts import receipts
 from angelia.pipeline.sources import archive, audit
 
-JOB = commit.SIMULATED
+JOB = simulated.APP_ID
 _MONTHS = 3
 _PIECE_ROWS = 5_000_000  # of one commit: what a crash makes the next run do again
-_ELSEWHERE = "simulate into an archive of its own: angelia pipeline run simulate --lake DIRECTORY"
+_ELSEWHERE = "simulate into one of its own: angelia pipeline run simulate --lake DIRECTORY"
 
 
 def simulate(work: Work) -> Report:
-    """Receipts up to yesterday, in the archive's own table. Days that were simulated before are replaced."""
+    """Receipts up to yesterday, in an archive that is marked. Days that were simulated before are replaced."""
     fleet, days = Fleet.of(work.options), _days(work)
     rows = {day: fleet.messages(day) for day in days}
     report = Report(job=JOB)
@@ -41,6 +41,7 @@ def simulate(work: Work) -> Report:
         _refuse_real(work)
         if work.dry_run:
             return _foreseen(report, sum(rows.values()))
+        commit.opened(work.objects, RECEIPTS.marked())
         lo, hi = midnight(days[0]), midnight(days[-1]) + timedelta(days=1)
         database, run = held.enter_context(runs.one_run(work.database_url, JOB, work.clock, lo=lo, hi=hi))
         work.progress.stage("simulating", sum(rows.values()))
@@ -55,7 +56,7 @@ def simulate(work: Work) -> Report:
     events = f" and {report.figures['events']:,} audit events" if "events" in report.figures else ""
     report.summary = (
         f"{report.rows:,} receipts{events} of {fleet.agents:,} agents, {len(days)} days, in {work.objects.root};"
-        " handles begin with sim-"
+        f" next: angelia pipeline run analytics{places.flag(work.objects, work.settings)}"
     )
     return report
 
@@ -86,10 +87,15 @@ def _months_before(day: date, months: int) -> date:
 
 
 def _refuse_real(work: Work) -> None:
-    if commit.version_of(work.objects, RECEIPTS, archive_receipts.JOB) is not None:
-        raise Conflict(f"the archive at {work.objects.root} holds real receipts", hint=_ELSEWHERE)
+    """An archive that `simulate` did not begin is none of its business, whatever it holds."""
+    root, place = work.objects.root, places.simulated(work.settings).root
+    hint = _ELSEWHERE if root == place else "leave --lake out: angelia pipeline run simulate"
+    if root == places.own(work.settings).root:
+        raise Conflict(f"the archive at {root} is the server's own", hint=hint)
+    if not work.simulated and not simulated.is_empty(work.objects):
+        raise Conflict(f"the archive at {root} is not a simulated one, and its rows may be real", hint=hint)
     if work.options.get("audit") and size(work.objects, AUDIT).rows:
-        raise Conflict(f"the archive at {work.objects.root} holds an audit chain already", hint=_ELSEWHERE)
+        raise Conflict(f"the archive at {root} holds an audit chain already", hint=_ELSEWHERE)
 
 
 def _foreseen(report: Report, rows: int) -> Report:

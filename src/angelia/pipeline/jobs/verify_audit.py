@@ -16,6 +16,7 @@ from angelia.pipeline import chain, runs
 from angelia.pipeline.chain import NodeKey, Result
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.work import Report, Work
+from angelia.pipeline.lake import simulated
 from angelia.pipeline.lake.floor import archive_floor
 from angelia.pipeline.redactions import Redactions
 from angelia.pipeline.runs import State
@@ -34,6 +35,7 @@ class NodeKeyUnreadable(AngeliaError):
 def verify_audit(work: Work) -> Report:
     """Check all of it, in parallel. A broken chain is an error that names the first entry that is wrong."""
     report = Report(job=JOB)
+    simulated.only_real(work.objects, work.settings, JOB)
     with runs.one_run(work.database_url, JOB, work.clock) as (database, run):
         floor, last = archive_floor(work.objects), audit.archived_to(work.objects)
         node = node_key(work.settings.data_dir)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import angelia
+from angelia.pipeline.lake.commit import is_simulated
 from angelia.pipeline.runs import Run
 from angelia.pipeline.session import Where, session
 from angelia.settings import Settings
@@ -81,6 +82,15 @@ class Work:
         spark = self.stack.enter_context(session(self.where, "pipeline"))
         self.progress.started(spark)
         return spark
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the archive is one that `simulate` made: the ledger has nothing to do with it."""
+        return is_simulated(self.objects)
+
+    def titled(self, job: str) -> str:
+        """What a run goes by. One on a simulated archive is not what a schedule waits for, so it has another name."""
+        return f"{job}, simulated" if self.simulated else job
 
     @property
     def readers(self) -> int:

@@ -12,10 +12,9 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction
 
 from angelia.errors import Conflict
-from angelia.pipeline.lake.tables import DAY, Table
+from angelia.pipeline.lake.table import SIMULATED_PROPERTY
+from angelia.pipeline.lake.tables import DAY, RECEIPTS, Table
 from angelia.stores.objects import Objects
-
-SIMULATED = "simulate"  # the app id of what never happened
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +37,17 @@ def opened(objects: Objects, table: Table) -> DeltaTable:
     """The table, made if it is not there; columns that are new since it was made are added to it."""
     found = find(objects, table)
     if found is None:
+        made = as_in(objects, table)
         DeltaTable.create(
             objects.table(table.name),
-            Schema.from_arrow(table.schema),
+            Schema.from_arrow(made.schema),
             mode="ignore",  # two who come first make one
             partition_by=[DAY],
             name=table.name,
-            description=table.about,
-            configuration=dict(table.configuration),
+            description=made.about,
+            configuration=dict(made.configuration),
             storage_options=dict(objects.options),
+            raise_if_key_not_exists=False,  # a property may be ours
         )
         found = find(objects, table)
         assert found is not None
@@ -66,13 +67,15 @@ def version_of(objects: Objects, table: Table, app_id: str) -> int | None:
     return None if found is None else found.transaction_version(app_id)
 
 
-def refuse_simulated(objects: Objects, table: Table) -> None:
-    """What really happened does not go where something is only pretended to have happened."""
-    if version_of(objects, table, SIMULATED) is not None:
-        raise Conflict(
-            f"the archive at {objects.root} holds simulated rows in {table.name}",
-            hint=f"remove {objects.table(table.name)}, or name another archive with --lake",
-        )
+def is_simulated(objects: Objects) -> bool:
+    """Whether `simulate` made this archive. Its receipts are what it makes first."""
+    found = find(objects, RECEIPTS)
+    return found is not None and SIMULATED_PROPERTY in found.metadata().configuration
+
+
+def as_in(objects: Objects, table: Table) -> Table:
+    """A table as this archive has it: marked in every row, if it is a simulated one."""
+    return table.marked() if not table.simulated and is_simulated(objects) else table
 
 
 def is_done(table: DeltaTable, mark: Mark) -> bool:

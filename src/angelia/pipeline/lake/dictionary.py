@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from angelia.pipeline.lake.analytics_tables import ANALYTICS
+from angelia.pipeline.lake.table import SIMULATED, SIMULATED_PROPERTY
 from angelia.pipeline.lake.tables import AUDIT, DAY, RECEIPTS, SESSIONS, TABLES, Table
 
 _TYPES = {
@@ -23,7 +24,7 @@ _TYPES = {
 }
 # Which job's commits a table has, and how they are numbered.
 _COMMITS = {
-    RECEIPTS.name: "`archive receipts`, with the number of the run (`simulate` in an archive that was made up)",
+    RECEIPTS.name: "`archive receipts`, with the number of the run (`simulate` in a simulated archive)",
     AUDIT.name: "`archive audit`, with the last position that is archived",
     SESSIONS.name: "`archive sessions`, with the number of the run",
     **{table.name: "`analytics`, with the number of the run" for table in ANALYTICS},
@@ -76,8 +77,12 @@ def page(table: Table) -> str:
 
 def index() -> str:
     rows = [f"| [{table.name}]({table.name}.md) | {table.about} |" for table in TABLES.values()]
+    marked = (
+        f"In a simulated archive every table has one column more, `{SIMULATED}`, which is true in every row, and the "
+        f"property `{SIMULATED_PROPERTY}`."
+    )
     made = "Made from the code by `python -m angelia.pipeline.lake.dictionary docs/tables`."
-    head = f"# Tables of the archive\n\n{made}\n"
+    head = f"# Tables of the archive\n\n{made}\n\n{marked}\n"
     return "\n".join([head, "| table | |", "|---|---|", *rows]) + "\n"
 
 

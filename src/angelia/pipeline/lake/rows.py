@@ -19,7 +19,7 @@ def put(
 ) -> None:
     """Append rows in one commit, or let them take the place of the days from one up to, and without, another."""
     mark = next_mark(objects, table, run)
-    with Files(objects, table, f"{run.run_id}-{mark.version}") as files:
+    with Files(objects, commit.as_in(objects, table), f"{run.run_id}-{mark.version}") as files:
         for batch in rows.select(table.schema.names).cast(table.schema).combine_chunks().to_batches():
             files.add(batch)
     commit.commit(objects, table, files.written, mark, replacing=replacing)

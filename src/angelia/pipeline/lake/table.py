@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
 DAY = "day"
 TIME = pa.timestamp("us", tz="UTC")
+SIMULATED = "simulated"  # the column that every row of a simulated archive has
+SIMULATED_PROPERTY = "angelia.simulated"  # and the property of its tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,19 @@ class Table:
     @property
     def file_schema(self) -> pa.Schema:
         return self.schema.remove(self.schema.get_field_index(DAY))
+
+    @property
+    def simulated(self) -> bool:
+        return SIMULATED_PROPERTY in self.configuration
+
+    def marked(self) -> Table:
+        """The table as a simulated archive has it: its properties, its description and every row say so."""
+        return replace(
+            self,
+            about=f"Simulated, none of this happened. {self.about}",
+            columns=(*self.columns, always(SIMULATED, pa.bool_(), "true: this never happened")),
+            configuration={**self.configuration, SIMULATED_PROPERTY: "true"},
+        )
 
     @property
     def repeating(self) -> list[str]:

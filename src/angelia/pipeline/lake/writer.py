@@ -19,7 +19,8 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterComm
 
 from angelia.pipeline.hidden import hidden, shown
 from angelia.pipeline.lake import tables
-from angelia.pipeline.lake.commit import Mark, commit
+from angelia.pipeline.lake.commit import Mark, commit, is_simulated
+from angelia.pipeline.lake.table import SIMULATED
 from angelia.pipeline.lake.tables import DAY, Table
 from angelia.stores.objects import Objects
 
@@ -64,6 +65,7 @@ def options(objects: Objects, table: Table, mark: Mark, run: str) -> dict[str, s
         "app_id": mark.app_id,
         "version": str(mark.version),
         "run": run,
+        "simulated": json.dumps(is_simulated(objects)),
     }
 
 
@@ -83,7 +85,8 @@ class LakeWriter(DataSourceArrowWriter):
 
     def __init__(self, options: Any) -> None:
         self._objects = Objects(options["root"], shown(options["secret"]))
-        self._table = tables.named(options["table"])
+        table = tables.named(options["table"])
+        self._table = table.marked() if json.loads(options["simulated"]) else table
         self._mark = Mark(options["app_id"], int(options["version"]))
         self._run = options["run"]
         days = json.loads(options.get("replacing", "null"))
@@ -135,9 +138,14 @@ class Files:
                 self._number += 1
                 name = f"{DAY}={day}/{self._task}-{self._number}.parquet"
                 file = self._open[day] = _File(self._objects, self._filesystem, self._table, day, name)
-            file.add(rows.select(self._table.file_schema.names).cast(self._table.file_schema))
+            file.add(self._marked(rows).select(self._table.file_schema.names).cast(self._table.file_schema))
             if file.rows >= _FILE_ROWS:
                 self.written.append(self._open.pop(day).close())
+
+    def _marked(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        if not self._table.simulated or SIMULATED in rows.schema.names:
+            return rows
+        return rows.append_column(SIMULATED, pa.repeat(True, rows.num_rows))
 
 
 class _File:

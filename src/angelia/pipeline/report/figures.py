@@ -14,9 +14,11 @@ from angelia.envelope import ids
 from angelia.envelope.wire import Priority
 from angelia.errors import NotFound
 from angelia.pipeline.analytics.histogram import SHARES, added, percentile
+from angelia.pipeline.lake import places
 from angelia.pipeline.lake import read as lake
 from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS, KEY_DAYS, KEY_GRACE, LATENCIES, STORAGE
 from angelia.pipeline.lake.table import DAY
+from angelia.settings import Settings
 from angelia.stores.objects import Objects
 
 OUTCOMES = ("delivered", "pending", "expired", "failed")
@@ -81,11 +83,13 @@ class Contents:
         return sum(day.outcomes[outcome] for day in self.days)
 
 
-def read(objects: Objects) -> Contents:
+def read(objects: Objects, settings: Settings) -> Contents:
     """What was computed so far."""
     known = {row[DAY]: row for row in lake.rows(objects, DAYS)}
     if not known:
-        raise NotFound("nothing has been computed yet", hint="angelia pipeline run analytics")
+        raise NotFound(
+            "nothing has been computed yet", hint=f"angelia pipeline run analytics{places.flag(objects, settings)}"
+        )
     by_day: dict[date, list[dict[str, Any]]] = defaultdict(list)
     for row in lake.rows(objects, HOURS):
         by_day[row[DAY]].append(row)

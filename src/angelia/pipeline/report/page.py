@@ -8,21 +8,24 @@ from html import escape
 from pathlib import Path
 
 from angelia.pipeline.analytics.histogram import SHARES
+from angelia.pipeline.lake import commit, simulated
 from angelia.pipeline.report import charts, words
 from angelia.pipeline.report.charts import at
 from angelia.pipeline.report.drawing import drawn
 from angelia.pipeline.report.figures import OUTCOMES, TIERS, Agent, Contents, read
+from angelia.settings import Settings
 from angelia.stores.objects import Objects
 
 _STYLE = Path(__file__).with_name("style.css")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def page(objects: Objects, now: datetime) -> str:
+def page(objects: Objects, settings: Settings, now: datetime) -> str:
     """The page as HTML, of everything that was computed until now."""
-    contents = read(objects)
+    contents = read(objects, settings)
     sections = "\n".join(_sections(contents))
     first, last = contents.period[0], contents.period[-1]
+    subject = "Simulated messages" if commit.is_simulated(objects) else "Messages"
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -30,13 +33,14 @@ def page(objects: Objects, now: datetime) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <meta name="referrer" content="no-referrer">
-<title>Messages, {first} to {last}</title>
+<title>{subject}, {first} to {last}</title>
 <style>
 {_STYLE.read_text("utf-8")}</style>
 </head>
 <body>
 <header>
-<h1>Messages, <time datetime="{first}">{first}</time> to <time datetime="{last}">{last}</time></h1>
+{_banner(objects, settings)}
+<h1>{subject}, <time datetime="{first}">{first}</time> to <time datetime="{last}">{last}</time></h1>
 <p class="muted">{len(contents.days)} days with messages, UTC.
 Computed {_time(contents.computed_at)}, written {_time(now)}.</p>
 {_totals(contents)}
@@ -49,6 +53,21 @@ A message belongs to the day on which it was sent.</p></footer>
 </body>
 </html>
 """
+
+
+def _banner(objects: Objects, settings: Settings) -> str:
+    """What nobody may take for real says so before everything else."""
+    if commit.is_simulated(objects):
+        said = "<strong>Simulated.</strong> None of these messages was ever sent: they are of a fleet that never was."
+    elif simulated.mixed(objects):
+        command = escape(simulated.removal(objects, settings))
+        said = (
+            "<strong>Not to be trusted.</strong> Real and simulated messages were counted together;"
+            f" <code>{command}</code> takes the simulated ones out."
+        )
+    else:
+        return ""
+    return f'<p class="banner" role="note">{said}</p>'
 
 
 def _totals(contents: Contents) -> str:

@@ -27,7 +27,7 @@ VALKEY_SOCKET = "valkey.sock"
 
 # The agents' home and the archive with its checkpoints lie here by default and may be older than the first server, a
 # fresh volume has lost+found, and a start that was cut short may have come no further than the logs.
-_NEIGHBOURS = {"agents", "checkpoints", "lake", "lost+found", "log", ".DS_Store"}
+_NEIGHBOURS = {"agents", "checkpoints", "lake", "lake-simulated", "lost+found", "log", ".DS_Store"}
 
 
 class Runtime(msgspec.Struct, frozen=True, kw_only=True):

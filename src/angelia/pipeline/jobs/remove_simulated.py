@@ -1,0 +1,164 @@
+"""Takes simulated rows out of an archive of real ones, where an earlier release put them unless told otherwise.
+
+What analytics counted with them goes too, and is counted again by its next run. A row of a real message stays, in the
+archive and in the ledger.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from datetime import date
+from typing import TYPE_CHECKING
+
+from angelia.audit.model import ARCHIVE_RUN, Detail
+from angelia.errors import Conflict
+from angelia.pipeline import events, runs
+from angelia.pipeline.database import Database
+from angelia.pipeline.jobs import analytics, archive_receipts, erase, retention
+from angelia.pipeline.jobs.standstill import MOVERS
+from angelia.pipeline.jobs.work import Report, Work
+from angelia.pipeline.lake import commit, durable, listing, rewrite, simulated
+from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS, LATENCIES
+from angelia.pipeline.lake.commit import Mark
+from angelia.pipeline.lake.listing import File
+from angelia.pipeline.lake.marks import next_mark
+from angelia.pipeline.lake.tables import AUDIT, DAY, RECEIPTS, Table
+from angelia.pipeline.runs import Run, State
+from angelia.pipeline.simulation import recognised
+from angelia.pipeline.sources import archive, audit
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+JOB = simulated.REMOVED
+# Who else writes these tables. What maintains them holds the locks of two of these.
+_WRITERS = (*MOVERS, analytics.JOB, erase.JOB, retention.JOB)
+_REAL = {RECEIPTS.name: archive_receipts.JOB, AUDIT.name: audit.APP_ID}  # whose commits are of real rows
+_COUNTED = (DAYS, HOURS, LATENCIES, AGENTS, BUCKETS)  # the days come first: one that is not known is counted again
+
+
+def remove_simulated(work: Work) -> Report:
+    """Every simulated row of an archive of real ones; a run that died before is finished first."""
+    report = Report(job=JOB)
+    with ExitStack() as held:
+        for job in _WRITERS:
+            held.enter_context(runs.only_one(work.database_url, job))
+        database = held.enter_context(runs.only_one(work.database_url, JOB))
+        _refuse_all_simulated(work)
+        tables = simulated.mixed(work.objects)
+        if work.dry_run:
+            return _foreseen(work, database, report, tables)
+        run = runs.open_run(database, JOB)
+        if run is None and tables:
+            run = runs.plan(database, JOB, JOB, work.clock())
+        if run is not None:
+            _finish(work, database, run, report)
+    report.summary = f"{report.rows:,} simulated rows left {work.objects.root}"
+    if report.figures.get("uncounted"):
+        report.summary += "; `angelia pipeline run analytics` counts the rest again"
+    return report
+
+
+def _refuse_all_simulated(work: Work) -> None:
+    if not work.simulated:
+        return
+    root = work.objects.root
+    raise Conflict(
+        f"the archive at {root} is a simulated one: there is nothing else in it",
+        hint="remove all objects below it" if work.objects.remote else f"rm -r {shlex.quote(root)}",
+    )
+
+
+def _foreseen(work: Work, database: Database, report: Report, tables: Sequence[Table]) -> Report:
+    report.state = "dry run"
+    report.figures["archive"] = found = {
+        table.name: sum(_days(work, table, _files(work, database, table)).values()) for table in tables
+    }
+    report.rows = sum(found.values())
+    report.summary = f"{report.rows:,} simulated rows would leave {work.objects.root}"
+    return report
+
+
+def _finish(work: Work, database: Database, run: Run, report: Report) -> None:
+    work.step("planned", run)
+    # Before the rows: after a crash between them there is still something that tells of the rest.
+    for table in _COUNTED:
+        _forget(work, run, table)
+    work.step("uncounted", run)
+    for table in (AUDIT, RECEIPTS):
+        _remove(work, database, run, table)
+        work.step(f"removed {table.name}", run)
+    changes = {table.name: rewrite.change(work.objects, table, run.run_id) for table in (AUDIT, RECEIPTS, *_COUNTED)}
+    for table in (AUDIT, RECEIPTS, *_COUNTED):
+        rewrite.close_again(work.objects, table)
+        # The rows are gone for readers; before their files go, that must outlive a power cut.
+        durable.settle(work.objects, table, [])
+        rewrite.delete(work.objects, table, changes[table.name].gone)
+    work.step("deleted", run)
+    removed = {table.name: changes[table.name].rows for table in (AUDIT, RECEIPTS) if changes[table.name].gone}
+    said = {"archive": removed, "uncounted": sum(changes[table.name].rows for table in _COUNTED)}
+    with database.transaction():
+        detail: Detail = {"run": run.run_id, "job": JOB, **removed}
+        events.record(work, database, ARCHIVE_RUN, detail)
+        work.step("recording", run)
+        run = runs.advance(database, run, State.DONE, work.clock(), row_count=sum(removed.values()), report=said)
+    report.add(run)
+    report.figures |= said
+
+
+def _forget(work: Work, run: Run, table: Table) -> None:
+    """All that was counted: what is in these tables can always be computed again."""
+    there = listing.files(work.objects, table)
+    if there:
+        mark = next_mark(work.objects, table, run)
+        _take_out(work, run, table, mark, there)
+
+
+def _remove(work: Work, database: Database, run: Run, table: Table) -> None:
+    """One commit, whose version tells which simulated rows are gone."""
+    version = simulated.left_in(work.objects, table)
+    if version is None:
+        return
+    mark, there = Mark(JOB, version), _files(work, database, table)
+    rewrite.open_up(work.objects, table)
+    days = _days(work, table, there)
+    files = [file for file in there if file.day in days]
+    if _all_simulated(work, table) or not files:
+        _take_out(work, run, table, mark, files)
+        return
+    work.progress.stage(f"removing from {table.name}", sum(days.values()))
+    real = _rows(work, table, files).where(~recognised.simulated(table))
+    uris = [file.uri for file in files]
+    rewrite.rewrite(real, work.objects, table, mark, run.run_id, uris, sum(days.values()))
+
+
+def _take_out(work: Work, run: Run, table: Table, mark: Mark, files: Collection[File]) -> None:
+    rows, paths = sum(file.rows for file in files), [file.path for file in files]
+    rewrite.replace(work.objects, table, mark, run.run_id, paths, [], rows)
+
+
+def _days(work: Work, table: Table, files: Collection[File]) -> Counter[date]:
+    """How many simulated rows there are of a day, for the days that have some."""
+    if _all_simulated(work, table):
+        return sum((Counter({file.day: file.rows}) for file in files), Counter())
+    found = _rows(work, table, files).where(recognised.simulated(table)).groupBy(DAY).count().collect()
+    return Counter({row[DAY]: row["count"] for row in found})
+
+
+def _all_simulated(work: Work, table: Table) -> bool:
+    """Nobody but `simulate` ever added a row."""
+    return commit.version_of(work.objects, table, _REAL[table.name]) is None
+
+
+def _files(work: Work, database: Database, table: Table) -> list[File]:
+    """Files that simulated rows may be in. Those of a run that died are real, and it knows them by their names."""
+    dead = runs.open_run(database, _REAL[table.name])
+    there = listing.files(work.objects, table)
+    return [file for file in there if dead is None or not file.name.startswith(dead.run_id)]
+
+
+def _rows(work: Work, table: Table, files: Collection[File]) -> DataFrame:
+    return archive.read(work.spark, work.objects, table, [file.uri for file in files])

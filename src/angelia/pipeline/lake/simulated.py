@@ -1,0 +1,56 @@
+"""Keeps what never happened apart from what did. An archive that `simulate` makes is marked in every table; in one of
+an earlier release simulated rows may lie among real tables, where the log tells of them."""
+
+from __future__ import annotations
+
+from angelia.errors import Conflict
+from angelia.pipeline.lake import places
+from angelia.pipeline.lake.commit import find, is_simulated
+from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, TABLES, Table
+from angelia.settings import Settings
+from angelia.stores.objects import Objects
+
+APP_ID = "simulate"  # of commits of what never happened
+REMOVED = "remove simulated"  # of the commit that takes it out again, whose version is that of the last one it is about
+
+
+def mixed(objects: Objects) -> list[Table]:
+    """Tables of an archive of real rows that have simulated ones."""
+    return [] if is_simulated(objects) else [table for table in (RECEIPTS, AUDIT) if left_in(objects, table)]
+
+
+def left_in(objects: Objects, table: Table) -> int | None:
+    """The version of the last commit of simulated rows that are still in a table."""
+    found = find(objects, table)
+    written = None if found is None else found.transaction_version(APP_ID)
+    if found is None or written is None or written <= (found.transaction_version(REMOVED) or 0):
+        return None
+    return written
+
+
+def is_empty(objects: Objects) -> bool:
+    """Whether an archive was never written to."""
+    return all(find(objects, table) is None for table in TABLES.values())
+
+
+def only_real(objects: Objects, settings: Settings, job: str) -> None:
+    """Refuse a simulated archive to a job that is about what really happened."""
+    if not is_simulated(objects):
+        return
+    own = objects.root == places.own(settings).root
+    raise Conflict(
+        f"the archive at {objects.root} is a simulated one",
+        hint="set ANGELIA_LAKE, or lake in angelia.toml, to the server's own" if own else f"angelia pipeline run {job}",
+    )
+
+
+def only_one_kind(objects: Objects, settings: Settings, *tables: Table) -> None:
+    """Refuse an archive in whose tables real and simulated rows would come, or have come, together."""
+    both = ", ".join(table.name for table in mixed(objects) if table in tables)
+    if both:
+        raise Conflict(f"the archive at {objects.root} holds simulated rows in {both}", hint=removal(objects, settings))
+
+
+def removal(objects: Objects, settings: Settings) -> str:
+    """The command that takes simulated rows out of an archive."""
+    return f"angelia pipeline run {REMOVED}{places.flag(objects, settings)}"
