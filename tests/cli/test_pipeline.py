@@ -10,6 +10,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import fields
 from datetime import date
@@ -24,7 +25,7 @@ from angelia.cli.output import Manner, Output
 from angelia.cli.pipeline import run as run_verb
 from angelia.cli.pipeline_progress import Shown, Stage
 from angelia.errors import AuditBroken
-from angelia.pipeline import runs
+from angelia.pipeline import installing, runs
 from angelia.pipeline.jobs.catalog import JOBS
 from angelia.pipeline.jobs.work import Report, Work
 from angelia.pipeline.lake.commit import Mark, commit, opened
@@ -39,6 +40,7 @@ from filled import NOW, OLD, fill, held
 from filled import archived as held_in
 from objectstore import free_port
 
+CLONE = Path(__file__).parents[2]
 JOB = "archive receipts"
 QUICK = [
     "--conf",
@@ -149,8 +151,14 @@ def test_without_its_packages_it_says_how_to_get_them(angelia: Angelia, monkeypa
     assert ended.code == 1
     assert ended.err.splitlines() == [
         "error: the pipeline is not installed: no_such_package is missing (not_installed)",
-        "hint: pip install 'angelia[pipeline]'",
+        f"hint: {sys.executable} -m pip install -e '{CLONE}[pipeline]'",
     ]
+    extras = tomllib.loads((CLONE / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    assert any(one.startswith("pyspark") for one in extras["pipeline"])
+
+
+def test_an_installation_without_a_clone_is_told_to_make_one(tmp_path: Path) -> None:
+    assert installing.command(tmp_path) == f"in your clone of Angelia: {sys.executable} -m pip install '.[pipeline]'"
 
 
 # Runs.

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, date, datetime
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+import lakes
 from angelia.errors import Conflict
-from angelia.pipeline.lake import commit, listing, rewrite
+from angelia.pipeline.jobs.remove_simulated import remove_simulated
+from angelia.pipeline.jobs.work import Work
+from angelia.pipeline.lake import commit, listing, rewrite, simulated
 from angelia.pipeline.lake.commit import Mark
-from angelia.pipeline.lake.tables import SESSIONS
+from angelia.pipeline.lake.tables import RECEIPTS, SESSIONS
 from angelia.pipeline.lake.writer import Files
+from angelia.settings import Settings
 from angelia.stores.objects import Objects
 from objectstore import KEYS, ObjectStore, moto
 
@@ -86,6 +91,31 @@ def test_who_commits_while_leftovers_are_looked_for_keeps_its_files(lake: Object
         return []
 
     assert rewrite.leftovers(lake, SESSIONS, writing) == []
+
+
+def test_a_simulated_archive_is_marked_wherever_it_lies(lake: Objects) -> None:
+    assert not commit.is_simulated(lake)
+    commit.opened(lake, RECEIPTS.marked())
+    assert commit.is_simulated(lake)
+    with Files(lake, commit.as_in(lake, SESSIONS), "one") as files:
+        files.add(row_of(DAYS[0]))
+    commit.commit(lake, SESSIONS, files.written, Mark("test", 1))
+    found = commit.find(lake, SESSIONS)
+    assert found is not None
+    assert found.metadata().configuration["angelia.simulated"] == "true"
+    assert found.to_pyarrow_table(columns=["simulated"]).to_pylist() == [{"simulated": True}]
+
+
+async def test_simulated_rows_are_taken_out_wherever_they_lie(lake: Objects, database_url: str) -> None:
+    rows = lakes.rows(RECEIPTS, DAYS[0], 4)
+    with Files(lake, RECEIPTS, "one") as files:
+        files.add(rows)
+    commit.commit(lake, RECEIPTS, files.written, Mark("simulate", 1))
+    with ExitStack() as stack:
+        work = Work(settings=Settings(), database_url=database_url, objects=lake, now=AT, stack=stack)
+        assert remove_simulated(work).rows == 4
+    assert (listing.files(lake, RECEIPTS), rewrite.leftovers(lake, RECEIPTS, list)) == ([], [])
+    assert simulated.mixed(lake) == []
 
 
 def test_without_a_log_nothing_is_left_over(lake: Objects) -> None:

@@ -34,11 +34,11 @@ class NotInstalled(AngeliaError):
 
 def require_pipeline() -> None:
     """Refuse where the packages are missing that the pipeline alone needs."""
+    from angelia.pipeline import installing
+
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise NotInstalled(
-            f"the pipeline is not installed: {', '.join(missing)} is missing", hint="pip install 'angelia[pipeline]'"
-        )
+        raise NotInstalled(f"the pipeline is not installed: {', '.join(missing)} is missing", hint=installing.command())
 
 
 @contextmanager

