@@ -151,7 +151,7 @@ async def test_a_job_about_what_happened_refuses_a_simulated_archive(
     commit.opened(objects, RECEIPTS.marked())
     with pytest.raises(Conflict, match="is a simulated one") as refusal:
         job(work())
-    assert refusal.value.hint == f"angelia pipeline run {NAMED[job.__name__]}"
+    assert refusal.value.hint == f"leave --lake out: angelia pipeline run {NAMED[job.__name__]}"
 
 
 @pytest.mark.parametrize(("job", "options"), [(erase, {"reason": "x"}), (export, {"format": "jsonl"})])
@@ -291,6 +291,19 @@ async def test_killed_at_a_step_simulated_rows_go_and_every_real_one_is_there_on
     assert done.figures["archive"] == {RECEIPTS.name: made_up, AUDIT.name: events}
     assert (sorted(archived(objects)), rows(objects, AUDIT), await acts(database_url)) == (real, 0, 1)
     assert analytics(work()).figures["receipts"] == 25
+
+
+async def test_what_was_counted_after_a_crash_is_not_forgotten_by_the_run_that_goes_on(
+    work: Callable[..., Work], objects: Objects, database_url: str, mix: Callable[..., int]
+) -> None:
+    await fill(database_url, OLD, 10)
+    mix(OLD)
+    with pytest.raises(Died):
+        remove_simulated(work(step=dies_at("removed delivery_receipts")))
+    analytics(work())
+    counted = rows(objects, HOURS)
+    remove_simulated(work())
+    assert (rows(objects, DAYS), rows(objects, HOURS)) == (1, counted)
 
 
 async def test_a_run_that_died_while_it_archived_is_finished_after_the_simulated_rows_are_gone(

@@ -56,7 +56,7 @@ def remove_simulated(work: Work) -> Report:
             run = runs.plan(database, JOB, JOB, work.clock())
         if run is not None:
             _finish(work, database, run, report)
-    report.summary = f"{report.rows:,} simulated rows left {work.objects.root}"
+    report.summary = f"{report.rows:,} simulated rows taken out of {work.objects.root}"
     if report.figures.get("uncounted"):
         report.summary += "; `angelia pipeline run analytics` counts the rest again"
     return report
@@ -78,15 +78,15 @@ def _foreseen(work: Work, database: Database, report: Report, tables: Sequence[T
         table.name: sum(_days(work, table, _files(work, database, table)).values()) for table in tables
     }
     report.rows = sum(found.values())
-    report.summary = f"{report.rows:,} simulated rows would leave {work.objects.root}"
+    report.summary = f"{report.rows:,} simulated rows would be taken out of {work.objects.root}"
     return report
 
 
 def _finish(work: Work, database: Database, run: Run, report: Report) -> None:
     work.step("planned", run)
-    # Before the rows: after a crash between them there is still something that tells of the rest.
-    for table in _COUNTED:
-        _forget(work, run, table)
+    if simulated.mixed(work.objects):  # if not, a crash came behind the rows, and what is there was counted since
+        for table in _COUNTED:
+            _forget(work, run, table)
     work.step("uncounted", run)
     for table in (AUDIT, RECEIPTS):
         _remove(work, database, run, table)

@@ -37,11 +37,11 @@ def only_real(objects: Objects, settings: Settings, job: str) -> None:
     """Refuse a simulated archive to a job that is about what really happened."""
     if not is_simulated(objects):
         return
-    own = objects.root == places.own(settings).root
-    raise Conflict(
-        f"the archive at {objects.root} is a simulated one",
-        hint="set ANGELIA_LAKE, or lake in angelia.toml, to the server's own" if own else f"angelia pipeline run {job}",
-    )
+    if objects.root == places.own(settings).root:
+        hint = "set ANGELIA_LAKE, or lake in angelia.toml, to the server's own"
+    else:
+        hint = f"leave --lake out: angelia pipeline run {job}"
+    raise Conflict(f"the archive at {objects.root} is a simulated one", hint=hint)
 
 
 def only_one_kind(objects: Objects, settings: Settings, *tables: Table) -> None:
