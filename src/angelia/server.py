@@ -14,11 +14,13 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 
 import angelia
 from angelia import app
+from angelia.guard.routes import MadeToken
 from angelia.http import logs
 from angelia.listener import bind, local_url
 from angelia.scheduled import Schedule
@@ -63,6 +65,14 @@ def set_schema(loaded: Loaded, version: int, may_go_back: Callable[[int], bool])
         if version < present and not may_go_back(present):
             return []
         return asyncio.run(app.set_schema(settings, version))
+
+
+def create_token(loaded: Loaded, *, role: str, agent: str | None, label: str, life: timedelta | None) -> MadeToken:
+    """Make a token while no server runs, so that the first start can be one that others reach."""
+    logs.configure(with_values(loaded.settings, log_level="warning"))
+    with ledger_alone(loaded.settings) as database_url:
+        settings = with_values(loaded.settings, database_url=database_url)
+        return asyncio.run(app.create_token(settings, role=role, agent=agent, label=label, life=life))
 
 
 def _start(

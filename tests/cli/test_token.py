@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 from cli.running import Angelia, Ended
 from client.recorder import Recorder
 from client.test_calls import TOKEN
+from processes import ServerProcess
 
 MADE = {**TOKEN, "token": "agt_secret", "expires_at": "2026-12-15T20:14:02Z", "agent": "alice", "role": "read-write"}
 
@@ -86,3 +89,15 @@ def test_a_token_of_the_environment_that_may_too_little_is_named(
     (shell / "other.token").write_text("agt_other")
     ended = angelia("token", "list", "--token-file", "other.token")
     assert ended.err.splitlines()[1] == "hint: angelia token create --role admin"
+
+
+def test_a_running_server_makes_the_token_itself(live_server: ServerProcess, angelia: Angelia) -> None:
+    ended = angelia("token", "create", "--role", "read-only", "--offline", "--data-dir", str(live_server.data_dir))
+    assert (ended.code, ended.out) == (1, "")
+    assert f"a server runs on {live_server.data_dir}" in ended.err
+    pasted = shlex.split(re.findall(r"`angelia (.*)`", ended.err)[0])
+    assert angelia(*pasted, "-q").out.startswith("agt_")
+
+
+def test_a_data_directory_is_named_only_for_work_without_a_server(angelia: Angelia) -> None:
+    assert angelia("token", "create", "--role", "admin", "--data-dir", "elsewhere").code == 2
