@@ -127,7 +127,7 @@ async def prepare(loaded: Loaded, data_dir: Path, *, rotate_master_key: bool = F
             # Last: it is decided once, by the first start that comes to pass.
             await slices.policy.start_with(now, loopback=not settings.reachable)
     except (Unavailable, StatementError) as error:
-        raise StartFailed(f"the stores cannot be prepared: {error}", hint="angelia doctor tells why") from error
+        raise StartFailed(f"the stores cannot be prepared: {error}", hint="`angelia doctor` tells why") from error
     return Prepared(open_mode)
 
 
@@ -135,10 +135,12 @@ def _refuse_open_to_all(loaded: Loaded, *, open_mode: bool) -> None:
     settings = loaded.settings
     if open_mode and settings.reachable and not settings.insecure:
         # Not by way of a start on loopback: that would leave rules behind which allow everything.
-        where = f" --data-dir {shlex.quote(str(settings.data_dir))}" if loaded.origins["data_dir"] != "default" else ""
+        command = "angelia token create --role admin --offline"
+        if loaded.origins["data_dir"] != "default":
+            command = f"{command} --data-dir {shlex.quote(str(settings.data_dir))}"
         raise StartFailed(
             f"{settings.public_url or settings.host} can be reached from elsewhere, and there are no tokens and no JWT",
-            hint=f"`angelia token create --role admin --offline{where}`, then start again",
+            hint=f"`{command}`, then start again",
         )
 
 
@@ -416,7 +418,7 @@ async def _connect(url: str) -> asyncpg.Connection:
         return await asyncpg.connect(url, timeout=10)
     except (*GONE, asyncpg.PostgresError, ValueError) as error:
         raise StartFailed(
-            f"the ledger cannot be reached: {error or type(error).__name__}", hint="angelia doctor tells why"
+            f"the ledger cannot be reached: {error or type(error).__name__}", hint="`angelia doctor` tells why"
         ) from error
 
 

@@ -80,7 +80,10 @@ def test_a_server_that_is_away_does_not_cost_the_keys(angelia: Angelia, shell: P
         assert angelia("agent", "new", "bob", "--register", "-q", "--url", url).out == ""
     assert ended.code == 7
     assert ended.out.startswith("keys         made")
-    assert ended.err.splitlines()[1] == "hint: the keys are safe; go on with `angelia agent register --as alice`"
+    assert (
+        ended.err.splitlines()[1]
+        == f"hint: the keys are safe; go on with `angelia agent register --as alice --url {url}`"
+    )
     assert identity.names(shell / "home") == ["alice", "bob"]
 
 
