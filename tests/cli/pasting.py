@@ -10,7 +10,7 @@ import click
 from angelia.cli.errors import Usage
 from angelia.cli.main import root
 
-_COMMANDS = re.compile(r"""`(angelia [a-z][^`]*)`|\b(angelia [a-z](?:[^;,`"')]|"[^"]*"|'[^']*')*)""")
+_COMMANDS = re.compile(r"""`(angelia [a-z][^`]*)`|\b(angelia [a-z](?:[^;,`"')\n]|"[^"]*"|'[^']*')*)""")
 
 
 def commands_in(text: str) -> list[str]:

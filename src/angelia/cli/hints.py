@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import click
 
 # In backticks, or bare up to the next clause.
-_COMMAND = re.compile(r"""`(?P<quoted>angelia [a-z][^`]*)`|(?P<bare>\bangelia [a-z](?:[^;,`"')]|"[^"]*"|'[^']*')*)""")
+_COMMAND = re.compile(r"""`(?P<quoted>angelia [a-z][^`]*)`|(?P<bare>\bangelia [a-z](?:[^;,`"')\n]|"[^"]*"|'[^']*')*)""")
 # A command that another agent is told to give, on its own machine.
 _ANOTHERS = re.compile(r"\b(?:runs|by|for) $")
 _REDIRECTION = re.compile(r" [<>|] ")
