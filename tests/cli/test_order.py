@@ -175,6 +175,7 @@ def test_who_sent_a_message_stands_right_before_it(live: str, shell: Path, angel
         assert angelia("mail", "send", ben, words, "--as", ann).code == 0
     ended = subprocess.run(
         [*PROGRAM, "mail", "receive", "--as", ben],
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
