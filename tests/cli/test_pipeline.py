@@ -147,7 +147,7 @@ def test_without_its_packages_it_says_how_to_get_them(angelia: Angelia, monkeypa
     assert ended.code == 1
     assert ended.err.splitlines() == [
         "error: the pipeline is not installed: no_such_package is missing (not_installed)",
-        "hint: pip install 'angelia[pipeline]'",
+        "hint: in the clone: pip install '.[pipeline]'",
     ]
 
 

@@ -37,7 +37,8 @@ def require_pipeline() -> None:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise NotInstalled(
-            f"the pipeline is not installed: {', '.join(missing)} is missing", hint="pip install 'angelia[pipeline]'"
+            f"the pipeline is not installed: {', '.join(missing)} is missing",
+            hint="in the clone: pip install '.[pipeline]'",
         )
 
 

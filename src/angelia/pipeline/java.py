@@ -64,7 +64,7 @@ def look_for_java(named: Path | None = None, environ: Mapping[str, str] = os.env
             raise StartFailed(f"{home} holds no Java {OLDEST} or newer", hint="name another one in java_home, or none")
     raise StartFailed(
         f"there is no Java {OLDEST} or newer",
-        hint="pip install 'angelia[pipeline]' brings one; or name one in java_home",
+        hint="in the clone, pip install '.[pipeline]' brings one; or name one in java_home",
     )
 
 
