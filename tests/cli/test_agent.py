@@ -93,7 +93,7 @@ def test_an_existing_agent_is_not_made_again(angelia: Angelia) -> None:
     assert (ended.code, ended.out) == (1, "")
     assert ended.err == (
         "error: alice has keys already, and they are never overwritten (already_exists)\n"
-        "hint: angelia agent show alice\n"
+        "hint: angelia agent register --as alice\n"
     )
 
 
