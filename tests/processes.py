@@ -20,14 +20,14 @@ START_SECONDS = 60
 class ServerProcess:
     """One data directory and the server on it; `start` and `kill` as often as one likes."""
 
-    def __init__(self, data_dir: Path, **environ: str) -> None:
+    def __init__(self, data_dir: Path, *, port: int = 0, **environ: str) -> None:
         self.data_dir = data_dir
         given = {"pipeline_schedule": "off", **environ}
         self.environ = {"ANGELIA_" + name.upper(): value for name, value in given.items()}
         self.process: subprocess.Popen[bytes] | None = None
         self.log = data_dir.with_suffix(".log")
         self.start_url = ""
-        self._port = "0"  # a free one the first time, then the same again, as a server has it
+        self._port = str(port)  # 0: a free one the first time, then the same again, as a server has it
 
     def start(self) -> Runtime:
         """Start the server and wait until it says where it is."""

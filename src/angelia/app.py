@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import asyncpg
+import msgspec
 import structlog
 from starlette.types import Receive, Scope, Send
 
@@ -33,7 +35,8 @@ from angelia.guard import store as guard_store
 from angelia.guard.blocks import Blocks
 from angelia.guard.declarations import Route, clock
 from angelia.guard.limiter import Limiter
-from angelia.guard.model import parse_networks
+from angelia.guard.model import Caller, Role, parse_address, parse_networks
+from angelia.guard.routes import MadeToken
 from angelia.guard.service import Guard
 from angelia.guard.tokens import Tokens, new_text, token_row
 from angelia.http import documents, operations
@@ -120,19 +123,24 @@ async def prepare(loaded: Loaded, data_dir: Path, *, rotate_master_key: bool = F
             await slices.hot.birth()
             async with slices.ledger.reading() as tx:
                 open_mode = not settings.jwt_enabled and await guard_store.count_made_tokens(tx) == 0
-            _refuse_open_to_all(settings, open_mode=open_mode)
+            _refuse_open_to_all(loaded, open_mode=open_mode)
             # Last: it is decided once, by the first start that comes to pass.
             await slices.policy.start_with(now, loopback=not settings.reachable)
     except (Unavailable, StatementError) as error:
-        raise StartFailed(f"the stores cannot be prepared: {error}", hint="angelia doctor tells why") from error
+        raise StartFailed(f"the stores cannot be prepared: {error}", hint="`angelia doctor` tells why") from error
     return Prepared(open_mode)
 
 
-def _refuse_open_to_all(settings: Settings, *, open_mode: bool) -> None:
+def _refuse_open_to_all(loaded: Loaded, *, open_mode: bool) -> None:
+    settings = loaded.settings
     if open_mode and settings.reachable and not settings.insecure:
+        # Not by way of a start on loopback: that would leave rules behind which allow everything.
+        command = "angelia token create --role admin --offline"
+        if loaded.origins["data_dir"] != "default":
+            command = f"{command} --data-dir {shlex.quote(str(settings.data_dir))}"
         raise StartFailed(
             f"{settings.public_url or settings.host} can be reached from elsewhere, and there are no tokens and no JWT",
-            hint="start on loopback alone, run `angelia token create --role admin`, start again; or say --insecure",
+            hint=f"`{command}`, then start again",
         )
 
 
@@ -154,6 +162,25 @@ async def set_schema(settings: Settings, version: int) -> list[str]:
         return await migrations.migrate(connection, to=version)
     finally:
         await connection.close()
+
+
+async def create_token(
+    settings: Settings, *, role: str, agent: str | None, label: str, life: timedelta | None
+) -> MadeToken:
+    """Make a token in the ledger of a server that does not run, which may be one that never ran."""
+    assert settings.database_url
+    now = clock()
+    await _prepare_schema(settings.database_url)
+    ledger = await Ledger.open(settings.database_url, connections=2)
+    try:
+        await Audit(ledger).make_partitions(now)
+        operator = Caller(parse_address("127.0.0.1"), Role.ADMIN, name="offline")
+        made, text = await Tokens(ledger, Agents(ledger)).make(
+            operator, now, role=role, agent=agent, label=label, life=life
+        )
+    finally:
+        await ledger.close()
+    return MadeToken(token=text, **msgspec.structs.asdict(made))
 
 
 def build(*, loaded: Loaded, open_mode: bool, worker: int, data_dir: Path) -> Application:
@@ -391,7 +418,7 @@ async def _connect(url: str) -> asyncpg.Connection:
         return await asyncpg.connect(url, timeout=10)
     except (*GONE, asyncpg.PostgresError, ValueError) as error:
         raise StartFailed(
-            f"the ledger cannot be reached: {error or type(error).__name__}", hint="angelia doctor tells why"
+            f"the ledger cannot be reached: {error or type(error).__name__}", hint="`angelia doctor` tells why"
         ) from error
 
 

@@ -8,17 +8,20 @@ import logging
 import os
 import resource
 import selectors
+import shlex
 import shutil
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 
 import angelia
 from angelia import app
+from angelia.guard.routes import MadeToken
 from angelia.http import logs
 from angelia.listener import bind, local_url
 from angelia.scheduled import Schedule
@@ -65,6 +68,14 @@ def set_schema(loaded: Loaded, version: int, may_go_back: Callable[[int], bool])
         return asyncio.run(app.set_schema(settings, version))
 
 
+def create_token(loaded: Loaded, *, role: str, agent: str | None, label: str, life: timedelta | None) -> MadeToken:
+    """Make a token while no server runs, so that the first start can be one that others reach."""
+    logs.configure(with_values(loaded.settings, log_level="warning"))
+    with ledger_alone(loaded.settings) as database_url:
+        settings = with_values(loaded.settings, database_url=database_url)
+        return asyncio.run(app.create_token(settings, role=role, agent=agent, label=label, life=life))
+
+
 def _start(
     loaded: Loaded, signals: _Signals, cleanup: contextlib.ExitStack, rotate_master_key: bool
 ) -> tuple[EmbeddedStores, Workers, Schedule, socket.socket]:
@@ -101,7 +112,7 @@ def _start(
     schedule = Schedule(effective.settings, data_dir, time.monotonic())
     cleanup.callback(schedule.stop)
     _write_runtime(data_dir, effective.settings, database_url, redis_url)
-    _greet(effective.settings, open_mode=prepared.open_mode)
+    _greet(effective, open_mode=prepared.open_mode)
     return stores, workers, schedule, listener
 
 
@@ -209,7 +220,8 @@ def _announced(names: list[str]) -> Iterator[None]:
     sys.stderr.write(f"{seconds:.0f} s\n" if seconds >= 1 else f"{seconds:.1f} s\n")
 
 
-def _greet(settings: Settings, *, open_mode: bool) -> None:
+def _greet(loaded: Loaded, *, open_mode: bool) -> None:
+    settings = loaded.settings
     if not open_mode:
         mode = "token mode: callers show who they are"
     elif settings.loopback:
@@ -217,17 +229,20 @@ def _greet(settings: Settings, *, open_mode: bool) -> None:
     else:
         mode = "open mode: NO PROTECTION, whoever reaches this address may use it"
     sys.stderr.write(f"Angelia {angelia.__version__} is ready   {local_url(settings)}   {mode}\n")
-    sys.stderr.write(f"next: in another terminal, {_activation()}`angelia agent new alice --register`\n")
+    before = "".join(f"`{command}`, " for command in _before_the_next(loaded))
+    then = "then " if before else ""
+    sys.stderr.write(f"next: in another terminal, {before}{then}`angelia agent new alice --register`\n")
     sys.stderr.flush()
 
 
-def _activation() -> str:
-    """The command that puts `angelia` on the path, when it is not there by itself."""
-    if shutil.which("angelia") is not None or sys.prefix == sys.base_prefix:
-        return ""
-    prefix = Path(sys.prefix)
-    shown = f"./{prefix.relative_to(Path.cwd())}" if prefix.is_relative_to(Path.cwd()) else str(prefix)
-    return f"`. {shown}/bin/activate`, then "
+def _before_the_next(loaded: Loaded) -> Iterator[str]:
+    """What another terminal needs to find `angelia`, when it is not on the path, and this server and its token."""
+    if shutil.which("angelia") is None and sys.prefix != sys.base_prefix:
+        prefix = Path(sys.prefix)
+        shown = f"./{prefix.relative_to(Path.cwd())}" if prefix.is_relative_to(Path.cwd()) else str(prefix)
+        yield f". {shlex.quote(shown)}/bin/activate"
+    if loaded.origins["data_dir"] != "default":
+        yield f"export ANGELIA_DATA_DIR={shlex.quote(str(loaded.settings.data_dir.expanduser().resolve()))}"
 
 
 def _raise_open_files() -> None:

@@ -300,11 +300,11 @@ def _parse_pairs(name: str, text: str, origin: str) -> dict[str, str]:
 
 
 def _check(settings: Settings, origins: Mapping[str, str]) -> None:
-    def refuse(name: str, why: str) -> None:
-        raise SettingsError(f"{name} from {origins[name]}: {why}")
+    def refuse(name: str, why: str, hint: str = "`angelia config show` lists all settings") -> None:
+        raise SettingsError(f"{name} from {origins[name]}: {why}", hint=hint)
 
     if not 0 <= settings.port <= 65535:
-        refuse("port", "must be between 0 and 65535")
+        refuse("port", f"{settings.port} is not between 0 and 65535", "`angelia serve --port 0` takes a free one")
     for name, least in (("workers", 1), ("database_pool", 4), ("redis_pool", 2)):
         if getattr(settings, name) < least:
             refuse(name, f"must be at least {least}")
@@ -327,7 +327,7 @@ def _check(settings: Settings, origins: Mapping[str, str]) -> None:
     _check_pipeline(settings, refuse)
 
 
-def _check_pipeline(settings: Settings, refuse: Callable[[str, str], None]) -> None:
+def _check_pipeline(settings: Settings, refuse: Callable[..., None]) -> None:
     if settings.lake is not None and not re.match(r"/|file:///|s3://[^/?]", settings.lake):
         refuse("lake", "is an absolute path, or s3://bucket/prefix?endpoint=https://host&region=name")
     if settings.spark_master is not None and not SPARK_MASTER.fullmatch(settings.spark_master):

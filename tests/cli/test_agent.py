@@ -80,7 +80,10 @@ def test_a_server_that_is_away_does_not_cost_the_keys(angelia: Angelia, shell: P
         assert angelia("agent", "new", "bob", "--register", "-q", "--url", url).out == ""
     assert ended.code == 7
     assert ended.out.startswith("keys         made")
-    assert ended.err.splitlines()[1] == "hint: the keys are safe; go on with `angelia agent register --as alice`"
+    assert (
+        ended.err.splitlines()[1]
+        == f"hint: the keys are safe; go on with `angelia agent register --as alice --url {url}`"
+    )
     assert identity.names(shell / "home") == ["alice", "bob"]
 
 
@@ -90,7 +93,7 @@ def test_an_existing_agent_is_not_made_again(angelia: Angelia) -> None:
     assert (ended.code, ended.out) == (1, "")
     assert ended.err == (
         "error: alice has keys already, and they are never overwritten (already_exists)\n"
-        "hint: angelia agent show alice\n"
+        "hint: angelia agent register --as alice\n"
     )
 
 

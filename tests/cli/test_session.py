@@ -154,7 +154,7 @@ def test_an_unknown_agent_is_answered_with_the_known_ones(shell: Path) -> None:
     for wanted in ("zoe", "../alice", "A"):
         with pytest.raises(NotFound) as refused:
             _ = session(identity=wanted).identity
-        assert refused.value.hint == "here are: alice"
+        assert refused.value.hint.endswith("here are: alice")
 
 
 def test_without_a_terminal_no_passphrase_can_be_asked(shell: Path, monkeypatch: pytest.MonkeyPatch) -> None:

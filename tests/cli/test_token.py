@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from cli.running import Angelia, Ended
 from client.recorder import Recorder
 from client.test_calls import TOKEN
+from processes import ServerProcess
 
 MADE = {**TOKEN, "token": "agt_secret", "expires_at": "2026-12-15T20:14:02Z", "agent": "alice", "role": "read-write"}
 
@@ -81,8 +86,35 @@ def test_a_token_of_the_environment_that_may_too_little_is_named(
     denied = {"code": "authorization_denied", "title": "no", "hint": "angelia token create --role admin"}
     server.tell("GET", "/v1/tokens", denied, status=403)
     ended = angelia("token", "list")
-    hint = "unset ANGELIA_TOKEN, whose role is too low; or: angelia token create --role admin"
-    assert (ended.code, ended.err.splitlines()[1]) == (5, f"hint: {hint}")
+    another = "--token-file F names another, such as admin.token of the server's data directory"
+    assert (ended.code, ended.err.splitlines()[1]) == (5, f"hint: the role of ANGELIA_TOKEN is too low: {another}")
     (shell / "other.token").write_text("agt_other")
     ended = angelia("token", "list", "--token-file", "other.token")
-    assert ended.err.splitlines()[1] == "hint: angelia token create --role admin"
+    assert ended.err.splitlines()[1] == f"hint: the role of the token file is too low: {another}"
+
+
+def test_a_role_that_is_too_low_is_not_sent_to_make_a_token_which_would_be_refused_too(
+    live_server: ServerProcess, angelia: Angelia, shell: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANGELIA_DATA_DIR", str(live_server.data_dir))
+    (shell / "low.token").write_text(angelia("token", "create", "--role", "read-only", "-q").out)
+    ended = angelia("token", "list", "--token-file", "low.token")
+    assert (ended.code, "token create" in ended.err) == (5, False)
+    better = re.findall(r"--token-file \S+", ended.err)[0].split()
+    assert angelia("token", "list", *better).code == 0
+    monkeypatch.setenv("ANGELIA_TOKEN", (shell / "low.token").read_text().strip())
+    assert angelia("token", "list").err.splitlines()[1].startswith("hint: unset ANGELIA_TOKEN, ")
+    monkeypatch.delenv("ANGELIA_TOKEN")
+    assert angelia("token", "list").code == 0
+
+
+def test_a_running_server_makes_the_token_itself(live_server: ServerProcess, angelia: Angelia) -> None:
+    ended = angelia("token", "create", "--role", "read-only", "--offline", "--data-dir", str(live_server.data_dir))
+    assert (ended.code, ended.out) == (1, "")
+    assert f"a server runs on {live_server.data_dir}" in ended.err
+    pasted = shlex.split(re.findall(r"`angelia (.*)`", ended.err)[0])
+    assert angelia(*pasted, "-q").out.startswith("agt_")
+
+
+def test_a_data_directory_is_named_only_for_work_without_a_server(angelia: Angelia) -> None:
+    assert angelia("token", "create", "--role", "admin", "--data-dir", "elsewhere").code == 2

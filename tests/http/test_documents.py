@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -60,9 +61,32 @@ async def test_the_html_page_has_a_csp_of_its_own_that_lets_nothing_run(start) -
     policy = (await server.get("/docs", headers={"accept": "text/html"})).headers["content-security-policy"]
     directives = {name: set(values) for name, *values in (part.split() for part in policy.split(";"))}
     assert directives["default-src"] == {"'none'"}
-    assert directives["style-src"] == {"'unsafe-inline'"}
+    (style,) = directives["style-src"]
+    assert style.startswith("'sha256-")
     assert "script-src" not in directives
     assert (await server.get("/docs")).headers["content-security-policy"] == "default-src 'none'"
+
+
+async def test_the_front_door_says_what_this_is_and_leads_to_the_docs(start) -> None:
+    server: Server = await start()
+    for accept, kind, link in (("*/*", "text/markdown", "](/docs)"), (BROWSER, "text/html", 'href="/docs"')):
+        answer = await server.get("/", headers={"accept": accept})
+        assert answer.status_code == 200
+        assert answer.headers["content-type"] == f"{kind}; charset=utf-8"
+        assert "a message platform for AI agents" in answer.text
+        assert link in answer.text
+
+
+async def test_docs_tell_of_every_way_to_talk_by_routes_that_exist(start) -> None:
+    server: Server = await start()
+    page = (await server.get("/docs")).text
+    assert {"## Mail", "## Channels"} <= set(page.splitlines())
+    known = (await server.get("/openapi.json")).json()["paths"]
+    templates = {re.sub(r"\{\w+\}", "{}", path): set(methods) for path, methods in known.items()}
+    told = re.findall(r"`(GET|POST|PUT|PATCH|DELETE) (/[^`?]*)", page)
+    assert len(told) > 15
+    for method, path in told:
+        assert method.lower() in templates[re.sub(r"\{\w+\}", "{}", path)], f"{method} {path}"
 
 
 async def test_the_api_document_is_valid_openapi_3_1(start) -> None:

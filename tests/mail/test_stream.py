@@ -111,7 +111,8 @@ async def test_mail_comes_as_it_is_sent_under_its_lease_token(
     waiting = await alice.sent(server, bob, b"waited")
     line: Line = await follow(bob)
     assert line.answer.headers["content-type"].startswith("text/event-stream")
-    assert line.answer.headers["cache-control"] == "no-store"
+    assert line.answer.headers["cache-control"] == "no-store, no-transform"
+    assert line.answer.headers["x-accel-buffering"] == "no"
     first = await line.next()
     assert (first.event, first.data["replay_key"], first.data["attempt"]) == ("message", waiting.replay_key, 1)
     assert first.id == first.data["lease_token"]

@@ -105,8 +105,7 @@ def routes(publishing: Publishing, readers: Readers, ttl_max: int) -> list[Route
         wanted = Wanted(named_channel(call), call.query(StreamQuery).after_offset, _STREAM_PAGE)
         coming = readers.follow(call.agent, wanted, call.now, HEARTBEAT_SECONDS)
         first = await anext(coming, None)
-        headers = {"cache-control": "no-store"}
-        return Answer(headers=headers, content_type=EVENT_STREAM, stream=_events(first, coming))
+        return Answer(content_type=EVENT_STREAM, stream=_events(first, coming))
 
     async def commit(call: Call) -> Answer:
         offset = call.json(CommitBody).offset

@@ -171,7 +171,7 @@ def _check_size(channel: Channel, wanted: Publication) -> None:
     if size > most:
         raise TooLarge(
             f"a message of this channel has at most {most:,} bytes, sealed; this has {size:,}",
-            hint=f"{channel.owner_nhi} runs `angelia channel update --max-size`",
+            hint=f"{channel.owner_nhi} runs `angelia channel update {channel.channel_name} --max-size BYTES`",
         )
 
 

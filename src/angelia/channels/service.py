@@ -218,7 +218,7 @@ class Channels:
                 if channel.total_subscribers >= channel.max_subscribers:
                     raise Conflict(
                         f"the channel has {channel.max_subscribers:,} subscribers, as many as it takes",
-                        hint=f"{channel.owner_nhi} runs `angelia channel update --max-subscribers`",
+                        hint=f"its owner runs `angelia channel update {channel.channel_name} --max-subscribers N`",
                     )
                 held = await store.put_subscription(tx, channel_id, agent.handle, channel.end, now)
                 await store.count_subscribers(tx, channel_id, 1)

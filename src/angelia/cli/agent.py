@@ -42,7 +42,9 @@ def new(session: Session, name: str, register: bool, passphrase: bool, display_n
     try:
         made = identity.create(session.settings.home, name, secret)
     except AlreadyExists as error:
-        error.hint = f"angelia agent show {name}"
+        known = identity.card(session.settings.home, name)
+        unregistered = register and (known is None or known.id is None)
+        error.hint = f"angelia agent register --as {name}" if unregistered else f"angelia agent show {name}"
         raise
     how = "with a passphrase" if secret else "no passphrase (--passphrase asks for one)"
     pairs = [("keys", f"made, 0600, {how}")]
@@ -136,6 +138,8 @@ def _enrol(
             local = identity.name
             another = f"`angelia agent handle OTHER --as {local}`, then `angelia key publish --as {local}`"
             error.hint = _OTHER_AGENT if chain else another
+        else:
+            error.hint = f"the agent is registered; go on with `angelia agent register --as {identity.name}`"
         raise
     registered = _remember(session, identity, agent)
     pairs.append(_handle_fact(agent))

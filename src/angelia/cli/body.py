@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 from datetime import timedelta
+
+import click
 
 from angelia.cli.errors import Usage
 from angelia.cli.session import Session
@@ -17,6 +21,7 @@ PAD = "blur the length (Padmé: by at most 12 %)"
 def read_body(session: Session, given: str | None) -> bytes:
     """The bytes of a message; `-` or nothing means stdin."""
     if given is not None and given != "-":
+        _notice_file(session, given)
         try:
             return given.encode()
         except UnicodeEncodeError as error:
@@ -27,6 +32,16 @@ def read_body(session: Session, given: str | None) -> bytes:
     if len(body) > MOST:
         raise InvalidArgument(f"a message has at most {MOST:,} bytes, and stdin has more", hint="send it in parts")
     return body
+
+
+def _notice_file(session: Session, given: str) -> None:
+    """The name of a file is sent as a text like any other, which is seldom what its writer meant."""
+    if not os.path.isfile(given):  # noqa: PTH113  a text is often no path at all
+        return
+    context = click.get_current_context()
+    to = next(str(context.params[p.name]) for p in context.command.params if isinstance(p, click.Argument) and p.name)
+    command = shlex.join([*context.command_path.split(), to])
+    session.out.note(f"{given!r} is sent as text; the content of that file: `{command} < {shlex.quote(given)}`")
 
 
 def longest_life(session: Session, ttl: timedelta | None) -> None:

@@ -19,9 +19,10 @@ from click.shell_completion import CompletionItem
 from angelia.cli import flags
 from angelia.cli.errors import Usage, nearest
 from angelia.cli.flags import Needs
+from angelia.cli.hints import aimed
 from angelia.cli.output import Output
 from angelia.cli.session import Session
-from angelia.errors import Denied
+from angelia.errors import AngeliaError
 
 P = ParamSpec("P")
 # What a verb gives back is its exit code; None is 0.
@@ -29,6 +30,26 @@ Action = Callable[Concatenate[Session, P], int | None]
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 _WIDTH = 80
+# What others call a verb, and what it is here: the first of these that the noun has.
+_SYNONYMS = {
+    "read": ("open", "tail", "show"),
+    "list": ("inbox", "blocks", "show", "status"),
+    "ls": ("list", "inbox", "blocks", "show", "status"),
+    "get": ("receive", "show", "tail"),
+    "fetch": ("receive", "show"),
+    "watch": ("receive --wait", "tail -f"),
+    "follow": ("receive --wait", "tail -f", "subscribe"),
+    "wait": ("receive --wait", "tail -f"),
+    "post": ("publish", "send"),
+    "add": ("create", "new", "allow", "block"),
+    "create": ("new", "add"),
+    "new": ("create", "add"),
+    "delete": ("remove", "revoke", "unblock"),
+    "remove": ("delete", "revoke", "unblock", "deny"),
+    "rm": ("delete", "remove", "revoke", "unblock"),
+    "join": ("subscribe", "register"),
+    "leave": ("unsubscribe",),
+}
 
 
 class Verb(click.Command):
@@ -56,10 +77,13 @@ class Verb(click.Command):
         if self.callback is None:
             return None
         with Session(shared, Output(shared.manner)) as session:
+            session.out.aim = lambda text: aimed(text, ctx.find_root().command, lambda: session.said)
+            named = [ctx.params[p.name] for p in self.own if isinstance(p, click.Argument) and p.name]
             try:
                 code: int | None = ctx.invoke(self.callback, session, **ctx.params)
-            except Denied as error:
-                session.explain_denial(error)
+            except AngeliaError as error:
+                session.explain(error, named)
+                error.hint = session.out.aim(error.hint)
                 raise
         return code
 
@@ -111,7 +135,7 @@ class Noun(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in self.commands and not ctx.resilient_parsing:
-            raise unknown(f"`{ctx.command_path}` has no verb {args[0]!r}", args[0], ctx, self.commands)
+            raise self._unknown_verb(args[0], ctx)
         return super().resolve_command(ctx, args)
 
     def get_help(self, ctx: click.Context) -> str:
@@ -124,6 +148,13 @@ class Noun(click.Group):
                 f"`{ctx.command_path} VERB --help` opens with an example.",
             )
         )
+
+    def _unknown_verb(self, word: str, ctx: click.Context) -> Usage:
+        message = f"`{ctx.command_path}` has no verb {word!r}"
+        for meant in _SYNONYMS.get(word, ()):
+            if meant.partition(" ")[0] in self.commands:
+                return Usage(message, hint=f"did you mean `{ctx.command_path} {meant}`?")
+        return unknown(message, word, ctx, self.commands)
 
     def all_options(self) -> Iterator[click.Option]:
         """Every option of every verb; one that takes a value takes it in all of them."""

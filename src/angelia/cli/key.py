@@ -315,7 +315,7 @@ def _compared(session: Session, handle: str, found: str) -> bool:
     except ConfirmationRequired as refused:
         raise ConfirmationRequired(
             f"nobody has compared the keys of {handle} yet, and there is no terminal to ask",
-            hint=f"`angelia agent show` tells {handle} the fingerprint; what it told you: --fingerprint F",
+            hint=f"{handle} learns the fingerprint by `angelia agent show`; what it told you: --fingerprint F",
         ) from refused
 
 

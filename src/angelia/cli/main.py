@@ -15,7 +15,7 @@ import click
 from angelia import __version__
 from angelia.cli.errors import FAILURE, INTERRUPTED, PIPE_CLOSED, of_click, of_system, report
 from angelia.cli.grammar import Entry, Root
-from angelia.cli.output import Manner
+from angelia.cli.output import Manner, Remarks
 from angelia.errors import AngeliaError
 
 COMPLETE = "_ANGELIA_COMPLETE"
@@ -43,9 +43,10 @@ root = Root(
 
 def main() -> NoReturn:
     """Run the command that the shell gave us."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr = Remarks(sys.stderr.fileno())
     sys.excepthook = _report_bug
     sys.exit(run(sys.argv[1:]))
 

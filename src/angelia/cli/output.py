@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO, TypeVar
 
@@ -25,6 +27,19 @@ class Manner:
     color: str = "auto"
 
 
+class Remarks(io.TextIOWrapper):
+    """stderr, which lets stdout go first: both in one pipe keep the order in which they were written."""
+
+    def __init__(self, descriptor: int) -> None:
+        stream = open(descriptor, "wb", closefd=False)  # noqa: SIM115
+        super().__init__(stream, encoding="utf-8", errors="backslashreplace", newline="\n", line_buffering=True)
+
+    def write(self, text: str, /) -> int:
+        with contextlib.suppress(OSError):  # what stdout did not take, its last flush reports
+            sys.stdout.flush()
+        return super().write(text)
+
+
 class Output:
     """Data on stdout, everything else on stderr."""
 
@@ -38,6 +53,7 @@ class Output:
         self.manner = manner
         self.stdout = stdout or sys.stdout
         self.stderr = stderr or sys.stderr
+        self.aim: Callable[[str], str] = str  # makes the commands of a remark work when pasted
         self.paint = Paint(_colours(manner.color, self.stdout, os.environ if environ is None else environ))
 
     def line(self, text: str) -> None:
@@ -96,7 +112,7 @@ class Output:
     def note(self, text: str) -> None:
         """A remark beside the data; -q drops it."""
         if not self.manner.quiet:
-            self.stderr.write(escape_line(text) + "\n")
+            self.stderr.write(escape_line(self.aim(text)) + "\n")
 
     def detail(self, text: str) -> None:
         """A remark that only -v wants."""

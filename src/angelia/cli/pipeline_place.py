@@ -177,7 +177,7 @@ async def _connected(url: str) -> AsyncIterator[asyncpg.Connection]:
         connection = await asyncpg.connect(url, timeout=10)
     except (OSError, TimeoutError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         raise Unavailable(
-            f"the ledger is not reachable: {error or type(error).__name__}", hint="angelia doctor tells why"
+            f"the ledger is not reachable: {error or type(error).__name__}", hint="`angelia doctor` tells why"
         ) from error
     try:
         yield connection

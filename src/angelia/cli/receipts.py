@@ -109,7 +109,9 @@ def take_file(session: Session, mailbox: Mailbox, file: Path) -> None:
         document = msgspec.json.decode(read_safely(file, file), type=ReceiptDocument)
         receipt: Receipt = parse_receipt(document)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"{file} is no receipt", hint="`angelia mail ack ID --out FILE` makes one") from error
+        raise InvalidArgument(
+            f"{file} is no receipt", hint="its recipient makes one by `angelia mail ack ID --out FILE`"
+        ) from error
     sent = mailbox.outbox.outgoing(receipt.replay_key)
     named = (receipt.replay_key, receipt.message_id, receipt.recipient_nhi)
     if (sent.replay_key, sent.message_id, sent.recipient) != named:

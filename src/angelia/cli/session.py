@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import getpass
-import os
+import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import cached_property
@@ -78,11 +80,58 @@ class Session:
             return _first_line(Path(self._context.token_file).expanduser())
         return self.settings.token or self._token_of_data_directory()
 
-    def explain_denial(self, error: Denied) -> None:
-        """A token from the environment may hide a better one; whoever forgot it there does not think of it."""
-        named = self.shared.token_file or (self._context and self._context.token_file)
-        if "angelia token create --role" in error.hint and not named and os.environ.get("ANGELIA_TOKEN"):
-            error.hint = f"unset ANGELIA_TOKEN, whose role is too low; or: {error.hint}"
+    @cached_property
+    def said(self) -> list[tuple[str, str]]:
+        """The flags by which this command found its server and agent, as far as the next one needs them too."""
+        given = self.shared
+        flags = (
+            ("--as", given.identity if len(self._local_names()) > 1 else None),
+            ("--url", given.url),
+            ("--context", given.context),
+            ("--token-file", given.token_file),
+        )
+        return [(flag, value) for flag, value in flags if value]
+
+    def explain(self, error: AngeliaError, named: Sequence[object] = ()) -> None:
+        """Put a hint right that cannot know how this command was called; `named` are the command's arguments."""
+        if isinstance(error, Denied) and "token create --role" in error.hint:
+            error.hint = self._better_token()
+        elif error.code in ("not_found", "key_not_found"):
+            unknown = [name for name in named if isinstance(name, str) and name in error.message]
+            if unknown and (near := self._near(unknown[0])):
+                error.hint = f"did you mean {' or '.join(near)}?" + (f" {error.hint}" if error.hint else "")
+
+    def _local_names(self) -> list[str]:
+        """The agents of this machine; none where they cannot be read, since an error may be on its way already."""
+        from angelia.mailbox import identity
+
+        try:
+            return identity.names(self.settings.home)
+        except (AngeliaError, OSError):
+            return []
+
+    def _better_token(self) -> str:
+        """The way on from a role that is too low; to make a token with the same one would be refused as well."""
+        path, own = self.settings.data_dir / "admin.token", self._token_of_data_directory()
+        from_file = self.shared.token_file or (self._context and self._context.token_file)
+        if own is not None and own != self.token:
+            if from_file:
+                return f"the data directory's token may: --token-file {shlex.quote(str(path))}"
+            return "unset ANGELIA_TOKEN, whose role is too low: the data directory's token may"
+        named = "the token file" if from_file else "ANGELIA_TOKEN"
+        short = f"the role of {named} is too low" if self.token else "it takes an operator's token"
+        return f"{short}: --token-file F names another, such as admin.token of the server's data directory"
+
+    def _near(self, handle: str) -> list[str]:
+        """The handles known here that somebody may have meant; none if this one is known itself."""
+        from angelia.mailbox import identity
+
+        names = self._local_names()
+        cards = [identity.card(self.settings.home, name) for name in names]
+        known = {*names, *(card.handle for card in cards if card is not None)}
+        if "mailbox" in self.__dict__:
+            known |= {pin.nhi for pin in self.mailbox.trust.pins()}
+        return [] if handle in known else difflib.get_close_matches(handle, known)
 
     @cached_property
     def identity(self) -> Identity:
@@ -237,7 +286,9 @@ def _first_line(path: Path) -> str:
 
 
 def _refuse_unknown(wanted: str, names: list[str], home: Path) -> str:
-    known = f"here are: {_listed(names)}" if names else f"angelia agent new {wanted}"
+    near = difflib.get_close_matches(wanted, names, n=1)
+    meant = f"did you mean --as {near[0]}? " if near else ""
+    known = f"{meant}here are: {_listed(names)}" if names else f"angelia agent new {wanted}"
     error: AngeliaError = NotFound(f"the agent {wanted} has no keys in {home}", hint=known)
     raise error
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -14,11 +16,13 @@ from angelia.cli.paging import Page, ago, every, full_id, short, show_list, unti
 from angelia.cli.session import Session
 from angelia.cli.tables import Column
 from angelia.cli.times import full
-from angelia.errors import AngeliaError
+from angelia.errors import AngeliaError, Conflict
 
 if TYPE_CHECKING:
     from angelia.client import Client
+    from angelia.client.answers import NewToken
     from angelia.guard.model import Token
+    from angelia.guard.routes import MadeToken
 
 ADMIN = "admin.token"
 ROLES = ("admin", "read-write", "read-only")
@@ -31,21 +35,31 @@ command = Noun("token", "bearer tokens: create, list, revoke")
 @click.option("--agent", metavar="HANDLE", help="the agent that it speaks for")
 @click.option("--expires", type=span, metavar="D", help="how long it works, such as 12h or 30d (no end)")
 @click.option("--label", metavar="TEXT", help="what it is for")
-def create(session: Session, role: str, agent: str | None, expires: timedelta | None, label: str | None) -> None:
-    """Make a token. It is shown this once; the server keeps only its hash."""
+@click.option("--offline", is_flag=True, help="in the data directory, while no server runs on it")
+@click.option(
+    "--data-dir", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="with --offline: which one"
+)
+def create(
+    session: Session,
+    role: str,
+    agent: str | None,
+    expires: timedelta | None,
+    label: str | None,
+    offline: bool,
+    data_dir: Path | None,
+) -> None:
+    """Make a token. It is shown this once; the server keeps only its hash.
+
+    --offline makes it before the first start, for a server that others reach from then on."""
+    if offline:
+        made = _made_offline(session, data_dir, role, agent, expires, label or "")
+        _show(session, made)
+        return
+    if data_dir is not None:
+        raise click.UsageError("--data-dir goes with --offline only; --url names a running server")
     seconds = None if expires is None else int(expires.total_seconds())
     client = session.as_operator()
-    made = client.create_token(role, agent=agent, label=label, expires_in=seconds)
-    pairs = [
-        ("token", made.token),
-        ("id", str(made.id)),
-        ("role", made.role),
-        ("agent", made.agent or ""),
-        ("label", made.label),
-        ("expires", "never" if made.expires_at is None else full(made.expires_at)),
-    ]
-    session.out.thing(made, pairs, quietly=made.token)
-    session.out.note("keep it now: it is not shown again")
+    _show(session, client.create_token(role, agent=agent, label=label, expires_in=seconds))
     if not session.shared.json and not session.shared.quiet and _is_first(client):
         session.out.note("it is the first: from its next start on the server asks for a token (open mode ends)")
 
@@ -85,6 +99,35 @@ def revoke(session: Session, id_: str) -> None:
     if may(session, Deed("revoke", "revoking", named, look="angelia token list")):
         client.revoke_token(str(token.id))
         session.out.done({"id": token.id}, f"revoked {named}, role {token.role}")
+
+
+def _made_offline(
+    session: Session, data_dir: Path | None, role: str, agent: str | None, expires: timedelta | None, label: str
+) -> MadeToken:
+    from angelia import server, settings
+    from angelia.stores.embedded.datadir import read_runtime
+
+    loaded = settings.load({"data_dir": data_dir})
+    where = loaded.settings.data_dir
+    if loaded.settings.database_url is None and (running := read_runtime(where)) is not None:
+        said = f"angelia token create --role {role} --url {running.url} --token-file {shlex.quote(str(where / ADMIN))}"
+        raise Conflict(f"a server runs on {where}", hint=f"that one makes it: `{said}`")
+    if loaded.settings.database_url is None:
+        session.out.note(f"opening the ledger in {where} …")
+    return server.create_token(loaded, role=role, agent=agent, label=label, life=expires)
+
+
+def _show(session: Session, made: NewToken | MadeToken) -> None:
+    pairs = [
+        ("token", made.token),
+        ("id", str(made.id)),
+        ("role", made.role),
+        ("agent", made.agent or ""),
+        ("label", made.label),
+        ("expires", "never" if made.expires_at is None else full(made.expires_at)),
+    ]
+    session.out.thing(made, pairs, quietly=made.token)
+    session.out.note("keep it now: it is not shown again")
 
 
 def _is_first(client: Client) -> bool:

@@ -89,7 +89,10 @@ class Call:
     def agent(self) -> Agent:
         """The agent that calls. Routes of access READ and WRITE also admit tokens that are bound to none."""
         if self.caller.agent is None:
-            raise Denied("this needs an agent; the token is bound to none", hint="angelia token create --agent HANDLE")
+            raise Denied(
+                "this needs an agent; the token is bound to none",
+                hint="angelia token create --role read-write --agent HANDLE",
+            )
         return self.caller.agent
 
     def path(self, name: str) -> str:

@@ -123,7 +123,9 @@ class Guard:
             raise Denied("this needs the agent's own signature, not a token", hint="how to sign is told at /docs")
         if access is Access.AGENT:
             if caller.agent is None:
-                raise Denied("the token is bound to no agent", hint="angelia token create --agent HANDLE")
+                raise Denied(
+                    "the token is bound to no agent", hint="angelia token create --role read-write --agent HANDLE"
+                )
             needed = Role.READ_ONLY if knock.route.method == "GET" else Role.READ_WRITE
         if caller.role < needed:
             queues = knock.surface is Surface.QUEUES

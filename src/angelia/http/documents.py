@@ -1,8 +1,10 @@
-"""Documentation that a running server carries: /docs, /openapi.json and /docs/openapi.yaml."""
+"""Documentation that a running server carries: /, /docs, /openapi.json and /docs/openapi.yaml."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
 
 import msgspec
@@ -19,27 +21,20 @@ body { font: 16px/1.6 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto
        color: #1b2330; background: #fff }
 pre, code { font: 14px/1.5 ui-monospace, monospace; background: #f6f7f9 }
 pre { padding: 12px; overflow-x: auto; border-radius: 6px } a { color: #0b6b72 }
+table { border-collapse: collapse; width: 100%; display: block; overflow-x: auto }
+td, th { text-align: left; vertical-align: top; padding: 4px 16px 4px 0; border-bottom: 1px solid #7d879655 }
 @media (prefers-color-scheme: dark) {
   body { color: #e6eaf0; background: #0f1318 } pre, code { background: #171d24 } a { color: #4cc4cc } }
 """
-_PAGE_CSP = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+_MARKDOWN = MarkdownIt().enable("table")
+_STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+_PAGE_CSP = (
+    f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 
 def routes(described: Sequence[Route]) -> list[Route]:
     """The documents of an API that consists of `described` and of these routes themselves."""
-    markdown = (files("angelia.http") / "onboarding.md").read_text("utf-8")
-    html = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width"><title>Angelia: Onboarding</title>'
-        f"<style>{_STYLE}</style></head><body><main>{MarkdownIt().render(markdown)}</main></body></html>"
-    ).encode()
-
-    async def docs(call: Call) -> Answer:
-        headers = {"vary": "Accept, Origin"}
-        if prefers_html(call.headers.get("accept", "")):
-            headers["content-security-policy"] = _PAGE_CSP
-            return Answer(body=html, headers=headers, content_type="text/html; charset=utf-8")
-        return Answer(body=markdown.encode(), headers=headers, content_type="text/markdown; charset=utf-8")
 
     async def openapi_json(call: Call) -> Answer:
         return Answer(body=json_text)
@@ -47,8 +42,10 @@ def routes(described: Sequence[Route]) -> list[Route]:
     async def openapi_yaml(call: Call) -> Answer:
         return Answer(body=yaml_text, content_type="application/yaml")
 
+    markdown = {200: "text/markdown"}
     own = [
-        Route("GET", "/docs", docs, Access.ANYONE, "How to use this server", {200: "text/markdown"}, page=True),
+        Route("GET", "/", _page("welcome.md"), Access.ANYONE, "What this is", markdown, page=True),
+        Route("GET", "/docs", _page("onboarding.md"), Access.ANYONE, "How to use this server", markdown, page=True),
         Route(
             "GET",
             "/openapi.json",
@@ -70,6 +67,26 @@ def routes(described: Sequence[Route]) -> list[Route]:
     json_text = msgspec.json.encode(api)
     yaml_text = yaml.dump(msgspec.to_builtins(api), Dumper=_Dumper, sort_keys=False, allow_unicode=True).encode()
     return own
+
+
+def _page(name: str) -> Callable[[Call], Awaitable[Answer]]:
+    """A text of the package as a page: HTML for browsers, else the Markdown that it is."""
+    markdown = (files("angelia.http") / name).read_text("utf-8")
+    title = markdown.partition("\n")[0].removeprefix("# ")
+    html = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width"><title>{title}</title>'
+        f"<style>{_STYLE}</style></head><body><main>{_MARKDOWN.render(markdown)}</main></body></html>"
+    ).encode()
+
+    async def page(call: Call) -> Answer:
+        headers = {"vary": "Accept, Origin"}
+        if prefers_html(call.headers.get("accept", "")):
+            headers["content-security-policy"] = _PAGE_CSP
+            return Answer(body=html, headers=headers, content_type="text/html; charset=utf-8")
+        return Answer(body=markdown.encode(), headers=headers, content_type="text/markdown; charset=utf-8")
+
+    return page
 
 
 def prefers_html(accept: str) -> bool:

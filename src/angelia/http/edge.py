@@ -35,6 +35,8 @@ READ_SECONDS = 15.0
 MOST_WAITS = 20
 # Then the caller comes again, and is asked again who it is.
 STREAM_SECONDS = 3600.0
+# A proxy that gathers a stream, or packs it, holds events back until enough has come: nginx does unless it is told.
+AS_IT_COMES = {"cache-control": "no-store, no-transform", "x-accel-buffering": "no"}
 CALLER_GONE = 499  # nobody reads it; the log and the metrics do
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _LONGEST_LENGTH = 20  # digits: more than any 64-bit number has
@@ -214,7 +216,7 @@ class Edge:
         body = answers.encoded(answer, request.surface)
         headers = {**origin.SECURITY, "x-request-id": request.id, **request.answer_headers, **answer.headers}
         if answer.stream is not None:
-            headers.setdefault("content-type", answer.content_type)
+            headers |= {"content-type": answer.content_type, **AS_IT_COMES}
         elif body or answer.status not in (204, 304):
             headers["content-length"] = str(len(body))
         if body:

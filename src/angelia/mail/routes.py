@@ -288,7 +288,7 @@ def _recipient_routes(delivery: Delivery, settling: Settling, receipts: Receipts
                     else:
                         yield sse(*one)
 
-        return Answer(stream=lines(), headers={"cache-control": "no-store"}, content_type=EVENT_STREAM)
+        return Answer(stream=lines(), content_type=EVENT_STREAM)
 
     async def acknowledge(call: Call) -> Answer:
         items = call.json(AckBody).acks

@@ -29,10 +29,12 @@ def read(path: Path) -> list[Link]:
         links = parse_links(msgspec.json.decode(content, type=list[LinkDocument]))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidArgument(
-            f"{path} is no file of key bundles: {error}", hint="`angelia key publish --out`"
+            f"{path} is no file of key bundles: {error}", hint="its agent makes one by `angelia key publish --out FILE`"
         ) from error
     if not links or len({link.bundle.agent_nhi for link in links}) != 1:
-        raise InvalidArgument(f"{path} must hold the bundles of one agent", hint="`angelia key publish --out`")
+        raise InvalidArgument(
+            f"{path} must hold the bundles of one agent", hint="its agent makes one by `angelia key publish --out FILE`"
+        )
     return links
 
 

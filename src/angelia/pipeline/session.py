@@ -35,7 +35,7 @@ _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _PYTHON = "spark.pyspark.python"
 _ADDRESS = re.compile(r"(?:\[([^\]]+)\]|([^:]+))(?::(\d+))?")
 _ANSWER_SECONDS, _READY_SECONDS = 5, 30
-_LOOK = "angelia doctor says which Java is used; --conf passes settings on to Spark"
+_LOOK = "`angelia doctor` says which Java is used; --conf passes settings on to Spark"
 # A shell set up for another Spark must not decide what ours does.
 _FOREIGN = ("SPARK_HOME", "SPARK_REMOTE", "SPARK_API_MODE", "SPARK_CONNECT_MODE_ENABLED", "PYSPARK_SUBMIT_ARGS")
 _FOREIGN_GATEWAY = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "PYSPARK_PIN_THREAD")

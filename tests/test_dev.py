@@ -1,0 +1,108 @@
+"""`./dev` installs what a command needs and no more, says what it is doing, and stops where an installation fails."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# A Python that makes a .venv of itself; as that it is pip, and notes what it is to install.
+PYTHON = """#!/bin/sh
+case "$*" in
+    "-m venv .venv")
+        mkdir -p .venv/bin
+        cp "$0" .venv/bin/python
+        for tool in angelia ruff mypy; do printf '#!/bin/sh\\necho "%s $*"\\n' $tool > .venv/bin/$tool; done
+        chmod +x .venv/bin/* ;;
+    *"pip install"*)
+        eval "echo \\${$#}" >> installed
+        echo "Collecting pyspark"
+        echo "  Downloading pyspark-4.3.0.tar.gz.metadata (3 kB)"
+        echo "  Downloading pyspark-4.3.0.tar.gz (437.2 MB)"
+        echo "Building wheel for pyspark (pyproject.toml): started"
+        echo "Installing collected packages: click, pyspark, angelia"
+        [ ! -e fails ] || { echo "ERROR: No matching distribution found for click" >&2; exit 1; } ;;
+esac
+"""
+Dev = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    for name in ("dev", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    python = tmp_path / "python"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    return tmp_path
+
+
+@pytest.fixture
+def dev(clone: Path) -> Dev:
+    environ = os.environ | {"PYTHON": str(clone / "python")}
+    return lambda *words: subprocess.run(
+        ["./dev", *words], cwd=clone, env=environ, capture_output=True, text=True, timeout=60
+    )
+
+
+def installed(clone: Path) -> list[str]:
+    return (clone / "installed").read_text().split()
+
+
+def test_running_installs_what_running_needs_and_testing_the_rest(clone: Path, dev: Dev) -> None:
+    assert dev("run", "--port", "0").stdout == "angelia serve --port 0\n"
+    assert installed(clone) == [".[pipeline]"]
+    assert dev("run").stderr == ""
+    assert dev("lint").returncode == 0
+    assert installed(clone) == [".[pipeline]", ".[dev]"]
+    assert dev("run").stderr + dev("lint").stderr == ""
+    assert installed(clone) == [".[pipeline]", ".[dev]"]
+
+
+def test_who_has_the_test_tools_needs_nothing_to_run(clone: Path, dev: Dev) -> None:
+    dev("lint")
+    dev("run")
+    assert installed(clone) == [".[dev]"]
+
+
+def test_a_change_of_dependencies_is_installed(clone: Path, dev: Dev) -> None:
+    dev("run")
+    with (clone / "constraints.txt").open("a") as file:
+        file.write("click==8.2\n")
+    dev("run")
+    assert installed(clone) == [".[pipeline]", ".[pipeline]"]
+
+
+def test_the_set_up_says_what_it_is_doing(dev: Dev) -> None:
+    first, *steps = dev("run").stderr.splitlines()
+    assert first == "setting up .venv, once: server and pipeline"
+    told = [re.sub(r"^ *\d+ s  ", "", step) for step in steps]
+    assert told[0].startswith("making it with ")
+    assert told[1:-1] == [
+        "finding out what is needed",
+        "downloading pyspark (437.2 MB)",
+        "building pyspark",
+        "installing 3 packages",
+    ]
+    assert re.fullmatch(r"done, \d+ MB", told[-1])
+
+
+def test_an_installation_that_fails_says_why_and_is_tried_again(clone: Path, dev: Dev) -> None:
+    (clone / "fails").touch()
+    ended = dev("run")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "ERROR: No matching distribution found for click" in ended.stderr
+    (clone / "fails").unlink()
+    assert dev("run").stdout == "angelia serve\n"
+
+
+def test_nothing_sends_its_reader_to_an_index_that_does_not_have_us() -> None:
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("src/**/*.py"), *ROOT.glob("src/**/*.md")]
+    assert [page.name for page in pages if re.search(r"pip install ['\"]?angelia", page.read_text("utf-8"))] == []
+    assert "git clone <this repository> angelia && cd angelia" in pages[0].read_text("utf-8")
