@@ -63,6 +63,12 @@ def place() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
+def start_for() -> Callable[..., Started]:
+    """Starts stores in a directory, for a fixture or a test that stops them itself."""
+    return _start
+
+
+@pytest.fixture(scope="session")
 def template(session_place: Path) -> Path:
     """A data directory that was started once, to be copied: a start from scratch costs a second."""
     path = session_place / "template"
