@@ -38,8 +38,9 @@ def _start(path: Path, **options: Any) -> Started:
     data_dir.lock()
     try:
         settings = Settings(data_dir=path, **options.pop("flags", {}))
+        told = [options.pop("tell")] if "tell" in options else []
         stores = EmbeddedStores(settings, data_dir, **options)
-        return Started(data_dir, stores, *stores.start())
+        return Started(data_dir, stores, *stores.start(*told))
     except BaseException:
         data_dir.remove_runtime()
         data_dir.release()

@@ -1,4 +1,4 @@
-"""With SQL as the role that owns the ledger, or as a member of it, nothing outside the database is read, written or run."""
+"""With SQL as the owner of the ledger, or as a member of that role, nothing outside the database is within reach."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from angelia.stores.embedded.datadir import DataDir
 from angelia.stores.embedded.postgres import Postgres
 from superuser import as_superuser
 
-# Each is tried from both roles. {secret} is a file that PostgreSQL's own user can read, {out} a place that it can write.
+# Each is tried from both roles. PostgreSQL's own user can read the file {secret} and write the file {out}.
 ATTACKS = [
     "COPY stolen FROM '{secret}'",
     "COPY stolen FROM PROGRAM 'cat {secret}'",
@@ -155,8 +155,10 @@ def test_sql_reaches_nothing_outside_the_database(role: str, ledger: Any) -> Non
             statement = template.format(secret=secret, out=out, place=place, libc=libc)
             try:
                 await connection.execute(statement)
-            except asyncpg.PostgresError as error:
-                assert not isinstance(error, asyncpg.PostgresSyntaxError), f"{statement}: {error}"
+            except asyncpg.PostgresSyntaxError:
+                raise
+            except asyncpg.PostgresError:
+                continue
             else:
                 succeeded.append(statement)
         await connection.close()
@@ -176,7 +178,7 @@ def test_no_other_database_lets_the_ledgers_role_in(role: str, ledger: Any) -> N
 
 
 def test_the_superuser_cannot_log_in(ledger: Any) -> None:
-    with pytest.raises(asyncpg.PostgresError, match="password authentication failed|not permitted to log in"):
+    with pytest.raises(asyncpg.PostgresError, match=r"password authentication failed|not permitted to log in"):
         ask(ledger.database_url.replace("//angelia:", "//angelia_superuser:"), "SELECT 1")
     (found,) = ask(ledger.database_url, "SELECT count(*) FROM pg_roles WHERE rolsuper AND rolcanlogin")
     assert found["count"] == 0

@@ -77,7 +77,7 @@ class EmbeddedStores:
         return {name: kept.child.pid for name, kept in self._kept.items() if kept.child is not None}
 
     def start(self, tell: Callable[[str], None] = lambda line: None) -> tuple[str, str]:
-        """Start what is ours and wait until it answers; the URLs of ledger and hot tier. `tell` hears what delays it."""
+        """Start what is ours and wait until it answers; the URLs of ledger and hot tier. `tell` hears of delays."""
         try:
             for kept in self._kept.values():
                 kept.stop_orphan(tell)

@@ -32,9 +32,12 @@ class Postgres:
 
     name = "PostgreSQL"
     log_name = "postgres.log"
-    # A postmaster that is still shutting down holds its lock file; a busy backend of a killed one keeps its memory until
-    # it looks up from its work.
-    passing_troubles: tuple[str, ...] = ('lock file "postmaster.pid" already exists', "pre-existing shared memory block")
+    # A postmaster that is still shutting down holds its lock file; a busy backend of a killed one keeps its memory
+    # until it looks up from its work.
+    passing_troubles: tuple[str, ...] = (
+        'lock file "postmaster.pid" already exists',
+        "pre-existing shared memory block",
+    )
     stop_steps: Steps = ((signal.SIGINT, 30.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 5.0))
 
     def __init__(self, data_dir: DataDir, programs: Programs, connections: int) -> None:
