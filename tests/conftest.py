@@ -19,8 +19,9 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from angelia import settings as angelia_settings
-from angelia.app import Application, prepare
+from angelia.app import Application, prepare, sealing
 from angelia.audit.service import Audit
+from angelia.keys.node import NodeIdentity, load_or_make
 from angelia.mail import receipts_store
 from angelia.settings import OUR_OWN, Loaded, Settings, with_values
 from angelia.stores import migrations
@@ -198,8 +199,11 @@ async def start(database_url: str, redis_url: str, tmp_path: Path) -> AsyncItera
                 loaded.settings, database_url=database_url, redis_url=redis_url, data_dir=tmp_path, **values
             )
             effective = Loaded(chosen, {**loaded.origins, "redis_url": OUR_OWN})
-            prepared = await prepare(effective, tmp_path, rotate_master_key=rotate_master_key)
-            application = Application(effective, open_mode=prepared.open_mode, worker=0, data_dir=tmp_path)
+            node = load_or_make(tmp_path / "node.key")
+            prepared = await prepare(effective, tmp_path, node, rotate_master_key=rotate_master_key)
+            await stack.enter_async_context(sealing(chosen, node))
+            public = NodeIdentity.of(node.public_key, tmp_path)
+            application = Application(effective, open_mode=prepared.open_mode, worker=0, data_dir=tmp_path, node=public)
             await stack.enter_async_context(application.running())
             server = Server(application, (tmp_path / "admin.token").read_text().strip(), database_url, redis_url)
             await stack.enter_async_context(server)

@@ -62,7 +62,7 @@ from angelia.jobs.ticks import Ticks
 from angelia.keys import provider
 from angelia.keys import routes as key_routes
 from angelia.keys.fields import Fields, settle_master_key
-from angelia.keys.node import NodeKey, load_or_make
+from angelia.keys.node import NodeIdentity, NodeKey
 from angelia.keys.schedules import Schedules
 from angelia.keys.service import Keys
 from angelia.keys.store import HotBundles
@@ -100,7 +100,7 @@ class Prepared:
     open_mode: bool
 
 
-async def prepare(loaded: Loaded, data_dir: Path, *, rotate_master_key: bool = False) -> Prepared:
+async def prepare(loaded: Loaded, data_dir: Path, node: NodeIdentity, *, rotate_master_key: bool = False) -> Prepared:
     """Everything that is done once per server start, before a request can arrive."""
     settings, now = loaded.settings, clock()
     assert settings.database_url, "the server has given or embedded stores by now"
@@ -111,7 +111,7 @@ async def prepare(loaded: Loaded, data_dir: Path, *, rotate_master_key: bool = F
     try:
         await _prepare_schema(settings.database_url)
         await _prepare_master_key(settings, data_dir, now, rotate=rotate_master_key)
-        async with Slices.opened(loaded, data_dir) as slices:
+        async with Slices.opened(loaded, data_dir, node) as slices:
             # Assembled for the sake of its errors: a setting that does not work is told once, and here.
             slices.edge(loaded, open_mode=False, worker=0)
             await _keep_admin_token(slices.ledger, data_dir / "admin.token", now)
@@ -156,16 +156,32 @@ async def set_schema(settings: Settings, version: int) -> list[str]:
         await connection.close()
 
 
-def build(*, loaded: Loaded, open_mode: bool, worker: int, data_dir: Path) -> Application:
+@asynccontextmanager
+async def sealing(settings: Settings, node: NodeKey) -> AsyncIterator[None]:
+    """The audit's sealer at work, in the one process that holds the node key."""
+    assert settings.database_url
+    ledger = await Ledger.open(settings.database_url, connections=3)
+    audit = Audit(ledger)
+    ticks = Ticks(ledger, [audit_sealer.tick(audit, node)])
+    ticks.start()
+    try:
+        yield
+    finally:
+        await ticks.stop()
+        await ledger.close()
+
+
+def build(*, loaded: Loaded, open_mode: bool, worker: int, data_dir: Path, node: NodeIdentity) -> Application:
     """The ASGI application of one worker."""
-    return Application(loaded, open_mode=open_mode, worker=worker, data_dir=data_dir)
+    return Application(loaded, open_mode=open_mode, worker=worker, data_dir=data_dir, node=node)
 
 
 class Application:
     """Opens the slices when the server starts, closes them when it stops, and hands requests to the edge."""
 
-    def __init__(self, loaded: Loaded, *, open_mode: bool, worker: int, data_dir: Path) -> None:
+    def __init__(self, loaded: Loaded, *, open_mode: bool, worker: int, data_dir: Path, node: NodeIdentity) -> None:
         self._loaded = loaded
+        self._node = node
         self._open_mode = open_mode
         self._worker = worker
         self._data_dir = data_dir
@@ -186,7 +202,7 @@ class Application:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        async with Slices.opened(self._loaded, self._data_dir) as slices:
+        async with Slices.opened(self._loaded, self._data_dir, self._node) as slices:
             self._edge = slices.edge(self._loaded, open_mode=self._open_mode, worker=self._worker)
             self._wake = slices.wake
             await slices.blocks.refresh(clock())
@@ -204,7 +220,7 @@ class Slices:
 
     ledger: Ledger
     hot: HotTier
-    node: NodeKey
+    node: NodeIdentity
     fields: Fields
     audit: Audit
     agents: Agents
@@ -230,11 +246,10 @@ class Slices:
 
     @classmethod
     @asynccontextmanager
-    async def opened(cls, loaded: Loaded, data_dir: Path) -> AsyncIterator[Slices]:
+    async def opened(cls, loaded: Loaded, data_dir: Path, node: NodeIdentity) -> AsyncIterator[Slices]:
         settings = loaded.settings
         assert settings.database_url
         assert settings.redis_url
-        node = load_or_make(data_dir / "node.key")
         fields = Fields(provider.load(_master_key_file(settings, data_dir)))
         ledger = await Ledger.open(settings.database_url, settings.database_pool)
         hot = HotTier(settings.redis_url, settings.redis_pool, shared=loaded.origins["redis_url"] != OUR_OWN)
@@ -318,7 +333,7 @@ class Slices:
         return Ticks(
             self.ledger,
             [
-                audit_sealer.tick(self.audit, self.node),
+                audit_sealer.measuring(self.audit),
                 audit_partitions.tick(self.audit),
                 block_list.tick(self.blocks),
                 bundle_cache.tick(self.keys),

@@ -75,9 +75,12 @@ class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
     event_hash: str
     redacted_at: datetime | None
     position: int | None = None
+    ahead: bool = False  # its transaction id is later than the transaction that wrote it: it was not written by ours
 
     def fault(self) -> str | None:
         """What is wrong with the event by itself, if anything."""
+        if self.ahead:
+            return "claims a transaction beyond its neighbours'"
         if self.redacted_at is not None:
             return "is redacted and still carries content" if self.actor or self.object or self.detail else None
         event = Event(
