@@ -104,6 +104,7 @@ async def prepare(loaded: Loaded, data_dir: Path, node: NodeIdentity, *, rotate_
     """Everything that is done once per server start, before a request can arrive."""
     settings, now = loaded.settings, clock()
     assert settings.database_url, "the server has given or embedded stores by now"
+    _refuse_nameless(settings)
     try:
         support.require()
     except support.UnsupportedCryptography as error:
@@ -126,6 +127,14 @@ async def prepare(loaded: Loaded, data_dir: Path, node: NodeIdentity, *, rotate_
     except (Unavailable, StatementError) as error:
         raise StartFailed(f"the stores cannot be prepared: {error}", hint="angelia doctor tells why") from error
     return Prepared(open_mode)
+
+
+def _refuse_nameless(settings: Settings) -> None:
+    if not settings.loopback and settings.public_url is None:
+        raise StartFailed(
+            f"{settings.host} can be reached from elsewhere, and no public_url says what the server is called there",
+            hint="say --public-url http://NAME:PORT as clients have it: agents sign every request for that name",
+        )
 
 
 def _refuse_open_to_all(settings: Settings, *, open_mode: bool) -> None:

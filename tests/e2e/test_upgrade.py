@@ -94,8 +94,8 @@ def test_keys_and_tokens_lie_outside_what_postgresql_can_reach(server: Upgraded)
 @needs_root
 def test_no_web_process_has_the_node_key_in_its_memory(server: Upgraded) -> None:
     key = (server.data_dir / "node.key").read_bytes()
-    assert holds(server.pid_of("server"), key), "the search finds it where it is"
     assert not holds(server.pid_of("worker"), key)
+    assert holds(server.pid_of("server"), key), "the search finds it where it is"
 
 
 async def test_sql_on_the_real_ledger_forges_nothing_that_verification_believes(server: Upgraded) -> None:
