@@ -19,6 +19,8 @@ from angelia.audit.failures import Failures
 from angelia.audit.failures_store import Counts
 from angelia.audit.leaving import Leaving
 from angelia.audit.service import Audit, event, record
+from angelia.audit.witness import Handing, witness_at
+from angelia.audit.witnessed import Witnessed
 from angelia.channels import message_routes
 from angelia.channels import routes as channel_routes
 from angelia.channels.admission import Admission
@@ -41,6 +43,7 @@ from angelia.http.edge import Edge
 from angelia.jobs import (
     audit_partitions,
     audit_sealer,
+    audit_witness,
     block_list,
     bundle_cache,
     channel_retention,
@@ -171,7 +174,10 @@ async def sealing(settings: Settings, node: NodeKey) -> AsyncIterator[None]:
     assert settings.database_url
     ledger = await Ledger.open(settings.database_url, connections=3)
     audit = Audit(ledger)
-    ticks = Ticks(ledger, [audit_sealer.tick(audit, node)])
+    work = [audit_sealer.tick(audit, node)]
+    if settings.audit_witness is not None:
+        work.append(audit_witness.tick(Handing(audit, node, witness_at(settings.audit_witness))))
+    ticks = Ticks(ledger, work)
     ticks.start()
     try:
         yield
@@ -322,7 +328,7 @@ class Slices:
             *receipt_routes.routes(self.receipts, self.dead_letters),
             *channel_routes.routes(self.channels, self.epochs),
             *message_routes.routes(self.publishing, self.readers, settings.max_ttl_seconds),
-            *audit_routes.routes(self.audit),
+            *audit_routes.routes(self.audit, Witnessed(self.ledger)),
             *run_routes.routes(self.runs),
             *operations.routes(self.ledger, self.hot, loaded, worker),
         ]

@@ -29,10 +29,15 @@ class Upgraded(ServerProcess):
 
     runtime: Runtime
 
-    def verify(self) -> subprocess.CompletedProcess[str]:
+    def verify(self, *options: str) -> subprocess.CompletedProcess[str]:
         environ = {**os.environ, "ANGELIA_DATA_DIR": str(self.data_dir), "ANGELIA_HOME": str(self.data_dir / "agents")}
         return subprocess.run(
-            [*PROGRAM, "audit", "verify"], env=environ, capture_output=True, text=True, check=False, timeout=60
+            [*PROGRAM, "audit", "verify", *options],
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
         )
 
 
@@ -42,7 +47,7 @@ def server(directory: Path) -> Iterator[Upgraded]:
     place.mkdir(mode=0o755)
     owners = ["--same-owner"] if os.geteuid() == 0 else ["--no-same-owner"]
     subprocess.run(["tar", "-xJpf", FIXTURE, *owners, "-C", place], check=True)
-    server = Upgraded(place / "data")
+    server = Upgraded(place / "data", audit_witness=str(place / "witness"))
     server.runtime = server.start()
     yield server
     server.stop()
@@ -52,6 +57,15 @@ def test_a_data_directory_of_the_build_before_opens_and_verifies(server: Upgrade
     told = server.verify()
     assert (told.returncode, told.stderr) == (0, ""), told
     assert "sound" in told.stdout
+
+
+def test_a_witness_named_by_a_setting_is_handed_the_checkpoints_and_compared(server: Upgraded) -> None:
+    witness = server.data_dir.with_name("witness")
+    until(lambda: witness.exists() and witness.stat().st_size > 0)
+    told = server.verify("--witness", str(witness))
+    assert (told.returncode, told.stderr) == (0, ""), told
+    assert "as the witness has them" in told.stdout
+    assert server.verify("--witness").returncode == 2  # this command line has no setting that names one
 
 
 async def test_the_ledger_of_the_build_before_gets_an_owner_that_is_no_superuser(server: Upgraded) -> None:
@@ -121,6 +135,7 @@ async def test_sql_on_the_real_ledger_forges_nothing_that_verification_believes(
     until(lambda: "the node does not sign this audit chain" in server.log.read_text())
     assert await connection.fetchval("SELECT count(*) FROM audit_checkpoints") == 0
     await connection.close()
+    assert "witness" in server.verify("--witness", str(server.data_dir.with_name("witness")), "--json").stdout
     told = server.verify()
     assert told.returncode == 3
     assert "this node" in told.stdout + told.stderr

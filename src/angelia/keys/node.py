@@ -29,13 +29,17 @@ class NodeIdentity:
     """The public half of the node key, which is all that web processes are given."""
 
     def __init__(self, public_key: bytes, memory: Path) -> None:
-        self.public_key = public_key
+        self._public_key = public_key
         self._memory = memory
         self._key_id = key_id(KeyType.ED25519, public_key)
 
     @classmethod
     def of(cls, public_key: bytes, data_dir: Path) -> NodeIdentity:
         return cls(public_key, data_dir / _MEMORY)
+
+    @property
+    def public_key(self) -> bytes:
+        return self._public_key
 
     @property
     def key_id(self) -> UUID:
