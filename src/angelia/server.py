@@ -98,7 +98,7 @@ def _start(
     )
     sealer = Sealer(effective.settings, node)
     sealer.start()
-    cleanup.callback(sealer.stop)  # after the workers, so that what they did last is sealed too
+    cleanup.callback(sealer.stop)  # it seals until the workers are gone
     workers = Workers(shared, signals.selector)
     cleanup.callback(workers.kill)
     workers.start()

@@ -65,7 +65,9 @@ class Settings:
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8080, "port to listen on; 0 takes a free one")
     workers: int = setting(1, "web processes")
-    public_url: str | None = setting(None, "the URL clients use, when a proxy stands in front")
+    public_url: str | None = setting(
+        None, "the URL clients use: needed beyond loopback, and when a proxy stands in front"
+    )
     trusted_proxies: tuple[str, ...] = setting((), "addresses or networks whose X-Forwarded-For is believed")
     insecure: bool = setting(False, "listen beyond loopback without tokens or JWT")
     database_url: str | None = setting(None, "PostgreSQL to use instead of our own", secret=True, env="DATABASE_URL")

@@ -184,6 +184,7 @@ def test_root_lends_the_stores_to_nobody_or_to_the_owner_of_the_directory(data_p
     started = start(data_path)
     nobody = pwd.getpwnam("nobody").pw_uid
     assert Path(f"/proc/{started.stores.pids['postgres']}").stat().st_uid == nobody
+    assert (data_path.stat().st_uid, (data_path / "postgres").stat().st_uid) == (0, nobody)
     assert started.data_dir.postgres_password.stat().st_uid == 0
     started.stop()
 
