@@ -179,11 +179,12 @@ class _Kept:
         while not (self.child is not None and self.store.is_ready()):
             now = time.monotonic()
             lines = list(self.tend(now))
-            if (trouble := self._passing_trouble()) is not None:
+            trouble = self._passing_trouble()
+            if trouble is not None:
                 lines = [f"waiting for the {self.store.name} of the server before to stop: {trouble}"]
-            elif self._backoff.failures >= _FAILED_STARTS:
-                deadline = now
-            if now >= deadline:
+            # One that lives is only slow: it may be recovering, after starts that failed for another reason.
+            hopeless = self.child is None and trouble is None and self._backoff.failures >= _FAILED_STARTS
+            if hopeless or now >= deadline:
                 raise StartFailed(f"{self.store.name} does not start", hint=self._last_lines())
             for line in lines:
                 if line not in told:

@@ -219,9 +219,10 @@ class DataDir:
 
     def _take_secrets(self) -> None:
         """The files beside the stores' directories are the server's: keys, tokens, passwords, and what it signed."""
-        for entry in os.scandir(self.path):
-            if entry.is_file(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid != os.geteuid():
-                os.chown(entry.path, os.geteuid(), os.getegid(), follow_symlinks=False)
+        for path in self.path.iterdir():
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode) and status.st_uid != os.geteuid():
+                os.chown(path, os.geteuid(), os.getegid(), follow_symlinks=False)
 
     def _prepare_runtime(self) -> None:
         if not _fits(self.sockets):
