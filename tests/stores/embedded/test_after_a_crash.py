@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import random
@@ -19,9 +20,11 @@ import redis
 
 from angelia.stores.embedded.binaries import valkey_for
 from angelia.stores.embedded.datadir import DataDir
+from angelia.stores.embedded.process import exists
 from angelia.stores.embedded.valkey import Valkey
 from storekeeping import PARENT, answers, hot, remembers, spawn_parent, until
 
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 ELSEWHERE = {"database_url": "postgresql://ledger.example/a"}  # the hot tier alone
 
 # A parent that no orphan's end interests, as the first process of many containers is, and a start below it.
@@ -31,6 +34,7 @@ from pathlib import Path
 from angelia.settings import Settings
 from angelia.stores.embedded import EmbeddedStores
 from angelia.stores.embedded.datadir import DataDir
+from angelia.stores.embedded.process import exists
 assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # PR_SET_CHILD_SUBREAPER
 command = [sys.executable, "-c", sys.argv[2], sys.argv[1], "UNNOTICED"]
 parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -83,6 +87,35 @@ def test_a_start_waits_for_a_postgresql_that_is_still_shutting_down_and_says_so(
         assert said == [f"waiting for the PostgreSQL of the server before (pid {postmaster.pid}) to stop"]
     finally:
         started.stop()
+
+
+@needs_root
+def test_root_that_may_not_follow_links_of_other_users_still_knows_its_stores(data_path: Path) -> None:
+    """In many containers root lacks CAP_SYS_PTRACE, and so cannot see what file another user's process runs."""
+    parent, report = spawn_parent(data_path, "UNNOTICED")
+    parent.kill()
+    parent.communicate()
+    left = report["pids"].values()
+    confined = subprocess.Popen(
+        [sys.executable, "-c", PARENT, data_path, "KERNEL"],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=_without_ptrace,
+    )
+    assert confined.stdout is not None
+    again = json.loads(confined.stdout.readline())
+    try:
+        assert answers(again["urls"][0])
+        assert not any(exists(pid) for pid in left)
+    finally:
+        confined.kill()
+        confined.communicate()
+        until(lambda: not any(exists(pid) for pid in again["pids"].values()))
+
+
+def _without_ptrace() -> None:
+    drop, sys_ptrace = 24, 19  # PR_CAPBSET_DROP; what is not in the bounding set is gone after exec
+    assert ctypes.CDLL(None).prctl(drop, sys_ptrace, 0, 0, 0) == 0
 
 
 def works(url: str) -> bool:
