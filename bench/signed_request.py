@@ -38,7 +38,7 @@ from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
 from harness import Result, interleaved, send, stores
 
-AUTHORITY = "localhost"
+AUTHORITY = "localhost:8080"
 
 
 def main(*, quick: bool) -> list[Result]:

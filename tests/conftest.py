@@ -19,16 +19,20 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from angelia import settings as angelia_settings
-from angelia.app import Application, prepare
+from angelia.app import Application, prepare, sealing
 from angelia.audit.service import Audit
+from angelia.keys.node import NodeIdentity, load_or_make
 from angelia.mail import receipts_store
 from angelia.settings import OUR_OWN, Loaded, Settings, with_values
 from angelia.stores import migrations
 from angelia.stores.embedded import EmbeddedStores
+from angelia.stores.embedded.binaries import postgres_for
 from angelia.stores.embedded.datadir import DataDir
+from angelia.stores.embedded.postgres import Postgres
 from angelia.stores.ledger import Ledger
 from angelia.stores.partitions import make_ahead
 from angelia.stores.valkey import HotTier
+from superuser import as_superuser
 from support import Server
 
 # How long an example takes tells how busy the machine is, not whether the example is right.
@@ -44,6 +48,14 @@ _vectors: list[int] = []
 class Stores:
     database_url: str
     redis_url: str
+
+    @property
+    def admin_url(self) -> str:
+        """For what tests alone may do: make databases, and empty them by shortcuts."""
+        return self.as_admin(self.database_url)
+
+    def as_admin(self, url: str) -> str:
+        return url.replace("//angelia:", "//testing:")
 
     def named(self, database: str) -> str:
         return self.database_url.replace("/angelia?", f"/{database}?")
@@ -92,6 +104,9 @@ def stores(directory: Path) -> Iterator[Stores]:
     data_dir = DataDir(directory / "stores")
     data_dir.prepare()
     data_dir.lock()
+    Postgres(data_dir, postgres_for(data_dir, None), 100).prepare()
+    password = data_dir.secret(data_dir.postgres_password)
+    as_superuser(data_dir, f"CREATE ROLE testing SUPERUSER LOGIN PASSWORD '{password}'")
     running = EmbeddedStores(Settings(data_dir=data_dir.path), data_dir)
     try:
         yield Stores(*running.start())
@@ -106,11 +121,8 @@ def template(stores: Stores) -> str:
     """A migrated database that each test gets a copy of."""
 
     async def make() -> None:
-        admin = await asyncpg.connect(stores.database_url)
-        # These databases live for one test; what must survive a crash is tested on servers of its own.
-        await admin.execute("ALTER SYSTEM SET fsync = off")
-        await admin.execute("SELECT pg_reload_conf()")
-        await admin.execute("CREATE DATABASE template_angelia")
+        admin = await asyncpg.connect(stores.admin_url)
+        await admin.execute("CREATE DATABASE template_angelia OWNER angelia")
         await admin.close()
         connection = await asyncpg.connect(stores.named("template_angelia"))
         await migrations.migrate(connection)
@@ -138,8 +150,8 @@ async def database_url(stores: Stores, template: str) -> AsyncIterator[str]:
 
 async def _database(stores: Stores, template: str) -> AsyncIterator[str]:
     name = f"test_{next(_numbers)}"
-    admin = await asyncpg.connect(stores.database_url)
-    await admin.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+    admin = await asyncpg.connect(stores.admin_url)
+    await admin.execute(f"CREATE DATABASE {name} TEMPLATE {template} OWNER angelia")
     try:
         yield stores.named(name)
     finally:
@@ -187,8 +199,11 @@ async def start(database_url: str, redis_url: str, tmp_path: Path) -> AsyncItera
                 loaded.settings, database_url=database_url, redis_url=redis_url, data_dir=tmp_path, **values
             )
             effective = Loaded(chosen, {**loaded.origins, "redis_url": OUR_OWN})
-            prepared = await prepare(effective, tmp_path, rotate_master_key=rotate_master_key)
-            application = Application(effective, open_mode=prepared.open_mode, worker=0, data_dir=tmp_path)
+            node = load_or_make(tmp_path / "node.key")
+            prepared = await prepare(effective, tmp_path, node, rotate_master_key=rotate_master_key)
+            await stack.enter_async_context(sealing(chosen, node))
+            public = NodeIdentity.of(node.public_key, tmp_path)
+            application = Application(effective, open_mode=prepared.open_mode, worker=0, data_dir=tmp_path, node=public)
             await stack.enter_async_context(application.running())
             server = Server(application, (tmp_path / "admin.token").read_text().strip(), database_url, redis_url)
             await stack.enter_async_context(server)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 import httpx
 
 from angelia.stores.embedded.datadir import read_runtime
 from processes import ServerProcess
-from support import HOST, Server
+from support import Server
 
 
 class RemoteServer(Server):
-    """What `Server` does, over a socket. Requests are signed for `HOST`, and say so."""
+    """What `Server` does, over a socket. Agents call it by its `authority`."""
 
     def __init__(self, process: ServerProcess) -> None:
         runtime = read_runtime(process.data_dir)
@@ -19,4 +21,5 @@ class RemoteServer(Server):
         token = (process.data_dir / "admin.token").read_text().strip()
         self.process = process
         self.admin_token = token
-        self.client = httpx.AsyncClient(base_url=process.start_url, headers={"host": HOST}, timeout=40)
+        self.authority = urlsplit(process.start_url).netloc
+        self.client = httpx.AsyncClient(base_url=process.start_url, timeout=40)

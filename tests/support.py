@@ -25,6 +25,8 @@ HOST = "localhost:8080"
 class Agent:
     """A key pair that signs requests the way a careful, or a careless, client would."""
 
+    authority = HOST  # what it calls the server
+
     def __init__(self, seed: bytes | None = None) -> None:
         self.key = Ed25519PrivateKey.from_private_bytes(seed) if seed else Ed25519PrivateKey.generate()
         self.public_key = self.key.public_key().public_bytes_raw()
@@ -40,11 +42,11 @@ class Agent:
         *,
         created: int | None = None,
         nonce: str | None = None,
-        authority: str = HOST,
+        authority: str | None = None,
         keyid: UUID | None = None,
     ) -> dict[str, str]:
         parts = urlsplit(url)
-        target = profile.Target(method, authority, parts.path, parts.query, profile.digest(body))
+        target = profile.Target(method, authority or self.authority, parts.path, parts.query, profile.digest(body))
         headers = profile.sign(
             self.key,
             keyid or self.key_id,

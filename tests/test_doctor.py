@@ -98,6 +98,15 @@ async def test_stores_that_do_not_answer_are_failures_without_their_passwords(tm
     assert "hush" not in str(found)
 
 
+async def test_a_superuser_as_the_ledgers_role_is_a_warning(tmp_path: Path, stores: Any, database_url: str) -> None:
+    own = (await findings(tmp_path, database_url=database_url))["postgres"]
+    assert own.state is State.OK
+    found = (await findings(tmp_path, database_url=stores.as_admin(database_url)))["postgres"]
+    assert found.state is State.WARN
+    assert "superuser" in found.detail
+    assert "DATABASE_URL" in found.hint
+
+
 async def test_secrets_open_to_others_are_failures(data_dir: DataDir) -> None:
     data_dir.admin_token.write_text("secret")
     data_dir.admin_token.chmod(0o644)

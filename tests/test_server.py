@@ -54,9 +54,14 @@ class Server:
         self.data_dir = data_dir
         pairs = [f"{name}={value}" for name, value in {"data_dir": data_dir, "port": 0, **flags}.items()]
         stub = Path(__file__).with_name("stub_app")
+        path = os.pathsep.join(filter(None, [str(stub), os.environ.get("PYTHONPATH")]))
         self.process = subprocess.Popen(
             [sys.executable, "-c", SERVE, *pairs],
-            env={**os.environ, "PYTHONPATH": str(stub), **(environ or {})},
+            env={
+                **os.environ,
+                "PYTHONPATH": path,
+                **(environ or {}),
+            },
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -262,6 +267,7 @@ def test_settings_survive_the_way_to_a_worker(tmp_path: Path) -> None:
         open_mode=True,
         worker=3,
         data_dir=tmp_path,
+        node_public_key=bytes(range(32)),
         listener=4,
         report=5,
     )

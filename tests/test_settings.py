@@ -245,6 +245,9 @@ def test_contexts_cannot_be_told_by_a_variable(tmp_path: Path) -> None:
         ("public_url", "ftp://angelia.example"),
         ("public_url", "https://angelia.example/path"),
         ("public_url", "https://angelia.example/\nx"),
+        ("audit_witness", "checkpoints"),
+        ("audit_witness", "https://angelia.example"),
+        ("audit_witness", "ftp://:token@angelia.example"),
         ("limits", "register"),
         ("limits", "register=,who=off"),
     ],
@@ -367,6 +370,7 @@ def test_no_password_survives_masking(password: str, user: str) -> None:
         ("token", "hunter2"),
         ("url", "https://ann:hunter2@h"),
         ("public_url", "https://ann:hunter2@h"),
+        ("audit_witness", "https://:hunter2@h"),
         ("jwt_jwks_url", "https://ann:hunter2@h/keys"),
     ],
 )

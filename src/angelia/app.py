@@ -21,6 +21,8 @@ from angelia.audit.failures import Failures
 from angelia.audit.failures_store import Counts
 from angelia.audit.leaving import Leaving
 from angelia.audit.service import Audit, event, record
+from angelia.audit.witness import Handing, witness_at
+from angelia.audit.witnessed import Witnessed
 from angelia.channels import message_routes
 from angelia.channels import routes as channel_routes
 from angelia.channels.admission import Admission
@@ -44,6 +46,7 @@ from angelia.http.edge import Edge
 from angelia.jobs import (
     audit_partitions,
     audit_sealer,
+    audit_witness,
     block_list,
     bundle_cache,
     channel_retention,
@@ -65,7 +68,7 @@ from angelia.jobs.ticks import Ticks
 from angelia.keys import provider
 from angelia.keys import routes as key_routes
 from angelia.keys.fields import Fields, settle_master_key
-from angelia.keys.node import NodeKey, load_or_make
+from angelia.keys.node import NodeIdentity, NodeKey
 from angelia.keys.schedules import Schedules
 from angelia.keys.service import Keys
 from angelia.keys.store import HotBundles
@@ -103,10 +106,11 @@ class Prepared:
     open_mode: bool
 
 
-async def prepare(loaded: Loaded, data_dir: Path, *, rotate_master_key: bool = False) -> Prepared:
+async def prepare(loaded: Loaded, data_dir: Path, node: NodeIdentity, *, rotate_master_key: bool = False) -> Prepared:
     """Everything that is done once per server start, before a request can arrive."""
     settings, now = loaded.settings, clock()
     assert settings.database_url, "the server has given or embedded stores by now"
+    _refuse_nameless(settings)
     try:
         support.require()
     except support.UnsupportedCryptography as error:
@@ -114,7 +118,7 @@ async def prepare(loaded: Loaded, data_dir: Path, *, rotate_master_key: bool = F
     try:
         await _prepare_schema(settings.database_url)
         await _prepare_master_key(settings, data_dir, now, rotate=rotate_master_key)
-        async with Slices.opened(loaded, data_dir) as slices:
+        async with Slices.opened(loaded, data_dir, node) as slices:
             # Assembled for the sake of its errors: a setting that does not work is told once, and here.
             slices.edge(loaded, open_mode=False, worker=0)
             await _keep_admin_token(slices.ledger, data_dir / "admin.token", now)
@@ -129,6 +133,14 @@ async def prepare(loaded: Loaded, data_dir: Path, *, rotate_master_key: bool = F
     except (Unavailable, StatementError) as error:
         raise StartFailed(f"the stores cannot be prepared: {error}", hint="`angelia doctor` tells why") from error
     return Prepared(open_mode)
+
+
+def _refuse_nameless(settings: Settings) -> None:
+    if not settings.loopback and settings.public_url is None:
+        raise StartFailed(
+            f"{settings.host} can be reached from elsewhere, and no public_url says what the server is called there",
+            hint="say --public-url http://NAME:PORT as clients have it: agents sign every request for that name",
+        )
 
 
 def _refuse_open_to_all(loaded: Loaded, *, open_mode: bool) -> None:
@@ -183,16 +195,35 @@ async def create_token(
     return MadeToken(token=text, **msgspec.structs.asdict(made))
 
 
-def build(*, loaded: Loaded, open_mode: bool, worker: int, data_dir: Path) -> Application:
+@asynccontextmanager
+async def sealing(settings: Settings, node: NodeKey) -> AsyncIterator[None]:
+    """The audit's sealer at work, in the one process that holds the node key."""
+    assert settings.database_url
+    ledger = await Ledger.open(settings.database_url, connections=3)
+    audit = Audit(ledger)
+    work = [audit_sealer.tick(audit, node)]
+    if settings.audit_witness is not None:
+        work.append(audit_witness.tick(Handing(audit, node, witness_at(settings.audit_witness))))
+    ticks = Ticks(ledger, work)
+    ticks.start()
+    try:
+        yield
+    finally:
+        await ticks.stop()
+        await ledger.close()
+
+
+def build(*, loaded: Loaded, open_mode: bool, worker: int, data_dir: Path, node: NodeIdentity) -> Application:
     """The ASGI application of one worker."""
-    return Application(loaded, open_mode=open_mode, worker=worker, data_dir=data_dir)
+    return Application(loaded, open_mode=open_mode, worker=worker, data_dir=data_dir, node=node)
 
 
 class Application:
     """Opens the slices when the server starts, closes them when it stops, and hands requests to the edge."""
 
-    def __init__(self, loaded: Loaded, *, open_mode: bool, worker: int, data_dir: Path) -> None:
+    def __init__(self, loaded: Loaded, *, open_mode: bool, worker: int, data_dir: Path, node: NodeIdentity) -> None:
         self._loaded = loaded
+        self._node = node
         self._open_mode = open_mode
         self._worker = worker
         self._data_dir = data_dir
@@ -213,7 +244,7 @@ class Application:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        async with Slices.opened(self._loaded, self._data_dir) as slices:
+        async with Slices.opened(self._loaded, self._data_dir, self._node) as slices:
             self._edge = slices.edge(self._loaded, open_mode=self._open_mode, worker=self._worker)
             self._wake = slices.wake
             await slices.blocks.refresh(clock())
@@ -231,7 +262,7 @@ class Slices:
 
     ledger: Ledger
     hot: HotTier
-    node: NodeKey
+    node: NodeIdentity
     fields: Fields
     audit: Audit
     agents: Agents
@@ -257,11 +288,10 @@ class Slices:
 
     @classmethod
     @asynccontextmanager
-    async def opened(cls, loaded: Loaded, data_dir: Path) -> AsyncIterator[Slices]:
+    async def opened(cls, loaded: Loaded, data_dir: Path, node: NodeIdentity) -> AsyncIterator[Slices]:
         settings = loaded.settings
         assert settings.database_url
         assert settings.redis_url
-        node = load_or_make(data_dir / "node.key")
         fields = Fields(provider.load(_master_key_file(settings, data_dir)))
         ledger = await Ledger.open(settings.database_url, settings.database_pool)
         hot = HotTier(settings.redis_url, settings.redis_pool, shared=loaded.origins["redis_url"] != OUR_OWN)
@@ -325,7 +355,7 @@ class Slices:
             *receipt_routes.routes(self.receipts, self.dead_letters),
             *channel_routes.routes(self.channels, self.epochs),
             *message_routes.routes(self.publishing, self.readers, settings.max_ttl_seconds),
-            *audit_routes.routes(self.audit),
+            *audit_routes.routes(self.audit, Witnessed(self.ledger)),
             *run_routes.routes(self.runs),
             *operations.routes(self.ledger, self.hot, loaded, worker),
         ]
@@ -345,7 +375,7 @@ class Slices:
         return Ticks(
             self.ledger,
             [
-                audit_sealer.tick(self.audit, self.node),
+                audit_sealer.measuring(self.audit),
                 audit_partitions.tick(self.audit),
                 block_list.tick(self.blocks),
                 bundle_cache.tick(self.keys),

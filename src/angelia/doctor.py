@@ -132,16 +132,18 @@ def _permissions(data_dir: DataDir) -> Finding:
         data_dir.valkey_password,
         data_dir.valkey / "valkey.conf",
     )
-    open_paths = [path for path in (data_dir.path, *secrets) if _is_open(path)]
+    # As root, the stores' user passes through the directory to its own, by its group.
+    open_paths = [path for path in (data_dir.path,) if _is_open(path, 0o067)]
+    open_paths += [path for path in secrets if _is_open(path)]
     if not open_paths:
         return Finding("permissions", State.OK, "only their owner can read the data directory and its secrets")
     shown = ", ".join(str(path) for path in open_paths)
     return Finding("permissions", State.FAIL, f"open to others: {shown}", f"chmod go-rwx {shown.replace(',', '')}")
 
 
-def _is_open(path: Path) -> bool:
+def _is_open(path: Path, others: int = 0o077) -> bool:
     try:
-        return bool(path.stat().st_mode & 0o077)
+        return bool(path.stat().st_mode & others)
     except OSError:
         return False
 
@@ -190,7 +192,15 @@ def _own_postgres(settings: Settings) -> Finding:
 
 async def _postgres(connection: asyncpg.Connection, url: str) -> Finding:
     version = str(await connection.fetchval("SHOW server_version"))
-    return judge_postgres(version.split()[0], mask_url(url))
+    found = judge_postgres(version.split()[0], mask_url(url))
+    if found.state is State.OK and await connection.fetchval("SHOW is_superuser") == "on":
+        return Finding(
+            found.name,
+            State.WARN,
+            f"{found.detail}: its role is a superuser",
+            "let DATABASE_URL name a role that owns the database and is no superuser: SQL then ends at the database",
+        )
+    return found
 
 
 def judge_postgres(version: str, where: str) -> Finding:

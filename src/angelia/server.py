@@ -23,8 +23,10 @@ import angelia
 from angelia import app
 from angelia.guard.routes import MadeToken
 from angelia.http import logs
+from angelia.keys.node import load_or_make
 from angelia.listener import bind, local_url
 from angelia.scheduled import Schedule
+from angelia.sealer import Sealer
 from angelia.settings import OUR_OWN, Loaded, Settings, with_values
 from angelia.stores.embedded import EmbeddedStores, ledger_alone
 from angelia.stores.embedded.datadir import DataDir, Runtime
@@ -90,19 +92,24 @@ def _start(
 
     stores = EmbeddedStores(settings, data_dir)
     cleanup.callback(stores.stop)
-    with _announced(stores.names):
-        database_url, redis_url = stores.start()
+    with _announced(stores.names) as tell:
+        database_url, redis_url = stores.start(tell)
     effective = _with_urls(loaded, settings, database_url, redis_url)
-    prepared = asyncio.run(app.prepare(effective, data_dir.path, rotate_master_key=rotate_master_key))
+    node = load_or_make(data_dir.node_key)
+    prepared = asyncio.run(app.prepare(effective, data_dir.path, node, rotate_master_key=rotate_master_key))
 
     _fresh_metrics(data_dir)
     shared = Shared(
         loaded=effective,
         open_mode=prepared.open_mode,
         data_dir=data_dir.path,
+        node_public_key=node.public_key,
         metrics=data_dir.metrics,
         listener=listener,
     )
+    sealer = Sealer(effective.settings, node)
+    sealer.start()
+    cleanup.callback(sealer.stop)  # it seals until the workers are gone
     workers = Workers(shared, signals.selector)
     cleanup.callback(workers.kill)
     workers.start()
@@ -204,15 +211,24 @@ def _write_runtime(data_dir: DataDir, settings: Settings, database_url: str, red
 
 
 @contextlib.contextmanager
-def _announced(names: list[str]) -> Iterator[None]:
+def _announced(names: list[str]) -> Iterator[Callable[[str], None]]:
+    """Says what starts and how long it took; what delays it is logged in between, on lines of its own."""
     if not names:
-        yield
+        yield _LOG.warning
         return
+    what = f"starting {', '.join(names)} … "
+
+    def tell(line: str) -> None:
+        sys.stderr.write("\n")
+        _LOG.warning(line)
+        sys.stderr.write(what)
+        sys.stderr.flush()
+
     began = time.monotonic()
-    sys.stderr.write(f"starting {', '.join(names)} … ")
+    sys.stderr.write(what)
     sys.stderr.flush()
     try:
-        yield
+        yield tell
     except BaseException:
         sys.stderr.write("\n")
         raise

@@ -65,7 +65,9 @@ class Settings:
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8080, "port to listen on; 0 takes a free one")
     workers: int = setting(1, "web processes")
-    public_url: str | None = setting(None, "the URL clients use, when a proxy stands in front")
+    public_url: str | None = setting(
+        None, "the URL clients use: needed beyond loopback, and when a proxy stands in front"
+    )
     trusted_proxies: tuple[str, ...] = setting((), "addresses or networks whose X-Forwarded-For is believed")
     insecure: bool = setting(False, "listen beyond loopback without tokens or JWT")
     database_url: str | None = setting(None, "PostgreSQL to use instead of our own", secret=True, env="DATABASE_URL")
@@ -91,6 +93,9 @@ class Settings:
     jwt_jwks_url: str | None = setting(None, "where the keys of JSON Web Tokens are published")
     jwt_issuer: str | None = setting(None, "the iss claim that tokens must carry")
     jwt_audience: str = setting("angelia", "the aud claim that tokens must carry")
+    audit_witness: str | None = setting(
+        None, "who else keeps the audit's checkpoints: a file on another disk, or another node as https://:TOKEN@host"
+    )
     lake: str | None = setting(
         None, "where the archive lies, if not in the data directory: a path, or s3://bucket/prefix"
     )
@@ -324,6 +329,8 @@ def _check(settings: Settings, origins: Mapping[str, str]) -> None:
         refuse("signature_ahead_seconds", "must be between 0 and 20")
     if settings.public_url is not None and not re.match(r"https?://[^/]+/?\Z", settings.public_url):
         refuse("public_url", "is a URL without a path, such as https://angelia.example")
+    if settings.audit_witness is not None and not re.match(r"/|https?://:[^@/]+@[^/]+/?\Z", settings.audit_witness):
+        refuse("audit_witness", "is an absolute path, or another node as https://:TOKEN@host")
     _check_pipeline(settings, refuse)
 
 

@@ -28,6 +28,7 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
     open_mode: bool
     worker: int
     data_dir: Path
+    node_public_key: bytes
     listener: int
     report: int
 
@@ -78,6 +79,7 @@ def run(handover: Handover, report: StartReport) -> None:
     from angelia import app
     from angelia.http import logs
     from angelia.http.protocol import BoundedProtocol
+    from angelia.keys.node import NodeIdentity
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -97,6 +99,7 @@ def run(handover: Handover, report: StartReport) -> None:
         open_mode=handover.open_mode,
         worker=handover.worker,
         data_dir=handover.data_dir,
+        node=NodeIdentity.of(handover.node_public_key, handover.data_dir),
     )
     config = uvicorn.Config(
         application,

@@ -31,6 +31,7 @@ class Shared:
     loaded: Loaded
     open_mode: bool
     data_dir: Path
+    node_public_key: bytes
     metrics: Path
     listener: socket.socket
 
@@ -114,6 +115,7 @@ class Workers:
             open_mode=self._shared.open_mode,
             worker=worker.number,
             data_dir=self._shared.data_dir,
+            node_public_key=self._shared.node_public_key,
             listener=self._shared.listener.fileno(),
             report=writing,
         )

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from angelia.audit import service
-from angelia.audit.model import ERASED, Event, StoredEvent, Verdict, Verifier
+from angelia.audit import service, store
+from angelia.audit.model import ERASED, Event, Signed, StoredEvent, Verdict, Verifier
 from angelia.audit.service import SEAL_BATCH, Audit
 from angelia.errors import NotFound
 from angelia.keys.node import NodeKey, load_or_make
@@ -91,7 +91,8 @@ async def test_an_open_transaction_holds_the_sealer_back_and_nothing_is_skipped(
         await service.record(slow, [service.event("slow", NOW)])
         later = await record(ledger)
         assert (await audit.seal(node, NOW)).entries == 0
-        assert await audit.waiting() == (1, NOW)
+        progress = await audit.progress()
+        assert (progress.waiting, progress.oldest) == (1, NOW)
     assert (await audit.seal(node, NOW)).entries == 2
     entries = (await audit.chain(0, 10)).entries
     assert [e.event.event_type for e in entries if e.event] == ["slow", later[0].event_type]
@@ -267,20 +268,149 @@ async def test_a_gap_of_any_size_is_one_fault(ledger: Ledger, node: NodeKey, con
     assert first == (3, "is missing from the chain, with the 1,999,999,996 after it")
 
 
-async def test_checkpoints_come_every_minute_or_every_thousand_entries(ledger: Ledger, node: NodeKey) -> None:
+async def test_every_round_that_seals_something_is_signed(ledger: Ledger, node: NodeKey) -> None:
     audit = Audit(ledger)
-    await record(ledger, 5)
-    await audit.seal(node, NOW)
-    await record(ledger, 5)
-    await audit.seal(node, NOW + timedelta(seconds=59))
-    assert [c.position for c in await audit.checkpoints(0, 10)] == [5]
-    await audit.seal(node, NOW + timedelta(seconds=60))
-    await record(ledger, 1000)
-    await seal_all(audit, node, NOW + timedelta(seconds=61))
-    assert [c.position for c in await audit.checkpoints(0, 10)] == [5, 10, 1010]
-    assert (await audit.checkpoint(10)).position == 10
+    for round_ in range(1, 4):
+        await record(ledger, 5)
+        await audit.seal(node, NOW + timedelta(seconds=round_))
+        (*_, newest) = await audit.checkpoints(0, 10)
+        assert newest.position == 5 * round_
+        assert node.signed() == Signed(newest.position, newest.entry_hash)
+    assert (await audit.seal(node, NOW + timedelta(minutes=5))).entries == 0
+    assert (await audit.checkpoints(0, 10))[-1].position == 15
+
+
+async def test_of_older_checkpoints_one_a_minute_or_a_thousand_entries_is_kept(ledger: Ledger, node: NodeKey) -> None:
+    audit = Audit(ledger)
+    for second in range(0, 150, 10):
+        await record(ledger, 2)
+        await audit.seal(node, NOW + timedelta(seconds=second))
+    assert [c.position for c in await audit.checkpoints(0, 100)] == [2, 14, 26, 30]
+    await record(ledger, 2000)
+    await seal_all(audit, node, NOW + timedelta(seconds=151))
+    assert [c.position for c in await audit.checkpoints(0, 100)] == [2, 14, 26, 1030, 2030]
+    assert (await verify(audit, node)).broken == []
+    assert (await audit.checkpoint(14)).position == 14
     with pytest.raises(NotFound):
         await audit.checkpoint(11)
+
+
+async def test_entries_sealed_a_second_ago_cannot_be_removed_unseen(
+    ledger: Ledger, node: NodeKey, connection: asyncpg.Connection
+) -> None:
+    audit = Audit(ledger)
+    await record(ledger, 10)
+    await audit.seal(node, NOW)
+    (crime,) = await record(ledger, 1)
+    await audit.seal(node, NOW + timedelta(seconds=1))
+    await connection.execute("DELETE FROM audit_events WHERE event_id = $1", crime.event_id)
+    await connection.execute("DELETE FROM audit_chain WHERE position = 11")
+    await connection.execute("DELETE FROM audit_checkpoints WHERE position > 10")
+    await connection.execute(
+        "UPDATE audit_sealer s SET position = 10, entry_hash = c.entry_hash FROM audit_chain c WHERE c.position = 10"
+    )
+    assert faults(await verify(audit, node)) == [(11, "was signed by this node, but the chain ends before it")]
+    await record(ledger, 1)  # in its place
+    told = await audit.seal(node, NOW + timedelta(seconds=2))
+    assert told.refused == "entry 11 is not the one this node signed"
+    assert faults(await verify(audit, node)) == [(11, "is not what this node remembers to have signed")]
+
+
+async def test_the_node_signs_nothing_that_does_not_follow_from_what_it_signed(
+    ledger: Ledger, node: NodeKey, connection: asyncpg.Connection
+) -> None:
+    """Entries that SQL sets behind the last signed one, with an end of the chain to match."""
+    audit = Audit(ledger)
+    await record(ledger, 3)
+    await audit.seal(node, NOW)
+    await connection.execute(
+        """WITH forged AS (INSERT INTO audit_events (event_id, occurred_at, event_type, event_hash)
+             VALUES (gen_random_uuid(), $1, 'forged', sha256('x')) RETURNING event_id, occurred_at)
+           INSERT INTO audit_chain SELECT 4, event_id, occurred_at, sha256('y') FROM forged""",
+        NOW,
+    )
+    await connection.execute("UPDATE audit_sealer SET position = 4, entry_hash = sha256('y')")
+    await record(ledger, 1)
+    told = await audit.seal(node, NOW + timedelta(seconds=1))
+    assert told.refused == "entry 4 does not follow from what this node signed"
+    assert (4, "does not follow from the entry before it") in faults(await verify(audit, node))
+    assert (await audit.progress()).is_unsigned(NOW + timedelta(minutes=2))
+
+
+async def test_an_end_of_the_chain_that_was_moved_is_not_signed(
+    ledger: Ledger, node: NodeKey, connection: asyncpg.Connection
+) -> None:
+    audit = Audit(ledger)
+    await record(ledger, 3)
+    await audit.seal(node, NOW)
+    await connection.execute("UPDATE audit_sealer SET entry_hash = sha256('y')")
+    await record(ledger, 1)
+    told = await audit.seal(node, NOW + timedelta(seconds=1))
+    assert told.refused == "the chain does not end with entry 3 as it was sealed"
+
+
+async def test_a_node_signs_on_when_its_memory_is_a_round_behind(ledger: Ledger, node: NodeKey) -> None:
+    """A crash right after the commit, or a round of another node that shares the ledger."""
+    audit = Audit(ledger)
+    await record(ledger, 3)
+    await audit.seal(node, NOW)
+    before = node.signed()
+    await record(ledger, 3)
+    await audit.seal(node, NOW)
+    assert before is not None
+    node.remember(before)
+    await record(ledger, 3)
+    assert (await audit.seal(node, NOW)).refused is None
+    assert (await verify(audit, node)).broken == []
+
+
+@pytest.mark.parametrize("xid", [2**64 - 1, 2**40])
+async def test_a_forged_event_of_a_transaction_to_come_is_named(
+    ledger: Ledger, node: NodeKey, connection: asyncpg.Connection, xid: int
+) -> None:
+    audit = Audit(ledger)
+    await record(ledger, 3)
+    await seal_all(audit, node)
+    forged = service.event("tested", NOW, actor="ann")
+    await connection.execute(
+        """INSERT INTO audit_events (event_id, occurred_at, event_type, actor_nhi, event_hash, xid)
+           VALUES ($1, $2, 'tested', 'ann', $3, $4::text::xid8)""",
+        forged.event_id,
+        NOW,
+        forged.hash(),
+        str(xid),
+    )
+    (fault,) = (await verify(audit, node)).broken
+    assert (fault.event_id, fault.what) == (forged.event_id, "claims a transaction beyond its neighbours'")
+
+
+async def test_a_forged_event_is_named_even_when_its_transaction_has_come(
+    ledger: Ledger, node: NodeKey, connection: asyncpg.Connection
+) -> None:
+    audit = Audit(ledger)
+    await record(ledger, 3)
+    forged = service.event("tested", NOW, actor="ann")
+    await connection.execute(
+        """INSERT INTO audit_events (event_id, occurred_at, event_type, actor_nhi, event_hash, xid)
+           VALUES ($1, $2, 'tested', 'ann', $3, (pg_current_xact_id()::text::bigint + 2)::text::xid8)""",
+        forged.event_id,
+        NOW,
+        forged.hash(),
+    )
+    for _ in range(5):
+        await record(ledger, 1)
+    assert await seal_all(audit, node) == 9
+    (fault,) = (await verify(audit, node)).broken
+    assert (fault.event_id, fault.what) == (forged.event_id, "claims a transaction beyond its neighbours'")
+
+
+@pytest.mark.parametrize(
+    ("written", "next_xid", "full"), [(7, 8, 7), (2**32 - 1, 2**32 + 5, 2**32 - 1), (3, 2**32 + 5, 2**32 + 3)]
+)
+def test_the_writer_of_a_row_is_known_across_the_32_bits_that_postgresql_keeps(
+    written: int, next_xid: int, full: int
+) -> None:
+    assert store._written_by(written, next_xid) == full
 
 
 _REDACT = """
@@ -340,7 +470,8 @@ async def test_partitions_are_made_from_yesterday_to_a_week_ahead(
         "SELECT inhrelid::regclass::text AS n FROM pg_inherits WHERE inhparent = 'audit_events'::regclass"
     )
     days = sorted(row["n"] for row in names if not row["n"].endswith("default"))
-    assert (days[0], days[-1], len(days)) == ("audit_events_20261114", "audit_events_20261123", 10)
+    wanted = {f"audit_events_202611{day}" for day in range(14, 24)}
+    assert wanted <= set(days)  # the template of the test databases brings those of today, too
     await record(ledger, 1, NOW + timedelta(days=30))
     assert await audit.make_partitions(NOW) == 1
 

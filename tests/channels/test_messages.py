@@ -25,7 +25,7 @@ from channels.conftest import ChannelSlice
 from channels.members import Member, code
 from doorway import listening
 from keyholder import KeyHolder, now_ms
-from support import Server
+from support import HOST, Server
 
 STALE = (409, "epoch_stale")
 
@@ -449,7 +449,7 @@ async def test_a_stream_brings_messages_as_they_come_and_ends_with_the_reason(
     await alice.says(channel, key, b"waiting already")
     async with listening(server.application) as port, httpx.AsyncClient(timeout=10) as client:
         url = f"/v1/channels/{channel}/stream?after_offset=0"
-        headers = bob.signed("GET", url, authority=f"127.0.0.1:{port}")
+        headers = bob.signed("GET", url) | {"host": HOST}
         async with client.stream("GET", f"http://127.0.0.1:{port}{url}", headers=headers) as answer:
             assert answer.status_code == 200
             assert answer.headers["content-type"] == "text/event-stream"

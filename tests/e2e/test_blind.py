@@ -44,6 +44,7 @@ async def test_planted_markers_are_found_nowhere_on_the_servers_machine(director
         async with RemoteServer(process) as server:
             await server.hot_tier_is_old_enough()
             alice, bob = Correspondent(), Correspondent()
+            alice.authority = bob.authority = server.authority
             await alice.join(server, "alice")
             await bob.join(server, "bob")
             await _live(server, alice, bob, markers[:6])

@@ -22,6 +22,7 @@ from http_message_signatures import (
 )
 from http_message_signatures.structures import CaseInsensitiveDict
 
+from angelia.errors import StartFailed
 from angelia.guard import aicq, profile
 from support import HOST, Agent
 
@@ -196,6 +197,53 @@ async def test_the_room_key_is_covered_when_it_is_sent(gate) -> None:
     assert (await it.client.get("/v1/signed", headers=headers)).status_code == 200
     headers["x-aicq-room-key"] = "another"
     assert (await it.client.get("/v1/signed", headers=headers)).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("host", "accepted"),
+    [
+        ("localhost:8080", True),
+        ("LOCALHOST:8080", True),
+        ("127.0.0.1:8080", True),
+        ("[::1]:8080", True),
+        ("localhost", False),
+        ("localhost:9090", False),
+        ("other.example", False),
+        ("other.example:8080", False),
+        ("127.0.0.1.other.example:8080", False),
+        ("192.0.2.1:8080", False),
+    ],
+)
+async def test_on_loopback_only_a_request_signed_for_this_machine_is_believed(gate, host: str, accepted: bool) -> None:
+    """A captured request that was meant for another server names that one, in its signature and as its Host."""
+    it = gate()
+    agent = await it.agent()
+    headers = agent.signed("GET", "/v1/signed", authority=host.lower())
+    answer = await it.client.get("/v1/signed", headers=headers | {"host": host})
+    assert answer.status_code == (200 if accepted else 401)
+    assert len(it.executed) == accepted
+
+
+async def test_a_server_on_port_80_is_called_without_it(gate) -> None:
+    it = gate(port=80)
+    agent = await it.agent()
+    headers = agent.signed("GET", "/v1/signed", authority="localhost")
+    assert (await it.client.get("/v1/signed", headers=headers | {"host": "localhost"})).status_code == 200
+
+
+async def test_beyond_loopback_without_a_public_url_no_signature_is_believed(gate) -> None:
+    it = gate(host="192.0.2.1")
+    agent = await it.agent()
+    for host in ("192.0.2.1:8080", "localhost:8080"):
+        headers = agent.signed("GET", "/v1/signed", authority=host)
+        assert (await it.client.get("/v1/signed", headers=headers | {"host": host})).status_code == 401
+
+
+@pytest.mark.parametrize("insecure", [True, False])
+async def test_a_server_bound_beyond_loopback_needs_a_public_url(start, insecure: bool) -> None:
+    with pytest.raises(StartFailed, match="no public_url") as refused:
+        await start(host="192.0.2.1", insecure=insecure, jwt_secret="x" * 32)
+    assert "--public-url" in refused.value.hint
 
 
 async def test_behind_a_proxy_the_public_name_is_what_is_signed(gate) -> None:

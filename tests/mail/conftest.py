@@ -42,8 +42,8 @@ def shared_database(stores: Any, template: str) -> Iterator[str]:
     name = f"mail_{secrets.token_hex(4)}"
 
     async def make() -> None:
-        admin = await asyncpg.connect(stores.database_url)
-        await admin.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        admin = await asyncpg.connect(stores.admin_url)
+        await admin.execute(f"CREATE DATABASE {name} TEMPLATE {template} OWNER angelia")
         await admin.close()
         connection = await asyncpg.connect(stores.named(name))
         for table in ("audit_sealer", "policy_version"):
@@ -51,7 +51,7 @@ def shared_database(stores: Any, template: str) -> Iterator[str]:
         await connection.close()
 
     async def drop() -> None:
-        admin = await asyncpg.connect(stores.database_url)
+        admin = await asyncpg.connect(stores.admin_url)
         await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
         await admin.close()
 
@@ -61,9 +61,10 @@ def shared_database(stores: Any, template: str) -> Iterator[str]:
 
 
 @pytest.fixture
-async def database_url(shared_database: str) -> AsyncIterator[str]:
+async def database_url(stores: Any, shared_database: str) -> AsyncIterator[str]:
     yield shared_database
-    connection = await asyncpg.connect(shared_database)
+    # As the testing role: an order of deletion that no foreign key minds is a superuser's.
+    connection = await asyncpg.connect(stores.as_admin(shared_database))
     await connection.execute("DROP FUNCTION IF EXISTS choke CASCADE")
     await connection.execute(_EMPTY)
     await connection.close()

@@ -73,8 +73,8 @@ PURE_WRITES = {"remember_ids", "add", "set_mark"}
 async def filled(stores: Any, template: str) -> AsyncIterator[asyncpg.Connection]:
     """A database of its own: what is filled and emptied leaves tables behind whose statistics mean nothing."""
     name = f"plans_{secrets.token_hex(4)}"
-    admin = await asyncpg.connect(stores.database_url)
-    await admin.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+    admin = await asyncpg.connect(stores.admin_url)
+    await admin.execute(f"CREATE DATABASE {name} TEMPLATE {template} OWNER angelia")
     connection = await asyncpg.connect(stores.named(name))
     for statement in FILL.split(";"):
         await connection.execute(statement, *([NOW] if "$1" in statement else []))

@@ -159,7 +159,12 @@ async def test_a_first_start_on_loopback_allows_and_a_later_one_restores_nothing
 
 
 @pytest.mark.parametrize(
-    "reach", [{"host": "192.0.2.1"}, {"public_url": "https://angelia.example"}, {"trusted_proxies": ("10.0.0.1",)}]
+    "reach",
+    [
+        {"host": "192.0.2.1", "public_url": "http://192.0.2.1"},
+        {"public_url": "https://angelia.example"},
+        {"trusted_proxies": ("10.0.0.1",)},
+    ],
 )
 async def test_a_server_that_others_reach_starts_with_nothing_allowed(start, reach: dict[str, Any]) -> None:
     server: Server = await start(insecure=True, **reach)

@@ -7,10 +7,12 @@ the `lifespan`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
 import types
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +24,17 @@ class Prepared:
     open_mode: bool
 
 
-async def prepare(loaded: Any, data_dir: Any, *, rotate_master_key: bool) -> Prepared:
+async def prepare(loaded: Any, data_dir: Any, node: Any, *, rotate_master_key: bool) -> Prepared:
     assert data_dir.is_dir()
     return Prepared(open_mode=loaded.settings.loopback)
 
 
-def build(*, loaded: Any, open_mode: bool, worker: int, data_dir: Any) -> Any:
+@contextlib.asynccontextmanager
+async def sealing(settings: Any, node: Any) -> AsyncIterator[None]:
+    yield
+
+
+def build(*, loaded: Any, open_mode: bool, worker: int, data_dir: Any, node: Any) -> Any:
     if FAILS == "build":
         raise ValueError("the stub was told to fail")
 
@@ -54,5 +61,5 @@ def build(*, loaded: Any, open_mode: bool, worker: int, data_dir: Any) -> Any:
 
 
 module = types.ModuleType("angelia.app")
-module.__dict__.update(prepare=prepare, build=build, Prepared=Prepared)
+module.__dict__.update(prepare=prepare, build=build, sealing=sealing, Prepared=Prepared)
 sys.modules["angelia.app"] = module

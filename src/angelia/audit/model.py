@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
@@ -75,9 +75,12 @@ class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
     event_hash: str
     redacted_at: datetime | None
     position: int | None = None
+    ahead: bool = False  # its transaction id is later than the transaction that wrote it: it was not written by ours
 
     def fault(self) -> str | None:
         """What is wrong with the event by itself, if anything."""
+        if self.ahead:
+            return "claims a transaction beyond its neighbours'"
         if self.redacted_at is not None:
             return "is redacted and still carries content" if self.actor or self.object or self.detail else None
         event = Event(
@@ -111,6 +114,33 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     signed_at: datetime
     signature: str
 
+    def is_signed_by(self, public_key: bytes) -> bool:
+        try:
+            signed = checkpoint_bytes(self.position, bytes.fromhex(self.entry_hash), self.signed_at)
+            Ed25519PublicKey.from_public_bytes(public_key).verify(bytes.fromhex(self.signature), signed)
+        except (InvalidSignature, ValueError, OverflowError):
+            return False
+        return True
+
+
+class Checkpoints(msgspec.Struct, frozen=True):
+    """Some of them, in order of position."""
+
+    checkpoints: list[Checkpoint]
+
+
+class Newest(msgspec.Struct, frozen=True):
+    """The position of the newest checkpoint that is kept of a node; 0 for none."""
+
+    position: int
+
+
+class Testimony(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node hands to its witness: checkpoints in order, and the key that signed them, in base64."""
+
+    public_key: str
+    checkpoints: Annotated[list[Checkpoint], msgspec.Meta(max_length=100)]
+
 
 class Signed(msgspec.Struct, frozen=True):
     """How far a node has signed the chain, kept by the node itself: a ledger cannot make it forget."""
@@ -142,6 +172,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     redacted: list[int]
     checkpoints: int
     foreign_checkpoints: int
+    witnessed: int
     broken: list[Fault]
     unsealed: list[StoredEvent]
 
@@ -164,6 +195,7 @@ class Verifier:
 
     def __init__(self, node_key_id: UUID, node_public_key: bytes, remembered: Signed | None = None) -> None:
         self._node_key_id = node_key_id
+        self._public_key = node_public_key
         self._node_key = Ed25519PublicKey.from_public_bytes(node_public_key)
         self._previous = GENESIS
         self._position = 0
@@ -180,6 +212,8 @@ class Verifier:
         self._archived = 0
         self._unexplained = 0
         self._trims: set[object] = set()
+        self._witnessed: dict[int, str] = {}
+        self._compared = 0
 
     @property
     def position(self) -> int:
@@ -199,6 +233,14 @@ class Verifier:
         self._checkpoints |= {checkpoint.position: checkpoint for checkpoint in checkpoints}
         for event in tail:
             self._note_trim(event)
+
+    def compare(self, witnessed: Iterable[Checkpoint]) -> None:
+        """Hand over what the node's witness was shown, before the entries that it is about."""
+        for checkpoint in witnessed:
+            if not checkpoint.is_signed_by(self._public_key):
+                self._fault(checkpoint.position, None, "is kept by the witness with a wrong signature")
+            elif self._witnessed.setdefault(checkpoint.position, checkpoint.entry_hash) != checkpoint.entry_hash:
+                self._fault(checkpoint.position, None, "was shown to the witness in two forms")
 
     def feed(self, entries: Iterable[ChainEntry], floor: Floor | None = None) -> None:
         """The next entries, in order of position, and the floor that was read after them: it may rise on the way."""
@@ -224,6 +266,8 @@ class Verifier:
             self._fault(self._remembered.position, None, "was signed by this node, but the chain ends before it")
         for position in sorted(self._checkpoints):
             self._fault(position, None, "is signed by a checkpoint, but the chain ends before it")
+        for position in sorted(position for position in self._witnessed if position > self._archived):
+            self._fault(position, None, "was shown to the witness, but the chain ends before it")
         for stray in strays:
             # Where entries are missing, nobody can tell a forged event from one that lost its entry.
             what = "is in no entry of the chain" if self._gaps else "was inserted among the sealed events"
@@ -239,6 +283,7 @@ class Verifier:
             redacted=self._redacted,
             checkpoints=self._checked,
             foreign_checkpoints=self._foreign,
+            witnessed=self._compared,
             broken=self._broken,
             unsealed=unsealed,
         )
@@ -256,6 +301,8 @@ class Verifier:
             self._fault(floor.position, None, "is where the ledger begins, and no checkpoint vouches for it")
         vouched = {position: self._checkpoints.pop(position) for position in self._positions_to(floor.position)}
         for position, checkpoint in vouched.items():
+            if self._witnessed.get(position, checkpoint.entry_hash) != checkpoint.entry_hash:
+                self._fault(position, None, "is not what the witness was shown")
             head = floor.entry_hash if position == floor.position else checkpoint.entry_hash
             self._check_signature(checkpoint, bytes.fromhex(head))
         if self._remembered is not None and self._remembered.position <= floor.position:
@@ -304,6 +351,10 @@ class Verifier:
             event_hash = bytes.fromhex(entry.event.event_hash)
             if entry_hash(self._previous, entry.position, event_hash) != stored:
                 self._fault(entry.position, entry.event_id, "does not follow from the entry before it")
+        shown = self._witnessed.pop(entry.position, None)
+        self._compared += shown is not None
+        if shown is not None and shown != entry.entry_hash:
+            self._fault(entry.position, entry.event_id, "is not what the witness was shown")
         # Going on from the stored hash keeps one bad entry from condemning all that come after it.
         self._previous = stored
         if self._remembered is not None and self._remembered.position == entry.position:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Annotated
 from uuid import UUID
 
 import msgspec
 
-from angelia.audit.model import ChainEntry, Checkpoint, Floor, StoredEvent
+from angelia.audit.model import ChainEntry, Checkpoint, Checkpoints, Floor, Newest, StoredEvent, Testimony
 from angelia.audit.service import Audit, Page
+from angelia.audit.witnessed import Witnessed
 from angelia.errors import InvalidArgument
 from angelia.guard.declarations import (
     Access,
@@ -60,8 +62,12 @@ class Chain(msgspec.Struct, frozen=True):
     floor: Floor
 
 
-class Checkpoints(msgspec.Struct, frozen=True):
-    checkpoints: list[Checkpoint]
+class WitnessQuery(msgspec.Struct, frozen=True):
+    """The next checkpoints of a node, named by the id of its key."""
+
+    node: UUID
+    after: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
+    limit: PageSize = 1000
 
 
 class Unsealed(msgspec.Struct, frozen=True):
@@ -69,7 +75,7 @@ class Unsealed(msgspec.Struct, frozen=True):
     tail: list[StoredEvent]
 
 
-def routes(audit: Audit) -> list[Route]:
+def routes(audit: Audit, witnessed: Witnessed) -> list[Route]:
     async def list_events(call: Call) -> Answer:
         query = call.query(EventQuery)
         found = await audit.events(
@@ -107,7 +113,28 @@ def routes(audit: Audit) -> list[Route]:
         strays, tail = await audit.unsealed(query.limit, query.since, query.until)
         return Answer(body=Unsealed(strays, tail))
 
+    async def witness(call: Call) -> Answer:
+        told = call.json(Testimony)
+        try:
+            public_key = base64.b64decode(told.public_key, validate=True)
+        except ValueError as error:
+            raise InvalidArgument("public_key is not base64") from error
+        return Answer(body=Newest(await witnessed.take(public_key, told.checkpoints, call.now)))
+
+    async def list_witnessed(call: Call) -> Answer:
+        query = call.query(WitnessQuery)
+        return Answer(body=Checkpoints(await witnessed.of_node(query.node, query.after, query.limit)))
+
     return [
+        Route(
+            "POST", "/v1/audit/witnessed", witness, Access.WRITE,
+            "Keep another node's checkpoints: none goes back, none differs from one that is kept", {200: Newest},
+            takes=Testimony,
+        ),
+        Route(
+            "GET", "/v1/audit/witnessed", list_witnessed, Access.READ,
+            "What this node keeps of another's checkpoints", {200: Checkpoints}, query=WitnessQuery,
+        ),
         Route(
             "GET", "/v1/audit/events", list_events, Access.ADMIN,
             "Audit events, newest first", {200: Events}, query=EventQuery,

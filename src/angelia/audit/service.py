@@ -28,8 +28,11 @@ from angelia.stores.ledger import Ledger, Tx
 from angelia.stores.partitions import Daily, make_ahead
 
 SEAL_BATCH = 1000
-CHECKPOINT_ENTRIES = 1000
-CHECKPOINT_AGE = timedelta(seconds=60)
+# Every round that sealed something is signed. Of older checkpoints one is kept for so many entries, or so much time.
+KEPT_ENTRIES = 1000
+KEPT_AGE = timedelta(seconds=60)
+# How much of what others sealed since it signed last a node looks at in one statement.
+_LINKS = 10_000
 _DAILY = Daily("audit_events", "occurred_at")
 
 
@@ -38,6 +41,8 @@ class NodeSigner(Protocol):
 
     @property
     def key_id(self) -> UUID: ...
+    @property
+    def public_key(self) -> bytes: ...
     def sign(self, data: bytes) -> bytes: ...
     def signed(self) -> Signed | None: ...
     def remember(self, signed: Signed) -> None: ...
@@ -50,6 +55,21 @@ class Sealed:
     entries: int
     position: int
     refused: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the sealer is: events that wait and the time of the oldest, the last sealed and the last signed entry."""
+
+    waiting: int
+    oldest: datetime | None
+    sealed_to: int
+    signed_to: int
+    signed_at: datetime | None
+
+    def is_unsigned(self, now: datetime) -> bool:
+        """Whether entries stay without a signature, which sealing alone never leaves behind: a node refuses."""
+        return self.sealed_to > self.signed_to and (self.signed_at is None or now - self.signed_at > KEPT_AGE)
 
 
 def event(
@@ -125,20 +145,22 @@ class Audit:
             if entries:
                 await store.append_chain(tx, entries)
                 await store.advance(tx, store.Sealer(next_xid, position, head))
-            due = await _checkpoint_due(tx, position, now)
-            refused = await _not_what_was_signed(tx, node.signed()) if due else None
+            last = await store.last_checkpoint(tx)
+            due = position > last
+            refused = await _not_what_was_signed(tx, node.signed(), end) if due else None
             if due and not refused:
                 signature = node.sign(checkpoint_bytes(position, head, now))
                 await store.add_checkpoint(tx, position, head, node.key_id, now, signature)
+                await store.thin_checkpoints(tx, last, node.key_id, KEPT_ENTRIES, KEPT_AGE)
         if due and not refused:
             # After the commit: what the node remembers must be in the ledger, or it would never sign again.
             node.remember(Signed(position, head.hex()))
         return Sealed(len(entries), position, refused)
 
-    async def waiting(self) -> tuple[int, datetime | None]:
-        """How many events wait for the sealer, and the time of the oldest."""
+    async def progress(self) -> Progress:
+        """How far the sealer has come, and what waits for it."""
         async with self._ledger.reading() as tx:
-            return await store.unsealed(tx)
+            return Progress(**await store.progress(tx))
 
     async def make_partitions(self, now: datetime) -> int:
         """Make the daily partitions from yesterday to a week ahead; returns how many rows missed theirs."""
@@ -174,17 +196,23 @@ class Audit:
             return await store.strays(tx, since, until, limit), await store.tail(tx, limit)
 
 
-async def _checkpoint_due(tx: Tx, position: int, now: datetime) -> bool:
-    last_position, last_at = await store.last_checkpoint(tx) or (0, None)
-    fresh = position - last_position
-    return fresh > 0 and (fresh >= CHECKPOINT_ENTRIES or last_at is None or now - last_at >= CHECKPOINT_AGE)
-
-
-async def _not_what_was_signed(tx: Tx, signed: Signed | None) -> str | None:
-    """Why the chain does not go on from what the node signed last, if it does not."""
+async def _not_what_was_signed(tx: Tx, signed: Signed | None, end: store.Sealer) -> str | None:
+    """Why the chain up to its end does not go on from what the node signed last, if it does not."""
     if signed is None:
         return None
     present = await store.entry_hash(tx, signed.position)
     if present is None:
         return f"entry {signed.position:,}, which this node signed, is gone"
-    return None if present.hex() == signed.entry_hash else f"entry {signed.position:,} is not the one this node signed"
+    if present.hex() != signed.entry_hash:
+        return f"entry {signed.position:,} is not the one this node signed"
+    # Between that one and the round at hand may lie what another node sealed, or a round that was not remembered.
+    floor = await store.floor(tx)
+    position, head = signed.position, present
+    if floor.position > position:
+        position, head = floor.position, bytes.fromhex(floor.entry_hash)
+    while position < end.position:
+        upto = min(position + _LINKS, end.position)
+        if (broken := await store.first_broken(tx, position, head, upto)) is not None:
+            return f"entry {broken:,} does not follow from what this node signed"
+        position, head = upto, await store.entry_hash(tx, upto) or b""
+    return None if head == end.entry_hash else f"the chain does not end with entry {end.position:,} as it was sealed"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 from angelia.audit.model import ChainEntry, Checkpoint, Event, Floor, StoredEvent
@@ -74,15 +75,25 @@ async def advance(tx: Tx, to: Sealer) -> None:
     await tx.execute(SQL["advance"], str(to.next_xid), to.position, to.entry_hash)
 
 
-async def last_checkpoint(tx: Tx) -> tuple[int, datetime] | None:
-    row = await tx.fetchrow(SQL["last_checkpoint"])
-    return None if row is None else (row["position"], row["signed_at"])
+async def last_checkpoint(tx: Tx) -> int:
+    """Its position, or 0."""
+    return int(await tx.fetchval(SQL["last_checkpoint"]))
 
 
 async def add_checkpoint(
     tx: Tx, position: int, head: bytes, node_key_id: UUID, signed_at: datetime, signature: bytes
 ) -> None:
     await tx.execute(SQL["add_checkpoint"], position, head, node_key_id, signed_at, signature)
+
+
+async def thin_checkpoints(tx: Tx, position: int, node_key_id: UUID, entries: int, age: timedelta) -> None:
+    await tx.execute(SQL["thin_checkpoints"], position, node_key_id, entries, age)
+
+
+async def first_broken(tx: Tx, after: int, head: bytes, upto: int) -> int | None:
+    """The first entry behind one, up to another, that is not there or does not follow from the one before it."""
+    found: int | None = await tx.fetchval(SQL["first_broken"], after, head, upto)
+    return found
 
 
 async def entry_hash(tx: Tx, position: int) -> bytes | None:
@@ -129,10 +140,10 @@ async def tail(tx: Tx, limit: int) -> list[StoredEvent]:
     return [_event(row) for row in await tx.fetch(SQL["tail"], limit)]
 
 
-async def unsealed(tx: Tx) -> tuple[int, datetime | None]:
-    row = await tx.fetchrow(SQL["unsealed"])
+async def progress(tx: Tx) -> dict[str, Any]:
+    row = await tx.fetchrow(SQL["progress"])
     assert row is not None
-    return row["events"], row["oldest"]
+    return dict(row)
 
 
 async def events(
@@ -164,7 +175,14 @@ def _event(row: Row) -> StoredEvent:
         event_hash=row["event_hash"].hex(),
         redacted_at=row["redacted_at"],
         position=row["position"],
+        ahead=int(row["xid"]) > _written_by(int(row["written"]), int(row["next_xid"])),
     )
+
+
+def _written_by(xmin: int, next_xid: int) -> int:
+    """The transaction that wrote a row: PostgreSQL keeps its last 32 bits, and all that ever ran are below the next."""
+    written = next_xid >> 32 << 32 | xmin
+    return written if written < next_xid else written - (1 << 32)
 
 
 def _checkpoint(row: Row) -> Checkpoint:

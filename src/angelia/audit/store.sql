@@ -26,10 +26,31 @@ SELECT * FROM unnest($1::bigint[], $2::uuid[], $3::timestamptz[], $4::bytea[])
 UPDATE audit_sealer SET next_xid = $1::text::xid8, position = $2, entry_hash = $3
 
 -- name: last_checkpoint
-SELECT position, signed_at FROM audit_checkpoints ORDER BY position DESC LIMIT 1
+SELECT coalesce(max(position), 0) FROM audit_checkpoints
 
 -- name: add_checkpoint
 INSERT INTO audit_checkpoints (position, entry_hash, node_key_id, signed_at, signature) VALUES ($1, $2, $3, $4, $5)
+
+-- name: thin_checkpoints
+-- The newest checkpoint vouches for all before it. The one before it goes, if another of the same time stays.
+DELETE FROM audit_checkpoints AS k
+USING (SELECT position, signed_at FROM audit_checkpoints WHERE position < $1 ORDER BY position DESC LIMIT 1) AS b
+WHERE k.position = $1 AND k.node_key_id = $2 AND k.position > (SELECT position FROM audit_floor)
+  AND k.position - b.position < $3 AND k.signed_at - b.signed_at < $4
+
+-- name: first_broken
+WITH links AS (
+  SELECT c.position, c.entry_hash, e.event_hash, lag(c.position, 1, $1::bigint) OVER w AS before,
+    lag(c.entry_hash, 1, $2::bytea) OVER w AS before_hash
+  FROM audit_chain AS c LEFT JOIN audit_events AS e ON e.event_id = c.event_id AND e.occurred_at = c.occurred_at
+  WHERE c.position > $1 AND c.position <= $3 WINDOW w AS (ORDER BY c.position)
+)
+SELECT min(position) FROM (
+  SELECT position FROM links
+  WHERE position <> before + 1 OR event_hash IS NULL OR sha256(before_hash || int8send(position) || event_hash) <> entry_hash
+  UNION ALL
+  SELECT $3 WHERE NOT EXISTS (SELECT 1 FROM links WHERE position = $3)
+) AS broken
 
 -- name: entry_hash
 -- Of an entry that left for the archive, the checkpoint knows the hash.
@@ -46,7 +67,8 @@ SELECT position, entry_hash FROM audit_floor
 
 -- name: chain
 SELECT c.position, c.event_id AS chained_id, c.entry_hash,
-  e.event_id, e.occurred_at, e.event_type, e.actor_nhi, e.object_nhi, e.message_id, e.replay_key, e.detail, e.event_hash, e.redacted_at
+  e.event_id, e.occurred_at, e.event_type, e.actor_nhi, e.object_nhi, e.message_id, e.replay_key, e.detail, e.event_hash, e.redacted_at,
+  e.xid::text AS xid, e.xmin::text AS written, pg_snapshot_xmax(pg_current_snapshot())::text AS next_xid
 FROM audit_chain c LEFT JOIN audit_events e ON e.event_id = c.event_id AND e.occurred_at = c.occurred_at
 WHERE c.position > $1 ORDER BY c.position LIMIT $2
 
@@ -59,7 +81,8 @@ SELECT position, entry_hash, node_key_id, signed_at, signature FROM audit_checkp
 
 -- name: strays
 -- Rows that claim an ended, sealed transaction and stand in no chain entry: nobody but a forger puts them there.
-SELECT e.event_id, e.occurred_at, e.event_type, e.actor_nhi, e.object_nhi, e.message_id, e.replay_key, e.detail, e.event_hash, e.redacted_at, NULL::bigint AS position
+SELECT e.event_id, e.occurred_at, e.event_type, e.actor_nhi, e.object_nhi, e.message_id, e.replay_key, e.detail, e.event_hash, e.redacted_at,
+  e.xid::text AS xid, e.xmin::text AS written, pg_snapshot_xmax(pg_current_snapshot())::text AS next_xid, NULL::bigint AS position
 FROM audit_events e, audit_sealer s
 WHERE e.xid < s.next_xid
   AND ($2::timestamptz IS NULL OR e.occurred_at >= $2)
@@ -68,18 +91,25 @@ WHERE e.xid < s.next_xid
 ORDER BY e.xid, e.event_id LIMIT $1
 
 -- name: tail
-SELECT e.event_id, e.occurred_at, e.event_type, e.actor_nhi, e.object_nhi, e.message_id, e.replay_key, e.detail, e.event_hash, e.redacted_at, NULL::bigint AS position
+SELECT e.event_id, e.occurred_at, e.event_type, e.actor_nhi, e.object_nhi, e.message_id, e.replay_key, e.detail, e.event_hash, e.redacted_at,
+  e.xid::text AS xid, e.xmin::text AS written, pg_snapshot_xmax(pg_current_snapshot())::text AS next_xid, NULL::bigint AS position
 FROM audit_events e, audit_sealer s
 WHERE e.xid >= s.next_xid AND NOT EXISTS (SELECT 1 FROM audit_chain c WHERE c.event_id = e.event_id)
 ORDER BY e.xid, e.event_id LIMIT $1
 
--- name: unsealed
+-- name: progress
 -- How much waits for the sealer, and since when: one long open transaction holds it back.
-SELECT count(*) AS events, min(e.occurred_at) AS oldest FROM audit_events e, audit_sealer s
-WHERE e.xid >= s.next_xid AND NOT EXISTS (SELECT 1 FROM audit_chain c WHERE c.event_id = e.event_id)
+SELECT w.waiting, w.oldest, s.position AS sealed_to, coalesce(k.position, 0) AS signed_to, k.signed_at
+FROM audit_sealer s
+CROSS JOIN LATERAL (
+  SELECT count(*) AS waiting, min(e.occurred_at) AS oldest FROM audit_events e
+  WHERE e.xid >= s.next_xid AND NOT EXISTS (SELECT 1 FROM audit_chain c WHERE c.event_id = e.event_id)
+) AS w
+LEFT JOIN LATERAL (SELECT position, signed_at FROM audit_checkpoints ORDER BY position DESC LIMIT 1) AS k ON true
 
 -- name: events
-SELECT e.event_id, e.occurred_at, e.event_type, e.actor_nhi, e.object_nhi, e.message_id, e.replay_key, e.detail, e.event_hash, e.redacted_at, c.position
+SELECT e.event_id, e.occurred_at, e.event_type, e.actor_nhi, e.object_nhi, e.message_id, e.replay_key, e.detail, e.event_hash, e.redacted_at,
+  e.xid::text AS xid, e.xmin::text AS written, pg_snapshot_xmax(pg_current_snapshot())::text AS next_xid, c.position
 FROM audit_events e LEFT JOIN audit_chain c ON c.event_id = e.event_id
 WHERE ($1::text IS NULL OR e.event_type = $1)
   AND ($2::varchar IS NULL OR e.actor_nhi = $2)

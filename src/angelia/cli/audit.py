@@ -20,7 +20,7 @@ from angelia.cli.times import full
 from angelia.errors import AuditBroken, NotFound
 
 if TYPE_CHECKING:
-    from angelia.audit.model import ChainEntry, Fault, StoredEvent, Verdict
+    from angelia.audit.model import ChainEntry, Checkpoint, Fault, StoredEvent, Verdict
     from angelia.client import Client
 
 PAGE = 1_000
@@ -30,9 +30,19 @@ command = Noun("audit", "what happened: show it, verify that nobody changed it")
 
 
 @command.verb(example="angelia audit verify", needs=Needs.SERVER | Needs.OPERATOR)
-def verify(session: Session) -> None:
+@click.option(
+    "--witness",
+    is_flag=False,
+    flag_value="",
+    metavar="[PLACE]",
+    help="compare with what the witness keeps; the setting audit_witness, if no PLACE is said",
+)
+def verify(session: Session, witness: str | None) -> None:
     """Check every sealed event, the chain over them and the node's signatures. Exit 3 when it is broken."""
-    verdict = _verified(session, session.as_operator())
+    place = session.settings.audit_witness if witness == "" else witness
+    if witness is not None and place is None:
+        raise Usage("there is no witness", hint="name one: angelia audit verify --witness /mnt/other/checkpoints")
+    verdict = _verified(session, session.as_operator(), place)
     broken = sorted(verdict.broken, key=lambda fault: (fault.position is None, fault.position or 0))
     if session.shared.json:
         session.out.records([verdict])
@@ -86,11 +96,13 @@ def show(
     show_list(session, fetch, _EVENTS, nothing="no such events", hint="widen it: angelia audit show --since 7d")
 
 
-def _verified(session: Session, client: Client) -> Verdict:
+def _verified(session: Session, client: Client, witness: str | None) -> Verdict:
     from angelia.audit.model import Verifier
 
     node = client.node()
     verifier = Verifier(node.key_id, node.public_key, node.signed)
+    if witness is not None:
+        verifier.compare(_witnessed(witness, node.key_id))
     # Checkpoints first: the chain that is read after them cannot be shorter than what they sign.
     after = 0
     verifier.expect([], client.audit_unsealed(limit=PAGE).tail)
@@ -113,10 +125,20 @@ def _verified(session: Session, client: Client) -> Verdict:
     return verifier.finish(page.sealed_to, strays, tail)
 
 
+def _witnessed(place: str, node_key_id: UUID) -> list[Checkpoint]:
+    from angelia.audit.witness import witness_at
+
+    if found := list(witness_at(place).checkpoints(node_key_id)):
+        return found
+    raise NotFound("the witness has no checkpoint of this node", hint="is audit_witness set, and does the server run?")
+
+
 def _print_sound(session: Session, verdict: Verdict) -> None:
     here = verdict.sealed - verdict.archived
     entries = "1 entry" if here == 1 else f"{here:,} entries"
     parts = [f"{entries} sound", counted(verdict.checkpoints, "checkpoint")]
+    if verdict.witnessed:
+        parts.append(f"{verdict.witnessed:,} as the witness has them")
     if verdict.redacted:
         parts.append(f"{len(verdict.redacted):,} redacted")
     if verdict.unsealed:

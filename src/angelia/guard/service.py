@@ -55,7 +55,8 @@ class Guard:
         self._settings = settings
         self._open_mode = open_mode
         self._jwt = JwtVerifier(settings) if settings.jwt_enabled else None
-        self._authority = _authority_of(settings.public_url) if settings.public_url else None
+        self._public = _authority_of(settings.public_url) if settings.public_url else None
+        self._local = _local_authorities(settings)
 
     async def check_address(self, route: Route | None, address: Address, now: datetime) -> dict[str, str]:
         """Stage one: blocked addresses and address limits. Returns the headers that tell what is left."""
@@ -154,7 +155,7 @@ class Guard:
         """The signature covers the digest, not the body, so it is checked before a body is even read."""
         target = profile.Target(
             method=knock.route.method,
-            authority=self._authority or knock.headers.get("host", "").lower(),
+            authority=self._authority(knock),
             path=knock.path,
             query=knock.query,
             content_digest=knock.headers.get("content-digest", ""),
@@ -167,6 +168,21 @@ class Guard:
                 "the signature does not hold",
                 hint="method, authority, path, query and body must be what was signed",
             ) from error
+
+    def _authority(self, knock: Knock) -> str:
+        """What the caller must have signed for: our public name, or on loopback one of this machine's own.
+
+        Any other `Host` is the caller's word alone: a request signed for another server would be good here.
+        """
+        if self._public is not None:
+            return self._public
+        called = knock.headers.get("host", "").lower()
+        if called not in self._local:
+            raise Unauthenticated(
+                "the request is signed for another server",
+                hint=f"this one is called {' or '.join(self._local)}; another name needs --public-url",
+            )
+        return called
 
     async def _prove_aicq(self, knock: Knock, body: bytes) -> tuple[Agent, Proof]:
         if not self._settings.aicq_signatures:
@@ -225,6 +241,16 @@ def _verifies(public_key: bytes, signature: bytes, signed: bytes) -> bool:
     except InvalidSignature:
         return False
     return True
+
+
+def _local_authorities(settings: Settings) -> tuple[str, ...]:
+    """The names that lead to this machine alone, none when others reach it: then only the public URL names it."""
+    if not settings.loopback:
+        return ()
+    host = settings.host.lower().strip("[]")
+    names = dict.fromkeys(("localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host))
+    port = "" if settings.port == 80 else f":{settings.port}"
+    return tuple(f"{name}{port}" for name in names)
 
 
 def _authority_of(url: str) -> str:

@@ -1,4 +1,4 @@
-"""Seals the audit's events into the chain, every second or as long as full batches wait."""
+"""Seals the audit's events into the chain, every second or as long as full batches wait; and measures how it goes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,26 @@ log = structlog.get_logger(__name__)
 
 
 def tick(audit: Audit, node: NodeSigner) -> Tick:
+    """In the main process, which holds the node key."""
+
     async def seal(now: datetime) -> bool:
-        # Before sealing, so that the alert tells of a sealer that fails.
-        waiting, oldest = await audit.waiting()
-        metrics.AUDIT_WAITING.set(waiting)
-        metrics.AUDIT_AGE.set((now - oldest).total_seconds() if oldest else 0)
         sealed = await audit.seal(node, now)
-        metrics.AUDIT_SEALED.set(sealed.position)
-        metrics.AUDIT_REFUSED.set(1 if sealed.refused else 0)
         if sealed.refused:
             log.error("the node does not sign this audit chain", why=sealed.refused)
         return sealed.entries == SEAL_BATCH
 
     return Tick("audit sealer", 1.0, seal)
+
+
+def measuring(audit: Audit) -> Tick:
+    """In web processes, whose metrics are shown; from the ledger, so that it tells of a sealer that is gone, too."""
+
+    async def measure(now: datetime) -> bool:
+        progress = await audit.progress()
+        metrics.AUDIT_WAITING.set(progress.waiting)
+        metrics.AUDIT_AGE.set((now - progress.oldest).total_seconds() if progress.oldest else 0)
+        metrics.AUDIT_SEALED.set(progress.sealed_to)
+        metrics.AUDIT_REFUSED.set(1 if progress.is_unsigned(now) else 0)
+        return False
+
+    return Tick("audit progress", 1.0, measure)

@@ -14,6 +14,8 @@ from angelia.envelope.ids import KeyType, key_id
 from angelia.errors import StartFailed
 from angelia.stores.embedded.private import read_private, write_private
 
+_MEMORY = "node.signed"
+
 
 class Node(msgspec.Struct, frozen=True):
     """The key that signs this server's audit checkpoints, and the last entry that it remembers to have signed."""
@@ -23,24 +25,28 @@ class Node(msgspec.Struct, frozen=True):
     signed: Signed | None
 
 
-class NodeKey:
-    """Signs audit checkpoints, and remembers the last one in a file of its own beside the key."""
+class NodeIdentity:
+    """The public half of the node key, which is all that web processes are given."""
 
-    def __init__(self, key: Ed25519PrivateKey, memory: Path) -> None:
-        self._key = key
+    def __init__(self, public_key: bytes, memory: Path) -> None:
+        self._public_key = public_key
         self._memory = memory
-        self.public_key = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
-        self._key_id = key_id(KeyType.ED25519, self.public_key)
+        self._key_id = key_id(KeyType.ED25519, public_key)
+
+    @classmethod
+    def of(cls, public_key: bytes, data_dir: Path) -> NodeIdentity:
+        return cls(public_key, data_dir / _MEMORY)
+
+    @property
+    def public_key(self) -> bytes:
+        return self._public_key
 
     @property
     def key_id(self) -> UUID:
         return self._key_id
 
-    def sign(self, data: bytes) -> bytes:
-        return self._key.sign(data)
-
     def signed(self) -> Signed | None:
-        """The last entry of the audit chain that this node signed; read anew, since another worker may have signed."""
+        """The last entry of the audit chain that this node signed; read anew, since the main process signs."""
         try:
             return msgspec.json.decode(read_private(self._memory, 200), type=Signed)
         except FileNotFoundError:
@@ -50,6 +56,17 @@ class NodeKey:
                 f"{self._memory} is damaged: it must say what this node signed last",
                 hint="restore it from a backup; or, if `angelia audit verify` finds the chain sound, remove it",
             ) from error
+
+
+class NodeKey(NodeIdentity):
+    """Signs audit checkpoints, and remembers the last one in a file of its own beside the key."""
+
+    def __init__(self, key: Ed25519PrivateKey, memory: Path) -> None:
+        super().__init__(key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw), memory)
+        self._key = key
+
+    def sign(self, data: bytes) -> bytes:
+        return self._key.sign(data)
 
     def remember(self, signed: Signed) -> None:
         write_private(self._memory, msgspec.json.encode(signed))
@@ -66,6 +83,6 @@ def load_or_make(path: Path) -> NodeKey:
         if len(seed) != 32:
             raise StartFailed(f"the node key {path} is damaged: it must hold 32 bytes", hint="restore it from a backup")
         key = Ed25519PrivateKey.from_private_bytes(seed)
-    node = NodeKey(key, path.with_name("node.signed"))
+    node = NodeKey(key, path.with_name(_MEMORY))
     node.signed()  # a memory that cannot be read is told at the start
     return node

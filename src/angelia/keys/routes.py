@@ -38,7 +38,7 @@ from angelia.keys.model import (
     parse_link,
     parse_one_time_key,
 )
-from angelia.keys.node import Node, NodeKey
+from angelia.keys.node import Node, NodeIdentity
 from angelia.keys.schedules import Schedules, Shown
 from angelia.keys.service import Keys, Published
 from angelia.keys.succession import Emergency
@@ -181,7 +181,7 @@ class ScheduleList(msgspec.Struct, frozen=True):
     next: str | None
 
 
-def routes(keys: Keys, schedules: Schedules, node: NodeKey) -> list[Route]:
+def routes(keys: Keys, schedules: Schedules, node: NodeIdentity) -> list[Route]:
     return [*_bundle_routes(keys), *_schedule_routes(schedules), _node_route(node)]
 
 
@@ -320,7 +320,7 @@ def _schedule_routes(schedules: Schedules) -> list[Route]:
     ]  # fmt: skip
 
 
-def _node_route(node: NodeKey) -> Route:
+def _node_route(node: NodeIdentity) -> Route:
     key_id, public_key = str(node.key_id), base64.b64encode(node.public_key).decode()
 
     async def show(call: Call) -> Answer:

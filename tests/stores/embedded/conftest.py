@@ -38,8 +38,9 @@ def _start(path: Path, **options: Any) -> Started:
     data_dir.lock()
     try:
         settings = Settings(data_dir=path, **options.pop("flags", {}))
+        told = [options.pop("tell")] if "tell" in options else []
         stores = EmbeddedStores(settings, data_dir, **options)
-        return Started(data_dir, stores, *stores.start())
+        return Started(data_dir, stores, *stores.start(*told))
     except BaseException:
         data_dir.remove_runtime()
         data_dir.release()
@@ -60,6 +61,12 @@ def place() -> Iterator[Path]:
     place.chmod(0o755)
     yield place
     shutil.rmtree(place)
+
+
+@pytest.fixture(scope="session")
+def start_for() -> Callable[..., Started]:
+    """Starts stores in a directory, for a fixture or a test that stops them itself."""
+    return _start
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
 import os
 import pwd
 import signal
@@ -14,82 +12,21 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from angelia.errors import StartFailed
 from angelia.settings import Settings
 from angelia.stores.embedded import ledger_alone
 from angelia.stores.embedded.datadir import DataDir
 from angelia.stores.embedded.process import exists
-
-PARENT = """
-import json, sys, time
-from pathlib import Path
-from angelia import settings
-from angelia.stores.embedded import EmbeddedStores
-from angelia.stores.embedded.datadir import DataDir
-from angelia.stores.embedded.process import ParentDeath
-path, notice = Path(sys.argv[1]), ParentDeath[sys.argv[2]]
-data_dir = DataDir(path)
-data_dir.prepare()
-data_dir.lock()
-stores = EmbeddedStores(settings.load({"data_dir": path}, environ={}).settings, data_dir, notice=notice)
-urls = stores.start()
-print(json.dumps({"urls": urls, "pids": stores.pids}), flush=True)
-time.sleep(600)
-"""
+from storekeeping import PARENT, answers, ask, hot, remembers, spawn_parent, until
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-
-
-def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-
-
-def ask(url: str, statement: str) -> Any:
-    async def run() -> Any:
-        connection = await asyncpg.connect(url, timeout=5)
-        try:
-            return await connection.fetchval(statement)
-        finally:
-            await connection.close()
-
-    return asyncio.run(run())
-
-
-def hot(url: str) -> redis.Redis:
-    return redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), socket_timeout=5, decode_responses=True)
-
-
-def answers(url: str) -> bool:
-    try:
-        return bool(ask(url, "SELECT true"))
-    except (OSError, asyncpg.PostgresError):
-        return False
-
-
-def remembers(client: redis.Redis, key: str) -> bool:
-    try:
-        return client.get(key) is not None
-    except redis.ConnectionError:
-        return False
-
-
-def spawn_parent(path: Path, notice: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, path, notice], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    return parent, json.loads(parent.stdout.readline())
 
 
 def test_a_first_start_makes_stores_that_a_second_finds_again(place: Path, start: Any) -> None:
@@ -132,9 +69,10 @@ def test_the_stores_are_durable_private_and_utf8(data_path: Path, start: Any) ->
 def test_nobody_else_can_read_anything_in_the_data_directory(data_path: Path, start: Any) -> None:
     started = start(data_path)
     hot(started.redis_url).set("a", "b")
-    paths = [data_path, *data_path.rglob("*"), started.data_dir.sockets, *started.data_dir.sockets.iterdir()]
+    paths = [*data_path.rglob("*"), started.data_dir.sockets, *started.data_dir.sockets.iterdir()]
     open_to_others = [path for path in paths if stat.S_IMODE(path.stat().st_mode) & 0o077]
     assert not open_to_others
+    assert stat.S_IMODE(data_path.stat().st_mode) in (0o700, 0o710)
     assert stat.S_IMODE(started.data_dir.runtime.stat().st_mode) in (0o700, 0o711)
 
 
@@ -246,7 +184,7 @@ def test_root_lends_the_stores_to_nobody_or_to_the_owner_of_the_directory(data_p
     started = start(data_path)
     nobody = pwd.getpwnam("nobody").pw_uid
     assert Path(f"/proc/{started.stores.pids['postgres']}").stat().st_uid == nobody
-    assert data_path.stat().st_uid == nobody
+    assert (data_path.stat().st_uid, (data_path / "postgres").stat().st_uid) == (0, nobody)
     assert started.data_dir.postgres_password.stat().st_uid == 0
     started.stop()
 

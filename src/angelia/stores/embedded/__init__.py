@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from angelia.stores.embedded.valkey import Valkey
 _READY_SECONDS = 300.0
 _FAILED_STARTS = 3
 _SPARE_CONNECTIONS = 40
+_LONGEST_SAID = 64 * 1024
 
 
 class Store(Protocol):
@@ -29,7 +30,7 @@ class Store(Protocol):
     name: str
     log_name: str
     programs: Programs
-    passing_trouble: str | None
+    passing_troubles: tuple[str, ...]
     stop_steps: Steps
 
     @property
@@ -43,6 +44,10 @@ class Store(Protocol):
     def program(self) -> Program: ...
 
     def is_ready(self) -> bool: ...
+
+    def after_death(self, said: str, *, killed: bool) -> str | None:
+        """It ended, after it had said so much: what was done for the next start, in a line to log."""
+        ...
 
 
 class EmbeddedStores:
@@ -71,15 +76,15 @@ class EmbeddedStores:
         """The living ones, by `postgres` and `valkey`."""
         return {name: kept.child.pid for name, kept in self._kept.items() if kept.child is not None}
 
-    def start(self) -> tuple[str, str]:
-        """Start what is ours and wait until it answers; the URLs of ledger and hot tier."""
+    def start(self, tell: Callable[[str], None] = lambda line: None) -> tuple[str, str]:
+        """Start what is ours and wait until it answers; the URLs of ledger and hot tier. `tell` hears of delays."""
         try:
             for kept in self._kept.values():
-                stop_orphan(kept.store.trace, kept.store.stop_steps)
+                kept.stop_orphan(tell)
                 kept.store.prepare()
                 kept.launch(time.monotonic())
             for kept in self._kept.values():
-                kept.wait_until_ready()
+                kept.wait_until_ready(tell)
         except BaseException:
             self.stop()
             raise
@@ -136,19 +141,30 @@ class _Kept:
         self._backoff = Backoff()
         self._launched = 0.0
         self._due = 0.0
+        self._log_began = 0
+
+    def stop_orphan(self, tell: Callable[[str], None]) -> None:
+        """End the process that a killed server left behind, and wait for it: it may be shutting down already."""
+        pid = self.store.trace.orphan()
+        if pid is not None:
+            tell(f"waiting for the {self.store.name} of the server before (pid {pid}) to stop")
+            stop_orphan(pid, self.store.stop_steps)
 
     def launch(self, now: float) -> None:
+        program = self.store.program()
         log = open_log(self._data_dir.logs, self.store.log_name, self._data_dir.owner)
         try:
-            self.child = start(self.store.program(), log=log, notice=self._notice)
+            self._log_began = os.fstat(log).st_size
+            self.child = start(program, log=log, notice=self._notice)
         finally:
             os.close(log)
         self._launched = now
 
-    def tend(self, now: float) -> Iterable[str]:
+    def tend(self, now: float) -> Iterator[str]:
         if self.child is not None and (how := self.child.died) is not None:
-            self.child = None
-            yield self._try_later(now, f"{self.store.name} ended with {how}")
+            killed, self.child = self.child.was_killed, None
+            mended = self.store.after_death(self._said(), killed=killed)
+            yield mended or self._try_later(now, f"{self.store.name} ended with {how}")
         elif self.child is None and now >= self._due:
             try:
                 self.launch(now)
@@ -157,17 +173,39 @@ class _Kept:
             else:
                 yield f"{self.store.name} was started again"
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self, tell: Callable[[str], None]) -> None:
         deadline = time.monotonic() + _READY_SECONDS
+        told: set[str] = set()
         while not (self.child is not None and self.store.is_ready()):
             now = time.monotonic()
-            list(self.tend(now))
-            if now > deadline or (self._backoff.failures >= _FAILED_STARTS and not self._trouble_will_pass()):
+            lines = list(self.tend(now))
+            trouble = self._passing_trouble()
+            if trouble is not None:
+                lines = [f"waiting for the {self.store.name} of the server before to stop: {trouble}"]
+            # One that lives is only slow: it may be recovering, after starts that failed for another reason.
+            hopeless = self.child is None and trouble is None and self._backoff.failures >= _FAILED_STARTS
+            if hopeless or now >= deadline:
                 raise StartFailed(f"{self.store.name} does not start", hint=self._last_lines())
+            for line in lines:
+                if line not in told:
+                    told.add(line)
+                    tell(line)
             time.sleep(0.03)
 
-    def _trouble_will_pass(self) -> bool:
-        return self.store.passing_trouble is not None and self.store.passing_trouble in self._last_lines()
+    def _passing_trouble(self) -> str | None:
+        if not self._backoff.failures:
+            return None
+        said = self._last_lines()
+        return next((trouble for trouble in self.store.passing_troubles if trouble in said), None)
+
+    def _said(self) -> str:
+        """What it wrote in its log first, since it was started."""
+        try:
+            with (self._data_dir.logs / self.store.log_name).open("rb") as log:
+                log.seek(self._log_began)
+                return log.read(_LONGEST_SAID).decode("utf-8", "replace")
+        except OSError:
+            return ""
 
     def _last_lines(self) -> str:
         return self._data_dir.last_lines(self.store.log_name.removesuffix(".log"))

@@ -118,7 +118,7 @@ class DataDir:
         return self.runtime / "metrics"
 
     def prepare(self) -> None:
-        """Make the directory, 0700 and owned by the user of the stores."""
+        """Make the directory, ours alone; another user that the stores run as may only pass through to theirs."""
         try:
             self._refuse_foreign_content()
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -147,8 +147,6 @@ class DataDir:
                 f"another server (pid {holder or 'unknown'}) uses this data directory, {self.path}",
                 hint="stop that one, or start this one with another --data-dir",
             )
-        if not self.owner.is_us:
-            os.fchown(descriptor, self.owner.uid, self.owner.gid)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._lock = descriptor
@@ -199,22 +197,32 @@ class DataDir:
             )
 
     def _take_ownership(self) -> None:
-        owner = self.owner
+        owner, us = self.owner, os.geteuid()
         status = self.path.stat()
-        if status.st_uid != owner.uid:
-            if os.geteuid() != 0:
-                raise StartFailed(
-                    f"the data directory {self.path} belongs to {Owner(status.st_uid, status.st_gid).name}",
-                    hint="start the server as that user, or name another directory with --data-dir",
-                )
-            os.chown(self.path, owner.uid, owner.gid)
-        if stat.S_IMODE(status.st_mode) != 0o700:
+        if status.st_uid != us and us != 0:
+            raise StartFailed(
+                f"the data directory {self.path} belongs to {Owner(status.st_uid, status.st_gid).name}",
+                hint="start the server as that user, or name another directory with --data-dir",
+            )
+        if owner.is_us:
             self.path.chmod(0o700)
-        if not owner.is_us and not owner.can_enter(self.path):
+            return
+        # Ours before anything in it is looked at: the user of the stores could rename or replace files until here.
+        os.chown(self.path, us, owner.gid)
+        self.path.chmod(0o710)
+        self._take_secrets()
+        if not owner.can_enter(self.path):
             raise StartFailed(
                 f"the stores run as {owner.name}, who cannot reach {self.path}",
                 hint="name one below /var/lib or /srv with --data-dir, or open the directories above it",
             )
+
+    def _take_secrets(self) -> None:
+        """The files beside the stores' directories are the server's: keys, tokens, passwords, and what it signed."""
+        for path in self.path.iterdir():
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode) and status.st_uid != os.geteuid():
+                os.chown(path, os.geteuid(), os.getegid(), follow_symlinks=False)
 
     def _prepare_runtime(self) -> None:
         if not _fits(self.sockets):

@@ -37,17 +37,22 @@ class Trace:
         if not process.exists():  # not Linux
             return Path(_ps(pid, "comm")).name == self.executable and self.title in _ps(pid, "args")
         try:
-            executable = (process / "exe").readlink().name.removesuffix(" (deleted)")
-            return executable == self.executable and (process / "cwd").readlink() == self.directory
+            try:
+                executable = (process / "exe").readlink().name.removesuffix(" (deleted)")
+                return executable == self.executable and (process / "cwd").readlink() == self.directory
+            except PermissionError:  # root in a container may signal another user's process and not follow its links
+                command = (process / "cmdline").read_bytes()
+                return self._command_is_ours((process / "comm").read_text().strip(), command)
         except OSError:
             return False
 
+    def _command_is_ours(self, name: str, command: bytes) -> bool:
+        # The kernel cuts names at 15 bytes.
+        return name == self.executable[:15] and os.fsencode(self.title) in command
 
-def stop_orphan(trace: Trace, steps: Steps) -> int | None:
-    """Stop the store that this directory's last server left behind; its pid, when there was one."""
-    pid = trace.orphan()
-    if pid is None:
-        return None
+
+def stop_orphan(pid: int, steps: Steps) -> None:
+    """Stop a store that this directory's last server left behind, and return when it is gone."""
     for number, seconds in steps:
         try:
             os.kill(pid, number)
@@ -55,7 +60,6 @@ def stop_orphan(trace: Trace, steps: Steps) -> int | None:
             break
         if wait_for_death(pid, seconds):
             break
-    return pid
 
 
 def _ps(pid: int, column: str) -> str:

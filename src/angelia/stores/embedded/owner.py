@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import subprocess
@@ -67,12 +68,14 @@ class Owner:
 
 
 def choose_owner(directory: Path) -> Owner:
-    """Ourselves; as root: the directory's owner, then the caller of sudo, then nobody."""
+    """Ourselves; as root: the owner of the directory, or of the stores in it, then the caller of sudo, then nobody."""
     if os.geteuid() != 0:
         return Owner.ourselves()
-    status = directory.stat()
-    if status.st_uid != 0:
-        return _by_uid(status.st_uid, status.st_gid)
+    for place in (directory, directory / "postgres", directory / "log"):
+        with contextlib.suppress(FileNotFoundError):
+            status = place.lstat()
+            if status.st_uid != 0:
+                return _by_uid(status.st_uid, status.st_gid)
     caller = os.environ.get("SUDO_UID", "")
     if caller.isdecimal() and int(caller) != 0:
         return _by_uid(int(caller), int(os.environ.get("SUDO_GID", caller)))

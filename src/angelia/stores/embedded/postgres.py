@@ -17,9 +17,11 @@ from angelia.stores.embedded.binaries import Programs
 from angelia.stores.embedded.datadir import POSTGRES_SOCKET, DataDir
 from angelia.stores.embedded.orphans import Trace
 from angelia.stores.embedded.owner import store_environment
-from angelia.stores.embedded.private import open_log, sync_directory, write_private
-from angelia.stores.embedded.process import Program, Steps, end, exists, start
+from angelia.stores.embedded.private import make_private_directory, open_log, sync_directory, write_private
+from angelia.stores.embedded.process import Program, Steps, end, is_taken, start
+from angelia.stores.sql import statements
 
+SQL = statements(__file__, "roles.sql")
 _USER = "angelia"
 _DATABASE = "angelia"
 _INITDB_SECONDS = 600.0
@@ -30,8 +32,12 @@ class Postgres:
 
     name = "PostgreSQL"
     log_name = "postgres.log"
-    # A busy backend of a killed postmaster keeps its memory until it looks up from its work.
-    passing_trouble: str | None = "pre-existing shared memory block"
+    # A postmaster that is still shutting down holds its lock file; a busy backend of a killed one keeps its memory
+    # until it looks up from its work.
+    passing_troubles: tuple[str, ...] = (
+        'lock file "postmaster.pid" already exists',
+        "pre-existing shared memory block",
+    )
     stop_steps: Steps = ((signal.SIGINT, 30.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 5.0))
 
     def __init__(self, data_dir: DataDir, programs: Programs, connections: int) -> None:
@@ -98,8 +104,12 @@ class Postgres:
         )
 
     def is_ready(self) -> bool:
-        """Whether a real connection works; the first one finds, or makes, our database."""
+        """Whether a real connection works; the first one finds, or makes, our database and its owner."""
         return asyncio.run(self._connects())
+
+    def after_death(self, said: str, *, killed: bool) -> str | None:
+        """Nothing: what it could not start with is the operator's to look at."""
+        return None
 
     async def _connects(self) -> bool:
         import asyncpg  # here, because the command line imports this package for runtime.json alone
@@ -108,7 +118,7 @@ class Postgres:
             connection = await asyncpg.connect(self.url, timeout=5)
         except asyncpg.InvalidCatalogNameError:
             await self._create_database()
-            return True
+            return False
         except asyncpg.InvalidPasswordError as error:
             raise StartFailed(
                 f"PostgreSQL does not accept the password in {self._data_dir.postgres_password}",
@@ -116,15 +126,34 @@ class Postgres:
             ) from error
         except (OSError, TimeoutError, asyncpg.CannotConnectNowError, asyncpg.PostgresConnectionError):
             return False
-        await connection.close()
+        try:
+            if await connection.fetchval(SQL["is_superuser"]):
+                async with connection.transaction():
+                    await connection.execute(SQL["rename_superuser"])
+                    await connection.execute(SQL["make_owner"])
+        except asyncpg.PostgresError as error:
+            raise StartFailed(
+                f"the ledger's database cannot be handed to a role of its own: {error}",
+                hint="nothing was changed; the log of PostgreSQL tells more",
+            ) from error
+        finally:
+            await connection.close()
         return True
 
     async def _create_database(self) -> None:
         import asyncpg
 
-        connection = await asyncpg.connect(self._url("postgres"), timeout=30)
-        await connection.execute(f"CREATE DATABASE {_DATABASE}")
-        await connection.close()
+        try:
+            connection = await asyncpg.connect(self._url("postgres"), timeout=30)
+        except asyncpg.InsufficientPrivilegeError as error:
+            # The owner of our database may not even look into another one.
+            raise StartFailed(
+                f"the database {_DATABASE} is not in {self._data_dir.postgres}", hint="restore it from a back-up"
+            ) from error
+        try:
+            await connection.execute(f"CREATE DATABASE {_DATABASE}")
+        finally:
+            await connection.close()
 
     def _url(self, database: str) -> str:
         password = self._data_dir.secret(self._data_dir.postgres_password)
@@ -137,6 +166,7 @@ class Postgres:
         # Under another name until it is whole, and a new name each time: an initdb that outlives a killed
         # server can then neither be taken for a cluster nor get in the way of the next.
         fresh = self._data_dir.path / f"postgres.new-{secrets.token_hex(4)}"
+        make_private_directory(fresh, self._data_dir.owner)
         password_file = self._data_dir.sockets / "initdb.password"
         password = self._data_dir.secret(self._data_dir.postgres_password)
         write_private(password_file, password.encode(), self._data_dir.owner)
@@ -192,7 +222,7 @@ class Postgres:
         if uid != owner.uid:
             raise StartFailed(
                 f"{directory} does not belong to {owner.name}, who runs the stores",
-                hint=f"chown -R {owner.uid}:{owner.gid} '{self._data_dir.path}'",
+                hint=f"chown -R {owner.uid}:{owner.gid} '{directory}'",
             )
         if not self._data_dir.postgres_password.exists():
             raise StartFailed(
@@ -205,10 +235,11 @@ class Postgres:
         for name in (POSTGRES_SOCKET, f"{POSTGRES_SOCKET}.lock"):
             (self._data_dir.sockets / name).unlink(missing_ok=True)
         pid = self.trace.pid()
-        if pid is None or not exists(pid) or self.trace.orphan() is not None:
+        if pid is None or not is_taken(pid) or self.trace.orphan() is not None:
             return
-        # Another program has that pid now, and PostgreSQL would take it for a postmaster. Its parent's pid,
-        # ours, it knows to be stale; by the rest of the file it still looks for backends of the old one.
+        # Another program has that pid now, or a dead postmaster that was not waited for, and PostgreSQL would take it
+        # for a living one. Its parent's pid, ours, it knows to be stale; by the rest of the file it still looks for
+        # backends of the old one.
         rest = self.trace.pid_file.read_bytes().split(b"\n", 1)[1:]
         write_private(self.trace.pid_file, b"\n".join([str(os.getpid()).encode(), *rest]), self._data_dir.owner)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from angelia.stores.embedded.owner import Owner
 
 _PR_SET_PDEATHSIG = 1
+_CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
 Steps = tuple[tuple[signal.Signals, float], ...]
 
 _WATCHDOG = 'read -r _ || kill -s "$0" "$1"'
@@ -69,6 +70,12 @@ class Child:
     @property
     def exit_code(self) -> int | None:
         return self._process.poll()
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal from outside ended it; else it gave up, or crashed."""
+        code = self._process.poll()
+        return code is not None and code < 0 and -code not in _CRASHES
 
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
@@ -151,6 +158,17 @@ def wait_for_death(pid: int, seconds: float) -> bool:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.02)
+    return True
+
+
+def is_taken(pid: int) -> bool:
+    """Whether a pid belongs to a process, be it one that ended and was not waited for."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
     return True
 
 

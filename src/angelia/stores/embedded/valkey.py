@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 from pathlib import Path
 from urllib.parse import quote
@@ -11,10 +13,11 @@ from angelia.stores.embedded.binaries import Programs
 from angelia.stores.embedded.datadir import VALKEY_SOCKET, DataDir
 from angelia.stores.embedded.orphans import Trace
 from angelia.stores.embedded.owner import store_environment
-from angelia.stores.embedded.private import make_private_directory, write_private
+from angelia.stores.embedded.private import make_private_directory, sync_directory, write_private
 from angelia.stores.embedded.process import Program, Steps
 
 _LARGEST_LOG = 10 * 1024 * 1024
+_READY = "Ready to accept connections"
 
 
 class Valkey:
@@ -22,12 +25,13 @@ class Valkey:
 
     name = "Valkey"
     log_name = "valkey.log"
-    passing_trouble: str | None = None
+    passing_troubles: tuple[str, ...] = ()
     stop_steps: Steps = ((signal.SIGTERM, 30.0), (signal.SIGKILL, 5.0))
 
     def __init__(self, data_dir: DataDir, programs: Programs) -> None:
         self.programs = programs
         self._data_dir = data_dir
+        self._began_anew = False
 
     @property
     def trace(self) -> Trace:
@@ -44,30 +48,19 @@ class Valkey:
         return f"unix://:{self._data_dir.secret(self._data_dir.valkey_password)}@{quote(str(self._socket))}"
 
     def prepare(self) -> None:
-        """Write the configuration, which holds the password and so is nobody else's to read."""
-        make_private_directory(self._data_dir.valkey, self._data_dir.owner)
+        """Keep its log small."""
         log = self._data_dir.logs / self.log_name
         if log.is_file() and log.stat().st_size > _LARGEST_LOG:
             log.replace(log.with_name(f"{self.log_name}.1"))
-        settings = {
-            "port": "0",
-            "unixsocket": str(self._socket),
-            "unixsocketperm": "700",
-            "requirepass": self._data_dir.secret(self._data_dir.valkey_password),
-            "dir": str(self._data_dir.valkey),
-            "pidfile": str(self.trace.pid_file),
-            "daemonize": "no",
-            "appendonly": "yes",
-            "appendfsync": "everysec",
-            "save": "",
-            "maxmemory-policy": "noeviction",
-        }
-        lines = [f"{name} {_quoted(value)}\n" for name, value in settings.items()]
-        write_private(self._configuration, "".join(lines).encode(), self._data_dir.owner)
 
     def program(self) -> Program:
         """The command of one start; what an earlier one left in its way is cleared first."""
+        make_private_directory(self._data_dir.valkey, self._data_dir.owner)
+        self._write_configuration()
         self._socket.unlink(missing_ok=True)
+        for unfinished in self._data_dir.valkey.glob("temp-*"):
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
         return Program(
             command=(str(self.programs.directory / "valkey-server"), str(self._configuration)),
             environ=store_environment(os.environ),
@@ -75,6 +68,23 @@ class Valkey:
             cwd="/",
             death_signal=signal.SIGTERM,
         )
+
+    def after_death(self, said: str, *, killed: bool) -> str | None:
+        """Set aside the files of one that gave up before it was ready: it cannot read them, and the ledger has it all.
+
+        Only the newest set is kept. If a start from nothing fails too, the files were not the reason.
+        """
+        if _READY in said:
+            self._began_anew = False
+        if _READY in said or killed or self._began_anew:
+            return None
+        directory = self._data_dir.valkey
+        aside = directory.with_name(f"{directory.name}.unreadable")
+        shutil.rmtree(aside, ignore_errors=True)
+        directory.rename(aside)
+        sync_directory(directory.parent)
+        self._began_anew = True
+        return f"Valkey cannot read its files; they lie in {aside} now, and what it held is rebuilt from the ledger"
 
     def is_ready(self) -> bool:
         """Whether it answers; while it loads its file it does not."""
@@ -92,6 +102,24 @@ class Valkey:
             return False
         finally:
             client.close()
+
+    def _write_configuration(self) -> None:
+        """At each start: it holds the password, so it is closed to others, and a crash may have garbled it."""
+        settings = {
+            "port": "0",
+            "unixsocket": str(self._socket),
+            "unixsocketperm": "700",
+            "requirepass": self._data_dir.secret(self._data_dir.valkey_password),
+            "dir": str(self._data_dir.valkey),
+            "pidfile": str(self.trace.pid_file),
+            "daemonize": "no",
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "save": "",
+            "maxmemory-policy": "noeviction",
+        }
+        lines = [f"{name} {_quoted(value)}\n" for name, value in settings.items()]
+        write_private(self._configuration, "".join(lines).encode(), self._data_dir.owner)
 
     @property
     def _socket(self) -> Path:

@@ -1,1 +1,1 @@
--- audit_witness
+DROP TABLE audit_witnessed;

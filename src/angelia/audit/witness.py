@@ -1,0 +1,173 @@
+"""The witness of this node's audit keeps its checkpoints out of reach of whoever can write to the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+from uuid import UUID
+
+import httpx
+import msgspec
+import structlog
+
+from angelia.audit.model import Checkpoint, Checkpoints, Newest, Testimony
+from angelia.audit.service import Audit, NodeSigner
+from angelia.envelope.ids import KeyType, key_id
+from angelia.errors import Conflict, Unavailable
+
+T = TypeVar("T")
+log = structlog.get_logger(__name__)
+
+_BATCH = 100
+_PAUSE = timedelta(seconds=30)
+_PATH = "/v1/audit/witnessed"
+_SECONDS = 10.0
+
+
+class Witness(Protocol):
+    """A place that checkpoints are handed to. It may be away, which is `Unavailable`; `Conflict` is its refusal."""
+
+    def newest(self, public_key: bytes) -> int:
+        """The position of the newest checkpoint that it has of a node, or 0."""
+        ...
+
+    def take(self, public_key: bytes, checkpoints: Sequence[Checkpoint]) -> None: ...
+
+    def checkpoints(self, node_key_id: UUID) -> Iterator[Checkpoint]: ...
+
+
+def witness_at(place: str) -> Witness:
+    """A file by its absolute path, or another node as https://:TOKEN@host."""
+    return NodeWitness(place) if "://" in place else FileWitness(Path(place))
+
+
+class FileWitness:
+    """A file that is only ever appended to, one checkpoint a line; best on another disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def newest(self, public_key: bytes) -> int:
+        kept = self.checkpoints(key_id(KeyType.ED25519, public_key))
+        return max((one.position for one in kept), default=0)
+
+    def take(self, public_key: bytes, checkpoints: Sequence[Checkpoint]) -> None:
+        lines = b"".join(msgspec.json.encode(one) + b"\n" for one in checkpoints)
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                size = os.fstat(descriptor).st_size
+                if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                    lines = b"\n" + lines  # a power cut tore the last line
+                os.write(descriptor, lines)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise Unavailable(f"{self._path} cannot be written: {error.strerror}") from error
+
+    def checkpoints(self, node_key_id: UUID) -> Iterator[Checkpoint]:
+        try:
+            with self._path.open("rb") as lines:
+                for line in lines:
+                    try:
+                        one = msgspec.json.decode(line, type=Checkpoint)
+                    except (msgspec.DecodeError, UnicodeDecodeError):
+                        continue
+                    if one.node_key_id == node_key_id:
+                        yield one
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise Unavailable(f"{self._path} cannot be read: {error.strerror}") from error
+
+
+class NodeWitness:
+    """Another node of Angelia, which refuses a checkpoint that goes back or differs from one that it has."""
+
+    def __init__(self, url: str) -> None:
+        parsed = httpx.URL(url)
+        self._headers = {"authorization": f"Bearer {parsed.password}"}
+        self._url = str(parsed.copy_with(username=None, password=None)).rstrip("/")
+
+    def newest(self, public_key: bytes) -> int:
+        return self._tell(public_key, ())
+
+    def take(self, public_key: bytes, checkpoints: Sequence[Checkpoint]) -> None:
+        self._tell(public_key, checkpoints)
+
+    def checkpoints(self, node_key_id: UUID) -> Iterator[Checkpoint]:
+        after = 0
+        while True:
+            query = {"node": str(node_key_id), "after": str(after)}
+            page = self._answer(Checkpoints, "GET", params=query).checkpoints
+            yield from page
+            if not page:
+                return
+            after = page[-1].position
+
+    def _tell(self, public_key: bytes, checkpoints: Sequence[Checkpoint]) -> int:
+        told = Testimony(public_key=base64.b64encode(public_key).decode(), checkpoints=list(checkpoints))
+        headers = {"content-type": "application/json"}
+        return self._answer(Newest, "POST", content=msgspec.json.encode(told), headers=headers).position
+
+    def _answer(self, kind: type[T], method: str, **what: Any) -> T:
+        headers = self._headers | what.pop("headers", {})
+        try:
+            answer = httpx.request(method, f"{self._url}{_PATH}", headers=headers, timeout=_SECONDS, **what)
+            if answer.is_success:
+                return msgspec.json.decode(answer.content, type=kind)
+        except httpx.HTTPError as error:
+            raise Unavailable(f"{self._url} does not answer: {error or type(error).__name__}") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Unavailable(f"{self._url} is no Angelia server: {error}") from error
+        said = f"{self._url} answers {answer.status_code}: {answer.text[:200]}"
+        raise Conflict(said) if answer.status_code == 409 else Unavailable(said)
+
+
+class Handing:
+    """Hands a node's checkpoints over, one batch after the other. A witness that is away delays nothing but itself.
+
+    After an absence it gets what the ledger kept of that time: each checkpoint vouches for all before it.
+    """
+
+    def __init__(self, audit: Audit, node: NodeSigner, witness: Witness) -> None:
+        self._audit = audit
+        self._node = node
+        self._witness = witness
+        self._handed: int | None = None
+        self._trouble: str | None = None
+        self._not_before: datetime | None = None
+
+    async def hand_over(self, now: datetime) -> bool:
+        """One tick: the next batch; whether more waits."""
+        if self._not_before is not None and now < self._not_before:
+            return False
+        try:
+            more = await self._next_batch()
+        except (Unavailable, Conflict) as error:
+            if error.message != self._trouble:
+                tell = log.error if isinstance(error, Conflict) else log.warning
+                tell("the witness of the audit does not take our checkpoints", why=error.message)
+            self._handed, self._trouble, self._not_before = None, error.message, now + _PAUSE
+            return False
+        if self._trouble is not None:
+            log.info("the witness of the audit takes our checkpoints again")
+        self._trouble = self._not_before = None
+        return more
+
+    async def _next_batch(self) -> bool:
+        if self._handed is None:
+            self._handed = await asyncio.to_thread(self._witness.newest, self._node.public_key)
+        waiting = await self._audit.checkpoints(self._handed, _BATCH)
+        own = [checkpoint for checkpoint in waiting if checkpoint.node_key_id == self._node.key_id]
+        if own:
+            await asyncio.to_thread(self._witness.take, self._node.public_key, own)
+        if waiting:
+            self._handed = waiting[-1].position
+        return len(waiting) == _BATCH

@@ -1,0 +1,21 @@
+-- name: one_at_a_time
+-- Of one node; two tellings at once must not both be the newest.
+SELECT pg_advisory_xact_lock(hashtextextended('angelia/witnessed/' || $1::uuid, 0))
+
+-- name: newest
+SELECT position, entry_hash FROM audit_witnessed WHERE node_key_id = $1 ORDER BY position DESC LIMIT 1
+
+-- name: add
+INSERT INTO audit_witnessed (node_key_id, position, entry_hash, signed_at, signature, witnessed_at)
+VALUES ($1, $2, $3, $4, $5, $6)
+
+-- name: thin
+-- As in the chain's own ledger: the newest vouches for all before it, and of those one a minute or a thousand entries stays.
+DELETE FROM audit_witnessed AS w
+USING (SELECT position, signed_at FROM audit_witnessed WHERE node_key_id = $1 AND position < $2
+       ORDER BY position DESC LIMIT 1) AS b
+WHERE w.node_key_id = $1 AND w.position = $2 AND w.position - b.position < $3 AND w.signed_at - b.signed_at < $4
+
+-- name: of_node
+SELECT position, entry_hash, node_key_id, signed_at, signature FROM audit_witnessed
+WHERE node_key_id = $1 AND position > $2 ORDER BY position LIMIT $3

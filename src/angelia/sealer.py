@@ -1,0 +1,46 @@
+"""Seals and signs the audit in the main process, which alone holds the node key."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import structlog
+
+from angelia import app
+from angelia.keys.node import NodeKey
+from angelia.settings import Settings
+
+log = structlog.get_logger(__name__)
+_FAREWELL_SECONDS = 10.0
+_AGAIN_SECONDS = 5.0
+
+
+class Sealer:
+    """A thread with an event loop of its own: the main loop starts processes and must never wait for the ledger."""
+
+    def __init__(self, settings: Settings, node: NodeKey) -> None:
+        self._settings = settings
+        self._node = node
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sealer", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let a round that is under way finish; one that hangs ends with the process, and the ledger undoes it."""
+        self._stopped.set()
+        self._thread.join(_FAREWELL_SECONDS)
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                asyncio.run(self._seal())
+            except Exception:  # the audit must go on, whatever one round met
+                log.exception("the audit's sealer ended, and is started again")
+                self._stopped.wait(_AGAIN_SECONDS)
+
+    async def _seal(self) -> None:
+        async with app.sealing(self._settings, self._node):
+            await asyncio.to_thread(self._stopped.wait)

@@ -1,0 +1,205 @@
+"""A witness holds a node to what it signed, even when the node itself has forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import secrets
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import asyncpg
+import msgspec
+import pytest
+
+from angelia.audit import service
+from angelia.audit.model import Checkpoint, Verdict, Verifier
+from angelia.audit.service import Audit
+from angelia.audit.witness import FileWitness, Handing, NodeWitness, Witness, witness_at
+from angelia.audit.witnessed import Witnessed
+from angelia.errors import Conflict, InvalidArgument, Unavailable
+from angelia.keys.node import NodeKey, load_or_make
+from angelia.stores.ledger import Ledger
+from processes import ServerProcess
+from support import Server
+
+NOW = datetime(2026, 11, 15, 20, 0, tzinfo=UTC)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> NodeKey:
+    return load_or_make(tmp_path / "node.key")
+
+
+async def seal(ledger: Ledger, node: NodeKey, now: datetime, count: int = 3) -> None:
+    async with ledger.transaction() as tx:
+        await service.record(tx, [service.event("tested", NOW, detail={"n": n}) for n in range(count)])
+    assert (await Audit(ledger).seal(node, now)).refused is None
+
+
+async def verify(ledger: Ledger, node: NodeKey, witness: Witness) -> Verdict:
+    audit, verifier = Audit(ledger), Verifier(node.key_id, node.public_key, node.signed())
+    verifier.compare(await asyncio.to_thread(lambda: list(witness.checkpoints(node.key_id))))
+    verifier.expect(await audit.checkpoints(0, 1000))
+    page = await audit.chain(0, 1000)
+    verifier.feed(page.entries, page.floor)
+    return verifier.finish(page.sealed_to, *await audit.unsealed(1000))
+
+
+async def rebuild(connection: asyncpg.Connection, node: NodeKey, ledger: Ledger, directory: Path) -> None:
+    """What SQL and the files of the node can do together: leave out an event, and have all of it signed anew."""
+    (directory / "node.signed").unlink()
+    await connection.execute(
+        "DELETE FROM audit_events WHERE event_id = (SELECT event_id FROM audit_chain WHERE position = 2)"
+    )
+    await connection.execute("TRUNCATE audit_chain, audit_checkpoints")
+    await connection.execute("UPDATE audit_sealer SET position = 0, next_xid = '0', entry_hash = $1", bytes(32))
+    await Audit(ledger).seal(node, NOW + timedelta(minutes=5))
+
+
+async def test_a_file_keeps_every_checkpoint_and_finds_a_chain_that_was_signed_anew(
+    ledger: Ledger, node: NodeKey, connection: asyncpg.Connection, tmp_path: Path
+) -> None:
+    witness = FileWitness(tmp_path / "elsewhere")
+    handing = Handing(Audit(ledger), node, witness)
+    for second in range(4):
+        await seal(ledger, node, NOW + timedelta(seconds=second))
+        await handing.hand_over(NOW)
+    assert [one.position for one in witness.checkpoints(node.key_id)] == [3, 6, 9, 12]
+    sound = await verify(ledger, node, witness)
+    assert (sound.broken, sound.witnessed) == ([], 4)
+
+    await rebuild(connection, node, ledger, tmp_path)
+    found = (await verify(ledger, node, witness)).broken
+    assert [(fault.position, fault.what) for fault in found] == [
+        (3, "is not what the witness was shown"),
+        (6, "is not what the witness was shown"),
+        (9, "is not what the witness was shown"),
+        (12, "was shown to the witness, but the chain ends before it"),
+    ]
+
+
+async def test_a_file_that_a_power_cut_tore_goes_on_behind_the_tear(
+    ledger: Ledger, node: NodeKey, tmp_path: Path
+) -> None:
+    path = tmp_path / "elsewhere"
+    handing = Handing(Audit(ledger), node, FileWitness(path))
+    await seal(ledger, node, NOW)
+    await handing.hand_over(NOW)
+    with path.open("ab") as file:
+        file.write(b'{"position": 6, "entry_ha')
+    await seal(ledger, node, NOW + timedelta(seconds=1))
+    await Handing(Audit(ledger), node, FileWitness(path)).hand_over(NOW)
+    assert [one.position for one in FileWitness(path).checkpoints(node.key_id)] == [3, 6]
+
+
+async def test_a_changed_line_of_the_file_is_no_proof(ledger: Ledger, node: NodeKey, tmp_path: Path) -> None:
+    path = tmp_path / "elsewhere"
+    await seal(ledger, node, NOW)
+    await Handing(Audit(ledger), node, FileWitness(path)).hand_over(NOW)
+    (line,) = FileWitness(path).checkpoints(node.key_id)
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(line, entry_hash="00" * 32)) + b"\n")
+    (fault,) = (await verify(ledger, node, FileWitness(path))).broken
+    assert (fault.position, fault.what) == (3, "is kept by the witness with a wrong signature")
+
+
+async def test_a_witness_that_is_away_stops_no_sealing_and_gets_the_backlog(
+    ledger: Ledger, node: NodeKey, tmp_path: Path
+) -> None:
+    place = tmp_path / "not-mounted/elsewhere"
+    handing = Handing(Audit(ledger), node, FileWitness(place))
+    for minute in range(3):
+        at = NOW + timedelta(minutes=minute)
+        await seal(ledger, node, at)
+        assert not await handing.hand_over(at)
+    place.parent.mkdir()
+    assert not await handing.hand_over(at)  # not asked again so soon
+    assert not place.exists()
+    await handing.hand_over(at + timedelta(seconds=30))
+    assert [one.position for one in FileWitness(place).checkpoints(node.key_id)] == [3, 6, 9]
+
+
+async def test_a_witness_refuses_what_goes_back_or_tells_another_story(ledger: Ledger, node: NodeKey) -> None:
+    witnessed = Witnessed(ledger)
+    for minute in range(3):
+        await seal(ledger, node, NOW + timedelta(minutes=minute))
+    told = await Audit(ledger).checkpoints(0, 10)
+    assert await witnessed.take(node.public_key, told[:2], NOW) == 6
+    assert await witnessed.take(node.public_key, told[1:2], NOW) == 6  # the same once more
+    with pytest.raises(Conflict):
+        await witnessed.take(node.public_key, told[:1], NOW)
+    other = signed(node, 6, bytes(32))
+    with pytest.raises(Conflict):
+        await witnessed.take(node.public_key, [other], NOW)
+    forged = msgspec.structs.replace(told[2], entry_hash="00" * 32)
+    with pytest.raises(InvalidArgument):
+        await witnessed.take(node.public_key, [forged], NOW)
+    assert await witnessed.take(node.public_key, told[2:], NOW) == 9
+    assert await witnessed.of_node(node.key_id, 0, 10) == told
+
+
+async def test_of_two_stories_told_at_once_one_is_kept(ledger: Ledger, node: NodeKey) -> None:
+    witnessed = Witnessed(ledger)
+    stories = [signed(node, 5, secrets.token_bytes(32)) for _ in range(8)]
+    ended = await asyncio.gather(
+        *(witnessed.take(node.public_key, [story], NOW) for story in stories), return_exceptions=True
+    )
+    assert sorted(type(one).__name__ for one in ended) == ["Conflict"] * 7 + ["int"]
+    assert len(await witnessed.of_node(node.key_id, 0, 10)) == 1
+
+
+async def test_who_may_not_write_is_no_node_to_witness_for(start, node: NodeKey) -> None:
+    server: Server = await start()
+    told = {"public_key": base64.b64encode(node.public_key).decode(), "checkpoints": []}
+    assert (await server.post("/v1/audit/witnessed", json=told)).status_code == 401
+    made = (await server.post("/v1/tokens", json={"role": "read-only"}, headers=server.admin)).json()
+    reading = {"authorization": f"Bearer {made['token']}"}
+    assert (await server.post("/v1/audit/witnessed", json=told, headers=reading)).status_code == 403
+    answer = await server.post("/v1/audit/witnessed", json=told, headers=server.admin)
+    assert (answer.status_code, answer.json()) == (200, {"position": 0})
+    for wrong in ("****", base64.b64encode(b"short").decode()):
+        answer = await server.post("/v1/audit/witnessed", json=told | {"public_key": wrong}, headers=server.admin)
+        assert answer.status_code == 400
+    listed = await server.get(f"/v1/audit/witnessed?node={node.key_id}", headers=reading)
+    assert listed.json() == {"checkpoints": []}
+
+
+async def test_another_node_is_a_witness_that_comes_and_goes(
+    ledger: Ledger, node: NodeKey, connection: asyncpg.Connection, tmp_path: Path, directory: Path
+) -> None:
+    other = ServerProcess(directory / f"witness-{secrets.token_hex(4)}")
+    runtime = await asyncio.to_thread(other.start)
+    try:
+        token = (other.data_dir / "admin.token").read_text().strip()
+        witness = witness_at(runtime.url.replace("://", f"://:{token}@"))
+        assert isinstance(witness, NodeWitness)
+        handing = Handing(Audit(ledger), node, witness)
+        await seal(ledger, node, NOW)
+        await handing.hand_over(NOW)
+        assert await asyncio.to_thread(other.stop) == 0
+
+        for minute in (1, 2):
+            await seal(ledger, node, NOW + timedelta(minutes=minute))
+            assert not await handing.hand_over(NOW + timedelta(minutes=minute))
+        with pytest.raises(Unavailable):
+            await asyncio.to_thread(witness.newest, node.public_key)
+
+        await asyncio.to_thread(other.start)
+        await handing.hand_over(NOW + timedelta(minutes=3))
+        sound = await verify(ledger, node, witness)
+        assert (sound.broken, sound.witnessed) == ([], 3)
+
+        await rebuild(connection, node, ledger, tmp_path)
+        await seal(ledger, node, NOW + timedelta(minutes=6), count=20)
+        await Handing(Audit(ledger), node, witness).hand_over(NOW + timedelta(minutes=7))
+        told = (await verify(ledger, node, witness)).broken
+        assert {fault.position for fault in told} == {3, 6, 9}
+    finally:
+        other.stop()
+
+
+def signed(node: NodeKey, position: int, head: bytes) -> Checkpoint:
+    signature = node.sign(service.checkpoint_bytes(position, head, NOW))
+    return Checkpoint(
+        position=position, entry_hash=head.hex(), node_key_id=node.key_id, signed_at=NOW, signature=signature.hex()
+    )

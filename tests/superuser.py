@@ -1,0 +1,28 @@
+"""The superuser of an embedded PostgreSQL, who cannot log in: only single-user mode, on a stopped cluster, is left."""
+
+from __future__ import annotations
+
+import subprocess
+
+from angelia.stores.embedded.binaries import postgres_for
+from angelia.stores.embedded.datadir import DataDir
+from angelia.stores.embedded.owner import store_environment
+
+
+def as_superuser(data_dir: DataDir, *statements: str) -> str:
+    """Run statements, each on one line, as the role that made the cluster; what PostgreSQL printed."""
+    owner = data_dir.owner
+    program = postgres_for(data_dir, None).directory / "postgres"
+    told = subprocess.run(
+        [program, "--single", "-D", data_dir.postgres, "-c", "exit_on_error=on", "postgres"],
+        input="".join(f"{statement}\n" for statement in statements),
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd="/",
+        env=store_environment({}),
+        user=None if owner.is_us else owner.uid,
+        group=None if owner.is_us else owner.gid,
+        extra_groups=None if owner.is_us else [],
+    )
+    return told.stdout
