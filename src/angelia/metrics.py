@@ -61,7 +61,7 @@ MAIL_SECONDS = Histogram(
     "From the acceptance of a message to its first lease",
     buckets=(0.005, 0.01, 0.05, 0.25, 1.0, 10.0, 60.0, 600.0, 3600.0, 86400.0),
 )
-MAIL_REQUEUED = Counter("angelia_mail_requeued_total", "Messages that the reconcile tick found missing in their queue")
+MAIL_REQUEUED = Counter("angelia_mail_requeued_total", "Messages that were missing in their queue")
 MAIL_REBUILT = Counter("angelia_mail_rebuilds_total", "Times that the queues were rebuilt from the ledger")
 RECEIPTS_UNPARTITIONED = Gauge(
     "angelia_receipts_default_partition_rows",

@@ -44,7 +44,8 @@ MAIL: dict[str, list[object]] = {
     "forget_ids": [["sender-7"], [ID]],
     "forget_old_ids": [NOW + HOUR, 500],
     "waiting": [[BUCKET], ["agent-7"], ["sender-7"]],
-    "claimable": [BUCKET, "agent-7", [MREF, KEY[:16]], [MREF], NOW],
+    "claimable": [BUCKET, "agent-7", [MREF, KEY[:16]], [MREF], NOW, 3 << 48, [KEY[:16]]],
+    "passed": [BUCKET, "agent-7", 3 << 48, NOW, [MREF], 100],
     "correlated": [BUCKET, "agent-7", ID, NOW, 0, 100, None, None],
     "in_channel": [BUCKET, "agent-7", ID, NOW, 0, 100, 2, 77],
     "one": [BUCKET, KEY],
@@ -105,6 +106,6 @@ async def test_no_statement_that_is_asked_often_reads_a_whole_table(filled: asyn
             scans[name] = plan
     assert not scans, "\n\n".join(f"{name}:\n{plan}" for name, plan in scans.items())
     # What is one recipient's lies in one partition.
-    for name in ("claimable", "correlated", "in_channel", "one", "dead_of", "sealed_to", "in_bucket"):
+    for name in ("claimable", "passed", "correlated", "in_channel", "one", "dead_of", "sealed_to", "in_bucket"):
         plan = "\n".join(row[0] for row in await filled.fetch(f"EXPLAIN (COSTS OFF) {store.SQL[name]}", *MAIL[name]))
         assert len(set(re.findall(r" on (envelopes_\d)", plan))) == 1, f"{name}:\n{plan}"
