@@ -19,7 +19,9 @@ POLICY_DENIED = Counter("angelia_policy_denied_total", "Wishes that the rules de
 BLOCKED = Counter("angelia_blocked_requests_total", "Requests refused because their address is blocked")
 ADDRESSES_BLOCKED = Counter("angelia_addresses_blocked_total", "Addresses blocked for too many refusals")
 LIMITER_FALLBACK = Counter("angelia_limiter_fallback_total", "Requests limited in-process, the hot tier being away")
-STORE_UNAVAILABLE = Counter("angelia_store_unavailable_total", "Requests answered 503 because a store was away")
+STORE_UNAVAILABLE = Counter(
+    "angelia_store_unavailable_total", "Requests answered 503 or 507: a store was away, or full"
+)
 
 AUDIT_SEALED = Gauge("angelia_audit_sealed_position", "Last sealed position", multiprocess_mode="max")
 AUDIT_WAITING = Gauge(
@@ -61,7 +63,7 @@ MAIL_SECONDS = Histogram(
     "From the acceptance of a message to its first lease",
     buckets=(0.005, 0.01, 0.05, 0.25, 1.0, 10.0, 60.0, 600.0, 3600.0, 86400.0),
 )
-MAIL_REQUEUED = Counter("angelia_mail_requeued_total", "Messages that were missing in their queue")
+MAIL_REQUEUED = Counter("angelia_mail_requeued_total", "Messages that the reconcile tick found missing in their queue")
 MAIL_REBUILT = Counter("angelia_mail_rebuilds_total", "Times that the queues were rebuilt from the ledger")
 RECEIPTS_UNPARTITIONED = Gauge(
     "angelia_receipts_default_partition_rows",

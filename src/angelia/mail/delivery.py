@@ -218,7 +218,6 @@ class Delivery:
         places = [(one.mref, score(one.priority, one.seq)) for one in found]
         until = now + wanted.lease
         claims = await self._hot.claim_these(agent.handle, places, now, until, MOST_AT_ONCE) if places else []
-        metrics.MAIL_REQUEUED.inc(len(claims))
         end = len(found) < MOST_AT_ONCE
         return Claims(claims, None, more=not end, last=last_score(0) if end else places[-1][1])
 
