@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
@@ -13,6 +14,7 @@ from angelia.errors import DiskFull
 # PostgreSQL ends when it cannot make the next segment of its log, which has 16 MiB; here are two of them.
 RESERVE = 32 << 20
 _LOOK_SECONDS = 0.2
+_SAID_SECONDS = 15.0  # some tick writes at least this often, so that a ledger which is still full says so again
 _MIB = 1 << 20
 log = structlog.get_logger(__name__)
 
@@ -20,17 +22,18 @@ log = structlog.get_logger(__name__)
 class Disk:
     """The file system of our own ledger; without a directory, of one that only the ledger itself can speak for."""
 
-    def __init__(self, directory: Path | None = None) -> None:
+    def __init__(self, directory: Path | None = None, stopwatch: Callable[[], float] = time.monotonic) -> None:
         self._directory = directory
+        self._stopwatch = stopwatch
         self._left: int | None = None
-        self._looked = -_LOOK_SECONDS
-        self._said_so = False
+        self._looked = float("-inf")
+        self._said = float("-inf")
         self._told = False
 
     @property
     def left(self) -> int | None:
         """Bytes that are free, as of a moment ago; None where that cannot be seen."""
-        now = time.monotonic()
+        now = self._stopwatch()
         if self._directory is not None and now - self._looked >= _LOOK_SECONDS:
             self._looked = now
             try:
@@ -43,8 +46,8 @@ class Disk:
 
     @property
     def full(self) -> bool:
-        """Whether so little is left that nothing may be written, or the ledger said so when it last tried."""
-        full = self._short or self._said_so
+        """Whether so little is left that nothing may be written, or the ledger said so a moment ago."""
+        full = self._short or self._stopwatch() - self._said < _SAID_SECONDS
         self._tell(full=full)
         return full
 
@@ -77,11 +80,7 @@ class Disk:
 
     def found_full(self) -> None:
         """The ledger could not write."""
-        self._said_so = True
-
-    def found_room(self) -> None:
-        """The ledger could write."""
-        self._said_so = False
+        self._said = self._stopwatch()
 
     def refusal(self) -> DiskFull:
         return DiskFull(

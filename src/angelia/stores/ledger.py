@@ -91,7 +91,6 @@ class Ledger:
         with self._wrapped():
             async with self._pool.acquire(timeout=5) as connection, connection.transaction():
                 yield connection
-        self.disk.found_room()
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Tx]:
