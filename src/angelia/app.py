@@ -52,6 +52,7 @@ from angelia.jobs import (
     channel_retention,
     failure_summaries,
     grace_periods,
+    hot_journal,
     mail_expiry,
     mail_rebuild,
     mail_reconcile,
@@ -89,6 +90,7 @@ from angelia.runs import routes as run_routes
 from angelia.runs.service import Runs
 from angelia.settings import OUR_OWN, Loaded, Settings
 from angelia.stores import migrations
+from angelia.stores.disk import Disk
 from angelia.stores.embedded.private import read_private, write_private
 from angelia.stores.ledger import GONE, Ledger, StatementError
 from angelia.stores.valkey import HotTier
@@ -293,7 +295,8 @@ class Slices:
         assert settings.database_url
         assert settings.redis_url
         fields = Fields(provider.load(_master_key_file(settings, data_dir)))
-        ledger = await Ledger.open(settings.database_url, settings.database_pool)
+        disk = Disk(data_dir if loaded.origins["database_url"] == OUR_OWN else None)
+        ledger = await Ledger.open(settings.database_url, settings.database_pool, disk)
         hot = HotTier(settings.redis_url, settings.redis_pool, shared=loaded.origins["redis_url"] != OUR_OWN)
         agents = Agents(ledger)
         policy, wake, queues = Policy(ledger, HotRates(hot)), Wake(hot), HotMail(hot)
@@ -391,6 +394,7 @@ class Slices:
                 revoked_mail.tick(self.upkeep),
                 sent_ids.tick(self.upkeep),
                 channel_retention.tick(self.channels),
+                hot_journal.tick(self.hot.keep_journal),
                 pipeline_state.tick(self.runs),
                 pipeline_waiting.tick(self.receipts, Leaving(self.ledger)),
             ],

@@ -29,6 +29,7 @@ from angelia.mail import receipts
 from angelia.mail.model import Waiting
 from angelia.settings import Loaded, Settings, mask_url
 from angelia.stores import migrations
+from angelia.stores.disk import RESERVE
 from angelia.stores.embedded.binaries import OLDEST_POSTGRES, locate_postgres, locate_valkey, version_of
 from angelia.stores.embedded.datadir import DataDir, Runtime, read_runtime
 from angelia.stores.embedded.owner import Owner
@@ -115,12 +116,20 @@ def _data_directory(data_dir: DataDir, running: Runtime | None) -> Finding:
 
 def _disk(data_dir: DataDir) -> Finding:
     place = next(place for place in (data_dir.path, *data_dir.path.parents) if os.access(place, os.F_OK))
-    free = shutil.disk_usage(place).free
+    return judge_disk(place, shutil.disk_usage(place).free)
+
+
+def judge_disk(place: Path, free: int) -> Finding:
+    """Whether a server has room to write."""
+    left = f"{free / _MIB:.1f} MiB free in {place}"
+    if free < RESERVE:
+        detail = f"full: {left}, and a server writes nothing below {RESERVE // _MIB} MiB"
+        return Finding("disk", State.FAIL, detail, "make room there; the server goes on by itself")
     if free < 100 * _MIB:
-        return Finding("disk", State.FAIL, f"{free / _MIB:.0f} MiB free", "free some space, or move the data directory")
+        return Finding("disk", State.FAIL, left, "free some space, or move the data directory")
     if free < _GIB:
-        return Finding("disk", State.WARN, f"{free / _MIB:.0f} MiB free", "a server wants 1 GiB or more")
-    return Finding("disk", State.OK, f"{free / _GIB:.0f} GiB free")
+        return Finding("disk", State.WARN, left, "a server wants 1 GiB or more")
+    return Finding("disk", State.OK, f"{free / _GIB:.0f} GiB free in {place}")
 
 
 def _permissions(data_dir: DataDir) -> Finding:

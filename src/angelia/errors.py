@@ -175,6 +175,12 @@ class Unavailable(AngeliaError):
     code = "unavailable"
 
 
+class DiskFull(Unavailable):
+    """The server's disk is full"""
+
+    code = "disk_full"
+
+
 class DeadlineExceeded(AngeliaError):
     """No answer came in time"""
 

@@ -19,7 +19,9 @@ POLICY_DENIED = Counter("angelia_policy_denied_total", "Wishes that the rules de
 BLOCKED = Counter("angelia_blocked_requests_total", "Requests refused because their address is blocked")
 ADDRESSES_BLOCKED = Counter("angelia_addresses_blocked_total", "Addresses blocked for too many refusals")
 LIMITER_FALLBACK = Counter("angelia_limiter_fallback_total", "Requests limited in-process, the hot tier being away")
-STORE_UNAVAILABLE = Counter("angelia_store_unavailable_total", "Requests answered 503 because a store was away")
+STORE_UNAVAILABLE = Counter(
+    "angelia_store_unavailable_total", "Requests answered 503 or 507: a store was away, or full"
+)
 
 AUDIT_SEALED = Gauge("angelia_audit_sealed_position", "Last sealed position", multiprocess_mode="max")
 AUDIT_WAITING = Gauge(

@@ -15,9 +15,10 @@ import pytest
 import structlog
 from prometheus_client import REGISTRY
 
-from angelia.guard.declarations import Access, Answer, Call, Route
+from angelia.guard.declarations import Access, Answer, Call, Route, Surface
 from angelia.guard.model import Caller, Role
-from angelia.http import edge
+from angelia.http import answers, edge
+from angelia.stores.disk import Disk
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
 from doorway import ADDRESS, SECRET_OF_THE_HANDLER, Doorway
@@ -536,6 +537,12 @@ async def test_a_ledger_that_is_away_is_503_with_retry_after(make, dead_ledger: 
     expected = "unavailable" if surface.startswith("/v1/") else "the ledger is not reachable at the moment"
     assert answer.json().get("code", answer.json().get("error")) == expected
     assert "nonexistent" not in answer.text
+
+
+@pytest.mark.parametrize(("surface", "status"), [(Surface.V1, 507), (Surface.ROOT, 503), (Surface.QUEUES, 503)])
+def test_a_full_disk_is_507_where_clients_know_it_and_503_where_they_do_not(surface: Surface, status: int) -> None:
+    answer = answers.of_error(Disk().refusal(), surface, "id")
+    assert (answer.status, answer.headers["retry-after"]) == (status, "5")
 
 
 async def test_without_the_hot_tier_a_signed_request_is_503_and_not_executed(

@@ -206,6 +206,16 @@ class MailMachine(RuleBasedStateMachine):
             taken, order = order[:most], order[most:]
             first += taken
             given = [one for one in taken if one.state == "queued" and one.expires_at > self.now]
+        for ghost in first:
+            if ghost not in given:
+                ghost.forget()
+        passed = [one for one in self._missing() if given and one.place < taken[-1].place]
+        given = sorted(given + passed, key=lambda one: one.place)
+        given, released = given[:most], given[most:]
+        for one in passed:
+            one.indexed = True
+        for one in released:
+            one.token = None
         assert [one.row.replay_key.hex() for one in got.messages] == [one.envelope.replay_key for one in given]
         for message, handed in zip(given, got.messages, strict=True):
             message.attempts += 1
@@ -213,9 +223,10 @@ class MailMachine(RuleBasedStateMachine):
             message.tokens.append(handed.token)
             assert handed.attempt == message.attempts
             assert handed.wire == message.envelope.wire
-        for ghost in first:
-            if ghost not in given:
-                ghost.forget()
+
+    def _missing(self) -> list[Message]:
+        """What waits in the ledger and the hot tier does not know of."""
+        return [one for one in self.messages if one.state == "queued" and one.expires_at > self.now and not one.indexed]
 
     def _given(self, n: int, k: int) -> tuple[Message, str] | None:
         given = [one for one in self.messages if one.tokens]
@@ -336,6 +347,12 @@ class MailMachine(RuleBasedStateMachine):
         for message in self.messages:
             message.forget()
             message.indexed = message.state == "queued"
+
+    @rule()
+    def forget(self) -> None:
+        self.run(self.world.office.forget_everything())
+        for message in self.messages:
+            message.forget()
 
     # What always holds.
 

@@ -44,7 +44,8 @@ MAIL: dict[str, list[object]] = {
     "forget_ids": [["sender-7"], [ID]],
     "forget_old_ids": [NOW + HOUR, 500],
     "waiting": [[BUCKET], ["agent-7"], ["sender-7"]],
-    "claimable": [BUCKET, "agent-7", [MREF, KEY[:16]], [MREF], NOW],
+    "claimable": [BUCKET, "agent-7", [MREF, KEY[:16]], [MREF], NOW, 3 << 48, [KEY[:16]]],
+    "passed": [BUCKET, "agent-7", 3 << 48, NOW, [MREF], 100],
     "correlated": [BUCKET, "agent-7", ID, NOW, 0, 100, None, None],
     "in_channel": [BUCKET, "agent-7", ID, NOW, 0, 100, 2, 77],
     "one": [BUCKET, KEY],
@@ -105,6 +106,22 @@ async def test_no_statement_that_is_asked_often_reads_a_whole_table(filled: asyn
             scans[name] = plan
     assert not scans, "\n\n".join(f"{name}:\n{plan}" for name, plan in scans.items())
     # What is one recipient's lies in one partition.
-    for name in ("claimable", "correlated", "in_channel", "one", "dead_of", "sealed_to", "in_bucket"):
+    for name in ("claimable", "passed", "correlated", "in_channel", "one", "dead_of", "sealed_to", "in_bucket"):
         plan = "\n".join(row[0] for row in await filled.fetch(f"EXPLAIN (COSTS OFF) {store.SQL[name]}", *MAIL[name]))
         assert len(set(re.findall(r" on (envelopes_\d)", plan))) == 1, f"{name}:\n{plan}"
+
+
+async def test_the_order_of_a_queue_is_checked_at_its_front_also_when_most_mail_is_one_recipients(
+    filled: asyncpg.Connection,
+) -> None:
+    busy = FILL.split(";")[0].replace("20000", "30000").replace("n % 100,", "7,").replace("1, 30000", "20001, 30000")
+    await filled.execute(busy, NOW)
+    await filled.execute("ANALYZE envelopes")
+    for mode in ("force_custom_plan", "force_generic_plan"):
+        await filled.execute(f"SET plan_cache_mode = {mode}")
+        for name in ("claimable", "passed"):
+            rows = await filled.fetch(f"EXPLAIN (COSTS OFF) {store.SQL[name]}", *MAIL[name])
+            plan = "\n".join(row[0] for row in rows)
+            assert "expr_idx" in plan, f"{mode} {name}:\n{plan}"
+            assert "Seq Scan" not in plan, f"{mode} {name}:\n{plan}"
+            assert "hashed SubPlan" in plan, f"{mode} {name}:\n{plan}"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from angelia.errors import Conflict, InvalidArgument, Unavailable
+from angelia.errors import Conflict, DiskFull, InvalidArgument, Unavailable
 from angelia.stores.ledger import Ledger, StatementError, UniqueViolation
 from angelia.stores.sql import statements
 
@@ -63,6 +63,20 @@ async def test_a_ledger_that_is_away_is_unavailable_and_says_when_to_try_again()
     await ledger.close()
     assert (caught.value.retry_after, isinstance(caught.value.__cause__, OSError)) == (1, True)
     assert "nonexistent" not in caught.value.message + caught.value.hint
+
+
+async def test_a_ledger_that_says_its_disk_is_full_is_believed_and_asked_again(notes: Ledger) -> None:
+    async def write_and_fail() -> None:
+        async with notes.transaction() as tx:
+            await tx.execute("DO $$ BEGIN RAISE EXCEPTION 'no space left' USING ERRCODE = 'disk_full'; END $$")
+
+    with pytest.raises(DiskFull) as caught:
+        await write_and_fail()
+    assert (caught.value.code, notes.disk.full) == ("disk_full", True)
+    await notes.ping()
+    async with notes.transaction() as tx:  # only a next try can tell whether there is room
+        await tx.execute("INSERT INTO notes VALUES (1)")
+    assert await count(notes) == 1
 
 
 async def test_a_connection_lost_in_mid_transaction_is_unavailable_and_the_next_one_works(notes: Ledger) -> None:

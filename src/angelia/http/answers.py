@@ -39,8 +39,13 @@ STATUS = {
     "queue_full": 429,
     "internal": 500,
     "unavailable": 503,
+    "disk_full": 507,
     "deadline_exceeded": 504,
 }
+
+
+# Old clients know nothing beyond these.
+_PLAINER = {507: 503}
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -75,7 +80,7 @@ def of_error(error: AngeliaError, surface: Surface, request_id: str) -> Answer:
         body = Problem(error.message, status, error.code, request_id, hint=error.hint)
         told = msgspec.to_builtins(body) | error.members if error.members else body
         return Answer(status, told, headers, "application/problem+json")
-    return Answer(status, ErrorText(error.message), headers)
+    return Answer(_PLAINER.get(status, status), ErrorText(error.message), headers)
 
 
 def encoded(answer: Answer, surface: Surface) -> bytes:

@@ -22,6 +22,7 @@ from angelia.errors import (
     NotFound,
     RateLimited,
     TooLarge,
+    Unavailable,
     UnsupportedMediaType,
 )
 from angelia.guard.declarations import JSON, Answer, Call, Route, Surface, clock
@@ -117,7 +118,7 @@ class Edge:
         except AngeliaError as error:
             answer = answers.of_error(error, request.surface, request.id)
             request.failure = error
-            if answer.status == 503:
+            if isinstance(error, Unavailable):
                 metrics.STORE_UNAVAILABLE.inc()
         except Exception:
             log.exception("a handler failed", request_id=request.id, path=request.path)

@@ -17,6 +17,7 @@ from angelia import __version__
 from angelia.errors import Unavailable
 from angelia.guard.declarations import Access, Answer, Call, Route
 from angelia.settings import Loaded
+from angelia.stores.disk import Disk
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
 
@@ -73,11 +74,12 @@ class SettingList(msgspec.Struct, frozen=True):
 def routes(ledger: Ledger, hot: HotTier, loaded: Loaded, worker: int) -> list[Route]:
     async def health(call: Call) -> Answer:
         postgres, redis = await asyncio.gather(_check(ledger.ping), _check(hot.ping))
-        sound = postgres.status == redis.status == "pass"
+        checks = {"postgres": postgres, "redis": redis, "disk": _check_disk(ledger.disk)}
+        sound = all(check.status == "pass" for check in checks.values())
         body = Health(
             status="healthy" if sound else "degraded",
             version=__version__,
-            checks={"postgres": postgres, "redis": redis},
+            checks=checks,
             timestamp=call.now,
             database="connected" if postgres.status == "pass" else "disconnected",
             server=socket.gethostname(),
@@ -117,6 +119,10 @@ async def _check(ping: Callable[[], Awaitable[None]]) -> Check:
     except (Unavailable, TimeoutError):
         return Check("fail", message="connection failed")
     return Check("pass", latency=f"{(time.perf_counter() - started) * 1000:.3f}ms")
+
+
+def _check_disk(disk: Disk) -> Check:
+    return Check("fail", message=f"full: {disk.shown} left, nothing is written") if disk.full else Check("pass")
 
 
 def _metrics_text() -> bytes:

@@ -11,7 +11,7 @@ from datetime import datetime
 import structlog
 
 from angelia import metrics
-from angelia.errors import AngeliaError
+from angelia.errors import AngeliaError, DiskFull
 from angelia.guard.declarations import clock
 from angelia.stores.ledger import GONE, Ledger, StatementError
 
@@ -59,6 +59,8 @@ class Ticks:
             more = False
             try:
                 more = await self._once(tick)
+            except DiskFull:
+                metrics.TICK_FAILURES.labels(tick.name).inc()  # the log has it once, from whom it happened to
             except (AngeliaError, StatementError, *GONE) as error:
                 metrics.TICK_FAILURES.labels(tick.name).inc()
                 log.warning("a tick failed and will be tried again", tick=tick.name, error=str(error))

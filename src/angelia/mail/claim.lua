@@ -4,7 +4,8 @@
 --       3  ang:mail:{rid}:tries  mref -> "score:attempts:first leased, Unix ms:secret of the lease"
 -- ARGV  1  now, Unix ms  2  until when  3  the last score that is wanted  4  what the names of copies begin with
 --       5… one secret for each message that is wanted
--- Returns {the next time that something comes back, or ''; 1 if more waits; mref, attempts, first leased, copy or '', …}.
+-- Returns {the next time that something comes back, or ''; how many more wait; score of the last one that is leased now, or
+--   ''; mrefs that were handed out or left alone before; mref, attempts, first leased, copy or '', …}.
 -- Scores stay text: as numbers Lua would write them with 14 digits only.
 local over = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', ARGV[1], 'LIMIT', 0, 1000)
 for _, mref in ipairs(over) do
@@ -15,8 +16,13 @@ for _, mref in ipairs(over) do
   end
   redis.call('ZREM', KEYS[2], mref)
 end
-local answer = {'', 0}
+local answer = {'', 0, '', {}}
 local first = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[3], 'WITHSCORES', 'LIMIT', 0, #ARGV - 4)
+if #first > 0 then
+  -- All that stood before these and is known here. What the ledger has beside it was left out or forgotten.
+  answer[3] = first[#first]
+  answer[4] = redis.call('ZRANGE', KEYS[2], 0, -1)
+end
 for i = 1, #first, 2 do
   local mref, score = first[i], first[i + 1]
   local attempts, since = 0, ARGV[1]

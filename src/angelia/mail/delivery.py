@@ -7,9 +7,9 @@ import contextlib
 import hashlib
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import structlog
@@ -17,9 +17,7 @@ import structlog
 from angelia import metrics
 from angelia.agents.model import Agent
 from angelia.audit.failures import Failures
-from angelia.errors import (
-    Unavailable,
-)
+from angelia.errors import Unavailable
 from angelia.mail import store
 from angelia.mail.handing import withheld
 from angelia.mail.hot_store import Claimed, Claims, HotMail, arrivals, departures, events
@@ -28,6 +26,7 @@ from angelia.mail.model import (
     MOST_AT_ONCE,
     Match,
     Queued,
+    last_score,
     lease_token,
     parse_token,
     score,
@@ -41,6 +40,7 @@ log = structlog.get_logger(__name__)
 
 _ROUNDS = 50
 _PAGE_BYTES = 8 << 20
+_LONG_AGO = datetime.fromtimestamp(0, UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +78,22 @@ class Batch:
     next_return: datetime | None = None
 
 
+class _Leases:
+    """What one try has leased. A script that is on its way is waited for, also by a caller that goes away meanwhile."""
+
+    def __init__(self) -> None:
+        self._claims: list[asyncio.Future[Claims]] = []
+
+    async def take(self, claim: Coroutine[None, None, Claims]) -> Claims:
+        self._claims.append(claiming := asyncio.ensure_future(claim))
+        return await asyncio.shield(claiming)
+
+    async def held(self) -> list[tuple[bytes, str]]:
+        """What names each lease."""
+        done = await asyncio.gather(*self._claims, return_exceptions=True)
+        return [(one.mref, one.secret) for got in done if isinstance(got, Claims) for one in got.messages]
+
+
 class Delivery:
     """The recipient's side of mail."""
 
@@ -104,7 +120,7 @@ class Delivery:
                         break
                     await bell.wait(min(left, _until_next_look(got, at)))
         except BaseException:
-            await self._release(agent, [one.held for one in got.messages], now)
+            await self._release(agent, [one.held for one in got.messages])
             raise
         return got
 
@@ -138,7 +154,7 @@ class Delivery:
                         rest = max(0.0, beat - (time.monotonic() - beaten))
                         await bell.wait(min(rest, _until_next_look(got, at)))
         finally:
-            await self._release(agent, [one.held for one in unsaid], now)
+            await self._release(agent, [one.held for one in unsaid])
 
     async def _next(self, agent: Agent, wanted: Wanted, now: datetime) -> Batch:
         """The next messages that may be handed over; what may not must not stand in their way."""
@@ -150,18 +166,15 @@ class Delivery:
 
     async def _try(self, agent: Agent, wanted: Wanted, now: datetime) -> Batch:
         """Lease, then ask the ledger: a hot copy is never handed over on its own word."""
-        claiming = asyncio.ensure_future(self._claim(agent, wanted, now))
+        leases = _Leases()
         try:
-            # A script that is on its way is waited for, also by a caller that goes away meanwhile.
-            got = await asyncio.shield(claiming)
-            handed = await self._handed(agent, got.messages, now) if got.messages else []
-            page = _page(handed)
-            await self._release(agent, [one.held for one in handed[len(page) :]], now)
+            got = await leases.take(self._claim(agent, wanted, now))
+            handed, reach = await self._handed(agent, wanted, got, leases, now)
+            page = _page(handed, wanted.most, reach)
+            await self._release(agent, [one.held for one in handed[len(page) :]])
         except BaseException:
             # Nobody got them, so nobody has to wait until the leases run out.
-            with contextlib.suppress(Unavailable):
-                claims = (await claiming).messages
-                await self._release(agent, [(claim.mref, claim.secret) for claim in claims], now)
+            await self._release(agent, await leases.held())
             raise
         if not got.messages:
             return Batch([], got.more, got.next_return)
@@ -197,11 +210,42 @@ class Delivery:
                 return Claims(claims, None, more=len(claims) == wanted.most and not (end and reached))
             last = found[-1]  # these are in somebody's hands; there may be others behind them
 
-    async def _handed(self, agent: Agent, claims: Sequence[Claimed], now: datetime) -> list[Handed]:
-        by_mref = {claim.mref: claim for claim in claims}
-        without_copy = [claim.mref for claim in claims if claim.copy is None]
+    async def _claim_passed(self, agent: Agent, wanted: Wanted, got: Claims, now: datetime) -> Claims:
+        """Lease what stands before a claim and is not in the index: a crash left it out, or it is just on its way."""
+        known = [*(claim.mref for claim in got.messages), *got.out]
         async with self._ledger.reading() as tx:
-            rows = await store.claimable(tx, agent.handle, list(by_mref), without_copy, now)
+            found = await store.passed(tx, agent.handle, got.last, now, known, MOST_AT_ONCE)
+        places = [(one.mref, score(one.priority, one.seq)) for one in found]
+        until = now + wanted.lease
+        claims = await self._hot.claim_these(agent.handle, places, now, until, MOST_AT_ONCE) if places else []
+        end = len(found) < MOST_AT_ONCE
+        return Claims(claims, None, more=not end, last=last_score(0) if end else places[-1][1])
+
+    async def _handed(
+        self, agent: Agent, wanted: Wanted, got: Claims, leases: _Leases, now: datetime
+    ) -> tuple[list[Handed], int]:
+        """What of these may be handed over, in the order of the queue, with what they would have passed.
+
+        The second value is the place up to which nothing is left out."""
+        if not got.messages:
+            return [], 0
+        handed, passes = await self._judged(agent, got, now)
+        if not passes:
+            return handed, last_score(0)
+        older = await leases.take(self._claim_passed(agent, wanted, got, now))
+        if older.messages:
+            handed += (await self._judged(agent, older, now))[0]
+        return sorted(handed, key=lambda one: one.row.score), older.last
+
+    async def _judged(self, agent: Agent, got: Claims, now: datetime) -> tuple[list[Handed], bool]:
+        """What of these the ledger, the rules and the keys let pass, in order; and whether the ledger has something
+        before them that the hot tier has not."""
+        by_mref = {claim.mref: claim for claim in got.messages}
+        without_copy = [claim.mref for claim in got.messages if claim.copy is None]
+        async with self._ledger.reading() as tx:
+            rows, passes = await store.claimable_in_order(
+                tx, agent.handle, list(by_mref), without_copy, now, got.last, got.out
+            )
             if damaged := [mref for mref, row in rows.items() if not _is_of(by_mref[mref].copy, row)]:
                 rows |= await store.claimable(tx, agent.handle, damaged, damaged, now)
             held_back = await withheld(tx, self._policy, list(rows.values()), now)
@@ -220,8 +264,7 @@ class Delivery:
             await self._hot.remove(agent.handle, gone)
         for row in denied:
             await self._leave_alone(agent, row, by_mref[row.mref], now)
-        handed.sort(key=lambda one: one.row.score)
-        return handed
+        return sorted(handed, key=lambda one: one.row.score), passes
 
     async def _leave_alone(self, agent: Agent, row: Queued, claim: Claimed, now: datetime) -> None:
         """What may not be handed over now may be allowed again; until then it is looked at now and then."""
@@ -236,11 +279,13 @@ class Delivery:
             detail={"at": "delivery"},
         )
 
-    async def _release(self, agent: Agent, held: Sequence[tuple[bytes, str]], now: datetime) -> None:
-        """Let go of messages that nobody got; if the hot tier is away, their leases end by themselves."""
+    async def _release(self, agent: Agent, held: Sequence[tuple[bytes, str]]) -> None:
+        """Let go of messages that nobody got; if the hot tier is away, their leases end by themselves.
+
+        Back at once, whatever the time is for the next one who asks: nothing newer may be handed out before them."""
         with contextlib.suppress(Unavailable):
             for mref, secret in held:
-                await self._hot.put_back(agent.handle, mref, secret, now, uncounted=True)
+                await self._hot.put_back(agent.handle, mref, secret, _LONG_AGO, uncounted=True)
 
     async def _settled_some(
         self, agent: Agent, unsettled: dict[bytes, str], now: datetime, wait: float
@@ -269,12 +314,12 @@ def _is_of(copy: bytes | None, row: Queued) -> bool:
     return copy is None or hashlib.sha256(copy).digest() == row.replay_key
 
 
-def _page(handed: list[Handed]) -> list[Handed]:
-    """The first ones, as many as an answer should carry; one of any size."""
+def _page(handed: list[Handed], most: int, reach: int) -> list[Handed]:
+    """The first ones, as many as are wanted and an answer should carry; one of any size."""
     size = 0
     for at, one in enumerate(handed):
         size += len(one.wire)
-        if at and size > _PAGE_BYTES:
+        if at == most or one.row.score > reach or (at and size > _PAGE_BYTES):
             return handed[:at]
     return handed
 

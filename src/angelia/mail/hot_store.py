@@ -38,11 +38,16 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a claim got, when the next message comes back by itself, and whether more waits."""
+    """What a claim got, when the next message comes back by itself, and whether more waits.
+
+    `out` are messages that were handed out or left alone before; of all others that are known here, these are the first
+    ones, up to the place `last`."""
 
     messages: list[Claimed]
     next_return: datetime | None
     more: bool
+    last: int = 0
+    out: list[bytes] = field(default_factory=list)
 
 
 def arrivals(recipient: str) -> str:
@@ -79,8 +84,14 @@ class HotMail:
         """Lease the first messages of a queue."""
         secrets = [new_secret() for _ in range(most)]
         args: list[Word] = [_ms(now), _ms(until), last_score(min_priority), _copies(recipient), *secrets]
-        back, more, *told = await self._hot.run(_CLAIM, _keys(recipient), args)
-        return Claims(_claimed(told, secrets), _moment(back) if back else None, bool(more))
+        back, more, last, out, *told = await self._hot.run(_CLAIM, _keys(recipient), args)
+        return Claims(
+            _claimed(told, secrets),
+            _moment(back) if back else None,
+            bool(more),
+            int(last or 0),
+            [bytes.fromhex(mref.decode()) for mref in out],
+        )
 
     async def claim_these(
         self, recipient: str, wanted: Sequence[tuple[bytes, int]], now: datetime, until: datetime, most: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from datetime import datetime, timedelta
 from typing import Annotated, Any
@@ -25,6 +25,7 @@ from angelia.guard.declarations import (
     Answer,
     Call,
     Route,
+    clock,
     sse,
 )
 from angelia.guard.model import Per, Rule
@@ -54,6 +55,7 @@ HAS_MORE = "angelia-has-more"
 _Key = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 _Reason = Annotated[str, msgspec.Meta(max_length=MOST_REASON)]
 _record = struct.Struct(">I32sI")
+_encoder = msgspec.json.Encoder()
 
 
 class EnvelopeDocument(msgspec.Struct):
@@ -114,6 +116,13 @@ class ReceivedPage(msgspec.Struct, frozen=True):
     """Messages by priority and arrival, and whether more wait."""
 
     messages: list[Received]
+    has_more: bool
+
+
+class _EncodedPage(msgspec.Struct, frozen=True):
+    """The same, of messages that are JSON already."""
+
+    messages: list[msgspec.Raw]
     has_more: bool
 
 
@@ -268,11 +277,12 @@ def _recipient_routes(delivery: Delivery, settling: Settling, receipts: Receipts
             lease=timedelta(seconds=query.lease_seconds),
         )
         got = await delivery.receive(call.agent, wanted, query.wait_timeout_seconds, call.now)
+        headers = {"cache-control": "no-store"}
         if media.is_binary(call.headers.get("accept", "")):
-            headers = {HAS_MORE: str(int(got.has_more)), "cache-control": "no-store"}
-            return Answer(body=_records(got), headers=headers, content_type=MEDIA_TYPE)
-        page = ReceivedPage([_received(one) for one in got.messages], got.has_more)
-        return Answer(body=page, headers={"cache-control": "no-store"})
+            headers[HAS_MORE] = str(int(got.has_more))
+            return Answer(body=b"".join(_in_time(got, _record_of)), headers=headers, content_type=MEDIA_TYPE)
+        messages = [msgspec.Raw(one) for one in _in_time(got, _json_of)]
+        return Answer(body=_encoder.encode(_EncodedPage(messages, got.has_more)), headers=headers)
 
     async def stream(call: Call) -> Answer:
         agent, lease = call.agent, timedelta(seconds=call.query(StreamQuery).lease_seconds)
@@ -284,7 +294,9 @@ def _recipient_routes(delivery: Delivery, settling: Settling, receipts: Receipts
                     if one is None:
                         yield HEARTBEAT
                     elif isinstance(one, Handed):
-                        yield sse("message", msgspec.json.encode(_received(one)), one.token)
+                        line = sse("message", _json_of(one), one.token)
+                        if one.row.expires_at > clock():
+                            yield line
                     else:
                         yield sse(*one)
 
@@ -376,9 +388,18 @@ def _received(one: Handed) -> Received:
     )
 
 
-def _records(got: Batch) -> bytes:
-    """The binary form of a page: attempt, lease token and length before each envelope."""
-    parts: list[bytes] = []
-    for one in got.messages:
-        parts += [_record.pack(one.attempt, bytes.fromhex(one.token), len(one.wire)), one.wire]
-    return b"".join(parts)
+def _in_time(got: Batch, form: Callable[[Handed], bytes]) -> list[bytes]:
+    """What still lives, in its form. Time is asked again, and last: a process that was stopped since it looked would
+    hand out what has ended meanwhile."""
+    formed = [(one.row.expires_at, form(one)) for one in got.messages]
+    now = clock()
+    return [content for expires_at, content in formed if expires_at > now]
+
+
+def _json_of(one: Handed) -> bytes:
+    return _encoder.encode(_received(one))
+
+
+def _record_of(one: Handed) -> bytes:
+    """The binary form: attempt, lease token and length before the envelope."""
+    return _record.pack(one.attempt, bytes.fromhex(one.token), len(one.wire)) + one.wire

@@ -87,8 +87,28 @@ async def claimable(
     tx: Tx, recipient: str, mrefs: Sequence[bytes], without_copy: Sequence[bytes], now: datetime
 ) -> dict[bytes, Queued]:
     """Those of a recipient's messages that may still be handed over, as far as this slice knows."""
-    rows = await tx.fetch(SQL["claimable"], bucket_of(recipient), recipient, mrefs, without_copy, now)
-    return {row["mref"]: _queued(row) for row in rows}
+    return (await claimable_in_order(tx, recipient, mrefs, without_copy, now, 0, []))[0]
+
+
+async def claimable_in_order(
+    tx: Tx,
+    recipient: str,
+    mrefs: Sequence[bytes],
+    without_copy: Sequence[bytes],
+    now: datetime,
+    last: int,
+    out: Sequence[bytes],
+) -> tuple[dict[bytes, Queued], bool]:
+    """The same. The second value says whether the queue has something before the place `last` that is neither among
+    these nor among those that are known to be out."""
+    rows = await tx.fetch(SQL["claimable"], bucket_of(recipient), recipient, mrefs, without_copy, now, last, out)
+    return {row["mref"]: _queued(row) for row in rows}, bool(rows) and rows[0]["passes"]
+
+
+async def passed(tx: Tx, recipient: str, last: int, now: datetime, known: Sequence[bytes], limit: int) -> list[Match]:
+    """The first messages of a queue before the place `last` that are not among those that are known."""
+    rows = await tx.fetch(SQL["passed"], bucket_of(recipient), recipient, last, now, known, limit)
+    return [_match(row) for row in rows]
 
 
 async def matching(
@@ -106,7 +126,7 @@ async def matching(
     name, value = ("correlated", correlation_id) if correlation_id is not None else ("in_channel", channel_id)
     priority, seq = (after.priority, after.seq) if after else (None, None)
     rows = await tx.fetch(SQL[name], bucket_of(recipient), recipient, value, now, min_priority, limit, priority, seq)
-    return [Match(row["mref"], row["priority"], row["seq"]) for row in rows]
+    return [_match(row) for row in rows]
 
 
 async def one(tx: Tx, recipient: str, replay_key: bytes) -> Queued | None:
@@ -172,6 +192,10 @@ async def mark(tx: Tx, name: str) -> str | None:
 
 async def set_mark(tx: Tx, name: str, value: str) -> None:
     await tx.execute(SQL["set_mark"], name, value)
+
+
+def _match(row: Row) -> Match:
+    return Match(row["mref"], row["priority"], row["seq"])
 
 
 def _place(row: Row) -> Place:

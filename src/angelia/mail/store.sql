@@ -44,11 +44,26 @@ ORDER BY n
 RETURNING mref, seq
 
 -- name: claimable
--- What of these is still to be handed over, with the bytes of those that are asked for.
+-- What of these is still to be handed over, with the bytes of those that are asked for; and whether the queue has anything
+-- older than $6 that is neither among these nor among those that are known to be out ($7). In order, so that the front of
+-- the queue's own index is read, whatever share of the table the queue is.
 SELECT bucket, recipient_nhi, mref, seq, sender_nhi, message_id, replay_key, key_id, sender_key_id, priority, created_at,
-  accepted_at, expires_at, state, wire_bytes, dead_at, dead_reason, CASE WHEN mref = ANY ($4::bytea[]) THEN wire END AS wire
+  accepted_at, expires_at, state, wire_bytes, dead_at, dead_reason, CASE WHEN mref = ANY ($4::bytea[]) THEN wire END AS wire,
+  coalesce((
+    SELECT true FROM envelopes AS o
+    WHERE o.bucket = $1 AND o.recipient_nhi = $2 AND o.state = 'queued' AND ((3 - o.priority)::bigint << 48) + o.seq < $6
+      AND o.expires_at > $5 AND o.mref NOT IN (SELECT unnest($3::bytea[] || $7::bytea[]))
+    ORDER BY ((3 - o.priority)::bigint << 48) + o.seq LIMIT 1
+  ), false) AS passes
 FROM envelopes
 WHERE bucket = $1 AND recipient_nhi = $2 AND mref = ANY ($3::bytea[]) AND state = 'queued' AND expires_at > $5
+
+-- name: passed
+-- The first of those that `claimable` says are passed.
+SELECT mref, priority, seq FROM envelopes
+WHERE bucket = $1 AND recipient_nhi = $2 AND state = 'queued' AND ((3 - priority)::bigint << 48) + seq < $3
+  AND expires_at > $4 AND mref NOT IN (SELECT unnest($5::bytea[]))
+ORDER BY ((3 - priority)::bigint << 48) + seq LIMIT $6
 
 -- name: correlated
 SELECT mref, priority, seq FROM envelopes

@@ -10,6 +10,7 @@ import asyncpg
 import msgspec
 
 from angelia.errors import InvalidArgument, Unavailable
+from angelia.stores.disk import Disk
 
 Row = Mapping[str, Any]
 
@@ -57,11 +58,12 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]
 class Ledger:
     """A pool of connections to the one database that decides what exists."""
 
-    def __init__(self, pool: asyncpg.Pool) -> None:
+    def __init__(self, pool: asyncpg.Pool, disk: Disk) -> None:
         self._pool = pool
+        self.disk = disk
 
     @classmethod
-    async def open(cls, url: str, connections: int = 10) -> Ledger:
+    async def open(cls, url: str, connections: int = 10, disk: Disk | None = None) -> Ledger:
         """Make the pool; it connects when first used, so a database that is away is no reason to fail here."""
         pool = await asyncpg.create_pool(
             url,
@@ -72,7 +74,7 @@ class Ledger:
             init=_prepare,
             connection_class=_Connection,
         )
-        return cls(pool)
+        return cls(pool, disk or Disk())
 
     async def close(self) -> None:
         try:
@@ -82,8 +84,11 @@ class Ledger:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Tx]:
-        """One ledger transaction: committed when the block ends, rolled back when it raises."""
-        with _wrapped():
+        """One ledger transaction: committed when the block ends, rolled back when it raises.
+
+        While its disk is nearly full there is none, so that the ledger lives and can be read."""
+        self.disk.check()
+        with self._wrapped():
             async with self._pool.acquire(timeout=5) as connection, connection.transaction():
                 yield connection
 
@@ -91,7 +96,7 @@ class Ledger:
     async def reading(self) -> AsyncIterator[Tx]:
         """Statements that only read. Each sees what is committed when it begins, as it would in a transaction, which
         costs two round trips more."""
-        with _wrapped():
+        with self._wrapped():
             async with self._pool.acquire(timeout=5) as connection:
                 yield connection
 
@@ -99,25 +104,28 @@ class Ledger:
         async with self.reading() as tx:
             await tx.fetchval("SELECT 1")
 
-
-@contextmanager
-def _wrapped() -> Iterator[None]:
-    try:
-        yield
-    except GONE as error:
-        raise Unavailable(
-            "the ledger is not reachable at the moment",
-            hint="try again; it restarts by itself",
-            retry_after=1,
-        ) from error
-    except asyncpg.DataError as error:
-        # The driver's own refusal of an argument is a bare DataError; its subclasses come from the server.
-        if type(error) is not asyncpg.DataError and not isinstance(error, _UNSTORABLE):
-            raise
-        raise InvalidArgument(
-            "a value cannot be stored",
-            hint="text must be without NUL characters, numbers and dates within their range",
-        ) from error
+    @contextmanager
+    def _wrapped(self) -> Iterator[None]:
+        try:
+            yield
+        except GONE as error:
+            if isinstance(error, asyncpg.DiskFullError):
+                self.disk.found_full()
+            if self.disk.full:  # also one that is away: it may have ended for want of room, and starts only with some
+                raise self.disk.refusal() from error
+            raise Unavailable(
+                "the ledger is not reachable at the moment",
+                hint="try again; it restarts by itself",
+                retry_after=1,
+            ) from error
+        except asyncpg.DataError as error:
+            # The driver's own refusal of an argument is a bare DataError; its subclasses come from the server.
+            if type(error) is not asyncpg.DataError and not isinstance(error, _UNSTORABLE):
+                raise
+            raise InvalidArgument(
+                "a value cannot be stored",
+                hint="text must be without NUL characters, numbers and dates within their range",
+            ) from error
 
 
 async def _prepare(connection: asyncpg.Connection) -> None:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import redis.asyncio
+import structlog
 from redis.asyncio.client import PubSub
 from redis.asyncio.connection import AbstractConnection, BlockingConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from angelia.errors import SettingsError, Unavailable
 from angelia.stores.hot_line import HotLine, Word
@@ -25,6 +26,7 @@ from angelia.stores.hot_line import HotLine, Word
 BIRTH = "ang:birth"
 # How far the clocks of two servers may be apart that share a hot tier (`doctor` warns at one second).
 CLOCK_ALLOWANCE_MS = 1000
+_NO_JOURNAL = ("CONFIG", "SET", "appendonly", "no")
 _RUN_ID = re.compile(rb"^run_id:(\w+)", re.MULTILINE)
 
 
@@ -45,6 +47,9 @@ _BIRTH_SCRIPT = Script.read(__file__, "birth.lua")
 _PUBLISH_SCRIPT = Script.read(__file__, "publish.lua")
 
 
+log = structlog.get_logger(__name__)
+
+
 def now_ms() -> int:
     """The process clock in Unix milliseconds."""
     return time.time_ns() // 1_000_000
@@ -56,6 +61,7 @@ class HotTier:
 
     def __init__(self, url: str, connections: int = 10, *, shared: bool = False) -> None:
         self._allowance_ms = CLOCK_ALLOWANCE_MS if shared else 0
+        self._shared = shared
         self.run_id = ""
         try:
             pool = BlockingConnectionPool.from_url(
@@ -80,9 +86,23 @@ class HotTier:
             if line is None or not line.open:
                 line = await self._connected()
             try:
-                return await line.ask("EVALSHA", script.sha, len(keys), *keys, *args)
-            except NoScriptError:  # a server that was started anew has forgotten its scripts
-                return await line.ask("EVAL", script.text, len(keys), *keys, *args)
+                return await _ask(line, script, keys, args)
+            except ResponseError as error:
+                if self._shared or not _journal_fails(error):
+                    raise
+            # A disk that is full must not stop what needs no disk. What a restart forgets then, the ledger has.
+            await line.ask(*_NO_JOURNAL)
+            log.error("the hot tier cannot write its journal and goes on without", url=self._url.rpartition("@")[2])
+            return await _ask(line, script, keys, args)
+
+    async def keep_journal(self) -> None:
+        """Let our own server write its journal again, if it had to give it up."""
+        if self._shared:
+            return
+        with _wrapped():
+            if "no" in (await self._redis.config_get("appendonly")).values():
+                await self._redis.config_set("appendonly", "yes")
+                log.warning("the hot tier writes its journal again")
 
     async def _connected(self) -> HotLine:
         """A new line. Whoever comes while it is made waits for the same one, and fails with it."""
@@ -148,13 +168,35 @@ class HotTier:
     async def _greet(self, connection: AbstractConnection) -> None:
         """A connection never outlives its server, so looking at the run id once per connection is enough."""
         await connection.on_connect()
-        await connection.send_command("INFO", "server")
-        found = _RUN_ID.search(bytes(await connection.read_response()))
+        found = _RUN_ID.search(bytes(await _told(connection, "INFO", "server")))
         if found is None:
             raise ConnectionError("this server does not tell its run id, so its memory cannot be trusted")
         self.run_id = found[1].decode()
-        await connection.send_command("EVAL", _BIRTH_SCRIPT.text, 1, BIRTH, self.run_id, self.birth_ms(now_ms()))
-        await connection.read_response()
+        birth = ("EVAL", _BIRTH_SCRIPT.text, 1, BIRTH, self.run_id, self.birth_ms(now_ms()))
+        try:
+            await _told(connection, *birth)
+        except ResponseError as error:
+            if self._shared or not _journal_fails(error):
+                raise
+            await _told(connection, *_NO_JOURNAL)
+            await _told(connection, *birth)
+
+
+def _journal_fails(error: ResponseError) -> bool:
+    """Whether a server refuses to write because it cannot write its journal; without one it would not mind."""
+    return str(error).startswith("MISCONF")
+
+
+async def _told(connection: AbstractConnection, *words: Word) -> Any:
+    await connection.send_command(*words)
+    return await connection.read_response()
+
+
+async def _ask(line: HotLine, script: Script, keys: Sequence[str], args: Sequence[Word]) -> Any:
+    try:
+        return await line.ask("EVALSHA", script.sha, len(keys), *keys, *args)
+    except NoScriptError:  # a server that was started anew has forgotten its scripts
+        return await line.ask("EVAL", script.text, len(keys), *keys, *args)
 
 
 @contextmanager

@@ -1,1 +1,1 @@
--- mail_order
+DROP INDEX idx_envelopes_order;

@@ -1,0 +1,160 @@
+"""A full disk is called a full disk; reads go on, nothing acknowledged is lost, and room is all that it takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import redis
+
+from angelia.cli.errors import exit_code
+from angelia.errors import AngeliaError
+from angelia.mailbox.outbox import Sent
+from angelia.stores.embedded.datadir import read_runtime
+from processes import ServerProcess
+from smalldisk import SmallDisk, small_disk
+from support import Agent
+from talkers import Talker
+
+LIMITS = "register=off,identity=off,keys=off,bundles=off,send=off,receive=off,unproven=off"
+LEFT = r"[01]\.\d MiB"  # the stores go on writing a little
+
+
+@pytest.fixture(scope="module")
+def disk(directory: Path) -> Iterator[SmallDisk]:
+    with small_disk(directory, 160) as disk:
+        yield disk
+
+
+@pytest.fixture(scope="module")
+def server(disk: SmallDisk, directory: Path) -> Iterator[ServerProcess]:
+    server = ServerProcess(disk.path / "data", limits=LIMITS)
+    server.log = directory / "small-disk.log"
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def alice(server: ServerProcess, tmp_path: Path) -> Iterator[Talker]:
+    alice = Talker(server, tmp_path, "alice")
+    yield alice
+    alice.close()
+
+
+@pytest.fixture
+def bob(server: ServerProcess, tmp_path: Path, alice: Talker) -> Iterator[Talker]:
+    bob = Talker(server, tmp_path, "bob")
+    bob.allow(alice)
+    alice.client.find_keys(alice.mailbox, bob.name)
+    yield bob
+    bob.close()
+
+
+def until(happens: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not happens():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+def refused(act: Callable[[], object]) -> str:
+    with pytest.raises(AngeliaError) as told:
+        act()
+    return told.value.code
+
+
+def deliver(person: Talker) -> None:
+    """Send what waits in an outbox, when its time comes."""
+    until(lambda: person.client.deliver_outbox(person.mailbox) is not None and not stored(person))
+
+
+def stored(person: Talker) -> bool:
+    return any(row.status is Sent.STORED for row in person.mailbox.outbox.page(10))
+
+
+def test_a_full_disk_is_called_so_reads_go_on_and_room_is_enough(
+    disk: SmallDisk, server: ServerProcess, alice: Talker, bob: Talker
+) -> None:
+    url, pid = server.start_url, server.pid_of("server")
+    alice.client.send(alice.mailbox, bob.name, b"before")
+    with disk.filled(leaving=1 << 20):
+        until(lambda: httpx.get(f"{url}/health").status_code == 503, 5)
+        with pytest.raises(AngeliaError) as told:
+            alice.client.send(alice.mailbox, bob.name, b"meanwhile")
+        assert (getattr(told.value, "status", None), told.value.code) == (507, "disk_full")
+        assert exit_code(told.value) == 1
+        assert stored(alice), "what was not taken stays in the outbox"
+        old = httpx.post(f"{url}/register", json={"public_key": Agent().public_text})
+        assert (old.status_code, old.json()) == (503, {"error": "the server's disk is full"})
+        assert int(old.headers["retry-after"]) > 0
+        health = httpx.get(f"{url}/health").json()
+        assert health["status"] == "degraded"
+        assert health["checks"]["disk"]["status"] == "fail"
+        assert re.search(LEFT, health["checks"]["disk"]["message"])
+        assert {health["checks"][store]["status"] for store in ("postgres", "redis")} == {"pass"}
+        # Reads go on: mail is handed out and opened, only its acknowledgment waits.
+        received = bob.client.receive(bob.mailbox)
+        assert [one.body for one in received.messages] == [b"before"]
+        assert received.unacknowledged is not None
+        assert received.unacknowledged.code == "disk_full"
+        finding = _doctor(server)["disk"]
+        assert finding["state"] == "fail"
+        assert str(server.data_dir) in finding["detail"]
+        assert re.search(LEFT, finding["detail"])
+        line = _logged(server, "the disk is full")[-1]
+        assert (line["level"], line["directory"]) == ("error", str(server.data_dir))
+        assert re.fullmatch(LEFT, line["left"])
+    until(lambda: httpx.get(f"{url}/health").status_code == 200, 5)
+    deliver(alice)
+    assert [one.body for one in bob.client.receive(bob.mailbox).messages] == [b"meanwhile"]
+    assert server.pid_of("server") == pid
+
+
+def test_a_hot_tier_that_cannot_write_its_journal_stops_nothing(
+    disk: SmallDisk, server: ServerProcess, alice: Talker, bob: Talker
+) -> None:
+    runtime = read_runtime(server.data_dir)
+    assert runtime is not None
+    with redis.Redis.from_url(runtime.redis_url, decode_responses=True) as hot:
+        with disk.filled():
+            # Each signed request leaves a nonce in the journal, and the last page of it has an end.
+            until(lambda: alice.client.me() is not None and hot.config_get("appendonly") == {"appendonly": "no"})
+            assert [one.body for one in bob.client.receive(bob.mailbox).messages] == []
+            assert refused(lambda: alice.client.send(alice.mailbox, bob.name, b"meanwhile")) == "disk_full"
+        deliver(alice)
+        assert [one.body for one in bob.client.receive(bob.mailbox, wait=10).messages] == [b"meanwhile"]
+        until(lambda: hot.config_get("appendonly") == {"appendonly": "yes"})
+
+
+def test_a_ledger_that_dies_on_a_full_disk_is_away_for_that_reason_and_comes_back_with_room(
+    disk: SmallDisk, server: ServerProcess, alice: Talker, bob: Talker
+) -> None:
+    with disk.filled():
+        os.kill(server.pid_of("postgres"), signal.SIGKILL)
+        codes = {refused(lambda: alice.client.send(alice.mailbox, bob.name, b"again")) for _ in range(3)}
+        assert codes == {"disk_full"}
+    until(lambda: httpx.get(f"{server.start_url}/health", timeout=10).status_code == 200)
+    deliver(alice)
+    assert len(bob.client.receive(bob.mailbox).messages) == 3
+
+
+def _doctor(server: ServerProcess) -> dict[str, dict[str, str]]:
+    angelia = Path(sys.executable).parent / "angelia"
+    environ = os.environ | {"ANGELIA_DATA_DIR": str(server.data_dir)}
+    said = subprocess.run((angelia, "doctor", "--json"), env=environ, capture_output=True, text=True, check=False)
+    return {one["name"]: one for one in map(json.loads, said.stdout.splitlines())}
+
+
+def _logged(server: ServerProcess, words: str) -> list[dict[str, str]]:
+    lines = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
+    return [line for line in lines if words in line["event"]]

@@ -1,0 +1,128 @@
+"""A history of mail as its clients saw it, and the checker that says what in it no server may have done.
+
+Clients write down when each message was first tried, when it was acknowledged, when and how often it was handed out and
+opened, and which polls got no answer. Times are one machine's. What cannot be known for sure is taken in the server's
+favour: a message counts as acknowledged when its sender has read the answer, and as tried when it began.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Set
+from dataclasses import dataclass, field
+
+TRANSIT = 2.0  # how long an answer may lie between its server and a client of a busy machine, in seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """What a sender set out to send; messages of one way should arrive in their order."""
+
+    way: tuple[str, str, int]  # sender, recipient, priority
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Handing:
+    """A message in an answer."""
+
+    recipient: str
+    replay_key: str
+    at: float
+    expires_at: float
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A message that its recipient opened, from that answer."""
+
+    handing: Handing
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is wrong, in words; and how many were passed while an answer that held them was lost, which is allowed."""
+
+    lost: list[str]
+    doubled: list[str]
+    invented: list[str]
+    overtaken: list[str]
+    late: list[str]
+    redelivered: int
+
+    @property
+    def violations(self) -> list[str]:
+        return [*self.lost, *self.doubled, *self.invented, *self.overtaken, *self.late]
+
+
+@dataclass
+class History:
+    """What happened, as far as clients can tell. Several threads write; each list only grows."""
+
+    tries: dict[bytes, Try] = field(default_factory=dict)  # by body: each is sent once only
+    acknowledged: dict[str, float] = field(default_factory=dict)  # by replay key
+    handings: list[Handing] = field(default_factory=list)
+    openings: list[Opening] = field(default_factory=list)
+    unanswered: list[tuple[str, float]] = field(default_factory=list)  # polls: whose, and until when
+
+    def check(self, expired: Set[str], lease: float) -> Verdict:
+        """What no server may have done. `expired` are the messages that the ledger says have ended unopened; `lease` is
+        how long one that was handed out is left alone."""
+        opened = Counter(one.handing.replay_key for one in self.openings)
+        overtaken, redelivered = self._overtaken(lease)
+        return Verdict(
+            lost=[
+                f"{key[:8]} was acknowledged and never opened" for key in self.acknowledged.keys() - opened - expired
+            ],
+            doubled=[f"{key[:8]} was opened {count} times" for key, count in opened.items() if count > 1],
+            invented=[f"{one.body!r} was never sent" for one in self.openings if one.body not in self.tries],
+            overtaken=overtaken,
+            late=[
+                f"{one.replay_key[:8]} was handed out {one.at - one.expires_at:.1f} s after its end"
+                for one in self.handings
+                if one.at > one.expires_at + TRANSIT
+            ],
+            redelivered=redelivered,
+        )
+
+    def _overtaken(self, lease: float) -> tuple[list[str], int]:
+        ways: dict[tuple[str, str, int], list[Opening]] = defaultdict(list)
+        for one in self.openings:
+            if one.body in self.tries:
+                ways[self.tries[one.body].way].append(one)
+        wrong, redelivered = [], 0
+        for way, openings in ways.items():
+            for newer, older in self._passed(openings):
+                if older.handing.attempt > 1 or self._in_a_lost_answer(newer.handing, older.handing, lease):
+                    redelivered += 1
+                else:
+                    ahead = self.tries[newer.body].at - self.acknowledged[older.handing.replay_key]
+                    wrong.append(
+                        f"{way}: {newer.body!r} passed {older.body!r}, acknowledged {ahead:.3f} s before it was sent"
+                    )
+        return wrong, redelivered
+
+    def _passed(self, openings: list[Opening]) -> Iterator[tuple[Opening, Opening]]:
+        """Each message with those that were opened after it, though acknowledged before it was sent."""
+        earliest = float("inf")
+        for at in range(len(openings) - 1, -1, -1):
+            tried = self.tries[openings[at].body].at
+            if earliest < tried:
+                for older in openings[at + 1 :]:
+                    if self._acknowledged(older) < tried:
+                        yield openings[at], older
+            earliest = min(earliest, self._acknowledged(openings[at]))
+
+    def _acknowledged(self, one: Opening) -> float:
+        """When its sender knew; one whose answer was lost may have been taken at any time."""
+        return self.acknowledged.get(one.handing.replay_key, float("inf"))
+
+    def _in_a_lost_answer(self, newer: Handing, older: Handing, lease: float) -> bool:
+        """Whether the older one may have been handed out before, in an answer that never came."""
+        since = self.acknowledged[older.replay_key]
+        return any(
+            who == newer.recipient and since < until <= newer.at <= until + lease + TRANSIT
+            for who, until in self.unanswered
+        )
