@@ -19,12 +19,13 @@ from angelia.audit.failures import Failures
 from angelia.audit.failures_store import Counts
 from angelia.audit.leaving import Leaving
 from angelia.audit.service import Audit, event, record
-from angelia.channels import message_routes
+from angelia.channels import message_routes, roster_routes
 from angelia.channels import routes as channel_routes
 from angelia.channels.admission import Admission
 from angelia.channels.epochs import Epochs
 from angelia.channels.publishing import Publishing
 from angelia.channels.reading import Readers
+from angelia.channels.rosters import Rosters
 from angelia.channels.service import Channels
 from angelia.envelope import support
 from angelia.errors import StartFailed, Unavailable
@@ -224,6 +225,7 @@ class Slices:
     upkeep: Upkeep
     channels: Channels
     epochs: Epochs
+    rosters: Rosters
     publishing: Publishing
     readers: Readers
     runs: Runs
@@ -245,6 +247,7 @@ class Slices:
         mail = Mail(ledger, queues, policy, failures)
         settling = Settling(ledger, queues)
         admission = Admission(policy)
+        channels = Channels(ledger, wake, agents, keys, admission)
         publishing, readers = Publishing(ledger, wake, admission, failures), Readers(ledger, wake, admission)
         try:
             yield cls(
@@ -268,8 +271,9 @@ class Slices:
                 receipts=Receipts(ledger, queues, failures, settings.max_ttl_seconds),
                 dead_letters=DeadLetters(ledger, queues, agents),
                 upkeep=Upkeep(ledger, queues, keys),
-                channels=Channels(ledger, wake, agents, keys, admission),
+                channels=channels,
                 epochs=Epochs(ledger, agents, admission),
+                rosters=Rosters(ledger, wake, channels, admission),
                 publishing=publishing,
                 readers=readers,
                 runs=Runs(ledger),
@@ -297,6 +301,7 @@ class Slices:
             ),
             *receipt_routes.routes(self.receipts, self.dead_letters),
             *channel_routes.routes(self.channels, self.epochs),
+            *roster_routes.routes(self.rosters),
             *message_routes.routes(self.publishing, self.readers, settings.max_ttl_seconds),
             *audit_routes.routes(self.audit),
             *run_routes.routes(self.runs),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import struct
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from typing import Annotated
 from uuid import UUID
 
 import msgspec
@@ -209,7 +211,7 @@ class RosterDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     issued_at: int
     signer_id: UUID
     prev_roster_hash: str
-    members: list[MemberDocument]
+    members: Annotated[list[MemberDocument], msgspec.Meta(max_length=MOST_MEMBERS)]
     signature_ed25519: str
     signature_ml_dsa: str
 
@@ -307,7 +309,7 @@ def _check(roster: Roster) -> None:
         raise Malformed(f"a roster has at most {MOST_MEMBERS:,} members, and this one {len(names):,}")
     if any(len(one) > MAX_HANDLE or not valid_handle(one) for one in names) or roster.owner_nhi in names:
         raise Malformed("a roster lists handles, and not its owner, who may everything")
-    if any(one >= other for one, other in zip(names, names[1:], strict=False)):
+    if any(one >= other for one, other in itertools.pairwise(names)):
         raise Malformed("a roster lists every member once, by name")
 
 
