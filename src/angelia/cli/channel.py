@@ -248,9 +248,9 @@ def deny(session: Session, name: str, agent: str) -> None:
 @command.verb(example="angelia channel sign news", needs=_ACTS | Needs.YES)
 @click.argument("name", metavar="NAME")
 def sign(session: Session, name: str) -> None:
-    """Sign who is in a channel of yours: one of an earlier version, or after your mailbox was lost.
+    """Sign who is in a channel of yours: one of an earlier version, or after you lost your mailbox.
 
-    Look at the list: where only the server vouches for it, everyone on it will be sent the channel's key."""
+    Everyone on the list will be sent the channel's key, so look at it first."""
     client = _client(session)
     proposal = client.propose_roster(session.mailbox, name)
     found = proposal.channel
