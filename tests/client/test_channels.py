@@ -14,12 +14,13 @@ from uuid import UUID, uuid4
 import msgspec
 import pytest
 
+from angelia.channels.model import Policy
 from angelia.client import AsyncClient, BadAnswer, Client, attempts
 from angelia.client.channel_reading import Tail, Unopened
 from angelia.envelope import jsonform
 from angelia.envelope.media import MEDIA_TYPE
 from angelia.envelope.refusals import IdConflict, WrongRecipient
-from angelia.envelope.rosters import Member, Roster, sign_roster
+from angelia.envelope.rosters import Member, Roster, UntrustedRoster, sign_roster
 from angelia.envelope.sealing import ChannelKey, EpochKey
 from angelia.envelope.wire import Envelope, decode
 from angelia.errors import EpochStale, KeyNotFound, OffsetGone, RateLimited, Unavailable, VersionConflict
@@ -672,6 +673,16 @@ def test_hundreds_of_subscribers_cost_few_signatures_and_few_requests(
         assert {(one["control"], one["channel_id"], one["suite"]) for one in some} == {(True, str(CHANNEL), 2)}
 
 
+def test_pages_of_subscribers_that_never_end_are_no_answer(
+    client: Client, recorder: Recorder, bob: Mailbox, key: EpochKey
+) -> None:
+    recorder.tell("GET", PATH, shown(epoch_key_id=str(key.key_id), without_key=1))
+    recorder.tell("GET", f"{PATH}/subscribers", page([], following="same"))
+    with pytest.raises(BadAnswer):
+        client.publish(bob, CHANNEL, b"x")
+    assert len(recorder.asked("GET", f"{PATH}/subscribers")) == 2
+
+
 def page(names: list[str], following: str | None = None) -> dict[str, object]:
     at = now().isoformat()
     rows = [{"subscriber_nhi": name, "status": "active", "key_epoch": 0, "created_at": at} for name in names]
@@ -830,3 +841,29 @@ def test_a_channel_is_found_by_what_people_call_it(client: Client, recorder: Rec
     assert str(client.find_channel(bob, "team/news").channel_id) == other["channel_id"]
     asked = [one.query for one in recorder.asked("GET", "/v1/channels")]
     assert asked == ["owner=team&name=news", "owner=bob&name=team%2Fnews"]
+
+
+@pytest.mark.parametrize(
+    ("joined", "lie"),
+    [
+        ("alice/old", {"owner_nhi": "mallory", "channel_name": "old"}),  # another owner would be believed
+        ("alice/old", {"channel_name": "other"}),
+        (None, {}),  # alice/news is a channel that has a roster
+    ],
+)
+def test_a_channel_without_a_roster_takes_no_other_name(
+    client: Client, recorder: Recorder, bob: Mailbox, joined: str | None, lie: dict[str, Any]
+) -> None:
+    other = uuid4()
+    if joined is not None:
+        bob.channels.join(other, joined, now())
+    recorder.tell("GET", f"/v1/channels/{other}", shown(channel_id=str(other), roster_version=0, **lie))
+    with pytest.raises(UntrustedRoster):
+        client.find_channel(bob, other)
+
+
+def test_a_channel_that_the_server_made_otherwise_gets_no_key(recorder: Recorder, alice: Mailbox) -> None:
+    recorder.tell("POST", "/v1/channels", shown(channel_name="other", roster_version=1), status=201)
+    with Client(recorder.url, identity=alice) as client, pytest.raises(UntrustedRoster):
+        client.create_channel(alice, "other", Policy.PRIVATE)
+    assert alice.channels.keys(CHANNEL) == []

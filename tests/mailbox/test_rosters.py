@@ -133,10 +133,10 @@ def test_an_owner_believes_its_present_pair_alone(alice: Mailbox, sign: Sign) ->
     first = sign(BOB)
     alice.rosters.pin(first, NOW)
     assert alice.rosters.owned() == [first]
-    assert alice.rosters.signed_here(first)
+    assert alice.rosters.names_present_pair(first)
     alice.own.begin_rotation(NOW, signer=True)
     alice.own.finish_rotation(NOW)
-    assert not alice.rosters.signed_here(first)
+    assert not alice.rosters.names_present_pair(first)
     with pytest.raises(UnknownSigner):
         alice.rosters.pin(first, NOW)
     assert alice.rosters.pinned(CHANNEL) == first  # what it signed itself it still knows

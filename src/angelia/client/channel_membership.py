@@ -57,7 +57,9 @@ def create_channel(
         max_subscribers=max_subscribers,
         roster=roster,
     )
-    mailbox.rosters.pin(roster, now())
+    if (made.channel_id, made.name) != (roster.channel_id, roster.name):
+        raise UntrustedRoster(f"the server was asked to make {roster.name}, and made {made.name}")
+    mailbox.rosters.pin_own(roster, now())
     expect_keys(mailbox, made)
     yield from rekey(mailbox, made)
     return (yield from channel_calls.channel(roster.channel_id))

@@ -58,6 +58,9 @@ def known_roster(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:
     else:
         roster = yield from _roster_of_another(mailbox, found)
     if roster is None:
+        joined = mailbox.channels.name(found.channel_id)
+        if joined not in (None, found.name) or mailbox.rosters.named(found.name) is not None:
+            raise UntrustedRoster(f"the server shows a channel without a roster as {found.name}, which is another one")
         return None
     if (roster.channel_id, roster.name) != (found.channel_id, found.name):
         raise UntrustedRoster(f"the server calls the channel {found.name} whose roster is that of {roster.name}")
@@ -116,7 +119,7 @@ def change_roster(mailbox: Mailbox, found: Channel, change: Change) -> Call[Show
         except VersionConflict:
             base, present = yield from _own_ground(mailbox, found)
         else:
-            mailbox.rosters.pin(signed, now())
+            mailbox.rosters.pin_own(signed, now())
             return shown
     raise VersionConflict(f"the roster of {found.name} changes faster than it can be signed", hint="try again")
 
@@ -135,7 +138,7 @@ def replace_roster(mailbox: Mailbox, found: Channel, policy: Policy, members: Me
         signed = _next(mailbox, pinned or found, present, policy, members)
         shown = yield from channel_calls.put_roster(signed)
         if signed.version >= wanted:
-            mailbox.rosters.pin(signed, now())
+            mailbox.rosters.pin_own(signed, now())
             return shown
         present = signed
     raise UntrustedRoster(f"the server is more than {_MOST_STEPS:,} versions of the roster of {found.name} behind")
@@ -174,8 +177,6 @@ def _roster_of_another(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:
     if pinned is not None and pinned.version == found.roster_version:
         return pinned
     if not found.roster_version and mailbox.rosters.pinned(found.channel_id) is None:
-        if mailbox.rosters.named(found.name) is not None:
-            raise UntrustedRoster(f"{found.name} had a roster, and the server shows another channel that has none")
         return None
     served = yield from _served(found)
     yield from _pin(mailbox, served)
@@ -216,10 +217,10 @@ def _own_roster(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:
     pinned = mailbox.rosters.pinned(found.channel_id)
     if pinned is None and not found.roster_version:
         return None
-    if pinned is not None and pinned.version == found.roster_version and mailbox.rosters.signed_here(pinned):
+    if pinned is not None and pinned.version == found.roster_version and mailbox.rosters.names_present_pair(pinned):
         return pinned
     base, present = yield from _own_ground(mailbox, found)
-    if base.hash != present.hash or not mailbox.rosters.signed_here(base):
+    if base.hash != present.hash or not mailbox.rosters.names_present_pair(base):
         yield from change_roster(mailbox, found, _unchanged)
     return mailbox.rosters.pinned(found.channel_id)
 
@@ -243,7 +244,7 @@ def _own_ground(mailbox: Mailbox, found: Channel) -> Call[tuple[Roster, Roster]]
     if pinned is not None and served.hash == pinned.hash:
         return pinned, served
     try:
-        if mailbox.rosters.signed_here(served):
+        if mailbox.rosters.names_present_pair(served):
             mailbox.rosters.pin(served, now())
             return served, served
     except Refused as refusal:
