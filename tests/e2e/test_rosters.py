@@ -382,6 +382,13 @@ def test_an_owner_is_not_lied_to_either(people: People, liar: Liar) -> None:
     liar.lie("GET", ROSTER, lambda _, answer: said(answer, first))
     liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(roster_version=1))
     refuses(alice, channel, liar)
+    liar.honest()
+    mallory = people("mallory")
+    shows(liar, after(pinned(alice, channel), mallory, Member(mallory.name, may_publish=True, may_subscribe=True)))
+    refuses(alice, channel, liar)
+    with pytest.raises(UntrustedRoster):  # nor is anything signed on top of it
+        alice.client.allow(alice.mailbox, channel, bob.name)
+    assert liar.count("PUT") == 0
 
 
 def test_publishing_asks_for_no_roster_as_long_as_it_is_the_same(

@@ -243,15 +243,16 @@ def _own_ground(mailbox: Mailbox, found: Channel) -> Call[tuple[Roster, Roster]]
         )
     if pinned is not None and served.hash == pinned.hash:
         return pinned, served
+    if pinned is None and not mailbox.rosters.names_present_pair(served):
+        raise UntrustedRoster(f"an earlier pair of yours signed the roster of {found.name}", hint=hint)
     try:
-        if mailbox.rosters.names_present_pair(served):
-            mailbox.rosters.pin(served, now())
-            return served, served
+        mailbox.rosters.check_own(served)
     except Refused as refusal:
         raise UntrustedRoster(f"the server shows a forged roster of {found.name}: {refusal.message}") from refusal
-    if pinned is None:
-        raise UntrustedRoster(f"an earlier pair of yours signed the roster of {found.name}", hint=hint)
-    return pinned, served
+    if pinned is not None and not mailbox.rosters.names_present_pair(served):
+        return pinned, served
+    mailbox.rosters.pin(served, now())
+    return served, served
 
 
 def _next(

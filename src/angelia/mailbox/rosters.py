@@ -57,6 +57,14 @@ class Rosters:
         own = self._own.identity
         return (roster.owner_nhi, roster.signer_id) == (own.handle, own.pair.public.signer_id)
 
+    def check_own(self, roster: Roster) -> None:
+        """Whether some pair that this agent has or had signed a roster of its own; a stolen one may have."""
+        pairs = [self._own.identity.pair.public, *(link.bundle.signer for link in self._own.chain())]
+        pair = next((one for one in pairs if one.signer_id == roster.signer_id), None)
+        if pair is None:
+            raise UnknownSigner("no pair of this agent signed the roster")
+        check_roster(roster, pair)
+
     def pin(self, roster: Roster, now: datetime) -> None:
         """Believe a roster: signed by a pair of its owner that is believed, and not older than what was seen before.
 
