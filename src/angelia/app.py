@@ -23,12 +23,13 @@ from angelia.audit.leaving import Leaving
 from angelia.audit.service import Audit, event, record
 from angelia.audit.witness import Handing, witness_at
 from angelia.audit.witnessed import Witnessed
-from angelia.channels import message_routes
+from angelia.channels import message_routes, roster_routes
 from angelia.channels import routes as channel_routes
 from angelia.channels.admission import Admission
 from angelia.channels.epochs import Epochs
 from angelia.channels.publishing import Publishing
 from angelia.channels.reading import Readers
+from angelia.channels.rosters import Rosters
 from angelia.channels.service import Channels
 from angelia.envelope import support
 from angelia.errors import StartFailed, Unavailable
@@ -284,6 +285,7 @@ class Slices:
     upkeep: Upkeep
     channels: Channels
     epochs: Epochs
+    rosters: Rosters
     publishing: Publishing
     readers: Readers
     runs: Runs
@@ -305,6 +307,7 @@ class Slices:
         mail = Mail(ledger, queues, policy, failures)
         settling = Settling(ledger, queues)
         admission = Admission(policy)
+        channels = Channels(ledger, wake, agents, keys, admission)
         publishing, readers = Publishing(ledger, wake, admission, failures), Readers(ledger, wake, admission)
         try:
             yield cls(
@@ -328,8 +331,9 @@ class Slices:
                 receipts=Receipts(ledger, queues, failures, settings.max_ttl_seconds),
                 dead_letters=DeadLetters(ledger, queues, agents),
                 upkeep=Upkeep(ledger, queues, keys),
-                channels=Channels(ledger, wake, agents, keys, admission),
+                channels=channels,
                 epochs=Epochs(ledger, agents, admission),
+                rosters=Rosters(ledger, wake, channels, admission),
                 publishing=publishing,
                 readers=readers,
                 runs=Runs(ledger),
@@ -357,6 +361,7 @@ class Slices:
             ),
             *receipt_routes.routes(self.receipts, self.dead_letters),
             *channel_routes.routes(self.channels, self.epochs),
+            *roster_routes.routes(self.rosters),
             *message_routes.routes(self.publishing, self.readers, settings.max_ttl_seconds),
             *audit_routes.routes(self.audit, Witnessed(self.ledger)),
             *run_routes.routes(self.runs),

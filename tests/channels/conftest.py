@@ -13,12 +13,13 @@ from angelia.agents import routes as agent_routes
 from angelia.agents.service import Agents
 from angelia.audit.failures import Failures
 from angelia.audit.failures_store import Counts
-from angelia.channels import message_routes
+from angelia.channels import message_routes, roster_routes
 from angelia.channels import routes as channel_routes
 from angelia.channels.admission import Admission
 from angelia.channels.epochs import Epochs
 from angelia.channels.publishing import Publishing
 from angelia.channels.reading import Readers
+from angelia.channels.rosters import Rosters
 from angelia.channels.service import Channels
 from angelia.envelope.wire import TTL_MAX
 from angelia.guard.blocks import Blocks
@@ -56,6 +57,7 @@ class ChannelSlice:
     wake: Wake
     channels: Channels
     epochs: Epochs
+    rosters: Rosters
     publishing: Publishing
     readers: Readers
 
@@ -81,6 +83,7 @@ async def slices(ledger: Ledger, hot: HotTier) -> AsyncIterator[ChannelSlice]:
         wake,
         channels,
         Epochs(ledger, agents, admission),
+        Rosters(ledger, wake, channels, admission),
         publishing,
         Readers(ledger, wake, admission),
     )
@@ -102,6 +105,7 @@ async def server(
         *agent_routes.routes(agents, show_email=False),
         *key_routes.routes(slices.keys, schedules, load_or_make(tmp_path / "node.key")),
         *channel_routes.routes(slices.channels, slices.epochs),
+        *roster_routes.routes(slices.rosters),
         *message_routes.routes(slices.publishing, slices.readers, TTL_MAX),
     ]
     guard = Guard(

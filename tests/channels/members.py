@@ -9,6 +9,8 @@ import httpx
 import msgspec
 
 from angelia.envelope import jsonform, media
+from angelia.envelope.rosters import Member as Listed
+from angelia.envelope.rosters import Roster, roster_document, sign_roster
 from angelia.envelope.sealing import EpochKey, Post, seal_post, unseal_post
 from angelia.envelope.wire import Envelope
 from keyholder import KeyHolder, now_ms
@@ -41,6 +43,29 @@ class Member(KeyHolder):
         """A channel without a key."""
         body = {"channel_name": name, "policy": policy, **values}
         return UUID((await self.call("POST", "/v1/channels", body, status=201))["channel_id"])
+
+    def signs(self, channel: UUID, *members: Listed, after: Roster | None = None, **other: object) -> Roster:
+        """The roster after one, or the first."""
+        values: dict[str, Any] = {
+            "channel_id": channel,
+            "owner_nhi": self.handle,
+            "channel_name": "news",
+            "policy": "allowlist",
+            "members": members,
+            "issued_at": now_ms(),
+            **({} if after is None else {"version": after.version + 1, "prev_roster_hash": after.hash}),
+            **other,
+        }
+        return sign_roster(values.pop("pair", self.pair), **values)
+
+    async def makes_signed(self, *members: Listed, **other: object) -> Roster:
+        """A channel that has a roster from the beginning."""
+        roster = self.signs(uuid4(), *members, **other)
+        await self.makes(roster.channel_name, roster.policy, roster=msgspec.to_builtins(roster_document(roster)))
+        return roster
+
+    async def puts(self, roster: Roster) -> httpx.Response:
+        return await self.raw("PUT", f"/v1/channels/{roster.channel_id}/roster", roster_document(roster))
 
     async def keyed(self, name: str = "news", policy: str = "open", **values: object) -> tuple[UUID, EpochKey]:
         """A channel with its first key."""

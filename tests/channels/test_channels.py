@@ -240,7 +240,7 @@ async def test_a_deleted_channel_is_gone_at_once_and_its_rows_soon(
     connection: asyncpg.Connection,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("angelia.channels.service._BATCH", 2)
+    monkeypatch.setattr("angelia.channels.service.BATCH", 2)
     channel, key = await alice.keyed(policy="allowlist", allowlist_nhis=["bob"])
     kept, kept_key = await alice.keyed("kept")
     await alice.says(kept, kept_key)
@@ -254,7 +254,8 @@ async def test_a_deleted_channel_is_gone_at_once_and_its_rows_soon(
     await alice.makes("news", "open")  # the name is free again
     while await slices.channels.tidy(now):
         pass
-    for table in ("channel_messages", "channel_subscriptions", "channel_allowlist", "channel_epochs"):
+    tables = ("channel_messages", "channel_subscriptions", "channel_allowlist", "channel_epochs", "channel_rosters")
+    for table in tables:
         assert await connection.fetchval(f"SELECT count(*) FROM {table} WHERE channel_id = $1", channel) == 0  # noqa: S608
     assert await connection.fetchval("SELECT count(*) FROM channel_remains") == 0
     assert (await alice.shows(kept))["total_messages"] == 1

@@ -321,7 +321,7 @@ async def test_the_first_offset_never_goes_back(slices: ChannelSlice, alice: Mem
 async def test_a_tick_takes_small_batches_and_says_when_more_wait(
     slices: ChannelSlice, alice: Member, now: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("angelia.channels.service._BATCH", 2)
+    monkeypatch.setattr("angelia.channels.service.BATCH", 2)
     channel, key = await alice.keyed()
     for _ in range(5):
         await alice.says(channel, key, ttl_seconds=60)

@@ -8,11 +8,15 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 
 import pytest
 
+from angelia.channels.model import Policy
 from angelia.client import Client, Unreachable
+from angelia.client.channel_calls import make_channel
 from angelia.errors import VersionConflict
+from angelia.mailbox import identity
 from cli.running import Angelia, Ended
 
 
@@ -160,6 +164,42 @@ def test_who_is_denied_reads_no_more(alice: Member, bob: Member) -> None:
     alice.does("publish", "news", "alone again")
     assert bob("tail", news).code == 8
     assert alice("deny", "news", bob.name).code == 8
+
+
+def test_show_says_who_signed_the_roster_and_where_the_server_admits_readers(alice: Member, bob: Member) -> None:
+    alice.does("create", "news", "--allow", bob.name)
+    listed = f"roster       version 1, signed by {alice.name}: 1 member ({bob.name})\n"
+    assert listed in alice.does("show", "news")
+    assert "readers" not in alice.does("show", "news")
+    bob.does("subscribe", f"{alice.name}/news")
+    alice.does("deny", "news", bob.name)
+    assert f"version 2, signed by {alice.name}: 0 members\n" in alice.does("show", "news")
+    opened = alice.does("update", "news", "--policy", "open")
+    admitted = "readers      whom this server admits: under this policy the roster keeps nobody out\n"
+    assert admitted in opened
+    assert admitted in bob.does("show", f"{alice.name}/news")
+    assert json.loads(bob.does("show", f"{alice.name}/news", "--json"))["roster_version"] == 3
+
+
+def test_a_channel_without_a_roster_is_looked_at_and_signed(alice: Member, bob: Member, live: str, shell: Path) -> None:
+    owner = identity.load(shell / f"home-{alice.name}", alice.name, lambda: "")
+    with Client(live, identity=owner) as client:
+        client._run(make_channel("news", Policy.ALLOWLIST, allow=[bob.name]))  # as the build before did
+    assert "roster       none that" in alice.does("show", "news")
+    refused = alice("publish", "news", "hello")
+    assert refused.code == 1
+    assert f"error: {alice.name} has not signed yet who is in {alice.name}/news (conflict)" in refused.err
+    assert "hint: look at its list and sign it: angelia channel sign news" in refused.err
+    assert "has signed no list yet" in alice("allow", "news").err
+    asked = alice("sign", "news")
+    assert (asked.code, f"{bob.name}  yes     no" in asked.out) == (2, True)
+    assert "this list and the policy are the server's word" in asked.err
+    assert "look first with `angelia channel sign news --dry-run`, then add --yes" in asked.err
+    signed = alice.does("sign", "news", "--yes")
+    assert f"signed {alice.name}/news as allowlist with 1 member: version 1 of its roster\n" in signed
+    assert json.loads(alice.does("sign", "news", "--yes", "--json"))["done"] == "signed"
+    assert alice.does("publish", "news", "hello", "-q") == "1\n"
+    assert bob("sign", f"{alice.name}/news", "--yes").code == 5
 
 
 def test_another_policy_drops_whom_it_does_not_allow(alice: Member, bob: Member) -> None:

@@ -14,15 +14,17 @@ from uuid import UUID, uuid4
 import msgspec
 import pytest
 
+from angelia.channels.model import Policy
 from angelia.client import AsyncClient, BadAnswer, Client, attempts
 from angelia.client.channel_reading import Tail, Unopened
 from angelia.envelope import jsonform
 from angelia.envelope.media import MEDIA_TYPE
 from angelia.envelope.refusals import IdConflict, WrongRecipient
+from angelia.envelope.rosters import Member, Roster, UntrustedRoster, sign_roster
 from angelia.envelope.sealing import ChannelKey, EpochKey
 from angelia.envelope.wire import Envelope, decode
 from angelia.errors import EpochStale, KeyNotFound, OffsetGone, RateLimited, Unavailable, VersionConflict
-from angelia.keys.model import link_document
+from angelia.keys.model import link_document, unix_ms
 from angelia.mailbox import identity
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.channels import ChannelMessage, EpochWentBack
@@ -39,18 +41,50 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def alice(boxes: Callable[[str], Mailbox]) -> Mailbox:
-    """The owner of the channel."""
-    return boxes("alice")
+    """The owner of the channel, who has signed its roster."""
+    box = boxes("alice")
+    box.rosters.pin(signed(box), now())
+    return box
 
 
 @pytest.fixture
 def bob(boxes: Callable[[str], Mailbox], alice: Mailbox) -> Mailbox:
-    """Has joined alice's channel, and they know each other's keys."""
+    """Has joined alice's channel, may publish in it, and they know each other's keys."""
     box = boxes("bob")
     know(box, alice)
     know(alice, box)
     box.channels.join(CHANNEL, "alice/news", now())
+    pinned = alice.rosters.pinned(CHANNEL)
+    assert pinned is not None
+    box.rosters.pin(pinned, now())
     return box
+
+
+PUBLISHERS = ("bob", "carol", "dave")
+READERS = (*(f"member-{number:02}" for number in range(12)), "unknown")
+OPEN: dict[str, Any] = {"policy": "open", "roster_version": 2}  # how the server shows the channel once it is open
+
+
+def signed(owner: Mailbox, after: Roster | None = None, policy: str = "allowlist") -> Roster:
+    """The roster of the channel, or the next one."""
+    return sign_roster(
+        owner.identity.pair,
+        channel_id=CHANNEL,
+        owner_nhi="alice",
+        channel_name="news",
+        policy=policy,
+        members=[Member(one, one in PUBLISHERS, may_subscribe=True) for one in (*PUBLISHERS, *READERS)],
+        issued_at=unix_ms(now()),
+        **({} if after is None else {"version": after.version + 1, "prev_roster_hash": after.hash}),  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture
+def opened(alice: Mailbox, bob: Mailbox) -> None:
+    """The channel is open: its owner signed that, and the server says who may what."""
+    roster = signed(alice, alice.rosters.pinned(CHANNEL), "open")
+    for box in (alice, bob):
+        box.rosters.pin(roster, now())
 
 
 @pytest.fixture
@@ -94,6 +128,7 @@ def shown(**values: object) -> dict[str, Any]:
         "may_publish": True,
         "subscription": None,
         "without_key": 0,
+        "roster_version": 1,
         **values,
     }
 
@@ -135,7 +170,7 @@ class Brought:
     def told(self, *, may_give_key: bool = True, sender: str = "alice", **channel: object) -> None:
         giver = {"nhi": sender, "may_give_key": may_give_key}
         self.recorder.tell("GET", f"{PATH}/publishers/{sender}", giver)
-        self.recorder.tell("GET", PATH, shown(**{"epoch_key_id": str(self.key.key_id), **channel}))
+        self.recorder.tell("GET", PATH, shown(**{"epoch_key_id": str(self.key.key_id), **OPEN, **channel}))
 
     @property
     def kept(self) -> bool:
@@ -143,7 +178,7 @@ class Brought:
 
 
 @pytest.fixture
-def brought(recorder: Recorder, alice: Mailbox, bob: Mailbox) -> Brought:
+def brought(recorder: Recorder, alice: Mailbox, bob: Mailbox, opened: None) -> Brought:
     return Brought(recorder, alice, bob)
 
 
@@ -263,6 +298,28 @@ def test_a_server_that_is_away_leaves_the_key_for_the_next_time(
     with pytest.raises(Unavailable):
         client.take_keys(bob)
     assert len(bob.inbox.controls()) == 1
+
+
+@pytest.mark.parametrize(("sender", "kept"), [("alice", True), ("dave", True), ("unknown", False), ("mallory", False)])
+def test_where_a_roster_decides_the_server_has_no_say_in_who_gives_the_key(
+    client: Client,
+    recorder: Recorder,
+    alice: Mailbox,
+    bob: Mailbox,
+    boxes: Callable[[str], Mailbox],
+    sender: str,
+    kept: bool,
+) -> None:
+    box = alice if sender == "alice" else boxes(sender)
+    if box is not alice:
+        know(box, bob)
+        know(bob, box)
+    brought = Brought(recorder, alice, bob)
+    brought.told(sender=sender, may_give_key=not kept, policy="allowlist", roster_version=1)
+    brought.come(sender=box)
+    client.take_keys(bob)
+    assert brought.kept is kept
+    assert recorder.asked("GET", f"{PATH}/publishers/{sender}") == []
 
 
 # Publishing.
@@ -438,11 +495,11 @@ def subscription(**values: object) -> dict[str, Any]:
 
 
 def test_only_control_messages_are_taken_for_a_channel_and_other_mail_is_put_back(
-    client: Client, recorder: Recorder, alice: Mailbox, bob: Mailbox
+    client: Client, recorder: Recorder, alice: Mailbox, bob: Mailbox, opened: None
 ) -> None:
     bob.allowlist.allow("alice", now())
     ordinary = mail_to_bob(alice, b"about the channel")
-    recorder.tell("GET", PATH, shown(policy="open", epoch_key_id=str(uuid4())))
+    recorder.tell("GET", PATH, shown(**OPEN, epoch_key_id=str(uuid4())))
     recorder.tell("GET", "/v1/messages", leased(ordinary))
     recorder.tell("GET", "/v1/messages", b"")
     nacked = {"results": [{"replay_key": ordinary.replay_key, "state": "queued", "attempts": 0}]}
@@ -457,9 +514,9 @@ def test_only_control_messages_are_taken_for_a_channel_and_other_mail_is_put_bac
 
 
 def test_mail_that_is_put_back_is_not_looked_at_in_circles(
-    client: Client, recorder: Recorder, alice: Mailbox, bob: Mailbox
+    client: Client, recorder: Recorder, alice: Mailbox, bob: Mailbox, opened: None
 ) -> None:
-    recorder.tell("GET", PATH, shown(policy="open", epoch_key_id=str(uuid4())))
+    recorder.tell("GET", PATH, shown(**OPEN, epoch_key_id=str(uuid4())))
     for _ in range(3):
         recorder.tell("GET", "/v1/messages", leased(mail_to_bob(alice, b"x")))
     recorder.tell("GET", "/v1/messages", b"")
@@ -578,9 +635,9 @@ def test_a_key_lives_as_long_as_the_mailbox_lets_mail_live(
 
 
 def test_nobody_but_the_owner_makes_the_key_of_an_open_channel(
-    client: Client, recorder: Recorder, bob: Mailbox
+    client: Client, recorder: Recorder, bob: Mailbox, opened: None
 ) -> None:
-    recorder.tell("GET", PATH, shown(policy="open", epoch_key_id=str(uuid4())))
+    recorder.tell("GET", PATH, shown(**OPEN, epoch_key_id=str(uuid4())))
     recorder.tell("GET", "/v1/messages", b"")
     with pytest.raises(KeyNotFound):
         client.publish(bob, CHANNEL, b"x")
@@ -616,6 +673,16 @@ def test_hundreds_of_subscribers_cost_few_signatures_and_few_requests(
         assert {(one["control"], one["channel_id"], one["suite"]) for one in some} == {(True, str(CHANNEL), 2)}
 
 
+def test_pages_of_subscribers_that_never_end_are_no_answer(
+    client: Client, recorder: Recorder, bob: Mailbox, key: EpochKey
+) -> None:
+    recorder.tell("GET", PATH, shown(epoch_key_id=str(key.key_id), without_key=1))
+    recorder.tell("GET", f"{PATH}/subscribers", page([], following="same"))
+    with pytest.raises(BadAnswer):
+        client.publish(bob, CHANNEL, b"x")
+    assert len(recorder.asked("GET", f"{PATH}/subscribers")) == 2
+
+
 def page(names: list[str], following: str | None = None) -> dict[str, object]:
     at = now().isoformat()
     rows = [{"subscriber_nhi": name, "status": "active", "key_epoch": 0, "created_at": at} for name in names]
@@ -643,7 +710,7 @@ def messages(*placed: tuple[int, Envelope], **values: object) -> dict[str, objec
         }
         for offset, envelope in placed
     ]
-    return {"messages": rows, "first_offset": 1, "next_offset": 9, "has_more": False, **values}
+    return {"messages": rows, "first_offset": 1, "next_offset": 9, "has_more": False, "roster_version": 1, **values}
 
 
 def test_a_server_cannot_show_a_message_twice_nor_rewrite_what_was_read(
@@ -767,8 +834,36 @@ def test_an_offset_that_is_gone_is_an_error_to_who_asked_for_it(
 
 def test_a_channel_is_found_by_what_people_call_it(client: Client, recorder: Recorder, bob: Mailbox) -> None:
     recorder.tell("GET", "/v1/channels", {"channels": [], "next": None})
-    recorder.tell("GET", "/v1/channels", {"channels": [shown()], "next": None})
-    recorder.tell("GET", PATH, shown())
-    assert client.find_channel(bob, "team/news").channel_id == CHANNEL
+    own = shown(owner_nhi="bob", channel_name="team/news", roster_version=0)
+    other = {**own, "channel_id": str(uuid4())}
+    recorder.tell("GET", "/v1/channels", {"channels": [other], "next": None})
+    recorder.tell("GET", f"/v1/channels/{other['channel_id']}", other)
+    assert str(client.find_channel(bob, "team/news").channel_id) == other["channel_id"]
     asked = [one.query for one in recorder.asked("GET", "/v1/channels")]
     assert asked == ["owner=team&name=news", "owner=bob&name=team%2Fnews"]
+
+
+@pytest.mark.parametrize(
+    ("joined", "lie"),
+    [
+        ("alice/old", {"owner_nhi": "mallory", "channel_name": "old"}),  # another owner would be believed
+        ("alice/old", {"channel_name": "other"}),
+        (None, {}),  # alice/news is a channel that has a roster
+    ],
+)
+def test_a_channel_without_a_roster_takes_no_other_name(
+    client: Client, recorder: Recorder, bob: Mailbox, joined: str | None, lie: dict[str, Any]
+) -> None:
+    other = uuid4()
+    if joined is not None:
+        bob.channels.join(other, joined, now())
+    recorder.tell("GET", f"/v1/channels/{other}", shown(channel_id=str(other), roster_version=0, **lie))
+    with pytest.raises(UntrustedRoster):
+        client.find_channel(bob, other)
+
+
+def test_a_channel_that_the_server_made_otherwise_gets_no_key(recorder: Recorder, alice: Mailbox) -> None:
+    recorder.tell("POST", "/v1/channels", shown(channel_name="other", roster_version=1), status=201)
+    with Client(recorder.url, identity=alice) as client, pytest.raises(UntrustedRoster):
+        client.create_channel(alice, "other", Policy.PRIVATE)
+    assert alice.channels.keys(CHANNEL) == []

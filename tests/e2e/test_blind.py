@@ -83,7 +83,7 @@ def _talk(process: ServerProcess, homes: Path, read: str, unread: str) -> None:
         dora.subscribes(channel)
         carol.says(channel, read)
         assert dora.hears(channel) == [read]
-        carol.client.disallow(carol.client.find_channel(carol.mailbox, channel).channel_id, dora.name)
+        carol.client.disallow(carol.mailbox, channel, dora.name)
         carol.says(channel, unread)
     finally:
         carol.close()

@@ -16,7 +16,8 @@ from angelia.client import Client
 from angelia.client.attempts import Outcome, Send, Step
 from angelia.client.channel_calls import make_channel
 from angelia.client.channel_reading import Unopened
-from angelia.envelope.refusals import UnknownKey
+from angelia.client.channel_rosters import first_roster
+from angelia.envelope.refusals import NotAllowed, UnknownKey
 from angelia.errors import AlreadyExists, Denied, KeyNotFound
 from angelia.mailbox.channels import ChannelMessage
 from processes import ServerProcess
@@ -84,7 +85,7 @@ def test_a_removed_member_opens_nothing_that_comes_after(people: People) -> None
     alice.says(channel, "all three")
     assert bob.hears(channel) == carol.hears(channel) == ["all three"]
     found = alice.client.find_channel(alice.mailbox, channel)
-    alice.client.disallow(found.channel_id, bob.name)
+    alice.client.disallow(alice.mailbox, found.channel_id, bob.name)
     alice.says(channel, "without bob")
     assert carol.hears(channel) == ["all three", "without bob"]
     with pytest.raises(Denied):
@@ -104,7 +105,7 @@ def test_a_joiner_cannot_open_what_was_published_under_an_earlier_key(people: Pe
     carol.subscribes(channel)
     alice.says(channel, "of the first epoch")
     found = alice.client.find_channel(alice.mailbox, channel)
-    alice.client.disallow(found.channel_id, carol.name)
+    alice.client.disallow(alice.mailbox, found.channel_id, carol.name)
     bob.subscribes(channel)
     alice.says(channel, "of the second")
     first, second = bob.page(channel, after=0)
@@ -117,7 +118,7 @@ def test_an_absent_owner_stops_nobody(people: People) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
     channel = alice.creates(Policy.ALLOWLIST, carol)
     found = alice.client.find_channel(alice.mailbox, channel)
-    alice.client.allow(found.channel_id, bob.name, may_publish=True)
+    alice.client.allow(alice.mailbox, found.channel_id, bob.name, may_publish=True)
     bob.subscribes(channel)
     carol.subscribes(channel)
     # Alice never publishes, so bob has no key: he makes the next one, and gives it to carol, who does not know him.
@@ -134,7 +135,7 @@ def test_what_a_publisher_who_never_subscribed_says_is_read_by_all(people: Peopl
     channel = alice.creates(Policy.ALLOWLIST, carol)
     carol.subscribes(channel)
     found = alice.client.find_channel(alice.mailbox, channel)
-    alice.client.allow(found.channel_id, bob.name, may_subscribe=False, may_publish=True)
+    alice.client.allow(alice.mailbox, found.channel_id, bob.name, may_subscribe=False, may_publish=True)
     alice.says(channel, "from alice")
     bob.says(channel, "from bob, who never subscribed")
     alice.says(channel, "alice again")
@@ -147,7 +148,7 @@ def test_publishers_who_do_not_listen_agree_on_a_key_and_keep_it(people: People)
     carol.subscribes(channel)
     found = alice.client.find_channel(alice.mailbox, channel)
     for one in (bob, dave):
-        alice.client.allow(found.channel_id, one.name, may_subscribe=False, may_publish=True)
+        alice.client.allow(alice.mailbox, found.channel_id, one.name, may_subscribe=False, may_publish=True)
     epochs = [
         who.client.publish(who.mailbox, channel, b"x").channel.epoch
         for who in (alice, bob, alice, bob, alice, dave, alice, bob, dave)
@@ -155,37 +156,49 @@ def test_publishers_who_do_not_listen_agree_on_a_key_and_keep_it(people: People)
     assert epochs == [1, 2, 2, 2, 2, 3, 3, 3, 3]
     assert len(carol.hears(channel)) == 9
     # Whoever is removed has no part in what follows.
-    alice.client.disallow(found.channel_id, bob.name)
+    alice.client.disallow(alice.mailbox, found.channel_id, bob.name)
     assert alice.client.publish(alice.mailbox, channel, b"without bob").channel.epoch == 4
     assert bob.client.receive(bob.mailbox).controls == 0
 
 
-def test_what_a_removed_publisher_sealed_and_gave_the_key_of_still_opens(people: People) -> None:
+def test_what_others_sealed_under_the_key_of_a_removed_publisher_still_opens_and_its_own_words_do_not(
+    people: People,
+) -> None:
+    """Whoever was removed could write more under its old key, and date it back."""
     alice, bob, carol = people("alice"), people("bob"), people("carol")
     channel = alice.creates(Policy.ALLOWLIST, bob)
-    found = alice.client.find_channel(alice.mailbox, channel)
-    alice.client.allow(found.channel_id, carol.name, may_publish=True)
-    for one in (bob, carol, alice):
+    alice.client.allow(alice.mailbox, channel, carol.name, may_publish=True)
+    for one in (bob, alice):
         one.subscribes(channel)
     carol.says(channel, "from carol")  # under a key that she made
     alice.says(channel, "from alice")
-    alice.client.disallow(found.channel_id, carol.name)
-    assert bob.hears(channel) == ["from carol", "from alice"]
+    assert alice.hears(channel) == ["from carol", "from alice"]
+    alice.client.disallow(alice.mailbox, channel, carol.name)
+    first, second = bob.page(channel)
+    assert isinstance(first, Unopened)
+    assert isinstance(first.error, NotAllowed)
+    assert isinstance(second, ChannelMessage)
+    assert second.body == b"from alice"
+    assert alice.hears(channel) == ["from carol", "from alice"]  # what was read before still opens
     alice.says(channel, "later")
-    assert bob.hears(channel) == ["from carol", "from alice", "later"]
+    assert bob.hears(channel, after=2) == ["later"]
 
 
-def test_a_key_of_a_removed_publisher_that_comes_late_opens_what_it_sealed(people: People) -> None:
+def test_a_key_of_a_removed_publisher_that_comes_late_seals_nothing(people: People) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
-    channel = alice.creates(Policy.ALLOWLIST, bob)
-    found = alice.client.find_channel(alice.mailbox, channel)
-    alice.client.allow(found.channel_id, carol.name, may_publish=True)
-    for one in (bob, carol, alice):
+    channel = alice.creates(Policy.ALLOWLIST)
+    for one in (bob, carol):
+        alice.client.allow(alice.mailbox, channel, one.name, may_publish=True)
+    for one in (bob, alice):
         one.subscribes(channel)
     carol.says(channel, "from carol")
-    alice.client.disallow(found.channel_id, carol.name)
-    alice.says(channel, "the next epoch")
-    assert bob.hears(channel) == ["from carol", "the next epoch"]
+    alice.says(channel, "from alice, under carol's key")
+    alice.client.disallow(alice.mailbox, channel, carol.name)
+    assert isinstance(bob.page(channel)[1], ChannelMessage)
+    found = bob.client.find_channel(bob.mailbox, channel)
+    (late,) = [one for one in bob.mailbox.channels.keys(found.channel_id) if one.sender == carol.name]
+    assert bob.mailbox.channels.present_key(found.channel_id, late.key_id) is None
+    assert bob.client.publish(bob.mailbox, channel, b"the next epoch").channel.epoch == late.epoch + 1
 
 
 def test_in_an_open_channel_a_subscriber_that_once_asked_is_not_sent_the_key_for_ever(people: People) -> None:
@@ -210,7 +223,7 @@ def test_mail_about_a_channel_is_nobodys_but_its_recipients(people: People) -> N
     alice, bob = people("alice"), people("bob")
     channel = alice.creates(Policy.ALLOWLIST)
     found = alice.client.find_channel(alice.mailbox, channel)
-    alice.client.allow(found.channel_id, bob.name, may_publish=True)
+    alice.client.allow(alice.mailbox, found.channel_id, bob.name, may_publish=True)
     bob.client.find_keys(bob.mailbox, alice.name)
     bob.mailbox.allowlist.allow(alice.name, datetime.now(UTC))
     alice.client.send(alice.mailbox, bob.name, b"about the channel", channel_id=found.channel_id)
@@ -241,7 +254,7 @@ def test_a_removal_while_the_key_is_given_out_makes_the_publisher_begin_again(pe
         if isinstance(step, Send) and step.url.endswith("/keys") and not removed:
             removed.append(True)
             with Client(alice.url, identity=alice.mailbox) as other:
-                other.disallow(found.channel_id, carol.name)
+                other.disallow(alice.mailbox, found.channel_id, carol.name)
         return take(step)
 
     alice.client._take = removing  # type: ignore[method-assign]
@@ -252,7 +265,8 @@ def test_a_removal_while_the_key_is_given_out_makes_the_publisher_begin_again(pe
 
 def test_an_owner_whose_first_try_was_cut_off_goes_on_with_the_channel_that_it_has(people: People) -> None:
     alice, bob = people("alice"), people("bob")
-    made = alice.client._run(make_channel("news", Policy.OPEN))  # and the process ended here
+    roster = first_roster(alice.mailbox, "news", Policy.OPEN, [])
+    made = alice.client._run(make_channel("news", Policy.OPEN, roster=roster))  # and the process ended here
     with pytest.raises(AlreadyExists) as refused:
         alice.creates(Policy.OPEN)
     assert "angelia channel show news" in refused.value.hint
@@ -265,7 +279,7 @@ def test_who_left_and_publishes_in_the_same_epoch_makes_no_new_key(people: Peopl
     alice, bob = people("alice"), people("bob")
     channel = alice.creates(Policy.ALLOWLIST)
     found = alice.client.find_channel(alice.mailbox, channel)
-    alice.client.allow(found.channel_id, bob.name, may_publish=True)
+    alice.client.allow(alice.mailbox, found.channel_id, bob.name, may_publish=True)
     bob.subscribes(channel)
     alice.says(channel, "one")
     assert bob.hears(channel) == ["one"]
@@ -310,7 +324,7 @@ def test_messages_of_a_publisher_who_rotated_since_open_for_who_meets_it_now(peo
     alice, bob, carol = people("alice"), people("bob"), people("carol")
     channel = alice.creates(Policy.ALLOWLIST, carol)
     found = alice.client.find_channel(alice.mailbox, channel)
-    alice.client.allow(found.channel_id, bob.name, may_publish=True)
+    alice.client.allow(alice.mailbox, found.channel_id, bob.name, may_publish=True)
     bob.subscribes(channel)
     alice.says(channel, "the key is alice's")
     for number in range(3):
@@ -340,7 +354,7 @@ def test_two_publishers_at_once_and_a_reader_who_follows(people: People) -> None
     alice, bob, carol = people("alice"), people("bob"), people("carol")
     channel = alice.creates(Policy.ALLOWLIST, carol)
     found = alice.client.find_channel(alice.mailbox, channel)
-    alice.client.allow(found.channel_id, bob.name, may_publish=True)
+    alice.client.allow(alice.mailbox, found.channel_id, bob.name, may_publish=True)
     for one in (bob, carol):
         one.subscribes(channel)
     alice.says(channel, "start")
@@ -370,12 +384,12 @@ def test_two_who_need_the_next_key_at_once_agree_on_one(people: People) -> None:
     alice, bob, carol, dave = (people(name) for name in ("alice", "bob", "carol", "dave"))
     channel = alice.creates(Policy.ALLOWLIST, carol, dave)
     found = alice.client.find_channel(alice.mailbox, channel)
-    alice.client.allow(found.channel_id, bob.name, may_publish=True)
+    alice.client.allow(alice.mailbox, found.channel_id, bob.name, may_publish=True)
     for one in (alice, bob, carol, dave):
         one.subscribes(channel)
     alice.says(channel, "start")
     bob.hears(channel)
-    alice.client.disallow(found.channel_id, carol.name)
+    alice.client.disallow(alice.mailbox, found.channel_id, carol.name)
     threads = [threading.Thread(target=who.says, args=(channel, who.name)) for who in (alice, bob)]
     for thread in threads:
         thread.start()

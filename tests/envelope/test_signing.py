@@ -24,6 +24,7 @@ LABELS = {
     Purpose.PREKEY: (b"angelia/v1/prekey-signature", b"angelia/v1/prekey-signature"),
     Purpose.RECEIPT: (b"angelia/v1/receipt-signature", b"angelia/v1/receipt-signature"),
     Purpose.ROTATION: (b"angelia/v1/signer-rotation", b"angelia/v1/signer-rotation"),
+    Purpose.ROSTER: (b"angelia/v1/channel-roster", b"angelia/v1/channel-roster"),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -213,6 +213,13 @@ async def find(tx: Tx, name: str) -> Agent | None:
     if found is None and (id_ := _as_uuid(name)) is not None:
         found = await store.by_id(tx, id_)
     return found
+
+
+async def check_handles(tx: Tx, handles: Collection[str]) -> None:
+    """Whether there is an agent of each of these handles; the error names one that is missing."""
+    missing = set(handles) - await store.known_handles(tx, sorted(handles)) if handles else set()
+    if missing:
+        raise nobody(min(missing))
 
 
 async def blocked(tx: Tx, pairs: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:

@@ -47,6 +47,10 @@ async def handles(tx: Tx, ids: Sequence[UUID]) -> dict[UUID, str]:
     return {row["id"]: row["handle"] for row in await tx.fetch(SQL["handles"], ids)}
 
 
+async def known_handles(tx: Tx, handles: Sequence[str]) -> set[str]:
+    return {row["handle"] for row in await tx.fetch(SQL["known_handles"], handles)}
+
+
 async def by_key_ids(tx: Tx, key_ids: Sequence[UUID]) -> dict[UUID, Agent]:
     return {row["key_id"]: _known(row) for row in await tx.fetch(SQL["by_key_ids"], key_ids)}
 

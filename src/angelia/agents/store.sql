@@ -30,6 +30,9 @@ UPDATE agents SET handle_fixed = true WHERE id = $1
 -- name: handles
 SELECT id, handle FROM agents WHERE id = ANY ($1::uuid[])
 
+-- name: known_handles
+SELECT handle FROM agents WHERE handle = ANY ($1::varchar[])
+
 -- name: by_key_ids
 SELECT id, handle, public_key, key_id, name, email, aicq_signatures, registered_at
 FROM agents WHERE key_id = ANY ($1::uuid[])

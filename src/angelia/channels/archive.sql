@@ -1,6 +1,6 @@
 -- name: channels_about_agent
 SELECT channel_id::text AS channel_id, owner_nhi, channel_name, policy, retention_seconds, max_message_size_bytes,
-  max_subscribers, epoch, total_messages, total_subscribers, created_at, updated_at
+  max_subscribers, epoch, roster_version, total_messages, total_subscribers, created_at, updated_at
 FROM channels WHERE owner_nhi = $1 ORDER BY created_at, channel_id
 
 -- name: subscriptions_about_agent

@@ -67,12 +67,14 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Messages(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages in their order; offsets whose messages have expired are left out."""
+    """Messages in their order; offsets whose messages have expired are left out. `roster_version` is the channel's, so
+    that a reader knows when to look at its roster again."""
 
     messages: list[Message]
     first_offset: int
     next_offset: int
     has_more: bool
+    roster_version: int
 
 
 class EnvelopeBody(msgspec.Struct, frozen=True):
@@ -156,6 +158,7 @@ def _messages(found: Reading) -> Messages:
         first_offset=found.first_offset,
         next_offset=found.next_offset,
         has_more=found.has_more,
+        roster_version=found.roster_version,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -11,6 +10,7 @@ from uuid import UUID
 import msgspec
 
 from angelia.envelope.ids import valid_handle
+from angelia.envelope.rosters import valid_channel_name
 from angelia.envelope.wire import Envelope
 from angelia.errors import InvalidArgument, NotFound
 
@@ -20,7 +20,6 @@ MESSAGE_BYTES, LEAST_MESSAGE_BYTES, MOST_MESSAGE_BYTES = 1_048_576, 4_096, 1_122
 SUBSCRIBERS, MOST_SUBSCRIBERS = 10_000, 100_000
 KEY_LIFE = timedelta(hours=24)  # after a voluntary leave, the next publish under an older key changes it
 ASK_AGAIN = timedelta(hours=1)  # how often a subscriber may say that it has lost the key
-_NAME = re.compile(r"\A[a-z0-9][a-z0-9_./-]{0,63}\Z")
 
 
 class Policy(StrEnum):
@@ -43,7 +42,8 @@ class Status(StrEnum):
 
 
 class Channel(msgspec.Struct, frozen=True, kw_only=True):
-    """A channel as those see it who may use it.
+    """A channel as those see it who may use it. `roster_version` is that of the roster which its owner signed last;
+    0 is none.
 
     Without an `epoch_key_id` nothing can be published until somebody who may publish sets the next key. `left_at` is
     the last time that somebody left who has the present key."""
@@ -65,6 +65,7 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
     total_subscribers: int
     created_at: datetime
     updated_at: datetime
+    roster_version: int = 0
 
     @property
     def name(self) -> str:
@@ -204,11 +205,12 @@ class Reading:
     first_offset: int
     next_offset: int
     has_more: bool
+    roster_version: int = 0
 
 
 def check_name(name: str) -> str:
     """A channel's name within its owner's."""
-    if _NAME.match(name) is None:
+    if not valid_channel_name(name):
         raise InvalidArgument(
             f"{name[:70]!r} is no channel name", hint="1 to 64 of a-z 0-9 _ . / -, a letter or digit first"
         )
@@ -230,7 +232,7 @@ def check_limits(retention_seconds: int, max_message_size_bytes: int, max_subscr
 def split_name(text: str) -> tuple[str, str] | None:
     """Owner and name of a channel written as `owner/name`, or None."""
     owner, slash, name = text.partition("/")
-    return (owner, name) if slash and valid_handle(owner) and _NAME.match(name) else None
+    return (owner, name) if slash and valid_handle(owner) and valid_channel_name(name) else None
 
 
 def not_subscribed(channel: Channel) -> NotFound:

@@ -202,7 +202,9 @@ class _Pages:
             found = await store.read(tx, channel.channel_id, after, now, limit + 1, most)
             self._room -= sum(len(one.wire) for one in found)
             more = len(found) > limit or (bool(found) and found[-1].offset < channel.end)
-            self._read[place] = Reading(found[:limit], channel.first_offset, channel.next_offset, more)
+            self._read[place] = Reading(
+                found[:limit], channel.first_offset, channel.next_offset, more, channel.roster_version
+            )
         return self._read[place]
 
 

@@ -22,6 +22,7 @@ from angelia.channels.model import (
     Subscription,
 )
 from angelia.channels.service import Channels
+from angelia.envelope.rosters import RosterDocument, parse_roster
 from angelia.errors import InvalidArgument
 from angelia.guard.declarations import (
     Access,
@@ -37,6 +38,7 @@ from angelia.guard.model import Per, Rule
 
 WRITE = Rule("channels", 120, 60_000, Per.AGENT)
 PUBLISH = Rule("publish", 1_200, 60_000, Per.AGENT)
+ROSTER_BODY = 4 << 20  # ten thousand of the longest handles, and their rights
 
 Name = Annotated[str, msgspec.Meta(max_length=255)]
 Handles = Annotated[list[Name], msgspec.Meta(max_length=100)]
@@ -45,7 +47,8 @@ _EPOCH = re.compile(r"[1-9][0-9]{0,14}")
 
 
 class NewChannel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A channel to make. Who is in `allowlist_nhis` may subscribe."""
+    """A channel to make. Who is in `allowlist_nhis` may subscribe. With a `roster`, which names the channel's id, its
+    members are listed instead."""
 
     channel_name: Name
     policy: Policy
@@ -53,6 +56,7 @@ class NewChannel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     retention_seconds: int = RETENTION
     max_message_size_bytes: int = MESSAGE_BYTES
     max_subscribers: int = SUBSCRIBERS
+    roster: RosterDocument | None = None
 
 
 class ChannelChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -172,6 +176,7 @@ def _channel_routes(channels: Channels) -> list[Route]:
             retention_seconds=body.retention_seconds,
             max_message_size_bytes=body.max_message_size_bytes,
             max_subscribers=body.max_subscribers,
+            roster=None if body.roster is None else parse_roster(body.roster),
         )
         return Answer(201, made)
 
@@ -234,7 +239,7 @@ def _channel_routes(channels: Channels) -> list[Route]:
     return [
         Route(
             "POST", "/v1/channels", create, Access.AGENT, "Make a channel",
-            {201: Channel}, takes=NewChannel, rule=WRITE,
+            {201: Channel}, takes=NewChannel, rule=WRITE, body_limit=ROSTER_BODY,
         ),
         Route(
             "GET", "/v1/channels", list_channels, Access.AGENT, "The channels that the caller may know of",
@@ -255,11 +260,12 @@ def _channel_routes(channels: Channels) -> list[Route]:
         ),
         Route(
             "PUT", "/v1/channels/{channel}/allowlist/{agent}", allow, Access.AGENT,
-            "List an agent, or change what it may; for the owner", {200: Listed}, takes=Rights, rule=WRITE,
+            "List an agent, or change what it may; for the owner of a channel without a roster",
+            {200: Listed}, takes=Rights, rule=WRITE,
         ),
         Route(
             "DELETE", "/v1/channels/{channel}/allowlist/{agent}", disallow, Access.AGENT,
-            "Take an agent off the allowlist; for the owner", {204: None}, rule=WRITE,
+            "Take an agent off the allowlist; for the owner of a channel without a roster", {204: None}, rule=WRITE,
         ),
     ]  # fmt: skip
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import msgspec
 
 from angelia.agents.model import Agent
-from angelia.agents.service import Agents
+from angelia.agents.service import Agents, check_handles
 from angelia.audit import service as audit
-from angelia.audit.model import Detail, Event
+from angelia.audit.model import Detail
 from angelia.channels import store
 from angelia.channels.admission import Admission
 from angelia.channels.model import (
@@ -28,14 +28,16 @@ from angelia.channels.model import (
     no_channel,
     not_subscribed,
 )
-from angelia.errors import AlreadyExists, Conflict, Denied, NotFound
+from angelia.channels.removal import BATCH, channel_event, recheck, recheck_all, withdraw
+from angelia.channels.signed import check_signed, refuse_another
+from angelia.envelope.rosters import Member, Roster
+from angelia.errors import AlreadyExists, Conflict, Denied, InvalidArgument, NotFound
 from angelia.keys.service import Keys
 from angelia.policy.model import Action
 from angelia.stores.ledger import Ledger, Tx
 from angelia.stores.wake import Wake, topic
 
 MOST_COUNTED = 1_000
-_BATCH = 500
 _RECHECKED_TOGETHER = 20
 # As long as anything under a key that was replaced may be read; a day more than needed, for clocks that differ.
 _EPOCHS_KEPT = timedelta(seconds=LONGEST_RETENTION) + timedelta(days=1)
@@ -62,25 +64,40 @@ class Channels:
         retention_seconds: int,
         max_message_size_bytes: int,
         max_subscribers: int,
+        roster: Roster | None = None,
     ) -> Channel:
-        """A new channel. Whoever is listed may subscribe; who else may publish is said for each of them.
+        """A new channel. Whoever is listed may subscribe; who else may publish is said for each of them. With a roster
+        the channel has the id that its owner signed, and those are listed whom the roster names.
 
         Its owner has published keys: without them nothing can be published, and its handle might still change."""
         check_name(name)
         check_limits(retention_seconds, max_message_size_bytes, max_subscribers)
         await self._keys.bundle(owner.handle, owner, now)
-        listed = {(await self._agents.named(one)).handle for one in allowlist}
+        handles = {(await self._agents.named(one)).handle for one in allowlist}
+        listed: Sequence[Member] = [Member(nhi, may_publish=False, may_subscribe=True) for nhi in sorted(handles)]
+        channel_id = uuid4()
+        if roster is not None:
+            refuse_another(roster, roster.channel_id, owner.handle, name)
+            if roster.policy != policy or roster.version != 1 or listed:
+                raise InvalidArgument(
+                    "the first roster has the channel's policy, and names all who are listed",
+                    hint="leave allowlist_nhis out",
+                )
+            channel_id, listed = roster.channel_id, roster.members
         limits = (retention_seconds, max_message_size_bytes, max_subscribers)
         async with self._ledger.transaction() as tx:
-            made = await store.add(tx, owner.handle, name, policy, *limits, now)
+            made = await store.add(tx, channel_id, owner.handle, name, policy, *limits, now)
             if made is None:
                 raise AlreadyExists(
                     f"{owner.handle} has a channel {name} already",
                     hint=f"it is yours and can be used as it is: angelia channel show {name}",
                 )
             await store.hold_key(tx, made.channel_id, owner.handle, 0, now)
-            for nhi in sorted(listed):
-                await store.put_listed(tx, made.channel_id, nhi, now, may_subscribe=True, may_publish=False)
+            if roster is not None:
+                await check_signed(tx, roster, now)
+                await check_handles(tx, [one.nhi for one in listed])
+                made = await store.put_roster(tx, roster, now)
+            await store.put_all_listed(tx, made.channel_id, listed, now)
             detail = {"channel_id": str(made.channel_id), "name": name, "policy": policy.value, "listed": len(listed)}
             event = audit.event("channel_created", now, actor=owner.handle, object=owner.handle, detail=detail)
             await audit.record(tx, [event])
@@ -131,7 +148,9 @@ class Channels:
         Another policy always closes the epoch: what was published for some must not open with a key that others
         get, and who had the key under the old policy must not have the next."""
         async with self._ledger.transaction() as tx:
-            before = await self._owned(tx, channel_id, agent, now)
+            before = await self.owned(tx, channel_id, agent, now)
+            if policy not in (None, before.policy):
+                _refuse_signed(before)
             limits = (
                 before.retention_seconds if retention_seconds is None else retention_seconds,
                 before.max_message_size_bytes if max_message_size_bytes is None else max_message_size_bytes,
@@ -144,18 +163,18 @@ class Channels:
             if policy not in (None, before.policy):
                 await store.close_epoch(tx, channel_id, now)
                 detail = {"policy": policy, "before": before.policy.value}
-                await audit.record(tx, [_event("channel_policy_changed", before, agent.handle, now, detail)])
-        while policy is not None and await self._recheck(channel_id, now):
-            pass
+                await audit.record(tx, [channel_event("channel_policy_changed", before, agent.handle, now, detail)])
+        if policy is not None:
+            await recheck_all(self._ledger, self._admission, channel_id, now)
         await self._wake.tell(topic("channel", str(channel_id)), b"")
         return await self.show(agent, channel_id, now)
 
     async def delete(self, agent: Agent, channel_id: UUID, now: datetime) -> None:
         async with self._ledger.transaction() as tx:
-            gone = await self._owned(tx, channel_id, agent, now)
+            gone = await self.owned(tx, channel_id, agent, now)
             await store.remove(tx, channel_id, now)
             detail = {"messages": gone.total_messages, "subscribers": gone.total_subscribers}
-            await audit.record(tx, [_event("channel_deleted", gone, agent.handle, now, detail)])
+            await audit.record(tx, [channel_event("channel_deleted", gone, agent.handle, now, detail)])
         await self._wake.tell(topic("channel", str(channel_id)), b"")
 
     async def allowlist(self, agent: Agent, channel_id: UUID, after: str, limit: int, now: datetime) -> list[Listed]:
@@ -170,33 +189,37 @@ class Channels:
         """List somebody, or change what it may; to take a right away is to remove it from those who have it."""
         nhi = (await self._agents.named(name)).handle
         async with self._ledger.transaction() as tx:
-            channel = await self._owned(tx, channel_id, agent, now)
+            channel = await self.owned(tx, channel_id, agent, now)
+            _refuse_signed(channel)
             before = (await store.listed(tx, channel_id, [nhi])).get(nhi)
             entry = await store.put_listed(
                 tx, channel_id, nhi, now, may_subscribe=may_subscribe, may_publish=may_publish
             )
             detail: Detail = {"listed": nhi, "may_subscribe": may_subscribe, "may_publish": may_publish}
-            await audit.record(tx, [_event("channel_policy_changed", channel, agent.handle, now, detail)])
+            await audit.record(tx, [channel_event("channel_policy_changed", channel, agent.handle, now, detail)])
             lost = before is not None and (
                 before.may_subscribe > entry.may_subscribe or before.may_publish > entry.may_publish
             )
             if before is not None and lost:
-                await self._withdraw(tx, channel, before, now)
+                await withdraw(tx, self._admission, channel, [before], now)
         await self._wake.tell(topic("channel", str(channel_id)), b"")
         return entry
 
     async def disallow(self, agent: Agent, channel_id: UUID, name: str, now: datetime) -> None:
         nhi = (await self._agents.named(name)).handle
         async with self._ledger.transaction() as tx:
-            channel = await self._owned(tx, channel_id, agent, now)
-            removed = await store.remove_listed(tx, channel_id, nhi)
-            if removed is None:
+            channel = await self.owned(tx, channel_id, agent, now)
+            _refuse_signed(channel)
+            removed = await store.remove_listed(tx, channel_id, [nhi])
+            if not removed:
                 raise NotFound(
                     f"{nhi} is not on the allowlist of {channel.name}",
                     hint=f"who is: angelia channel allow {channel.channel_name}",
                 )
-            await audit.record(tx, [_event("channel_policy_changed", channel, agent.handle, now, {"unlisted": nhi})])
-            await self._withdraw(tx, channel, removed, now)
+            await audit.record(
+                tx, [channel_event("channel_policy_changed", channel, agent.handle, now, {"unlisted": nhi})]
+            )
+            await withdraw(tx, self._admission, channel, removed, now)
         await self._wake.tell(topic("channel", str(channel_id)), b"")
 
     async def subscribe(
@@ -222,7 +245,7 @@ class Channels:
                     )
                 held = await store.put_subscription(tx, channel_id, agent.handle, channel.end, now)
                 await store.count_subscribers(tx, channel_id, 1)
-                await audit.record(tx, [_event("subscribed", channel, agent.handle, now)])
+                await audit.record(tx, [channel_event("subscribed", channel, agent.handle, now)])
             if needs_key:
                 held = await store.key_lost(tx, channel_id, agent.handle, now, now - ASK_AGAIN) or held
         return held, new
@@ -243,7 +266,7 @@ class Channels:
                 await store.count_subscribers(tx, channel_id, -1)
                 if channel.policy is not Policy.OPEN and not owns:
                     await store.note_leave(tx, channel_id, now)
-                await audit.record(tx, [_event("unsubscribed", channel, agent.handle, now)])
+                await audit.record(tx, [channel_event("unsubscribed", channel, agent.handle, now)])
                 held = msgspec.structs.replace(held, status=status, updated_at=now)
         await self._wake.tell(topic("channel", str(channel_id)), b"")
         return held
@@ -259,15 +282,15 @@ class Channels:
     async def tidy(self, now: datetime) -> bool:
         """One tick: messages whose time is over, remains of channels, checks that are due by a crash or other rules."""
         async with self._ledger.transaction() as tx:
-            remains = await store.drop_remains(tx, _BATCH)
+            remains = await store.drop_remains(tx, BATCH)
         async with self._ledger.transaction() as tx:
-            more = await store.drop_expired(tx, now, _BATCH)
-            await store.forget_epochs(tx, now - _EPOCHS_KEPT, _BATCH)
+            more = await store.drop_expired(tx, now, BATCH)
+            await store.forget_epochs(tx, now - _EPOCHS_KEPT, BATCH)
         async with self._ledger.transaction() as tx:
             await store.recheck_behind(tx, await self._admission.rules_version(tx), _RECHECKED_TOGETHER)
             due = await store.recheck_due(tx)
         if due is not None:
-            await self._recheck(due, now)
+            await recheck(self._ledger, self._admission, due, now)
         return remains or more or due is not None
 
     async def _shown(self, tx: Tx, channel: Channel, agent: Agent, now: datetime) -> Shown:
@@ -301,51 +324,8 @@ class Channels:
                 raise not_subscribed(channel)
         return held
 
-    async def _withdraw(self, tx: Tx, channel: Channel, before: Listed, now: datetime) -> None:
-        """A right was taken away: what rested on it ends with it, and whoever may have the key has it no more."""
-        if channel.policy is not Policy.ALLOWLIST or before.nhi == channel.owner_nhi:
-            return
-        held = await store.subscription(tx, channel.channel_id, before.nhi)
-        if held is not None and held.holds:
-            await self._drop_refused(tx, channel, [held], now)
-        if before.may_publish or held is not None:
-            await store.close_epoch(tx, channel.channel_id, now)
-
-    async def _recheck(self, channel_id: UUID, now: datetime) -> bool:
-        """Drop the next few holders of the key that are not allowed any more; whether there are more to look at."""
-        async with self._ledger.transaction() as tx:
-            channel = (await store.lock(tx, [channel_id])).get(channel_id)
-            after = await store.recheck_after(tx, channel_id)
-            if channel is None or after is None:
-                return False
-            found = await store.holders(tx, channel_id, after, _BATCH)
-            await self._drop_refused(tx, channel, found, now)
-            more = len(found) == _BATCH
-            await store.recheck_from(tx, channel_id, found[-1].subscriber_nhi if more else None)
-        return more
-
-    async def _drop_refused(self, tx: Tx, channel: Channel, held: Sequence[Subscription], now: datetime) -> None:
-        """Remove those who may not go on; the epoch closes with it, so that nothing follows under a key that they have.
-
-        Who may not listen but publish, as an owner always keeps its channel's key, goes on as a publisher."""
-        refusals = await self._admission.staying(tx, channel, held, now)
-        refused = [one for one, refusal in zip(held, refusals, strict=True) if refusal]
-        if not refused:
-            return
-        publishers = [msgspec.structs.replace(one, status=Status.PUBLISHING) for one in refused if one.listens]
-        still = await self._admission.staying(tx, channel, publishers, now)
-        kept = [one.subscriber_nhi for one, refusal in zip(publishers, still, strict=True) if not refusal]
-        dropped = [one.subscriber_nhi for one in refused if one.subscriber_nhi not in kept]
-        await store.become(tx, channel.channel_id, kept, Status.PUBLISHING, now)
-        await store.become(tx, channel.channel_id, dropped, Status.DELETED, now)
-        await store.count_subscribers(tx, channel.channel_id, -len(publishers))
-        await store.close_epoch(tx, channel.channel_id, now)
-        removals = [
-            _event("unsubscribed", channel, channel.owner_nhi, now, {"removed": one.subscriber_nhi}) for one in refused
-        ]
-        await audit.record(tx, removals)
-
-    async def _owned(self, tx: Tx, channel_id: UUID, agent: Agent, now: datetime) -> Channel:
+    async def owned(self, tx: Tx, channel_id: UUID, agent: Agent, now: datetime) -> Channel:
+        """A channel under its lock, for its owner."""
         channel = await store.locked(tx, channel_id)
         await self._refuse_others(tx, channel, agent, now)
         return channel
@@ -356,6 +336,9 @@ class Channels:
             raise Denied("only the channel's owner may do this", hint=f"its owner is {channel.owner_nhi}")
 
 
-def _event(kind: str, channel: Channel, actor: str, now: datetime, detail: Detail | None = None) -> Event:
-    said = {"channel_id": str(channel.channel_id), "name": channel.name, **(detail or {})}
-    return audit.event(kind, now, actor=actor, object=channel.owner_nhi, detail=said)
+def _refuse_signed(channel: Channel) -> None:
+    if channel.roster_version:
+        raise Conflict(
+            f"the roster that {channel.owner_nhi} signed decides who is in {channel.name}, and under which policy",
+            hint="put the next version of it: `angelia channel allow`, `deny` and `update` do, and the SDK",
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID, uuid4
@@ -19,19 +20,30 @@ from angelia.channels.model import (
     Subscription,
     no_channel,
 )
+from angelia.envelope.rosters import Member, Roster, decode_roster, encode_roster
 from angelia.stores.ledger import Row, Tx
 from angelia.stores.sql import columns, statements
 
 SQL = statements(__file__)
 Known = tuple[UUID, str, UUID]  # channel, sender, message id
+# Ten thousand members take 30 ms to read, and all of them ask for the roster when it changes.
+_decoded = functools.lru_cache(maxsize=16)(decode_roster)
 _FEW = 4  # channels whose locks a tick waits for at once
 
 
 async def add(
-    tx: Tx, owner: str, name: str, policy: Policy, retention: int, size: int, subscribers: int, now: datetime
+    tx: Tx,
+    channel_id: UUID,
+    owner: str,
+    name: str,
+    policy: Policy,
+    retention: int,
+    size: int,
+    subscribers: int,
+    now: datetime,
 ) -> Channel | None:
-    """A new channel, or None where the owner has one of that name."""
-    row = await tx.fetchrow(SQL["add"], uuid4(), owner, name, policy, retention, size, subscribers, now)
+    """A new channel, or None where there is one of that id, or the owner has one of that name."""
+    row = await tx.fetchrow(SQL["add"], channel_id, owner, name, policy, retention, size, subscribers, now)
     return None if row is None else _channel(row)
 
 
@@ -127,6 +139,7 @@ async def count_subscribers(tx: Tx, channel_id: UUID, more: int) -> None:
 async def remove(tx: Tx, channel_id: UUID, now: datetime) -> None:
     """The channel is gone at once; what is left of it goes bit by bit."""
     await tx.execute(SQL["remove"], channel_id)
+    await tx.execute(SQL["remove_roster"], channel_id)
     await tx.execute(SQL["add_remains"], channel_id, now)
 
 
@@ -146,9 +159,27 @@ async def put_listed(
     return _listed(row)
 
 
-async def remove_listed(tx: Tx, channel_id: UUID, nhi: str) -> Listed | None:
-    row = await tx.fetchrow(SQL["remove_listed"], channel_id, nhi)
-    return None if row is None else _listed(row)
+async def put_all_listed(tx: Tx, channel_id: UUID, members: Sequence[Member], now: datetime) -> None:
+    nhis, subscribe, publish = columns([(one.nhi, one.may_subscribe, one.may_publish) for one in members], 3)
+    await tx.execute(SQL["put_all_listed"], channel_id, nhis, subscribe, publish, now)
+
+
+async def remove_listed(tx: Tx, channel_id: UUID, nhis: Sequence[str]) -> list[Listed]:
+    return [_listed(row) for row in await tx.fetch(SQL["remove_listed"], channel_id, nhis)]
+
+
+async def roster(tx: Tx, channel_id: UUID) -> Roster | None:
+    """The roster that the owner signed last."""
+    found = await tx.fetchval(SQL["roster"], channel_id)
+    return None if found is None else _decoded(found)
+
+
+async def put_roster(tx: Tx, roster: Roster, now: datetime) -> Channel:
+    """Store a roster in the place of the one before; the channel has its policy from now on."""
+    content = encode_roster(roster)
+    await tx.execute(SQL["put_roster"], roster.channel_id, roster.version, roster.hash, content, now)
+    row = await tx.fetchrow(SQL["set_roster_version"], roster.channel_id, roster.version, roster.policy, now)
+    return _changed(row)
 
 
 async def subscription(tx: Tx, channel_id: UUID, nhi: str) -> Subscription | None:

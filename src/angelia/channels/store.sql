@@ -1,8 +1,9 @@
 -- name: add
 INSERT INTO channels (channel_id, owner_nhi, channel_name, policy, retention_seconds, max_message_size_bytes,
   max_subscribers, created_at, updated_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $8)
-ON CONFLICT (owner_nhi, channel_name) DO NOTHING
+SELECT $1::uuid, $2::varchar, $3::varchar, $4::text, $5::integer, $6::integer, $7::integer, $8::timestamptz, $8
+WHERE NOT EXISTS (SELECT 1 FROM channel_remains WHERE channel_id = $1)
+ON CONFLICT DO NOTHING
 RETURNING *
 
 -- name: channel
@@ -99,6 +100,9 @@ UPDATE channels SET total_subscribers = total_subscribers + $2 WHERE channel_id 
 -- name: remove
 DELETE FROM channels WHERE channel_id = $1
 
+-- name: remove_roster
+DELETE FROM channel_rosters WHERE channel_id = $1
+
 -- name: add_remains
 INSERT INTO channel_remains (channel_id, deleted_at) VALUES ($1, $2)
 
@@ -119,9 +123,28 @@ ON CONFLICT (channel_id, nhi) DO UPDATE
 SET may_subscribe = excluded.may_subscribe, may_publish = excluded.may_publish
 RETURNING nhi, may_subscribe, may_publish, added_at
 
+-- name: put_all_listed
+INSERT INTO channel_allowlist (channel_id, nhi, may_subscribe, may_publish, added_at)
+SELECT $1, nhi, may_subscribe, may_publish, $5
+FROM unnest($2::varchar[], $3::boolean[], $4::boolean[]) AS given (nhi, may_subscribe, may_publish)
+ON CONFLICT (channel_id, nhi) DO UPDATE
+SET may_subscribe = excluded.may_subscribe, may_publish = excluded.may_publish
+
 -- name: remove_listed
-DELETE FROM channel_allowlist WHERE channel_id = $1 AND nhi = $2
+DELETE FROM channel_allowlist WHERE channel_id = $1 AND nhi = ANY ($2::varchar[])
 RETURNING nhi, may_subscribe, may_publish, added_at
+
+-- name: roster
+SELECT roster FROM channel_rosters WHERE channel_id = $1
+
+-- name: put_roster
+INSERT INTO channel_rosters (channel_id, version, roster_hash, roster, stored_at) VALUES ($1, $2, $3, $4, $5)
+ON CONFLICT (channel_id) DO UPDATE
+SET version = excluded.version, roster_hash = excluded.roster_hash, roster = excluded.roster,
+  stored_at = excluded.stored_at
+
+-- name: set_roster_version
+UPDATE channels SET roster_version = $2, policy = $3, updated_at = $4 WHERE channel_id = $1 RETURNING *
 
 
 -- Who listens, and who holds the key to publish without listening ('publishing').

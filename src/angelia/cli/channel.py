@@ -15,7 +15,7 @@ from angelia.cli.confirm import Deed, may
 from angelia.cli.errors import Usage
 from angelia.cli.flags import Needs, message_uuid, span
 from angelia.cli.grammar import Noun
-from angelia.cli.paging import SHORTEST_PREFIX, Page, ago, every, full_id, short, show_list
+from angelia.cli.paging import SHORTEST_PREFIX, Page, ago, every, full_id, pages_of, short, show_list
 from angelia.cli.posts import facts_of, show_page, warn_unreached
 from angelia.cli.session import Session
 from angelia.cli.tables import Column, counted
@@ -25,6 +25,7 @@ from angelia.errors import AngeliaError, NotFound, Unavailable
 if TYPE_CHECKING:
     from angelia.channels.model import Channel, Shown, Subscription
     from angelia.client import Client
+    from angelia.envelope.rosters import Member
     from angelia.mailbox.channels import PostWishes
 
 POLICIES = ("open", "private", "authz_required", "allowlist")
@@ -79,7 +80,9 @@ def create(
         max_message_size_bytes=max_size,
         max_subscribers=max_subscribers,
     )
-    session.out.thing(made, facts_of(made), quietly=str(made.channel_id))
+    session.out.thing(
+        made, facts_of(made, session.mailbox.rosters.pinned(made.channel_id)), quietly=str(made.channel_id)
+    )
     if allowed:
         _say_what_the_list_decides(session, made)
 
@@ -110,10 +113,11 @@ def list_(session: Session, owner: str | None, subscribed: bool) -> None:
 @command.verb(example="angelia channel show alice/news", needs=_ACTS)
 @click.argument("name", metavar="NAME")
 def show(session: Session, name: str) -> None:
-    """Show a channel, and what you may do in it."""
+    """Show a channel, who signed who is in it, and what you may do in it."""
     client = _client(session)
     found = _find(session, client, name)
-    session.out.thing(found, facts_of(found), quietly=str(found.channel_id))
+    roster = client.roster(session.mailbox, found.channel_id)
+    session.out.thing(found, facts_of(found, roster), quietly=str(found.channel_id))
 
 
 @command.verb(example="angelia channel update news --policy private", needs=_ACTS)
@@ -138,13 +142,15 @@ def update(
     client = _client(session)
     before = _find(session, client, name)
     changed = client.update_channel(
+        session.mailbox,
         before.channel_id,
         policy=Policy(policy) if policy else None,
         retention_seconds=_seconds(retention),
         max_message_size_bytes=max_size,
         max_subscribers=max_subscribers,
     )
-    session.out.thing(changed, facts_of(changed), quietly=str(changed.channel_id))
+    roster = session.mailbox.rosters.pinned(changed.channel_id)
+    session.out.thing(changed, facts_of(changed, roster), quietly=str(changed.channel_id))
     if (dropped := before.total_subscribers - changed.total_subscribers) > 0:
         session.out.note(f"dropped {counted(dropped, 'subscriber')}; the next message has another key")
 
@@ -211,13 +217,15 @@ def resume(session: Session, name: str) -> None:
 @click.option("--publish", "may_publish", is_flag=True, help="it may publish too, and give out the key")
 @click.option("--no-subscribe", is_flag=True, help="it may not listen")
 def allow(session: Session, name: str, agent: str | None, may_publish: bool, no_subscribe: bool) -> None:
-    """List AGENT in a channel of yours, or change what it may; without AGENT, show the list."""
+    """Sign that AGENT is in a channel of yours, or what it may; without AGENT, show who is."""
     client = _client(session)
     found = _find(session, client, name)
     if agent is None:
         _show_allowed(session, client, found)
         return
-    entry = client.allow(found.channel_id, agent, may_subscribe=not no_subscribe, may_publish=may_publish)
+    entry = client.allow(
+        session.mailbox, found.channel_id, agent, may_subscribe=not no_subscribe, may_publish=may_publish
+    )
     rights = [word for word, has in (("listen", entry.may_subscribe), ("publish", entry.may_publish)) if has]
     session.out.done(entry, f"{entry.nhi} may {' and '.join(rights) or 'do nothing'} in {found.name}")
     _say_what_the_list_decides(session, found)
@@ -227,14 +235,34 @@ def allow(session: Session, name: str, agent: str | None, may_publish: bool, no_
 @click.argument("name", metavar="NAME")
 @click.argument("agent", metavar="AGENT")
 def deny(session: Session, name: str, agent: str) -> None:
-    """Take AGENT off the list of a channel of yours.
+    """Sign that AGENT is in a channel of yours no more.
 
     It is removed at once, and the next message has another key."""
     client = _client(session)
     found = _find(session, client, name)
-    client.disallow(found.channel_id, agent)
+    client.disallow(session.mailbox, found.channel_id, agent)
     session.out.done(_done("denied", found, agent), f"denied {agent} in {found.name}; what it has read it keeps")
     _say_what_the_list_decides(session, found)
+
+
+@command.verb(example="angelia channel sign news", needs=_ACTS | Needs.YES)
+@click.argument("name", metavar="NAME")
+def sign(session: Session, name: str) -> None:
+    """Sign who is in a channel of yours: one of an earlier version, or after you lost your mailbox.
+
+    Everyone on the list will be sent the channel's key, so look at it first."""
+    client = _client(session)
+    proposal = client.propose_roster(session.mailbox, name)
+    found = proposal.channel
+    if not session.shared.json:
+        session.out.rows(proposal.members, _member_columns())
+    if proposal.by_server:
+        session.out.note("warning: this list and the policy are the server's word; sign them only if they are yours")
+    what = f"{found.name} as {proposal.policy.value} with {counted(len(proposal.members), 'member')}"
+    deed = Deed("sign", "signing", what, f"angelia channel sign {name} --dry-run", count=len(proposal.members))
+    if may(session, deed):
+        signed = client.sign_roster(session.mailbox, found.channel_id, proposal.policy, proposal.members)
+        session.out.done(_done("signed", found), f"signed {what}: version {signed.roster_version} of its roster")
 
 
 @command.verb(example='angelia channel publish news "build 418 is green"', needs=_ACTS)
@@ -364,21 +392,20 @@ def _say_what_the_list_decides(session: Session, channel: Shown) -> None:
 
 
 def _show_allowed(session: Session, client: Client, found: Shown) -> None:
-    from angelia.channels.model import Listed
+    roster = client.roster(session.mailbox, found.channel_id)
+    hint = f"angelia channel allow {found.channel_name} AGENT"
+    if roster is None:
+        session.out.note(f"{found.owner_nhi} has signed no list yet; angelia channel sign {found.channel_name}")
+    rows = [] if roster is None else list(roster.members)
+    show_list(session, pages_of(rows), _member_columns(), nothing=f"nobody is listed in {found.name}", hint=hint)
 
-    columns: list[Column[Listed]] = [
+
+def _member_columns() -> list[Column[Member]]:
+    return [
         Column("AGENT", lambda e: e.nhi, long=True),
         Column("LISTEN", lambda e: "yes" if e.may_subscribe else "no"),
         Column("PUBLISH", lambda e: "yes" if e.may_publish else "no"),
-        Column("SINCE", lambda e: ago(e.added_at), right=True),
     ]
-
-    def fetch(cursor: str | None, limit: int) -> Page[Listed]:
-        page = client.channel_allowlist(found.channel_id, cursor=cursor, limit=limit)
-        return Page(page.allowlist, page.next)
-
-    hint = f"angelia channel allow {found.channel_name} AGENT"
-    show_list(session, fetch, columns, nothing=f"nobody is listed in {found.name}", hint=hint)
 
 
 def _done(what: str, channel: Shown, agent: str | None = None) -> Done:

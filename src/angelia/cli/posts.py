@@ -18,7 +18,10 @@ from angelia.errors import AngeliaError
 if TYPE_CHECKING:
     from angelia.channels.model import Shown
     from angelia.client.channel_reading import Unopened
+    from angelia.envelope.rosters import Roster
     from angelia.mailbox.channels import ChannelMessage
+
+_NAMED = 8
 
 
 class Heard(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -95,12 +98,13 @@ def warn_unreached(session: Session, unreached: dict[str, AngeliaError]) -> None
         session.out.note(f"warning: {agent} has no key yet: {error.message} ({error.code})")
 
 
-def facts_of(channel: Shown) -> list[tuple[str, str]]:
+def facts_of(channel: Shown, roster: Roster | None) -> list[tuple[str, str]]:
     held = channel.subscription
     pairs = [
         ("channel", channel.name),
         ("id", str(channel.channel_id)),
         ("policy", channel.policy.value),
+        ("roster", _roster(channel, roster)),
         ("you may", ", ".join(_rights(channel)) or "nothing"),
         ("subscribed", "no" if held is None else f"{held.status.value}, after offset {held.last_offset}"),
         ("messages", _messages(channel)),
@@ -110,9 +114,21 @@ def facts_of(channel: Shown) -> list[tuple[str, str]]:
         ("epoch", _epoch(channel)),
         ("created", full(channel.created_at)),
     ]
+    if roster is not None and not roster.decides:
+        pairs.insert(4, ("readers", "whom this server admits: under this policy the roster keeps nobody out"))
     if channel.without_key:
         pairs.append(("without key", f"{counted(channel.without_key, 'agent')}; the next publish sends it"))
     return pairs
+
+
+def _roster(channel: Shown, roster: Roster | None) -> str:
+    if roster is None:
+        return (
+            f"none that {channel.owner_nhi} signed: nothing can be published, and only {channel.owner_nhi} is believed"
+        )
+    names = [one.nhi for one in roster.members]
+    named = f" ({', '.join(names[:_NAMED])}{', …' if len(names) > _NAMED else ''})" if names else ""
+    return f"version {roster.version}, signed by {roster.owner_nhi}: {counted(len(names), 'member')}{named}"
 
 
 def _messages(channel: Shown) -> str:

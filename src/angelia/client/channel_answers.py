@@ -71,3 +71,4 @@ class ChannelPage(Answer, frozen=True, kw_only=True):
     first_offset: int
     next_offset: int
     has_more: bool
+    roster_version: int = 0

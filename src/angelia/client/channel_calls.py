@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from angelia.channels.model import Channel, Listed, Policy, Shown, Subscription
+import msgspec
+
+from angelia.channels.model import Channel, Policy, Shown, Subscription
 from angelia.client.channel_answers import (
     Allowlist,
     ChannelPage,
@@ -16,8 +18,10 @@ from angelia.client.channel_answers import (
     PublishedMessage,
     Subscribers,
 )
-from angelia.client.wire import Call, Request, document, path, query
+from angelia.client.wire import BadAnswer, Call, Request, document, path, query
 from angelia.envelope.media import MEDIA_TYPE
+from angelia.envelope.refusals import Malformed
+from angelia.envelope.rosters import Roster, RosterDocument, parse_roster, roster_document
 from angelia.envelope.wire import Envelope
 
 
@@ -29,8 +33,9 @@ def make_channel(
     retention_seconds: int | None = None,
     max_message_size_bytes: int | None = None,
     max_subscribers: int | None = None,
+    roster: Roster | None = None,
 ) -> Call[Channel]:
-    """Make a channel, still without a key."""
+    """Make a channel, still without a key. A roster names its id and all who are listed."""
     body = document(
         channel_name=name,
         policy=policy,
@@ -38,6 +43,7 @@ def make_channel(
         retention_seconds=retention_seconds,
         max_message_size_bytes=max_message_size_bytes,
         max_subscribers=max_subscribers,
+        roster=None if roster is None else roster_document(roster),
     )
     answer = yield Request("POST", "/v1/channels", body=body, idempotent=False)
     return answer.read(Channel)
@@ -71,7 +77,8 @@ def update_channel(
     max_message_size_bytes: int | None = None,
     max_subscribers: int | None = None,
 ) -> Call[Shown]:
-    """Change a channel of one's own; what is not given stays. A policy, also the same, checks all subscribers."""
+    """Change a channel of one's own; what is not given stays. Its policy, said again, checks all subscribers; another
+    one is for the next roster to say."""
     body = document(
         policy=policy,
         retention_seconds=retention_seconds,
@@ -88,21 +95,25 @@ def delete_channel(channel_id: UUID) -> Call[None]:
 
 
 def channel_allowlist(channel_id: UUID, *, cursor: str | None = None, limit: int | None = None) -> Call[Allowlist]:
-    """A page of whom a channel of one's own lists."""
+    """A page of whom the server says that a channel of one's own lists."""
     answer = yield Request("GET", _path(channel_id, "allowlist"), query(cursor=cursor, limit=limit))
     return answer.read(Allowlist)
 
 
-def allow(channel_id: UUID, agent: str, *, may_subscribe: bool = True, may_publish: bool = False) -> Call[Listed]:
-    """List an agent in a channel of one's own, or change what it may."""
-    body = document(may_subscribe=may_subscribe, may_publish=may_publish)
-    answer = yield Request("PUT", _path(channel_id, "allowlist", agent), body=body)
-    return answer.read(Listed)
+def channel_roster(channel_id: UUID) -> Call[Roster]:
+    """The roster that the server says the channel's owner signed last; nothing of it is checked here."""
+    answer = yield Request("GET", _path(channel_id, "roster"))
+    try:
+        return parse_roster(answer.read(RosterDocument))
+    except Malformed as error:
+        raise BadAnswer(f"the roster of the channel cannot be read: {error.message}") from error
 
 
-def disallow(channel_id: UUID, agent: str) -> Call[None]:
-    """Take an agent off the list of a channel of one's own; it is removed, and the channel gets another key."""
-    yield Request("DELETE", _path(channel_id, "allowlist", agent), idempotent=False)
+def put_roster(roster: Roster) -> Call[Shown]:
+    """Store the next roster of a channel of one's own; the same one again changes nothing."""
+    body = msgspec.json.encode(roster_document(roster))
+    answer = yield Request("PUT", _path(roster.channel_id, "roster"), body=body)
+    return answer.read(Shown)
 
 
 def join_channel(channel_id: UUID, *, needs_key: bool = False) -> Call[Subscription]:

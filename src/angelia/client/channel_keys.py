@@ -1,7 +1,7 @@
 """Which key a channel has: taken from mail as far as it is believed, or made where there is none.
 
-Each function is a verb like those of `calls`. The server says who may give out a channel's key; what it says of the
-epoch is believed forward only.
+Each function is a verb like those of `calls`. Who may give out a channel's key is on its roster; in channels where the
+server admits the members, the server says it. What it says of the epoch is believed forward only.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ import msgspec
 
 from angelia.channels.model import Channel, Policy, Shown
 from angelia.client import channel_calls, mail_calls, receiving
+from angelia.client.channel_rosters import known_roster, publisher_rule, signed_roster
 from angelia.client.faults import ApiError, Unreachable
 from angelia.client.mail_answers import Handed
 from angelia.client.sealed import now
 from angelia.client.wire import Call
+from angelia.envelope.bundles import UntrustedBundle
 from angelia.envelope.refusals import Refused
+from angelia.envelope.rosters import Roster, UntrustedRoster
 from angelia.envelope.sealing import ChannelKey, EpochKey
 from angelia.envelope.wire import decode
 from angelia.errors import AngeliaError, EpochStale, KeyNotFound, NotFound, VersionConflict
@@ -35,10 +38,11 @@ _RACES = 3
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """The key to seal under, the channel as it was then, and whether the key was made just now."""
+    """The key to seal under, the channel and its roster as they were then, and whether the key was made just now."""
 
     key: EpochKey
     channel: Shown
+    roster: Roster
     new: bool
 
 
@@ -55,24 +59,28 @@ def has_key(mailbox: Mailbox, found: Channel) -> bool:
 def present_key(mailbox: Mailbox, found: Shown) -> Call[Present]:
     """The key to seal under: the present one if it is here or on its way, else a new one."""
     for _ in range(_RACES):
-        mailbox.channels.follow(found.channel_id, found.epoch, now())
-        if not found.key_is_due(now()):
-            key = yield from _held_key(mailbox, found)
-            if key is not None:
-                return Present(key, found, new=False)
-            if found.key_epoch == found.epoch:
-                raise (yield from _no_key_yet(found))
-        if found.policy is Policy.OPEN and found.owner_nhi != mailbox.identity.handle:
-            raise (yield from _no_key_yet(found))
         try:
-            key = yield from rekey(mailbox, found)
-        except VersionConflict:  # somebody was faster
+            return (yield from _present_key(mailbox, found))
+        except VersionConflict:  # another publisher was faster, or the owner
             found = yield from channel_calls.channel(found.channel_id)
-        else:
-            return Present(
-                key, msgspec.structs.replace(found, epoch=found.epoch + 1, epoch_key_id=key.key_id), new=True
-            )
     raise EpochStale(f"the key of {found.name} changes faster than anybody can publish", hint="try again")
+
+
+def _present_key(mailbox: Mailbox, found: Shown) -> Call[Present]:
+    # First the roster: which keys may seal depends on who was removed.
+    roster = yield from signed_roster(mailbox, found)
+    mailbox.channels.follow(found.channel_id, found.epoch, now())
+    if not found.key_is_due(now()) and not mailbox.rosters.is_spent(found.channel_id, found.epoch):
+        key = yield from _held_key(mailbox, found)
+        if key is not None:
+            return Present(key, found, roster, new=False)
+        if found.key_epoch == found.epoch:
+            raise (yield from _no_key_yet(found))
+    if found.policy is Policy.OPEN and found.owner_nhi != mailbox.identity.handle:
+        raise (yield from _no_key_yet(found))
+    key = yield from rekey(mailbox, found)
+    made = msgspec.structs.replace(found, epoch=found.epoch + 1, epoch_key_id=key.key_id)
+    return Present(key, made, roster, new=True)
 
 
 def rekey(mailbox: Mailbox, found: Channel) -> Call[EpochKey]:
@@ -96,7 +104,10 @@ def take_keys(mailbox: Mailbox) -> Call[int]:
             brought = ChannelKey.decode(control.body)
             if brought is None:
                 continue  # of another kind, and not for channels
-            found = yield from _believed(mailbox, control, brought)
+            try:
+                found = yield from _believed(mailbox, control, brought)
+            except (UntrustedRoster, UntrustedBundle, VersionConflict):
+                continue  # a server that lies about one channel takes no key away, and keeps none of another from us
             if found is not None:
                 mailbox.channels.keep(brought, control.message.sender, now())
                 mailbox.channels.retire_before(brought.channel_id, found.epoch, now())
@@ -192,8 +203,10 @@ def _is_control(one: Handed) -> bool:
 
 
 def _believed(mailbox: Mailbox, control: Opened, brought: ChannelKey) -> Call[Shown | None]:
-    """The channel, if the key is the one that it has and comes from who may give it out, or is one that it had: then
-    its sender may be somebody who was removed since, and what was published under it is still to be read."""
+    """The channel, if the key is one that it has or had, and comes from a publisher on its roster.
+
+    One that it had may also come from a publisher who was removed since: it opens what others published under it, and
+    seals nothing. Where the server admits the members, the present key comes from those of whom it says so."""
     channel_id, message = brought.channel_id, control.message
     if message.channel_id != channel_id or mailbox.channels.name(channel_id) is None:
         return None
@@ -201,13 +214,21 @@ def _believed(mailbox: Mailbox, control: Opened, brought: ChannelKey) -> Call[Sh
         found = yield from channel_calls.channel(channel_id)
         if not 1 <= brought.epoch <= found.epoch:
             return None
+        roster = yield from known_roster(mailbox, found)
+        publishes = publisher_rule(mailbox, channel_id, roster)(message.sender)
+        if not publishes and not mailbox.rosters.was_publisher(channel_id, message.sender):
+            return None
         if brought.epoch == found.epoch and found.epoch_key_id is not None:
-            believed = brought.key.key_id == found.epoch_key_id and (yield from _may_come(found, message.sender))
+            believed = publishes and brought.key.key_id == found.epoch_key_id
+            if believed and (roster is None or not roster.decides):
+                believed = yield from _may_come(found, message.sender)
         else:
             had = yield from channel_calls.channel_epoch(channel_id, brought.epoch)
             believed = brought.key.key_id == had.key_id
     except NotFound:
         return None
+    if believed and not publishes:
+        mailbox.rosters.spend(channel_id, brought.epoch)
     return found if believed else None
 
 

@@ -1,32 +1,36 @@
-"""Being in channels with a mailbox and a server: find, make, join, leave."""
+"""Being in channels with a mailbox and a server: find, make, change, join, leave."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
-from angelia.channels.model import Policy, Shown, Subscription, split_name
+from angelia.channels.model import Policy, Shown, Subscription, check_name, split_name
 from angelia.client import channel_calls
 from angelia.client.channel_keys import expect_keys, has_key, rekey
+from angelia.client.channel_rosters import change_roster, first_roster, known_roster, replace_roster, signed_roster
 from angelia.client.channel_senders import know_senders
 from angelia.client.sealed import is_id, now
 from angelia.client.wire import Call
-from angelia.errors import AngeliaError, NotFound
+from angelia.envelope.rosters import MOST_MEMBERS, Member, Roster, UntrustedRoster
+from angelia.errors import AngeliaError, Denied, NotFound, VersionConflict
 from angelia.mailbox.box import Mailbox
 
 
 def find_channel(mailbox: Mailbox, name: str | UUID) -> Call[Shown]:
-    """A channel by its id, as `owner/name`, or by the name of one's own."""
-    if isinstance(name, UUID) or is_id(name):
-        return (yield from channel_calls.channel(UUID(str(name))))
-    candidates = [(mailbox.identity.handle, name)]
-    if (named := split_name(name)) is not None:
-        candidates.insert(0, named)
-    for owner, short in candidates:
-        page = yield from channel_calls.channels(owner=owner, name=short)
-        if page.channels:
-            return (yield from channel_calls.channel(page.channels[0].channel_id))
-    raise NotFound(f"there is no channel {name}", hint="angelia channel list")
+    """A channel by its id, as `owner/name`, or by the name of one's own; its roster, if it has one, agrees."""
+    found = yield from _look_up(mailbox, name)
+    for last_try in (False, True):
+        try:
+            yield from known_roster(mailbox, found)
+        except VersionConflict:  # its owner has changed it just now
+            if last_try:
+                raise
+            found = yield from channel_calls.channel(found.channel_id)
+        else:
+            break
+    return found
 
 
 def create_channel(
@@ -39,19 +43,122 @@ def create_channel(
     max_message_size_bytes: int | None = None,
     max_subscribers: int | None = None,
 ) -> Call[Shown]:
-    """Make a channel with its first key. One that was made without it, by a process that crashed, gets it when its
-    owner publishes."""
+    """Make a channel with its first roster and its first key. One that was made without the key, by a process that
+    crashed, gets it when its owner publishes."""
+    mailbox.own.refresh()  # another process may have rotated the pair that signs
+    check_name(name)
+    listed = [Member(one, may_publish=False, may_subscribe=True) for one in sorted(set(allow))]
+    roster = first_roster(mailbox, name, policy, listed)
     made = yield from channel_calls.make_channel(
         name,
         policy,
-        allow=allow,
         retention_seconds=retention_seconds,
         max_message_size_bytes=max_message_size_bytes,
         max_subscribers=max_subscribers,
+        roster=roster,
     )
+    if (made.channel_id, made.name) != (roster.channel_id, roster.name):
+        raise UntrustedRoster(f"the server was asked to make {roster.name}, and made {made.name}")
+    mailbox.rosters.pin_own(roster, now())
     expect_keys(mailbox, made)
     yield from rekey(mailbox, made)
-    return (yield from channel_calls.channel(made.channel_id))
+    return (yield from channel_calls.channel(roster.channel_id))
+
+
+def update_channel(
+    mailbox: Mailbox,
+    channel: str | UUID,
+    *,
+    policy: Policy | None = None,
+    retention_seconds: int | None = None,
+    max_message_size_bytes: int | None = None,
+    max_subscribers: int | None = None,
+) -> Call[Shown]:
+    """Change a channel of one's own; what is not given stays. Another policy is signed with the next roster, and drops
+    those who may not stay; the same one again only checks all subscribers."""
+    found = yield from find_channel(mailbox, channel)
+    if policy is not None and policy != found.policy:
+        wanted, policy = policy, None
+        found = yield from change_roster(mailbox, found, lambda before: (wanted, before.members))
+        if retention_seconds is max_message_size_bytes is max_subscribers is None:
+            return found
+    return (
+        yield from channel_calls.update_channel(
+            found.channel_id,
+            policy=policy,
+            retention_seconds=retention_seconds,
+            max_message_size_bytes=max_message_size_bytes,
+            max_subscribers=max_subscribers,
+        )
+    )
+
+
+def allow(
+    mailbox: Mailbox, channel: str | UUID, agent: str, *, may_subscribe: bool = True, may_publish: bool = False
+) -> Call[Member]:
+    """Put an agent on the roster of a channel of one's own, or change what it may."""
+    found = yield from find_channel(mailbox, channel)
+    entry = Member(agent, may_publish=may_publish, may_subscribe=may_subscribe)
+    roster = mailbox.rosters.pinned(found.channel_id)
+    if roster is None or roster.member(agent) != entry:
+        yield from change_roster(
+            mailbox, found, lambda before: (Policy(before.policy), [*_without(before, agent), entry])
+        )
+    return entry
+
+
+def disallow(mailbox: Mailbox, channel: str | UUID, agent: str) -> Call[None]:
+    """Take an agent off the roster of a channel of one's own; it is removed, and the channel gets another key."""
+    found = yield from find_channel(mailbox, channel)
+    roster = yield from signed_roster(mailbox, found)
+    if roster.member(agent) is None:
+        raise NotFound(
+            f"{agent} is not on the roster of {found.name}", hint=f"who is: angelia channel allow {found.channel_name}"
+        )
+    yield from change_roster(mailbox, found, lambda before: (Policy(before.policy), _without(before, agent)))
+
+
+def roster(mailbox: Mailbox, channel: str | UUID) -> Call[Roster | None]:
+    """Who is in a channel, as its owner signed it and this mailbox has pinned it; None where it has signed nothing."""
+    found = yield from find_channel(mailbox, channel)
+    return (yield from known_roster(mailbox, found))
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What an owner is asked to sign. `by_server` says that only the server vouches for the policy and the members."""
+
+    channel: Shown
+    policy: Policy
+    members: list[Member]
+    by_server: bool
+
+
+def propose_roster(mailbox: Mailbox, channel: str | UUID) -> Call[Proposal]:
+    """What `sign_roster` may be given: the roster that this mailbox has pinned, else what the server lists."""
+    found = yield from _look_up(mailbox, channel)
+    pinned = mailbox.rosters.pinned(found.channel_id)
+    if pinned is not None:
+        return Proposal(found, Policy(pinned.policy), list(pinned.members), by_server=False)
+    members, cursor = list[Member](), ""
+    while len(members) <= MOST_MEMBERS:
+        page = yield from channel_calls.channel_allowlist(found.channel_id, cursor=cursor)
+        members += [Member(one.nhi, one.may_publish, one.may_subscribe) for one in page.allowlist]
+        if page.next is None or page.next <= cursor:
+            break
+        cursor = page.next
+    return Proposal(found, found.policy, [one for one in members if one.nhi != found.owner_nhi], by_server=True)
+
+
+def sign_roster(mailbox: Mailbox, channel: str | UUID, policy: Policy, members: Iterable[Member]) -> Call[Shown]:
+    """Sign that exactly these are in a channel of one's own, and publish its roster.
+
+    For a channel of an earlier version, which has none, and for a mailbox that was lost: the list is then only the
+    server's word, so look at it first."""
+    found = yield from _look_up(mailbox, channel)
+    if found.owner_nhi != mailbox.identity.handle:
+        raise Denied(f"only {found.owner_nhi} signs who is in {found.name}")
+    return (yield from replace_roster(mailbox, found, policy, members))
 
 
 def subscribe(mailbox: Mailbox, channel: str | UUID) -> Call[Subscription]:
@@ -76,8 +183,36 @@ def subscribe(mailbox: Mailbox, channel: str | UUID) -> Call[Subscription]:
 
 def unsubscribe(mailbox: Mailbox, channel: str | UUID) -> Call[Subscription]:
     """Listen no more; an owner still keeps the channel's key."""
-    found = yield from find_channel(mailbox, channel)
+    found = yield from _look_up(mailbox, channel)
     held = yield from channel_calls.leave_channel(found.channel_id)
     if found.owner_nhi != mailbox.identity.handle:
         mailbox.channels.leave(found.channel_id, now())
     return held
+
+
+def _look_up(mailbox: Mailbox, name: str | UUID) -> Call[Shown]:
+    """The channel that the server shows under a name, if it is at least called so."""
+    if isinstance(name, UUID) or is_id(name):
+        return (yield from _shown(UUID(str(name))))
+    candidates = [(mailbox.identity.handle, name)]
+    if (named := split_name(name)) is not None:
+        candidates.insert(0, named)
+    for owner, short in candidates:
+        page = yield from channel_calls.channels(owner=owner, name=short)
+        if page.channels:
+            found = yield from _shown(page.channels[0].channel_id)
+            if (found.owner_nhi, found.channel_name) != (owner, short):
+                raise UntrustedRoster(f"asked for {owner}/{short}, the server showed {found.name}")
+            return found
+    raise NotFound(f"there is no channel {name}", hint="angelia channel list")
+
+
+def _shown(channel_id: UUID) -> Call[Shown]:
+    found = yield from channel_calls.channel(channel_id)
+    if found.channel_id != channel_id:
+        raise UntrustedRoster(f"asked for the channel {channel_id}, the server showed {found.channel_id}")
+    return found
+
+
+def _without(roster: Roster, agent: str) -> list[Member]:
+    return [one for one in roster.members if one.nhi != agent]

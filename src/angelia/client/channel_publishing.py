@@ -1,4 +1,5 @@
-"""Publishes in channels: whoever lacks the key is sent it before, and nothing is published under a key of before."""
+"""Publishes in channels: members on the roster that lack the epoch key get it first; nothing is published under an
+old key."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def share_key(mailbox: Mailbox, channel: str | UUID) -> Call[Shared]:
     for last_try in (False, True):
         try:
             present = yield from present_key(mailbox, found)
-            return (yield from share(mailbox, present.channel, present.key))
+            return (yield from share(mailbox, present.channel, present.key, present.roster))
         except (EpochStale, VersionConflict):
             if last_try:
                 raise
@@ -69,7 +70,7 @@ def _offered(mailbox: Mailbox, found: Shown) -> Call[tuple[Present, Shared]]:
     """The present key, after those were sent it who lack it; a new one nobody has yet."""
     present = yield from present_key(mailbox, found)
     if present.new or present.channel.without_key:
-        return present, (yield from share(mailbox, present.channel, present.key))
+        return present, (yield from share(mailbox, present.channel, present.key, present.roster))
     return present, Shared([], {})
 
 

@@ -1,20 +1,21 @@
-"""Reads channels: what a server shows is opened where it stands, and who wrote it is not the server's to say."""
+"""Reads channels: what a server shows is opened where it stands. Who wrote it, and who may, is not its word."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
 from angelia.client import channel_calls
 from angelia.client.channel_keys import ask_for_key
+from angelia.client.channel_rosters import known_roster, publisher_rule
 from angelia.client.channel_senders import know_senders
 from angelia.client.faults import ApiError, Unreachable
 from angelia.client.sealed import now
 from angelia.client.wire import BadAnswer, Call
 from angelia.envelope import jsonform
-from angelia.envelope.refusals import Malformed, UnknownKey, UnknownSigner
+from angelia.envelope.refusals import Malformed, NotAllowed, UnknownKey, UnknownSigner
 from angelia.errors import AngeliaError, OffsetGone
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.channels import ChannelMessage, Placed
@@ -55,18 +56,19 @@ def read_channel(
         placed = [Placed(one.offset, jsonform.from_fields(one.envelope)) for one in page.messages]
     except Malformed as error:
         raise BadAnswer(f"a message of the channel cannot be read: {error.message}") from error
-    problems = yield from know_senders(mailbox, {_sender(one) for one in placed})
-    opened = _opened(mailbox, channel_id, placed, problems)
+    strangers = yield from _strangers(mailbox, channel_id, placed, page.roster_version)
+    problems = yield from know_senders(mailbox, {_sender(one) for one in placed} - strangers.keys())
+    opened = _opened(mailbox, channel_id, placed, strangers, problems)
     if any(isinstance(one, UnknownKey) for one in opened):
         with contextlib.suppress(ApiError, Unreachable):  # what cannot be asked for now is asked for the next time
             yield from ask_for_key(mailbox, channel_id)
-        opened = _opened(mailbox, channel_id, placed, problems)
+        opened = _opened(mailbox, channel_id, placed, strangers, problems)
     rotated = {_sender(one) for one, got in zip(placed, opened, strict=True) if isinstance(got, UnknownSigner)}
     if rotated:
         for sender in rotated:
             mailbox.trust.drop_bundle(sender)
         problems |= yield from know_senders(mailbox, rotated)
-        opened = _opened(mailbox, channel_id, placed, problems)
+        opened = _opened(mailbox, channel_id, placed, strangers, problems)
     messages = [
         outcome if isinstance(outcome, ChannelMessage) else Unopened(one.offset, outcome)
         for one, outcome in zip(placed, opened, strict=True)
@@ -75,12 +77,47 @@ def read_channel(
     return Page(messages, last, page.has_more)
 
 
+def _strangers(
+    mailbox: Mailbox, channel_id: UUID, placed: Sequence[Placed], version: int
+) -> Call[dict[str, AngeliaError]]:
+    """Senders who are no publishers on the newest roster; their keys are not even looked up."""
+    if not placed:
+        return {}
+    roster = mailbox.rosters.believed(channel_id)
+    if roster is None or roster.version != version:
+        found = yield from channel_calls.channel(channel_id)
+        roster = yield from known_roster(mailbox, found)
+    publishes = publisher_rule(mailbox, channel_id, roster)
+    return {
+        sender: NotAllowed(
+            f"{sender} is no publisher on the channel's roster", hint=f"angelia channel show {channel_id}"
+        )
+        for sender in {_sender(one) for one in placed}
+        if not publishes(sender)
+    }
+
+
 def _opened(
-    mailbox: Mailbox, channel_id: UUID, placed: Sequence[Placed], problems: dict[str, AngeliaError]
+    mailbox: Mailbox,
+    channel_id: UUID,
+    placed: Sequence[Placed],
+    strangers: Mapping[str, AngeliaError],
+    problems: Mapping[str, AngeliaError],
 ) -> list[ChannelMessage | AngeliaError]:
-    """Each message opened, or why not; those of a publisher whose keys are in doubt are not even tried."""
-    tried = iter(mailbox.channels.open_many(channel_id, [one for one in placed if _sender(one) not in problems], now()))
-    return [problems[_sender(one)] if _sender(one) in problems else next(tried) for one in placed]
+    """Each message opened, or why not; those of a publisher whose keys are in doubt are not even tried.
+
+    What was opened before opens again: a publisher who is removed takes nothing back."""
+
+    def refusal(one: Placed) -> AngeliaError | None:
+        stranger = strangers.get(_sender(one))
+        if stranger is not None and not mailbox.channels.was_opened(channel_id, one):
+            return stranger
+        return problems.get(_sender(one))
+
+    refusals = [refusal(one) for one in placed]
+    trying = [one for one, refused in zip(placed, refusals, strict=True) if refused is None]
+    tried = iter(mailbox.channels.open_many(channel_id, trying, now()))
+    return [next(tried) if refused is None else refused for refused in refusals]
 
 
 def _sender(one: Placed) -> str:

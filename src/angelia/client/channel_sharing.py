@@ -12,6 +12,8 @@ from angelia.client.mail import send_sealed
 from angelia.client.patience import Patience, patiently
 from angelia.client.sealed import now
 from angelia.client.wire import BadAnswer, Call
+from angelia.envelope.refusals import NotAllowed
+from angelia.envelope.rosters import Roster
 from angelia.envelope.sealing import ChannelKey, EpochKey
 from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError, KeyRevoked, KeyStale, RateLimited, Unavailable
@@ -35,11 +37,13 @@ class Shared:
     failed: dict[str, AngeliaError]
 
 
-def share(mailbox: Mailbox, found: Shown, key: EpochKey) -> Call[Shared]:
-    """Seal the key to everybody who lacks it: one pair of signatures for 256 of them, a hundred in a request.
+def share(mailbox: Mailbox, found: Shown, key: EpochKey, roster: Roster) -> Call[Shared]:
+    """Seal the key to those who lack it: one pair of signatures for 256 of them, a hundred in a request.
 
-    Whoever could not be reached is left alone for a while, and told of. A server that wants to be asked more slowly is
-    asked more slowly; if that takes too long it is RateLimited, and the next try goes on from there."""
+    Who lacks it is the server's word; that they may have it is the roster's. Whom the server lists and the roster does
+    not is sent nothing, and told of. Whoever could not be reached is left alone for a while, and told of. A server that
+    wants to be asked more slowly is asked more slowly; if that takes too long it is RateLimited, and the next try goes
+    on from there."""
     shared, patience = Shared([], {}), Patience(_PATIENCE_SECONDS)
     body = ChannelKey(found.channel_id, found.epoch, key).encode()
     put_off = mailbox.channels.unreached.waiting(found.channel_id, found.epoch, now())
@@ -47,13 +51,17 @@ def share(mailbox: Mailbox, found: Shown, key: EpochKey) -> Call[Shared]:
     while True:
         asking = channel_calls.subscribers(found.channel_id, without_key=True, cursor=cursor, limit=_SEALED_TOGETHER)
         page = yield from patiently(asking, patience)
-        names = [one.subscriber_nhi for one in page.subscribers]
+        lacking = [one.subscriber_nhi for one in page.subscribers]
+        names = [name for name in lacking if roster.lets_hold_key(name)]
+        shared.failed.update({name: _not_listed(roster, name) for name in lacking if not roster.lets_hold_key(name)})
         shared.failed.update({name: _told(why) for name in names if (why := put_off.get(name)) is not None})
         some = yield from _offered(mailbox, found, [name for name in names if name not in put_off], body, patience)
         shared.sent.extend(some.sent)
         shared.failed.update(some.failed)
         if page.next is None:
             return shared
+        if cursor is not None and page.next <= cursor:
+            raise BadAnswer("the server's pages of subscribers do not come to an end")
         cursor = page.next
 
 
@@ -140,6 +148,10 @@ def _sent_again(mailbox: Mailbox, envelope: Envelope, refusal: KeyStale | KeyRev
         return error
     (outcome,) = yield from send_sealed(mailbox, [again])
     return outcome
+
+
+def _not_listed(roster: Roster, name: str) -> NotAllowed:
+    return NotAllowed(f"the server lists {name}, and the roster that {roster.owner_nhi} signed does not")
 
 
 def _told(failure: Failure) -> AngeliaError:

@@ -29,6 +29,7 @@ class Purpose(Enum):
     PREKEY = (b"angelia/v1/prekey-signature", b"angelia/v1/prekey-signature")
     RECEIPT = (b"angelia/v1/receipt-signature", b"angelia/v1/receipt-signature")
     ROTATION = (b"angelia/v1/signer-rotation", b"angelia/v1/signer-rotation")
+    ROSTER = (b"angelia/v1/channel-roster", b"angelia/v1/channel-roster")
 
     def __init__(self, label: bytes, context: bytes) -> None:
         self.label = label

@@ -32,6 +32,7 @@ from angelia.mailbox.outbox import Outbox
 from angelia.mailbox.receipt_log import Logged, ReceiptLog
 from angelia.mailbox.receiving import Receiver
 from angelia.mailbox.replay import RETENTION_HOURS, Pruned
+from angelia.mailbox.rosters import Rosters
 from angelia.mailbox.rotation import OwnKeys
 from angelia.mailbox.trust import Trust
 from angelia.mailbox.upkeep import Upkeep
@@ -60,6 +61,7 @@ class Mailbox:
         self.inbox = Inbox(self.database, local, inbox_files, self._log, self.own)
         self.outbox = Outbox(self.database, local, outbox_files, self.own, self.trust, self._upkeep, ttl_max)
         self.channels = Channels(self.database, local, self.own, self.trust, ttl_max)
+        self.rosters = Rosters(self.database, self.own, self.trust)
         self._receiver = Receiver(
             database=self.database,
             own=self.own,

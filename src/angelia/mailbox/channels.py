@@ -203,6 +203,11 @@ class Channels:
                     outcomes[at] = refusal
         return outcomes
 
+    def was_opened(self, channel_id: UUID, placed: Placed) -> bool:
+        """Whether this very message was opened here before, at this offset."""
+        found = self._database.row("channel_opened", str(channel_id), placed.offset)
+        return found is not None and found[0] == placed.envelope.replay_key
+
     def _opened(self, channel_id: UUID, placed: Placed, now: datetime) -> ChannelMessage | Refused:
         try:
             pair, body = self._open(channel_id, placed.envelope, now)

@@ -356,8 +356,10 @@ SELECT secret_nonce, secret FROM channel_keys
 WHERE channel_id = ? AND key_id = ? AND (destroy_at IS NULL OR destroy_at > ?)
 
 -- name: present_channel_key
--- One that was replaced opens what was sealed under it, and seals nothing.
-SELECT secret_nonce, secret FROM channel_keys WHERE channel_id = ? AND key_id = ? AND destroy_at IS NULL
+-- One that was replaced opens what was sealed under it, and seals nothing; nor does one that somebody has who is off
+-- the roster.
+SELECT secret_nonce, secret FROM channel_keys WHERE channel_id = ?1 AND key_id = ?2 AND destroy_at IS NULL
+  AND epoch > coalesce((SELECT keys_after FROM channel_rosters WHERE channel_id = ?1), 0)
 
 -- name: newest_epoch
 -- What a server has told, and the keys that came from others: those of one's own may never have reached a server.
@@ -402,6 +404,40 @@ SELECT replay_key FROM channel_opened WHERE channel_id = ? AND channel_offset = 
 DELETE FROM channel_opened WHERE (channel_id, channel_offset) IN (
   SELECT channel_id, channel_offset FROM channel_opened WHERE expires_at < ? LIMIT ?
 ) RETURNING expires_at
+
+
+-- rosters.py
+
+-- name: pinned_roster
+SELECT roster, keys_after FROM channel_rosters WHERE channel_id = ?
+
+-- name: named_roster
+SELECT roster FROM channel_rosters WHERE name = ?
+
+-- name: owned_rosters
+SELECT roster FROM channel_rosters WHERE owner_nhi = ? ORDER BY name
+
+-- name: keys_after
+SELECT keys_after FROM channel_rosters WHERE channel_id = ?
+
+-- name: pin_roster
+INSERT INTO channel_rosters (channel_id, name, owner_nhi, version, keys_after, roster, pinned_at)
+VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (channel_id) DO UPDATE
+SET name = excluded.name, owner_nhi = excluded.owner_nhi, version = excluded.version, keys_after = excluded.keys_after,
+  roster = excluded.roster, pinned_at = excluded.pinned_at
+
+-- name: spend_keys
+UPDATE channel_rosters SET keys_after = max(keys_after, ?2) WHERE channel_id = ?1
+
+-- name: add_former_publisher
+INSERT INTO channel_former_publishers (channel_id, nhi) VALUES (?, ?) ON CONFLICT DO NOTHING
+
+-- name: is_former_publisher
+SELECT 1 FROM channel_former_publishers WHERE channel_id = ? AND nhi = ?
+
+-- name: forget_roster
+DELETE FROM channel_rosters WHERE channel_id = ?
 
 
 -- kept_out.py

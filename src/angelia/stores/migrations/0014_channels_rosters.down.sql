@@ -1,1 +1,2 @@
--- channels_rosters
+DROP TABLE channel_rosters;
+ALTER TABLE channels DROP COLUMN roster_version;

@@ -1,0 +1,275 @@
+"""Whom a member believes to be in a channel: what its owner signed, checked and pinned, and never the server's list.
+
+The pinned copy serves until a server tells of another version, so that publishing asks for no roster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import TypeAlias
+from uuid import UUID, uuid4
+
+from angelia.channels.model import Channel, Policy, Shown
+from angelia.client import channel_calls, sealed
+from angelia.client.answers import Published
+from angelia.client.channel_senders import know_senders
+from angelia.client.sealed import now
+from angelia.client.wire import Call
+from angelia.envelope.refusals import Refused, UnknownSigner
+from angelia.envelope.rosters import FIRST_PREVIOUS, Member, Roster, UntrustedRoster, sign_roster
+from angelia.errors import AngeliaError, Conflict, VersionConflict
+from angelia.keys.model import unix_ms
+from angelia.mailbox.box import Mailbox
+
+Members: TypeAlias = Iterable[Member]
+Change: TypeAlias = Callable[[Roster], tuple[Policy, Members]]
+_TRIES = 5
+_MOST_STEPS = 1_000  # that an owner catches up with after its server was put back from an old copy
+
+
+class Unsigned(Conflict):
+    """The channel has no roster that its owner signed"""
+
+
+def first_roster(mailbox: Mailbox, name: str, policy: Policy, members: Members) -> Roster:
+    """The roster of a channel that is still to be made; its id is made here."""
+    identity = mailbox.identity
+    return sign_roster(
+        identity.pair,
+        channel_id=uuid4(),
+        owner_nhi=identity.handle,
+        channel_name=name,
+        policy=policy.value,
+        members=members,
+        issued_at=unix_ms(now()),
+    )
+
+
+def known_roster(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:
+    """The newest roster of a channel, in agreement with what the server says of the channel; None where the owner has
+    signed none yet.
+
+    Nothing but the owner's signature makes a channel another one than it was: not its name, its policy or its
+    members."""
+    if found.owner_nhi == mailbox.identity.handle:
+        roster = yield from _own_roster(mailbox, found)
+    else:
+        roster = yield from _roster_of_another(mailbox, found)
+    if roster is None:
+        joined = mailbox.channels.name(found.channel_id)
+        if joined not in (None, found.name) or mailbox.rosters.named(found.name) is not None:
+            raise UntrustedRoster(f"the server shows a channel without a roster as {found.name}, which is another one")
+        return None
+    if (roster.channel_id, roster.name) != (found.channel_id, found.name):
+        raise UntrustedRoster(f"the server calls the channel {found.name} whose roster is that of {roster.name}")
+    if roster.version < found.roster_version:
+        raise UntrustedRoster(
+            f"the server tells of version {found.roster_version} of the roster of {roster.name}, and has only "
+            f"version {roster.version}"
+        )
+    if roster.policy != found.policy:
+        if roster.version > found.roster_version:
+            raise VersionConflict(f"{roster.name} has changed just now", hint="try again")
+        raise UntrustedRoster(
+            f"the server says that {roster.name} is {found.policy.value}; its owner signed {roster.policy}",
+            hint="nothing is sealed, and nobody is believed, on the server's word",
+        )
+    return roster
+
+
+def signed_roster(mailbox: Mailbox, found: Channel) -> Call[Roster]:
+    """The same for those who seal: without a roster nobody knows who may have the key."""
+    roster = yield from known_roster(mailbox, found)
+    if roster is None:
+        raise unsigned(mailbox, found)
+    return roster
+
+
+def unsigned(mailbox: Mailbox, found: Channel) -> Unsigned:
+    hint = f"{found.owner_nhi} runs `angelia channel sign {found.channel_name}`, once"
+    if found.owner_nhi == mailbox.identity.handle:
+        hint = f"look at its list and sign it: angelia channel sign {found.channel_name}"
+    return Unsigned(f"{found.owner_nhi} has not signed yet who is in {found.name}", hint=hint)
+
+
+def publisher_rule(mailbox: Mailbox, channel_id: UUID, roster: Roster | None) -> Callable[[str], bool]:
+    """Of whom posts and keys of a channel are believed. Without a roster that is its owner, under whose name the
+    channel was joined."""
+    if roster is not None:
+        return roster.lets_publish
+    owner = (mailbox.channels.name(channel_id) or "").partition("/")[0]
+    return lambda sender: sender == owner
+
+
+def change_roster(mailbox: Mailbox, found: Channel, change: Change) -> Call[Shown]:
+    """Sign the next roster of a channel of one's own. Of two changes at once, the later one is made on top of the
+    first."""
+    mailbox.own.refresh()  # another process may have rotated the pair that signs
+    pinned = mailbox.rosters.pinned(found.channel_id)
+    if pinned is not None and pinned.version == found.roster_version:
+        base = present = pinned
+    else:
+        base, present = yield from _own_ground(mailbox, found)
+    for _ in range(_TRIES):
+        signed = _next(mailbox, base, present, *change(base))
+        try:
+            shown = yield from channel_calls.put_roster(signed)
+        except VersionConflict:
+            base, present = yield from _own_ground(mailbox, found)
+        else:
+            mailbox.rosters.pin_own(signed, now())
+            return shown
+    raise VersionConflict(f"the roster of {found.name} changes faster than it can be signed", hint="try again")
+
+
+def replace_roster(mailbox: Mailbox, found: Channel, policy: Policy, members: Members) -> Call[Shown]:
+    """Sign exactly these members, whatever is pinned or served: for an owner who has looked at them.
+
+    Members refuse versions that go back, so a server that was put back from an old copy is brought past the version
+    that they may have seen."""
+    mailbox.own.refresh()
+    members, pinned = list(members), mailbox.rosters.pinned(found.channel_id)
+    present = (yield from _served(found)) if found.roster_version else None
+    behind = pinned is not None and (present is None or present.version < pinned.version)
+    wanted = pinned.version + 2 if behind and pinned is not None else 0
+    for _ in range(_MOST_STEPS):
+        signed = _next(mailbox, pinned or found, present, policy, members)
+        shown = yield from channel_calls.put_roster(signed)
+        if signed.version >= wanted:
+            mailbox.rosters.pin_own(signed, now())
+            return shown
+        present = signed
+    raise UntrustedRoster(f"the server is more than {_MOST_STEPS:,} versions of the roster of {found.name} behind")
+
+
+def resign_rosters(mailbox: Mailbox) -> Call[int]:
+    """Sign the rosters of one's own channels with the present pair where an earlier one did; how many.
+
+    What cannot be done now is done when the channel is used next."""
+    done, pair = 0, mailbox.identity.pair.public
+    for roster in mailbox.rosters.owned():
+        if roster.signer_id == pair.signer_id:
+            continue
+        with contextlib.suppress(AngeliaError):
+            found = yield from channel_calls.channel(roster.channel_id)
+            yield from change_roster(mailbox, found, _unchanged)
+            done += 1
+    return done
+
+
+def emergency_rotate_keys(
+    mailbox: Mailbox, *, why: str, signer: bool = True, compromised_since: datetime | None = None
+) -> Call[Published]:
+    """Replace keys that somebody else may have. Nothing of them is kept: mail still sealed to them cannot be opened.
+
+    Rosters that a revoked pair signed are believed no more, so those of one's own channels are signed anew."""
+    done = yield from sealed.emergency_rotate_keys(mailbox, why=why, signer=signer, compromised_since=compromised_since)
+    yield from resign_rosters(mailbox)
+    return done
+
+
+def _roster_of_another(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:
+    # Its owner may have revoked the pair that signed: heard of once an hour, as before everything that is believed.
+    yield from sealed.look_up(mailbox, found.owner_nhi)
+    pinned = mailbox.rosters.believed(found.channel_id)
+    if pinned is not None and pinned.version == found.roster_version:
+        return pinned
+    if not found.roster_version and mailbox.rosters.pinned(found.channel_id) is None:
+        return None
+    served = yield from _served(found)
+    yield from _pin(mailbox, served)
+    return served
+
+
+def _served(found: Channel) -> Call[Roster]:
+    served = yield from channel_calls.channel_roster(found.channel_id)
+    if (served.channel_id, served.name) != (found.channel_id, found.name):
+        raise UntrustedRoster(f"the server shows the roster of {served.name} for {found.name}")
+    return served
+
+
+def _pin(mailbox: Mailbox, served: Roster) -> Call[None]:
+    """Believe a roster of another agent's channel, along its chain of bundles if it has rotated since."""
+    problems = yield from know_senders(mailbox, {served.owner_nhi})
+    if served.owner_nhi in problems:
+        raise problems[served.owner_nhi]
+    try:
+        try:
+            mailbox.rosters.pin(served, now())
+        except UnknownSigner:
+            pin = mailbox.trust.pin(served.owner_nhi)
+            if pin is None:
+                raise
+            yield from sealed.catch_up(mailbox, pin)
+            mailbox.rosters.pin(served, now())
+    except Refused as refusal:
+        raise UntrustedRoster(
+            f"the roster of {served.name} is not signed by keys of {served.owner_nhi} that are believed here: "
+            f"{refusal.message}",
+            hint=f"{served.owner_nhi} signs it anew with its next use; ask it to",
+        ) from refusal
+
+
+def _own_roster(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:
+    """An owner knows its rosters, and signs those anew that an earlier pair signed."""
+    pinned = mailbox.rosters.pinned(found.channel_id)
+    if pinned is None and not found.roster_version:
+        return None
+    if pinned is not None and pinned.version == found.roster_version and mailbox.rosters.names_present_pair(pinned):
+        return pinned
+    base, present = yield from _own_ground(mailbox, found)
+    if base.hash != present.hash or not mailbox.rosters.names_present_pair(base):
+        yield from change_roster(mailbox, found, _unchanged)
+    return mailbox.rosters.pinned(found.channel_id)
+
+
+def _own_ground(mailbox: Mailbox, found: Channel) -> Call[tuple[Roster, Roster]]:
+    """What the next roster says as long as nothing changes, and the roster that the server has and it follows.
+
+    What another process of this agent signed meanwhile is taken over. What only an earlier pair signed is not, since
+    that may be in other hands: then the members are those that this mailbox knows."""
+    pinned = mailbox.rosters.pinned(found.channel_id)
+    if pinned is None and not found.roster_version:
+        raise unsigned(mailbox, found)
+    hint = f"look at its members and sign them: angelia channel sign {found.channel_name}"
+    served = yield from _served(found)
+    if pinned is not None and served.version < pinned.version:
+        raise UntrustedRoster(
+            f"the server is at version {served.version} of the roster of {found.name}; you signed version "
+            f"{pinned.version}",
+            hint=f"was it put back from an old copy? {hint}",
+        )
+    if pinned is not None and served.hash == pinned.hash:
+        return pinned, served
+    if pinned is None and not mailbox.rosters.names_present_pair(served):
+        raise UntrustedRoster(f"an earlier pair of yours signed the roster of {found.name}", hint=hint)
+    try:
+        mailbox.rosters.check_own(served)
+    except Refused as refusal:
+        raise UntrustedRoster(f"the server shows a forged roster of {found.name}: {refusal.message}") from refusal
+    if pinned is not None and not mailbox.rosters.names_present_pair(served):
+        return pinned, served
+    mailbox.rosters.pin(served, now())
+    return served, served
+
+
+def _next(
+    mailbox: Mailbox, named: Channel | Roster, present: Roster | None, policy: Policy, members: Members
+) -> Roster:
+    return sign_roster(
+        mailbox.identity.pair,
+        channel_id=named.channel_id,
+        owner_nhi=mailbox.identity.handle,
+        channel_name=named.channel_name,
+        policy=policy.value,
+        members=members,
+        issued_at=unix_ms(now()),
+        version=1 if present is None else present.version + 1,
+        prev_roster_hash=FIRST_PREVIOUS if present is None else present.hash,
+    )
+
+
+def _unchanged(roster: Roster) -> tuple[Policy, Members]:
+    return Policy(roster.policy), roster.members

@@ -1,0 +1,322 @@
+"""A channel's roster: who may publish in it and read it, signed by its owner, so that no relay can add a member."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+import struct
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from typing import Annotated
+from uuid import UUID
+
+import msgspec
+
+from angelia.envelope.ids import MAX_HANDLE, valid_handle
+from angelia.envelope.jsonform import from_text, to_text
+from angelia.envelope.refusals import Malformed, SignatureFailed
+from angelia.envelope.signing import (
+    ED25519_SIGNATURE,
+    ML_DSA_SIGNATURE,
+    Purpose,
+    Signatures,
+    SigningPair,
+    VerifyingPair,
+    object_holds,
+)
+from angelia.envelope.wire import LATEST, counted
+from angelia.errors import AngeliaError
+
+FIRST_PREVIOUS = bytes(32)
+MOST_MEMBERS = 10_000
+# As the signed bytes count them, from 1 on.
+POLICIES = ("open", "private", "authz_required", "allowlist")
+_PRIVATE, _ALLOWLIST = "private", "allowlist"
+_NAME = re.compile(r"\A[a-z0-9][a-z0-9_./-]{0,63}\Z")
+_FIXED = struct.Struct(">BQQ16s32sH")  # policy, version, issued_at, signer_id, prev, how many members
+_SIGNATURES = ED25519_SIGNATURE + ML_DSA_SIGNATURE
+_PUBLISH, _SUBSCRIBE = 1, 2
+
+
+class UntrustedRoster(AngeliaError):
+    """A channel's roster is not what its owner signed last"""
+
+    code = "untrusted_roster"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Member:
+    """An agent on a roster, and what it may."""
+
+    nhi: str
+    may_publish: bool
+    may_subscribe: bool
+
+
+_by_name = attrgetter("nhi")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roster:
+    """Members are in the order of their names; the owner is none of them, since it may everything.
+
+    `issued_at` is the owner's clock in Unix milliseconds. Under `open` and `authz_required` the members decide
+    nothing: there the readers are those whom the server admits."""
+
+    channel_id: UUID
+    owner_nhi: str
+    channel_name: str
+    policy: str
+    version: int
+    issued_at: int
+    signer_id: UUID
+    prev_roster_hash: bytes
+    members: tuple[Member, ...]
+    signatures: Signatures = field(default=Signatures(b"", b""), repr=False)
+
+    @property
+    def name(self) -> str:
+        return f"{self.owner_nhi}/{self.channel_name}"
+
+    @property
+    def decides(self) -> bool:
+        """Whether its members alone publish and read."""
+        return self.policy in (_PRIVATE, _ALLOWLIST)
+
+    def signed_bytes(self) -> bytes:
+        _check(self)
+        return b"".join(
+            [
+                b"\x01",
+                self.channel_id.bytes,
+                counted(self.owner_nhi.encode("ascii")),
+                counted(self.channel_name.encode("ascii")),
+                _FIXED.pack(
+                    POLICIES.index(self.policy) + 1,
+                    self.version,
+                    self.issued_at,
+                    self.signer_id.bytes,
+                    self.prev_roster_hash,
+                    len(self.members),
+                ),
+                *(counted(one.nhi.encode("ascii")) + bytes([_rights(one)]) for one in self.members),
+            ]
+        )
+
+    @property
+    def hash(self) -> bytes:
+        """What the next roster is chained to."""
+        return hashlib.sha256(encode_roster(self)).digest()
+
+    def member(self, nhi: str) -> Member | None:
+        at = bisect_left(self.members, nhi, key=_by_name)
+        found = self.members[at] if at < len(self.members) else None
+        return found if found is not None and found.nhi == nhi else None
+
+    def lets_publish(self, nhi: str) -> bool:
+        """Whether posts and keys of an agent are believed, as far as the roster decides."""
+        if not self.decides or nhi == self.owner_nhi:
+            return True
+        found = self.member(nhi) if self.policy == _ALLOWLIST else None
+        return found is not None and found.may_publish
+
+    def lets_hold_key(self, nhi: str) -> bool:
+        """Whether the channel's keys may be sent to an agent, as far as the roster decides: who publishes needs them
+        as who reads does."""
+        if not self.decides or nhi == self.owner_nhi:
+            return True
+        found = self.member(nhi) if self.policy == _ALLOWLIST else None
+        return found is not None and (found.may_publish or found.may_subscribe)
+
+    def takes_keys_from(self, before: Roster) -> bool:
+        """Whether somebody who held the keys under the roster before may not have the next ones."""
+        if self.policy != before.policy:
+            return True
+        held = [one.nhi for one in before.members if before.lets_hold_key(one.nhi)]
+        return not all(map(self.lets_hold_key, held))
+
+
+def sign_roster(
+    pair: SigningPair,
+    *,
+    channel_id: UUID,
+    owner_nhi: str,
+    channel_name: str,
+    policy: str,
+    members: Iterable[Member],
+    issued_at: int,
+    version: int = 1,
+    prev_roster_hash: bytes = FIRST_PREVIOUS,
+) -> Roster:
+    """The owner's word on who is in its channel."""
+    unsigned = Roster(
+        channel_id=channel_id,
+        owner_nhi=owner_nhi,
+        channel_name=channel_name,
+        policy=policy,
+        version=version,
+        issued_at=issued_at,
+        signer_id=pair.public.signer_id,
+        prev_roster_hash=prev_roster_hash,
+        members=tuple(sorted(one for one in members if one.nhi != owner_nhi)),
+    )
+    return replace(unsigned, signatures=pair.sign_object(Purpose.ROSTER, unsigned.signed_bytes()))
+
+
+def check_roster(roster: Roster, owner: VerifyingPair) -> None:
+    """Whether a roster is well formed, and signed by this pair of its owner."""
+    content = roster.signed_bytes()
+    if roster.signer_id != owner.signer_id or not object_holds(owner, Purpose.ROSTER, content, roster.signatures):
+        raise SignatureFailed("the signatures of the channel's roster do not hold")
+
+
+def check_follows(roster: Roster, pinned: Roster) -> None:
+    """Whether a roster may take the place of one that was believed before: its version never goes back, one version
+    is one roster, and the next one names the one before."""
+    if (roster.channel_id, roster.name) != (pinned.channel_id, pinned.name):
+        raise UntrustedRoster(f"the roster is that of {roster.name}, not of {pinned.name}")
+    if roster.version < pinned.version:
+        raise UntrustedRoster(
+            f"version {roster.version} of the roster of {pinned.name} is older than version {pinned.version}, "
+            "which was seen before",
+            hint="somebody serves an old roster; was the server put back from an old copy?",
+        )
+    twice = roster.version == pinned.version and roster.hash != pinned.hash
+    unchained = roster.version == pinned.version + 1 and roster.prev_roster_hash != pinned.hash
+    if twice or unchained:
+        raise UntrustedRoster(
+            f"version {roster.version} of the roster of {pinned.name} does not follow from "
+            f"version {pinned.version}, which was seen before",
+            hint=f"ask {pinned.owner_nhi}: its keys may be in other hands too",
+        )
+
+
+class MemberDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    nhi: str
+    may_publish: bool
+    may_subscribe: bool
+
+
+class RosterDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The JSON form of a roster. Bytes are base64url without padding, the time Unix milliseconds."""
+
+    channel_id: UUID
+    owner_nhi: str
+    channel_name: str
+    policy: str
+    version: int
+    issued_at: int
+    signer_id: UUID
+    prev_roster_hash: str
+    members: Annotated[list[MemberDocument], msgspec.Meta(max_length=MOST_MEMBERS)]
+    signature_ed25519: str
+    signature_ml_dsa: str
+
+
+def roster_document(roster: Roster) -> RosterDocument:
+    return RosterDocument(
+        channel_id=roster.channel_id,
+        owner_nhi=roster.owner_nhi,
+        channel_name=roster.channel_name,
+        policy=roster.policy,
+        version=roster.version,
+        issued_at=roster.issued_at,
+        signer_id=roster.signer_id,
+        prev_roster_hash=to_text(roster.prev_roster_hash),
+        members=[
+            MemberDocument(nhi=one.nhi, may_publish=one.may_publish, may_subscribe=one.may_subscribe)
+            for one in roster.members
+        ],
+        signature_ed25519=to_text(roster.signatures.ed25519),
+        signature_ml_dsa=to_text(roster.signatures.ml_dsa),
+    )
+
+
+def parse_roster(document: RosterDocument) -> Roster:
+    """The roster of a document, well formed; its signatures are for `check_roster`."""
+    roster = Roster(
+        channel_id=document.channel_id,
+        owner_nhi=document.owner_nhi,
+        channel_name=document.channel_name,
+        policy=document.policy,
+        version=document.version,
+        issued_at=document.issued_at,
+        signer_id=document.signer_id,
+        prev_roster_hash=from_text(document.prev_roster_hash),
+        members=tuple(Member(one.nhi, one.may_publish, one.may_subscribe) for one in document.members),
+        signatures=Signatures(from_text(document.signature_ed25519), from_text(document.signature_ml_dsa)),
+    )
+    _check(roster)
+    return roster
+
+
+def encode_roster(roster: Roster) -> bytes:
+    """What is signed, and the two signatures after it."""
+    return roster.signed_bytes() + roster.signatures.ed25519 + roster.signatures.ml_dsa
+
+
+def decode_roster(content: bytes) -> Roster:
+    """The roster that `encode_roster` wrote; other bytes are Malformed."""
+    signed, signatures = content[:-_SIGNATURES], content[-_SIGNATURES:]
+    try:
+        owner, at = _counted(signed, 17)
+        name, at = _counted(signed, at)
+        policy, version, issued_at, signer_id, prev, count = _FIXED.unpack_from(signed, at)
+        at += _FIXED.size
+        members = []
+        for _ in range(count):
+            nhi, at = _counted(signed, at)
+            rights = signed[at]
+            members.append(Member(nhi, bool(rights & _PUBLISH), bool(rights & _SUBSCRIBE)))
+            at += 1
+        roster = Roster(
+            channel_id=UUID(bytes=signed[1:17]),
+            owner_nhi=owner,
+            channel_name=name,
+            policy=POLICIES[policy - 1] if policy else "",
+            version=version,
+            issued_at=issued_at,
+            signer_id=UUID(bytes=signer_id),
+            prev_roster_hash=prev,
+            members=tuple(members),
+            signatures=Signatures(signatures[:ED25519_SIGNATURE], signatures[ED25519_SIGNATURE:]),
+        )
+    except (ValueError, IndexError, struct.error) as error:
+        raise Malformed("these bytes are no roster") from error
+    if encode_roster(roster) != content:
+        raise Malformed("these bytes are no roster")
+    return roster
+
+
+def valid_channel_name(text: str) -> bool:
+    return _NAME.match(text) is not None
+
+
+def _check(roster: Roster) -> None:
+    if not valid_handle(roster.owner_nhi) or not valid_channel_name(roster.channel_name):
+        raise Malformed("a roster names a channel and its owner")
+    if roster.policy not in POLICIES:
+        raise Malformed(f"{roster.policy[:20]!r} is no policy of a channel", hint=", ".join(POLICIES))
+    if not 1 <= roster.version < LATEST or not 0 < roster.issued_at < LATEST:
+        raise Malformed("the version or the time of a roster is out of range")
+    if len(roster.prev_roster_hash) != 32 or (roster.version == 1) != (roster.prev_roster_hash == FIRST_PREVIOUS):
+        raise Malformed("the first roster follows none, and every other one names the one before")
+    names = [one.nhi for one in roster.members]
+    if len(names) > MOST_MEMBERS:
+        raise Malformed(f"a roster has at most {MOST_MEMBERS:,} members, and this one {len(names):,}")
+    if any(len(one) > MAX_HANDLE or not valid_handle(one) for one in names) or roster.owner_nhi in names:
+        raise Malformed("a roster lists handles, and not its owner, who may everything")
+    if any(one >= other for one, other in itertools.pairwise(names)):
+        raise Malformed("a roster lists every member once, by name")
+
+
+def _rights(member: Member) -> int:
+    return _PUBLISH * member.may_publish | _SUBSCRIBE * member.may_subscribe
+
+
+def _counted(content: bytes, at: int) -> tuple[str, int]:
+    end = at + 2 + int.from_bytes(content[at : at + 2], "big")
+    return content[at + 2 : end].decode("ascii"), end

@@ -1,0 +1,600 @@
+"""Channels on a relay that lies, and on a ledger that somebody has written into: the owner's signature decides."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import UUID
+
+import asyncpg
+import msgspec
+import pytest
+
+from angelia.channels.model import Policy
+from angelia.client import Client
+from angelia.client.channel_calls import make_channel
+from angelia.client.channel_reading import Unopened
+from angelia.client.channel_rosters import Unsigned
+from angelia.envelope.refusals import NotAllowed, UnknownKey
+from angelia.envelope.rosters import (
+    Member,
+    Roster,
+    RosterDocument,
+    UntrustedRoster,
+    encode_roster,
+    roster_document,
+    sign_roster,
+)
+from angelia.envelope.sealing import ChannelKey, EpochKey
+from angelia.errors import NotFound
+from angelia.keys.model import unix_ms
+from angelia.mailbox.channels import ChannelMessage
+from angelia.mailbox.outbox import Draft
+from angelia.stores.embedded.datadir import read_runtime
+from liar import Answer, Asked, Liar, lying, problem
+from people import Lossy
+from processes import ServerProcess
+from talkers import Talker
+
+LIMITS = (
+    "register=off,identity=off,keys=off,bundles=off,channels=off,publish=off,channel_commits=off,send=off,receive=off"
+)
+CHANNEL = r"/v1/channels/[0-9a-f-]{36}"
+ROSTER = CHANNEL + "/roster"
+
+
+@pytest.fixture(scope="module")
+def server(directory: Path) -> Iterator[ServerProcess]:
+    server = ServerProcess(directory / f"rosters-{secrets.token_hex(4)}", limits=LIMITS)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def liar(server: ServerProcess) -> Iterator[Liar]:
+    with lying(server.start_url) as liar:
+        yield liar
+
+
+People = Callable[[str], Talker]
+
+
+@pytest.fixture
+def people(server: ServerProcess, tmp_path: Path) -> Iterator[People]:
+    made: list[Talker] = []
+
+    def make(name: str) -> Talker:
+        made.append(Talker(server, tmp_path, name))
+        return made[-1]
+
+    yield make
+    for person in made:
+        person.close()
+
+
+@pytest.fixture
+def sql(server: ServerProcess) -> Callable[..., None]:
+    """What somebody does who has got at the ledger."""
+
+    def run(statement: str, *values: object) -> None:
+        async def execute() -> None:
+            runtime = read_runtime(server.data_dir)
+            assert runtime is not None
+            connection = await asyncpg.connect(runtime.database_url)
+            try:
+                await connection.execute(statement, *values)
+            finally:
+                await connection.close()
+
+        asyncio.run(execute())
+
+    return run
+
+
+Sql = Callable[..., None]
+
+
+def through(liar: Liar, talker: Talker) -> Talker:
+    """From now on its SDK speaks to the liar."""
+    talker.client.close()
+    talker.client = Lossy(liar.url, identity=talker.mailbox)
+    return talker
+
+
+def id_of(talker: Talker, channel: str) -> UUID:
+    return talker.client.find_channel(talker.mailbox, channel).channel_id
+
+
+def smuggle(sql: Sql, channel_id: UUID, agent: Talker) -> None:
+    """The two rows that made somebody a member: listed for everything, and subscribed."""
+    sql(
+        "INSERT INTO channel_allowlist (channel_id, nhi, may_subscribe, may_publish, added_at)"
+        " VALUES ($1, $2, true, true, now()) ON CONFLICT (channel_id, nhi) DO UPDATE SET may_publish = true",
+        channel_id,
+        agent.name,
+    )
+    sql(
+        "INSERT INTO channel_subscriptions (subscription_id, channel_id, subscriber_nhi, created_at, updated_at)"
+        " VALUES (gen_random_uuid(), $1, $2, now(), now()) ON CONFLICT DO NOTHING",
+        channel_id,
+        agent.name,
+    )
+
+
+# Two rows in the ledger.
+
+
+@pytest.mark.parametrize("policy", [Policy.ALLOWLIST, Policy.PRIVATE])
+def test_whom_only_the_ledger_lists_is_sent_no_key(people: People, sql: Sql, policy: Policy) -> None:
+    alice, mallory = people("alice"), people("mallory")
+    channel = alice.creates(policy)
+    channel_id = id_of(alice, channel)
+    mallory.mailbox.channels.join(channel_id, channel, now())  # she would take the key
+    smuggle(sql, channel_id, mallory)
+    if policy is Policy.PRIVATE:
+        sql("UPDATE channels SET policy = 'allowlist' WHERE channel_id = $1", channel_id)
+        with pytest.raises(UntrustedRoster):
+            alice.client.publish(alice.mailbox, channel, b"secret")
+        sql("UPDATE channels SET policy = 'private' WHERE channel_id = $1", channel_id)
+    posted = alice.client.publish(alice.mailbox, channel, b"secret")
+    shared = alice.client.share_key(alice.mailbox, channel)
+    assert shared.sent == []
+    if policy is Policy.ALLOWLIST:
+        assert isinstance(posted.unreached[mallory.name], NotAllowed)
+    assert mallory.client.receive(mallory.mailbox, most=50).controls == 0
+    assert mallory.mailbox.channels.keys(channel_id) == []
+
+
+def test_a_member_who_publishes_gives_it_no_key_either(people: People, sql: Sql) -> None:
+    alice, carol, mallory = people("alice"), people("carol"), people("mallory")
+    channel = alice.creates(Policy.ALLOWLIST)
+    alice.client.allow(alice.mailbox, channel, carol.name, may_publish=True)
+    channel_id = id_of(alice, channel)
+    mallory.mailbox.channels.join(channel_id, channel, now())
+    smuggle(sql, channel_id, mallory)
+    posted = carol.client.publish(carol.mailbox, channel, b"secret")  # under a key that she makes, and gives alice
+    assert list(posted.unreached) == [mallory.name]
+    assert mallory.client.receive(mallory.mailbox, most=50).controls == 0
+
+
+def test_a_post_of_who_is_no_publisher_is_not_opened(people: People, sql: Sql) -> None:
+    """Bob may listen, so he has the key; the ledger calls him a publisher."""
+    alice, bob, carol = people("alice"), people("bob"), people("carol")
+    channel = alice.creates(Policy.ALLOWLIST, bob, carol)
+    for one in (bob, carol):
+        one.subscribes(channel)
+    alice.says(channel, "from alice")
+    assert bob.hears(channel) == carol.hears(channel) == ["from alice"]
+    channel_id = id_of(bob, channel)
+    smuggle(sql, channel_id, bob)
+    key = bob.mailbox.channels.keys(channel_id)[0]
+    secret = bob.mailbox.channels.key(channel_id, key.key_id, now())
+    assert secret is not None
+    bob.client.publish_envelope(channel_id, bob.mailbox.channels.seal(channel_id, secret, b"pay mallory", now()))
+    first, second = carol.page(channel, after=0)
+    assert isinstance(first, ChannelMessage)
+    assert isinstance(second, Unopened)
+    assert isinstance(second.error, NotAllowed)
+
+
+def test_a_key_of_who_is_no_publisher_is_not_taken(people: People, sql: Sql) -> None:
+    alice, bob, carol = people("alice"), people("bob"), people("carol")
+    channel = alice.creates(Policy.ALLOWLIST, bob, carol)
+    alice.client.allow(alice.mailbox, channel, carol.name, may_publish=True)
+    for one in (bob, carol):
+        one.subscribes(channel)
+    alice.says(channel, "from alice")
+    assert carol.hears(channel) == ["from alice"]
+    channel_id = id_of(bob, channel)
+    smuggle(sql, channel_id, bob)
+    made = EpochKey.generate()
+    bob.client.set_epoch(channel_id, 2, made.key_id)  # the server lets him
+    give(bob, carol, ChannelKey(channel_id, 2, made))
+    assert carol.client.receive(carol.mailbox).controls == 1
+    assert carol.client.take_keys(carol.mailbox) == 0
+    assert carol.mailbox.channels.key(channel_id, made.key_id, now()) is None
+    sql("UPDATE channels SET epoch_at = now() - interval '1 hour' WHERE channel_id = $1", channel_id)
+    assert carol.client.publish(carol.mailbox, channel, b"for members").channel.epoch == 3  # under a key of her own
+
+
+def give(sender: Talker, recipient: Talker, key: ChannelKey) -> None:
+    """Send a channel's key as mail, as its publishers do."""
+    known, _ = sender.client.find_keys(sender.mailbox, recipient.name)
+    draft = Draft(recipient=known.bundle, body=key.encode(), channel_id=key.channel_id, control=True, ttl_seconds=3600)
+    assert sender.client.send_sealed(sender.mailbox, sender.mailbox.outbox.seal_many([draft], now())) == [None]
+
+
+def test_a_removed_member_gets_no_further_key_though_the_epoch_was_kept_open(people: People, sql: Sql) -> None:
+    alice, bob, carol = people("alice"), people("bob"), people("carol")
+    channel = alice.creates(Policy.ALLOWLIST, bob, carol)
+    for one in (bob, carol):
+        one.subscribes(channel)
+    alice.says(channel, "for both")
+    assert bob.hears(channel) == carol.hears(channel) == ["for both"]
+    before = alice.client.find_channel(alice.mailbox, channel)
+    alice.client.disallow(alice.mailbox, channel, bob.name)
+    smuggle(sql, before.channel_id, bob)  # the relay keeps him, and the epoch whose key he has
+    sql("UPDATE channel_subscriptions SET status = 'active' WHERE channel_id = $1", before.channel_id)
+    sql("UPDATE channels SET epoch_key_id = $2 WHERE channel_id = $1", before.channel_id, before.epoch_key_id)
+    posted = alice.client.publish(alice.mailbox, channel, b"without bob")
+    assert posted.channel.epoch == 2
+    assert list(posted.unreached) == [bob.name]
+    assert bob.client.receive(bob.mailbox, most=50).controls == 0
+    last = bob.page(channel, after=1)[-1]
+    assert isinstance(last, Unopened)
+    assert isinstance(last.error, UnknownKey)
+    assert carol.hears(channel, after=1) == ["without bob"]
+
+
+# A relay that lies.
+
+
+@pytest.fixture
+def members(people: People, liar: Liar) -> tuple[Talker, Talker, Talker, str]:
+    """Alice's channel; Carol may publish in it, and speaks to the liar; Bob listens."""
+    alice, bob, carol = people("alice"), people("bob"), people("carol")
+    channel = alice.creates(Policy.ALLOWLIST, bob)
+    alice.client.allow(alice.mailbox, channel, carol.name, may_publish=True)
+    bob.subscribes(channel)
+    through(liar, carol)
+    carol.subscribes(channel)
+    alice.says(channel, "hello")
+    assert carol.hears(channel) == ["hello"]
+    return alice, bob, carol, channel
+
+
+def refuses(carol: Talker, channel: str, liar: Liar) -> None:
+    """She seals nothing, sends nothing, and opens nothing."""
+    liar.asked.clear()
+    with pytest.raises(UntrustedRoster):
+        carol.client.publish(carol.mailbox, channel, b"secret")
+    with pytest.raises(UntrustedRoster):
+        carol.client.share_key(carol.mailbox, channel)
+    assert liar.count("POST", r"/v1/messages.*") == liar.count("POST", CHANNEL + "/publish") == 0
+
+
+def test_an_older_roster_is_refused(members: tuple[Talker, Talker, Talker, str], liar: Liar) -> None:
+    """The relay shows the roster of a time when Bob was still on it."""
+    alice, bob, carol, channel = members
+    old = roster_document(pinned(carol, channel))
+    alice.client.disallow(alice.mailbox, channel, bob.name)
+    assert carol.client.publish(carol.mailbox, channel, b"without bob").unreached == {}
+    liar.lie("GET", ROSTER, lambda _, answer: said(answer, old))
+    liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(roster_version=old.version))
+    refuses(carol, channel, liar)
+
+
+def test_a_version_that_goes_back_is_refused_also_where_no_roster_is_shown(
+    members: tuple[Talker, Talker, Talker, str], liar: Liar
+) -> None:
+    _, _, carol, channel = members
+    liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(roster_version=0))
+    assert carol.client.publish(carol.mailbox, channel, b"x").published.offset == 2  # it still is what was pinned
+    liar.instead("GET", ROSTER, problem(404, "not_found"))
+    with pytest.raises(NotFound):
+        carol.client.publish(carol.mailbox, channel, b"x")
+
+
+def test_a_forged_roster_is_refused(members: tuple[Talker, Talker, Talker, str], people: People, liar: Liar) -> None:
+    _, _, carol, channel = members
+    mallory = people("mallory")
+    forged = after(pinned(carol, channel), mallory, Member(mallory.name, may_publish=True, may_subscribe=True))
+    shows(liar, forged)
+    refuses(carol, channel, liar)
+    document = roster_document(pinned(carol, channel))  # alice's own signatures, and one more member
+    theirs = roster_document(forged)
+    grown = msgspec.structs.replace(
+        document, version=theirs.version, prev_roster_hash=theirs.prev_roster_hash, members=theirs.members
+    )
+    liar.lie("GET", ROSTER, lambda _, answer: said(answer, grown))
+    refuses(carol, channel, liar)
+
+
+def test_the_roster_of_another_channel_is_refused(members: tuple[Talker, Talker, Talker, str], liar: Liar) -> None:
+    """All of it is alice's word, but for another of her channels."""
+    alice, _, carol, channel = members
+    alice.client.create_channel(alice.mailbox, "open", Policy.OPEN)
+    other = pinned(alice, f"{alice.name}/open")
+    liar.lie("GET", ROSTER, lambda _, answer: said(answer, roster_document(other)))
+    liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(roster_version=9))
+    refuses(carol, channel, liar)
+
+
+@pytest.mark.parametrize("policy", ["open", "authz_required"])
+def test_a_relay_cannot_change_the_policy(members: tuple[Talker, Talker, Talker, str], liar: Liar, policy: str) -> None:
+    """Neither for who has pinned the roster, nor for who meets the channel now."""
+    _, bob, carol, channel = members
+    liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(policy=policy))
+    refuses(carol, channel, liar)
+    with bob.mailbox.database.transaction() as tx:
+        tx.execute("DELETE FROM channel_rosters")
+    refuses(through(liar, bob), channel, liar)
+
+
+def test_without_a_roster_nothing_is_sealed_at_first_contact_either(
+    members: tuple[Talker, Talker, Talker, str], people: People, liar: Liar
+) -> None:
+    """A relay that hides the roster, and says that everybody may read, gets nothing."""
+    alice, _, _, channel = members
+    dave = people("dave")
+    alice.client.allow(alice.mailbox, channel, dave.name, may_publish=True)
+    through(liar, dave)
+    liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(roster_version=0, policy="authz_required"))
+    liar.asked.clear()
+    with pytest.raises(Unsigned):
+        dave.client.publish(dave.mailbox, channel, b"secret")
+    assert liar.count("POST") == 0
+
+
+def test_a_name_stands_for_the_channel_that_the_owner_gave_it_to(
+    members: tuple[Talker, Talker, Talker, str], liar: Liar
+) -> None:
+    alice, _, carol, channel = members
+    open_ = alice.client.create_channel(alice.mailbox, "open", Policy.OPEN)
+
+    def instead_of_news(asked: Asked, answer: Answer) -> Answer:
+        return answer.saying({"channels": [msgspec.to_builtins(open_)], "next": None})
+
+    liar.lie("GET", "/v1/channels", instead_of_news)
+    refuses(carol, channel, liar)
+    liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(channel_name="news"))
+    refuses(carol, channel, liar)
+
+
+def test_a_channel_that_was_made_again_is_followed_and_the_deleted_one_is_not(
+    members: tuple[Talker, Talker, Talker, str], liar: Liar
+) -> None:
+    alice, _, carol, channel = members
+    old, shown = pinned(carol, channel), carol.client.find_channel(carol.mailbox, channel)
+    alice.client.delete_channel(old.channel_id)
+    alice.client.create_channel(alice.mailbox, "news", Policy.ALLOWLIST, allow=[carol.name])
+    carol.subscribes(channel)
+    assert pinned(carol, channel).channel_id != old.channel_id
+    liar.instead("GET", "/v1/channels", told({"channels": [msgspec.to_builtins(shown)], "next": None}))
+    liar.instead("GET", CHANNEL, told(msgspec.to_builtins(shown)))
+    liar.instead("GET", ROSTER, told(msgspec.to_builtins(roster_document(old))))
+    refuses(carol, channel, liar)
+
+
+def test_a_lie_about_one_channel_takes_no_key_away(members: tuple[Talker, Talker, Talker, str], liar: Liar) -> None:
+    alice, _, carol, channel = members
+    alice.client.disallow(alice.mailbox, channel, members[1].name)
+    alice.says(channel, "under the next key")
+    liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(policy="open"))
+    assert carol.client.receive(carol.mailbox).controls == 1
+    assert carol.client.take_keys(carol.mailbox) == 0
+    liar.honest()
+    assert carol.client.take_keys(carol.mailbox) == 1
+    assert carol.hears(channel)[-1] == "under the next key"
+
+
+def test_an_owner_is_not_lied_to_either(people: People, liar: Liar) -> None:
+    alice, bob = people("alice"), people("bob")
+    channel = alice.creates(Policy.ALLOWLIST, bob)
+    first = roster_document(pinned(alice, channel))
+    alice.client.disallow(alice.mailbox, channel, bob.name)
+    through(liar, alice)
+    liar.lie("GET", ROSTER, lambda _, answer: said(answer, first))
+    liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(roster_version=1))
+    refuses(alice, channel, liar)
+    liar.honest()
+    mallory = people("mallory")
+    shows(liar, after(pinned(alice, channel), mallory, Member(mallory.name, may_publish=True, may_subscribe=True)))
+    refuses(alice, channel, liar)
+    with pytest.raises(UntrustedRoster):  # nor is anything signed on top of it
+        alice.client.allow(alice.mailbox, channel, bob.name)
+    assert liar.count("PUT") == 0
+
+
+def test_publishing_asks_for_no_roster_as_long_as_it_is_the_same(
+    members: tuple[Talker, Talker, Talker, str], liar: Liar
+) -> None:
+    alice, _, carol, channel = members
+    carol.says(channel, "one")
+    liar.asked.clear()
+    carol.says(channel, "two")
+    assert [(one.method, one.path.rpartition("/")[2]) for one in liar.asked if "/publish" not in one.path] == [
+        ("GET", "channels"),
+        ("GET", str(id_of(alice, channel))),
+    ]
+    carol.hears(channel)
+    assert liar.count("GET", ROSTER) == 0
+    alice.client.update_channel(alice.mailbox, channel, policy=Policy.PRIVATE)
+    alice.client.update_channel(alice.mailbox, channel, policy=Policy.ALLOWLIST)
+    carol.subscribes(channel)
+    carol.says(channel, "three")
+    assert liar.count("GET", ROSTER) == 1
+
+
+# The owner.
+
+
+def test_an_owner_that_is_away_stops_nobody_on_the_roster(people: People) -> None:
+    alice, bob, carol = people("alice"), people("bob"), people("carol")
+    channel = alice.creates(Policy.ALLOWLIST, bob)
+    alice.client.allow(alice.mailbox, channel, carol.name, may_publish=True)
+    alice.close()
+    carol.says(channel, "before bob came")
+    bob.subscribes(channel)
+    carol.client.share_key(carol.mailbox, channel)
+    carol.says(channel, "from carol")
+    assert bob.hears(channel) == ["from carol"]
+    bob.client.unsubscribe(bob.mailbox, channel)
+    alice.reopen()
+
+
+def test_changes_at_once_are_made_one_on_top_of_the_other(people: People) -> None:
+    alice, others = people("alice"), [people(name) for name in ("bob", "carol", "dave")]
+    channel = alice.creates(Policy.ALLOWLIST)
+
+    def allow(other: Talker) -> None:
+        with Client(alice.url, identity=alice.mailbox) as client:
+            client.allow(alice.mailbox, channel, other.name)
+
+    threads = [threading.Thread(target=allow, args=(one,)) for one in others]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    roster = pinned(alice, channel)
+    assert ([one.nhi for one in roster.members], roster.version) == (sorted(one.name for one in others), 4)
+
+
+def test_an_owner_who_rotates_is_followed(people: People) -> None:
+    alice, bob, carol = people("alice"), people("bob"), people("carol")
+    channel = alice.creates(Policy.ALLOWLIST, bob, carol)
+    bob.subscribes(channel)
+    alice.client.rotate_keys(alice.mailbox, signer=True)
+    carol.subscribes(channel)  # meets her now, and the roster that her first pair signed
+    assert pinned(carol, channel).version == 1
+    alice.says(channel, "hello")  # and signs it anew
+    assert bob.hears(channel) == carol.hears(channel) == ["hello"]
+    assert pinned(bob, channel).version == 2
+
+
+def test_after_an_emergency_the_rosters_are_signed_anew_and_those_of_the_stolen_pair_are_refused(
+    people: People, liar: Liar
+) -> None:
+    alice, bob, mallory = people("alice"), people("bob"), people("mallory")
+    channel = alice.creates(Policy.ALLOWLIST)
+    alice.client.allow(alice.mailbox, channel, bob.name, may_publish=True)
+    bob.subscribes(channel)
+    stolen = alice.mailbox.identity.pair
+    true = pinned(alice, channel)
+    entry = Member(mallory.name, may_publish=True, may_subscribe=True)
+    signed = sign_roster(
+        stolen,
+        channel_id=true.channel_id,
+        owner_nhi=alice.name,
+        channel_name="news",
+        policy="allowlist",
+        members=[*true.members, entry],
+        issued_at=unix_ms(now()),
+        version=true.version + 1,
+        prev_roster_hash=true.hash,
+    )
+    with Client(alice.url, identity=alice.mailbox) as thief:
+        thief.put_roster(signed)
+    alice.client.emergency_rotate_keys(alice.mailbox, why="stolen")
+    mended = pinned(alice, channel)
+    assert (mended.version, [one.nhi for one in mended.members]) == (signed.version + 1, [bob.name])
+    bob.mailbox.trust.drop_bundle(alice.name)  # an hour later
+    assert bob.client.publish(bob.mailbox, channel, b"without mallory").unreached == {}
+    assert pinned(bob, channel) == mended
+    through(liar, bob)
+    late = sign_roster(
+        stolen,
+        channel_id=true.channel_id,
+        owner_nhi=alice.name,
+        channel_name="news",
+        policy="allowlist",
+        members=[*true.members, entry],
+        issued_at=unix_ms(now()),
+        version=mended.version + 1,
+        prev_roster_hash=mended.hash,
+    )
+    shows(liar, late)
+    refuses(bob, channel, liar)
+
+
+def test_a_channel_of_the_time_before_rosters_waits_for_its_owners_signature(people: People) -> None:
+    alice, bob, carol = people("alice"), people("bob"), people("carol")
+    made = alice.client._run(make_channel("news", Policy.ALLOWLIST, allow=[bob.name, carol.name]))
+    bob.subscribes(made.name)
+    with pytest.raises(Unsigned) as refused:
+        alice.client.publish(alice.mailbox, made.name, b"x")
+    assert refused.value.hint == "look at its list and sign it: angelia channel sign news"
+    proposal = alice.client.propose_roster(alice.mailbox, "news")
+    assert (proposal.policy, proposal.by_server) == (Policy.ALLOWLIST, True)
+    listed = [one for one in proposal.members if one.nhi != carol.name]  # whom alice never listed
+    signed = alice.client.sign_roster(alice.mailbox, "news", Policy.ALLOWLIST, listed)
+    assert signed.roster_version == 1
+    alice.says(made.name, "signed")
+    assert bob.hears(made.name) == ["signed"]
+    with pytest.raises(NotFound):
+        carol.subscribes(made.name)
+
+
+def test_an_owner_whose_mailbox_was_lost_signs_what_it_has_looked_at(people: People) -> None:
+    alice, bob = people("alice"), people("bob")
+    channel = alice.creates(Policy.ALLOWLIST, bob)
+    with alice.mailbox.database.transaction() as tx:
+        tx.execute("DELETE FROM channel_rosters")
+    alice.client.publish(alice.mailbox, channel, b"her present pair signed it")
+    alice.client.rotate_keys(alice.mailbox, signer=True)
+    with alice.mailbox.database.transaction() as tx:
+        tx.execute("DELETE FROM channel_rosters")
+    with pytest.raises(UntrustedRoster) as refused:
+        alice.client.publish(alice.mailbox, channel, b"x")
+    assert "angelia channel sign news" in refused.value.hint
+    proposal = alice.client.propose_roster(alice.mailbox, channel)
+    alice.client.sign_roster(alice.mailbox, channel, proposal.policy, proposal.members)
+    bob.subscribes(channel)
+    alice.says(channel, "again")
+    assert bob.hears(channel) == ["again"]
+
+
+def test_after_a_server_was_put_back_its_rosters_are_signed_past_what_members_have_seen(
+    people: People, sql: Sql
+) -> None:
+    alice, bob, carol = people("alice"), people("bob"), people("carol")
+    channel = alice.creates(Policy.ALLOWLIST, bob)
+    first = pinned(alice, channel)
+    bob.subscribes(channel)
+    alice.client.allow(alice.mailbox, channel, carol.name)
+    alice.client.disallow(alice.mailbox, channel, carol.name)
+    bob.client.find_channel(bob.mailbox, channel)
+    values = (first.channel_id, first.hash, encode_roster(first))
+    sql("UPDATE channel_rosters SET version = 1, roster_hash = $2, roster = $3 WHERE channel_id = $1", *values)
+    sql("UPDATE channels SET roster_version = 1 WHERE channel_id = $1", first.channel_id)
+    for one in (alice, bob):
+        with pytest.raises(UntrustedRoster):
+            one.client.find_channel(one.mailbox, channel)
+    proposal = alice.client.propose_roster(alice.mailbox, channel)
+    assert not proposal.by_server
+    alice.client.sign_roster(alice.mailbox, channel, proposal.policy, proposal.members)
+    alice.says(channel, "again")
+    assert bob.hears(channel) == ["again"]
+
+
+def pinned(talker: Talker, channel: str) -> Roster:
+    roster = talker.mailbox.rosters.named(channel)
+    assert roster is not None
+    return roster
+
+
+def after(before: Roster, signer: Talker, *members: Member) -> Roster:
+    """The next roster, signed by whom it is not to be believed."""
+    return sign_roster(
+        signer.mailbox.identity.pair,
+        channel_id=before.channel_id,
+        owner_nhi=before.owner_nhi,
+        channel_name=before.channel_name,
+        policy=before.policy,
+        members=[*before.members, *members],
+        issued_at=unix_ms(now()),
+        version=before.version + 1,
+        prev_roster_hash=before.hash,
+    )
+
+
+def shows(liar: Liar, roster: Roster) -> None:
+    liar.lie("GET", ROSTER, lambda _, answer: said(answer, roster_document(roster)))
+    liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(roster_version=roster.version))
+
+
+def said(answer: Answer, document: RosterDocument) -> Answer:
+    return answer.saying(msgspec.to_builtins(document))
+
+
+def told(document: object) -> Answer:
+    return Answer(200, {"content-type": "application/json"}).saying(document)
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
