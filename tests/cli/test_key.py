@@ -311,6 +311,7 @@ def test_with_a_server_keys_are_published_rotated_withdrawn_and_pinned(
     live: str, person: Callable[[str], Angelia], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("angelia.client.sealed.ONE_TIME_BATCH", 21)
+    monkeypatch.setattr("angelia.client.sealed.ONE_TIME_LOW", 20)
     name, other = f"alice-{secrets.token_hex(3)}", f"bob-{secrets.token_hex(3)}"
     alice, bob = person(name), person(other)
     alice("agent", "new", name, "--register")
@@ -348,6 +349,7 @@ def test_a_chain_that_began_as_files_reaches_a_server_later(
     live: str, person: Callable[[str], Angelia], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("angelia.client.sealed.ONE_TIME_BATCH", 21)
+    monkeypatch.setattr("angelia.client.sealed.ONE_TIME_LOW", 20)
     name, other = f"alice-{secrets.token_hex(3)}", f"bob-{secrets.token_hex(3)}"
     alice, bob = person(name), person(other)
     alice("agent", "new", name)

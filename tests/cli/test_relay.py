@@ -20,7 +20,6 @@ from angelia.client import Client, Unreachable, mail_calls, sealed
 from angelia.client.mail import WAITING
 from angelia.client.mail_calls import Nack
 from angelia.errors import AngeliaError, QueueFull, RateLimited, Unavailable
-from angelia.keys.model import ONE_TIME_LOW
 from angelia.mailbox import failures, identity
 from angelia.mailbox.box import Mailbox
 from cli.running import Angelia, Ended
@@ -57,7 +56,8 @@ class Agent:
 def join(live: str, person: Callable[[str], Angelia], shell: Path) -> Callable[[str], Agent]:
     def make(name: str) -> Agent:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sealed, "ONE_TIME_BATCH", ONE_TIME_LOW + 1)
+            patch.setattr(sealed, "ONE_TIME_BATCH", 21)
+            patch.setattr(sealed, "ONE_TIME_LOW", 20)
             named = f"{name}-{secrets.token_hex(3)}"
             agent = Agent(named, shell / f"home-{named}", person(named))
             assert agent("agent", "new", named, "--register", "-q").code == 0

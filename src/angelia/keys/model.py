@@ -25,7 +25,10 @@ SKEW = timedelta(seconds=300)
 DESTROY_AFTER = GRACE + CACHE + SKEW  # the longest that an admitted envelope can need the private half
 ONE_TIME_USE = timedelta(seconds=3_900)
 ONE_TIME_LIFE = timedelta(days=30)
-ONE_TIME_BATCH, ONE_TIME_LOW, ONE_TIME_ALERT = 100, 20, 10
+# How many one-time keys an agent keeps with its server, and at how many it makes new ones.
+ONE_TIME_BATCH, ONE_TIME_LOW, ONE_TIME_ALERT = 100, 50, 10
+# What one sender is given of one agent's one-time keys.
+ONE_TIME_A_PAIR, ONE_TIME_WINDOW = 10, timedelta(hours=1)
 MOST_ONE_TIME = 1_000
 MOST_GRACE_KEYS = 256  # of one schedule: a week of hourly rotations, and some
 TYPE_NAMES = {

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from uuid import UUID
 
 import msgspec
@@ -28,10 +28,12 @@ from angelia.keys.model import (
     DESTROY_AFTER,
     KEM_TYPES,
     MOST_ONE_TIME,
+    ONE_TIME_A_PAIR,
     ONE_TIME_ALERT,
     ONE_TIME_BATCH,
     ONE_TIME_LIFE,
     ONE_TIME_USE,
+    ONE_TIME_WINDOW,
     SKEW,
     TYPE_NAMES,
     BundleAnswer,
@@ -56,8 +58,6 @@ from angelia.stores.ledger import Ledger, Tx
 from angelia.stores.wake import Wake, news, topic
 
 LINKS_A_PAGE = 100
-ONE_TIME_A_PAIR = 10
-ONE_TIME_WINDOW = timedelta(hours=1)
 _TICK_BATCH = 500
 
 

@@ -28,6 +28,7 @@ from angelia.mailbox.kept_out import KeptOut
 from angelia.mailbox.keyfile import LOCAL
 from angelia.mailbox.keyring import Keyring
 from angelia.mailbox.local_key import LocalKey
+from angelia.mailbox.notices import Notices
 from angelia.mailbox.outbox import Outbox
 from angelia.mailbox.receipt_log import Logged, ReceiptLog
 from angelia.mailbox.receiving import Receiver
@@ -52,9 +53,10 @@ class Mailbox:
         local = LocalKey(identity.unlocked.seeds[LOCAL])
         keyring = Keyring(self.database, local, identity.unlocked.seeds)
         self._log = ReceiptLog(self.directory)
-        self._upkeep = Upkeep(self.database, self._drawers, inbox_files)
+        self.notices = Notices()
+        self._upkeep = Upkeep(self.database, self._drawers, inbox_files, self.notices)
         self.own = OwnKeys(home, identity, self.database, keyring, ttl_max)
-        self.trust = Trust(self.database)
+        self.trust = Trust(self.database, self.notices)
         self.allowlist = Allowlist(self.database, self.trust)
         self.kept_out = KeptOut(self.database)
         self.inbox = Inbox(self.database, local, inbox_files, self._log, self.own)
@@ -169,4 +171,4 @@ class Mailbox:
 
     def take_warnings(self) -> list[str]:
         """What the last operations want somebody to know, once."""
-        return self._upkeep.take_warnings()
+        return [notice.text for notice in self.notices.take()]

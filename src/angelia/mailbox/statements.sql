@@ -275,6 +275,9 @@ ON CONFLICT (key_id) DO UPDATE SET
 -- destroys
 DELETE FROM kem_keys WHERE key_id = ? AND usage = 'one_time' RETURNING 1
 
+-- name: count_one_time
+SELECT count(*) FROM kem_keys WHERE usage = 'one_time' AND created_at > ?
+
 -- name: something_overdue
 SELECT 1 WHERE EXISTS (SELECT 1 FROM kem_keys WHERE destroy_at <= ?1)
             OR EXISTS (SELECT 1 FROM outbox WHERE body IS NOT NULL AND expires_at <= ?1)

@@ -42,6 +42,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     compromised_since: datetime | None = None
 
+    @property
+    def renews(self) -> bool:
+        """Whether it replaces no key: the same ones are signed again, so that others see that they still stand."""
+        return not self.kem and not self.signer
+
     def covers(self, *, signer: bool, emergency: bool) -> bool:
         """Whether finishing this rotation also does what is asked for. Only an emergency cannot wait for the next."""
         return not emergency or (self.emergency and self.signer >= signer)
