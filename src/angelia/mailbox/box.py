@@ -17,6 +17,7 @@ from angelia.envelope.wire import TTL_MAX, decode
 from angelia.errors import AngeliaError
 from angelia.keys.model import moment, unix_ms
 from angelia.mailbox import calyx, private_files
+from angelia.mailbox import identity as identities
 from angelia.mailbox.allowlist import Allowlist
 from angelia.mailbox.calyx import Migrated
 from angelia.mailbox.channels import Channels
@@ -25,7 +26,6 @@ from angelia.mailbox.files import Drawer, Problem
 from angelia.mailbox.identity import Identity
 from angelia.mailbox.inbox import Inbox, Opened
 from angelia.mailbox.kept_out import KeptOut
-from angelia.mailbox.keyfile import LOCAL
 from angelia.mailbox.keyring import Keyring
 from angelia.mailbox.local_key import LocalKey
 from angelia.mailbox.notices import Notices
@@ -50,12 +50,12 @@ class Mailbox:
         self.database = Database(self.directory)
         self._drawers = [Drawer(self.directory / name) for name in ("inbox", "outbox", "dead")]
         inbox_files, outbox_files, dead_files = self._drawers
-        local = LocalKey(identity.unlocked.seeds[LOCAL])
+        local = LocalKey(self.database, identity.unlocked.seeds, lambda: identities.present_seeds(home, identity))
         keyring = Keyring(self.database, local, identity.unlocked.seeds)
         self._log = ReceiptLog(self.directory)
         self.notices = Notices()
         self._upkeep = Upkeep(self.database, self._drawers, inbox_files, self.notices)
-        self.own = OwnKeys(home, identity, self.database, keyring, ttl_max)
+        self.own = OwnKeys(home, identity, self.database, keyring, local, ttl_max)
         self.trust = Trust(self.database, self.notices)
         self.allowlist = Allowlist(self.database, self.trust)
         self.kept_out = KeptOut(self.database)

@@ -5,6 +5,7 @@ Private halves are durable before anything that names them is published, and sta
     begin    the key file gets `next.` seeds     then the signed link is kept as pending
     publish  (whoever talks to the server)
     finish   the old KEM key becomes a row       then the key file promotes `next.`     then the chain moves on
+             (in an emergency the rows are put under a new local key before that)
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from angelia.mailbox.database import SQL, Database, Tx, stamp, unstamp, write_me
 from angelia.mailbox.identity import KEY, Identity, KeyFile
 from angelia.mailbox.keyfile import XWING
 from angelia.mailbox.keyring import Keyring
+from angelia.mailbox.local_key import LocalKey
 from angelia.mailbox.succession import Plan
 
 # A server takes a bundle that was issued within SKEW of its clock; an older link is signed anew, over the same keys.
@@ -91,11 +93,18 @@ class OwnKeys:
     """The public side of this agent, and the private keys behind it."""
 
     def __init__(
-        self, home: Path, identity: Identity, database: Database, keyring: Keyring, ttl_max: int = TTL_MAX
+        self,
+        home: Path,
+        identity: Identity,
+        database: Database,
+        keyring: Keyring,
+        local: LocalKey,
+        ttl_max: int = TTL_MAX,
     ) -> None:
         self._home = home
         self._database = database
         self._keyring = keyring
+        self._local = local
         # The longest that an envelope can need a replaced key: sealed from a copy of an hour ago, opened at its end.
         self._destroy_after = max(GRACE, timedelta(seconds=ttl_max)) + CACHE + SKEW
         self._read: tuple[int, int] | None = None
@@ -296,6 +305,7 @@ class OwnKeys:
                 _set_pending(tx, Pending(pending.plan, link, accepted=True))
                 if not pending.plan.emergency:
                     self._keep_replaced(tx, file, link.bundle)
+            self._local.replace(file.seeds)
             self._take(file.write(succession.promoted(file.seeds)))
             with self._database.transaction() as tx:
                 _add_own(tx, link)
@@ -343,6 +353,7 @@ class OwnKeys:
     def _take(self, identity: Identity) -> None:
         self.identity = identity
         self._keyring.take_seeds(identity.unlocked.seeds)
+        self._local.take_seeds(identity.unlocked.seeds)
 
     def _signed_again(self, file: KeyFile, before: Bundle, pending: Pending, now: datetime) -> Link:
         revoked = self._revoked()
