@@ -169,7 +169,7 @@ def rotate_due_keys(mailbox: Mailbox) -> Call[list[Schedule]]:
             version = one.current_key_version + 1
             reported.append((yield from key_calls.report_rotation(one.peer, key.key_id, version)))
         except VersionConflict:
-            continue  # the peer was faster, and its key is as new
+            continue  # another process of this agent was faster, and its key is as new
     return reported
 
 

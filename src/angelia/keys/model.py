@@ -59,7 +59,7 @@ class Reason(StrEnum):
 
 
 class Policy(StrEnum):
-    """How often a pair of agents wants new keys."""
+    """How often an agent wants new keys."""
 
     HOURLY = "hourly"
     DAILY = "daily"
@@ -160,7 +160,7 @@ class Rotation(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """How often two agents want new keys, and where they stand. `agent_a_nhi` comes first in byte order."""
+    """How often an agent, `agent_a_nhi`, wants new keys for a peer, `agent_b_nhi`, and where it stands."""
 
     session_id: UUID
     agent_a_nhi: str
@@ -176,8 +176,13 @@ class Schedule:
     created_at: datetime
     updated_at: datetime
 
-    def peer_of(self, handle: str) -> str:
-        return self.agent_b_nhi if handle == self.agent_a_nhi else self.agent_a_nhi
+    @property
+    def agent(self) -> str:
+        return self.agent_a_nhi
+
+    @property
+    def peer(self) -> str:
+        return self.agent_b_nhi
 
 
 class GraceKey(msgspec.Struct, frozen=True):
