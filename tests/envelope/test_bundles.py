@@ -268,6 +268,18 @@ def test_the_ml_kem_half_of_an_xwing_key_serves_nowhere_else(changes: dict[str, 
         check_bundle(resigned(made(), **changes))
 
 
+def test_a_pair_with_the_same_id_is_another_pair_all_the_same() -> None:
+    """122 bits of a hash can be searched for a second pair; then nothing but the fingerprint tells them apart."""
+    twin = replace(MALLORY, public=replace(MALLORY.public, signer_id=ALICE.public.signer_id))
+    trusted = trusted_by(made())
+    with pytest.raises(UntrustedBundle, match="did not vouch"):
+        follow(trusted, [Link(made(twin, after=trusted))])
+    vouched = sign_rotation(ALICE, twin, HANDLE, NOW)
+    assert follow(trusted, [Link(made(twin, after=trusted), vouched)]).signer == twin.public
+    with pytest.raises(SignatureFailed):
+        check_rotation(sign_rotation(ALICE, NEXT, HANDLE, NOW), ALICE.public, twin.public, HANDLE)
+
+
 def test_sixteen_keys_are_enough() -> None:
     check_bundle(made(kem_keys=(entry(), *TOO_MANY[:15])))
 

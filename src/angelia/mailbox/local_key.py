@@ -18,12 +18,17 @@ from typing import NamedTuple
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from angelia.mailbox.database import SQL, BrokenDatabase, Database, Tx, write_meta
+from angelia.mailbox.database import SQL, BrokenDatabase, Database, write_meta
 from angelia.mailbox.keyfile import LOCAL, NEXT, Seeds
 
 NONCE = 12
-# The tables with columns under the local key; statements `<table>_sealed` and `<table>_seal_again` read and write them.
-TABLES = ("inbox", "outbox", "kem_keys", "channel_keys")
+# The tables with columns under the local key, and the statements that read and write those.
+TABLES = {
+    "inbox": ("inbox_sealed", "inbox_seal_again"),
+    "outbox": ("outbox_sealed", "outbox_seal_again"),
+    "kem_keys": ("kem_keys_sealed", "kem_keys_seal_again"),
+    "channel_keys": ("channel_keys_sealed", "channel_keys_seal_again"),
+}
 _NAMED = "local_key"
 _TOGETHER = 100  # rows of one transaction: another process waits no longer than that
 
@@ -79,15 +84,14 @@ class LocalKey:
                 after = last
 
     def _sealed_again(self, table: str, after: str) -> str | None:
-        """Some rows after one, and the last of them."""
+        """Some rows after one; the last of them."""
+        read, write = TABLES[table]
         with self._database.transaction() as tx:
-            found = tx.execute(SQL[f"{table}_sealed"], (after, _TOGETHER)).fetchall()
+            found = tx.execute(SQL[read], (after, _TOGETHER)).fetchall()
             for key, bound, nonce, content in found:
-                self._seal_again(tx, table, key, self.encrypt(table, bound, self.decrypt(table, bound, nonce, content)))
+                plain = self.decrypt(table, bound, nonce, content)
+                tx.execute(SQL[write], (*self.encrypt(table, bound, plain), key))
         return str(found[-1][0]) if found else None
-
-    def _seal_again(self, tx: Tx, table: str, key: str, kept: Kept) -> None:
-        tx.execute(SQL[f"{table}_seal_again"], (*kept, key))
 
     def _present(self) -> AESGCM:
         found = self._database.row("read_meta", _NAMED)
