@@ -212,11 +212,18 @@ def publish_first(client: Client, mailbox: Mailbox) -> list[tuple[str, str]]:
 
 
 def _make_first(mailbox: Mailbox) -> None:
-    """The first bundle, as it is handed over: from now on it is never signed anew, and a server gets it later."""
-    if mailbox.own.newest() is None:
-        mailbox.own.first_bundle(_now())
-    if mailbox.own.pending() is None:
-        mailbox.own.finish_rotation(_now())
+    """The first bundle, as it is handed over: from now on it is never signed anew, and a server gets it later. Without
+    a server, nothing else follows it with fresh signatures, or with the key of the week."""
+    from angelia.mailbox.rotation import Due
+
+    own = mailbox.own
+    if own.newest() is None:
+        own.first_bundle(_now())
+    if own.pending() is None:
+        own.finish_rotation(_now())
+    if mailbox.identity.id is None and (due := own.due(_now())) is not None:
+        link = own.begin_rotation(_now(), kem=due is Due.KEY)
+        own.finish_rotation(_now(), link)
 
 
 def _write_chain(mailbox: Mailbox, file: BinaryIO) -> None:
