@@ -23,6 +23,8 @@ from angelia.mailbox.notices import Kind, Notices
 
 # When a sender wonders why a bundle was not signed again.
 OLD_AFTER = timedelta(days=7)
+# A bundle from the future would end too late; clocks that differ by less are told of by the server.
+_AHEAD = timedelta(days=1)
 # When a bundle was fetched that no server gave: too long ago to be used without asking one.
 NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -186,7 +188,7 @@ class Trust:
                 f"the key bundle of {nhi} expired {ago(not_after, now)} ago",
                 hint=f"{nhi} runs `angelia key publish`; if it did, the server withholds its keys",
             )
-        if issued_at > now + SKEW:
+        if issued_at > now + _AHEAD:
             raise KeyStale(f"the key bundle of {nhi} was issued later than now", hint="compare the two clocks")
         if now - issued_at > OLD_AFTER:
             age, end = ago(issued_at, now), stamp(not_after)[:10]
