@@ -182,7 +182,7 @@ def edge(office: PostOffice, directory: Path, ttl_max: int = TTL_MAX) -> Edge:
     """The office's routes behind a guard, with those that a correspondent needs beside them."""
     settings = Settings(limits=NO_LIMITS, data_dir=directory)
     tokens, blocks = Tokens(office.ledger, office.agents), Blocks(office.ledger, office.hot)
-    schedules = Schedules(office.ledger, office.agents, Fields(provider.make(directory / "master.key")), office.wake)
+    schedules = Schedules(office.ledger, office.keys, Fields(provider.make(directory / "master.key")), office.wake)
     routes = [
         *agent_routes.routes(office.agents, show_email=False),
         *guard_routes.routes(tokens, blocks),

@@ -321,7 +321,7 @@ class Slices:
                 blocks=Blocks(ledger, hot),
                 policy=policy,
                 keys=keys,
-                schedules=Schedules(ledger, agents, fields, wake),
+                schedules=Schedules(ledger, keys, fields, wake),
                 wake=wake,
                 failures=failures,
                 mail=mail,
@@ -352,7 +352,7 @@ class Slices:
         """The way of a request through the guard to the routes of all slices."""
         settings = loaded.settings
         routes: list[Route] = [
-            *agent_routes.routes(self.agents, show_email=settings.show_email),
+            *agent_routes.routes(self.agents, show_email=settings.show_email, meet=self.keys.meet),
             *guard_routes.routes(self.tokens, self.blocks),
             *policy_routes.routes(self.policy),
             *key_routes.routes(self.keys, self.schedules, self.node),

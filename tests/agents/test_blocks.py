@@ -65,7 +65,7 @@ async def test_nobody_blocks_itself_or_nobody(start) -> None:
     [alice] = await claimed(server, "alice")
     for name in ("alice", alice.id):
         assert await put(server, alice, name) == 400
-    assert [await put(server, alice, "nobody"), await delete(server, alice, "nobody")] == [404, 404]
+    assert [await put(server, alice, "nobody"), await delete(server, alice, "nobody")] == [404, 204]
 
 
 async def test_the_list_comes_in_pages(start) -> None:

@@ -100,7 +100,7 @@ async def server(
     ledger, agents = slices.ledger, slices.agents
     settings = Settings(limits=LIMITS, data_dir=tmp_path)
     tokens, blocks = Tokens(ledger, agents), Blocks(ledger, hot)
-    schedules = Schedules(ledger, agents, Fields(provider.make(tmp_path / "master.key")), slices.wake)
+    schedules = Schedules(ledger, slices.keys, Fields(provider.make(tmp_path / "master.key")), slices.wake)
     routes = [
         *agent_routes.routes(agents, show_email=False),
         *key_routes.routes(slices.keys, schedules, load_or_make(tmp_path / "node.key")),

@@ -64,6 +64,18 @@ def pin_of(shell: Path, nhi: str = "alice", owner: str = "bob") -> Pin | None:
         return box.trust.pin(nhi)
 
 
+@pytest.mark.parametrize(("days", "version"), [(2, 1), (4, 2), (8, 2)])
+def test_keys_that_are_handed_over_again_are_fresh(
+    alice: Angelia, monkeypatch: pytest.MonkeyPatch, days: int, version: int
+) -> None:
+    before = state_of(alice("key", "show", "--json"))
+    later = datetime.now(UTC) + timedelta(days=days)
+    monkeypatch.setattr("angelia.cli.key._now", lambda: later)
+    after = state_of(alice("key", "publish", "--out", "again.keys", "--json"))
+    assert after["bundle_version"] == version
+    assert (after["kem_keys"] == before["kem_keys"]) == (days < 7)
+
+
 def test_keys_are_handed_over_as_a_file_and_followed_by_the_next_one(
     alice: Angelia, bob: Angelia, server: Recorder, shell: Path
 ) -> None:
@@ -311,6 +323,7 @@ def test_with_a_server_keys_are_published_rotated_withdrawn_and_pinned(
     live: str, person: Callable[[str], Angelia], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("angelia.client.sealed.ONE_TIME_BATCH", 21)
+    monkeypatch.setattr("angelia.client.sealed.ONE_TIME_LOW", 20)
     name, other = f"alice-{secrets.token_hex(3)}", f"bob-{secrets.token_hex(3)}"
     alice, bob = person(name), person(other)
     alice("agent", "new", name, "--register")
@@ -348,6 +361,7 @@ def test_a_chain_that_began_as_files_reaches_a_server_later(
     live: str, person: Callable[[str], Angelia], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("angelia.client.sealed.ONE_TIME_BATCH", 21)
+    monkeypatch.setattr("angelia.client.sealed.ONE_TIME_LOW", 20)
     name, other = f"alice-{secrets.token_hex(3)}", f"bob-{secrets.token_hex(3)}"
     alice, bob = person(name), person(other)
     alice("agent", "new", name)

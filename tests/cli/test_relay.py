@@ -20,7 +20,6 @@ from angelia.client import Client, Unreachable, mail_calls, sealed
 from angelia.client.mail import WAITING
 from angelia.client.mail_calls import Nack
 from angelia.errors import AngeliaError, QueueFull, RateLimited, Unavailable
-from angelia.keys.model import ONE_TIME_LOW
 from angelia.mailbox import failures, identity
 from angelia.mailbox.box import Mailbox
 from cli.running import Angelia, Ended
@@ -57,7 +56,8 @@ class Agent:
 def join(live: str, person: Callable[[str], Angelia], shell: Path) -> Callable[[str], Agent]:
     def make(name: str) -> Agent:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sealed, "ONE_TIME_BATCH", ONE_TIME_LOW + 1)
+            patch.setattr(sealed, "ONE_TIME_BATCH", 21)
+            patch.setattr(sealed, "ONE_TIME_LOW", 20)
             named = f"{name}-{secrets.token_hex(3)}"
             agent = Agent(named, shell / f"home-{named}", person(named))
             assert agent("agent", "new", named, "--register", "-q").code == 0
@@ -85,7 +85,9 @@ def test_a_message_is_sent_received_and_acknowledged(alice: Agent, bob: Agent) -
     expected = rf"sent to {bob.name}, sealed \(X-Wing, Ed25519 \+ ML-DSA-65\), \d,\d{{3}} bytes, expires in 7d"
     assert re.fullmatch(expected, what)
     assert re.fullmatch("[0-9a-f]{12}", id_)
-    assert (sent.code, sent.err) == (0, "")
+    met = rf"first contact with {bob.name}, fingerprint [\w-]{{43}}; compare it by another way\n"
+    assert re.fullmatch(met, sent.err)
+    assert sent.code == 0
 
     received = bob("mail", "receive")
     assert (received.code, received.out) == (0, "deploy at 18:00\n")
@@ -280,11 +282,39 @@ def test_dead_letters_are_listed_and_tried_again_by_their_owner_and_by_an_operat
     assert bob("mail", "receive", "-q").out == "again and again\n"
 
 
+def test_first_contact_is_said_aloud_and_once(alice: Agent, bob: Agent, join: Callable[[str], Agent]) -> None:
+    carol = join("carol")
+    fingerprint = json.loads(bob("key", "show", "--json").out)["fingerprint"]
+    line = f"first contact with {bob.name}, fingerprint {fingerprint}; compare it by another way"
+    for verb in (("mail", "allow", bob.name), ("mail", "send", bob.name, "hello")):
+        met = carol(*verb)
+        assert (met.code, line in met.err.splitlines()) == (0, verb[1] == "allow")
+    assert line in alice("mail", "send", bob.name, "hello").err.splitlines()
+    assert line not in alice("mail", "send", bob.name, "hello").err.splitlines()
+
+
+def test_an_agent_with_a_handle_is_not_written_to_by_its_id(alice: Agent, bob: Agent) -> None:
+    id_ = json.loads(bob("agent", "show", "--json").out)["id"]
+    for verb in (("mail", "send", id_, "hello"), ("mail", "allow", id_), ("key", "show", id_), ("key", "pin", id_)):
+        refused = alice(*verb)
+        assert refused.code == 1
+        assert "(renamed)" in refused.err
+        assert bob.name in refused.err
+    assert alice("mail", "outbox").out == ""
+
+
+def test_keys_are_shown_with_their_age(alice: Agent, bob: Agent) -> None:
+    for shown in (bob("key", "show").out, alice("key", "show", bob.name).out):
+        (line,) = [line for line in shown.splitlines() if line.startswith("bundle")]
+        assert re.search(r"v1, issued \S+ \S+, \d+s old$", line)
+
+
 def test_what_cannot_be_sent_waits_and_goes_out_with_the_next_command(alice: Agent, bob: Agent) -> None:
     alice("mail", "send", bob.name, "keys are known from now on", "-q")
     bob("mail", "receive")
     away = alice("mail", "send", bob.name, "later", *NOWHERE)
-    error, hint = away.err.splitlines()
+    fallback, error, hint = away.err.splitlines()
+    assert fallback == f"no one-time key of {bob.name} was to be had, so its key of the week is used"
     assert away.code == 7
     assert error.endswith("(network)")
     assert hint.startswith("hint: it is sealed and waits: the next `angelia mail send` or `angelia mail receive ")

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from angelia.client import attempts, sealed
-from angelia.keys.model import ONE_TIME_LOW
 from angelia.mailbox import identity
 from angelia.mailbox.box import Mailbox
 from client.letters import now
@@ -84,7 +83,8 @@ def liar(_relay: Liar) -> Liar:
 def short_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few one-time keys, and no pauses to speak of."""
     monkeypatch.setattr(attempts, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(sealed, "ONE_TIME_BATCH", ONE_TIME_LOW + 1)
+    monkeypatch.setattr(sealed, "ONE_TIME_BATCH", 21)
+    monkeypatch.setattr(sealed, "ONE_TIME_LOW", 20)
 
 
 @pytest.fixture

@@ -281,3 +281,18 @@ async def test_a_word_of_the_relay_that_is_not_believed_ends_nothing(
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     assert outgoing(alice).status is Sent.QUEUED
+
+
+async def test_a_mailbox_that_is_served_signs_its_bundle_again_after_three_days(join: Join) -> None:
+    carol = join("carol", publishes=False)
+    link = carol.mailbox.own.first_bundle(now() - timedelta(days=4))
+    carol.client.publish_bundle(link)
+    carol.mailbox.own.finish_rotation(now(), link)
+
+    async def ignore(opened: Opened) -> None: ...
+
+    async with AsyncClient(carol.url, identity=carol.mailbox) as client:
+        task = asyncio.create_task(client.run_mailbox(carol.mailbox, ignore))
+        await until(lambda: carol.version == 2, task)
+        task.cancel()
+    assert carol.newest.kem_keys == link.bundle.kem_keys

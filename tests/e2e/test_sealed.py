@@ -13,7 +13,6 @@ import pytest
 from angelia.client import sealed
 from angelia.client.settling import Told
 from angelia.envelope.refusals import NotAllowed, Replayed
-from angelia.keys.model import ONE_TIME_LOW
 from angelia.mailbox.outbox import Sent
 from people import NO_LIMITS, Person
 from processes import ServerProcess
@@ -33,7 +32,8 @@ def server(directory: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def people(server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Person]]:
-    monkeypatch.setattr(sealed, "ONE_TIME_BATCH", ONE_TIME_LOW + 1)
+    monkeypatch.setattr(sealed, "ONE_TIME_BATCH", 21)
+    monkeypatch.setattr(sealed, "ONE_TIME_LOW", 20)
     made: list[Person] = []
 
     def make(name: str) -> Person:

@@ -81,7 +81,7 @@ FULL = made(
 
 def test_the_signed_bytes_of_a_bundle_are_those_of_the_contract() -> None:
     expected = b"\x01" + counted(b"agent-alice-01")
-    expected += struct.pack(">QQQH", 2, NOW, NOW + 365 * 86_400_000, 11)
+    expected += struct.pack(">QQQH", 2, NOW, NOW + 30 * 86_400_000, 11)
     expected += ALICE.public.signer_id.bytes + ALICE.public.ed25519 + ALICE.public.ml_dsa
     expected += b"\x03"
     expected += struct.pack(">BBQQQ", 5, 1, NOW, NOW + 5, 0) + counted(BOB[XWING].public.raw)
@@ -268,14 +268,32 @@ def test_the_ml_kem_half_of_an_xwing_key_serves_nowhere_else(changes: dict[str, 
         check_bundle(resigned(made(), **changes))
 
 
+def test_a_pair_with_the_same_id_is_another_pair_all_the_same() -> None:
+    """122 bits of a hash can be searched for a second pair; then nothing but the fingerprint tells them apart."""
+    twin = replace(MALLORY, public=replace(MALLORY.public, signer_id=ALICE.public.signer_id))
+    trusted = trusted_by(made())
+    with pytest.raises(UntrustedBundle, match="did not vouch"):
+        follow(trusted, [Link(made(twin, after=trusted))])
+    vouched = sign_rotation(ALICE, twin, HANDLE, NOW)
+    assert follow(trusted, [Link(made(twin, after=trusted), vouched)]).signer == twin.public
+    with pytest.raises(SignatureFailed):
+        check_rotation(sign_rotation(ALICE, NEXT, HANDLE, NOW), ALICE.public, twin.public, HANDLE)
+
+
 def test_sixteen_keys_are_enough() -> None:
     check_bundle(made(kem_keys=(entry(), *TOO_MANY[:15])))
 
 
-def test_the_default_bundle_is_hybrid_only_and_lives_a_year() -> None:
+def test_the_default_bundle_is_hybrid_only_and_lives_a_month() -> None:
     default = made()
     assert [suite for suite in Suite if default.takes(suite)] == [Suite.XWING, Suite.CHANNEL]
-    assert default.expires_at - default.issued_at == timedelta(days=365) // timedelta(milliseconds=1)
+    assert default.expires_at - default.issued_at == timedelta(days=30) // timedelta(milliseconds=1)
+    assert default.not_after == default.expires_at
+
+
+def test_a_bundle_that_says_it_lives_longer_ends_after_a_month_all_the_same() -> None:
+    assert made(life=timedelta(days=365)).not_after == NOW + 30 * 86_400_000
+    assert made(life=timedelta(days=1)).not_after == NOW + 86_400_000
 
 
 def test_a_sender_seals_to_the_strongest_key_that_has_not_expired() -> None:

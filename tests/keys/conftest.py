@@ -44,7 +44,8 @@ async def keys_slice(ledger: Ledger, hot: HotTier, tmp_path: Path) -> AsyncItera
     agents, bundles, policy, wake = Agents(ledger), HotBundles(hot), Policy(ledger, HotRates(hot)), Wake(hot)
     await policy.start_with(datetime.now(UTC), loopback=True)
     fields = Fields(provider.make(tmp_path / "master.key"))
-    keys, schedules = Keys(ledger, bundles, agents, policy, wake), Schedules(ledger, agents, fields, wake)
+    keys = Keys(ledger, bundles, agents, policy, wake)
+    schedules = Schedules(ledger, keys, fields, wake)
     yield KeySlice(ledger, bundles, agents, policy, wake, keys, schedules)
     await agents.close()
     await wake.close()
@@ -59,7 +60,7 @@ async def server(
     settings = Settings(limits=NO_LIMITS, data_dir=tmp_path)
     tokens, blocks = Tokens(ledger, agents), Blocks(ledger, hot)
     routes = [
-        *agent_routes.routes(agents, show_email=False),
+        *agent_routes.routes(agents, show_email=False, meet=keys_slice.keys.meet),
         *guard_routes.routes(tokens, blocks),
         *key_routes.routes(keys_slice.keys, keys_slice.schedules, load_or_make(tmp_path / "node.key")),
     ]

@@ -687,3 +687,15 @@ async def test_the_ledger_holds_no_private_key(
         for text in (secret.hex(), to_text(secret), secret[:32].hex(), to_text(secret[:30])):
             assert text not in stored
     assert alice.pair.public.ed25519.hex() in stored
+
+
+async def test_a_bundle_that_is_signed_now_lives_a_month_at_most(server: Server, alice: KeyHolder) -> None:
+    month = timedelta(days=30)
+    refused = await alice.publish(server, alice.bundle(life=month + timedelta(milliseconds=1)))
+    assert (refused.status_code, refused.json()["code"]) == (400, "invalid_argument")
+    assert (await alice.publish(server, alice.bundle(life=month))).status_code == 201
+    # One of an earlier release, handed over as a file then, finds its way here later, also when it has ended.
+    bob = await KeyHolder().claim(server, "bob")
+    long_ago = now_ms() - 40 * 86_400_000
+    assert (await bob.publish(server, bob.bundle(at=long_ago - 5, life=timedelta(days=365)))).status_code == 201
+    assert (await bob.publish(server, bob.bundle(at=long_ago))).status_code == 201

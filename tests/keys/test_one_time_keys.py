@@ -106,6 +106,19 @@ async def test_a_pair_gets_ten_an_hour_exactly_even_when_raced(keys_slice: KeySl
     assert await keys_slice.keys.count_one_time_keys(await alice.record(keys_slice), now + HOUR) == 33 - 21
 
 
+async def test_a_token_that_only_reads_takes_no_key(server: Server, alice: KeyHolder, bob: KeyHolder) -> None:
+    await alice.post(server, "/v1/keys/prekeys", {"one_time_keys": [one_time_document(alice.one_time_keys(1)[0])]})
+    counts = []
+    for role, status in (("read-only", 403), ("read-write", 200)):
+        made = await server.post("/v1/tokens", json={"role": role, "agent": "bob"}, headers=server.admin)
+        headers = {"authorization": f"Bearer {made.json()['token']}"}
+        assert (await server.get("/v1/keys/bundle/alice", headers=headers)).status_code == 200
+        answer = await server.get("/v1/keys/bundle/alice?one_time=true", headers=headers)
+        assert answer.status_code == status, answer.text
+        counts.append((await alice.get(server, "/v1/keys/prekeys/count")).json()["count"])
+    assert counts == [1, 0]
+
+
 async def test_a_token_needs_an_agent_to_get_a_key(server: Server, alice: KeyHolder) -> None:
     await alice.publish(server, alice.bundle(), alice.one_time_keys(1))
     answer = await server.get("/v1/keys/bundle/alice?one_time=true", headers=server.admin)

@@ -310,7 +310,7 @@ async def test_an_emergency_revokes_everything_old_at_once(
     pairs.append(alice.pair)
     await keys_slice.keys.add_one_time_keys(await alice.record(keys_slice), alice.one_time_keys(3, unix_ms(now)), now)
     await keys_slice.keys.bundle_with_one_time_key("alice", await bob.record(keys_slice), now)
-    await keys_slice.schedules.put(await bob.record(keys_slice), "alice", Policy.WEEKLY, now)
+    await keys_slice.schedules.put(await alice.record(keys_slice), "bob", Policy.WEEKLY, now)
     seen = len(await audited(connection))
 
     link = alice.rotation(at=unix_ms(now), signer=True, grace=False)

@@ -1,10 +1,11 @@
-"""Rotation schedules of agent pairs: one for each pair, announced once, reported once, and nothing secret in them."""
+"""Rotation schedules: an agent's own make it rotate and nobody else, are announced once, and hold nothing secret."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -12,12 +13,13 @@ import asyncpg
 import pytest
 
 from angelia.agents.model import Agent as AgentRecord
-from angelia.envelope.ids import KeyType, bucket_of
-from angelia.errors import InvalidArgument, KeyNotFound, VersionConflict
+from angelia.envelope.ids import KeyType, bucket_of, hot_tag
+from angelia.errors import InvalidArgument, KeyNotFound, NotFound, VersionConflict
 from angelia.jobs import rotations
 from angelia.keys import model, schedules
 from angelia.keys.model import DESTROY_AFTER, Policy
 from angelia.keys.provider import CorruptRecord
+from angelia.stores.wake import topic
 from keyholder import KeyHolder, KeySlice, audited
 from support import Server
 
@@ -43,7 +45,7 @@ async def only(keys_slice: KeySlice, agent: AgentRecord, now: datetime) -> sched
 # Over HTTP.
 
 
-async def test_either_agent_makes_changes_sees_and_removes_the_schedule(
+async def test_an_agent_makes_changes_sees_and_removes_its_own_schedules_alone(
     server: Server, alice: KeyHolder, bob: KeyHolder, connection: asyncpg.Connection
 ) -> None:
     made = await alice.put(server, "/v1/schedules/bob", {"policy": "hourly"})
@@ -51,21 +53,86 @@ async def test_either_agent_makes_changes_sees_and_removes_the_schedule(
     first = made.json()
     assert (first["peer"], first["policy"], first["current_key_version"]) == ("bob", "hourly", 1)
     assert first["current_key_id"] == str(alice.kem_ids[0])
-    changed = (await bob.put(server, f"/v1/schedules/{alice.id}", {"policy": "daily"})).json()
-    assert (changed["peer"], changed["policy"]) == ("alice", "daily")
-    assert (changed["session_id"], changed["current_key_id"]) == (first["session_id"], first["current_key_id"])
-    for agent, peer in ((alice, "bob"), (bob, "alice")):
+    assert (await bob.get(server, "/v1/schedules")).json()["schedules"] == []
+    other = (await bob.put(server, f"/v1/schedules/{alice.id}", {"policy": "daily"})).json()
+    assert (other["peer"], other["policy"], other["current_key_id"]) == ("alice", "daily", str(bob.kem_ids[0]))
+    for agent, peer, policy in ((alice, "bob", "hourly"), (bob, "alice", "daily")):
         listed = (await agent.get(server, "/v1/schedules")).json()
-        assert [(one["peer"], one["policy"]) for one in listed["schedules"]] == [(peer, "daily")]
+        assert [(one["peer"], one["policy"]) for one in listed["schedules"]] == [(peer, policy)]
         assert listed["next"] is None
+    changed = (await alice.put(server, "/v1/schedules/bob", {"policy": "weekly"})).json()
+    assert (changed["session_id"], changed["policy"]) == (first["session_id"], "weekly")
     assert (await bob.delete(server, "/v1/schedules/alice")).status_code == 204
-    assert (await alice.get(server, "/v1/schedules")).json()["schedules"] == []
-    await refused(await alice.delete(server, "/v1/schedules/bob"), 404, "not_found")
+    assert len((await alice.get(server, "/v1/schedules")).json()["schedules"]) == 1
+    await refused(await bob.delete(server, "/v1/schedules/alice"), 404, "not_found")
     assert (await audited(connection))[2:] == [
         ("schedule_changed", "alice", "bob"),
         ("schedule_changed", "bob", "alice"),
+        ("schedule_changed", "alice", "bob"),
         ("schedule_changed", "bob", "alice"),
     ]
+
+
+async def test_a_blocked_strangers_schedule_makes_its_victim_rotate_never(
+    server: Server, keys_slice: KeySlice, now: datetime, alice: KeyHolder, bob: KeyHolder
+) -> None:
+    """Bob is the stranger."""
+    assert (await alice.put(server, "/v1/blocks/bob", {})).status_code == 204
+    await bob.put(server, "/v1/schedules/alice", {"policy": "hourly"})
+    for path in ("/v1/schedules/alice?agent=alice", f"/v1/schedules/bob?agent={alice.id}"):
+        await refused(await bob.put(server, path, {"policy": "hourly"}), 403, "authorization_denied")
+        await refused(await bob.delete(server, path), 403, "authorization_denied")
+    await refused(await bob.get(server, "/v1/schedules?agent=alice"), 403, "authorization_denied")
+    wake = keys_slice.wake
+    async with (
+        wake.listening(topic("events", hot_tag("alice"))) as hers,
+        wake.listening(topic("events", hot_tag("bob"))) as his,
+    ):
+        await keys_slice.schedules.announce_due(now + timedelta(days=1))
+        assert await his.wait(10)
+        assert (len(his.words()), hers.words()) == (1, [])
+    assert (await alice.get(server, "/v1/schedules")).json()["schedules"] == []
+    (due,) = (await bob.get(server, "/v1/schedules")).json()["schedules"]
+    assert due["due_since"] is not None
+
+
+async def test_an_operator_sets_the_schedules_of_any_agent_and_the_audit_says_so(
+    server: Server, alice: KeyHolder, bob: KeyHolder, connection: asyncpg.Connection
+) -> None:
+    path = "/v1/schedules/bob?agent=alice"
+    made = await server.request("PUT", path, json={"policy": "daily"}, headers=server.admin)
+    assert made.status_code == 200, made.text
+    listed = (await alice.get(server, "/v1/schedules")).json()["schedules"]
+    assert [(one["peer"], one["policy"]) for one in listed] == [("bob", "daily")]
+    assert (await server.get("/v1/schedules?agent=alice", headers=server.admin)).json()["schedules"] == listed
+    assert (await server.request("DELETE", path, headers=server.admin)).status_code == 204
+    events = (await audited(connection))[2:]
+    assert [(kind, object_) for kind, _, object_ in events] == [("schedule_changed", "bob")] * 2
+    assert all(actor is not None and actor.startswith("token ") for _, actor, _ in events)
+
+
+async def test_unknown_and_forbidden_peers_are_answered_alike(
+    server: Server, keys_slice: KeySlice, alice: KeyHolder, bob: KeyHolder, now: datetime
+) -> None:
+    for rule in (await keys_slice.policy.rules(None, 100))[0]:
+        await keys_slice.policy.remove("operator", rule.rule_id, now)
+    answers = []
+    for name in ("bob", "nobody", bob.id, str(uuid4())):
+        put = await alice.put(server, f"/v1/schedules/{name}", {"policy": "daily"})
+        gone = await alice.delete(server, f"/v1/schedules/{name}")
+        report = await alice.post(
+            server, f"/v1/schedules/{name}/rotated", {"key_id": str(alice.kem_ids[0]), "version": 2}
+        )
+        block = await alice.put(server, f"/v1/blocks/{name}", {})
+        unblock = await alice.delete(server, f"/v1/blocks/{name}")
+        answers.append([_told(answer, name) for answer in (put, gone, report, block, unblock)])
+    assert all(one == answers[0] for one in answers)
+    assert [status for status, _ in answers[0]] == [403, 404, 404, 403, 204]
+
+
+def _told(answer: Any, name: str) -> tuple[int, str]:
+    said = {key: value for key, value in (answer.json() if answer.content else {}).items() if key != "request_id"}
+    return answer.status_code, str(said).replace(name, "NAME")
 
 
 async def test_a_schedule_is_between_two_agents_with_bundles(server: Server, alice: KeyHolder) -> None:
@@ -105,9 +172,11 @@ async def test_a_report_over_http_answers_with_the_schedule_or_the_version_that_
     assert [one["key_id"] for one in done.json()["grace_period_keys"]] == [str(old)]
     again = await alice.post(server, "/v1/schedules/bob/rotated", report)
     assert (again.status_code, again.json()) == (200, done.json())
-    late = {"key_id": str(bob.kem_ids[0]), "version": 2}
-    lost = await refused(await bob.post(server, "/v1/schedules/alice/rotated", late), 409, "version_conflict")
+    late = {"key_id": str(alice.kem_ids[0]), "version": 4}
+    lost = await refused(await alice.post(server, "/v1/schedules/bob/rotated", late), 409, "version_conflict")
     assert (lost["current_key_version"], lost["current_key_id"]) == (2, str(alice.kem_ids[0]))
+    theirs = {"key_id": str(bob.kem_ids[0]), "version": 3}
+    await refused(await bob.post(server, "/v1/schedules/alice/rotated", theirs), 404, "not_found")
     for body in ({**report, "version": 0}, {**report, "version": 1 << 31}, {**report, "key_id": "x"}, {"version": 2}):
         await refused(await alice.post(server, "/v1/schedules/bob/rotated", body), 400, "invalid_argument")
 
@@ -117,9 +186,8 @@ async def test_many_schedules_come_in_pages_by_peer(
 ) -> None:
     peers = ["aaa", "aab", "mmm", "zzy", "zzz"]
     for name in reversed(peers):
-        other = await KeyHolder().enter(keys_slice, name, now)
-        maker, peer = (alice, name) if name < "m" else (other, "alice")
-        await keys_slice.schedules.put(await maker.record(keys_slice), peer, Policy.DAILY, now)
+        await KeyHolder().enter(keys_slice, name, now)
+        await keys_slice.schedules.put(await alice.record(keys_slice), name, Policy.DAILY, now)
     seen, url = [], "/v1/schedules?limit=2"
     while True:
         page = (await alice.get(server, url)).json()
@@ -141,18 +209,20 @@ async def test_the_bucket_is_the_first_byte_of_the_hash_in_python_and_in_sql(con
         assert (bucket_of(handle), in_sql, hashlib.sha256(handle.encode()).digest()[0]) == (bucket, bucket, bucket)
 
 
-async def test_a_pair_has_one_row_whatever_the_order_and_the_ledger_sees_to_it(
+async def test_an_agent_has_one_row_for_a_peer_and_the_ledger_sees_to_it(
     keys_slice: KeySlice, now: datetime, connection: asyncpg.Connection
 ) -> None:
     _, _, alice, bob = await pair(keys_slice, now)
     await asyncio.gather(
         *(keys_slice.schedules.put(*who, Policy.DAILY, now) for who in [(alice, bob.handle), (bob, alice.handle)] * 5)
     )
-    row = await connection.fetchrow("SELECT bucket, agent_a_nhi, agent_b_nhi FROM ratchet_states")
-    assert tuple(row) == (93, "agent-alice-01", "agent-bob-02")
-    assert await connection.fetchval("SELECT count(*) FROM ratchet_states") == 1
+    rows = await connection.fetch("SELECT bucket, agent_a_nhi, agent_b_nhi FROM ratchet_states ORDER BY agent_a_nhi")
+    assert [tuple(row) for row in rows] == [
+        (93, "agent-alice-01", "agent-bob-02"),
+        (69, "agent-bob-02", "agent-alice-01"),
+    ]
     for wrong in (
-        "SET agent_a_nhi = agent_b_nhi, agent_b_nhi = agent_a_nhi, bucket = 69",
+        "SET agent_a_nhi = agent_b_nhi, agent_b_nhi = agent_a_nhi",
         "SET bucket = 94",
         "SET agent_b_nhi = agent_a_nhi",
         "SET next_rotation_at = NULL",
@@ -169,10 +239,10 @@ async def test_rows_lie_in_the_four_partitions_of_their_buckets(
     wanted: dict[int, str] = {}
     for number in range(200):
         wanted.setdefault(bucket_of(f"peer-{number}") // 64, f"peer-{number}")
-    zed = await KeyHolder().enter(keys_slice, "zed", now)
+    await KeyHolder().enter(keys_slice, "zed", now)
     for name in wanted.values():
-        await KeyHolder().enter(keys_slice, name, now)
-        await keys_slice.schedules.put(await zed.record(keys_slice), name, Policy.DAILY, now)
+        peer = await KeyHolder().enter(keys_slice, name, now)
+        await keys_slice.schedules.put(await peer.record(keys_slice), "zed", Policy.DAILY, now)
     rows = await connection.fetch("SELECT tableoid::regclass::text AS part, agent_a_nhi FROM ratchet_states")
     assert {row["part"]: row["agent_a_nhi"] for row in rows} == {
         f"ratchet_states_{part}": name for part, name in wanted.items()
@@ -196,9 +266,9 @@ async def test_a_due_rotation_is_announced_once_though_ticks_run_at_once(
     assert await asyncio.gather(*(tick.run(due) for _ in range(4))) == [False] * 4
     await tick.run(due + MS)
     assert sum(counted) == 1
-    for agent in (alice, bob):
-        schedule = (await only(keys_slice, agent, now)).schedule
-        assert (schedule.due_since, schedule.next_rotation_at) == (due, due + HOUR)
+    schedule = (await only(keys_slice, alice, now)).schedule
+    assert (schedule.due_since, schedule.next_rotation_at) == (due, due + HOUR)
+    assert await keys_slice.schedules.of_agent(bob, "", 10, now) == []
 
 
 async def test_what_was_missed_is_announced_once_and_counted_from_now(keys_slice: KeySlice, now: datetime) -> None:
@@ -244,10 +314,10 @@ async def test_saying_the_same_policy_again_puts_nothing_off(keys_slice: KeySlic
     _, _, alice, bob = await pair(keys_slice, now)
     await keys_slice.schedules.put(alice, bob.handle, Policy.HOURLY, now)
     later = now + HOUR - MS
-    same = await keys_slice.schedules.put(bob, alice.handle, Policy.HOURLY, later)
+    same = await keys_slice.schedules.put(alice, bob.handle, Policy.HOURLY, later)
     assert same.schedule.next_rotation_at == now + HOUR
     await keys_slice.schedules.announce_due(now + HOUR)
-    other = await keys_slice.schedules.put(bob, alice.handle, Policy.DAILY, now + HOUR)
+    other = await keys_slice.schedules.put(alice, bob.handle, Policy.DAILY, now + HOUR)
     assert other.schedule.next_rotation_at == now + 25 * HOUR
     assert other.schedule.due_since == now + HOUR, "a rotation that is due is due until it is done"
 
@@ -266,27 +336,25 @@ async def test_a_report_moves_the_schedule_and_keeps_the_old_key_in_grace(keys_s
     assert (schedule.current_key_id, schedule.current_key_version) == (holder.kem_ids[0], 2)
     assert (schedule.last_rotated_at, schedule.next_rotation_at, schedule.due_since) == (at, at + HOUR, None)
     assert [(one.key_id, one.expires_at) for one in shown.grace_keys] == [(old, at + DESTROY_AFTER)]
-    assert (await only(keys_slice, bob, at)).grace_keys == shown.grace_keys
+    assert (await only(keys_slice, alice, at)).grace_keys == shown.grace_keys
 
 
 async def test_of_twenty_reports_at_once_one_key_wins_and_the_others_learn_the_version(
     keys_slice: KeySlice, now: datetime, connection: asyncpg.Connection
 ) -> None:
     alice = await KeyHolder(KeyType.XWING, KeyType.ML_KEM_768).enter(keys_slice, "alice", now)
-    bob = await KeyHolder(KeyType.XWING, KeyType.ML_KEM_768).enter(keys_slice, "bob", now)
-    records = {"alice": await alice.record(keys_slice), "bob": await bob.record(keys_slice)}
-    await keys_slice.schedules.put(records["alice"], "bob", Policy.DAILY, now)
-    keys = [("alice", "bob", alice.kem_ids[1]), *(("bob", "alice", key) for key in bob.kem_ids)]
-    assert alice.kem_ids[0] == (await only(keys_slice, records["bob"], now)).schedule.current_key_id
-    calls = [keys[number % 3] for number in range(20)]
+    await KeyHolder().enter(keys_slice, "bob", now)
+    record = await alice.record(keys_slice)
+    await keys_slice.schedules.put(record, "bob", Policy.DAILY, now)
+    await alice.rotated(keys_slice, now)
+    calls = [alice.kem_ids[number % 2] for number in range(20)]
     done = await asyncio.gather(
-        *(keys_slice.schedules.rotated(records[who], peer, key, 2, now) for who, peer, key in calls),
-        return_exceptions=True,
+        *(keys_slice.schedules.rotated(record, "bob", key, 2, now) for key in calls), return_exceptions=True
     )
-    won = {key for (_, _, key), one in zip(calls, done, strict=True) if isinstance(one, schedules.Shown)}
+    won = {key for key, one in zip(calls, done, strict=True) if isinstance(one, schedules.Shown)}
     assert len(won) == 1
     lost = [one for one in done if not isinstance(one, schedules.Shown)]
-    assert len(lost) >= 13
+    assert len(lost) == 10
     for error in lost:
         assert isinstance(error, VersionConflict)
         assert error.members == {"current_key_version": 2, "current_key_id": str(*won)}
@@ -310,9 +378,9 @@ async def test_a_report_names_an_active_kem_key_of_the_one_who_reports(keys_slic
     await keys_slice.schedules.rotated(alice, bob.handle, holder.kem_ids[0], 2, now)
     await holder.rotated(keys_slice, now)
     with pytest.raises(InvalidArgument):  # in grace by now
-        await keys_slice.schedules.rotated(
-            bob, alice.handle, other.kem_ids[0], 3, now
-        ) and await keys_slice.schedules.rotated(alice, bob.handle, old, 4, now)
+        await keys_slice.schedules.rotated(alice, bob.handle, old, 3, now)
+    with pytest.raises(NotFound):
+        await keys_slice.schedules.rotated(bob, alice.handle, other.kem_ids[0], 3, now)
 
 
 async def test_grace_keys_are_ciphertext_in_the_ledger_and_bound_to_their_row(
@@ -337,7 +405,7 @@ async def test_grace_keys_are_ciphertext_in_the_ledger_and_bound_to_their_row(
         await connection.fetchval("SELECT grace_period_keys FROM ratchet_states WHERE agent_b_nhi = $1", bob.handle),
     )
     with pytest.raises(CorruptRecord):
-        await keys_slice.schedules.of_agent(await carol.record(keys_slice), "", 10, now)
+        await keys_slice.schedules.of_agent(alice, "", 10, now)
 
 
 async def test_grace_keys_fall_out_when_their_time_is_over(keys_slice: KeySlice, now: datetime) -> None:
@@ -351,19 +419,21 @@ async def test_grace_keys_fall_out_when_their_time_is_over(keys_slice: KeySlice,
     assert (await only(keys_slice, alice, over)).grace_keys == []
 
 
-async def test_two_agents_that_report_in_turns_do_not_fill_the_ledger(
+async def test_an_agent_that_reports_again_and_again_does_not_fill_the_ledger(
     keys_slice: KeySlice, now: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    holder, other, alice, bob = await pair(keys_slice, now)
+    holder, _, alice, bob = await pair(keys_slice, now)
     await keys_slice.schedules.put(alice, bob.handle, Policy.DAILY, now)
-    for version in range(2, 12):
-        who, peer, key = (bob, alice, other.kem_ids[0]) if version % 2 == 0 else (alice, bob, holder.kem_ids[0])
-        shown = await keys_slice.schedules.rotated(who, peer.handle, key, version, now)
-    assert [one.key_id for one in shown.grace_keys] == other.kem_ids
+    replaced = []
+    for version in range(2, 6):
+        replaced.append(holder.kem_ids[0])
+        await holder.rotated(keys_slice, now)
+        shown = await keys_slice.schedules.rotated(alice, bob.handle, holder.kem_ids[0], version, now)
+    assert [one.key_id for one in shown.grace_keys] == replaced
     assert model.MOST_GRACE_KEYS >= 7 * 24 + 2
     monkeypatch.setattr(schedules, "MOST_GRACE_KEYS", 1)
     await holder.rotated(keys_slice, now)
-    last = await keys_slice.schedules.rotated(alice, bob.handle, holder.kem_ids[0], 12, now)
+    last = await keys_slice.schedules.rotated(alice, bob.handle, holder.kem_ids[0], 6, now)
     assert len(last.grace_keys) == 1
 
 
@@ -374,3 +444,20 @@ async def test_a_peer_without_a_bundle_has_no_schedule(keys_slice: KeySlice, now
         record = await who.record(keys_slice)
         with pytest.raises(KeyNotFound):
             await keys_slice.schedules.put(record, peer, Policy.DAILY, now)
+
+
+async def test_a_schedule_of_an_earlier_release_goes_on_for_both_agents_and_each_can_remove_its_own(
+    keys_slice: KeySlice, now: datetime, connection: asyncpg.Connection
+) -> None:
+    _, _, alice, bob = await pair(keys_slice, now)
+    scripts = Path(schedules.__file__).parent.parent / "stores" / "migrations"
+    await keys_slice.schedules.put(alice, bob.handle, Policy.HOURLY, now)
+    await connection.execute((scripts / "0017_keys_freshness.down.sql").read_text())
+    await connection.execute((scripts / "0017_keys_freshness.up.sql").read_text())
+    await keys_slice.schedules.announce_due(now + HOUR)
+    for agent, peer in ((alice, bob), (bob, alice)):
+        shown = await only(keys_slice, agent, now + HOUR)
+        assert (shown.schedule.peer, shown.schedule.due_since) == (peer.handle, now + HOUR)
+    await keys_slice.schedules.remove(bob, alice.handle, now + HOUR)
+    assert await keys_slice.schedules.of_agent(bob, "", 10, now) == []
+    assert (await only(keys_slice, alice, now)).schedule.policy is Policy.HOURLY

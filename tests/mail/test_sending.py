@@ -21,6 +21,7 @@ from angelia.errors import AngeliaError, ClockSkew, KeyNotFound, KeyRevoked, Key
 from angelia.keys.model import Reason, unix_ms
 from angelia.keys.succession import Emergency
 from angelia.mail.service import Sent
+from angelia.policy.model import Action, Effect
 from keyholder import now_ms
 from mailroom import NO_LIMITS, Correspondent
 from postoffice import PostOffice, left, told
@@ -218,6 +219,16 @@ async def test_a_stale_key_is_told_over_http_with_the_bundle(
     assert (answer.status_code, answer.json()["code"]) == (409, "key_stale")
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json()["bundle"]["agent_nhi"] == "bob"
+
+
+async def test_a_stale_key_is_told_without_the_bundle_to_a_sender_who_may_not_read_keys(
+    office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime
+) -> None:
+    await office.policy.add("op", Effect.DENY, Action.READ_KEYS, "alice", "bob", now, priority=9)
+    other = Correspondent().kem[KeyType.XWING].public
+    with pytest.raises(KeyStale) as refused:
+        await office.send(alice, alice.seal(bob, key=other, created_at=unix_ms(now)), now)
+    assert refused.value.members == {}
 
 
 async def test_a_revoked_key_is_gone_for_good(

@@ -19,8 +19,10 @@ from angelia.envelope.sealing import Letter
 from angelia.keys.model import unix_ms
 from angelia.mailbox import identity, keyfile
 from angelia.mailbox.box import Mailbox
+from angelia.mailbox.database import FILE
 from angelia.mailbox.inbox import Opened, ReadState
 from angelia.mailbox.outbox import Sent
+from thief import CHANNEL, fill, opens, sealed_rows
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 SUITES = 0b1011
@@ -192,18 +194,30 @@ def settled(box: Mailbox, before: Link) -> None:
 def test_an_emergency_is_complete_or_can_be_completed_and_then_nothing_old_is_left(
     crash: Crash, alice: Mailbox, bob: Mailbox, send: Send
 ) -> None:
+    channel_key = fill(bob, send)
     sealed, before = send(), bob.own.newest()
-    old = bob.identity.unlocked.seeds["xwing"]
+    stolen, rows = bob.identity.unlocked.seeds, list(sealed_rows(bob))
     assert before is not None
-    for home in crash("rotate", "emergency signer", least=14):
+    under_two_keys = 0
+    for home in crash("rotate", "emergency signer", least=20):
         with opened(home) as box:
+            (kept,) = bodies(box)
+            assert kept == b"kept in the inbox"
+            assert box.channels.key(CHANNEL, channel_key.key_id, NOW) == channel_key
+            under_two_keys += "next.local" in box.identity.unlocked.seeds
             if len(box.own.chain()) == 1:
                 box.own.begin_rotation(NOW, emergency=True, signer=True, suites=SUITES)
                 box.own.finish_rotation(NOW)
             settled(box, before)
             with pytest.raises(UnknownKey):
                 box.receive(sealed, now=NOW)
-            assert old not in box.identity.unlocked.seeds.values()
+            for name in ("xwing", "local", "ed25519"):
+                assert stolen[name] not in box.identity.unlocked.seeds.values()
+            assert not any(opens(stolen["local"], *row) for row in sealed_rows(box))
+            files = [path.read_bytes() for path in box.directory.glob(f"{FILE}*")]
+            assert not any(content in file for *_, content in rows for file in files)
+            assert bodies(box) == [b"kept in the inbox"]
+    assert under_two_keys
 
 
 def test_an_abandoned_rotation_leaves_working_keys_wherever_it_stops(crash: Crash, bob: Mailbox, send: Send) -> None:

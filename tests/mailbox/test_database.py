@@ -91,6 +91,15 @@ def test_a_symlink_in_place_of_a_file_stops_the_start(directory: Path, tmp_path:
         Database(directory)
 
 
+def test_a_hard_link_to_the_database_stops_the_start(directory: Path, tmp_path: Path) -> None:
+    Database(directory).close()
+    (tmp_path / "elsewhere").hardlink_to(directory / databases.FILE)
+    with pytest.raises(UnsafeFile, match="hard link"):
+        Database(directory)
+    (tmp_path / "elsewhere").unlink()
+    Database(directory).close()
+
+
 def test_a_file_of_another_owner_stops_the_start(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Database(directory).close()
     me = os.geteuid()

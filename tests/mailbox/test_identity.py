@@ -348,3 +348,23 @@ def test_a_key_file_without_an_ed25519_seed_is_no_agents(home: Path) -> None:
     (home / "alice" / "key").write_bytes(keyfile.encode({"xwing": bytes(96)}, None))
     with pytest.raises(BrokenKeyFile, match="no Ed25519 seed"):
         identity.load(home, "alice", nobody)
+
+
+@pytest.mark.parametrize("what", ["home", "home/alice", "home/alice/key", "home/alice/agent.json"])
+def test_what_belongs_to_another_user_is_not_used_even_by_root(
+    home: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity.create(home, "alice")
+    theirs = (home.parent / what.replace("home", home.name)).stat().st_ino
+    real = os.fstat
+
+    def fstat(descriptor: int) -> os.stat_result:
+        """As it would be if the file were another user's: only root could make it so here."""
+        status = real(descriptor)
+        values = list(status)
+        values[4] = status.st_uid + (status.st_ino == theirs)
+        return os.stat_result(values)
+
+    monkeypatch.setattr("angelia.mailbox.private_files.os.fstat", fstat)
+    with pytest.raises(UnsafeFile, match="another user"):
+        identity.load(home, "alice", nobody)

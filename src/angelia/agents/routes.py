@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from typing import TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -27,6 +29,8 @@ from angelia.guard.model import Per, Rule
 REGISTER = Rule("register", 10, 3_600_000, Per.ADDRESS)
 WHO = Rule("who", 100, 60_000, Per.ADDRESS)
 IDENTITY = Rule("identity", 60, 60_000, Per.AGENT)
+
+Meet: TypeAlias = Callable[[str, Agent, datetime], Awaitable[None]]
 
 
 class RegisterBody(msgspec.Struct, frozen=True):
@@ -112,8 +116,9 @@ class BlockedRecords(msgspec.Struct, frozen=True):
     total: int
 
 
-def routes(agents: Agents, *, show_email: bool) -> list[Route]:
-    return [*_identity_routes(agents, show_email=show_email), *_block_routes(agents)]
+def routes(agents: Agents, *, show_email: bool, meet: Meet | None = None) -> list[Route]:
+    """`meet` refuses, in the same words, names that the caller may not know of and names that no agent has."""
+    return [*_identity_routes(agents, show_email=show_email), *_block_routes(agents, meet)]
 
 
 def _identity_routes(agents: Agents, *, show_email: bool) -> list[Route]:
@@ -191,8 +196,10 @@ def _identity_routes(agents: Agents, *, show_email: bool) -> list[Route]:
     ]  # fmt: skip
 
 
-def _block_routes(agents: Agents) -> list[Route]:
+def _block_routes(agents: Agents, meet: Meet | None) -> list[Route]:
     async def block(call: Call) -> Answer:
+        if meet is not None:
+            await meet(call.path("agent"), call.agent, call.now)
         await agents.block(call.agent, call.path("agent"), call.now)
         return Answer(204)
 

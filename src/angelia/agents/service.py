@@ -189,9 +189,11 @@ class Agents:
             await audit.record(tx, [event])
 
     async def unblock(self, agent: Agent, name: str, now: datetime) -> None:
-        """Take another agent from an agent's block list; one that is not there is no error."""
-        other = await self.named(name)
+        """Take another agent from an agent's block list; one that is not there, or nowhere, is no error."""
         async with self._ledger.transaction() as tx:
+            other = await find(tx, name)
+            if other is None:
+                return
             present = await lock(tx, agent.id)
             if await store.unblock(tx, agent.id, other.id):
                 event = audit.event("agent_unblocked", now, actor=present.handle, object=other.handle)

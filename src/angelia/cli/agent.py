@@ -200,9 +200,20 @@ def _show_other(session: Session, name: str) -> None:
     from angelia.client.sealed import is_id
 
     if session.token is None and is_id(name):
-        _print_profile(session, session.as_anyone().who(name))
+        profile = session.as_anyone().who(name)
+        _refuse_another(name, str(profile.id))
+        _print_profile(session, profile)
     else:
-        _print_agent(session, session.as_operator().agent(name))
+        agent = session.as_operator().agent(name)
+        _refuse_another(name, agent.handle, str(agent.id))
+        _print_agent(session, agent)
+
+
+def _refuse_another(name: str, *names: str) -> None:
+    from angelia.client import BadAnswer
+
+    if name not in names:
+        raise BadAnswer(f"asked for {name}, the server answered with {names[0]}")
 
 
 def _print_agent(session: Session, agent: Agent, fingerprint: str | None = None) -> None:

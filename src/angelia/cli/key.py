@@ -16,7 +16,7 @@ from angelia.cli.errors import ConfirmationRequired, Usage
 from angelia.cli.flags import Needs, moment
 from angelia.cli.grammar import Noun
 from angelia.cli.handover import chain_in, handing_over, not_known, refuse_unregistered
-from angelia.cli.paging import full_id
+from angelia.cli.paging import ago, full_id
 from angelia.cli.session import Session
 from angelia.cli.times import full
 from angelia.errors import AngeliaError, Conflict, KeyNotFound
@@ -57,7 +57,8 @@ class KeyState(msgspec.Struct, kw_only=True, omit_defaults=True):
 def publish(session: Session, out: Path | None) -> None:
     """Publish the agent's keys, so that others can seal messages to it.
 
-    Saying it again does no harm: it tops up one-time keys, and replaces keys that are about to expire."""
+    Saying it again does no harm: it tops up one-time keys, signs keys again that are three days old, and replaces
+    those of last week. An agent that sends or receives mail does so by itself."""
     mailbox = session.mailbox
     done: Published | None = None
     with handing_over(out) as file:
@@ -211,11 +212,18 @@ def publish_first(client: Client, mailbox: Mailbox) -> list[tuple[str, str]]:
 
 
 def _make_first(mailbox: Mailbox) -> None:
-    """The first bundle, as it is handed over: from now on it is never signed anew, and a server gets it later."""
-    if mailbox.own.newest() is None:
-        mailbox.own.first_bundle(_now())
-    if mailbox.own.pending() is None:
-        mailbox.own.finish_rotation(_now())
+    """The first bundle, as it is handed over: from now on it is never signed anew, and a server gets it later. Without
+    a server, nothing else follows it with fresh signatures, or with the key of the week."""
+    from angelia.mailbox.rotation import Due
+
+    own = mailbox.own
+    if own.newest() is None:
+        own.first_bundle(_now())
+    if own.pending() is None:
+        own.finish_rotation(_now())
+    if mailbox.identity.id is None and (due := own.due(_now())) is not None:
+        link = own.begin_rotation(_now(), kem=due is Due.KEY)
+        own.finish_rotation(_now(), link)
 
 
 def _write_chain(mailbox: Mailbox, file: BinaryIO) -> None:
@@ -280,8 +288,8 @@ def _presented(
     """What a file or the server says are the bundles of NAME, each signed as it should be, none believed yet.
 
     And what the server says is revoked; None where none was asked."""
-    from angelia.client.sealed import is_id
-    from angelia.envelope.bundles import UntrustedBundle, check_bundle
+    from angelia.client.sealed import refuse_misnamed
+    from angelia.envelope.bundles import check_bundle
     from angelia.keys.model import LinkDocument, parse_link, parse_links
 
     if file is not None:
@@ -293,15 +301,14 @@ def _presented(
     client = session.as_agent(mailbox)
     answer = client.bundle(name)
     link = parse_link(LinkDocument(bundle=answer.bundle, rotation_statement=answer.rotation_statement))
-    handle, pin = link.bundle.agent_nhi, mailbox.trust.pin(link.bundle.agent_nhi)
-    if handle != name and not is_id(name):
-        raise UntrustedBundle(f"asked for the keys of {name}, the server gave those of {handle}")
+    refuse_misnamed(name, link.bundle)
     check_bundle(link.bundle)
+    pin = mailbox.trust.pin(name)
     if pin is None or link.bundle.bundle_version <= pin.bundle_version + 1:
         return [link], list(answer.revoked)
     links, more = [], True
     while more:
-        page = client.bundles_since(handle, links[-1].bundle.bundle_version if links else pin.bundle_version)
+        page = client.bundles_since(name, links[-1].bundle.bundle_version if links else pin.bundle_version)
         links += parse_links(page.bundles)
         more = page.has_more and bool(page.bundles)
     return links or [link], list(answer.revoked)
@@ -362,8 +369,8 @@ def _facts(bundle: Bundle, revoked: Collection[UUID] = ()) -> list[tuple[str, st
     pairs = [
         ("handle", bundle.agent_nhi),
         ("fingerprint", bundle.signer.fingerprint),
-        ("bundle", f"v{bundle.bundle_version}, issued {full(at(bundle.issued_at))}"),
-        ("expires", full(at(bundle.expires_at))),
+        ("bundle", f"v{bundle.bundle_version}, issued {full(at(bundle.issued_at))}, {ago(at(bundle.issued_at))} old"),
+        ("expires", full(at(bundle.not_after))),
         ("seals with", ", ".join(_SUITES[suite] for suite in _mask(bundle))),
     ]
     pairs += [
@@ -388,7 +395,7 @@ def _state(bundle: Bundle, revoked: Collection[UUID] = (), one_time_keys: int | 
         bundle_version=bundle.bundle_version,
         bundle_id=bundle.hash.hex(),
         issued_at=at(bundle.issued_at),
-        expires_at=at(bundle.expires_at),
+        expires_at=at(bundle.not_after),
         suites=_mask(bundle),
         kem_keys=[
             {
@@ -409,7 +416,7 @@ def _mask(bundle: Bundle) -> list[int]:
 def _pinned(pin: Pin | None, bundle: Bundle) -> str:
     if pin is None:
         return "no"
-    if pin.signer.signer_id != bundle.signer.signer_id:
+    if pin.fingerprint != bundle.signer.fingerprint:
         return f"NOT these keys, but {pin.fingerprint}"
     how = {"first_use": "at first use", "rotation": "by a rotation", "operator": "by you"}[pin.trusted_by.value]
     return f"{how}, {full(pin.pinned_at)}"

@@ -282,7 +282,6 @@ def allow(
     if name is None:
         allowlist.show_allowed(session, mailbox)
         return
-    handle = name
     if file is not None:
         from angelia.mailbox import bundle_file
 
@@ -290,9 +289,8 @@ def allow(
     elif mailbox.trust.pin(name) is None:
         if mailbox.identity.id is None:
             raise not_known(name)
-        found, _ = session.as_agent(mailbox).find_keys(mailbox, name)
-        handle = found.bundle.agent_nhi
-    entry = mailbox.allowlist.allow(handle, _now(), label)
+        session.as_agent(mailbox).find_keys(mailbox, name)
+    entry = mailbox.allowlist.allow(name, _now(), label)
     session.out.done(entry, f"allowed {entry.nhi}: {entry.fingerprint} (must equal {entry.nhi}'s `agent show`)")
 
 

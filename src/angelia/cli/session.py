@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from angelia.client.attempts import Signer, Trip
     from angelia.mailbox.box import Mailbox
     from angelia.mailbox.identity import Identity
+    from angelia.mailbox.notices import Notice
     from angelia.settings import Context, Loaded, Settings
 
 FALLBACK_URL = "http://localhost:8080"
@@ -183,8 +184,7 @@ class Session:
 
         longest = self.settings.max_ttl_seconds
         mailbox = self._open.enter_context(Mailbox(self.settings.home, identity, datetime.now(UTC), ttl_max=longest))
-        for warning in mailbox.take_warnings():
-            self.out.note(f"warning: {warning}")
+        mailbox.notices.listen(self._notice)
         return mailbox
 
     def as_agent(self, signer: Signer | None = None) -> Client:
@@ -258,6 +258,9 @@ class Session:
         ended = trip.failure if trip.status is None else str(trip.status)
         request = f"  request {trip.request_id}" if trip.request_id else ""
         self.out.detail(f"{trip.method} {trip.path}  {ended}  {trip.seconds * 1000:.0f} ms{request}")
+
+    def _notice(self, notice: Notice) -> None:
+        self.out.note(f"warning: {notice.text}" if notice.kind == "warning" else notice.text)
 
     def _ask(self, prompt: str) -> str:
         if not sys.stdin.isatty():

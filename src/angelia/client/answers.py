@@ -247,7 +247,7 @@ class History(Answer, frozen=True, kw_only=True):
 
 
 class Schedule(Answer, frozen=True, kw_only=True, omit_defaults=False):
-    """How often two agents want new keys; `due_since` says that a rotation is asked for."""
+    """How often the agent wants new keys for a peer; `due_since` says that a rotation is asked for."""
 
     session_id: UUID
     peer: str

@@ -18,7 +18,7 @@ from angelia.client.answers import (
     Schedule,
     Schedules,
 )
-from angelia.client.wire import Call, Request, document, path, query
+from angelia.client.wire import Call, Credential, Request, document, path, query
 from angelia.envelope.bundles import Link, OneTimeKey
 from angelia.keys.model import BundleAnswer, Policy, Reason, bundle_document, one_time_document, rotation_document
 
@@ -104,19 +104,31 @@ def schedules() -> Call[list[Schedule]]:
         cursor = page.next
 
 
-def put_schedule(peer: str, policy: Policy) -> Call[Schedule]:
-    """Make or change the rotation schedule with a peer."""
-    answer = yield Request("PUT", path("v1", "schedules", peer), body=document(policy=policy))
+def put_schedule(peer: str, policy: Policy, *, agent: str | None = None) -> Call[Schedule]:
+    """Make or change the rotation schedule with a peer: one's own, or as an operator that of an agent."""
+    answer = yield Request(
+        "PUT",
+        path("v1", "schedules", peer),
+        query(agent=agent),
+        body=document(policy=policy),
+        credential=Credential.AGENT if agent is None else Credential.OPERATOR,
+    )
     return answer.read(Schedule)
 
 
-def remove_schedule(peer: str) -> Call[None]:
-    """Remove the rotation schedule with a peer."""
-    yield Request("DELETE", path("v1", "schedules", peer), idempotent=False)
+def remove_schedule(peer: str, *, agent: str | None = None) -> Call[None]:
+    """Remove the rotation schedule with a peer: one's own, or as an operator that of an agent."""
+    yield Request(
+        "DELETE",
+        path("v1", "schedules", peer),
+        query(agent=agent),
+        idempotent=False,
+        credential=Credential.AGENT if agent is None else Credential.OPERATOR,
+    )
 
 
 def report_rotation(peer: str, key_id: UUID, version: int) -> Call[Schedule]:
-    """Say that a schedule has a new key; of several that say it, one is right."""
+    """Say that a schedule of one's own has a new key; of several processes that say it, one is right."""
     body = msgspec.json.encode({"key_id": key_id, "version": version})
     answer = yield Request("POST", path("v1", "schedules", peer, "rotated"), body=body)
     return answer.read(Schedule)

@@ -10,6 +10,7 @@ from typing import Unpack
 from angelia.client import mail_calls, sealed
 from angelia.client.faults import ApiError, Unreachable, item_fault
 from angelia.client.mail_answers import Accepted
+from angelia.client.sealed import OneTime
 from angelia.client.wire import BadAnswer, Call
 from angelia.envelope import jsonform
 from angelia.envelope.wire import Envelope, decode
@@ -79,7 +80,7 @@ class Delivered:
 
 
 def send(
-    mailbox: Mailbox, recipient: str, body: bytes, *, one_time: bool | None = None, **wishes: Unpack[Wishes]
+    mailbox: Mailbox, recipient: str, body: bytes, *, one_time: OneTime = "prefer", **wishes: Unpack[Wishes]
 ) -> Call[SentMail]:
     """Seal a message and hand it to the relay, sealing it again if the recipient's keys have changed.
 
@@ -87,7 +88,9 @@ def send(
     error says so in its member `waiting`."""
     check(body, wishes)
     envelope = yield from sealed.seal(mailbox, recipient, body, one_time=one_time, **wishes)
-    return (yield from handed_over(mailbox, envelope))
+    sent = yield from handed_over(mailbox, envelope)
+    yield from sealed.tend_keys(mailbox)
+    return sent
 
 
 def send_sealed(mailbox: Mailbox, envelopes: Sequence[Envelope]) -> Call[list[AngeliaError | None]]:

@@ -108,6 +108,7 @@ def receive(
         # What is not shown must not hide what lies behind it; it is leased now, so that the next look is past it.
         if received.messages or (not page.messages and deadline <= time.monotonic()):
             break
+    yield from sealed.tend_keys(mailbox)
     return received
 
 

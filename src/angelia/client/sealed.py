@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
-from typing import Unpack
+from datetime import UTC, datetime
+from typing import Literal, TypeAlias, Unpack
 from uuid import UUID
 
 import msgspec
@@ -19,12 +19,23 @@ from angelia.client.answers import Published, Schedule
 from angelia.client.faults import Unreachable
 from angelia.client.wire import BadAnswer, Call
 from angelia.envelope.bundles import Bundle, Link, Listed, OneTimeKey, UntrustedBundle
-from angelia.envelope.refusals import UnknownSigner
+from angelia.envelope.refusals import Refused, UnknownSigner
 from angelia.envelope.wire import Envelope
-from angelia.errors import KeyNotFound, KeyRevoked, KeyStale, NotFound, Unauthenticated, Unavailable, VersionConflict
+from angelia.errors import (
+    AngeliaError,
+    KeyNotFound,
+    KeyRevoked,
+    KeyStale,
+    NotFound,
+    Unauthenticated,
+    Unavailable,
+    VersionConflict,
+)
 from angelia.keys.model import (
+    ONE_TIME_A_PAIR,
     ONE_TIME_BATCH,
     ONE_TIME_LOW,
+    ONE_TIME_WINDOW,
     BundleAnswer,
     LinkDocument,
     Reason,
@@ -36,22 +47,39 @@ from angelia.keys.model import (
 )
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.inbox import Opened
+from angelia.mailbox.notices import Kind
 from angelia.mailbox.outbox import Wishes
 from angelia.mailbox.receiving import decoded
+from angelia.mailbox.rotation import Due
 from angelia.mailbox.succession import Plan
 from angelia.mailbox.trust import KnownBundle, Pin
 from angelia.mailbox.window import Profile
 
-# A year's keys are replaced in their last month, so that nobody finds them expired.
-RENEW_BEFORE = timedelta(days=30)
+# A sender who was given no one-time key asks again when the first of the last hour's is an hour old, on average.
+ONE_TIME_PAUSE = ONE_TIME_WINDOW / ONE_TIME_A_PAIR
+
+# True: a one-time key or nothing; "prefer": one as long as there are any; False: none.
+OneTime: TypeAlias = Literal[True, False, "prefer"]
 
 
 def now() -> datetime:
     return datetime.now(UTC)
 
 
+class NoOneTimeKey(AngeliaError):
+    """The recipient has no one-time key to give"""
+
+    code = "prekey_exhausted"
+
+
+class Renamed(AngeliaError):
+    """The agent of this id has a handle by which its keys are signed"""
+
+    code = "renamed"
+
+
 def is_id(agent: str) -> bool:
-    """Whether an agent is named by its id, of which only the server knows whose it is; no handle looks like one."""
+    """Whether an agent is named by its id: its handle until it claims another one, and no other handle looks so."""
     try:
         return str(UUID(agent)) == agent
     except ValueError:
@@ -62,11 +90,27 @@ def publish_keys(mailbox: Mailbox, *, suites: int | None = None) -> Call[Publish
     """Make the agent reachable: publish its bundle, finish what a crash interrupted, and top up one-time keys."""
     own = mailbox.own
     if own.pending() is not None:
-        return (yield from rotate_keys(mailbox))
+        return (yield from rotate_keys(mailbox, kem=False))
     newest = own.first_bundle(now()) if suites is None else own.first_bundle(now(), suites)
-    if _ends_at(newest.bundle) - now() < RENEW_BEFORE:
-        return (yield from rotate_keys(mailbox))
+    if (due := own.due(now())) is not None:
+        return (yield from _renewed(mailbox, due))
     return (yield from _settled(mailbox, lambda: _posted(mailbox, newest), newest))
+
+
+def tend_keys(mailbox: Mailbox) -> Call[None]:
+    """Keep the agent's own keys fresh while it is in use: signed again every three days, a new KEM key every week,
+    one-time keys in stock. Nothing is asked when nothing is due; what cannot be done now is told, and done later."""
+    own = mailbox.own
+    if own.left_alone(now()):
+        return
+    try:
+        if (due := own.due(now())) is not None:
+            yield from _renewed(mailbox, due)
+        elif own.one_time_count_due(now(), ONE_TIME_LOW):
+            yield from _stocked(mailbox, (yield from key_calls.count_one_time_keys()))
+    except AngeliaError as error:
+        own.put_off(now())
+        mailbox.notices.tell(Kind.WARNING, f"this agent's keys could not be renewed now: {error.message}")
 
 
 def rotate_keys(
@@ -79,6 +123,9 @@ def rotate_keys(
 ) -> Call[Published]:
     """Replace the agent's keys; the old ones go into grace. A rotation that was interrupted is finished instead."""
     own = mailbox.own
+    pending = own.pending()
+    if pending is not None and pending.plan.renews and (kem or signer):
+        yield from rotate_keys(mailbox, kem=False)  # it replaces nothing, so finishing it is not what was asked for
     link = own.begin_rotation(now(), kem=kem, signer=signer, suites=suites)
     pending = own.pending()
     assert pending is not None, "it has just begun"
@@ -96,7 +143,7 @@ def emergency_rotate_keys(
     pending = own.pending()
     if pending is not None and not pending.plan.covers(signer=signer, emergency=True):
         # The server may have it already: only once that is settled is it known which keys must be revoked.
-        yield from rotate_keys(mailbox)
+        yield from rotate_keys(mailbox, kem=False)
     link = own.begin_rotation(now(), signer=signer, emergency=True, why=why, compromised_since=compromised_since)
 
     def publish() -> Call[Published]:
@@ -122,7 +169,7 @@ def rotate_due_keys(mailbox: Mailbox) -> Call[list[Schedule]]:
             version = one.current_key_version + 1
             reported.append((yield from key_calls.report_rotation(one.peer, key.key_id, version)))
         except VersionConflict:
-            continue  # the peer was faster, and its key is as new
+            continue  # another process of this agent was faster, and its key is as new
     return reported
 
 
@@ -140,15 +187,14 @@ def find_keys(mailbox: Mailbox, agent: str, *, one_time: bool = False) -> Call[t
     answer = yield from key_calls.bundle(agent, one_time=one_time)
     yield from take_bundle(mailbox, agent, answer)
     given = answer.one_time_key
-    return _known(mailbox, answer.bundle.agent_nhi), None if given is None else parse_one_time_key(given)
+    return _known(mailbox, agent), None if given is None else parse_one_time_key(given)
 
 
 def take_bundle(mailbox: Mailbox, agent: str, answer: BundleAnswer) -> Call[Pin]:
     """Believe what a server says is an agent's bundle, as far as it follows from what is known of the agent."""
     link = parse_link(_link_document(answer))
-    if link.bundle.agent_nhi != agent and not is_id(agent):
-        raise UntrustedBundle(f"asked for the keys of {agent}, the server gave those of {link.bundle.agent_nhi}")
-    pin = mailbox.trust.pin(link.bundle.agent_nhi)
+    refuse_misnamed(agent, link.bundle)
+    pin = mailbox.trust.pin(agent)
     if pin is None:
         return mailbox.trust.pin_first(link, now(), answer.revoked)
     if link.bundle.bundle_version <= pin.bundle_version + 1:
@@ -156,21 +202,41 @@ def take_bundle(mailbox: Mailbox, agent: str, answer: BundleAnswer) -> Call[Pin]
     return (yield from catch_up(mailbox, pin))
 
 
+def refuse_misnamed(agent: str, bundle: Bundle) -> None:
+    """A bundle is that of the agent that it names, whatever name it was asked for by. Only the server could tell which
+    handle belongs to an id, and it is not believed."""
+    named = bundle.agent_nhi
+    if named == agent:
+        return
+    if is_id(agent) and not is_id(named):
+        raise Renamed(
+            f"the server says that {agent} has claimed the handle {named}",
+            hint=f"if {named} is the agent that you mean, name it so",
+        )
+    raise UntrustedBundle(f"asked for the keys of {agent}, the server gave those of {named}")
+
+
 def seal(
     mailbox: Mailbox,
     recipient: str,
     body: bytes,
     *,
-    one_time: bool | None = None,
+    one_time: OneTime = "prefer",
     **wishes: Unpack[Wishes],
 ) -> Call[Envelope]:
     """Seal a message; its bytes are in the outbox when this returns.
 
-    A one-time key is taken along whenever the recipient's bundle has to be fetched anyway; `one_time` asks for one
-    always, or never."""
+    Each message has a one-time key of its own while the recipient has any for this sender; then, unless `one_time` is
+    True, it is sealed to the recipient's static key, and the mailbox's notices say so."""
     mailbox.own.refresh()  # another process may have rotated the pair that signs
-    fetches = mailbox.trust.bundle(recipient, now()) is None
-    found, key = yield from find_keys(mailbox, recipient, one_time=fetches if one_time is None else one_time)
+    if one_time == "prefer":
+        found, key = yield from _preferably_one_time(mailbox, recipient)
+    else:
+        found, key = yield from find_keys(mailbox, recipient, one_time=one_time)
+        if one_time and key is None:
+            raise NoOneTimeKey(
+                f"{recipient} has no one-time key for this sender now", hint='one_time="prefer" does without one'
+            )
     return mailbox.outbox.seal(found.link, body, now=now(), one_time_key=key, **wishes)
 
 
@@ -242,6 +308,27 @@ def catch_up(mailbox: Mailbox, pin: Pin) -> Call[Pin]:
     return mailbox.trust.advance(pin.nhi, [known.link], now(), page.revoked)
 
 
+def _preferably_one_time(mailbox: Mailbox, recipient: str) -> Call[tuple[KnownBundle, OneTimeKey | None]]:
+    """The recipient's keys, with one for this message alone if it can be had. A copy of the last hour serves without
+    the server, unless what the server says is a lie."""
+    known = mailbox.trust.bundle(recipient, now())
+    if known is not None and not mailbox.trust.may_ask_one_time(recipient, now()):
+        return known, None
+    try:
+        found, key = yield from find_keys(mailbox, recipient, one_time=True)
+    except (UntrustedBundle, Refused, Renamed):
+        raise
+    except AngeliaError:
+        if known is None:
+            raise
+        found, key = known, None
+    if key is None:
+        mailbox.trust.no_one_time(recipient, now() + ONE_TIME_PAUSE)
+        told = f"no one-time key of {recipient} was to be had, so its key of the week is used"
+        mailbox.notices.tell(Kind.FALLBACK, told)
+    return found, key
+
+
 def _known(mailbox: Mailbox, agent: str) -> KnownBundle:
     known = mailbox.trust.bundle(agent, now(), max_age=None)
     assert known is not None, "a pin and its bundle are written together"
@@ -289,10 +376,8 @@ def _emergency(link: Link, plan: Plan) -> Call[Published]:
     return key_calls.emergency_bundle(link, why=why, compromised_since=plan.compromised_since)
 
 
-def _ends_at(bundle: Bundle) -> datetime:
-    """When the bundle, or the first of its active keys, expires."""
-    keys = [entry.expires_at for entry in bundle.kem_keys if entry.status is Listed.ACTIVE and entry.expires_at]
-    return moment(min([bundle.expires_at, *keys]))
+def _renewed(mailbox: Mailbox, due: Due) -> Call[Published]:
+    return (yield from rotate_keys(mailbox, kem=due is Due.KEY, reason=Reason.SCHEDULED))
 
 
 def _replaced_since(mailbox: Mailbox, at: datetime | None) -> bool:
@@ -317,10 +402,17 @@ def _keys_of(bundle: Bundle) -> tuple[object, ...]:
 
 def _topped_up(mailbox: Mailbox, done: Published) -> Call[Published]:
     """More one-time keys when few are left; a new signing pair has none, since the old one signed them."""
-    if done.prekeys_uploaded > ONE_TIME_LOW:
-        return done
-    added = yield from key_calls.add_one_time_keys(mailbox.own.make_one_time_keys(ONE_TIME_BATCH, now()))
-    return msgspec.structs.replace(done, prekeys_uploaded=added.count)
+    count = yield from _stocked(mailbox, done.prekeys_uploaded)
+    return msgspec.structs.replace(done, prekeys_uploaded=count)
+
+
+def _stocked(mailbox: Mailbox, left: int) -> Call[int]:
+    """How many one-time keys the server has after those that were missing."""
+    if left <= ONE_TIME_LOW:
+        made = mailbox.own.make_one_time_keys(ONE_TIME_BATCH - left, now())
+        left = (yield from key_calls.add_one_time_keys(made)).count
+    mailbox.own.one_time_counted(now())
+    return left
 
 
 def _confirmed(mailbox: Mailbox, link: Link) -> Call[Published]:

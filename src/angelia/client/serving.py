@@ -143,6 +143,7 @@ class Serving:
         delivered = await self._run(mail.deliver_outbox(self._mailbox))
         news = await self._run(sent_mail.update_outbox(self._mailbox))
         came = await self._run(receiving.receive_admitted(self._mailbox))
+        await self._run(sealed.tend_keys(self._mailbox))
         self._admitted += came.messages
         unsent = next((one.error for one in delivered.unsent if is_passing(one.error)), None)
         for problem in (unsent, news.interrupted, came.interrupted):

@@ -20,6 +20,8 @@ from angelia.errors import AngeliaError, InvalidArgument
 FIRST_PREVIOUS = bytes(32)
 MOST_KEM_KEYS = 16
 KEY_LIFE = timedelta(days=365)
+# A relay that withholds newer bundles, also after an emergency, gets away with it for this long at the most.
+BUNDLE_LIFE = timedelta(days=30)
 DEFAULT_SUITES = Suite.XWING.bit | Suite.CHANNEL.bit
 _KNOWN_SUITES = Suite.ML_KEM.bit | Suite.XWING.bit | Suite.CHANNEL.bit
 
@@ -85,6 +87,11 @@ class Bundle:
     def hash(self) -> bytes:
         """What the next bundle is chained to, and this one's ETag."""
         return hashlib.sha256(self.signed_bytes() + self.signatures.ed25519 + self.signatures.ml_dsa).digest()
+
+    @property
+    def not_after(self) -> int:
+        """When senders stop using the bundle, whatever it says of itself: earlier releases signed for a year."""
+        return min(self.expires_at, self.issued_at + milliseconds(BUNDLE_LIFE))
 
     def active(self, kind: KeyType) -> KemEntry | None:
         return next((e for e in self.kem_keys if e.key.kind is kind and e.status is Listed.ACTIVE), None)
@@ -156,7 +163,7 @@ def sign_bundle(
     kem_keys: tuple[KemEntry, ...],
     after: Trusted | None,
     suites: int = DEFAULT_SUITES,
-    life: timedelta = KEY_LIFE,
+    life: timedelta = BUNDLE_LIFE,
 ) -> Bundle:
     """The agent's next bundle; the first when `after` is None."""
     unsigned = Bundle(
@@ -223,11 +230,11 @@ def check_one_time_key(one: OneTimeKey, signer: VerifyingPair) -> None:
 
 def check_rotation(statement: RotationStatement, old: VerifyingPair, new: VerifyingPair, agent_nhi: str) -> None:
     """Whether old and new pair both say that the new one follows."""
-    named = (statement.agent_nhi, statement.old_signer_id, statement.new_signer.signer_id)
+    named = (statement.agent_nhi, statement.old_signer_id, statement.new_signer.fingerprint)
     content = statement.signed_bytes()
     old_holds = object_holds(old, Purpose.ROTATION, content, statement.by_old)
     new_holds = object_holds(new, Purpose.ROTATION, content, statement.by_new)
-    if named != (agent_nhi, old.signer_id, new.signer_id) or not old_holds or not new_holds:
+    if named != (agent_nhi, old.signer_id, new.fingerprint) or not old_holds or not new_holds:
         raise SignatureFailed("the rotation statement does not hold")
 
 
@@ -243,7 +250,8 @@ def follow(trusted: Trusted, links: Iterable[Link]) -> Trusted:
                 f"bundle {bundle.bundle_version} of {trusted.agent_nhi} does not follow from "
                 f"bundle {trusted.bundle_version}, which was seen before"
             )
-        if bundle.signer.signer_id != trusted.signer.signer_id:
+        # An id has 122 bits, for which a pair of the same id can be searched; a fingerprint is the whole hash.
+        if bundle.signer.fingerprint != trusted.signer.fingerprint:
             if link.statement is None:
                 raise UntrustedBundle(
                     f"{trusted.agent_nhi} has a new signing pair, and the old one did not vouch for it",

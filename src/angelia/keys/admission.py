@@ -75,21 +75,26 @@ async def standings(tx: Tx, headers: Sequence[Header], now: datetime) -> list[St
 
 
 async def spend_one_time(tx: Tx, headers: Sequence[Header], now: datetime) -> list[AngeliaError | None]:
-    """Use up the one-time keys of these envelopes, in the transaction that stores them; each serves one of them."""
+    """Use up the one-time keys of these envelopes, in the transaction that stores them; each serves one of them. Of a
+    key that serves no more the answer says only that: the rules on reading keys are not asked here."""
     wanted = [(h.recipient_nhi, h.key_id, h.sender_nhi) for h in headers]
     spent = await store.spend_one_time(tx, wanted, now, now - ONE_TIME_USE)
-    late: list[bool] = []
+    outcomes: list[AngeliaError | None] = []
     for recipient, key_id, _ in wanted:
-        late.append((recipient, key_id) not in spent)
+        outcomes.append(None if (recipient, key_id) in spent else bare_stale(recipient))
         spent.discard((recipient, key_id))
-    answers = await stale(tx, {header.recipient_nhi for header, one in zip(headers, late, strict=True) if one})
-    return [answers[header.recipient_nhi] if one else None for header, one in zip(headers, late, strict=True)]
+    return outcomes
 
 
 async def stale(tx: Tx, recipients: Iterable[str]) -> dict[str, AngeliaError]:
     """What is told of a key that is no longer the one to use: with the present bundle, so that the sender seals again
-    without asking."""
+    without asking. It is for senders who may read the recipient's keys."""
     return {recipient: await _stale(tx, recipient) for recipient in recipients}
+
+
+def bare_stale(recipient: str) -> KeyStale:
+    """The same for everybody else."""
+    return KeyStale(f"this key of {recipient} is no longer the one to seal to", hint="fetch its bundle and seal again")
 
 
 async def signers(tx: Tx, signed: Sequence[Signed], accepted_at: datetime) -> list[VerifyingPair | AngeliaError]:

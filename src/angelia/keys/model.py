@@ -25,7 +25,10 @@ SKEW = timedelta(seconds=300)
 DESTROY_AFTER = GRACE + CACHE + SKEW  # the longest that an admitted envelope can need the private half
 ONE_TIME_USE = timedelta(seconds=3_900)
 ONE_TIME_LIFE = timedelta(days=30)
-ONE_TIME_BATCH, ONE_TIME_LOW, ONE_TIME_ALERT = 100, 20, 10
+# How many one-time keys an agent keeps with its server, and at how many it makes new ones.
+ONE_TIME_BATCH, ONE_TIME_LOW, ONE_TIME_ALERT = 100, 50, 10
+# What one sender is given of one agent's one-time keys.
+ONE_TIME_A_PAIR, ONE_TIME_WINDOW = 10, timedelta(hours=1)
 MOST_ONE_TIME = 1_000
 MOST_GRACE_KEYS = 256  # of one schedule: a week of hourly rotations, and some
 TYPE_NAMES = {
@@ -56,7 +59,7 @@ class Reason(StrEnum):
 
 
 class Policy(StrEnum):
-    """How often a pair of agents wants new keys."""
+    """How often an agent wants new keys."""
 
     HOURLY = "hourly"
     DAILY = "daily"
@@ -157,7 +160,7 @@ class Rotation(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """How often two agents want new keys, and where they stand. `agent_a_nhi` comes first in byte order."""
+    """How often an agent, `agent_a_nhi`, wants new keys for a peer, `agent_b_nhi`, and where it stands."""
 
     session_id: UUID
     agent_a_nhi: str
@@ -173,8 +176,13 @@ class Schedule:
     created_at: datetime
     updated_at: datetime
 
-    def peer_of(self, handle: str) -> str:
-        return self.agent_b_nhi if handle == self.agent_a_nhi else self.agent_a_nhi
+    @property
+    def agent(self) -> str:
+        return self.agent_a_nhi
+
+    @property
+    def peer(self) -> str:
+        return self.agent_b_nhi
 
 
 class GraceKey(msgspec.Struct, frozen=True):

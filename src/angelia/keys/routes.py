@@ -39,7 +39,7 @@ from angelia.keys.model import (
     parse_one_time_key,
 )
 from angelia.keys.node import Node, NodeIdentity
-from angelia.keys.schedules import Schedules, Shown
+from angelia.keys.schedules import Owner, Schedules, Shown
 from angelia.keys.service import Keys, Published
 from angelia.keys.succession import Emergency
 
@@ -169,7 +169,13 @@ class ScheduleAnswer(msgspec.Struct, frozen=True, kw_only=True):
     grace_period_keys: list[GraceKey]
 
 
-class ScheduleQuery(msgspec.Struct, frozen=True):
+class OwnerQuery(msgspec.Struct, frozen=True):
+    """`agent` is whose schedule it is, for an operator; an agent's are its own."""
+
+    agent: Annotated[str, msgspec.Meta(max_length=255)] | None = None
+
+
+class ScheduleQuery(OwnerQuery, frozen=True):
     """`cursor` is the `next` of the page before."""
 
     limit: PageSize = 1000
@@ -182,7 +188,7 @@ class ScheduleList(msgspec.Struct, frozen=True):
 
 
 def routes(keys: Keys, schedules: Schedules, node: NodeIdentity) -> list[Route]:
-    return [*_bundle_routes(keys), *_schedule_routes(schedules), _node_route(node)]
+    return [*_bundle_routes(keys), *_schedule_routes(keys, schedules), _node_route(node)]
 
 
 def _bundle_routes(keys: Keys) -> list[Route]:
@@ -215,6 +221,8 @@ def _bundle_routes(keys: Keys) -> list[Route]:
         if query.since is not None:
             return Answer(body=Links(*await keys.links_since(name, query.since, call.caller.agent, call.now)))
         if query.one_time:
+            if call.caller.role < Role.READ_WRITE:
+                raise Denied("a token that only reads takes no one-time keys", hint="leave out one_time")
             return Answer(
                 body=await keys.bundle_with_one_time_key(name, call.agent, call.now),
                 headers={"cache-control": "no-store"},
@@ -280,38 +288,50 @@ def _bundle_routes(keys: Keys) -> list[Route]:
     ]  # fmt: skip
 
 
-def _schedule_routes(schedules: Schedules) -> list[Route]:
+def _schedule_routes(keys: Keys, schedules: Schedules) -> list[Route]:
+    async def owner(call: Call) -> Owner:
+        """The caller, or the agent that an operator names."""
+        named, caller = call.query(OwnerQuery).agent, call.caller.agent
+        if named is None or (caller is not None and named in (caller.handle, str(caller.id))):
+            return Owner(call.agent)
+        if call.caller.role < Role.ADMIN:
+            raise Denied("an agent's schedules are its own", hint="an operator's token sets them for any agent")
+        return Owner(await keys.agent(named), call.caller.known_as)
+
     async def list_all(call: Call) -> Answer:
-        agent, query = call.agent, call.query(ScheduleQuery)
-        held = await schedules.of_agent(agent, query.cursor, query.limit + 1, call.now)
-        shown = [_schedule(one, agent.handle) for one in held[: query.limit]]
+        whose, query = await owner(call), call.query(ScheduleQuery)
+        held = await schedules.of_agent(whose.agent, query.cursor, query.limit + 1, call.now)
+        shown = [_schedule(one) for one in held[: query.limit]]
         return Answer(body=ScheduleList(shown, shown[-1].peer if len(held) > query.limit else None))
 
     async def put(call: Call) -> Answer:
-        agent, policy = call.agent, _body(call, ScheduleBody).policy
-        return Answer(body=_schedule(await schedules.put(agent, call.path("peer"), policy, call.now), agent.handle))
+        policy = _body(call, ScheduleBody).policy
+        whose = await owner(call)
+        made = await schedules.put(whose.agent, call.path("peer"), policy, call.now, whose.operator)
+        return Answer(body=_schedule(made))
 
     async def remove(call: Call) -> Answer:
-        await schedules.remove(call.agent, call.path("peer"), call.now)
+        whose = await owner(call)
+        await schedules.remove(whose.agent, call.path("peer"), call.now, whose.operator)
         return Answer(204)
 
     async def rotated(call: Call) -> Answer:
-        agent, body = call.agent, _body(call, RotatedBody)
-        changed = await schedules.rotated(agent, call.path("peer"), body.key_id, body.version, call.now)
-        return Answer(body=_schedule(changed, agent.handle))
+        body = _body(call, RotatedBody)
+        changed = await schedules.rotated(call.agent, call.path("peer"), body.key_id, body.version, call.now)
+        return Answer(body=_schedule(changed))
 
     return [
         Route(
-            "GET", "/v1/schedules", list_all, Access.AGENT, "The caller's rotation schedules",
+            "GET", "/v1/schedules", list_all, Access.READ, "The caller's rotation schedules",
             {200: ScheduleList}, query=ScheduleQuery,
         ),
         Route(
-            "PUT", "/v1/schedules/{peer}", put, Access.AGENT, "Make or change a rotation schedule",
-            {200: ScheduleAnswer}, takes=ScheduleBody, rule=WRITE,
+            "PUT", "/v1/schedules/{peer}", put, Access.WRITE, "Make or change a rotation schedule of the caller",
+            {200: ScheduleAnswer}, takes=ScheduleBody, query=OwnerQuery, rule=WRITE,
         ),
         Route(
-            "DELETE", "/v1/schedules/{peer}", remove, Access.AGENT, "Remove a rotation schedule",
-            {204: None}, rule=WRITE,
+            "DELETE", "/v1/schedules/{peer}", remove, Access.WRITE, "Remove a rotation schedule of the caller",
+            {204: None}, query=OwnerQuery, rule=WRITE,
         ),
         Route(
             "POST", "/v1/schedules/{peer}/rotated", rotated, Access.AGENT, "Report a new key for a schedule",
@@ -366,11 +386,11 @@ def _key(record: KeyRecord) -> KeyAnswer:
     )
 
 
-def _schedule(shown: Shown, handle: str) -> ScheduleAnswer:
+def _schedule(shown: Shown) -> ScheduleAnswer:
     held = shown.schedule
     return ScheduleAnswer(
         session_id=held.session_id,
-        peer=held.peer_of(handle),
+        peer=held.peer,
         policy=held.policy,
         current_key_id=held.current_key_id,
         current_key_version=held.current_key_version,

@@ -1,29 +1,33 @@
-"""Rotation schedules of agent pairs. The server only says when; the agents make the keys and report what they did."""
+"""Rotation schedules of agents. The server only says when; the agent makes the key and reports what it did."""
 
 from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TypeAlias
 from uuid import UUID
 
 import msgspec
 
 from angelia import metrics
+from angelia.agents import service as agents_service
 from angelia.agents.model import Agent
-from angelia.agents.service import Agents
 from angelia.audit import service as audit
-from angelia.envelope.ids import hot_tag
+from angelia.audit.model import Event
+from angelia.envelope.ids import MAX_HANDLE, hot_tag
 from angelia.errors import InvalidArgument, KeyNotFound, NotFound, VersionConflict
 from angelia.keys import schedules_store, store
 from angelia.keys.fields import Fields, Place
 from angelia.keys.model import DESTROY_AFTER, MOST_GRACE_KEYS, GraceKey, KeyStatus, Policy, Schedule
+from angelia.keys.service import Keys
 from angelia.stores.ledger import Ledger, Tx
 from angelia.stores.wake import Wake, news, topic
 
 PURPOSE = "grace_period_keys"
 _TICK_BATCH = 500
 _GRACE_KEYS = msgspec.json.Decoder(list[GraceKey])
+Detail: TypeAlias = dict[str, str | int | bool | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +38,22 @@ class Shown:
     grace_keys: list[GraceKey]
 
 
-class Schedules:
-    """Either of the two agents may make, change and remove their schedule."""
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose schedules are meant; `operator` is who acts for the agent."""
 
-    def __init__(self, ledger: Ledger, agents: Agents, fields: Fields, wake: Wake) -> None:
+    agent: Agent
+    operator: str | None = None
+
+
+class Schedules:
+    """An agent's schedules make that agent rotate and nobody else: it sets them itself, or an operator does.
+
+    Who a peer is, is told only to those who may read its keys."""
+
+    def __init__(self, ledger: Ledger, keys: Keys, fields: Fields, wake: Wake) -> None:
         self._ledger = ledger
-        self._agents = agents
+        self._keys = keys
         self._fields = fields
         self._wake = wake
 
@@ -49,36 +63,34 @@ class Schedules:
             held = await schedules_store.of_agent(tx, agent.handle, after, limit)
             return [await self._shown(tx, one, now) for one in held]
 
-    async def put(self, agent: Agent, peer: str, policy: Policy, now: datetime) -> Shown:
-        """Make or change the schedule with a peer; it begins with the caller's active key."""
-        other = await self._agents.named(peer)
+    async def put(self, agent: Agent, peer: str, policy: Policy, now: datetime, operator: str | None = None) -> Shown:
+        """Make or change an agent's schedule with a peer; it begins with the agent's active key."""
+        other = await self._keys.readable(peer, agent if operator is None else None, now)
         if other.id == agent.id:
             raise InvalidArgument("a schedule is between two agents")
         async with self._ledger.transaction() as tx:
             mine, _ = await _active_key(tx, agent.handle), await _active_key(tx, other.handle)
             held = await schedules_store.put(tx, agent.handle, other.handle, uuid.uuid4(), mine, policy, now)
-            detail = {"session_id": str(held.session_id), "policy": policy.value}
-            event = audit.event("schedule_changed", now, actor=agent.handle, object=other.handle, detail=detail)
-            await audit.record(tx, [event])
+            detail: Detail = {"session_id": str(held.session_id), "policy": policy.value}
+            await audit.record(tx, [_changed(agent, other.handle, operator, detail, now)])
             return await self._shown(tx, held, now)
 
-    async def remove(self, agent: Agent, peer: str, now: datetime) -> None:
-        other = await self._agents.named(peer)
+    async def remove(self, agent: Agent, peer: str, now: datetime, operator: str | None = None) -> None:
         async with self._ledger.transaction() as tx:
-            removed = await schedules_store.remove(tx, agent.handle, other.handle)
+            named = await _handle(tx, peer)
+            removed = await schedules_store.remove(tx, agent.handle, named)
             if removed is None:
-                raise _none_with(other.handle)
-            detail = {"session_id": str(removed), "policy": None}
-            event = audit.event("schedule_changed", now, actor=agent.handle, object=other.handle, detail=detail)
-            await audit.record(tx, [event])
+                raise _none_with(peer)
+            detail: Detail = {"session_id": str(removed), "policy": None}
+            await audit.record(tx, [_changed(agent, named, operator, detail, now)])
 
     async def rotated(self, agent: Agent, peer: str, key_id: UUID, version: int, now: datetime) -> Shown:
         """An agent reports its new key: set only if nobody else reported this version, or a later one, before."""
-        other = await self._agents.named(peer)
         async with self._ledger.transaction() as tx:
-            held = await schedules_store.lock(tx, agent.handle, other.handle)
+            named = await _handle(tx, peer)
+            held = await schedules_store.lock(tx, agent.handle, named)
             if held is None:
-                raise _none_with(other.handle)
+                raise _none_with(peer)
             if (held.current_key_version, held.current_key_id) == (version, key_id):
                 return await self._shown(tx, held, now)  # the answer to the first report was lost on its way
             if version != held.current_key_version + 1:
@@ -88,32 +100,31 @@ class Schedules:
             record = (await store.records(tx, agent.handle, [key_id])).get(key_id)
             if record is None or record.status is not KeyStatus.ACTIVE or record.usage == "identity":
                 raise InvalidArgument(f"{key_id} is not an active KEM key of {agent.handle}")
-            named = (key_id, held.current_key_id)
-            earlier = [one for one in await self._grace_keys(tx, held, now) if one.key_id not in named]
+            present = (key_id, held.current_key_id)
+            earlier = [one for one in await self._grace_keys(tx, held, now) if one.key_id not in present]
             grace = [*earlier, GraceKey(held.current_key_id, now + DESTROY_AFTER)][-MOST_GRACE_KEYS:]
             place, content = _place(held), msgspec.json.encode(grace)
             sealed = await self._fields.encrypt(tx, PURPOSE, place, content, now)
             interval = held.policy.interval
             following = None if interval is None else now + interval
             changed = await schedules_store.rotated(tx, held, key_id, version, now, following, sealed)
-            detail: dict[str, str | int | bool | None] = {
+            detail: Detail = {
                 "session_id": str(held.session_id),
                 "key_id": str(key_id),
                 "version": version,
             }
-            event = audit.event("session_key_rotated", now, actor=agent.handle, object=other.handle, detail=detail)
+            event = audit.event("session_key_rotated", now, actor=agent.handle, object=named, detail=detail)
             await audit.record(tx, [event])
             return Shown(changed, grace)
 
     async def announce_due(self, now: datetime) -> bool:
-        """One tick: mark what is due, so that both agents learn of it; whether more wait."""
+        """One tick: mark what is due, so that the agent learns of it; whether more wait."""
         async with self._ledger.transaction() as tx:
             due = await schedules_store.announce_due(tx, now, _TICK_BATCH)
         metrics.ROTATIONS_ANNOUNCED.inc(len(due))
         for one in due:
-            for agent in (one.agent_a_nhi, one.agent_b_nhi):
-                said = {"peer": one.peer_of(agent), "session_id": one.session_id, "due_since": one.due_since}
-                await self._wake.tell(topic("events", hot_tag(agent)), news("rotation_due", msgspec.json.encode(said)))
+            said = {"peer": one.peer, "session_id": one.session_id, "due_since": one.due_since}
+            await self._wake.tell(topic("events", hot_tag(one.agent)), news("rotation_due", msgspec.json.encode(said)))
         return len(due) == _TICK_BATCH
 
     async def _shown(self, tx: Tx, held: Schedule, now: datetime) -> Shown:
@@ -134,12 +145,25 @@ async def _active_key(tx: Tx, handle: str) -> UUID:
     return kem_keys[0].key_id
 
 
+async def _handle(tx: Tx, peer: str) -> str:
+    """The handle of a peer; an unknown one is answered like one with which there is no schedule."""
+    found = await agents_service.find(tx, peer)
+    return peer if found is None else found.handle
+
+
+def _changed(agent: Agent, peer: str, operator: str | None, detail: Detail, now: datetime) -> Event:
+    if operator is not None:
+        detail["agent_nhi"] = agent.handle
+    return audit.event("schedule_changed", now, actor=operator or agent.handle, object=peer, detail=detail)
+
+
 def _place(held: Schedule) -> Place:
     return Place("ratchet_states", held.session_id.bytes, "grace_period_keys")
 
 
 def _none_with(peer: str) -> NotFound:
-    return NotFound(f"there is no schedule with {peer}", hint=f"PUT /v1/schedules/{peer} makes one")
+    named = peer[:MAX_HANDLE]
+    return NotFound(f"there is no schedule with {named}", hint=f"PUT /v1/schedules/{named} makes one")
 
 
 def _version_conflict(held: Schedule) -> VersionConflict:

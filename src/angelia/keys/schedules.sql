@@ -1,14 +1,10 @@
+-- A schedule belongs to the agent that rotates, `agent_a_nhi`; with whom in mind, `agent_b_nhi` says.
+
 -- name: of_agent
--- By peer. Each side reads its own index in order, so that a page costs the same however many there are.
-SELECT * FROM (
-  (SELECT agent_b_nhi AS peer, session_id, agent_a_nhi, agent_b_nhi, current_key_id, current_key_version,
-    rotation_policy, last_rotated_at, next_rotation_at, due_since, last_used_at, grace_period_keys, created_at, updated_at
-  FROM ratchet_states WHERE bucket = $1 AND agent_a_nhi = $2 AND agent_b_nhi > $3 ORDER BY agent_b_nhi LIMIT $4)
-  UNION ALL
-  (SELECT agent_a_nhi AS peer, session_id, agent_a_nhi, agent_b_nhi, current_key_id, current_key_version,
-    rotation_policy, last_rotated_at, next_rotation_at, due_since, last_used_at, grace_period_keys, created_at, updated_at
-  FROM ratchet_states WHERE agent_b_nhi = $2 AND agent_a_nhi > $3 ORDER BY agent_a_nhi LIMIT $4)
-) AS mine ORDER BY peer LIMIT $4
+-- By peer, in the order of the index, so that a page costs the same however many there are.
+SELECT session_id, agent_a_nhi, agent_b_nhi, current_key_id, current_key_version, rotation_policy, last_rotated_at,
+  next_rotation_at, due_since, last_used_at, grace_period_keys, created_at, updated_at
+FROM ratchet_states WHERE bucket = $1 AND agent_a_nhi = $2 AND agent_b_nhi > $3 ORDER BY agent_b_nhi LIMIT $4
 
 -- name: lock
 SELECT session_id, agent_a_nhi, agent_b_nhi, current_key_id, current_key_version, rotation_policy, last_rotated_at,
@@ -51,6 +47,6 @@ RETURNING s.session_id, s.agent_a_nhi, s.agent_b_nhi, s.current_key_id, s.curren
   s.last_rotated_at, s.next_rotation_at, s.due_since, s.last_used_at, s.grace_period_keys, s.created_at, s.updated_at
 
 -- name: kill
--- After an emergency nothing of the old keys counts, and every pair of the agent is due at once.
+-- After an emergency nothing of the old keys counts, and every schedule of the agent is due at once.
 UPDATE ratchet_states SET grace_period_keys = NULL, due_since = coalesce(due_since, $3), updated_at = $3
-WHERE (bucket = $1 AND agent_a_nhi = $2) OR agent_b_nhi = $2
+WHERE bucket = $1 AND agent_a_nhi = $2

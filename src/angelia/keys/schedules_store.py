@@ -20,17 +20,22 @@ async def of_agent(tx: Tx, handle: str, after: str, limit: int) -> list[Schedule
     return [_schedule(row) for row in rows]
 
 
-async def lock(tx: Tx, one: str, other: str) -> Schedule | None:
-    """The schedule of a pair, and nobody else changes it until the transaction ends."""
-    row = await tx.fetchrow(SQL["lock"], *_pair(one, other))
+async def lock(tx: Tx, handle: str, peer: str) -> Schedule | None:
+    """An agent's schedule with a peer, and nobody else changes it until the transaction ends."""
+    row = await tx.fetchrow(SQL["lock"], bucket_of(handle), handle, peer)
     return None if row is None else _schedule(row)
 
 
-async def put(tx: Tx, one: str, other: str, session_id: UUID, key_id: UUID, policy: Policy, now: datetime) -> Schedule:
+async def put(
+    tx: Tx, handle: str, peer: str, session_id: UUID, key_id: UUID, policy: Policy, now: datetime
+) -> Schedule:
     interval = policy.interval
     row = await tx.fetchrow(
         SQL["put"],
-        *_keyed(one, other, session_id),
+        bucket_of(handle),
+        session_id,
+        handle,
+        peer,
         key_id,
         policy.value,
         None if interval is None else int(interval.total_seconds()),
@@ -41,16 +46,16 @@ async def put(tx: Tx, one: str, other: str, session_id: UUID, key_id: UUID, poli
     return _schedule(row)
 
 
-async def remove(tx: Tx, one: str, other: str) -> UUID | None:
-    removed: UUID | None = await tx.fetchval(SQL["remove"], *_pair(one, other))
+async def remove(tx: Tx, handle: str, peer: str) -> UUID | None:
+    removed: UUID | None = await tx.fetchval(SQL["remove"], bucket_of(handle), handle, peer)
     return removed
 
 
 async def rotated(
     tx: Tx, held: Schedule, key_id: UUID, version: int, now: datetime, following: datetime | None, grace_keys: bytes
 ) -> Schedule:
-    pair = _pair(held.agent_a_nhi, held.agent_b_nhi)
-    row = await tx.fetchrow(SQL["rotated"], *pair, key_id, version, now, following, grace_keys)
+    place = (bucket_of(held.agent_a_nhi), held.agent_a_nhi, held.agent_b_nhi)
+    row = await tx.fetchrow(SQL["rotated"], *place, key_id, version, now, following, grace_keys)
     assert row is not None, "the caller has locked it"
     return _schedule(row)
 
@@ -61,16 +66,6 @@ async def announce_due(tx: Tx, now: datetime, limit: int) -> Sequence[Schedule]:
 
 async def kill(tx: Tx, handle: str, now: datetime) -> None:
     await tx.execute(SQL["kill"], bucket_of(handle), handle, now)
-
-
-def _pair(one: str, other: str) -> tuple[int, str, str]:
-    first, second = sorted((one, other))
-    return bucket_of(first), first, second
-
-
-def _keyed(one: str, other: str, session_id: UUID) -> tuple[int, UUID, str, str]:
-    bucket, first, second = _pair(one, other)
-    return bucket, session_id, first, second
 
 
 def _schedule(row: Row) -> Schedule:

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from uuid import UUID
 
 import msgspec
@@ -21,17 +21,19 @@ from angelia.envelope.bundles import Bundle, Link, OneTimeKey, check_bundle, che
 from angelia.envelope.ids import MAX_HANDLE, KeyType, hot_tag, key_id
 from angelia.envelope.refusals import SignatureFailed
 from angelia.envelope.signing import VerifyingPair
-from angelia.errors import Conflict, InvalidArgument, KeyNotFound, NotFound, Unavailable
+from angelia.errors import Conflict, Denied, InvalidArgument, KeyNotFound, NotFound, Unavailable
 from angelia.keys import schedules_store, store
 from angelia.keys.model import (
     CACHE,
     DESTROY_AFTER,
     KEM_TYPES,
     MOST_ONE_TIME,
+    ONE_TIME_A_PAIR,
     ONE_TIME_ALERT,
     ONE_TIME_BATCH,
     ONE_TIME_LIFE,
     ONE_TIME_USE,
+    ONE_TIME_WINDOW,
     SKEW,
     TYPE_NAMES,
     BundleAnswer,
@@ -56,8 +58,6 @@ from angelia.stores.ledger import Ledger, Tx
 from angelia.stores.wake import Wake, news, topic
 
 LINKS_A_PAGE = 100
-ONE_TIME_A_PAIR = 10
-ONE_TIME_WINDOW = timedelta(hours=1)
 _TICK_BATCH = 500
 
 
@@ -180,7 +180,7 @@ class Keys:
 
     async def bundle(self, name: str, reader: Agent | None, now: datetime) -> bytes:
         """The JSON of an agent's newest bundle; the hot tier has it, or gets it."""
-        agent = await self._readable(name, reader, now)
+        agent = await self.readable(name, reader, now)
         try:
             held = await self._hot.get(agent.handle)
         except Unavailable:
@@ -196,7 +196,7 @@ class Keys:
 
     async def bundle_with_one_time_key(self, name: str, requester: Agent, now: datetime) -> BundleAnswer:
         """The newest bundle and a key for one message; without a key when none is left or the pair had enough."""
-        agent = await self._readable(name, requester, now)
+        agent = await self.readable(name, requester, now)
         async with self._ledger.transaction() as tx:
             newest = _known(await store.newest(tx, agent.handle), agent.handle)
             bundle = newest.link.bundle
@@ -227,7 +227,7 @@ class Keys:
         self, name: str, version: int, reader: Agent | None, now: datetime
     ) -> tuple[list[LinkDocument], bool, list[UUID]]:
         """A page of the bundles after a version, whether there are more, and which keys of the newest are revoked."""
-        agent = await self._readable(name, reader, now)
+        agent = await self.readable(name, reader, now)
         async with self._ledger.reading() as tx:
             newest = _known(await store.newest(tx, agent.handle), agent.handle)
             links = await store.links_since(tx, agent.handle, version, LINKS_A_PAGE + 1)
@@ -238,7 +238,7 @@ class Keys:
         self, name: str, before: tuple[datetime, UUID] | None, limit: int, reader: Agent | None, now: datetime
     ) -> list[Rotation]:
         """The rotations of an agent's keys, newest first."""
-        agent = await self._readable(name, reader, now)
+        agent = await self.readable(name, reader, now)
         async with self._ledger.reading() as tx:
             return await store.rotations(tx, agent.handle, before, limit)
 
@@ -301,7 +301,7 @@ class Keys:
         async with self._ledger.reading() as tx:
             return await store.revoked_since(tx, at, after, limit)
 
-    async def _readable(self, name: str, reader: Agent | None, now: datetime) -> Agent:
+    async def readable(self, name: str, reader: Agent | None, now: datetime) -> Agent:
         """The agent of a name, if the rules let the reader read its keys; an operator, who is no agent, is not asked.
 
         Whoever may not read a name's keys does not learn whether there is such an agent either."""
@@ -311,9 +311,9 @@ class Keys:
             if reader is not None and (agent is None or agent.id != reader.id):
                 asked = Wish(reader.handle, Action.READ_KEYS, name)
                 wish = asked if agent is None else dataclasses.replace(asked, object=agent.handle)
-                if not await self._may_read(tx, wish, now):
+                if not await self._allowed(tx, wish, now):
                     # An id answers like one that nobody has, not by what is denied about the handle behind it.
-                    if wish == asked or not await self._may_read(tx, asked, now):
+                    if wish == asked or not await self._allowed(tx, asked, now):
                         raise policy_service.denial(dataclasses.replace(asked, object=name[:MAX_HANDLE]))
                     agent, wish = None, asked
         if wish is not None:
@@ -324,7 +324,20 @@ class Keys:
             raise agents_service.nobody(name)
         return agent
 
-    async def _may_read(self, tx: Tx, wish: Wish, now: datetime) -> bool:
+    async def meet(self, name: str, reader: Agent, now: datetime) -> None:
+        """Refuse a name whose keys the rules do not let an agent read, unless they let its mail come to the agent.
+
+        An agent that does not exist is refused in the same words."""
+        try:
+            await self.readable(name, reader, now)
+        except Denied:
+            async with self._ledger.reading() as tx:
+                agent = await agents_service.find(tx, name)
+                sends = Wish(name[:MAX_HANDLE] if agent is None else agent.handle, Action.SEND, reader.handle)
+                if not await self._allowed(tx, sends, now):
+                    raise
+
+    async def _allowed(self, tx: Tx, wish: Wish, now: datetime) -> bool:
         [refusal] = await self._policy.check(tx, [wish], now)
         return refusal is None
 

@@ -11,13 +11,14 @@ from angelia.agents import service as agents
 from angelia.agents.model import Agent
 from angelia.audit import service as audit
 from angelia.audit.model import Event
-from angelia.envelope.bundles import FIRST_PREVIOUS, Bundle, KemEntry, Link, Listed, check_rotation
+from angelia.envelope.bundles import BUNDLE_LIFE, FIRST_PREVIOUS, Bundle, KemEntry, Link, Listed, check_rotation
 from angelia.envelope.ids import KeyType, key_id
 from angelia.envelope.jsonform import to_text
 from angelia.envelope.signing import VerifyingPair
 from angelia.errors import ClockSkew, Conflict, InvalidArgument, VersionConflict
 from angelia.keys import store
 from angelia.keys.model import (
+    CACHE,
     SKEW,
     TYPE_NAMES,
     Change,
@@ -122,7 +123,7 @@ class Succession:
     async def _signer(self, tx: Tx, before: Bundle) -> bool:
         """A new signing pair needs the word of the old one; its Ed25519 half signs requests from now on."""
         new, old = self.bundle.signer, before.signer
-        if new.signer_id == old.signer_id:
+        if new.fingerprint == old.fingerprint:
             return False
         if self.reason is None:
             raise Conflict("the bundle has a new signing pair", hint=_ROTATE)
@@ -233,7 +234,7 @@ def check_times(link: Link, now: datetime) -> None:
     """Nothing comes from the future: the clocks of grace and admission start with a bundle.
 
     One from the past only shortens the grace of its own agent's keys, and a chain that was first handed over by
-    hand must find its way here later.
+    hand must find its way here later, with links that have ended or were signed for longer than is usual now.
     """
     for issued_at in (link.bundle.issued_at, *((link.statement.issued_at,) if link.statement else ())):
         ahead = moment(issued_at) - now
@@ -242,8 +243,15 @@ def check_times(link: Link, now: datetime) -> None:
                 f"issued_at is {ahead.total_seconds():.0f} s ahead of this server's clock",
                 hint="run a time service on this machine",
             )
-    if moment(link.bundle.expires_at) <= now:
+    issued, expires = moment(link.bundle.issued_at), moment(link.bundle.expires_at)
+    if issued < now - CACHE:
+        return
+    if expires <= now:
         raise InvalidArgument("the bundle has expired already")
+    if expires - issued > BUNDLE_LIFE:
+        raise InvalidArgument(
+            f"a bundle is good for at most {BUNDLE_LIFE.days} days", hint="sign it again every few days; update Angelia"
+        )
 
 
 def _conflict(before: Bundle | None) -> VersionConflict:

@@ -216,9 +216,11 @@ class Mail:
                 refusals[at] = denial(_wish(offers[at]))  # as if by the rules: whoever is blocked is not told so
             refusals[at] = refusals[at] or standings[at].refusal
         old = [at for at, one in enumerate(standings) if one.stale and refusals[at] is None]
-        answers = await admission.stale(tx, {pairs[at][1] for at in old})
+        unread = await self._policy.check(tx, [Wish(pairs[at][0], Action.READ_KEYS, pairs[at][1]) for at in old], now)
+        readable = {at for at, denied in zip(old, unread, strict=True) if denied is None or len({*pairs[at]}) == 1}
+        answers = await admission.stale(tx, {pairs[at][1] for at in readable})
         for at in old:
-            refusals[at] = answers[pairs[at][1]]
+            refusals[at] = answers[pairs[at][1]] if at in readable else admission.bare_stale(pairs[at][1])
         return [
             refusal or (signer if isinstance(signer, AngeliaError) else _Admitted(signer, standing.one_time))
             for refusal, signer, standing in zip(refusals, signers, standings, strict=True)

@@ -17,6 +17,7 @@ from angelia.envelope.wire import TTL_MAX, decode
 from angelia.errors import AngeliaError
 from angelia.keys.model import moment, unix_ms
 from angelia.mailbox import calyx, private_files
+from angelia.mailbox import identity as identities
 from angelia.mailbox.allowlist import Allowlist
 from angelia.mailbox.calyx import Migrated
 from angelia.mailbox.channels import Channels
@@ -25,9 +26,9 @@ from angelia.mailbox.files import Drawer, Problem
 from angelia.mailbox.identity import Identity
 from angelia.mailbox.inbox import Inbox, Opened
 from angelia.mailbox.kept_out import KeptOut
-from angelia.mailbox.keyfile import LOCAL
 from angelia.mailbox.keyring import Keyring
 from angelia.mailbox.local_key import LocalKey
+from angelia.mailbox.notices import Notices
 from angelia.mailbox.outbox import Outbox
 from angelia.mailbox.receipt_log import Logged, ReceiptLog
 from angelia.mailbox.receiving import Receiver
@@ -50,12 +51,13 @@ class Mailbox:
         self.database = Database(self.directory)
         self._drawers = [Drawer(self.directory / name) for name in ("inbox", "outbox", "dead")]
         inbox_files, outbox_files, dead_files = self._drawers
-        local = LocalKey(identity.unlocked.seeds[LOCAL])
+        local = LocalKey(self.database, identity.unlocked.seeds, lambda: identities.present_seeds(home, identity))
         keyring = Keyring(self.database, local, identity.unlocked.seeds)
         self._log = ReceiptLog(self.directory)
-        self._upkeep = Upkeep(self.database, self._drawers, inbox_files)
-        self.own = OwnKeys(home, identity, self.database, keyring, ttl_max)
-        self.trust = Trust(self.database)
+        self.notices = Notices()
+        self._upkeep = Upkeep(self.database, self._drawers, inbox_files, self.notices)
+        self.own = OwnKeys(home, identity, self.database, keyring, local, ttl_max)
+        self.trust = Trust(self.database, self.notices)
         self.allowlist = Allowlist(self.database, self.trust)
         self.kept_out = KeptOut(self.database)
         self.inbox = Inbox(self.database, local, inbox_files, self._log, self.own)
@@ -171,4 +173,4 @@ class Mailbox:
 
     def take_warnings(self) -> list[str]:
         """What the last operations want somebody to know, once."""
-        return self._upkeep.take_warnings()
+        return [notice.text for notice in self.notices.take()]

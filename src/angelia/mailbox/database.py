@@ -254,4 +254,6 @@ def _refuse_unsafe(directory: int, name: str, shown: Path) -> None:
         return
     if not stat.S_ISREG(status.st_mode):
         raise UnsafeFile(f"{shown} is a symlink or not a regular file, and is not used")
+    if status.st_nlink > 1:
+        raise UnsafeFile(f"{shown} has another name elsewhere (a hard link), by which it could be read and changed")
     private_files.refuse_shared(shown, status, hint=f"chmod 600 {shown}")

@@ -23,10 +23,19 @@ from angelia.envelope.kem import SEED_BYTES, KemPrivateKey
 from angelia.envelope.signing import ED25519_BYTES, ML_DSA_SEED, SigningPair
 from angelia.errors import AlreadyExists, InvalidArgument, NotFound
 from angelia.mailbox import keyfile, private_files
-from angelia.mailbox.keyfile import ED25519, LOCAL, ML_DSA, NEXT, XWING, BrokenKeyFile, PassphrasePrompt, Unlocked
+from angelia.mailbox.keyfile import (
+    ED25519,
+    LOCAL,
+    LOCAL_BYTES,
+    ML_DSA,
+    NEXT,
+    XWING,
+    BrokenKeyFile,
+    PassphrasePrompt,
+    Unlocked,
+)
 
 KEY, CARD = "key", "agent.json"
-LOCAL_BYTES = 32
 _LENGTHS = {ED25519: ED25519_BYTES, ML_DSA: ML_DSA_SEED, XWING: SEED_BYTES[KeyType.XWING], LOCAL: LOCAL_BYTES}
 
 
@@ -140,6 +149,14 @@ def key_file(home: Path, identity: Identity) -> Iterator[KeyFile]:
     """The key file of an open agent, for one process at a time, as it is now."""
     with _locked(home, identity.name) as directory:
         yield KeyFile(directory, home, identity)
+
+
+def present_seeds(home: Path, identity: Identity) -> keyfile.Seeds:
+    """The seeds of an open agent's key file as it is now. Without the lock, for a caller that holds the database's: the
+    file is replaced whole."""
+    with private_files.opened_directory(home / identity.name) as directory:
+        content = private_files.read(directory, KEY, shown=home / identity.name / KEY)
+    return keyfile.unlock_again(content, identity.unlocked.protection).seeds
 
 
 def next_of(identity: Identity) -> Identity:

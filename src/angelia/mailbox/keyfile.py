@@ -18,8 +18,10 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from angelia.errors import AngeliaError, InvalidArgument
 
 VERSION = 1
-# The seeds by name. `local` encrypts the mailbox's rows and never changes; `next.` are those of a rotation under way.
+# The seeds by name. `local` encrypts the mailbox's rows, and is replaced in an emergency only; `next.` are those of a
+# rotation under way.
 ED25519, ML_DSA, XWING, LOCAL, NEXT = "ed25519", "ml_dsa_65", "xwing", "local", "next."
+LOCAL_BYTES = 32
 SCRYPT_N, SCRYPT_R, SCRYPT_P = 2**17, 8, 1
 # A tampered file must not make its reader take all memory: 128 * n * r bytes.
 MOST_N, MOST_R, MOST_P = 2**20, 8, 4

@@ -1,16 +1,36 @@
-"""Contents and private keys in the database are encrypted under the agent's local key, each bound to its row."""
+"""Contents and private keys in the database are encrypted under the agent's local key, each bound to its row.
+
+An emergency rotation replaces that key too. Both keys lie in the key file until every row is under the new one:
+
+    the key file gets `next.local`     then the database names it, and what is written from now on is under it
+    rows are encrypted again, some at a time     then the key file promotes `next.local`, and the old key is gone
+
+A crash anywhere leaves rows under two keys that are both at hand; the whole is done again from the beginning.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Callable
 from typing import NamedTuple
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from angelia.mailbox.database import BrokenDatabase
+from angelia.mailbox.database import SQL, BrokenDatabase, Database, write_meta
+from angelia.mailbox.keyfile import LOCAL, NEXT, Seeds
 
 NONCE = 12
+# The tables with columns under the local key, and the statements that read and write those.
+TABLES = {
+    "inbox": ("inbox_sealed", "inbox_seal_again"),
+    "outbox": ("outbox_sealed", "outbox_seal_again"),
+    "kem_keys": ("kem_keys_sealed", "kem_keys_seal_again"),
+    "channel_keys": ("channel_keys_sealed", "channel_keys_seal_again"),
+}
+_NAMED = "local_key"
+_TOGETHER = 100  # rows of one transaction: another process waits no longer than that
 
 
 class Kept(NamedTuple):
@@ -21,23 +41,86 @@ class Kept(NamedTuple):
 
 
 class LocalKey:
-    """AES-256-GCM with a fresh nonce; table and row id are authenticated, so that no row passes for another."""
+    """AES-256-GCM with a fresh nonce; table and row id are authenticated, so that no row passes for another.
 
-    def __init__(self, key: bytes) -> None:
-        self._cipher = AESGCM(key)
+    `reread` gives the seeds of the key file as it is now: another process may have replaced the key."""
+
+    def __init__(self, database: Database, seeds: Seeds, reread: Callable[[], Seeds]) -> None:
+        self._database = database
+        self._reread = reread
+        self._ciphers: dict[str, AESGCM] = {}
+        self.take_seeds(seeds)
+
+    def take_seeds(self, seeds: Seeds) -> None:
+        """The keys of the key file as it is now."""
+        keys = [seeds[name] for name in (LOCAL, NEXT + LOCAL) if name in seeds]
+        self._ciphers = {_id(key): AESGCM(key) for key in keys}
+        self._first = _id(seeds[LOCAL])
 
     def encrypt(self, table: str, row: str, plain: bytes) -> Kept:
+        """Encrypt for a row, inside the transaction that writes it: so the key is the one that the database names."""
         nonce = os.urandom(NONCE)
-        return Kept(nonce, self._cipher.encrypt(nonce, plain, _bound_to(table, row)))
+        return Kept(nonce, self._present().encrypt(nonce, plain, _bound_to(table, row)))
 
     def decrypt(self, table: str, row: str, nonce: bytes, content: bytes) -> bytes:
-        try:
-            return self._cipher.decrypt(nonce, content, _bound_to(table, row))
-        except InvalidTag as error:
-            raise BrokenDatabase(
-                f"a row of {table} does not open with this agent's local key",
-                hint="key file and mailbox belong together: put both back from the same back-up",
-            ) from error
+        opened = self._opened(nonce, content, _bound_to(table, row))
+        if opened is None:
+            self.take_seeds(self._reread())
+            opened = self._opened(nonce, content, _bound_to(table, row))
+        if opened is None:
+            raise _not_ours(table)
+        return opened
+
+    def replace(self, seeds: Seeds) -> None:
+        """Put every row under the key that the seeds have as `next`; nothing to do without one."""
+        if NEXT + LOCAL not in seeds:
+            return
+        self.take_seeds(seeds)
+        with self._database.transaction() as tx:
+            write_meta(tx, _NAMED, _id(seeds[NEXT + LOCAL]))
+        for table in TABLES:
+            after = ""
+            while (last := self._sealed_again(table, after)) is not None:
+                after = last
+
+    def _sealed_again(self, table: str, after: str) -> str | None:
+        """Some rows after one; the last of them."""
+        read, write = TABLES[table]
+        with self._database.transaction() as tx:
+            found = tx.execute(SQL[read], (after, _TOGETHER)).fetchall()
+            for key, bound, nonce, content in found:
+                plain = self.decrypt(table, bound, nonce, content)
+                tx.execute(SQL[write], (*self.encrypt(table, bound, plain), key))
+        return str(found[-1][0]) if found else None
+
+    def _present(self) -> AESGCM:
+        found = self._database.row("read_meta", _NAMED)
+        named = self._first if found is None else str(found[0])
+        if named not in self._ciphers:
+            self.take_seeds(self._reread())
+        if named not in self._ciphers:
+            raise _not_ours("the mailbox")
+        return self._ciphers[named]
+
+    def _opened(self, nonce: bytes, content: bytes, bound_to: bytes) -> bytes | None:
+        for cipher in self._ciphers.values():
+            try:
+                return cipher.decrypt(nonce, content, bound_to)
+            except InvalidTag:
+                continue
+        return None
+
+
+def _not_ours(table: str) -> BrokenDatabase:
+    return BrokenDatabase(
+        f"a row of {table} does not open with this agent's local key",
+        hint="key file and mailbox belong together: put both back from the same back-up",
+    )
+
+
+def _id(key: bytes) -> str:
+    """What stands for a local key in the database; a hash of random bytes tells nothing of them."""
+    return hashlib.sha256(b"angelia/v1/local-key-id\0" + key).hexdigest()
 
 
 def _bound_to(table: str, row: str) -> bytes:

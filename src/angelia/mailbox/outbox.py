@@ -18,7 +18,7 @@ from angelia.envelope.sealing import Letter
 from angelia.envelope.wire import TTL_DEFAULT, TTL_MAX, Compression, Envelope, Priority, Suite
 from angelia.errors import Conflict, InvalidArgument, KeyRevoked, KeyStale
 from angelia.keys.model import ONE_TIME_LIFE, moment, unix_ms
-from angelia.mailbox.database import SQL, Database, Tx, ago, stamp, unstamp
+from angelia.mailbox.database import SQL, Database, Tx, stamp, unstamp
 from angelia.mailbox.files import Drawer, Problem
 from angelia.mailbox.inbox import PAGE, resolve
 from angelia.mailbox.local_key import LocalKey
@@ -308,11 +308,7 @@ class Outbox:
             raise UnknownSigner(f"{nhi} is not pinned yet, so nothing is sealed to it", hint=f"angelia key pin {nhi}")
         if bundle.hash != pin.bundle_hash:
             raise UntrustedBundle(f"bundle {bundle.bundle_version} of {nhi} is not the one that was checked last")
-        if moment(bundle.expires_at) <= now:
-            raise KeyStale(
-                f"the key bundle of {nhi} expired {ago(moment(bundle.expires_at), now)} ago",
-                hint=f"{nhi} runs `angelia key rotate`",
-            )
+        self._trust.check_age(bundle, now)
         key = bundle.best_key(unix_ms(now)) if one_time is None else _one_time(one_time, bundle, pin, now)
         if key is None:
             raise KeyStale(

@@ -25,7 +25,7 @@ class UnsafeFile(AngeliaError):
 def make_directory(path: Path) -> None:
     """Make a directory that is ours alone, with its parents; others must not be able to write to it."""
     path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-    _refuse_writable_by_others(path, path.stat())
+    _refuse_changed_by_others(path, path.stat())
 
 
 def make_below(path: Path) -> None:
@@ -49,11 +49,16 @@ def check_directory(path: Path) -> None:
 
 def refuse_shared(path: Path, status: os.stat_result, *, hint: str) -> None:
     """Refuse what another user owns, or anybody else may read or change."""
-    if status.st_uid != os.geteuid():
-        raise UnsafeFile(f"{path} belongs to another user")
+    refuse_foreign(path, status)
     if status.st_mode & 0o077:
         mode = stat.S_IMODE(status.st_mode)
         raise UnsafeFile(f"{path} may be read or changed by others (mode {mode:04o})", hint=hint)
+
+
+def refuse_foreign(path: Path, status: os.stat_result) -> None:
+    """Refuse what belongs to another user, who can put anything there at any time. Root may open it, and must not."""
+    if status.st_uid != os.geteuid():
+        raise UnsafeFile(f"{path} belongs to another user", hint="run this as that user, or make agents of your own")
 
 
 @contextmanager
@@ -65,7 +70,7 @@ def opened_directory(path: Path, *, within: int | None = None) -> Iterator[int]:
     except OSError as error:
         raise explained(path, error) from error
     try:
-        _refuse_writable_by_others(path, os.fstat(descriptor))
+        _refuse_changed_by_others(path, os.fstat(descriptor))
         yield descriptor
     finally:
         os.close(descriptor)
@@ -82,11 +87,7 @@ def read(directory: int, name: str, *, shown: Path, most: int = 1 << 20) -> byte
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise UnsafeFile(f"{shown} is not a regular file")
-        if status.st_mode & 0o077:
-            raise UnsafeFile(
-                f"{shown} may be read or changed by others (mode {stat.S_IMODE(status.st_mode):04o})",
-                hint=f"chmod 600 {shown}",
-            )
+        refuse_shared(shown, status, hint=f"chmod 600 {shown}")
         if status.st_size > most:
             raise UnsafeFile(f"{shown} has {status.st_size:,} bytes, more than such a file can have")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
@@ -135,7 +136,8 @@ def exists(directory: int, name: str) -> bool:
     return True
 
 
-def _refuse_writable_by_others(path: Path, status: os.stat_result) -> None:
+def _refuse_changed_by_others(path: Path, status: os.stat_result) -> None:
+    refuse_foreign(path, status)
     if status.st_mode & 0o022:
         raise UnsafeFile(f"{path} can be changed by others, so keys in it are not safe", hint=f"chmod 700 {path}")
 

@@ -5,6 +5,7 @@ Private halves are durable before anything that names them is published, and sta
     begin    the key file gets `next.` seeds     then the signed link is kept as pending
     publish  (whoever talks to the server)
     finish   the old KEM key becomes a row       then the key file promotes `next.`     then the chain moves on
+             (in an emergency the rows are put under a new local key before that)
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from enum import Enum
 from pathlib import Path
 from uuid import UUID
 
 import msgspec
 
-from angelia.envelope.bundles import DEFAULT_SUITES, Bundle, Link, OneTimeKey, sign_one_time_key
+from angelia.envelope.bundles import DEFAULT_SUITES, Bundle, Link, Listed, OneTimeKey, sign_one_time_key
 from angelia.envelope.ids import KeyType
 from angelia.envelope.kem import KemPrivateKey, KemPublicKey
 from angelia.envelope.signing import VerifyingPair
@@ -40,20 +42,36 @@ from angelia.keys.model import (
 )
 from angelia.mailbox import identity as identities
 from angelia.mailbox import succession
-from angelia.mailbox.database import SQL, Database, Tx, stamp, write_meta
+from angelia.mailbox.database import SQL, Database, Tx, stamp, unstamp, write_meta
 from angelia.mailbox.identity import KEY, Identity, KeyFile
 from angelia.mailbox.keyfile import XWING
 from angelia.mailbox.keyring import Keyring
+from angelia.mailbox.local_key import LocalKey
 from angelia.mailbox.succession import Plan
 
 # A server takes a bundle that was issued within SKEW of its clock; an older link is signed anew, over the same keys.
 SIGNED_ANEW_AFTER = SKEW / 2
 # One message each, which any server may have kept for as long as any setting allows.
 ONE_TIME_DESTROY_AFTER = ONE_TIME_LIFE + ONE_TIME_USE + timedelta(seconds=TTL_CEILING) + SKEW
+# While an agent is in use its bundle is never older than that, so that a sender who is shown an older one may wonder.
+SIGNED_EVERY = timedelta(days=3)
+# What a thief of the KEM key can read ends here, save for the keys in grace.
+ROTATED_EVERY = timedelta(days=7)
+# The server is asked how many one-time keys it has left: daily, and more often when few are left here.
+ONE_TIME_COUNTED_EVERY, ONE_TIME_COUNTED_AGAIN = timedelta(days=1), timedelta(hours=1)
+_RETRIED_AFTER = timedelta(minutes=10)
 _LATEST = unix_ms(datetime(9999, 1, 1, tzinfo=UTC))
 _PENDING, _UNCONFIRMED, _REVOKED = "pending_rotation", "first_bundle_unconfirmed", "revoked_keys"
+_COUNTED = "one_time_keys_counted"
 # Whose next pair signs, in this thread or task alone: what others send meanwhile is signed by the present pair.
 _acting: ContextVar[tuple[OwnKeys, Identity] | None] = ContextVar("acting", default=None)
+
+
+class Due(Enum):
+    """What an agent's newest bundle needs."""
+
+    SIGNATURES = "signatures"
+    KEY = "key"
 
 
 class _PendingRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,14 +93,22 @@ class OwnKeys:
     """The public side of this agent, and the private keys behind it."""
 
     def __init__(
-        self, home: Path, identity: Identity, database: Database, keyring: Keyring, ttl_max: int = TTL_MAX
+        self,
+        home: Path,
+        identity: Identity,
+        database: Database,
+        keyring: Keyring,
+        local: LocalKey,
+        ttl_max: int = TTL_MAX,
     ) -> None:
         self._home = home
         self._database = database
         self._keyring = keyring
+        self._local = local
         # The longest that an envelope can need a replaced key: sealed from a copy of an hour ago, opened at its end.
         self._destroy_after = max(GRACE, timedelta(seconds=ttl_max)) + CACHE + SKEW
         self._read: tuple[int, int] | None = None
+        self._nothing_due_before = self._left_alone_until = datetime.min.replace(tzinfo=UTC)
         self.identity = identity
         self.refresh()
 
@@ -138,6 +164,42 @@ class OwnKeys:
         if pending is not None and moment(pending.link.bundle.issued_at) <= at + SKEW:
             masks.append(pending.plan.suites)  # it may have been published already
         return any(mask & suite.bit for mask in masks)
+
+    def due(self, now: datetime) -> Due | None:
+        """What the newest bundle needs now, of an agent that has one."""
+        if now < self._nothing_due_before or (newest := self.newest()) is None:
+            return None
+        bundle = newest.bundle
+        made_at = min(entry.created_at for entry in bundle.kem_keys if entry.status is Listed.ACTIVE)
+        key_due, signatures_due = moment(made_at) + ROTATED_EVERY, moment(bundle.issued_at) + SIGNED_EVERY
+        if bundle.expires_at > bundle.not_after:  # an earlier release signed it, for a year
+            signatures_due = moment(bundle.issued_at)
+        if now >= key_due:
+            return Due.KEY
+        if now >= signatures_due:
+            return Due.SIGNATURES
+        self._nothing_due_before = min(key_due, signatures_due)
+        return None
+
+    def put_off(self, now: datetime) -> None:
+        """What was due could not be done now, and is left alone for a while."""
+        self._left_alone_until = now + _RETRIED_AFTER
+
+    def left_alone(self, now: datetime) -> bool:
+        return now < self._left_alone_until
+
+    def one_time_count_due(self, now: datetime, low: int) -> bool:
+        """Whether to ask the server how many one-time keys it has left. Here are at least as many: those that were
+        handed out and never used stay."""
+        counted = self._database.row("read_meta", _COUNTED)
+        if counted is None or (age := now - unstamp(counted[0])) < ONE_TIME_COUNTED_AGAIN:
+            return False
+        (left,) = self._database.row("count_one_time", stamp(now - ONE_TIME_LIFE))
+        return left <= low or age >= ONE_TIME_COUNTED_EVERY
+
+    def one_time_counted(self, now: datetime) -> None:
+        with self._database.transaction() as tx:
+            write_meta(tx, _COUNTED, stamp(now))
 
     def pairs(self) -> dict[UUID, VerifyingPair]:
         """The pairs that sign or signed for this agent, by their ids."""
@@ -243,6 +305,7 @@ class OwnKeys:
                 _set_pending(tx, Pending(pending.plan, link, accepted=True))
                 if not pending.plan.emergency:
                     self._keep_replaced(tx, file, link.bundle)
+            self._local.replace(file.seeds)
             self._take(file.write(succession.promoted(file.seeds)))
             with self._database.transaction() as tx:
                 _add_own(tx, link)
@@ -290,6 +353,7 @@ class OwnKeys:
     def _take(self, identity: Identity) -> None:
         self.identity = identity
         self._keyring.take_seeds(identity.unlocked.seeds)
+        self._local.take_seeds(identity.unlocked.seeds)
 
     def _signed_again(self, file: KeyFile, before: Bundle, pending: Pending, now: datetime) -> Link:
         revoked = self._revoked()

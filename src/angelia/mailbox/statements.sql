@@ -260,6 +260,40 @@ DELETE FROM allowlist WHERE nhi = ? RETURNING fingerprint
 SELECT fingerprint, nhi, label, added_at FROM allowlist ORDER BY nhi, added_at, fingerprint
 
 
+-- local_key.py: what lies under the local key, by table. The order is that of the rows' own keys; each gives the key,
+-- what its content is bound to, nonce and content.
+
+-- name: inbox_sealed
+SELECT replay_key, replay_key, body_nonce, body FROM inbox WHERE replay_key > ? ORDER BY replay_key LIMIT ?
+
+-- name: inbox_seal_again
+-- destroys
+UPDATE inbox SET body_nonce = ?, body = ? WHERE replay_key = ?
+
+-- name: outbox_sealed
+SELECT replay_key, replay_key, body_nonce, body FROM outbox
+WHERE body IS NOT NULL AND replay_key > ? ORDER BY replay_key LIMIT ?
+
+-- name: outbox_seal_again
+-- destroys
+UPDATE outbox SET body_nonce = ?, body = ? WHERE replay_key = ?
+
+-- name: kem_keys_sealed
+SELECT key_id, key_id, seed_nonce, seed FROM kem_keys WHERE key_id > ? ORDER BY key_id LIMIT ?
+
+-- name: kem_keys_seal_again
+-- destroys
+UPDATE kem_keys SET seed_nonce = ?, seed = ? WHERE key_id = ?
+
+-- name: channel_keys_sealed
+SELECT channel_id || '/' || key_id, key_id, secret_nonce, secret FROM channel_keys
+WHERE channel_id || '/' || key_id > ? ORDER BY 1 LIMIT ?
+
+-- name: channel_keys_seal_again
+-- destroys
+UPDATE channel_keys SET secret_nonce = ?, secret = ? WHERE channel_id || '/' || key_id = ?
+
+
 -- keyring.py and rotation.py
 
 -- name: kem_key
@@ -274,6 +308,9 @@ ON CONFLICT (key_id) DO UPDATE SET
 -- name: use_one_time
 -- destroys
 DELETE FROM kem_keys WHERE key_id = ? AND usage = 'one_time' RETURNING 1
+
+-- name: count_one_time
+SELECT count(*) FROM kem_keys WHERE usage = 'one_time' AND created_at > ?
 
 -- name: something_overdue
 SELECT 1 WHERE EXISTS (SELECT 1 FROM kem_keys WHERE destroy_at <= ?1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from datetime import datetime
 from uuid import UUID
@@ -28,7 +29,7 @@ from angelia.envelope.signing import SigningPair
 from angelia.envelope.wire import Suite
 from angelia.errors import InvalidArgument
 from angelia.keys.model import GRACE, unix_ms
-from angelia.mailbox.keyfile import ED25519, ML_DSA, NEXT, XWING, Seeds
+from angelia.mailbox.keyfile import ED25519, LOCAL, LOCAL_BYTES, ML_DSA, NEXT, XWING, Seeds
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +42,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     # Of an emergency, for whoever finishes it: the reason, and since when the keys may be stolen.
     why: str = ""
     compromised_since: datetime | None = None
+
+    @property
+    def renews(self) -> bool:
+        """Whether it replaces no key: the same ones are signed again, so that others see that they still stand."""
+        return not self.kem and not self.signer
 
     def covers(self, *, signer: bool, emergency: bool) -> bool:
         """Whether finishing this rotation also does what is asked for. Only an emergency cannot wait for the next."""
@@ -102,9 +108,10 @@ def with_next(seeds: Seeds, plan: Plan) -> dict[str, bytes]:
 
     An emergency makes its own: whoever read the key file has what lay there.
     """
-    made = {NEXT + XWING: KemPrivateKey.generate(KeyType.XWING).seed}
+    made = {NEXT + XWING: KemPrivateKey.generate(KeyType.XWING).seed, NEXT + LOCAL: os.urandom(LOCAL_BYTES)}
     made[NEXT + ED25519], made[NEXT + ML_DSA] = SigningPair.generate().seeds
     wanted = ([NEXT + XWING] if plan.kem else []) + ([NEXT + ED25519, NEXT + ML_DSA] if plan.signer else [])
+    wanted += [NEXT + LOCAL] if plan.emergency else []
     found = {} if plan.emergency else seeds
     return without_next(seeds) | {name: found.get(name, made[name]) for name in wanted}
 

@@ -16,9 +16,15 @@ import msgspec
 from angelia.envelope.bundles import Bundle, Link, Trusted, UntrustedBundle, check_bundle, follow, trusted_by
 from angelia.envelope.refusals import NotAllowed, SignatureFailed, UnknownSigner
 from angelia.envelope.signing import VerifyingPair, parse_pair
+from angelia.errors import KeyStale
 from angelia.keys.model import CACHE, SKEW, LinkDocument, link_document, moment, parse_link
-from angelia.mailbox.database import SQL, Database, Tx, stamp, unstamp
+from angelia.mailbox.database import SQL, Database, Tx, ago, stamp, unstamp
+from angelia.mailbox.notices import Kind, Notices
 
+# When a sender wonders why a bundle was not signed again.
+OLD_AFTER = timedelta(days=7)
+# A bundle from the future would end too late; clocks that differ by less are told of by the server.
+_AHEAD = timedelta(days=1)
 # When a bundle was fetched that no server gave: too long ago to be used without asking one.
 NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -72,8 +78,10 @@ class KnownBundle:
 class Trust:
     """Pins, pairs that were replaced, and the newest bundle of every agent that is pinned."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, notices: Notices) -> None:
         self._database = database
+        self._notices = notices
+        self._no_one_time_until: dict[str, datetime] = {}
 
     def pin(self, nhi: str) -> Pin | None:
         found = self._database.row("pin", nhi)
@@ -85,11 +93,18 @@ class Trust:
     def pin_first(self, link: Link, now: datetime, revoked: Sequence[UUID] | None = ()) -> Pin:
         """Believe an agent that was not known before (trust on first use); one that is known goes on from its pin."""
         check_bundle(link.bundle)
+        nhi = link.bundle.agent_nhi
         with self._database.transaction() as tx:
-            if _read_pin(tx, link.bundle.agent_nhi) is None:
+            met = _read_pin(tx, nhi) is None
+            if met:
                 _set_pin(tx, trusted_by(link.bundle), TrustedBy.FIRST_USE, now)
                 _set_bundle(tx, link, revoked, now)
-        return self.advance(link.bundle.agent_nhi, [link], now, revoked)
+        if met:
+            seen = link.bundle.signer.fingerprint
+            self._notices.tell(
+                Kind.FIRST_CONTACT, f"first contact with {nhi}, fingerprint {seen}; compare it by another way"
+            )
+        return self.advance(nhi, [link], now, revoked)
 
     def advance(self, nhi: str, links: Sequence[Link], now: datetime, revoked: Sequence[UUID] | None = ()) -> Pin:
         """Follow an agent's chain from its pin to the newest link; the pin's own bundle may come first.
@@ -105,9 +120,9 @@ class Trust:
             reached = follow(pin.trusted, ahead)
             signers = itertools.pairwise([pin.signer, *(link.bundle.signer for link in ahead)])
             for (old, new), link in zip(signers, ahead, strict=True):
-                if link.statement is not None and old.signer_id != new.signer_id:
+                if link.statement is not None and old.fingerprint != new.fingerprint:
                     _succeed(tx, nhi, old, new, min(moment(link.statement.issued_at), now), now)
-            rotated = reached.signer.signer_id != pin.signer.signer_id
+            rotated = reached.signer.fingerprint != pin.signer.fingerprint
             _set_pin(tx, reached, TrustedBy.ROTATION if rotated else pin.trusted_by, now if rotated else pin.pinned_at)
             if links:
                 _set_bundle(tx, links[-1], revoked, now)
@@ -124,7 +139,7 @@ class Trust:
         nhi = link.bundle.agent_nhi
         with self._database.transaction() as tx:
             before = _read_pin(tx, nhi)
-            if before is not None and before.signer.signer_id != link.bundle.signer.signer_id:
+            if before is not None and before.fingerprint != link.bundle.signer.fingerprint:
                 tx.execute(SQL["drop_former"], (nhi,))
             elif before is not None and link.bundle.bundle_version < before.bundle_version:
                 raise _rolled_back(before, link.bundle)
@@ -163,6 +178,32 @@ class Trust:
         if max_age is not None and not -SKEW <= now - fetched_at < max_age:
             return None
         return KnownBundle(parse_link(msgspec.json.decode(link, type=LinkDocument)), frozenset(revoked), fetched_at)
+
+    def check_age(self, bundle: Bundle, now: datetime) -> None:
+        """Before something is sealed to a bundle: an agent in use signs it again every few days, so that an old one
+        may hide a newer one. It is used with a warning, and refused after its end."""
+        nhi, issued_at, not_after = bundle.agent_nhi, moment(bundle.issued_at), moment(bundle.not_after)
+        if not_after <= now:
+            raise KeyStale(
+                f"the key bundle of {nhi} expired {ago(not_after, now)} ago",
+                hint=f"{nhi} runs `angelia key publish`; if it did, the server withholds its keys",
+            )
+        if issued_at > now + _AHEAD:
+            raise KeyStale(f"the key bundle of {nhi} was issued later than now", hint="compare the two clocks")
+        if now - issued_at > OLD_AFTER:
+            age, end = ago(issued_at, now), stamp(not_after)[:10]
+            self._notices.tell(
+                Kind.WARNING,
+                f"the newest keys of {nhi} that were shown here are {age} old: it was away since, or newer ones are "
+                f"withheld. They are used until {end}",
+            )
+
+    def may_ask_one_time(self, nhi: str, now: datetime) -> bool:
+        """Whether a one-time key of an agent may be had again; there was none a short while ago otherwise."""
+        return now >= self._no_one_time_until.get(nhi, now)
+
+    def no_one_time(self, nhi: str, until: datetime) -> None:
+        self._no_one_time_until[nhi] = until
 
     def drop_bundle(self, nhi: str) -> None:
         """Forget a bundle that a server called stale or revoked; the pin stays."""

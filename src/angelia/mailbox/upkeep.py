@@ -9,6 +9,7 @@ from angelia.keys.model import SKEW
 from angelia.mailbox import channels, replay
 from angelia.mailbox.database import SQL, Database, stamp, unstamp, write_meta
 from angelia.mailbox.files import Drawer
+from angelia.mailbox.notices import Kind, Notices
 from angelia.mailbox.replay import RETENTION_HOURS, Pruned
 
 _CLOCK = "clock_shown"
@@ -19,11 +20,11 @@ _CHUNK = 1_000
 class Upkeep:
     """Runs at the start and, cheaply, with every operation that writes."""
 
-    def __init__(self, database: Database, drawers: Sequence[Drawer], inbox: Drawer) -> None:
+    def __init__(self, database: Database, drawers: Sequence[Drawer], inbox: Drawer, notices: Notices) -> None:
         self._database = database
         self._drawers = drawers
         self._inbox = inbox
-        self._warnings: list[str] = []
+        self._notices = notices
 
     def start(self, now: datetime) -> None:
         self._tidy(now)
@@ -50,11 +51,6 @@ class Upkeep:
             drawer.sweep(now)
         return pruned
 
-    def take_warnings(self) -> list[str]:
-        """What somebody should be told, once."""
-        taken, self._warnings = self._warnings, []
-        return taken
-
     def _reached(self, now: datetime) -> datetime | None:
         """A time that has surely come: the clock showed it, and at least an hour later it has not gone back.
 
@@ -78,5 +74,5 @@ class Upkeep:
 
     def _tidy(self, now: datetime) -> None:
         warning = self.prune(now).warning
-        if warning is not None and warning not in self._warnings:
-            self._warnings.append(warning)
+        if warning is not None:
+            self._notices.tell(Kind.WARNING, warning)
