@@ -12,6 +12,7 @@ from angelia.mailbox import identity
 from angelia.mailbox.box import Mailbox
 from client.letters import now
 from client.recorder import Recorder, recording
+from liar import Liar, lying
 from people import NO_LIMITS, Person
 from processes import ServerProcess
 
@@ -66,6 +67,19 @@ def join(server: ServerProcess, tmp_path: Path) -> Iterator[Callable[..., Person
         person.close()
 
 
+@pytest.fixture(scope="session")
+def _relay(server: ServerProcess) -> Iterator[Liar]:
+    with lying(server.start_url) as liar:
+        yield liar
+
+
+@pytest.fixture
+def liar(_relay: Liar) -> Liar:
+    """A relay in front of the real server that lies when it is told to."""
+    _relay.honest()
+    return _relay
+
+
 @pytest.fixture
 def short_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few one-time keys, and no pauses to speak of."""
@@ -90,3 +104,18 @@ def alice(acquainted: tuple[Person, Person]) -> Person:
 @pytest.fixture
 def bob(acquainted: tuple[Person, Person]) -> Person:
     return acquainted[1]
+
+
+@pytest.fixture
+def deceived(short_work: None, liar: Liar, tmp_path: Path) -> Iterator[tuple[Person, Person]]:
+    """Alice and Bob, who open each other's mail and know the server by way of the liar alone."""
+    made = [Person(liar.url, tmp_path / "homes", name) for name in ("alice", "bob")]
+    for person in made:
+        person.register()
+        person.client.publish_keys(person.mailbox)
+    alice, bob = made
+    bob.allow(alice)
+    alice.allow(bob)
+    yield alice, bob
+    for person in made:
+        person.close()
