@@ -51,7 +51,7 @@ def test_a_clock_that_ran_ahead_for_a_moment_destroys_nothing(
     assert [one.replay_key for one in alice.outbox.due(NOW + DAY)] == [unsent]
     known = alice.trust.bundle("bob", NOW, max_age=None)
     assert known is not None
-    alice.outbox.reseal(unsent, known.link, NOW + DAY, new_id=False)
+    alice.outbox.reseal(unsent, known.link, NOW + DAY)
 
 
 def test_a_clock_that_runs_ahead_again_and_again_destroys_nothing(alice: Mailbox, bob: Mailbox, unsent: str) -> None:

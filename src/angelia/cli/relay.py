@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from angelia.cli.errors import exit_code, one_of
@@ -83,7 +83,7 @@ def withdraw(session: Session, mailbox: Mailbox, id_: str) -> None:
     """Take a message back, from the server as well if that has it."""
     row = mailbox.outbox.outgoing(id_)
     if mailbox.identity.id is None:
-        mailbox.outbox.withdraw(row.replay_key)
+        mailbox.outbox.withdraw(row.replay_key, datetime.now(UTC))
     else:
         session.as_agent(mailbox).withdraw(mailbox, row.replay_key)
     taken_back = Withdrawn(replay_key=row.replay_key, message_id=str(row.message_id), recipient=row.recipient)

@@ -15,25 +15,30 @@ from angelia.envelope.bundles import Bundle, Link, OneTimeKey, UntrustedBundle, 
 from angelia.envelope.kem import KemPublicKey
 from angelia.envelope.refusals import Expired, InvalidKey, UnknownSigner
 from angelia.envelope.sealing import Letter
-from angelia.envelope.wire import TTL_DEFAULT, TTL_MAX, Compression, Envelope, Priority, Suite
-from angelia.errors import Conflict, InvalidArgument, KeyRevoked, KeyStale
-from angelia.keys.model import ONE_TIME_LIFE, moment, unix_ms
+from angelia.envelope.wire import TTL_DEFAULT, TTL_MAX, Compression, Envelope, Header, Priority, Suite
+from angelia.errors import AngeliaError, Conflict, InvalidArgument, KeyRevoked, KeyStale
+from angelia.keys.model import ONE_TIME_LIFE, SKEW, moment, unix_ms
 from angelia.mailbox.database import SQL, Database, Tx, ago, stamp, unstamp
 from angelia.mailbox.files import Drawer, Problem
 from angelia.mailbox.inbox import PAGE, resolve
 from angelia.mailbox.local_key import LocalKey
 from angelia.mailbox.rotation import OwnKeys
 from angelia.mailbox.trust import Pin, Trust
-from angelia.mailbox.upkeep import Upkeep
+from angelia.mailbox.upkeep import KEPT_AFTER_END, Upkeep
 
 LONGEST_WAIT = timedelta(minutes=5)
-# How long after its end news of a message may still come.
-FOLLOWED = timedelta(days=1)
+# How long after its end news of a message may still come; so long its content is kept.
+FOLLOWED = KEPT_AFTER_END
+# How often one message is sealed again, over its whole life.
+MOST_RESEALS = 5
+WITHDRAWN = "withdrawn"  # the reason of a message that its sender took back
+_LONGEST_REASON = 500
 _NEWEST = ("~", "~")
 
 
 class Sent(StrEnum):
-    """How far a message has come."""
+    """How far a message has come. DELIVERED, READ and FAILED are the recipient's signed word, or FAILED is the sender's
+    own, who took it back; what the server says by itself is in `Outgoing.said`."""
 
     STORED = "stored"
     QUEUED = "queued"
@@ -45,13 +50,19 @@ class Sent(StrEnum):
 
 
 # There is no way back: what is not named here is ignored, so that news may come twice or out of order.
+_SIGNED = {Sent.DELIVERED, Sent.READ, Sent.FAILED}
 _ONWARD = {
-    Sent.STORED: {Sent.QUEUED, Sent.DELIVERED, Sent.READ, Sent.EXPIRED, Sent.FAILED},
-    Sent.QUEUED: {Sent.DELIVERED, Sent.READ, Sent.EXPIRED, Sent.FAILED},
+    Sent.STORED: {Sent.QUEUED, *_SIGNED},
+    Sent.QUEUED: _SIGNED,
+    Sent.EXPIRED: _SIGNED,
     Sent.DELIVERED: {Sent.READ, Sent.FAILED},
 }
-# A failed message keeps its plaintext until it expires: it may be sealed again.
-_NEEDS_NO_BODY = {Sent.DELIVERED, Sent.READ, Sent.EXPIRED}
+
+
+class SealStands(AngeliaError):
+    """The message is not sealed again: nothing that its recipient signed asks for it"""
+
+    code = "seal_stands"
 
 
 class Wishes(TypedDict, total=False):
@@ -126,7 +137,34 @@ class Outgoing:
     status: Sent
     attempts: int
     next_try_at: datetime | None
-    resealable: bool
+    resealable: bool  # its content is kept
+    said: Sent | None  # what the server says, which the recipient has not signed
+    said_reason: str
+    said_at: datetime | None
+    withdraw_asked_at: datetime | None
+    reseals: int
+    bundle_version: int
+    waits_for: str
+
+    @property
+    def withdrawn(self) -> bool:
+        """Whether its sender took it back."""
+        return self.status is Sent.FAILED and self.withdraw_asked_at is not None
+
+    @property
+    def onward(self) -> set[Sent]:
+        """What may become of it. A failure that the recipient did not sign is no end."""
+        if self.status is Sent.FAILED and (self.resealable or self.withdrawn):
+            return _SIGNED
+        return _ONWARD.get(self.status, set())
+
+    def untrue(self, said: Sent, reason: str, at: datetime) -> str | None:
+        """Why a server's word cannot be true, by what the sender itself knows."""
+        if said is Sent.EXPIRED and at < self.expires_at - SKEW:
+            return f"the server says that it has expired, which it does not before {stamp(self.expires_at)[:19]}Z"
+        if said is Sent.FAILED and reason == WITHDRAWN and self.withdraw_asked_at is None:
+            return "the server says that it was withdrawn, and this agent never asked for that"
+        return None
 
 
 class Outbox:
@@ -167,7 +205,7 @@ class Outbox:
         self._upkeep.tend(now)
         letter = self._letter(draft, now)
         envelope = sealing.seal(letter, self._own.identity.handle, self._own.identity.pair, ttl_max=self._ttl_max)
-        self._store([envelope], [body], now)
+        self._store([envelope], [body], [draft.recipient], now)
         return envelope
 
     def seal_many(self, drafts: Sequence[Draft], now: datetime) -> list[Envelope]:
@@ -176,7 +214,7 @@ class Outbox:
         letters = [self._letter(draft, now) for draft in drafts]
         identity = self._own.identity
         envelopes = sealing.seal_batch(letters, identity.handle, identity.pair, ttl_max=self._ttl_max)
-        self._store(envelopes, [draft.body for draft in drafts], now)
+        self._store(envelopes, [draft.body for draft in drafts], [draft.recipient for draft in drafts], now)
         return envelopes
 
     def reseal(
@@ -185,12 +223,12 @@ class Outbox:
         recipient: Link | Bundle,
         now: datetime,
         *,
-        new_id: bool,
         one_time_key: OneTimeKey | None = None,
     ) -> Envelope:
         """Seal a message again from its kept content, for other keys of the same recipient and until the same time.
 
-        `new_id` is for a message that the relay had taken: it remembers the old id.
+        It keeps its id, so that its recipient opens one of the two at most. A server's word is no reason: a signed
+        bundle has to name the old key no more, or the envelope has to be too old to be taken.
         """
         before = self.outgoing(replay_key)
         old = wire.decode(self._drawer.get(before.replay_key))
@@ -201,6 +239,7 @@ class Outbox:
         seconds_left = (before.expires_at - now) // timedelta(seconds=1)
         if seconds_left < 1:
             raise Expired(f"the message to {before.recipient} has expired, so it is not sealed again")
+        _refuse_needless(before, header, bundle, now)
         _, compressed = frame.compress(body, header.compression)
         draft = Draft(
             recipient=bundle,
@@ -213,11 +252,11 @@ class Outbox:
             correlation_id=header.correlation_id,
             control=header.control,
             one_time_key=one_time_key,
-            message_id=None if new_id else header.message_id,
+            message_id=header.message_id,
         )
         identity = self._own.identity
         envelope = sealing.seal(self._letter(draft, now), identity.handle, identity.pair, ttl_max=self._ttl_max)
-        self._store([envelope], [body], now, replaces=before.replay_key)
+        self._store([envelope], [body], [bundle], now, replaces=before)
         return envelope
 
     def wire(self, replay_key: str) -> bytes:
@@ -250,33 +289,84 @@ class Outbox:
             tx.execute(SQL["hand_over"], (replay_key,))
 
     def mark(self, replay_key: str, status: Sent) -> bool:
-        """Move a message on; False when it was there already or further. Content that is not needed any more goes."""
+        """Move a message on, by the server's acceptance or its recipient's signed word; False when it was there already
+        or further. What the recipient signed ends the need for its content. A word on an envelope that was sealed again
+        is one on the message."""
         with self._database.transaction() as tx:
-            found = tx.execute(SQL["outbox_one"], (replay_key,)).fetchone()
-            if found is None or status not in _ONWARD.get(_outgoing(found).status, ()):
+            row = self._present(tx, replay_key)
+            if row is None or status not in row.onward:
                 return False
-            tx.execute(SQL["set_outbox_status"], (status.value, replay_key))
-            if status in _NEEDS_NO_BODY:
-                tx.execute(SQL["clear_outbox_body"], (replay_key,))
+            tx.execute(SQL["set_outbox_status"], (status.value, row.replay_key))
+            if status in _SIGNED:
+                tx.execute(SQL["clear_outbox_body"], (row.replay_key,))
         return True
 
-    def withdraw(self, replay_key: str) -> bool:
-        """The sender took it back: it failed, and its content is not kept."""
-        moved = self.mark(replay_key, Sent.FAILED)
+    def hear(self, replay_key: str, said: Sent, reason: str, now: datetime) -> bool:
+        """Write down what the server says by itself; False when that is known. Nothing is destroyed for it, and the
+        recipient's signed word still counts."""
         with self._database.transaction() as tx:
-            tx.execute(SQL["clear_outbox_body"], (replay_key,))
-        return moved
+            row = self._present(tx, replay_key)
+            if row is None or row.status not in (Sent.STORED, Sent.QUEUED):
+                return False
+            reason = reason[:_LONGEST_REASON]
+            if (row.said, row.said_reason) == (said, reason):
+                return False
+            tx.execute(SQL["set_outbox_said"], (said.value, reason, stamp(now), row.replay_key))
+        return True
 
-    def retry_later(self, replay_key: str, now: datetime) -> datetime:
-        """A try came to nothing: when the next one is due, after 1, 2, 4 … seconds and at most five minutes."""
+    def refuse(self, replay_key: str, said: Sent, reason: str, now: datetime) -> None:
+        """The server did not take the message, for a reason that does not pass: it is not tried again by itself."""
+        self.hear(replay_key, said, reason, now)
+        with self._database.transaction() as tx:
+            tx.execute(SQL["forget_outbox_try"], (replay_key,))
+
+    def give_up(self, replay_key: str) -> None:
+        """It cannot be sent any more. Its content stays until its time is over."""
+        with self._database.transaction() as tx:
+            tx.execute(SQL["set_outbox_status"], (Sent.FAILED.value, replay_key))
+
+    def ask_withdrawal(self, replay_key: str, now: datetime) -> None:
+        """Before the server is asked to take a message back: only then may it say that it did."""
+        with self._database.transaction() as tx:
+            row = self._present(tx, replay_key)
+            if row is not None:
+                tx.execute(SQL["ask_withdrawal"], (stamp(now), row.replay_key))
+
+    def withdraw(self, replay_key: str, now: datetime) -> bool:
+        """The sender took it back: it failed, and its content is not kept."""
+        self.ask_withdrawal(replay_key, now)
+        return self.mark(replay_key, Sent.FAILED)
+
+    def retry_later(self, replay_key: str, now: datetime, why: str = "") -> datetime:
+        """A try came to nothing: when the next one is due, after 1, 2, 4 … seconds and at most five minutes.
+
+        An envelope is taken within five minutes of its making, and a message has few of them: once it is too old, the
+        next try comes after a while that grows with their number."""
         with self._database.transaction() as tx:
             found = tx.execute(SQL["outbox_one"], (replay_key,)).fetchone()
-            if found is None or _outgoing(found).status is not Sent.STORED:
+            row = None if found is None else _outgoing(found)
+            if row is None or row.status is not Sent.STORED:
                 raise Conflict("only a message that the relay does not have yet is tried again")
-            attempts = _outgoing(found).attempts
-            at = now + _wait(attempts)
-            tx.execute(SQL["set_outbox_retry"], (attempts + 1, stamp(at), replay_key))
+            pause = _wait(row.attempts)
+            if row.reseals and now + pause > row.created_at + SKEW:
+                pause = LONGEST_WAIT * 4**row.reseals
+            at = now + pause
+            tx.execute(SQL["set_outbox_retry"], (row.attempts + 1, stamp(at), why[:_LONGEST_REASON], replay_key))
         return at
+
+    def retry_now(self, now: datetime) -> int:
+        """Make everything due that waits, also what the server refused; how many that is."""
+        with self._database.transaction() as tx:
+            return tx.execute(SQL["retry_outbox_now"], (stamp(now), stamp(now))).rowcount
+
+    def delete(self, replay_key: str) -> Outgoing:
+        """Destroy a message's content and its sealed file, for good; that it was sent stays known."""
+        row = self.outgoing(replay_key)
+        with self._database.transaction() as tx:
+            tx.execute(SQL["clear_outbox_body"], (row.replay_key,))
+            tx.execute(SQL["forget_outbox_try"], (row.replay_key,))
+        self._drawer.remove([row.replay_key])
+        return row
 
     def missing(self) -> Iterable[Problem]:
         """Messages whose sealed file is gone."""
@@ -324,14 +414,19 @@ class Outbox:
         return key
 
     def _store(
-        self, envelopes: Sequence[Envelope], bodies: Sequence[bytes], now: datetime, replaces: str | None = None
+        self,
+        envelopes: Sequence[Envelope],
+        bodies: Sequence[bytes],
+        bundles: Sequence[Bundle],
+        now: datetime,
+        replaces: Outgoing | None = None,
     ) -> None:
         keys = [envelope.replay_key for envelope in envelopes]
         self._drawer.put(zip(keys, (envelope.wire for envelope in envelopes), strict=True))
         with self._database.transaction() as tx:
             if replaces is not None:
-                self._supersede(tx, replaces)
-            for envelope, replay_key, body in zip(envelopes, keys, bodies, strict=True):
+                self._supersede(tx, replaces.replay_key)
+            for envelope, replay_key, body, bundle in zip(envelopes, keys, bodies, bundles, strict=True):
                 header = envelope.header
                 values = (
                     replay_key,
@@ -342,6 +437,8 @@ class Outbox:
                     stamp(moment(header.created_at)),
                     stamp(moment(header.expires_at)),
                     stamp(now + _wait(0)),
+                    0 if replaces is None else replaces.reseals + 1,
+                    bundle.bundle_version,
                     *self._local.encrypt("outbox", replay_key, body),
                 )
                 tx.execute(SQL["add_outbox"], values)
@@ -352,6 +449,15 @@ class Outbox:
         tx.execute(SQL["set_outbox_status"], (Sent.RESEALED.value, replay_key))
         tx.execute(SQL["clear_outbox_body"], (replay_key,))
 
+    def _present(self, tx: Tx, replay_key: str) -> Outgoing | None:
+        """The row of a message; of one that was sealed again the newest, by its id."""
+        found = tx.execute(SQL["outbox_one"], (replay_key,)).fetchone()
+        row = None if found is None else _outgoing(found)
+        if row is not None and row.status is Sent.RESEALED:
+            found = tx.execute(SQL["outbox_successor"], (str(row.message_id), row.recipient)).fetchone()
+            row = None if found is None else _outgoing(found)
+        return row
+
     def _body(self, row: Outgoing) -> bytes:
         _refuse_unless_resealable(row)
         nonce, content = self._database.row("outbox_body", row.replay_key)
@@ -361,6 +467,22 @@ class Outbox:
 def _refuse_unless_resealable(row: Outgoing) -> None:
     if not row.resealable:
         raise Conflict(f"the message to {row.recipient} is {row.status}: its content is not kept any more")
+
+
+def _refuse_needless(row: Outgoing, header: Header, bundle: Bundle, now: datetime) -> None:
+    if row.reseals >= MOST_RESEALS:
+        raise SealStands(
+            f"the message to {row.recipient} was sealed again {MOST_RESEALS} times, and is not once more",
+            hint="send it anew if it is still wanted",
+        )
+    if abs(now - moment(header.created_at)) > SKEW:
+        return
+    listed = any(entry.key.key_id == header.key_id for entry in bundle.kem_keys)
+    if listed or bundle.bundle_version <= row.bundle_version:
+        raise SealStands(
+            f"the server says that a key of {row.recipient} is not good any more, and nothing that {row.recipient} "
+            f"signed says so: its bundle {bundle.bundle_version} stands"
+        )
 
 
 def _bundle(recipient: Link | Bundle) -> Bundle:
@@ -384,7 +506,26 @@ def _wait(attempts: int) -> timedelta:
 
 
 def _outgoing(row: tuple[Any, ...]) -> Outgoing:
-    key, msg_id, recipient, channel, correlation, created, expires, status, attempts, next_try, resealable = row
+    (
+        key,
+        msg_id,
+        recipient,
+        channel,
+        correlation,
+        created,
+        expires,
+        status,
+        attempts,
+        next_try,
+        resealable,
+        said,
+        said_reason,
+        said_at,
+        withdraw_asked_at,
+        reseals,
+        bundle_version,
+        waits_for,
+    ) = row
     return Outgoing(
         replay_key=key,
         message_id=UUID(msg_id),
@@ -397,4 +538,11 @@ def _outgoing(row: tuple[Any, ...]) -> Outgoing:
         attempts=attempts,
         next_try_at=unstamp(next_try) if next_try else None,
         resealable=bool(resealable),
+        said=Sent(said) if said else None,
+        said_reason=said_reason or "",
+        said_at=unstamp(said_at) if said_at else None,
+        withdraw_asked_at=unstamp(withdraw_asked_at) if withdraw_asked_at else None,
+        reseals=reseals,
+        bundle_version=bundle_version,
+        waits_for=waits_for or "",
     )

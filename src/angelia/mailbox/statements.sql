@@ -136,30 +136,36 @@ UPDATE inbox SET acked_at = ? WHERE replay_key = ? AND acked_at IS NULL
 
 -- name: add_outbox
 INSERT INTO outbox (replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at,
-                    next_try_at, body_nonce, body)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                    next_try_at, reseals, bundle_version, body_nonce, body)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: outbox_one
 SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
-       next_try_at, body IS NOT NULL
+       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, waits_for
 FROM outbox WHERE replay_key = ?
+
+-- name: outbox_successor
+-- What became of a message that was sealed again: the one of its envelopes that was not replaced.
+SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
+       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, waits_for
+FROM outbox WHERE msg_id = ? AND recipient_nhi = ? AND status <> 'resealed'
 
 -- name: outbox_between
 SELECT replay_key FROM outbox WHERE replay_key >= ? AND replay_key < ? ORDER BY replay_key LIMIT 2
 
 -- name: outbox_page
 SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
-       next_try_at, body IS NOT NULL
+       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, waits_for
 FROM outbox WHERE (created_at, replay_key) < (?, ?) ORDER BY created_at DESC, replay_key DESC LIMIT ?
 
 -- name: outbox_due
 SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
-       next_try_at, body IS NOT NULL
+       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, waits_for
 FROM outbox WHERE next_try_at <= ?1 AND expires_at > ?1 ORDER BY next_try_at LIMIT ?2
 
 -- name: outbox_unsettled
 SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
-       next_try_at, body IS NOT NULL
+       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, waits_for
 FROM outbox WHERE status IN ('queued', 'delivered') AND expires_at > ? ORDER BY created_at
 
 -- name: hand_over
@@ -172,18 +178,34 @@ SELECT body_nonce, body FROM outbox WHERE replay_key = ?
 SELECT replay_key FROM outbox
 
 -- name: set_outbox_status
-UPDATE outbox SET status = ?, next_try_at = NULL WHERE replay_key = ?
+UPDATE outbox SET status = ?, next_try_at = NULL, waits_for = NULL, said = NULL, said_reason = NULL, said_at = NULL
+WHERE replay_key = ?
+
+-- name: set_outbox_said
+UPDATE outbox SET said = ?, said_reason = ?, said_at = ? WHERE replay_key = ?
+
+-- name: ask_withdrawal
+UPDATE outbox SET withdraw_asked_at = coalesce(withdraw_asked_at, ?) WHERE replay_key = ?
+
+-- name: retry_outbox_now
+-- What a person carries is neither tried nor refused.
+UPDATE outbox SET next_try_at = ?, said = NULL, said_reason = NULL, said_at = NULL
+WHERE status = 'stored' AND (next_try_at IS NOT NULL OR said IS NOT NULL) AND body IS NOT NULL AND expires_at > ?
+
+-- name: forget_outbox_try
+UPDATE outbox SET next_try_at = NULL WHERE replay_key = ?
 
 -- name: clear_outbox_body
 -- destroys
 UPDATE outbox SET body_nonce = NULL, body = NULL WHERE replay_key = ?
 
 -- name: set_outbox_retry
-UPDATE outbox SET attempts = ?, next_try_at = ? WHERE replay_key = ?
+UPDATE outbox SET attempts = ?, next_try_at = ?, waits_for = ? WHERE replay_key = ?
 
 -- name: expire_outbox
 -- destroys
--- What was never accepted by a relay has expired; of the others only the relay knows how they ended.
+-- A day after its end, by this clock. What was never accepted by a relay has expired; of the others only their
+-- recipients know how they ended.
 UPDATE outbox SET
   status = CASE status WHEN 'stored' THEN 'expired' ELSE status END, next_try_at = NULL, body_nonce = NULL, body = NULL
 WHERE body IS NOT NULL AND expires_at <= ?
@@ -277,7 +299,7 @@ DELETE FROM kem_keys WHERE key_id = ? AND usage = 'one_time' RETURNING 1
 
 -- name: something_overdue
 SELECT 1 WHERE EXISTS (SELECT 1 FROM kem_keys WHERE destroy_at <= ?1)
-            OR EXISTS (SELECT 1 FROM outbox WHERE body IS NOT NULL AND expires_at <= ?1)
+            OR EXISTS (SELECT 1 FROM outbox WHERE body IS NOT NULL AND expires_at <= ?2)
             OR EXISTS (SELECT 1 FROM channel_keys WHERE destroy_at <= ?1)
 
 -- name: destroy_overdue
