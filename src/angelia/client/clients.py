@@ -31,6 +31,7 @@ from angelia.client import (
     stream,
 )
 from angelia.client.attempts import (
+    Body,
     Line,
     Observer,
     Outcome,
@@ -114,8 +115,14 @@ class AsyncClient:
         if isinstance(step, Pause):
             await asyncio.sleep(step.seconds)
             return None
+        deadline = time.monotonic() + step.timeout
         try:
-            return _response(step, await self._http.request(**_arguments(step)))
+            async with self._http.stream(**_arguments(step)) as answer:
+                body = Body(deadline)
+                async for chunk in answer.aiter_bytes():
+                    if (problem := body.take(chunk)) is not None:
+                        return problem
+                return _response(step, answer, body.read())
         except httpx.RequestError as error:
             return described(error, timeout=step.allowed)
 
@@ -288,8 +295,14 @@ class Client:
         if isinstance(step, Pause):
             time.sleep(step.seconds)
             return None
+        deadline = time.monotonic() + step.timeout
         try:
-            return _response(step, self._http.request(**_arguments(step)))
+            with self._http.stream(**_arguments(step)) as answer:
+                body = Body(deadline)
+                for chunk in answer.iter_bytes():
+                    if (problem := body.take(chunk)) is not None:
+                        return problem
+                return _response(step, answer, body.read())
         except httpx.RequestError as error:
             return described(error, timeout=step.allowed)
 
@@ -419,6 +432,5 @@ def _arguments(step: Send) -> dict[str, Any]:
     }
 
 
-def _response(step: Send, answer: httpx.Response) -> Response:
-    path = answer.request.url.path
-    return Response(step.method, path, answer.status_code, answer.headers, answer.content)
+def _response(step: Send, answer: httpx.Response, body: bytes) -> Response:
+    return Response(step.method, answer.request.url.path, answer.status_code, answer.headers, body)

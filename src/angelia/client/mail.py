@@ -102,7 +102,7 @@ def send_sealed(mailbox: Mailbox, envelopes: Sequence[Envelope]) -> Call[list[An
             outcomes += [error] * len(batch)
             continue
         for one, result in zip(batch, results, strict=True):
-            refusal = _refusal(one, result)
+            refusal = _refusal(result)
             if refusal is None:
                 mailbox.outbox.mark(one.replay_key, Sent.QUEUED)
             else:
@@ -169,7 +169,8 @@ def handed_over(mailbox: Mailbox, envelope: Envelope) -> Call[SentMail]:
 def _posted(mailbox: Mailbox, envelope: Envelope) -> Call[SentMail]:
     try:
         accepted = yield from mail_calls.send_envelope(envelope.wire)
-        _check_accepted(envelope, accepted)
+        if (accepted.replay_key, accepted.message_id) != (envelope.replay_key, envelope.header.message_id):
+            raise BadAnswer("the server accepted something else than the message that was sent")
     except (ApiError, Unreachable, BadAnswer) as error:
         _note_refusal(mailbox, envelope.replay_key, error)
         raise
@@ -203,24 +204,13 @@ def _put_off(mailbox: Mailbox, replay_key: str, error: AngeliaError) -> None:
         mailbox.outbox.retry_later(replay_key, sealed.now(), error.message)
 
 
-def _refusal(envelope: Envelope, result: SendOutcome) -> AngeliaError | None:
+def _refusal(result: SendOutcome) -> AngeliaError | None:
     """Why one of several was not taken."""
     if result.problem is not None:
         return item_fault(result.problem)
-    try:
-        _check_accepted(envelope, result.message)
-    except BadAnswer as error:
-        return error
+    if result.message is None:
+        return BadAnswer("the server says neither that it took a message nor why not")
     return None
-
-
-def _check_accepted(envelope: Envelope, accepted: Accepted | None) -> None:
-    """Whether the relay took this message, and not another one."""
-    if accepted is None or (accepted.replay_key, accepted.message_id) != (
-        envelope.replay_key,
-        envelope.header.message_id,
-    ):
-        raise BadAnswer("the server accepted something else than the message that was sent")
 
 
 def _batches(envelopes: Sequence[Envelope]) -> Iterator[list[Envelope]]:

@@ -188,7 +188,9 @@ def _taken(mailbox: Mailbox, row: Outgoing, answer: ReceiptAnswer) -> Call[Told 
 
 
 def _heard(mailbox: Mailbox, row: Outgoing, answer: ReceiptAnswer) -> Call[Told | SentMail | None]:
-    """What the relay says on its own word."""
+    """What the relay says on its own word. Of an envelope that was replaced only a signed word counts."""
+    if row.status is Sent.RESEALED:
+        return None
     if answer.status is Status.READ:
         raise SignatureFailed(f"only {answer.recipient} can say that a message was read, and signed nothing")
     now, said, reason = sealed.now(), Sent(answer.status.value), answer.failure_reason or ""

@@ -31,6 +31,7 @@ from angelia.mailbox.local_key import LocalKey
 from angelia.mailbox.outbox import Outbox
 from angelia.mailbox.receipt_log import Logged, ReceiptLog
 from angelia.mailbox.receiving import Receiver
+from angelia.mailbox.repeats import Repeats
 from angelia.mailbox.replay import RETENTION_HOURS, Pruned
 from angelia.mailbox.rotation import OwnKeys
 from angelia.mailbox.trust import Trust
@@ -57,6 +58,7 @@ class Mailbox:
         self.trust = Trust(self.database)
         self.allowlist = Allowlist(self.database, self.trust)
         self.kept_out = KeptOut(self.database)
+        self.repeats = Repeats(self.database)
         self.inbox = Inbox(self.database, local, inbox_files, self._log, self.own)
         self.outbox = Outbox(self.database, local, outbox_files, self.own, self.trust, self._upkeep, ttl_max)
         self.channels = Channels(self.database, local, self.own, self.trust, ttl_max)
@@ -117,11 +119,17 @@ class Mailbox:
 
     def refuse(self, content: bytes, reason: str, now: datetime) -> Receipt:
         """Sign and log a receipt `failed` for an envelope that could not be opened."""
+        receipt = self.sign(content, ReceiptStatus.FAILED, now, reason)
+        self._log.append([receipt], now)
+        return receipt
+
+    def sign(self, content: bytes, status: ReceiptStatus, now: datetime, reason: str = "") -> Receipt:
+        """A receipt for an envelope that was handed out again: the log has one of it already."""
         envelope = decode(content)
         header, pair = envelope.header, self.identity.pair
-        receipt = sign_receipt(
+        return sign_receipt(
             Receipt(
-                status=ReceiptStatus.FAILED,
+                status=status,
                 replay_key=envelope.replay_key,
                 message_id=header.message_id,
                 sender_nhi=header.sender_nhi,
@@ -132,8 +140,10 @@ class Mailbox:
             ),
             pair,
         )
-        self._log.append([receipt], now)
-        return receipt
+
+    def has_opened(self, replay_key: str) -> bool:
+        """Whether an envelope was opened here, whatever became of its content since."""
+        return self.database.row("seen_at", replay_key) is not None
 
     def receipts(self) -> Logged:
         """The receipts that this agent gave; those whose signatures do not hold are among the problems."""

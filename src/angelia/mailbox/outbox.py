@@ -296,6 +296,8 @@ class Outbox:
             row = self._present(tx, replay_key)
             if row is None or status not in row.onward:
                 return False
+            if row.replay_key != replay_key and status is Sent.FAILED:
+                return False  # an envelope that was replaced may fail: the next one may not
             tx.execute(SQL["set_outbox_status"], (status.value, row.replay_key))
             if status in _SIGNED:
                 tx.execute(SQL["clear_outbox_body"], (row.replay_key,))
@@ -305,7 +307,8 @@ class Outbox:
         """Write down what the server says by itself; False when that is known. Nothing is destroyed for it, and the
         recipient's signed word still counts."""
         with self._database.transaction() as tx:
-            row = self._present(tx, replay_key)
+            found = tx.execute(SQL["outbox_one"], (replay_key,)).fetchone()
+            row = None if found is None else _outgoing(found)
             if row is None or row.status not in (Sent.STORED, Sent.QUEUED):
                 return False
             reason = reason[:_LONGEST_REASON]

@@ -6,6 +6,8 @@ ALTER TABLE outbox ADD COLUMN withdraw_asked_at TEXT;    -- when this agent aske
 ALTER TABLE outbox ADD COLUMN reseals INTEGER NOT NULL DEFAULT 0;   -- how often the message was sealed again, over its whole life
 ALTER TABLE outbox ADD COLUMN bundle_version INTEGER NOT NULL DEFAULT 0;   -- of the recipient's bundle that it was sealed under
 ALTER TABLE outbox ADD COLUMN waits_for TEXT;            -- why the last try came to nothing
+CREATE INDEX idx_outbox_replaced ON outbox(msg_id) WHERE status = 'resealed';
+CREATE INDEX idx_outbox_replacing ON outbox(msg_id) WHERE reseals > 0 AND status IN ('stored', 'queued');
 
 -- What was called failed and still has its content was a server's word, and is followed again.
 UPDATE outbox SET status = 'queued', said = 'failed', said_at = created_at WHERE status = 'failed' AND body IS NOT NULL;

@@ -164,9 +164,16 @@ SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at
 FROM outbox WHERE next_try_at <= ?1 AND expires_at > ?1 ORDER BY next_try_at LIMIT ?2
 
 -- name: outbox_unsettled
+-- Of a message that was sealed again, and is not settled, also the envelopes before: a recipient may have one of them.
 SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
        next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, waits_for
-FROM outbox WHERE status IN ('queued', 'delivered') AND expires_at > ? ORDER BY created_at
+FROM outbox WHERE status IN ('queued', 'delivered') AND expires_at > ?1
+UNION ALL
+SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
+       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, waits_for
+FROM outbox WHERE status = 'resealed' AND expires_at > ?1
+  AND msg_id IN (SELECT msg_id FROM outbox WHERE reseals > 0 AND status IN ('stored', 'queued'))
+ORDER BY created_at
 
 -- name: hand_over
 UPDATE outbox SET next_try_at = NULL WHERE replay_key = ? AND status = 'stored'
@@ -445,6 +452,18 @@ WHERE expires_at > ? AND sender_nhi IN (SELECT nhi FROM allowlist) ORDER BY kept
 
 -- name: forget_kept_out
 DELETE FROM kept_out WHERE replay_key = ?
+
+
+-- repeats.py
+
+-- name: repeated_told
+SELECT told_at FROM repeated WHERE replay_key = ?
+
+-- name: tell_repeated
+INSERT INTO repeated (replay_key, told_at) VALUES (?, ?) ON CONFLICT (replay_key) DO UPDATE SET told_at = excluded.told_at
+
+-- name: prune_repeated
+DELETE FROM repeated WHERE told_at <= ?
 
 
 -- calyx.py
