@@ -362,14 +362,15 @@ class Outbox:
         with self._database.transaction() as tx:
             return tx.execute(SQL["retry_outbox_now"], (stamp(now), stamp(now))).rowcount
 
-    def delete(self, replay_key: str) -> Outgoing:
-        """Destroy a message's content and its sealed file, for good; that it was sent stays known."""
+    def delete(self, replay_key: str) -> None:
+        """Destroy a message for good, with every envelope that it was sealed into."""
         row = self.outgoing(replay_key)
+        named = str(row.message_id), row.recipient
+        # The files first: after a crash the row is there, and saying it again ends what was begun.
+        self._drawer.remove(key for (key,) in self._database.rows("outbox_of_message", *named))
+        self._drawer.sync()
         with self._database.transaction() as tx:
-            tx.execute(SQL["clear_outbox_body"], (row.replay_key,))
-            tx.execute(SQL["forget_outbox_try"], (row.replay_key,))
-        self._drawer.remove([row.replay_key])
-        return row
+            tx.execute(SQL["delete_outbox"], named)
 
     def missing(self) -> Iterable[Problem]:
         """Messages whose sealed file is gone."""

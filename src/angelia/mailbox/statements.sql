@@ -128,6 +128,10 @@ UPDATE inbox SET status = 'read' WHERE replay_key = ?
 -- name: mark_handled
 UPDATE inbox SET status = 'read' WHERE replay_key = ? AND replay_key IN (SELECT replay_key FROM controls)
 
+-- name: delete_inbox
+-- destroys
+DELETE FROM inbox WHERE replay_key = ?
+
 -- name: mark_acked
 UPDATE inbox SET acked_at = ? WHERE replay_key = ? AND acked_at IS NULL
 
@@ -198,6 +202,14 @@ UPDATE outbox SET withdraw_asked_at = coalesce(withdraw_asked_at, ?) WHERE repla
 -- What a person carries is neither tried nor refused.
 UPDATE outbox SET next_try_at = ?, said = NULL, said_reason = NULL, said_at = NULL
 WHERE status = 'stored' AND (next_try_at IS NOT NULL OR said IS NOT NULL) AND body IS NOT NULL AND expires_at > ?
+
+-- name: delete_outbox
+-- destroys
+-- With the envelopes that it replaced.
+DELETE FROM outbox WHERE msg_id = ? AND recipient_nhi = ? RETURNING replay_key
+
+-- name: outbox_of_message
+SELECT replay_key FROM outbox WHERE msg_id = ? AND recipient_nhi = ?
 
 -- name: forget_outbox_try
 UPDATE outbox SET next_try_at = NULL WHERE replay_key = ?
