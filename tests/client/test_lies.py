@@ -29,7 +29,8 @@ from angelia.errors import AngeliaError
 from angelia.keys.model import ONE_TIME_LOW
 from angelia.mailbox.database import stamp
 from angelia.mailbox.inbox import Opened
-from angelia.mailbox.outbox import MOST_RESEALS, Outgoing, SealStands, Sent
+from angelia.mailbox.outbox import MOST_RESEALS, SealStands
+from angelia.mailbox.outgoing import Outgoing, Sent
 from client.letters import now
 from client.test_serving import served, until
 from liar import Answer, Asked, Liar, page, problem

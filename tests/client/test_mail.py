@@ -23,7 +23,7 @@ from angelia.envelope.wire import Priority
 from angelia.errors import Conflict, DeadlineExceeded, Denied, InvalidArgument, KeyRevoked
 from angelia.mail.model import ATTEMPTS, Attested
 from angelia.mailbox.box import Mailbox
-from angelia.mailbox.outbox import Sent
+from angelia.mailbox.outgoing import Sent
 from client.letters import bodies, now, outgoing
 from client.recorder import closed_port
 from forgery import forged

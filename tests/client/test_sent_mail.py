@@ -16,7 +16,7 @@ from angelia.envelope.receipts import Receipt, ReceiptStatus, receipt_document, 
 from angelia.envelope.refusals import SignatureFailed
 from angelia.errors import Unavailable
 from angelia.mail.model import Attested
-from angelia.mailbox.outbox import Outgoing, Sent
+from angelia.mailbox.outgoing import Outgoing, Sent
 from client.letters import bodies, now, outgoing
 from client.recorder import Recorder
 from client.test_mail_calls import RECEIPT

@@ -21,7 +21,7 @@ from angelia.envelope.refusals import Replayed
 from angelia.errors import AngeliaError
 from angelia.mailbox import identity
 from angelia.mailbox.box import Mailbox
-from angelia.mailbox.outbox import Sent
+from angelia.mailbox.outgoing import Sent
 from angelia.stores.embedded.datadir import read_runtime
 from processes import ServerProcess
 

@@ -12,7 +12,7 @@ import pytest
 
 from angelia.mailbox import identity
 from angelia.mailbox.box import Mailbox
-from angelia.mailbox.outbox import Outgoing, Sent
+from angelia.mailbox.outgoing import Outgoing, Sent
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "before" / "home.tar.xz"
 # While its mail was alive, whenever the test runs.

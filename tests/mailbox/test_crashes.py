@@ -20,7 +20,7 @@ from angelia.keys.model import unix_ms
 from angelia.mailbox import identity, keyfile
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.inbox import Opened, ReadState
-from angelia.mailbox.outbox import Sent
+from angelia.mailbox.outgoing import Sent
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 SUITES = 0b1011

@@ -17,7 +17,8 @@ from angelia.envelope.wire import Compression, Envelope, Priority, Suite
 from angelia.errors import Conflict, KeyRevoked, KeyStale, NotFound
 from angelia.mailbox import identity
 from angelia.mailbox.box import Mailbox
-from angelia.mailbox.outbox import MOST_RESEALS, Draft, SealStands, Sent
+from angelia.mailbox.outbox import MOST_RESEALS, Draft, SealStands
+from angelia.mailbox.outgoing import Sent
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)

@@ -12,7 +12,7 @@ from angelia.envelope.refusals import Replayed
 from angelia.errors import NotFound
 from angelia.mailbox import identity
 from angelia.mailbox.box import Mailbox
-from angelia.mailbox.outbox import Sent
+from angelia.mailbox.outgoing import Sent
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)

@@ -14,7 +14,7 @@ from angelia.cli.tables import Column
 
 if TYPE_CHECKING:
     from angelia.mailbox.box import Mailbox
-    from angelia.mailbox.outbox import Outgoing
+    from angelia.mailbox.outgoing import Outgoing
 
 
 class SentLine(msgspec.Struct, kw_only=True):
@@ -79,7 +79,7 @@ def _line(row: Outgoing) -> SentLine:
 
 def _standing(row: Outgoing) -> tuple[str, str, str]:
     """The state of a message, whose word that is, and the reason."""
-    from angelia.mailbox.outbox import Sent
+    from angelia.mailbox.outgoing import Sent
 
     if row.said is not None:
         assert row.said_at is not None, "they are written together"

@@ -29,7 +29,8 @@ from angelia.errors import (
 from angelia.keys.model import SKEW, moment
 from angelia.mail.model import MOST_AT_ONCE
 from angelia.mailbox.box import Mailbox
-from angelia.mailbox.outbox import Outgoing, SealStands, Sent, Wishes, check
+from angelia.mailbox.outbox import SealStands, Wishes, check
+from angelia.mailbox.outgoing import Outgoing, Sent
 from angelia.mailbox.private_files import UnsafeFile
 
 WAITING = "waiting"  # the member of an error that names the message which waits in the outbox

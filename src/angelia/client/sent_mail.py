@@ -18,7 +18,7 @@ from angelia.envelope.refusals import IdConflict, SignatureFailed, UnknownSigner
 from angelia.errors import AngeliaError, KeyRevoked, NotFound, Unavailable
 from angelia.mail.model import Attested, Side, Status
 from angelia.mailbox.box import Mailbox
-from angelia.mailbox.outbox import WITHDRAWN, Outgoing, Sent
+from angelia.mailbox.outgoing import WITHDRAWN, Outgoing, Sent
 
 _PAGE = 200
 # More than a queue holds; a relay whose pages do not end is not listened to for ever.

@@ -6,8 +6,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from enum import StrEnum
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 from uuid import UUID
 
 from angelia.envelope import frame, sealing, wire
@@ -18,10 +17,11 @@ from angelia.envelope.sealing import Letter
 from angelia.envelope.wire import TTL_DEFAULT, TTL_MAX, Compression, Envelope, Header, Priority, Suite
 from angelia.errors import AngeliaError, Conflict, InvalidArgument, KeyRevoked, KeyStale
 from angelia.keys.model import ONE_TIME_LIFE, SKEW, moment, unix_ms
-from angelia.mailbox.database import SQL, Database, Tx, ago, stamp, unstamp
+from angelia.mailbox.database import SQL, Database, Tx, ago, stamp
 from angelia.mailbox.files import Drawer, Problem
 from angelia.mailbox.inbox import PAGE, resolve
 from angelia.mailbox.local_key import LocalKey
+from angelia.mailbox.outgoing import SIGNED, Outgoing, Sent, outgoing_of
 from angelia.mailbox.rotation import OwnKeys
 from angelia.mailbox.trust import Pin, Trust
 from angelia.mailbox.upkeep import KEPT_AFTER_END, Upkeep
@@ -31,32 +31,8 @@ LONGEST_WAIT = timedelta(minutes=5)
 FOLLOWED = KEPT_AFTER_END
 # How often one message is sealed again, over its whole life.
 MOST_RESEALS = 5
-WITHDRAWN = "withdrawn"  # the reason of a message that its sender took back
 _LONGEST_REASON = 500
 _NEWEST = ("~", "~")
-
-
-class Sent(StrEnum):
-    """How far a message has come. DELIVERED, READ and FAILED are the recipient's signed word, or FAILED is the sender's
-    own, who took it back; what the server says by itself is in `Outgoing.said`."""
-
-    STORED = "stored"
-    QUEUED = "queued"
-    DELIVERED = "delivered"
-    READ = "read"
-    EXPIRED = "expired"
-    FAILED = "failed"
-    RESEALED = "resealed"
-
-
-# There is no way back: what is not named here is ignored, so that news may come twice or out of order.
-_SIGNED = {Sent.DELIVERED, Sent.READ, Sent.FAILED}
-_ONWARD = {
-    Sent.STORED: {Sent.QUEUED, *_SIGNED},
-    Sent.QUEUED: _SIGNED,
-    Sent.EXPIRED: _SIGNED,
-    Sent.DELIVERED: {Sent.READ, Sent.FAILED},
-}
 
 
 class SealStands(AngeliaError):
@@ -121,50 +97,6 @@ def check(body: bytes, wishes: Wishes) -> None:
     ttl = wishes.get("ttl_seconds")
     if ttl is not None and not isinstance(ttl, int):
         raise InvalidArgument(f"ttl_seconds is a whole number, not {ttl!r}", hint="seconds, such as 3600")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outgoing:
-    """A row of the outbox, without its content."""
-
-    replay_key: str
-    message_id: UUID
-    recipient: str
-    channel_id: UUID | None
-    correlation_id: UUID | None
-    created_at: datetime
-    expires_at: datetime
-    status: Sent
-    attempts: int
-    next_try_at: datetime | None
-    resealable: bool  # its content is kept
-    said: Sent | None  # what the server says, which the recipient has not signed
-    said_reason: str
-    said_at: datetime | None
-    withdraw_asked_at: datetime | None
-    reseals: int
-    bundle_version: int
-    waits_for: str
-
-    @property
-    def withdrawn(self) -> bool:
-        """Whether its sender took it back."""
-        return self.status is Sent.FAILED and self.withdraw_asked_at is not None
-
-    @property
-    def onward(self) -> set[Sent]:
-        """What may become of it. A failure that the recipient did not sign is no end."""
-        if self.status is Sent.FAILED and (self.resealable or self.withdrawn):
-            return _SIGNED
-        return _ONWARD.get(self.status, set())
-
-    def untrue(self, said: Sent, reason: str, at: datetime) -> str | None:
-        """Why a server's word cannot be true, by what the sender itself knows."""
-        if said is Sent.EXPIRED and at < self.expires_at - SKEW:
-            return f"the server says that it has expired, which it does not before {stamp(self.expires_at)[:19]}Z"
-        if said is Sent.FAILED and reason == WITHDRAWN and self.withdraw_asked_at is None:
-            return "the server says that it was withdrawn, and this agent never asked for that"
-        return None
 
 
 class Outbox:
@@ -265,7 +197,7 @@ class Outbox:
 
     def outgoing(self, replay_key: str) -> Outgoing:
         """One message by its replay key, or by the beginning of it if no other begins so."""
-        return _outgoing(self._database.row("outbox_one", resolve(self._database, "outbox_between", replay_key)))
+        return outgoing_of(self._database.row("outbox_one", resolve(self._database, "outbox_between", replay_key)))
 
     def page(self, limit: int = PAGE, after: str | None = None) -> list[Outgoing]:
         """Sent mail, newest first; `after` is the last replay key of the page before."""
@@ -273,15 +205,15 @@ class Outbox:
         if after is not None:
             last = self.outgoing(after)
             since = (stamp(last.created_at), last.replay_key)
-        return [_outgoing(row) for row in self._database.rows("outbox_page", *since, limit)]
+        return [outgoing_of(row) for row in self._database.rows("outbox_page", *since, limit)]
 
     def due(self, now: datetime, limit: int = 100) -> list[Outgoing]:
         """What has not reached the relay and should be tried now."""
-        return [_outgoing(row) for row in self._database.rows("outbox_due", stamp(now), limit)]
+        return [outgoing_of(row) for row in self._database.rows("outbox_due", stamp(now), limit)]
 
     def unsettled(self, now: datetime) -> list[Outgoing]:
         """What the relay has, or had, and of which there may be news, oldest first."""
-        return [_outgoing(row) for row in self._database.rows("outbox_unsettled", stamp(now - FOLLOWED))]
+        return [outgoing_of(row) for row in self._database.rows("outbox_unsettled", stamp(now - FOLLOWED))]
 
     def hand_over(self, replay_key: str) -> None:
         """A person carries the message: it is not sent through a relay as well."""
@@ -299,7 +231,7 @@ class Outbox:
             if row.replay_key != replay_key and status is Sent.FAILED:
                 return False  # an envelope that was replaced may fail: the next one may not
             tx.execute(SQL["set_outbox_status"], (status.value, row.replay_key))
-            if status in _SIGNED:
+            if status in SIGNED:
                 tx.execute(SQL["clear_outbox_body"], (row.replay_key,))
         return True
 
@@ -308,7 +240,7 @@ class Outbox:
         recipient's signed word still counts."""
         with self._database.transaction() as tx:
             found = tx.execute(SQL["outbox_one"], (replay_key,)).fetchone()
-            row = None if found is None else _outgoing(found)
+            row = None if found is None else outgoing_of(found)
             if row is None or row.status not in (Sent.STORED, Sent.QUEUED):
                 return False
             reason = reason[:_LONGEST_REASON]
@@ -347,7 +279,7 @@ class Outbox:
         next try comes after a while that grows with their number."""
         with self._database.transaction() as tx:
             found = tx.execute(SQL["outbox_one"], (replay_key,)).fetchone()
-            row = None if found is None else _outgoing(found)
+            row = None if found is None else outgoing_of(found)
             if row is None or row.status is not Sent.STORED:
                 raise Conflict("only a message that the relay does not have yet is tried again")
             pause = _wait(row.attempts)
@@ -448,7 +380,7 @@ class Outbox:
                 tx.execute(SQL["add_outbox"], values)
 
     def _supersede(self, tx: Tx, replay_key: str) -> None:
-        row = _outgoing(tx.execute(SQL["outbox_one"], (replay_key,)).fetchone())
+        row = outgoing_of(tx.execute(SQL["outbox_one"], (replay_key,)).fetchone())
         _refuse_unless_resealable(row)
         tx.execute(SQL["set_outbox_status"], (Sent.RESEALED.value, replay_key))
         tx.execute(SQL["clear_outbox_body"], (replay_key,))
@@ -456,10 +388,10 @@ class Outbox:
     def _present(self, tx: Tx, replay_key: str) -> Outgoing | None:
         """The row of a message; of one that was sealed again the newest, by its id."""
         found = tx.execute(SQL["outbox_one"], (replay_key,)).fetchone()
-        row = None if found is None else _outgoing(found)
+        row = None if found is None else outgoing_of(found)
         if row is not None and row.status is Sent.RESEALED:
             found = tx.execute(SQL["outbox_successor"], (str(row.message_id), row.recipient)).fetchone()
-            row = None if found is None else _outgoing(found)
+            row = None if found is None else outgoing_of(found)
         return row
 
     def _body(self, row: Outgoing) -> bytes:
@@ -507,46 +439,3 @@ def _one_time(one: OneTimeKey, bundle: Bundle, pin: Pin, now: datetime) -> KemPu
 
 def _wait(attempts: int) -> timedelta:
     return min(timedelta(seconds=1 << min(attempts, 16)), LONGEST_WAIT)
-
-
-def _outgoing(row: tuple[Any, ...]) -> Outgoing:
-    (
-        key,
-        msg_id,
-        recipient,
-        channel,
-        correlation,
-        created,
-        expires,
-        status,
-        attempts,
-        next_try,
-        resealable,
-        said,
-        said_reason,
-        said_at,
-        withdraw_asked_at,
-        reseals,
-        bundle_version,
-        waits_for,
-    ) = row
-    return Outgoing(
-        replay_key=key,
-        message_id=UUID(msg_id),
-        recipient=recipient,
-        channel_id=UUID(channel) if channel else None,
-        correlation_id=UUID(correlation) if correlation else None,
-        created_at=unstamp(created),
-        expires_at=unstamp(expires),
-        status=Sent(status),
-        attempts=attempts,
-        next_try_at=unstamp(next_try) if next_try else None,
-        resealable=bool(resealable),
-        said=Sent(said) if said else None,
-        said_reason=said_reason or "",
-        said_at=unstamp(said_at) if said_at else None,
-        withdraw_asked_at=unstamp(withdraw_asked_at) if withdraw_asked_at else None,
-        reseals=reseals,
-        bundle_version=bundle_version,
-        waits_for=waits_for or "",
-    )
