@@ -433,7 +433,7 @@ def test_a_refusal_is_the_servers_word_and_retry_sends_what_was_refused(alice: A
     assert (row["status"], row["state"], row["by"], row["why"]) == (
         "stored",
         "failed",
-        "server",
+        "relay",
         "authorization_denied",
     )
     again = alice("mail", "send", "--retry", "--url", liar.url)
@@ -453,7 +453,7 @@ def test_what_the_server_cannot_know_is_called_untrue(alice: Agent, bob: Agent, 
         listed = alice("mail", "outbox", "--url", liar.url)
         assert "stays as it is: the server says that it" in listed.err
         (row,) = rows(alice, "--url", liar.url)
-        assert (row["status"], row["by"], row["content_kept"]) == ("queued", "server", True)
+        assert (row["status"], row["by"], row["content_kept"]) == ("queued", "relay", True)
         assert str(row["why"]).startswith(why)
     assert bob("mail", "receive", "-q").out == "hello\n"
     (row,) = rows(alice)

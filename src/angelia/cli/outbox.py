@@ -84,8 +84,8 @@ def _standing(row: Outgoing) -> tuple[str, str, str]:
     if row.said is not None:
         assert row.said_at is not None, "they are written together"
         untrue = row.untrue(row.said, row.said_reason, row.said_at)
-        return row.said.value, "server", row.said_reason if untrue is None else f"untrue: {untrue}"
+        return row.said.value, "relay", row.said_reason if untrue is None else f"untrue: {untrue}"
     if row.withdrawn:
         return "withdrawn", "you", ""
-    by = {Sent.QUEUED: "server", Sent.DELIVERED: "recipient", Sent.READ: "recipient", Sent.FAILED: "recipient"}
+    by = {Sent.QUEUED: "relay", Sent.DELIVERED: "recipient", Sent.READ: "recipient", Sent.FAILED: "recipient"}
     return row.status.value, by.get(row.status, ""), row.waits_for
