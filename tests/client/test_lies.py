@@ -11,16 +11,18 @@ import functools
 import json
 import secrets
 import struct
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 import msgspec
 import pytest
 
-from angelia.client import attempts, mail_calls, sealed, sent_mail, stream
+from angelia.client import attempts, mail_calls, receiving, sealed, sent_mail, stream
 from angelia.client.mail import Delivered
 from angelia.envelope.media import MEDIA_TYPE
 from angelia.envelope.receipts import Receipt, ReceiptStatus, receipt_document, sign_receipt
@@ -553,3 +555,21 @@ async def test_news_of_a_stream_settles_nothing_that_is_not_signed(deceived: tup
         liar.honest()
         alice.client.update_outbox(alice.mailbox)
         assert alice.mailbox.outbox.page(1)[0].status is Sent.DELIVERED
+
+
+@pytest.mark.parametrize("answer", ["nothing", "the same"])
+def test_a_relay_that_answers_a_long_poll_at_once_is_asked_ever_more_seldom(
+    deceived: tuple[Person, Person], liar: Liar, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    alice, bob = deceived
+    wire = alice.client.send(alice.mailbox, bob.name, b"once").envelope.wire
+    assert len(bob.client.receive(bob.mailbox).messages) == 1
+    liar.instead("GET", POLL, lambda _: polled(record(wire)) if answer == "the same" else polled())
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    clock = iter(range(1_000_000))
+    monkeypatch.setattr(receiving, "time", SimpleNamespace(monotonic=lambda: next(clock) / 10 + sum(pauses)))
+    bob.client.receive(bob.mailbox, wait=300)
+    assert pauses[:5] == [1.0, 2.0, 4.0, 8.0, 16.0]
+    assert max(pauses) <= 30
+    assert liar.count("GET", POLL) <= 20

@@ -74,20 +74,21 @@ class Received:
 
 class _Repeats:
     """What a relay hands out again in one `receive`. What was given back may come a second later; a relay that repeats
-    itself at once is asked ever more seldom, and with no time to wait its queue is gone through once."""
+    itself at once, or has nothing and does not wait, is asked ever more seldom. With no time to wait its queue is gone
+    through once."""
 
     def __init__(self, *, for_good: bool) -> None:
         self.pause = 0.0
         self._for_good = for_good
         self._seen: dict[str, float] = {}
 
-    def left_out(self, handed: Sequence[Handed]) -> list[Handed]:
-        """The messages without those that came just now."""
+    def left_out(self, handed: Sequence[Handed], *, early: bool) -> list[Handed]:
+        """The messages without those that came just now; `early` is an answer that could have waited for more."""
         now = time.monotonic()
         known = [one for one in handed if one.replay_key in self._seen]
         recent = {one.replay_key for one in known if self._for_good or now - self._seen[one.replay_key] < _SAME_PAUSE}
-        if handed:
-            self.pause = 0.0 if len(known) < len(handed) else 2 * self.pause or _SAME_PAUSE
+        idle = len(known) == len(handed) and (handed or early)
+        self.pause = min(2 * self.pause or _SAME_PAUSE, mail_calls.MOST_WAIT) if idle else 0.0
         new = [one for one in handed if one.replay_key not in recent]
         self._seen |= {one.replay_key: now for one in new}
         return new
@@ -117,6 +118,7 @@ def receive(
         if received.interrupted is not None or room < 1:
             break
         mailbox.own.refresh()  # another process may have rotated the pair that signs requests
+        asked_at = time.monotonic() + pause
         try:
             page = yield from mail_calls.poll(
                 max_messages=min(room, MOST_AT_ONCE),
@@ -127,7 +129,8 @@ def receive(
                 lease_seconds=lease_seconds,
                 after=pause,
             )
-            new = repeats.left_out(page.messages)
+            early = time.monotonic() - asked_at < min(left, mail_calls.MOST_WAIT) / 2
+            new = repeats.left_out(page.messages, early=early)
             came = yield from take_in(mailbox, new)
         except AngeliaError as error:
             return _cut_short(received, error)
