@@ -19,6 +19,13 @@ INSERT INTO replay_state (replay_key, msg_id, sender_fp, recipient_fp, seen_at, 
 VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO NOTHING RETURNING 1
 
+-- name: id_used
+-- Another envelope under the same id, by any pair that is or was the sender's: a rotation begins no new ids.
+SELECT 1 FROM replay_state
+WHERE msg_id = ?1 AND replay_key <> ?3 AND sender_fp IN (
+  SELECT fingerprint FROM pins WHERE nhi = ?2 UNION ALL SELECT fingerprint FROM former_signers WHERE nhi = ?2
+)
+
 -- name: forget
 DELETE FROM replay_state WHERE replay_key = ?
 
