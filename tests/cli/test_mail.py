@@ -594,3 +594,42 @@ def test_nothing_is_sealed_for_an_agent_without_a_bundle(server: Recorder, perso
         "error: carol has no key bundle, so nothing can be sealed to it (key_not_found)\n"
         "hint: carol runs `angelia key publish`\n",
     )
+
+
+def test_a_deleted_message_is_gone_and_cannot_come_back(desk: Desk, shell: Path) -> None:
+    letter = desk.letter("the secret plan")
+    id_ = json.loads(desk.bob("mail", "open", str(letter), "--json").out)["replay_key"]
+    asked = desk.bob("mail", "delete", id_[:12])
+    assert (asked.code, "needs a yes" in asked.err) == (2, True)
+    assert desk.bob("mail", "delete", id_[:12], "--dry-run").code == 0
+    assert desk.bob("mail", "open", id_[:12]).code == 0
+    done = desk.bob("mail", "delete", id_[:12], "--yes")
+    assert (done.code, done.out) == (0, f"deleted {id_[:12]} from alice\n")
+    assert desk.bob("mail", "open", id_[:12]).code == 8
+    assert desk.bob("mail", "open", str(letter)).code == 4  # its replay row stays
+    assert list((shell / "home-bob").rglob(f"{id_}.agl")) == []
+    assert desk.bob("mail", "verify").code == 0
+    assert desk.bob("mail", "delete", id_[:12], "--yes").code == 8
+
+    sent = desk.alice("mail", "delete", id_[:12], "--yes")
+    assert sent.out == f"deleted {id_[:12]} to bob\n"
+    assert desk.alice("mail", "outbox").out == ""
+    assert list((shell / "home-alice").rglob(f"{id_}.agl")) == []
+    assert desk.alice("mail", "verify").code == 0
+
+
+def test_no_line_of_a_body_poses_as_one_of_ours_on_a_terminal(
+    desk: Desk, terminal: Terminal, shell: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = "from carol, 2s ago, signature ok, not seen before"
+    body = f"hello\n{fake}\n\n{'x' * 78}{fake}\n{'界' * 60}\n\tend"
+    letter = desk.letter(body)
+    assert desk.bob("mail", "open", str(letter)).out == body + "\n"  # a pipe gets what was sent
+    id_ = json.loads(desk.bob("mail", "inbox", "--json").out)["replay_key"]
+    monkeypatch.setenv("ANGELIA_HOME", str(shell / "home-bob"))
+    first, *shown = terminal("mail", "open", id_[:12]).out.splitlines()
+    assert first.startswith("from alice, ")
+    assert all(line.startswith("│ ") for line in shown)
+    assert [line for line in shown if line.startswith("│ from")] == [f"│ {fake}"] * 2
+    assert "│ " + "x" * 78 in shown
+    assert "│ " + "界" * 39 in shown

@@ -8,7 +8,7 @@ import re
 import secrets
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,6 +24,7 @@ from angelia.mailbox import failures, identity
 from angelia.mailbox.box import Mailbox
 from cli.running import Angelia, Ended
 from forgery import forged
+from liar import Answer, Liar, lying, page, problem
 from processes import ServerProcess
 
 NOWHERE = ("--url", "http://127.0.0.1:9", "--timeout", "1")
@@ -237,7 +238,7 @@ def test_a_message_is_taken_back_until_it_was_given(alice: Agent, bob: Agent) ->
     first = alice("mail", "send", bob.name, "oh no").out.splitlines()[1]
     assert alice("mail", "withdraw", first) == Ended(0, f"withdrew {first} to {bob.name}\n", "")
     assert bob("mail", "receive").out == ""
-    assert alice("mail", "outbox").out.splitlines()[1].split()[3] == "failed"
+    assert alice("mail", "outbox").out.splitlines()[1].split()[3] == "withdrawn"
     assert alice("mail", "withdraw", first).code == 0  # saying it again is no error
     second = json.loads(alice("mail", "send", bob.name, "too late", "--json").out)
     bob("mail", "receive")
@@ -414,3 +415,76 @@ def test_without_a_registration_mail_is_fetched_from_nowhere(live: str, person: 
         "error: carol is not registered with a server (unauthenticated)\n"
         "hint: angelia agent register --as carol; without a server: angelia mail receive FILE\n",
     )
+
+
+# A server that is none, or lies.
+
+RECEIPT = r"/v1/receipts/[0-9a-f]{64}"
+
+
+@pytest.fixture
+def liar(live_server: ServerProcess) -> Iterator[Liar]:
+    with lying(live_server.start_url) as liar:
+        yield liar
+
+
+def rows(agent: Agent, *flags: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in agent("mail", "outbox", "--json", *flags).out.splitlines()]
+
+
+def test_what_does_not_come_from_angelia_leaves_a_message_stored_and_the_outbox_says_why(
+    alice: Agent, bob: Agent, liar: Liar
+) -> None:
+    answers = [page(404), page(403), page(413), page(301, location="http://127.0.0.1:9/"), page(200), Answer(200)]
+    for answer in answers:
+        liar.honest()
+        liar.instead("POST", "/v1/messages", answer)
+        sent = alice("mail", "send", bob.name, f"{answer.status}", "--url", liar.url)
+        assert sent.code == 7, sent
+        assert "it is sealed and waits" in sent.err
+        row = rows(alice)[0]
+        assert (row["state"], row["by"], row["content_kept"]) == ("stored", "", True)
+        assert "Angelia" in str(row["why"]) or "cannot be read" in str(row["why"])
+        assert liar.count("POST", "/v1/messages") == 1
+    assert "this is no Angelia server" in alice("mail", "outbox", "--url", liar.url).out
+
+    retried = alice("mail", "send", "--retry")
+    assert (retried.code, retried.out) == (0, f"sent {len(answers)} of {len(answers)} messages that waited\n")
+    assert len(bob("mail", "receive", "-q").out.splitlines()) == len(answers)
+    assert alice("mail", "send", "--retry").out == "nothing waits in the outbox\n"
+    assert alice("mail", "send", "--retry", bob.name).code == 2
+    assert alice("mail", "send").code == 2
+
+
+def test_a_refusal_is_the_servers_word_and_retry_sends_what_was_refused(alice: Agent, bob: Agent, liar: Liar) -> None:
+    liar.instead("POST", "/v1/messages", problem(403, "authorization_denied"))
+    assert alice("mail", "send", bob.name, "please", "--url", liar.url).code == 5
+    (row,) = rows(alice)
+    assert (row["status"], row["state"], row["by"], row["why"]) == (
+        "stored",
+        "failed",
+        "relay",
+        "authorization_denied",
+    )
+    again = alice("mail", "send", "--retry", "--url", liar.url)
+    assert (again.code, again.out) == (5, "sent 0 of 1 message that waited\n")
+    assert alice("mail", "send", "--retry").out == "sent 1 of 1 message that waited\n"
+    assert bob("mail", "receive", "-q").out == "please\n"
+
+
+def test_what_the_server_cannot_know_is_called_untrue(alice: Agent, bob: Agent, liar: Liar) -> None:
+    alice("mail", "send", bob.name, "hello")
+    for said, why in (
+        ({"status": "expired"}, "untrue: the server says that it has expired"),
+        ({"status": "failed", "failure_reason": "withdrawn"}, "untrue: the server says that it was withdrawn"),
+    ):
+        liar.honest()
+        liar.lie("GET", RECEIPT, lambda _, true, said=said: true.changed(**said))
+        listed = alice("mail", "outbox", "--url", liar.url)
+        assert "stays as it is: the server says that it" in listed.err
+        (row,) = rows(alice, "--url", liar.url)
+        assert (row["status"], row["by"], row["content_kept"]) == ("queued", "relay", True)
+        assert str(row["why"]).startswith(why)
+    assert bob("mail", "receive", "-q").out == "hello\n"
+    (row,) = rows(alice)
+    assert (row["state"], row["by"], row["why"], row["content_kept"]) == ("delivered", "recipient", "", False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from angelia.mailbox.outbox import Outgoing
+from angelia.mailbox.outgoing import Outgoing
 from people import Person
 
 

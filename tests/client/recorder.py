@@ -12,6 +12,8 @@ from typing import Any
 
 import uvicorn
 
+_NOT_TOLD = b'{"error":"not told","code":"not_found","request_id":"r"}'
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -40,6 +42,8 @@ class Recorder:
     def tell(
         self, method: str, path: str, body: object = None, status: int = 200, headers: dict[str, str] | None = None
     ) -> None:
+        if isinstance(body, dict) and "code" in body:
+            body = {"request_id": "0" * 26, **body}  # as every refusal of a server has one
         raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         self.told.setdefault((method, path), []).append((status, raw, headers or {}))
 
@@ -56,7 +60,7 @@ class Recorder:
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
         path, query = scope["raw_path"].decode(), scope["query_string"].decode()
         self.seen.append(Seen(scope["method"], path, query, headers, body))
-        answers = self.told.get((scope["method"], path), [(404, b'{"error":"not told"}', {})])
+        answers = self.told.get((scope["method"], path), [(404, _NOT_TOLD, {})])
         status, raw, extra = answers.pop(0) if len(answers) > 1 else answers[0]
         pairs = [(name.encode(), value.encode()) for name, value in extra.items()]
         await send({"type": "http.response.start", "status": status, "headers": pairs})

@@ -15,7 +15,8 @@ from angelia.errors import AngeliaError, NotFound, RateLimited, Stale, Unavailab
 from client.test_calls import NODE, TOKEN
 
 STALE = (401, {"title": "too old", "code": "stale"}, {})
-BUSY = (503, {"title": "later", "code": "unavailable"}, {})
+AWAY = {"title": "later", "code": "unavailable"}
+BUSY = (503, AWAY, {})
 FOUND = (200, NODE, {})
 MADE = (201, {**TOKEN, "token": "agt_x"}, {})
 
@@ -96,13 +97,13 @@ def test_a_clock_that_is_wrong_will_be_wrong_again() -> None:
 
 
 def test_retry_after_is_honoured() -> None:
-    world = World([(503, {}, {"retry-after": "4"}), FOUND])
+    world = World([(503, AWAY, {"retry-after": "4"}), FOUND])
     world.run(calls.node())
     assert world.pauses == [4]
 
 
 def test_no_pause_reaches_beyond_the_timeout() -> None:
-    world = World([(503, {}, {"retry-after": "400"}), FOUND])
+    world = World([(503, AWAY, {"retry-after": "400"}), FOUND])
     with pytest.raises(Unavailable) as refused:
         world.run(calls.node(), timeout=10)
     assert refused.value.retry_after == 400
@@ -110,7 +111,7 @@ def test_no_pause_reaches_beyond_the_timeout() -> None:
 
 
 def test_the_time_of_all_tries_together_is_bounded() -> None:
-    world = World([(503, {}, {"retry-after": "4"})])
+    world = World([(503, AWAY, {"retry-after": "4"})])
     with pytest.raises(Unavailable):
         world.run(calls.node(), timeout=7)
     assert [round(send.timeout) for send in world.sent] == [7, 3]

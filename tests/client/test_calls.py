@@ -67,7 +67,7 @@ def held(call: Call[Any], answer: object) -> tuple[Request, Any]:
     request = next(call)
     body = b"" if answer is None else json.dumps(answer).encode()
     with pytest.raises(StopIteration) as end:
-        call.send(Response(request.method, request.path, 200, {}, body))
+        call.send(Response(request.method, request.path, 204 if answer is None else 200, {}, body))
     return request, end.value.value
 
 

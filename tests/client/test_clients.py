@@ -13,6 +13,7 @@ from http_message_signatures import HTTPMessageVerifier, HTTPSignatureKeyResolve
 
 from angelia.client import AsyncClient, Client, Unreachable, attempts, calls
 from angelia.client.attempts import Trip, origin
+from angelia.client.faults import NotAngelia
 from angelia.errors import InvalidArgument, NotFound, Stale
 from angelia.mailbox import identity
 from angelia.mailbox.identity import Identity
@@ -163,9 +164,10 @@ def test_a_degraded_server_is_an_answer(recorder: Recorder) -> None:
 
 def test_a_redirect_is_not_followed_with_our_credentials(recorder: Recorder) -> None:
     recorder.tell("GET", "/v1/tokens", status=307, headers={"location": "http://127.0.0.1:9/steal"})
-    with Client(recorder.url, token="t") as client, pytest.raises(attempts.ApiError) as refused:
+    with Client(recorder.url, token="t") as client, pytest.raises(NotAngelia) as refused:
         client.tokens()
     assert refused.value.status == 307
+    assert len(recorder.seen) == 1
 
 
 def test_an_observer_sees_each_attempt_and_nothing_secret(recorder: Recorder, alice: Identity) -> None:

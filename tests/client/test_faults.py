@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from angelia.client.faults import ApiError, fault
+from angelia.client.faults import ApiError, NotAngelia, Unreachable, fault
 from angelia.client.wire import Response
 from angelia.errors import AngeliaError, Denied, FromFuture, NotFound, RateLimited, Stale, Unauthenticated
 
@@ -18,6 +18,10 @@ NOW = 1_800_000_000.0
 def refusal(status: int, body: object = None, **headers: str) -> Response:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     return Response("GET", "/v1/x", status, {k.replace("_", "-"): v for k, v in headers.items()}, raw)
+
+
+def in_our_words(**members: object) -> dict[str, object]:
+    return {"title": "no", "code": "not_found", "request_id": "r1", **members}
 
 
 def test_a_problem_document_keeps_its_words_code_hint_and_request_id() -> None:
@@ -36,7 +40,7 @@ def test_a_problem_document_keeps_its_words_code_hint_and_request_id() -> None:
 
 
 def test_the_detail_says_more_than_the_title() -> None:
-    assert fault(refusal(400, {"title": "bad", "detail": "name is too long"}), now=NOW).message == "name is too long"
+    assert fault(refusal(400, in_our_words(detail="name is too long")), now=NOW).message == "name is too long"
 
 
 @pytest.mark.parametrize(
@@ -53,13 +57,14 @@ def test_the_detail_says_more_than_the_title() -> None:
 def test_a_plain_error_text_is_classified_by_its_status_and_words(
     status: int, text: str, kind: type[AngeliaError]
 ) -> None:
-    error = fault(refusal(status, {"error": text}), now=NOW)
+    said = json.dumps({"error": text}).encode()
+    error = fault(Response("GET", "/who", status, {}, said), now=NOW)
     assert isinstance(error, kind)
     assert error.message == text
 
 
 def test_a_code_from_the_future_is_kept_though_no_class_knows_it() -> None:
-    error = fault(refusal(409, {"title": "t", "code": "level_gap"}), now=NOW)
+    error = fault(refusal(409, in_our_words(code="level_gap")), now=NOW)
     assert error.code == "level_gap"
     assert type(error).__mro__[1] is ApiError
     assert ApiError.code == "internal"
@@ -67,16 +72,28 @@ def test_a_code_from_the_future_is_kept_though_no_class_knows_it() -> None:
 
 def test_a_proxy_page_is_not_quoted() -> None:
     error = fault(refusal(502, b"<html>\x1b[31mBad Gateway</html>"), now=NOW)
-    assert error.message == "GET /v1/x was answered with status 502 (Bad Gateway)"
-    assert error.code == "unavailable"
+    assert error.message == "GET /v1/x was answered with status 502 (Bad Gateway): this is no Angelia server"
+    assert error.code == "network"
+
+
+@pytest.mark.parametrize("status", [301, 302, 403, 404, 413, 429, 500, 502])
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>nginx</html>", {"error": "x"}, {"code": "not_found"}, {"code": 404, "request_id": "r"}, [1]]
+)
+def test_a_refusal_that_is_not_in_our_words_says_that_this_is_no_angelia_server(status: int, body: object) -> None:
+    error = fault(refusal(status, body), now=NOW)
+    assert isinstance(error, NotAngelia)
+    assert isinstance(error, Unreachable)
+    assert not isinstance(error, ApiError)
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("7", 7), ("Fri, 15 Jan 2027 08:00:30 GMT", 30), ("Fri, 15 Jan 2027 07:00:00 GMT", 0), ("soon", None), ("", None)],
-)
+    [("7", 7), ("Fri, 15 Jan 2027 08:00:30 GMT", 30), ("Fri, 15 Jan 2027 07:00:00 GMT", 0), ("soon", None), ("", None),
+     ("9" * 5000, 3600), ("Fri, 15 Jan 2127 08:00:30 GMT", 3600)],
+)  # fmt: skip
 def test_retry_after_is_a_number_or_a_date(text: str, seconds: int | None) -> None:
-    assert fault(refusal(429, {}, retry_after=text), now=NOW).retry_after == seconds
+    assert fault(refusal(429, in_our_words(), retry_after=text), now=NOW).retry_after == seconds
 
 
 @pytest.mark.parametrize(
@@ -88,7 +105,7 @@ def test_retry_after_is_a_number_or_a_date(text: str, seconds: int | None) -> No
     ],
 )
 def test_a_stale_request_is_told_how_far_its_clock_is_off(ours: float, hint: str) -> None:
-    body = {"title": "too old", "code": "stale", "hint": "sign it again"}
+    body = in_our_words(code="stale", hint="sign it again")
     assert fault(refusal(401, body, date="Fri, 15 Jan 2027 08:00:00 GMT"), now=ours).hint == hint
 
 

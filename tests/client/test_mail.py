@@ -20,10 +20,10 @@ from angelia.envelope.receipts import ReceiptStatus
 from angelia.envelope.refusals import IdConflict, NotAllowed, OpenFailed, Replayed
 from angelia.envelope.sealing import Control
 from angelia.envelope.wire import Priority
-from angelia.errors import Conflict, DeadlineExceeded, Denied, InvalidArgument
+from angelia.errors import Conflict, DeadlineExceeded, Denied, InvalidArgument, KeyRevoked
 from angelia.mail.model import ATTEMPTS, Attested
 from angelia.mailbox.box import Mailbox
-from angelia.mailbox.outbox import Sent
+from angelia.mailbox.outgoing import Sent
 from client.letters import bodies, now, outgoing
 from client.recorder import closed_port
 from forgery import forged
@@ -231,25 +231,34 @@ def test_keys_that_were_revoked_meanwhile_mean_sealing_again(alice: Person, bob:
     assert bodies(bob) == [b"to the new key"]
 
 
-def test_mail_whose_key_was_revoked_while_it_waited_is_sent_again_under_a_new_id(alice: Person, bob: Person) -> None:
+def test_mail_whose_key_was_revoked_while_it_waited_is_sent_again_under_its_id(alice: Person, bob: Person) -> None:
     first = alice.client.send(alice.mailbox, bob.name, b"in the queue", one_time=False)
     bob.client.emergency_rotate_keys(bob.mailbox, why="stolen", signer=False)
     deadline = time.monotonic() + 20
     while not (news := alice.client.update_outbox(alice.mailbox)).resent and time.monotonic() < deadline:
         assert bodies(bob, wait=1) == []
     (again,) = news.resent
-    assert again.envelope.header.message_id != first.envelope.header.message_id
+    assert again.envelope.header.message_id == first.envelope.header.message_id
     assert bodies(bob, wait=5) == [b"in the queue"]
     assert alice.mailbox.outbox.outgoing(first.replay_key).status is Sent.RESEALED
     assert [one.status for one in alice.client.update_outbox(alice.mailbox).told] == [Sent.DELIVERED]
 
 
-def test_what_is_refused_for_good_has_failed(alice: Person, bob: Person) -> None:
+def test_what_is_refused_has_failed_on_the_servers_word_and_goes_out_when_it_is_asked_again(
+    alice: Person, bob: Person
+) -> None:
     bob.client.block_agent(alice.name)
     with pytest.raises(Denied):
         alice.client.send(alice.mailbox, bob.name, b"please")
-    assert outgoing(alice).status is Sent.FAILED
+    row = outgoing(alice)
+    assert (row.status, row.said, row.said_reason) == (Sent.STORED, Sent.FAILED, "authorization_denied")
+    assert row.resealable
     assert alice.client.deliver_outbox(alice.mailbox).sent == ()
+    bob.client.unblock_agent(alice.name)
+    (sent,) = alice.client.retry_outbox(alice.mailbox).sent
+    assert sent.replay_key == row.replay_key
+    assert (outgoing(alice).status, outgoing(alice).said) == (Sent.QUEUED, None)
+    assert bodies(bob) == [b"please"]
 
 
 def test_a_message_without_its_bytes_is_given_up_and_the_others_are_sent(alice: Person, bob: Person) -> None:
@@ -372,15 +381,18 @@ def test_what_cannot_be_opened_comes_to_an_end_with_a_signed_receipt(alice: Pers
     assert bodies(bob) == []
 
 
-def test_a_second_message_under_one_id_fails_and_its_sender_is_told(alice: Person, bob: Person) -> None:
+def test_a_message_that_was_opened_and_sealed_again_is_not_opened_twice_and_was_delivered(
+    alice: Person, bob: Person
+) -> None:
     first = alice.client.seal(alice.mailbox, bob.name, b"by hand")
     bob.client.open(bob.mailbox, first.wire)
-    again = alice.client.reseal(alice.mailbox, first.replay_key)
+    bob.client.emergency_rotate_keys(bob.mailbox, why="stolen", signer=False)
+    again = alice.client.reseal(alice.mailbox, first.replay_key, KeyRevoked())
     assert alice.client.send_sealed(alice.mailbox, [again]) == [None]
     received = bob.client.receive(bob.mailbox)
     assert [(type(one.error), one.told) for one in received.not_opened] == [(IdConflict, Told.FAILED)]
     (told,) = alice.client.update_outbox(alice.mailbox).told
-    assert (told.status, told.by, told.reason) == (Sent.FAILED, Attested.RECIPIENT, "message_id_conflict")
+    assert (told.status, told.by, told.reason) == (Sent.DELIVERED, Attested.RECIPIENT, "message_id_conflict")
 
 
 # Questions and answers.

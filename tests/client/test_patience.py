@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from angelia.client.attempts import Line, Pause, Send
-from angelia.client.faults import ApiError
+from angelia.client.faults import NotAngelia
 from angelia.client.patience import Patience, patiently
 from angelia.client.wire import Call, Request, Response
 from angelia.errors import NotFound, RateLimited
@@ -58,10 +58,10 @@ def test_any_other_error_is_for_the_call_to_judge() -> None:
 def test_a_line_pauses_before_it_sends_what_is_to_be_sent_later() -> None:
     steps = Line("http://localhost:8080").run(patiently(asked(), Patience(left=100)))
     assert isinstance(next(steps), Send)
-    slowly = Response("GET", "/v1/thing", 429, {"retry-after": "5"}, b'{"code": "rate_limited"}')
+    slowly = Response("GET", "/v1/thing", 429, {"retry-after": "5"}, b'{"code": "rate_limited", "request_id": "r"}')
     assert steps.send(slowly) == Pause(5)
     assert isinstance(steps.send(None), Send)
-    with pytest.raises(ApiError):
+    with pytest.raises(NotAngelia):
         steps.send(answer(404))
 
 

@@ -16,7 +16,7 @@ from angelia.envelope.receipts import Receipt, ReceiptStatus, receipt_document, 
 from angelia.envelope.refusals import SignatureFailed
 from angelia.errors import Unavailable
 from angelia.mail.model import Attested
-from angelia.mailbox.outbox import Outgoing, Sent
+from angelia.mailbox.outgoing import Outgoing, Sent
 from client.letters import bodies, now, outgoing
 from client.recorder import Recorder
 from client.test_mail_calls import RECEIPT
@@ -100,16 +100,21 @@ def test_what_a_relay_invents_is_reported_and_never_believed(
 
 
 def test_a_relays_own_word_is_taken_as_its_word(recorder: Recorder, alice: Person, bob: Person, sent: Outgoing) -> None:
-    news = told_by(recorder, alice, said(sent, alice, bob, status="expired"))
-    assert [(one.status, one.by) for one in news.told] == [(Sent.EXPIRED, Attested.RELAY)]
-    assert outgoing(alice).status is Sent.EXPIRED
+    news = told_by(recorder, alice, said(sent, alice, bob, status="failed", failure_reason="too many attempts"))
+    assert [(one.status, one.by) for one in news.told] == [(Sent.FAILED, Attested.RELAY)]
+    row = outgoing(alice)
+    assert (row.status, row.said, row.said_reason) == (Sent.QUEUED, Sent.FAILED, "too many attempts")
+    assert row.resealable
+    assert (
+        told_by(recorder, alice, said(sent, alice, bob, status="failed", failure_reason="too many attempts")).told == ()
+    )
 
 
 def test_one_bad_receipt_keeps_nobody_from_the_others(
     recorder: Recorder, alice: Person, bob: Person, sent: Outgoing
 ) -> None:
     alice.client.send(alice.mailbox, bob.name, b"second")
-    good, bad = said(outgoing(alice), alice, bob, status="expired"), said(sent, alice, bob, status="read")
+    good, bad = said(outgoing(alice), alice, bob, status="failed"), said(sent, alice, bob, status="read")
     news = told_by(recorder, alice, bad, good)
     assert [type(one.error) for one in news.doubts] == [SignatureFailed]
     assert [one.replay_key for one in news.told] == [good["replay_key"]]
@@ -126,11 +131,10 @@ def test_a_few_messages_are_asked_about_by_name_and_many_among_what_was_sent(
     recorder.told.clear()
     recorder.seen.clear()
     for row, following in ((outgoing(alice), "c"), (sent, None)):
-        page = {"receipts": [said(row, alice, bob, status="expired")], "next": following}
+        page = {"receipts": [said(row, alice, bob, status="failed")], "next": following}
         recorder.tell("GET", "/v1/receipts", page)
     with Client(recorder.url, identity=alice.mailbox) as client:
         assert len(client.update_outbox(alice.mailbox).told) == 2
-        assert client.update_outbox(alice.mailbox) == sent_mail.News()
     asked = [parse_qs(seen.query) for seen in recorder.asked("GET", "/v1/receipts")]
     assert [(one["side"], one.get("cursor")) for one in asked] == [(["sent"], None), (["sent"], ["c"])]
     assert len(recorder.seen) == 2
@@ -172,13 +176,13 @@ def test_what_was_heard_before_the_relay_went_away_is_told_and_written_down(
     alice.client.send(alice.mailbox, bob.name, b"second")
     second = outgoing(alice)
     recorder.tell("GET", f"/v1/receipts/{second.replay_key}", {"code": "unavailable"}, status=503)
-    recorder.tell("GET", f"/v1/receipts/{sent.replay_key}", said(sent, alice, bob, status="expired"))
+    recorder.tell("GET", f"/v1/receipts/{sent.replay_key}", said(sent, alice, bob, status="failed"))
     with Client(recorder.url, identity=alice.mailbox) as client:
         news = client.update_outbox(alice.mailbox)
         assert [one.replay_key for one in news.told] == [sent.replay_key]
         assert isinstance(news.interrupted, Unavailable)
-        assert alice.mailbox.outbox.outgoing(sent.replay_key).status is Sent.EXPIRED
-        with pytest.raises(Unavailable):  # and nothing was heard before it
+        assert alice.mailbox.outbox.outgoing(sent.replay_key).said is Sent.FAILED
+        with pytest.raises(Unavailable):  # and nothing new was heard before it
             client.update_outbox(alice.mailbox)
 
 
@@ -188,7 +192,7 @@ def test_a_message_that_the_relay_has_forgotten_keeps_nobody_from_the_others(
     alice.client.send(alice.mailbox, bob.name, b"second")
     recorder.tell("GET", f"/v1/receipts/{sent.replay_key}", {"code": "not_found"}, status=404)
     second = outgoing(alice)
-    recorder.tell("GET", f"/v1/receipts/{second.replay_key}", said(second, alice, bob, status="expired"))
+    recorder.tell("GET", f"/v1/receipts/{second.replay_key}", said(second, alice, bob, status="failed"))
     with Client(recorder.url, identity=alice.mailbox) as client:
         news = client.update_outbox(alice.mailbox)
     assert ([one.replay_key for one in news.told], news.interrupted) == ([second.replay_key], None)

@@ -18,7 +18,7 @@ from angelia.client.mail_answers import Handed, MessageNews, PrekeysLow
 from angelia.mailbox import identity
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.inbox import Opened
-from angelia.mailbox.outbox import Sent
+from angelia.mailbox.outgoing import Sent
 from client.letters import now, outgoing
 from client.recorder import Recorder
 from people import Person

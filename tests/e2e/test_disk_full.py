@@ -18,7 +18,7 @@ import redis
 
 from angelia.cli.errors import exit_code
 from angelia.errors import AngeliaError
-from angelia.mailbox.outbox import Sent
+from angelia.mailbox.outgoing import Sent
 from angelia.stores.embedded.datadir import read_runtime
 from processes import ServerProcess
 from smalldisk import SmallDisk, small_disk

@@ -32,7 +32,7 @@ from angelia.envelope.wire import Priority
 from angelia.errors import AngeliaError, MessageExpired
 from angelia.mailbox import identity
 from angelia.mailbox.box import Mailbox
-from angelia.mailbox.outbox import Outgoing, Sent
+from angelia.mailbox.outgoing import Outgoing, Sent
 from angelia.stores.embedded.datadir import read_runtime
 from history import Handing, History, Opening, Try
 from processes import ServerProcess

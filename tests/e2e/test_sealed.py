@@ -13,7 +13,7 @@ import pytest
 from angelia.client import sealed
 from angelia.client.settling import Told
 from angelia.envelope.refusals import NotAllowed, Replayed
-from angelia.mailbox.outbox import Sent
+from angelia.mailbox.outgoing import Sent
 from people import NO_LIMITS, Person
 from processes import ServerProcess
 

@@ -13,7 +13,7 @@ import signal
 import sqlite3
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ def reseal(home: Path, argument: str) -> Callable[[], object]:
     box = opened(home, "alice")
     known = box.trust.bundle("bob", NOW)
     assert known is not None
-    return lambda: box.outbox.reseal(argument, known.link, NOW, new_id=False)
+    return lambda: box.outbox.reseal(argument, known.link, NOW + timedelta(minutes=10))
 
 
 def rotate(home: Path, argument: str) -> Callable[[], object]:

@@ -21,7 +21,7 @@ from angelia.mailbox import identity, keyfile
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.database import FILE
 from angelia.mailbox.inbox import Opened, ReadState
-from angelia.mailbox.outbox import Sent
+from angelia.mailbox.outgoing import Sent
 from thief import CHANNEL, fill, opens, sealed_rows
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)

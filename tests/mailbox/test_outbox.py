@@ -17,7 +17,8 @@ from angelia.envelope.wire import Compression, Envelope, Priority, Suite
 from angelia.errors import Conflict, KeyRevoked, KeyStale, NotFound
 from angelia.mailbox import identity
 from angelia.mailbox.box import Mailbox
-from angelia.mailbox.outbox import Draft, Sent
+from angelia.mailbox.outbox import MOST_RESEALS, Draft, SealStands
+from angelia.mailbox.outgoing import Sent
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -152,8 +153,8 @@ def test_the_content_is_kept_until_it_is_not_needed_any_more(alice: Mailbox, sea
     assert alice.outbox.mark(key, Sent.READ)
 
 
-@pytest.mark.parametrize("end", [Sent.DELIVERED, Sent.READ, Sent.EXPIRED])
-def test_every_good_end_clears_the_content(alice: Mailbox, sealed: Envelope, end: Sent) -> None:
+@pytest.mark.parametrize("end", [Sent.DELIVERED, Sent.READ, Sent.FAILED])
+def test_what_the_recipient_signs_clears_the_content(alice: Mailbox, sealed: Envelope, end: Sent) -> None:
     assert alice.outbox.mark(sealed.replay_key, end)
     assert not kept(alice, sealed.replay_key)
     assert alice.outbox.outgoing(sealed.replay_key).status is end
@@ -169,19 +170,70 @@ def test_news_that_comes_twice_or_late_changes_nothing(alice: Mailbox, sealed: E
 
 
 def test_a_withdrawn_message_has_failed_and_leaves_no_content(alice: Mailbox, sealed: Envelope) -> None:
-    assert alice.outbox.withdraw(sealed.replay_key)
-    assert alice.outbox.outgoing(sealed.replay_key).status is Sent.FAILED
+    assert alice.outbox.withdraw(sealed.replay_key, NOW)
+    row = alice.outbox.outgoing(sealed.replay_key)
+    assert (row.status, row.withdrawn) == (Sent.FAILED, True)
     assert not kept(alice, sealed.replay_key)
 
 
-def test_a_message_that_never_left_expires_by_itself_and_its_content_goes(alice: Mailbox, bob: Mailbox) -> None:
+@pytest.mark.parametrize("said", [Sent.DELIVERED, Sent.EXPIRED, Sent.FAILED])
+@pytest.mark.parametrize("signed", [Sent.DELIVERED, Sent.READ, Sent.FAILED])
+def test_a_servers_word_is_kept_beside_the_content_and_the_recipients_ends_it(
+    alice: Mailbox, sealed: Envelope, said: Sent, signed: Sent
+) -> None:
+    key = sealed.replay_key
+    alice.outbox.mark(key, Sent.QUEUED)
+    assert alice.outbox.hear(key, said, "because", NOW)
+    assert not alice.outbox.hear(key, said, "because", NOW + MINUTE)
+    row = alice.outbox.outgoing(key)
+    assert (row.status, row.said, row.said_reason, row.said_at) == (Sent.QUEUED, said, "because", NOW)
+    assert kept(alice, key)
+    assert [one.replay_key for one in alice.outbox.unsettled(NOW + DAY)] == [key]
+    assert alice.outbox.mark(key, signed)
+    assert (alice.outbox.outgoing(key).status, alice.outbox.outgoing(key).said) == (signed, None)
+    assert not kept(alice, key)
+
+
+def test_a_message_that_was_withdrawn_and_opened_all_the_same_was_delivered(alice: Mailbox, sealed: Envelope) -> None:
+    alice.outbox.withdraw(sealed.replay_key, NOW)
+    assert alice.outbox.mark(sealed.replay_key, Sent.DELIVERED)
+
+
+def test_what_the_sender_knows_to_be_untrue_is_called_so(alice: Mailbox, sealed: Envelope) -> None:
+    row, end = alice.outbox.outgoing(sealed.replay_key), NOW + 7 * DAY
+    assert row.untrue(Sent.EXPIRED, "", end - 10 * MINUTE)
+    assert row.untrue(Sent.EXPIRED, "", end) is None
+    assert row.untrue(Sent.FAILED, "withdrawn", NOW)
+    assert row.untrue(Sent.FAILED, "key_revoked", NOW) is None
+    alice.outbox.ask_withdrawal(row.replay_key, NOW)
+    assert alice.outbox.outgoing(row.replay_key).untrue(Sent.FAILED, "withdrawn", NOW) is None
+
+
+def test_what_a_server_refused_is_not_tried_again_until_somebody_says_so(alice: Mailbox, sealed: Envelope) -> None:
+    key = sealed.replay_key
+    alice.outbox.refuse(key, Sent.FAILED, "authorization_denied", NOW)
+    assert alice.outbox.due(NOW + DAY) == []
+    assert kept(alice, key)
+    assert alice.outbox.retry_now(NOW + DAY) == 1
+    assert [row.replay_key for row in alice.outbox.due(NOW + DAY)] == [key]
+    assert alice.outbox.retry_now(NOW + 7 * DAY) == 0
+
+
+def test_the_outbox_says_why_a_message_waits(alice: Mailbox, sealed: Envelope) -> None:
+    alice.outbox.retry_later(sealed.replay_key, NOW, "the server is full")
+    assert alice.outbox.outgoing(sealed.replay_key).waits_for == "the server is full"
+    alice.outbox.mark(sealed.replay_key, Sent.QUEUED)
+    assert alice.outbox.outgoing(sealed.replay_key).waits_for == ""
+
+
+def test_the_content_goes_a_day_after_the_end_of_a_message_by_this_clock(alice: Mailbox, bob: Mailbox) -> None:
     short = alice.outbox.seal(bundle_of(bob), b"short", now=NOW, ttl_seconds=60).replay_key
     queued = alice.outbox.seal(bundle_of(bob), b"queued", now=NOW, ttl_seconds=60).replay_key
     alice.outbox.mark(queued, Sent.QUEUED)
-    for at in (HOUR, HOUR + MINUTE):
+    for at in (HOUR, 2 * HOUR, DAY, DAY + HOUR, DAY + HOUR + MINUTE):
         alice.receive_many([], now=NOW + at)
         assert kept(alice, short)
-    alice.receive_many([], now=NOW + 2 * HOUR)
+    alice.receive_many([], now=NOW + DAY + 2 * HOUR)
     assert alice.outbox.outgoing(short).status is Sent.EXPIRED
     assert alice.outbox.outgoing(queued).status is Sent.QUEUED  # only the relay knows
     assert not kept(alice, short)
@@ -225,7 +277,7 @@ def test_a_message_is_sealed_again_for_new_keys_under_its_own_id(alice: Mailbox,
     link = bob.own.begin_rotation(NOW, emergency=True)
     bob.own.finish_rotation(NOW)
     alice.trust.advance("bob", [link], NOW)
-    new = alice.outbox.reseal(old.replay_key, link, NOW + HOUR, new_id=False)
+    new = alice.outbox.reseal(old.replay_key, link, NOW + HOUR)
     assert new.header.message_id == old.header.message_id
     assert new.header.expires_at == old.header.expires_at
     assert (new.header.priority, new.header.compression) == (Priority.HIGH, Compression.GZIP)
@@ -236,11 +288,53 @@ def test_a_message_is_sealed_again_for_new_keys_under_its_own_id(alice: Mailbox,
     assert bob.receive(new.wire, now=NOW + HOUR).body == b"text " * 99
 
 
-def test_a_message_that_the_relay_had_taken_gets_a_new_id(alice: Mailbox, bob: Mailbox, sealed: Envelope) -> None:
+def test_a_message_whose_key_is_active_or_in_grace_is_not_sealed_again(
+    alice: Mailbox, bob: Mailbox, sealed: Envelope
+) -> None:
     alice.outbox.mark(sealed.replay_key, Sent.QUEUED)
-    alice.outbox.mark(sealed.replay_key, Sent.FAILED)
-    new = alice.outbox.reseal(sealed.replay_key, bundle_of(bob), NOW, new_id=True)
-    assert new.header.message_id != sealed.header.message_id
+    with pytest.raises(SealStands):
+        alice.outbox.reseal(sealed.replay_key, bundle_of(bob), NOW)
+    link = bob.own.begin_rotation(NOW)
+    bob.own.finish_rotation(NOW)
+    alice.trust.advance("bob", [link], NOW)
+    with pytest.raises(SealStands):
+        alice.outbox.reseal(sealed.replay_key, link, NOW + MINUTE)
+    assert kept(alice, sealed.replay_key)
+
+
+def test_a_message_under_a_one_time_key_is_sealed_again_only_for_a_newer_bundle(alice: Mailbox, bob: Mailbox) -> None:
+    (one,) = bob.own.make_one_time_keys(1, NOW)
+    old = alice.outbox.seal(bundle_of(bob), b"x", now=NOW, one_time_key=one)
+    with pytest.raises(SealStands):
+        alice.outbox.reseal(old.replay_key, bundle_of(bob), NOW)
+    link = bob.own.begin_rotation(NOW, emergency=True)
+    bob.own.finish_rotation(NOW)
+    alice.trust.advance("bob", [link], NOW)
+    assert alice.outbox.reseal(old.replay_key, link, NOW).header.message_id == old.header.message_id
+
+
+def test_a_message_is_sealed_again_five_times_at_most_over_its_whole_life(
+    alice: Mailbox, bob: Mailbox, sealed: Envelope
+) -> None:
+    key = sealed.replay_key
+    for n in range(1, MOST_RESEALS + 1):
+        key = alice.outbox.reseal(key, bundle_of(bob), NOW + n * HOUR).replay_key
+        assert alice.outbox.outgoing(key).reseals == n
+    with pytest.raises(SealStands, match="5 times"):
+        alice.outbox.reseal(key, bundle_of(bob), NOW + DAY)
+    assert kept(alice, key)
+    assert alice.outbox.mark(sealed.replay_key, Sent.DELIVERED)  # a receipt of the first envelope is one of the message
+    assert alice.outbox.outgoing(key).status is Sent.DELIVERED
+    assert not kept(alice, key)
+
+
+def test_the_few_envelopes_that_a_message_has_are_spread_over_a_day(alice: Mailbox, bob: Mailbox) -> None:
+    key, at = alice.outbox.seal(bundle_of(bob), b"x", now=NOW).replay_key, NOW
+    while alice.outbox.outgoing(key).reseals < MOST_RESEALS:
+        while at <= alice.outbox.outgoing(key).created_at + 5 * MINUTE:
+            at = alice.outbox.retry_later(key, at)
+        key = alice.outbox.reseal(key, bundle_of(bob), at).replay_key
+    assert DAY / 4 < at - NOW < 2 * DAY
 
 
 def test_where_mail_lives_shorter_than_usual_nobody_has_to_say_so(home: Path, alice: Mailbox, bob: Mailbox) -> None:
@@ -251,7 +345,7 @@ def test_where_mail_lives_shorter_than_usual_nobody_has_to_say_so(home: Path, al
         assert many.header.ttl_seconds == 3_600
         with pytest.raises(Malformed, match="ttl_seconds"):
             hasty.outbox.seal(bundle_of(bob), b"hello", now=NOW, ttl_seconds=3_601)
-        again = hasty.outbox.reseal(long.replay_key, bundle_of(bob), NOW, new_id=False)
+        again = hasty.outbox.reseal(long.replay_key, bundle_of(bob), NOW + HOUR)
         assert again.header.ttl_seconds == 3_600
     assert long.header.ttl_seconds == 7 * 86_400
 
@@ -259,10 +353,10 @@ def test_where_mail_lives_shorter_than_usual_nobody_has_to_say_so(home: Path, al
 def test_a_message_is_sealed_again_once_and_only_while_its_content_is_there(
     alice: Mailbox, bob: Mailbox, sealed: Envelope
 ) -> None:
-    alice.outbox.reseal(sealed.replay_key, bundle_of(bob), NOW, new_id=False)
+    alice.outbox.reseal(sealed.replay_key, bundle_of(bob), NOW + HOUR)
     for _ in range(2):
         with pytest.raises(Conflict):
-            alice.outbox.reseal(sealed.replay_key, bundle_of(bob), NOW, new_id=False)
+            alice.outbox.reseal(sealed.replay_key, bundle_of(bob), NOW + HOUR)
     assert len(alice.outbox.page()) == 2
 
 
@@ -272,9 +366,9 @@ def test_a_message_is_never_sealed_again_for_somebody_else_or_after_its_time(
     carol = agent("carol")
     introduce(alice, carol)
     with pytest.raises(UntrustedBundle):
-        alice.outbox.reseal(sealed.replay_key, bundle_of(carol), NOW, new_id=False)
+        alice.outbox.reseal(sealed.replay_key, bundle_of(carol), NOW + HOUR)
     with pytest.raises(Expired):
-        alice.outbox.reseal(sealed.replay_key, bundle_of(bob), NOW + 7 * DAY, new_id=False)
+        alice.outbox.reseal(sealed.replay_key, bundle_of(bob), NOW + 7 * DAY)
     assert alice.outbox.outgoing(sealed.replay_key).status is Sent.STORED
 
 

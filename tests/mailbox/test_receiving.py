@@ -354,6 +354,22 @@ def test_a_conflict_that_comes_twice_keeps_nothing_from_the_caller(bob: Mailbox,
     assert bob.verify() == []
 
 
+def test_a_message_that_was_sealed_again_by_the_senders_next_pair_is_not_opened_twice(
+    alice: Mailbox, bob: Mailbox, send: Send
+) -> None:
+    first = send()
+    assert bob.receive(first, now=NOW).body == b"hello"
+    link, at = alice.own.begin_rotation(NOW, signer=True), NOW + timedelta(minutes=10)
+    alice.own.finish_rotation(NOW)
+    bob.trust.advance("alice", [link], NOW)
+    known = alice.trust.bundle("bob", NOW, max_age=None)
+    assert known is not None
+    again = alice.outbox.reseal(alice.outbox.page()[0].replay_key, known.link, at)
+    assert again.header.sender_key_id != wire.decode(first).header.sender_key_id
+    with pytest.raises(IdConflict):
+        bob.receive(again.wire, now=at)
+
+
 def test_what_was_claimed_has_its_receipt_whatever_becomes_of_the_others(
     bob: Mailbox, send: Send, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from angelia.envelope.refusals import Replayed
+from angelia.errors import NotFound
 from angelia.mailbox import identity
 from angelia.mailbox.box import Mailbox
-from angelia.mailbox.outbox import Sent
+from angelia.mailbox.outgoing import Sent
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -51,7 +53,7 @@ def test_a_clock_that_ran_ahead_for_a_moment_destroys_nothing(
     assert [one.replay_key for one in alice.outbox.due(NOW + DAY)] == [unsent]
     known = alice.trust.bundle("bob", NOW, max_age=None)
     assert known is not None
-    alice.outbox.reseal(unsent, known.link, NOW + DAY, new_id=False)
+    alice.outbox.reseal(unsent, known.link, NOW + DAY)
 
 
 def test_a_clock_that_runs_ahead_again_and_again_destroys_nothing(alice: Mailbox, bob: Mailbox, unsent: str) -> None:
@@ -121,3 +123,25 @@ def test_what_a_killed_process_left_in_the_log_goes_when_the_mailbox_is_opened(
     monkeypatch.undo()
     with Mailbox(home, identity.load(home, "bob", lambda: ""), NOW) as again:
         assert not on_disk(again, seed)
+
+
+@pytest.mark.parametrize("size", [100, 100_000])
+def test_a_deleted_message_is_in_no_file_and_is_not_opened_again(bob: Mailbox, send: Send, size: int) -> None:
+    sealed = send(body=bytes(size))
+    key = bob.receive(sealed, now=NOW).message.replay_key
+    _, content = bob.database.row("inbox_body", key)
+    assert on_disk(bob, content[:60])
+    bob.delete(key, NOW)
+    assert not on_disk(bob, content[:60])
+    assert list(bob.directory.rglob(f"{key}.agl")) == []
+    with pytest.raises(Replayed):
+        bob.receive(sealed, now=NOW)
+    assert bob.verify() == []
+
+
+def test_a_deletion_that_a_crash_interrupted_is_ended_by_saying_it_again(bob: Mailbox, send: Send) -> None:
+    key = bob.receive(send(), now=NOW).message.replay_key
+    (bob.directory / "inbox" / f"{key}.agl").unlink()
+    bob.delete(key, NOW)
+    with pytest.raises(NotFound):
+        bob.inbox.message(key)

@@ -27,7 +27,7 @@ _EXIT_CODES = {
     REPLAYED: "replay_rejected",
     NOT_ALLOWED: "unauthenticated authorization_denied not_member suite_refused key_revoked wrong_recipient",
     EXPIRED: "message_expired clock_skew stale from_future lease_lost",
-    NETWORK: "network unavailable deadline_exceeded",
+    NETWORK: "network unavailable deadline_exceeded bad_answer seal_stands",
     NOT_FOUND: "not_found key_not_found no_group offset_gone",
 }
 # How OpenSSL takes the answer of a server that speaks no TLS.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 # Joiners shape letters and emoji in honest text; the other format characters reorder or hide.
@@ -45,6 +45,17 @@ def cut(text: str, columns: int) -> str:
             break
         kept.append(c)
     return "".join(kept) + "…"
+
+
+def folded(text: str, columns: int) -> Iterator[str]:
+    """One line in pieces of so many columns; an empty one is one piece."""
+    piece, used = "", 0
+    for c in text:
+        if piece and used + _columns(c) > columns:
+            yield piece
+            piece, used = "", 0
+        piece, used = piece + c, used + _columns(c)
+    yield piece
 
 
 def _escaped(text: str, shown: Callable[[str], str]) -> str:

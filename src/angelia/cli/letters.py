@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from angelia.cli.escaping import escape_text, folded, width
 from angelia.cli.paging import ago, short
 from angelia.cli.session import Session
 from angelia.cli.times import age
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from angelia.envelope.wire import Envelope
     from angelia.mailbox.box import Mailbox
     from angelia.mailbox.inbox import Opened
+
+
+_MARK = "│ "
 
 
 class Read(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -62,6 +67,12 @@ class Withdrawn(msgspec.Struct, kw_only=True):
     replay_key: str
     message_id: str
     recipient: str
+
+
+class Deleted(msgspec.Struct, kw_only=True):
+    """What `--json` says of a message that was deleted here."""
+
+    replay_key: str
 
 
 class Counted(msgspec.Struct, kw_only=True):
@@ -141,12 +152,24 @@ def print_message(session: Session, opened: Opened, *, fresh: bool, named: bool 
     id_ = f", {short(message.replay_key)}" if named else ""
     session.out.note(f"from {message.sender}, {ago(message.created_at)} ago, {state}{id_}")
     if text is not None:
-        session.out.text(text)
+        print_body(session, text)
     elif alone and session.out.raw(opened.body):
         session.out.note(f"{len(opened.body):,} bytes that are no text, written as they are")
     else:
         ways = f"`angelia mail open {short(message.replay_key)} > FILE` writes them, --json shows them in base64url"
         session.out.note(f"{len(opened.body):,} bytes that are no text; {ways}")
+
+
+def print_body(session: Session, text: str) -> None:
+    """The content of a message. On a terminal each of its lines is marked, so that none can pose as one of ours, also
+    where a long one wraps; a file or a pipe gets the text alone."""
+    out = session.out
+    if not out.stdout.isatty():
+        out.text(text)
+        return
+    columns = max(shutil.get_terminal_size().columns - width(_MARK), 8)
+    for line in escape_text(text.removesuffix("\n")).expandtabs().split("\n"):
+        out.painted(_MARK + piece for piece in folded(line, columns))
 
 
 def _say_new(session: Session, record: object, envelope: Envelope, what: str) -> None:

@@ -13,13 +13,15 @@ import msgspec
 
 from angelia.cli import allowlist, dead_letters, relay
 from angelia.cli.body import PAD, longest_life, read_body
+from angelia.cli.confirm import Deed, may
 from angelia.cli.errors import Usage, exit_code, one_of, report
 from angelia.cli.exchange import received_from, sealed_by_hand
 from angelia.cli.flags import Needs, moment, span
 from angelia.cli.grammar import Noun
 from angelia.cli.handover import chain_in, handing_over, not_known, refuse_unregistered
-from angelia.cli.letters import Counted, print_message, say_control, say_sealed, say_sent
-from angelia.cli.paging import SHORTEST_PREFIX, Page, ago, short, show_list, until
+from angelia.cli.letters import Counted, Deleted, print_message, say_control, say_sealed, say_sent
+from angelia.cli.outbox import show_outbox
+from angelia.cli.paging import SHORTEST_PREFIX, Page, ago, short, show_list
 from angelia.cli.receipts import hand_in, list_all, list_given, take_file
 from angelia.cli.session import Session
 from angelia.cli.tables import Column, counted
@@ -28,7 +30,7 @@ from angelia.errors import AngeliaError, NotFound
 if TYPE_CHECKING:
     from angelia.mailbox.box import Mailbox
     from angelia.mailbox.inbox import Message
-    from angelia.mailbox.outbox import Outgoing, Wishes
+    from angelia.mailbox.outbox import Wishes
 
 PRIORITIES = ("low", "normal", "high", "critical")
 STATES = ("pending", "delivered", "read", "expired", "failed")
@@ -40,8 +42,9 @@ command = Noun("mail", "sealed mail: send, receive, allow, inbox, receipts")
 
 
 @command.verb(example='angelia mail send bob "the server cannot read this"', needs=Needs.SERVER | Needs.AGENT)
-@click.argument("recipient", metavar="NAME")
+@click.argument("recipient", metavar="NAME", required=False)
 @click.argument("body", metavar="[TEXT]", required=False)
+@click.option("--retry", is_flag=True, help="send what waits in the outbox now, also what was refused; no NAME")
 @click.option("--out", type=_file, metavar="FILE", help="write the envelope there, to be handed over, and send nothing")
 @click.option("--ttl", type=span, metavar="D", help="how long it may be opened (7d)")
 @click.option("--priority", type=click.Choice(PRIORITIES), default="normal", metavar="P", help=", ".join(PRIORITIES))
@@ -53,21 +56,30 @@ command = Noun("mail", "sealed mail: send, receive, allow, inbox, receipts")
 )  # fmt: skip
 def send(
     session: Session,
-    recipient: str,
+    recipient: str | None,
     body: str | None,
+    retry: bool,
     out: Path | None,
     ttl: timedelta | None,
     priority: str,
     correlation: str | None,
     pad: bool,
     compress: str,
-) -> None:
+) -> int:
     """Seal a message and send it. TEXT may come from stdin.
 
     With --out, and for an agent that is on no server, the sealed envelope is a file:
     NAME opens it with `angelia mail open FILE`."""
     from angelia.envelope.wire import Compression, Priority
 
+    if retry:
+        if recipient is not None:
+            raise Usage("--retry sends what waits, and takes no NAME", hint="angelia mail send --retry")
+        refuse_unregistered(session.mailbox, without="angelia mail send NAME --out FILE")
+        return relay.retry(session, session.mailbox)
+    if recipient is None:
+        context = click.get_current_context()
+        raise click.MissingParameter(ctx=context, param=context.command.params[0])
     longest_life(session, ttl)
     mailbox, content = session.mailbox, read_body(session, body)
     wishes: Wishes = {
@@ -82,12 +94,13 @@ def send(
         client = session.as_agent(mailbox)
         say_sent(session, relay.send(client, mailbox, recipient, content, wishes))
         relay.deliver_due(session, client, mailbox)
-        return
+        return 0
     with handing_over(out) as file:
         envelope = sealed_by_hand(session, mailbox, recipient, content, wishes)
         if file is not None:
             file.write(envelope.wire)
     say_sealed(session, mailbox, envelope, out)
+    return 0
 
 
 @command.verb(name="open", example="angelia mail open 5b0f3c9a71e2", needs=Needs.SERVER | Needs.AGENT)
@@ -173,23 +186,11 @@ def inbox(session: Session) -> None:
 
 @command.verb(example="angelia mail outbox", needs=Needs.SERVER | Needs.AGENT | Needs.PAGES)
 def outbox(session: Session) -> None:
-    """List the mail that was sealed here, newest first, and how far each message has come."""
+    """List the mail that was sealed here, newest first: its state, on whose word, and why it waits."""
     mailbox = session.mailbox
     if mailbox.identity.id is not None:
         relay.refresh_outbox(session, mailbox)
-    columns: list[Column[Outgoing]] = [
-        Column("ID", lambda m: short(m.replay_key)),
-        Column("TO", lambda m: m.recipient, long=True),
-        Column("AGE", lambda m: ago(m.created_at), right=True),
-        Column("STATE", lambda m: m.status.value),
-        Column("EXPIRES", lambda m: until(m.expires_at), right=True),
-    ]
-
-    def fetch(cursor: str | None, limit: int) -> Page[Outgoing]:
-        rows = mailbox.outbox.page(limit, cursor)
-        return Page(rows, rows[-1].replay_key if len(rows) == limit else None)
-
-    show_list(session, fetch, columns, nothing="nothing sent yet", hint='angelia mail send NAME "hello"')
+    show_outbox(session, mailbox)
 
 
 @command.verb(example="angelia mail withdraw 5b0f3c9a71e2", needs=Needs.SERVER | Needs.AGENT)
@@ -197,6 +198,22 @@ def outbox(session: Session) -> None:
 def withdraw(session: Session, id_: str) -> None:
     """Take back a message that its recipient has not been given yet."""
     relay.withdraw(session, session.mailbox, _id(id_, "outbox"))
+
+
+@command.verb(example="angelia mail delete 5b0f3c9a71e2", needs=Needs.AGENT | Needs.YES)
+@click.argument("id_", metavar="ID")
+def delete(session: Session, id_: str) -> None:
+    """Delete a message here, for good: its content, its sealed file and what opens it.
+
+    What was received is not accepted a second time. The server keeps what it has:
+    `angelia mail withdraw ID` takes back what was not given out yet."""
+    mailbox = session.mailbox
+    found = mailbox.find(_id(id_))
+    what = f"{short(found.replay_key)} {'from' if found.received else 'to'} {found.peer}"
+    look = "angelia mail inbox" if found.received else "angelia mail outbox"
+    if may(session, Deed("delete", "deleting", what, look, where="this machine")):
+        mailbox.delete(found.replay_key, _now())
+        session.out.done(Deleted(replay_key=found.replay_key), f"deleted {what}")
 
 
 @command.verb(example="angelia mail dead", needs=Needs.SERVER | Needs.AGENT | Needs.OPERATOR | Needs.PAGES)

@@ -103,7 +103,7 @@ def take_file(session: Session, mailbox: Mailbox, file: Path) -> None:
     """Check a receipt that a recipient handed back, and write down what it says."""
     from angelia.envelope.receipts import ReceiptDocument, parse_receipt
     from angelia.mailbox.files import read_safely
-    from angelia.mailbox.outbox import Sent
+    from angelia.mailbox.outgoing import Sent
 
     try:
         document = msgspec.json.decode(read_safely(file, file), type=ReceiptDocument)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from angelia.cli.errors import exit_code, one_of
-from angelia.cli.letters import Withdrawn, print_message, say_control
+from angelia.cli.errors import exit_code, one_of, report
+from angelia.cli.letters import Counted, Withdrawn, print_message, say_control
 from angelia.cli.paging import short
 from angelia.cli.session import Session
 from angelia.cli.times import duration
@@ -38,6 +38,17 @@ def send(client: Client, mailbox: Mailbox, recipient: str, content: bytes, wishe
         if WAITING in error.members:
             error.hint = _way_on(error)
         raise
+
+
+def retry(session: Session, mailbox: Mailbox) -> int:
+    """Send everything that waits in the outbox now; the exit code says what kept some of it."""
+    done = session.as_agent(mailbox).retry_outbox(mailbox)
+    for one in done.unsent:
+        report(one.error, session.shared.manner, session.out.stderr)
+    total = len(done.sent) + len(done.unsent)
+    text = f"sent {len(done.sent):,} of {_messages(total)} that waited" if total else "nothing waits in the outbox"
+    session.out.done(Counted(done="sent", count=len(done.sent)), text)
+    return one_of({exit_code(one.error) for one in done.unsent})
 
 
 def deliver_due(session: Session, client: Client, mailbox: Mailbox) -> None:
@@ -83,7 +94,7 @@ def withdraw(session: Session, mailbox: Mailbox, id_: str) -> None:
     """Take a message back, from the server as well if that has it."""
     row = mailbox.outbox.outgoing(id_)
     if mailbox.identity.id is None:
-        mailbox.outbox.withdraw(row.replay_key)
+        mailbox.outbox.withdraw(row.replay_key, datetime.now(UTC))
     else:
         session.as_agent(mailbox).withdraw(mailbox, row.replay_key)
     taken_back = Withdrawn(replay_key=row.replay_key, message_id=str(row.message_id), recipient=row.recipient)
@@ -131,6 +142,8 @@ def _show(session: Session, received: Received) -> None:
     for one in received.not_opened:
         if one.told is Told.FAILED:
             out.note(f"warning: {one.sender} is told that its message was refused: {one.error.message}")
+        elif one.told is Told.REPEATED:
+            out.note(f"the server hands out a message of {one.sender or 'somebody'} again: {one.error.message}")
         elif one.told in (Told.GIVEN_BACK, Told.PUT_OFF, Told.NOTHING):
             out.note(f"warning: a message of {one.sender or 'somebody'} waits: {one.error.message}")
     if received.has_more:
@@ -142,7 +155,8 @@ def _refusals(received: Received) -> set[int]:
     from angelia.client.settling import Told
 
     again = {message.replay_key for message in received.recovered}
-    refused = [one for one in received.not_opened if one.told in (Told.FAILED, Told.ACKNOWLEDGED)]
+    settled = (Told.FAILED, Told.ACKNOWLEDGED, Told.REPEATED)
+    refused = [one for one in received.not_opened if one.told in settled]
     return {exit_code(one.error) for one in refused if one.replay_key not in again}
 
 

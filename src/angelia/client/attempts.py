@@ -18,7 +18,16 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from angelia import __version__
-from angelia.client.faults import NOTABLE_SKEW, ApiError, Unreachable, clock_skew, fault, retry_after
+from angelia.client.faults import (
+    NOTABLE_SKEW,
+    ApiError,
+    Unreachable,
+    clock_skew,
+    fault,
+    is_ours,
+    not_angelia,
+    retry_after,
+)
 from angelia.client.wire import Call, Credential, Request, Response
 from angelia.errors import InvalidArgument, Stale
 from angelia.guard import profile
@@ -29,6 +38,8 @@ TRIES = 3
 FIRST_PAUSE = 0.2
 # Signatures carry whole seconds, so one made in the second of the nonce memory's birth is still too old.
 PAUSE_AFTER_STALE = 1.0
+# More than any answer has: a page of mail is about 8 MiB.
+LONGEST_ANSWER = 64 << 20
 _PASSING = (502, 503, 504)
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _HOST = re.compile(rb"[a-z0-9_](?:[a-z0-9._-]*[a-z0-9_.])?|[0-9a-f:]*:[0-9a-f:.]*")
@@ -209,9 +220,11 @@ class Line:
             here = is_loopback(self.url)
             hint = "`angelia serve` starts a server here" if here else "is that the server's address?"
             raise Unreachable(f"{self.url} {outcome.why}{doubt}", hint=f"{hint}; --url or --context names another")
-        if outcome.status < 300 or outcome.status in request.accepts:
-            return outcome
-        raise fault(outcome, now=self.clock())
+        if outcome.status >= 300 and outcome.status not in request.accepts:
+            raise fault(outcome, now=self.clock())
+        if not is_ours(outcome):
+            raise not_angelia(outcome)
+        return outcome
 
     def _observe(self, request: Request, outcome: Response | Failed, seconds: float) -> None:
         if self.observer is None:
@@ -227,6 +240,27 @@ class Line:
                 failure=outcome.why if isinstance(outcome, Failed) else None,
             )
         )
+
+
+class Body:
+    """The body of an answer as it comes: one that does not end, or comes too slowly, is no answer."""
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+        self._chunks: list[bytes] = []
+        self._size = 0
+
+    def take(self, chunk: bytes) -> Failed | None:
+        self._chunks.append(chunk)
+        self._size += len(chunk)
+        if self._size > LONGEST_ANSWER:
+            return Failed(f"answered with more than {LONGEST_ANSWER >> 20} MiB")
+        if time.monotonic() > self._deadline:
+            return Failed("did not end its answer in time")
+        return None
+
+    def read(self) -> bytes:
+        return b"".join(self._chunks)
 
 
 def described(error: httpx.RequestError, *, timeout: float) -> Failed:

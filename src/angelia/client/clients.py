@@ -32,6 +32,7 @@ from angelia.client import (
     stream,
 )
 from angelia.client.attempts import (
+    Body,
     Line,
     Observer,
     Outcome,
@@ -115,8 +116,14 @@ class AsyncClient:
         if isinstance(step, Pause):
             await asyncio.sleep(step.seconds)
             return None
+        deadline = time.monotonic() + step.timeout
         try:
-            return _response(step, await self._http.request(**_arguments(step)))
+            async with self._http.stream(**_arguments(step)) as answer:
+                body = Body(deadline)
+                async for chunk in answer.aiter_bytes():
+                    if (problem := body.take(chunk)) is not None:
+                        return problem
+                return _response(step, answer, body.read())
         except httpx.RequestError as error:
             return described(error, timeout=step.allowed)
 
@@ -207,6 +214,7 @@ class AsyncClient:
     send = awaited(mail.send)
     send_sealed = awaited(mail.send_sealed)
     deliver_outbox = awaited(mail.deliver_outbox)
+    retry_outbox = awaited(mail.retry_outbox)
     withdraw = awaited(mail.withdraw)
     receive = awaited(receiving.receive)
     receive_admitted = awaited(receiving.receive_admitted)
@@ -295,8 +303,14 @@ class Client:
         if isinstance(step, Pause):
             time.sleep(step.seconds)
             return None
+        deadline = time.monotonic() + step.timeout
         try:
-            return _response(step, self._http.request(**_arguments(step)))
+            with self._http.stream(**_arguments(step)) as answer:
+                body = Body(deadline)
+                for chunk in answer.iter_bytes():
+                    if (problem := body.take(chunk)) is not None:
+                        return problem
+                return _response(step, answer, body.read())
         except httpx.RequestError as error:
             return described(error, timeout=step.allowed)
 
@@ -374,6 +388,7 @@ class Client:
     send = blocking(mail.send)
     send_sealed = blocking(mail.send_sealed)
     deliver_outbox = blocking(mail.deliver_outbox)
+    retry_outbox = blocking(mail.retry_outbox)
     withdraw = blocking(mail.withdraw)
     receive = blocking(receiving.receive)
     receive_admitted = blocking(receiving.receive_admitted)
@@ -432,6 +447,5 @@ def _arguments(step: Send) -> dict[str, Any]:
     }
 
 
-def _response(step: Send, answer: httpx.Response) -> Response:
-    path = answer.request.url.path
-    return Response(step.method, path, answer.status_code, answer.headers, answer.content)
+def _response(step: Send, answer: httpx.Response, body: bytes) -> Response:
+    return Response(step.method, answer.request.url.path, answer.status_code, answer.headers, body)

@@ -11,6 +11,7 @@ import msgspec
 
 from angelia import errors
 from angelia.client.wire import Response
+from angelia.envelope.media import MEDIA_TYPE
 from angelia.errors import AngeliaError
 from angelia.mail.model import ItemProblem
 
@@ -19,6 +20,15 @@ class Unreachable(AngeliaError):
     """The server does not answer"""
 
     code = "network"
+
+
+class NotAngelia(Unreachable):
+    """What answered is no Angelia server
+
+    A proxy, a captive portal or another program: whatever its answer says, it says nothing about a message or an
+    agent, and the server may be reached later."""
+
+    status: int = 0
 
 
 class ApiError(AngeliaError):
@@ -64,11 +74,19 @@ CODE_OF_TEXT = {
 }
 # Longer than a network takes, and than the whole seconds of a Date header hide.
 NOTABLE_SKEW = 2.0
+# A server may ask for a pause; it may not keep a client away for ever.
+LONGEST_PAUSE = 3600
+_V1 = "/v1/"
+_PROXIED = (502, 503, 504)
+# What an answer of ours is made of; a page of another program has a type of its own, or none.
+_MEDIA = frozenset({"application/json", "application/problem+json", "text/event-stream", MEDIA_TYPE})
 
 
-def fault(response: Response, *, now: float) -> ApiError:
+def fault(response: Response, *, now: float) -> ApiError | NotAngelia:
     """The error that a refusal stands for; `now` is our clock when it arrived."""
     problem = _parsed(response)
+    if problem is None:
+        return not_angelia(response)
     code = problem.code or CODE_OF_TEXT.get(problem.error) or CODE_OF_STATUS.get(response.status, "internal")
     message = problem.detail or problem.error or problem.title or _worded(response)
     hint = problem.hint
@@ -83,7 +101,7 @@ def fault(response: Response, *, now: float) -> ApiError:
 
 def item_fault(problem: ItemProblem) -> ApiError:
     """The error of one of several things, where the others may have gone well."""
-    error = _class_of(problem.code)(problem.title, hint=problem.hint, retry_after=problem.retry_after)
+    error = _class_of(problem.code)(problem.title, hint=problem.hint, retry_after=_bounded(problem.retry_after))
     error.members = dict(problem.members)
     return error
 
@@ -92,9 +110,13 @@ def retry_after(response: Response, *, now: float) -> int | None:
     """How many seconds the server asks us to wait: given as a number or as a date."""
     text = response.headers.get("retry-after", "")
     if text.isdecimal():
-        return int(text)
+        return _bounded(int(text[:9]))
     at = _date(text)
-    return None if at is None else max(0, round(at - now))
+    return None if at is None else _bounded(round(at - now))
+
+
+def _bounded(seconds: int | None) -> int | None:
+    return None if seconds is None else min(max(0, seconds), LONGEST_PAUSE)
 
 
 def clock_skew(response: Response, *, now: float) -> float | None:
@@ -103,11 +125,32 @@ def clock_skew(response: Response, *, now: float) -> float | None:
     return None if at is None else now - at
 
 
-def _parsed(response: Response) -> _Problem:
+def is_ours(response: Response) -> bool:
+    """Whether an answer that is no error may come from an Angelia server; its reader looks closer."""
+    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return not response.body or not kind or kind in _MEDIA
+
+
+def not_angelia(response: Response) -> NotAngelia:
+    """The error for an answer that is not ours; its words are not ours to show."""
+    away = response.status in _PROXIED
+    hint = "a proxy answers for a server that is away" if away else "is that the server's address?"
+    error = NotAngelia(
+        f"{_worded(response)}: this is no Angelia server", hint=f"{hint}; --url or --context names another"
+    )
+    error.status = response.status
+    return error
+
+
+def _parsed(response: Response) -> _Problem | None:
+    """What a refusal says in the shape of its surface; None if it is in no shape of ours."""
     try:
-        return msgspec.json.decode(response.body, type=_Problem)
+        problem = msgspec.json.decode(response.body, type=_Problem)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return _Problem()  # a proxy's page; its words are not ours to show
+        return None
+    if response.path.startswith(_V1):
+        return problem if problem.code and problem.request_id else None
+    return problem if problem.error or problem.code else None
 
 
 def _members(response: Response) -> dict[str, object]:

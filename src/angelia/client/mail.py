@@ -9,7 +9,7 @@ from typing import Unpack
 
 from angelia.client import mail_calls, sealed
 from angelia.client.faults import ApiError, Unreachable, item_fault
-from angelia.client.mail_answers import Accepted
+from angelia.client.mail_answers import Accepted, SendOutcome
 from angelia.client.sealed import OneTime
 from angelia.client.wire import BadAnswer, Call
 from angelia.envelope import jsonform
@@ -30,11 +30,10 @@ from angelia.errors import (
 from angelia.keys.model import SKEW, moment
 from angelia.mail.model import MOST_AT_ONCE
 from angelia.mailbox.box import Mailbox
-from angelia.mailbox.outbox import Outgoing, Sent, Wishes, check
+from angelia.mailbox.outbox import SealStands, Wishes, check
+from angelia.mailbox.outgoing import Outgoing, Sent
 from angelia.mailbox.private_files import UnsafeFile
 
-# How often one message is sealed again before its sender is told that the recipient's keys do not hold still.
-RESEALS = 4
 WAITING = "waiting"  # the member of an error that names the message which waits in the outbox
 _BATCH_BYTES = 15 << 20
 # Nothing is wrong with the message: it is tried again later.
@@ -103,11 +102,11 @@ def send_sealed(mailbox: Mailbox, envelopes: Sequence[Envelope]) -> Call[list[An
             results = yield from mail_calls.send_envelopes(batch)
         except (ApiError, Unreachable, BadAnswer) as error:
             for one in batch:
-                _put_off(mailbox, one.replay_key)
+                _put_off(mailbox, one.replay_key, error)
             outcomes += [error] * len(batch)
             continue
         for one, result in zip(batch, results, strict=True):
-            refusal = None if result.problem is None else item_fault(result.problem)
+            refusal = _refusal(result)
             if refusal is None:
                 mailbox.outbox.mark(one.replay_key, Sent.QUEUED)
             else:
@@ -124,7 +123,7 @@ def deliver_outbox(mailbox: Mailbox) -> Call[Delivered]:
         try:
             envelope = decode(mailbox.outbox.wire(row.replay_key))
         except (UnsafeFile, NotFound) as error:  # without its bytes nobody can send it, now or later
-            mailbox.outbox.mark(row.replay_key, Sent.FAILED)
+            mailbox.outbox.give_up(row.replay_key)
             unsent.append(Unsent(row, error))
             continue
         try:
@@ -136,22 +135,30 @@ def deliver_outbox(mailbox: Mailbox) -> Call[Delivered]:
     return Delivered(tuple(sent), tuple(unsent))
 
 
+def retry_outbox(mailbox: Mailbox) -> Call[Delivered]:
+    """Send everything now that waits in the outbox, also what the server refused before."""
+    mailbox.outbox.retry_now(sealed.now())
+    return (yield from deliver_outbox(mailbox))
+
+
 def withdraw(mailbox: Mailbox, replay_key: str) -> Call[None]:
     """Take back a message that its recipient has not been given; its content is not kept here either."""
     row = mailbox.outbox.outgoing(replay_key)
     mailbox.own.refresh()
+    mailbox.outbox.ask_withdrawal(row.replay_key, sealed.now())
     if row.status is not Sent.STORED:
         yield from mail_calls.withdraw_message(row.replay_key)
     elif row.next_try_at is not None:  # else a person carries it
         # The relay may have it all the same: an answer was lost, or a crash kept anybody from hearing it.
         with contextlib.suppress(NotFound):
             yield from mail_calls.withdraw_message(row.replay_key)
-    mailbox.outbox.withdraw(row.replay_key)
+    mailbox.outbox.withdraw(row.replay_key, sealed.now())
 
 
 def handed_over(mailbox: Mailbox, envelope: Envelope) -> Call[SentMail]:
-    """Hand a stored envelope to the relay; one that is refused for its keys or its age is sealed again."""
-    for _ in range(RESEALS):
+    """Hand a stored envelope to the relay; one that is refused for its keys or its age is sealed again, as long as the
+    mailbox finds reason to."""
+    while True:
         try:
             return (yield from _posted(mailbox, envelope))
         except (KeyStale, KeyRevoked) as refusal:
@@ -161,12 +168,13 @@ def handed_over(mailbox: Mailbox, envelope: Envelope) -> Call[SentMail]:
                 raise  # by this clock it is fresh: sealing it again would not help
             # A relay that has a message answers for its bytes whatever their age, so it never took this one.
             envelope = yield from _sealed_again(mailbox, envelope, None)
-    return (yield from _posted(mailbox, envelope))
 
 
 def _posted(mailbox: Mailbox, envelope: Envelope) -> Call[SentMail]:
     try:
         accepted = yield from mail_calls.send_envelope(envelope.wire)
+        if (accepted.replay_key, accepted.message_id) != (envelope.replay_key, envelope.header.message_id):
+            raise BadAnswer("the server accepted something else than the message that was sent")
     except (ApiError, Unreachable, BadAnswer) as error:
         _note_refusal(mailbox, envelope.replay_key, error)
         raise
@@ -178,25 +186,35 @@ def _sealed_again(mailbox: Mailbox, envelope: Envelope, refusal: KeyStale | KeyR
     try:
         return (yield from sealed.reseal(mailbox, envelope.replay_key, refusal))
     except AngeliaError as error:
+        if isinstance(error, SealStands):
+            _put_off(mailbox, envelope.replay_key, error)
         if not isinstance(error, Conflict):  # another process has it sealed again by now
             error.members[WAITING] = envelope.replay_key
         raise
 
 
 def _note_refusal(mailbox: Mailbox, replay_key: str, error: AngeliaError) -> None:
-    """Write down what a refusal means for a stored message."""
+    """Write down what a refusal means for a stored message. It is the server's word, so the content stays."""
     if isinstance(error, _PASSING) or getattr(error, "status", 0) >= 500:
-        _put_off(mailbox, replay_key)
+        _put_off(mailbox, replay_key, error)
         error.members[WAITING] = replay_key
-    elif isinstance(error, MessageExpired):
-        mailbox.outbox.mark(replay_key, Sent.EXPIRED)
     else:
-        mailbox.outbox.mark(replay_key, Sent.FAILED)
+        said = Sent.EXPIRED if isinstance(error, MessageExpired) else Sent.FAILED
+        mailbox.outbox.refuse(replay_key, said, error.code, sealed.now())
 
 
-def _put_off(mailbox: Mailbox, replay_key: str) -> None:
+def _put_off(mailbox: Mailbox, replay_key: str, error: AngeliaError) -> None:
     with contextlib.suppress(Conflict):  # another process got it through
-        mailbox.outbox.retry_later(replay_key, sealed.now())
+        mailbox.outbox.retry_later(replay_key, sealed.now(), error.message)
+
+
+def _refusal(result: SendOutcome) -> AngeliaError | None:
+    """Why one of several was not taken."""
+    if result.problem is not None:
+        return item_fault(result.problem)
+    if result.message is None:
+        return BadAnswer("the server says neither that it took a message nor why not")
+    return None
 
 
 def _batches(envelopes: Sequence[Envelope]) -> Iterator[list[Envelope]]:

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from uuid import UUID
 
 import msgspec
@@ -83,8 +84,9 @@ def poll(
     channel_id: UUID | None = None,
     correlation_id: UUID | None = None,
     lease_seconds: int = 30,
+    after: float = 0.0,
 ) -> Call[HandedPage]:
-    """Lease mail; the relay waits up to `wait` seconds (30 at most) for some to come.
+    """Lease mail, after a pause if one is named; the relay waits up to `wait` seconds (30 at most) for some to come.
 
     Sent again when an answer was lost, as any caller would do: what that answer held comes back when its lease ends."""
     seconds = min(MOST_WAIT, math.ceil(max(0.0, wait)))
@@ -96,8 +98,11 @@ def poll(
         correlation_id=None if correlation_id is None else str(correlation_id),
         lease_seconds=lease_seconds,
     )
-    answer = yield Request("GET", "/v1/messages", wishes, accept=MEDIA_TYPE, waits=seconds)
-    return HandedPage(messages=list(_records(answer)), has_more=answer.headers.get(HAS_MORE) == "1")
+    answer = yield Request("GET", "/v1/messages", wishes, accept=MEDIA_TYPE, waits=seconds, after=after)
+    messages = list(islice(_records(answer), max_messages + 1))
+    if len(messages) > max_messages:
+        raise BadAnswer(f"{answer.method} {answer.path} was asked for {max_messages} messages and gave more")
+    return HandedPage(messages=messages, has_more=answer.headers.get(HAS_MORE) == "1")
 
 
 def acknowledge(acks: Sequence[Ack]) -> Call[list[AckOutcome]]:
@@ -130,7 +135,8 @@ def message_status(replay_key: str) -> Call[MessageStatus]:
 
 def withdraw_message(replay_key: str) -> Call[None]:
     """Take back a message that its recipient has not been given."""
-    yield Request("DELETE", path("v1", "messages", replay_key))
+    answer = yield Request("DELETE", path("v1", "messages", replay_key))
+    answer.nothing()
 
 
 def receipts(

@@ -23,6 +23,9 @@ from angelia.mailbox.inbox import Message, Opened
 from angelia.mailbox.kept_out import Waiting
 from angelia.mailbox.window import Profile
 
+# How many pages are looked through for mail that can be shown.
+_MOST_PASSES = 100
+_SAME_PAUSE = 1.0
 # What the relay still has, for a mailbox that may want it later.
 _STILL_WAITS = (Told.KEPT_OUT, Told.PUT_OFF, Told.NOTHING)
 
@@ -69,6 +72,28 @@ class Received:
         return bool(self.messages or self.not_opened or self.recovered or self.controls)
 
 
+class _Repeats:
+    """What a relay hands out again in one `receive`. What was given back may come a second later; a relay that repeats
+    itself at once, or has nothing and does not wait, is asked ever more seldom. With no time to wait its queue is gone
+    through once."""
+
+    def __init__(self, *, for_good: bool) -> None:
+        self.pause = 0.0
+        self._for_good = for_good
+        self._seen: dict[str, float] = {}
+
+    def left_out(self, handed: Sequence[Handed], *, early: bool) -> list[Handed]:
+        """The messages without those that came just now; `early` is an answer that could have waited for more."""
+        now = time.monotonic()
+        known = [one for one in handed if one.replay_key in self._seen]
+        recent = {one.replay_key for one in known if self._for_good or now - self._seen[one.replay_key] < _SAME_PAUSE}
+        idle = len(known) == len(handed) and (handed or early)
+        self.pause = min(2 * self.pause or _SAME_PAUSE, mail_calls.MOST_WAIT) if idle else 0.0
+        new = [one for one in handed if one.replay_key not in recent]
+        self._seen |= {one.replay_key: now for one in new}
+        return new
+
+
 def receive(
     mailbox: Mailbox,
     *,
@@ -84,14 +109,16 @@ def receive(
     Every message is in the inbox before this returns. Mail of a sender who was allowed since it was kept out comes
     first. An error that comes after something is told in `interrupted`: what was opened is the caller's."""
     deadline = time.monotonic() + wait
-    received = Received()
+    received, repeats = Received(), _Repeats(for_good=wait <= 0)
     if channel_id is None and correlation_id is None and not min_priority:
         received = yield from receive_admitted(mailbox, most)
-    while received.interrupted is None:
-        room, left = most - len(received.messages), deadline - time.monotonic()
-        if room < 1:
+    for _ in range(_MOST_PASSES):
+        pause = min(repeats.pause, max(0.0, deadline - time.monotonic()))
+        room, left = most - len(received.messages), deadline - time.monotonic() - pause
+        if received.interrupted is not None or room < 1:
             break
         mailbox.own.refresh()  # another process may have rotated the pair that signs requests
+        asked_at = time.monotonic() + pause
         try:
             page = yield from mail_calls.poll(
                 max_messages=min(room, MOST_AT_ONCE),
@@ -100,13 +127,16 @@ def receive(
                 channel_id=channel_id,
                 correlation_id=correlation_id,
                 lease_seconds=lease_seconds,
+                after=pause,
             )
-            came = yield from take_in(mailbox, page.messages)
+            early = time.monotonic() - asked_at < min(left, mail_calls.MOST_WAIT) / 2
+            new = repeats.left_out(page.messages, early=early)
+            came = yield from take_in(mailbox, new)
         except AngeliaError as error:
             return _cut_short(received, error)
         received += replace(came, has_more=page.has_more)
         # What is not shown must not hide what lies behind it; it is leased now, so that the next look is past it.
-        if received.messages or (not page.messages and deadline <= time.monotonic()):
+        if received.messages or (not new and deadline <= time.monotonic()):
             break
     yield from sealed.tend_keys(mailbox)
     return received
@@ -131,6 +161,7 @@ def take_in(mailbox: Mailbox, handed: Sequence[Handed]) -> Call[Received]:
     if not handed:
         return Received()
     mailbox.own.refresh()
+    handed = list({one.replay_key: one for one in handed}.values())  # of a message that was given twice, once
     outcomes = yield from _opened(mailbox, handed)
     settling, messages, not_opened, recovered, controls = Settling(mailbox), [], [], [], 0
     for one, outcome in zip(handed, outcomes, strict=True):
@@ -142,9 +173,9 @@ def take_in(mailbox: Mailbox, handed: Sequence[Handed]) -> Call[Received]:
                 messages.append(outcome)
             continue
         before = _in_inbox(mailbox, one.replay_key) if isinstance(outcome, Replayed) else None
-        if before is not None and before.acked_at is None and not mailbox.inbox.is_control(before.replay_key):
-            recovered.append(before)
         told = settling.unopened(one, outcome, before)
+        if before is not None and before.acked_at is None and told is Told.ACKNOWLEDGED:
+            recovered += [] if mailbox.inbox.is_control(before.replay_key) else [before]
         not_opened.append(NotOpened(one.replay_key, _sender(one), outcome, told))
     problem = yield from settling.said()
     return Received(
@@ -206,6 +237,8 @@ def _admitted(mailbox: Mailbox, waiting: Waiting) -> Call[Received]:
         envelope = jsonform.decode(msgspec.json.encode(found.envelope))
     except Refused as error:
         raise BadAnswer(f"the message {waiting.replay_key[:12]} cannot be read: {error.message}") from error
+    if envelope.replay_key != waiting.replay_key:
+        raise BadAnswer(f"asked for the message {waiting.replay_key[:12]}, the server gave another one")
     handed = Handed(
         wire=envelope.wire, replay_key=envelope.replay_key, lease_token=waiting.lease_token, attempt=ATTEMPTS
     )

@@ -240,12 +240,10 @@ def seal(
     return mailbox.outbox.seal(found.link, body, now=now(), one_time_key=key, **wishes)
 
 
-def reseal(
-    mailbox: Mailbox, replay_key: str, refusal: KeyStale | KeyRevoked | None = None, *, new_id: bool = False
-) -> Call[Envelope]:
-    """Seal a message again that a relay refused to take, for the recipient's present keys and under its own id.
+def reseal(mailbox: Mailbox, replay_key: str, refusal: KeyStale | KeyRevoked | None = None) -> Call[Envelope]:
+    """Seal a message again for the recipient's present keys, under its own id.
 
-    Without a `refusal` of its keys it only waited too long. `new_id` is for a message that the relay had taken."""
+    Without a `refusal` of its keys it only waited too long. The mailbox decides whether the keys ask for it."""
     mailbox.own.refresh()
     row = mailbox.outbox.outgoing(replay_key)
     if refusal is not None:
@@ -253,7 +251,7 @@ def reseal(
         if "bundle" in refusal.members:
             yield from take_bundle(mailbox, row.recipient, _bundle_of(refusal))
     found, _ = yield from find_keys(mailbox, row.recipient)
-    return mailbox.outbox.reseal(row.replay_key, found.link, now(), new_id=new_id)
+    return mailbox.outbox.reseal(row.replay_key, found.link, now())
 
 
 def open_envelope(mailbox: Mailbox, content: bytes, *, profile: Profile = Profile.RELAY) -> Call[Opened]:

@@ -1,4 +1,8 @@
-"""What became of the mail that a mailbox sent: receipts are checked, a relay's word is taken as its word."""
+"""What became of the mail that a mailbox sent.
+
+Only its recipient's signature settles a message. What the relay says by itself is written down as its word, and called
+untrue where the sender knows better; whatever it is, the content stays in the outbox.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +12,30 @@ from angelia.client import mail_calls, sealed
 from angelia.client.faults import Unreachable
 from angelia.client.mail import SentMail, handed_over
 from angelia.client.mail_answers import ReceiptAnswer
-from angelia.client.wire import Call
+from angelia.client.wire import BadAnswer, Call
 from angelia.envelope.receipts import Receipt, check_receipt, parse_receipt
-from angelia.envelope.refusals import SignatureFailed, UnknownSigner
+from angelia.envelope.refusals import IdConflict, SignatureFailed, UnknownSigner
 from angelia.errors import AngeliaError, KeyRevoked, NotFound, Unavailable
 from angelia.mail.model import Attested, Side, Status
 from angelia.mailbox.box import Mailbox
-from angelia.mailbox.outbox import Outgoing, Sent
+from angelia.mailbox.outgoing import WITHDRAWN, Outgoing, Sent
 
-KEY_REVOKED, WITHDRAWN = "key_revoked", "withdrawn"
 _PAGE = 200
+# More than a queue holds; a relay whose pages do not end is not listened to for ever.
+_MOST_PAGES = 100
 # So many are asked about by name; for more of them it is less work to go through what was sent.
 FEW = 10
 
 
+class Untrue(AngeliaError):
+    """The server says something that its sender knows to be untrue"""
+
+    code = "untrue"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What is known of a message now, on whose word, and since when."""
+    """What is said of a message now, and on whose word."""
 
     replay_key: str
     recipient: str
@@ -103,21 +114,25 @@ def _asked_by_name(hearing: _Hearing, open_: dict[str, Outgoing]) -> Call[None]:
             answer = yield from mail_calls.receipt(replay_key)
         except NotFound:  # the relay has forgotten it, and with it what there was to say
             continue
+        except BadAnswer as error:
+            hearing.doubts.append(Doubt(row, error))
+            continue
         yield from hearing.take(row, answer)
 
 
 def _asked_by_page(hearing: _Hearing, open_: dict[str, Outgoing]) -> Call[None]:
     since = min(row.created_at for row in open_.values())
     cursor: str | None = None
-    while open_:
+    for _ in range(_MOST_PAGES):
         page = yield from mail_calls.receipts(since=since, side=Side.SENT, cursor=cursor, limit=_PAGE)
         for answer in page.receipts:
             row = open_.pop(answer.replay_key, None)
             if row is not None:
                 yield from hearing.take(row, answer)
-        if page.next is None or page.next == cursor:
-            break
+        if not open_ or not page.receipts or page.next is None:
+            return
         cursor = page.next
+    raise BadAnswer(f"the list of receipts did not end after {_MOST_PAGES} pages")
 
 
 def update_sent(mailbox: Mailbox, replay_key: str) -> Call[Told | SentMail | None]:
@@ -162,29 +177,39 @@ def _taken(mailbox: Mailbox, row: Outgoing, answer: ReceiptAnswer) -> Call[Told 
     if named != (row.replay_key, row.message_id, row.recipient, mailbox.identity.handle):
         raise SignatureFailed("the relay answered about another message")
     receipt = yield from check_attested(mailbox, answer)
-    if receipt is not None:
-        status, reason = Sent(receipt.status.name.lower()), receipt.reason
-    elif answer.status is Status.READ:
-        raise SignatureFailed(f"only {answer.recipient} can say that a message was read, and signed nothing")
-    else:
-        status, reason = Sent(answer.status.value), answer.failure_reason or ""
-    if receipt is None and status is Sent.FAILED and reason == KEY_REVOKED and row.resealable:
-        return (yield from _sent_again(mailbox, row))
-    moved = (
-        mailbox.outbox.withdraw(row.replay_key) if reason == WITHDRAWN else mailbox.outbox.mark(row.replay_key, status)
-    )
-    if not moved:
+    if receipt is None:
+        return (yield from _heard(mailbox, row, answer))
+    status = Sent(receipt.status.name.lower())
+    if status is Sent.FAILED and receipt.reason == IdConflict.code and row.reseals:
+        status = Sent.DELIVERED  # an earlier envelope of the same message was opened: this one came too late
+    if not mailbox.outbox.mark(row.replay_key, status):
         return None
+    return _told(row, status, answer, receipt.reason)
+
+
+def _heard(mailbox: Mailbox, row: Outgoing, answer: ReceiptAnswer) -> Call[Told | SentMail | None]:
+    """What the relay says on its own word. Of an envelope that was replaced only a signed word counts."""
+    if row.status is Sent.RESEALED:
+        return None
+    if answer.status is Status.READ:
+        raise SignatureFailed(f"only {answer.recipient} can say that a message was read, and signed nothing")
+    now, said, reason = sealed.now(), Sent(answer.status.value), answer.failure_reason or ""
+    new = mailbox.outbox.hear(row.replay_key, said, reason, now)
+    if (untrue := row.untrue(said, reason, now)) is not None:
+        raise Untrue(untrue, hint="its content is kept; ask the server's operator")
+    if said is Sent.FAILED and reason == WITHDRAWN:
+        return _told(row, said, answer, reason) if mailbox.outbox.withdraw(row.replay_key, now) else None
+    if said is Sent.FAILED and reason == KeyRevoked.code and row.status is Sent.QUEUED and row.resealable:
+        return (yield from _sent_again(mailbox, row))
+    return _told(row, said, answer, reason) if new else None
+
+
+def _told(row: Outgoing, status: Sent, answer: ReceiptAnswer, reason: str) -> Told:
     return Told(replay_key=row.replay_key, recipient=row.recipient, status=status, by=answer.attested_by, reason=reason)
 
 
 def _sent_again(mailbox: Mailbox, row: Outgoing) -> Call[SentMail]:
-    """Seal a message for the recipient's present keys whose own were revoked while it waited, under a new id."""
-    try:
-        envelope = yield from sealed.reseal(mailbox, row.replay_key, KeyRevoked(), new_id=True)
-    except (Unreachable, Unavailable):
-        raise  # asked again the next time
-    except AngeliaError:
-        mailbox.outbox.mark(row.replay_key, Sent.FAILED)
-        raise
+    """Seal a message for the recipient's present keys whose own were revoked while it waited. The mailbox refuses if
+    the recipient signed nothing of the kind."""
+    envelope = yield from sealed.reseal(mailbox, row.replay_key, KeyRevoked())
     return (yield from handed_over(mailbox, envelope))

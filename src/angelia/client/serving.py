@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -22,6 +23,9 @@ from angelia.mailbox.inbox import Opened
 
 # How often the chores are done that nothing else asks for.
 ROUND = 180.0
+# A relay may say at any moment that keys want renewing, and hand out a message again: not more often than this is it
+# listened to.
+KEYS_PAUSE, SAME_PAUSE = 60.0, 1.0
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -51,6 +55,8 @@ class Serving:
         self._keys_due: dict[_Keys, None] = {}
         self._rounds: dict[None, None] = {}
         self._admitted: list[Opened] = []
+        self._keys_renewed: dict[_Keys, float] = {}
+        self._handed, self._handed_since = set[str](), 0.0
 
     async def forever(self) -> None:
         """Until it is cancelled, or the handler or a fault that does not pass ends it."""
@@ -68,14 +74,24 @@ class Serving:
         async with contextlib.aclosing(self._listen(self._begin_round)) as events:
             async for event in events:
                 match event:
-                    case Handed():
+                    case Handed() if self._is_due(event.replay_key):
                         await self._take(event)
                     case MessageNews():
                         self._news_of[event.replay_key] = None
                         self._bell.set()
                     case RotationDue() | PrekeysLow():
-                        self._keys_due[type(event)] = None
-                        self._bell.set()
+                        if time.monotonic() - self._keys_renewed.get(type(event), -KEYS_PAUSE) >= KEYS_PAUSE:
+                            self._keys_due[type(event)] = None
+                            self._bell.set()
+
+    def _is_due(self, replay_key: str) -> bool:
+        """Whether a message was not handed out just now."""
+        now = time.monotonic()
+        if now - self._handed_since >= SAME_PAUSE:
+            self._handed, self._handed_since = set(), now
+        is_due = replay_key not in self._handed
+        self._handed.add(replay_key)
+        return is_due
 
     async def _take(self, handed: Handed) -> None:
         try:
@@ -133,6 +149,7 @@ class Serving:
                 raise
 
     async def _renew_keys(self, kind: _Keys) -> None:
+        self._keys_renewed[kind] = time.monotonic()
         if kind is RotationDue:
             await self._run(sealed.rotate_due_keys(self._mailbox))
         else:

@@ -3,7 +3,7 @@
 | the mailbox says                                   | the relay is told                                            |
 |----------------------------------------------------|--------------------------------------------------------------|
 | opened, also a control message                     | acknowledged, with the signed receipt `delivered`            |
-| opened before                                      | acknowledged again, with a receipt                           |
+| opened before                                      | acknowledged again, with a receipt, once an hour             |
 | its sender is not allowed                          | put off for an hour, which is no attempt                     |
 | its sender fails too often, or has too much here   | put off for a while, which is no attempt                     |
 | its sender's keys cannot be looked up now          | put off, for as long as the server says                      |
@@ -12,6 +12,9 @@
 | its sender's keys do not follow from the old ones  | given back                                                   |
 | for somebody else, or no envelope at all           | given back                                                   |
 | expired, from the future, or a fault of this disk  | nothing: the lease runs out                                  |
+
+What was acknowledged and is handed out again within the hour is not talked about: a relay that repeats itself must not
+keep its client busy.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ from angelia.mail.model import ATTEMPTS, LONGEST_BACK_OFF, MOST_AT_ONCE
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.inbox import Message, Opened, ReadState
 from angelia.mailbox.kept_out import Waiting
+from angelia.mailbox.repeats import SPAN
 
 T = TypeVar("T")
 
@@ -61,6 +65,7 @@ class Told(StrEnum):
     GIVEN_BACK = "given back"
     PUT_OFF = "put off"
     KEPT_OUT = "kept out"
+    REPEATED = "repeated"
     NOTHING = "nothing"
 
 
@@ -74,6 +79,7 @@ class Settling:
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
         self._acks: list[Ack] = []
+        self._repeats: list[str] = []
         self._nacks: list[Nack] = []
         self._strangers: list[Waiting] = []
 
@@ -82,13 +88,10 @@ class Settling:
 
     def unopened(self, one: Handed, error: AngeliaError, before: Message | None) -> Told:
         """What will be said of a message that was not opened; `before` is its copy from the first time."""
-        told = _verdict(error, one.attempt, before)
-        if told is Told.ACKNOWLEDGED:
-            assert before is not None, "only what is in the inbox is acknowledged again"
-            self._acks.append(_ack(one, self._receipt_again(before)))
-        elif told is Told.FAILED:
+        told = _verdict(error, one.attempt, opened=self._mailbox.has_opened(one.replay_key))
+        if told in (Told.ACKNOWLEDGED, Told.FAILED):
             try:
-                self._acks.append(_ack(one, self._mailbox.refuse(one.wire, error.code, sealed.now())))
+                told = self._settled(one, told, error, before)
             except Refused:  # what cannot be read cannot be named in a receipt
                 told = Told.GIVEN_BACK
         elif told is Told.KEPT_OUT:
@@ -101,33 +104,60 @@ class Settling:
         """Tell the relay; the first thing that went wrong, be it of the network or of this disk."""
         problem: AngeliaError | None = None
         try:
+            self._mailbox.repeats.tell(self._repeats, sealed.now())
             for acks in _hundreds(self._acks):
                 results = yield from mail_calls.acknowledge(acks)
-                done = [one.replay_key for one in results if one.acknowledged]
+                # The relay speaks of what it was told, in that order; the names are ours.
+                done = [ack.replay_key for ack, one in zip(acks, results, strict=True) if one.acknowledged]
                 self._mailbox.inbox.mark_acked(done, sealed.now())
                 refused = [one.problem for one in results if one.problem is not None]
                 problem = problem or (item_fault(refused[0]) if refused else None)
             self._mailbox.kept_out.add(*self._strangers)
             for nacks in _hundreds(self._nacks):
                 yield from mail_calls.nack(nacks)
+        except (ApiError, Unreachable, BadAnswer) as error:
+            self._mailbox.repeats.missed(self._repeats, sealed.now())
+            return problem or error
         except AngeliaError as error:
             return problem or error
         return problem
 
-    def _receipt_again(self, before: Message) -> Receipt:
-        inbox = self._mailbox.inbox
-        read = before.status is ReadState.READ and not inbox.is_control(before.replay_key)
-        return inbox.receipt(before.replay_key, ReceiptStatus.READ if read else ReceiptStatus.DELIVERED, sealed.now())
+    def _settled(self, one: Handed, told: Told, error: AngeliaError, before: Message | None) -> Told:
+        """Acknowledge a message that is not opened, or not again. The log gets one line of it, whatever comes."""
+        now, mailbox = sealed.now(), self._mailbox
+        told_at = mailbox.repeats.told_at(one.replay_key)
+        acked_at = None if before is None else before.acked_at
+        since = max((at for at in (told_at, acked_at) if at is not None), default=None)
+        if since is not None and now - since < SPAN:
+            return Told.REPEATED
+        if told is Told.ACKNOWLEDGED:
+            status, reason = self._status(before), ""
+        else:
+            status, reason = ReceiptStatus.FAILED, error.code
+        if since is not None or (told is Told.ACKNOWLEDGED and before is None):
+            receipt = mailbox.sign(one.wire, status, now, reason)
+        elif before is not None:
+            receipt = mailbox.inbox.receipt(before.replay_key, status, now)
+        else:
+            receipt = mailbox.refuse(one.wire, reason, now)
+        self._acks.append(_ack(one, receipt))
+        self._repeats.append(one.replay_key)
+        return told
+
+    def _status(self, before: Message | None) -> ReceiptStatus:
+        read = before is not None and before.status is ReadState.READ
+        is_mail = before is not None and not self._mailbox.inbox.is_control(before.replay_key)
+        return ReceiptStatus.READ if read and is_mail else ReceiptStatus.DELIVERED
 
 
-def _verdict(error: AngeliaError, attempt: int, before: Message | None) -> Told:
+def _verdict(error: AngeliaError, attempt: int, *, opened: bool) -> Told:
     match error:
         case ApiError() | Unreachable() | BadAnswer():
             return Told.PUT_OFF  # it says something about a server and a sender's keys, and nothing about the message
         case UntrustedBundle() | UnknownSigner() | WrongRecipient():
             return Told.GIVEN_BACK
         case Replayed():
-            return Told.FAILED if before is None else Told.ACKNOWLEDGED
+            return Told.ACKNOWLEDGED if opened else Told.FAILED
         case NotAllowed():
             return Told.KEPT_OUT
         case RateLimited():

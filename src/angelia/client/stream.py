@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -26,6 +26,9 @@ PATH = "/v1/messages/stream"
 # The server says something every 15 seconds; whoever has heard nothing for this long has lost it.
 SILENCE = 45.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+# An event holds one envelope in JSON; what goes on beyond that is no event.
+MOST_BYTES = 2 * jsonform.MAX_JSON
+MOST_REFUSAL = 1 << 16
 
 # What a stream says: mail in the agent's hands, what became of its own, keys that want replacing, keys that run out.
 Event: TypeAlias = Handed | MessageNews | RotationDue | PrekeysLow
@@ -67,16 +70,24 @@ class _Listening:
         self._request = Request("GET", PATH, query(lease_seconds=lease_seconds), accept=EVENT_STREAM)
         self._back_off = BackOff()
         self._name = self._data = ""
+        self._line_begun = b""
         self._asked_for = 0.0
         self.timeout = httpx.Timeout(line.timeout, read=SILENCE)
 
     def begin(self) -> Send:
         """The next attempt, signed by the pair that signs now: another process may have rotated it."""
         self._name = self._data = ""
+        self._line_begun = b""
         self._asked_for = 0.0
         if isinstance(self._line.signer, Mailbox):
             self._line.signer.own.refresh()
         return self._line.prepared(self._request, timeout=self._line.timeout)
+
+    @staticmethod
+    def is_stream(answer: httpx.Response) -> bool:
+        """Whether what comes may be events; a captive portal's page is none."""
+        kind = answer.headers.get("content-type", EVENT_STREAM)
+        return answer.status_code == 200 and kind.partition(";")[0].strip().lower() == EVENT_STREAM
 
     def refused(self, answer: httpx.Response, body: bytes) -> None:
         """An answer that is no stream: raised if it would be repeated."""
@@ -89,7 +100,17 @@ class _Listening:
     def pause(self) -> float:
         return self._back_off.next(self._asked_for)
 
-    def hear(self, line: str) -> Event | None:
+    def hear(self, chunk: bytes) -> Iterator[Event]:
+        """The events that a piece of the stream completes."""
+        *lines, self._line_begun = (self._line_begun + chunk).split(b"\n")
+        if len(self._line_begun) + len(self._data) > MOST_BYTES:
+            raise BadAnswer(f"an event of {PATH} does not end")
+        for line in lines:
+            event = self._heard(line.removesuffix(b"\r").decode("utf-8", "replace"))
+            if event is not None:
+                yield event
+
+    def _heard(self, line: str) -> Event | None:
         """An event when a line ends one; heartbeats are comments, and what a newer server says is left out."""
         if line.startswith("event:"):
             self._name = line.removeprefix("event:").strip()
@@ -114,16 +135,16 @@ async def events(
         step = listening.begin()
         try:
             async with http.stream(step.method, step.url, headers=step.headers, timeout=listening.timeout) as answer:
-                if answer.status_code != 200:
-                    listening.refused(answer, await answer.aread())
+                if not listening.is_stream(answer):
+                    listening.refused(answer, await anext(answer.aiter_bytes(MOST_REFUSAL), b""))
                 else:
                     if connected is not None:
                         connected()
-                    async for text in answer.aiter_lines():
-                        if (event := listening.hear(text)) is not None:
+                    async for chunk in answer.aiter_bytes():
+                        for event in listening.hear(chunk):
                             yield event
-        except httpx.RequestError:
-            pass  # broken off, or never begun: the next try says it again
+        except (httpx.RequestError, BadAnswer):
+            pass  # broken off, never begun, or unreadable: the next try says it again
         await asyncio.sleep(listening.pause())
 
 
@@ -134,13 +155,12 @@ def blocking_events(line: Line, http: httpx.Client, lease_seconds: int = 30) -> 
         step = listening.begin()
         try:
             with http.stream(step.method, step.url, headers=step.headers, timeout=listening.timeout) as answer:
-                if answer.status_code != 200:
-                    listening.refused(answer, answer.read())
+                if not listening.is_stream(answer):
+                    listening.refused(answer, next(answer.iter_bytes(MOST_REFUSAL), b""))
                 else:
-                    for text in answer.iter_lines():
-                        if (event := listening.hear(text)) is not None:
-                            yield event
-        except httpx.RequestError:
+                    for chunk in answer.iter_bytes():
+                        yield from listening.hear(chunk)
+        except (httpx.RequestError, BadAnswer):
             pass
         time.sleep(listening.pause())
 

@@ -68,6 +68,14 @@ class Response:
                 hint="is this an Angelia server, and of the same version?",
             ) from error
 
+    def nothing(self) -> None:
+        """The answer to what is only done: 204, and no word. Anything else does not come from an Angelia server."""
+        if self.status != 204 or self.body:
+            raise BadAnswer(
+                f"{self.method} {self.path} was answered with status {self.status}, and not as an Angelia server does",
+                hint="is this an Angelia server, and of the same version?",
+            )
+
 
 # One verb of the API: it yields requests, is sent responses, and returns its answer.
 Call: TypeAlias = Generator[Request, Response, T]

@@ -145,6 +145,8 @@ class Upkeep:
                 await store.remove(tx, rows)
                 steps = [Step(message=row, status=Status.FAILED, reason="key_revoked") for row in rows]
                 stand = await receipts_store.move(tx, steps)
+                # Its sender seals the message again under the same id, so that its recipient never opens it twice.
+                await store.forget_ids(tx, [(row.sender, row.message_id) for row in rows])
                 await audit.record(tx, [_event("message_failed", row, now) for row in rows])
         metrics.MAIL_ENDED.labels("key_revoked").inc(len(rows))
         await self._tell(rows, stand, Status.FAILED, now, "key_revoked")

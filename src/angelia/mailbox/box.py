@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from angelia.envelope.receipts import Receipt, ReceiptStatus, check_receipt, sign_receipt
 from angelia.envelope.refusals import Refused, SignatureFailed
 from angelia.envelope.wire import TTL_MAX, decode
-from angelia.errors import AngeliaError
+from angelia.errors import AngeliaError, NotFound
 from angelia.keys.model import moment, unix_ms
 from angelia.mailbox import calyx, private_files
 from angelia.mailbox import identity as identities
@@ -32,6 +34,7 @@ from angelia.mailbox.notices import Notices
 from angelia.mailbox.outbox import Outbox
 from angelia.mailbox.receipt_log import Logged, ReceiptLog
 from angelia.mailbox.receiving import Receiver
+from angelia.mailbox.repeats import Repeats
 from angelia.mailbox.replay import RETENTION_HOURS, Pruned
 from angelia.mailbox.rosters import Rosters
 from angelia.mailbox.rotation import OwnKeys
@@ -40,6 +43,15 @@ from angelia.mailbox.upkeep import Upkeep
 from angelia.mailbox.window import Profile
 
 DIRECTORY = "mail"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Which message somebody means, and who is at its other end."""
+
+    replay_key: str
+    peer: str
+    received: bool
 
 
 class Mailbox:
@@ -60,6 +72,7 @@ class Mailbox:
         self.trust = Trust(self.database, self.notices)
         self.allowlist = Allowlist(self.database, self.trust)
         self.kept_out = KeptOut(self.database)
+        self.repeats = Repeats(self.database)
         self.inbox = Inbox(self.database, local, inbox_files, self._log, self.own)
         self.outbox = Outbox(self.database, local, outbox_files, self.own, self.trust, self._upkeep, ttl_max)
         self.channels = Channels(self.database, local, self.own, self.trust, ttl_max)
@@ -121,11 +134,17 @@ class Mailbox:
 
     def refuse(self, content: bytes, reason: str, now: datetime) -> Receipt:
         """Sign and log a receipt `failed` for an envelope that could not be opened."""
+        receipt = self.sign(content, ReceiptStatus.FAILED, now, reason)
+        self._log.append([receipt], now)
+        return receipt
+
+    def sign(self, content: bytes, status: ReceiptStatus, now: datetime, reason: str = "") -> Receipt:
+        """A receipt for an envelope that was handed out again: the log has one of it already."""
         envelope = decode(content)
         header, pair = envelope.header, self.identity.pair
-        receipt = sign_receipt(
+        return sign_receipt(
             Receipt(
-                status=ReceiptStatus.FAILED,
+                status=status,
                 replay_key=envelope.replay_key,
                 message_id=header.message_id,
                 sender_nhi=header.sender_nhi,
@@ -136,8 +155,29 @@ class Mailbox:
             ),
             pair,
         )
-        self._log.append([receipt], now)
-        return receipt
+
+    def has_opened(self, replay_key: str) -> bool:
+        """Whether an envelope was opened here, whatever became of its content since."""
+        return self.database.row("seen_at", replay_key) is not None
+
+    def find(self, replay_key: str) -> Found:
+        """A message of the inbox or, if there is none, of the outbox, by its replay key or the beginning of it."""
+        try:
+            message = self.inbox.mail(replay_key)
+        except NotFound:
+            row = self.outbox.outgoing(replay_key)
+            return Found(row.replay_key, row.recipient, received=False)
+        return Found(message.replay_key, message.sender, received=True)
+
+    def delete(self, replay_key: str, now: datetime) -> None:
+        """Destroy a message for good: its content, its sealed files, and a one-time key that would open it."""
+        self._upkeep.tend(now)
+        for box in (self.inbox, self.outbox):  # a message to oneself is in both
+            with contextlib.suppress(NotFound):
+                box.delete(replay_key)
+        dead = self._drawers[-1]
+        dead.remove([replay_key])
+        dead.sync()
 
     def receipts(self) -> Logged:
         """The receipts that this agent gave; those whose signatures do not hold are among the problems."""

@@ -11,8 +11,9 @@ from typing import Any
 from uuid import UUID
 
 from angelia.envelope.receipts import Receipt, ReceiptStatus, sign_receipt
+from angelia.envelope.refusals import Refused
 from angelia.envelope.sealing import Control
-from angelia.envelope.wire import MAX_PLAINTEXT, TAG, Envelope, Priority
+from angelia.envelope.wire import MAX_PLAINTEXT, TAG, Envelope, Priority, decode
 from angelia.errors import AngeliaError, InvalidArgument, NotFound, RateLimited
 from angelia.keys.model import moment, unix_ms
 from angelia.mailbox.database import SQL, Database, Tx, stamp, unstamp
@@ -196,6 +197,21 @@ class Inbox:
             return None
         message = _message(found)
         return Opened(message=message, body=self._body(message.replay_key), control=False, receipt=None)
+
+    def delete(self, replay_key: str) -> None:
+        """Destroy a message for good. That it was opened stays known, so it is not accepted again."""
+        found = self.mail(replay_key)
+        try:
+            used = decode(self._drawer.get(found.replay_key)).header.key_id
+        except (NotFound, UnsafeFile, Refused):
+            used = None
+        # The file first: after a crash the row is there, and saying it again ends what was begun.
+        self._drawer.remove([found.replay_key])
+        self._drawer.sync()
+        with self._database.transaction() as tx:
+            tx.execute(SQL["delete_inbox"], (found.replay_key,))
+            if used is not None:
+                tx.execute(SQL["use_one_time"], (str(used),))
 
     def mark_handled(self, replay_key: str) -> None:
         """The SDK did what a control message asks for."""

@@ -6,8 +6,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from enum import StrEnum
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 from uuid import UUID
 
 from angelia.envelope import frame, sealing, wire
@@ -15,43 +14,31 @@ from angelia.envelope.bundles import Bundle, Link, OneTimeKey, UntrustedBundle, 
 from angelia.envelope.kem import KemPublicKey
 from angelia.envelope.refusals import Expired, InvalidKey, UnknownSigner
 from angelia.envelope.sealing import Letter
-from angelia.envelope.wire import TTL_DEFAULT, TTL_MAX, Compression, Envelope, Priority, Suite
-from angelia.errors import Conflict, InvalidArgument, KeyRevoked, KeyStale
-from angelia.keys.model import ONE_TIME_LIFE, moment, unix_ms
-from angelia.mailbox.database import SQL, Database, Tx, stamp, unstamp
+from angelia.envelope.wire import TTL_DEFAULT, TTL_MAX, Compression, Envelope, Header, Priority, Suite
+from angelia.errors import AngeliaError, Conflict, InvalidArgument, KeyRevoked, KeyStale
+from angelia.keys.model import ONE_TIME_LIFE, SKEW, moment, unix_ms
+from angelia.mailbox.database import SQL, Database, Tx, stamp
 from angelia.mailbox.files import Drawer, Problem
 from angelia.mailbox.inbox import PAGE, resolve
 from angelia.mailbox.local_key import LocalKey
+from angelia.mailbox.outgoing import SIGNED, Outgoing, Sent, outgoing_of
 from angelia.mailbox.rotation import OwnKeys
 from angelia.mailbox.trust import Pin, Trust
-from angelia.mailbox.upkeep import Upkeep
+from angelia.mailbox.upkeep import KEPT_AFTER_END, Upkeep
 
 LONGEST_WAIT = timedelta(minutes=5)
-# How long after its end news of a message may still come.
-FOLLOWED = timedelta(days=1)
+# How long after its end news of a message may still come; so long its content is kept.
+FOLLOWED = KEPT_AFTER_END
+# How often one message is sealed again, over its whole life.
+MOST_RESEALS = 5
+_LONGEST_REASON = 500
 _NEWEST = ("~", "~")
 
 
-class Sent(StrEnum):
-    """How far a message has come."""
+class SealStands(AngeliaError):
+    """The message is not sealed again: nothing that its recipient signed asks for it"""
 
-    STORED = "stored"
-    QUEUED = "queued"
-    DELIVERED = "delivered"
-    READ = "read"
-    EXPIRED = "expired"
-    FAILED = "failed"
-    RESEALED = "resealed"
-
-
-# There is no way back: what is not named here is ignored, so that news may come twice or out of order.
-_ONWARD = {
-    Sent.STORED: {Sent.QUEUED, Sent.DELIVERED, Sent.READ, Sent.EXPIRED, Sent.FAILED},
-    Sent.QUEUED: {Sent.DELIVERED, Sent.READ, Sent.EXPIRED, Sent.FAILED},
-    Sent.DELIVERED: {Sent.READ, Sent.FAILED},
-}
-# A failed message keeps its plaintext until it expires: it may be sealed again.
-_NEEDS_NO_BODY = {Sent.DELIVERED, Sent.READ, Sent.EXPIRED}
+    code = "seal_stands"
 
 
 class Wishes(TypedDict, total=False):
@@ -112,23 +99,6 @@ def check(body: bytes, wishes: Wishes) -> None:
         raise InvalidArgument(f"ttl_seconds is a whole number, not {ttl!r}", hint="seconds, such as 3600")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outgoing:
-    """A row of the outbox, without its content."""
-
-    replay_key: str
-    message_id: UUID
-    recipient: str
-    channel_id: UUID | None
-    correlation_id: UUID | None
-    created_at: datetime
-    expires_at: datetime
-    status: Sent
-    attempts: int
-    next_try_at: datetime | None
-    resealable: bool
-
-
 class Outbox:
     """The table `outbox` and its sealed files."""
 
@@ -167,7 +137,7 @@ class Outbox:
         self._upkeep.tend(now)
         letter = self._letter(draft, now)
         envelope = sealing.seal(letter, self._own.identity.handle, self._own.identity.pair, ttl_max=self._ttl_max)
-        self._store([envelope], [body], now)
+        self._store([envelope], [body], [draft.recipient], now)
         return envelope
 
     def seal_many(self, drafts: Sequence[Draft], now: datetime) -> list[Envelope]:
@@ -176,7 +146,7 @@ class Outbox:
         letters = [self._letter(draft, now) for draft in drafts]
         identity = self._own.identity
         envelopes = sealing.seal_batch(letters, identity.handle, identity.pair, ttl_max=self._ttl_max)
-        self._store(envelopes, [draft.body for draft in drafts], now)
+        self._store(envelopes, [draft.body for draft in drafts], [draft.recipient for draft in drafts], now)
         return envelopes
 
     def reseal(
@@ -185,12 +155,12 @@ class Outbox:
         recipient: Link | Bundle,
         now: datetime,
         *,
-        new_id: bool,
         one_time_key: OneTimeKey | None = None,
     ) -> Envelope:
         """Seal a message again from its kept content, for other keys of the same recipient and until the same time.
 
-        `new_id` is for a message that the relay had taken: it remembers the old id.
+        It keeps its id, so that its recipient opens one of the two at most. A server's word is no reason: a signed
+        bundle has to name the old key no more, or the envelope has to be too old to be taken.
         """
         before = self.outgoing(replay_key)
         old = wire.decode(self._drawer.get(before.replay_key))
@@ -201,6 +171,7 @@ class Outbox:
         seconds_left = (before.expires_at - now) // timedelta(seconds=1)
         if seconds_left < 1:
             raise Expired(f"the message to {before.recipient} has expired, so it is not sealed again")
+        _refuse_needless(before, header, bundle, now)
         _, compressed = frame.compress(body, header.compression)
         draft = Draft(
             recipient=bundle,
@@ -213,11 +184,11 @@ class Outbox:
             correlation_id=header.correlation_id,
             control=header.control,
             one_time_key=one_time_key,
-            message_id=None if new_id else header.message_id,
+            message_id=header.message_id,
         )
         identity = self._own.identity
         envelope = sealing.seal(self._letter(draft, now), identity.handle, identity.pair, ttl_max=self._ttl_max)
-        self._store([envelope], [body], now, replaces=before.replay_key)
+        self._store([envelope], [body], [bundle], now, replaces=before)
         return envelope
 
     def wire(self, replay_key: str) -> bytes:
@@ -226,7 +197,7 @@ class Outbox:
 
     def outgoing(self, replay_key: str) -> Outgoing:
         """One message by its replay key, or by the beginning of it if no other begins so."""
-        return _outgoing(self._database.row("outbox_one", resolve(self._database, "outbox_between", replay_key)))
+        return outgoing_of(self._database.row("outbox_one", resolve(self._database, "outbox_between", replay_key)))
 
     def page(self, limit: int = PAGE, after: str | None = None) -> list[Outgoing]:
         """Sent mail, newest first; `after` is the last replay key of the page before."""
@@ -234,15 +205,15 @@ class Outbox:
         if after is not None:
             last = self.outgoing(after)
             since = (stamp(last.created_at), last.replay_key)
-        return [_outgoing(row) for row in self._database.rows("outbox_page", *since, limit)]
+        return [outgoing_of(row) for row in self._database.rows("outbox_page", *since, limit)]
 
     def due(self, now: datetime, limit: int = 100) -> list[Outgoing]:
         """What has not reached the relay and should be tried now."""
-        return [_outgoing(row) for row in self._database.rows("outbox_due", stamp(now), limit)]
+        return [outgoing_of(row) for row in self._database.rows("outbox_due", stamp(now), limit)]
 
     def unsettled(self, now: datetime) -> list[Outgoing]:
         """What the relay has, or had, and of which there may be news, oldest first."""
-        return [_outgoing(row) for row in self._database.rows("outbox_unsettled", stamp(now - FOLLOWED))]
+        return [outgoing_of(row) for row in self._database.rows("outbox_unsettled", stamp(now - FOLLOWED))]
 
     def hand_over(self, replay_key: str) -> None:
         """A person carries the message: it is not sent through a relay as well."""
@@ -250,33 +221,88 @@ class Outbox:
             tx.execute(SQL["hand_over"], (replay_key,))
 
     def mark(self, replay_key: str, status: Sent) -> bool:
-        """Move a message on; False when it was there already or further. Content that is not needed any more goes."""
+        """Move a message on, by the server's acceptance or its recipient's signed word; False when it was there already
+        or further. What the recipient signed ends the need for its content. A word on an envelope that was sealed again
+        is one on the message."""
         with self._database.transaction() as tx:
-            found = tx.execute(SQL["outbox_one"], (replay_key,)).fetchone()
-            if found is None or status not in _ONWARD.get(_outgoing(found).status, ()):
+            row = self._present(tx, replay_key)
+            if row is None or status not in row.onward:
                 return False
-            tx.execute(SQL["set_outbox_status"], (status.value, replay_key))
-            if status in _NEEDS_NO_BODY:
-                tx.execute(SQL["clear_outbox_body"], (replay_key,))
+            if row.replay_key != replay_key and status is Sent.FAILED:
+                return False  # an envelope that was replaced may fail: the next one may not
+            tx.execute(SQL["set_outbox_status"], (status.value, row.replay_key))
+            if status in SIGNED:
+                tx.execute(SQL["clear_outbox_body"], (row.replay_key,))
         return True
 
-    def withdraw(self, replay_key: str) -> bool:
-        """The sender took it back: it failed, and its content is not kept."""
-        moved = self.mark(replay_key, Sent.FAILED)
-        with self._database.transaction() as tx:
-            tx.execute(SQL["clear_outbox_body"], (replay_key,))
-        return moved
-
-    def retry_later(self, replay_key: str, now: datetime) -> datetime:
-        """A try came to nothing: when the next one is due, after 1, 2, 4 … seconds and at most five minutes."""
+    def hear(self, replay_key: str, said: Sent, reason: str, now: datetime) -> bool:
+        """Write down what the server says by itself; False when that is known. Nothing is destroyed for it, and the
+        recipient's signed word still counts."""
         with self._database.transaction() as tx:
             found = tx.execute(SQL["outbox_one"], (replay_key,)).fetchone()
-            if found is None or _outgoing(found).status is not Sent.STORED:
+            row = None if found is None else outgoing_of(found)
+            if row is None or row.status not in (Sent.STORED, Sent.QUEUED):
+                return False
+            reason = reason[:_LONGEST_REASON]
+            if (row.said, row.said_reason) == (said, reason):
+                return False
+            tx.execute(SQL["set_outbox_said"], (said.value, reason, stamp(now), row.replay_key))
+        return True
+
+    def refuse(self, replay_key: str, said: Sent, reason: str, now: datetime) -> None:
+        """The server did not take the message, for a reason that does not pass: it is not tried again by itself."""
+        self.hear(replay_key, said, reason, now)
+        with self._database.transaction() as tx:
+            tx.execute(SQL["forget_outbox_try"], (replay_key,))
+
+    def give_up(self, replay_key: str) -> None:
+        """It cannot be sent any more. Its content stays until its time is over."""
+        with self._database.transaction() as tx:
+            tx.execute(SQL["set_outbox_status"], (Sent.FAILED.value, replay_key))
+
+    def ask_withdrawal(self, replay_key: str, now: datetime) -> None:
+        """Before the server is asked to take a message back: only then may it say that it did."""
+        with self._database.transaction() as tx:
+            row = self._present(tx, replay_key)
+            if row is not None:
+                tx.execute(SQL["ask_withdrawal"], (stamp(now), row.replay_key))
+
+    def withdraw(self, replay_key: str, now: datetime) -> bool:
+        """The sender took it back: it failed, and its content is not kept."""
+        self.ask_withdrawal(replay_key, now)
+        return self.mark(replay_key, Sent.FAILED)
+
+    def retry_later(self, replay_key: str, now: datetime, why: str = "") -> datetime:
+        """A try came to nothing: when the next one is due, after 1, 2, 4 … seconds and at most five minutes.
+
+        An envelope is taken within five minutes of its making, and a message has few of them: once it is too old, the
+        next try comes after a while that grows with their number."""
+        with self._database.transaction() as tx:
+            found = tx.execute(SQL["outbox_one"], (replay_key,)).fetchone()
+            row = None if found is None else outgoing_of(found)
+            if row is None or row.status is not Sent.STORED:
                 raise Conflict("only a message that the relay does not have yet is tried again")
-            attempts = _outgoing(found).attempts
-            at = now + _wait(attempts)
-            tx.execute(SQL["set_outbox_retry"], (attempts + 1, stamp(at), replay_key))
+            pause = _wait(row.attempts)
+            if row.reseals and now + pause > row.created_at + SKEW:
+                pause = LONGEST_WAIT * 4**row.reseals
+            at = now + pause
+            tx.execute(SQL["set_outbox_retry"], (row.attempts + 1, stamp(at), why[:_LONGEST_REASON], replay_key))
         return at
+
+    def retry_now(self, now: datetime) -> int:
+        """Make everything due that waits, also what the server refused; how many that is."""
+        with self._database.transaction() as tx:
+            return tx.execute(SQL["retry_outbox_now"], (stamp(now), stamp(now))).rowcount
+
+    def delete(self, replay_key: str) -> None:
+        """Destroy a message for good, with every envelope that it was sealed into."""
+        row = self.outgoing(replay_key)
+        named = str(row.message_id), row.recipient
+        # The files first: after a crash the row is there, and saying it again ends what was begun.
+        self._drawer.remove(key for (key,) in self._database.rows("outbox_of_message", *named))
+        self._drawer.sync()
+        with self._database.transaction() as tx:
+            tx.execute(SQL["delete_outbox"], named)
 
     def missing(self) -> Iterable[Problem]:
         """Messages whose sealed file is gone."""
@@ -320,14 +346,19 @@ class Outbox:
         return key
 
     def _store(
-        self, envelopes: Sequence[Envelope], bodies: Sequence[bytes], now: datetime, replaces: str | None = None
+        self,
+        envelopes: Sequence[Envelope],
+        bodies: Sequence[bytes],
+        bundles: Sequence[Bundle],
+        now: datetime,
+        replaces: Outgoing | None = None,
     ) -> None:
         keys = [envelope.replay_key for envelope in envelopes]
         self._drawer.put(zip(keys, (envelope.wire for envelope in envelopes), strict=True))
         with self._database.transaction() as tx:
             if replaces is not None:
-                self._supersede(tx, replaces)
-            for envelope, replay_key, body in zip(envelopes, keys, bodies, strict=True):
+                self._supersede(tx, replaces.replay_key)
+            for envelope, replay_key, body, bundle in zip(envelopes, keys, bodies, bundles, strict=True):
                 header = envelope.header
                 values = (
                     replay_key,
@@ -338,15 +369,26 @@ class Outbox:
                     stamp(moment(header.created_at)),
                     stamp(moment(header.expires_at)),
                     stamp(now + _wait(0)),
+                    0 if replaces is None else replaces.reseals + 1,
+                    bundle.bundle_version,
                     *self._local.encrypt("outbox", replay_key, body),
                 )
                 tx.execute(SQL["add_outbox"], values)
 
     def _supersede(self, tx: Tx, replay_key: str) -> None:
-        row = _outgoing(tx.execute(SQL["outbox_one"], (replay_key,)).fetchone())
+        row = outgoing_of(tx.execute(SQL["outbox_one"], (replay_key,)).fetchone())
         _refuse_unless_resealable(row)
         tx.execute(SQL["set_outbox_status"], (Sent.RESEALED.value, replay_key))
         tx.execute(SQL["clear_outbox_body"], (replay_key,))
+
+    def _present(self, tx: Tx, replay_key: str) -> Outgoing | None:
+        """The row of a message; of one that was sealed again the newest, by its id."""
+        found = tx.execute(SQL["outbox_one"], (replay_key,)).fetchone()
+        row = None if found is None else outgoing_of(found)
+        if row is not None and row.status is Sent.RESEALED:
+            found = tx.execute(SQL["outbox_successor"], (str(row.message_id), row.recipient)).fetchone()
+            row = None if found is None else outgoing_of(found)
+        return row
 
     def _body(self, row: Outgoing) -> bytes:
         _refuse_unless_resealable(row)
@@ -357,6 +399,22 @@ class Outbox:
 def _refuse_unless_resealable(row: Outgoing) -> None:
     if not row.resealable:
         raise Conflict(f"the message to {row.recipient} is {row.status}: its content is not kept any more")
+
+
+def _refuse_needless(row: Outgoing, header: Header, bundle: Bundle, now: datetime) -> None:
+    if row.reseals >= MOST_RESEALS:
+        raise SealStands(
+            f"the message to {row.recipient} was sealed again {MOST_RESEALS} times, and is not once more",
+            hint="send it anew if it is still wanted",
+        )
+    if abs(now - moment(header.created_at)) > SKEW:
+        return
+    listed = any(entry.key.key_id == header.key_id for entry in bundle.kem_keys)
+    if listed or bundle.bundle_version <= row.bundle_version:
+        raise SealStands(
+            f"the server says that a key of {row.recipient} is not good any more, and nothing that {row.recipient} "
+            f"signed says so: its bundle {bundle.bundle_version} stands"
+        )
 
 
 def _bundle(recipient: Link | Bundle) -> Bundle:
@@ -377,20 +435,3 @@ def _one_time(one: OneTimeKey, bundle: Bundle, pin: Pin, now: datetime) -> KemPu
 
 def _wait(attempts: int) -> timedelta:
     return min(timedelta(seconds=1 << min(attempts, 16)), LONGEST_WAIT)
-
-
-def _outgoing(row: tuple[Any, ...]) -> Outgoing:
-    key, msg_id, recipient, channel, correlation, created, expires, status, attempts, next_try, resealable = row
-    return Outgoing(
-        replay_key=key,
-        message_id=UUID(msg_id),
-        recipient=recipient,
-        channel_id=UUID(channel) if channel else None,
-        correlation_id=UUID(correlation) if correlation else None,
-        created_at=unstamp(created),
-        expires_at=unstamp(expires),
-        status=Sent(status),
-        attempts=attempts,
-        next_try_at=unstamp(next_try) if next_try else None,
-        resealable=bool(resealable),
-    )

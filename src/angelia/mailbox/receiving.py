@@ -152,6 +152,7 @@ class Receiver:
             envelope_timestamp=moment(header.created_at),
             expires_at=moment(header.expires_at),
         )
+        replay.refuse_used_id(tx, seen, header.sender_nhi)
         replay.remember(tx, seen)
         if one.held.one_time and not tx.execute(SQL["use_one_time"], (str(header.key_id),)).fetchone():
             tx.execute(SQL["forget"], (one.replay_key,))

@@ -55,6 +55,12 @@ def refuse_seen(database: Database, replay_key: str, now: datetime) -> None:
         raise replayed(replay_key, unstamp(found[0]), now)
 
 
+def refuse_used_id(tx: Tx, seen: Seen, sender: str) -> None:
+    """Refuse a message id that the sender used under an earlier pair; one of the same pair is refused by `remember`."""
+    if tx.execute(SQL["id_used"], (seen.msg_id, sender, seen.replay_key)).fetchone():
+        raise _id_conflict()
+
+
 def remember(tx: Tx, seen: Seen) -> None:
     """Claim an envelope, once and for all. Of any number of processes exactly one comes back without an error."""
     values = (
@@ -70,7 +76,11 @@ def remember(tx: Tx, seen: Seen) -> None:
         return
     if found := tx.execute(SQL["seen_at"], (seen.replay_key,)).fetchone():
         raise replayed(seen.replay_key, unstamp(found[0]), seen.seen_at)
-    raise IdConflict("the sender used this message id before, for another envelope; the first one stands")
+    raise _id_conflict()
+
+
+def _id_conflict() -> IdConflict:
+    return IdConflict("the sender used this message id before, for another envelope; the first one stands")
 
 
 def replayed(replay_key: str, seen_at: datetime, now: datetime) -> Replayed:

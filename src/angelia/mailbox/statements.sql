@@ -19,6 +19,13 @@ INSERT INTO replay_state (replay_key, msg_id, sender_fp, recipient_fp, seen_at, 
 VALUES (?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO NOTHING RETURNING 1
 
+-- name: id_used
+-- Another envelope under the same id, by any pair that is or was the sender's: a rotation begins no new ids.
+SELECT 1 FROM replay_state
+WHERE msg_id = ?1 AND replay_key <> ?3 AND sender_fp IN (
+  SELECT fingerprint FROM pins WHERE nhi = ?2 UNION ALL SELECT fingerprint FROM former_signers WHERE nhi = ?2
+)
+
 -- name: forget
 DELETE FROM replay_state WHERE replay_key = ?
 
@@ -128,6 +135,10 @@ UPDATE inbox SET status = 'read' WHERE replay_key = ?
 -- name: mark_handled
 UPDATE inbox SET status = 'read' WHERE replay_key = ? AND replay_key IN (SELECT replay_key FROM controls)
 
+-- name: delete_inbox
+-- destroys
+DELETE FROM inbox WHERE replay_key = ?
+
 -- name: mark_acked
 UPDATE inbox SET acked_at = ? WHERE replay_key = ? AND acked_at IS NULL
 
@@ -136,31 +147,44 @@ UPDATE inbox SET acked_at = ? WHERE replay_key = ? AND acked_at IS NULL
 
 -- name: add_outbox
 INSERT INTO outbox (replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at,
-                    next_try_at, body_nonce, body)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                    next_try_at, reseals, bundle_version, body_nonce, body)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: outbox_one
 SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
-       next_try_at, body IS NOT NULL
+       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, waits_for
 FROM outbox WHERE replay_key = ?
+
+-- name: outbox_successor
+-- What became of a message that was sealed again: the one of its envelopes that was not replaced.
+SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
+       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, waits_for
+FROM outbox WHERE msg_id = ? AND recipient_nhi = ? AND status <> 'resealed'
 
 -- name: outbox_between
 SELECT replay_key FROM outbox WHERE replay_key >= ? AND replay_key < ? ORDER BY replay_key LIMIT 2
 
 -- name: outbox_page
 SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
-       next_try_at, body IS NOT NULL
+       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, waits_for
 FROM outbox WHERE (created_at, replay_key) < (?, ?) ORDER BY created_at DESC, replay_key DESC LIMIT ?
 
 -- name: outbox_due
 SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
-       next_try_at, body IS NOT NULL
+       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, waits_for
 FROM outbox WHERE next_try_at <= ?1 AND expires_at > ?1 ORDER BY next_try_at LIMIT ?2
 
 -- name: outbox_unsettled
+-- Of a message that was sealed again, and is not settled, also the envelopes before: a recipient may have one of them.
 SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
-       next_try_at, body IS NOT NULL
-FROM outbox WHERE status IN ('queued', 'delivered') AND expires_at > ? ORDER BY created_at
+       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, waits_for
+FROM outbox WHERE status IN ('queued', 'delivered') AND expires_at > ?1
+UNION ALL
+SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
+       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, waits_for
+FROM outbox WHERE status = 'resealed' AND expires_at > ?1
+  AND msg_id IN (SELECT msg_id FROM outbox WHERE reseals > 0 AND status IN ('stored', 'queued'))
+ORDER BY created_at
 
 -- name: hand_over
 UPDATE outbox SET next_try_at = NULL WHERE replay_key = ? AND status = 'stored'
@@ -172,18 +196,42 @@ SELECT body_nonce, body FROM outbox WHERE replay_key = ?
 SELECT replay_key FROM outbox
 
 -- name: set_outbox_status
-UPDATE outbox SET status = ?, next_try_at = NULL WHERE replay_key = ?
+UPDATE outbox SET status = ?, next_try_at = NULL, waits_for = NULL, said = NULL, said_reason = NULL, said_at = NULL
+WHERE replay_key = ?
+
+-- name: set_outbox_said
+UPDATE outbox SET said = ?, said_reason = ?, said_at = ? WHERE replay_key = ?
+
+-- name: ask_withdrawal
+UPDATE outbox SET withdraw_asked_at = coalesce(withdraw_asked_at, ?) WHERE replay_key = ?
+
+-- name: retry_outbox_now
+-- What a person carries is neither tried nor refused.
+UPDATE outbox SET next_try_at = ?, said = NULL, said_reason = NULL, said_at = NULL
+WHERE status = 'stored' AND (next_try_at IS NOT NULL OR said IS NOT NULL) AND body IS NOT NULL AND expires_at > ?
+
+-- name: delete_outbox
+-- destroys
+-- With the envelopes that it replaced.
+DELETE FROM outbox WHERE msg_id = ? AND recipient_nhi = ? RETURNING replay_key
+
+-- name: outbox_of_message
+SELECT replay_key FROM outbox WHERE msg_id = ? AND recipient_nhi = ?
+
+-- name: forget_outbox_try
+UPDATE outbox SET next_try_at = NULL WHERE replay_key = ?
 
 -- name: clear_outbox_body
 -- destroys
 UPDATE outbox SET body_nonce = NULL, body = NULL WHERE replay_key = ?
 
 -- name: set_outbox_retry
-UPDATE outbox SET attempts = ?, next_try_at = ? WHERE replay_key = ?
+UPDATE outbox SET attempts = ?, next_try_at = ?, waits_for = ? WHERE replay_key = ?
 
 -- name: expire_outbox
 -- destroys
--- What was never accepted by a relay has expired; of the others only the relay knows how they ended.
+-- A day after its end, by this clock. What was never accepted by a relay has expired; of the others only their
+-- recipients know how they ended.
 UPDATE outbox SET
   status = CASE status WHEN 'stored' THEN 'expired' ELSE status END, next_try_at = NULL, body_nonce = NULL, body = NULL
 WHERE body IS NOT NULL AND expires_at <= ?
@@ -314,7 +362,7 @@ SELECT count(*) FROM kem_keys WHERE usage = 'one_time' AND created_at > ?
 
 -- name: something_overdue
 SELECT 1 WHERE EXISTS (SELECT 1 FROM kem_keys WHERE destroy_at <= ?1)
-            OR EXISTS (SELECT 1 FROM outbox WHERE body IS NOT NULL AND expires_at <= ?1)
+            OR EXISTS (SELECT 1 FROM outbox WHERE body IS NOT NULL AND expires_at <= ?2)
             OR EXISTS (SELECT 1 FROM channel_keys WHERE destroy_at <= ?1)
 
 -- name: destroy_overdue
@@ -496,6 +544,18 @@ WHERE expires_at > ? AND sender_nhi IN (SELECT nhi FROM allowlist) ORDER BY kept
 
 -- name: forget_kept_out
 DELETE FROM kept_out WHERE replay_key = ?
+
+
+-- repeats.py
+
+-- name: repeated_told
+SELECT told_at FROM repeated WHERE replay_key = ?
+
+-- name: tell_repeated
+INSERT INTO repeated (replay_key, told_at) VALUES (?, ?) ON CONFLICT (replay_key) DO UPDATE SET told_at = excluded.told_at
+
+-- name: prune_repeated
+DELETE FROM repeated WHERE told_at <= ?
 
 
 -- calyx.py

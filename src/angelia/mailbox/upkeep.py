@@ -15,6 +15,8 @@ from angelia.mailbox.replay import RETENTION_HOURS, Pruned
 _CLOCK = "clock_shown"
 _BELIEVED_AFTER = timedelta(hours=1)
 _CHUNK = 1_000
+# How long the content of a sent message outlives it: until then its recipient's receipt may come.
+KEPT_AFTER_END = timedelta(days=1)
 
 
 class Upkeep:
@@ -33,10 +35,11 @@ class Upkeep:
     def tend(self, now: datetime) -> None:
         """Destroy private keys and plaintexts whose time is surely over; once a day, prune as well."""
         reached = self._reached(now)
-        if reached is not None and self._database.row("something_overdue", stamp(reached)):
+        ended = None if reached is None else stamp(reached - KEPT_AFTER_END)
+        if reached is not None and self._database.row("something_overdue", stamp(reached), ended):
             with self._database.transaction() as tx:
                 tx.execute(SQL["destroy_overdue"], (stamp(reached),))
-                tx.execute(SQL["expire_outbox"], (stamp(reached),))
+                tx.execute(SQL["expire_outbox"], (ended,))
                 tx.execute(SQL["destroy_channel_keys"], (stamp(reached),))
         if replay.prune_due(self._database, now):
             self._tidy(now)

@@ -1,0 +1,91 @@
+"""The outbox on the command line: how far each message has come, on whose word, and why it waits."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import msgspec
+
+from angelia.cli.paging import Page, ago, short, show_list, until
+from angelia.cli.session import Session
+from angelia.cli.tables import Column
+
+if TYPE_CHECKING:
+    from angelia.mailbox.box import Mailbox
+    from angelia.mailbox.outgoing import Outgoing
+
+
+class SentLine(msgspec.Struct, kw_only=True):
+    """A sent message as it is listed: `state` is what is said of it, `by` whose word that is, `status` what is sure."""
+
+    replay_key: str
+    message_id: UUID
+    recipient: str
+    channel_id: UUID | None
+    correlation_id: UUID | None
+    created_at: datetime
+    expires_at: datetime
+    status: str
+    state: str
+    by: str
+    why: str
+    attempts: int
+    next_try_at: datetime | None
+    reseals: int
+    content_kept: bool
+
+
+def show_outbox(session: Session, mailbox: Mailbox) -> None:
+    """List what was sealed here, newest first."""
+    columns: list[Column[SentLine]] = [
+        Column("ID", lambda m: short(m.replay_key)),
+        Column("TO", lambda m: m.recipient, long=True),
+        Column("AGE", lambda m: ago(m.created_at), right=True),
+        Column("STATE", lambda m: m.state),
+        Column("BY", lambda m: m.by),
+        Column("EXPIRES", lambda m: until(m.expires_at), right=True),
+        Column("WHY", lambda m: m.why, long=True),
+    ]
+
+    def fetch(cursor: str | None, limit: int) -> Page[SentLine]:
+        rows = mailbox.outbox.page(limit, cursor)
+        return Page([_line(row) for row in rows], rows[-1].replay_key if len(rows) == limit else None)
+
+    show_list(session, fetch, columns, nothing="nothing sent yet", hint='angelia mail send NAME "hello"')
+
+
+def _line(row: Outgoing) -> SentLine:
+    state, by, why = _standing(row)
+    return SentLine(
+        replay_key=row.replay_key,
+        message_id=row.message_id,
+        recipient=row.recipient,
+        channel_id=row.channel_id,
+        correlation_id=row.correlation_id,
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        status=row.status.value,
+        state=state,
+        by=by,
+        why=why,
+        attempts=row.attempts,
+        next_try_at=row.next_try_at,
+        reseals=row.reseals,
+        content_kept=row.resealable,
+    )
+
+
+def _standing(row: Outgoing) -> tuple[str, str, str]:
+    """The state of a message, whose word that is, and the reason."""
+    from angelia.mailbox.outgoing import Sent
+
+    if row.said is not None:
+        assert row.said_at is not None, "they are written together"
+        untrue = row.untrue(row.said, row.said_reason, row.said_at)
+        return row.said.value, "relay", row.said_reason if untrue is None else f"untrue: {untrue}"
+    if row.withdrawn:
+        return "withdrawn", "you", ""
+    by = {Sent.QUEUED: "relay", Sent.DELIVERED: "recipient", Sent.READ: "recipient", Sent.FAILED: "recipient"}
+    return row.status.value, by.get(row.status, ""), row.waits_for

@@ -1,0 +1,125 @@
+"""What is known of a message that was sent: what its recipient signed, and beside it what the server says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+from angelia.keys.model import SKEW
+from angelia.mailbox.database import stamp, unstamp
+
+WITHDRAWN = "withdrawn"  # the reason of a message that its sender took back
+
+
+class Sent(StrEnum):
+    """How far a message has come. DELIVERED, READ and FAILED are the recipient's signed word, or FAILED is the sender's
+    own, who took it back; what the server says by itself is in `Outgoing.said`."""
+
+    STORED = "stored"
+    QUEUED = "queued"
+    DELIVERED = "delivered"
+    READ = "read"
+    EXPIRED = "expired"
+    FAILED = "failed"
+    RESEALED = "resealed"
+
+
+SIGNED = {Sent.DELIVERED, Sent.READ, Sent.FAILED}
+# There is no way back: what is not named here is ignored, so that news may come twice or out of order.
+_ONWARD = {
+    Sent.STORED: {Sent.QUEUED, *SIGNED},
+    Sent.QUEUED: SIGNED,
+    Sent.EXPIRED: SIGNED,
+    Sent.DELIVERED: {Sent.READ, Sent.FAILED},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """A row of the outbox, without its content."""
+
+    replay_key: str
+    message_id: UUID
+    recipient: str
+    channel_id: UUID | None
+    correlation_id: UUID | None
+    created_at: datetime
+    expires_at: datetime
+    status: Sent
+    attempts: int
+    next_try_at: datetime | None
+    resealable: bool  # its content is kept
+    said: Sent | None  # what the server says, which the recipient has not signed
+    said_reason: str
+    said_at: datetime | None
+    withdraw_asked_at: datetime | None
+    reseals: int
+    bundle_version: int
+    waits_for: str
+
+    @property
+    def withdrawn(self) -> bool:
+        """Whether its sender took it back."""
+        return self.status is Sent.FAILED and self.withdraw_asked_at is not None
+
+    @property
+    def onward(self) -> set[Sent]:
+        """What may become of it. A failure that the recipient did not sign is no end."""
+        if self.status is Sent.FAILED and (self.resealable or self.withdrawn):
+            return SIGNED
+        return _ONWARD.get(self.status, set())
+
+    def untrue(self, said: Sent, reason: str, at: datetime) -> str | None:
+        """Why a server's word cannot be true, by what the sender itself knows."""
+        if said is Sent.EXPIRED and at < self.expires_at - SKEW:
+            return f"the server says that it has expired, which it does not before {stamp(self.expires_at)[:19]}Z"
+        if said is Sent.FAILED and reason == WITHDRAWN and self.withdraw_asked_at is None:
+            return "the server says that it was withdrawn, and this agent never asked for that"
+        return None
+
+
+def outgoing_of(row: tuple[Any, ...]) -> Outgoing:
+    """A row as the statements on the outbox select it."""
+    (
+        key,
+        msg_id,
+        recipient,
+        channel,
+        correlation,
+        created,
+        expires,
+        status,
+        attempts,
+        next_try,
+        resealable,
+        said,
+        said_reason,
+        said_at,
+        withdraw_asked_at,
+        reseals,
+        bundle_version,
+        waits_for,
+    ) = row
+    return Outgoing(
+        replay_key=key,
+        message_id=UUID(msg_id),
+        recipient=recipient,
+        channel_id=UUID(channel) if channel else None,
+        correlation_id=UUID(correlation) if correlation else None,
+        created_at=unstamp(created),
+        expires_at=unstamp(expires),
+        status=Sent(status),
+        attempts=attempts,
+        next_try_at=unstamp(next_try) if next_try else None,
+        resealable=bool(resealable),
+        said=Sent(said) if said else None,
+        said_reason=said_reason or "",
+        said_at=unstamp(said_at) if said_at else None,
+        withdraw_asked_at=unstamp(withdraw_asked_at) if withdraw_asked_at else None,
+        reseals=reseals,
+        bundle_version=bundle_version,
+        waits_for=waits_for or "",
+    )

@@ -1,0 +1,68 @@
+"""A mailbox of the build before upgrades by itself when it is opened."""
+
+from __future__ import annotations
+
+import sqlite3
+import tarfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from angelia.mailbox import identity
+from angelia.mailbox.box import Mailbox
+from angelia.mailbox.outgoing import Outgoing, Sent
+
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "before" / "home.tar.xz"
+# While its mail was alive, whenever the test runs.
+THEN = datetime(2026, 11, 17, 3, tzinfo=UTC)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    with tarfile.open(FIXTURE) as packed:
+        packed.extractall(tmp_path, filter="tar")
+    for path in (tmp_path / "home").rglob("*"):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    (tmp_path / "home").chmod(0o700)
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def alice(home: Path) -> Iterator[Mailbox]:
+    """Alice's mailbox, of whose messages the old build also called one failed."""
+    with sqlite3.connect(home / "alice" / "mail" / "replay_state.db") as old:
+        (key,) = old.execute("SELECT replay_key FROM outbox WHERE status = 'queued' ORDER BY created_at").fetchone()
+        old.execute("UPDATE outbox SET status = 'failed' WHERE replay_key = ?", (key,))
+    old.close()
+    with Mailbox(home, identity.load(home, "alice", lambda: ""), THEN) as mailbox:
+        yield mailbox
+
+
+def told(row: Outgoing) -> tuple[Sent, Sent | None, bool, int]:
+    return row.status, row.said, row.resealable, row.reseals
+
+
+def test_an_outbox_of_the_build_before_keeps_its_messages_and_what_is_known_of_them(alice: Mailbox) -> None:
+    assert [told(row) for row in reversed(alice.outbox.page())] == [
+        (Sent.DELIVERED, None, False, 0),
+        (Sent.QUEUED, Sent.FAILED, True, 0),  # a server's word, whose content was kept
+        (Sent.DELIVERED, None, False, 0),
+        (Sent.QUEUED, None, True, 0),
+        (Sent.STORED, None, True, 0),
+    ]
+    assert len(alice.outbox.due(THEN)) == 1
+    assert alice.verify() == []
+
+
+def test_what_waits_in_it_can_be_sealed_again_settled_and_deleted(alice: Mailbox) -> None:
+    (waiting,) = alice.outbox.due(THEN)
+    known = alice.trust.bundle("bob", THEN, max_age=None)
+    assert known is not None
+    again = alice.outbox.reseal(waiting.replay_key, known.link, THEN)
+    assert again.header.message_id == waiting.message_id
+    assert alice.outbox.mark(again.replay_key, Sent.DELIVERED)
+    alice.delete(again.replay_key, THEN)
+    assert waiting.message_id not in {row.message_id for row in alice.outbox.page()}
+    assert alice.verify() == []
