@@ -619,7 +619,8 @@ async def test_a_start_that_is_told_to_rotates_the_key_and_then_goes_on(
     server = await start(rotate_master_key=True)
     assert key_in(path) != old
     assert not next_of(path).exists()
-    async with Slices.opened(server.application._loaded, tmp_path) as slices, slices.ledger.transaction() as tx:
+    loaded, node = server.application._loaded, server.application._node
+    async with Slices.opened(loaded, tmp_path, node) as slices, slices.ledger.transaction() as tx:
         assert await slices.fields.decrypt(tx, PLACE, sealed) == SECRET
     assert (await server.get("/health")).status_code == 200
 
