@@ -1,4 +1,3 @@
 DELETE FROM ratchet_states WHERE agent_a_nhi > agent_b_nhi;
 ALTER TABLE ratchet_states DROP CONSTRAINT ratchet_states_two_agents;
 ALTER TABLE ratchet_states ADD CONSTRAINT ratchet_states_check CHECK (agent_a_nhi < agent_b_nhi);
-CREATE INDEX idx_ratchet_second_agent ON ratchet_states (agent_b_nhi, agent_a_nhi);
