@@ -5,8 +5,9 @@ It passes everything on, streams too, and rewrites the answers that it was told 
     liar.lie("GET", r"/v1/receipts/.*", lambda asked, answer: answer.changed(status="expired"))
     liar.instead("POST", "/v1/messages", page(404, "<h1>nginx</h1>"))
 
-`asked` counts what the SDK asked, so that a test can say that nothing is asked for ever. The Host header goes through
-as it is: signatures cover it, and a server on loopback is called by every name of this machine, with its own port.
+`asked` counts what the SDK asked, so that a test can say that nothing is asked for ever. Signatures cover the Host
+header, which goes through as it is: the proxy has the server's own port, on the other of the machine's two loopback
+addresses, and a server on loopback answers to both names.
 """
 
 from __future__ import annotations
@@ -173,10 +174,10 @@ class Liar:
 @contextmanager
 def lying(server: str) -> Iterator[Liar]:
     """A liar in front of a server, honest until told otherwise."""
-    liar = Liar(server)
-    # The server's port on this machine's other address: on loopback signatures for other names are not believed.
-    port = httpx.URL(server).port or 80
-    listener = socket.create_server(("::1", port), family=socket.AF_INET6)  # connections wait here for the proxy
+    port = int(server.rpartition(":")[2])
+    liar = Liar(f"http://127.0.0.1:{port}")
+    # Connections wait here until the proxy takes them.
+    listener = socket.create_server(("::1", port), family=socket.AF_INET6)
     liar.url = f"http://[::1]:{port}"
     proxy = uvicorn.Server(
         uvicorn.Config(liar, log_level="error", lifespan="off", date_header=False, server_header=False)

@@ -293,8 +293,16 @@ def test_who_cannot_be_reached_is_tried_after_a_minute_then_ever_more_seldom_up_
 
 def made_since_version_1() -> list[tuple[str, str]]:
     """What to drop: indexes first."""
-    later = [(Path(database.__file__).parent / name).read_text() for name in database._SCHEMAS[1:]]
-    return sorted(re.findall(r"CREATE (?:UNIQUE )?(INDEX|TABLE) (\w+)", "".join(later)))
+    return sorted(re.findall(r"CREATE (?:UNIQUE )?(INDEX|TABLE) (\w+)", _later_schemas()))
+
+
+def added_since_version_1() -> list[tuple[str, str]]:
+    """Which columns of which tables to drop."""
+    return re.findall(r"ALTER TABLE (\w+) ADD COLUMN (\w+)", _later_schemas())
+
+
+def _later_schemas() -> str:
+    return "".join((Path(database.__file__).parent / name).read_text() for name in database._SCHEMAS[1:])
 
 
 def test_a_mailbox_of_version_1_gets_the_tables_and_keeps_what_it_had(
@@ -306,6 +314,8 @@ def test_a_mailbox_of_version_1_gets_the_tables_and_keeps_what_it_had(
     with sqlite3.connect(path) as old:
         for kind, name in made_since_version_1():
             old.execute(f"DROP {kind} {name}")
+        for table, column in added_since_version_1():
+            old.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
         old.execute("PRAGMA user_version = 1")
     old.close()
     with Mailbox(home, identity.load(home, "bob", lambda: ""), NOW) as again:

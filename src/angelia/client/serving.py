@@ -123,7 +123,8 @@ class Serving:
                 continue
             back_off.reset()
             try:
-                await asyncio.wait_for(self._bell.wait(), ROUND)
+                async with asyncio.timeout(ROUND):  # unlike wait_for it never swallows a cancellation
+                    await self._bell.wait()
             except TimeoutError:
                 self._begin_round()
 
