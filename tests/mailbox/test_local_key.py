@@ -42,9 +42,7 @@ def test_a_stolen_key_file_and_a_later_copy_of_the_database_open_nothing(
     (message,) = bob.inbox.page().messages
     assert bob.inbox.read(message.replay_key, NOW).body == b"kept in the inbox"
     (row,) = bob.outbox.page()
-    known = bob.trust.bundle("alice", NOW)
-    assert known is not None
-    bob.outbox.reseal(row.replay_key, known.link, NOW, new_id=False)
+    assert bob.outbox._body(row) == b"kept in the outbox"
     assert bob.channels.key(CHANNEL, key.key_id, NOW) == key
     after = list(sealed_rows(bob))
     assert {table for table, *_ in after} == set(COLUMNS)
