@@ -6,7 +6,7 @@ It passes everything on, streams too, and rewrites the answers that it was told 
     liar.instead("POST", "/v1/messages", page(404, "<h1>nginx</h1>"))
 
 `asked` counts what the SDK asked, so that a test can say that nothing is asked for ever. The Host header goes through
-as it is: signatures cover it, and a server on loopback answers to every name of this machine.
+as it is: signatures cover it. A server on 127.0.0.1 takes requests for [::1] and its own port too, so the liar is there.
 """
 
 from __future__ import annotations
@@ -174,8 +174,9 @@ class Liar:
 def lying(server: str) -> Iterator[Liar]:
     """A liar in front of a server, honest until told otherwise."""
     liar = Liar(server)
-    listener = socket.create_server(("127.0.0.1", 0))  # connections wait here until the proxy takes them
-    liar.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    port = int(server.rpartition(":")[2])
+    listener = socket.create_server(("::1", port), family=socket.AF_INET6)  # connections wait until the proxy takes them
+    liar.url = f"http://[::1]:{port}"
     proxy = uvicorn.Server(
         uvicorn.Config(liar, log_level="error", lifespan="off", date_header=False, server_header=False)
     )
