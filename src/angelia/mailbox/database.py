@@ -23,7 +23,7 @@ from angelia.mailbox.private_files import UnsafeFile
 
 FILE = "replay_state.db"
 # A new mailbox is made of all of them in turn, one of an earlier version of those that it lacks.
-_SCHEMAS = ("schema.sql", *(f"schema_{number}.sql" for number in range(2, 8)))
+_SCHEMAS = ("schema.sql", *(f"schema_{number}.sql" for number in range(2, 7)))
 SCHEMA = len(_SCHEMAS)
 BUSY_MS = 5_000
 # SQLite asks for a taken lock ever more seldom, so who waits longest is served last; a new try asks often again.
