@@ -77,7 +77,7 @@ def test_a_hint_does_not_name_an_agent_that_is_the_only_one(live: str, angelia: 
         ("see `angelia mail open 5b0f > FILE`", "see `angelia mail open 5b0f --as bob --url http://h:1 > FILE`"),
         ("angelia mail allow x --as y; angelia doctor", "angelia mail allow x --as y --url http://h:1; angelia doctor"),
         ("carol runs `angelia key publish`", "carol runs `angelia key publish`"),
-        ("the next `angelia mail send` does", "the next `angelia mail send` does"),
+        ("the next `mail send` does", "the next `mail send` does"),
         ("angelia's own words, angelia nowhere", "angelia's own words, angelia nowhere"),
         ("`angelia mail send bob 'it`", "`angelia mail send bob 'it`"),
     ],
@@ -139,7 +139,7 @@ def test_the_name_of_a_file_as_a_text_is_noticed(two_agents: tuple[str, str], an
     ended = angelia("mail", "send", ben, "big file.bin", "--as", ann)
     assert ended.code == 0
     command = f"angelia mail send {ben} --as {ann} < 'big file.bin'"
-    assert ended.err == f"'big file.bin' is sent as text; the content of that file: `{command}`\n"
+    assert ended.err.splitlines()[0] == f"'big file.bin' is sent as text; the content of that file: `{command}`"
     assert angelia("mail", "send", ben, "no file", "--as", ann).err == ""
 
 

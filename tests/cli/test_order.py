@@ -103,6 +103,7 @@ def tour(ann: str, ben: str, id_: str) -> list[str]:
         mail dead --as {ben}
         mail requeue {id_} --as {ben}
         mail ack 00000000 --as {ben}
+        mail delete 00000000 --as {ben}
         mail receipts --as {ann} -n 1
         mail deny {ann} --as {ben}
         mail deny {ann} --as {ben}
@@ -114,6 +115,7 @@ def tour(ann: str, ben: str, id_: str) -> list[str]:
         channel show {ann}/news --as {ben}
         channel subscribe {ann}/news --as {ben}
         channel update news --as {ann}
+        channel sign news --as {ann}
         channel publish news green --as {ann}
         channel publish news blue --as {ann}
         channel tail {ann}/news --as {ben} -n 1

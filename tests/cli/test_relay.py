@@ -318,7 +318,7 @@ def test_what_cannot_be_sent_waits_and_goes_out_with_the_next_command(alice: Age
     assert fallback == f"no one-time key of {bob.name} was to be had, so its key of the week is used"
     assert away.code == 7
     assert error.endswith("(network)")
-    assert hint.startswith("hint: it is sealed and waits: the next `angelia mail send` or `angelia mail receive ")
+    assert hint.startswith("hint: it is sealed and waits: `angelia mail send --retry ")
     listed = alice("mail", "outbox", *NOWHERE)
     assert listed.out.splitlines()[1].split()[3] == "stored"
     assert listed.err.startswith("warning: these states may be old: ")
@@ -338,10 +338,10 @@ def test_what_cannot_be_sent_waits_and_goes_out_with_the_next_command(alice: Age
     [
         (
             RateLimited("too often", hint="try again in 95 s", retry_after=95),
-            "it is sealed and waits: in 1m35s the next",
+            "it is sealed and waits: in 1m35s",
         ),
-        (QueueFull("full", hint="send it later"), "send it later; it is sealed and waits: the next"),
-        (Unavailable("away"), "it is sealed and waits: the next"),
+        (QueueFull("full", hint="send it later"), "send it later; it is sealed and waits:"),
+        (Unavailable("away"), "it is sealed and waits:"),
     ],
 )
 def test_a_refusal_says_how_long_a_sealed_message_waits(
@@ -353,7 +353,7 @@ def test_a_refusal_says_how_long_a_sealed_message_waits(
 
     monkeypatch.setattr(Client, "send", refused)
     ended = alice("mail", "send", bob.name, "x")
-    sends_it = "`angelia mail send` or `angelia mail receive` sends it"
+    sends_it = "`angelia mail send --retry` sends it, and so does the next `mail send` or `mail receive`"
     assert ended.err.splitlines()[1] == f"hint: {hint} {sends_it}"
 
 

@@ -57,8 +57,8 @@ class KeyState(msgspec.Struct, kw_only=True, omit_defaults=True):
 def publish(session: Session, out: Path | None) -> None:
     """Publish the agent's keys, so that others can seal messages to it.
 
-    Saying it again does no harm: it tops up one-time keys, signs keys again that are three days old, and replaces
-    those of last week. An agent that sends or receives mail does so by itself."""
+    Saying it again does no harm: it tops up one-time keys, signs keys again that are three days old,
+    and replaces those of last week. An agent that sends or receives mail does so by itself."""
     mailbox = session.mailbox
     done: Published | None = None
     with handing_over(out) as file:

@@ -162,7 +162,7 @@ def _refusals(received: Received) -> set[int]:
 
 def _way_on(error: AngeliaError) -> str:
     """What becomes of a message that is stored and was not taken, and when."""
-    sends_it = "the next `angelia mail send` or `angelia mail receive` sends it"
+    sends_it = "`angelia mail send --retry` sends it, and so does the next `mail send` or `mail receive`"
     if error.retry_after:
         return f"it is sealed and waits: in {duration(timedelta(seconds=error.retry_after))} {sends_it}"
     if isinstance(error, RateLimited | QueueFull) and error.hint:
