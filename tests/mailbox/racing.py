@@ -46,6 +46,7 @@ def remember(directory: str, keys: str) -> Counter[str]:
         seen = Seen(
             replay_key=f"{number:064x}",
             msg_id=str(number),
+            sender="alice",
             sender_fp="alice",
             recipient_fp="bob",
             seen_at=NOW,

@@ -66,3 +66,14 @@ def test_what_waits_in_it_can_be_sealed_again_settled_and_deleted(alice: Mailbox
     alice.delete(again.replay_key, THEN)
     assert waiting.message_id not in {row.message_id for row in alice.outbox.page()}
     assert alice.verify() == []
+
+
+def test_what_was_opened_is_remembered_by_its_senders_name(home: Path) -> None:
+    with sqlite3.connect(home / "bob" / "mail" / "replay_state.db") as old:
+        (deleted,) = old.execute("SELECT replay_key FROM inbox ORDER BY received_at").fetchone()
+        old.execute("DELETE FROM inbox WHERE replay_key = ?", (deleted,))
+    old.close()
+    with Mailbox(home, identity.load(home, "bob", lambda: ""), THEN) as bob, bob.database.transaction() as tx:
+        names = tx.execute("SELECT replay_key, sender_nhi FROM replay_state").fetchall()
+        assert (deleted, "alice") in names
+        assert all(sender for _, sender in names)

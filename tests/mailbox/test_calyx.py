@@ -95,8 +95,8 @@ def test_ids_with_an_envelope_become_rows_and_the_others_are_denied_by_id(runtim
     assert (report.ids, report.with_envelope, report.without_envelope, report.already_there) == (3, 2, 1, 0)
     stored = {row[0]: row for row in rows(database, "replay_state")}
     assert set(stored) == {calyx.old_replay_key(old), calyx.old_replay_key(new)}
-    _, msg_id, sender, recipient, seen_at, timestamp, expires = stored[calyx.old_replay_key(old)]
-    assert (msg_id, sender, recipient) == ("old", "c2VuZGVyIG9mIGNhbHl4IQ", "cmVjaXBpZW50IG9mIGNhbA")
+    _, msg_id, sender, recipient, seen_at, timestamp, expires, name = stored[calyx.old_replay_key(old)]
+    assert (msg_id, sender, recipient, name) == ("old", "c2VuZGVyIG9mIGNhbHl4IQ", "cmVjaXBpZW50IG9mIGNhbA", None)
     assert unstamp(seen_at) == NOW
     assert unstamp(expires) - unstamp(timestamp) == timedelta(minutes=5)
     assert [row[0] for row in rows(database, "legacy_msg_ids")] == ["gone"]

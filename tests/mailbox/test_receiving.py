@@ -9,11 +9,12 @@ import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
 from angelia.envelope import jsonform, sealing, wire
-from angelia.envelope.bundles import DEFAULT_SUITES
+from angelia.envelope.bundles import DEFAULT_SUITES, Link
 from angelia.envelope.receipts import ReceiptStatus
 from angelia.envelope.refusals import (
     Expired,
@@ -368,6 +369,49 @@ def test_a_message_that_was_sealed_again_by_the_senders_next_pair_is_not_opened_
     assert again.header.sender_key_id != wire.decode(first).header.sender_key_id
     with pytest.raises(IdConflict):
         bob.receive(again.wire, now=at)
+
+
+Heard = Callable[[Mailbox, Link, UUID], object]
+WAYS: dict[str, tuple[bool, Heard]] = {
+    "its revocation is heard of": (True, lambda box, link, old: box.trust.advance("alice", [link], NOW, [old])),
+    "a relay only says that it was revoked": (
+        False,
+        lambda box, link, old: box.trust.advance("alice", [link], NOW, [old]),
+    ),
+    "an operator pins the next one": (True, lambda box, link, _: box.trust.trust(link, NOW)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_message_is_not_opened_twice_whatever_is_heard_of_the_pair_that_signed_it_first(
+    alice: Mailbox, bob: Mailbox, send: Send, way: str
+) -> None:
+    emergency, hear = WAYS[way]
+    first, old = send(), alice.identity.pair.public.signer_id
+    bob.receive(first, now=NOW)
+    link, at = alice.own.begin_rotation(NOW, signer=True, emergency=emergency), NOW + 10 * MINUTE
+    alice.own.finish_rotation(NOW)
+    hear(bob, link, old)
+    bob.allowlist.allow("alice", NOW)
+    known = alice.trust.bundle("bob", NOW, max_age=None)
+    assert known is not None
+    again = alice.outbox.reseal(wire.decode(first).replay_key, known.link, at)
+    with pytest.raises(IdConflict):
+        bob.receive(again.wire, now=at)
+    bob.delete(wire.decode(first).replay_key, at)
+    with pytest.raises(IdConflict):
+        bob.receive(again.wire, now=at)
+    assert rows(bob, "replay_state") == 1
+
+
+def test_an_id_that_an_unknown_sender_used_is_not_used_again(bob: Mailbox, send: Send) -> None:
+    used = uuid.uuid4()
+    bob.receive(send(message_id=used), now=NOW)
+    with bob.database.transaction() as tx:  # as of a pair that was forgotten before names were kept
+        tx.execute("UPDATE replay_state SET sender_nhi = NULL, sender_fp = 'forgotten'")
+    with pytest.raises(IdConflict):
+        bob.receive(send(message_id=used), now=NOW)
+    assert bob.receive(send(), now=NOW).body == b"hello"
 
 
 def test_what_was_claimed_has_its_receipt_whatever_becomes_of_the_others(

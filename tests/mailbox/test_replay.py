@@ -37,6 +37,7 @@ def seen(number: int, *, at: datetime = NOW, expires: datetime = NOW + 7 * DAY, 
     return Seen(
         replay_key=f"{number:064x}",
         msg_id=msg_id or f"id-{number}",
+        sender="alice",
         sender_fp="alice",
         recipient_fp="bob",
         seen_at=at,
@@ -75,7 +76,10 @@ def test_a_senders_message_id_is_claimed_once_and_another_senders_is_another_id(
     with pytest.raises(IdConflict):
         remember(database, seen(2, msg_id="same"))
     other = seen(3, msg_id="same")
-    remember(database, Seen(**{name: getattr(other, name) for name in Seen.__slots__} | {"sender_fp": "carol"}))
+    remember(
+        database,
+        Seen(**{name: getattr(other, name) for name in Seen.__slots__} | {"sender": "carol", "sender_fp": "carol"}),
+    )
     assert left(database) == 2
 
 

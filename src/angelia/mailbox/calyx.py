@@ -206,9 +206,10 @@ def _parse(content: bytes) -> _OldEnvelope:
 
 def _remember(tx: Tx, envelope: _OldEnvelope, now: datetime) -> bool:
     """A row as Calyx would have it. Its envelopes are acceptable for five minutes, so that is their life."""
-    values: Sequence[str] = (
+    values: Sequence[str | None] = (
         envelope.replay_key,
         envelope.msg_id,
+        None,
         envelope.sender_fp,
         envelope.recipient_fp,
         stamp(now),

@@ -146,13 +146,13 @@ class Receiver:
         seen = Seen(
             replay_key=one.replay_key,
             msg_id=str(header.message_id),
+            sender=header.sender_nhi,
             sender_fp=one.pair.fingerprint,
             recipient_fp=self.own.identity.pair.public.fingerprint,
             seen_at=now,
             envelope_timestamp=moment(header.created_at),
             expires_at=moment(header.expires_at),
         )
-        replay.refuse_used_id(tx, seen, header.sender_nhi)
         replay.remember(tx, seen)
         if one.held.one_time and not tx.execute(SQL["use_one_time"], (str(header.key_id),)).fetchone():
             tx.execute(SQL["forget"], (one.replay_key,))

@@ -24,6 +24,7 @@ class Seen:
 
     replay_key: str
     msg_id: str
+    sender: str
     sender_fp: str
     recipient_fp: str
     seen_at: datetime
@@ -55,17 +56,14 @@ def refuse_seen(database: Database, replay_key: str, now: datetime) -> None:
         raise replayed(replay_key, unstamp(found[0]), now)
 
 
-def refuse_used_id(tx: Tx, seen: Seen, sender: str) -> None:
-    """Refuse a message id that the sender used under an earlier pair; one of the same pair is refused by `remember`."""
-    if tx.execute(SQL["id_used"], (seen.msg_id, sender, seen.replay_key)).fetchone():
-        raise _id_conflict()
-
-
 def remember(tx: Tx, seen: Seen) -> None:
     """Claim an envelope, once and for all. Of any number of processes exactly one comes back without an error."""
+    if tx.execute(SQL["id_used"], (seen.msg_id, seen.replay_key, seen.sender)).fetchone():
+        raise _id_conflict()
     values = (
         seen.replay_key,
         seen.msg_id,
+        seen.sender,
         seen.sender_fp,
         seen.recipient_fp,
         stamp(seen.seen_at),

@@ -12,6 +12,15 @@ CREATE INDEX idx_outbox_replacing ON outbox(msg_id) WHERE reseals > 0 AND status
 -- What was called failed and still has its content was a server's word, and is followed again.
 UPDATE outbox SET status = 'queued', said = 'failed', said_at = created_at WHERE status = 'failed' AND body IS NOT NULL;
 
+-- A sender uses a message id once, whichever of its pairs signed. Empty where the sender is not known by name: of Calyx's
+-- envelopes, and of mail that was deleted after its pair had been revoked.
+ALTER TABLE replay_state ADD COLUMN sender_nhi TEXT;
+UPDATE replay_state SET sender_nhi = coalesce(
+  (SELECT inbox.sender_nhi FROM inbox WHERE inbox.replay_key = replay_state.replay_key),
+  (SELECT nhi FROM pins WHERE fingerprint = sender_fp),
+  (SELECT nhi FROM former_signers WHERE fingerprint = sender_fp)
+);
+
 -- Envelopes that were handed out a second time, and when the server was last told what became of them.
 CREATE TABLE repeated (
   replay_key TEXT PRIMARY KEY CHECK (length(replay_key) = 64 AND replay_key NOT GLOB '*[^0-9a-f]*'),

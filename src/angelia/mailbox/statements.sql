@@ -15,16 +15,16 @@ DELETE FROM meta WHERE name = ?
 
 -- name: remember
 -- The one statement that decides who opened an envelope first.
-INSERT INTO replay_state (replay_key, msg_id, sender_fp, recipient_fp, seen_at, envelope_timestamp, expires_at)
-VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT INTO replay_state (replay_key, msg_id, sender_nhi, sender_fp, recipient_fp, seen_at, envelope_timestamp,
+                          expires_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO NOTHING RETURNING 1
 
 -- name: id_used
--- Another envelope under the same id, by any pair that is or was the sender's: a rotation begins no new ids.
+-- Another envelope of the sender under the same id, whichever pair signed it and whatever became of that pair since.
+-- One of an unknown sender may have been this one's.
 SELECT 1 FROM replay_state
-WHERE msg_id = ?1 AND replay_key <> ?3 AND sender_fp IN (
-  SELECT fingerprint FROM pins WHERE nhi = ?2 UNION ALL SELECT fingerprint FROM former_signers WHERE nhi = ?2
-)
+WHERE msg_id = ?1 AND replay_key <> ?2 AND (sender_nhi = ?3 OR sender_nhi IS NULL)
 
 -- name: forget
 DELETE FROM replay_state WHERE replay_key = ?
