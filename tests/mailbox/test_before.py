@@ -7,6 +7,7 @@ import tarfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -77,3 +78,13 @@ def test_what_was_opened_is_remembered_by_its_senders_name(home: Path) -> None:
         names = tx.execute("SELECT replay_key, sender_nhi FROM replay_state").fetchall()
         assert (deleted, "alice") in names
         assert all(sender for _, sender in names)
+
+
+def test_what_a_server_called_revoked_stays_so(home: Path) -> None:
+    with sqlite3.connect(home / "alice" / "mail" / "replay_state.db") as old:
+        old.execute("""UPDATE bundles SET revoked = '["00000000-0000-4000-8000-000000000007"]' WHERE nhi = 'bob'""")
+    old.close()
+    with Mailbox(home, identity.load(home, "alice", lambda: ""), THEN) as alice:
+        known = alice.trust.bundle("bob", THEN, max_age=None)
+        assert known is not None
+        assert known.revoked == {UUID("00000000-0000-4000-8000-000000000007")}

@@ -316,6 +316,7 @@ def test_a_mailbox_of_version_1_gets_the_tables_and_keeps_what_it_had(
             old.execute(f"DROP {kind} {name}")
         for table, column in added_since_version_1():
             old.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+        old.execute("ALTER TABLE bundles ADD COLUMN revoked TEXT NOT NULL DEFAULT '[]'")
         old.execute("PRAGMA user_version = 1")
     old.close()
     with Mailbox(home, identity.load(home, "bob", lambda: ""), NOW) as again:

@@ -243,6 +243,49 @@ def test_a_replaced_pair_that_was_revoked_is_believed_no_more(alice: Mailbox, bo
         bob.receive(late, now=NOW)
 
 
+def test_a_revocation_that_a_server_only_says_destroys_no_pair_and_an_operator_can_undo_it(
+    alice: Mailbox, bob: Mailbox, send: Send
+) -> None:
+    old, late = alice.identity.pair.public, send()
+    link = rotate(alice, NOW, signer=True)
+    bob.trust.advance("alice", [link], NOW, [old.signer_id])
+    with pytest.raises(UnknownSigner):
+        bob.receive(late, now=NOW)
+    bob.trust.advance("alice", [link], NOW)
+    with pytest.raises(UnknownSigner):  # a true one is not taken back by a server either
+        bob.receive(late, now=NOW)
+    bob.trust.trust(link, NOW)
+    assert bob.receive(late, now=NOW).body == b"hello"
+
+
+def test_a_key_that_a_server_calls_revoked_is_used_again_once_its_agent_signs_that_it_is_active(
+    alice: Mailbox, bob: Mailbox
+) -> None:
+    link = newest(bob)
+    key = link.bundle.kem_keys[0].key.key_id
+    alice.trust.advance("bob", [link], NOW, [key])
+    alice.trust.advance("bob", [link], NOW)
+    with pytest.raises(KeyRevoked):
+        alice.outbox.seal(link, b"hello", now=NOW)
+    later = rotate(bob, NOW + HOUR, kem=False)
+    alice.trust.advance("bob", [later], NOW + HOUR)
+    assert alice.outbox.seal(later, b"hello", now=NOW + HOUR).header.key_id == key
+    alice.trust.advance("bob", [later], NOW + HOUR, [key])
+    with pytest.raises(KeyRevoked):  # said again, of the bundle that lists it
+        alice.outbox.seal(later, b"hello", now=NOW + HOUR)
+    alice.trust.trust(later, NOW + HOUR)
+    assert alice.outbox.seal(later, b"hello", now=NOW + HOUR).header.key_id == key
+
+
+def test_a_revocation_outlives_the_copy_of_the_bundle(alice: Mailbox, bob: Mailbox) -> None:
+    link = newest(bob)
+    alice.trust.advance("bob", [link], NOW, [link.bundle.kem_keys[0].key.key_id])
+    alice.trust.drop_bundle("bob")
+    alice.trust.advance("bob", [link], NOW)
+    with pytest.raises(KeyRevoked):
+        alice.outbox.seal(link, b"hello", now=NOW)
+
+
 def test_a_copy_of_a_bundle_is_good_for_an_hour_and_can_be_dropped_at_once(alice: Mailbox, bob: Mailbox) -> None:
     assert alice.trust.bundle("bob", NOW + HOUR - MS) is not None
     assert alice.trust.bundle("bob", NOW + HOUR) is None

@@ -21,6 +21,16 @@ UPDATE replay_state SET sender_nhi = coalesce(
   (SELECT nhi FROM former_signers WHERE fingerprint = sender_fp)
 );
 
+-- Keys and pairs that the server called revoked, and the newest bundle with which it did. Nobody signs that, so nothing
+-- is deleted for it: a pair is not believed as long as it stands here, and a KEM key is not used, unless a later bundle
+-- lists it as active all the same.
+CREATE TABLE revocations (
+  nhi TEXT NOT NULL, key_id TEXT NOT NULL, bundle_version INTEGER NOT NULL, PRIMARY KEY (nhi, key_id)
+) WITHOUT ROWID;
+INSERT INTO revocations (nhi, key_id, bundle_version)
+SELECT DISTINCT nhi, value, bundle_version FROM bundles JOIN pins USING (nhi), json_each(revoked);
+ALTER TABLE bundles DROP COLUMN revoked;
+
 -- Envelopes that were handed out a second time, and when the server was last told what became of them.
 CREATE TABLE repeated (
   replay_key TEXT PRIMARY KEY CHECK (length(replay_key) = 64 AND replay_key NOT GLOB '*[^0-9a-f]*'),

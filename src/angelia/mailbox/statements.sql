@@ -266,18 +266,28 @@ ON CONFLICT (nhi, signer_id) DO UPDATE SET rotated_at = excluded.rotated_at
 -- name: drop_former
 DELETE FROM former_signers WHERE nhi = ?
 
--- name: drop_former_pair
-DELETE FROM former_signers WHERE nhi = ? AND signer_id = ?
-
 -- name: former
-SELECT ed25519_public_key, ml_dsa_public_key, rotated_at FROM former_signers WHERE nhi = ? AND signer_id = ?
+-- A pair that may be stolen can date its envelopes back, so nothing of one that was revoked is believed.
+SELECT ed25519_public_key, ml_dsa_public_key, rotated_at FROM former_signers
+WHERE nhi = ?1 AND signer_id = ?2
+  AND NOT EXISTS (SELECT 1 FROM revocations WHERE nhi = ?1 AND key_id = ?2)
 
 -- name: set_bundle
-INSERT INTO bundles (nhi, link, revoked, fetched_at) VALUES (?, ?, ?, ?)
-ON CONFLICT (nhi) DO UPDATE SET link = excluded.link, revoked = excluded.revoked, fetched_at = excluded.fetched_at
+INSERT INTO bundles (nhi, link, fetched_at) VALUES (?, ?, ?)
+ON CONFLICT (nhi) DO UPDATE SET link = excluded.link, fetched_at = excluded.fetched_at
 
 -- name: bundle
-SELECT link, revoked, fetched_at FROM bundles WHERE nhi = ?
+SELECT link, fetched_at FROM bundles WHERE nhi = ?
+
+-- name: hear_revoked
+INSERT INTO revocations (nhi, key_id, bundle_version) VALUES (?, ?, ?)
+ON CONFLICT (nhi, key_id) DO UPDATE SET bundle_version = max(bundle_version, excluded.bundle_version)
+
+-- name: revoked
+SELECT key_id, bundle_version FROM revocations WHERE nhi = ?
+
+-- name: forget_revoked
+DELETE FROM revocations WHERE nhi = ?
 
 -- name: drop_bundle
 DELETE FROM bundles WHERE nhi = ?

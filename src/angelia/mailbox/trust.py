@@ -13,7 +13,7 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.envelope.bundles import Bundle, Link, Trusted, UntrustedBundle, check_bundle, follow, trusted_by
+from angelia.envelope.bundles import Bundle, Link, Listed, Trusted, UntrustedBundle, check_bundle, follow, trusted_by
 from angelia.envelope.refusals import NotAllowed, SignatureFailed, UnknownSigner
 from angelia.envelope.signing import VerifyingPair, parse_pair
 from angelia.errors import KeyStale
@@ -64,7 +64,8 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class KnownBundle:
-    """A bundle as it was last fetched; `revoked` is the server's word about single keys."""
+    """A bundle as it was last fetched; `revoked` is the server's word about single keys, where no later bundle says
+    otherwise."""
 
     link: Link
     revoked: frozenset[UUID]
@@ -131,7 +132,8 @@ class Trust:
         return present
 
     def trust(self, link: Link, now: datetime, revoked: Sequence[UUID] | None = ()) -> Pin:
-        """Believe a pair because an operator compared its fingerprint; pairs before it are believed no more.
+        """Believe a pair because an operator compared its fingerprint; pairs before it are believed no more, and what
+        was called revoked is forgotten.
 
         A fingerprint says nothing about a bundle's age, so an older bundle of the same pair is refused all the same.
         """
@@ -144,6 +146,7 @@ class Trust:
             elif before is not None and link.bundle.bundle_version < before.bundle_version:
                 raise _rolled_back(before, link.bundle)
             _set_pin(tx, trusted_by(link.bundle), TrustedBy.OPERATOR, now)
+            tx.execute(SQL["forget_revoked"], (nhi,))
             _set_bundle(tx, link, revoked, now)
             present = _read_pin(tx, nhi)
         assert present is not None
@@ -174,10 +177,11 @@ class Trust:
         found = self._database.row("bundle", nhi)
         if found is None:
             return None
-        link, revoked, fetched_at = found[0], msgspec.json.decode(found[1], type=list[UUID]), unstamp(found[2])
+        fetched_at = unstamp(found[1])
         if max_age is not None and not -SKEW <= now - fetched_at < max_age:
             return None
-        return KnownBundle(parse_link(msgspec.json.decode(link, type=LinkDocument)), frozenset(revoked), fetched_at)
+        link = parse_link(msgspec.json.decode(found[0], type=LinkDocument))
+        return KnownBundle(link, self._revoked(link.bundle), fetched_at)
 
     def check_age(self, bundle: Bundle, now: datetime) -> None:
         """Before something is sealed to a bundle: an agent in use signs it again every few days, so that an old one
@@ -209,6 +213,13 @@ class Trust:
         """Forget a bundle that a server called stale or revoked; the pin stays."""
         with self._database.transaction() as tx:
             tx.execute(SQL["drop_bundle"], (nhi,))
+
+    def _revoked(self, bundle: Bundle) -> frozenset[UUID]:
+        """What the server called revoked. What its agent signed later as active is not: a revocation is unsigned."""
+        active = {entry.key.key_id for entry in bundle.kem_keys if entry.status is Listed.ACTIVE}
+        heard = [(UUID(key_id), version) for key_id, version in self._database.rows("revoked", bundle.agent_nhi)]
+        overruled = {key_id for key_id, version in heard if version < bundle.bundle_version} & active
+        return frozenset(key_id for key_id, _ in heard) - overruled
 
 
 def _after_pin(pin: Pin, links: Sequence[Link]) -> list[Link]:
@@ -261,13 +272,10 @@ def _set_pin(tx: Tx, trusted: Trusted, by: TrustedBy, at: datetime) -> None:
 
 def _set_bundle(tx: Tx, link: Link, revoked: Sequence[UUID] | None, now: datetime) -> None:
     """Keep an agent's newest bundle. What was revoked stays so; `revoked` is None where no server was asked."""
-    nhi, told, fetched_at = link.bundle.agent_nhi, set(revoked or ()), stamp(now)
-    before = tx.execute(SQL["bundle"], (nhi,)).fetchone()
-    if before is not None:
-        told.update(msgspec.json.decode(before[1], type=list[UUID]))
+    nhi, fetched_at = link.bundle.agent_nhi, stamp(now)
     if revoked is None:
-        fetched_at = stamp(NEVER) if before is None else before[2]
+        before = tx.execute(SQL["bundle"], (nhi,)).fetchone()
+        fetched_at = stamp(NEVER) if before is None else before[1]
     document = msgspec.json.encode(link_document(dataclasses.replace(link, statement=None))).decode()
-    tx.execute(SQL["set_bundle"], (nhi, document, msgspec.json.encode(sorted(told)).decode(), fetched_at))
-    # A pair that may be stolen can date its envelopes back, so nothing of it is believed any more.
-    tx.executemany(SQL["drop_former_pair"], [(nhi, str(one)) for one in told])
+    tx.execute(SQL["set_bundle"], (nhi, document, fetched_at))
+    tx.executemany(SQL["hear_revoked"], [(nhi, str(one), link.bundle.bundle_version) for one in revoked or ()])
