@@ -580,6 +580,17 @@ def test_an_emergency_revokes_what_a_rotation_that_was_cut_short_left(join: Call
     assert newest(alice.mailbox).bundle.signer != pending.link.bundle.signer
 
 
+def test_an_emergency_that_is_asked_for_again_uses_no_seed_that_lay_there_since_the_first_time(
+    join: Callable[..., Person],
+) -> None:
+    alice = join("alice")
+    alice.mailbox.own.begin_rotation(now(), signer=True, emergency=True)
+    stolen = set(alice.mailbox.identity.unlocked.seeds.values())
+    assert alice.client.emergency_rotate_keys(alice.mailbox, why="still stolen").bundle_version == 3
+    assert alice.in_step()
+    assert stolen.isdisjoint(alice.mailbox.identity.unlocked.seeds.values())
+
+
 def test_whoever_finishes_an_emergency_says_why_and_since_when(recorder: Recorder, alice: Mailbox) -> None:
     away = {"title": "away", "code": "unavailable", "status": 503}
     recorder.tell("POST", "/v1/keys/emergency-rotate", away, status=503)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from angelia.envelope import wire
 from angelia.envelope.sealing import ChannelKey, EpochKey
-from angelia.mailbox import identity, local_key
+from angelia.mailbox import identity, local_key, succession
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.database import FILE, BrokenDatabase
 from angelia.mailbox.local_key import LocalKey
@@ -56,10 +57,103 @@ def test_a_usual_rotation_keeps_the_local_key(bob: Mailbox) -> None:
     before = bob.identity.unlocked.seeds["local"]
     bob.own.begin_rotation(NOW, signer=True)
     bob.own.finish_rotation(NOW)
-    bob.own.begin_rotation(NOW, emergency=True)
-    bob.own.abandon_rotation()
     assert bob.identity.unlocked.seeds["local"] == before
     assert "next.local" not in bob.identity.unlocked.seeds
+
+
+def test_the_local_key_is_replaced_while_the_server_has_not_answered_and_again_when_it_has(
+    bob: Mailbox, send: Send
+) -> None:
+    fill(bob, send)
+    stolen = bob.identity.unlocked.seeds["local"]
+    bob.own.begin_rotation(NOW, emergency=True, signer=True)
+    since = bob.identity.unlocked.seeds["local"]
+    assert stolen not in bob.identity.unlocked.seeds.values()
+    assert not any(opens(stolen, *row) for row in sealed_rows(bob))
+    assert all(opens(since, *row) for row in sealed_rows(bob))
+    bob.own.finish_rotation(NOW)
+    assert since not in bob.identity.unlocked.seeds.values()
+    assert not any(opens(since, *row) for row in sealed_rows(bob))
+    (message,) = bob.inbox.page().messages
+    assert bob.inbox.read(message.replay_key, NOW).body == b"kept in the inbox"
+
+
+def test_an_emergency_that_is_given_up_has_replaced_the_local_key_all_the_same(bob: Mailbox, send: Send) -> None:
+    fill(bob, send)
+    stolen = bob.identity.unlocked.seeds["local"]
+    bob.own.begin_rotation(NOW, emergency=True)
+    bob.own.abandon_rotation()
+    assert set(bob.identity.unlocked.seeds) == {"ed25519", "ml_dsa_65", "xwing", "local"}
+    assert not any(opens(stolen, *row) for row in sealed_rows(bob))
+    assert bob.verify() == []
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_an_emergency_that_an_earlier_release_began_replaces_the_local_key_when_it_is_finished(
+    home: Path, bob: Mailbox, send: Send, monkeypatch: pytest.MonkeyPatch, accepted: bool
+) -> None:
+    fill(bob, send)
+    bob.own.begin_rotation(NOW, emergency=True, signer=True)
+    with identity.key_file(home, bob.identity) as file:
+        file.write({name: seed for name, seed in file.seeds.items() if name != "next.local"})
+    stolen = bob.identity.unlocked.seeds["local"]
+    if accepted:
+        with monkeypatch.context() as crash:
+            crash.setattr(LocalKey, "replace", _crash)
+            crash.setattr(succession, "promoted", _crash)
+            with pytest.raises(KeyboardInterrupt):
+                bob.own.finish_rotation(NOW)
+    bob.close()
+    with Mailbox(home, identity.load(home, "bob", lambda: ""), NOW) as again:
+        if not accepted:
+            again.own.finish_rotation(NOW)
+        assert again.own.pending() is None
+        assert stolen not in again.identity.unlocked.seeds.values()
+        assert not any(opens(stolen, *row) for row in sealed_rows(again))
+        assert again.verify() == []
+
+
+def _crash(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_row_that_does_not_open_is_left_and_told_and_keeps_nothing_else_from_a_new_key(
+    home: Path, bob: Mailbox, send: Send
+) -> None:
+    fill(bob, send)
+    broken = wire.decode(send(body=b"damaged on the disk"))
+    bob.receive(broken.wire, now=NOW)
+    with bob.database.transaction() as tx:
+        tx.execute("UPDATE inbox SET body = zeroblob(length(body)) WHERE replay_key = ?", (broken.replay_key,))
+    emergency(bob)
+    bob.close()
+    with Mailbox(home, identity.load(home, "bob", lambda: ""), NOW) as again:
+        (problem,) = again.verify()
+        assert problem.path.name == FILE
+        assert broken.replay_key in problem.what
+        bodies = [
+            again.inbox._body(one.replay_key)
+            for one in again.inbox.page().messages
+            if one.message_id != broken.header.message_id
+        ]
+        assert bodies == [b"kept in the inbox"]
+
+
+def test_a_key_file_of_another_time_is_refused_before_anything_is_put_under_a_new_key(
+    home: Path, bob: Mailbox, send: Send
+) -> None:
+    fill(bob, send)
+    before = {name: (home / "bob" / name).read_bytes() for name in ("key", "agent.json")}
+    emergency(bob)
+    rows = list(sealed_rows(bob))
+    bob.close()
+    for name, content in before.items():
+        (home / "bob" / name).write_bytes(content)
+    with Mailbox(home, identity.load(home, "bob", lambda: ""), NOW) as restored:
+        with pytest.raises(BrokenDatabase):
+            restored.own.begin_rotation(NOW, emergency=True)
+        assert list(sealed_rows(restored)) == rows
+        assert (home / "bob" / "key").read_bytes() == before["key"]
 
 
 def test_a_process_that_had_the_mailbox_open_reads_and_writes_on(home: Path, bob: Mailbox, send: Send) -> None:

@@ -140,9 +140,9 @@ def emergency_rotate_keys(
 ) -> Call[Published]:
     """Replace keys that somebody else may have. Nothing of them is kept: mail still sealed to them cannot be opened."""
     own = mailbox.own
-    pending = own.pending()
-    if pending is not None and not pending.plan.covers(signer=signer, emergency=True):
-        # The server may have it already: only once that is settled is it known which keys must be revoked.
+    if own.pending() is not None:
+        # The server may have it already: only once that is settled is it known which keys must be revoked. Also an
+        # emergency: its seeds have lain in the key file since, where the thief may have found them.
         yield from rotate_keys(mailbox, kem=False)
     link = own.begin_rotation(now(), signer=signer, emergency=True, why=why, compromised_since=compromised_since)
 

@@ -23,7 +23,7 @@ from angelia.mailbox import identity as identities
 from angelia.mailbox.allowlist import Allowlist
 from angelia.mailbox.calyx import Migrated
 from angelia.mailbox.channels import Channels
-from angelia.mailbox.database import Database
+from angelia.mailbox.database import FILE, Database
 from angelia.mailbox.files import Drawer, Problem
 from angelia.mailbox.identity import Identity
 from angelia.mailbox.inbox import Inbox, Opened
@@ -64,6 +64,7 @@ class Mailbox:
         self._drawers = [Drawer(self.directory / name) for name in ("inbox", "outbox", "dead")]
         inbox_files, outbox_files, dead_files = self._drawers
         local = LocalKey(self.database, identity.unlocked.seeds, lambda: identities.present_seeds(home, identity))
+        self._local = local
         keyring = Keyring(self.database, local, identity.unlocked.seeds)
         self._log = ReceiptLog(self.directory)
         self.notices = Notices()
@@ -199,9 +200,14 @@ class Mailbox:
         check_receipt(receipt, signer)
 
     def verify(self) -> list[Problem]:
-        """Everything that is wrong with the mailbox's files."""
+        """Everything that is wrong with the mailbox's files, and with what its database has under the local key."""
         misplaced = [problem for drawer in self._drawers for problem in drawer.problems()]
-        return [*misplaced, *self.inbox.missing(), *self.outbox.missing()]
+        database = self.directory / FILE
+        unreadable = [
+            Problem(database, f"has a row of {table} that does not open with this agent's local key: {key}")
+            for table, key in self._local.unreadable()
+        ]
+        return [*misplaced, *self.inbox.missing(), *self.outbox.missing(), *unreadable]
 
     def prune(self, now: datetime, retention_hours: int = RETENTION_HOURS, *, force: bool = False) -> Pruned:
         """Forget replay state that nothing needs any more."""

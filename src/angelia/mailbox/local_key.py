@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from cryptography.exceptions import InvalidTag
@@ -71,11 +71,15 @@ class LocalKey:
             raise _not_ours(table)
         return opened
 
+    def check(self) -> None:
+        """Refuse a key file that is not this mailbox's."""
+        self._present()
+
     def replace(self, seeds: Seeds) -> None:
-        """Put every row under the key that the seeds have as `next`; nothing to do without one."""
-        if NEXT + LOCAL not in seeds:
-            return
+        """Put every row under the key that the seeds have as `next`. A row that does not open stays as it is: it must
+        not keep the others under a key that may be stolen."""
         self.take_seeds(seeds)
+        self.check()
         with self._database.transaction() as tx:
             write_meta(tx, _NAMED, _id(seeds[NEXT + LOCAL]))
         for table in TABLES:
@@ -83,13 +87,28 @@ class LocalKey:
             while (last := self._sealed_again(table, after)) is not None:
                 after = last
 
+    def unreadable(self) -> Iterator[tuple[str, str]]:
+        """The rows that do not open: their tables and keys."""
+        for table, (read, _) in TABLES.items():
+            after = ""
+            while found := self._database.rows(read, after, _TOGETHER):
+                after = str(found[-1][0])
+                for key, bound, nonce, content in found:
+                    try:
+                        self.decrypt(table, bound, nonce, content)
+                    except BrokenDatabase:
+                        yield table, str(key)
+
     def _sealed_again(self, table: str, after: str) -> str | None:
         """Some rows after one; the last of them."""
         read, write = TABLES[table]
         with self._database.transaction() as tx:
             found = tx.execute(SQL[read], (after, _TOGETHER)).fetchall()
             for key, bound, nonce, content in found:
-                plain = self.decrypt(table, bound, nonce, content)
+                try:
+                    plain = self.decrypt(table, bound, nonce, content)
+                except BrokenDatabase:
+                    continue
                 tx.execute(SQL[write], (*self.encrypt(table, bound, plain), key))
         return str(found[-1][0]) if found else None
 

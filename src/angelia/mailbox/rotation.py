@@ -5,7 +5,7 @@ Private halves are durable before anything that names them is published, and sta
     begin    the key file gets `next.` seeds     then the signed link is kept as pending
     publish  (whoever talks to the server)
     finish   the old KEM key becomes a row       then the key file promotes `next.`     then the chain moves on
-             (in an emergency the rows are put under a new local key before that)
+             (in an emergency the rows are put under a new local key before that, and at its beginning too)
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from angelia.mailbox import identity as identities
 from angelia.mailbox import succession
 from angelia.mailbox.database import SQL, Database, Tx, stamp, unstamp, write_meta
 from angelia.mailbox.identity import KEY, Identity, KeyFile
-from angelia.mailbox.keyfile import XWING
+from angelia.mailbox.keyfile import LOCAL, NEXT, XWING
 from angelia.mailbox.keyring import Keyring
 from angelia.mailbox.local_key import LocalKey
 from angelia.mailbox.succession import Plan
@@ -253,7 +253,8 @@ class OwnKeys:
         """The next bundle, to be published: with a new KEM key, a new signing pair, both, or (renewed) neither.
 
         While a rotation is under way this gives its keys again, whatever is asked for; they are signed anew only when
-        the signatures are too old for a server. An emergency is refused until a lesser rotation is settled.
+        the signatures are too old for a server. An emergency is refused until that rotation is settled, also when it is
+        an emergency: its seeds lay in the key file, where a thief may have found them since.
         """
         if emergency:
             self.resume(now)
@@ -261,14 +262,12 @@ class OwnKeys:
             newest, pending = self.newest(), self.pending()
             if newest is None:
                 raise Conflict("there is no bundle to rotate yet", hint="angelia key publish")
-            if pending is not None and not pending.plan.covers(signer=signer, emergency=emergency):
+            if pending is not None and emergency:
                 raise Conflict(
                     "another rotation is under way, and finishing it would not revoke what an emergency must",
                     hint="finish it first: angelia key publish",
                 )
             if pending is not None:
-                if emergency:
-                    pending = self._told(pending, why, compromised_since)
                 return pending.link if pending.accepted else self._signed_again(file, newest.bundle, pending, now)
             before = newest.bundle
             plan = Plan(
@@ -280,6 +279,8 @@ class OwnKeys:
                 compromised_since=compromised_since,
             )
             succession.check_suites(plan.suites)
+            if emergency:
+                self._replace_local(file)  # whatever the server answers, and when
             self._take(file.write(succession.with_next(file.seeds, plan)))
             with self._database.transaction() as tx:
                 separate = None
@@ -305,7 +306,9 @@ class OwnKeys:
                 _set_pending(tx, Pending(pending.plan, link, accepted=True))
                 if not pending.plan.emergency:
                     self._keep_replaced(tx, file, link.bundle)
-            self._local.replace(file.seeds)
+            if pending.plan.emergency:
+                # Once more: the key file may have been copied since, or the beginning was an earlier release's.
+                self._replace_local(file)
             self._take(file.write(succession.promoted(file.seeds)))
             with self._database.transaction() as tx:
                 _add_own(tx, link)
@@ -348,7 +351,19 @@ class OwnKeys:
         """The key file as it is now, for this process alone; all that is decided under it holds until its end."""
         with identities.key_file(self._home, self.identity) as file:
             self._take(file.identity)
+            if NEXT + LOCAL in file.seeds:
+                self._end_replacing_local(file)  # a crash interrupted it
             yield file
+
+    def _replace_local(self, file: KeyFile) -> None:
+        """Put everything under a new local key; a crash on the way leaves both in the key file."""
+        self._local.check()
+        self._take(file.write(succession.with_next_local(file.seeds)))
+        self._end_replacing_local(file)
+
+    def _end_replacing_local(self, file: KeyFile) -> None:
+        self._local.replace(file.seeds)
+        self._take(file.write(succession.with_local_promoted(file.seeds)))
 
     def _take(self, identity: Identity) -> None:
         self.identity = identity
@@ -364,14 +379,6 @@ class OwnKeys:
         with self._database.transaction() as tx:
             _set_pending(tx, Pending(pending.plan, link, accepted=False))
         return link
-
-    def _told(self, pending: Pending, why: str, compromised_since: datetime | None) -> Pending:
-        """The emergency under way, with what is said of it now; its keys stay."""
-        plan = msgspec.structs.replace(pending.plan, why=why, compromised_since=compromised_since)
-        told = Pending(plan, pending.link, pending.accepted)
-        with self._database.transaction() as tx:
-            _set_pending(tx, told)
-        return told
 
     def _confirm_first(self, accepted: Link | None) -> Link:
         newest = self.newest()

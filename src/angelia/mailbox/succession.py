@@ -48,10 +48,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it replaces no key: the same ones are signed again, so that others see that they still stand."""
         return not self.kem and not self.signer
 
-    def covers(self, *, signer: bool, emergency: bool) -> bool:
-        """Whether finishing this rotation also does what is asked for. Only an emergency cannot wait for the next."""
-        return not emergency or (self.emergency and self.signer >= signer)
-
 
 def check_suites(suites: int) -> None:
     """The X-Wing key of the key file is always offered; suite 1 may be taken beside it."""
@@ -108,10 +104,9 @@ def with_next(seeds: Seeds, plan: Plan) -> dict[str, bytes]:
 
     An emergency makes its own: whoever read the key file has what lay there.
     """
-    made = {NEXT + XWING: KemPrivateKey.generate(KeyType.XWING).seed, NEXT + LOCAL: os.urandom(LOCAL_BYTES)}
+    made = {NEXT + XWING: KemPrivateKey.generate(KeyType.XWING).seed}
     made[NEXT + ED25519], made[NEXT + ML_DSA] = SigningPair.generate().seeds
     wanted = ([NEXT + XWING] if plan.kem else []) + ([NEXT + ED25519, NEXT + ML_DSA] if plan.signer else [])
-    wanted += [NEXT + LOCAL] if plan.emergency else []
     found = {} if plan.emergency else seeds
     return without_next(seeds) | {name: found.get(name, made[name]) for name in wanted}
 
@@ -125,6 +120,16 @@ def promoted(seeds: Seeds) -> dict[str, bytes]:
     return without_next(seeds) | {
         name.removeprefix(NEXT): seed for name, seed in seeds.items() if name.startswith(NEXT)
     }
+
+
+def with_next_local(seeds: Seeds) -> dict[str, bytes]:
+    """The seeds with a local key that nobody has seen."""
+    return dict(seeds) | {NEXT + LOCAL: os.urandom(LOCAL_BYTES)}
+
+
+def with_local_promoted(seeds: Seeds) -> dict[str, bytes]:
+    """The seeds with the next local key in the place of the one before; a rotation under way goes on."""
+    return {name: seed for name, seed in seeds.items() if name != NEXT + LOCAL} | {LOCAL: seeds[NEXT + LOCAL]}
 
 
 def same_keys(link: Link, accepted: Link | None) -> Link:
