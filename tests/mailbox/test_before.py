@@ -48,13 +48,21 @@ def told(row: Outgoing) -> tuple[Sent, Sent | None, bool, int]:
 def test_an_outbox_of_the_build_before_keeps_its_messages_and_what_is_known_of_them(alice: Mailbox) -> None:
     assert [told(row) for row in reversed(alice.outbox.page())] == [
         (Sent.DELIVERED, None, False, 0),
-        (Sent.QUEUED, Sent.FAILED, True, 0),  # a server's word, whose content was kept
+        (Sent.STORED, Sent.FAILED, True, 0),  # a server's word, whose content was kept
         (Sent.DELIVERED, None, False, 0),
         (Sent.QUEUED, None, True, 0),
         (Sent.STORED, None, True, 0),
     ]
     assert len(alice.outbox.due(THEN)) == 1
     assert alice.verify() == []
+
+
+def test_what_the_build_before_called_failed_is_sent_again_when_its_sender_says_so(alice: Mailbox) -> None:
+    (failed,) = [row for row in alice.outbox.page() if row.said is Sent.FAILED]
+    assert failed.replay_key not in {row.replay_key for row in alice.outbox.due(THEN)}
+    assert alice.outbox.retry_now(THEN) == 2
+    assert failed.replay_key in {row.replay_key for row in alice.outbox.due(THEN)}
+    assert alice.outbox.mark(failed.replay_key, Sent.DELIVERED)
 
 
 def test_what_waits_in_it_can_be_sealed_again_settled_and_deleted(alice: Mailbox) -> None:

@@ -9,8 +9,9 @@ ALTER TABLE outbox ADD COLUMN waits_for TEXT;            -- why the last try cam
 CREATE INDEX idx_outbox_replaced ON outbox(msg_id) WHERE status = 'resealed';
 CREATE INDEX idx_outbox_replacing ON outbox(msg_id) WHERE reseals > 0 AND status IN ('stored', 'queued');
 
--- What was called failed and still has its content was a server's word, and is followed again.
-UPDATE outbox SET status = 'queued', said = 'failed', said_at = created_at WHERE status = 'failed' AND body IS NOT NULL;
+-- What was called failed and still has its content was a server's word. `mail send --retry` sends it again; a server that
+-- has it takes the same bytes for the same message.
+UPDATE outbox SET status = 'stored', said = 'failed', said_at = created_at WHERE status = 'failed' AND body IS NOT NULL;
 
 -- A sender uses a message id once, whichever of its pairs signed. Empty where the sender is not known by name: of Calyx's
 -- envelopes, and of mail that was deleted after its pair had been revoked.
