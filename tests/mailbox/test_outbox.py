@@ -7,14 +7,16 @@ import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from angelia.envelope import wire
+from angelia.envelope import sealing, wire
 from angelia.envelope.bundles import DEFAULT_SUITES, Bundle, Link, UntrustedBundle
 from angelia.envelope.refusals import Expired, Malformed, SignatureFailed, UnknownSigner
 from angelia.envelope.wire import Compression, Envelope, Priority, Suite
 from angelia.errors import Conflict, KeyRevoked, KeyStale, NotFound
+from angelia.keys.model import ONE_TIME_LIFE
 from angelia.mailbox import identity
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.outbox import MOST_RESEALS, Draft, SealStands
@@ -313,6 +315,36 @@ def test_a_message_under_a_one_time_key_is_sealed_again_only_for_a_newer_bundle(
     assert alice.outbox.reseal(old.replay_key, link, NOW).header.message_id == old.header.message_id
 
 
+def test_a_one_time_key_that_is_handed_out_twice_is_refused_the_second_time(
+    alice: Mailbox, bob: Mailbox, sealed: Envelope
+) -> None:
+    one, other = bob.own.make_one_time_keys(2, NOW)
+    alice.outbox.seal(bundle_of(bob), b"first", now=NOW, one_time_key=one)
+    draft = Draft(recipient=bundle_of(bob), body=b"second", one_time_key=one)
+    again: list[Callable[[], object]] = [
+        lambda: alice.outbox.seal(bundle_of(bob), b"second", now=NOW, one_time_key=one),
+        lambda: alice.outbox.seal_many([draft], NOW),
+        lambda: alice.outbox.reseal(sealed.replay_key, bundle_of(bob), NOW + 10 * MINUTE, one_time_key=one),
+    ]
+    for attempt in again:
+        with pytest.raises(UntrustedBundle, match="used before"):
+            attempt()
+    assert len(alice.outbox.page()) == len(list((alice.directory / "outbox").iterdir())) == 2
+    assert alice.outbox.outgoing(sealed.replay_key).resealable
+    alice.outbox.seal(bundle_of(bob), b"second", now=NOW, one_time_key=other)
+
+
+def test_a_one_time_key_is_remembered_until_it_is_too_old_to_be_used(alice: Mailbox, bob: Mailbox) -> None:
+    (one,) = bob.own.make_one_time_keys(1, NOW)
+    alice.outbox.seal(bundle_of(bob), b"first", now=NOW, one_time_key=one)
+    for at, error in ((NOW + ONE_TIME_LIFE - SECOND, UntrustedBundle), (NOW + ONE_TIME_LIFE + HOUR, KeyStale)):
+        alice.prune(at)
+        with pytest.raises(error):
+            alice.outbox.seal(bundle_of(bob), b"second", now=at, one_time_key=one)
+    with alice.database.transaction() as tx:
+        assert tx.execute("SELECT count(*) FROM spent_one_time").fetchone() == (0,)
+
+
 def test_a_message_is_sealed_again_five_times_at_most_over_its_whole_life(
     alice: Mailbox, bob: Mailbox, sealed: Envelope
 ) -> None:
@@ -358,6 +390,22 @@ def test_a_message_is_sealed_again_once_and_only_while_its_content_is_there(
         with pytest.raises(Conflict):
             alice.outbox.reseal(sealed.replay_key, bundle_of(bob), NOW + HOUR)
     assert len(alice.outbox.page()) == 2
+
+
+def test_a_message_that_is_deleted_while_it_is_sealed_again_is_gone_with_the_new_envelope(
+    alice: Mailbox, bob: Mailbox, sealed: Envelope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seal = sealing.seal
+
+    def meanwhile(*arguments: Any, **named: Any) -> Envelope:
+        alice.delete(sealed.replay_key, NOW)
+        return seal(*arguments, **named)
+
+    monkeypatch.setattr(sealing, "seal", meanwhile)
+    with pytest.raises(Conflict, match="deleted"):
+        alice.outbox.reseal(sealed.replay_key, bundle_of(bob), NOW + 10 * MINUTE)
+    assert alice.outbox.page() == []
+    assert list((alice.directory / "outbox").iterdir()) == []
 
 
 def test_a_message_is_never_sealed_again_for_somebody_else_or_after_its_time(

@@ -258,8 +258,10 @@ class Inbox:
         return self._database.rows("inbox_controls", *since, least + TAG, most + TAG, limit)
 
     def _body(self, replay_key: str) -> bytes:
-        nonce, content = self._database.row("inbox_body", replay_key)
-        return self._local.decrypt("inbox", replay_key, nonce, content)
+        found = self._database.row("inbox_body", replay_key)
+        if found is None:
+            raise NotFound(f"the message {replay_key[:12]} was deleted meanwhile")
+        return self._local.decrypt("inbox", replay_key, *found)
 
     def _file_problems(self, replay_keys: Iterable[str]) -> Iterable[Problem]:
         for replay_key in replay_keys:

@@ -137,7 +137,7 @@ class Outbox:
         self._upkeep.tend(now)
         letter = self._letter(draft, now)
         envelope = sealing.seal(letter, self._own.identity.handle, self._own.identity.pair, ttl_max=self._ttl_max)
-        self._store([envelope], [body], [draft.recipient], now)
+        self._store([envelope], [draft], now)
         return envelope
 
     def seal_many(self, drafts: Sequence[Draft], now: datetime) -> list[Envelope]:
@@ -146,7 +146,7 @@ class Outbox:
         letters = [self._letter(draft, now) for draft in drafts]
         identity = self._own.identity
         envelopes = sealing.seal_batch(letters, identity.handle, identity.pair, ttl_max=self._ttl_max)
-        self._store(envelopes, [draft.body for draft in drafts], [draft.recipient for draft in drafts], now)
+        self._store(envelopes, drafts, now)
         return envelopes
 
     def reseal(
@@ -188,7 +188,7 @@ class Outbox:
         )
         identity = self._own.identity
         envelope = sealing.seal(self._letter(draft, now), identity.handle, identity.pair, ttl_max=self._ttl_max)
-        self._store([envelope], [body], [bundle], now, replaces=before)
+        self._store([envelope], [draft], now, replaces=before)
         return envelope
 
     def wire(self, replay_key: str) -> bytes:
@@ -346,40 +346,46 @@ class Outbox:
         return key
 
     def _store(
-        self,
-        envelopes: Sequence[Envelope],
-        bodies: Sequence[bytes],
-        bundles: Sequence[Bundle],
-        now: datetime,
-        replaces: Outgoing | None = None,
+        self, envelopes: Sequence[Envelope], drafts: Sequence[Draft], now: datetime, replaces: Outgoing | None = None
     ) -> None:
         keys = [envelope.replay_key for envelope in envelopes]
         self._drawer.put(zip(keys, (envelope.wire for envelope in envelopes), strict=True))
-        with self._database.transaction() as tx:
-            if replaces is not None:
-                self._supersede(tx, replaces.replay_key)
-            for envelope, replay_key, body, bundle in zip(envelopes, keys, bodies, bundles, strict=True):
-                header = envelope.header
-                values = (
-                    replay_key,
-                    str(header.message_id),
-                    header.recipient_nhi,
-                    header.channel_id and str(header.channel_id),
-                    header.correlation_id and str(header.correlation_id),
-                    stamp(moment(header.created_at)),
-                    stamp(moment(header.expires_at)),
-                    stamp(now + _wait(0)),
-                    0 if replaces is None else replaces.reseals + 1,
-                    bundle.bundle_version,
-                    *self._local.encrypt("outbox", replay_key, body),
-                )
-                tx.execute(SQL["add_outbox"], values)
+        try:
+            with self._database.transaction() as tx:
+                if replaces is not None:
+                    self._supersede(tx, replaces)
+                for envelope, draft in zip(envelopes, drafts, strict=True):
+                    self._add(tx, envelope, draft, now, 0 if replaces is None else replaces.reseals + 1)
+        except (Conflict, UntrustedBundle):
+            self._drawer.remove(keys)
+            raise
 
-    def _supersede(self, tx: Tx, replay_key: str) -> None:
-        row = outgoing_of(tx.execute(SQL["outbox_one"], (replay_key,)).fetchone())
-        _refuse_unless_resealable(row)
-        tx.execute(SQL["set_outbox_status"], (Sent.RESEALED.value, replay_key))
-        tx.execute(SQL["clear_outbox_body"], (replay_key,))
+    def _add(self, tx: Tx, envelope: Envelope, draft: Draft, now: datetime, reseals: int) -> None:
+        header, replay_key = envelope.header, envelope.replay_key
+        if draft.one_time_key is not None:
+            _spend(tx, draft.one_time_key)
+        values = (
+            replay_key,
+            str(header.message_id),
+            header.recipient_nhi,
+            header.channel_id and str(header.channel_id),
+            header.correlation_id and str(header.correlation_id),
+            stamp(moment(header.created_at)),
+            stamp(moment(header.expires_at)),
+            stamp(now + _wait(0)),
+            reseals,
+            draft.recipient.bundle_version,
+            *self._local.encrypt("outbox", replay_key, draft.body),
+        )
+        tx.execute(SQL["add_outbox"], values)
+
+    def _supersede(self, tx: Tx, before: Outgoing) -> None:
+        found = tx.execute(SQL["outbox_one"], (before.replay_key,)).fetchone()
+        if found is None:
+            raise _deleted(before)
+        _refuse_unless_resealable(outgoing_of(found))
+        tx.execute(SQL["set_outbox_status"], (Sent.RESEALED.value, before.replay_key))
+        tx.execute(SQL["clear_outbox_body"], (before.replay_key,))
 
     def _present(self, tx: Tx, replay_key: str) -> Outgoing | None:
         """The row of a message; of one that was sealed again the newest, by its id."""
@@ -392,8 +398,14 @@ class Outbox:
 
     def _body(self, row: Outgoing) -> bytes:
         _refuse_unless_resealable(row)
-        nonce, content = self._database.row("outbox_body", row.replay_key)
-        return self._local.decrypt("outbox", row.replay_key, nonce, content)
+        found = self._database.row("outbox_body", row.replay_key)
+        if found is None:
+            raise _deleted(row)
+        return self._local.decrypt("outbox", row.replay_key, *found)
+
+
+def _deleted(row: Outgoing) -> Conflict:
+    return Conflict(f"the message to {row.recipient} was deleted meanwhile")
 
 
 def _refuse_unless_resealable(row: Outgoing) -> None:
@@ -431,6 +443,16 @@ def _one_time(one: OneTimeKey, bundle: Bundle, pin: Pin, now: datetime) -> KemPu
     if moment(one.created_at) + ONE_TIME_LIFE <= now:
         raise KeyStale("the one-time key is too old to be used")
     return one.key
+
+
+def _spend(tx: Tx, one: OneTimeKey) -> None:
+    """Use a one-time key for good. Its recipient opens one message with it, so a second one would be lost."""
+    until = moment(one.created_at) + ONE_TIME_LIFE
+    if tx.execute(SQL["spend_one_time"], (str(one.key.key_id), stamp(until))).fetchone() is None:
+        raise UntrustedBundle(
+            f"the server gave out a one-time key of {one.agent_nhi} that this agent has used before",
+            hint="send it again: an honest server gives another key",
+        )
 
 
 def _wait(attempts: int) -> timedelta:

@@ -13,6 +13,10 @@ CREATE INDEX idx_outbox_replacing ON outbox(msg_id) WHERE reseals > 0 AND status
 -- has it takes the same bytes for the same message.
 UPDATE outbox SET status = 'stored', said = 'failed', said_at = created_at WHERE status = 'failed' AND body IS NOT NULL;
 
+-- Others' one-time keys that something was sealed to, for as long as a server could hand them out again.
+CREATE TABLE spent_one_time (key_id TEXT PRIMARY KEY, until TEXT NOT NULL) WITHOUT ROWID;
+CREATE INDEX idx_spent_until ON spent_one_time(until);
+
 -- A sender uses a message id once, whichever of its pairs signed. Empty where the sender is not known by name: of Calyx's
 -- envelopes, and of mail that was deleted after its pair had been revoked.
 ALTER TABLE replay_state ADD COLUMN sender_nhi TEXT;

@@ -186,6 +186,12 @@ FROM outbox WHERE status = 'resealed' AND expires_at > ?1
   AND msg_id IN (SELECT msg_id FROM outbox WHERE reseals > 0 AND status IN ('stored', 'queued'))
 ORDER BY created_at
 
+-- name: spend_one_time
+INSERT INTO spent_one_time (key_id, until) VALUES (?, ?) ON CONFLICT (key_id) DO NOTHING RETURNING 1
+
+-- name: prune_spent
+DELETE FROM spent_one_time WHERE until <= ?
+
 -- name: hand_over
 UPDATE outbox SET next_try_at = NULL WHERE replay_key = ? AND status = 'stored'
 

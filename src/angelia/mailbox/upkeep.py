@@ -49,6 +49,7 @@ class Upkeep:
         pruned = replay.prune(self._database, now, retention_hours, force=force)
         if pruned.warning is None:
             channels.prune(self._database, now)
+            self._prune_spent(now)
             self._prune_controls(now)
         for drawer in self._drawers:
             drawer.sweep(now)
@@ -74,6 +75,11 @@ class Upkeep:
             with self._database.transaction() as tx:
                 keys = [key for (key,) in tx.execute(SQL["prune_controls"], (before, _CHUNK))]
             self._inbox.remove(keys)
+
+    def _prune_spent(self, now: datetime) -> None:
+        """Others' one-time keys that are too old to be used."""
+        with self._database.transaction() as tx:
+            tx.execute(SQL["prune_spent"], (stamp(now - SKEW),))
 
     def _tidy(self, now: datetime) -> None:
         warning = self.prune(now).warning
