@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from angelia.envelope.refusals import Replayed
+from angelia.envelope.refusals import IdConflict, Replayed
 from angelia.errors import NotFound
 from angelia.mailbox import identity
 from angelia.mailbox.box import Mailbox
@@ -136,6 +137,29 @@ def test_a_deleted_message_is_in_no_file_and_is_not_opened_again(bob: Mailbox, s
     assert list(bob.directory.rglob(f"{key}.agl")) == []
     with pytest.raises(Replayed):
         bob.receive(sealed, now=NOW)
+    assert bob.verify() == []
+
+
+def test_a_deleted_message_leaves_no_other_envelope_of_it_and_no_key_that_opens_one(
+    alice: Mailbox, bob: Mailbox
+) -> None:
+    known, later = alice.trust.bundle("bob", NOW, max_age=None), NOW + timedelta(minutes=10)
+    assert known is not None
+    keys = bob.own.make_one_time_keys(4, NOW)
+    first = alice.outbox.seal(known.link, b"destroy me", now=NOW, one_time_key=keys[0])
+    second = alice.outbox.reseal(first.replay_key, known.link, later, one_time_key=keys[1])
+    third = alice.outbox.reseal(second.replay_key, known.link, later + timedelta(minutes=10), one_time_key=keys[2])
+    other = alice.outbox.seal(known.link, b"another", now=NOW, message_id=(shared := uuid.uuid4()))
+    conflict = alice.outbox.seal(known.link, b"same id as another", now=NOW, message_id=shared)
+    bob.receive_many([first.wire, second.wire, other.wire, conflict.wire], now=later)
+    assert len(seeds(bob)) == 3
+    bob.delete(first.replay_key, later)
+    assert [path.stem for path in (bob.directory / "dead").iterdir()] == [conflict.replay_key]
+    assert len(seeds(bob)) == 2
+    with pytest.raises(IdConflict):  # what comes after it was deleted is not kept either
+        bob.receive(third.wire, now=later + timedelta(minutes=10))
+    assert len(seeds(bob)) == 1
+    assert list(bob.directory.rglob(f"{third.replay_key}.agl")) == []
     assert bob.verify() == []
 
 

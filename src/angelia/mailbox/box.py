@@ -74,7 +74,7 @@ class Mailbox:
         self.allowlist = Allowlist(self.database, self.trust)
         self.kept_out = KeptOut(self.database)
         self.repeats = Repeats(self.database)
-        self.inbox = Inbox(self.database, local, inbox_files, self._log, self.own)
+        self.inbox = Inbox(self.database, local, inbox_files, dead_files, self._log, self.own)
         self.outbox = Outbox(self.database, local, outbox_files, self.own, self.trust, self._upkeep, ttl_max)
         self.channels = Channels(self.database, local, self.own, self.trust, ttl_max)
         self.rosters = Rosters(self.database, self.own, self.trust)
@@ -171,7 +171,7 @@ class Mailbox:
         return Found(message.replay_key, message.sender, received=True)
 
     def delete(self, replay_key: str, now: datetime) -> None:
-        """Destroy a message for good: its content, its sealed files, and a one-time key that would open it."""
+        """Destroy a message for good: its content, its sealed files, and one-time keys that would open them."""
         self._upkeep.tend(now)
         for box in (self.inbox, self.outbox):  # a message to oneself is in both
             with contextlib.suppress(NotFound):

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from angelia.envelope.wire import MAX_ENVELOPE
+from angelia.envelope.refusals import Refused
+from angelia.envelope.wire import MAX_ENVELOPE, Envelope, decode
 from angelia.errors import NotFound
 from angelia.mailbox import private_files
 from angelia.mailbox.private_files import UnsafeFile
@@ -90,6 +91,13 @@ class Drawer:
         for replay_key in replay_keys:
             with suppress(FileNotFoundError):
                 os.unlink(f"{replay_key}.agl", dir_fd=self._directory)
+
+    def envelopes(self) -> Iterator[tuple[str, Envelope]]:
+        """The envelopes that are here, by their replay keys; what is none is among the problems."""
+        for name in self._names():
+            if found := _NAME.match(name):
+                with suppress(UnsafeFile, NotFound, Refused):
+                    yield found[1], decode(self.get(found[1]))
 
     def problems(self) -> Iterator[Problem]:
         """Everything in the directory that is not an envelope under its own hash."""

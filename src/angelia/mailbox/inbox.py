@@ -11,9 +11,8 @@ from typing import Any
 from uuid import UUID
 
 from angelia.envelope.receipts import Receipt, ReceiptStatus, sign_receipt
-from angelia.envelope.refusals import Refused
 from angelia.envelope.sealing import Control
-from angelia.envelope.wire import MAX_PLAINTEXT, TAG, Envelope, Priority, decode
+from angelia.envelope.wire import MAX_PLAINTEXT, TAG, Envelope, Priority
 from angelia.errors import AngeliaError, InvalidArgument, NotFound, RateLimited
 from angelia.keys.model import moment, unix_ms
 from angelia.mailbox.database import SQL, Database, Tx, stamp, unstamp
@@ -88,10 +87,13 @@ class Page:
 class Inbox:
     """The tables `inbox` and `controls`."""
 
-    def __init__(self, database: Database, local: LocalKey, drawer: Drawer, receipts: ReceiptLog, own: OwnKeys) -> None:
+    def __init__(
+        self, database: Database, local: LocalKey, drawer: Drawer, dead: Drawer, receipts: ReceiptLog, own: OwnKeys
+    ) -> None:
         self._database = database
         self._local = local
         self._drawer = drawer
+        self._dead = dead
         self._receipts = receipts
         self._own = own
 
@@ -199,19 +201,27 @@ class Inbox:
         return Opened(message=message, body=self._body(message.replay_key), control=False, receipt=None)
 
     def delete(self, replay_key: str) -> None:
-        """Destroy a message for good. That it was opened stays known, so it is not accepted again."""
+        """Destroy a message for good, with the envelopes of it that were refused: they have the same content. That it
+        was opened stays known, so it is not accepted again."""
         found = self.mail(replay_key)
-        try:
-            used = decode(self._drawer.get(found.replay_key)).header.key_id
-        except (NotFound, UnsafeFile, Refused):
-            used = None
-        # The file first: after a crash the row is there, and saying it again ends what was begun.
-        self._drawer.remove([found.replay_key])
-        self._drawer.sync()
+        refused = {
+            key: envelope.header.key_id
+            for key, envelope in self._dead.envelopes()
+            if (envelope.header.sender_nhi, envelope.header.message_id) == (found.sender, found.message_id)
+        }
+        # Keys, then files, then the row: after a crash the row is there, and saying it again ends what was begun.
+        with self._database.transaction() as tx:
+            for used in refused.values():
+                tx.execute(SQL["use_one_time"], (str(used),))
+        for drawer, keys in ((self._dead, refused), (self._drawer, [found.replay_key])):
+            drawer.remove(keys)
+            drawer.sync()
         with self._database.transaction() as tx:
             tx.execute(SQL["delete_inbox"], (found.replay_key,))
-            if used is not None:
-                tx.execute(SQL["use_one_time"], (str(used),))
+
+    def was_deleted(self, sender: str, message_id: UUID) -> bool:
+        """Whether a message of a sender was opened here and is kept no more."""
+        return self._database.row("was_deleted", str(message_id), sender) is not None
 
     def mark_handled(self, replay_key: str) -> None:
         """The SDK did what a control message asks for."""

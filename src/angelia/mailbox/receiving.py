@@ -82,9 +82,19 @@ class Receiver:
             control = one.envelope.header.control
             outcomes[at] = Opened(message=message, body=one.body, control=control, receipt=receipt)
         for at, one in unsealed:
-            if isinstance(outcomes[at], IdConflict | UnknownKey):
+            header = one.envelope.header
+            if isinstance(outcomes[at], IdConflict) and self.inbox.was_deleted(header.sender_nhi, header.message_id):
+                self._destroy(one)
+            elif isinstance(outcomes[at], IdConflict | UnknownKey):
                 self.inbox_files.move(one.replay_key, self.dead_files)
         return [one for one in outcomes if not isinstance(one, _Unsealed)]
+
+    def _destroy(self, one: _Unsealed) -> None:
+        """What was deleted came again, in another envelope: nothing of it is kept."""
+        with self.database.transaction() as tx:
+            tx.execute(SQL["use_one_time"], (str(one.envelope.header.key_id),))
+        self.inbox_files.remove([one.replay_key])
+        self.inbox_files.sync()
 
     def _unsealed(self, content: bytes, profile: Profile, now: datetime) -> _Unsealed | AngeliaError:
         try:

@@ -120,6 +120,10 @@ FROM inbox
 WHERE correlation_id = ? AND sender_nhi = ? AND replay_key NOT IN (SELECT replay_key FROM controls)
 ORDER BY received_at LIMIT 1
 
+-- name: was_deleted
+SELECT 1 FROM replay_state AS opened
+WHERE msg_id = ? AND sender_nhi = ? AND NOT EXISTS (SELECT 1 FROM inbox WHERE inbox.replay_key = opened.replay_key)
+
 -- name: is_control
 SELECT 1 FROM controls WHERE replay_key = ?
 
