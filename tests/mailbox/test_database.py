@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from angelia.errors import Unavailable
+from angelia.errors import DiskFull, Unavailable
 from angelia.mailbox import database as databases
-from angelia.mailbox.database import SCHEMA, SQL, BrokenDatabase, Database, NewerDatabase, stamp, unstamp
+from angelia.mailbox.database import SCHEMA, SQL, BrokenDatabase, Database, NewerDatabase, stamp, unstamp, write_meta
 from angelia.mailbox.private_files import UnsafeFile
 
 NAMES = ["replay_state.db", "replay_state.db-shm", "replay_state.db-wal"]
@@ -153,6 +153,16 @@ def test_a_transaction_that_fails_leaves_nothing(directory: Path) -> None:
     with database.transaction() as tx:
         databases.write_meta(tx, "a", "2")
     assert database.row("read_meta", "a") == ("2",)
+    database.close()
+
+
+def test_a_full_disk_is_told_as_such(directory: Path) -> None:
+    database = Database(directory)
+    with database.transaction() as tx:
+        (pages,) = tx.execute("PRAGMA page_count").fetchone()
+        tx.execute(f"PRAGMA max_page_count = {pages}").fetchone()
+    with pytest.raises(DiskFull), database.transaction() as tx:
+        write_meta(tx, "much", "x" * 100_000)
     database.close()
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from angelia.envelope.wire import MAX_ENVELOPE
-from angelia.errors import NotFound
+from angelia.errors import DiskFull, NotFound
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.files import Drawer
-from angelia.mailbox.private_files import UnsafeFile
+from angelia.mailbox.private_files import CannotWrite, UnsafeFile
 
 WIRE = b"the bytes of an envelope"
 KEY = hashlib.sha256(WIRE).hexdigest()
@@ -102,9 +102,31 @@ def test_a_file_that_cannot_be_written_leaves_nothing(drawer: Drawer, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "rename", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(DiskFull, match=KEY):
         drawer.put([(KEY, WIRE)])
     assert list(drawer.path.iterdir()) == []
+
+
+@pytest.mark.parametrize("act", ["rename", "unlink", "fsync"])
+def test_what_the_operating_system_refuses_is_told_with_its_path(
+    drawer: Drawer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    drawer.put([(KEY, WIRE)])
+    other = Drawer(tmp_path / "other")
+    uses: dict[str, Callable[[], None]] = {
+        "rename": lambda: drawer.move(KEY, other),
+        "unlink": lambda: drawer.remove([KEY]),
+        "fsync": drawer.sync,
+    }
+
+    def broken(*_: object, **__: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, act, broken)
+    with pytest.raises(CannotWrite, match=f"{tmp_path}.*Input/output error"):
+        uses[act]()
+    monkeypatch.undo()
+    other.close()
 
 
 def test_what_a_crash_left_half_written_is_swept_away_but_not_what_is_being_written(drawer: Drawer) -> None:

@@ -14,7 +14,7 @@ from uuid import UUID
 import pytest
 
 from angelia.envelope.ids import KeyType, key_id
-from angelia.errors import AlreadyExists, AngeliaError, InvalidArgument, NotFound
+from angelia.errors import AlreadyExists, AngeliaError, DiskFull, InvalidArgument, NotFound
 from angelia.mailbox import identity, keyfile, private_files
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.keyfile import BrokenKeyFile, WrongPassphrase
@@ -107,7 +107,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(home: Path, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(private_files.os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(DiskFull, match=str(home / "alice")):
         identity.record_registration(home, made, id=ID, handle="alice", server="http://h")
     monkeypatch.undo()
     assert sorted(path.name for path in (home / "alice").iterdir()) == ["agent.json", "key"]

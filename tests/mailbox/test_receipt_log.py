@@ -15,6 +15,7 @@ import pytest
 
 from angelia.envelope.receipts import Receipt, ReceiptStatus, sign_receipt
 from angelia.envelope.signing import SigningPair
+from angelia.errors import DiskFull
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.private_files import UnsafeFile
 from angelia.mailbox.receipt_log import ReceiptLog
@@ -52,6 +53,17 @@ def test_what_is_logged_comes_back_whole_on_one_line_each(log: ReceiptLog, tmp_p
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.read_bytes().count(b"\n") == 2
     assert log.read().receipts == (RECEIPT, RECEIPT)
+
+
+def test_a_full_disk_is_told_with_the_files_path(
+    log: ReceiptLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(DiskFull, match=str(tmp_path / "receipts_2026-11-15")):
+        log.append([RECEIPT], NOW)
 
 
 def test_a_day_is_a_day_of_utc(log: ReceiptLog) -> None:

@@ -33,7 +33,7 @@ from angelia.envelope.refusals import (
 )
 from angelia.envelope.sealing import ChannelKey, Control, EpochKey, Letter
 from angelia.envelope.wire import Compression, Envelope, Suite
-from angelia.errors import AngeliaError, NotFound, RateLimited
+from angelia.errors import AngeliaError, DiskFull, NotFound, RateLimited
 from angelia.mailbox import failures, identity, inbox
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.database import SQL
@@ -725,8 +725,9 @@ def test_a_full_disk_returns_no_plaintext_and_the_message_opens_later(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(DiskFull, match=str(bob.directory / "inbox")) as told:
         bob.receive(sealed, now=NOW)
+    assert "room" in told.value.hint
     monkeypatch.undo()
     assert untouched(bob)
     assert bob.receive(sealed, now=NOW).body == b"hello"

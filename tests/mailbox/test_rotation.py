@@ -25,7 +25,7 @@ from angelia.envelope.bundles import (
 from angelia.envelope.ids import KeyType
 from angelia.envelope.refusals import SignatureFailed, UnknownKey
 from angelia.envelope.wire import Suite
-from angelia.errors import Conflict, InvalidArgument
+from angelia.errors import Conflict, DiskFull, InvalidArgument
 from angelia.mailbox import identity, keyfile
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.database import unstamp
@@ -318,6 +318,23 @@ def test_an_emergency_leaves_nothing_that_opens_old_mail(home: Path, alice: Mail
     assert stored(bob) == [("xwing", "one_time", "active", NOW + HOUR + DESTROY_AFTER)]
     assert bob.receive(to_one_time, now=NOW + HOUR).body == b"hello"  # a relay may have had it already
     assert set(seeds(home, "bob")) == {"ed25519", "ml_dsa_65", "xwing", "local"}
+
+
+def test_a_rotation_for_which_the_disk_has_no_room_is_refused_and_can_be_tried_again(
+    home: Path, bob: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = seeds(home, "bob")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(DiskFull, match=str(home / "bob")):
+            bob.own.begin_rotation(NOW, signer=True)
+    assert seeds(home, "bob") == before
+    assert bob.own.pending() is None
+    rotate(bob, signer=True)
 
 
 def test_an_emergency_always_replaces_the_kem_key(bob: Mailbox) -> None:

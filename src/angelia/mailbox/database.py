@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from angelia.errors import AngeliaError, Unavailable
+from angelia.errors import AngeliaError, DiskFull, Unavailable
 from angelia.mailbox import private_files
 from angelia.mailbox.private_files import UnsafeFile
 
@@ -158,8 +158,9 @@ class Database:
         if not private_files.exists(directory, FILE):
             # SQLite gives its two other files the mode of this one.
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            os.close(os.open(FILE, flags, private_files.FILE_MODE, dir_fd=directory))
-            os.fsync(directory)
+            with private_files.writing(self._path):
+                os.close(os.open(FILE, flags, private_files.FILE_MODE, dir_fd=directory))
+                os.fsync(directory)
 
     def _prepare(self, tx: Tx) -> None:
         (version,) = tx.execute("PRAGMA user_version").fetchone()
@@ -194,6 +195,10 @@ def wrapped() -> Iterator[None]:
     except sqlite3.OperationalError as error:
         if _busy(error):
             raise Unavailable("another process is busy with this mailbox", hint="try again in a moment") from error
+        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL:
+            raise DiskFull(
+                "the disk of the mailbox's database is full", hint="make room on it, then try again"
+            ) from error
         raise Unavailable(f"the mailbox's database cannot be used: {error}") from error
     except sqlite3.DatabaseError as error:
         if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):

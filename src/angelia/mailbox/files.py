@@ -58,12 +58,14 @@ class Drawer:
         """As `put` for one envelope, but it is durable only after `sync`."""
         name = f"{replay_key}.agl"
         if not private_files.exists(self._directory, name):
-            private_files.place(self._directory, name, wire)
+            with private_files.writing(self.path / name):
+                private_files.place(self._directory, name, wire)
         elif read_safely(name, self.path / name, directory=self._directory) != wire:
             raise UnsafeFile(f"{self.path / name} holds something else than the envelope of that name")
 
     def sync(self) -> None:
-        os.fsync(self._directory)
+        with private_files.writing(self.path):
+            os.fsync(self._directory)
 
     def get(self, replay_key: str) -> bytes:
         """An envelope whose content is what its name says."""
@@ -79,17 +81,18 @@ class Drawer:
     def move(self, replay_key: str, other: Drawer) -> None:
         """Put an envelope into another drawer; one that is not here any more was put there by somebody else."""
         name = f"{replay_key}.agl"
-        try:
-            os.rename(name, name, src_dir_fd=self._directory, dst_dir_fd=other._directory)
-        except FileNotFoundError:
-            return
-        os.fsync(other._directory)
-        os.fsync(self._directory)
+        with private_files.writing(other.path / name):
+            try:
+                os.rename(name, name, src_dir_fd=self._directory, dst_dir_fd=other._directory)
+            except FileNotFoundError:
+                return
+        other.sync()
+        self.sync()
 
     def remove(self, replay_keys: Iterable[str]) -> None:
         """Forget envelopes; one that is not here is forgotten already."""
         for replay_key in replay_keys:
-            with suppress(FileNotFoundError):
+            with private_files.writing(self.path / f"{replay_key}.agl"), suppress(FileNotFoundError):
                 os.unlink(f"{replay_key}.agl", dir_fd=self._directory)
 
     def envelopes(self) -> Iterator[tuple[str, Envelope]]:

@@ -246,11 +246,13 @@ def _locked(home: Path, name: str, *, make: bool = False) -> Iterator[int]:
     try:
         with private_files.opened_directory(home) as above:
             if make and not private_files.exists(above, name):
-                _make_below(above, name)
+                with private_files.writing(home / name):
+                    _make_below(above, name)
             with private_files.opened_directory(home / name, within=above) as directory:
                 fcntl.flock(directory, fcntl.LOCK_EX)
-                private_files.sweep(directory, KEY, CARD)
-                yield directory
+                with private_files.writing(home / name):
+                    private_files.sweep(directory, KEY, CARD)
+                    yield directory
     except NotFound as error:
         raise NotFound(f"there is no agent {name} in {home}", hint=f"angelia agent new {name}") from error
 

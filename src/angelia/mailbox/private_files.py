@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from angelia.errors import AngeliaError, NotFound
+from angelia.errors import AngeliaError, DiskFull, NotFound
 
 FILE_MODE, DIRECTORY_MODE = 0o600, 0o700
 
@@ -22,9 +22,25 @@ class UnsafeFile(AngeliaError):
     code = "unsafe_file"
 
 
+class CannotWrite(AngeliaError):
+    """The operating system refused to write a private file"""
+
+    code = "system"
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the operating system says against writing there, as one of our errors."""
+    try:
+        yield
+    except OSError as error:
+        raise unwritten(path, error) from error
+
+
 def make_directory(path: Path) -> None:
     """Make a directory that is ours alone, with its parents; others must not be able to write to it."""
-    path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+    with writing(path):
+        path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
     _refuse_changed_by_others(path, path.stat())
 
 
@@ -35,7 +51,9 @@ def make_below(path: Path) -> None:
     except FileExistsError:
         check_directory(path)
         return
-    with opened_directory(path.parent) as above:
+    except OSError as error:
+        raise unwritten(path, error) from error
+    with opened_directory(path.parent) as above, writing(path):
         os.fsync(above)
 
 
@@ -142,8 +160,18 @@ def _refuse_changed_by_others(path: Path, status: os.stat_result) -> None:
         raise UnsafeFile(f"{path} can be changed by others, so keys in it are not safe", hint=f"chmod 700 {path}")
 
 
+def unwritten(path: Path, error: OSError) -> AngeliaError:
+    """Why a file could not be written, as one of our errors."""
+    said = f"{path} cannot be written: {error.strerror or error}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(said, hint="make room on its disk, then try again")
+    return CannotWrite(said, hint="see whether its disk works and is yours to write")
+
+
 def explained(path: Path, error: OSError) -> AngeliaError:
     """Why a file could not be opened, as one of our errors."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return unwritten(path, error)
     if error.errno == errno.ENOENT:
         return NotFound(f"there is no {path}")
     # A symlink opened with O_NOFOLLOW is ELOOP; together with O_DIRECTORY it is ENOTDIR.

@@ -45,7 +45,7 @@ class ReceiptLog:
             descriptor = os.open(path, flags, private_files.FILE_MODE)
         except OSError as error:
             raise private_files.explained(path, error) from error
-        with os.fdopen(descriptor, "r+b", buffering=0):
+        with private_files.writing(path), os.fdopen(descriptor, "r+b", buffering=0):
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
                 raise UnsafeFile(f"{path} is not a regular file of its own")
@@ -56,7 +56,7 @@ class ReceiptLog:
                 os.write(descriptor, msgspec.json.encode(receipt_document(receipt)) + b"\n")
             os.fsync(descriptor)
         if status.st_size == 0:
-            with private_files.opened_directory(self._directory) as directory:
+            with private_files.opened_directory(self._directory) as directory, private_files.writing(path):
                 os.fsync(directory)
 
     def days(self) -> list[date]:

@@ -22,9 +22,9 @@ ON CONFLICT DO NOTHING RETURNING 1
 
 -- name: id_used
 -- Another envelope of the sender under the same id, whichever pair signed it and whatever became of that pair since.
--- One of an unknown sender may have been this one's.
+-- An unknown sender may have been this one.
 SELECT 1 FROM replay_state
-WHERE msg_id = ?1 AND replay_key <> ?2 AND (sender_nhi = ?3 OR sender_nhi IS NULL)
+WHERE msg_id = ? AND replay_key <> ? AND (sender_nhi = ? OR sender_nhi IS NULL)
 
 -- name: forget
 DELETE FROM replay_state WHERE replay_key = ?
