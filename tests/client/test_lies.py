@@ -22,13 +22,13 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from angelia.client import attempts, mail_calls, receiving, sealed, sent_mail, stream
+from angelia.client import attempts, mail_calls, receiving, sealed, sent_mail, settling, stream
 from angelia.client.mail import Delivered
 from angelia.envelope.media import MEDIA_TYPE
 from angelia.envelope.receipts import Receipt, ReceiptStatus, receipt_document, sign_receipt
 from angelia.envelope.wire import Envelope, decode
 from angelia.errors import AngeliaError
-from angelia.keys.model import ONE_TIME_LOW
+from angelia.keys.model import ONE_TIME_LOW, link_document
 from angelia.mailbox.database import stamp
 from angelia.mailbox.inbox import Opened
 from angelia.mailbox.outbox import MOST_RESEALS, SealStands
@@ -351,6 +351,17 @@ def _(plot: Plot) -> None:
 answers("handing out", "acknowledgments go to a captive portal", "POST", ACK, page(200))
 
 
+@lie("handing out", "the sender's keys go on for ever")
+def _(plot: Plot) -> None:
+    """The bundle that is known already comes again and again, and there is always more."""
+    known = msgspec.to_builtins(link_document(plot.alice.mailbox.own.chain()[-1]))
+    told = {"bundles": [known], "has_more": True}
+    plot.bob.mailbox.trust.drop_bundle(plot.alice.name)
+    plot.liar.lie(
+        "GET", f"/v1/keys/bundle/{plot.alice.name}", lambda asked, true: true.saying(told) if asked.query else true
+    )
+
+
 @pytest.fixture(scope="module")
 def people(_relay: Liar, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Person]]:
     """Four agents for all plots: what one leaves behind, the next must not notice."""
@@ -393,9 +404,10 @@ def test_a_lie_settles_nothing_leaks_nothing_and_ends(
         plot.envelope = sent.envelope
         told(plot)
     liar.asked.clear() if about not in ("sending", "a batch") else None
+    monkeypatch.setattr(settling, "LATER", 1)
     if about == "many receipts":
         monkeypatch.setattr(sent_mail, "FEW", 0)
-        monkeypatch.setattr(sent_mail, "_MOST_PAGES", 5)
+        monkeypatch.setattr(sent_mail, "MOST_PAGES", 5)
         monkeypatch.setattr(sent_mail, "_PAGE", 2)
     acts = {
         "sending": [plot.later, plot.later],

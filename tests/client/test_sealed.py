@@ -171,6 +171,32 @@ def test_a_server_that_always_promises_more_is_not_asked_for_ever(
     assert asked(recorder) == ["since=1"]
 
 
+@pytest.mark.parametrize("again", ["what is known", "each time the same"])
+def test_a_server_that_promises_more_and_repeats_itself_is_not_asked_for_ever(
+    recorder: Recorder, client: Client, alice: Mailbox, bob: Mailbox, again: str
+) -> None:
+    alice.trust.pin_first(newest(bob), now() - 2 * HOUR)
+    link = newest(bob) if again == "what is known" else rotated(bob)
+    serve(recorder, "bob", since(link, has_more=True))
+    with pytest.raises(BadAnswer):
+        client.find_keys(alice, "bob")
+    assert len(recorder.seen) <= 2
+
+
+def test_a_chain_that_its_agent_makes_without_end_is_followed_from_where_one_stopped(
+    recorder: Recorder, client: Client, alice: Mailbox, bob: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed, "MOST_PAGES", 2)
+    alice.trust.pin_first(newest(bob), now() - 2 * HOUR)
+    chain = [rotated(bob) for _ in range(3)]
+    serve(recorder, "bob", *(since(link, has_more=True) for link in chain[:2]), since(chain[2]))
+    with pytest.raises(BadAnswer, match="did not end"):
+        client.find_keys(alice, "bob")
+    alice.trust.drop_bundle("bob")
+    assert client.find_keys(alice, "bob")[0].bundle.bundle_version == 4
+    assert asked(recorder) == ["since=1", "since=2", "since=3"]
+
+
 def lies(alice: Mailbox, bob: Mailbox, fork: Link) -> dict[str, dict[str, Any]]:
     """What a server may say of Bob, whose second bundle Alice has seen."""
     old, second = (link.bundle for link in bob.own.chain())

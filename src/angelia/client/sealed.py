@@ -17,7 +17,7 @@ import msgspec
 from angelia.client import key_calls
 from angelia.client.answers import Published, Schedule
 from angelia.client.faults import Unreachable
-from angelia.client.wire import BadAnswer, Call
+from angelia.client.wire import MOST_PAGES, BadAnswer, Call
 from angelia.envelope.bundles import Bundle, Link, Listed, OneTimeKey, UntrustedBundle
 from angelia.envelope.refusals import Refused, UnknownSigner
 from angelia.envelope.wire import Envelope
@@ -290,8 +290,9 @@ def look_up(mailbox: Mailbox, agent: str) -> Call[None]:
 
 
 def catch_up(mailbox: Mailbox, pin: Pin) -> Call[Pin]:
-    """Follow an agent's chain from the pin to its end, checking every link as it comes."""
-    while True:
+    """Follow an agent's chain from the pin to its end, checking every link as it comes. Of a chain that is too long to
+    be followed now, the next call goes on from where this one came to."""
+    for _ in range(MOST_PAGES):
         page = yield from key_calls.bundles_since(pin.nhi, pin.bundle_version)
         links = parse_links(page.bundles)
         if not links:
@@ -299,6 +300,8 @@ def catch_up(mailbox: Mailbox, pin: Pin) -> Call[Pin]:
         pin = mailbox.trust.advance(pin.nhi, links, now(), page.revoked)
         if not page.has_more:
             return pin
+    else:
+        raise BadAnswer(f"the bundles of {pin.nhi} did not end after {MOST_PAGES} pages")
     known = mailbox.trust.bundle(pin.nhi, now(), max_age=None)
     if known is None:  # the copy was dropped, and nothing has followed it
         answer = yield from key_calls.bundle(pin.nhi)
