@@ -31,6 +31,7 @@ from angelia.errors import AngeliaError
 from angelia.keys.model import ONE_TIME_LOW, link_document
 from angelia.mailbox.database import stamp
 from angelia.mailbox.inbox import Opened
+from angelia.mailbox.notices import Kind
 from angelia.mailbox.outbox import MOST_RESEALS, SealStands
 from angelia.mailbox.outgoing import Outgoing, Sent
 from client.letters import now
@@ -39,6 +40,7 @@ from liar import Answer, Asked, Liar, page, problem
 from people import Person
 
 SEND, BATCH, POLL, ACK = "/v1/messages", "/v1/messages/batch", "/v1/messages", "/v1/messages/acknowledge"
+KEYS = r"/v1/keys/bundle/.*"
 RECEIPT, RECEIPTS, MESSAGE = r"/v1/receipts/[0-9a-f]{64}", "/v1/receipts", r"/v1/messages/[0-9a-f]{64}"
 # More than any of the plots needs, and far less than a loop.
 MOST_REQUESTS = 40
@@ -482,6 +484,75 @@ def test_a_relay_that_calls_the_key_revoked_after_every_delivery_makes_nobody_op
     bob.client.receive(bob.mailbox)
     alice.client.update_outbox(alice.mailbox)
     assert alice.mailbox.outbox.page(1)[0].status is Sent.DELIVERED
+
+
+def revoked(_: Asked, true: Answer) -> Answer:
+    """The relay says of its own that the key of a message was revoked."""
+    return true.changed(status="failed", failure_reason="key_revoked", attested_by="relay", receipt=None)
+
+
+@pytest.mark.parametrize("one_time", [True, False])
+def test_however_often_a_relay_calls_the_key_of_what_it_took_revoked_nothing_is_sealed_again(
+    deceived: tuple[Person, Person], liar: Liar, monkeypatch: pytest.MonkeyPatch, one_time: bool
+) -> None:
+    alice, bob = deceived
+    alice.client.send(alice.mailbox, bob.name, b"secret", one_time=one_time)
+    liar.lie("GET", RECEIPT, revoked)
+    liar.asked.clear()
+    for minutes in (6, 12, 18):
+        bob.client.rotate_keys(bob.mailbox)  # a newer bundle, which still lists the old key, in grace
+        with monkeypatch.context() as patch:
+            patch.setattr(sealed, "now", functools.partial(lambda at: at, now() + timedelta(minutes=minutes)))
+            news = alice.client.update_outbox(alice.mailbox)
+        assert [type(one.error) for one in news.doubts] == [SealStands]
+    assert liar.count("POST", SEND) == 0
+    assert not any("one_time" in one.query for one in liar.asked)  # nor is a one-time key taken
+
+
+def test_an_emergency_of_the_recipient_makes_nobody_seal_again_what_has_a_one_time_key(
+    deceived: tuple[Person, Person], liar: Liar
+) -> None:
+    alice, bob = deceived
+    alice.client.send(alice.mailbox, bob.name, b"once", one_time=True)
+    liar.lie("GET", RECEIPT, revoked)
+    bob.client.emergency_rotate_keys(bob.mailbox, why="stolen")
+    assert [type(one.error) for one in alice.client.update_outbox(alice.mailbox).doubts] == [SealStands]
+    liar.honest()
+    assert [one.body for one in bob.client.receive(bob.mailbox).messages] == [b"once"]
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_a_message_with_a_one_time_key_that_is_sealed_again_gets_another_or_says_so(
+    deceived: tuple[Person, Person], liar: Liar, left: bool
+) -> None:
+    alice, bob = deceived
+    first = alice.client.seal(alice.mailbox, bob.name, b"secret", one_time=True)
+    alice.client.emergency_rotate_keys(alice.mailbox, why="laptop lost")
+    if not left:
+        liar.lie("GET", KEYS, lambda asked, true: true.changed(one_time=False, one_time_key=None))
+    alice.mailbox.notices.take()
+    (sent,) = alice.client.retry_outbox(alice.mailbox).sent
+    assert sent.envelope.header.message_id == first.header.message_id
+    assert sent.replay_key != first.replay_key
+    static = {entry.key.key_id for entry in bob.newest.kem_keys}
+    assert (sent.envelope.header.key_id in static) is not left
+    told = [notice.text for notice in alice.mailbox.notices.take() if notice.kind is Kind.FALLBACK]
+    assert any("had a one-time key" in text for text in told) is not left
+
+
+def test_what_this_agents_own_lost_pair_signed_is_sealed_again_by_the_new_one_at_once(
+    deceived: tuple[Person, Person], liar: Liar
+) -> None:
+    alice, bob = deceived
+    waits = alice.client.seal(alice.mailbox, bob.name, b"stored")
+    alice.client.emergency_rotate_keys(alice.mailbox, why="laptop lost")
+    (sent,) = alice.client.retry_outbox(alice.mailbox).sent
+    assert sent.envelope.header.message_id == waits.header.message_id
+    assert sent.envelope.header.sender_key_id == alice.newest.signer.signer_id
+    # One that both signed nothing about stands, and its sender is told of both.
+    liar.instead("POST", SEND, problem(410, "key_revoked"))
+    with pytest.raises(SealStands, match=f"nothing that {bob.name} or this agent signed"):
+        alice.client.send(alice.mailbox, bob.name, b"hello")
 
 
 def test_a_message_that_comes_again_for_ever_is_acknowledged_once_an_hour_and_logged_once(

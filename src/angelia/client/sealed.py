@@ -243,15 +243,22 @@ def seal(
 def reseal(mailbox: Mailbox, replay_key: str, refusal: KeyStale | KeyRevoked | None = None) -> Call[Envelope]:
     """Seal a message again for the recipient's present keys, under its own id.
 
-    Without a `refusal` of its keys it only waited too long. The mailbox decides whether the keys ask for it."""
+    Without a `refusal` of its keys it only waited too long. The mailbox decides whether there is reason to. A message
+    that had a one-time key gets another one, or the mailbox's notices say that there was none."""
     mailbox.own.refresh()
     row = mailbox.outbox.outgoing(replay_key)
     if refusal is not None:
         mailbox.trust.drop_bundle(row.recipient)
         if "bundle" in refusal.members:
             yield from take_bundle(mailbox, row.recipient, _bundle_of(refusal))
-    found, _ = yield from find_keys(mailbox, row.recipient)
-    return mailbox.outbox.reseal(row.replay_key, found.link, now())
+    found, key = yield from find_keys(mailbox, row.recipient)
+    mailbox.outbox.check_reseal(row.replay_key, found.link, now())  # before a one-time key is taken for nothing
+    if row.one_time:
+        found, key = yield from _preferably_one_time(mailbox, row.recipient)
+        if key is None:
+            told = f"a message to {row.recipient} had a one-time key, and is sealed again to the key of the week"
+            mailbox.notices.tell(Kind.FALLBACK, told)
+    return mailbox.outbox.reseal(row.replay_key, found.link, now(), one_time_key=key)
 
 
 def open_envelope(mailbox: Mailbox, content: bytes, *, profile: Profile = Profile.RELAY) -> Call[Opened]:
