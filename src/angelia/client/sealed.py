@@ -99,7 +99,8 @@ def publish_keys(mailbox: Mailbox, *, suites: int | None = None) -> Call[Publish
 
 def tend_keys(mailbox: Mailbox) -> Call[None]:
     """Keep the agent's own keys fresh while it is in use: signed again every three days, a new KEM key every week,
-    one-time keys in stock. Nothing is asked when nothing is due; what cannot be done now is told, and done later."""
+    one-time keys in stock. Nothing is asked when nothing is due; what cannot be done now is told, and done later: what
+    was sent or received before it is safe, and stays so whatever the server or this disk does."""
     own = mailbox.own
     if own.left_alone(now()):
         return
@@ -108,9 +109,10 @@ def tend_keys(mailbox: Mailbox) -> Call[None]:
             yield from _renewed(mailbox, due)
         elif own.one_time_count_due(now(), ONE_TIME_LOW):
             yield from _stocked(mailbox, (yield from key_calls.count_one_time_keys()))
-    except AngeliaError as error:
+    except (AngeliaError, OSError) as error:
         own.put_off(now())
-        mailbox.notices.tell(Kind.WARNING, f"this agent's keys could not be renewed now: {error.message}")
+        why = error.message if isinstance(error, AngeliaError) else error.strerror or str(error)
+        mailbox.notices.tell(Kind.WARNING, f"this agent's keys could not be renewed now: {why}")
 
 
 def rotate_keys(
