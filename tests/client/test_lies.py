@@ -28,7 +28,8 @@ from angelia.envelope.media import MEDIA_TYPE
 from angelia.envelope.receipts import Receipt, ReceiptStatus, receipt_document, sign_receipt
 from angelia.envelope.wire import Envelope, decode
 from angelia.errors import AngeliaError
-from angelia.keys.model import ONE_TIME_LOW, link_document
+from angelia.keys.model import ONE_TIME_LOW, Policy, link_document
+from angelia.mailbox import rotation
 from angelia.mailbox.database import stamp
 from angelia.mailbox.inbox import Opened
 from angelia.mailbox.notices import Kind
@@ -638,6 +639,50 @@ async def test_news_of_a_stream_settles_nothing_that_is_not_signed(deceived: tup
         liar.honest()
         alice.client.update_outbox(alice.mailbox)
         assert alice.mailbox.outbox.page(1)[0].status is Sent.DELIVERED
+
+
+def test_a_relay_that_always_runs_out_of_one_time_keys_gets_some_once_an_hour_and_never_more_than_can_be_used(
+    deceived: tuple[Person, Person], liar: Liar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, _ = deceived
+
+    def living() -> int:
+        with alice.mailbox.database.transaction() as tx:
+            return int(tx.execute("SELECT count(*) FROM kem_keys WHERE usage = 'one_time'").fetchone()[0])
+
+    liar.lie("POST", "/v1/keys/bundle", lambda _, true: true.changed(prekeys_uploaded=0))
+    before = living()
+    for _ in range(5):
+        alice.client.publish_keys(alice.mailbox)
+    assert living() == before
+    monkeypatch.setattr(rotation, "ONE_TIME_MADE_EVERY", timedelta(0))
+    for _ in range(8):
+        alice.client.publish_keys(alice.mailbox)
+    assert living() < 4 * sealed.ONE_TIME_BATCH
+
+
+def test_a_new_pair_gets_one_time_keys_at_once(deceived: tuple[Person, Person]) -> None:
+    alice, _ = deceived
+    assert alice.client.rotate_keys(alice.mailbox, signer=True).prekeys_uploaded == sealed.ONE_TIME_BATCH
+
+
+def test_a_relay_whose_schedules_are_always_due_gets_a_new_key_once_an_hour(
+    deceived: tuple[Person, Person], liar: Liar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, bob = deceived
+    alice.client.put_schedule(bob.name, Policy.HOURLY)
+
+    def due(_: Asked, true: Answer) -> Answer:
+        at = stamp(now() + timedelta(minutes=1))
+        return true.saying({"schedules": [one | {"due_since": at} for one in true.json()["schedules"]], "next": None})
+
+    liar.lie("GET", "/v1/schedules", due)
+    for _ in range(3):
+        alice.client.rotate_due_keys(alice.mailbox)
+    assert alice.version == 1
+    monkeypatch.setattr(sealed, "SCHEDULED_EVERY", timedelta(0))
+    alice.client.rotate_due_keys(alice.mailbox)
+    assert alice.version == 2
 
 
 @pytest.mark.parametrize("answer", ["nothing", "the same"])

@@ -330,5 +330,6 @@ def test_an_agent_in_use_makes_one_time_keys_again_when_half_are_gone(
     assert len(bodies(bob)) == 2 * used
     assert bob.client.count_one_time_keys() == 19, "they were counted within the hour"
     bob.mailbox.own.one_time_counted(now() - (HOUR if used else DAY))
+    bob.mailbox.own.one_time_made(now() - HOUR)
     bob.client.receive(bob.mailbox)
     assert bob.client.count_one_time_keys() == 21

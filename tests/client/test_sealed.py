@@ -684,6 +684,13 @@ def test_an_emergency_revokes_for_everybody_at_once(join: Callable[..., Person])
     assert found.bundle.signer != stolen.signer
 
 
+@pytest.fixture
+def however_young(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys that were made just now are replaced as well."""
+    monkeypatch.setattr(sealed, "SCHEDULED_EVERY", timedelta(0))
+
+
+@pytest.mark.usefixtures("however_young")
 def test_a_schedule_makes_its_own_agent_rotate_and_its_peers_never(
     join: Callable[..., Person], server: ServerProcess
 ) -> None:
@@ -703,6 +710,7 @@ def test_a_schedule_makes_its_own_agent_rotate_and_its_peers_never(
     assert {one.reason for one in alice.client.key_history(alice.name).rotations} == {"scheduled"}
 
 
+@pytest.mark.usefixtures("however_young")
 def test_of_two_processes_of_an_agent_whose_schedule_is_due_one_reports(
     join: Callable[..., Person], server: ServerProcess
 ) -> None:
@@ -721,6 +729,7 @@ def test_of_two_processes_of_an_agent_whose_schedule_is_due_one_reports(
     assert (one.current_key_version, one.due_since) == (2, None)
 
 
+@pytest.mark.usefixtures("however_young")
 def test_a_due_rotation_whose_report_was_cut_short_is_only_reported(
     join: Callable[..., Person], server: ServerProcess
 ) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Literal, TypeAlias, Unpack
 from uuid import UUID
 
@@ -57,6 +57,7 @@ from angelia.mailbox.window import Profile
 
 # A sender who was given no one-time key asks again when the first of the last hour's is an hour old, on average.
 ONE_TIME_PAUSE = ONE_TIME_WINDOW / ONE_TIME_A_PAIR
+SCHEDULED_EVERY = timedelta(hours=1)
 
 # True: a one-time key or nothing; "prefer": one as long as there are any; False: none.
 OneTime: TypeAlias = Literal[True, False, "prefer"]
@@ -155,11 +156,14 @@ def emergency_rotate_keys(
 
 
 def rotate_due_keys(mailbox: Mailbox) -> Call[list[Schedule]]:
-    """Rotate once if any schedule asks for it, and report the new key to all that do; returns those."""
+    """Rotate once if any schedule asks for it and the key is an hour old, and report the key to all that do; returns
+    those."""
     due = [one for one in (yield from key_calls.schedules()) if one.due_since is not None]
     if not due:
         return []
-    if not all(_replaced_since(mailbox, one.due_since) for one in due):
+    # No schedule asks more often; a server that calls it due all the time makes no key after key.
+    fresh = now() - SCHEDULED_EVERY
+    if not all(_replaced_since(mailbox, min(one.due_since or fresh, fresh)) for one in due):
         yield from rotate_keys(mailbox, reason=Reason.SCHEDULED)
     newest = mailbox.own.newest()
     assert newest is not None
@@ -167,6 +171,8 @@ def rotate_due_keys(mailbox: Mailbox) -> Call[list[Schedule]]:
     assert key is not None
     reported = []
     for one in due:
+        if one.current_key_id == key.key_id:
+            continue  # younger than an hour, and reported
         try:
             version = one.current_key_version + 1
             reported.append((yield from key_calls.report_rotation(one.peer, key.key_id, version)))
@@ -390,10 +396,10 @@ def _renewed(mailbox: Mailbox, due: Due) -> Call[Published]:
     return (yield from rotate_keys(mailbox, kem=due is Due.KEY, reason=Reason.SCHEDULED))
 
 
-def _replaced_since(mailbox: Mailbox, at: datetime | None) -> bool:
+def _replaced_since(mailbox: Mailbox, at: datetime) -> bool:
     """Whether the active keys are newer than that: another process, or one that crashed, has rotated already."""
     newest = mailbox.own.newest()
-    if newest is None or at is None or mailbox.own.pending() is not None:
+    if newest is None or mailbox.own.pending() is not None:
         return False
     return all(moment(e.created_at) > at for e in newest.bundle.kem_keys if e.status is Listed.ACTIVE)
 
@@ -417,10 +423,12 @@ def _topped_up(mailbox: Mailbox, done: Published) -> Call[Published]:
 
 
 def _stocked(mailbox: Mailbox, left: int) -> Call[int]:
-    """How many one-time keys the server has after those that were missing."""
-    if left <= ONE_TIME_LOW:
+    """How many one-time keys the server has after those that were missing. That any are is the server's word, which
+    makes no keys without end."""
+    if left <= ONE_TIME_LOW and mailbox.own.may_make_one_time_keys(now(), 3 * ONE_TIME_BATCH):
         made = mailbox.own.make_one_time_keys(ONE_TIME_BATCH - left, now())
         left = (yield from key_calls.add_one_time_keys(made)).count
+        mailbox.own.one_time_made(now())
     mailbox.own.one_time_counted(now())
     return left
 
