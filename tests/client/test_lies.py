@@ -22,7 +22,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from angelia.client import attempts, mail_calls, receiving, sealed, sent_mail, settling, stream
+from angelia.client import attempts, mail_calls, receiving, sealed, sent_mail, serving, settling, stream
 from angelia.client.mail import Delivered
 from angelia.envelope.media import MEDIA_TYPE
 from angelia.envelope.receipts import Receipt, ReceiptStatus, receipt_document, sign_receipt
@@ -639,6 +639,27 @@ async def test_news_of_a_stream_settles_nothing_that_is_not_signed(deceived: tup
         liar.honest()
         alice.client.update_outbox(alice.mailbox)
         assert alice.mailbox.outbox.page(1)[0].status is Sent.DELIVERED
+
+
+@pytest.mark.parametrize("answer", [page(200), problem(503, "unavailable")], ids=["a captive portal", "unavailable"])
+async def test_a_receipt_that_cannot_be_had_keeps_no_other_chore_from_being_done(
+    deceived: tuple[Person, Person], liar: Liar, monkeypatch: pytest.MonkeyPatch, answer: Answer
+) -> None:
+    alice, bob = deceived
+    monkeypatch.setattr(stream, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(stream, "LONGEST_PAUSE", 0.1)
+    async with served(alice) as task:
+        await until(lambda: liar.count("GET", "/v1/messages/stream") > 0, task)
+        alice.client.send(alice.mailbox, bob.name, b"hello")
+        liar.instead("GET", RECEIPT, answer)
+        bob.client.receive(bob.mailbox)
+        await until(lambda: liar.count("GET", RECEIPT) > 0, task)
+        waits = alice.client.seal(alice.mailbox, bob.name, b"this too")
+        monkeypatch.setattr(serving, "ROUND", 0.1)
+        bob.client.send(bob.mailbox, alice.name, b"the stream goes on")
+        alice.client.send(alice.mailbox, bob.name, b"so does its news")
+        bob.client.receive(bob.mailbox)
+        await until(lambda: alice.mailbox.outbox.outgoing(waits.replay_key).status is Sent.QUEUED, task)
 
 
 def test_a_relay_that_always_runs_out_of_one_time_keys_gets_some_once_an_hour_and_never_more_than_can_be_used(
