@@ -123,13 +123,14 @@ def put_schedule(peer: str, policy: Policy, *, agent: str | None = None) -> Call
 
 def remove_schedule(peer: str, *, agent: str | None = None) -> Call[None]:
     """Remove the rotation schedule with a peer: one's own, or as an operator that of an agent."""
-    yield Request(
+    answer = yield Request(
         "DELETE",
         path("v1", "schedules", peer),
         query(agent=agent),
         idempotent=False,
         credential=Credential.AGENT if agent is None else Credential.OPERATOR,
     )
+    answer.nothing()
 
 
 def report_rotation(peer: str, key_id: UUID, version: int) -> Call[Schedule]:
