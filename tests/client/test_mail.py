@@ -27,6 +27,7 @@ from angelia.mailbox.outgoing import Sent
 from client.letters import bodies, now, outgoing
 from client.recorder import closed_port
 from forgery import forged
+from liar import Answer, Liar
 from people import Person
 
 Join = Callable[..., Person]
@@ -120,6 +121,27 @@ def test_a_message_may_be_taken_back_until_it_was_given(alice: Person, bob: Pers
     stored = alice.client.seal(alice.mailbox, bob.name, b"never sent")
     alice.client.withdraw(alice.mailbox, stored.replay_key)
     assert alice.client.deliver_outbox(alice.mailbox).sent == ()
+
+
+def test_a_message_that_was_sealed_again_is_taken_back_by_the_id_that_it_had(
+    alice: Person, bob: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sealed, "now", lambda: now() - timedelta(minutes=10))
+        first = alice.client.seal(alice.mailbox, bob.name, b"never mind")
+    (sent,) = alice.client.deliver_outbox(alice.mailbox).sent
+    assert sent.replay_key != first.replay_key
+    alice.client.withdraw(alice.mailbox, first.replay_key)
+    assert outgoing(alice).withdrawn
+    assert bodies(bob) == []
+
+
+def test_what_was_read_is_not_said_to_be_taken_back(alice: Person, bob: Person, liar: Liar) -> None:
+    sent = alice.client.send(alice.mailbox, bob.name, b"too late")
+    alice.mailbox.outbox.mark(sent.replay_key, Sent.READ)
+    liar.instead("DELETE", f"/v1/messages/{sent.replay_key}", Answer(204))
+    with Client(liar.url, identity=alice.mailbox) as client, pytest.raises(Conflict, match="not taken back"):
+        client.withdraw(alice.mailbox, sent.replay_key)
 
 
 @pytest.mark.parametrize("answer", ["lost", "never heard, since a crash came before"])

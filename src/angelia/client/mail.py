@@ -142,8 +142,9 @@ def retry_outbox(mailbox: Mailbox) -> Call[Delivered]:
 
 
 def withdraw(mailbox: Mailbox, replay_key: str) -> Call[None]:
-    """Take back a message that its recipient has not been given; its content is not kept here either."""
-    row = mailbox.outbox.outgoing(replay_key)
+    """Take back a message that its recipient has not been given; its content is not kept here either. One that was
+    sealed again is named by any of its envelopes."""
+    row = mailbox.outbox.present(replay_key)
     mailbox.own.refresh()
     mailbox.outbox.ask_withdrawal(row.replay_key, sealed.now())
     if row.status is not Sent.STORED:
@@ -152,7 +153,8 @@ def withdraw(mailbox: Mailbox, replay_key: str) -> Call[None]:
         # The relay may have it all the same: an answer was lost, or a crash kept anybody from hearing it.
         with contextlib.suppress(NotFound):
             yield from mail_calls.withdraw_message(row.replay_key)
-    mailbox.outbox.withdraw(row.replay_key, sealed.now())
+    if not mailbox.outbox.withdraw(row.replay_key, sealed.now()):
+        raise Conflict(f"the message to {row.recipient} is {row.status} and not taken back")
 
 
 def handed_over(mailbox: Mailbox, envelope: Envelope) -> Call[SentMail]:

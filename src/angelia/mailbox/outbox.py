@@ -207,6 +207,12 @@ class Outbox:
         """One message by its replay key, or by the beginning of it if no other begins so."""
         return outgoing_of(self._database.row("outbox_one", resolve(self._database, "outbox_between", replay_key)))
 
+    def present(self, replay_key: str) -> Outgoing:
+        """The same, or what it was sealed into since."""
+        row = self.outgoing(replay_key)
+        with self._database.transaction() as tx:
+            return self._present(tx, row.replay_key) or row
+
     def page(self, limit: int = PAGE, after: str | None = None) -> list[Outgoing]:
         """Sent mail, newest first; `after` is the last replay key of the page before."""
         since = _NEWEST
