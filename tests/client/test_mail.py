@@ -23,6 +23,7 @@ from angelia.envelope.wire import Priority
 from angelia.errors import Conflict, DeadlineExceeded, Denied, InvalidArgument, KeyRevoked
 from angelia.mail.model import ATTEMPTS, Attested
 from angelia.mailbox.box import Mailbox
+from angelia.mailbox.outbox import Outbox
 from angelia.mailbox.outgoing import Sent
 from client.letters import bodies, now, outgoing
 from client.recorder import closed_port
@@ -204,6 +205,21 @@ def test_what_cannot_be_sent_waits_in_the_outbox_and_is_sent_byte_for_byte(
     assert sent.envelope.wire == stored
     assert alice.client.deliver_outbox(alice.mailbox).sent == ()
     assert bodies(bob) == [b"later"]
+
+
+def test_all_that_waits_is_sent_however_much_it_is_and_what_was_not_tried_is_counted(
+    alice: Person, bob: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    due = Outbox.due
+    monkeypatch.setattr(Outbox, "due", lambda self, now, limit=2: due(self, now, limit))
+    found, _ = alice.client.find_keys(alice.mailbox, bob.name)
+    for number in range(5):
+        alice.mailbox.outbox.seal(found.link, bytes([number]), now=now())
+    with closed_port() as url, Client(url, identity=alice.mailbox) as nowhere:
+        done = nowhere.retry_outbox(alice.mailbox)
+        assert (done.sent, len(done.unsent), done.left) == ((), 1, 4)
+    done = alice.client.retry_outbox(alice.mailbox)
+    assert (len(done.sent), done.unsent, done.left) == (5, (), 0)
 
 
 def test_a_lost_answer_costs_nothing_and_the_message_comes_once(

@@ -45,7 +45,7 @@ def retry(session: Session, mailbox: Mailbox) -> int:
     done = session.as_agent(mailbox).retry_outbox(mailbox)
     for one in done.unsent:
         report(one.error, session.shared.manner, session.out.stderr)
-    total = len(done.sent) + len(done.unsent)
+    total = len(done.sent) + len(done.unsent) + done.left
     text = f"sent {len(done.sent):,} of {_messages(total)} that waited" if total else "nothing waits in the outbox"
     session.out.done(Counted(done="sent", count=len(done.sent)), text)
     return one_of({exit_code(one.error) for one in done.unsent})
