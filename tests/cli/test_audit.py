@@ -87,6 +87,15 @@ def test_a_sound_chain_is_counted(server: Recorder, angelia: Angelia) -> None:
     ]
 
 
+@pytest.mark.parametrize("what", ["checkpoints", "chain"])
+def test_a_server_that_repeats_itself_is_not_asked_for_ever(server: Recorder, angelia: Angelia, what: str) -> None:
+    Ledger(10).tell(server)
+    server.told["GET", f"/v1/audit/{what}"] = server.told["GET", f"/v1/audit/{what}"][:1]
+    ended = angelia("audit", "verify")
+    assert ended.err.splitlines()[0].endswith("(bad_answer)")
+    assert len(server.asked("GET", f"/v1/audit/{what}")) == 2
+
+
 def test_a_changed_event_is_named_at_its_exact_entry(server: Recorder, angelia: Angelia) -> None:
     ledger = Ledger(10)
     ledger.entries[6]["event"]["actor"] = "mallory"

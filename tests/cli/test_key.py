@@ -319,6 +319,21 @@ def test_a_server_that_serves_old_keys_does_not_move_the_pin_back(
     assert pin.bundle_version == 2
 
 
+@pytest.mark.parametrize("words", [("key", "show", "bob"), ("key", "pin", "bob", "--yes")])
+def test_a_server_that_promises_more_bundles_and_repeats_itself_is_not_asked_for_ever(
+    registered: Angelia, bob: Angelia, server: Recorder, shell: Path, words: tuple[str, ...]
+) -> None:
+    bob("key", "publish", "--out", "bob-1.keys")
+    assert registered("key", "pin", "bob", "bob-1.keys", "--yes").code == 0
+    for file in ("bob-2.keys", "bob-3.keys"):
+        bob("key", "rotate", "--out", file)
+    *_, second, third = json.loads((shell / "bob-3.keys").read_text())
+    server.tell("GET", "/v1/keys/bundle/bob", {**third, "bundle_id": "00"})
+    server.tell("GET", "/v1/keys/bundle/bob", {"bundles": [second], "has_more": True})
+    assert errors(registered(*words))[1] == "bad_answer"
+    assert len(server.asked("GET", "/v1/keys/bundle/bob")) == 3
+
+
 def test_with_a_server_keys_are_published_rotated_withdrawn_and_pinned(
     live: str, person: Callable[[str], Angelia], monkeypatch: pytest.MonkeyPatch
 ) -> None:

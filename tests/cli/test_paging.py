@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from angelia.cli.errors import AmbiguousId, Usage
-from angelia.cli.paging import ago, full_id, until
+from angelia.cli.paging import Page, ago, every, full_id, until
+from angelia.client import BadAnswer
 from angelia.errors import NotFound
 from cli.running import Angelia
 from client.recorder import Recorder
@@ -76,6 +77,31 @@ def test_a_beginning_that_is_short_shared_or_unknown_is_refused() -> None:
         full_id("32a040ba", IDS, "token", "look")
     with pytest.raises(NotFound):
         full_id("ffffffff", IDS, "token", "look")
+
+
+def test_pages_that_lead_nowhere_come_to_an_end(server: Recorder, angelia: Angelia) -> None:
+    token = {**TOKEN, "id": IDS[0]}
+    for page in ({"tokens": [token], "next": "c", "total": 3}, {"tokens": [], "next": "c", "total": 3}):
+        server.told.clear()
+        server.seen.clear()
+        server.tell("GET", "/v1/tokens", page)
+        for words in (("list", "--all"), ("list", "--all", "--json"), ("revoke", "f0e9b445", "--yes")):
+            ended = angelia("token", *words)
+            assert "the server's pages do not come to an end" in ended.err
+        assert len(server.seen) == 6
+
+
+def test_a_list_that_is_made_up_row_by_row_is_not_looked_through_for_ever() -> None:
+    def endless(cursor: str | None, limit: int) -> Page[str]:
+        number = int(cursor or 0)
+        return Page([str(number)], str(number + 1))
+
+    def empty(cursor: str | None, limit: int) -> Page[str]:
+        return Page([], str(int(cursor or 0) + 1))
+
+    for fetch in (endless, empty):
+        with pytest.raises(BadAnswer):
+            list(every(fetch))
 
 
 def test_ages_and_ends() -> None:

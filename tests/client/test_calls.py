@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 import pytest
 
-from angelia.client import BadAnswer, calls
+from angelia.client import BadAnswer, calls, channel_calls, key_calls, policy_calls
 from angelia.client.wire import Call, Credential, Request, Response
 
 AGENT = {
@@ -121,6 +122,26 @@ def test_a_verb_asks_what_the_api_wants(call: Call[Any], answer: object, asked: 
     query = f"?{request.query}" if request.query else ""
     assert f"{request.method} {request.path}{query}" == asked
     assert (json.loads(request.body) if request.body else None) == body
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: calls.block_agent("bob"),
+        lambda: calls.unblock_agent("bob"),
+        lambda: calls.revoke_token(TOKEN["id"]),
+        lambda: calls.unblock("192.0.2.1"),
+        lambda: channel_calls.delete_channel(UUID(int=1)),
+        lambda: key_calls.remove_schedule("bob"),
+        lambda: policy_calls.remove_policy("1"),
+    ],
+)
+def test_what_is_only_done_was_done_by_an_angelia_server(call: Callable[[], Call[None]]) -> None:
+    for status, body in ((200, b"<h1>log in first</h1>"), (200, b""), (204, b"but")):
+        calling = call()
+        request = next(calling)
+        with pytest.raises(BadAnswer):
+            calling.send(Response(request.method, request.path, status, {}, body))
 
 
 def test_an_agent_is_read_with_its_types() -> None:

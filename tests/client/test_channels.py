@@ -783,6 +783,22 @@ def test_what_is_lost_is_counted_from_where_the_reader_stood(client: Client, rec
     assert (following.lost, following.after) == ((3, 4), 4)
 
 
+def test_a_server_that_leads_a_reader_back_is_no_way_on(
+    client: Client, recorder: Recorder, alice: Mailbox, bob: Mailbox, key: EpochKey
+) -> None:
+    recorder.tell("GET", f"{PATH}/messages", problem("offset_gone", first_offset=5), status=410)
+    following = Tail(bob, CHANNEL, 4)
+    with pytest.raises(OffsetGone):
+        client.follow(following)
+    recorder.told.clear()
+    five = alice.channels.seal(CHANNEL, key, b"five", now())
+    for repeated in ([(4, five)], [(5, five), (5, five)]):
+        recorder.tell("GET", f"{PATH}/messages", messages(*repeated))
+        with pytest.raises(BadAnswer, match="earlier messages"):
+            client.follow(following)
+    assert following.after == 4
+
+
 def test_what_is_no_envelope_is_no_answer(client: Client, recorder: Recorder, bob: Mailbox) -> None:
     broken = messages()
     at = now().isoformat()

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from angelia.client import AsyncClient, Client, key_calls, sealed
-from angelia.client.wire import Call, Credential, Response
+from angelia.client.wire import MOST_PAGES, BadAnswer, Call, Credential, Response
 from angelia.envelope.bundles import Link
 from angelia.envelope.ids import KeyType
 from angelia.keys.model import Policy, Reason, bundle_document, link_document
@@ -100,6 +100,18 @@ def test_schedules_come_page_by_page_and_end_even_if_the_server_does_not() -> No
     with pytest.raises(StopIteration) as end:
         call.send(Response("GET", "/v1/schedules", 200, {}, page("c", following="b")))
     assert [one.peer for one in end.value.value] == ["a", "b", "c"]
+
+
+def test_schedules_end_though_every_page_has_another_cursor() -> None:
+    def page(number: int) -> Response:
+        return Response("GET", "/v1/schedules", 200, {}, json.dumps({"schedules": [], "next": f"c{number}"}).encode())
+
+    call = key_calls.schedules()
+    next(call)
+    for number in range(1, MOST_PAGES):
+        call.send(page(number))
+    with pytest.raises(BadAnswer, match="did not end"):
+        call.send(page(MOST_PAGES))
 
 
 @pytest.mark.parametrize("evil", ["../../agents/me", "a/b", "a?one_time=true", "a#b", "%2e%2e"])

@@ -22,15 +22,17 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from angelia.client import attempts, mail_calls, receiving, sealed, sent_mail, stream
+from angelia.client import attempts, mail_calls, receiving, sealed, sent_mail, serving, settling, stream
 from angelia.client.mail import Delivered
 from angelia.envelope.media import MEDIA_TYPE
 from angelia.envelope.receipts import Receipt, ReceiptStatus, receipt_document, sign_receipt
 from angelia.envelope.wire import Envelope, decode
 from angelia.errors import AngeliaError
-from angelia.keys.model import ONE_TIME_LOW
+from angelia.keys.model import ONE_TIME_LOW, Policy, link_document
+from angelia.mailbox import rotation
 from angelia.mailbox.database import stamp
 from angelia.mailbox.inbox import Opened
+from angelia.mailbox.notices import Kind
 from angelia.mailbox.outbox import MOST_RESEALS, SealStands
 from angelia.mailbox.outgoing import Outgoing, Sent
 from client.letters import now
@@ -39,6 +41,7 @@ from liar import Answer, Asked, Liar, page, problem
 from people import Person
 
 SEND, BATCH, POLL, ACK = "/v1/messages", "/v1/messages/batch", "/v1/messages", "/v1/messages/acknowledge"
+KEYS = r"/v1/keys/bundle/.*"
 RECEIPT, RECEIPTS, MESSAGE = r"/v1/receipts/[0-9a-f]{64}", "/v1/receipts", r"/v1/messages/[0-9a-f]{64}"
 # More than any of the plots needs, and far less than a loop.
 MOST_REQUESTS = 40
@@ -351,6 +354,17 @@ def _(plot: Plot) -> None:
 answers("handing out", "acknowledgments go to a captive portal", "POST", ACK, page(200))
 
 
+@lie("handing out", "the sender's keys go on for ever")
+def _(plot: Plot) -> None:
+    """The bundle that is known already comes again and again, and there is always more."""
+    known = msgspec.to_builtins(link_document(plot.alice.mailbox.own.chain()[-1]))
+    told = {"bundles": [known], "has_more": True}
+    plot.bob.mailbox.trust.drop_bundle(plot.alice.name)
+    plot.liar.lie(
+        "GET", f"/v1/keys/bundle/{plot.alice.name}", lambda asked, true: true.saying(told) if asked.query else true
+    )
+
+
 @pytest.fixture(scope="module")
 def people(_relay: Liar, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Person]]:
     """Four agents for all plots: what one leaves behind, the next must not notice."""
@@ -393,9 +407,10 @@ def test_a_lie_settles_nothing_leaks_nothing_and_ends(
         plot.envelope = sent.envelope
         told(plot)
     liar.asked.clear() if about not in ("sending", "a batch") else None
+    monkeypatch.setattr(settling, "LATER", 1)
     if about == "many receipts":
         monkeypatch.setattr(sent_mail, "FEW", 0)
-        monkeypatch.setattr(sent_mail, "_MOST_PAGES", 5)
+        monkeypatch.setattr(sent_mail, "MOST_PAGES", 5)
         monkeypatch.setattr(sent_mail, "_PAGE", 2)
     acts = {
         "sending": [plot.later, plot.later],
@@ -470,6 +485,75 @@ def test_a_relay_that_calls_the_key_revoked_after_every_delivery_makes_nobody_op
     bob.client.receive(bob.mailbox)
     alice.client.update_outbox(alice.mailbox)
     assert alice.mailbox.outbox.page(1)[0].status is Sent.DELIVERED
+
+
+def revoked(_: Asked, true: Answer) -> Answer:
+    """The relay says of its own that the key of a message was revoked."""
+    return true.changed(status="failed", failure_reason="key_revoked", attested_by="relay", receipt=None)
+
+
+@pytest.mark.parametrize("one_time", [True, False])
+def test_however_often_a_relay_calls_the_key_of_what_it_took_revoked_nothing_is_sealed_again(
+    deceived: tuple[Person, Person], liar: Liar, monkeypatch: pytest.MonkeyPatch, one_time: bool
+) -> None:
+    alice, bob = deceived
+    alice.client.send(alice.mailbox, bob.name, b"secret", one_time=one_time)
+    liar.lie("GET", RECEIPT, revoked)
+    liar.asked.clear()
+    for minutes in (6, 12, 18):
+        bob.client.rotate_keys(bob.mailbox)  # a newer bundle, which still lists the old key, in grace
+        with monkeypatch.context() as patch:
+            patch.setattr(sealed, "now", functools.partial(lambda at: at, now() + timedelta(minutes=minutes)))
+            news = alice.client.update_outbox(alice.mailbox)
+        assert [type(one.error) for one in news.doubts] == [SealStands]
+    assert liar.count("POST", SEND) == 0
+    assert not any("one_time" in one.query for one in liar.asked)  # nor is a one-time key taken
+
+
+def test_an_emergency_of_the_recipient_makes_nobody_seal_again_what_has_a_one_time_key(
+    deceived: tuple[Person, Person], liar: Liar
+) -> None:
+    alice, bob = deceived
+    alice.client.send(alice.mailbox, bob.name, b"once", one_time=True)
+    liar.lie("GET", RECEIPT, revoked)
+    bob.client.emergency_rotate_keys(bob.mailbox, why="stolen")
+    assert [type(one.error) for one in alice.client.update_outbox(alice.mailbox).doubts] == [SealStands]
+    liar.honest()
+    assert [one.body for one in bob.client.receive(bob.mailbox).messages] == [b"once"]
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_a_message_with_a_one_time_key_that_is_sealed_again_gets_another_or_says_so(
+    deceived: tuple[Person, Person], liar: Liar, left: bool
+) -> None:
+    alice, bob = deceived
+    first = alice.client.seal(alice.mailbox, bob.name, b"secret", one_time=True)
+    alice.client.emergency_rotate_keys(alice.mailbox, why="laptop lost")
+    if not left:
+        liar.lie("GET", KEYS, lambda asked, true: true.changed(one_time=False, one_time_key=None))
+    alice.mailbox.notices.take()
+    (sent,) = alice.client.retry_outbox(alice.mailbox).sent
+    assert sent.envelope.header.message_id == first.header.message_id
+    assert sent.replay_key != first.replay_key
+    static = {entry.key.key_id for entry in bob.newest.kem_keys}
+    assert (sent.envelope.header.key_id in static) is not left
+    told = [notice.text for notice in alice.mailbox.notices.take() if notice.kind is Kind.FALLBACK]
+    assert any("had a one-time key" in text for text in told) is not left
+
+
+def test_what_this_agents_own_lost_pair_signed_is_sealed_again_by_the_new_one_at_once(
+    deceived: tuple[Person, Person], liar: Liar
+) -> None:
+    alice, bob = deceived
+    waits = alice.client.seal(alice.mailbox, bob.name, b"stored")
+    alice.client.emergency_rotate_keys(alice.mailbox, why="laptop lost")
+    (sent,) = alice.client.retry_outbox(alice.mailbox).sent
+    assert sent.envelope.header.message_id == waits.header.message_id
+    assert sent.envelope.header.sender_key_id == alice.newest.signer.signer_id
+    # One that both signed nothing about stands, and its sender is told of both.
+    liar.instead("POST", SEND, problem(410, "key_revoked"))
+    with pytest.raises(SealStands, match=f"nothing that {bob.name} or this agent signed"):
+        alice.client.send(alice.mailbox, bob.name, b"hello")
 
 
 def test_a_message_that_comes_again_for_ever_is_acknowledged_once_an_hour_and_logged_once(
@@ -555,6 +639,71 @@ async def test_news_of_a_stream_settles_nothing_that_is_not_signed(deceived: tup
         liar.honest()
         alice.client.update_outbox(alice.mailbox)
         assert alice.mailbox.outbox.page(1)[0].status is Sent.DELIVERED
+
+
+@pytest.mark.parametrize("answer", [page(200), problem(503, "unavailable")], ids=["a captive portal", "unavailable"])
+async def test_a_receipt_that_cannot_be_had_keeps_no_other_chore_from_being_done(
+    deceived: tuple[Person, Person], liar: Liar, monkeypatch: pytest.MonkeyPatch, answer: Answer
+) -> None:
+    alice, bob = deceived
+    monkeypatch.setattr(stream, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(stream, "LONGEST_PAUSE", 0.1)
+    async with served(alice) as task:
+        await until(lambda: liar.count("GET", "/v1/messages/stream") > 0, task)
+        alice.client.send(alice.mailbox, bob.name, b"hello")
+        liar.instead("GET", RECEIPT, answer)
+        bob.client.receive(bob.mailbox)
+        await until(lambda: liar.count("GET", RECEIPT) > 0, task)
+        waits = alice.client.seal(alice.mailbox, bob.name, b"this too")
+        monkeypatch.setattr(serving, "ROUND", 0.1)
+        bob.client.send(bob.mailbox, alice.name, b"the stream goes on")
+        alice.client.send(alice.mailbox, bob.name, b"so does its news")
+        bob.client.receive(bob.mailbox)
+        await until(lambda: alice.mailbox.outbox.outgoing(waits.replay_key).status is Sent.QUEUED, task)
+
+
+def test_a_relay_that_always_runs_out_of_one_time_keys_gets_some_once_an_hour_and_never_more_than_can_be_used(
+    deceived: tuple[Person, Person], liar: Liar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, _ = deceived
+
+    def living() -> int:
+        with alice.mailbox.database.transaction() as tx:
+            return int(tx.execute("SELECT count(*) FROM kem_keys WHERE usage = 'one_time'").fetchone()[0])
+
+    liar.lie("POST", "/v1/keys/bundle", lambda _, true: true.changed(prekeys_uploaded=0))
+    before = living()
+    for _ in range(5):
+        alice.client.publish_keys(alice.mailbox)
+    assert living() == before
+    monkeypatch.setattr(rotation, "ONE_TIME_MADE_EVERY", timedelta(0))
+    for _ in range(8):
+        alice.client.publish_keys(alice.mailbox)
+    assert living() < 4 * sealed.ONE_TIME_BATCH
+
+
+def test_a_new_pair_gets_one_time_keys_at_once(deceived: tuple[Person, Person]) -> None:
+    alice, _ = deceived
+    assert alice.client.rotate_keys(alice.mailbox, signer=True).prekeys_uploaded == sealed.ONE_TIME_BATCH
+
+
+def test_a_relay_whose_schedules_are_always_due_gets_a_new_key_once_an_hour(
+    deceived: tuple[Person, Person], liar: Liar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, bob = deceived
+    alice.client.put_schedule(bob.name, Policy.HOURLY)
+
+    def due(_: Asked, true: Answer) -> Answer:
+        at = stamp(now() + timedelta(minutes=1))
+        return true.saying({"schedules": [one | {"due_since": at} for one in true.json()["schedules"]], "next": None})
+
+    liar.lie("GET", "/v1/schedules", due)
+    for _ in range(3):
+        alice.client.rotate_due_keys(alice.mailbox)
+    assert alice.version == 1
+    monkeypatch.setattr(sealed, "SCHEDULED_EVERY", timedelta(0))
+    alice.client.rotate_due_keys(alice.mailbox)
+    assert alice.version == 2
 
 
 @pytest.mark.parametrize("answer", ["nothing", "the same"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -16,8 +18,10 @@ from angelia.envelope.bundles import UntrustedBundle
 from angelia.envelope.refusals import SignatureFailed
 from angelia.errors import AngeliaError, KeyStale
 from angelia.keys.model import one_time_document
-from angelia.mailbox import identity
+from angelia.mailbox import identity, private_files, rotation
+from angelia.mailbox.identity import KEY
 from angelia.mailbox.notices import Kind
+from angelia.mailbox.outgoing import Sent
 from client.letters import bodies, now
 from liar import Answer, Asked, Liar, problem
 from people import Person
@@ -254,6 +258,28 @@ def test_keys_that_cannot_be_renewed_now_keep_no_mail_back_and_are_tried_again_l
     assert alice.in_step()
 
 
+def test_a_full_disk_while_keys_are_renewed_costs_neither_what_was_sent_nor_what_came(
+    alice: Person, bob: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = private_files.place
+
+    def full(directory: int, name: str, content: bytes) -> None:
+        if name == KEY:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        place(directory, name, content)
+
+    bob.client.send(bob.mailbox, alice.name, b"hello")
+    monkeypatch.setattr(private_files, "place", full)
+    monkeypatch.setattr(rotation, "SIGNED_EVERY", timedelta(0))
+    alice.reopen()
+    sent = alice.client.send(alice.mailbox, bob.name, b"hello")
+    assert alice.mailbox.outbox.outgoing(sent.replay_key).status is Sent.QUEUED
+    assert any("could not be renewed" in line for line in told(alice, Kind.WARNING))
+    alice.reopen()
+    assert bodies(alice) == [b"hello"]
+    assert any("No space left" in line for line in told(alice, Kind.WARNING))
+
+
 # One-time keys.
 
 
@@ -304,5 +330,6 @@ def test_an_agent_in_use_makes_one_time_keys_again_when_half_are_gone(
     assert len(bodies(bob)) == 2 * used
     assert bob.client.count_one_time_keys() == 19, "they were counted within the hour"
     bob.mailbox.own.one_time_counted(now() - (HOUR if used else DAY))
+    bob.mailbox.own.one_time_made(now() - HOUR)
     bob.client.receive(bob.mailbox)
     assert bob.client.count_one_time_keys() == 21

@@ -23,10 +23,12 @@ from angelia.envelope.wire import Priority
 from angelia.errors import Conflict, DeadlineExceeded, Denied, InvalidArgument, KeyRevoked
 from angelia.mail.model import ATTEMPTS, Attested
 from angelia.mailbox.box import Mailbox
+from angelia.mailbox.outbox import Outbox
 from angelia.mailbox.outgoing import Sent
 from client.letters import bodies, now, outgoing
 from client.recorder import closed_port
 from forgery import forged
+from liar import Answer, Liar
 from people import Person
 
 Join = Callable[..., Person]
@@ -122,6 +124,27 @@ def test_a_message_may_be_taken_back_until_it_was_given(alice: Person, bob: Pers
     assert alice.client.deliver_outbox(alice.mailbox).sent == ()
 
 
+def test_a_message_that_was_sealed_again_is_taken_back_by_the_id_that_it_had(
+    alice: Person, bob: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sealed, "now", lambda: now() - timedelta(minutes=10))
+        first = alice.client.seal(alice.mailbox, bob.name, b"never mind")
+    (sent,) = alice.client.deliver_outbox(alice.mailbox).sent
+    assert sent.replay_key != first.replay_key
+    alice.client.withdraw(alice.mailbox, first.replay_key)
+    assert outgoing(alice).withdrawn
+    assert bodies(bob) == []
+
+
+def test_what_was_read_is_not_said_to_be_taken_back(alice: Person, bob: Person, liar: Liar) -> None:
+    sent = alice.client.send(alice.mailbox, bob.name, b"too late")
+    alice.mailbox.outbox.mark(sent.replay_key, Sent.READ)
+    liar.instead("DELETE", f"/v1/messages/{sent.replay_key}", Answer(204))
+    with Client(liar.url, identity=alice.mailbox) as client, pytest.raises(Conflict, match="not taken back"):
+        client.withdraw(alice.mailbox, sent.replay_key)
+
+
 @pytest.mark.parametrize("answer", ["lost", "never heard, since a crash came before"])
 def test_a_message_that_the_relay_has_unknown_to_its_sender_is_taken_back_too(
     alice: Person, bob: Person, answer: str
@@ -182,6 +205,21 @@ def test_what_cannot_be_sent_waits_in_the_outbox_and_is_sent_byte_for_byte(
     assert sent.envelope.wire == stored
     assert alice.client.deliver_outbox(alice.mailbox).sent == ()
     assert bodies(bob) == [b"later"]
+
+
+def test_all_that_waits_is_sent_however_much_it_is_and_what_was_not_tried_is_counted(
+    alice: Person, bob: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    due = Outbox.due
+    monkeypatch.setattr(Outbox, "due", lambda self, now, limit=2: due(self, now, limit))
+    found, _ = alice.client.find_keys(alice.mailbox, bob.name)
+    for number in range(5):
+        alice.mailbox.outbox.seal(found.link, bytes([number]), now=now())
+    with closed_port() as url, Client(url, identity=alice.mailbox) as nowhere:
+        done = nowhere.retry_outbox(alice.mailbox)
+        assert (done.sent, len(done.unsent), done.left) == ((), 1, 4)
+    done = alice.client.retry_outbox(alice.mailbox)
+    assert (len(done.sent), done.unsent, done.left) == (5, (), 0)
 
 
 def test_a_lost_answer_costs_nothing_and_the_message_comes_once(

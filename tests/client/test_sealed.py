@@ -171,6 +171,32 @@ def test_a_server_that_always_promises_more_is_not_asked_for_ever(
     assert asked(recorder) == ["since=1"]
 
 
+@pytest.mark.parametrize("again", ["what is known", "each time the same"])
+def test_a_server_that_promises_more_and_repeats_itself_is_not_asked_for_ever(
+    recorder: Recorder, client: Client, alice: Mailbox, bob: Mailbox, again: str
+) -> None:
+    alice.trust.pin_first(newest(bob), now() - 2 * HOUR)
+    link = newest(bob) if again == "what is known" else rotated(bob)
+    serve(recorder, "bob", since(link, has_more=True))
+    with pytest.raises(BadAnswer):
+        client.find_keys(alice, "bob")
+    assert len(recorder.seen) <= 2
+
+
+def test_a_chain_that_its_agent_makes_without_end_is_followed_from_where_one_stopped(
+    recorder: Recorder, client: Client, alice: Mailbox, bob: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed, "MOST_PAGES", 2)
+    alice.trust.pin_first(newest(bob), now() - 2 * HOUR)
+    chain = [rotated(bob) for _ in range(3)]
+    serve(recorder, "bob", *(since(link, has_more=True) for link in chain[:2]), since(chain[2]))
+    with pytest.raises(BadAnswer, match="did not end"):
+        client.find_keys(alice, "bob")
+    alice.trust.drop_bundle("bob")
+    assert client.find_keys(alice, "bob")[0].bundle.bundle_version == 4
+    assert asked(recorder) == ["since=1", "since=2", "since=3"]
+
+
 def lies(alice: Mailbox, bob: Mailbox, fork: Link) -> dict[str, dict[str, Any]]:
     """What a server may say of Bob, whose second bundle Alice has seen."""
     old, second = (link.bundle for link in bob.own.chain())
@@ -669,6 +695,13 @@ def test_an_emergency_revokes_for_everybody_at_once(join: Callable[..., Person])
     assert found.bundle.signer != stolen.signer
 
 
+@pytest.fixture
+def however_young(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys that were made just now are replaced as well."""
+    monkeypatch.setattr(sealed, "SCHEDULED_EVERY", timedelta(0))
+
+
+@pytest.mark.usefixtures("however_young")
 def test_a_schedule_makes_its_own_agent_rotate_and_its_peers_never(
     join: Callable[..., Person], server: ServerProcess
 ) -> None:
@@ -688,6 +721,7 @@ def test_a_schedule_makes_its_own_agent_rotate_and_its_peers_never(
     assert {one.reason for one in alice.client.key_history(alice.name).rotations} == {"scheduled"}
 
 
+@pytest.mark.usefixtures("however_young")
 def test_of_two_processes_of_an_agent_whose_schedule_is_due_one_reports(
     join: Callable[..., Person], server: ServerProcess
 ) -> None:
@@ -706,6 +740,7 @@ def test_of_two_processes_of_an_agent_whose_schedule_is_due_one_reports(
     assert (one.current_key_version, one.due_since) == (2, None)
 
 
+@pytest.mark.usefixtures("however_young")
 def test_a_due_rotation_whose_report_was_cut_short_is_only_reported(
     join: Callable[..., Person], server: ServerProcess
 ) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, closing
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from angelia.client import AsyncClient, Client, Unreachable, attempts, mail_calls, sealed, serving, stream
 from angelia.client.faults import _class_of
 from angelia.client.mail_answers import Handed, MessageNews, PrekeysLow
+from angelia.mail.model import Status
 from angelia.mailbox import identity
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.inbox import Opened
@@ -281,6 +283,36 @@ async def test_a_word_of_the_relay_that_is_not_believed_ends_nothing(
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     assert outgoing(alice).status is Sent.QUEUED
+
+
+async def test_however_fast_a_stream_has_news_of_a_message_it_is_asked_about_once_a_second(
+    alice: Person, bob: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "SAME_PAUSE", 0.3)
+    alice.client.send(alice.mailbox, bob.name, b"hello")
+    row, asked_at, heard = outgoing(alice), list[float](), asyncio.Event()
+    at = datetime(2026, 11, 15, tzinfo=UTC)
+    news = MessageNews(
+        replay_key=row.replay_key, message_id=row.message_id, recipient=bob.name, status=Status.DELIVERED, at=at
+    )
+
+    async def run(call: Any) -> None:
+        call.close()
+        asked_at.append(time.monotonic())
+        heard.set()
+
+    async def listen(_: Callable[[], None]) -> AsyncGenerator[stream.Event, None]:
+        while True:
+            yield news
+            await heard.wait()
+            heard.clear()
+
+    serves = serving.Serving(alice.mailbox, lambda _: asyncio.sleep(0), run, listen)
+    task = asyncio.create_task(serves.forever())
+    await until(lambda: len(asked_at) > 3, task)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert all(later - earlier >= 0.3 for earlier, later in itertools.pairwise(asked_at))
 
 
 async def test_a_mailbox_that_is_served_signs_its_bundle_again_after_three_days(join: Join) -> None:

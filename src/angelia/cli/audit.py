@@ -98,6 +98,7 @@ def show(
 
 def _verified(session: Session, client: Client, witness: str | None) -> Verdict:
     from angelia.audit.model import Verifier
+    from angelia.client import BadAnswer
 
     node = client.node()
     verifier = Verifier(node.key_id, node.public_key, node.signed)
@@ -108,14 +109,19 @@ def _verified(session: Session, client: Client, witness: str | None) -> Verdict:
     verifier.expect([], client.audit_unsealed(limit=PAGE).tail)
     while checkpoints := client.audit_checkpoints(after=after, limit=PAGE):
         verifier.expect(checkpoints)
+        if checkpoints[-1].position <= after:
+            raise BadAnswer(f"asked for the checkpoints after {after}, the server gave earlier ones")
         after = checkpoints[-1].position
     with Progress(session.out, "verifying", "entries") as progress:
         while True:
-            page = client.audit_chain(after=verifier.position, limit=PAGE)
+            before = verifier.position
+            page = client.audit_chain(after=before, limit=PAGE)
             verifier.feed(page.entries, page.floor)
             progress.advance(len(page.entries), total=page.sealed_to - page.floor.position)
             if not page.entries or verifier.position >= page.sealed_to:
                 break
+            if verifier.position <= before:
+                raise BadAnswer(f"asked for the chain after {before}, the server gave earlier entries")
     strays: list[StoredEvent] = []
     tail: list[StoredEvent] = []
     for since, until in verifier.days():

@@ -289,6 +289,7 @@ def _presented(
 
     And what the server says is revoked; None where none was asked."""
     from angelia.client.sealed import refuse_misnamed
+    from angelia.client.wire import MOST_PAGES, BadAnswer
     from angelia.envelope.bundles import check_bundle
     from angelia.keys.model import LinkDocument, parse_link, parse_links
 
@@ -306,12 +307,13 @@ def _presented(
     pin = mailbox.trust.pin(name)
     if pin is None or link.bundle.bundle_version <= pin.bundle_version + 1:
         return [link], list(answer.revoked)
-    links, more = [], True
-    while more:
+    links = []
+    for _ in range(MOST_PAGES):
         page = client.bundles_since(name, links[-1].bundle.bundle_version if links else pin.bundle_version)
         links += parse_links(page.bundles)
-        more = page.has_more and bool(page.bundles)
-    return links or [link], list(answer.revoked)
+        if not page.has_more or not page.bundles:
+            return links or [link], list(answer.revoked)
+    raise BadAnswer(f"the bundles of {name} did not end after {MOST_PAGES} pages")
 
 
 def _compared(session: Session, handle: str, found: str) -> bool:

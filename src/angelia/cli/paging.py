@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Generic, TypeVar
 
 from angelia.cli.errors import AmbiguousId, Usage
@@ -12,10 +13,11 @@ from angelia.cli.flags import PAGE
 from angelia.cli.session import Session
 from angelia.cli.tables import Column
 from angelia.cli.times import age
-from angelia.errors import NotFound
+from angelia.errors import AngeliaError, NotFound
 
 T = TypeVar("T")
 SHORT_ID, SHORTEST_PREFIX = 12, 8
+_MOST_PAGES, _MOST_EMPTY, _LONGEST_TABLE = 1_000, 100, 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +35,16 @@ Fetch = Callable[[str | None, int], Page[T]]
 def show_list(session: Session, fetch: Fetch[T], columns: Sequence[Column[T]], *, nothing: str, hint: str) -> None:
     """Print one page, or with --all every page; a cut or an empty list says so on stderr."""
     shared, out = session.shared, session.out
-    limit = shared.limit or PAGE
-    page = fetch(shared.cursor, limit)
-    rows, streamed = page.rows, 0
-    while shared.all_pages and page.next:
+    rows, streamed = list[T](), 0
+    for page in _pages(fetch, shared.cursor, shared.limit or PAGE):
+        rows += page.rows
+        if not shared.all_pages or not page.next:
+            break
         if shared.json:  # as it comes, so that a long list needs no memory
             out.records(rows)
             rows, streamed = [], streamed + len(rows)
-        page = fetch(page.next, limit)
-        rows += page.rows
+        elif len(rows) > _LONGEST_TABLE:
+            raise _endless(f"the list goes on after {len(rows):,} rows", "--json prints it as it comes")
     if not rows and not streamed:
         _say_empty(session, nothing, hint)
     out.rows(rows, columns)
@@ -64,14 +67,32 @@ def pages_of(rows: list[T]) -> Fetch[T]:
 
 
 def every(fetch: Fetch[T], limit: int = 200) -> Iterable[T]:
-    """All rows, page after page."""
-    cursor: str | None = None
-    while True:
-        page = fetch(cursor, limit)
+    """All rows, page after page; of a list that is too long to be looked through, none is said to be the last."""
+    for page in islice(_pages(fetch, None, limit), _MOST_PAGES):
         yield from page.rows
         if page.next is None:
             return
+    raise _endless(f"the list goes on after {_MOST_PAGES:,} pages", "name the thing by its whole id")
+
+
+def _pages(fetch: Fetch[T], cursor: str | None, limit: int) -> Iterator[Page[T]]:
+    """Page after page. A server that promises more and leads nowhere is not asked for ever."""
+    empty = 0
+    while True:
+        page = fetch(cursor, limit)
+        yield page
+        if page.next is None:
+            return
+        empty = 0 if page.rows else empty + 1  # some are: what the agent may not see is left out of a page
+        if page.next == cursor or empty > _MOST_EMPTY:
+            raise _endless("the server's pages do not come to an end", "is this an Angelia server?")
         cursor = page.next
+
+
+def _endless(message: str, hint: str) -> AngeliaError:
+    from angelia.client import BadAnswer
+
+    return BadAnswer(message, hint=hint)
 
 
 def full_id(given: str, known: Iterable[str], what: str, look: str) -> str:

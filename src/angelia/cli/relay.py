@@ -12,7 +12,7 @@ from angelia.cli.letters import Counted, Withdrawn, print_message, say_control
 from angelia.cli.paging import short
 from angelia.cli.session import Session
 from angelia.cli.times import duration
-from angelia.errors import AngeliaError, NotFound, QueueFull, RateLimited
+from angelia.errors import AngeliaError, Conflict, NotFound, QueueFull, RateLimited
 
 if TYPE_CHECKING:
     from angelia.client import Client, Received, SentMail
@@ -45,7 +45,7 @@ def retry(session: Session, mailbox: Mailbox) -> int:
     done = session.as_agent(mailbox).retry_outbox(mailbox)
     for one in done.unsent:
         report(one.error, session.shared.manner, session.out.stderr)
-    total = len(done.sent) + len(done.unsent)
+    total = len(done.sent) + len(done.unsent) + done.left
     text = f"sent {len(done.sent):,} of {_messages(total)} that waited" if total else "nothing waits in the outbox"
     session.out.done(Counted(done="sent", count=len(done.sent)), text)
     return one_of({exit_code(one.error) for one in done.unsent})
@@ -92,9 +92,10 @@ def receive(session: Session, mailbox: Mailbox, wait: float | None) -> int:
 
 def withdraw(session: Session, mailbox: Mailbox, id_: str) -> None:
     """Take a message back, from the server as well if that has it."""
-    row = mailbox.outbox.outgoing(id_)
+    row = mailbox.outbox.present(id_)
     if mailbox.identity.id is None:
-        mailbox.outbox.withdraw(row.replay_key, datetime.now(UTC))
+        if not mailbox.outbox.withdraw(row.replay_key, datetime.now(UTC)):
+            raise Conflict(f"the message to {row.recipient} is {row.status.value} and not taken back")
     else:
         session.as_agent(mailbox).withdraw(mailbox, row.replay_key)
     taken_back = Withdrawn(replay_key=row.replay_key, message_id=str(row.message_id), recipient=row.recipient)

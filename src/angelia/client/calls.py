@@ -85,12 +85,14 @@ def agent(handle_or_id: str) -> Call[Agent]:
 
 def block_agent(handle_or_id: str) -> Call[None]:
     """Take no mail and no direct messages from an agent."""
-    yield Request("PUT", path("v1", "blocks", handle_or_id))
+    answer = yield Request("PUT", path("v1", "blocks", handle_or_id))
+    answer.nothing()
 
 
 def unblock_agent(handle_or_id: str) -> Call[None]:
     """Hear from an agent again."""
-    yield Request("DELETE", path("v1", "blocks", handle_or_id))
+    answer = yield Request("DELETE", path("v1", "blocks", handle_or_id))
+    answer.nothing()
 
 
 def blocked_agents(*, cursor: str | None = None, limit: int | None = None) -> Call[BlockedAgents]:
@@ -116,7 +118,8 @@ def create_token(
 
 def revoke_token(token_id: str) -> Call[None]:
     """Withdraw a bearer token. For operators."""
-    yield _operator("DELETE", path("v1", "tokens", token_id), idempotent=False)
+    answer = yield _operator("DELETE", path("v1", "tokens", token_id), idempotent=False)
+    answer.nothing()
 
 
 def blocks(*, cursor: str | None = None, limit: int | None = None) -> Call[Blocks]:
@@ -134,7 +137,8 @@ def block(address: str, *, reason: str | None = None, expires_in: int | None = N
 
 def unblock(address: str) -> Call[None]:
     """Let an address in again. For operators."""
-    yield _operator("DELETE", path("v1", "guard", "blocks", address), idempotent=False)
+    answer = yield _operator("DELETE", path("v1", "guard", "blocks", address), idempotent=False)
+    answer.nothing()
 
 
 def settings() -> Call[list[SettingLine]]:

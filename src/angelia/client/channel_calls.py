@@ -91,7 +91,8 @@ def update_channel(
 
 def delete_channel(channel_id: UUID) -> Call[None]:
     """Delete a channel of one's own, with everything in it."""
-    yield Request("DELETE", _path(channel_id), idempotent=False)
+    answer = yield Request("DELETE", _path(channel_id), idempotent=False)
+    answer.nothing()
 
 
 def channel_allowlist(channel_id: UUID, *, cursor: str | None = None, limit: int | None = None) -> Call[Allowlist]:

@@ -12,7 +12,7 @@ from angelia.client.channel_keys import expect_keys, has_key, rekey
 from angelia.client.channel_rosters import change_roster, first_roster, known_roster, replace_roster, signed_roster
 from angelia.client.channel_senders import know_senders
 from angelia.client.sealed import is_id, now
-from angelia.client.wire import Call
+from angelia.client.wire import MOST_PAGES, BadAnswer, Call
 from angelia.envelope.rosters import MOST_MEMBERS, Member, Roster, UntrustedRoster
 from angelia.errors import AngeliaError, Denied, NotFound, VersionConflict
 from angelia.mailbox.box import Mailbox
@@ -141,12 +141,14 @@ def propose_roster(mailbox: Mailbox, channel: str | UUID) -> Call[Proposal]:
     if pinned is not None:
         return Proposal(found, Policy(pinned.policy), list(pinned.members), by_server=False)
     members, cursor = list[Member](), ""
-    while len(members) <= MOST_MEMBERS:
+    for _ in range(MOST_PAGES):
         page = yield from channel_calls.channel_allowlist(found.channel_id, cursor=cursor)
         members += [Member(one.nhi, one.may_publish, one.may_subscribe) for one in page.allowlist]
-        if page.next is None or page.next <= cursor:
+        if page.next is None or page.next <= cursor or len(members) > MOST_MEMBERS:
             break
         cursor = page.next
+    else:
+        raise BadAnswer("the server's pages of members do not come to an end")
     return Proposal(found, found.policy, [one for one in members if one.nhi != found.owner_nhi], by_server=True)
 
 

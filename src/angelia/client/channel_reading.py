@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
@@ -52,6 +53,9 @@ def read_channel(
     page = yield from channel_calls.channel_messages(
         channel_id, after_offset=after_offset, max_messages=max_messages, wait=wait
     )
+    offsets = [after_offset or 0, *(one.offset for one in page.messages)]
+    if any(later <= earlier for earlier, later in itertools.pairwise(offsets)):
+        raise BadAnswer(f"asked for what comes after {offsets[0]}, the server gave earlier messages, or not in order")
     try:
         placed = [Placed(one.offset, jsonform.from_fields(one.envelope)) for one in page.messages]
     except Malformed as error:
@@ -141,8 +145,8 @@ class Tail:
             )
         except OffsetGone as gone:
             first, wanted = gone.members.get("first_offset"), gone.members.get("offset")
-            if not isinstance(first, int):
-                raise
+            if not isinstance(first, int) or first - 1 <= (self.after or 0):
+                raise  # it leads nowhere
             # Where it stood the server knows: after what was committed, if no offset was asked for.
             self.lost = (wanted if isinstance(wanted, int) else (self.after or 0) + 1, first - 1)
             self.after = first - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from angelia.channels.model import Shown
+from angelia.channels.model import MOST_SUBSCRIBERS, Shown
 from angelia.client import channel_calls, sealed
 from angelia.client.faults import Unreachable, item_fault
 from angelia.client.mail import send_sealed
@@ -23,6 +23,7 @@ from angelia.mailbox.outbox import Draft
 from angelia.mailbox.unreached import Failure
 
 _SEALED_TOGETHER, _SENT_TOGETHER = 256, 100
+_MOST_PAGES = 2 * MOST_SUBSCRIBERS // _SEALED_TOGETHER
 # Ten thousand subscribers whose keys have to be looked up first take a quarter of an hour at 600 a minute.
 _PATIENCE_SECONDS = 1_800.0
 # Nobody's own trouble: to go on would leave out all who come after.
@@ -48,7 +49,7 @@ def share(mailbox: Mailbox, found: Shown, key: EpochKey, roster: Roster) -> Call
     body = ChannelKey(found.channel_id, found.epoch, key).encode()
     put_off = mailbox.channels.unreached.waiting(found.channel_id, found.epoch, now())
     cursor: str | None = None
-    while True:
+    for _ in range(_MOST_PAGES):
         asking = channel_calls.subscribers(found.channel_id, without_key=True, cursor=cursor, limit=_SEALED_TOGETHER)
         page = yield from patiently(asking, patience)
         lacking = [one.subscriber_nhi for one in page.subscribers]
@@ -61,8 +62,9 @@ def share(mailbox: Mailbox, found: Shown, key: EpochKey, roster: Roster) -> Call
         if page.next is None:
             return shared
         if cursor is not None and page.next <= cursor:
-            raise BadAnswer("the server's pages of subscribers do not come to an end")
+            break
         cursor = page.next
+    raise BadAnswer("the server's pages of subscribers do not come to an end")
 
 
 def _offered(mailbox: Mailbox, found: Shown, names: Sequence[str], body: bytes, patience: Patience) -> Call[Shared]:

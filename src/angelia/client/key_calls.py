@@ -18,7 +18,7 @@ from angelia.client.answers import (
     Schedule,
     Schedules,
 )
-from angelia.client.wire import Call, Credential, Request, document, path, query
+from angelia.client.wire import MOST_PAGES, BadAnswer, Call, Credential, Request, document, path, query
 from angelia.envelope.bundles import Link, OneTimeKey
 from angelia.keys.model import BundleAnswer, Policy, Reason, bundle_document, one_time_document, rotation_document
 
@@ -60,9 +60,13 @@ def bundle(agent: str, *, one_time: bool = False) -> Call[BundleAnswer]:
 
 
 def bundles_since(agent: str, version: int) -> Call[Links]:
-    """A page of an agent's bundles after a version, so that every link of the chain can be checked."""
+    """A page of an agent's bundles after a version, so that every link of the chain can be checked. One that promises
+    more leads on: the next is asked for from its end."""
     answer = yield Request("GET", path("v1", "keys", "bundle", agent), query(since=version))
-    return answer.read(Links)
+    page = answer.read(Links)
+    if page.has_more and page.bundles and page.bundles[-1].bundle.bundle_version <= version:
+        raise BadAnswer(f"asked for the bundles of {agent} after {version}, the server gave earlier ones and says more")
+    return page
 
 
 def add_one_time_keys(keys: Sequence[OneTimeKey]) -> Call[OneTimeKeysAdded]:
@@ -95,13 +99,14 @@ def schedules() -> Call[list[Schedule]]:
     """The rotation schedules of the agent that signs; `due_since` tells which ask for a rotation."""
     found: list[Schedule] = []
     cursor: str | None = None
-    while True:
+    for _ in range(MOST_PAGES):
         answer = yield Request("GET", "/v1/schedules", query(cursor=cursor))
         page = answer.read(Schedules)
         found += page.schedules
         if page.next is None or page.next == cursor:
             return found
         cursor = page.next
+    raise BadAnswer(f"the list of schedules did not end after {MOST_PAGES} pages")
 
 
 def put_schedule(peer: str, policy: Policy, *, agent: str | None = None) -> Call[Schedule]:
@@ -118,13 +123,14 @@ def put_schedule(peer: str, policy: Policy, *, agent: str | None = None) -> Call
 
 def remove_schedule(peer: str, *, agent: str | None = None) -> Call[None]:
     """Remove the rotation schedule with a peer: one's own, or as an operator that of an agent."""
-    yield Request(
+    answer = yield Request(
         "DELETE",
         path("v1", "schedules", peer),
         query(agent=agent),
         idempotent=False,
         credential=Credential.AGENT if agent is None else Credential.OPERATOR,
     )
+    answer.nothing()
 
 
 def report_rotation(peer: str, key_id: UUID, version: int) -> Call[Schedule]:

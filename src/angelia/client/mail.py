@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Unpack
 
 from angelia.client import mail_calls, sealed
@@ -36,6 +37,7 @@ from angelia.mailbox.private_files import UnsafeFile
 
 WAITING = "waiting"  # the member of an error that names the message which waits in the outbox
 _BATCH_BYTES = 15 << 20
+_ALL = 1 << 31
 # Nothing is wrong with the message: it is tried again later.
 _PASSING = (
     Unreachable,
@@ -72,10 +74,11 @@ class Unsent:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """What became of the messages that were due."""
+    """What became of the messages that were due; `left` were not tried, because the relay does not answer."""
 
     sent: tuple[SentMail, ...]
     unsent: tuple[Unsent, ...]
+    left: int = 0
 
 
 def send(
@@ -116,10 +119,11 @@ def send_sealed(mailbox: Mailbox, envelopes: Sequence[Envelope]) -> Call[list[An
 
 
 def deliver_outbox(mailbox: Mailbox) -> Call[Delivered]:
-    """Send what is stored, due, and not with the relay yet; a relay that does not answer is asked once."""
-    sent, unsent = list[SentMail](), list[Unsent]()
+    """Send all that is stored, due, and not with the relay yet; a relay that does not answer is asked once."""
+    sent, unsent, left = list[SentMail](), list[Unsent](), 0
     mailbox.own.refresh()  # another process may have rotated the pair that signs requests
-    for row in mailbox.outbox.due(sealed.now()):
+    now = sealed.now()
+    for row in _due(mailbox, now):
         try:
             envelope = decode(mailbox.outbox.wire(row.replay_key))
         except (UnsafeFile, NotFound) as error:  # without its bytes nobody can send it, now or later
@@ -131,8 +135,9 @@ def deliver_outbox(mailbox: Mailbox) -> Call[Delivered]:
         except AngeliaError as error:
             unsent.append(Unsent(row, error))
             if isinstance(error, Unreachable):
+                left = len(mailbox.outbox.due(now, _ALL))
                 break
-    return Delivered(tuple(sent), tuple(unsent))
+    return Delivered(tuple(sent), tuple(unsent), left)
 
 
 def retry_outbox(mailbox: Mailbox) -> Call[Delivered]:
@@ -142,8 +147,9 @@ def retry_outbox(mailbox: Mailbox) -> Call[Delivered]:
 
 
 def withdraw(mailbox: Mailbox, replay_key: str) -> Call[None]:
-    """Take back a message that its recipient has not been given; its content is not kept here either."""
-    row = mailbox.outbox.outgoing(replay_key)
+    """Take back a message that its recipient has not been given; its content is not kept here either. One that was
+    sealed again is named by any of its envelopes."""
+    row = mailbox.outbox.present(replay_key)
     mailbox.own.refresh()
     mailbox.outbox.ask_withdrawal(row.replay_key, sealed.now())
     if row.status is not Sent.STORED:
@@ -152,7 +158,8 @@ def withdraw(mailbox: Mailbox, replay_key: str) -> Call[None]:
         # The relay may have it all the same: an answer was lost, or a crash kept anybody from hearing it.
         with contextlib.suppress(NotFound):
             yield from mail_calls.withdraw_message(row.replay_key)
-    mailbox.outbox.withdraw(row.replay_key, sealed.now())
+    if not mailbox.outbox.withdraw(row.replay_key, sealed.now()):
+        raise Conflict(f"the message to {row.recipient} is {row.status} and not taken back")
 
 
 def handed_over(mailbox: Mailbox, envelope: Envelope) -> Call[SentMail]:
@@ -168,6 +175,15 @@ def handed_over(mailbox: Mailbox, envelope: Envelope) -> Call[SentMail]:
                 raise  # by this clock it is fresh: sealing it again would not help
             # A relay that has a message answers for its bytes whatever their age, so it never took this one.
             envelope = yield from _sealed_again(mailbox, envelope, None)
+
+
+def _due(mailbox: Mailbox, now: datetime) -> Iterator[Outgoing]:
+    """All that is due, some at a time: what was tried is not due any more, or at least not tried again."""
+    tried = set[str]()
+    while rows := [row for row in mailbox.outbox.due(now) if row.replay_key not in tried]:
+        for row in rows:
+            tried.add(row.replay_key)
+            yield row
 
 
 def _posted(mailbox: Mailbox, envelope: Envelope) -> Call[SentMail]:

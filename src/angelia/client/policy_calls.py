@@ -40,7 +40,8 @@ def add_policy(
 
 def remove_policy(rule_id: str) -> Call[None]:
     """Remove a rule; what only it allowed is denied from then on. For operators."""
-    yield Request("DELETE", path("v1", "policies", rule_id), idempotent=False, credential=Credential.OPERATOR)
+    answer = yield Request("DELETE", path("v1", "policies", rule_id), idempotent=False, credential=Credential.OPERATOR)
+    answer.nothing()
 
 
 def check_policy(action: Action, object: str, *, subject: str | None = None) -> Call[Decision]:

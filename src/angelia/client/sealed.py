@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Literal, TypeAlias, Unpack
 from uuid import UUID
 
@@ -17,7 +17,7 @@ import msgspec
 from angelia.client import key_calls
 from angelia.client.answers import Published, Schedule
 from angelia.client.faults import Unreachable
-from angelia.client.wire import BadAnswer, Call
+from angelia.client.wire import MOST_PAGES, BadAnswer, Call
 from angelia.envelope.bundles import Bundle, Link, Listed, OneTimeKey, UntrustedBundle
 from angelia.envelope.refusals import Refused, UnknownSigner
 from angelia.envelope.wire import Envelope
@@ -57,6 +57,7 @@ from angelia.mailbox.window import Profile
 
 # A sender who was given no one-time key asks again when the first of the last hour's is an hour old, on average.
 ONE_TIME_PAUSE = ONE_TIME_WINDOW / ONE_TIME_A_PAIR
+SCHEDULED_EVERY = timedelta(hours=1)
 
 # True: a one-time key or nothing; "prefer": one as long as there are any; False: none.
 OneTime: TypeAlias = Literal[True, False, "prefer"]
@@ -99,7 +100,8 @@ def publish_keys(mailbox: Mailbox, *, suites: int | None = None) -> Call[Publish
 
 def tend_keys(mailbox: Mailbox) -> Call[None]:
     """Keep the agent's own keys fresh while it is in use: signed again every three days, a new KEM key every week,
-    one-time keys in stock. Nothing is asked when nothing is due; what cannot be done now is told, and done later."""
+    one-time keys in stock. Nothing is asked when nothing is due; what cannot be done now is told, and done later: what
+    was sent or received before it is safe, and stays so whatever the server or this disk does."""
     own = mailbox.own
     if own.left_alone(now()):
         return
@@ -108,9 +110,10 @@ def tend_keys(mailbox: Mailbox) -> Call[None]:
             yield from _renewed(mailbox, due)
         elif own.one_time_count_due(now(), ONE_TIME_LOW):
             yield from _stocked(mailbox, (yield from key_calls.count_one_time_keys()))
-    except AngeliaError as error:
+    except (AngeliaError, OSError) as error:
         own.put_off(now())
-        mailbox.notices.tell(Kind.WARNING, f"this agent's keys could not be renewed now: {error.message}")
+        why = error.message if isinstance(error, AngeliaError) else error.strerror or str(error)
+        mailbox.notices.tell(Kind.WARNING, f"this agent's keys could not be renewed now: {why}")
 
 
 def rotate_keys(
@@ -153,11 +156,14 @@ def emergency_rotate_keys(
 
 
 def rotate_due_keys(mailbox: Mailbox) -> Call[list[Schedule]]:
-    """Rotate once if any schedule asks for it, and report the new key to all that do; returns those."""
+    """Rotate once if any schedule asks for it and the key is an hour old, and report the key to all that do; returns
+    those."""
     due = [one for one in (yield from key_calls.schedules()) if one.due_since is not None]
     if not due:
         return []
-    if not all(_replaced_since(mailbox, one.due_since) for one in due):
+    # No schedule asks more often; a server that calls it due all the time makes no key after key.
+    fresh = now() - SCHEDULED_EVERY
+    if not all(_replaced_since(mailbox, min(one.due_since or fresh, fresh)) for one in due):
         yield from rotate_keys(mailbox, reason=Reason.SCHEDULED)
     newest = mailbox.own.newest()
     assert newest is not None
@@ -165,6 +171,8 @@ def rotate_due_keys(mailbox: Mailbox) -> Call[list[Schedule]]:
     assert key is not None
     reported = []
     for one in due:
+        if one.current_key_id == key.key_id:
+            continue  # younger than an hour, and reported
         try:
             version = one.current_key_version + 1
             reported.append((yield from key_calls.report_rotation(one.peer, key.key_id, version)))
@@ -243,15 +251,22 @@ def seal(
 def reseal(mailbox: Mailbox, replay_key: str, refusal: KeyStale | KeyRevoked | None = None) -> Call[Envelope]:
     """Seal a message again for the recipient's present keys, under its own id.
 
-    Without a `refusal` of its keys it only waited too long. The mailbox decides whether the keys ask for it."""
+    Without a `refusal` of its keys it only waited too long. The mailbox decides whether there is reason to. A message
+    that had a one-time key gets another one, or the mailbox's notices say that there was none."""
     mailbox.own.refresh()
     row = mailbox.outbox.outgoing(replay_key)
     if refusal is not None:
         mailbox.trust.drop_bundle(row.recipient)
         if "bundle" in refusal.members:
             yield from take_bundle(mailbox, row.recipient, _bundle_of(refusal))
-    found, _ = yield from find_keys(mailbox, row.recipient)
-    return mailbox.outbox.reseal(row.replay_key, found.link, now())
+    found, key = yield from find_keys(mailbox, row.recipient)
+    mailbox.outbox.check_reseal(row.replay_key, found.link, now())  # before a one-time key is taken for nothing
+    if row.one_time:
+        found, key = yield from _preferably_one_time(mailbox, row.recipient)
+        if key is None:
+            told = f"a message to {row.recipient} had a one-time key, and is sealed again to the key of the week"
+            mailbox.notices.tell(Kind.FALLBACK, told)
+    return mailbox.outbox.reseal(row.replay_key, found.link, now(), one_time_key=key)
 
 
 def open_envelope(mailbox: Mailbox, content: bytes, *, profile: Profile = Profile.RELAY) -> Call[Opened]:
@@ -290,8 +305,9 @@ def look_up(mailbox: Mailbox, agent: str) -> Call[None]:
 
 
 def catch_up(mailbox: Mailbox, pin: Pin) -> Call[Pin]:
-    """Follow an agent's chain from the pin to its end, checking every link as it comes."""
-    while True:
+    """Follow an agent's chain from the pin to its end, checking every link as it comes. Of a chain that is too long to
+    be followed now, the next call goes on from where this one came to."""
+    for _ in range(MOST_PAGES):
         page = yield from key_calls.bundles_since(pin.nhi, pin.bundle_version)
         links = parse_links(page.bundles)
         if not links:
@@ -299,6 +315,8 @@ def catch_up(mailbox: Mailbox, pin: Pin) -> Call[Pin]:
         pin = mailbox.trust.advance(pin.nhi, links, now(), page.revoked)
         if not page.has_more:
             return pin
+    else:
+        raise BadAnswer(f"the bundles of {pin.nhi} did not end after {MOST_PAGES} pages")
     known = mailbox.trust.bundle(pin.nhi, now(), max_age=None)
     if known is None:  # the copy was dropped, and nothing has followed it
         answer = yield from key_calls.bundle(pin.nhi)
@@ -378,10 +396,10 @@ def _renewed(mailbox: Mailbox, due: Due) -> Call[Published]:
     return (yield from rotate_keys(mailbox, kem=due is Due.KEY, reason=Reason.SCHEDULED))
 
 
-def _replaced_since(mailbox: Mailbox, at: datetime | None) -> bool:
+def _replaced_since(mailbox: Mailbox, at: datetime) -> bool:
     """Whether the active keys are newer than that: another process, or one that crashed, has rotated already."""
     newest = mailbox.own.newest()
-    if newest is None or at is None or mailbox.own.pending() is not None:
+    if newest is None or mailbox.own.pending() is not None:
         return False
     return all(moment(e.created_at) > at for e in newest.bundle.kem_keys if e.status is Listed.ACTIVE)
 
@@ -405,10 +423,12 @@ def _topped_up(mailbox: Mailbox, done: Published) -> Call[Published]:
 
 
 def _stocked(mailbox: Mailbox, left: int) -> Call[int]:
-    """How many one-time keys the server has after those that were missing."""
-    if left <= ONE_TIME_LOW:
+    """How many one-time keys the server has after those that were missing. That any are is the server's word, which
+    makes no keys without end."""
+    if left <= ONE_TIME_LOW and mailbox.own.may_make_one_time_keys(now(), 3 * ONE_TIME_BATCH):
         made = mailbox.own.make_one_time_keys(ONE_TIME_BATCH - left, now())
         left = (yield from key_calls.add_one_time_keys(made)).count
+        mailbox.own.one_time_made(now())
     mailbox.own.one_time_counted(now())
     return left
 

@@ -12,7 +12,7 @@ from angelia.client import mail_calls, sealed
 from angelia.client.faults import Unreachable
 from angelia.client.mail import SentMail, handed_over
 from angelia.client.mail_answers import ReceiptAnswer
-from angelia.client.wire import BadAnswer, Call
+from angelia.client.wire import MOST_PAGES, BadAnswer, Call
 from angelia.envelope.receipts import Receipt, check_receipt, parse_receipt
 from angelia.envelope.refusals import IdConflict, SignatureFailed, UnknownSigner
 from angelia.errors import AngeliaError, KeyRevoked, NotFound, Unavailable
@@ -21,8 +21,6 @@ from angelia.mailbox.box import Mailbox
 from angelia.mailbox.outgoing import WITHDRAWN, Outgoing, Sent
 
 _PAGE = 200
-# More than a queue holds; a relay whose pages do not end is not listened to for ever.
-_MOST_PAGES = 100
 # So many are asked about by name; for more of them it is less work to go through what was sent.
 FEW = 10
 
@@ -123,7 +121,7 @@ def _asked_by_name(hearing: _Hearing, open_: dict[str, Outgoing]) -> Call[None]:
 def _asked_by_page(hearing: _Hearing, open_: dict[str, Outgoing]) -> Call[None]:
     since = min(row.created_at for row in open_.values())
     cursor: str | None = None
-    for _ in range(_MOST_PAGES):
+    for _ in range(MOST_PAGES):
         page = yield from mail_calls.receipts(since=since, side=Side.SENT, cursor=cursor, limit=_PAGE)
         for answer in page.receipts:
             row = open_.pop(answer.replay_key, None)
@@ -132,7 +130,7 @@ def _asked_by_page(hearing: _Hearing, open_: dict[str, Outgoing]) -> Call[None]:
         if not open_ or not page.receipts or page.next is None:
             return
         cursor = page.next
-    raise BadAnswer(f"the list of receipts did not end after {_MOST_PAGES} pages")
+    raise BadAnswer(f"the list of receipts did not end after {MOST_PAGES} pages")
 
 
 def update_sent(mailbox: Mailbox, replay_key: str) -> Call[Told | SentMail | None]:

@@ -16,15 +16,15 @@ from typing import Protocol, TypeAlias, TypeVar
 from angelia.client import mail, receiving, sealed, sent_mail
 from angelia.client.mail_answers import Handed, MessageNews, PrekeysLow, RotationDue
 from angelia.client.stream import BackOff, Event, is_passing
-from angelia.client.wire import Call
+from angelia.client.wire import BadAnswer, Call
 from angelia.errors import AngeliaError
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.inbox import Opened
 
 # How often the chores are done that nothing else asks for.
 ROUND = 180.0
-# A relay may say at any moment that keys want renewing, and hand out a message again: not more often than this is it
-# listened to.
+# A relay may say at any moment that keys want renewing, that there is news of a message, and hand one out again: it is
+# not listened to more often than this.
 KEYS_PAUSE, SAME_PAUSE = 60.0, 1.0
 
 K = TypeVar("K")
@@ -57,6 +57,8 @@ class Serving:
         self._admitted: list[Opened] = []
         self._keys_renewed: dict[_Keys, float] = {}
         self._handed, self._handed_since = set[str](), 0.0
+        self._heard: dict[str, float] = {}
+        self._round_begun = time.monotonic()
 
     async def forever(self) -> None:
         """Until it is cancelled, or the handler or a fault that does not pass ends it."""
@@ -109,6 +111,7 @@ class Serving:
 
     def _begin_round(self) -> None:
         self._rounds[None] = None
+        self._round_begun = time.monotonic()
         self._bell.set()
 
     async def _do_chores(self) -> None:
@@ -120,6 +123,8 @@ class Serving:
             await self._handle(admitted)
             if problem is not None:
                 await asyncio.sleep(back_off.next(problem.retry_after or 0.0))
+                if time.monotonic() - self._round_begun >= ROUND:
+                    self._begin_round()
                 continue
             back_off.reset()
             try:
@@ -131,22 +136,24 @@ class Serving:
     async def _passing_problem(self) -> AngeliaError | None:
         """Do whatever is due. What keeps some of it from being done now comes back, and that stays due."""
         self._mailbox.own.refresh()  # another process may have rotated the pair that signs requests
-        try:
-            await _each(self._news_of, self._hear_of)
-            await _each(self._keys_due, self._renew_keys)
-            await _each(self._rounds, self._do_round)
-        except AngeliaError as error:
-            if not is_passing(error):
-                raise
-            return error
-        return None
+        problems = [
+            await _each(self._news_of, self._hear_of),
+            await _each(self._keys_due, self._renew_keys),
+            await _each(self._rounds, self._do_round),
+        ]
+        return next((one for one in problems if one is not None), None)
 
     async def _hear_of(self, replay_key: str) -> None:
+        now = time.monotonic()
+        self._heard = {key: at for key, at in self._heard.items() if now - at < SAME_PAUSE}
+        await asyncio.sleep(self._heard.get(replay_key, now - SAME_PAUSE) + SAME_PAUSE - now)
+        self._heard[replay_key] = time.monotonic()
         try:
             await self._run(sent_mail.update_sent(self._mailbox, replay_key))
         except AngeliaError as error:
-            # Else it was sent by another mailbox of the same agent, or is a word that is not believed.
-            if is_passing(error):
+            # Else it was sent by another mailbox of the same agent, or is a word that is not believed or not readable:
+            # the next round asks again.
+            if is_passing(error) and not isinstance(error, BadAnswer):
                 raise
 
     async def _renew_keys(self, kind: _Keys) -> None:
@@ -158,22 +165,40 @@ class Serving:
 
     async def _do_round(self, _: None) -> None:
         """What may have happened while nobody listened, or without anybody saying so."""
-        delivered = await self._run(mail.deliver_outbox(self._mailbox))
-        news = await self._run(sent_mail.update_outbox(self._mailbox))
-        came = await self._run(receiving.receive_admitted(self._mailbox))
+        chores = dict.fromkeys((self._send_waiting, self._follow_sent, self._fetch_admitted))
+        problem = await _each(chores, lambda chore: chore())
         await self._run(sealed.tend_keys(self._mailbox))
+        if problem is not None:
+            raise problem
+
+    async def _send_waiting(self) -> None:
+        delivered = await self._run(mail.deliver_outbox(self._mailbox))
+        _raise(next((one.error for one in delivered.unsent if is_passing(one.error)), None))
+
+    async def _follow_sent(self) -> None:
+        _raise((await self._run(sent_mail.update_outbox(self._mailbox))).interrupted)
+
+    async def _fetch_admitted(self) -> None:
+        came = await self._run(receiving.receive_admitted(self._mailbox))
         self._admitted += came.messages
-        unsent = next((one.error for one in delivered.unsent if is_passing(one.error)), None)
-        for problem in (unsent, news.interrupted, came.interrupted):
-            if problem is not None:
-                raise problem
+        _raise(came.interrupted)
 
 
-async def _each(due: dict[K, None], do: Callable[[K], Awaitable[None]]) -> None:
+async def _each(due: dict[K, None], do: Callable[[K], Awaitable[None]]) -> AngeliaError | None:
+    """Do all that is due; the first problem that passes. What had one stays due, and keeps the others from nothing."""
+    first: AngeliaError | None = None
     for one in list(due):
         del due[one]
         try:
             await do(one)
-        except AngeliaError:
+        except AngeliaError as error:
             due[one] = None
-            raise
+            if not is_passing(error):
+                raise
+            first = first or error
+    return first
+
+
+def _raise(problem: AngeliaError | None) -> None:
+    if problem is not None:
+        raise problem

@@ -14,6 +14,8 @@ from angelia.errors import AngeliaError
 
 T = TypeVar("T")
 JSON = "application/json"
+# A server whose pages do not end is not listened to for ever.
+MOST_PAGES = 100
 
 
 class BadAnswer(AngeliaError):

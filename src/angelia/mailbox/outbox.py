@@ -159,19 +159,14 @@ class Outbox:
     ) -> Envelope:
         """Seal a message again from its kept content, for other keys of the same recipient and until the same time.
 
-        It keeps its id, so that its recipient opens one of the two at most. A server's word is no reason: a signed
-        bundle has to name the old key no more, or the envelope has to be too old to be taken.
+        It keeps its id, so that its recipient opens one of the two at most. `check_reseal` says what is a reason.
         """
+        self.check_reseal(replay_key, recipient, now)
         before = self.outgoing(replay_key)
         old = wire.decode(self._drawer.get(before.replay_key))
         body = self._body(before)
         bundle, header = _bundle(recipient), old.header
-        if bundle.agent_nhi != before.recipient:
-            raise UntrustedBundle(f"the message is for {before.recipient}, the bundle is {bundle.agent_nhi}'s")
         seconds_left = (before.expires_at - now) // timedelta(seconds=1)
-        if seconds_left < 1:
-            raise Expired(f"the message to {before.recipient} has expired, so it is not sealed again")
-        _refuse_needless(before, header, bundle, now)
         _, compressed = frame.compress(body, header.compression)
         draft = Draft(
             recipient=bundle,
@@ -191,6 +186,19 @@ class Outbox:
         self._store([envelope], [draft], now, replaces=before)
         return envelope
 
+    def check_reseal(self, replay_key: str, recipient: Link | Bundle, now: datetime) -> None:
+        """Refuse to seal a message again without a reason; a server's word is none. A signed bundle has to name its key
+        no more, this agent's own pair has to be another one by now, or the envelope has to be too old for a server that
+        has not taken it."""
+        row, bundle = self.outgoing(replay_key), _bundle(recipient)
+        _refuse_unless_resealable(row)
+        if bundle.agent_nhi != row.recipient:
+            raise UntrustedBundle(f"the message is for {row.recipient}, the bundle is {bundle.agent_nhi}'s")
+        if row.expires_at - now < timedelta(seconds=1):
+            raise Expired(f"the message to {row.recipient} has expired, so it is not sealed again")
+        header = wire.decode(self._drawer.get(row.replay_key)).header
+        _refuse_needless(row, header, bundle, self._own.identity.pair.public.signer_id, now)
+
     def wire(self, replay_key: str) -> bytes:
         """The bytes to send: always those that were sealed."""
         return self._drawer.get(self.outgoing(replay_key).replay_key)
@@ -198,6 +206,12 @@ class Outbox:
     def outgoing(self, replay_key: str) -> Outgoing:
         """One message by its replay key, or by the beginning of it if no other begins so."""
         return outgoing_of(self._database.row("outbox_one", resolve(self._database, "outbox_between", replay_key)))
+
+    def present(self, replay_key: str) -> Outgoing:
+        """The same, or what it was sealed into since."""
+        row = self.outgoing(replay_key)
+        with self._database.transaction() as tx:
+            return self._present(tx, row.replay_key) or row
 
     def page(self, limit: int = PAGE, after: str | None = None) -> list[Outgoing]:
         """Sent mail, newest first; `after` is the last replay key of the page before."""
@@ -375,6 +389,7 @@ class Outbox:
             stamp(now + _wait(0)),
             reseals,
             draft.recipient.bundle_version,
+            draft.one_time_key is not None,
             *self._local.encrypt("outbox", replay_key, draft.body),
         )
         tx.execute(SQL["add_outbox"], values)
@@ -413,20 +428,28 @@ def _refuse_unless_resealable(row: Outgoing) -> None:
         raise Conflict(f"the message to {row.recipient} is {row.status}: its content is not kept any more")
 
 
-def _refuse_needless(row: Outgoing, header: Header, bundle: Bundle, now: datetime) -> None:
+def _refuse_needless(row: Outgoing, header: Header, bundle: Bundle, own_signer: UUID, now: datetime) -> None:
     if row.reseals >= MOST_RESEALS:
         raise SealStands(
             f"the message to {row.recipient} was sealed again {MOST_RESEALS} times, and is not once more",
             hint="send it anew if it is still wanted",
         )
-    if abs(now - moment(header.created_at)) > SKEW:
+    if header.sender_key_id != own_signer:
         return
-    listed = any(entry.key.key_id == header.key_id for entry in bundle.kem_keys)
-    if listed or bundle.bundle_version <= row.bundle_version:
+    taken = row.status is not Sent.STORED
+    if not taken and abs(now - moment(header.created_at)) > SKEW:
+        return
+    # No bundle lists a one-time key, and its private half outlives even an emergency for as long as a message lives.
+    lasting = taken and row.one_time
+    if lasting or _lists(bundle, header.key_id) or bundle.bundle_version <= row.bundle_version:
         raise SealStands(
-            f"the server says that a key of {row.recipient} is not good any more, and nothing that {row.recipient} "
-            f"signed says so: its bundle {bundle.bundle_version} stands"
+            f"the server says that a key of the message to {row.recipient} is not good any more, and nothing that "
+            f"{row.recipient} or this agent signed says so: bundle {bundle.bundle_version} of {row.recipient} stands"
         )
+
+
+def _lists(bundle: Bundle, key_id: UUID) -> bool:
+    return any(entry.key.key_id == key_id for entry in bundle.kem_keys)
 
 
 def _bundle(recipient: Link | Bundle) -> Bundle:

@@ -58,6 +58,7 @@ class Outgoing:
     withdraw_asked_at: datetime | None
     reseals: int
     bundle_version: int
+    one_time: bool  # sealed to a key for this message alone
     waits_for: str
 
     @property
@@ -101,6 +102,7 @@ def outgoing_of(row: tuple[Any, ...]) -> Outgoing:
         withdraw_asked_at,
         reseals,
         bundle_version,
+        one_time,
         waits_for,
     ) = row
     return Outgoing(
@@ -121,5 +123,6 @@ def outgoing_of(row: tuple[Any, ...]) -> Outgoing:
         withdraw_asked_at=unstamp(withdraw_asked_at) if withdraw_asked_at else None,
         reseals=reseals,
         bundle_version=bundle_version,
+        one_time=bool(one_time),
         waits_for=waits_for or "",
     )

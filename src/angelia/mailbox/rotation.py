@@ -59,10 +59,11 @@ SIGNED_EVERY = timedelta(days=3)
 ROTATED_EVERY = timedelta(days=7)
 # The server is asked how many one-time keys it has left: daily, and more often when few are left here.
 ONE_TIME_COUNTED_EVERY, ONE_TIME_COUNTED_AGAIN = timedelta(days=1), timedelta(hours=1)
+ONE_TIME_MADE_EVERY = timedelta(hours=1)
 _RETRIED_AFTER = timedelta(minutes=10)
 _LATEST = unix_ms(datetime(9999, 1, 1, tzinfo=UTC))
 _PENDING, _UNCONFIRMED, _REVOKED = "pending_rotation", "first_bundle_unconfirmed", "revoked_keys"
-_COUNTED = "one_time_keys_counted"
+_COUNTED, _MADE = "one_time_keys_counted", "one_time_keys_made"
 # Whose next pair signs, in this thread or task alone: what others send meanwhile is signed by the present pair.
 _acting: ContextVar[tuple[OwnKeys, Identity] | None] = ContextVar("acting", default=None)
 
@@ -72,6 +73,13 @@ class Due(Enum):
 
     SIGNATURES = "signatures"
     KEY = "key"
+
+
+class _Made(msgspec.Struct, frozen=True):
+    """When one-time keys were made last, and signed by which pair."""
+
+    at: datetime
+    signer_id: UUID
 
 
 class _PendingRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,6 +208,25 @@ class OwnKeys:
     def one_time_counted(self, now: datetime) -> None:
         with self._database.transaction() as tx:
             write_meta(tx, _COUNTED, stamp(now))
+
+    def may_make_one_time_keys(self, now: datetime, most: int) -> bool:
+        """Whether more keys are made for a server that says it has few: once an hour for each signing pair, and not
+        while `most` of one day lie here that no message has used."""
+        found = self._database.row("read_meta", _MADE)
+        if found is not None:
+            made = msgspec.json.decode(found[0], type=_Made)
+            if made.signer_id == self._signer_id and timedelta(0) <= now - made.at < ONE_TIME_MADE_EVERY:
+                return False
+        (unused,) = self._database.row("count_one_time", stamp(now - ONE_TIME_COUNTED_EVERY))
+        return bool(unused < most)
+
+    def one_time_made(self, now: datetime) -> None:
+        with self._database.transaction() as tx:
+            write_meta(tx, _MADE, msgspec.json.encode(_Made(now, self._signer_id)).decode())
+
+    @property
+    def _signer_id(self) -> UUID:
+        return self.identity.pair.public.signer_id
 
     def pairs(self) -> dict[UUID, VerifyingPair]:
         """The pairs that sign or signed for this agent, by their ids."""

@@ -5,6 +5,7 @@ ALTER TABLE outbox ADD COLUMN said_at TEXT;
 ALTER TABLE outbox ADD COLUMN withdraw_asked_at TEXT;    -- when this agent asked the server to take the message back
 ALTER TABLE outbox ADD COLUMN reseals INTEGER NOT NULL DEFAULT 0;   -- how often the message was sealed again, over its whole life
 ALTER TABLE outbox ADD COLUMN bundle_version INTEGER NOT NULL DEFAULT 0;   -- of the recipient's bundle that it was sealed under
+ALTER TABLE outbox ADD COLUMN one_time INTEGER NOT NULL DEFAULT 0;   -- whether it was sealed to a one-time key
 ALTER TABLE outbox ADD COLUMN waits_for TEXT;            -- why the last try came to nothing
 CREATE INDEX idx_outbox_replaced ON outbox(msg_id) WHERE status = 'resealed';
 CREATE INDEX idx_outbox_replacing ON outbox(msg_id) WHERE reseals > 0 AND status IN ('stored', 'queued');

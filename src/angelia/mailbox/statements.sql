@@ -151,18 +151,20 @@ UPDATE inbox SET acked_at = ? WHERE replay_key = ? AND acked_at IS NULL
 
 -- name: add_outbox
 INSERT INTO outbox (replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at,
-                    next_try_at, reseals, bundle_version, body_nonce, body)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                    next_try_at, reseals, bundle_version, one_time, body_nonce, body)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: outbox_one
 SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
-       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, waits_for
+       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, one_time,
+       waits_for
 FROM outbox WHERE replay_key = ?
 
 -- name: outbox_successor
 -- What became of a message that was sealed again: the one of its envelopes that was not replaced.
 SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
-       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, waits_for
+       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, one_time,
+       waits_for
 FROM outbox WHERE msg_id = ? AND recipient_nhi = ? AND status <> 'resealed'
 
 -- name: outbox_between
@@ -170,22 +172,26 @@ SELECT replay_key FROM outbox WHERE replay_key >= ? AND replay_key < ? ORDER BY 
 
 -- name: outbox_page
 SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
-       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, waits_for
+       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, one_time,
+       waits_for
 FROM outbox WHERE (created_at, replay_key) < (?, ?) ORDER BY created_at DESC, replay_key DESC LIMIT ?
 
 -- name: outbox_due
 SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
-       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, waits_for
+       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, one_time,
+       waits_for
 FROM outbox WHERE next_try_at <= ?1 AND expires_at > ?1 ORDER BY next_try_at LIMIT ?2
 
 -- name: outbox_unsettled
 -- Of a message that was sealed again, and is not settled, also the envelopes before: a recipient may have one of them.
 SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
-       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, waits_for
+       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, one_time,
+       waits_for
 FROM outbox WHERE status IN ('queued', 'delivered') AND expires_at > ?1
 UNION ALL
 SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
-       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, waits_for
+       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, one_time,
+       waits_for
 FROM outbox WHERE status = 'resealed' AND expires_at > ?1
   AND msg_id IN (SELECT msg_id FROM outbox WHERE reseals > 0 AND status IN ('stored', 'queued'))
 ORDER BY created_at
