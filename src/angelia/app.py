@@ -383,7 +383,7 @@ class Slices:
         return Ticks(
             self.ledger,
             [
-                audit_sealer.measuring(self.audit),
+                audit_sealer.measuring(self.audit, self.node),
                 audit_partitions.tick(self.audit),
                 block_list.tick(self.blocks),
                 bundle_cache.tick(self.keys),

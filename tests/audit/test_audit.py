@@ -91,7 +91,7 @@ async def test_an_open_transaction_holds_the_sealer_back_and_nothing_is_skipped(
         await service.record(slow, [service.event("slow", NOW)])
         later = await record(ledger)
         assert (await audit.seal(node, NOW)).entries == 0
-        progress = await audit.progress()
+        progress = await audit.progress(node.signed())
         assert (progress.waiting, progress.oldest) == (1, NOW)
     assert (await audit.seal(node, NOW)).entries == 2
     entries = (await audit.chain(0, 10)).entries
@@ -334,7 +334,86 @@ async def test_the_node_signs_nothing_that_does_not_follow_from_what_it_signed(
     told = await audit.seal(node, NOW + timedelta(seconds=1))
     assert told.refused == "entry 4 does not follow from what this node signed"
     assert (4, "does not follow from the entry before it") in faults(await verify(audit, node))
-    assert (await audit.progress()).is_unsigned(NOW + timedelta(minutes=2))
+    assert (await audit.progress(node.signed())).is_unsigned(NOW + timedelta(minutes=2))
+
+
+async def add_checkpoint(connection: asyncpg.Connection, position: int, node_key_id: UUID) -> None:
+    """By SQL: of a position that the chain does not have, with a signature that is none."""
+    await connection.execute(
+        """INSERT INTO audit_checkpoints (position, entry_hash, node_key_id, signed_at, signature)
+           VALUES ($1, $2, $3, $4, $5)""",
+        position,
+        bytes(32),
+        node_key_id,
+        NOW,
+        bytes(64),
+    )
+
+
+async def test_no_checkpoint_that_sql_writes_keeps_the_node_from_signing(
+    ledger: Ledger, node: NodeKey, connection: asyncpg.Connection
+) -> None:
+    audit = Audit(ledger)
+    await record(ledger, 3)
+    await audit.seal(node, NOW)
+    before = node.signed()
+    assert before is not None
+    await add_checkpoint(connection, 2**50, uuid4())
+    await record(ledger, 2)
+    await audit.seal(node, NOW + timedelta(seconds=1))
+    signed = node.signed()
+    assert signed is not None
+    assert signed.position == 5
+
+    await connection.execute("DELETE FROM audit_checkpoints WHERE position > 3")
+    await connection.execute(
+        "DELETE FROM audit_events e USING audit_chain c WHERE e.event_id = c.event_id AND position > 3"
+    )
+    await connection.execute("DELETE FROM audit_chain WHERE position > 3")
+    await connection.execute("UPDATE audit_sealer SET position = 3, entry_hash = $1", bytes.fromhex(before.entry_hash))
+    assert (5, "was signed by this node, but the chain ends before it") in faults(await verify(audit, node))
+    assert (await audit.seal(node, NOW + timedelta(seconds=2))).refused == "entry 5, which this node signed, is gone"
+
+
+async def test_a_checkpoint_that_stands_in_the_way_is_kept_and_named(
+    ledger: Ledger, node: NodeKey, connection: asyncpg.Connection
+) -> None:
+    audit = Audit(ledger)
+    await add_checkpoint(connection, 3, uuid4())
+    await record(ledger, 3)
+    assert (await audit.seal(node, NOW)).refused is None
+    assert (3, "is not what its checkpoint signed") in faults(await verify(audit, node))
+    await record(ledger, 3)
+    await audit.seal(node, NOW)
+    assert (await audit.checkpoints(3, 10))[-1].node_key_id == node.key_id
+
+
+async def test_two_nodes_that_share_a_ledger_both_sign_on(ledger: Ledger, node: NodeKey, tmp_path: Path) -> None:
+    audit = Audit(ledger)
+    (tmp_path / "other").mkdir()
+    other = load_or_make(tmp_path / "other" / "node.key")
+    for turn in range(3):
+        await record(ledger, 2)
+        assert (await audit.seal(node, NOW)).refused is None
+        assert (await audit.seal(other, NOW)).refused is None
+        await record(ledger, 2)
+        assert (await audit.seal(other, NOW)).refused is None
+        assert other.signed() != node.signed()
+        assert (await audit.seal(node, NOW)).refused is None
+        assert other.signed() == node.signed()
+        assert not (await audit.progress(other.signed())).is_unsigned(NOW + timedelta(hours=turn))
+    assert (await verify(audit, node)).broken == (await verify(audit, other)).broken == []
+
+
+async def test_an_end_that_was_set_back_is_not_signed(
+    ledger: Ledger, node: NodeKey, connection: asyncpg.Connection
+) -> None:
+    audit = Audit(ledger)
+    await record(ledger, 3)
+    await audit.seal(node, NOW)
+    await connection.execute("UPDATE audit_sealer SET position = 2")
+    told = await audit.seal(node, NOW + timedelta(seconds=1))
+    assert told.refused == "the chain's end was set back to entry 2, before what this node signed"
 
 
 async def test_an_end_of_the_chain_that_was_moved_is_not_signed(

@@ -7,6 +7,7 @@ import base64
 import secrets
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from uuid import uuid4
 
 import asyncpg
 import msgspec
@@ -101,6 +102,45 @@ async def test_a_changed_line_of_the_file_is_no_proof(ledger: Ledger, node: Node
     path.write_bytes(msgspec.json.encode(msgspec.structs.replace(line, entry_hash="00" * 32)) + b"\n")
     (fault,) = (await verify(ledger, node, FileWitness(path))).broken
     assert (fault.position, fault.what) == (3, "is kept by the witness with a wrong signature")
+
+
+@pytest.mark.parametrize("claimed", ["by another key", "by the node's own"])
+async def test_rows_that_sql_writes_keep_nothing_from_the_witness(
+    ledger: Ledger, node: NodeKey, connection: asyncpg.Connection, tmp_path: Path, claimed: str
+) -> None:
+    witness = FileWitness(tmp_path / "elsewhere")
+    handing = Handing(Audit(ledger), node, witness)
+    await seal(ledger, node, NOW)
+    await handing.hand_over(NOW)
+    await connection.execute(
+        """INSERT INTO audit_checkpoints (position, entry_hash, node_key_id, signed_at, signature)
+           VALUES ($1, $2, $3, $4, $5)""",
+        2**50,
+        bytes(32),
+        node.key_id if claimed == "by the node's own" else uuid4(),
+        NOW,
+        bytes(64),
+    )
+    await handing.hand_over(NOW + timedelta(seconds=1))
+    await seal(ledger, node, NOW + timedelta(seconds=2))
+    await handing.hand_over(NOW + timedelta(seconds=2))
+    assert [one.position for one in witness.checkpoints(node.key_id)] == [3, 6]
+
+
+async def test_a_line_that_the_node_did_not_sign_is_not_the_newest(
+    ledger: Ledger, node: NodeKey, tmp_path: Path
+) -> None:
+    path = tmp_path / "elsewhere"
+    witness = FileWitness(path)
+    await seal(ledger, node, NOW)
+    await Handing(Audit(ledger), node, witness).hand_over(NOW)
+    (line,) = witness.checkpoints(node.key_id)
+    with path.open("ab") as file:
+        file.write(msgspec.json.encode(msgspec.structs.replace(line, position=2**50)) + b"\n")
+    assert witness.newest(node.public_key) == 3
+    await seal(ledger, node, NOW + timedelta(seconds=1))
+    await Handing(Audit(ledger), node, witness).hand_over(NOW)
+    assert [one.position for one in witness.checkpoints(node.key_id)] == [3, 2**50, 6]
 
 
 async def test_a_witness_that_is_away_stops_no_sealing_and_gets_the_backlog(

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from angelia.audit import store
 from angelia.audit.model import (
+    GENESIS,
     ChainEntry,
     Checkpoint,
     Detail,
@@ -59,17 +60,17 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the sealer is: events that wait and the time of the oldest, the last sealed and the last signed entry."""
+    """How far the sealer is: events that wait and the time of the oldest, the last sealed entry, and the time of the
+    first one that the node did not sign."""
 
     waiting: int
     oldest: datetime | None
     sealed_to: int
-    signed_to: int
-    signed_at: datetime | None
+    unsigned_since: datetime | None
 
     def is_unsigned(self, now: datetime) -> bool:
         """Whether entries stay without a signature, which sealing alone never leaves behind: a node refuses."""
-        return self.sealed_to > self.signed_to and (self.signed_at is None or now - self.signed_at > KEPT_AGE)
+        return self.unsigned_since is not None and now - self.unsigned_since > KEPT_AGE
 
 
 def event(
@@ -145,22 +146,25 @@ class Audit:
             if entries:
                 await store.append_chain(tx, entries)
                 await store.advance(tx, store.Sealer(next_xid, position, head))
-            last = await store.last_checkpoint(tx)
-            due = position > last
-            refused = await _not_what_was_signed(tx, node.signed(), end) if due else None
+            # By the node's own memory: a row in the ledger, which SQL can write, must not keep it from signing.
+            signed, here = node.signed(), Signed(position, head.hex())
+            due = here != (signed or Signed(0, GENESIS.hex()))
+            refused = await _not_what_was_signed(tx, signed, end) if due else None
             if due and not refused:
                 signature = node.sign(checkpoint_bytes(position, head, now))
                 await store.add_checkpoint(tx, position, head, node.key_id, now, signature)
-                await store.thin_checkpoints(tx, last, node.key_id, KEPT_ENTRIES, KEPT_AGE)
+                if signed is not None:
+                    await store.thin_checkpoints(tx, signed.position, node.key_id, KEPT_ENTRIES, KEPT_AGE)
         if due and not refused:
             # After the commit: what the node remembers must be in the ledger, or it would never sign again.
-            node.remember(Signed(position, head.hex()))
+            node.remember(here)
         return Sealed(len(entries), position, refused)
 
-    async def progress(self) -> Progress:
-        """How far the sealer has come, and what waits for it."""
+    async def progress(self, signed: Signed | None) -> Progress:
+        """How far the sealer has come, what waits for it, and what waits for the signature of a node that has signed
+        so far."""
         async with self._ledger.reading() as tx:
-            return Progress(**await store.progress(tx))
+            return Progress(**await store.progress(tx, signed.position if signed else 0))
 
     async def make_partitions(self, now: datetime) -> int:
         """Make the daily partitions from yesterday to a week ahead; returns how many rows missed theirs."""
@@ -205,6 +209,8 @@ async def _not_what_was_signed(tx: Tx, signed: Signed | None, end: store.Sealer)
         return f"entry {signed.position:,}, which this node signed, is gone"
     if present.hex() != signed.entry_hash:
         return f"entry {signed.position:,} is not the one this node signed"
+    if end.position < signed.position:
+        return f"the chain's end was set back to entry {end.position:,}, before what this node signed"
     # Between that one and the round at hand may lie what another node sealed, or a round that was not remembered.
     floor = await store.floor(tx)
     position, head = signed.position, present

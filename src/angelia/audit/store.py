@@ -75,11 +75,6 @@ async def advance(tx: Tx, to: Sealer) -> None:
     await tx.execute(SQL["advance"], str(to.next_xid), to.position, to.entry_hash)
 
 
-async def last_checkpoint(tx: Tx) -> int:
-    """Its position, or 0."""
-    return int(await tx.fetchval(SQL["last_checkpoint"]))
-
-
 async def add_checkpoint(
     tx: Tx, position: int, head: bytes, node_key_id: UUID, signed_at: datetime, signature: bytes
 ) -> None:
@@ -140,8 +135,8 @@ async def tail(tx: Tx, limit: int) -> list[StoredEvent]:
     return [_event(row) for row in await tx.fetch(SQL["tail"], limit)]
 
 
-async def progress(tx: Tx) -> dict[str, Any]:
-    row = await tx.fetchrow(SQL["progress"])
+async def progress(tx: Tx, signed_to: int) -> dict[str, Any]:
+    row = await tx.fetchrow(SQL["progress"], signed_to)
     assert row is not None
     return dict(row)
 

@@ -25,16 +25,16 @@ SELECT * FROM unnest($1::bigint[], $2::uuid[], $3::timestamptz[], $4::bytea[])
 -- name: advance
 UPDATE audit_sealer SET next_xid = $1::text::xid8, position = $2, entry_hash = $3
 
--- name: last_checkpoint
-SELECT coalesce(max(position), 0) FROM audit_checkpoints
-
 -- name: add_checkpoint
+-- Another node may have signed the same end of the chain. What stands there is not overwritten: verification reads it.
 INSERT INTO audit_checkpoints (position, entry_hash, node_key_id, signed_at, signature) VALUES ($1, $2, $3, $4, $5)
+ON CONFLICT (position) DO NOTHING
 
 -- name: thin_checkpoints
--- The newest checkpoint vouches for all before it. The one before it goes, if another of the same time stays.
+-- A node's newest checkpoint vouches for all before it. The one before it goes, if another of the same time stays.
 DELETE FROM audit_checkpoints AS k
-USING (SELECT position, signed_at FROM audit_checkpoints WHERE position < $1 ORDER BY position DESC LIMIT 1) AS b
+USING (SELECT position, signed_at FROM audit_checkpoints WHERE position < $1 AND node_key_id = $2
+       ORDER BY position DESC LIMIT 1) AS b
 WHERE k.position = $1 AND k.node_key_id = $2 AND k.position > (SELECT position FROM audit_floor)
   AND k.position - b.position < $3 AND k.signed_at - b.signed_at < $4
 
@@ -98,14 +98,15 @@ WHERE e.xid >= s.next_xid AND NOT EXISTS (SELECT 1 FROM audit_chain c WHERE c.ev
 ORDER BY e.xid, e.event_id LIMIT $1
 
 -- name: progress
--- How much waits for the sealer, and since when: one long open transaction holds it back.
-SELECT w.waiting, w.oldest, s.position AS sealed_to, coalesce(k.position, 0) AS signed_to, k.signed_at
+-- How much waits for the sealer, and since when: one long open transaction holds it back. And the time of the first
+-- entry behind the last one that the node signed, by its own memory: rows of checkpoints can be written by SQL.
+SELECT w.waiting, w.oldest, s.position AS sealed_to,
+  (SELECT c.occurred_at FROM audit_chain c WHERE c.position > $1 ORDER BY c.position LIMIT 1) AS unsigned_since
 FROM audit_sealer s
 CROSS JOIN LATERAL (
   SELECT count(*) AS waiting, min(e.occurred_at) AS oldest FROM audit_events e
   WHERE e.xid >= s.next_xid AND NOT EXISTS (SELECT 1 FROM audit_chain c WHERE c.event_id = e.event_id)
 ) AS w
-LEFT JOIN LATERAL (SELECT position, signed_at FROM audit_checkpoints ORDER BY position DESC LIMIT 1) AS k ON true
 
 -- name: events
 SELECT e.event_id, e.occurred_at, e.event_type, e.actor_nhi, e.object_nhi, e.message_id, e.replay_key, e.detail, e.event_hash, e.redacted_at,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import mmap
 import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
@@ -53,8 +54,10 @@ class FileWitness:
         self._path = path
 
     def newest(self, public_key: bytes) -> int:
-        kept = self.checkpoints(key_id(KeyType.ED25519, public_key))
-        return max((one.position for one in kept), default=0)
+        """From the end: each is appended behind all before it. A line that the node did not sign counts for nothing."""
+        node = key_id(KeyType.ED25519, public_key)
+        kept = (one for one in self._from_the_end() if one.node_key_id == node and one.is_signed_by(public_key))
+        return next((one.position for one in kept), 0)
 
     def take(self, public_key: bytes, checkpoints: Sequence[Checkpoint]) -> None:
         lines = b"".join(msgspec.json.encode(one) + b"\n" for one in checkpoints)
@@ -75,16 +78,38 @@ class FileWitness:
         try:
             with self._path.open("rb") as lines:
                 for line in lines:
-                    try:
-                        one = msgspec.json.decode(line, type=Checkpoint)
-                    except (msgspec.DecodeError, UnicodeDecodeError):
-                        continue
-                    if one.node_key_id == node_key_id:
+                    one = _parsed(line)
+                    if one is not None and one.node_key_id == node_key_id:
                         yield one
         except FileNotFoundError:
             return
         except OSError as error:
             raise Unavailable(f"{self._path} cannot be read: {error.strerror}") from error
+
+    def _from_the_end(self) -> Iterator[Checkpoint]:
+        try:
+            with self._path.open("rb") as file:
+                end = os.fstat(file.fileno()).st_size
+                if not end:
+                    return
+                with mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ) as lines:
+                    while end:
+                        begin = lines.rfind(b"\n", 0, end - 1) + 1
+                        if (one := _parsed(lines[begin:end])) is not None:
+                            yield one
+                        end = begin
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise Unavailable(f"{self._path} cannot be read: {error.strerror}") from error
+
+
+def _parsed(line: bytes) -> Checkpoint | None:
+    """The checkpoint of a line; None for a torn one."""
+    try:
+        return msgspec.json.decode(line, type=Checkpoint)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 class NodeWitness:
@@ -164,8 +189,13 @@ class Handing:
     async def _next_batch(self) -> bool:
         if self._handed is None:
             self._handed = await asyncio.to_thread(self._witness.newest, self._node.public_key)
-        waiting = await self._audit.checkpoints(self._handed, _BATCH)
-        own = [checkpoint for checkpoint in waiting if checkpoint.node_key_id == self._node.key_id]
+        # Rows can be written by SQL. Behind what the node has signed there are none of its own yet, so the cursor stays
+        # there; and only what carries its signature is handed over.
+        signed = self._node.signed()
+        last = signed.position if signed else 0
+        waiting = [one for one in await self._audit.checkpoints(self._handed, _BATCH) if one.position <= last]
+        own = [one for one in waiting if one.node_key_id == self._node.key_id]
+        own = [one for one in own if one.is_signed_by(self._node.public_key)]
         if own:
             await asyncio.to_thread(self._witness.take, self._node.public_key, own)
         if waiting:

@@ -9,6 +9,7 @@ import structlog
 from angelia import metrics
 from angelia.audit.service import SEAL_BATCH, Audit, NodeSigner
 from angelia.jobs.ticks import Tick
+from angelia.keys.node import NodeIdentity
 
 log = structlog.get_logger(__name__)
 
@@ -25,11 +26,11 @@ def tick(audit: Audit, node: NodeSigner) -> Tick:
     return Tick("audit sealer", 1.0, seal)
 
 
-def measuring(audit: Audit) -> Tick:
+def measuring(audit: Audit, node: NodeIdentity) -> Tick:
     """In web processes, whose metrics are shown; from the ledger, so that it tells of a sealer that is gone, too."""
 
     async def measure(now: datetime) -> bool:
-        progress = await audit.progress()
+        progress = await audit.progress(node.signed())
         metrics.AUDIT_WAITING.set(progress.waiting)
         metrics.AUDIT_AGE.set((now - progress.oldest).total_seconds() if progress.oldest else 0)
         metrics.AUDIT_SEALED.set(progress.sealed_to)
