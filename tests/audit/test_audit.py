@@ -463,6 +463,29 @@ async def test_a_forged_event_of_a_transaction_to_come_is_named(
     assert (fault.event_id, fault.what) == (forged.event_id, "claims a transaction beyond its neighbours'")
 
 
+async def test_a_forged_event_that_copies_the_id_of_a_sealed_one_is_named(
+    ledger: Ledger, node: NodeKey, connection: asyncpg.Connection
+) -> None:
+    audit = Audit(ledger)
+    (sealed,) = await record(ledger, 1)
+    await seal_all(audit, node)
+    await connection.execute(
+        """INSERT INTO audit_events (event_id, occurred_at, event_type, actor_nhi, event_hash, xid)
+           VALUES ($1, $2, 'agent_erased', 'alice', sha256('x'), $3::text::xid8)""",
+        sealed.event_id,
+        NOW + timedelta(seconds=1),
+        str(2**60),
+    )
+    await seal_all(audit, node, NOW + timedelta(seconds=2))
+    (fault,) = (await verify(audit, node)).broken
+    assert (fault.event_id, fault.what) == (sealed.event_id, "claims a transaction beyond its neighbours'")
+    assert [(e.event_type, e.position) for e in await audit.events(service.Page())] == [
+        ("agent_erased", None),
+        ("tested", 1),
+    ]
+    assert (await audit.progress(node.signed())).waiting == 1
+
+
 async def test_a_forged_event_is_named_even_when_its_transaction_has_come(
     ledger: Ledger, node: NodeKey, connection: asyncpg.Connection
 ) -> None:

@@ -91,10 +91,12 @@ WHERE e.xid < s.next_xid
 ORDER BY e.xid, e.event_id LIMIT $1
 
 -- name: tail
+-- A copy of a sealed event's id at another time is no sealed event.
 SELECT e.event_id, e.occurred_at, e.event_type, e.actor_nhi, e.object_nhi, e.message_id, e.replay_key, e.detail, e.event_hash, e.redacted_at,
   e.xid::text AS xid, e.xmin::text AS written, pg_snapshot_xmax(pg_current_snapshot())::text AS next_xid, NULL::bigint AS position
 FROM audit_events e, audit_sealer s
-WHERE e.xid >= s.next_xid AND NOT EXISTS (SELECT 1 FROM audit_chain c WHERE c.event_id = e.event_id)
+WHERE e.xid >= s.next_xid
+  AND NOT EXISTS (SELECT 1 FROM audit_chain c WHERE c.event_id = e.event_id AND c.occurred_at = e.occurred_at)
 ORDER BY e.xid, e.event_id LIMIT $1
 
 -- name: progress
@@ -105,13 +107,14 @@ SELECT w.waiting, w.oldest, s.position AS sealed_to,
 FROM audit_sealer s
 CROSS JOIN LATERAL (
   SELECT count(*) AS waiting, min(e.occurred_at) AS oldest FROM audit_events e
-  WHERE e.xid >= s.next_xid AND NOT EXISTS (SELECT 1 FROM audit_chain c WHERE c.event_id = e.event_id)
+  WHERE e.xid >= s.next_xid
+    AND NOT EXISTS (SELECT 1 FROM audit_chain c WHERE c.event_id = e.event_id AND c.occurred_at = e.occurred_at)
 ) AS w
 
 -- name: events
 SELECT e.event_id, e.occurred_at, e.event_type, e.actor_nhi, e.object_nhi, e.message_id, e.replay_key, e.detail, e.event_hash, e.redacted_at,
   e.xid::text AS xid, e.xmin::text AS written, pg_snapshot_xmax(pg_current_snapshot())::text AS next_xid, c.position
-FROM audit_events e LEFT JOIN audit_chain c ON c.event_id = e.event_id
+FROM audit_events e LEFT JOIN audit_chain c ON c.event_id = e.event_id AND c.occurred_at = e.occurred_at
 WHERE ($1::text IS NULL OR e.event_type = $1)
   AND ($2::varchar IS NULL OR e.actor_nhi = $2)
   AND ($3::uuid IS NULL OR e.message_id = $3)
