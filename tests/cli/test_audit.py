@@ -5,17 +5,26 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import msgspec
+import pyarrow as pa
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from angelia.audit.model import GENESIS, Event, checkpoint_bytes, entry_hash
+from angelia.audit.model import GENESIS, Event, Floor, checkpoint_bytes, entry_hash
 from angelia.envelope.ids import KeyType, key_id
+from angelia.pipeline.lake.commit import Mark, commit, opened
+from angelia.pipeline.lake.floor import properties
+from angelia.pipeline.lake.tables import AUDIT
+from angelia.pipeline.lake.writer import Files
+from angelia.stores.embedded.private import write_private
+from angelia.stores.objects import Objects
 from cli.running import Angelia
 from client.recorder import Recorder
+from lakes import rows
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PUBLIC = KEY.public_key().public_bytes_raw()
@@ -36,6 +45,7 @@ class Ledger:
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
     strays: list[dict[str, Any]] = field(default_factory=list)
     tail: list[dict[str, Any]] = field(default_factory=list)
+    floor: dict[str, Any] = field(default_factory=lambda: plain(Floor()))
 
     def __post_init__(self) -> None:
         previous = GENESIS
@@ -46,12 +56,31 @@ class Ledger:
                 {"position": position, "event_id": event["event_id"], "entry_hash": previous.hex(), "event": event}
             )
         if self.count:
-            signature = KEY.sign(checkpoint_bytes(self.count, previous, SIGNED)).hex()
-            named = str(key_id(KeyType.ED25519, PUBLIC))
-            self.checkpoints.append(
-                {"position": self.count, "entry_hash": previous.hex(), "node_key_id": named,
-                 "signed_at": plain(SIGNED), "signature": signature}
-            )  # fmt: skip
+            self.sign(self.count, SIGNED)
+
+    def sign(self, position: int, at: datetime) -> None:
+        head = self.entries[position - 1]["entry_hash"]
+        signature = KEY.sign(checkpoint_bytes(position, bytes.fromhex(head), at)).hex()
+        named = str(key_id(KeyType.ED25519, PUBLIC))
+        self.checkpoints.insert(
+            0,
+            {"position": position, "entry_hash": head, "node_key_id": named,
+             "signed_at": plain(at), "signature": signature},
+        )  # fmt: skip
+
+    def let_go(self, position: int) -> list[bytes]:
+        """The first entries leave, as an archive run says, or SQL in its place; returns their hashes."""
+        self.sign(position, NOON + timedelta(seconds=position))
+        gone, self.entries = self.entries[:position], self.entries[position:]
+        self.floor = {"position": position, "entry_hash": gone[-1]["entry_hash"]}
+        run = Event(
+            event_id=UUID(int=99),
+            occurred_at=SIGNED,
+            event_type="archive_run",
+            detail={"job": "archive audit", "to": position},
+        )
+        self.tail.append({**plain(run), "event_hash": run.hash().hex(), "redacted_at": None, "position": None})
+        return [bytes.fromhex(entry["entry_hash"]) for entry in gone]
 
     def event(self, number: int) -> dict[str, Any]:
         event = Event(
@@ -69,8 +98,9 @@ class Ledger:
         server.tell("GET", "/v1/audit/checkpoints", {"checkpoints": self.checkpoints})
         server.tell("GET", "/v1/audit/checkpoints", {"checkpoints": []})
         half = len(self.entries) // 2
-        server.tell("GET", "/v1/audit/chain", {"entries": self.entries[:half], "sealed_to": self.count})
-        server.tell("GET", "/v1/audit/chain", {"entries": self.entries[half:], "sealed_to": self.count})
+        for entries in (self.entries[:half], self.entries[half:]):
+            page = {"entries": entries, "sealed_to": self.count, "floor": self.floor}
+            server.tell("GET", "/v1/audit/chain", page)
         server.tell("GET", "/v1/audit/unsealed", {"strays": self.strays, "tail": self.tail})
 
 
@@ -131,6 +161,78 @@ def test_a_removed_and_an_inserted_row_are_found(server: Recorder, angelia: Ange
         (4, "is missing from the chain"),
         (None, "is in no entry of the chain"),
     }
+
+
+def archive(lake: Path, hashes: list[bytes]) -> None:
+    """An archive with the first entries of a chain."""
+    objects = Objects.at(str(lake))
+    batch = rows(AUDIT, NOON.date(), len(hashes), 1)
+    kept = pa.array(hashes, AUDIT.schema.field("entry_hash").type)
+    batch = batch.set_column(AUDIT.schema.get_field_index("entry_hash"), AUDIT.schema.field("entry_hash"), kept)
+    with Files(objects, AUDIT, "archive-audit-1") as made:
+        made.add(batch)
+    assert commit(objects, AUDIT, made.written, Mark("archive audit", len(hashes)))
+
+
+def test_entries_that_left_are_looked_up_in_the_archive(server: Recorder, angelia: Angelia, shell: Path) -> None:
+    ledger = Ledger(10)
+    hashes = [bytes.fromhex(entry["entry_hash"]) for entry in ledger.entries]
+    ledger.let_go(4)
+    ledger.tell(server)
+    archive(shell / "lake", hashes[:6])
+    ended = angelia("audit", "verify", "--lake", str(shell / "lake"))
+    assert (ended.code, ended.out) == (0, "6 entries sound, 2 checkpoints, 1 not sealed yet\n")
+    assert ended.err == "4 entries before them are in the archive: angelia pipeline run verify audit\n"
+
+
+@pytest.mark.parametrize("kept", ["nothing", "too little", "another chain"])
+def test_history_that_sql_removed_as_if_it_had_left_for_the_archive_is_found(
+    server: Recorder, angelia: Angelia, shell: Path, kept: str
+) -> None:
+    ledger = Ledger(10)
+    hashes = ledger.let_go(4)
+    ledger.tell(server)
+    data = shell / "data"
+    data.mkdir(mode=0o700)
+    write_private(data / "node.key", bytes(range(32)))
+    if kept != "nothing":
+        archive(data / "lake", hashes[:3] if kept == "too little" else [bytes(32)] * 4)
+    ended = angelia("audit", "verify")
+    assert (ended.code, ended.out) == (3, "")
+    what = (
+        "is another one in the archive than the ledger says"
+        if kept == "another chain"
+        else f"is said to have left for the archive, and {data / 'lake'} does not have it"
+    )
+    assert ended.err.splitlines()[0] == f"error: entry 4 {what} (audit_broken)"
+
+
+def test_an_archive_that_is_not_read_is_said_not_to_be(server: Recorder, angelia: Angelia) -> None:
+    ledger = Ledger(10)
+    ledger.let_go(4)
+    ledger.tell(server)
+    ended = angelia("audit", "verify")
+    assert ended.code == 0
+    assert ended.err == (
+        "4 entries before them are said to be in the archive, which was not read: it lies with the server;"
+        " --lake names it\n"
+    )
+
+
+def test_an_archive_that_begins_where_the_ledger_does_proves_nothing(
+    server: Recorder, angelia: Angelia, shell: Path
+) -> None:
+    ledger = Ledger(10)
+    ledger.let_go(4)
+    ledger.tell(server)
+    begun = Floor(4, ledger.floor["entry_hash"])
+    table = opened(Objects.at(str(shell / "lake")), AUDIT)
+    table.alter.set_table_properties(dict(properties(begun)), raise_if_not_exists=False)
+    ended = angelia("audit", "verify", "--lake", str(shell / "lake"))
+    assert (ended.code, ended.err) == (
+        0,
+        "4 entries before them are said to be in the archive, which begins behind them\n",
+    )
 
 
 def test_an_empty_ledger_is_sound(server: Recorder, angelia: Angelia) -> None:

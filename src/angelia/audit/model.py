@@ -175,6 +175,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     witnessed: int
     broken: list[Fault]
     unsealed: list[StoredEvent]
+    unproven: str | None = None  # why the archive does not vouch for the entries that left for it, if it does not
 
 
 def entry_hash(previous: bytes, position: int, event_hash: bytes) -> bytes:

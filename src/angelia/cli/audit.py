@@ -9,6 +9,8 @@ from uuid import UUID
 import click
 import msgspec
 
+from angelia.cli import archived_audit
+from angelia.cli.archived_audit import Archived
 from angelia.cli.errors import Usage
 from angelia.cli.flags import Needs
 from angelia.cli.grammar import Noun
@@ -37,12 +39,13 @@ command = Noun("audit", "what happened: show it, verify that nobody changed it")
     metavar="[PLACE]",
     help="compare with what the witness keeps; the setting audit_witness, if no PLACE is said",
 )
-def verify(session: Session, witness: str | None) -> None:
+@click.option("--lake", metavar="URL", help="the archive, if it is not the server's own")
+def verify(session: Session, witness: str | None, lake: str | None) -> None:
     """Check every sealed event, the chain over them and the node's signatures. Exit 3 when it is broken."""
     place = session.settings.audit_witness if witness == "" else witness
     if witness is not None and place is None:
         raise Usage("there is no witness", hint="name one: angelia audit verify --witness /mnt/other/checkpoints")
-    verdict = _verified(session, session.as_operator(), place)
+    verdict = _verified(session, session.as_operator(), place, lake)
     broken = sorted(verdict.broken, key=lambda fault: (fault.position is None, fault.position or 0))
     if session.shared.json:
         session.out.records([verdict])
@@ -96,7 +99,7 @@ def show(
     show_list(session, fetch, _EVENTS, nothing="no such events", hint="widen it: angelia audit show --since 7d")
 
 
-def _verified(session: Session, client: Client, witness: str | None) -> Verdict:
+def _verified(session: Session, client: Client, witness: str | None, lake: str | None) -> Verdict:
     from angelia.audit.model import Verifier
     from angelia.client import BadAnswer
 
@@ -128,7 +131,19 @@ def _verified(session: Session, client: Client, witness: str | None) -> Verdict:
         outside = client.audit_unsealed(since=since, until=until, limit=PAGE)
         strays += outside.strays
         tail = outside.tail
-    return verifier.finish(page.sealed_to, strays, tail)
+    verdict = verifier.finish(page.sealed_to, strays, tail)
+    if not verdict.archived:
+        return verdict
+    return _with_archive(verdict, archived_audit.look(session, page.floor, node.key_id, lake))
+
+
+def _with_archive(verdict: Verdict, archived: Archived) -> Verdict:
+    from angelia.audit.model import Fault
+
+    broken = [*verdict.broken]
+    if archived.wrong is not None:
+        broken.append(Fault(position=verdict.archived, event_id=None, what=archived.wrong))
+    return msgspec.structs.replace(verdict, broken=broken, unproven=archived.unproven)
 
 
 def _witnessed(place: str, node_key_id: UUID) -> list[Checkpoint]:
@@ -150,7 +165,9 @@ def _print_sound(session: Session, verdict: Verdict) -> None:
     if verdict.unsealed:
         parts.append(f"{len(verdict.unsealed):,} not sealed yet")
     session.out.line(", ".join(parts))
-    if verdict.archived:
+    if verdict.unproven:
+        session.out.note(f"{verdict.archived:,} entries before them are said to be in the archive, {verdict.unproven}")
+    elif verdict.archived:
         session.out.note(
             f"{verdict.archived:,} entries before them are in the archive: angelia pipeline run verify audit"
         )
@@ -164,6 +181,11 @@ def _error(first: Fault, verdict: Verdict) -> AuditBroken:
         return AuditBroken(
             f"event {first.event_id} {first.what}; the {verdict.sealed:,} sealed entries are sound{more}",
             hint="angelia audit verify --json | jq .broken",
+        )
+    if first.position <= verdict.archived:
+        return AuditBroken(
+            f"entry {first.position:,} {first.what}{more}",
+            hint="angelia audit verify --lake PLACE, if the archive lies elsewhere; else those entries were removed",
         )
     sound = first.position - 1 - verdict.archived
     before = (

@@ -14,6 +14,7 @@ from angelia.envelope.ids import KeyType, key_id
 from angelia.errors import StartFailed
 from angelia.stores.embedded.private import read_private, write_private
 
+_KEY = "node.key"
 _MEMORY = "node.signed"
 
 
@@ -70,6 +71,15 @@ class NodeKey(NodeIdentity):
 
     def remember(self, signed: Signed) -> None:
         write_private(self._memory, msgspec.json.encode(signed))
+
+
+def public_key_in(data_dir: Path) -> bytes | None:
+    """The public half of the key in a data directory; None where there is none, or none that this user may read."""
+    try:
+        seed = read_private(data_dir / _KEY, 33)
+    except (OSError, StartFailed):
+        return None
+    return Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw() if len(seed) == 32 else None
 
 
 def load_or_make(path: Path) -> NodeKey:

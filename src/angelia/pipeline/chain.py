@@ -16,9 +16,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from angelia.audit.model import ERASED, LATEST_COMMIT, Floor, StoredEvent, checkpoint_bytes, entry_hash
 from angelia.pipeline.lake import listing
+from angelia.pipeline.lake.entries import files_within
 from angelia.pipeline.lake.tables import AUDIT
 from angelia.pipeline.redactions import Redactions
-from angelia.pipeline.sources import archive, audit
+from angelia.pipeline.sources import archive
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -145,7 +146,7 @@ def _by_hand(number: int) -> str:
 def _ordered(spark: SparkSession, objects: Objects, after: int, last: int, checkpoints: pa.Table) -> DataFrame:
     from pyspark.sql import functions as f
 
-    rows = archive.read(spark, objects, AUDIT, audit.files_within(objects, after, last))
+    rows = archive.read(spark, objects, AUDIT, files_within(objects, after, last))
     rows = rows.where((f.col("position") > after) & (f.col("position") <= last)).drop("day")
     signed = spark.createDataFrame(checkpoints.select(CHECKPOINTS.names).cast(CHECKPOINTS))
     pieces = max(1, (last - after) // _PIECE_ROWS)

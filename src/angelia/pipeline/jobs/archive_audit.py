@@ -12,6 +12,7 @@ from angelia.pipeline.database import Busy, Database
 from angelia.pipeline.jobs.verify_audit import node_key
 from angelia.pipeline.jobs.work import Report, Work
 from angelia.pipeline.lake import commit, durable, simulated
+from angelia.pipeline.lake.entries import files_within
 from angelia.pipeline.lake.floor import properties
 from angelia.pipeline.lake.tables import AUDIT
 from angelia.pipeline.runs import Run, State
@@ -123,7 +124,7 @@ def _prove(work: Work, database: Database, floor: Floor, target: Floor) -> None:
             f"the archive's chain is another one than the ledger's at entry {target.position:,}",
             hint="nothing left the ledger; angelia audit verify",
         )
-    durable.settle(work.objects, AUDIT, audit.files_within(work.objects, floor.position, target.position))
+    durable.settle(work.objects, AUDIT, files_within(work.objects, floor.position, target.position))
 
 
 def _remove(work: Work, database: Database, target: Floor) -> None:

@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
@@ -36,6 +35,7 @@ from angelia.pipeline.database import Database
 from angelia.pipeline.hidden import hidden, shown
 from angelia.pipeline.lake import commit
 from angelia.pipeline.lake.commit import Mark
+from angelia.pipeline.lake.entries import entry_hash
 from angelia.pipeline.lake.floor import archive_floor
 from angelia.pipeline.lake.tables import AUDIT
 from angelia.pipeline.lake.writer import Files, Written
@@ -60,23 +60,9 @@ def archived_head(objects: Objects) -> str:
     last, floor = archived_to(objects), archive_floor(objects)
     if last == floor.position:
         return floor.entry_hash
-    for uri in files_within(objects, last - 1, last):
-        with objects.filesystem().open_input_file(objects.path(uri)) as opened:
-            rows = pq.read_table(opened, columns=["position", "entry_hash"], filters=[("position", "=", last)])
-        if rows.num_rows:
-            return bytes(rows["entry_hash"][0].as_py()).hex()
+    if (found := entry_hash(objects, last)) is not None:
+        return found
     raise AuditBroken(f"entry {last:,} is missing from the archive", hint="angelia pipeline run verify audit")
-
-
-def files_within(objects: Objects, after: int, last: int) -> list[str]:
-    """The files of the archive that have entries behind one position, up to another."""
-    table = commit.find(objects, AUDIT)
-    if table is None:
-        return []
-    found = table.get_add_actions(flatten=True)
-    held = zip(*(found.column(name).to_pylist() for name in ("path", "min.position", "max.position")), strict=True)
-    root = objects.table(AUDIT.name)
-    return [f"{root}/{path}" for path, least, most in held if most > after and least <= last]
 
 
 def options(objects: Objects, url: str, sql: Mapping[str, str], run: str) -> dict[str, str]:

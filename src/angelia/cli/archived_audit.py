@@ -1,0 +1,75 @@
+"""Whether the archive has the audit entries that left the ledger: the ledger's own word for it is not enough."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from angelia.cli.session import Session
+from angelia.errors import AngeliaError
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from angelia.audit.model import Floor
+    from angelia.stores.objects import Objects
+
+_NEEDED = ("pyarrow", "deltalake")
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """What is wrong with the archive, or why it proves nothing. Neither: it has the last entry that left."""
+
+    wrong: str | None = None
+    unproven: str | None = None
+
+
+def look(session: Session, floor: Floor, node_key_id: UUID, lake: str | None) -> Archived:
+    """Look up the last entry that left the ledger in the archive, and compare its hash."""
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        return _unread(f"{missing[0]} is not installed here")
+    if lake is None and session.settings.lake is None and not _is_the_servers(session, node_key_id):
+        return _unread("it lies with the server; --lake names it")
+    from deltalake.exceptions import DeltaError
+    from pyarrow.lib import ArrowException
+
+    from angelia.cli.pipeline_place import archive
+
+    try:
+        return _compared(archive(session.settings, lake), floor)
+    except AngeliaError as error:
+        return _unread(error.message)
+    except (DeltaError, ArrowException, OSError) as error:
+        return _unread(str(error).partition("\n")[0])
+
+
+def _compared(objects: Objects, floor: Floor) -> Archived:
+    from angelia.pipeline.lake.entries import entry_hash
+    from angelia.pipeline.lake.floor import archive_floor
+
+    begins = archive_floor(objects)
+    present = begins.entry_hash if begins.position == floor.position else entry_hash(objects, floor.position)
+    if present is not None and present != floor.entry_hash:
+        return Archived(wrong="is another one in the archive than the ledger says")
+    if begins.position >= floor.position:
+        # An archive that was begun anew, or that let go what was past its time.
+        return Archived(unproven="which begins behind them")
+    if present is None:
+        return Archived(wrong=f"is said to have left for the archive, and {objects.root} does not have it")
+    return Archived()
+
+
+def _is_the_servers(session: Session, node_key_id: UUID) -> bool:
+    """Whether the data directory of this machine is that of the server that was asked."""
+    from angelia.envelope.ids import KeyType, key_id
+    from angelia.keys.node import public_key_in
+
+    local = public_key_in(session.settings.data_dir)
+    return local is not None and key_id(KeyType.ED25519, local) == node_key_id
+
+
+def _unread(why: str) -> Archived:
+    return Archived(unproven=f"which was not read: {why}")
