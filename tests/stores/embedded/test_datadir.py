@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import stat
@@ -40,18 +41,37 @@ def test_a_second_server_is_refused_and_told_the_first_ones_pid(place: Path) -> 
     assert holder.stdout is not None
     holder.stdout.readline()
     try:
-        data_dir = prepared(place / "data")
+        data_dir = DataDir(place / "data")
         with pytest.raises(
             StartFailed, match=rf"another server \(pid {holder.pid}\) uses this data directory"
         ) as refused:
+            data_dir.prepare()
             data_dir.lock()
         assert "--data-dir" in refused.value.hint
     finally:
         holder.kill()
         holder.communicate()
+    data_dir.prepare()
     data_dir.lock()
     data_dir.release()
     data_dir.remove_runtime()
+
+
+@needs_root
+def test_root_takes_nothing_away_from_a_server_that_runs_as_another_user(place: Path) -> None:
+    path = place / "data"
+    path.mkdir(mode=0o700)
+    files = [path / name for name in ("lock", "node.key", "node.signed", "admin.token")]
+    for file in files:
+        write_private(file, b"x")
+    for theirs in (path, *files):
+        os.chown(theirs, 65534, 65534)
+    before = {one: (one.stat().st_uid, one.stat().st_mode) for one in (path, *files)}
+    with (path / "lock").open("rb+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(StartFailed, match="another server"):
+            DataDir(path).prepare()
+    assert {one: (one.stat().st_uid, one.stat().st_mode) for one in (path, *files)} == before
 
 
 def test_runtime_json_counts_only_while_its_server_lives(place: Path) -> None:

@@ -135,18 +135,7 @@ class DataDir:
 
     def lock(self) -> None:
         """Hold the directory until we release it or die; a second holder is refused at once."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            descriptor = os.open(self.lock_file, flags, 0o600)
-        except OSError as error:
-            raise StartFailed(f"{self.lock_file} cannot be locked: {error.strerror}") from error
-        if not _flock_shortly(descriptor):
-            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-            os.close(descriptor)
-            raise StartFailed(
-                f"another server (pid {holder or 'unknown'}) uses this data directory, {self.path}",
-                hint="stop that one, or start this one with another --data-dir",
-            )
+        descriptor = self._locked()
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._lock = descriptor
@@ -185,6 +174,22 @@ class DataDir:
                 return f"{path} ends with:\n" + "\n".join(lines)
         return f"look into {self.logs}"
 
+    def _locked(self) -> int:
+        """The lock file, open and held."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            descriptor = os.open(self.lock_file, flags, 0o600)
+        except OSError as error:
+            raise StartFailed(f"{self.lock_file} cannot be locked: {error.strerror}") from error
+        if not _flock_shortly(descriptor):
+            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            raise StartFailed(
+                f"another server (pid {holder or 'unknown'}) uses this data directory, {self.path}",
+                hint="stop that one, or start this one with another --data-dir",
+            )
+        return descriptor
+
     def _refuse_foreign_content(self) -> None:
         # As root we change owner and mode of it: /tmp or somebody's home must not be meant by mistake.
         if not self.path.is_dir() or self.lock_file.exists():
@@ -207,10 +212,15 @@ class DataDir:
         if owner.is_us:
             self.path.chmod(0o700)
             return
-        # Ours before anything in it is looked at: the user of the stores could rename or replace files until here.
-        os.chown(self.path, us, owner.gid)
-        self.path.chmod(0o710)
-        self._take_secrets()
+        # Under the lock: a server of another user that runs here would lose its own files to us.
+        held = self._locked()
+        try:
+            # Ours before anything in it is looked at: the user of the stores could rename or replace files until here.
+            os.chown(self.path, us, owner.gid)
+            self.path.chmod(0o710)
+            self._take_secrets()
+        finally:
+            os.close(held)
         if not owner.can_enter(self.path):
             raise StartFailed(
                 f"the stores run as {owner.name}, who cannot reach {self.path}",
