@@ -17,8 +17,8 @@ from angelia.audit import service
 from angelia.audit.model import Checkpoint, Verdict, Verifier
 from angelia.audit.service import Audit
 from angelia.audit.witness import FileWitness, Handing, NodeWitness, Witness, witness_at
-from angelia.audit.witnessed import Witnessed
-from angelia.errors import Conflict, InvalidArgument, Unavailable
+from angelia.audit.witnessed import MOST_NODES, Witnessed
+from angelia.errors import Conflict, Denied, InvalidArgument, Unavailable
 from angelia.keys.node import NodeKey, load_or_make
 from angelia.stores.ledger import Ledger
 from processes import ServerProcess
@@ -202,6 +202,49 @@ async def test_who_may_not_write_is_no_node_to_witness_for(start, node: NodeKey)
         assert answer.status_code == 400
     listed = await server.get(f"/v1/audit/witnessed?node={node.key_id}", headers=reading)
     assert listed.json() == {"checkpoints": []}
+
+
+async def test_an_agent_is_no_node_to_witness_for(start, node: NodeKey, connection: asyncpg.Connection) -> None:
+    server: Server = await start()
+    mallory = await server.register()
+    await server.hot_tier_is_old_enough()
+    told = {"public_key": base64.b64encode(node.public_key).decode(), "checkpoints": [signed(node, 1, bytes(32))]}
+    answer = await server.send_signed(mallory, "POST", "/v1/audit/witnessed", msgspec.json.encode(told))
+    assert answer.status_code == 403
+    bound = {"role": "read-write", "agent": mallory.id}
+    token = (await server.post("/v1/tokens", json=bound, headers=server.admin)).json()["token"]
+    answer = await server.post(
+        "/v1/audit/witnessed",
+        content=msgspec.json.encode(told),
+        headers={"authorization": f"Bearer {token}", "content-type": "application/json"},
+    )
+    assert answer.status_code == 403
+    assert await connection.fetchval("SELECT count(*) FROM audit_witnessed") == 0
+
+
+async def test_a_server_witnesses_for_so_many_nodes_and_no_more(
+    ledger: Ledger, node: NodeKey, connection: asyncpg.Connection, tmp_path: Path
+) -> None:
+    witnessed = Witnessed(ledger)
+    await connection.execute(
+        """INSERT INTO audit_witnessed
+           SELECT gen_random_uuid(), 1, sha256('x'), now(), decode(repeat('00', 64), 'hex'), now()
+           FROM generate_series(2, $1)""",
+        MOST_NODES,
+    )
+    assert await witnessed.take(node.public_key, [signed(node, 1, bytes(32))], NOW) == 1
+    other = load_or_make(tmp_path / "other.key")
+    with pytest.raises(Denied):
+        await witnessed.take(other.public_key, [signed(other, 1, bytes(32))], NOW)
+    assert await witnessed.take(node.public_key, [signed(node, 2, bytes(32))], NOW) == 2
+
+
+@pytest.mark.parametrize(("position", "size"), [(2**63, 32), (1, 31)])
+async def test_a_checkpoint_that_no_chain_can_have_is_refused(
+    ledger: Ledger, node: NodeKey, position: int, size: int
+) -> None:
+    with pytest.raises(InvalidArgument):
+        await Witnessed(ledger).take(node.public_key, [signed(node, position, bytes(size))], NOW)
 
 
 async def test_another_node_is_a_witness_that_comes_and_goes(

@@ -11,7 +11,7 @@ import msgspec
 from angelia.audit.model import ChainEntry, Checkpoint, Checkpoints, Floor, Newest, StoredEvent, Testimony
 from angelia.audit.service import Audit, Page
 from angelia.audit.witnessed import Witnessed
-from angelia.errors import InvalidArgument
+from angelia.errors import Denied, InvalidArgument
 from angelia.guard.declarations import (
     Access,
     Answer,
@@ -22,6 +22,10 @@ from angelia.guard.declarations import (
     cursor_after,
     parse_cursor,
 )
+from angelia.guard.model import Per, Rule
+
+# A node tells once a second; after an absence, as fast as it can.
+WITNESS = Rule("witness", 300, 60_000, Per.ADDRESS)
 
 
 class EventQuery(msgspec.Struct, frozen=True):
@@ -114,6 +118,11 @@ def routes(audit: Audit, witnessed: Witnessed) -> list[Route]:
         return Answer(body=Unsealed(strays, tail))
 
     async def witness(call: Call) -> Answer:
+        if call.caller.agent is not None:
+            raise Denied(
+                "agents are no nodes to witness for",
+                hint="an operator makes the node a token: angelia token create --role read-write",
+            )
         told = call.json(Testimony)
         try:
             public_key = base64.b64decode(told.public_key, validate=True)
@@ -129,7 +138,7 @@ def routes(audit: Audit, witnessed: Witnessed) -> list[Route]:
         Route(
             "POST", "/v1/audit/witnessed", witness, Access.WRITE,
             "Keep another node's checkpoints: none goes back, none differs from one that is kept", {200: Newest},
-            takes=Testimony,
+            takes=Testimony, rule=WITNESS,
         ),
         Route(
             "GET", "/v1/audit/witnessed", list_witnessed, Access.READ,

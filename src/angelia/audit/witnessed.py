@@ -10,8 +10,10 @@ from angelia.audit import witnessed_store as store
 from angelia.audit.model import Checkpoint
 from angelia.audit.service import KEPT_AGE, KEPT_ENTRIES
 from angelia.envelope.ids import KeyType, key_id
-from angelia.errors import Conflict, InvalidArgument
+from angelia.errors import Conflict, Denied, InvalidArgument
 from angelia.stores.ledger import Ledger
+
+MOST_NODES = 100
 
 
 class Witnessed:
@@ -29,11 +31,13 @@ class Witnessed:
             raise InvalidArgument("a node's key has 32 bytes")
         node = key_id(KeyType.ED25519, public_key)
         for checkpoint in told:
-            if checkpoint.node_key_id != node or not checkpoint.is_signed_by(public_key):
+            if checkpoint.node_key_id != node or not checkpoint.is_signed_by(public_key) or not _fits(checkpoint):
                 raise InvalidArgument(f"checkpoint {checkpoint.position:,} is not signed by the key that is named")
         async with self._ledger.transaction() as tx:
             newest = await store.newest(tx, node)
             position = newest.position if newest else 0
+            if newest is None and told and await store.nodes(tx) >= MOST_NODES:
+                raise Denied(f"this server witnesses for {MOST_NODES} nodes already")
             for checkpoint in told:
                 if newest and checkpoint.position == newest.position and checkpoint.entry_hash == newest.entry_hash:
                     continue  # told again
@@ -51,3 +55,8 @@ class Witnessed:
     async def of_node(self, node_key_id: UUID, after: int, limit: int) -> list[Checkpoint]:
         async with self._ledger.reading() as tx:
             return await store.of_node(tx, node_key_id, after, limit)
+
+
+def _fits(checkpoint: Checkpoint) -> bool:
+    """Whether it is one that a chain can have: a node may sign what it likes."""
+    return 0 < checkpoint.position <= 2**62 and len(checkpoint.entry_hash) == 64

@@ -5,6 +5,16 @@ SELECT pg_advisory_xact_lock(hashtextextended('angelia/witnessed/' || $1::uuid, 
 -- name: newest
 SELECT position, entry_hash FROM audit_witnessed WHERE node_key_id = $1 ORDER BY position DESC LIMIT 1
 
+-- name: nodes
+-- From one node to the next by the index, however many checkpoints each has.
+WITH RECURSIVE nodes AS (
+  (SELECT node_key_id FROM audit_witnessed ORDER BY node_key_id LIMIT 1)
+  UNION ALL
+  SELECT (SELECT w.node_key_id FROM audit_witnessed w WHERE w.node_key_id > n.node_key_id ORDER BY w.node_key_id LIMIT 1)
+  FROM nodes n WHERE n.node_key_id IS NOT NULL
+)
+SELECT count(node_key_id) FROM nodes
+
 -- name: add
 INSERT INTO audit_witnessed (node_key_id, position, entry_hash, signed_at, signature, witnessed_at)
 VALUES ($1, $2, $3, $4, $5, $6)

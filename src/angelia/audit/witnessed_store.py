@@ -19,6 +19,11 @@ async def newest(tx: Tx, node_key_id: UUID) -> Signed | None:
     return None if row is None else Signed(row["position"], row["entry_hash"].hex())
 
 
+async def nodes(tx: Tx) -> int:
+    """How many nodes have checkpoints here."""
+    return int(await tx.fetchval(SQL["nodes"]))
+
+
 async def add(tx: Tx, told: Checkpoint, now: datetime) -> None:
     head, signature = bytes.fromhex(told.entry_hash), bytes.fromhex(told.signature)
     await tx.execute(SQL["add"], told.node_key_id, told.position, head, told.signed_at, signature, now)

@@ -45,7 +45,6 @@ def test_a_second_server_is_refused_and_told_the_first_ones_pid(place: Path) -> 
         with pytest.raises(
             StartFailed, match=rf"another server \(pid {holder.pid}\) uses this data directory"
         ) as refused:
-            data_dir.prepare()
             data_dir.lock()
         assert "--data-dir" in refused.value.hint
     finally:
