@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,7 @@ case "$*" in
         echo "  Downloading pyspark-4.3.0.tar.gz (437.2 MB)"
         echo "Building wheel for pyspark (pyproject.toml): started"
         echo "Installing collected packages: click, pyspark, angelia"
+        [ ! -e hangs ] || sleep 600
         [ ! -e fails ] || { echo "ERROR: No matching distribution found for click" >&2; exit 1; } ;;
 esac
 """
@@ -100,6 +103,29 @@ def test_an_installation_that_fails_says_why_and_is_tried_again(clone: Path, dev
     assert "ERROR: No matching distribution found for click" in ended.stderr
     (clone / "fails").unlink()
     assert dev("run").stdout == "angelia serve\n"
+
+
+def test_ctrl_c_in_the_middle_of_the_set_up_leaves_nothing_running(clone: Path) -> None:
+    (clone / "hangs").touch()
+    running = subprocess.Popen(
+        ["./dev", "run"],
+        cwd=clone,
+        env=os.environ | {"PYTHON": str(clone / "python")},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # as a terminal has it
+    )
+    assert running.stderr is not None
+    while "installing 3 packages" not in running.stderr.readline():
+        assert running.poll() is None
+    os.killpg(running.pid, signal.SIGINT)
+    try:
+        running.communicate(timeout=20)  # until the last process that could print has gone
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+    assert running.returncode == 130
 
 
 def test_nothing_sends_its_reader_to_an_index_that_does_not_have_us() -> None:
