@@ -17,11 +17,13 @@ ROOT = Path(__file__).parents[1]
 # A Python that makes a .venv of itself; as that it is pip, and notes what it is to install.
 PYTHON = """#!/bin/sh
 case "$*" in
-    "-m venv .venv")
+    "-m venv --clear .venv")
+        rm -rf .venv
         mkdir -p .venv/bin
         cp "$0" .venv/bin/python
         for tool in angelia ruff mypy; do printf '#!/bin/sh\\necho "%s $*"\\n' $tool > .venv/bin/$tool; done
         chmod +x .venv/bin/* ;;
+    "-m pip --version") [ ! -e .venv/half-made ] ;;
     *"pip install"*)
         eval "echo \\${$#}" >> installed
         echo "Collecting pyspark"
@@ -30,7 +32,7 @@ case "$*" in
         echo "Building wheel for pyspark (pyproject.toml): started"
         echo "Installing collected packages: click, pyspark, angelia"
         [ ! -e hangs ] || sleep 600
-        [ ! -e fails ] || { echo "ERROR: No matching distribution found for click" >&2; exit 1; } ;;
+        [ ! -e fails ] || { cat fails >&2; exit 1; } ;;
 esac
 """
 Dev = Callable[..., subprocess.CompletedProcess[str]]
@@ -97,12 +99,26 @@ def test_the_set_up_says_what_it_is_doing(dev: Dev) -> None:
 
 
 def test_an_installation_that_fails_says_why_and_is_tried_again(clone: Path, dev: Dev) -> None:
-    (clone / "fails").touch()
+    said = [f"  line {n}" for n in range(20)] + ["AssertionError", "ERROR: No matching distribution found for click"]
+    (clone / "fails").write_text("\n".join(said) + "\n")
     ended = dev("run")
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert "ERROR: No matching distribution found for click" in ended.stderr
+    *told, error, hint = ended.stderr.splitlines()
+    assert told[-15:] == said[-15:]
+    assert (error, hint[:6]) == ("error: the installation failed", "hint: ")
     (clone / "fails").unlink()
     assert dev("run").stdout == "angelia serve\n"
+
+
+def test_a_venv_that_was_left_half_made_is_made_anew(clone: Path, dev: Dev) -> None:
+    dev("run")
+    for made in (clone / ".venv").glob(".set-up-*"):
+        made.unlink()
+    (clone / ".venv/half-made").touch()
+    ended = dev("run")
+    assert (ended.returncode, ended.stdout) == (0, "angelia serve\n")
+    assert "making it with" in ended.stderr
+    assert not (clone / ".venv/half-made").exists()
 
 
 def test_ctrl_c_in_the_middle_of_the_set_up_leaves_nothing_running(clone: Path) -> None:
