@@ -35,6 +35,14 @@ def test_the_manner_is_read_off_the_raw_words(said: str, manner: Manner) -> None
     assert main.manner_of(said.split()) == manner
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_a_command_without_its_streams_works_all_the_same(shell: Path, closed: str) -> None:
+    command = ["sh", "-c", f'"$@" {closed}', "sh", *PROGRAM, "config", "show"]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (child.returncode, child.stderr) == (0, "")
+    assert bool(child.stdout) == (">&-" not in closed.split())
+
+
 def test_a_closed_pipe_ends_quietly(shell: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)

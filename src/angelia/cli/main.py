@@ -15,7 +15,7 @@ import click
 from angelia import __version__
 from angelia.cli.errors import FAILURE, INTERRUPTED, PIPE_CLOSED, of_click, of_system, report
 from angelia.cli.grammar import Entry, Root
-from angelia.cli.output import Manner, Remarks
+from angelia.cli.output import Manner, Remarks, open_closed_streams
 from angelia.errors import AngeliaError
 
 COMPLETE = "_ANGELIA_COMPLETE"
@@ -43,6 +43,7 @@ root = Root(
 
 def main() -> NoReturn:
     """Run the command that the shell gave us."""
+    open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")
     if isinstance(sys.stderr, io.TextIOWrapper):

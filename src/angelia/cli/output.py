@@ -27,6 +27,18 @@ class Manner:
     color: str = "auto"
 
 
+def open_closed_streams() -> None:
+    """Give a command that was started without stdin, stdout or stderr (`>&-`) /dev/null in its place: Python has None
+    there, and the next file that is opened would be taken for it."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
+
+
 class Remarks(io.TextIOWrapper):
     """stderr, which lets stdout go first: both in one pipe keep the order in which they were written."""
 
