@@ -279,6 +279,28 @@ def test_a_hot_tier_killed_while_it_loads_keeps_its_files(used: Path, place: Pat
     assert not (path / "valkey.unreadable").exists()
 
 
+@pytest.mark.parametrize(
+    "said", ["Error: No space left on device", "Received shutdown signal during loading, scheduling shutdown."]
+)
+def test_files_are_not_set_aside_for_what_is_not_their_fault(said: str, used: Path, place: Path) -> None:
+    path = place / "data"
+    subprocess.run(["cp", "-a", used, path], check=True)
+    data_dir = DataDir(path)
+    valkey = Valkey(data_dir, valkey_for(data_dir))
+    assert valkey.after_death(said, killed=False) is None
+    assert not (path / "valkey.unreadable").exists()
+
+
+def test_files_that_cannot_be_moved_stay_and_are_tried_again(used: Path, place: Path) -> None:
+    path = place / "data"
+    subprocess.run(["cp", "-a", used, path], check=True)
+    data_dir = DataDir(path)
+    valkey = Valkey(data_dir, valkey_for(data_dir))
+    (path / "valkey.unreadable").write_text("a file in its place, which a directory cannot take")
+    assert valkey.after_death("Bad file format", killed=False) is None
+    assert (path / "valkey").is_dir()
+
+
 def test_a_fault_that_is_not_the_files_is_told_after_one_set_was_set_aside(used: Path, place: Path) -> None:
     path = place / "data"
     subprocess.run(["cp", "-a", used, path], check=True)

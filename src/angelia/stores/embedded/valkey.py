@@ -18,6 +18,8 @@ from angelia.stores.embedded.process import Program, Steps
 
 _LARGEST_LOG = 10 * 1024 * 1024
 _READY = "Ready to accept connections"
+# It gave up while it loaded, for another reason than what it read.
+_NOT_ITS_FILES = ("No space left on device", "Received SIGTERM", "Received SIGINT", "Received shutdown signal")
 
 
 class Valkey:
@@ -72,17 +74,21 @@ class Valkey:
     def after_death(self, said: str, *, killed: bool) -> str | None:
         """Set aside the files of one that gave up before it was ready: it cannot read them, and the ledger has it all.
 
-        Only the newest set is kept. If a start from nothing fails too, the files were not the reason.
+        Only the newest set is kept. If a start from nothing fails too, the files were not the reason; nor are they if it
+        tells of another one.
         """
         if _READY in said:
             self._began_anew = False
-        if _READY in said or killed or self._began_anew:
+        if _READY in said or killed or self._began_anew or any(reason in said for reason in _NOT_ITS_FILES):
             return None
         directory = self._data_dir.valkey
         aside = directory.with_name(f"{directory.name}.unreadable")
         shutil.rmtree(aside, ignore_errors=True)
-        directory.rename(aside)
-        sync_directory(directory.parent)
+        try:
+            directory.rename(aside)
+            sync_directory(directory.parent)
+        except OSError:
+            return None  # it is tried again later, like any other that ended
         self._began_anew = True
         return f"Valkey cannot read its files; they lie in {aside} now, and what it held is rebuilt from the ledger"
 
