@@ -250,7 +250,9 @@ async def test_behind_a_proxy_the_public_name_is_what_is_signed(gate) -> None:
     it = gate(public_url="https://angelia.example")
     agent = await it.agent()
     assert (await it.send(agent, "GET", "/v1/signed", authority="angelia.example")).status_code == 200
-    assert (await it.send(agent, "GET", "/v1/signed")).status_code == 401
+    refused = await it.send(agent, "GET", "/v1/signed")
+    assert refused.status_code == 401
+    assert "this server is called https://angelia.example" in refused.text
 
 
 @pytest.mark.parametrize(

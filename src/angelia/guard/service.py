@@ -164,10 +164,10 @@ class Guard:
         try:
             key.verify(presented.signature, presented.base(target))
         except (InvalidSignature, UnicodeEncodeError) as error:
-            raise Unauthenticated(
-                "the signature does not hold",
-                hint="method, authority, path, query and body must be what was signed",
-            ) from error
+            hint = "method, authority, path, query and body must be what was signed"
+            if self._public is not None:
+                hint = f"{hint}; this server is called {self._settings.public_url}"
+            raise Unauthenticated("the signature does not hold", hint=hint) from error
 
     def _authority(self, knock: Knock) -> str:
         """What the caller must have signed for: our public name, or on loopback one of this machine's own.
