@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import shutil
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -138,6 +140,15 @@ async def prepare(loaded: Loaded, data_dir: Path, node: NodeIdentity, *, rotate_
     return Prepared(open_mode)
 
 
+def own_environment() -> str | None:
+    """The virtual environment of `angelia`, as a shell here names it; None where `angelia` is on the path."""
+    if shutil.which("angelia") is not None or sys.prefix == sys.base_prefix:
+        return None
+    prefix = Path(sys.prefix)
+    inside = prefix.is_relative_to(Path.cwd())
+    return shlex.quote(f"./{prefix.relative_to(Path.cwd())}" if inside else str(prefix))
+
+
 def _refuse_nameless(settings: Settings) -> None:
     if not settings.loopback and settings.public_url is None:
         raise StartFailed(
@@ -150,7 +161,9 @@ def _refuse_open_to_all(loaded: Loaded, *, open_mode: bool) -> None:
     settings = loaded.settings
     if open_mode and settings.reachable and not settings.insecure:
         # Not by way of a start on loopback: that would leave rules behind which allow everything.
-        command = "angelia token create --role admin --offline"
+        prefix = own_environment()
+        command = f"{prefix}/bin/angelia" if prefix else "angelia"
+        command = f"{command} token create --role admin --offline"
         if loaded.origins["data_dir"] != "default":
             command = f"{command} --data-dir {shlex.quote(str(settings.data_dir))}"
         raise StartFailed(

@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 from types import FrameType
 
 import angelia
@@ -253,10 +252,8 @@ def _greet(loaded: Loaded, *, open_mode: bool) -> None:
 
 def _before_the_next(loaded: Loaded) -> Iterator[str]:
     """What another terminal needs to find `angelia`, when it is not on the path, and this server and its token."""
-    if shutil.which("angelia") is None and sys.prefix != sys.base_prefix:
-        prefix = Path(sys.prefix)
-        shown = f"./{prefix.relative_to(Path.cwd())}" if prefix.is_relative_to(Path.cwd()) else str(prefix)
-        yield f". {shlex.quote(shown)}/bin/activate"
+    if prefix := app.own_environment():
+        yield f". {prefix}/bin/activate"
     if loaded.origins["data_dir"] != "default":
         yield f"export ANGELIA_DATA_DIR={shlex.quote(str(loaded.settings.data_dir.expanduser().resolve()))}"
 

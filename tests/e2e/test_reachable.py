@@ -6,7 +6,6 @@ import os
 import re
 import secrets
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,12 +15,18 @@ import pytest
 from objectstore import free_port
 from processes import ServerProcess
 
+# As after `./dev run`, which puts nothing on the path.
+WITHOUT_US = os.pathsep.join(
+    place for place in os.environ["PATH"].split(os.pathsep) if not (Path(place) / "angelia").exists()
+)
+
 
 @pytest.fixture
 def server(directory: Path) -> Iterator[ServerProcess]:
     port = free_port()
     reach = {"host": "0.0.0.0", "public_url": f"http://127.0.0.1:{port}"}  # noqa: S104
     server = ServerProcess(directory / f"reachable-{secrets.token_hex(4)}", port=port, **reach)
+    server.environ["PATH"] = WITHOUT_US
     yield server
     if server.process is not None:
         server.stop()
@@ -31,7 +36,7 @@ def test_the_hint_of_a_refused_reachable_start_leads_to_one_that_allows_nothing(
     with pytest.raises(AssertionError, match="can be reached from elsewhere"):
         server.start()
     hint = re.findall(r"^hint: `(.*)`, then start again$", server.log.read_text(), re.MULTILINE)[-1]
-    environ = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"} | {
+    environ = {"PATH": WITHOUT_US} | {
         name: value for name, value in os.environ.items() if name in ("PYTHONPATH", "HOME", "TMPDIR")
     }
     pasted = subprocess.run(

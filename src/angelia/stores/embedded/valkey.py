@@ -74,8 +74,8 @@ class Valkey:
     def after_death(self, said: str, *, killed: bool) -> str | None:
         """Set aside the files of one that gave up before it was ready: it cannot read them, and the ledger has it all.
 
-        Only the newest set is kept. If a start from nothing fails too, the files were not the reason; nor are they if it
-        tells of another one.
+        Only the newest set is kept. If a start from nothing fails too, the files were not the reason. Nor are
+        they if it tells of another one.
         """
         if _READY in said:
             self._began_anew = False
