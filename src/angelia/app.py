@@ -34,7 +34,7 @@ from angelia.channels.reading import Readers
 from angelia.channels.rosters import Rosters
 from angelia.channels.service import Channels
 from angelia.envelope import support
-from angelia.errors import StartFailed, Unavailable
+from angelia.errors import DiskFull, StartFailed, Unavailable
 from angelia.guard import routes as guard_routes
 from angelia.guard import store as guard_store
 from angelia.guard.blocks import Blocks
@@ -94,6 +94,7 @@ from angelia.runs.service import Runs
 from angelia.settings import OUR_OWN, Loaded, Settings
 from angelia.stores import migrations
 from angelia.stores.disk import Disk
+from angelia.stores.embedded.datadir import DataDir
 from angelia.stores.embedded.private import read_private, write_private
 from angelia.stores.ledger import GONE, Ledger, StatementError
 from angelia.stores.valkey import HotTier
@@ -135,9 +136,16 @@ async def prepare(loaded: Loaded, data_dir: Path, node: NodeIdentity, *, rotate_
             _refuse_open_to_all(loaded, open_mode=open_mode)
             # Last: it is decided once, by the first start that comes to pass.
             await slices.policy.start_with(now, loopback=not settings.reachable)
+    except DiskFull as error:
+        raise StartFailed(_disk(loaded, data_dir).told(), hint="make room there, and start again") from error
     except (Unavailable, StatementError) as error:
         raise StartFailed(f"the stores cannot be prepared: {error}", hint="`angelia doctor` tells why") from error
     return Prepared(open_mode)
+
+
+def _disk(loaded: Loaded, data_dir: Path) -> Disk:
+    """That of our own PostgreSQL, which may be mounted there by itself."""
+    return Disk(DataDir(data_dir).postgres if loaded.origins["database_url"] == OUR_OWN else None)
 
 
 def own_environment() -> str | None:
@@ -310,8 +318,7 @@ class Slices:
         assert settings.database_url
         assert settings.redis_url
         fields = Fields(provider.load(_master_key_file(settings, data_dir)))
-        disk = Disk(data_dir if loaded.origins["database_url"] == OUR_OWN else None)
-        ledger = await Ledger.open(settings.database_url, settings.database_pool, disk)
+        ledger = await Ledger.open(settings.database_url, settings.database_pool, _disk(loaded, data_dir))
         hot = HotTier(settings.redis_url, settings.redis_pool, shared=loaded.origins["redis_url"] != OUR_OWN)
         agents = Agents(ledger)
         policy, wake, queues = Policy(ledger, HotRates(hot)), Wake(hot), HotMail(hot)

@@ -115,7 +115,8 @@ def _data_directory(data_dir: DataDir, running: Runtime | None) -> Finding:
 
 
 def _disk(data_dir: DataDir) -> Finding:
-    place = next(place for place in (data_dir.path, *data_dir.path.parents) if os.access(place, os.F_OK))
+    places = (data_dir.postgres, data_dir.path, *data_dir.path.parents)
+    place = next(place for place in places if os.access(place, os.F_OK))
     return judge_disk(place, shutil.disk_usage(place).free)
 
 

@@ -44,6 +44,23 @@ def server(disk: SmallDisk, directory: Path) -> Iterator[ServerProcess]:
     server.stop()
 
 
+@pytest.mark.parametrize(
+    ("megabytes", "told"),
+    [(40, "PostgreSQL has no room in {}"), (52, "the disk of {} is full")],
+)
+def test_a_first_start_without_room_names_the_directory_and_what_is_left(
+    directory: Path, megabytes: int, told: str
+) -> None:
+    with small_disk(directory, megabytes) as disk:
+        server = ServerProcess(disk.path / "data")
+        server.log = directory / f"no-room-{megabytes}.log"
+        with pytest.raises(AssertionError, match=r"start_failed"):
+            server.start()
+        said = server.log.read_text()
+    assert told.format(disk.path / "data/postgres") in said
+    assert re.search(r"\d\.\d MiB left", said)
+
+
 @pytest.fixture
 def alice(server: ServerProcess, tmp_path: Path) -> Iterator[Talker]:
     alice = Talker(server, tmp_path, "alice")

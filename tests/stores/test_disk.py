@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,16 @@ def test_what_a_ledger_elsewhere_says_is_believed_for_a_while_and_refuses_nothin
     disk.check()
     stopwatch.now += 20
     assert not disk.full
+
+
+def test_a_file_system_that_knows_no_size_is_no_reason_to_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unsized = os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: unsized)
+    disk = Disk(tmp_path)
+    disk.check()
+    assert (disk.full, disk.left) == (False, None)
 
 
 def test_a_directory_that_cannot_be_seen_is_no_reason_to_refuse(tmp_path: Path) -> None:

@@ -41,7 +41,8 @@ class Disk:
             except OSError:
                 self._left = None
             else:
-                self._left = found.f_bavail * found.f_frsize
+                # Some file systems know no size, and say so by having no blocks at all.
+                self._left = found.f_bavail * found.f_frsize if found.f_blocks else None
         return self._left
 
     @property
@@ -76,7 +77,13 @@ class Disk:
     @property
     def shown(self) -> str:
         """What is left, for people."""
-        return "nothing" if self._left is None else f"{self._left / _MIB:.1f} MiB"
+        left = self.left
+        return "nothing" if left is None else f"{left / _MIB:.1f} MiB"
+
+    def told(self) -> str:
+        """That it is full, with the directory: for operators."""
+        least = f"{RESERVE // _MIB} MiB"
+        return f"the disk of {self._directory} is full: {self.shown} left, and nothing is written below {least}"
 
     def found_full(self) -> None:
         """The ledger could not write."""

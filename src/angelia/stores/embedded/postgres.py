@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from angelia.errors import StartFailed
+from angelia.stores.disk import Disk
 from angelia.stores.embedded.binaries import Programs
 from angelia.stores.embedded.datadir import POSTGRES_SOCKET, DataDir
 from angelia.stores.embedded.orphans import Trace
@@ -105,14 +106,23 @@ class Postgres:
 
     def is_ready(self) -> bool:
         """Whether a real connection works; the first one finds, or makes, our database and its owner."""
-        return asyncio.run(self._connects())
+        import asyncpg  # here, because the command line imports this package for runtime.json alone
+
+        try:
+            return asyncio.run(self._connects())
+        except asyncpg.DiskFullError as error:
+            directory, said = self._data_dir.postgres, str(error).partition("\n")[0]
+            raise StartFailed(
+                f"PostgreSQL has no room in {directory}, with {Disk(directory).shown} left: {said}",
+                hint="make room there, or name another directory with --data-dir",
+            ) from error
 
     def after_death(self, said: str, *, killed: bool) -> str | None:
         """Nothing: what it could not start with is the operator's to look at."""
         return None
 
     async def _connects(self) -> bool:
-        import asyncpg  # here, because the command line imports this package for runtime.json alone
+        import asyncpg
 
         try:
             connection = await asyncpg.connect(self.url, timeout=5)
