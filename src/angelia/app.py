@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ import msgspec
 import structlog
 from starlette.types import Receive, Scope, Send
 
+from angelia import environment
 from angelia.agents import routes as agent_routes
 from angelia.agents.service import Agents
 from angelia.audit import routes as audit_routes
@@ -148,15 +147,6 @@ def _disk(loaded: Loaded, data_dir: Path) -> Disk:
     return Disk(DataDir(data_dir).postgres if loaded.origins["database_url"] == OUR_OWN else None)
 
 
-def own_environment() -> str | None:
-    """The virtual environment of `angelia`, as a shell here names it; None where `angelia` is on the path."""
-    if shutil.which("angelia") is not None or sys.prefix == sys.base_prefix:
-        return None
-    prefix = Path(sys.prefix)
-    inside = prefix.is_relative_to(Path.cwd())
-    return shlex.quote(f"./{prefix.relative_to(Path.cwd())}" if inside else str(prefix))
-
-
 def _refuse_nameless(settings: Settings) -> None:
     if not settings.loopback and settings.public_url is None:
         raise StartFailed(
@@ -169,7 +159,7 @@ def _refuse_open_to_all(loaded: Loaded, *, open_mode: bool) -> None:
     settings = loaded.settings
     if open_mode and settings.reachable and not settings.insecure:
         # Not by way of a start on loopback: that would leave rules behind which allow everything.
-        prefix = own_environment()
+        prefix = environment.own()
         command = f"{prefix}/bin/angelia" if prefix else "angelia"
         command = f"{command} token create --role admin --offline"
         if loaded.origins["data_dir"] != "default":

@@ -19,7 +19,7 @@ from datetime import timedelta
 from types import FrameType
 
 import angelia
-from angelia import app
+from angelia import app, environment
 from angelia.guard.routes import MadeToken
 from angelia.http import logs
 from angelia.keys.node import load_or_make
@@ -252,7 +252,7 @@ def _greet(loaded: Loaded, *, open_mode: bool) -> None:
 
 def _before_the_next(loaded: Loaded) -> Iterator[str]:
     """What another terminal needs to find `angelia`, when it is not on the path, and this server and its token."""
-    if prefix := app.own_environment():
+    if prefix := environment.own():
         yield f". {prefix}/bin/activate"
     if loaded.origins["data_dir"] != "default":
         yield f"export ANGELIA_DATA_DIR={shlex.quote(str(loaded.settings.data_dir.expanduser().resolve()))}"

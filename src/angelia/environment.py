@@ -1,0 +1,17 @@
+"""Where `angelia` lies, for the commands that a server tells its operator to run."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+
+def own() -> str | None:
+    """The virtual environment of `angelia`, as a shell here names it; None where `angelia` is on the path."""
+    if shutil.which("angelia") is not None or sys.prefix == sys.base_prefix:
+        return None
+    prefix = Path(sys.prefix)
+    inside = prefix.is_relative_to(Path.cwd())
+    return shlex.quote(f"./{prefix.relative_to(Path.cwd())}" if inside else str(prefix))
