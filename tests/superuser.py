@@ -9,12 +9,12 @@ from angelia.stores.embedded.datadir import DataDir
 from angelia.stores.embedded.owner import store_environment
 
 
-def as_superuser(data_dir: DataDir, *statements: str) -> str:
+def as_superuser(data_dir: DataDir, *statements: str, database: str = "postgres") -> str:
     """Run statements, each on one line, as the role that made the cluster; what PostgreSQL printed."""
     owner = data_dir.owner
     program = postgres_for(data_dir, None).directory / "postgres"
     told = subprocess.run(
-        [program, "--single", "-D", data_dir.postgres, "-c", "exit_on_error=on", "postgres"],
+        [program, "--single", "-D", data_dir.postgres, "-c", "exit_on_error=on", database],
         input="".join(f"{statement}\n" for statement in statements),
         capture_output=True,
         text=True,

@@ -27,6 +27,11 @@ BEGIN
       -- Sequences follow their columns, and what came with an extension stays with it.
       SELECT classid, objid FROM pg_depend WHERE deptype = 'e' OR (deptype IN ('a', 'i') AND refobjsubid > 0)
     )
+    -- `public` belongs to whoever owns the database.
+    SELECT format('ALTER SCHEMA %I OWNER TO angelia', nspname) FROM pg_namespace
+    WHERE oid IN (SELECT oid FROM ours) AND nspowner = 'angelia_superuser'::regrole
+      AND ('pg_namespace'::regclass, oid) NOT IN (SELECT classid, objid FROM part)
+    UNION ALL
     SELECT format('ALTER TABLE %s OWNER TO angelia', oid::regclass) FROM pg_class
     WHERE relnamespace IN (SELECT oid FROM ours) AND relkind IN ('r', 'p', 'v', 'm', 'S', 'f')
       AND ('pg_class'::regclass, oid) NOT IN (SELECT classid, objid FROM part)
