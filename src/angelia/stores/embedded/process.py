@@ -185,7 +185,9 @@ def exists(pid: int) -> bool:
 
 
 def _die_with_us(number: signal.Signals) -> Callable[[], None]:
-    # Looked up before the fork; it runs after the change of user, which would clear the setting.
+    # Looked up before the fork; it runs after the change of user, which would clear the setting. Safe beside the
+    # sealer's thread: Python and the C library keep their own locks (GIL, imports, allocator) whole across a fork, and
+    # these calls take no other. The kernel counts the death of the thread that forked, which is always the main one.
     prctl, getppid, leave = ctypes.CDLL(None).prctl, os.getppid, os._exit
     parent, wanted = os.getpid(), int(number)
 
