@@ -217,7 +217,8 @@ async def sealing(settings: Settings, node: NodeKey) -> AsyncIterator[None]:
     audit = Audit(ledger)
     work = [audit_sealer.tick(audit, node)]
     if settings.audit_witness is not None:
-        work.append(audit_witness.tick(Handing(audit, node, witness_at(settings.audit_witness))))
+        witness = witness_at(settings.audit_witness, begins=node.signed() is None)
+        work.append(audit_witness.tick(Handing(audit, node, witness)))
     ticks = Ticks(ledger, work)
     ticks.start()
     try:

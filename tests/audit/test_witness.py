@@ -12,6 +12,7 @@ from uuid import uuid4
 import asyncpg
 import msgspec
 import pytest
+import structlog
 
 from angelia.audit import service
 from angelia.audit.model import Checkpoint, Verdict, Verifier
@@ -61,7 +62,7 @@ async def rebuild(connection: asyncpg.Connection, node: NodeKey, ledger: Ledger,
 async def test_a_file_keeps_every_checkpoint_and_finds_a_chain_that_was_signed_anew(
     ledger: Ledger, node: NodeKey, connection: asyncpg.Connection, tmp_path: Path
 ) -> None:
-    witness = FileWitness(tmp_path / "elsewhere")
+    witness = FileWitness(tmp_path / "elsewhere", begins=True)
     handing = Handing(Audit(ledger), node, witness)
     for second in range(4):
         await seal(ledger, node, NOW + timedelta(seconds=second))
@@ -84,7 +85,7 @@ async def test_a_file_that_a_power_cut_tore_goes_on_behind_the_tear(
     ledger: Ledger, node: NodeKey, tmp_path: Path
 ) -> None:
     path = tmp_path / "elsewhere"
-    handing = Handing(Audit(ledger), node, FileWitness(path))
+    handing = Handing(Audit(ledger), node, FileWitness(path, begins=True))
     await seal(ledger, node, NOW)
     await handing.hand_over(NOW)
     with path.open("ab") as file:
@@ -97,7 +98,7 @@ async def test_a_file_that_a_power_cut_tore_goes_on_behind_the_tear(
 async def test_a_changed_line_of_the_file_is_no_proof(ledger: Ledger, node: NodeKey, tmp_path: Path) -> None:
     path = tmp_path / "elsewhere"
     await seal(ledger, node, NOW)
-    await Handing(Audit(ledger), node, FileWitness(path)).hand_over(NOW)
+    await Handing(Audit(ledger), node, FileWitness(path, begins=True)).hand_over(NOW)
     (line,) = FileWitness(path).checkpoints(node.key_id)
     path.write_bytes(msgspec.json.encode(msgspec.structs.replace(line, entry_hash="00" * 32)) + b"\n")
     (fault,) = (await verify(ledger, node, FileWitness(path))).broken
@@ -108,7 +109,7 @@ async def test_a_changed_line_of_the_file_is_no_proof(ledger: Ledger, node: Node
 async def test_rows_that_sql_writes_keep_nothing_from_the_witness(
     ledger: Ledger, node: NodeKey, connection: asyncpg.Connection, tmp_path: Path, claimed: str
 ) -> None:
-    witness = FileWitness(tmp_path / "elsewhere")
+    witness = FileWitness(tmp_path / "elsewhere", begins=True)
     handing = Handing(Audit(ledger), node, witness)
     await seal(ledger, node, NOW)
     await handing.hand_over(NOW)
@@ -131,7 +132,7 @@ async def test_a_line_that_the_node_did_not_sign_is_not_the_newest(
     ledger: Ledger, node: NodeKey, tmp_path: Path
 ) -> None:
     path = tmp_path / "elsewhere"
-    witness = FileWitness(path)
+    witness = FileWitness(path, begins=True)
     await seal(ledger, node, NOW)
     await Handing(Audit(ledger), node, witness).hand_over(NOW)
     (line,) = witness.checkpoints(node.key_id)
@@ -147,7 +148,7 @@ async def test_a_witness_that_is_away_stops_no_sealing_and_gets_the_backlog(
     ledger: Ledger, node: NodeKey, tmp_path: Path
 ) -> None:
     place = tmp_path / "not-mounted/elsewhere"
-    handing = Handing(Audit(ledger), node, FileWitness(place))
+    handing = Handing(Audit(ledger), node, FileWitness(place, begins=True))
     for minute in range(3):
         at = NOW + timedelta(minutes=minute)
         await seal(ledger, node, at)
@@ -157,6 +158,24 @@ async def test_a_witness_that_is_away_stops_no_sealing_and_gets_the_backlog(
     assert not place.exists()
     await handing.hand_over(at + timedelta(seconds=30))
     assert [one.position for one in FileWitness(place).checkpoints(node.key_id)] == [3, 6, 9]
+
+
+async def test_a_witness_that_is_not_mounted_gets_no_second_file(ledger: Ledger, node: NodeKey, tmp_path: Path) -> None:
+    place = tmp_path / "elsewhere"
+    witness = FileWitness(place, begins=True)
+    handing = Handing(Audit(ledger), node, witness)
+    await seal(ledger, node, NOW)
+    await handing.hand_over(NOW)
+    kept = place.rename(tmp_path / "not mounted")
+    for started_again in (handing, Handing(Audit(ledger), node, FileWitness(place))):
+        await seal(ledger, node, NOW + timedelta(minutes=1))
+        with structlog.testing.capture_logs() as lines:
+            await started_again.hand_over(NOW + timedelta(minutes=1))
+        assert "is not there: is its disk mounted?" in lines[0]["why"]
+        assert not place.exists()
+    kept.rename(place)
+    await handing.hand_over(NOW + timedelta(minutes=2))
+    assert [one.position for one in witness.checkpoints(node.key_id)] == [3, 6, 9]
 
 
 async def test_a_witness_refuses_what_goes_back_or_tells_another_story(ledger: Ledger, node: NodeKey) -> None:

@@ -42,16 +42,20 @@ class Witness(Protocol):
     def checkpoints(self, node_key_id: UUID) -> Iterator[Checkpoint]: ...
 
 
-def witness_at(place: str) -> Witness:
-    """A file by its absolute path, or another node as https://:TOKEN@host."""
-    return NodeWitness(place) if "://" in place else FileWitness(Path(place))
+def witness_at(place: str, *, begins: bool = False) -> Witness:
+    """A file by its absolute path, or another node as https://:TOKEN@host. `begins` is a node that has signed nothing
+    yet, so that a file may be missing."""
+    return NodeWitness(place) if "://" in place else FileWitness(Path(place), begins=begins)
 
 
 class FileWitness:
-    """A file that is only ever appended to, one checkpoint a line; best on another disk."""
+    """A file that is only ever appended to, one checkpoint a line; best on another disk.
 
-    def __init__(self, path: Path) -> None:
+    It is made for a node that begins, once. Later a missing one means that its disk is not mounted."""
+
+    def __init__(self, path: Path, *, begins: bool = False) -> None:
         self._path = path
+        self._begins = begins
 
     def newest(self, public_key: bytes) -> int:
         """From the end: each is appended behind all before it. A line that the node did not sign counts for nothing."""
@@ -61,8 +65,10 @@ class FileWitness:
 
     def take(self, public_key: bytes, checkpoints: Sequence[Checkpoint]) -> None:
         lines = b"".join(msgspec.json.encode(one) + b"\n" for one in checkpoints)
+        flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if self._begins else 0)
         try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(self._path, flags, 0o600)
+            self._begins = False
             try:
                 size = os.fstat(descriptor).st_size
                 if size and os.pread(descriptor, 1, size - 1) != b"\n":
@@ -71,6 +77,11 @@ class FileWitness:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+        except FileNotFoundError as error:
+            raise Unavailable(
+                f"{self._path} is not there: is its disk mounted? To begin a new one for a node that has signed before:"
+                f" touch {self._path}"
+            ) from error
         except OSError as error:
             raise Unavailable(f"{self._path} cannot be written: {error.strerror}") from error
 
