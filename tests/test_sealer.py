@@ -1,0 +1,49 @@
+"""The sealer's thread goes on for as long as its server does, whatever one round met."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+
+import asyncpg
+import pytest
+import structlog
+
+from angelia import sealer as sealer_module
+from angelia.audit import service
+from angelia.keys.node import load_or_make
+from angelia.sealer import Sealer
+from angelia.settings import Settings
+from angelia.stores.embedded.private import write_private
+from angelia.stores.ledger import Ledger
+from storekeeping import until
+
+_ENDED = "the audit's sealer ended, and is started again"
+
+
+async def test_a_sealer_that_ended_is_started_again_and_seals_what_waited(
+    ledger: Ledger,
+    connection: asyncpg.Connection,
+    database_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sealer_module, "_AGAIN_SECONDS", 0.05)
+    node = load_or_make(tmp_path / "node.key")
+    settings = Settings(data_dir=tmp_path, database_url=database_url, audit_witness=str(tmp_path / "witness"))
+    async with ledger.transaction() as tx:
+        await service.record(tx, [service.event("tested", datetime.now(UTC))])
+    write_private(tmp_path / "node.signed", b"damaged")
+    sealer = Sealer(settings, node)
+    with structlog.testing.capture_logs() as lines:
+        sealer.start()
+        try:
+            await asyncio.to_thread(until, lambda: [line["event"] for line in lines].count(_ENDED) > 1)
+            assert await connection.fetchval("SELECT count(*) FROM audit_chain") == 0
+            (tmp_path / "node.signed").unlink()
+            await asyncio.to_thread(until, lambda: node.signed() is not None)
+        finally:
+            await asyncio.to_thread(sealer.stop)
+    assert not sealer._thread.is_alive()
+    assert await connection.fetchval("SELECT position FROM audit_checkpoints") == 1
