@@ -129,7 +129,7 @@ def test_a_full_disk_is_called_so_reads_go_on_and_room_is_enough(
         assert str(server.data_dir) in finding["detail"]
         assert re.search(LEFT, finding["detail"])
         line = _logged(server, "the disk is full")[-1]
-        assert (line["level"], line["directory"]) == ("error", str(server.data_dir))
+        assert (line["level"], line["directory"]) == ("error", str(server.data_dir / "postgres"))
         assert re.fullmatch(LEFT, line["left"])
     until(lambda: httpx.get(f"{url}/health").status_code == 200, 5)
     deliver(alice)
