@@ -195,25 +195,18 @@ def unsubscribe(mailbox: Mailbox, channel: str | UUID) -> Call[Subscription]:
 def _look_up(mailbox: Mailbox, name: str | UUID) -> Call[Shown]:
     """The channel that the server shows under a name, if it is at least called so."""
     if isinstance(name, UUID) or is_id(name):
-        return (yield from _shown(UUID(str(name))))
+        return (yield from channel_calls.channel(UUID(str(name))))
     candidates = [(mailbox.identity.handle, name)]
     if (named := split_name(name)) is not None:
         candidates.insert(0, named)
     for owner, short in candidates:
         page = yield from channel_calls.channels(owner=owner, name=short)
         if page.channels:
-            found = yield from _shown(page.channels[0].channel_id)
+            found = yield from channel_calls.channel(page.channels[0].channel_id)
             if (found.owner_nhi, found.channel_name) != (owner, short):
                 raise UntrustedRoster(f"asked for {owner}/{short}, the server showed {found.name}")
             return found
     raise NotFound(f"there is no channel {name}", hint="angelia channel list")
-
-
-def _shown(channel_id: UUID) -> Call[Shown]:
-    found = yield from channel_calls.channel(channel_id)
-    if found.channel_id != channel_id:
-        raise UntrustedRoster(f"asked for the channel {channel_id}, the server showed {found.channel_id}")
-    return found
 
 
 def _without(roster: Roster, agent: str) -> list[Member]:

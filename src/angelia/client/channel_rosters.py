@@ -98,6 +98,8 @@ def publisher_rule(mailbox: Mailbox, channel_id: UUID, roster: Roster | None) ->
     """Of whom posts and keys of a channel are believed. Without a roster that is its owner, under whose name the
     channel was joined."""
     if roster is not None:
+        if roster.channel_id != channel_id:
+            raise UntrustedRoster(f"the roster of {roster.name} says nothing of the channel {channel_id}")
         return roster.lets_publish
     owner = (mailbox.channels.name(channel_id) or "").partition("/")[0]
     return lambda sender: sender == owner
