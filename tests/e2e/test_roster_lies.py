@@ -2,27 +2,52 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from angelia.channels.model import Policy
 from angelia.client import Client
+from angelia.client.channel_calls import make_channel
 from angelia.client.channel_reading import Unopened
 from angelia.envelope.refusals import NotAllowed
-from angelia.envelope.rosters import UntrustedRoster
+from angelia.envelope.rosters import UntrustedRoster, roster_document
 from angelia.envelope.sealing import ChannelKey, EpochKey
-from liar import Liar, problem
+from liar import Answer, Asked, Liar, problem
 from rostered import (
     CHANNEL,
     People,
     Sql,
+    first_of,
     give,
     id_of,
+    lists,
     now,
+    pinned,
     smuggle,
     through,
     told,
 )
+from talkers import Talker
+
+
+def angelia(who: Talker, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command line of an agent; its mailbox is closed meanwhile, as another process has it."""
+    who.close()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ANGELIA_")}
+    command = [str(Path(sys.executable).parent / "angelia"), *arguments, "--as", who.name]
+    done = subprocess.run(
+        command, env=kept | {"ANGELIA_HOME": str(who.home)}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=60,
+    )  # fmt: skip
+    who.mailbox, who.client = who._opened()
+    return done
+
 
 # Another channel, or another owner.
 
@@ -68,3 +93,66 @@ def test_a_stale_epoch_moves_no_message_into_another_channel(people: People, lia
     with pytest.raises(UntrustedRoster, match="asked for the channel"):
         dave.client.publish(dave.mailbox, channel, b"secret of alice's channel")
     assert mallory.client.find_channel(mallory.mailbox, bait.name).total_messages == 0
+
+
+def test_who_has_joined_a_channel_believes_no_other_owner_of_it(people: People, liar: Liar, sql: Sql) -> None:
+    """Its own has signed no roster yet; another agent has signed one for the same id."""
+    alice, bob, mallory = people("alice"), people("bob"), people("mallory")
+    made = alice.client._run(make_channel("news", Policy.ALLOWLIST, allow=[bob.name]))
+    bob.subscribes(made.name)
+    through(liar, bob)
+    smuggle(sql, made.channel_id, mallory)
+    key = EpochKey.generate()
+    mallory.client.set_epoch(made.channel_id, 1, key.key_id)
+    sealed = mallory.mailbox.channels.seal(made.channel_id, key, b"pay mallory", now())
+    mallory.client.publish_envelope(made.channel_id, sealed)
+    give(mallory, bob, ChannelKey(made.channel_id, 1, key))
+    calls_it_hers(liar, mallory, made.channel_id)
+    with pytest.raises(UntrustedRoster):
+        bob.client.read_channel(bob.mailbox, made.channel_id, after_offset=0)
+    assert bob.mailbox.rosters.pinned(made.channel_id) is None
+
+
+def test_the_command_line_publishes_under_the_name_that_was_said(people: People, liar: Liar) -> None:
+    """The relay shows the channel as it is, then as another owner's."""
+    alice, dave, mallory = people("alice"), people("dave"), people("mallory")
+    channel = alice.creates(Policy.ALLOWLIST)
+    alice.client.allow(alice.mailbox, channel, dave.name, may_publish=True)
+    channel_id = id_of(alice, channel)
+    calls_it_hers(liar, mallory, channel_id, first=lambda answer: answer.changed(roster_version=0))
+    lists(liar, mallory)
+    done = angelia(dave, "channel", "publish", channel, "secret", "--url", liar.url)
+    assert (done.returncode, "untrusted_roster" in done.stderr) == (3, True), done.stderr
+    assert liar.count("POST", r"/v1/messages.*") == liar.count("POST", CHANNEL + "/publish") == 0
+
+
+def test_a_channel_that_was_taken_for_another_owners_can_be_forgotten(people: People, liar: Liar) -> None:
+    """A first look by id believes what it is shown. What it then pinned must not stay in the way for ever."""
+    alice, bob, mallory = people("alice"), people("bob"), people("mallory")
+    channel = alice.creates(Policy.ALLOWLIST, bob)
+    channel_id = id_of(alice, channel)
+    through(liar, bob)
+    calls_it_hers(liar, mallory, channel_id)
+    assert bob.client.find_channel(bob.mailbox, channel_id).owner_nhi == mallory.name
+    liar.honest()
+    with pytest.raises(UntrustedRoster):
+        bob.client.find_channel(bob.mailbox, channel)
+    done = angelia(bob, "channel", "forget", str(channel_id), "--yes")
+    assert done.returncode == 0, done.stderr
+    bob.subscribes(channel)
+    assert pinned(bob, channel).owner_nhi == alice.name
+
+
+def calls_it_hers(
+    liar: Liar, mallory: Talker, channel_id: object, first: Callable[[Answer], Answer] | None = None
+) -> None:
+    """The liar shows a channel as mallory's, with a roster that she has signed, at first as it is told to."""
+    shown = iter([] if first is None else [first])
+
+    def hers(asked: Asked, answer: Answer) -> Answer:
+        tell = next(shown, None)
+        return answer.changed(owner_nhi=mallory.name, roster_version=1) if tell is None else tell(answer)
+
+    liar.lie("GET", f"/v1/channels/{channel_id}", hers)
+    forged = first_of(mallory, channel_id)  # type: ignore[arg-type]
+    liar.instead("GET", f"/v1/channels/{channel_id}/roster", told(msgspec.to_builtins(roster_document(forged))))

@@ -297,8 +297,10 @@ def made_since_version_1() -> list[tuple[str, str]]:
 
 
 def added_since_version_1() -> list[tuple[str, str]]:
-    """Which columns of which tables to drop."""
-    return re.findall(r"ALTER TABLE (\w+) ADD COLUMN (\w+)", _later_schemas())
+    """Which columns to drop of tables that are older."""
+    made = {name for _, name in made_since_version_1()}
+    added = re.findall(r"ALTER TABLE (\w+) ADD COLUMN (\w+)", _later_schemas())
+    return [(table, column) for table, column in added if table not in made]
 
 
 def _later_schemas() -> str:

@@ -69,6 +69,14 @@ def channel(channel_id: UUID) -> Call[Shown]:
     return _asked_for(channel_id, answer.read(Shown))
 
 
+def channel_again(found: Channel) -> Call[Shown]:
+    """A channel as it is now, still under the name that it was found by."""
+    shown = yield from channel(found.channel_id)
+    if shown.name != found.name:
+        raise UntrustedRoster(f"the server calls the channel {shown.name} that it showed as {found.name}")
+    return shown
+
+
 def update_channel(
     channel_id: UUID,
     *,

@@ -62,7 +62,7 @@ def present_key(mailbox: Mailbox, found: Shown) -> Call[Present]:
         try:
             return (yield from _present_key(mailbox, found))
         except VersionConflict:  # another publisher was faster, or the owner
-            found = yield from channel_calls.channel(found.channel_id)
+            found = yield from channel_calls.channel_again(found)
     raise EpochStale(f"the key of {found.name} changes faster than anybody can publish", hint="try again")
 
 

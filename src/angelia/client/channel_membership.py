@@ -27,7 +27,7 @@ def find_channel(mailbox: Mailbox, name: str | UUID) -> Call[Shown]:
         except VersionConflict:  # its owner has changed it just now
             if last_try:
                 raise
-            found = yield from channel_calls.channel(found.channel_id)
+            found = yield from channel_calls.channel_again(found)
         else:
             break
     return found
@@ -190,6 +190,20 @@ def unsubscribe(mailbox: Mailbox, channel: str | UUID) -> Call[Subscription]:
     if found.owner_nhi != mailbox.identity.handle:
         mailbox.channels.leave(found.channel_id, now())
     return held
+
+
+def forget_channel(mailbox: Mailbox, channel: str | UUID) -> UUID:
+    """Unlearn whose a channel is and who is in it: after a first look by its id at what was no true answer.
+
+    Nothing more is sealed under its keys. The next use is a first contact, so name it by `owner/name` then."""
+    known = UUID(str(channel)) if isinstance(channel, UUID) or is_id(channel) else None
+    for name in [] if known is not None else [str(channel), f"{mailbox.identity.handle}/{channel}"]:
+        roster = mailbox.rosters.named(name)
+        known = known or (mailbox.channels.joined_as(name) if roster is None else roster.channel_id)
+    if known is None:
+        raise NotFound(f"this mailbox knows of no channel {channel}", hint="say its id: angelia channel list")
+    mailbox.channels.forget(known, now())
+    return known
 
 
 def _look_up(mailbox: Mailbox, name: str | UUID) -> Call[Shown]:

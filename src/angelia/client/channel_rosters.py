@@ -53,13 +53,18 @@ def known_roster(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:
 
     Nothing but the owner's signature makes a channel another one than it was: not its name, its policy or its
     members."""
+    joined = mailbox.channels.name(found.channel_id)
+    if joined not in (None, found.name):
+        raise UntrustedRoster(
+            f"the server calls the channel {found.name} that was joined as {joined}",
+            hint=f"if it never was {joined}: angelia channel forget {found.channel_id}",
+        )
     if found.owner_nhi == mailbox.identity.handle:
         roster = yield from _own_roster(mailbox, found)
     else:
         roster = yield from _roster_of_another(mailbox, found)
     if roster is None:
-        joined = mailbox.channels.name(found.channel_id)
-        if joined not in (None, found.name) or mailbox.rosters.named(found.name) is not None:
+        if mailbox.rosters.named(found.name) is not None:
             raise UntrustedRoster(f"the server shows a channel without a roster as {found.name}, which is another one")
         return None
     if (roster.channel_id, roster.name) != (found.channel_id, found.name):

@@ -150,7 +150,7 @@ class AsyncClient:
     ) -> AsyncIterator[ChannelMessage | Unopened]:
         """The messages of a channel as they come, without an end; `commit` says up to where they are done with."""
         found = await self.find_channel(mailbox, channel)
-        following = channel_reading.Tail(mailbox, found.channel_id, after_offset)
+        following = channel_reading.Tail(mailbox, found.channel_id, after_offset, name=found.name)
         while True:
             for one in await self._run(following.next()):
                 yield one
@@ -325,7 +325,7 @@ class Client:
     ) -> Iterator[ChannelMessage | Unopened]:
         """The messages of a channel as they come, without an end; `commit` says up to where they are done with."""
         found = self.find_channel(mailbox, channel)
-        following = channel_reading.Tail(mailbox, found.channel_id, after_offset)
+        following = channel_reading.Tail(mailbox, found.channel_id, after_offset, name=found.name)
         while True:
             yield from self._run(following.next())
 

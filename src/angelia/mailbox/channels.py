@@ -121,6 +121,18 @@ class Channels:
             tx.execute(SQL["leave_channel"], (str(channel_id),))
             tx.execute(SQL["retire_channel_keys"], (self._destroy_at(now), str(channel_id), LATEST))
 
+    def forget(self, channel_id: UUID, now: datetime) -> None:
+        """Know nothing of a channel any more but the keys that open its messages; they seal nothing."""
+        self.leave(channel_id, now)
+        with self._database.transaction() as tx:
+            for statement in ("forget_roster", "forget_epoch", "spend_channel_keys"):
+                tx.execute(SQL[statement], (str(channel_id),))
+
+    def joined_as(self, name: str) -> UUID | None:
+        """The channel that was joined under a name."""
+        found = self._database.row("channel_joined_as", name)
+        return None if found is None else UUID(found[0])
+
     def name(self, channel_id: UUID) -> str | None:
         found = self._database.row("joined_channel", str(channel_id))
         return None if found is None else str(found[0])

@@ -11,3 +11,6 @@ CREATE INDEX idx_channel_rosters_owner ON channel_rosters(owner_nhi);
 CREATE TABLE channel_former_publishers (
   channel_id TEXT NOT NULL, nhi TEXT NOT NULL, PRIMARY KEY (channel_id, nhi)
 ) WITHOUT ROWID;
+
+-- Keys that open and never seal: those of a channel that was forgotten.
+ALTER TABLE channel_keys ADD COLUMN spent INTEGER NOT NULL DEFAULT FALSE;

@@ -453,6 +453,9 @@ DELETE FROM channels WHERE channel_id = ?
 -- name: joined_channel
 SELECT name FROM channels WHERE channel_id = ?
 
+-- name: channel_joined_as
+SELECT channel_id FROM channels WHERE name = ?
+
 -- name: add_channel_key
 -- A key that comes again is in use again.
 INSERT INTO channel_keys (channel_id, key_id, epoch, secret_nonce, secret, sender_nhi, received_at)
@@ -469,7 +472,7 @@ WHERE channel_id = ? AND key_id = ? AND (destroy_at IS NULL OR destroy_at > ?)
 -- name: present_channel_key
 -- One that was replaced opens what was sealed under it, and seals nothing; nor does one that somebody has who is off
 -- the roster.
-SELECT secret_nonce, secret FROM channel_keys WHERE channel_id = ?1 AND key_id = ?2 AND destroy_at IS NULL
+SELECT secret_nonce, secret FROM channel_keys WHERE channel_id = ?1 AND key_id = ?2 AND destroy_at IS NULL AND NOT spent
   AND epoch > coalesce((SELECT keys_after FROM channel_rosters WHERE channel_id = ?1), 0)
 
 -- name: newest_epoch
@@ -478,6 +481,12 @@ SELECT max(epoch) FROM (
   SELECT epoch FROM channel_epochs WHERE channel_id = ?1
   UNION ALL SELECT epoch FROM channel_keys WHERE channel_id = ?1 AND sender_nhi <> ?2
 )
+
+-- name: forget_epoch
+DELETE FROM channel_epochs WHERE channel_id = ?
+
+-- name: spend_channel_keys
+UPDATE channel_keys SET spent = TRUE WHERE channel_id = ?
 
 -- name: heard_epoch
 INSERT INTO channel_epochs (channel_id, epoch) VALUES (?, ?)
