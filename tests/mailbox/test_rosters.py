@@ -129,6 +129,27 @@ def test_a_pin_of_a_pair_that_was_revoked_holds_nothing_back(alice: Mailbox, bob
     assert bob.rosters.believed(CHANNEL) == mended
 
 
+def test_a_channel_stays_its_owners_whatever_is_said_of_the_pair_that_signed(
+    alice: Mailbox, bob: Mailbox, sign: Sign, agent: Callable[[str], Mailbox]
+) -> None:
+    """That a pair was revoked is the server's word."""
+    mallory = agent("mallory")
+    newest = mallory.own.first_bundle(NOW)
+    bob.trust.pin_first(newest, NOW)
+    first, pair = sign(BOB), alice.identity.pair.public
+    bob.rosters.pin(first, NOW)
+    link = alice.own.begin_rotation(NOW, signer=True)
+    alice.own.finish_rotation(NOW, link)
+    bob.trust.advance("alice", [link], NOW, [pair.signer_id])
+    hers = sign_roster(
+        mallory.identity.pair, channel_id=CHANNEL, owner_nhi="mallory", channel_name="news", policy="open", members=[],
+        issued_at=unix_ms(NOW),
+    )  # fmt: skip
+    with pytest.raises(UntrustedRoster, match="not of alice/news"):
+        bob.rosters.pin(hers, NOW)
+    assert bob.rosters.pinned(CHANNEL) == first
+
+
 def test_an_owner_believes_its_present_pair_alone(alice: Mailbox, sign: Sign) -> None:
     first = sign(BOB)
     alice.rosters.pin(first, NOW)

@@ -11,6 +11,7 @@ from angelia.envelope.rosters import (
     Roster,
     UntrustedRoster,
     check_follows,
+    check_same_channel,
     check_roster,
     decode_roster,
     encode_roster,
@@ -68,7 +69,8 @@ class Rosters:
     def pin(self, roster: Roster, now: datetime) -> None:
         """Believe a roster: signed by a pair of its owner that is believed, and not older than what was seen before.
 
-        A pin whose pair was revoked holds nothing back: whoever stole the pair may have signed it, under any version.
+        A pin whose pair was revoked holds no later roster back: whoever stole the pair may have signed it, under any
+        version. It still says whose the channel is: that a pair was revoked is the server's word alone.
         Another channel takes a name over only with a later roster, as after its owner deleted it and made it anew."""
         check_roster(roster, self._signer(roster))
         with self._database.transaction() as tx:
@@ -98,8 +100,10 @@ class Rosters:
     def _pin(self, tx: Tx, roster: Roster, now: datetime) -> None:
         channel_id = str(roster.channel_id)
         before, keys_after = _read(tx, roster.channel_id)
-        if before is not None and self._stands(before):
-            check_follows(roster, before)
+        if before is not None:
+            check_same_channel(roster, before)
+            if self._stands(before):
+                check_follows(roster, before)
         _take_name(tx, roster)
         if before is not None:
             former = [one.nhi for one in before.members if before.lets_publish(one.nhi) > roster.lets_publish(one.nhi)]
