@@ -16,19 +16,23 @@ from angelia.client import Client
 from angelia.client.channel_calls import make_channel
 from angelia.client.channel_reading import Unopened
 from angelia.envelope.refusals import NotAllowed
-from angelia.envelope.rosters import UntrustedRoster, roster_document
+from angelia.envelope.rosters import Member, UntrustedRoster, roster_document
 from angelia.envelope.sealing import ChannelKey, EpochKey
+from angelia.keys.model import unix_ms
 from liar import Answer, Asked, Liar, problem
 from rostered import (
     CHANNEL,
     People,
     Sql,
     first_of,
+    following,
     give,
     id_of,
     lists,
     now,
     pinned,
+    refuses,
+    shows,
     smuggle,
     through,
     told,
@@ -156,3 +160,26 @@ def calls_it_hers(
     liar.lie("GET", f"/v1/channels/{channel_id}", hers)
     forged = first_of(mallory, channel_id)  # type: ignore[arg-type]
     liar.instead("GET", f"/v1/channels/{channel_id}/roster", told(msgspec.to_builtins(roster_document(forged))))
+
+
+# A pair that was replaced.
+
+
+def test_a_former_pair_takes_no_place_of_a_later_ones_roster(people: People, liar: Liar) -> None:
+    """The relay hides that the pair was revoked, and the thief dates its roster back."""
+    alice, bob, mallory = people("alice"), people("bob"), people("mallory")
+    channel = alice.creates(Policy.ALLOWLIST)
+    alice.client.allow(alice.mailbox, channel, bob.name, may_publish=True)
+    through(liar, bob)
+    bob.subscribes(channel)
+    stolen, before = alice.mailbox.identity.pair, unix_ms(now())
+    liar.lie("GET", r"/v1/keys/.*", lambda _, answer: answer.changed(revoked=[]))
+    alice.client.emergency_rotate_keys(alice.mailbox, why="stolen")
+    bob.mailbox.trust.drop_bundle(alice.name)  # an hour later
+    bob.client.find_channel(bob.mailbox, channel)
+    mended = pinned(bob, channel)
+    entry = Member(mallory.name, may_publish=True, may_subscribe=True)
+    shows(liar, following(mended, stolen, [*mended.members, entry], issued_at=before))
+    lists(liar, mallory)
+    refuses(bob, channel, liar)
+    assert pinned(bob, channel) == mended

@@ -22,11 +22,11 @@ from angelia.envelope.rosters import FIRST_PREVIOUS, Member, Roster, UntrustedRo
 from angelia.errors import AngeliaError, Conflict, VersionConflict
 from angelia.keys.model import unix_ms
 from angelia.mailbox.box import Mailbox
+from angelia.mailbox.rosters import MOST_AHEAD
 
 Members: TypeAlias = Iterable[Member]
 Change: TypeAlias = Callable[[Roster], tuple[Policy, Members]]
 _TRIES = 5
-_MOST_STEPS = 1_000  # that an owner catches up with after its server was put back from an old copy
 
 
 class Unsigned(Conflict):
@@ -139,16 +139,18 @@ def replace_roster(mailbox: Mailbox, found: Channel, policy: Policy, members: Me
     mailbox.own.refresh()
     members, pinned = list(members), mailbox.rosters.pinned(found.channel_id)
     present = (yield from _served(found)) if found.roster_version else None
+    if pinned is not None and present is not None and not mailbox.rosters.names_present_pair(present):
+        _refuse_far_ahead(pinned, present)
     behind = pinned is not None and (present is None or present.version < pinned.version)
     wanted = pinned.version + 2 if behind and pinned is not None else 0
-    for _ in range(_MOST_STEPS):
+    for _ in range(MOST_AHEAD):
         signed = _next(mailbox, pinned or found, present, policy, members)
         shown = yield from channel_calls.put_roster(signed)
         if signed.version >= wanted:
             mailbox.rosters.pin_own(signed, now())
             return shown
         present = signed
-    raise UntrustedRoster(f"the server is more than {_MOST_STEPS:,} versions of the roster of {found.name} behind")
+    raise UntrustedRoster(f"the server is more than {MOST_AHEAD:,} versions of the roster of {found.name} behind")
 
 
 def resign_rosters(mailbox: Mailbox) -> Call[int]:
@@ -257,9 +259,20 @@ def _own_ground(mailbox: Mailbox, found: Channel) -> Call[tuple[Roster, Roster]]
     except Refused as refusal:
         raise UntrustedRoster(f"the server shows a forged roster of {found.name}: {refusal.message}") from refusal
     if pinned is not None and not mailbox.rosters.names_present_pair(served):
+        _refuse_far_ahead(pinned, served)
         return pinned, served
     mailbox.rosters.pin(served, now())
     return served, served
+
+
+def _refuse_far_ahead(pinned: Roster, served: Roster) -> None:
+    """A replaced pair may have signed any version; a true server counts one by one."""
+    if served.version > pinned.version + MOST_AHEAD:
+        raise UntrustedRoster(
+            f"the server shows version {served.version} of the roster of {pinned.name}, signed by a pair that you have "
+            f"replaced; you signed version {pinned.version}",
+            hint="nothing is signed on top of it",
+        )
 
 
 def _next(
@@ -272,7 +285,8 @@ def _next(
         channel_name=named.channel_name,
         policy=policy.value,
         members=members,
-        issued_at=unix_ms(now()),
+        # Members refuse a date that goes back, as an owner's clock may.
+        issued_at=max(unix_ms(now()), named.issued_at if isinstance(named, Roster) else 0),
         version=1 if present is None else present.version + 1,
         prev_roster_hash=FIRST_PREVIOUS if present is None else present.hash,
     )

@@ -183,9 +183,15 @@ def check_same_channel(roster: Roster, pinned: Roster) -> None:
 
 
 def check_follows(roster: Roster, pinned: Roster) -> None:
-    """Whether a roster may take the place of one that was believed before: its version never goes back, one version
-    is one roster, and the next one names the one before."""
+    """Whether a roster may take the place of one that was believed before: neither its version nor its date goes back,
+    one version is one roster, and the next one names the one before."""
     check_same_channel(roster, pinned)
+    if roster.version > pinned.version and roster.issued_at < pinned.issued_at:
+        raise UntrustedRoster(
+            f"version {roster.version} of the roster of {pinned.name} is dated before version {pinned.version}, "
+            "which was seen before",
+            hint=f"ask {pinned.owner_nhi}: its keys may be in other hands too",
+        )
     if roster.version < pinned.version:
         raise UntrustedRoster(
             f"version {roster.version} of the roster of {pinned.name} is older than version {pinned.version}, "

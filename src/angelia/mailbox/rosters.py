@@ -11,8 +11,8 @@ from angelia.envelope.rosters import (
     Roster,
     UntrustedRoster,
     check_follows,
-    check_same_channel,
     check_roster,
+    check_same_channel,
     decode_roster,
     encode_roster,
 )
@@ -22,6 +22,9 @@ from angelia.mailbox.database import SQL, Database, Tx, stamp
 from angelia.mailbox.rotation import OwnKeys
 from angelia.mailbox.trust import Trust
 
+# As many versions a pair that was replaced may be ahead of the pin. A server counts one by one, so the owner's next
+# roster would be out of reach.
+MOST_AHEAD = 1_000
 # Ten thousand members take 30 ms to read, and every message asks for them.
 _decoded = functools.lru_cache(maxsize=16)(decode_roster)
 
@@ -104,6 +107,7 @@ class Rosters:
             check_same_channel(roster, before)
             if self._stands(before):
                 check_follows(roster, before)
+                self._check_successor(roster, before)
         _take_name(tx, roster)
         if before is not None:
             former = [one.nhi for one in before.members if before.lets_publish(one.nhi) > roster.lets_publish(one.nhi)]
@@ -113,6 +117,24 @@ class Rosters:
             keys_after = max(keys_after, newest or 0)
         pinned = (channel_id, roster.name, roster.owner_nhi, roster.version, keys_after)
         tx.execute(SQL["pin_roster"], (*pinned, encode_roster(roster), stamp(now)))
+
+    def _check_successor(self, roster: Roster, before: Roster) -> None:
+        """A pair that was replaced may be in other hands, and can date what it signs back: it takes no place of what a
+        later pair signed, and drives no version out of its owner's reach."""
+        former, later = self._replaced_at(roster), self._replaced_at(before)
+        if former is None:
+            return
+        if later is None or former < later or roster.version > before.version + MOST_AHEAD:
+            raise UntrustedRoster(
+                f"version {roster.version} of the roster of {roster.name} is signed by a pair that "
+                f"{roster.owner_nhi} has replaced",
+                hint=f"{roster.owner_nhi} signs it with its present pair: angelia channel sign {roster.channel_name}",
+            )
+
+    def _replaced_at(self, roster: Roster) -> str | None:
+        """When the owner replaced the pair that signed; None for its present one."""
+        former = self._database.row("former", roster.owner_nhi, str(roster.signer_id))
+        return None if former is None else former[2]
 
     def _stands(self, pinned: Roster) -> bool:
         try:
