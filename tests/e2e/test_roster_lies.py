@@ -19,6 +19,7 @@ from angelia.envelope.refusals import NotAllowed
 from angelia.envelope.rosters import Member, UntrustedRoster, roster_document
 from angelia.envelope.sealing import ChannelKey, EpochKey
 from angelia.keys.model import unix_ms
+from angelia.mailbox.channels import ChannelMessage
 from liar import Answer, Asked, Liar, problem
 from rostered import (
     CHANNEL,
@@ -183,3 +184,23 @@ def test_a_former_pair_takes_no_place_of_a_later_ones_roster(people: People, lia
     lists(liar, mallory)
     refuses(bob, channel, liar)
     assert pinned(bob, channel) == mended
+
+
+def test_a_reader_hears_within_the_hour_that_the_owners_pair_was_revoked(people: People, liar: Liar) -> None:
+    alice, bob, mallory = people("alice"), people("bob"), people("mallory")
+    channel = alice.creates(Policy.ALLOWLIST, bob)
+    through(liar, bob)
+    bob.subscribes(channel)
+    stolen, true = alice.mailbox.identity.pair, pinned(alice, channel)
+    entry = Member(mallory.name, may_publish=True, may_subscribe=True)
+    with Client(alice.url, identity=alice.mailbox) as thief:
+        thief.put_roster(following(true, stolen, [*true.members, entry]))
+    mallory.says(channel, "one")
+    assert bob.hears(channel) == ["one"]
+    mallory.says(channel, "two")
+    alice.client.emergency_rotate_keys(alice.mailbox, why="stolen")
+    liar.lie("GET", CHANNEL + "/messages", lambda _, answer: answer.changed(roster_version=2))
+    bob.mailbox.trust.drop_bundle(alice.name)  # an hour later
+    [first, second] = bob.client.read_channel(bob.mailbox, true.channel_id, after_offset=0).messages
+    assert isinstance(first, ChannelMessage)  # it was read before
+    assert isinstance(second, Unopened)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from angelia.client import channel_calls
+from angelia.client import channel_calls, sealed
 from angelia.client.channel_keys import ask_for_key
 from angelia.client.channel_rosters import known_roster, publisher_rule
 from angelia.client.channel_senders import know_senders
@@ -91,6 +91,9 @@ def _strangers(
     """Senders who are no publishers on the newest roster; their keys are not even looked up."""
     if not placed:
         return {}
+    pinned = mailbox.rosters.pinned(channel_id)
+    if pinned is not None:  # its owner may have revoked the pair that signed it, which is asked once an hour
+        yield from sealed.look_up(mailbox, pinned.owner_nhi)
     roster = mailbox.rosters.believed(channel_id)
     if roster is None or roster.version != version:
         found = yield from channel_calls.channel(channel_id)
