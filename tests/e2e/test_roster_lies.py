@@ -204,3 +204,23 @@ def test_a_reader_hears_within_the_hour_that_the_owners_pair_was_revoked(people:
     [first, second] = bob.client.read_channel(bob.mailbox, true.channel_id, after_offset=0).messages
     assert isinstance(first, ChannelMessage)  # it was read before
     assert isinstance(second, Unopened)
+
+
+# Keys.
+
+
+def test_a_key_that_went_by_while_a_member_was_added_and_removed_seals_nothing(people: People, sql: Sql) -> None:
+    alice, carol, mallory = people("alice"), people("carol"), people("mallory")
+    channel = alice.creates(Policy.ALLOWLIST)
+    alice.client.allow(alice.mailbox, channel, carol.name, may_publish=True)
+    carol.subscribes(channel)
+    alice.says(channel, "one")
+    assert carol.hears(channel) == ["one"]
+    alice.client.allow(alice.mailbox, channel, mallory.name)
+    mallory.subscribes(channel)
+    alice.says(channel, "two")
+    before = alice.client.find_channel(alice.mailbox, channel)
+    alice.client.disallow(alice.mailbox, channel, mallory.name)
+    sql("UPDATE channels SET epoch_key_id = $2 WHERE channel_id = $1", before.channel_id, before.epoch_key_id)
+    posted = carol.client.publish(carol.mailbox, channel, b"without mallory")
+    assert posted.channel.epoch == before.epoch + 1

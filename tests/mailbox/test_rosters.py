@@ -112,6 +112,17 @@ def test_a_key_that_somebody_has_who_was_removed_seals_nothing_more(bob: Mailbox
     assert not bob.rosters.was_publisher(CHANNEL, "dave")
 
 
+def test_who_jumps_over_a_roster_seals_nothing_under_a_key_of_before(bob: Mailbox, sign: Sign) -> None:
+    """Carol came and went on the one in between."""
+    first = sign(BOB)
+    bob.rosters.pin(first, NOW)
+    key = ChannelKey(CHANNEL, 3, EpochKey.generate())
+    bob.channels.keep(key, "alice", NOW)
+    bob.rosters.pin(sign(BOB, after=sign(BOB, CAROL, after=first)), NOW)
+    assert bob.channels.present_key(CHANNEL, key.key.key_id) is None
+    assert bob.rosters.is_spent(CHANNEL, 3)
+
+
 def test_keys_of_the_time_before_the_first_roster_seal_nothing(bob: Mailbox, sign: Sign) -> None:
     key = ChannelKey(CHANNEL, 1, EpochKey.generate())
     bob.channels.keep(key, "alice", NOW)

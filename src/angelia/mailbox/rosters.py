@@ -112,7 +112,9 @@ class Rosters:
         if before is not None:
             former = [one.nhi for one in before.members if before.lets_publish(one.nhi) > roster.lets_publish(one.nhi)]
             tx.executemany(SQL["add_former_publisher"], [(channel_id, nhi) for nhi in former])
-        if before is None or roster.takes_keys_from(before):
+        # Somebody may have come and gone on the rosters in between.
+        unseen = before is None or roster.version > before.version + 1
+        if unseen or (before is not None and roster.takes_keys_from(before)):
             (newest,) = tx.execute(SQL["newest_epoch"], (channel_id, self._own.identity.handle)).fetchone()
             keys_after = max(keys_after, newest or 0)
         pinned = (channel_id, roster.name, roster.owner_nhi, roster.version, keys_after)
