@@ -300,6 +300,28 @@ def test_a_server_that_is_away_leaves_the_key_for_the_next_time(
     assert len(bob.inbox.controls()) == 1
 
 
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [(404, problem("not_found")), (200, {}), (403, problem("forbidden")), (429, problem("rate_limited"))],
+)
+def test_what_is_said_of_one_channels_roster_takes_no_key_away_nor_those_of_others(
+    client: Client, recorder: Recorder, brought: Brought, bob: Mailbox, status: int, said: dict[str, object]
+) -> None:
+    other = uuid4()
+    bob.channels.join(other, "alice/other", now())
+    recorder.tell("GET", f"/v1/channels/{other}", shown(channel_id=str(other), channel_name="other"))
+    recorder.tell("GET", f"/v1/channels/{other}/roster", said, status=status)
+    known = brought.alice.trust.bundle("bob", now(), max_age=None)
+    assert known is not None
+    body = ChannelKey(other, 1, EpochKey.generate()).encode()
+    bob.receive(brought.alice.outbox.seal(known.link, body, now=now(), control=True, channel_id=other).wire, now=now())
+    brought.told()
+    brought.come()
+    assert client.take_keys(bob) == 1
+    assert brought.kept
+    assert len(bob.inbox.controls()) == 1  # for when the truth is told
+
+
 @pytest.mark.parametrize(("sender", "kept"), [("alice", True), ("dave", True), ("unknown", False), ("mallory", False)])
 def test_where_a_roster_decides_the_server_has_no_say_in_who_gives_the_key(
     client: Client,

@@ -21,15 +21,14 @@ from angelia.client.faults import ApiError, Unreachable
 from angelia.client.mail_answers import Handed
 from angelia.client.sealed import now
 from angelia.client.wire import Call
-from angelia.envelope.bundles import UntrustedBundle
 from angelia.envelope.refusals import Refused
-from angelia.envelope.rosters import Roster, UntrustedRoster
+from angelia.envelope.rosters import Roster
 from angelia.envelope.sealing import ChannelKey, EpochKey
 from angelia.envelope.wire import decode
-from angelia.errors import AngeliaError, EpochStale, KeyNotFound, NotFound, VersionConflict
+from angelia.errors import AngeliaError, EpochStale, KeyNotFound, NotFound, Unavailable, VersionConflict
 from angelia.mail.model import MOST_AT_ONCE
 from angelia.mailbox.box import Mailbox
-from angelia.mailbox.inbox import Opened
+from angelia.mailbox.inbox import Message, Opened
 
 _ON_ITS_WAY, _PATIENCE = timedelta(seconds=60), 10.0
 _LEASE, _MOST_PAGES = 60, 20
@@ -106,7 +105,9 @@ def take_keys(mailbox: Mailbox) -> Call[int]:
                 continue  # of another kind, and not for channels
             try:
                 found = yield from _believed(mailbox, control, brought)
-            except (UntrustedRoster, UntrustedBundle, VersionConflict):
+            except (Unreachable, Unavailable):
+                raise
+            except AngeliaError:
                 continue  # a server that lies about one channel takes no key away, and keeps none of another from us
             if found is not None:
                 mailbox.channels.keep(brought, control.message.sender, now())
@@ -212,35 +213,47 @@ def _believed(mailbox: Mailbox, control: Opened, brought: ChannelKey) -> Call[Sh
         return None
     try:
         found = yield from channel_calls.channel(channel_id)
-        if not 1 <= brought.epoch <= found.epoch:
-            return None
-        roster = yield from known_roster(mailbox, found)
-        publishes = publisher_rule(mailbox, channel_id, roster)(message.sender)
-        if not publishes and not mailbox.rosters.was_publisher(channel_id, message.sender):
-            return None
-        if brought.epoch == found.epoch and found.epoch_key_id is not None:
-            believed = publishes and brought.key.key_id == found.epoch_key_id
-            if believed and (roster is None or not roster.decides):
-                believed = yield from _may_come(found, message.sender)
-        else:
-            had = yield from channel_calls.channel_epoch(channel_id, brought.epoch)
-            believed = brought.key.key_id == had.key_id
     except NotFound:
+        return None  # the channel is gone
+    if not 1 <= brought.epoch <= found.epoch:
         return None
+    roster = yield from known_roster(mailbox, found)
+    publishes = publisher_rule(mailbox, channel_id, roster)(message.sender)
+    if not publishes and not mailbox.rosters.was_publisher(channel_id, message.sender):
+        return None
+    if brought.epoch == found.epoch and found.epoch_key_id is not None:
+        believed = publishes and brought.key.key_id == found.epoch_key_id
+        if believed and (roster is None or not roster.decides):
+            believed = yield from _may_come(found, message.sender)
+    else:
+        believed = yield from _was_key(brought, message, publishes=publishes)
     if believed and not publishes:
         mailbox.rosters.spend(channel_id, brought.epoch)
     return found if believed else None
 
 
+def _was_key(brought: ChannelKey, message: Message, *, publishes: bool) -> Call[bool]:
+    """Whether a channel had this key in its epoch. Where the server knows none, what a publisher sent waits until its
+    message expires; what anybody else did must not fill the place of others."""
+    try:
+        had = yield from channel_calls.channel_epoch(brought.channel_id, brought.epoch)
+    except NotFound:
+        if publishes and now() < message.expires_at:
+            raise
+        return False
+    return brought.key.key_id == had.key_id
+
+
 def _may_come(found: Shown, sender: str) -> Call[bool]:
     """Whether the present key may come from an agent: one that may give it out, or made it. The latter may be about to
     be removed, before the epoch closes."""
-    giver = yield from channel_calls.key_giver(found.channel_id, sender)
-    if giver.nhi != sender:
+    try:
+        giver = yield from channel_calls.key_giver(found.channel_id, sender)
+        if giver.nhi != sender or giver.may_give_key:
+            return giver.nhi == sender
+        return (yield from channel_calls.channel_epoch(found.channel_id, found.epoch)).made_by == sender
+    except NotFound:  # here the server decides
         return False
-    return (
-        giver.may_give_key or (yield from channel_calls.channel_epoch(found.channel_id, found.epoch)).made_by == sender
-    )
 
 
 def _confirmed(found: Shown, brought: ChannelKey) -> Call[None]:
