@@ -23,6 +23,7 @@ from angelia.mailbox.channels import ChannelMessage
 from liar import Answer, Asked, Liar, problem
 from rostered import (
     CHANNEL,
+    ROSTER,
     People,
     Sql,
     first_of,
@@ -204,6 +205,45 @@ def test_a_reader_hears_within_the_hour_that_the_owners_pair_was_revoked(people:
     [first, second] = bob.client.read_channel(bob.mailbox, true.channel_id, after_offset=0).messages
     assert isinstance(first, ChannelMessage)  # it was read before
     assert isinstance(second, Unopened)
+
+
+def test_a_member_who_met_the_owner_after_its_rotation_believes_its_earlier_roster(people: People) -> None:
+    alice, bob = people("alice"), people("bob")
+    channel = alice.creates(Policy.ALLOWLIST, bob)
+    alice.mailbox.channels.forget(id_of(alice, channel), now())  # so that she cannot sign it again
+    alice.client.rotate_keys(alice.mailbox, signer=True)
+    bob.client.find_keys(bob.mailbox, alice.name)  # he writes her a mail, and pins the newest pair alone
+    bob.subscribes(channel)
+    assert pinned(bob, channel).version == 1
+
+
+def test_an_emergency_that_was_interrupted_signs_the_rosters_all_the_same(people: People) -> None:
+    alice, bob = people("alice"), people("bob")
+    channel = alice.creates(Policy.ALLOWLIST)
+    alice.client.allow(alice.mailbox, channel, bob.name, may_publish=True)
+    bob.subscribes(channel)
+    alice.mailbox.own.begin_rotation(now(), signer=True, emergency=True, why="stolen")  # and the process dies
+    alice.reopen()
+    alice.client.publish_keys(alice.mailbox)
+    bob.mailbox.trust.drop_bundle(alice.name)  # an hour later; alice is away
+    bob.says(channel, "the roster stands")
+    assert pinned(bob, channel).version == 3
+
+
+def test_a_roster_that_could_not_be_signed_again_is_told_of_and_signed_with_the_next_mail(
+    people: People, liar: Liar
+) -> None:
+    alice = people("alice")
+    channel = alice.creates(Policy.ALLOWLIST)
+    through(liar, alice)
+    liar.instead("PUT", ROSTER, problem(403, "forbidden"))
+    alice.client.rotate_keys(alice.mailbox, signer=True)
+    assert any(f"the roster of {channel} could not be signed" in one.text for one in alice.mailbox.notices.take())
+    liar.honest()
+    alice.reopen()
+    alice.client.tend_keys(alice.mailbox)
+    assert alice.mailbox.rosters.signed_by_former() == []
+    assert pinned(alice, channel).version == 2
 
 
 # Keys.

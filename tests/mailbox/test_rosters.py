@@ -210,11 +210,12 @@ def test_a_roster_that_is_dated_back_is_refused(bob: Mailbox, sign: Sign) -> Non
 def test_an_owner_believes_its_present_pair_alone(alice: Mailbox, sign: Sign) -> None:
     first = sign(BOB)
     alice.rosters.pin(first, NOW)
-    assert alice.rosters.owned() == [first]
+    assert alice.rosters.signed_by_former() == []
     assert alice.rosters.names_present_pair(first)
     alice.own.begin_rotation(NOW, signer=True)
     alice.own.finish_rotation(NOW)
     assert not alice.rosters.names_present_pair(first)
+    assert alice.rosters.signed_by_former() == [first]
     with pytest.raises(UnknownSigner):
         alice.rosters.pin(first, NOW)
     assert alice.rosters.pinned(CHANNEL) == first  # what it signed itself it still knows

@@ -5,24 +5,24 @@ The pinned copy serves until a server tells of another version, so that publishi
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable
-from datetime import datetime
 from typing import TypeAlias
 from uuid import UUID, uuid4
 
 from angelia.channels.model import Channel, Policy, Shown
-from angelia.client import channel_calls, sealed
-from angelia.client.answers import Published
+from angelia.client import channel_calls, key_calls, sealed
 from angelia.client.channel_senders import know_senders
 from angelia.client.sealed import now
 from angelia.client.wire import Call
+from angelia.envelope.bundles import Link
 from angelia.envelope.refusals import Refused, UnknownSigner
 from angelia.envelope.rosters import FIRST_PREVIOUS, Member, Roster, UntrustedRoster, sign_roster
-from angelia.errors import AngeliaError, Conflict, VersionConflict
-from angelia.keys.model import unix_ms
+from angelia.errors import AngeliaError, Conflict, NotFound, VersionConflict
+from angelia.keys.model import parse_links, unix_ms
 from angelia.mailbox.box import Mailbox
+from angelia.mailbox.notices import Kind
 from angelia.mailbox.rosters import MOST_AHEAD
+from angelia.mailbox.trust import Pin
 
 Members: TypeAlias = Iterable[Member]
 Change: TypeAlias = Callable[[Roster], tuple[Policy, Members]]
@@ -156,26 +156,19 @@ def replace_roster(mailbox: Mailbox, found: Channel, policy: Policy, members: Me
 def resign_rosters(mailbox: Mailbox) -> Call[int]:
     """Sign the rosters of one's own channels with the present pair where an earlier one did; how many.
 
-    What cannot be done now is done when the channel is used next."""
-    done, pair = 0, mailbox.identity.pair.public
-    for roster in mailbox.rosters.owned():
-        if roster.signer_id == pair.signer_id:
-            continue
-        with contextlib.suppress(AngeliaError):
+    Those that cannot be signed now are told of, and signed later."""
+    done = 0
+    for roster in mailbox.rosters.signed_by_former():
+        try:
             found = yield from channel_calls.channel(roster.channel_id)
             yield from change_roster(mailbox, found, _unchanged)
             done += 1
-    return done
-
-
-def emergency_rotate_keys(
-    mailbox: Mailbox, *, why: str, signer: bool = True, compromised_since: datetime | None = None
-) -> Call[Published]:
-    """Replace keys that somebody else may have. Nothing of them is kept: mail still sealed to them cannot be opened.
-
-    Rosters that a revoked pair signed are believed no more, so those of one's own channels are signed anew."""
-    done = yield from sealed.emergency_rotate_keys(mailbox, why=why, signer=signer, compromised_since=compromised_since)
-    yield from resign_rosters(mailbox)
+        except NotFound:
+            continue  # the channel was deleted
+        except AngeliaError as error:
+            mailbox.own.put_off(now())
+            told = f"the roster of {roster.name} could not be signed with your present pair now: {error.message}"
+            mailbox.notices.tell(Kind.WARNING, told)
     return done
 
 
@@ -205,20 +198,34 @@ def _pin(mailbox: Mailbox, served: Roster) -> Call[None]:
     if served.owner_nhi in problems:
         raise problems[served.owner_nhi]
     try:
-        try:
-            mailbox.rosters.pin(served, now())
-        except UnknownSigner:
-            pin = mailbox.trust.pin(served.owner_nhi)
-            if pin is None:
-                raise
-            yield from sealed.catch_up(mailbox, pin)
-            mailbox.rosters.pin(served, now())
+        for learn in (sealed.catch_up, _know_former):
+            try:
+                return mailbox.rosters.pin(served, now())
+            except UnknownSigner:
+                pin = mailbox.trust.pin(served.owner_nhi)
+                if pin is None:
+                    raise
+                yield from learn(mailbox, pin)
+        mailbox.rosters.pin(served, now())
     except Refused as refusal:
         raise UntrustedRoster(
             f"the roster of {served.name} is not signed by keys of {served.owner_nhi} that are believed here: "
             f"{refusal.message}",
-            hint=f"{served.owner_nhi} signs it anew with its next use; ask it to",
+            hint=f"{served.owner_nhi} signs it anew: angelia channel sign {served.channel_name}",
         ) from refusal
+
+
+def _know_former(mailbox: Mailbox, pin: Pin) -> Call[Pin]:
+    """The pairs of an agent that was met after it had rotated: along its chain, up to the bundle that is pinned."""
+    links, page = list[Link](), (yield from key_calls.bundles_since(pin.nhi, 0))
+    while some := parse_links(page.bundles):
+        links += some
+        reached = some[-1].bundle.bundle_version
+        if not page.has_more or max(reached, len(links)) >= pin.bundle_version:
+            break
+        page = yield from key_calls.bundles_since(pin.nhi, reached)
+    mailbox.trust.know_former(pin.nhi, links, now(), page.revoked)
+    return pin
 
 
 def _own_roster(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:

@@ -21,6 +21,7 @@ from angelia.client import (
     channel_publishing,
     channel_reading,
     channel_rosters,
+    channel_signing,
     key_calls,
     mail,
     mail_calls,
@@ -190,11 +191,11 @@ class AsyncClient:
     put_schedule = awaited(key_calls.put_schedule)
     remove_schedule = awaited(key_calls.remove_schedule)
     report_rotation = awaited(key_calls.report_rotation)
-    publish_keys = awaited(sealed.publish_keys)
-    rotate_keys = awaited(sealed.rotate_keys)
-    emergency_rotate_keys = awaited(channel_rosters.emergency_rotate_keys)
-    rotate_due_keys = awaited(sealed.rotate_due_keys)
-    tend_keys = awaited(sealed.tend_keys)
+    publish_keys = awaited(channel_signing.publish_keys)
+    rotate_keys = awaited(channel_signing.rotate_keys)
+    emergency_rotate_keys = awaited(channel_signing.emergency_rotate_keys)
+    rotate_due_keys = awaited(channel_signing.rotate_due_keys)
+    tend_keys = awaited(channel_signing.tend_keys)
     find_keys = awaited(sealed.find_keys)
     seal = awaited(sealed.seal)
     reseal = awaited(sealed.reseal)
@@ -364,11 +365,11 @@ class Client:
     put_schedule = blocking(key_calls.put_schedule)
     remove_schedule = blocking(key_calls.remove_schedule)
     report_rotation = blocking(key_calls.report_rotation)
-    publish_keys = blocking(sealed.publish_keys)
-    rotate_keys = blocking(sealed.rotate_keys)
-    emergency_rotate_keys = blocking(channel_rosters.emergency_rotate_keys)
-    rotate_due_keys = blocking(sealed.rotate_due_keys)
-    tend_keys = blocking(sealed.tend_keys)
+    publish_keys = blocking(channel_signing.publish_keys)
+    rotate_keys = blocking(channel_signing.rotate_keys)
+    emergency_rotate_keys = blocking(channel_signing.emergency_rotate_keys)
+    rotate_due_keys = blocking(channel_signing.rotate_due_keys)
+    tend_keys = blocking(channel_signing.tend_keys)
     find_keys = blocking(sealed.find_keys)
     seal = blocking(sealed.seal)
     reseal = blocking(sealed.reseal)

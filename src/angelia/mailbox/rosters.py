@@ -52,9 +52,11 @@ class Rosters:
         found = self._database.row("named_roster", name)
         return None if found is None else _decoded(found[0])
 
-    def owned(self) -> list[Roster]:
-        """The rosters of this agent's own channels."""
-        return [_decoded(row[0]) for row in self._database.rows("owned_rosters", self._own.identity.handle)]
+    def signed_by_former(self) -> list[Roster]:
+        """The rosters of this agent's own channels that its present pair has not signed."""
+        own = self._own.identity
+        rows = self._database.rows("rosters_of_former_pairs", own.handle, str(own.pair.public.signer_id))
+        return [_decoded(row[0]) for row in rows]
 
     def names_present_pair(self, roster: Roster) -> bool:
         """Whether a roster says that this agent's present pair signed it; `pin` checks that it did."""
@@ -117,7 +119,7 @@ class Rosters:
         if unseen or (before is not None and roster.takes_keys_from(before)):
             (newest,) = tx.execute(SQL["newest_epoch"], (channel_id, self._own.identity.handle)).fetchone()
             keys_after = max(keys_after, newest or 0)
-        pinned = (channel_id, roster.name, roster.owner_nhi, roster.version, keys_after)
+        pinned = (channel_id, roster.name, roster.owner_nhi, str(roster.signer_id), roster.version, keys_after)
         tx.execute(SQL["pin_roster"], (*pinned, encode_roster(roster), stamp(now)))
 
     def _check_successor(self, roster: Roster, before: Roster) -> None:

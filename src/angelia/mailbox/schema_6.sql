@@ -2,7 +2,7 @@
 -- outlives a leave. Keys up to the epoch `keys_after` seal nothing any more: somebody has them who is off the roster.
 CREATE TABLE channel_rosters (
   channel_id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, owner_nhi TEXT NOT NULL,
-  version INTEGER NOT NULL CHECK (version > 0), keys_after INTEGER NOT NULL, roster BLOB NOT NULL,
+  signer_id TEXT NOT NULL, version INTEGER NOT NULL CHECK (version > 0), keys_after INTEGER NOT NULL, roster BLOB NOT NULL,
   pinned_at TEXT NOT NULL
 );
 CREATE INDEX idx_channel_rosters_owner ON channel_rosters(owner_nhi);

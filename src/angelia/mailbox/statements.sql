@@ -534,18 +534,18 @@ SELECT roster, keys_after FROM channel_rosters WHERE channel_id = ?
 -- name: named_roster
 SELECT roster FROM channel_rosters WHERE name = ?
 
--- name: owned_rosters
-SELECT roster FROM channel_rosters WHERE owner_nhi = ? ORDER BY name
+-- name: rosters_of_former_pairs
+SELECT roster FROM channel_rosters WHERE owner_nhi = ? AND signer_id <> ? ORDER BY name
 
 -- name: keys_after
 SELECT keys_after FROM channel_rosters WHERE channel_id = ?
 
 -- name: pin_roster
-INSERT INTO channel_rosters (channel_id, name, owner_nhi, version, keys_after, roster, pinned_at)
-VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT INTO channel_rosters (channel_id, name, owner_nhi, signer_id, version, keys_after, roster, pinned_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (channel_id) DO UPDATE
-SET name = excluded.name, owner_nhi = excluded.owner_nhi, version = excluded.version, keys_after = excluded.keys_after,
-  roster = excluded.roster, pinned_at = excluded.pinned_at
+SET name = excluded.name, owner_nhi = excluded.owner_nhi, signer_id = excluded.signer_id, version = excluded.version,
+  keys_after = excluded.keys_after, roster = excluded.roster, pinned_at = excluded.pinned_at
 
 -- name: spend_keys
 UPDATE channel_rosters SET keys_after = max(keys_after, ?2) WHERE channel_id = ?1
