@@ -249,6 +249,23 @@ def test_a_roster_that_could_not_be_signed_again_is_told_of_and_signed_with_the_
 # Keys.
 
 
+def test_a_member_who_was_away_reads_what_was_published_under_the_key_of_a_publisher_of_then(people: People) -> None:
+    alice, carol, dave = people("alice"), people("carol"), people("dave")
+    channel = alice.creates(Policy.ALLOWLIST, carol)
+    carol.subscribes(channel)
+    alice.says(channel, "first")
+    assert carol.hears(channel) == ["first"]
+    alice.client.allow(alice.mailbox, channel, dave.name, may_publish=True)
+    dave.says(channel, "under a key of dave's")
+    alice.says(channel, "under the same")
+    alice.client.disallow(alice.mailbox, channel, dave.name)
+    alice.says(channel, "later")
+    of_dave, of_alice, later = carol.page(channel, after=1)
+    assert isinstance(of_dave, Unopened)
+    assert isinstance(of_dave.error, NotAllowed)
+    assert [one.body for one in (of_alice, later) if isinstance(one, ChannelMessage)] == [b"under the same", b"later"]
+
+
 def test_a_key_that_went_by_while_a_member_was_added_and_removed_seals_nothing(people: People, sql: Sql) -> None:
     alice, carol, mallory = people("alice"), people("carol"), people("mallory")
     channel = alice.creates(Policy.ALLOWLIST)

@@ -104,18 +104,19 @@ def take_keys(mailbox: Mailbox) -> Call[int]:
             if brought is None:
                 continue  # of another kind, and not for channels
             try:
-                found = yield from _believed(mailbox, control, brought)
+                believed = yield from _believed(mailbox, control, brought)
             except (Unreachable, Unavailable):
                 raise
             except AngeliaError:
                 continue  # a server that lies about one channel takes no key away, and keeps none of another from us
-            if found is not None:
-                mailbox.channels.keep(brought, control.message.sender, now())
+            if believed is not None:
+                found, seals = believed
+                mailbox.channels.keep(brought, control.message.sender, now(), seals=seals)
                 mailbox.channels.retire_before(brought.channel_id, found.epoch, now())
                 taken += 1
             mailbox.inbox.mark_handled(control.message.replay_key)
-            if found is not None:
-                yield from _confirmed(found, brought)
+            if believed is not None:
+                yield from _confirmed(believed[0], brought)
 
 
 def ask_for_key(mailbox: Mailbox, channel_id: UUID) -> Call[None]:
@@ -203,11 +204,12 @@ def _is_control(one: Handed) -> bool:
         return False
 
 
-def _believed(mailbox: Mailbox, control: Opened, brought: ChannelKey) -> Call[Shown | None]:
-    """The channel, if the key is one that it has or had, and comes from a publisher on its roster.
+def _believed(mailbox: Mailbox, control: Opened, brought: ChannelKey) -> Call[tuple[Shown, bool] | None]:
+    """The channel, and whether the key may seal, if it is one that the channel has or had.
 
-    One that it had may also come from a publisher who was removed since: it opens what others published under it, and
-    seals nothing. Where the server admits the members, the present key comes from those of whom it says so."""
+    The present key comes from a publisher on the roster; where the server admits the members, from those of whom it
+    says so. One that the channel had opens what others published under it, whoever brings it: its maker may have come
+    and gone on rosters that were never seen here. It seals only if a publisher brings it."""
     channel_id, message = brought.channel_id, control.message
     if message.channel_id != channel_id or mailbox.channels.name(channel_id) is None:
         return None
@@ -219,17 +221,13 @@ def _believed(mailbox: Mailbox, control: Opened, brought: ChannelKey) -> Call[Sh
         return None
     roster = yield from known_roster(mailbox, found)
     publishes = publisher_rule(mailbox, channel_id, roster)(message.sender)
-    if not publishes and not mailbox.rosters.was_publisher(channel_id, message.sender):
-        return None
     if brought.epoch == found.epoch and found.epoch_key_id is not None:
         believed = publishes and brought.key.key_id == found.epoch_key_id
         if believed and (roster is None or not roster.decides):
             believed = yield from _may_come(found, message.sender)
     else:
         believed = yield from _was_key(brought, message, publishes=publishes)
-    if believed and not publishes:
-        mailbox.rosters.spend(channel_id, brought.epoch)
-    return found if believed else None
+    return (found, publishes) if believed else None
 
 
 def _was_key(brought: ChannelKey, message: Message, *, publishes: bool) -> Call[bool]:

@@ -1,5 +1,5 @@
-"""The verbs of an agent's own keys, each with its rosters signed by its present pair at the end: members believe nothing
-that a revoked pair signed, and an owner that rotated and went away must stop nobody."""
+"""The verbs of an agent's own keys, each with its rosters signed by its present pair at the end: members believe
+nothing that a revoked pair signed, and an owner that rotated and went away must stop nobody."""
 
 from __future__ import annotations
 

@@ -147,14 +147,16 @@ class Channels:
         joined = header.channel_id is not None and self.name(header.channel_id) is not None
         return header.control and bare and joined
 
-    def keep(self, brought: ChannelKey, sender: str, now: datetime) -> None:
-        """Keep a key that is believed, or that was made here."""
+    def keep(self, brought: ChannelKey, sender: str, now: datetime, *, seals: bool = True) -> None:
+        """Keep a key that is believed, or that was made here; or one that only opens."""
         if not 1 <= brought.epoch < LATEST:
             raise Malformed("the epoch of a channel's key is out of range")
         channel_id, key_id = str(brought.channel_id), str(brought.key.key_id)
         with self._database.transaction() as tx:
             kept = self._local.encrypt("channel_keys", key_id, brought.key.secret)
-            tx.execute(SQL["add_channel_key"], (channel_id, key_id, brought.epoch, *kept, sender, stamp(now)))
+            tx.execute(
+                SQL["add_channel_key"], (channel_id, key_id, brought.epoch, *kept, sender, stamp(now), not seals)
+            )
             (newest,) = tx.execute(SQL["newest_epoch"], (channel_id, self._own.identity.handle)).fetchone()
             tx.execute(SQL["retire_channel_keys"], (self._destroy_at(now), channel_id, newest or 0))
 

@@ -30,7 +30,7 @@ _decoded = functools.lru_cache(maxsize=16)(decode_roster)
 
 
 class Rosters:
-    """The tables `channel_rosters` and `channel_former_publishers`."""
+    """The table `channel_rosters`."""
 
     def __init__(self, database: Database, own: OwnKeys, trust: Trust) -> None:
         self._database = database
@@ -93,15 +93,6 @@ class Rosters:
         found = self._database.row("keys_after", str(channel_id))
         return found is not None and epoch <= found[0]
 
-    def was_publisher(self, channel_id: UUID, nhi: str) -> bool:
-        """Whether an agent was a publisher on a roster that this mailbox has pinned before."""
-        return self._database.row("is_former_publisher", str(channel_id), nhi) is not None
-
-    def spend(self, channel_id: UUID, epoch: int) -> None:
-        """Seal nothing more under the keys up to this epoch: who made it is off the roster."""
-        with self._database.transaction() as tx:
-            tx.execute(SQL["spend_keys"], (str(channel_id), epoch))
-
     def _pin(self, tx: Tx, roster: Roster, now: datetime) -> None:
         channel_id = str(roster.channel_id)
         before, keys_after = _read(tx, roster.channel_id)
@@ -111,9 +102,6 @@ class Rosters:
                 check_follows(roster, before)
                 self._check_successor(roster, before)
         _take_name(tx, roster)
-        if before is not None:
-            former = [one.nhi for one in before.members if before.lets_publish(one.nhi) > roster.lets_publish(one.nhi)]
-            tx.executemany(SQL["add_former_publisher"], [(channel_id, nhi) for nhi in former])
         # Somebody may have come and gone on the rosters in between.
         unseen = before is None or roster.version > before.version + 1
         if unseen or (before is not None and roster.takes_keys_from(before)):

@@ -7,10 +7,5 @@ CREATE TABLE channel_rosters (
 );
 CREATE INDEX idx_channel_rosters_owner ON channel_rosters(owner_nhi);
 
--- Who was a publisher on a roster before: the keys that it made still open what others published under them.
-CREATE TABLE channel_former_publishers (
-  channel_id TEXT NOT NULL, nhi TEXT NOT NULL, PRIMARY KEY (channel_id, nhi)
-) WITHOUT ROWID;
-
--- Keys that open and never seal: those of a channel that was forgotten.
+-- Keys that open and never seal: no publisher brought them, or their channel was forgotten.
 ALTER TABLE channel_keys ADD COLUMN spent INTEGER NOT NULL DEFAULT FALSE;

@@ -458,9 +458,9 @@ SELECT channel_id FROM channels WHERE name = ?
 
 -- name: add_channel_key
 -- A key that comes again is in use again.
-INSERT INTO channel_keys (channel_id, key_id, epoch, secret_nonce, secret, sender_nhi, received_at)
-VALUES (?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (channel_id, key_id) DO UPDATE SET destroy_at = NULL
+INSERT INTO channel_keys (channel_id, key_id, epoch, secret_nonce, secret, sender_nhi, received_at, spent)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (channel_id, key_id) DO UPDATE SET destroy_at = NULL, spent = spent AND excluded.spent
 
 -- name: retire_channel_keys
 UPDATE channel_keys SET destroy_at = ? WHERE channel_id = ? AND epoch < ? AND destroy_at IS NULL
@@ -479,7 +479,7 @@ SELECT secret_nonce, secret FROM channel_keys WHERE channel_id = ?1 AND key_id =
 -- What a server has told, and the keys that came from others: those of one's own may never have reached a server.
 SELECT max(epoch) FROM (
   SELECT epoch FROM channel_epochs WHERE channel_id = ?1
-  UNION ALL SELECT epoch FROM channel_keys WHERE channel_id = ?1 AND sender_nhi <> ?2
+  UNION ALL SELECT epoch FROM channel_keys WHERE channel_id = ?1 AND sender_nhi <> ?2 AND NOT spent
 )
 
 -- name: forget_epoch
@@ -546,15 +546,6 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (channel_id) DO UPDATE
 SET name = excluded.name, owner_nhi = excluded.owner_nhi, signer_id = excluded.signer_id, version = excluded.version,
   keys_after = excluded.keys_after, roster = excluded.roster, pinned_at = excluded.pinned_at
-
--- name: spend_keys
-UPDATE channel_rosters SET keys_after = max(keys_after, ?2) WHERE channel_id = ?1
-
--- name: add_former_publisher
-INSERT INTO channel_former_publishers (channel_id, nhi) VALUES (?, ?) ON CONFLICT DO NOTHING
-
--- name: is_former_publisher
-SELECT 1 FROM channel_former_publishers WHERE channel_id = ? AND nhi = ?
 
 -- name: forget_roster
 DELETE FROM channel_rosters WHERE channel_id = ?
