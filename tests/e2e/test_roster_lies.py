@@ -246,6 +246,24 @@ def test_a_roster_that_could_not_be_signed_again_is_told_of_and_signed_with_the_
     assert pinned(alice, channel).version == 2
 
 
+def test_a_removal_whose_answer_was_lost_is_not_undone(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
+    alice, bob = people("alice"), people("bob")
+    channel = alice.creates(Policy.ALLOWLIST, bob)
+
+    def die(*_: object) -> None:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as killed:
+        killed.setattr(alice.mailbox.rosters, "pin_own", die)
+        with pytest.raises(RuntimeError):
+            alice.client.disallow(alice.mailbox, channel, bob.name)
+    alice.client.rotate_keys(alice.mailbox, signer=True)
+    with pytest.raises(UntrustedRoster) as refused:
+        alice.client.publish(alice.mailbox, channel, b"x")
+    assert "angelia channel sign news" in refused.value.hint
+    assert alice.client.channel_roster(pinned(alice, channel).channel_id).members == ()
+
+
 # Keys.
 
 

@@ -245,7 +245,8 @@ def _own_ground(mailbox: Mailbox, found: Channel) -> Call[tuple[Roster, Roster]]
     """What the next roster says as long as nothing changes, and the roster that the server has and it follows.
 
     What another process of this agent signed meanwhile is taken over. What only an earlier pair signed is not, since
-    that may be in other hands: then the members are those that this mailbox knows."""
+    that may be in other hands: then the members are those that this mailbox knows. If one of them was removed there,
+    by a process that died before it wrote so down, or by a thief, the owner has to say which it was."""
     pinned = mailbox.rosters.pinned(found.channel_id)
     if pinned is None and not found.roster_version:
         raise unsigned(mailbox, found)
@@ -267,9 +268,21 @@ def _own_ground(mailbox: Mailbox, found: Channel) -> Call[tuple[Roster, Roster]]
         raise UntrustedRoster(f"the server shows a forged roster of {found.name}: {refusal.message}") from refusal
     if pinned is not None and not mailbox.rosters.names_present_pair(served):
         _refuse_far_ahead(pinned, served)
+        if _gives_back(pinned, served):
+            raise UntrustedRoster(
+                f"an earlier pair of yours signed version {served.version} of the roster of {found.name}, which takes "
+                f"rights away that version {pinned.version} gives, the last that this mailbox knows",
+                hint=hint,
+            )
         return pinned, served
     mailbox.rosters.pin(served, now())
     return served, served
+
+
+def _gives_back(pinned: Roster, served: Roster) -> bool:
+    """Whether to sign what is pinned after what is served would let somebody in again."""
+    publishers = [one.nhi for one in pinned.members if pinned.lets_publish(one.nhi)]
+    return served.decides and (served.takes_keys_from(pinned) or not all(map(served.lets_publish, publishers)))
 
 
 def _refuse_far_ahead(pinned: Roster, served: Roster) -> None:
