@@ -163,7 +163,7 @@ class Brought:
         sender = sender or self.alice
         known = sender.trust.bundle("bob", now(), max_age=None)
         assert known is not None
-        body = ChannelKey(named, epoch, self.key).encode()
+        body = ChannelKey(named, epoch, self.key, OPEN["roster_version"]).encode()
         envelope = sender.outbox.seal(known.link, body, now=now(), control=True, channel_id=CHANNEL)
         assert self.bob.receive(envelope.wire, now=now()).control
 

@@ -24,6 +24,7 @@ from liar import Answer, Asked, Liar, problem
 from rostered import (
     CHANNEL,
     ROSTER,
+    Members,
     People,
     Sql,
     first_of,
@@ -34,6 +35,7 @@ from rostered import (
     now,
     pinned,
     refuses,
+    said,
     shows,
     smuggle,
     through,
@@ -282,6 +284,34 @@ def test_a_member_who_was_away_reads_what_was_published_under_the_key_of_a_publi
     assert isinstance(of_dave, Unopened)
     assert isinstance(of_dave.error, NotAllowed)
     assert [one.body for one in (of_alice, later) if isinstance(one, ChannelMessage)] == [b"under the same", b"later"]
+
+
+def test_a_publisher_with_a_frozen_view_gives_a_removed_member_no_key_of_after(members: Members, liar: Liar) -> None:
+    alice, bob, carol, channel = members
+    old = pinned(carol, channel)
+    alice.client.disallow(alice.mailbox, channel, bob.name)
+    alice.says(channel, "without bob")
+    liar.lie("GET", ROSTER, lambda _, answer: said(answer, roster_document(old)))
+    liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(roster_version=old.version, without_key=1))
+    lists(liar, bob)
+    assert carol.client.receive(carol.mailbox).controls == 1
+    assert carol.client.take_keys(carol.mailbox) == 1
+    refuses(carol, channel, liar)
+    assert carol.hears(channel)[-1] == "without bob"  # what it opens is hers to read
+    assert bob.client.receive(bob.mailbox, most=50).controls == 1  # of his time
+    liar.honest()
+    carol.says(channel, "and carol has heard")
+
+
+def test_nothing_is_sealed_under_a_key_whose_maker_had_not_heard_of_the_removal(members: Members, liar: Liar) -> None:
+    alice, bob, carol, channel = members
+    old = pinned(carol, channel)
+    alice.client.disallow(alice.mailbox, channel, bob.name)
+    liar.lie("GET", ROSTER, lambda _, answer: said(answer, roster_document(old)))
+    liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(roster_version=old.version, without_key=1))
+    of_carol = carol.client.publish(carol.mailbox, channel, b"bob may have it").channel
+    posted = alice.client.publish(alice.mailbox, channel, b"without bob")
+    assert posted.channel.epoch == of_carol.epoch + 1
 
 
 def test_a_key_that_went_by_while_a_member_was_added_and_removed_seals_nothing(people: People, sql: Sql) -> None:

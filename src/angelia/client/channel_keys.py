@@ -16,7 +16,7 @@ import msgspec
 
 from angelia.channels.model import Channel, Policy, Shown
 from angelia.client import channel_calls, mail_calls, receiving
-from angelia.client.channel_rosters import known_roster, publisher_rule, signed_roster
+from angelia.client.channel_rosters import known_roster, newest_roster, publisher_rule
 from angelia.client.faults import ApiError, Unreachable
 from angelia.client.mail_answers import Handed
 from angelia.client.sealed import now
@@ -67,25 +67,28 @@ def present_key(mailbox: Mailbox, found: Shown) -> Call[Present]:
 
 def _present_key(mailbox: Mailbox, found: Shown) -> Call[Present]:
     # First the roster: which keys may seal depends on who was removed.
-    roster = yield from signed_roster(mailbox, found)
+    roster = yield from newest_roster(mailbox, found)
     mailbox.channels.follow(found.channel_id, found.epoch, now())
     if not found.key_is_due(now()) and not mailbox.rosters.is_spent(found.channel_id, found.epoch):
         key = yield from _held_key(mailbox, found)
+        if (yield from newest_roster(mailbox, found)) != roster:  # word of a later one has come with the key
+            raise VersionConflict(f"{found.name} has changed just now", hint="try again")
         if key is not None:
             return Present(key, found, roster, new=False)
-        if found.key_epoch == found.epoch:
+        if found.key_epoch == found.epoch and not _only_opens(mailbox, found):
             raise (yield from _no_key_yet(found))
     if found.policy is Policy.OPEN and found.owner_nhi != mailbox.identity.handle:
         raise (yield from _no_key_yet(found))
-    key = yield from rekey(mailbox, found)
+    key = yield from rekey(mailbox, found, roster)
     made = msgspec.structs.replace(found, epoch=found.epoch + 1, epoch_key_id=key.key_id)
     return Present(key, made, roster, new=True)
 
 
-def rekey(mailbox: Mailbox, found: Channel) -> Call[EpochKey]:
-    """Make the channel's next key. It is here before the server hears of it: a crash must not lose it."""
+def rekey(mailbox: Mailbox, found: Channel, roster: Roster) -> Call[EpochKey]:
+    """Make the channel's next key, for those on the roster. It is here before the server hears of it: a crash must not
+    lose it."""
     key, epoch = EpochKey.generate(), found.epoch + 1
-    mailbox.channels.keep(ChannelKey(found.channel_id, epoch, key), mailbox.identity.handle, now())
+    mailbox.channels.keep(ChannelKey(found.channel_id, epoch, key, roster.version), mailbox.identity.handle, now())
     yield from channel_calls.set_epoch(found.channel_id, epoch, key.key_id)
     mailbox.channels.retire_before(found.channel_id, epoch, now())
     return key
@@ -133,14 +136,14 @@ def _held_key(mailbox: Mailbox, found: Shown) -> Call[EpochKey | None]:
     """The present key, also one that waits as mail. Whoever has just made it sends it to all who hold keys: to wait for
     it is less work for everybody than the next one."""
     key = _key_of(mailbox, found)
-    if key is not None:
+    if key is not None or _only_opens(mailbox, found):
         return key
     just_made = found.epoch_at is not None and now() - found.epoch_at < _ON_ITS_WAY
     waits = (0.0, _PATIENCE, _PATIENCE) if just_made and found.key_epoch is not None else (0.0,)
     for wait in waits:
         yield from _collect(mailbox, found.channel_id, wait=wait)
         key = _key_of(mailbox, found)
-        if key is not None:
+        if key is not None or _only_opens(mailbox, found):
             break
     return key
 
@@ -260,6 +263,13 @@ def _confirmed(found: Shown, brought: ChannelKey) -> Call[None]:
         return
     with contextlib.suppress(AngeliaError):  # it is sent again then, and confirmed the next time
         yield from channel_calls.key_taken(found.channel_id, brought.epoch)
+
+
+def _only_opens(mailbox: Mailbox, found: Channel) -> bool:
+    """Whether the present key is here, and must seal nothing: its maker had another roster than counts by now."""
+    if found.epoch_key_id is None or _key_of(mailbox, found) is not None:
+        return False
+    return mailbox.channels.key(found.channel_id, found.epoch_key_id, now()) is not None
 
 
 def _key_of(mailbox: Mailbox, found: Channel) -> EpochKey | None:

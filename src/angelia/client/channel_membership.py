@@ -61,7 +61,7 @@ def create_channel(
         raise UntrustedRoster(f"the server was asked to make {roster.name}, and made {made.name}")
     mailbox.rosters.pin_own(roster, now())
     expect_keys(mailbox, made)
-    yield from rekey(mailbox, made)
+    yield from rekey(mailbox, made, roster)
     return (yield from channel_calls.channel(roster.channel_id))
 
 

@@ -92,6 +92,24 @@ def signed_roster(mailbox: Mailbox, found: Channel) -> Call[Roster]:
     return roster
 
 
+def newest_roster(mailbox: Mailbox, found: Channel) -> Call[Roster]:
+    """The roster to seal by. A publisher whose key was made under a later one than the server shows is believed: the
+    later one may have removed somebody."""
+    roster = yield from signed_roster(mailbox, found)
+    if roster.owner_nhi == mailbox.identity.handle or not _later(mailbox, roster):
+        return roster
+    served = yield from _served(found)
+    yield from _pin(mailbox, served)
+    if (later := _later(mailbox, served)) is not None:
+        sender, version = later
+        raise UntrustedRoster(
+            f"{sender} has sent a key that was made under version {version} of the roster of {roster.name}, and the "
+            f"server shows only version {served.version}",
+            hint="nothing is sealed for members who may be removed by now; ask the owner which version is the newest",
+        )
+    return served
+
+
 def unsigned(mailbox: Mailbox, found: Channel) -> Unsigned:
     hint = f"{found.owner_nhi} runs `angelia channel sign {found.channel_name}`, once"
     if found.owner_nhi == mailbox.identity.handle:
@@ -183,6 +201,12 @@ def _roster_of_another(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:
     served = yield from _served(found)
     yield from _pin(mailbox, served)
     return served
+
+
+def _later(mailbox: Mailbox, roster: Roster) -> tuple[str, int] | None:
+    """The publisher on a roster whose key was made under a later one, and under which."""
+    later = mailbox.channels.made_under_later(roster.channel_id, roster.version)
+    return next((one for one in later if roster.lets_publish(one[0])), None)
 
 
 def _served(found: Channel) -> Call[Roster]:

@@ -12,7 +12,7 @@ from uuid import UUID
 from angelia.envelope import frame, sealing
 from angelia.envelope.batch import VerifiedRoots
 from angelia.envelope.refusals import Expired, IdConflict, Malformed, Refused, SuiteRefused, UnknownKey, WrongRecipient
-from angelia.envelope.sealing import ChannelKey, EpochKey, Post
+from angelia.envelope.sealing import CHANNEL_KEY_LENGTHS, ChannelKey, EpochKey, Post
 from angelia.envelope.signing import VerifyingPair
 from angelia.envelope.wire import (
     LATEST,
@@ -36,8 +36,7 @@ from angelia.mailbox.window import Profile, check_window
 
 _PRUNED_TO = "channels_pruned_to"
 _CHUNK = 5_000
-_SOME_KEY = ChannelKey(UUID(int=0), 1, EpochKey.of(bytes(32))).encode()
-KEY_BYTES = len(frame.pack(len(_SOME_KEY), _SOME_KEY, padme=False))
+KEY_BYTES = [len(frame.pack(length, bytes(length), padme=False)) for length in CHANNEL_KEY_LENGTHS]
 
 
 class EpochWentBack(AngeliaError):
@@ -143,20 +142,19 @@ class Channels:
         To join is to agree: such mail needs no place on the allowlist. What it brings is believed only if its sender
         may give out the channel's key."""
         header = envelope.header
-        bare = header.compression is Compression.NONE and len(envelope.ciphertext) == KEY_BYTES
+        bare = header.compression is Compression.NONE and len(envelope.ciphertext) in KEY_BYTES
         joined = header.channel_id is not None and self.name(header.channel_id) is not None
         return header.control and bare and joined
 
     def keep(self, brought: ChannelKey, sender: str, now: datetime, *, seals: bool = True) -> None:
         """Keep a key that is believed, or that was made here; or one that only opens."""
-        if not 1 <= brought.epoch < LATEST:
-            raise Malformed("the epoch of a channel's key is out of range")
+        if not 1 <= brought.epoch < LATEST or not brought.roster_version < LATEST:
+            raise Malformed("the epoch of a channel's key, or the version of its roster, is out of range")
         channel_id, key_id = str(brought.channel_id), str(brought.key.key_id)
         with self._database.transaction() as tx:
             kept = self._local.encrypt("channel_keys", key_id, brought.key.secret)
-            tx.execute(
-                SQL["add_channel_key"], (channel_id, key_id, brought.epoch, *kept, sender, stamp(now), not seals)
-            )
+            values = (channel_id, key_id, brought.epoch, *kept, sender, stamp(now), not seals, brought.roster_version)
+            tx.execute(SQL["add_channel_key"], values)
             (newest,) = tx.execute(SQL["newest_epoch"], (channel_id, self._own.identity.handle)).fetchone()
             tx.execute(SQL["retire_channel_keys"], (self._destroy_at(now), channel_id, newest or 0))
 
@@ -184,8 +182,18 @@ class Channels:
         found = self._database.row("channel_key", str(channel_id), str(key_id), stamp(now))
         return None if found is None else self._decrypted(key_id, *found)
 
+    def made_under(self, channel_id: UUID, key_id: UUID) -> int:
+        """The version of the roster by which the maker of a key gave it out."""
+        found = self._database.row("key_made_under", str(channel_id), str(key_id))
+        return 0 if found is None else int(found[0])
+
+    def made_under_later(self, channel_id: UUID, version: int) -> list[tuple[str, int]]:
+        """From whom keys came that were made under a later version of the roster than this, and under which."""
+        return self._database.rows("keys_made_under_later", str(channel_id), version)
+
     def present_key(self, channel_id: UUID, key_id: UUID) -> EpochKey | None:
-        """A key to seal under: one that was not replaced."""
+        """A key to seal under: one that was not replaced, and whose maker had a roster that is known here, with nobody
+        on it who was removed since."""
         found = self._database.row("present_channel_key", str(channel_id), str(key_id))
         return None if found is None else self._decrypted(key_id, *found)
 

@@ -84,7 +84,7 @@ class Rosters:
     def pin_own(self, roster: Roster, now: datetime) -> None:
         """Pin what was signed here, unless another process of this agent has signed a later one by now."""
         with self._database.transaction() as tx:
-            before, _ = _read(tx, roster.channel_id)
+            before, *_ = _read(tx, roster.channel_id)
             if before is None or before.version < roster.version or not self.names_present_pair(before):
                 self._pin(tx, roster, now)
 
@@ -95,7 +95,7 @@ class Rosters:
 
     def _pin(self, tx: Tx, roster: Roster, now: datetime) -> None:
         channel_id = str(roster.channel_id)
-        before, keys_after = _read(tx, roster.channel_id)
+        before, keys_after, keys_since = _read(tx, roster.channel_id)
         if before is not None:
             check_same_channel(roster, before)
             if self._stands(before):
@@ -107,7 +107,16 @@ class Rosters:
         if unseen or (before is not None and roster.takes_keys_from(before)):
             (newest,) = tx.execute(SQL["newest_epoch"], (channel_id, self._own.identity.handle)).fetchone()
             keys_after = max(keys_after, newest or 0)
-        pinned = (channel_id, roster.name, roster.owner_nhi, str(roster.signer_id), roster.version, keys_after)
+            keys_since = 0 if before is None else roster.version
+        pinned = (
+            channel_id,
+            roster.name,
+            roster.owner_nhi,
+            str(roster.signer_id),
+            roster.version,
+            keys_after,
+            keys_since,
+        )
         tx.execute(SQL["pin_roster"], (*pinned, encode_roster(roster), stamp(now)))
 
     def _check_successor(self, roster: Roster, before: Roster) -> None:
@@ -144,9 +153,9 @@ class Rosters:
         return own.pair.public
 
 
-def _read(tx: Tx, channel_id: UUID) -> tuple[Roster | None, int]:
+def _read(tx: Tx, channel_id: UUID) -> tuple[Roster | None, int, int]:
     found = tx.execute(SQL["pinned_roster"], (str(channel_id),)).fetchone()
-    return (None, 0) if found is None else (_decoded(found[0]), found[1])
+    return (None, 0, 0) if found is None else (_decoded(found[0]), found[1], found[2])
 
 
 def _take_name(tx: Tx, roster: Roster) -> None:

@@ -458,9 +458,11 @@ SELECT channel_id FROM channels WHERE name = ?
 
 -- name: add_channel_key
 -- A key that comes again is in use again.
-INSERT INTO channel_keys (channel_id, key_id, epoch, secret_nonce, secret, sender_nhi, received_at, spent)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (channel_id, key_id) DO UPDATE SET destroy_at = NULL, spent = spent AND excluded.spent
+INSERT INTO channel_keys (channel_id, key_id, epoch, secret_nonce, secret, sender_nhi, received_at, spent,
+  roster_version)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (channel_id, key_id) DO UPDATE SET destroy_at = NULL, spent = spent AND excluded.spent,
+  roster_version = max(roster_version, excluded.roster_version)
 
 -- name: retire_channel_keys
 UPDATE channel_keys SET destroy_at = ? WHERE channel_id = ? AND epoch < ? AND destroy_at IS NULL
@@ -474,6 +476,15 @@ WHERE channel_id = ? AND key_id = ? AND (destroy_at IS NULL OR destroy_at > ?)
 -- the roster.
 SELECT secret_nonce, secret FROM channel_keys WHERE channel_id = ?1 AND key_id = ?2 AND destroy_at IS NULL AND NOT spent
   AND epoch > coalesce((SELECT keys_after FROM channel_rosters WHERE channel_id = ?1), 0)
+  AND roster_version BETWEEN coalesce((SELECT keys_since FROM channel_rosters WHERE channel_id = ?1), 0)
+    AND coalesce((SELECT version FROM channel_rosters WHERE channel_id = ?1), 0)
+
+-- name: key_made_under
+SELECT roster_version FROM channel_keys WHERE channel_id = ? AND key_id = ?
+
+-- name: keys_made_under_later
+SELECT sender_nhi, roster_version FROM channel_keys
+WHERE channel_id = ? AND roster_version > ? AND NOT spent ORDER BY roster_version DESC
 
 -- name: newest_epoch
 -- What a server has told, and the keys that came from others: those of one's own may never have reached a server.
@@ -529,7 +540,7 @@ DELETE FROM channel_opened WHERE (channel_id, channel_offset) IN (
 -- rosters.py
 
 -- name: pinned_roster
-SELECT roster, keys_after FROM channel_rosters WHERE channel_id = ?
+SELECT roster, keys_after, keys_since FROM channel_rosters WHERE channel_id = ?
 
 -- name: named_roster
 SELECT roster FROM channel_rosters WHERE name = ?
@@ -541,11 +552,11 @@ SELECT roster FROM channel_rosters WHERE owner_nhi = ? AND signer_id <> ? ORDER 
 SELECT keys_after FROM channel_rosters WHERE channel_id = ?
 
 -- name: pin_roster
-INSERT INTO channel_rosters (channel_id, name, owner_nhi, signer_id, version, keys_after, roster, pinned_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO channel_rosters (channel_id, name, owner_nhi, signer_id, version, keys_after, keys_since, roster, pinned_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (channel_id) DO UPDATE
 SET name = excluded.name, owner_nhi = excluded.owner_nhi, signer_id = excluded.signer_id, version = excluded.version,
-  keys_after = excluded.keys_after, roster = excluded.roster, pinned_at = excluded.pinned_at
+  keys_after = excluded.keys_after, keys_since = excluded.keys_since, roster = excluded.roster, pinned_at = excluded.pinned_at
 
 -- name: forget_roster
 DELETE FROM channel_rosters WHERE channel_id = ?
