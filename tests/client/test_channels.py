@@ -481,6 +481,19 @@ def test_a_key_that_never_reached_the_server_stops_nothing(
     client.publish(bob, CHANNEL, b"x")
 
 
+def test_an_epoch_that_a_server_made_up_stops_nothing_once_it_tells_the_truth(
+    client: Client, recorder: Recorder, bob: Mailbox, key: EpochKey
+) -> None:
+    recorder.tell("GET", PATH, shown(epoch=10**12))
+    recorder.tell("POST", f"{PATH}/epoch", problem("version_conflict"), status=409)
+    with pytest.raises(EpochStale):
+        client.publish(bob, CHANNEL, b"x")
+    recorder.told.clear()
+    recorder.tell("GET", PATH, shown(epoch=1, epoch_key_id=str(key.key_id)))
+    recorder.tell("POST", f"{PATH}/publish", published(), status=201)
+    assert client.publish(bob, CHANNEL, b"x").envelope.header.key_id == key.key_id
+
+
 def test_an_epoch_that_changes_while_the_key_is_given_out_is_tried_once_more(
     client: Client, recorder: Recorder, bob: Mailbox, key: EpochKey
 ) -> None:

@@ -68,7 +68,7 @@ def present_key(mailbox: Mailbox, found: Shown) -> Call[Present]:
 def _present_key(mailbox: Mailbox, found: Shown) -> Call[Present]:
     # First the roster: which keys may seal depends on who was removed.
     roster = yield from newest_roster(mailbox, found)
-    mailbox.channels.follow(found.channel_id, found.epoch, now())
+    mailbox.channels.follow(found.channel_id, found.epoch)
     if not found.key_is_due(now()) and not mailbox.rosters.is_spent(found.channel_id, found.epoch):
         key = yield from _held_key(mailbox, found)
         if (yield from newest_roster(mailbox, found)) != roster:  # word of a later one has come with the key
@@ -115,7 +115,8 @@ def take_keys(mailbox: Mailbox) -> Call[int]:
             if believed is not None:
                 found, seals = believed
                 mailbox.channels.keep(brought, control.message.sender, now(), seals=seals)
-                mailbox.channels.retire_before(brought.channel_id, found.epoch, now())
+                if brought.epoch < found.epoch:
+                    mailbox.channels.retire(brought.channel_id, brought.epoch, now())
                 taken += 1
             mailbox.inbox.mark_handled(control.message.replay_key)
             if believed is not None:

@@ -158,25 +158,30 @@ class Channels:
             (newest,) = tx.execute(SQL["newest_epoch"], (channel_id, self._own.identity.handle)).fetchone()
             tx.execute(SQL["retire_channel_keys"], (self._destroy_at(now), channel_id, newest or 0))
 
+    def retire(self, channel_id: UUID, epoch: int, now: datetime) -> None:
+        """The channel has gone on after that epoch: keys up to it seal nothing any more."""
+        with self._database.transaction() as tx:
+            tx.execute(SQL["retire_channel_keys"], (self._destroy_at(now), str(channel_id), epoch + 1))
+
     def retire_before(self, channel_id: UUID, epoch: int, now: datetime) -> None:
-        """The channel is at that epoch: keys of earlier ones seal nothing any more, and live on until nothing under
-        them can be read."""
+        """The channel is at that epoch, whose key was made here: keys of earlier ones seal nothing any more, and live
+        on until nothing under them can be read."""
         with self._database.transaction() as tx:
             tx.execute(SQL["heard_epoch"], (str(channel_id), epoch))
             tx.execute(SQL["retire_channel_keys"], (self._destroy_at(now), str(channel_id), epoch))
             forget_before(tx, channel_id, epoch)
 
-    def follow(self, channel_id: UUID, epoch: int, now: datetime) -> None:
+    def follow(self, channel_id: UUID, epoch: int) -> None:
         """A server says at which epoch the channel is. One that goes back is refused: what is sealed under a key of
-        before opens for those who were removed since."""
+        before opens for those who were removed since. Only keys that are believed or were made here say where it was:
+        nobody signs an epoch."""
         (newest,) = self._database.row("newest_epoch", str(channel_id), self._own.identity.handle)
         if newest is not None and epoch < newest:
             raise EpochWentBack(
                 f"the server says that the channel is at epoch {epoch}; it was at epoch {newest} before",
-                hint="nothing is sealed under an earlier key; was the server put back from an old copy?",
+                hint="nothing is sealed under an earlier key. Was the server put back from an old copy, or was that epoch "
+                f"untrue? Then: angelia channel forget {channel_id}",
             )
-        if epoch and epoch != newest:
-            self.retire_before(channel_id, epoch, now)
 
     def key(self, channel_id: UUID, key_id: UUID, now: datetime) -> EpochKey | None:
         found = self._database.row("channel_key", str(channel_id), str(key_id), stamp(now))
