@@ -15,9 +15,11 @@ from angelia.channels.model import Policy
 from angelia.client import Client
 from angelia.client.channel_calls import make_channel
 from angelia.client.channel_reading import Unopened
+from angelia.client.sealed import Renamed
 from angelia.envelope.refusals import NotAllowed
-from angelia.envelope.rosters import Member, UntrustedRoster, roster_document
+from angelia.envelope.rosters import Member, UntrustedRoster, encode_roster, roster_document
 from angelia.envelope.sealing import ChannelKey, EpochKey
+from angelia.errors import AngeliaError
 from angelia.keys.model import unix_ms
 from angelia.mailbox.channels import ChannelMessage
 from liar import Answer, Asked, Liar, problem
@@ -264,6 +266,48 @@ def test_a_removal_whose_answer_was_lost_is_not_undone(people: People, monkeypat
         alice.client.publish(alice.mailbox, channel, b"x")
     assert "angelia channel sign news" in refused.value.hint
     assert alice.client.channel_roster(pinned(alice, channel).channel_id).members == ()
+
+
+# The owner, and who wants to leave.
+
+
+def test_to_sign_again_after_an_interruption_goes_past_what_was_seen(people: People, liar: Liar, sql: Sql) -> None:
+    """The server was put back from an old copy, and the first run ended on its way."""
+    alice, bob = people("alice"), people("bob")
+    channel = alice.creates(Policy.ALLOWLIST, bob)
+    first = pinned(alice, channel)
+    alice.client.disallow(alice.mailbox, channel, bob.name)
+    alice.client.allow(alice.mailbox, channel, bob.name)
+    values = (first.channel_id, first.hash, encode_roster(first))
+    sql("UPDATE channel_rosters SET version = 1, roster_hash = $2, roster = $3 WHERE channel_id = $1", *values)
+    sql("UPDATE channels SET roster_version = 1 WHERE channel_id = $1", first.channel_id)
+    through(liar, alice)
+    proposal = alice.client.propose_roster(alice.mailbox, channel)
+    told_of = iter([None])
+    refusal = problem(403, "forbidden")
+    liar.lie("PUT", ROSTER, lambda _, answer: next(told_of, refusal) or answer)
+    with pytest.raises(AngeliaError):
+        alice.client.sign_roster(alice.mailbox, channel, proposal.policy, proposal.members)
+    liar.honest()
+    alice.client.sign_roster(alice.mailbox, channel, proposal.policy, proposal.members)
+    alice.says(channel, "again")
+
+
+def test_a_bad_roster_keeps_nobody_in_a_channel(people: People, sql: Sql) -> None:
+    alice, bob = people("alice"), people("bob")
+    channel = alice.creates(Policy.ALLOWLIST, bob)
+    bob.subscribes(channel)
+    sql("UPDATE channels SET roster_version = 99 WHERE channel_id = $1", id_of(alice, channel))
+    for who, *command in ((bob, "pause"), (bob, "unsubscribe"), (alice, "delete", "--yes")):
+        done = angelia(who, "channel", command[0], channel, *command[1:], "--url", who.url)
+        assert done.returncode == 0, done.stderr
+
+
+def test_an_agent_is_listed_by_the_handle_that_it_has_claimed(people: People) -> None:
+    alice, bob = people("alice"), people("bob")
+    channel = alice.creates(Policy.ALLOWLIST)
+    with pytest.raises(Renamed, match=bob.name):
+        alice.client.allow(alice.mailbox, channel, str(bob.mailbox.identity.id))
 
 
 # Keys.

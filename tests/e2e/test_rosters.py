@@ -406,9 +406,9 @@ def test_an_owner_whose_mailbox_was_lost_signs_what_it_has_looked_at(people: Peo
     with alice.mailbox.database.transaction() as tx:
         tx.execute("DELETE FROM channel_rosters")
     alice.client.publish(alice.mailbox, channel, b"her present pair signed it")
-    alice.client.rotate_keys(alice.mailbox, signer=True)
     with alice.mailbox.database.transaction() as tx:
         tx.execute("DELETE FROM channel_rosters")
+    alice.client.rotate_keys(alice.mailbox, signer=True)
     with pytest.raises(UntrustedRoster) as refused:
         alice.client.publish(alice.mailbox, channel, b"x")
     assert "angelia channel sign news" in refused.value.hint

@@ -160,7 +160,7 @@ def update(
 def delete(session: Session, name: str) -> None:
     """Delete a channel of yours, with everything in it."""
     client = _client(session)
-    found = _find(session, client, name)
+    found = _look_up(session, client, name)
     kept = found.next_offset - found.first_offset
     what = f"{found.name} with {counted(kept, 'message')} and {counted(found.total_subscribers, 'subscriber')}"
     deed = Deed("delete", "deleting", what, f"angelia channel show {found.name}", whole=found.channel_name)
@@ -186,7 +186,7 @@ def subscribe(session: Session, name: str) -> None:
 def unsubscribe(session: Session, name: str) -> None:
     """Listen no more."""
     client = _client(session)
-    found = _find(session, client, name)
+    found = _look_up(session, client, name)
     held = client.unsubscribe(session.mailbox, _said(name, found))
     session.out.done(held, f"unsubscribed from {found.name}")
 
@@ -196,7 +196,7 @@ def unsubscribe(session: Session, name: str) -> None:
 def pause(session: Session, name: str) -> None:
     """Keep your offset, and read nothing until `resume`."""
     client = _client(session)
-    found = _find(session, client, name)
+    found = _look_up(session, client, name)
     held: Subscription = client.pause(found.channel_id)
     session.out.done(held, f"paused {found.name} after offset {held.last_offset}")
 
@@ -206,7 +206,7 @@ def pause(session: Session, name: str) -> None:
 def resume(session: Session, name: str) -> None:
     """Go on after a pause."""
     client = _client(session)
-    found = _find(session, client, name)
+    found = _look_up(session, client, name)
     held: Subscription = client.resume(found.channel_id)
     session.out.done(held, f"resumed {found.name} after offset {held.last_offset}")
 
@@ -223,11 +223,16 @@ def allow(session: Session, name: str, agent: str | None, may_publish: bool, no_
     if agent is None:
         _show_allowed(session, client, name, found)
         return
+    before = session.mailbox.rosters.pinned(found.channel_id)
     entry = client.allow(
         session.mailbox, _said(name, found), agent, may_subscribe=not no_subscribe, may_publish=may_publish
     )
     rights = [word for word, has in (("listen", entry.may_subscribe), ("publish", entry.may_publish)) if has]
     session.out.done(entry, f"{entry.nhi} may {' and '.join(rights) or 'do nothing'} in {found.name}")
+    if session.mailbox.rosters.pinned(found.channel_id) == before:
+        session.out.note(
+            f"the roster says so already; if the server does not: angelia channel sign {found.channel_name}"
+        )
     _say_what_the_list_decides(session, found)
 
 
@@ -432,16 +437,29 @@ def _find(session: Session, client: Client, name: str) -> Shown:
     """A channel as people name it: `owner/name`, the name of one's own, its id, or the beginning of that."""
     try:
         return client.find_channel(session.mailbox, name)
-    except NotFound:
-        if _PREFIX.fullmatch(name.lower()) is None:
-            raise
+    except NotFound as unknown:
+        return client.find_channel(session.mailbox, _whole_id(client, name, unknown))
+
+
+def _look_up(session: Session, client: Client, name: str) -> Shown:
+    """The same whatever the server says of its roster: nobody is kept in a channel by that."""
+    try:
+        return client.look_up_channel(session.mailbox, name)
+    except NotFound as unknown:
+        return client.look_up_channel(session.mailbox, _whole_id(client, name, unknown))
+
+
+def _whole_id(client: Client, name: str, unknown: NotFound) -> UUID:
+    """The id that begins so; a name that can be no beginning of one is unknown."""
+    if _PREFIX.fullmatch(name.lower()) is None:
+        raise unknown
 
     def fetch(cursor: str | None, limit: int) -> Page[Channel]:
         page = client.channels(cursor=cursor, limit=limit)
         return Page(page.channels, page.next)
 
     known = [str(one.channel_id) for one in every(fetch)]
-    return client.channel(UUID(full_id(name, known, "channel", "angelia channel list")))
+    return UUID(full_id(name, known, "channel", "angelia channel list"))
 
 
 def _said(name: str, found: Shown) -> str | UUID:

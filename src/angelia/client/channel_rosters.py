@@ -72,14 +72,16 @@ def known_roster(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:
     if roster.version < found.roster_version:
         raise UntrustedRoster(
             f"the server tells of version {found.roster_version} of the roster of {roster.name}, and has only "
-            f"version {roster.version}"
+            f"version {roster.version}",
+            hint=f"if that is the newest, {found.owner_nhi} signs it again: angelia channel sign {found.channel_name}",
         )
     if roster.policy != found.policy:
         if roster.version > found.roster_version:
             raise VersionConflict(f"{roster.name} has changed just now", hint="try again")
         raise UntrustedRoster(
             f"the server says that {roster.name} is {found.policy.value}; its owner signed {roster.policy}",
-            hint="nothing is sealed, and nobody is believed, on the server's word",
+            hint="nothing is sealed on the server's word; to set it right, "
+            f"{found.owner_nhi} runs `angelia channel sign {found.channel_name}`",
         )
     return roster
 
@@ -159,7 +161,10 @@ def replace_roster(mailbox: Mailbox, found: Channel, policy: Policy, members: Me
     present = (yield from _served(found)) if found.roster_version else None
     if pinned is not None and present is not None and not mailbox.rosters.names_present_pair(present):
         _refuse_far_ahead(pinned, present)
-    behind = pinned is not None and (present is None or present.version < pinned.version)
+    # Also after a run that was interrupted on its way: what it left on the server does not follow from the pin.
+    behind = pinned is not None and (
+        present is None or (present.hash != pinned.hash and present.version <= pinned.version + 1)
+    )
     wanted = pinned.version + 2 if behind and pinned is not None else 0
     for _ in range(MOST_AHEAD):
         signed = _next(mailbox, pinned or found, present, policy, members)
@@ -289,7 +294,9 @@ def _own_ground(mailbox: Mailbox, found: Channel) -> Call[tuple[Roster, Roster]]
     try:
         mailbox.rosters.check_own(served)
     except Refused as refusal:
-        raise UntrustedRoster(f"the server shows a forged roster of {found.name}: {refusal.message}") from refusal
+        raise UntrustedRoster(
+            f"the server shows a forged roster of {found.name}: {refusal.message}", hint=hint
+        ) from refusal
     if pinned is not None and not mailbox.rosters.names_present_pair(served):
         _refuse_far_ahead(pinned, served)
         if _gives_back(pinned, served):

@@ -179,8 +179,8 @@ class Channels:
         if newest is not None and epoch < newest:
             raise EpochWentBack(
                 f"the server says that the channel is at epoch {epoch}; it was at epoch {newest} before",
-                hint="nothing is sealed under an earlier key. Was the server put back from an old copy, or was that epoch "
-                f"untrue? Then: angelia channel forget {channel_id}",
+                hint="nothing is sealed under an earlier key. Was the server put back from an old copy, or was that "
+                f"epoch untrue? Then: angelia channel forget {channel_id}",
             )
 
     def key(self, channel_id: UUID, key_id: UUID, now: datetime) -> EpochKey | None:
