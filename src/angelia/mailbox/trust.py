@@ -147,7 +147,7 @@ class Trust:
                 old, new = earlier.bundle.signer, later.bundle.signer
                 if later.statement is not None and old.fingerprint != new.fingerprint:
                     _succeed(tx, nhi, old, new, min(moment(later.statement.issued_at), now), now)
-            tx.executemany(SQL["drop_former_pair"], [(nhi, str(one)) for one in revoked or ()])
+            tx.executemany(SQL["hear_revoked"], [(nhi, str(one), pin.bundle_version) for one in revoked or ()])
 
     def trust(self, link: Link, now: datetime, revoked: Sequence[UUID] | None = ()) -> Pin:
         """Believe a pair because an operator compared its fingerprint; pairs before it are believed no more, and what
