@@ -163,7 +163,7 @@ class Brought:
         sender = sender or self.alice
         known = sender.trust.bundle("bob", now(), max_age=None)
         assert known is not None
-        body = ChannelKey(named, epoch, self.key).encode()
+        body = ChannelKey(named, epoch, self.key, OPEN["roster_version"]).encode()
         envelope = sender.outbox.seal(known.link, body, now=now(), control=True, channel_id=CHANNEL)
         assert self.bob.receive(envelope.wire, now=now()).control
 
@@ -298,6 +298,28 @@ def test_a_server_that_is_away_leaves_the_key_for_the_next_time(
     with pytest.raises(Unavailable):
         client.take_keys(bob)
     assert len(bob.inbox.controls()) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [(404, problem("not_found")), (200, {}), (403, problem("forbidden")), (429, problem("rate_limited"))],
+)
+def test_what_is_said_of_one_channels_roster_takes_no_key_away_nor_those_of_others(
+    client: Client, recorder: Recorder, brought: Brought, bob: Mailbox, status: int, said: dict[str, object]
+) -> None:
+    other = uuid4()
+    bob.channels.join(other, "alice/other", now())
+    recorder.tell("GET", f"/v1/channels/{other}", shown(channel_id=str(other), channel_name="other"))
+    recorder.tell("GET", f"/v1/channels/{other}/roster", said, status=status)
+    known = brought.alice.trust.bundle("bob", now(), max_age=None)
+    assert known is not None
+    body = ChannelKey(other, 1, EpochKey.generate()).encode()
+    bob.receive(brought.alice.outbox.seal(known.link, body, now=now(), control=True, channel_id=other).wire, now=now())
+    brought.told()
+    brought.come()
+    assert client.take_keys(bob) == 1
+    assert brought.kept
+    assert len(bob.inbox.controls()) == 1  # for when the truth is told
 
 
 @pytest.mark.parametrize(("sender", "kept"), [("alice", True), ("dave", True), ("unknown", False), ("mallory", False)])
@@ -457,6 +479,19 @@ def test_a_key_that_never_reached_the_server_stops_nothing(
     recorder.tell("GET", PATH, shown(epoch=1, epoch_key_id=str(key.key_id)))
     recorder.tell("POST", f"{PATH}/publish", published(), status=201)
     client.publish(bob, CHANNEL, b"x")
+
+
+def test_an_epoch_that_a_server_made_up_stops_nothing_once_it_tells_the_truth(
+    client: Client, recorder: Recorder, bob: Mailbox, key: EpochKey
+) -> None:
+    recorder.tell("GET", PATH, shown(epoch=10**12))
+    recorder.tell("POST", f"{PATH}/epoch", problem("version_conflict"), status=409)
+    with pytest.raises(EpochStale):
+        client.publish(bob, CHANNEL, b"x")
+    recorder.told.clear()
+    recorder.tell("GET", PATH, shown(epoch=1, epoch_key_id=str(key.key_id)))
+    recorder.tell("POST", f"{PATH}/publish", published(), status=201)
+    assert client.publish(bob, CHANNEL, b"x").envelope.header.key_id == key.key_id
 
 
 def test_an_epoch_that_changes_while_the_key_is_given_out_is_tried_once_more(

@@ -204,7 +204,7 @@ async def test_keys_that_cannot_be_renewed_now_are_renewed_later_and_mail_does_n
     done: list[str] = []
 
     def verb(name: str) -> Callable[..., Any]:
-        def call(_: Mailbox) -> Iterator[Any]:
+        def call(_: Mailbox, **__: Any) -> Iterator[Any]:
             done.append(name)
             if done.count(name) < 3:
                 raise Unreachable("gone")

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 import threading
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
-from pathlib import Path
-from uuid import UUID
 
-import asyncpg
 import msgspec
 import pytest
 
@@ -22,8 +15,6 @@ from angelia.client.channel_rosters import Unsigned
 from angelia.envelope.refusals import NotAllowed, UnknownKey
 from angelia.envelope.rosters import (
     Member,
-    Roster,
-    RosterDocument,
     UntrustedRoster,
     encode_roster,
     roster_document,
@@ -33,98 +24,26 @@ from angelia.envelope.sealing import ChannelKey, EpochKey
 from angelia.errors import NotFound
 from angelia.keys.model import unix_ms
 from angelia.mailbox.channels import ChannelMessage
-from angelia.mailbox.outbox import Draft
-from angelia.stores.embedded.datadir import read_runtime
-from liar import Answer, Asked, Liar, lying, problem
-from people import Lossy
-from processes import ServerProcess
-from talkers import Talker
-
-LIMITS = (
-    "register=off,identity=off,keys=off,bundles=off,channels=off,publish=off,channel_commits=off,send=off,receive=off"
+from liar import Answer, Asked, Liar, problem
+from rostered import (
+    CHANNEL,
+    ROSTER,
+    Members,
+    People,
+    Sql,
+    after,
+    give,
+    id_of,
+    now,
+    pinned,
+    refuses,
+    said,
+    shows,
+    smuggle,
+    through,
+    told,
 )
-CHANNEL = r"/v1/channels/[0-9a-f-]{36}"
-ROSTER = CHANNEL + "/roster"
-
-
-@pytest.fixture(scope="module")
-def server(directory: Path) -> Iterator[ServerProcess]:
-    server = ServerProcess(directory / f"rosters-{secrets.token_hex(4)}", limits=LIMITS)
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def liar(server: ServerProcess) -> Iterator[Liar]:
-    with lying(server.start_url) as liar:
-        yield liar
-
-
-People = Callable[[str], Talker]
-
-
-@pytest.fixture
-def people(server: ServerProcess, tmp_path: Path) -> Iterator[People]:
-    made: list[Talker] = []
-
-    def make(name: str) -> Talker:
-        made.append(Talker(server, tmp_path, name))
-        return made[-1]
-
-    yield make
-    for person in made:
-        person.close()
-
-
-@pytest.fixture
-def sql(server: ServerProcess) -> Callable[..., None]:
-    """What somebody does who has got at the ledger."""
-
-    def run(statement: str, *values: object) -> None:
-        async def execute() -> None:
-            runtime = read_runtime(server.data_dir)
-            assert runtime is not None
-            connection = await asyncpg.connect(runtime.database_url)
-            try:
-                await connection.execute(statement, *values)
-            finally:
-                await connection.close()
-
-        asyncio.run(execute())
-
-    return run
-
-
-Sql = Callable[..., None]
-
-
-def through(liar: Liar, talker: Talker) -> Talker:
-    """From now on its SDK speaks to the liar."""
-    talker.client.close()
-    talker.client = Lossy(liar.url, identity=talker.mailbox)
-    return talker
-
-
-def id_of(talker: Talker, channel: str) -> UUID:
-    return talker.client.find_channel(talker.mailbox, channel).channel_id
-
-
-def smuggle(sql: Sql, channel_id: UUID, agent: Talker) -> None:
-    """The two rows that made somebody a member: listed for everything, and subscribed."""
-    sql(
-        "INSERT INTO channel_allowlist (channel_id, nhi, may_subscribe, may_publish, added_at)"
-        " VALUES ($1, $2, true, true, now()) ON CONFLICT (channel_id, nhi) DO UPDATE SET may_publish = true",
-        channel_id,
-        agent.name,
-    )
-    sql(
-        "INSERT INTO channel_subscriptions (subscription_id, channel_id, subscriber_nhi, created_at, updated_at)"
-        " VALUES (gen_random_uuid(), $1, $2, now(), now()) ON CONFLICT DO NOTHING",
-        channel_id,
-        agent.name,
-    )
-
+from talkers import Talker
 
 # Two rows in the ledger.
 
@@ -202,13 +121,6 @@ def test_a_key_of_who_is_no_publisher_is_not_taken(people: People, sql: Sql) -> 
     assert carol.client.publish(carol.mailbox, channel, b"for members").channel.epoch == 3  # under a key of her own
 
 
-def give(sender: Talker, recipient: Talker, key: ChannelKey) -> None:
-    """Send a channel's key as mail, as its publishers do."""
-    known, _ = sender.client.find_keys(sender.mailbox, recipient.name)
-    draft = Draft(recipient=known.bundle, body=key.encode(), channel_id=key.channel_id, control=True, ttl_seconds=3600)
-    assert sender.client.send_sealed(sender.mailbox, sender.mailbox.outbox.seal_many([draft], now())) == [None]
-
-
 def test_a_removed_member_gets_no_further_key_though_the_epoch_was_kept_open(people: People, sql: Sql) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
     channel = alice.creates(Policy.ALLOWLIST, bob, carol)
@@ -234,31 +146,7 @@ def test_a_removed_member_gets_no_further_key_though_the_epoch_was_kept_open(peo
 # A relay that lies.
 
 
-@pytest.fixture
-def members(people: People, liar: Liar) -> tuple[Talker, Talker, Talker, str]:
-    """Alice's channel; Carol may publish in it, and speaks to the liar; Bob listens."""
-    alice, bob, carol = people("alice"), people("bob"), people("carol")
-    channel = alice.creates(Policy.ALLOWLIST, bob)
-    alice.client.allow(alice.mailbox, channel, carol.name, may_publish=True)
-    bob.subscribes(channel)
-    through(liar, carol)
-    carol.subscribes(channel)
-    alice.says(channel, "hello")
-    assert carol.hears(channel) == ["hello"]
-    return alice, bob, carol, channel
-
-
-def refuses(carol: Talker, channel: str, liar: Liar) -> None:
-    """She seals nothing, sends nothing, and opens nothing."""
-    liar.asked.clear()
-    with pytest.raises(UntrustedRoster):
-        carol.client.publish(carol.mailbox, channel, b"secret")
-    with pytest.raises(UntrustedRoster):
-        carol.client.share_key(carol.mailbox, channel)
-    assert liar.count("POST", r"/v1/messages.*") == liar.count("POST", CHANNEL + "/publish") == 0
-
-
-def test_an_older_roster_is_refused(members: tuple[Talker, Talker, Talker, str], liar: Liar) -> None:
+def test_an_older_roster_is_refused(members: Members, liar: Liar) -> None:
     """The relay shows the roster of a time when Bob was still on it."""
     alice, bob, carol, channel = members
     old = roster_document(pinned(carol, channel))
@@ -269,9 +157,7 @@ def test_an_older_roster_is_refused(members: tuple[Talker, Talker, Talker, str],
     refuses(carol, channel, liar)
 
 
-def test_a_version_that_goes_back_is_refused_also_where_no_roster_is_shown(
-    members: tuple[Talker, Talker, Talker, str], liar: Liar
-) -> None:
+def test_a_version_that_goes_back_is_refused_also_where_no_roster_is_shown(members: Members, liar: Liar) -> None:
     _, _, carol, channel = members
     liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(roster_version=0))
     assert carol.client.publish(carol.mailbox, channel, b"x").published.offset == 2  # it still is what was pinned
@@ -280,7 +166,7 @@ def test_a_version_that_goes_back_is_refused_also_where_no_roster_is_shown(
         carol.client.publish(carol.mailbox, channel, b"x")
 
 
-def test_a_forged_roster_is_refused(members: tuple[Talker, Talker, Talker, str], people: People, liar: Liar) -> None:
+def test_a_forged_roster_is_refused(members: Members, people: People, liar: Liar) -> None:
     _, _, carol, channel = members
     mallory = people("mallory")
     forged = after(pinned(carol, channel), mallory, Member(mallory.name, may_publish=True, may_subscribe=True))
@@ -295,7 +181,7 @@ def test_a_forged_roster_is_refused(members: tuple[Talker, Talker, Talker, str],
     refuses(carol, channel, liar)
 
 
-def test_the_roster_of_another_channel_is_refused(members: tuple[Talker, Talker, Talker, str], liar: Liar) -> None:
+def test_the_roster_of_another_channel_is_refused(members: Members, liar: Liar) -> None:
     """All of it is alice's word, but for another of her channels."""
     alice, _, carol, channel = members
     alice.client.create_channel(alice.mailbox, "open", Policy.OPEN)
@@ -306,7 +192,7 @@ def test_the_roster_of_another_channel_is_refused(members: tuple[Talker, Talker,
 
 
 @pytest.mark.parametrize("policy", ["open", "authz_required"])
-def test_a_relay_cannot_change_the_policy(members: tuple[Talker, Talker, Talker, str], liar: Liar, policy: str) -> None:
+def test_a_relay_cannot_change_the_policy(members: Members, liar: Liar, policy: str) -> None:
     """Neither for who has pinned the roster, nor for who meets the channel now."""
     _, bob, carol, channel = members
     liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(policy=policy))
@@ -317,7 +203,7 @@ def test_a_relay_cannot_change_the_policy(members: tuple[Talker, Talker, Talker,
 
 
 def test_without_a_roster_nothing_is_sealed_at_first_contact_either(
-    members: tuple[Talker, Talker, Talker, str], people: People, liar: Liar
+    members: Members, people: People, liar: Liar
 ) -> None:
     """A relay that hides the roster, and says that everybody may read, gets nothing."""
     alice, _, _, channel = members
@@ -331,9 +217,7 @@ def test_without_a_roster_nothing_is_sealed_at_first_contact_either(
     assert liar.count("POST") == 0
 
 
-def test_a_name_stands_for_the_channel_that_the_owner_gave_it_to(
-    members: tuple[Talker, Talker, Talker, str], liar: Liar
-) -> None:
+def test_a_name_stands_for_the_channel_that_the_owner_gave_it_to(members: Members, liar: Liar) -> None:
     alice, _, carol, channel = members
     open_ = alice.client.create_channel(alice.mailbox, "open", Policy.OPEN)
 
@@ -346,9 +230,7 @@ def test_a_name_stands_for_the_channel_that_the_owner_gave_it_to(
     refuses(carol, channel, liar)
 
 
-def test_a_channel_that_was_made_again_is_followed_and_the_deleted_one_is_not(
-    members: tuple[Talker, Talker, Talker, str], liar: Liar
-) -> None:
+def test_a_channel_that_was_made_again_is_followed_and_the_deleted_one_is_not(members: Members, liar: Liar) -> None:
     alice, _, carol, channel = members
     old, shown = pinned(carol, channel), carol.client.find_channel(carol.mailbox, channel)
     alice.client.delete_channel(old.channel_id)
@@ -361,7 +243,7 @@ def test_a_channel_that_was_made_again_is_followed_and_the_deleted_one_is_not(
     refuses(carol, channel, liar)
 
 
-def test_a_lie_about_one_channel_takes_no_key_away(members: tuple[Talker, Talker, Talker, str], liar: Liar) -> None:
+def test_a_lie_about_one_channel_takes_no_key_away(members: Members, liar: Liar) -> None:
     alice, _, carol, channel = members
     alice.client.disallow(alice.mailbox, channel, members[1].name)
     alice.says(channel, "under the next key")
@@ -391,9 +273,7 @@ def test_an_owner_is_not_lied_to_either(people: People, liar: Liar) -> None:
     assert liar.count("PUT") == 0
 
 
-def test_publishing_asks_for_no_roster_as_long_as_it_is_the_same(
-    members: tuple[Talker, Talker, Talker, str], liar: Liar
-) -> None:
+def test_publishing_asks_for_no_roster_as_long_as_it_is_the_same(members: Members, liar: Liar) -> None:
     alice, _, carol, channel = members
     carol.says(channel, "one")
     liar.asked.clear()
@@ -450,9 +330,9 @@ def test_an_owner_who_rotates_is_followed(people: People) -> None:
     channel = alice.creates(Policy.ALLOWLIST, bob, carol)
     bob.subscribes(channel)
     alice.client.rotate_keys(alice.mailbox, signer=True)
-    carol.subscribes(channel)  # meets her now, and the roster that her first pair signed
-    assert pinned(carol, channel).version == 1
-    alice.says(channel, "hello")  # and signs it anew
+    carol.subscribes(channel)  # meets her now, and the roster that her next pair signed
+    assert pinned(carol, channel).version == 2
+    alice.says(channel, "hello")
     assert bob.hears(channel) == carol.hears(channel) == ["hello"]
     assert pinned(bob, channel).version == 2
 
@@ -526,9 +406,9 @@ def test_an_owner_whose_mailbox_was_lost_signs_what_it_has_looked_at(people: Peo
     with alice.mailbox.database.transaction() as tx:
         tx.execute("DELETE FROM channel_rosters")
     alice.client.publish(alice.mailbox, channel, b"her present pair signed it")
-    alice.client.rotate_keys(alice.mailbox, signer=True)
     with alice.mailbox.database.transaction() as tx:
         tx.execute("DELETE FROM channel_rosters")
+    alice.client.rotate_keys(alice.mailbox, signer=True)
     with pytest.raises(UntrustedRoster) as refused:
         alice.client.publish(alice.mailbox, channel, b"x")
     assert "angelia channel sign news" in refused.value.hint
@@ -560,41 +440,3 @@ def test_after_a_server_was_put_back_its_rosters_are_signed_past_what_members_ha
     alice.client.sign_roster(alice.mailbox, channel, proposal.policy, proposal.members)
     alice.says(channel, "again")
     assert bob.hears(channel) == ["again"]
-
-
-def pinned(talker: Talker, channel: str) -> Roster:
-    roster = talker.mailbox.rosters.named(channel)
-    assert roster is not None
-    return roster
-
-
-def after(before: Roster, signer: Talker, *members: Member) -> Roster:
-    """The next roster, signed by whom it is not to be believed."""
-    return sign_roster(
-        signer.mailbox.identity.pair,
-        channel_id=before.channel_id,
-        owner_nhi=before.owner_nhi,
-        channel_name=before.channel_name,
-        policy=before.policy,
-        members=[*before.members, *members],
-        issued_at=unix_ms(now()),
-        version=before.version + 1,
-        prev_roster_hash=before.hash,
-    )
-
-
-def shows(liar: Liar, roster: Roster) -> None:
-    liar.lie("GET", ROSTER, lambda _, answer: said(answer, roster_document(roster)))
-    liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(roster_version=roster.version))
-
-
-def said(answer: Answer, document: RosterDocument) -> Answer:
-    return answer.saying(msgspec.to_builtins(document))
-
-
-def told(document: object) -> Answer:
-    return Answer(200, {"content-type": "application/json"}).saying(document)
-
-
-def now() -> datetime:
-    return datetime.now(UTC)

@@ -136,10 +136,14 @@ def test_a_post_with_a_recipient_without_a_channel_or_as_control_is_no_envelope(
         wire.decode(Raw.of(posted()).but(**change).signed(ALICE).wire)
 
 
-@given(st.uuids(), st.integers(0, 2**64 - 1), st.binary(min_size=32, max_size=32))
-def test_the_control_message_of_a_channel_key_has_one_form(channel: UUID, epoch: int, secret: bytes) -> None:
-    key = ChannelKey(channel, epoch, EpochKey.of(secret))
+@given(st.uuids(), st.integers(0, 2**64 - 1), st.binary(min_size=32, max_size=32), st.integers(0, 2**64 - 1))
+def test_the_control_message_of_a_channel_key_has_one_form(
+    channel: UUID, epoch: int, secret: bytes, version: int
+) -> None:
+    key = ChannelKey(channel, epoch, EpochKey.of(secret), version)
     content = b"\x01" + channel.bytes + epoch.to_bytes(8, "big") + secret
+    if version:  # the build before sent none
+        content += version.to_bytes(8, "big")
     assert key.encode() == content
     assert ChannelKey.decode(content) == key
 

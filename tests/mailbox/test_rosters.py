@@ -11,6 +11,7 @@ import pytest
 from angelia.envelope.refusals import NotAllowed, SignatureFailed, UnknownSigner
 from angelia.envelope.rosters import Member, Roster, UntrustedRoster, sign_roster
 from angelia.envelope.sealing import ChannelKey, EpochKey
+from angelia.envelope.signing import SigningPair
 from angelia.keys.model import unix_ms
 from angelia.mailbox.box import Mailbox
 
@@ -22,7 +23,13 @@ CAROL = Member("carol", may_publish=True, may_subscribe=True)
 
 @pytest.fixture
 def sign(alice: Mailbox) -> Callable[..., Roster]:
-    def make(*members: Member, after: Roster | None = None, at: datetime = NOW, **other: object) -> Roster:
+    def make(
+        *members: Member,
+        after: Roster | None = None,
+        at: datetime = NOW,
+        pair: SigningPair | None = None,
+        **other: object,
+    ) -> Roster:
         values: dict[str, object] = {
             "channel_id": CHANNEL,
             "owner_nhi": "alice",
@@ -33,7 +40,7 @@ def sign(alice: Mailbox) -> Callable[..., Roster]:
             **({} if after is None else {"version": after.version + 1, "prev_roster_hash": after.hash}),
             **other,
         }
-        return sign_roster(alice.identity.pair, **values)  # type: ignore[arg-type]
+        return sign_roster(pair or alice.identity.pair, **values)  # type: ignore[arg-type]
 
     return make
 
@@ -101,8 +108,17 @@ def test_a_key_that_somebody_has_who_was_removed_seals_nothing_more(bob: Mailbox
         bob.channels.join(CHANNEL, "alice/news", NOW)
     assert bob.channels.key(CHANNEL, key.key.key_id, NOW) is not None  # what was published under it still opens
     assert not bob.rosters.is_spent(CHANNEL, 4)
-    assert bob.rosters.was_publisher(CHANNEL, "carol")
-    assert not bob.rosters.was_publisher(CHANNEL, "dave")
+
+
+def test_who_jumps_over_a_roster_seals_nothing_under_a_key_of_before(bob: Mailbox, sign: Sign) -> None:
+    """Carol came and went on the one in between."""
+    first = sign(BOB)
+    bob.rosters.pin(first, NOW)
+    key = ChannelKey(CHANNEL, 3, EpochKey.generate())
+    bob.channels.keep(key, "alice", NOW)
+    bob.rosters.pin(sign(BOB, after=sign(BOB, CAROL, after=first)), NOW)
+    assert bob.channels.present_key(CHANNEL, key.key.key_id) is None
+    assert bob.rosters.is_spent(CHANNEL, 3)
 
 
 def test_keys_of_the_time_before_the_first_roster_seal_nothing(bob: Mailbox, sign: Sign) -> None:
@@ -129,14 +145,75 @@ def test_a_pin_of_a_pair_that_was_revoked_holds_nothing_back(alice: Mailbox, bob
     assert bob.rosters.believed(CHANNEL) == mended
 
 
+def test_a_channel_stays_its_owners_whatever_is_said_of_the_pair_that_signed(
+    alice: Mailbox, bob: Mailbox, sign: Sign, agent: Callable[[str], Mailbox]
+) -> None:
+    """That a pair was revoked is the server's word."""
+    mallory = agent("mallory")
+    newest = mallory.own.first_bundle(NOW)
+    bob.trust.pin_first(newest, NOW)
+    first, pair = sign(BOB), alice.identity.pair.public
+    bob.rosters.pin(first, NOW)
+    link = alice.own.begin_rotation(NOW, signer=True)
+    alice.own.finish_rotation(NOW, link)
+    bob.trust.advance("alice", [link], NOW, [pair.signer_id])
+    hers = sign_roster(
+        mallory.identity.pair, channel_id=CHANNEL, owner_nhi="mallory", channel_name="news", policy="open", members=[],
+        issued_at=unix_ms(NOW),
+    )  # fmt: skip
+    with pytest.raises(UntrustedRoster, match="not of alice/news"):
+        bob.rosters.pin(hers, NOW)
+    assert bob.rosters.pinned(CHANNEL) == first
+
+
+def rotated(alice: Mailbox, *others: Mailbox) -> None:
+    """Alice replaces her pair, and the others hear of it."""
+    link = alice.own.begin_rotation(NOW, signer=True)
+    alice.own.finish_rotation(NOW, link)
+    for other in others:
+        other.trust.advance("alice", [link], NOW)
+
+
+def test_a_pair_that_was_replaced_takes_no_place_of_a_later_ones_roster(
+    alice: Mailbox, bob: Mailbox, sign: Sign
+) -> None:
+    stolen, first = alice.identity.pair, sign(BOB)
+    bob.rosters.pin(first, NOW)
+    rotated(alice, bob)
+    second = sign(BOB, after=first)
+    bob.rosters.pin(second, NOW)
+    late = sign(BOB, CAROL, after=second, pair=stolen)
+    with pytest.raises(UntrustedRoster, match="signed by a pair that alice has replaced"):
+        bob.rosters.pin(late, NOW)
+    assert bob.rosters.pinned(CHANNEL) == second
+
+
+def test_a_pair_that_was_replaced_drives_no_version_out_of_reach(alice: Mailbox, bob: Mailbox, sign: Sign) -> None:
+    stolen, first = alice.identity.pair, sign(BOB)
+    bob.rosters.pin(first, NOW)
+    rotated(alice, bob)
+    far = sign(BOB, version=1 << 40, prev_roster_hash=bytes([1]) * 32, pair=stolen)
+    with pytest.raises(UntrustedRoster, match="signed by a pair that alice has replaced"):
+        bob.rosters.pin(far, NOW)
+    bob.rosters.pin(sign(BOB, after=first, pair=stolen), NOW)  # from before its owner rotated, met late
+
+
+def test_a_roster_that_is_dated_back_is_refused(bob: Mailbox, sign: Sign) -> None:
+    first = sign(BOB)
+    bob.rosters.pin(first, NOW)
+    with pytest.raises(UntrustedRoster, match="is dated before version 1"):
+        bob.rosters.pin(sign(BOB, CAROL, after=first, at=NOW - timedelta(seconds=1)), NOW)
+
+
 def test_an_owner_believes_its_present_pair_alone(alice: Mailbox, sign: Sign) -> None:
     first = sign(BOB)
     alice.rosters.pin(first, NOW)
-    assert alice.rosters.owned() == [first]
+    assert alice.rosters.signed_by_former() == []
     assert alice.rosters.names_present_pair(first)
     alice.own.begin_rotation(NOW, signer=True)
     alice.own.finish_rotation(NOW)
     assert not alice.rosters.names_present_pair(first)
+    assert alice.rosters.signed_by_former() == [first]
     with pytest.raises(UnknownSigner):
         alice.rosters.pin(first, NOW)
     assert alice.rosters.pinned(CHANNEL) == first  # what it signed itself it still knows

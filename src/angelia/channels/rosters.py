@@ -42,7 +42,10 @@ class Rosters:
                 raise no_channel(channel_id)
             found = await store.roster(tx, channel_id)
         if found is None:
-            raise NotFound(f"{channel.name} has no roster yet", hint=f"{channel.owner_nhi} runs `angelia channel sign`")
+            raise NotFound(
+                f"{channel.name} has no roster yet",
+                hint=f"{channel.owner_nhi} runs `angelia channel sign {channel.channel_name}`",
+            )
         return found
 
     async def put(self, agent: Agent, channel_id: UUID, roster: Roster, now: datetime) -> Shown:

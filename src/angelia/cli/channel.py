@@ -116,7 +116,7 @@ def show(session: Session, name: str) -> None:
     """Show a channel, who signed who is in it, and what you may do in it."""
     client = _client(session)
     found = _find(session, client, name)
-    roster = client.roster(session.mailbox, found.channel_id)
+    roster = client.roster(session.mailbox, _said(name, found))
     session.out.thing(found, facts_of(found, roster), quietly=str(found.channel_id))
 
 
@@ -143,7 +143,7 @@ def update(
     before = _find(session, client, name)
     changed = client.update_channel(
         session.mailbox,
-        before.channel_id,
+        _said(name, before),
         policy=Policy(policy) if policy else None,
         retention_seconds=_seconds(retention),
         max_message_size_bytes=max_size,
@@ -160,7 +160,7 @@ def update(
 def delete(session: Session, name: str) -> None:
     """Delete a channel of yours, with everything in it."""
     client = _client(session)
-    found = _find(session, client, name)
+    found = _look_up(session, client, name)
     kept = found.next_offset - found.first_offset
     what = f"{found.name} with {counted(kept, 'message')} and {counted(found.total_subscribers, 'subscriber')}"
     deed = Deed("delete", "deleting", what, f"angelia channel show {found.name}", whole=found.channel_name)
@@ -175,7 +175,7 @@ def subscribe(session: Session, name: str) -> None:
     """Listen to a channel from now on. To subscribe is to take its key from whoever may publish in it."""
     client = _client(session)
     found = _find(session, client, name)
-    held = client.subscribe(session.mailbox, found.channel_id)
+    held = client.subscribe(session.mailbox, _said(name, found))
     session.out.done(held, f"subscribed to {found.name} after offset {held.last_offset}")
     if not held.key_epoch:
         session.out.note("its key comes with the next message that is published")
@@ -186,8 +186,8 @@ def subscribe(session: Session, name: str) -> None:
 def unsubscribe(session: Session, name: str) -> None:
     """Listen no more."""
     client = _client(session)
-    found = _find(session, client, name)
-    held = client.unsubscribe(session.mailbox, found.channel_id)
+    found = _look_up(session, client, name)
+    held = client.unsubscribe(session.mailbox, _said(name, found))
     session.out.done(held, f"unsubscribed from {found.name}")
 
 
@@ -196,7 +196,7 @@ def unsubscribe(session: Session, name: str) -> None:
 def pause(session: Session, name: str) -> None:
     """Keep your offset, and read nothing until `resume`."""
     client = _client(session)
-    found = _find(session, client, name)
+    found = _look_up(session, client, name)
     held: Subscription = client.pause(found.channel_id)
     session.out.done(held, f"paused {found.name} after offset {held.last_offset}")
 
@@ -206,7 +206,7 @@ def pause(session: Session, name: str) -> None:
 def resume(session: Session, name: str) -> None:
     """Go on after a pause."""
     client = _client(session)
-    found = _find(session, client, name)
+    found = _look_up(session, client, name)
     held: Subscription = client.resume(found.channel_id)
     session.out.done(held, f"resumed {found.name} after offset {held.last_offset}")
 
@@ -221,13 +221,18 @@ def allow(session: Session, name: str, agent: str | None, may_publish: bool, no_
     client = _client(session)
     found = _find(session, client, name)
     if agent is None:
-        _show_allowed(session, client, found)
+        _show_allowed(session, client, name, found)
         return
+    before = session.mailbox.rosters.pinned(found.channel_id)
     entry = client.allow(
-        session.mailbox, found.channel_id, agent, may_subscribe=not no_subscribe, may_publish=may_publish
+        session.mailbox, _said(name, found), agent, may_subscribe=not no_subscribe, may_publish=may_publish
     )
     rights = [word for word, has in (("listen", entry.may_subscribe), ("publish", entry.may_publish)) if has]
     session.out.done(entry, f"{entry.nhi} may {' and '.join(rights) or 'do nothing'} in {found.name}")
+    if session.mailbox.rosters.pinned(found.channel_id) == before:
+        session.out.note(
+            f"the roster says so already; if the server does not: angelia channel sign {found.channel_name}"
+        )
     _say_what_the_list_decides(session, found)
 
 
@@ -240,7 +245,7 @@ def deny(session: Session, name: str, agent: str) -> None:
     It is removed at once, and the next message has another key."""
     client = _client(session)
     found = _find(session, client, name)
-    client.disallow(session.mailbox, found.channel_id, agent)
+    client.disallow(session.mailbox, _said(name, found), agent)
     session.out.done(_done("denied", found, agent), f"denied {agent} in {found.name}; what it has read it keeps")
     _say_what_the_list_decides(session, found)
 
@@ -261,8 +266,24 @@ def sign(session: Session, name: str) -> None:
     what = f"{found.name} as {proposal.policy.value} with {counted(len(proposal.members), 'member')}"
     deed = Deed("sign", "signing", what, f"angelia channel sign {name} --dry-run", count=len(proposal.members))
     if may(session, deed):
-        signed = client.sign_roster(session.mailbox, found.channel_id, proposal.policy, proposal.members)
+        signed = client.sign_roster(session.mailbox, _said(name, found), proposal.policy, proposal.members)
         session.out.done(_done("signed", found), f"signed {what}: version {signed.roster_version} of its roster")
+
+
+@command.verb(example="angelia channel forget alice/news", needs=Needs.AGENT | Needs.YES)
+@click.argument("name", metavar="NAME")
+def forget(session: Session, name: str) -> None:
+    """Forget whose a channel is and who is in it: after a server had shown you another one for it.
+
+    Its messages still open. You meet the channel anew with the next use."""
+    from angelia.client.channel_membership import forget_channel
+
+    what, look = f"whose {name} is and who is in it", f"angelia channel show {name}"
+    deed = Deed("forget", "forgetting", what, look, where="this mailbox")
+    if may(session, deed):
+        forgotten = forget_channel(session.mailbox, name)
+        done = Done(done="forgotten", channel_id=str(forgotten), name=name)
+        session.out.done(done, f"forgot whose {name} is; say owner/name when you use it next")
 
 
 @command.verb(example='angelia channel publish news "build 418 is green"', needs=_ACTS)
@@ -308,7 +329,7 @@ def publish(
         "correlation_id": correlation,
     }
     try:
-        posted = client.publish(session.mailbox, found.channel_id, content, **wishes)
+        posted = client.publish(session.mailbox, _said(name, found), content, **wishes)
     except (Unreachable, Unavailable) as error:
         error.hint = f"say it again with --id {wishes['message_id']}, and it is published once; {error.hint}"
         raise
@@ -347,9 +368,9 @@ def tail(
         )
     client = _client(session)
     found = _find(session, client, name)
-    following = Tail(session.mailbox, found.channel_id, after)
+    following = Tail(session.mailbox, found.channel_id, after, name=found.name)
     codes, shown = set[int](), 0
-    _share(session, client, found)
+    _share(session, client, name, found)
     while True:
         wanted = 100 if most is None else min(100, most - shown)
         came = client.follow(following, wait=_patience(session) if follow else 0, max_messages=wanted)
@@ -366,13 +387,13 @@ def tail(
         if shown == most or not (came or follow):
             break
         if not came:
-            _share(session, client, found)
+            _share(session, client, name, found)
     if not shown:
         session.out.note("nothing new; -f waits for what comes")
     return codes.pop() if len(codes) == 1 else min(len(codes), 1)
 
 
-def _share(session: Session, client: Client, found: Shown) -> None:
+def _share(session: Session, client: Client, name: str, found: Shown) -> None:
     """Whoever reads and may give out the key does so, so that those who joined need not wait for a message. Whatever
     comes of it, the reading goes on."""
     if found.without_key is None:
@@ -381,7 +402,7 @@ def _share(session: Session, client: Client, found: Shown) -> None:
         present = client.channel(found.channel_id)
         key_id = present.epoch_key_id
         if present.without_key and key_id and session.mailbox.channels.present_key(found.channel_id, key_id):
-            warn_unreached(session, client.share_key(session.mailbox, found.channel_id).failed)
+            warn_unreached(session, client.share_key(session.mailbox, _said(name, found)).failed)
     except AngeliaError as error:
         session.out.note(f"warning: the key was not given out: {error.message} ({error.code})")
 
@@ -391,8 +412,8 @@ def _say_what_the_list_decides(session: Session, channel: Shown) -> None:
         session.out.note(f"the list decides nothing while the policy of {channel.name} is {channel.policy.value}")
 
 
-def _show_allowed(session: Session, client: Client, found: Shown) -> None:
-    roster = client.roster(session.mailbox, found.channel_id)
+def _show_allowed(session: Session, client: Client, name: str, found: Shown) -> None:
+    roster = client.roster(session.mailbox, _said(name, found))
     hint = f"angelia channel allow {found.channel_name} AGENT"
     if roster is None:
         session.out.note(f"{found.owner_nhi} has signed no list yet; angelia channel sign {found.channel_name}")
@@ -416,16 +437,35 @@ def _find(session: Session, client: Client, name: str) -> Shown:
     """A channel as people name it: `owner/name`, the name of one's own, its id, or the beginning of that."""
     try:
         return client.find_channel(session.mailbox, name)
-    except NotFound:
-        if _PREFIX.fullmatch(name.lower()) is None:
-            raise
+    except NotFound as unknown:
+        return client.find_channel(session.mailbox, _whole_id(client, name, unknown))
+
+
+def _look_up(session: Session, client: Client, name: str) -> Shown:
+    """The same whatever the server says of its roster: nobody is kept in a channel by that."""
+    try:
+        return client.look_up_channel(session.mailbox, name)
+    except NotFound as unknown:
+        return client.look_up_channel(session.mailbox, _whole_id(client, name, unknown))
+
+
+def _whole_id(client: Client, name: str, unknown: NotFound) -> UUID:
+    """The id that begins so; a name that can be no beginning of one is unknown."""
+    if _PREFIX.fullmatch(name.lower()) is None:
+        raise unknown
 
     def fetch(cursor: str | None, limit: int) -> Page[Channel]:
         page = client.channels(cursor=cursor, limit=limit)
         return Page(page.channels, page.next)
 
     known = [str(one.channel_id) for one in every(fetch)]
-    return client.channel(UUID(full_id(name, known, "channel", "angelia channel list")))
+    return UUID(full_id(name, known, "channel", "angelia channel list"))
+
+
+def _said(name: str, found: Shown) -> str | UUID:
+    """A channel as it was named on the command line: found by its name it stays that, whatever is shown next."""
+    by_id = _PREFIX.fullmatch(name.lower()) is not None and str(found.channel_id).startswith(name.lower())
+    return found.channel_id if by_id else found.name
 
 
 def _client(session: Session) -> Client:

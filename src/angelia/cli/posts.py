@@ -114,7 +114,7 @@ def facts_of(channel: Shown, roster: Roster | None) -> list[tuple[str, str]]:
         ("epoch", _epoch(channel)),
         ("created", full(channel.created_at)),
     ]
-    if roster is not None and not roster.decides:
+    if channel.policy.value in ("open", "authz_required"):
         pairs.insert(4, ("readers", "whom this server admits: under this policy the roster keeps nobody out"))
     if channel.without_key:
         pairs.append(("without key", f"{counted(channel.without_key, 'agent')}; the next publish sends it"))

@@ -21,7 +21,7 @@ from angelia.client.channel_answers import (
 from angelia.client.wire import BadAnswer, Call, Request, document, path, query
 from angelia.envelope.media import MEDIA_TYPE
 from angelia.envelope.refusals import Malformed
-from angelia.envelope.rosters import Roster, RosterDocument, parse_roster, roster_document
+from angelia.envelope.rosters import Roster, RosterDocument, UntrustedRoster, parse_roster, roster_document
 from angelia.envelope.wire import Envelope
 
 
@@ -66,7 +66,15 @@ def channels(
 def channel(channel_id: UUID) -> Call[Shown]:
     """One channel, and what the agent is in it."""
     answer = yield Request("GET", _path(channel_id))
-    return answer.read(Shown)
+    return _asked_for(channel_id, answer.read(Shown))
+
+
+def channel_again(found: Channel) -> Call[Shown]:
+    """A channel as it is now, still under the name that it was found by."""
+    shown = yield from channel(found.channel_id)
+    if shown.name != found.name:
+        raise UntrustedRoster(f"the server calls the channel {shown.name} that it showed as {found.name}")
+    return shown
 
 
 def update_channel(
@@ -86,7 +94,7 @@ def update_channel(
         max_subscribers=max_subscribers,
     )
     answer = yield Request("PATCH", _path(channel_id), body=body)
-    return answer.read(Shown)
+    return _asked_for(channel_id, answer.read(Shown))
 
 
 def delete_channel(channel_id: UUID) -> Call[None]:
@@ -114,7 +122,7 @@ def put_roster(roster: Roster) -> Call[Shown]:
     """Store the next roster of a channel of one's own; the same one again changes nothing."""
     body = msgspec.json.encode(roster_document(roster))
     answer = yield Request("PUT", _path(roster.channel_id, "roster"), body=body)
-    return answer.read(Shown)
+    return _asked_for(roster.channel_id, answer.read(Shown))
 
 
 def join_channel(channel_id: UUID, *, needs_key: bool = False) -> Call[Subscription]:
@@ -207,6 +215,13 @@ def key_giver(channel_id: UUID, agent: str) -> Call[KeyGiver]:
     """Whether the channel's key may come from an agent."""
     answer = yield Request("GET", _path(channel_id, "publishers", agent))
     return answer.read(KeyGiver)
+
+
+def _asked_for(channel_id: UUID, found: Shown) -> Shown:
+    """The answer, if it is about the channel that was asked for: what is sealed next is sealed for the one in it."""
+    if found.channel_id != channel_id:
+        raise UntrustedRoster(f"asked for the channel {channel_id}, the server showed {found.channel_id}")
+    return found
 
 
 def _path(channel_id: UUID, *more: str) -> str:

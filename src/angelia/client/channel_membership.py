@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
 from angelia.channels.model import Policy, Shown, Subscription, check_name, split_name
-from angelia.client import channel_calls
+from angelia.client import channel_calls, key_calls
 from angelia.client.channel_keys import expect_keys, has_key, rekey
 from angelia.client.channel_rosters import change_roster, first_roster, known_roster, replace_roster, signed_roster
 from angelia.client.channel_senders import know_senders
-from angelia.client.sealed import is_id, now
+from angelia.client.sealed import is_id, now, refuse_misnamed
 from angelia.client.wire import MOST_PAGES, BadAnswer, Call
 from angelia.envelope.rosters import MOST_MEMBERS, Member, Roster, UntrustedRoster
-from angelia.errors import AngeliaError, Denied, NotFound, VersionConflict
+from angelia.errors import AngeliaError, Denied, KeyNotFound, NotFound, VersionConflict
+from angelia.keys.model import parse_bundle
 from angelia.mailbox.box import Mailbox
 
 
 def find_channel(mailbox: Mailbox, name: str | UUID) -> Call[Shown]:
     """A channel by its id, as `owner/name`, or by the name of one's own; its roster, if it has one, agrees."""
-    found = yield from _look_up(mailbox, name)
+    found = yield from look_up_channel(mailbox, name)
     for last_try in (False, True):
         try:
             yield from known_roster(mailbox, found)
         except VersionConflict:  # its owner has changed it just now
             if last_try:
                 raise
-            found = yield from channel_calls.channel(found.channel_id)
+            found = yield from channel_calls.channel_again(found)
         else:
             break
     return found
@@ -61,7 +63,7 @@ def create_channel(
         raise UntrustedRoster(f"the server was asked to make {roster.name}, and made {made.name}")
     mailbox.rosters.pin_own(roster, now())
     expect_keys(mailbox, made)
-    yield from rekey(mailbox, made)
+    yield from rekey(mailbox, made, roster)
     return (yield from channel_calls.channel(roster.channel_id))
 
 
@@ -98,6 +100,10 @@ def allow(
 ) -> Call[Member]:
     """Put an agent on the roster of a channel of one's own, or change what it may."""
     found = yield from find_channel(mailbox, channel)
+    if is_id(agent):  # it may have claimed a handle since, which a roster has to name
+        with contextlib.suppress(KeyNotFound, NotFound):
+            answer = yield from key_calls.bundle(agent)
+            refuse_misnamed(agent, parse_bundle(answer.bundle))
     entry = Member(agent, may_publish=may_publish, may_subscribe=may_subscribe)
     roster = mailbox.rosters.pinned(found.channel_id)
     if roster is None or roster.member(agent) != entry:
@@ -136,7 +142,7 @@ class Proposal:
 
 def propose_roster(mailbox: Mailbox, channel: str | UUID) -> Call[Proposal]:
     """What `sign_roster` may be given: the roster that this mailbox has pinned, else what the server lists."""
-    found = yield from _look_up(mailbox, channel)
+    found = yield from look_up_channel(mailbox, channel)
     pinned = mailbox.rosters.pinned(found.channel_id)
     if pinned is not None:
         return Proposal(found, Policy(pinned.policy), list(pinned.members), by_server=False)
@@ -157,7 +163,7 @@ def sign_roster(mailbox: Mailbox, channel: str | UUID, policy: Policy, members: 
 
     For a channel of an earlier version, which has none, and for a mailbox that was lost: the list is then only the
     server's word, so look at it first."""
-    found = yield from _look_up(mailbox, channel)
+    found = yield from look_up_channel(mailbox, channel)
     if found.owner_nhi != mailbox.identity.handle:
         raise Denied(f"only {found.owner_nhi} signs who is in {found.name}")
     return (yield from replace_roster(mailbox, found, policy, members))
@@ -185,35 +191,43 @@ def subscribe(mailbox: Mailbox, channel: str | UUID) -> Call[Subscription]:
 
 def unsubscribe(mailbox: Mailbox, channel: str | UUID) -> Call[Subscription]:
     """Listen no more; an owner still keeps the channel's key."""
-    found = yield from _look_up(mailbox, channel)
+    found = yield from look_up_channel(mailbox, channel)
     held = yield from channel_calls.leave_channel(found.channel_id)
     if found.owner_nhi != mailbox.identity.handle:
         mailbox.channels.leave(found.channel_id, now())
     return held
 
 
-def _look_up(mailbox: Mailbox, name: str | UUID) -> Call[Shown]:
-    """The channel that the server shows under a name, if it is at least called so."""
+def forget_channel(mailbox: Mailbox, channel: str | UUID) -> UUID:
+    """Unlearn whose a channel is and who is in it: after a first look by its id at what was no true answer.
+
+    Nothing more is sealed under its keys. The next use is a first contact, so name it by `owner/name` then."""
+    known = UUID(str(channel)) if isinstance(channel, UUID) or is_id(channel) else None
+    for name in [] if known is not None else [str(channel), f"{mailbox.identity.handle}/{channel}"]:
+        roster = mailbox.rosters.named(name)
+        known = known or (mailbox.channels.joined_as(name) if roster is None else roster.channel_id)
+    if known is None:
+        raise NotFound(f"this mailbox knows of no channel {channel}", hint="say its id: angelia channel list")
+    mailbox.channels.forget(known, now())
+    return known
+
+
+def look_up_channel(mailbox: Mailbox, name: str | UUID) -> Call[Shown]:
+    """The channel that the server shows under a name, if it is at least called so. Nothing of its roster is checked: to
+    leave it, to pause or to delete it needs no more."""
     if isinstance(name, UUID) or is_id(name):
-        return (yield from _shown(UUID(str(name))))
+        return (yield from channel_calls.channel(UUID(str(name))))
     candidates = [(mailbox.identity.handle, name)]
     if (named := split_name(name)) is not None:
         candidates.insert(0, named)
     for owner, short in candidates:
         page = yield from channel_calls.channels(owner=owner, name=short)
         if page.channels:
-            found = yield from _shown(page.channels[0].channel_id)
+            found = yield from channel_calls.channel(page.channels[0].channel_id)
             if (found.owner_nhi, found.channel_name) != (owner, short):
                 raise UntrustedRoster(f"asked for {owner}/{short}, the server showed {found.name}")
             return found
     raise NotFound(f"there is no channel {name}", hint="angelia channel list")
-
-
-def _shown(channel_id: UUID) -> Call[Shown]:
-    found = yield from channel_calls.channel(channel_id)
-    if found.channel_id != channel_id:
-        raise UntrustedRoster(f"asked for the channel {channel_id}, the server showed {found.channel_id}")
-    return found
 
 
 def _without(roster: Roster, agent: str) -> list[Member]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from angelia.client import channel_calls
+from angelia.client import channel_calls, sealed
 from angelia.client.channel_keys import ask_for_key
 from angelia.client.channel_rosters import known_roster, publisher_rule
 from angelia.client.channel_senders import know_senders
@@ -17,6 +17,7 @@ from angelia.client.sealed import now
 from angelia.client.wire import BadAnswer, Call
 from angelia.envelope import jsonform
 from angelia.envelope.refusals import Malformed, NotAllowed, UnknownKey, UnknownSigner
+from angelia.envelope.rosters import UntrustedRoster
 from angelia.errors import AngeliaError, OffsetGone
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.channels import ChannelMessage, Placed
@@ -46,8 +47,11 @@ def read_channel(
     after_offset: int | None = None,
     max_messages: int | None = None,
     wait: int | None = None,
+    name: str | None = None,
 ) -> Call[Page]:
     """The next messages, opened: after an offset, or after what was committed. To read commits nothing.
+
+    Of a channel that was found by its `name`, nothing is believed that another owner has signed.
 
     What is wrong with one message, or with the keys of one publisher, keeps no other from being read."""
     page = yield from channel_calls.channel_messages(
@@ -60,7 +64,7 @@ def read_channel(
         placed = [Placed(one.offset, jsonform.from_fields(one.envelope)) for one in page.messages]
     except Malformed as error:
         raise BadAnswer(f"a message of the channel cannot be read: {error.message}") from error
-    strangers = yield from _strangers(mailbox, channel_id, placed, page.roster_version)
+    strangers = yield from _strangers(mailbox, channel_id, placed, page.roster_version, name)
     problems = yield from know_senders(mailbox, {_sender(one) for one in placed} - strangers.keys())
     opened = _opened(mailbox, channel_id, placed, strangers, problems)
     if any(isinstance(one, UnknownKey) for one in opened):
@@ -82,15 +86,21 @@ def read_channel(
 
 
 def _strangers(
-    mailbox: Mailbox, channel_id: UUID, placed: Sequence[Placed], version: int
+    mailbox: Mailbox, channel_id: UUID, placed: Sequence[Placed], version: int, name: str | None
 ) -> Call[dict[str, AngeliaError]]:
     """Senders who are no publishers on the newest roster; their keys are not even looked up."""
     if not placed:
         return {}
+    pinned = mailbox.rosters.pinned(channel_id)
+    if pinned is not None:  # its owner may have revoked the pair that signed it, which is asked once an hour
+        yield from sealed.look_up(mailbox, pinned.owner_nhi)
     roster = mailbox.rosters.believed(channel_id)
     if roster is None or roster.version != version:
         found = yield from channel_calls.channel(channel_id)
+        _refuse_renamed(name, found.name)
         roster = yield from known_roster(mailbox, found)
+    if roster is not None:
+        _refuse_renamed(name, roster.name)
     publishes = publisher_rule(mailbox, channel_id, roster)
     return {
         sender: NotAllowed(
@@ -99,6 +109,11 @@ def _strangers(
         for sender in {_sender(one) for one in placed}
         if not publishes(sender)
     }
+
+
+def _refuse_renamed(name: str | None, called: str) -> None:
+    if name not in (None, called):
+        raise UntrustedRoster(f"asked for {name}, the server showed {called}")
 
 
 def _opened(
@@ -131,9 +146,12 @@ def _sender(one: Placed) -> str:
 class Tail:
     """Follows a channel from where its reader stands; what was lost to retention is told in `lost`."""
 
-    def __init__(self, mailbox: Mailbox, channel_id: UUID, after_offset: int | None = None) -> None:
+    def __init__(
+        self, mailbox: Mailbox, channel_id: UUID, after_offset: int | None = None, *, name: str | None = None
+    ) -> None:
         self._mailbox = mailbox
         self._channel_id = channel_id
+        self._name = name
         self.after = after_offset
         self.lost: tuple[int, int] | None = None
 
@@ -141,7 +159,12 @@ class Tail:
         """The next messages; after a while without any, an empty list."""
         try:
             page = yield from read_channel(
-                self._mailbox, self._channel_id, after_offset=self.after, max_messages=max_messages, wait=wait
+                self._mailbox,
+                self._channel_id,
+                after_offset=self.after,
+                max_messages=max_messages,
+                wait=wait,
+                name=self._name,
             )
         except OffsetGone as gone:
             first, wanted = gone.members.get("first_offset"), gone.members.get("offset")

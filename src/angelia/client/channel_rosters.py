@@ -5,28 +5,28 @@ The pinned copy serves until a server tells of another version, so that publishi
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable
-from datetime import datetime
 from typing import TypeAlias
 from uuid import UUID, uuid4
 
 from angelia.channels.model import Channel, Policy, Shown
-from angelia.client import channel_calls, sealed
-from angelia.client.answers import Published
+from angelia.client import channel_calls, key_calls, sealed
 from angelia.client.channel_senders import know_senders
 from angelia.client.sealed import now
 from angelia.client.wire import Call
+from angelia.envelope.bundles import Link
 from angelia.envelope.refusals import Refused, UnknownSigner
 from angelia.envelope.rosters import FIRST_PREVIOUS, Member, Roster, UntrustedRoster, sign_roster
-from angelia.errors import AngeliaError, Conflict, VersionConflict
-from angelia.keys.model import unix_ms
+from angelia.errors import AngeliaError, Conflict, NotFound, VersionConflict
+from angelia.keys.model import parse_links, unix_ms
 from angelia.mailbox.box import Mailbox
+from angelia.mailbox.notices import Kind
+from angelia.mailbox.rosters import MOST_AHEAD
+from angelia.mailbox.trust import Pin
 
 Members: TypeAlias = Iterable[Member]
 Change: TypeAlias = Callable[[Roster], tuple[Policy, Members]]
 _TRIES = 5
-_MOST_STEPS = 1_000  # that an owner catches up with after its server was put back from an old copy
 
 
 class Unsigned(Conflict):
@@ -53,13 +53,18 @@ def known_roster(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:
 
     Nothing but the owner's signature makes a channel another one than it was: not its name, its policy or its
     members."""
+    joined = mailbox.channels.name(found.channel_id)
+    if joined not in (None, found.name):
+        raise UntrustedRoster(
+            f"the server calls the channel {found.name} that was joined as {joined}",
+            hint=f"if it never was {joined}: angelia channel forget {found.channel_id}",
+        )
     if found.owner_nhi == mailbox.identity.handle:
         roster = yield from _own_roster(mailbox, found)
     else:
         roster = yield from _roster_of_another(mailbox, found)
     if roster is None:
-        joined = mailbox.channels.name(found.channel_id)
-        if joined not in (None, found.name) or mailbox.rosters.named(found.name) is not None:
+        if mailbox.rosters.named(found.name) is not None:
             raise UntrustedRoster(f"the server shows a channel without a roster as {found.name}, which is another one")
         return None
     if (roster.channel_id, roster.name) != (found.channel_id, found.name):
@@ -67,14 +72,16 @@ def known_roster(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:
     if roster.version < found.roster_version:
         raise UntrustedRoster(
             f"the server tells of version {found.roster_version} of the roster of {roster.name}, and has only "
-            f"version {roster.version}"
+            f"version {roster.version}",
+            hint=f"if that is the newest, {found.owner_nhi} signs it again: angelia channel sign {found.channel_name}",
         )
     if roster.policy != found.policy:
         if roster.version > found.roster_version:
             raise VersionConflict(f"{roster.name} has changed just now", hint="try again")
         raise UntrustedRoster(
             f"the server says that {roster.name} is {found.policy.value}; its owner signed {roster.policy}",
-            hint="nothing is sealed, and nobody is believed, on the server's word",
+            hint="nothing is sealed on the server's word; to set it right, "
+            f"{found.owner_nhi} runs `angelia channel sign {found.channel_name}`",
         )
     return roster
 
@@ -85,6 +92,24 @@ def signed_roster(mailbox: Mailbox, found: Channel) -> Call[Roster]:
     if roster is None:
         raise unsigned(mailbox, found)
     return roster
+
+
+def newest_roster(mailbox: Mailbox, found: Channel) -> Call[Roster]:
+    """The roster to seal by. A publisher whose key was made under a later one than the server shows is believed: the
+    later one may have removed somebody."""
+    roster = yield from signed_roster(mailbox, found)
+    if roster.owner_nhi == mailbox.identity.handle or not _later(mailbox, roster):
+        return roster
+    served = yield from _served(found)
+    yield from _pin(mailbox, served)
+    if (later := _later(mailbox, served)) is not None:
+        sender, version = later
+        raise UntrustedRoster(
+            f"{sender} has sent a key that was made under version {version} of the roster of {roster.name}, and the "
+            f"server shows only version {served.version}",
+            hint="nothing is sealed for members who may be removed by now; ask the owner which version is the newest",
+        )
+    return served
 
 
 def unsigned(mailbox: Mailbox, found: Channel) -> Unsigned:
@@ -98,6 +123,8 @@ def publisher_rule(mailbox: Mailbox, channel_id: UUID, roster: Roster | None) ->
     """Of whom posts and keys of a channel are believed. Without a roster that is its owner, under whose name the
     channel was joined."""
     if roster is not None:
+        if roster.channel_id != channel_id:
+            raise UntrustedRoster(f"the roster of {roster.name} says nothing of the channel {channel_id}")
         return roster.lets_publish
     owner = (mailbox.channels.name(channel_id) or "").partition("/")[0]
     return lambda sender: sender == owner
@@ -132,41 +159,39 @@ def replace_roster(mailbox: Mailbox, found: Channel, policy: Policy, members: Me
     mailbox.own.refresh()
     members, pinned = list(members), mailbox.rosters.pinned(found.channel_id)
     present = (yield from _served(found)) if found.roster_version else None
-    behind = pinned is not None and (present is None or present.version < pinned.version)
+    if pinned is not None and present is not None and not mailbox.rosters.names_present_pair(present):
+        _refuse_far_ahead(pinned, present)
+    # Also after a run that was interrupted on its way: what it left on the server does not follow from the pin.
+    behind = pinned is not None and (
+        present is None or (present.hash != pinned.hash and present.version <= pinned.version + 1)
+    )
     wanted = pinned.version + 2 if behind and pinned is not None else 0
-    for _ in range(_MOST_STEPS):
+    for _ in range(MOST_AHEAD):
         signed = _next(mailbox, pinned or found, present, policy, members)
         shown = yield from channel_calls.put_roster(signed)
         if signed.version >= wanted:
             mailbox.rosters.pin_own(signed, now())
             return shown
         present = signed
-    raise UntrustedRoster(f"the server is more than {_MOST_STEPS:,} versions of the roster of {found.name} behind")
+    raise UntrustedRoster(f"the server is more than {MOST_AHEAD:,} versions of the roster of {found.name} behind")
 
 
 def resign_rosters(mailbox: Mailbox) -> Call[int]:
     """Sign the rosters of one's own channels with the present pair where an earlier one did; how many.
 
-    What cannot be done now is done when the channel is used next."""
-    done, pair = 0, mailbox.identity.pair.public
-    for roster in mailbox.rosters.owned():
-        if roster.signer_id == pair.signer_id:
-            continue
-        with contextlib.suppress(AngeliaError):
+    Those that cannot be signed now are told of, and signed later."""
+    done = 0
+    for roster in mailbox.rosters.signed_by_former():
+        try:
             found = yield from channel_calls.channel(roster.channel_id)
             yield from change_roster(mailbox, found, _unchanged)
             done += 1
-    return done
-
-
-def emergency_rotate_keys(
-    mailbox: Mailbox, *, why: str, signer: bool = True, compromised_since: datetime | None = None
-) -> Call[Published]:
-    """Replace keys that somebody else may have. Nothing of them is kept: mail still sealed to them cannot be opened.
-
-    Rosters that a revoked pair signed are believed no more, so those of one's own channels are signed anew."""
-    done = yield from sealed.emergency_rotate_keys(mailbox, why=why, signer=signer, compromised_since=compromised_since)
-    yield from resign_rosters(mailbox)
+        except NotFound:
+            continue  # the channel was deleted
+        except AngeliaError as error:
+            mailbox.own.put_off(now())
+            told = f"the roster of {roster.name} could not be signed with your present pair now: {error.message}"
+            mailbox.notices.tell(Kind.WARNING, told)
     return done
 
 
@@ -183,6 +208,12 @@ def _roster_of_another(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:
     return served
 
 
+def _later(mailbox: Mailbox, roster: Roster) -> tuple[str, int] | None:
+    """The publisher on a roster whose key was made under a later one, and under which."""
+    later = mailbox.channels.made_under_later(roster.channel_id, roster.version)
+    return next((one for one in later if roster.lets_publish(one[0])), None)
+
+
 def _served(found: Channel) -> Call[Roster]:
     served = yield from channel_calls.channel_roster(found.channel_id)
     if (served.channel_id, served.name) != (found.channel_id, found.name):
@@ -196,20 +227,34 @@ def _pin(mailbox: Mailbox, served: Roster) -> Call[None]:
     if served.owner_nhi in problems:
         raise problems[served.owner_nhi]
     try:
-        try:
-            mailbox.rosters.pin(served, now())
-        except UnknownSigner:
-            pin = mailbox.trust.pin(served.owner_nhi)
-            if pin is None:
-                raise
-            yield from sealed.catch_up(mailbox, pin)
-            mailbox.rosters.pin(served, now())
+        for learn in (sealed.catch_up, _know_former):
+            try:
+                return mailbox.rosters.pin(served, now())
+            except UnknownSigner:
+                pin = mailbox.trust.pin(served.owner_nhi)
+                if pin is None:
+                    raise
+                yield from learn(mailbox, pin)
+        mailbox.rosters.pin(served, now())
     except Refused as refusal:
         raise UntrustedRoster(
             f"the roster of {served.name} is not signed by keys of {served.owner_nhi} that are believed here: "
             f"{refusal.message}",
-            hint=f"{served.owner_nhi} signs it anew with its next use; ask it to",
+            hint=f"{served.owner_nhi} signs it anew: angelia channel sign {served.channel_name}",
         ) from refusal
+
+
+def _know_former(mailbox: Mailbox, pin: Pin) -> Call[Pin]:
+    """The pairs of an agent that was met after it had rotated: along its chain, up to the bundle that is pinned."""
+    links, page = list[Link](), (yield from key_calls.bundles_since(pin.nhi, 0))
+    while some := parse_links(page.bundles):
+        links += some
+        reached = some[-1].bundle.bundle_version
+        if not page.has_more or max(reached, len(links)) >= pin.bundle_version:
+            break
+        page = yield from key_calls.bundles_since(pin.nhi, reached)
+    mailbox.trust.know_former(pin.nhi, links, now(), page.revoked)
+    return pin
 
 
 def _own_roster(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:
@@ -229,7 +274,8 @@ def _own_ground(mailbox: Mailbox, found: Channel) -> Call[tuple[Roster, Roster]]
     """What the next roster says as long as nothing changes, and the roster that the server has and it follows.
 
     What another process of this agent signed meanwhile is taken over. What only an earlier pair signed is not, since
-    that may be in other hands: then the members are those that this mailbox knows."""
+    that may be in other hands: then the members are those that this mailbox knows. If one of them was removed there,
+    by a process that died before it wrote so down, or by a thief, the owner has to say which it was."""
     pinned = mailbox.rosters.pinned(found.channel_id)
     if pinned is None and not found.roster_version:
         raise unsigned(mailbox, found)
@@ -248,11 +294,36 @@ def _own_ground(mailbox: Mailbox, found: Channel) -> Call[tuple[Roster, Roster]]
     try:
         mailbox.rosters.check_own(served)
     except Refused as refusal:
-        raise UntrustedRoster(f"the server shows a forged roster of {found.name}: {refusal.message}") from refusal
+        raise UntrustedRoster(
+            f"the server shows a forged roster of {found.name}: {refusal.message}", hint=hint
+        ) from refusal
     if pinned is not None and not mailbox.rosters.names_present_pair(served):
+        _refuse_far_ahead(pinned, served)
+        if _gives_back(pinned, served):
+            raise UntrustedRoster(
+                f"an earlier pair of yours signed version {served.version} of the roster of {found.name}, which takes "
+                f"rights away that version {pinned.version} gives, the last that this mailbox knows",
+                hint=hint,
+            )
         return pinned, served
     mailbox.rosters.pin(served, now())
     return served, served
+
+
+def _gives_back(pinned: Roster, served: Roster) -> bool:
+    """Whether to sign what is pinned after what is served would let somebody in again."""
+    publishers = [one.nhi for one in pinned.members if pinned.lets_publish(one.nhi)]
+    return served.decides and (served.takes_keys_from(pinned) or not all(map(served.lets_publish, publishers)))
+
+
+def _refuse_far_ahead(pinned: Roster, served: Roster) -> None:
+    """A replaced pair may have signed any version; a true server counts one by one."""
+    if served.version > pinned.version + MOST_AHEAD:
+        raise UntrustedRoster(
+            f"the server shows version {served.version} of the roster of {pinned.name}, signed by a pair that you have "
+            f"replaced; you signed version {pinned.version}",
+            hint="nothing is signed on top of it",
+        )
 
 
 def _next(
@@ -265,7 +336,8 @@ def _next(
         channel_name=named.channel_name,
         policy=policy.value,
         members=members,
-        issued_at=unix_ms(now()),
+        # Members refuse a date that goes back, as an owner's clock may.
+        issued_at=max(unix_ms(now()), named.issued_at if isinstance(named, Roster) else 0),
         version=1 if present is None else present.version + 1,
         prev_roster_hash=FIRST_PREVIOUS if present is None else present.hash,
     )

@@ -21,6 +21,7 @@ from angelia.client import (
     channel_publishing,
     channel_reading,
     channel_rosters,
+    channel_signing,
     key_calls,
     mail,
     mail_calls,
@@ -150,7 +151,7 @@ class AsyncClient:
     ) -> AsyncIterator[ChannelMessage | Unopened]:
         """The messages of a channel as they come, without an end; `commit` says up to where they are done with."""
         found = await self.find_channel(mailbox, channel)
-        following = channel_reading.Tail(mailbox, found.channel_id, after_offset)
+        following = channel_reading.Tail(mailbox, found.channel_id, after_offset, name=found.name)
         while True:
             for one in await self._run(following.next()):
                 yield one
@@ -190,11 +191,11 @@ class AsyncClient:
     put_schedule = awaited(key_calls.put_schedule)
     remove_schedule = awaited(key_calls.remove_schedule)
     report_rotation = awaited(key_calls.report_rotation)
-    publish_keys = awaited(sealed.publish_keys)
-    rotate_keys = awaited(sealed.rotate_keys)
-    emergency_rotate_keys = awaited(channel_rosters.emergency_rotate_keys)
-    rotate_due_keys = awaited(sealed.rotate_due_keys)
-    tend_keys = awaited(sealed.tend_keys)
+    publish_keys = awaited(channel_signing.publish_keys)
+    rotate_keys = awaited(channel_signing.rotate_keys)
+    emergency_rotate_keys = awaited(channel_signing.emergency_rotate_keys)
+    rotate_due_keys = awaited(channel_signing.rotate_due_keys)
+    tend_keys = awaited(channel_signing.tend_keys)
     find_keys = awaited(sealed.find_keys)
     seal = awaited(sealed.seal)
     reseal = awaited(sealed.reseal)
@@ -226,6 +227,7 @@ class AsyncClient:
     answer = awaited(asking.answer)
     create_channel = awaited(channel_membership.create_channel)
     find_channel = awaited(channel_membership.find_channel)
+    look_up_channel = awaited(channel_membership.look_up_channel)
     channels = awaited(channel_calls.channels)
     channel = awaited(channel_calls.channel)
     update_channel = awaited(channel_membership.update_channel)
@@ -325,7 +327,7 @@ class Client:
     ) -> Iterator[ChannelMessage | Unopened]:
         """The messages of a channel as they come, without an end; `commit` says up to where they are done with."""
         found = self.find_channel(mailbox, channel)
-        following = channel_reading.Tail(mailbox, found.channel_id, after_offset)
+        following = channel_reading.Tail(mailbox, found.channel_id, after_offset, name=found.name)
         while True:
             yield from self._run(following.next())
 
@@ -364,11 +366,11 @@ class Client:
     put_schedule = blocking(key_calls.put_schedule)
     remove_schedule = blocking(key_calls.remove_schedule)
     report_rotation = blocking(key_calls.report_rotation)
-    publish_keys = blocking(sealed.publish_keys)
-    rotate_keys = blocking(sealed.rotate_keys)
-    emergency_rotate_keys = blocking(channel_rosters.emergency_rotate_keys)
-    rotate_due_keys = blocking(sealed.rotate_due_keys)
-    tend_keys = blocking(sealed.tend_keys)
+    publish_keys = blocking(channel_signing.publish_keys)
+    rotate_keys = blocking(channel_signing.rotate_keys)
+    emergency_rotate_keys = blocking(channel_signing.emergency_rotate_keys)
+    rotate_due_keys = blocking(channel_signing.rotate_due_keys)
+    tend_keys = blocking(channel_signing.tend_keys)
     find_keys = blocking(sealed.find_keys)
     seal = blocking(sealed.seal)
     reseal = blocking(sealed.reseal)
@@ -400,6 +402,7 @@ class Client:
     answer = blocking(asking.answer)
     create_channel = blocking(channel_membership.create_channel)
     find_channel = blocking(channel_membership.find_channel)
+    look_up_channel = blocking(channel_membership.look_up_channel)
     channels = blocking(channel_calls.channels)
     channel = blocking(channel_calls.channel)
     update_channel = blocking(channel_membership.update_channel)

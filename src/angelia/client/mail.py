@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Unpack
 
-from angelia.client import mail_calls, sealed
+from angelia.client import channel_signing, mail_calls, sealed
 from angelia.client.faults import ApiError, Unreachable, item_fault
 from angelia.client.mail_answers import Accepted, SendOutcome
 from angelia.client.sealed import OneTime
@@ -91,7 +91,7 @@ def send(
     check(body, wishes)
     envelope = yield from sealed.seal(mailbox, recipient, body, one_time=one_time, **wishes)
     sent = yield from handed_over(mailbox, envelope)
-    yield from sealed.tend_keys(mailbox)
+    yield from channel_signing.tend_keys(mailbox)
     return sent
 
 

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.client import mail_calls, sealed
+from angelia.client import channel_signing, mail_calls, sealed
 from angelia.client.mail_answers import Handed
 from angelia.client.settling import Settling, Told
 from angelia.client.wire import BadAnswer, Call
@@ -138,7 +138,7 @@ def receive(
         # What is not shown must not hide what lies behind it; it is leased now, so that the next look is past it.
         if received.messages or (not new and deadline <= time.monotonic()):
             break
-    yield from sealed.tend_keys(mailbox)
+    yield from channel_signing.tend_keys(mailbox)
     return received
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Protocol, TypeAlias, TypeVar
 
-from angelia.client import mail, receiving, sealed, sent_mail
+from angelia.client import channel_signing, mail, receiving, sent_mail
 from angelia.client.mail_answers import Handed, MessageNews, PrekeysLow, RotationDue
 from angelia.client.stream import BackOff, Event, is_passing
 from angelia.client.wire import BadAnswer, Call
@@ -159,15 +159,15 @@ class Serving:
     async def _renew_keys(self, kind: _Keys) -> None:
         self._keys_renewed[kind] = time.monotonic()
         if kind is RotationDue:
-            await self._run(sealed.rotate_due_keys(self._mailbox))
+            await self._run(channel_signing.rotate_due_keys(self._mailbox))
         else:
-            await self._run(sealed.publish_keys(self._mailbox))
+            await self._run(channel_signing.publish_keys(self._mailbox))
 
     async def _do_round(self, _: None) -> None:
         """What may have happened while nobody listened, or without anybody saying so."""
         chores = dict.fromkeys((self._send_waiting, self._follow_sent, self._fetch_admitted))
         problem = await _each(chores, lambda chore: chore())
-        await self._run(sealed.tend_keys(self._mailbox))
+        await self._run(channel_signing.tend_keys(self._mailbox))
         if problem is not None:
             raise problem
 

@@ -173,11 +173,25 @@ def check_roster(roster: Roster, owner: VerifyingPair) -> None:
         raise SignatureFailed("the signatures of the channel's roster do not hold")
 
 
-def check_follows(roster: Roster, pinned: Roster) -> None:
-    """Whether a roster may take the place of one that was believed before: its version never goes back, one version
-    is one roster, and the next one names the one before."""
+def check_same_channel(roster: Roster, pinned: Roster) -> None:
+    """Whether two rosters are of one channel: its id, its owner and its name stay together for ever."""
     if (roster.channel_id, roster.name) != (pinned.channel_id, pinned.name):
-        raise UntrustedRoster(f"the roster is that of {roster.name}, not of {pinned.name}")
+        raise UntrustedRoster(
+            f"the roster is that of {roster.name}, not of {pinned.name}",
+            hint=f"if it never was {pinned.name}: angelia channel forget {pinned.channel_id}",
+        )
+
+
+def check_follows(roster: Roster, pinned: Roster) -> None:
+    """Whether a roster may take the place of one that was believed before: neither its version nor its date goes back,
+    one version is one roster, and the next one names the one before."""
+    check_same_channel(roster, pinned)
+    if roster.version > pinned.version and roster.issued_at < pinned.issued_at:
+        raise UntrustedRoster(
+            f"version {roster.version} of the roster of {pinned.name} is dated before version {pinned.version}, "
+            "which was seen before",
+            hint=f"ask {pinned.owner_nhi}: its keys may be in other hands too",
+        )
     if roster.version < pinned.version:
         raise UntrustedRoster(
             f"version {roster.version} of the roster of {pinned.name} is older than version {pinned.version}, "

@@ -38,8 +38,9 @@ class Control(IntEnum):
     GROUP_KEY = 2
 
 
-# type, channel_id, epoch, epoch key
-_CHANNEL_KEY = struct.Struct(">B16sQ32s")
+# type, channel_id, epoch, epoch key; then the version of the roster, which the build before did not send
+_CHANNEL_KEY, _ROSTER_VERSION = struct.Struct(">B16sQ32s"), struct.Struct(">Q")
+CHANNEL_KEY_LENGTHS = (_CHANNEL_KEY.size, _CHANNEL_KEY.size + _ROSTER_VERSION.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +63,28 @@ class EpochKey:
 
 @dataclass(frozen=True, slots=True)
 class ChannelKey:
-    """The body of a control message that brings a channel's key."""
+    """The body of a control message that brings a channel's key.
+
+    `roster_version` is that of the roster by which its maker gave it out; 0 is of the build before."""
 
     channel_id: UUID
     epoch: int
     key: EpochKey
+    roster_version: int = 0
 
     def encode(self) -> bytes:
-        return _CHANNEL_KEY.pack(Control.CHANNEL_KEY, self.channel_id.bytes, self.epoch, self.key.secret)
+        fixed = _CHANNEL_KEY.pack(Control.CHANNEL_KEY, self.channel_id.bytes, self.epoch, self.key.secret)
+        return fixed + _ROSTER_VERSION.pack(self.roster_version) if self.roster_version else fixed
 
     @classmethod
     def decode(cls, message: bytes) -> ChannelKey | None:
         """The key that a control message brings; None if it is of another type."""
-        if len(message) != _CHANNEL_KEY.size or message[0] != Control.CHANNEL_KEY:
+        if len(message) not in CHANNEL_KEY_LENGTHS or message[0] != Control.CHANNEL_KEY:
             return None
-        _, channel_id, epoch, secret = _CHANNEL_KEY.unpack(message)
-        return cls(UUID(bytes=channel_id), epoch, EpochKey.of(secret))
+        _, channel_id, epoch, secret = _CHANNEL_KEY.unpack_from(message)
+        more = message[_CHANNEL_KEY.size :]
+        version = _ROSTER_VERSION.unpack(more)[0] if more else 0
+        return cls(UUID(bytes=channel_id), epoch, EpochKey.of(secret), version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +280,7 @@ def _leaf(head: bytes, ciphertext: bytes, tag: bytes) -> bytes:
 
 def _check_control(message: bytes) -> None:
     kind = message[0] if message else None
-    if kind == Control.CHANNEL_KEY and len(message) == _CHANNEL_KEY.size:
+    if kind == Control.CHANNEL_KEY and len(message) in CHANNEL_KEY_LENGTHS:
         return
     if kind != Control.GROUP_KEY:
         raise OpenFailed

@@ -12,7 +12,7 @@ from uuid import UUID
 from angelia.envelope import frame, sealing
 from angelia.envelope.batch import VerifiedRoots
 from angelia.envelope.refusals import Expired, IdConflict, Malformed, Refused, SuiteRefused, UnknownKey, WrongRecipient
-from angelia.envelope.sealing import ChannelKey, EpochKey, Post
+from angelia.envelope.sealing import CHANNEL_KEY_LENGTHS, ChannelKey, EpochKey, Post
 from angelia.envelope.signing import VerifyingPair
 from angelia.envelope.wire import (
     LATEST,
@@ -36,8 +36,7 @@ from angelia.mailbox.window import Profile, check_window
 
 _PRUNED_TO = "channels_pruned_to"
 _CHUNK = 5_000
-_SOME_KEY = ChannelKey(UUID(int=0), 1, EpochKey.of(bytes(32))).encode()
-KEY_BYTES = len(frame.pack(len(_SOME_KEY), _SOME_KEY, padme=False))
+KEY_BYTES = [len(frame.pack(length, bytes(length), padme=False)) for length in CHANNEL_KEY_LENGTHS]
 
 
 class EpochWentBack(AngeliaError):
@@ -121,6 +120,18 @@ class Channels:
             tx.execute(SQL["leave_channel"], (str(channel_id),))
             tx.execute(SQL["retire_channel_keys"], (self._destroy_at(now), str(channel_id), LATEST))
 
+    def forget(self, channel_id: UUID, now: datetime) -> None:
+        """Know nothing of a channel any more but the keys that open its messages; they seal nothing."""
+        self.leave(channel_id, now)
+        with self._database.transaction() as tx:
+            for statement in ("forget_roster", "forget_epoch", "spend_channel_keys"):
+                tx.execute(SQL[statement], (str(channel_id),))
+
+    def joined_as(self, name: str) -> UUID | None:
+        """The channel that was joined under a name."""
+        found = self._database.row("channel_joined_as", name)
+        return None if found is None else UUID(found[0])
+
     def name(self, channel_id: UUID) -> str | None:
         found = self._database.row("joined_channel", str(channel_id))
         return None if found is None else str(found[0])
@@ -131,47 +142,63 @@ class Channels:
         To join is to agree: such mail needs no place on the allowlist. What it brings is believed only if its sender
         may give out the channel's key."""
         header = envelope.header
-        bare = header.compression is Compression.NONE and len(envelope.ciphertext) == KEY_BYTES
+        bare = header.compression is Compression.NONE and len(envelope.ciphertext) in KEY_BYTES
         joined = header.channel_id is not None and self.name(header.channel_id) is not None
         return header.control and bare and joined
 
-    def keep(self, brought: ChannelKey, sender: str, now: datetime) -> None:
-        """Keep a key that is believed, or that was made here."""
-        if not 1 <= brought.epoch < LATEST:
-            raise Malformed("the epoch of a channel's key is out of range")
+    def keep(self, brought: ChannelKey, sender: str, now: datetime, *, seals: bool = True) -> None:
+        """Keep a key that is believed, or that was made here; or one that only opens."""
+        if not 1 <= brought.epoch < LATEST or not brought.roster_version < LATEST:
+            raise Malformed("the epoch of a channel's key, or the version of its roster, is out of range")
         channel_id, key_id = str(brought.channel_id), str(brought.key.key_id)
         with self._database.transaction() as tx:
             kept = self._local.encrypt("channel_keys", key_id, brought.key.secret)
-            tx.execute(SQL["add_channel_key"], (channel_id, key_id, brought.epoch, *kept, sender, stamp(now)))
+            values = (channel_id, key_id, brought.epoch, *kept, sender, stamp(now), not seals, brought.roster_version)
+            tx.execute(SQL["add_channel_key"], values)
             (newest,) = tx.execute(SQL["newest_epoch"], (channel_id, self._own.identity.handle)).fetchone()
             tx.execute(SQL["retire_channel_keys"], (self._destroy_at(now), channel_id, newest or 0))
 
+    def retire(self, channel_id: UUID, epoch: int, now: datetime) -> None:
+        """The channel has gone on after that epoch: keys up to it seal nothing any more."""
+        with self._database.transaction() as tx:
+            tx.execute(SQL["retire_channel_keys"], (self._destroy_at(now), str(channel_id), epoch + 1))
+
     def retire_before(self, channel_id: UUID, epoch: int, now: datetime) -> None:
-        """The channel is at that epoch: keys of earlier ones seal nothing any more, and live on until nothing under
-        them can be read."""
+        """The channel is at that epoch, whose key was made here: keys of earlier ones seal nothing any more, and live
+        on until nothing under them can be read."""
         with self._database.transaction() as tx:
             tx.execute(SQL["heard_epoch"], (str(channel_id), epoch))
             tx.execute(SQL["retire_channel_keys"], (self._destroy_at(now), str(channel_id), epoch))
             forget_before(tx, channel_id, epoch)
 
-    def follow(self, channel_id: UUID, epoch: int, now: datetime) -> None:
+    def follow(self, channel_id: UUID, epoch: int) -> None:
         """A server says at which epoch the channel is. One that goes back is refused: what is sealed under a key of
-        before opens for those who were removed since."""
+        before opens for those who were removed since. Only keys that are believed or were made here say where it was:
+        nobody signs an epoch."""
         (newest,) = self._database.row("newest_epoch", str(channel_id), self._own.identity.handle)
         if newest is not None and epoch < newest:
             raise EpochWentBack(
                 f"the server says that the channel is at epoch {epoch}; it was at epoch {newest} before",
-                hint="nothing is sealed under an earlier key; was the server put back from an old copy?",
+                hint="nothing is sealed under an earlier key. Was the server put back from an old copy, or was that "
+                f"epoch untrue? Then: angelia channel forget {channel_id}",
             )
-        if epoch and epoch != newest:
-            self.retire_before(channel_id, epoch, now)
 
     def key(self, channel_id: UUID, key_id: UUID, now: datetime) -> EpochKey | None:
         found = self._database.row("channel_key", str(channel_id), str(key_id), stamp(now))
         return None if found is None else self._decrypted(key_id, *found)
 
+    def made_under(self, channel_id: UUID, key_id: UUID) -> int:
+        """The version of the roster by which the maker of a key gave it out."""
+        found = self._database.row("key_made_under", str(channel_id), str(key_id))
+        return 0 if found is None else int(found[0])
+
+    def made_under_later(self, channel_id: UUID, version: int) -> list[tuple[str, int]]:
+        """From whom keys came that were made under a later version of the roster than this, and under which."""
+        return self._database.rows("keys_made_under_later", str(channel_id), version)
+
     def present_key(self, channel_id: UUID, key_id: UUID) -> EpochKey | None:
-        """A key to seal under: one that was not replaced."""
+        """A key to seal under: one that was not replaced, and whose maker had a roster that is known here, with nobody
+        on it who was removed since."""
         found = self._database.row("present_channel_key", str(channel_id), str(key_id))
         return None if found is None else self._decrypted(key_id, *found)
 

@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from angelia.envelope.receipts import Receipt, ReceiptStatus, sign_receipt
-from angelia.envelope.sealing import Control
+from angelia.envelope.sealing import CHANNEL_KEY_LENGTHS, Control
 from angelia.envelope.wire import MAX_PLAINTEXT, TAG, Envelope, Priority
 from angelia.errors import AngeliaError, InvalidArgument, NotFound, RateLimited
 from angelia.keys.model import moment, unix_ms
@@ -31,8 +31,8 @@ _OLDEST = ("", "")
 MOST_CONTROLS = 100
 _CONTROLS_AT_ONCE, _CONTROL_BYTES_AT_ONCE = 100, 1 << 20
 _ROOM_LATER = 300
-# How long the content of each kind is: type, channel, epoch and key; or a type and what follows it.
-_LENGTHS = {Control.CHANNEL_KEY: (57, 57), Control.GROUP_KEY: (1, MAX_PLAINTEXT)}
+# How long the content of each kind is: that of a key, of this build or the one before; or a type and what follows it.
+_LENGTHS = {Control.CHANNEL_KEY: CHANNEL_KEY_LENGTHS, Control.GROUP_KEY: (1, MAX_PLAINTEXT)}
 
 
 class AmbiguousId(AngeliaError):

@@ -12,6 +12,7 @@ from angelia.envelope.rosters import (
     UntrustedRoster,
     check_follows,
     check_roster,
+    check_same_channel,
     decode_roster,
     encode_roster,
 )
@@ -21,12 +22,15 @@ from angelia.mailbox.database import SQL, Database, Tx, stamp
 from angelia.mailbox.rotation import OwnKeys
 from angelia.mailbox.trust import Trust
 
+# As many versions a pair that was replaced may be ahead of the pin. A server counts one by one, so the owner's next
+# roster would be out of reach.
+MOST_AHEAD = 1_000
 # Ten thousand members take 30 ms to read, and every message asks for them.
 _decoded = functools.lru_cache(maxsize=16)(decode_roster)
 
 
 class Rosters:
-    """The tables `channel_rosters` and `channel_former_publishers`."""
+    """The table `channel_rosters`."""
 
     def __init__(self, database: Database, own: OwnKeys, trust: Trust) -> None:
         self._database = database
@@ -48,9 +52,11 @@ class Rosters:
         found = self._database.row("named_roster", name)
         return None if found is None else _decoded(found[0])
 
-    def owned(self) -> list[Roster]:
-        """The rosters of this agent's own channels."""
-        return [_decoded(row[0]) for row in self._database.rows("owned_rosters", self._own.identity.handle)]
+    def signed_by_former(self) -> list[Roster]:
+        """The rosters of this agent's own channels that its present pair has not signed."""
+        own = self._own.identity
+        rows = self._database.rows("rosters_of_former_pairs", own.handle, str(own.pair.public.signer_id))
+        return [_decoded(row[0]) for row in rows]
 
     def names_present_pair(self, roster: Roster) -> bool:
         """Whether a roster says that this agent's present pair signed it; `pin` checks that it did."""
@@ -68,7 +74,8 @@ class Rosters:
     def pin(self, roster: Roster, now: datetime) -> None:
         """Believe a roster: signed by a pair of its owner that is believed, and not older than what was seen before.
 
-        A pin whose pair was revoked holds nothing back: whoever stole the pair may have signed it, under any version.
+        A pin whose pair was revoked holds no later roster back: whoever stole the pair may have signed it, under any
+        version. It still says whose the channel is: that a pair was revoked is the server's word alone.
         Another channel takes a name over only with a later roster, as after its owner deleted it and made it anew."""
         check_roster(roster, self._signer(roster))
         with self._database.transaction() as tx:
@@ -77,7 +84,7 @@ class Rosters:
     def pin_own(self, roster: Roster, now: datetime) -> None:
         """Pin what was signed here, unless another process of this agent has signed a later one by now."""
         with self._database.transaction() as tx:
-            before, _ = _read(tx, roster.channel_id)
+            before, *_ = _read(tx, roster.channel_id)
             if before is None or before.version < roster.version or not self.names_present_pair(before):
                 self._pin(tx, roster, now)
 
@@ -86,29 +93,49 @@ class Rosters:
         found = self._database.row("keys_after", str(channel_id))
         return found is not None and epoch <= found[0]
 
-    def was_publisher(self, channel_id: UUID, nhi: str) -> bool:
-        """Whether an agent was a publisher on a roster that this mailbox has pinned before."""
-        return self._database.row("is_former_publisher", str(channel_id), nhi) is not None
-
-    def spend(self, channel_id: UUID, epoch: int) -> None:
-        """Seal nothing more under the keys up to this epoch: who made it is off the roster."""
-        with self._database.transaction() as tx:
-            tx.execute(SQL["spend_keys"], (str(channel_id), epoch))
-
     def _pin(self, tx: Tx, roster: Roster, now: datetime) -> None:
         channel_id = str(roster.channel_id)
-        before, keys_after = _read(tx, roster.channel_id)
-        if before is not None and self._stands(before):
-            check_follows(roster, before)
-        _take_name(tx, roster)
+        before, keys_after, keys_since = _read(tx, roster.channel_id)
         if before is not None:
-            former = [one.nhi for one in before.members if before.lets_publish(one.nhi) > roster.lets_publish(one.nhi)]
-            tx.executemany(SQL["add_former_publisher"], [(channel_id, nhi) for nhi in former])
-        if before is None or roster.takes_keys_from(before):
+            check_same_channel(roster, before)
+            if self._stands(before):
+                check_follows(roster, before)
+                self._check_successor(roster, before)
+        _take_name(tx, roster)
+        # Somebody may have come and gone on the rosters in between.
+        unseen = before is None or roster.version > before.version + 1
+        if unseen or (before is not None and roster.takes_keys_from(before)):
             (newest,) = tx.execute(SQL["newest_epoch"], (channel_id, self._own.identity.handle)).fetchone()
             keys_after = max(keys_after, newest or 0)
-        pinned = (channel_id, roster.name, roster.owner_nhi, roster.version, keys_after)
+            keys_since = 0 if before is None else roster.version
+        pinned = (
+            channel_id,
+            roster.name,
+            roster.owner_nhi,
+            str(roster.signer_id),
+            roster.version,
+            keys_after,
+            keys_since,
+        )
         tx.execute(SQL["pin_roster"], (*pinned, encode_roster(roster), stamp(now)))
+
+    def _check_successor(self, roster: Roster, before: Roster) -> None:
+        """A pair that was replaced may be in other hands, and can date what it signs back: it takes no place of what a
+        later pair signed, and drives no version out of its owner's reach."""
+        former, later = self._replaced_at(roster), self._replaced_at(before)
+        if former is None:
+            return
+        if later is None or former < later or roster.version > before.version + MOST_AHEAD:
+            raise UntrustedRoster(
+                f"version {roster.version} of the roster of {roster.name} is signed by a pair that "
+                f"{roster.owner_nhi} has replaced",
+                hint=f"{roster.owner_nhi} signs it with its present pair: angelia channel sign {roster.channel_name}",
+            )
+
+    def _replaced_at(self, roster: Roster) -> str | None:
+        """When the owner replaced the pair that signed; None for its present one."""
+        former = self._database.row("former", roster.owner_nhi, str(roster.signer_id))
+        return None if former is None else former[2]
 
     def _stands(self, pinned: Roster) -> bool:
         try:
@@ -126,9 +153,9 @@ class Rosters:
         return own.pair.public
 
 
-def _read(tx: Tx, channel_id: UUID) -> tuple[Roster | None, int]:
+def _read(tx: Tx, channel_id: UUID) -> tuple[Roster | None, int, int]:
     found = tx.execute(SQL["pinned_roster"], (str(channel_id),)).fetchone()
-    return (None, 0) if found is None else (_decoded(found[0]), found[1])
+    return (None, 0, 0) if found is None else (_decoded(found[0]), found[1], found[2])
 
 
 def _take_name(tx: Tx, roster: Roster) -> None:

@@ -1,0 +1,82 @@
+"""A server whose channels are lied about: by a relay in front of it, or by who has got at its ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from angelia.channels.model import Policy
+from angelia.stores.embedded.datadir import read_runtime
+from liar import Liar, lying
+from processes import ServerProcess
+from rostered import Members, People, through
+from talkers import Talker
+
+LIMITS = (
+    "register=off,identity=off,keys=off,bundles=off,channels=off,publish=off,channel_commits=off,send=off,receive=off"
+)
+
+
+@pytest.fixture(scope="module")
+def server(directory: Path) -> Iterator[ServerProcess]:
+    server = ServerProcess(directory / f"rosters-{secrets.token_hex(4)}", limits=LIMITS)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def liar(server: ServerProcess) -> Iterator[Liar]:
+    with lying(server.start_url) as liar:
+        yield liar
+
+
+@pytest.fixture
+def people(server: ServerProcess, tmp_path: Path) -> Iterator[People]:
+    made: list[Talker] = []
+
+    def make(name: str) -> Talker:
+        made.append(Talker(server, tmp_path, name))
+        return made[-1]
+
+    yield make
+    for person in made:
+        person.close()
+
+
+@pytest.fixture
+def sql(server: ServerProcess) -> Callable[..., None]:
+    """What somebody does who has got at the ledger."""
+
+    def run(statement: str, *values: object) -> None:
+        async def execute() -> None:
+            runtime = read_runtime(server.data_dir)
+            assert runtime is not None
+            connection = await asyncpg.connect(runtime.database_url)
+            try:
+                await connection.execute(statement, *values)
+            finally:
+                await connection.close()
+
+        asyncio.run(execute())
+
+    return run
+
+
+@pytest.fixture
+def members(people: People, liar: Liar) -> Members:
+    """Alice's channel; Carol may publish in it, and speaks to the liar; Bob listens."""
+    alice, bob, carol = people("alice"), people("bob"), people("carol")
+    channel = alice.creates(Policy.ALLOWLIST, bob)
+    alice.client.allow(alice.mailbox, channel, carol.name, may_publish=True)
+    bob.subscribes(channel)
+    through(liar, carol)
+    carol.subscribes(channel)
+    alice.says(channel, "hello")
+    assert carol.hears(channel) == ["hello"]
+    return alice, bob, carol, channel

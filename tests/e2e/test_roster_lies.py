@@ -1,0 +1,375 @@
+"""What a relay still tried once rosters were signed: another channel, another owner, a former pair, a frozen view."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from angelia.channels.model import Policy
+from angelia.client import Client
+from angelia.client.channel_calls import make_channel
+from angelia.client.channel_reading import Unopened
+from angelia.client.sealed import Renamed
+from angelia.envelope.refusals import NotAllowed
+from angelia.envelope.rosters import Member, UntrustedRoster, encode_roster, roster_document
+from angelia.envelope.sealing import ChannelKey, EpochKey
+from angelia.errors import AngeliaError
+from angelia.keys.model import unix_ms
+from angelia.mailbox.channels import ChannelMessage
+from liar import Answer, Asked, Liar, problem
+from rostered import (
+    CHANNEL,
+    ROSTER,
+    Members,
+    People,
+    Sql,
+    first_of,
+    following,
+    give,
+    id_of,
+    lists,
+    now,
+    pinned,
+    refuses,
+    said,
+    shows,
+    smuggle,
+    through,
+    told,
+)
+from talkers import Talker
+
+
+def angelia(who: Talker, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command line of an agent; its mailbox is closed meanwhile, as another process has it."""
+    who.close()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ANGELIA_")}
+    command = [str(Path(sys.executable).parent / "angelia"), *arguments, "--as", who.name]
+    done = subprocess.run(
+        command, env=kept | {"ANGELIA_HOME": str(who.home)}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=60,
+    )  # fmt: skip
+    who.mailbox, who.client = who._opened()
+    return done
+
+
+# Another channel, or another owner.
+
+
+def test_another_channel_shown_for_the_one_that_is_read_makes_nobody_a_publisher(
+    people: People, liar: Liar, sql: Sql
+) -> None:
+    alice, bob, mallory = people("alice"), people("bob"), people("mallory")
+    channel = alice.creates(Policy.ALLOWLIST, bob)
+    through(liar, bob)
+    bob.subscribes(channel)
+    channel_id = id_of(alice, channel)
+    bait = mallory.client.create_channel(mallory.mailbox, "bait", Policy.OPEN)
+    smuggle(sql, channel_id, mallory)
+    key = EpochKey.generate()
+    mallory.client.set_epoch(channel_id, 2, key.key_id)
+    mallory.client.publish_envelope(channel_id, mallory.mailbox.channels.seal(channel_id, key, b"pay mallory", now()))
+    give(mallory, bob, ChannelKey(channel_id, 2, key))
+    swapped = msgspec.to_builtins(bait) | {"epoch": 2, "epoch_key_id": str(key.key_id)}
+    liar.instead("GET", f"/v1/channels/{channel_id}", told(swapped))
+    liar.lie("GET", CHANNEL + "/messages", lambda _, answer: answer.changed(roster_version=9))
+    with pytest.raises(UntrustedRoster, match="asked for the channel"):
+        bob.client.read_channel(bob.mailbox, channel_id, after_offset=0)
+    liar.honest()
+    [post] = bob.client.read_channel(bob.mailbox, channel_id, after_offset=0).messages
+    assert isinstance(post, Unopened)
+    assert isinstance(post.error, NotAllowed)
+
+
+def test_a_stale_epoch_moves_no_message_into_another_channel(people: People, liar: Liar) -> None:
+    alice, dave, mallory = people("alice"), people("dave"), people("mallory")
+    channel = alice.creates(Policy.ALLOWLIST)
+    alice.client.allow(alice.mailbox, channel, dave.name, may_publish=True)
+    through(liar, dave)
+    channel_id = id_of(dave, channel)
+    bait = mallory.client.create_channel(mallory.mailbox, "bait", Policy.ALLOWLIST)
+    mallory.client.allow(mallory.mailbox, bait.name, dave.name, may_publish=True)
+    with Client(dave.url, identity=dave.mailbox) as other:
+        swapped = told(msgspec.to_builtins(other.channel(bait.channel_id)))
+    liar.instead("POST", f"/v1/channels/{channel_id}/publish", problem(409, "epoch_stale"))
+    answers = iter([None])
+    liar.lie("GET", f"/v1/channels/{channel_id}", lambda _, answer: next(answers, swapped) or answer)
+    with pytest.raises(UntrustedRoster, match="asked for the channel"):
+        dave.client.publish(dave.mailbox, channel, b"secret of alice's channel")
+    assert mallory.client.find_channel(mallory.mailbox, bait.name).total_messages == 0
+
+
+def test_who_has_joined_a_channel_believes_no_other_owner_of_it(people: People, liar: Liar, sql: Sql) -> None:
+    """Its own has signed no roster yet; another agent has signed one for the same id."""
+    alice, bob, mallory = people("alice"), people("bob"), people("mallory")
+    made = alice.client._run(make_channel("news", Policy.ALLOWLIST, allow=[bob.name]))
+    bob.subscribes(made.name)
+    through(liar, bob)
+    smuggle(sql, made.channel_id, mallory)
+    key = EpochKey.generate()
+    mallory.client.set_epoch(made.channel_id, 1, key.key_id)
+    sealed = mallory.mailbox.channels.seal(made.channel_id, key, b"pay mallory", now())
+    mallory.client.publish_envelope(made.channel_id, sealed)
+    give(mallory, bob, ChannelKey(made.channel_id, 1, key))
+    calls_it_hers(liar, mallory, made.channel_id)
+    with pytest.raises(UntrustedRoster):
+        bob.client.read_channel(bob.mailbox, made.channel_id, after_offset=0)
+    assert bob.mailbox.rosters.pinned(made.channel_id) is None
+
+
+def test_the_command_line_publishes_under_the_name_that_was_said(people: People, liar: Liar) -> None:
+    """The relay shows the channel as it is, then as another owner's."""
+    alice, dave, mallory = people("alice"), people("dave"), people("mallory")
+    channel = alice.creates(Policy.ALLOWLIST)
+    alice.client.allow(alice.mailbox, channel, dave.name, may_publish=True)
+    channel_id = id_of(alice, channel)
+    calls_it_hers(liar, mallory, channel_id, first=lambda answer: answer.changed(roster_version=0))
+    lists(liar, mallory)
+    done = angelia(dave, "channel", "publish", channel, "secret", "--url", liar.url)
+    assert (done.returncode, "untrusted_roster" in done.stderr) == (3, True), done.stderr
+    assert liar.count("POST", r"/v1/messages.*") == liar.count("POST", CHANNEL + "/publish") == 0
+
+
+def test_a_channel_that_was_taken_for_another_owners_can_be_forgotten(people: People, liar: Liar) -> None:
+    """A first look by id believes what it is shown. What it then pinned must not stay in the way for ever."""
+    alice, bob, mallory = people("alice"), people("bob"), people("mallory")
+    channel = alice.creates(Policy.ALLOWLIST, bob)
+    channel_id = id_of(alice, channel)
+    through(liar, bob)
+    calls_it_hers(liar, mallory, channel_id)
+    assert bob.client.find_channel(bob.mailbox, channel_id).owner_nhi == mallory.name
+    liar.honest()
+    with pytest.raises(UntrustedRoster):
+        bob.client.find_channel(bob.mailbox, channel)
+    done = angelia(bob, "channel", "forget", str(channel_id), "--yes")
+    assert done.returncode == 0, done.stderr
+    bob.subscribes(channel)
+    assert pinned(bob, channel).owner_nhi == alice.name
+
+
+def calls_it_hers(
+    liar: Liar, mallory: Talker, channel_id: object, first: Callable[[Answer], Answer] | None = None
+) -> None:
+    """The liar shows a channel as mallory's, with a roster that she has signed, at first as it is told to."""
+    shown = iter([] if first is None else [first])
+
+    def hers(asked: Asked, answer: Answer) -> Answer:
+        tell = next(shown, None)
+        return answer.changed(owner_nhi=mallory.name, roster_version=1) if tell is None else tell(answer)
+
+    liar.lie("GET", f"/v1/channels/{channel_id}", hers)
+    forged = first_of(mallory, channel_id)  # type: ignore[arg-type]
+    liar.instead("GET", f"/v1/channels/{channel_id}/roster", told(msgspec.to_builtins(roster_document(forged))))
+
+
+# A pair that was replaced.
+
+
+def test_a_former_pair_takes_no_place_of_a_later_ones_roster(people: People, liar: Liar) -> None:
+    """The relay hides that the pair was revoked, and the thief dates its roster back."""
+    alice, bob, mallory = people("alice"), people("bob"), people("mallory")
+    channel = alice.creates(Policy.ALLOWLIST)
+    alice.client.allow(alice.mailbox, channel, bob.name, may_publish=True)
+    through(liar, bob)
+    bob.subscribes(channel)
+    stolen, before = alice.mailbox.identity.pair, unix_ms(now())
+    liar.lie("GET", r"/v1/keys/.*", lambda _, answer: answer.changed(revoked=[]))
+    alice.client.emergency_rotate_keys(alice.mailbox, why="stolen")
+    bob.mailbox.trust.drop_bundle(alice.name)  # an hour later
+    bob.client.find_channel(bob.mailbox, channel)
+    mended = pinned(bob, channel)
+    entry = Member(mallory.name, may_publish=True, may_subscribe=True)
+    shows(liar, following(mended, stolen, [*mended.members, entry], issued_at=before))
+    lists(liar, mallory)
+    refuses(bob, channel, liar)
+    assert pinned(bob, channel) == mended
+
+
+def test_a_reader_hears_within_the_hour_that_the_owners_pair_was_revoked(people: People, liar: Liar) -> None:
+    alice, bob, mallory = people("alice"), people("bob"), people("mallory")
+    channel = alice.creates(Policy.ALLOWLIST, bob)
+    through(liar, bob)
+    bob.subscribes(channel)
+    stolen, true = alice.mailbox.identity.pair, pinned(alice, channel)
+    entry = Member(mallory.name, may_publish=True, may_subscribe=True)
+    with Client(alice.url, identity=alice.mailbox) as thief:
+        thief.put_roster(following(true, stolen, [*true.members, entry]))
+    mallory.says(channel, "one")
+    assert bob.hears(channel) == ["one"]
+    mallory.says(channel, "two")
+    alice.client.emergency_rotate_keys(alice.mailbox, why="stolen")
+    liar.lie("GET", CHANNEL + "/messages", lambda _, answer: answer.changed(roster_version=2))
+    bob.mailbox.trust.drop_bundle(alice.name)  # an hour later
+    [first, second] = bob.client.read_channel(bob.mailbox, true.channel_id, after_offset=0).messages
+    assert isinstance(first, ChannelMessage)  # it was read before
+    assert isinstance(second, Unopened)
+
+
+def test_a_member_who_met_the_owner_after_its_rotation_believes_its_earlier_roster(people: People) -> None:
+    alice, bob = people("alice"), people("bob")
+    channel = alice.creates(Policy.ALLOWLIST, bob)
+    alice.mailbox.channels.forget(id_of(alice, channel), now())  # so that she cannot sign it again
+    alice.client.rotate_keys(alice.mailbox, signer=True)
+    bob.client.find_keys(bob.mailbox, alice.name)  # he writes her a mail, and pins the newest pair alone
+    bob.subscribes(channel)
+    assert pinned(bob, channel).version == 1
+
+
+def test_an_emergency_that_was_interrupted_signs_the_rosters_all_the_same(people: People) -> None:
+    alice, bob = people("alice"), people("bob")
+    channel = alice.creates(Policy.ALLOWLIST)
+    alice.client.allow(alice.mailbox, channel, bob.name, may_publish=True)
+    bob.subscribes(channel)
+    alice.mailbox.own.begin_rotation(now(), signer=True, emergency=True, why="stolen")  # and the process dies
+    alice.reopen()
+    alice.client.publish_keys(alice.mailbox)
+    bob.mailbox.trust.drop_bundle(alice.name)  # an hour later; alice is away
+    bob.says(channel, "the roster stands")
+    assert pinned(bob, channel).version == 3
+
+
+def test_a_roster_that_could_not_be_signed_again_is_told_of_and_signed_with_the_next_mail(
+    people: People, liar: Liar
+) -> None:
+    alice = people("alice")
+    channel = alice.creates(Policy.ALLOWLIST)
+    through(liar, alice)
+    liar.instead("PUT", ROSTER, problem(403, "forbidden"))
+    alice.client.rotate_keys(alice.mailbox, signer=True)
+    assert any(f"the roster of {channel} could not be signed" in one.text for one in alice.mailbox.notices.take())
+    liar.honest()
+    alice.reopen()
+    alice.client.tend_keys(alice.mailbox)
+    assert alice.mailbox.rosters.signed_by_former() == []
+    assert pinned(alice, channel).version == 2
+
+
+def test_a_removal_whose_answer_was_lost_is_not_undone(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
+    alice, bob = people("alice"), people("bob")
+    channel = alice.creates(Policy.ALLOWLIST, bob)
+
+    def die(*_: object) -> None:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as killed:
+        killed.setattr(alice.mailbox.rosters, "pin_own", die)
+        with pytest.raises(RuntimeError):
+            alice.client.disallow(alice.mailbox, channel, bob.name)
+    alice.client.rotate_keys(alice.mailbox, signer=True)
+    with pytest.raises(UntrustedRoster) as refused:
+        alice.client.publish(alice.mailbox, channel, b"x")
+    assert "angelia channel sign news" in refused.value.hint
+    assert alice.client.channel_roster(pinned(alice, channel).channel_id).members == ()
+
+
+# The owner, and who wants to leave.
+
+
+def test_to_sign_again_after_an_interruption_goes_past_what_was_seen(people: People, liar: Liar, sql: Sql) -> None:
+    """The server was put back from an old copy, and the first run ended on its way."""
+    alice, bob = people("alice"), people("bob")
+    channel = alice.creates(Policy.ALLOWLIST, bob)
+    first = pinned(alice, channel)
+    alice.client.disallow(alice.mailbox, channel, bob.name)
+    alice.client.allow(alice.mailbox, channel, bob.name)
+    values = (first.channel_id, first.hash, encode_roster(first))
+    sql("UPDATE channel_rosters SET version = 1, roster_hash = $2, roster = $3 WHERE channel_id = $1", *values)
+    sql("UPDATE channels SET roster_version = 1 WHERE channel_id = $1", first.channel_id)
+    through(liar, alice)
+    proposal = alice.client.propose_roster(alice.mailbox, channel)
+    told_of = iter([None])
+    refusal = problem(403, "forbidden")
+    liar.lie("PUT", ROSTER, lambda _, answer: next(told_of, refusal) or answer)
+    with pytest.raises(AngeliaError):
+        alice.client.sign_roster(alice.mailbox, channel, proposal.policy, proposal.members)
+    liar.honest()
+    alice.client.sign_roster(alice.mailbox, channel, proposal.policy, proposal.members)
+    alice.says(channel, "again")
+
+
+def test_a_bad_roster_keeps_nobody_in_a_channel(people: People, sql: Sql) -> None:
+    alice, bob = people("alice"), people("bob")
+    channel = alice.creates(Policy.ALLOWLIST, bob)
+    bob.subscribes(channel)
+    sql("UPDATE channels SET roster_version = 99 WHERE channel_id = $1", id_of(alice, channel))
+    for who, *command in ((bob, "pause"), (bob, "unsubscribe"), (alice, "delete", "--yes")):
+        done = angelia(who, "channel", command[0], channel, *command[1:], "--url", who.url)
+        assert done.returncode == 0, done.stderr
+
+
+def test_an_agent_is_listed_by_the_handle_that_it_has_claimed(people: People) -> None:
+    alice, bob = people("alice"), people("bob")
+    channel = alice.creates(Policy.ALLOWLIST)
+    with pytest.raises(Renamed, match=bob.name):
+        alice.client.allow(alice.mailbox, channel, str(bob.mailbox.identity.id))
+
+
+# Keys.
+
+
+def test_a_member_who_was_away_reads_what_was_published_under_the_key_of_a_publisher_of_then(people: People) -> None:
+    alice, carol, dave = people("alice"), people("carol"), people("dave")
+    channel = alice.creates(Policy.ALLOWLIST, carol)
+    carol.subscribes(channel)
+    alice.says(channel, "first")
+    assert carol.hears(channel) == ["first"]
+    alice.client.allow(alice.mailbox, channel, dave.name, may_publish=True)
+    dave.says(channel, "under a key of dave's")
+    alice.says(channel, "under the same")
+    alice.client.disallow(alice.mailbox, channel, dave.name)
+    alice.says(channel, "later")
+    of_dave, of_alice, later = carol.page(channel, after=1)
+    assert isinstance(of_dave, Unopened)
+    assert isinstance(of_dave.error, NotAllowed)
+    assert [one.body for one in (of_alice, later) if isinstance(one, ChannelMessage)] == [b"under the same", b"later"]
+
+
+def test_a_publisher_with_a_frozen_view_gives_a_removed_member_no_key_of_after(members: Members, liar: Liar) -> None:
+    alice, bob, carol, channel = members
+    old = pinned(carol, channel)
+    alice.client.disallow(alice.mailbox, channel, bob.name)
+    alice.says(channel, "without bob")
+    liar.lie("GET", ROSTER, lambda _, answer: said(answer, roster_document(old)))
+    liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(roster_version=old.version, without_key=1))
+    lists(liar, bob)
+    assert carol.client.receive(carol.mailbox).controls == 1
+    assert carol.client.take_keys(carol.mailbox) == 1
+    refuses(carol, channel, liar)
+    assert carol.hears(channel)[-1] == "without bob"  # what it opens is hers to read
+    assert bob.client.receive(bob.mailbox, most=50).controls == 1  # of his time
+    liar.honest()
+    carol.says(channel, "and carol has heard")
+
+
+def test_nothing_is_sealed_under_a_key_whose_maker_had_not_heard_of_the_removal(members: Members, liar: Liar) -> None:
+    alice, bob, carol, channel = members
+    old = pinned(carol, channel)
+    alice.client.disallow(alice.mailbox, channel, bob.name)
+    liar.lie("GET", ROSTER, lambda _, answer: said(answer, roster_document(old)))
+    liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(roster_version=old.version, without_key=1))
+    of_carol = carol.client.publish(carol.mailbox, channel, b"bob may have it").channel
+    posted = alice.client.publish(alice.mailbox, channel, b"without bob")
+    assert posted.channel.epoch == of_carol.epoch + 1
+
+
+def test_a_key_that_went_by_while_a_member_was_added_and_removed_seals_nothing(people: People, sql: Sql) -> None:
+    alice, carol, mallory = people("alice"), people("carol"), people("mallory")
+    channel = alice.creates(Policy.ALLOWLIST)
+    alice.client.allow(alice.mailbox, channel, carol.name, may_publish=True)
+    carol.subscribes(channel)
+    alice.says(channel, "one")
+    assert carol.hears(channel) == ["one"]
+    alice.client.allow(alice.mailbox, channel, mallory.name)
+    mallory.subscribes(channel)
+    alice.says(channel, "two")
+    before = alice.client.find_channel(alice.mailbox, channel)
+    alice.client.disallow(alice.mailbox, channel, mallory.name)
+    sql("UPDATE channels SET epoch_key_id = $2 WHERE channel_id = $1", before.channel_id, before.epoch_key_id)
+    posted = carol.client.publish(carol.mailbox, channel, b"without mallory")
+    assert posted.channel.epoch == before.epoch + 1
