@@ -80,6 +80,7 @@ class Settling:
         self._mailbox = mailbox
         self._acks: list[Ack] = []
         self._repeats: list[str] = []
+        self._unconfirmed: set[str] = set()  # of these, what no relay has ever said to have heard
         self._nacks: list[Nack] = []
         self._strangers: list[Waiting] = []
 
@@ -110,13 +111,15 @@ class Settling:
                 # The relay speaks of what it was told, in that order; the names are ours.
                 done = [ack.replay_key for ack, one in zip(acks, results, strict=True) if one.acknowledged]
                 self._mailbox.inbox.mark_acked(done, sealed.now())
-                refused = [one.problem for one in results if one.problem is not None]
-                problem = problem or (item_fault(refused[0]) if refused else None)
+                told = zip(acks, results, strict=True)
+                refused = {ack.replay_key: one.problem for ack, one in told if one.problem is not None}
+                self._mailbox.repeats.missed(self._unconfirmed & refused.keys(), sealed.now())
+                problem = problem or next((item_fault(one) for one in refused.values()), None)
             self._mailbox.kept_out.add(*self._strangers)
             for nacks in _hundreds(self._nacks):
                 yield from mail_calls.nack(nacks)
         except (ApiError, Unreachable, BadAnswer) as error:
-            self._mailbox.repeats.missed(self._repeats, sealed.now())
+            self._mailbox.repeats.missed(self._unconfirmed, sealed.now())
             return problem or error
         except AngeliaError as error:
             return problem or error
@@ -142,6 +145,8 @@ class Settling:
             receipt = mailbox.refuse(one.wire, reason, now)
         self._acks.append(_ack(one, receipt))
         self._repeats.append(one.replay_key)
+        if acked_at is None:
+            self._unconfirmed.add(one.replay_key)
         return told
 
     def _status(self, before: Message | None) -> ReceiptStatus:

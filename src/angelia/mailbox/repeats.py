@@ -8,8 +8,9 @@ from datetime import datetime, timedelta
 from angelia.mailbox.database import SQL, Database, stamp, unstamp
 
 SPAN = timedelta(hours=1)
-# The relay could not be told: it is soon, but not at once.
-SOON = timedelta(seconds=30)
+# The relay could not be told: it is soon, but not at once. Well before the last lease of an opened message ends, after
+# which it would be a dead letter.
+SOON = timedelta(seconds=5)
 # Longer than any envelope lives.
 _KEPT = timedelta(days=31)
 
