@@ -576,6 +576,27 @@ def test_a_message_that_comes_again_for_ever_is_acknowledged_once_an_hour_and_lo
     assert liar.count("GET", POLL) <= 1 + 2 * 15
 
 
+def test_an_acknowledgment_that_a_relay_never_took_is_said_again_before_the_message_is_a_dead_letter(
+    deceived: tuple[Person, Person], liar: Liar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, bob = deceived
+    wire = alice.client.send(alice.mailbox, bob.name, b"once").envelope.wire
+    lost = {"code": "lease_lost", "title": "the lease is over"}
+
+    def refused(asked: Asked, _: Answer) -> Answer:
+        keys = [one["replay_key"] for one in asked.json()["acks"]]
+        document = {"results": [{"replay_key": key, "acknowledged": False, "problem": lost} for key in keys]}
+        return Answer(200, {"content-type": "application/json"}).saying(document)
+
+    liar.lie("POST", ACK, refused)
+    liar.instead("GET", POLL, lambda _: polled(record(wire)))
+    began = now()
+    for seconds in range(5):
+        monkeypatch.setattr(sealed, "now", functools.partial(lambda at: at, began + timedelta(seconds=6 * seconds)))
+        bob.client.receive(bob.mailbox)
+    assert liar.count("POST", ACK) == 5
+
+
 async def test_a_stream_that_repeats_itself_is_acknowledged_once(deceived: tuple[Person, Person], liar: Liar) -> None:
     alice, bob = deceived
     liar.events(lambda event: event * 50 if b"event: message" in event else event)
