@@ -124,6 +124,7 @@ def tour(ann: str, ben: str, id_: str) -> list[str]:
         channel allow news {ben} --as {ann}
         channel deny news {ben} --as {ann}
         channel unsubscribe {ann}/news --as {ben}
+        channel forget {ann}/news --as {ben}
         channel delete news --as {ann}
         key rotate --as {ben}
     """
