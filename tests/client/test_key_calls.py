@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from angelia.client import AsyncClient, Client, key_calls, sealed
+from angelia.client import AsyncClient, Client, channel_signing, key_calls, sealed
 from angelia.client.wire import MOST_PAGES, BadAnswer, Call, Credential, Response
 from angelia.envelope.bundles import Link
 from angelia.envelope.ids import KeyType
@@ -124,11 +124,15 @@ def test_a_name_can_never_leave_its_place_in_the_path(evil: str) -> None:
 
 
 def test_both_clients_have_every_verb_of_keys_with_its_own_signature_and_words() -> None:
-    steps = ("take_bundle", "meet_sender", "look_up", "catch_up", "emergency_rotate_keys")  # of other verbs
+    steps = ("take_bundle", "meet_sender", "look_up", "catch_up")  # of other verbs
     renamed = {"open_envelope": "open", **dict.fromkeys(steps)}
     verbs = {
         renamed.get(name, name): call
-        for module in (key_calls, sealed)
+        for module in (
+            key_calls,
+            sealed,
+            channel_signing,
+        )  # the last also signs rosters
         for name, call in vars(module).items()
         if inspect.isgeneratorfunction(call) and not name.startswith("_") and call.__module__ == module.__name__
     }
