@@ -19,6 +19,7 @@ from angelia.errors import StartFailed
 from angelia.stores.embedded.owner import Owner, choose_owner
 from angelia.stores.embedded.private import make_private_directory
 from angelia.stores.embedded.private import write_private as write_private
+from angelia.stores.embedded.process import is_taken
 
 # Linux takes 107 bytes of socket path, macOS 103; PostgreSQL's name is the longer of the two.
 LONGEST_SOCKET_PATH = 100
@@ -256,19 +257,9 @@ def read_runtime(path: Path) -> Runtime | None:
     try:
         runtime = msgspec.json.decode(data_dir.runtime_file.read_bytes(), type=Runtime)
         # Both: a pid may belong to another process by now, and the lock to the next server, which is just starting.
-        return runtime if _is_locked(data_dir.lock_file) and _lives(runtime.pid) else None
+        return runtime if _is_locked(data_dir.lock_file) and is_taken(runtime.pid) else None
     except (OSError, msgspec.DecodeError):
         return None
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _is_locked(path: Path) -> bool:
