@@ -61,7 +61,7 @@ def test_a_full_disk_is_told_with_the_files_path(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(DiskFull, match=str(tmp_path / "receipts_2026-11-15")):
         log.append([RECEIPT], NOW)
 

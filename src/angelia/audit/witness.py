@@ -67,16 +67,14 @@ class FileWitness:
         lines = b"".join(msgspec.json.encode(one) + b"\n" for one in checkpoints)
         flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if self._begins else 0)
         try:
-            descriptor = os.open(self._path, flags, 0o600)
-            self._begins = False
-            try:
-                size = os.fstat(descriptor).st_size
-                if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            with os.fdopen(os.open(self._path, flags, 0o600), "ab") as log:
+                self._begins = False
+                size = os.fstat(log.fileno()).st_size
+                if size and os.pread(log.fileno(), 1, size - 1) != b"\n":
                     lines = b"\n" + lines  # a power cut tore the last line
-                os.write(descriptor, lines)
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+                log.write(lines)
+                log.flush()
+                os.fsync(log.fileno())
         except FileNotFoundError as error:
             raise Unavailable(
                 f"{self._path} is not there: is its disk mounted? To begin a new one for a node that has signed before:"

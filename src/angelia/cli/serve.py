@@ -17,7 +17,7 @@ from angelia.cli.session import Session
 @click.option("--host", metavar="ADDRESS", help="address to listen on (127.0.0.1)")
 @click.option("--port", type=int, metavar="N", help="port to listen on (8080); 0 takes a free one")
 @click.option("--workers", type=int, metavar="N", help="web processes (1)")
-@click.option("--public-url", metavar="URL", help="the URL clients use, when a proxy stands in front")
+@click.option("--public-url", metavar="URL", help="the URL clients use; needed beyond loopback")
 @click.option("--trusted-proxy", multiple=True, metavar="NET", help="believe its X-Forwarded-For; repeatable")
 @click.option("--insecure", is_flag=True, default=None, help="listen beyond loopback without tokens or JWT")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error (info)")

@@ -45,15 +45,16 @@ class ReceiptLog:
             descriptor = os.open(path, flags, private_files.FILE_MODE)
         except OSError as error:
             raise private_files.explained(path, error) from error
-        with private_files.writing(path), os.fdopen(descriptor, "r+b", buffering=0):
+        with private_files.writing(path), os.fdopen(descriptor, "ab") as log:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
                 raise UnsafeFile(f"{path} is not a regular file of its own")
             private_files.refuse_shared(path, status, hint=f"chmod 600 {path}")
             if status.st_size and os.pread(descriptor, 1, status.st_size - 1) != b"\n":
-                os.write(descriptor, b"\n")  # a crash cut the last line: the next one must not be joined to it
+                log.write(b"\n")  # a crash cut the last line: the next one must not be joined to it
             for receipt in receipts:
-                os.write(descriptor, msgspec.json.encode(receipt_document(receipt)) + b"\n")
+                log.write(msgspec.json.encode(receipt_document(receipt)) + b"\n")
+            log.flush()
             os.fsync(descriptor)
         if status.st_size == 0:
             with private_files.opened_directory(self._directory) as directory, private_files.writing(path):
