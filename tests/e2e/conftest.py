@@ -1,4 +1,4 @@
-"""A server whose channels are lied about: by a relay in front of it, or by who has got at its ledger."""
+"""A server with channels; a relay in front of it that lies, and a person with SQL on its ledger."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIMITS = (
 
 @pytest.fixture(scope="module")
 def server(directory: Path) -> Iterator[ServerProcess]:
-    server = ServerProcess(directory / f"rosters-{secrets.token_hex(4)}", limits=LIMITS)
+    server = ServerProcess(directory / f"channels-{secrets.token_hex(4)}", limits=LIMITS)
     server.start()
     yield server
     server.stop()
@@ -51,7 +51,7 @@ def people(server: ServerProcess, tmp_path: Path) -> Iterator[People]:
 
 @pytest.fixture
 def sql(server: ServerProcess) -> Callable[..., None]:
-    """What somebody does who has got at the ledger."""
+    """What a person does who has SQL on the ledger."""
 
     def run(statement: str, *values: object) -> None:
         async def execute() -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from uuid import UUID
 
 import pytest
@@ -21,35 +18,8 @@ from angelia.envelope.refusals import NotAllowed, UnknownKey
 from angelia.errors import AlreadyExists, Denied, KeyNotFound
 from angelia.mailbox.channels import ChannelMessage
 from processes import ServerProcess
+from rostered import People
 from talkers import Talker
-
-LIMITS = (
-    "register=off,identity=off,keys=off,bundles=off,channels=off,publish=off,channel_commits=off,send=off,receive=off"
-)
-
-
-@pytest.fixture(scope="module")
-def server(directory: Path) -> Iterator[ServerProcess]:
-    server = ServerProcess(directory / f"channels-{secrets.token_hex(4)}", limits=LIMITS)
-    server.start()
-    yield server
-    server.stop()
-
-
-People = Callable[[str], Talker]
-
-
-@pytest.fixture
-def people(server: ServerProcess, tmp_path: Path) -> Iterator[People]:
-    made: list[Talker] = []
-
-    def make(name: str) -> Talker:
-        made.append(Talker(server, tmp_path, name))
-        return made[-1]
-
-    yield make
-    for person in made:
-        person.close()
 
 
 def test_who_joins_reads_what_is_published_next_without_having_allowed_anybody(people: People) -> None:
