@@ -66,6 +66,7 @@ class History:
     handings: list[Handing] = field(default_factory=list)
     openings: list[Opening] = field(default_factory=list)
     unanswered: list[tuple[str, float]] = field(default_factory=list)  # polls: whose, and until when
+    remarks: list[tuple[float, str]] = field(default_factory=list)  # what else happened, for whoever reads a verdict
 
     def check(self, expired: Set[str], lease: float) -> Verdict:
         """What no server may have done. `expired` are the messages that the ledger says have ended unopened; `lease` is
@@ -100,9 +101,23 @@ class History:
                 else:
                     ahead = self.tries[newer.body].at - self.acknowledged[older.handing.replay_key]
                     wrong.append(
-                        f"{way}: {newer.body!r} passed {older.body!r}, acknowledged {ahead:.3f} s before it was sent"
+                        f"{way}: {newer.body!r} passed {older.body!r}, acknowledged {ahead:.3f} s before it was sent; "
+                        + self._told(newer, older)
                     )
         return wrong, redelivered
+
+    def _told(self, newer: Opening, older: Opening) -> str:
+        """What happened between the two."""
+        since = self.acknowledged[older.handing.replay_key]
+        happened = [
+            (newer.handing.at, f"the newer one was handed out (attempt {newer.handing.attempt})"),
+            (older.handing.at, f"the older one was handed out (attempt {older.handing.attempt})"),
+            *((at, f"a poll of {who} got no answer") for who, at in self.unanswered),
+            *self.remarks,
+        ]
+        return "; ".join(
+            f"{at - since:+.2f} s {what}" for at, what in sorted(happened) if since - 10 <= at <= older.handing.at + 1
+        )
 
     def _passed(self, openings: list[Opening]) -> Iterator[tuple[Opening, Opening]]:
         """Each message with those that were opened after it, though acknowledged before it was sent."""

@@ -81,6 +81,8 @@ class Person(ABC):
         """One attempt of a request, as the client saw it."""
         if trip.method == "GET" and trip.path == "/v1/messages" and trip.status is None:
             self.history.unanswered.append((self.name, time.time()))
+        elif trip.method == "GET" and trip.path == "/v1/messages" and trip.status != 200:
+            self.history.remarks.append((time.time(), f"a poll of {self.name} was answered with {trip.status}"))
 
     @abstractmethod
     def step(self) -> None:
@@ -273,7 +275,9 @@ def _strike_again_and_again(
         for number in range(rounds):
             time.sleep(faults.chance.uniform(0.2, 0.7))
             kind = kinds[number % len(kinds)]
+            people[0].history.remarks.append((time.time(), f"{kind} began"))
             faults.kinds[kind]()
+            people[0].history.remarks.append((time.time(), f"{kind} was over"))
             back[kind].append(_until_served_again(server, kind, people))
         stop_sending.set()
         for thread in sending:
