@@ -1,7 +1,7 @@
 """A history of mail as its clients saw it, and the checker that says what in it no server may have done.
 
 Clients write down when each message was first tried, when it was acknowledged, when and how often it was handed out and
-opened, and which polls got no answer. Times are one machine's. What cannot be known for sure is taken in the server's
+opened, and which polls failed. Times are one machine's. What cannot be known for sure is taken in the server's
 favour: a message counts as acknowledged when its sender has read the answer, and as tried when it began.
 """
 
@@ -65,8 +65,8 @@ class History:
     acknowledged: dict[str, float] = field(default_factory=dict)  # by replay key
     handings: list[Handing] = field(default_factory=list)
     openings: list[Opening] = field(default_factory=list)
-    unanswered: list[tuple[str, float]] = field(default_factory=list)  # polls: whose, and until when
-    remarks: list[tuple[float, str]] = field(default_factory=list)  # what else happened, for whoever reads a verdict
+    unanswered: list[tuple[str, float]] = field(default_factory=list)  # polls that failed: whose, and when
+    remarks: list[tuple[float, str]] = field(default_factory=list)  # what else happened, for the reader of a verdict
 
     def check(self, expired: Set[str], lease: float) -> Verdict:
         """What no server may have done. `expired` are the messages that the ledger says have ended unopened; `lease` is
@@ -112,7 +112,6 @@ class History:
         happened = [
             (newer.handing.at, f"the newer one was handed out (attempt {newer.handing.attempt})"),
             (older.handing.at, f"the older one was handed out (attempt {older.handing.attempt})"),
-            *((at, f"a poll of {who} got no answer") for who, at in self.unanswered),
             *self.remarks,
         ]
         return "; ".join(

@@ -52,7 +52,7 @@ class Sizes:
     ledger_envelope: int = 950  # a row of envelopes and its index entries, measured; without the envelope
     hot_envelope: int = 400  # queue entry and bookkeeping in the hot tier; without its copy of the bytes
     hot_agent: int = 8_000  # cached bundle, rate limits, windows
-    ledger_agent: int = 1_300_000  # a year of bundles, one every three days, and 100 one-time keys with their signatures
+    ledger_agent: int = 1_300_000  # a year of bundles, one every three days, and 100 one-time keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
