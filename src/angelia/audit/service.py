@@ -51,7 +51,7 @@ class NodeSigner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """What one tick did. `refused` says why the node would not sign: the chain is not the one it signed before."""
+    """What one tick did. `refused` says why the node would not sign: this is not what follows from what it signed."""
 
     entries: int
     position: int
@@ -60,17 +60,18 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the sealer is: events that wait and the time of the oldest, the last sealed entry, and the time of the
-    first one that the node did not sign."""
+    """How far the sealer is: events that wait and the time of the oldest, the last sealed entry, the time of the first
+    one that the node did not sign, and whether the sealer is to go on from a transaction that is still to come."""
 
     waiting: int
     oldest: datetime | None
     sealed_to: int
     unsigned_since: datetime | None
+    ahead: bool
 
-    def is_unsigned(self, now: datetime) -> bool:
-        """Whether entries stay without a signature, which sealing alone never leaves behind: a node refuses."""
-        return self.unsigned_since is not None and now - self.unsigned_since > KEPT_AGE
+    def is_refused(self, now: datetime) -> bool:
+        """Whether a node refuses: entries stay without a signature, which sealing alone never leaves behind."""
+        return self.ahead or (self.unsigned_since is not None and now - self.unsigned_since > KEPT_AGE)
 
 
 def event(
@@ -134,7 +135,9 @@ class Audit:
         """One tick of the sealer: chain every event whose transaction can have no neighbour any more."""
         async with self._ledger.transaction() as tx:
             end = await store.sealer(tx)
-            horizon = await store.horizon(tx)
+            horizon, next_xid = await store.horizon(tx)
+            if end.next_xid > next_xid:
+                return Sealed(0, end.position, _ahead(end.next_xid))
             batch = await store.sealable(tx, end.next_xid, horizon, SEAL_BATCH)
             # A full batch may end inside a transaction; what is left of that one comes first in the next.
             next_xid = horizon if len(batch) < SEAL_BATCH else batch[-1].xid
@@ -198,6 +201,11 @@ class Audit:
         """Rows of that time that no seal explains, and the tail that waits for its seal."""
         async with self._ledger.reading() as tx:
             return await store.strays(tx, since, until, limit), await store.tail(tx, limit)
+
+
+def _ahead(next_xid: int) -> str:
+    """PostgreSQL counts transactions upwards: the sealer was never there, and would skip all events until it is."""
+    return f"the sealer is to go on from transaction {next_xid:,}, which has not begun yet"
 
 
 async def _not_what_was_signed(tx: Tx, signed: Signed | None, end: store.Sealer) -> str | None:
