@@ -337,6 +337,25 @@ async def test_the_node_signs_nothing_that_does_not_follow_from_what_it_signed(
     assert (await audit.progress(node.signed())).is_refused(NOW + timedelta(minutes=2))
 
 
+async def test_a_floor_beyond_what_the_node_signed_gets_no_signature(
+    ledger: Ledger, node: NodeKey, connection: asyncpg.Connection
+) -> None:
+    """With the floor and the end on an entry of a chain that SQL made, the node would begin from that one."""
+    audit = Audit(ledger)
+    await record(ledger, 20)
+    await seal_all(audit, node)
+    before = node.signed()
+    await connection.execute("UPDATE audit_sealer SET position = 21, entry_hash = sha256('forged')")
+    await connection.execute("UPDATE audit_floor SET position = 21, entry_hash = sha256('forged')")
+    told = await audit.seal(node, NOW + timedelta(seconds=1))
+    assert told.refused == "the ledger begins behind entry 21, beyond entry 20, the last that this node signed"
+    assert node.signed() == before
+    assert [one.position for one in await audit.checkpoints(0, 10)] == [20]
+    await record(ledger, 1)
+    await audit.seal(node, NOW + timedelta(seconds=2))
+    assert (await audit.progress(node.signed())).is_refused(NOW + timedelta(minutes=2))
+
+
 async def test_a_sealer_that_sql_sent_ahead_is_told_and_goes_on_when_it_is_set_back(
     ledger: Ledger, node: NodeKey, connection: asyncpg.Connection
 ) -> None:

@@ -212,6 +212,13 @@ async def _not_what_was_signed(tx: Tx, signed: Signed | None, end: store.Sealer)
     """Why the chain up to its end does not go on from what the node signed last, if it does not."""
     if signed is None:
         return None
+    # Entries leave up to one that a node signed. Where it was another node, that one's word is the ledger's only.
+    floor = await store.floor(tx)
+    if floor.position > signed.position:
+        return (
+            f"the ledger begins behind entry {floor.position:,}, beyond entry {signed.position:,}, the last that this"
+            " node signed"
+        )
     present = await store.entry_hash(tx, signed.position)
     if present is None:
         return f"entry {signed.position:,}, which this node signed, is gone"
@@ -220,10 +227,7 @@ async def _not_what_was_signed(tx: Tx, signed: Signed | None, end: store.Sealer)
     if end.position < signed.position:
         return f"the chain's end was set back to entry {end.position:,}, before what this node signed"
     # Between that one and the round at hand may lie what another node sealed, or a round that was not remembered.
-    floor = await store.floor(tx)
     position, head = signed.position, present
-    if floor.position > position:
-        position, head = floor.position, bytes.fromhex(floor.entry_hash)
     while position < end.position:
         upto = min(position + _LINKS, end.position)
         if (broken := await store.first_broken(tx, position, head, upto)) is not None:
