@@ -487,7 +487,7 @@ async def test_a_node_signs_on_when_its_memory_is_a_round_behind(ledger: Ledger,
     audit = Audit(ledger)
     await record(ledger, 3)
     await audit.seal(node, NOW)
-    before = node.signed()
+    before = node.checkpoint()
     await record(ledger, 3)
     await audit.seal(node, NOW)
     assert before is not None

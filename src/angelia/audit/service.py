@@ -38,7 +38,7 @@ _DAILY = Daily("audit_events", "occurred_at")
 
 
 class NodeSigner(Protocol):
-    """The node key, and the node's own memory of what it signed."""
+    """The node key, and the node's own memory of the last checkpoint that it signed."""
 
     @property
     def key_id(self) -> UUID: ...
@@ -46,7 +46,8 @@ class NodeSigner(Protocol):
     def public_key(self) -> bytes: ...
     def sign(self, data: bytes) -> bytes: ...
     def signed(self) -> Signed | None: ...
-    def remember(self, signed: Signed) -> None: ...
+    def checkpoint(self) -> Checkpoint | None: ...
+    def remember(self, checkpoint: Checkpoint) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,17 +151,19 @@ class Audit:
                 await store.append_chain(tx, entries)
                 await store.advance(tx, store.Sealer(next_xid, position, head))
             # By the node's own memory: a row in the ledger, which SQL can write, must not keep it from signing.
-            signed, here = node.signed(), Signed(position, head.hex())
-            due = here != (signed or Signed(0, GENESIS.hex()))
+            signed, made = node.signed(), None
+            due = Signed(position, head.hex()) != (signed or Signed(0, GENESIS.hex()))
+            # The build before remembered no signature: what it signed last is signed once more.
+            due = due or (signed is not None and node.checkpoint() is None)
             refused = await _not_what_was_signed(tx, signed, end) if due else None
             if due and not refused:
-                signature = node.sign(checkpoint_bytes(position, head, now))
-                await store.add_checkpoint(tx, position, head, node.key_id, now, signature)
-                if signed is not None:
+                made = _sign(node, position, head, now)
+                await store.add_checkpoint(tx, made)
+                if signed is not None and signed.position < position:
                     await store.thin_checkpoints(tx, signed.position, node.key_id, KEPT_ENTRIES, KEPT_AGE)
-        if due and not refused:
+        if made is not None:
             # After the commit: what the node remembers must be in the ledger, or it would never sign again.
-            node.remember(here)
+            node.remember(made)
         return Sealed(len(entries), position, refused)
 
     async def progress(self, signed: Signed | None) -> Progress:
@@ -201,6 +204,16 @@ class Audit:
         """Rows of that time that no seal explains, and the tail that waits for its seal."""
         async with self._ledger.reading() as tx:
             return await store.strays(tx, since, until, limit), await store.tail(tx, limit)
+
+
+def _sign(node: NodeSigner, position: int, head: bytes, now: datetime) -> Checkpoint:
+    return Checkpoint(
+        position=position,
+        entry_hash=head.hex(),
+        node_key_id=node.key_id,
+        signed_at=now,
+        signature=node.sign(checkpoint_bytes(position, head, now)).hex(),
+    )
 
 
 def _ahead(next_xid: int) -> str:

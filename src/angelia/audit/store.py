@@ -78,10 +78,9 @@ async def advance(tx: Tx, to: Sealer) -> None:
     await tx.execute(SQL["advance"], str(to.next_xid), to.position, to.entry_hash)
 
 
-async def add_checkpoint(
-    tx: Tx, position: int, head: bytes, node_key_id: UUID, signed_at: datetime, signature: bytes
-) -> None:
-    await tx.execute(SQL["add_checkpoint"], position, head, node_key_id, signed_at, signature)
+async def add_checkpoint(tx: Tx, made: Checkpoint) -> None:
+    head, signature = bytes.fromhex(made.entry_hash), bytes.fromhex(made.signature)
+    await tx.execute(SQL["add_checkpoint"], made.position, head, made.node_key_id, made.signed_at, signature)
 
 
 async def thin_checkpoints(tx: Tx, position: int, node_key_id: UUID, entries: int, age: timedelta) -> None:
