@@ -23,6 +23,7 @@ from angelia.errors import Conflict, Denied, InvalidArgument, Unavailable
 from angelia.keys.node import NodeKey, load_or_make
 from angelia.stores.embedded.private import write_private
 from angelia.stores.ledger import Ledger
+from client.recorder import recording
 from processes import ServerProcess
 from support import Server
 
@@ -236,6 +237,16 @@ async def test_a_witness_that_knows_more_than_the_node_remembers_is_told(
     (line,) = lines
     assert line["log_level"] == "error"
     assert line["why"] == "it has checkpoint 6 of this node, which remembers 3 as its last"
+
+
+def test_a_node_that_repeats_a_page_is_not_asked_for_ever(node: NodeKey) -> None:
+    page = {"checkpoints": [msgspec.to_builtins(signed(node, position, bytes(32))) for position in (1, 2)]}
+    with recording() as liar:
+        liar.tell("GET", "/v1/audit/witnessed", page)
+        witness = NodeWitness(liar.url.replace("://", "://:agt_x@"))
+        with pytest.raises(Unavailable, match="after 2, and gave earlier ones"):
+            list(witness.checkpoints(node.key_id))
+        assert len(liar.asked("GET", "/v1/audit/witnessed")) == 2
 
 
 async def test_a_witness_that_is_not_mounted_gets_no_second_file(ledger: Ledger, node: NodeKey, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from angelia.errors import Conflict, Unavailable
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
+_MOST_PAGES = 100_000  # of a thousand: one checkpoint a minute, for longer than a witness lives
 _PAUSE = timedelta(seconds=30)
 _PATH = "/v1/audit/witnessed"
 _SECONDS = 10.0
@@ -135,13 +136,19 @@ class NodeWitness:
         self._tell(public_key, [checkpoint])
 
     def checkpoints(self, node_key_id: UUID, after: int = 0) -> Iterator[Checkpoint]:
-        while True:
+        for _ in range(_MOST_PAGES):
             query = {"node": str(node_key_id), "after": str(after)}
             page = self._answer(Checkpoints, "GET", params=query).checkpoints
-            yield from page
             if not page:
                 return
-            after = page[-1].position
+            for one in page:
+                if one.position <= after:
+                    raise Unavailable(
+                        f"{self._url} was asked for the checkpoints after {after:,}, and gave earlier ones"
+                    )
+                yield one
+                after = one.position
+        raise Unavailable(f"the checkpoints of {self._url} did not end after {_MOST_PAGES:,} pages")
 
     def _tell(self, public_key: bytes, checkpoints: Sequence[Checkpoint]) -> int:
         told = Testimony(public_key=base64.b64encode(public_key).decode(), checkpoints=list(checkpoints))
