@@ -8,14 +8,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import structlog
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from angelia.audit.model import Checkpoint, Signed
 from angelia.envelope.ids import KeyType, key_id
-from angelia.errors import StartFailed
+from angelia.errors import DiskFull, StartFailed
 from angelia.keys.node import NodeKey, load_or_make
 from angelia.stores.embedded.private import write_private
+from smalldisk import small_disk
 from support import Server
 
 
@@ -128,6 +130,22 @@ def test_what_another_key_signed_is_remembered_but_no_checkpoint_of_this_one(tmp
     (tmp_path / "node.key").unlink()
     other = load_or_make(tmp_path / "node.key")
     assert (other.signed(), other.checkpoint()) == (Signed(7, "ab" * 32), None)
+
+
+def test_a_memory_without_room_is_told_once_and_again_when_there_is_some(directory: Path) -> None:
+    with small_disk(directory, 1) as disk, structlog.testing.capture_logs() as lines:
+        node = load_or_make(disk.path / "node.key")
+        with disk.filled():
+            for _ in range(3):
+                with pytest.raises(DiskFull, match=r"node.signed cannot be written: No space left on device"):
+                    node.remember(checkpoint(node))
+        node.remember(checkpoint(node))
+        assert node.checkpoint() == checkpoint(node)
+        assert sorted(path.name for path in disk.path.iterdir()) == ["node.key", "node.signed"]
+    assert [line["event"] for line in lines] == [
+        "the disk is full: the node cannot remember what it signed",
+        "the node remembers again what it signed",
+    ]
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[7]", b'{"position": "x"}'])

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from uuid import UUID
 
 import msgspec
+import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from angelia.audit.model import Checkpoint, Signed
 from angelia.envelope.ids import KeyType, key_id
-from angelia.errors import StartFailed
+from angelia.errors import DiskFull, StartFailed, Unavailable
 from angelia.stores.embedded.private import read_private, write_private
 
 _KEY = "node.key"
 _MEMORY = "node.signed"
 _MEMORY_BYTES = 1000
+log = structlog.get_logger(__name__)
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -66,6 +69,7 @@ class NodeKey(NodeIdentity):
     def __init__(self, key: Ed25519PrivateKey, memory: Path) -> None:
         super().__init__(key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw), memory)
         self._key = key
+        self._full = False
 
     def sign(self, data: bytes) -> bytes:
         return self._key.sign(data)
@@ -79,7 +83,23 @@ class NodeKey(NodeIdentity):
         return found if found.node_key_id == self.key_id else None
 
     def remember(self, checkpoint: Checkpoint) -> None:
-        write_private(self._memory, msgspec.json.encode(checkpoint))
+        try:
+            write_private(self._memory, msgspec.json.encode(checkpoint))
+        except OSError as error:
+            told = f"{self._memory} cannot be written: {error.strerror}"
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise Unavailable(told, hint="until it can, the node does not know what it signed") from error
+            self._tell(full=True)
+            raise DiskFull(told, hint="make room in the data directory; it is tried again every second") from error
+        self._tell(full=False)
+
+    def _tell(self, *, full: bool) -> None:
+        """Once, however often it is tried."""
+        if full and not self._full:
+            log.error("the disk is full: the node cannot remember what it signed", directory=str(self._memory.parent))
+        elif self._full and not full:
+            log.warning("the node remembers again what it signed")
+        self._full = full
 
 
 def public_key_in(data_dir: Path) -> bytes | None:
