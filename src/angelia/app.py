@@ -218,7 +218,7 @@ async def sealing(settings: Settings, node: NodeKey) -> AsyncIterator[None]:
     work = [audit_sealer.tick(audit, node)]
     if settings.audit_witness is not None:
         witness = witness_at(settings.audit_witness, begins=node.signed() is None)
-        work.append(audit_witness.tick(Handing(audit, node, witness)))
+        work.append(audit_witness.tick(Handing(node, witness)))
     ticks = Ticks(ledger, work)
     ticks.start()
     try:

@@ -334,7 +334,61 @@ async def test_the_node_signs_nothing_that_does_not_follow_from_what_it_signed(
     told = await audit.seal(node, NOW + timedelta(seconds=1))
     assert told.refused == "entry 4 does not follow from what this node signed"
     assert (4, "does not follow from the entry before it") in faults(await verify(audit, node))
-    assert (await audit.progress(node.signed())).is_unsigned(NOW + timedelta(minutes=2))
+    assert (await audit.progress(node.signed())).is_refused(NOW + timedelta(minutes=2))
+
+
+async def test_a_floor_beyond_what_the_node_signed_gets_no_signature(
+    ledger: Ledger, node: NodeKey, connection: asyncpg.Connection
+) -> None:
+    """With the floor and the end on an entry of a chain that SQL made, the node would begin from that one."""
+    audit = Audit(ledger)
+    await record(ledger, 20)
+    await seal_all(audit, node)
+    before = node.signed()
+    await connection.execute("UPDATE audit_sealer SET position = 21, entry_hash = sha256('forged')")
+    await connection.execute("UPDATE audit_floor SET position = 21, entry_hash = sha256('forged')")
+    told = await audit.seal(node, NOW + timedelta(seconds=1))
+    assert told.refused == "the ledger begins behind entry 21, beyond entry 20, the last that this node signed"
+    assert node.signed() == before
+    assert [one.position for one in await audit.checkpoints(0, 10)] == [20]
+    await record(ledger, 1)
+    await audit.seal(node, NOW + timedelta(seconds=2))
+    assert (await audit.progress(node.signed())).is_refused(NOW + timedelta(minutes=2))
+
+
+async def test_a_sealer_that_sql_sent_ahead_is_told_and_goes_on_when_it_is_set_back(
+    ledger: Ledger, node: NodeKey, connection: asyncpg.Connection
+) -> None:
+    """Events of before that transaction would be skipped, and could be removed unseen."""
+    audit = Audit(ledger)
+    await record(ledger, 5)
+    await seal_all(audit, node)
+    before = await connection.fetchval("SELECT next_xid::text FROM audit_sealer")
+    await connection.execute("UPDATE audit_sealer SET next_xid = '1000000000000'")
+    await record(ledger, 3)
+    told = await audit.seal(node, NOW + timedelta(seconds=1))
+    assert told.entries == 0
+    assert told.refused == "the sealer is to go on from transaction 1,000,000,000,000, which has not begun yet"
+    progress = await audit.progress(node.signed())
+    assert (progress.waiting, progress.oldest) == (3, NOW)
+    assert progress.is_refused(NOW)
+    await connection.execute("UPDATE audit_sealer SET next_xid = $1::text::xid8", before)
+    assert await seal_all(audit, node, NOW + timedelta(seconds=2)) == 8
+    assert not (await audit.progress(node.signed())).is_refused(NOW + timedelta(hours=1))
+    assert (await verify(audit, node)).broken == []
+
+
+async def test_events_that_the_sealer_was_led_past_are_counted(
+    ledger: Ledger, node: NodeKey, connection: asyncpg.Connection
+) -> None:
+    audit = Audit(ledger)
+    await record(ledger, 5)
+    await seal_all(audit, node)
+    await record(ledger, 3)
+    await connection.execute("UPDATE audit_sealer SET next_xid = pg_snapshot_xmax(pg_current_snapshot())")
+    await seal_all(audit, node, NOW + timedelta(seconds=1))
+    assert (await audit.progress(node.signed())).waiting == 3
+    assert [fault.what for fault in (await verify(audit, node)).broken] == ["was inserted among the sealed events"] * 3
 
 
 async def add_checkpoint(connection: asyncpg.Connection, position: int, node_key_id: UUID) -> None:
@@ -401,7 +455,7 @@ async def test_two_nodes_that_share_a_ledger_both_sign_on(ledger: Ledger, node: 
         assert other.signed() != node.signed()
         assert (await audit.seal(node, NOW)).refused is None
         assert other.signed() == node.signed()
-        assert not (await audit.progress(other.signed())).is_unsigned(NOW + timedelta(hours=turn))
+        assert not (await audit.progress(other.signed())).is_refused(NOW + timedelta(hours=turn))
     assert (await verify(audit, node)).broken == (await verify(audit, other)).broken == []
 
 
@@ -433,7 +487,7 @@ async def test_a_node_signs_on_when_its_memory_is_a_round_behind(ledger: Ledger,
     audit = Audit(ledger)
     await record(ledger, 3)
     await audit.seal(node, NOW)
-    before = node.signed()
+    before = node.checkpoint()
     await record(ledger, 3)
     await audit.seal(node, NOW)
     assert before is not None

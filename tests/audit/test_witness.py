@@ -21,7 +21,9 @@ from angelia.audit.witness import FileWitness, Handing, NodeWitness, Witness, wi
 from angelia.audit.witnessed import MOST_NODES, Witnessed
 from angelia.errors import Conflict, Denied, InvalidArgument, Unavailable
 from angelia.keys.node import NodeKey, load_or_make
+from angelia.stores.embedded.private import write_private
 from angelia.stores.ledger import Ledger
+from client.recorder import recording
 from processes import ServerProcess
 from support import Server
 
@@ -63,7 +65,7 @@ async def test_a_file_keeps_every_checkpoint_and_finds_a_chain_that_was_signed_a
     ledger: Ledger, node: NodeKey, connection: asyncpg.Connection, tmp_path: Path
 ) -> None:
     witness = FileWitness(tmp_path / "elsewhere", begins=True)
-    handing = Handing(Audit(ledger), node, witness)
+    handing = Handing(node, witness)
     for second in range(4):
         await seal(ledger, node, NOW + timedelta(seconds=second))
         await handing.hand_over(NOW)
@@ -85,20 +87,20 @@ async def test_a_file_that_a_power_cut_tore_goes_on_behind_the_tear(
     ledger: Ledger, node: NodeKey, tmp_path: Path
 ) -> None:
     path = tmp_path / "elsewhere"
-    handing = Handing(Audit(ledger), node, FileWitness(path, begins=True))
+    handing = Handing(node, FileWitness(path, begins=True))
     await seal(ledger, node, NOW)
     await handing.hand_over(NOW)
     with path.open("ab") as file:
         file.write(b'{"position": 6, "entry_ha')
     await seal(ledger, node, NOW + timedelta(seconds=1))
-    await Handing(Audit(ledger), node, FileWitness(path)).hand_over(NOW)
+    await Handing(node, FileWitness(path)).hand_over(NOW)
     assert [one.position for one in FileWitness(path).checkpoints(node.key_id)] == [3, 6]
 
 
 async def test_a_changed_line_of_the_file_is_no_proof(ledger: Ledger, node: NodeKey, tmp_path: Path) -> None:
     path = tmp_path / "elsewhere"
     await seal(ledger, node, NOW)
-    await Handing(Audit(ledger), node, FileWitness(path, begins=True)).hand_over(NOW)
+    await Handing(node, FileWitness(path, begins=True)).hand_over(NOW)
     (line,) = FileWitness(path).checkpoints(node.key_id)
     path.write_bytes(msgspec.json.encode(msgspec.structs.replace(line, entry_hash="00" * 32)) + b"\n")
     (fault,) = (await verify(ledger, node, FileWitness(path))).broken
@@ -110,7 +112,7 @@ async def test_rows_that_sql_writes_keep_nothing_from_the_witness(
     ledger: Ledger, node: NodeKey, connection: asyncpg.Connection, tmp_path: Path, claimed: str
 ) -> None:
     witness = FileWitness(tmp_path / "elsewhere", begins=True)
-    handing = Handing(Audit(ledger), node, witness)
+    handing = Handing(node, witness)
     await seal(ledger, node, NOW)
     await handing.hand_over(NOW)
     await connection.execute(
@@ -128,27 +130,72 @@ async def test_rows_that_sql_writes_keep_nothing_from_the_witness(
     assert [one.position for one in witness.checkpoints(node.key_id)] == [3, 6]
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        """INSERT INTO audit_checkpoints (position, entry_hash, node_key_id, signed_at, signature)
+           SELECT n, sha256('x'), gen_random_uuid(), now(), decode(repeat('00', 64), 'hex')
+           FROM generate_series(4, 500) n""",
+        """CREATE FUNCTION swallow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+           CREATE TRIGGER swallow BEFORE INSERT ON audit_checkpoints FOR EACH ROW EXECUTE FUNCTION swallow()""",
+    ],
+    ids=["rows in the way", "a trigger"],
+)
+async def test_a_ledger_that_keeps_no_checkpoint_keeps_none_from_the_witness(
+    ledger: Ledger, node: NodeKey, connection: asyncpg.Connection, tmp_path: Path, statement: str
+) -> None:
+    witness = FileWitness(tmp_path / "elsewhere", begins=True)
+    handing = Handing(node, witness)
+    await seal(ledger, node, NOW)
+    await handing.hand_over(NOW)
+    await connection.execute(statement)
+    for second in (1, 2):
+        await seal(ledger, node, NOW + timedelta(seconds=second))
+        await handing.hand_over(NOW + timedelta(seconds=second))
+    assert [one.position for one in witness.checkpoints(node.key_id)] == [3, 6, 9]
+
+
+async def test_what_the_build_before_remembered_is_signed_again_for_the_witness(
+    ledger: Ledger, node: NodeKey, tmp_path: Path
+) -> None:
+    """Its memory has no signature; and the ledger's copy of it may have been removed."""
+    for second in range(3):
+        await seal(ledger, node, NOW + timedelta(seconds=second))
+    (*_, newest) = kept = await Audit(ledger).checkpoints(0, 10)
+    memory = {"position": newest.position, "entry_hash": newest.entry_hash}
+    write_private(tmp_path / "node.signed", msgspec.json.encode(memory))
+    witness = FileWitness(tmp_path / "elsewhere", begins=True)
+    handing = Handing(node, witness)
+    await handing.hand_over(NOW)
+    assert list(witness.checkpoints(node.key_id)) == []
+    assert (await Audit(ledger).seal(node, NOW + timedelta(hours=1))).refused is None
+    await handing.hand_over(NOW + timedelta(hours=1))
+    assert [one.position for one in witness.checkpoints(node.key_id)] == [9]
+    assert await Audit(ledger).checkpoints(0, 10) == kept
+    assert (await verify(ledger, node, witness)).broken == []
+
+
 async def test_a_line_that_the_node_did_not_sign_is_not_the_newest(
     ledger: Ledger, node: NodeKey, tmp_path: Path
 ) -> None:
     path = tmp_path / "elsewhere"
     witness = FileWitness(path, begins=True)
     await seal(ledger, node, NOW)
-    await Handing(Audit(ledger), node, witness).hand_over(NOW)
+    await Handing(node, witness).hand_over(NOW)
     (line,) = witness.checkpoints(node.key_id)
     with path.open("ab") as file:
         file.write(msgspec.json.encode(msgspec.structs.replace(line, position=2**50)) + b"\n")
     assert witness.newest(node.public_key) == 3
     await seal(ledger, node, NOW + timedelta(seconds=1))
-    await Handing(Audit(ledger), node, witness).hand_over(NOW)
+    await Handing(node, witness).hand_over(NOW)
     assert [one.position for one in witness.checkpoints(node.key_id)] == [3, 2**50, 6]
 
 
-async def test_a_witness_that_is_away_stops_no_sealing_and_gets_the_backlog(
+async def test_a_witness_that_is_away_stops_no_sealing_and_gets_the_newest_when_it_is_back(
     ledger: Ledger, node: NodeKey, tmp_path: Path
 ) -> None:
     place = tmp_path / "not-mounted/elsewhere"
-    handing = Handing(Audit(ledger), node, FileWitness(place, begins=True))
+    handing = Handing(node, FileWitness(place, begins=True))
     for minute in range(3):
         at = NOW + timedelta(minutes=minute)
         await seal(ledger, node, at)
@@ -157,17 +204,59 @@ async def test_a_witness_that_is_away_stops_no_sealing_and_gets_the_backlog(
     assert not await handing.hand_over(at)  # not asked again so soon
     assert not place.exists()
     await handing.hand_over(at + timedelta(seconds=30))
-    assert [one.position for one in FileWitness(place).checkpoints(node.key_id)] == [3, 6, 9]
+    assert [one.position for one in FileWitness(place).checkpoints(node.key_id)] == [9]
+
+
+async def test_the_log_says_how_far_a_witness_falls_behind(ledger: Ledger, node: NodeKey, tmp_path: Path) -> None:
+    place = tmp_path / "elsewhere"
+    handing = Handing(node, FileWitness(place, begins=True))
+    await seal(ledger, node, NOW)
+    await handing.hand_over(NOW)
+    place.unlink()
+    place.mkdir()
+    await seal(ledger, node, NOW + timedelta(seconds=1))
+    with structlog.testing.capture_logs() as lines:
+        await handing.hand_over(NOW + timedelta(seconds=1))
+    (line,) = lines
+    assert (line["log_level"], line["witness_has"], line["signed_to"]) == ("warning", 3, 6)
+    assert (await verify(ledger, node, FileWitness(tmp_path / "missing"))).witness_behind == 6
+
+
+async def test_a_witness_that_knows_more_than_the_node_remembers_is_told(
+    ledger: Ledger, node: NodeKey, tmp_path: Path
+) -> None:
+    """A data directory of before, with its ledger, or a memory that was replaced."""
+    witness = FileWitness(tmp_path / "elsewhere", begins=True)
+    await seal(ledger, node, NOW)
+    before = (tmp_path / "node.signed").read_bytes()
+    await seal(ledger, node, NOW + timedelta(seconds=1))
+    await Handing(node, witness).hand_over(NOW)
+    write_private(tmp_path / "node.signed", before)
+    with structlog.testing.capture_logs() as lines:
+        await Handing(node, witness).hand_over(NOW)
+    (line,) = lines
+    assert line["log_level"] == "error"
+    assert line["why"] == "it has checkpoint 6 of this node, which remembers 3 as its last"
+
+
+def test_a_node_that_repeats_a_page_is_not_asked_for_ever(node: NodeKey) -> None:
+    page = {"checkpoints": [msgspec.to_builtins(signed(node, position, bytes(32))) for position in (1, 2)]}
+    with recording() as liar:
+        liar.tell("GET", "/v1/audit/witnessed", page)
+        witness = NodeWitness(liar.url.replace("://", "://:agt_x@"))
+        with pytest.raises(Unavailable, match="after 2, and gave earlier ones"):
+            list(witness.checkpoints(node.key_id))
+        assert len(liar.asked("GET", "/v1/audit/witnessed")) == 2
 
 
 async def test_a_witness_that_is_not_mounted_gets_no_second_file(ledger: Ledger, node: NodeKey, tmp_path: Path) -> None:
     place = tmp_path / "elsewhere"
     witness = FileWitness(place, begins=True)
-    handing = Handing(Audit(ledger), node, witness)
+    handing = Handing(node, witness)
     await seal(ledger, node, NOW)
     await handing.hand_over(NOW)
     kept = place.rename(tmp_path / "not mounted")
-    for started_again in (handing, Handing(Audit(ledger), node, FileWitness(place))):
+    for started_again in (handing, Handing(node, FileWitness(place))):
         await seal(ledger, node, NOW + timedelta(minutes=1))
         with structlog.testing.capture_logs() as lines:
             await started_again.hand_over(NOW + timedelta(minutes=1))
@@ -175,7 +264,7 @@ async def test_a_witness_that_is_not_mounted_gets_no_second_file(ledger: Ledger,
         assert not place.exists()
     kept.rename(place)
     await handing.hand_over(NOW + timedelta(minutes=2))
-    assert [one.position for one in witness.checkpoints(node.key_id)] == [3, 6, 9]
+    assert [one.position for one in witness.checkpoints(node.key_id)] == [3, 9]
 
 
 async def test_a_witness_refuses_what_goes_back_or_tells_another_story(ledger: Ledger, node: NodeKey) -> None:
@@ -275,7 +364,7 @@ async def test_another_node_is_a_witness_that_comes_and_goes(
         token = (other.data_dir / "admin.token").read_text().strip()
         witness = witness_at(runtime.url.replace("://", f"://:{token}@"))
         assert isinstance(witness, NodeWitness)
-        handing = Handing(Audit(ledger), node, witness)
+        handing = Handing(node, witness)
         await seal(ledger, node, NOW)
         await handing.hand_over(NOW)
         assert await asyncio.to_thread(other.stop) == 0
@@ -289,13 +378,13 @@ async def test_another_node_is_a_witness_that_comes_and_goes(
         await asyncio.to_thread(other.start)
         await handing.hand_over(NOW + timedelta(minutes=3))
         sound = await verify(ledger, node, witness)
-        assert (sound.broken, sound.witnessed) == ([], 3)
+        assert (sound.broken, sound.witnessed, sound.witness_behind) == ([], 2, 0)
 
         await rebuild(connection, node, ledger, tmp_path)
         await seal(ledger, node, NOW + timedelta(minutes=6), count=20)
-        await Handing(Audit(ledger), node, witness).hand_over(NOW + timedelta(minutes=7))
+        await Handing(node, witness).hand_over(NOW + timedelta(minutes=7))
         told = (await verify(ledger, node, witness)).broken
-        assert {fault.position for fault in told} == {3, 6, 9}
+        assert {fault.position for fault in told} == {3, 9}
     finally:
         other.stop()
 

@@ -15,6 +15,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from angelia.audit.model import GENESIS, Event, Floor, checkpoint_bytes, entry_hash
+from angelia.cli import audit
 from angelia.envelope.ids import KeyType, key_id
 from angelia.pipeline.lake.commit import Mark, commit, opened
 from angelia.pipeline.lake.floor import properties
@@ -233,6 +234,41 @@ def test_an_archive_that_begins_where_the_ledger_does_proves_nothing(
         0,
         "4 entries before them are said to be in the archive, which begins behind them\n",
     )
+
+
+def witnessed(ledger: Ledger, server: Recorder, path: Path, position: int) -> None:
+    """A node that signed all of the ledger, and a witness that was shown so much of it."""
+    ledger.sign(position, NOON + timedelta(seconds=position))
+    with path.open("ab") as file:
+        file.write(json.dumps(ledger.checkpoints[0]).encode() + b"\n")
+    node = {"key_id": str(key_id(KeyType.ED25519, PUBLIC)), "public_key": plain(PUBLIC)}
+    signed = {"position": ledger.count, "entry_hash": ledger.entries[-1]["entry_hash"]}
+    server.tell("GET", "/v1/node", node | {"signed": signed})
+    ledger.tell(server)
+
+
+def test_a_witness_that_is_behind_is_said_to_be(
+    server: Recorder, angelia: Angelia, shell: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit.time, "sleep", lambda _seconds: None)
+    witnessed(Ledger(10), server, shell / "witness", 4)
+    ended = angelia("audit", "verify", "--witness", str(shell / "witness"))
+    assert (ended.code, ended.out) == (0, "10 entries sound, 2 checkpoints, 1 as the witness has them\n")
+    assert ended.err == "the witness is 6 entries behind what the node signed: the server's log says why\n"
+
+
+def test_a_checkpoint_that_is_on_its_way_to_the_witness_is_waited_for(
+    server: Recorder, angelia: Angelia, shell: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, path = Ledger(10), shell / "witness"
+    newest = ledger.checkpoints[0]
+    witnessed(ledger, server, path, 4)
+    monkeypatch.setattr(
+        audit.time, "sleep", lambda _: path.write_bytes(path.read_bytes() + json.dumps(newest).encode() + b"\n")
+    )
+    ended = angelia("audit", "verify", "--witness", str(path))
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out == "10 entries sound, 2 checkpoints, 2 as the witness has them\n"
 
 
 def test_an_empty_ledger_is_sound(server: Recorder, angelia: Angelia) -> None:

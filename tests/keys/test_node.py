@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import os
 import stat
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import structlog
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from angelia.audit.model import Signed
+from angelia.audit.model import Checkpoint, Signed
 from angelia.envelope.ids import KeyType, key_id
-from angelia.errors import StartFailed
-from angelia.keys.node import load_or_make
+from angelia.errors import DiskFull, StartFailed
+from angelia.keys.node import NodeKey, load_or_make
+from angelia.stores.embedded.private import write_private
+from smalldisk import small_disk
 from support import Server
+
+
+def checkpoint(node: NodeKey) -> Checkpoint:
+    return Checkpoint(
+        position=7,
+        entry_hash="ab" * 32,
+        node_key_id=node.key_id,
+        signed_at=datetime(2026, 11, 15, tzinfo=UTC),
+        signature="cd" * 64,
+    )
 
 
 @pytest.fixture
@@ -98,14 +112,46 @@ async def test_the_public_half_is_at_v1_node(start, tmp_path: Path) -> None:
 def test_the_node_remembers_what_it_signed_in_a_file_of_its_own(tmp_path: Path) -> None:
     node = load_or_make(tmp_path / "node.key")
     assert node.signed() is None
-    node.remember(Signed(7, "ab" * 32))
-    assert load_or_make(tmp_path / "node.key").signed() == Signed(7, "ab" * 32)
+    node.remember(checkpoint(node))
+    again = load_or_make(tmp_path / "node.key")
+    assert (again.signed(), again.checkpoint()) == (Signed(7, "ab" * 32), checkpoint(node))
     assert (tmp_path / "node.signed").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_the_build_before_remembered_is_known_without_a_signature(tmp_path: Path) -> None:
+    write_private(tmp_path / "node.signed", b'{"position":7,"entry_hash":"' + b"ab" * 32 + b'"}')
+    node = load_or_make(tmp_path / "node.key")
+    assert (node.signed(), node.checkpoint()) == (Signed(7, "ab" * 32), None)
+
+
+def test_what_another_key_signed_is_remembered_but_no_checkpoint_of_this_one(tmp_path: Path) -> None:
+    node = load_or_make(tmp_path / "node.key")
+    node.remember(checkpoint(node))
+    (tmp_path / "node.key").unlink()
+    other = load_or_make(tmp_path / "node.key")
+    assert (other.signed(), other.checkpoint()) == (Signed(7, "ab" * 32), None)
+
+
+def test_a_memory_without_room_is_told_once_and_again_when_there_is_some(directory: Path) -> None:
+    with small_disk(directory, 1) as disk, structlog.testing.capture_logs() as lines:
+        node = load_or_make(disk.path / "node.key")
+        with disk.filled():
+            for _ in range(3):
+                with pytest.raises(DiskFull, match=r"node.signed cannot be written: No space left on device"):
+                    node.remember(checkpoint(node))
+        node.remember(checkpoint(node))
+        assert node.checkpoint() == checkpoint(node)
+        assert sorted(path.name for path in disk.path.iterdir()) == ["node.key", "node.signed"]
+    assert [line["event"] for line in lines] == [
+        "the disk is full: the node cannot remember what it signed",
+        "the node remembers again what it signed",
+    ]
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[7]", b'{"position": "x"}'])
 def test_a_damaged_memory_is_told_at_the_start(tmp_path: Path, content: bytes) -> None:
-    load_or_make(tmp_path / "node.key").remember(Signed(7, "ab" * 32))
+    node = load_or_make(tmp_path / "node.key")
+    node.remember(checkpoint(node))
     (tmp_path / "node.signed").write_bytes(content)
     with pytest.raises(StartFailed, match="damaged"):
         load_or_make(tmp_path / "node.key")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from angelia.keys.node import load_or_make
 from angelia.pipeline.jobs.archive_audit import archive_audit
 from angelia.pipeline.jobs.verify_audit import verify_audit
 from angelia.pipeline.jobs.work import Work
+from angelia.pipeline.runs import Run
 from angelia.settings import Settings
 from angelia.stores.ledger import Ledger
 from angelia.stores.objects import Objects
@@ -68,6 +71,27 @@ async def test_old_entries_leave_the_ledger_and_both_halves_still_verify(
     # Nothing new: nothing is done, and no entry is archived twice.
     again = archive_audit(work(settings=settings, now=NOW + timedelta(seconds=1)))
     assert (again.rows, len(positions(objects))) == (0, 500)
+
+
+async def test_a_floor_has_its_checkpoint_however_the_node_signs_meanwhile(
+    work: Callable[..., Work], database_url: str, data_dir: Path
+) -> None:
+    """The newest checkpoint is the target; while the archive proves it, a later one takes its place."""
+    await chained(database_url, data_dir, OLD, 150)
+    assert await chained(database_url, data_dir, OLD, 150) == 300
+    signed = []
+
+    def sign(name: str, _run: Run) -> None:
+        if name == "verified" and not signed:
+            with ThreadPoolExecutor(1) as other:
+                signed.append(other.submit(asyncio.run, chained(database_url, data_dir, OLD, 1)).result())
+
+    report = archive_audit(work(settings=Settings(data_dir=data_dir), step=sign))
+    assert (signed, report.figures["trimmed"]) == ([301], 150)
+    assert (await verified(database_url, data_dir)).broken == []
+    # And the node goes on from a ledger that begins there.
+    await chained(database_url, data_dir, NOW, 1)
+    assert (await verified(database_url, data_dir)).broken == []
 
 
 async def test_an_event_that_no_entry_explains_stays_when_its_day_leaves(

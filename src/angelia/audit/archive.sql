@@ -61,8 +61,15 @@ FROM {partition} AS e LEFT JOIN trimmed AS t ON t.event_id = e.event_id AND t.oc
 DELETE FROM {partition} AS e USING trimmed AS t WHERE t.event_id = e.event_id AND t.occurred_at = e.occurred_at
 
 -- name: patience
--- Whoever waits for the lock below holds up every act that is recorded: not for long.
+-- Whoever waits for the locks below holds up the sealer and every act that is recorded: not for long.
 SET LOCAL lock_timeout = '1s'
+
+-- name: hold_sealer
+-- It thins checkpoints out, but not those up to the floor: one that is there now stays, since the next round sees the new floor.
+SELECT position FROM audit_sealer FOR UPDATE
+
+-- name: checkpoint
+SELECT position FROM audit_checkpoints WHERE position = $1
 
 -- name: trim_lock
 LOCK TABLE ONLY audit_events IN ACCESS EXCLUSIVE MODE

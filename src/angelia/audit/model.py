@@ -175,6 +175,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     witnessed: int
     broken: list[Fault]
     unsealed: list[StoredEvent]
+    witness_behind: int = 0  # how many of the entries that the node signed the witness was not shown
     unproven: str | None = None  # why the archive does not vouch for the entries that left for it, if it does not
 
 
@@ -214,7 +215,7 @@ class Verifier:
         self._unexplained = 0
         self._trims: set[object] = set()
         self._witnessed: dict[int, str] = {}
-        self._compared = 0
+        self._compared = self._witness_behind = 0
 
     @property
     def position(self) -> int:
@@ -237,11 +238,16 @@ class Verifier:
 
     def compare(self, witnessed: Iterable[Checkpoint]) -> None:
         """Hand over what the node's witness was shown, before the entries that it is about."""
+        signed = self._remembered.position if self._remembered else 0
+        newest = 0
         for checkpoint in witnessed:
             if not checkpoint.is_signed_by(self._public_key):
                 self._fault(checkpoint.position, None, "is kept by the witness with a wrong signature")
-            elif self._witnessed.setdefault(checkpoint.position, checkpoint.entry_hash) != checkpoint.entry_hash:
+                continue
+            newest = max(newest, checkpoint.position)
+            if self._witnessed.setdefault(checkpoint.position, checkpoint.entry_hash) != checkpoint.entry_hash:
                 self._fault(checkpoint.position, None, "was shown to the witness in two forms")
+        self._witness_behind = max(0, signed - newest)
 
     def feed(self, entries: Iterable[ChainEntry], floor: Floor | None = None) -> None:
         """The next entries, in order of position, and the floor that was read after them: it may rise on the way."""
@@ -285,6 +291,7 @@ class Verifier:
             checkpoints=self._checked,
             foreign_checkpoints=self._foreign,
             witnessed=self._compared,
+            witness_behind=self._witness_behind,
             broken=self._broken,
             unsealed=unsealed,
         )

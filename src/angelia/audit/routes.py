@@ -24,7 +24,7 @@ from angelia.guard.declarations import (
 )
 from angelia.guard.model import Per, Rule
 
-# A node tells once a second; after an absence, as fast as it can.
+# A node tells once a second; those behind one address share this.
 WITNESS = Rule("witness", 300, 60_000, Per.ADDRESS)
 
 

@@ -38,7 +38,7 @@ _DAILY = Daily("audit_events", "occurred_at")
 
 
 class NodeSigner(Protocol):
-    """The node key, and the node's own memory of what it signed."""
+    """The node key, and the node's own memory of the last checkpoint that it signed."""
 
     @property
     def key_id(self) -> UUID: ...
@@ -46,12 +46,13 @@ class NodeSigner(Protocol):
     def public_key(self) -> bytes: ...
     def sign(self, data: bytes) -> bytes: ...
     def signed(self) -> Signed | None: ...
-    def remember(self, signed: Signed) -> None: ...
+    def checkpoint(self) -> Checkpoint | None: ...
+    def remember(self, checkpoint: Checkpoint) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """What one tick did. `refused` says why the node would not sign: the chain is not the one it signed before."""
+    """What one tick did. `refused` says why the node would not sign: this is not what follows from what it signed."""
 
     entries: int
     position: int
@@ -60,17 +61,18 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the sealer is: events that wait and the time of the oldest, the last sealed entry, and the time of the
-    first one that the node did not sign."""
+    """How far the sealer is: events that wait and the time of the oldest, the last sealed entry, the time of the first
+    one that the node did not sign, and whether the sealer is to go on from a transaction that is still to come."""
 
     waiting: int
     oldest: datetime | None
     sealed_to: int
     unsigned_since: datetime | None
+    ahead: bool
 
-    def is_unsigned(self, now: datetime) -> bool:
-        """Whether entries stay without a signature, which sealing alone never leaves behind: a node refuses."""
-        return self.unsigned_since is not None and now - self.unsigned_since > KEPT_AGE
+    def is_refused(self, now: datetime) -> bool:
+        """Whether a node refuses: entries stay without a signature, which sealing alone never leaves behind."""
+        return self.ahead or (self.unsigned_since is not None and now - self.unsigned_since > KEPT_AGE)
 
 
 def event(
@@ -134,7 +136,9 @@ class Audit:
         """One tick of the sealer: chain every event whose transaction can have no neighbour any more."""
         async with self._ledger.transaction() as tx:
             end = await store.sealer(tx)
-            horizon = await store.horizon(tx)
+            horizon, next_xid = await store.horizon(tx)
+            if end.next_xid > next_xid:
+                return Sealed(0, end.position, _ahead(end.next_xid))
             batch = await store.sealable(tx, end.next_xid, horizon, SEAL_BATCH)
             # A full batch may end inside a transaction; what is left of that one comes first in the next.
             next_xid = horizon if len(batch) < SEAL_BATCH else batch[-1].xid
@@ -147,17 +151,19 @@ class Audit:
                 await store.append_chain(tx, entries)
                 await store.advance(tx, store.Sealer(next_xid, position, head))
             # By the node's own memory: a row in the ledger, which SQL can write, must not keep it from signing.
-            signed, here = node.signed(), Signed(position, head.hex())
-            due = here != (signed or Signed(0, GENESIS.hex()))
+            signed, made = node.signed(), None
+            due = Signed(position, head.hex()) != (signed or Signed(0, GENESIS.hex()))
+            # The build before remembered no signature: what it signed last is signed once more.
+            due = due or (signed is not None and node.checkpoint() is None)
             refused = await _not_what_was_signed(tx, signed, end) if due else None
             if due and not refused:
-                signature = node.sign(checkpoint_bytes(position, head, now))
-                await store.add_checkpoint(tx, position, head, node.key_id, now, signature)
-                if signed is not None:
+                made = _sign(node, position, head, now)
+                await store.add_checkpoint(tx, made)
+                if signed is not None and signed.position < position:
                     await store.thin_checkpoints(tx, signed.position, node.key_id, KEPT_ENTRIES, KEPT_AGE)
-        if due and not refused:
+        if made is not None:
             # After the commit: what the node remembers must be in the ledger, or it would never sign again.
-            node.remember(here)
+            node.remember(made)
         return Sealed(len(entries), position, refused)
 
     async def progress(self, signed: Signed | None) -> Progress:
@@ -200,10 +206,32 @@ class Audit:
             return await store.strays(tx, since, until, limit), await store.tail(tx, limit)
 
 
+def _sign(node: NodeSigner, position: int, head: bytes, now: datetime) -> Checkpoint:
+    return Checkpoint(
+        position=position,
+        entry_hash=head.hex(),
+        node_key_id=node.key_id,
+        signed_at=now,
+        signature=node.sign(checkpoint_bytes(position, head, now)).hex(),
+    )
+
+
+def _ahead(next_xid: int) -> str:
+    """PostgreSQL counts transactions upwards: the sealer was never there, and would skip all events until it is."""
+    return f"the sealer is to go on from transaction {next_xid:,}, which has not begun yet"
+
+
 async def _not_what_was_signed(tx: Tx, signed: Signed | None, end: store.Sealer) -> str | None:
     """Why the chain up to its end does not go on from what the node signed last, if it does not."""
     if signed is None:
         return None
+    # Entries leave up to one that a node signed. Where it was another node, that one's word is the ledger's only.
+    floor = await store.floor(tx)
+    if floor.position > signed.position:
+        return (
+            f"the ledger begins behind entry {floor.position:,}, beyond entry {signed.position:,}, the last that this"
+            " node signed"
+        )
     present = await store.entry_hash(tx, signed.position)
     if present is None:
         return f"entry {signed.position:,}, which this node signed, is gone"
@@ -212,10 +240,7 @@ async def _not_what_was_signed(tx: Tx, signed: Signed | None, end: store.Sealer)
     if end.position < signed.position:
         return f"the chain's end was set back to entry {end.position:,}, before what this node signed"
     # Between that one and the round at hand may lie what another node sealed, or a round that was not remembered.
-    floor = await store.floor(tx)
     position, head = signed.position, present
-    if floor.position > position:
-        position, head = floor.position, bytes.fromhex(floor.entry_hash)
     while position < end.position:
         upto = min(position + _LINKS, end.position)
         if (broken := await store.first_broken(tx, position, head, upto)) is not None:

@@ -58,8 +58,11 @@ async def sealer(tx: Tx) -> Sealer:
     return Sealer(int(row["next_xid"]), row["position"], row["entry_hash"])
 
 
-async def horizon(tx: Tx) -> int:
-    return int(await tx.fetchval(SQL["horizon"]))
+async def horizon(tx: Tx) -> tuple[int, int]:
+    """The transaction below which all have ended, and the one that is to begin next."""
+    row = await tx.fetchrow(SQL["horizon"])
+    assert row is not None
+    return int(row["ended_below"]), int(row["next_xid"])
 
 
 async def sealable(tx: Tx, from_xid: int, below_xid: int, limit: int) -> list[Sealable]:
@@ -75,10 +78,9 @@ async def advance(tx: Tx, to: Sealer) -> None:
     await tx.execute(SQL["advance"], str(to.next_xid), to.position, to.entry_hash)
 
 
-async def add_checkpoint(
-    tx: Tx, position: int, head: bytes, node_key_id: UUID, signed_at: datetime, signature: bytes
-) -> None:
-    await tx.execute(SQL["add_checkpoint"], position, head, node_key_id, signed_at, signature)
+async def add_checkpoint(tx: Tx, made: Checkpoint) -> None:
+    head, signature = bytes.fromhex(made.entry_hash), bytes.fromhex(made.signature)
+    await tx.execute(SQL["add_checkpoint"], made.position, head, made.node_key_id, made.signed_at, signature)
 
 
 async def thin_checkpoints(tx: Tx, position: int, node_key_id: UUID, entries: int, age: timedelta) -> None:
@@ -136,7 +138,9 @@ async def tail(tx: Tx, limit: int) -> list[StoredEvent]:
 
 
 async def progress(tx: Tx, signed_to: int) -> dict[str, Any]:
-    row = await tx.fetchrow(SQL["progress"], signed_to)
+    # In two statements: the planner takes the index for a transaction that it knows, and reads all tables for another.
+    last_sealed = await tx.fetchval(SQL["last_sealed"])
+    row = await tx.fetchrow(SQL["progress"], signed_to, last_sealed or "0")
     assert row is not None
     return dict(row)
 

@@ -8,8 +8,8 @@ SELECT * FROM unnest($1::uuid[], $2::timestamptz[], $3::text[], $4::varchar[], $
 SELECT next_xid::text AS next_xid, position, entry_hash FROM audit_sealer FOR UPDATE
 
 -- name: horizon
--- Transactions below this one have ended: no event with a smaller xid can still appear.
-SELECT pg_snapshot_xmin(pg_current_snapshot())::text
+-- Transactions below the first have ended: no event with a smaller xid can still appear. The second is still to begin.
+SELECT pg_snapshot_xmin(pg_current_snapshot())::text AS ended_below, pg_snapshot_xmax(pg_current_snapshot())::text AS next_xid
 
 -- name: sealable
 -- A row whose id is chained already is left out: it was copied or moved by hand, and must not stop the sealer.
@@ -99,15 +99,23 @@ WHERE e.xid >= s.next_xid
   AND NOT EXISTS (SELECT 1 FROM audit_chain c WHERE c.event_id = e.event_id AND c.occurred_at = e.occurred_at)
 ORDER BY e.xid, e.event_id LIMIT $1
 
+-- name: last_sealed
+-- The transaction of the last sealed event; of one shortly before it, where SQL removed that one.
+SELECT e.xid::text FROM (SELECT event_id, occurred_at FROM audit_chain ORDER BY position DESC LIMIT 10) AS c
+JOIN audit_events e ON e.event_id = c.event_id AND e.occurred_at = c.occurred_at
+ORDER BY e.xid DESC LIMIT 1
+
 -- name: progress
--- How much waits for the sealer, and since when: one long open transaction holds it back. And the time of the first
+-- How much waits for the sealer, and since when: one long open transaction holds it back. Counted from the last sealed
+-- event: by SQL the sealer can be led past some, or ahead of the transactions that have begun. And the time of the first
 -- entry behind the last one that the node signed, by its own memory: rows of checkpoints can be written by SQL.
 SELECT w.waiting, w.oldest, s.position AS sealed_to,
-  (SELECT c.occurred_at FROM audit_chain c WHERE c.position > $1 ORDER BY c.position LIMIT 1) AS unsigned_since
+  (SELECT c.occurred_at FROM audit_chain c WHERE c.position > $1 ORDER BY c.position LIMIT 1) AS unsigned_since,
+  s.next_xid > pg_snapshot_xmax(pg_current_snapshot()) AS ahead
 FROM audit_sealer s
-CROSS JOIN LATERAL (
+CROSS JOIN (
   SELECT count(*) AS waiting, min(e.occurred_at) AS oldest FROM audit_events e
-  WHERE e.xid >= s.next_xid
+  WHERE e.xid >= $2::text::xid8
     AND NOT EXISTS (SELECT 1 FROM audit_chain c WHERE c.event_id = e.event_id AND c.occurred_at = e.occurred_at)
 ) AS w
 

@@ -17,14 +17,14 @@ import msgspec
 import structlog
 
 from angelia.audit.model import Checkpoint, Checkpoints, Newest, Testimony
-from angelia.audit.service import Audit, NodeSigner
+from angelia.audit.service import NodeSigner
 from angelia.envelope.ids import KeyType, key_id
 from angelia.errors import Conflict, Unavailable
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
-_BATCH = 100
+_MOST_PAGES = 100_000  # of a thousand: one checkpoint a minute, for longer than a witness lives
 _PAUSE = timedelta(seconds=30)
 _PATH = "/v1/audit/witnessed"
 _SECONDS = 10.0
@@ -37,9 +37,9 @@ class Witness(Protocol):
         """The position of the newest checkpoint that it has of a node, or 0."""
         ...
 
-    def take(self, public_key: bytes, checkpoints: Sequence[Checkpoint]) -> None: ...
+    def take(self, public_key: bytes, checkpoint: Checkpoint) -> None: ...
 
-    def checkpoints(self, node_key_id: UUID) -> Iterator[Checkpoint]: ...
+    def checkpoints(self, node_key_id: UUID, after: int = 0) -> Iterator[Checkpoint]: ...
 
 
 def witness_at(place: str, *, begins: bool = False) -> Witness:
@@ -63,16 +63,16 @@ class FileWitness:
         kept = (one for one in self._from_the_end() if one.node_key_id == node and one.is_signed_by(public_key))
         return next((one.position for one in kept), 0)
 
-    def take(self, public_key: bytes, checkpoints: Sequence[Checkpoint]) -> None:
-        lines = b"".join(msgspec.json.encode(one) + b"\n" for one in checkpoints)
+    def take(self, public_key: bytes, checkpoint: Checkpoint) -> None:
+        line = msgspec.json.encode(checkpoint) + b"\n"
         flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if self._begins else 0)
         try:
             with os.fdopen(os.open(self._path, flags, 0o600), "ab") as log:
                 self._begins = False
                 size = os.fstat(log.fileno()).st_size
                 if size and os.pread(log.fileno(), 1, size - 1) != b"\n":
-                    lines = b"\n" + lines  # a power cut tore the last line
-                log.write(lines)
+                    line = b"\n" + line  # a power cut tore the last one
+                log.write(line)
                 log.flush()
                 os.fsync(log.fileno())
         except FileNotFoundError as error:
@@ -83,12 +83,12 @@ class FileWitness:
         except OSError as error:
             raise Unavailable(f"{self._path} cannot be written: {error.strerror}") from error
 
-    def checkpoints(self, node_key_id: UUID) -> Iterator[Checkpoint]:
+    def checkpoints(self, node_key_id: UUID, after: int = 0) -> Iterator[Checkpoint]:
         try:
             with self._path.open("rb") as lines:
                 for line in lines:
                     one = _parsed(line)
-                    if one is not None and one.node_key_id == node_key_id:
+                    if one is not None and one.node_key_id == node_key_id and one.position > after:
                         yield one
         except FileNotFoundError:
             return
@@ -132,18 +132,23 @@ class NodeWitness:
     def newest(self, public_key: bytes) -> int:
         return self._tell(public_key, ())
 
-    def take(self, public_key: bytes, checkpoints: Sequence[Checkpoint]) -> None:
-        self._tell(public_key, checkpoints)
+    def take(self, public_key: bytes, checkpoint: Checkpoint) -> None:
+        self._tell(public_key, [checkpoint])
 
-    def checkpoints(self, node_key_id: UUID) -> Iterator[Checkpoint]:
-        after = 0
-        while True:
+    def checkpoints(self, node_key_id: UUID, after: int = 0) -> Iterator[Checkpoint]:
+        for _ in range(_MOST_PAGES):
             query = {"node": str(node_key_id), "after": str(after)}
             page = self._answer(Checkpoints, "GET", params=query).checkpoints
-            yield from page
             if not page:
                 return
-            after = page[-1].position
+            for one in page:
+                if one.position <= after:
+                    raise Unavailable(
+                        f"{self._url} was asked for the checkpoints after {after:,}, and gave earlier ones"
+                    )
+                yield one
+                after = one.position
+        raise Unavailable(f"the checkpoints of {self._url} did not end after {_MOST_PAGES:,} pages")
 
     def _tell(self, public_key: bytes, checkpoints: Sequence[Checkpoint]) -> int:
         told = Testimony(public_key=base64.b64encode(public_key).decode(), checkpoints=list(checkpoints))
@@ -165,13 +170,13 @@ class NodeWitness:
 
 
 class Handing:
-    """Hands a node's checkpoints over, one batch after the other. A witness that is away delays nothing but itself.
+    """Hands a node's newest checkpoint over, which vouches for all before it. A witness that is away delays nothing but
+    itself.
 
-    After an absence it gets what the ledger kept of that time: each checkpoint vouches for all before it.
+    By the node's own memory and not from the ledger, where SQL could keep it from the witness.
     """
 
-    def __init__(self, audit: Audit, node: NodeSigner, witness: Witness) -> None:
-        self._audit = audit
+    def __init__(self, node: NodeSigner, witness: Witness) -> None:
         self._node = node
         self._witness = witness
         self._handed: int | None = None
@@ -179,34 +184,35 @@ class Handing:
         self._not_before: datetime | None = None
 
     async def hand_over(self, now: datetime) -> bool:
-        """One tick: the next batch; whether more waits."""
-        if self._not_before is not None and now < self._not_before:
+        """One tick; nothing more ever waits, since the next checkpoint replaces this one."""
+        newest = self._node.checkpoint()
+        if newest is None or (self._not_before is not None and now < self._not_before):
             return False
         try:
-            more = await self._next_batch()
+            await self._hand_over(newest)
         except (Unavailable, Conflict) as error:
             if error.message != self._trouble:
                 tell = log.error if isinstance(error, Conflict) else log.warning
-                tell("the witness of the audit does not take our checkpoints", why=error.message)
+                tell(
+                    "the witness of the audit does not take our checkpoints",
+                    why=error.message,
+                    signed_to=newest.position,
+                    witness_has=self._handed,
+                )
             self._handed, self._trouble, self._not_before = None, error.message, now + _PAUSE
             return False
         if self._trouble is not None:
-            log.info("the witness of the audit takes our checkpoints again")
+            log.info("the witness of the audit takes our checkpoints again", signed_to=newest.position)
         self._trouble = self._not_before = None
-        return more
+        return False
 
-    async def _next_batch(self) -> bool:
+    async def _hand_over(self, newest: Checkpoint) -> None:
         if self._handed is None:
             self._handed = await asyncio.to_thread(self._witness.newest, self._node.public_key)
-        # Rows can be written by SQL. Behind what the node has signed there are none of its own yet, so the cursor stays
-        # there; and only what carries its signature is handed over.
-        signed = self._node.signed()
-        last = signed.position if signed else 0
-        waiting = [one for one in await self._audit.checkpoints(self._handed, _BATCH) if one.position <= last]
-        own = [one for one in waiting if one.node_key_id == self._node.key_id]
-        own = [one for one in own if one.is_signed_by(self._node.public_key)]
-        if own:
-            await asyncio.to_thread(self._witness.take, self._node.public_key, own)
-        if waiting:
-            self._handed = waiting[-1].position
-        return len(waiting) == _BATCH
+        if self._handed > newest.position:
+            raise Conflict(
+                f"it has checkpoint {self._handed:,} of this node, which remembers {newest.position:,} as its last"
+            )
+        if self._handed < newest.position:
+            await asyncio.to_thread(self._witness.take, self._node.public_key, newest)
+            self._handed = newest.position

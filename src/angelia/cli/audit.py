@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -24,8 +25,10 @@ from angelia.errors import AuditBroken, NotFound
 if TYPE_CHECKING:
     from angelia.audit.model import ChainEntry, Checkpoint, Fault, StoredEvent, Verdict
     from angelia.client import Client
+    from angelia.client.answers import Node
 
 PAGE = 1_000
+_ON_ITS_WAY_SECONDS = 2.5  # a checkpoint is handed to the witness by the next tick, a second later
 _ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 command = Noun("audit", "what happened: show it, verify that nobody changed it")
@@ -106,7 +109,7 @@ def _verified(session: Session, client: Client, witness: str | None, lake: str |
     node = client.node()
     verifier = Verifier(node.key_id, node.public_key, node.signed)
     if witness is not None:
-        verifier.compare(_witnessed(witness, node.key_id))
+        verifier.compare(_witnessed(witness, node))
     # Checkpoints first: the chain that is read after them cannot be shorter than what they sign.
     after = 0
     verifier.expect([], client.audit_unsealed(limit=PAGE).tail)
@@ -146,10 +149,16 @@ def _with_archive(verdict: Verdict, archived: Archived) -> Verdict:
     return msgspec.structs.replace(verdict, broken=broken, unproven=archived.unproven)
 
 
-def _witnessed(place: str, node_key_id: UUID) -> list[Checkpoint]:
+def _witnessed(place: str, node: Node) -> list[Checkpoint]:
     from angelia.audit.witness import witness_at
 
-    if found := list(witness_at(place).checkpoints(node_key_id)):
+    witness = witness_at(place)
+    found = list(witness.checkpoints(node.key_id))
+    newest = found[-1].position if found else 0
+    if node.signed is not None and newest < node.signed.position:
+        time.sleep(_ON_ITS_WAY_SECONDS)
+        found += witness.checkpoints(node.key_id, after=newest)
+    if found:
         return found
     raise NotFound("the witness has no checkpoint of this node", hint="is audit_witness set, and does the server run?")
 
@@ -165,6 +174,9 @@ def _print_sound(session: Session, verdict: Verdict) -> None:
     if verdict.unsealed:
         parts.append(f"{len(verdict.unsealed):,} not sealed yet")
     session.out.line(", ".join(parts))
+    if verdict.witness_behind:
+        behind = "1 entry" if verdict.witness_behind == 1 else f"{verdict.witness_behind:,} entries"
+        session.out.note(f"the witness is {behind} behind what the node signed: the server's log says why")
     if verdict.unproven:
         session.out.note(f"{verdict.archived:,} entries before them are said to be in the archive, {verdict.unproven}")
     elif verdict.archived:

@@ -12,6 +12,7 @@ from angelia.jobs.ticks import Tick
 from angelia.keys.node import NodeIdentity
 
 log = structlog.get_logger(__name__)
+_REFUSED = "angelia audit verify; what to do then: docs/audit.md, If the node refuses"
 
 
 def tick(audit: Audit, node: NodeSigner) -> Tick:
@@ -20,7 +21,7 @@ def tick(audit: Audit, node: NodeSigner) -> Tick:
     async def seal(now: datetime) -> bool:
         sealed = await audit.seal(node, now)
         if sealed.refused:
-            log.error("the node does not sign this audit chain", why=sealed.refused)
+            log.error("the node does not sign this audit chain", why=sealed.refused, hint=_REFUSED)
         return sealed.entries == SEAL_BATCH
 
     return Tick("audit sealer", 1.0, seal)
@@ -34,7 +35,7 @@ def measuring(audit: Audit, node: NodeIdentity) -> Tick:
         metrics.AUDIT_WAITING.set(progress.waiting)
         metrics.AUDIT_AGE.set((now - progress.oldest).total_seconds() if progress.oldest else 0)
         metrics.AUDIT_SEALED.set(progress.sealed_to)
-        metrics.AUDIT_REFUSED.set(1 if progress.is_unsigned(now) else 0)
+        metrics.AUDIT_REFUSED.set(1 if progress.is_refused(now) else 0)
         return False
 
     return Tick("audit progress", 1.0, measure)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from uuid import UUID
 
 import msgspec
+import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from angelia.audit.model import Signed
+from angelia.audit.model import Checkpoint, Signed
 from angelia.envelope.ids import KeyType, key_id
-from angelia.errors import StartFailed
+from angelia.errors import DiskFull, StartFailed, Unavailable
 from angelia.stores.embedded.private import read_private, write_private
 
 _KEY = "node.key"
 _MEMORY = "node.signed"
+_MEMORY_BYTES = 1000
+log = structlog.get_logger(__name__)
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -49,7 +53,7 @@ class NodeIdentity:
     def signed(self) -> Signed | None:
         """The last entry of the audit chain that this node signed; read anew, since the main process signs."""
         try:
-            return msgspec.json.decode(read_private(self._memory, 200), type=Signed)
+            return msgspec.json.decode(read_private(self._memory, _MEMORY_BYTES), type=Signed)
         except FileNotFoundError:
             return None
         except msgspec.DecodeError as error:
@@ -60,17 +64,42 @@ class NodeIdentity:
 
 
 class NodeKey(NodeIdentity):
-    """Signs audit checkpoints, and remembers the last one in a file of its own beside the key."""
+    """Signs audit checkpoints, and remembers the last one, whole, in a file of its own beside the key."""
 
     def __init__(self, key: Ed25519PrivateKey, memory: Path) -> None:
         super().__init__(key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw), memory)
         self._key = key
+        self._full = False
 
     def sign(self, data: bytes) -> bytes:
         return self._key.sign(data)
 
-    def remember(self, signed: Signed) -> None:
-        write_private(self._memory, msgspec.json.encode(signed))
+    def checkpoint(self) -> Checkpoint | None:
+        """The last checkpoint that this key signed; None also where the build before kept it without its signature."""
+        try:
+            found = msgspec.json.decode(read_private(self._memory, _MEMORY_BYTES), type=Checkpoint)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+        return found if found.node_key_id == self.key_id else None
+
+    def remember(self, checkpoint: Checkpoint) -> None:
+        try:
+            write_private(self._memory, msgspec.json.encode(checkpoint))
+        except OSError as error:
+            told = f"{self._memory} cannot be written: {error.strerror}"
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise Unavailable(told, hint="until it can, the node does not know what it signed") from error
+            self._tell(full=True)
+            raise DiskFull(told, hint="make room in the data directory; it is tried again every second") from error
+        self._tell(full=False)
+
+    def _tell(self, *, full: bool) -> None:
+        """Once, however often it is tried."""
+        if full and not self._full:
+            log.error("the disk is full: the node cannot remember what it signed", directory=str(self._memory.parent))
+        elif self._full and not full:
+            log.warning("the node remembers again what it signed")
+        self._full = full
 
 
 def public_key_in(data_dir: Path) -> bytes | None:

@@ -27,6 +27,10 @@ _TRIM_ROWS = 1_000_000  # of one transaction
 _DEFAULT = "audit_events_default"
 
 
+class _Replaced(Exception):
+    """While the archive proved it, the checkpoint to trim to was the newest one, and the node signed a newer."""
+
+
 def archive_audit(work: Work) -> Report:
     """Append everything that is sealed to the archive; then let go what is archived, verified and old."""
     report = Report(job=JOB)
@@ -103,7 +107,10 @@ def trim(work: Work, database: Database, run: Run) -> int:
         events.record(work, database, ARCHIVE_RUN, detail)
         work.step("purging", run)
 
-    database.patiently(act)
+    try:
+        database.patiently(act)
+    except _Replaced:
+        return trim(work, database, run)  # to one before it, which stays
     work.step("trimmed", run)
     return target.position - floor.position
 
@@ -140,8 +147,11 @@ def _remove(work: Work, database: Database, target: Floor) -> None:
             whole[name] = counts["events"]
         else:
             database.execute(sql["trim_events"].format(partition=name))
-    database.execute(sql["raise_floor"], target.position, bytes.fromhex(target.entry_hash))
     database.execute(sql["patience"])
+    database.rows(sql["hold_sealer"])
+    if database.row(sql["checkpoint"], target.position) is None:
+        raise _Replaced
+    database.execute(sql["raise_floor"], target.position, bytes.fromhex(target.entry_hash))
     database.execute(sql["trim_lock"])
     for name, counted in whole.items():
         if database.rows(sql["trim_count"].format(partition=name))[0]["events"] != counted:
