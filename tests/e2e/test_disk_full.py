@@ -137,6 +137,34 @@ def test_a_full_disk_is_called_so_reads_go_on_and_room_is_enough(
     assert server.pid_of("server") == pid
 
 
+def test_tokens_go_on_reading_on_a_full_disk(
+    disk: SmallDisk, server: ServerProcess, alice: Talker, bob: Talker
+) -> None:
+    url, admin = server.start_url, bearer((server.data_dir / "admin.token").read_text().strip())
+    operator, reader = token(url, admin, role="admin"), token(url, admin, role="read-write", agent=bob.name)
+    alice.client.send(alice.mailbox, bob.name, b"before")
+    with disk.filled(leaving=1 << 20):
+        until(lambda: httpx.get(f"{url}/health").status_code == 503, 5)
+        for path in ("/v1/audit/chain", "/v1/settings", "/v1/tokens"):
+            assert httpx.get(url + path, headers=operator).status_code == 200
+        polled = httpx.get(f"{url}/v1/messages", headers=reader)
+        assert (polled.status_code, len(polled.json()["messages"])) == (200, 1)
+        refused = httpx.post(f"{url}/v1/tokens", headers=operator, json={"role": "read-only"})
+        assert (refused.status_code, refused.json()["code"]) == (507, "disk_full")
+    until(lambda: httpx.get(f"{url}/health").status_code == 200, 5)
+
+
+def bearer(text: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {text}"}
+
+
+def token(url: str, admin: dict[str, str], **wanted: str) -> dict[str, str]:
+    """A token that was never used, so that no process knows it."""
+    made = httpx.post(f"{url}/v1/tokens", headers=admin, json=wanted)
+    assert made.status_code == 201, made.text
+    return bearer(made.json()["token"])
+
+
 def test_a_hot_tier_that_cannot_write_its_journal_stops_nothing(
     disk: SmallDisk, server: ServerProcess, alice: Talker, bob: Talker
 ) -> None:
