@@ -6,14 +6,18 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
 from angelia.envelope.ids import hot_tag
 from angelia.envelope.wire import Envelope, Priority
+from angelia.errors import DiskFull
 from angelia.keys.model import unix_ms
+from angelia.mail import store
 from angelia.mail.delivery import Handed, Wanted
 from angelia.mail.model import Place
+from angelia.stores.ledger import Tx
 from mailroom import Correspondent
 from postoffice import PostOffice, open_office
 
@@ -118,6 +122,31 @@ async def test_what_was_lost_and_has_ended_is_not_waited_for(
     await office.withdraw(alice, withdrawn, now)
     last = await office.sent(alice, bob, now + MINUTE)
     assert wires(await office.poll(bob, now + MINUTE)) == [last.wire]
+
+
+@pytest.mark.parametrize("last_step", ["lock", "remove"])
+async def test_a_withdrawal_that_the_ledger_refuses_lets_nothing_newer_pass(
+    office: PostOffice,
+    alice: Correspondent,
+    bob: Correspondent,
+    now: datetime,
+    monkeypatch: pytest.MonkeyPatch,
+    last_step: str,
+) -> None:
+    sent = [await office.sent(alice, bob, now) for _ in range(2)]
+    step = getattr(store, last_step)
+
+    async def full(tx: Tx, *args: Any) -> Any:
+        await step(tx, *args)
+        await tx.execute("DO $$ BEGIN RAISE disk_full; END $$")
+
+    with monkeypatch.context() as filled:
+        filled.setattr(store, last_step, full)
+        with pytest.raises(DiskFull):
+            await office.withdraw(alice, sent[0], now)
+    got = await office.poll(bob, now)
+    assert wires(got) == sent_wires(sent)
+    assert [one.attempt for one in got] == [1, 1]
 
 
 async def test_a_claim_that_is_given_up_gives_back_what_it_found_in_the_ledger_too(

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from uuid import UUID
 
 import structlog
@@ -20,7 +20,7 @@ from angelia.audit.failures import Failures
 from angelia.errors import Unavailable
 from angelia.mail import store
 from angelia.mail.handing import withheld
-from angelia.mail.hot_store import Claimed, Claims, HotMail, arrivals, departures, events
+from angelia.mail.hot_store import AT_ONCE, Claimed, Claims, HotMail, arrivals, departures, events
 from angelia.mail.model import (
     HOLD,
     MOST_AT_ONCE,
@@ -40,7 +40,6 @@ log = structlog.get_logger(__name__)
 
 _ROUNDS = 50
 _PAGE_BYTES = 8 << 20
-_LONG_AGO = datetime.fromtimestamp(0, UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,10 +290,10 @@ class Delivery:
     async def _release(self, agent: Agent, held: Sequence[tuple[bytes, str]]) -> None:
         """Let go of messages that nobody got; if the hot tier is away, their leases end by themselves.
 
-        Back at once, whatever the time is for the next one who asks: nothing newer may be handed out before them."""
+        Nothing newer may be handed out before them."""
         with contextlib.suppress(Unavailable):
             for mref, secret in held:
-                await self._hot.put_back(agent.handle, mref, secret, _LONG_AGO, uncounted=True)
+                await self._hot.put_back(agent.handle, mref, secret, AT_ONCE, uncounted=True)
 
     async def _settled_some(
         self, agent: Agent, unsettled: dict[bytes, str], now: datetime, wait: float
