@@ -48,7 +48,7 @@ def server(disk: SmallDisk, directory: Path) -> Iterator[ServerProcess]:
     ("megabytes", "told"),
     [(40, "PostgreSQL has no room in {}"), (52, "the disk of {} is full")],
 )
-def test_a_first_start_without_room_names_the_directory_and_what_is_left(
+def test_a_first_start_or_token_without_room_names_the_directory_and_what_is_left(
     directory: Path, megabytes: int, told: str
 ) -> None:
     with small_disk(directory, megabytes) as disk:
@@ -56,9 +56,11 @@ def test_a_first_start_without_room_names_the_directory_and_what_is_left(
         server.log = directory / f"no-room-{megabytes}.log"
         with pytest.raises(AssertionError, match=r"start_failed"):
             server.start()
-        said = server.log.read_text()
-    assert told.format(disk.path / "data/postgres") in said
-    assert re.search(r"\d\.\d MiB left", said)
+        offline = _angelia(server, "token", "create", "--role", "admin", "--offline")
+    assert (offline.returncode, offline.stdout) == (1, "")
+    for said in (server.log.read_text(), offline.stderr):
+        assert told.format(disk.path / "data/postgres") in said
+        assert re.search(r"\d\.\d MiB left", said)
 
 
 @pytest.fixture
@@ -194,10 +196,14 @@ def test_a_ledger_that_dies_on_a_full_disk_is_away_for_that_reason_and_comes_bac
 
 
 def _doctor(server: ServerProcess) -> dict[str, dict[str, str]]:
+    said = _angelia(server, "doctor", "--json").stdout
+    return {one["name"]: one for one in map(json.loads, said.splitlines())}
+
+
+def _angelia(server: ServerProcess, *words: str) -> subprocess.CompletedProcess[str]:
     angelia = Path(sys.executable).parent / "angelia"
     environ = os.environ | {"ANGELIA_DATA_DIR": str(server.data_dir)}
-    said = subprocess.run((angelia, "doctor", "--json"), env=environ, capture_output=True, text=True, check=False)
-    return {one["name"]: one for one in map(json.loads, said.stdout.splitlines())}
+    return subprocess.run((angelia, *words), env=environ, capture_output=True, text=True, check=False)
 
 
 def _logged(server: ServerProcess, words: str) -> list[dict[str, str]]:
