@@ -201,7 +201,7 @@ async def start(database_url: str, redis_url: str, tmp_path: Path) -> AsyncItera
             effective = Loaded(chosen, {**loaded.origins, "redis_url": OUR_OWN})
             node = load_or_make(tmp_path / "node.key")
             prepared = await prepare(effective, tmp_path, node, rotate_master_key=rotate_master_key)
-            await stack.enter_async_context(sealing(chosen, node))
+            await stack.enter_async_context(sealing(effective, tmp_path, node))
             public = NodeIdentity.of(node.public_key, tmp_path)
             application = Application(effective, open_mode=prepared.open_mode, worker=0, data_dir=tmp_path, node=public)
             await stack.enter_async_context(application.running())

@@ -28,11 +28,12 @@ from angelia.http.edge import Edge
 from angelia.keys import provider
 from angelia.keys import routes as key_routes
 from angelia.keys.fields import Fields
-from angelia.keys.model import unix_ms
+from angelia.keys.model import Reason, unix_ms
 from angelia.keys.node import load_or_make
 from angelia.keys.schedules import Schedules
 from angelia.keys.service import Keys
 from angelia.keys.store import HotBundles
+from angelia.keys.succession import Emergency
 from angelia.mail import receipt_routes
 from angelia.mail import routes as mail_routes
 from angelia.mail.dead_letters import DeadLetters
@@ -109,6 +110,13 @@ class PostOffice:
 
     async def withdraw(self, who: Correspondent, envelope: Envelope, now: datetime) -> None:
         await self.under_way.withdraw(await self.agent(who), bytes.fromhex(envelope.replay_key), now)
+
+    async def revoke(self, who: Correspondent, at: datetime, since: datetime, *, signer: bool = False) -> None:
+        """An emergency: the keys of an agent, or its signing pair, were stolen at some time and are replaced."""
+        link = who.rotation(at=unix_ms(at), signer=signer, grace=False)
+        await who.accepted(  # type: ignore[arg-type]
+            self, link, reason=Reason.EMERGENCY, emergency=Emergency("stolen", since, None)
+        )
 
     async def requeue(self, who: Correspondent, envelope: Envelope, now: datetime) -> Queued:
         return await self.dead_letters.requeue(bytes.fromhex(envelope.replay_key), who.handle, who.handle, now)

@@ -17,8 +17,7 @@ ROOT = Path(__file__).parents[1]
 # A Python that makes a .venv of itself; as that it is pip, and notes what it is to install.
 PYTHON = """#!/bin/sh
 case "$*" in
-    "-m venv --clear .venv")
-        rm -rf .venv
+    "-m venv .venv")
         mkdir -p .venv/bin
         cp "$0" .venv/bin/python
         for tool in angelia ruff mypy; do printf '#!/bin/sh\\necho "%s $*"\\n' $tool > .venv/bin/$tool; done
@@ -118,6 +117,46 @@ def test_a_venv_that_was_left_half_made_is_made_anew(clone: Path, dev: Dev) -> N
     ended = dev("run")
     assert (ended.returncode, ended.stdout) == (0, "angelia serve\n")
     assert "making it with" in ended.stderr
+    assert not (clone / ".venv/half-made").exists()
+
+
+def without_pip(venv: Path) -> dict[str, str]:
+    """An environment as uv makes it, or another tool; and what is in it."""
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin/python").write_text("#!/bin/sh\nexit 1\n")
+    (venv / "bin/python").chmod(0o755)
+    (venv / "notes.txt").write_text("mine")
+    return contents(venv)
+
+
+def contents(venv: Path) -> dict[str, str]:
+    return {str(file.relative_to(venv)): file.read_text() for file in venv.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("by_a_link", [False, True])
+def test_an_environment_that_somebody_else_made_is_left_alone(clone: Path, dev: Dev, by_a_link: bool) -> None:
+    venv = clone / ".venv"
+    if by_a_link:
+        venv = clone / "elsewhere"
+        (clone / ".venv").symlink_to(venv)
+    before = without_pip(venv)
+    ended = dev("run")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    error, hint = ended.stderr.splitlines()[-2:]
+    assert error == "error: .venv has no pip, and ./dev did not make it"
+    assert hint.startswith("hint: ")
+    assert contents(venv) == before
+
+
+def test_an_environment_that_dev_began_is_made_anew_also_when_its_making_was_cut_short(clone: Path, dev: Dev) -> None:
+    python = clone / "python"
+    whole = python.read_text()
+    python.write_text(whole.replace("cp ", "kill -9 $PPID $$; cp "))
+    dev("run")
+    assert (clone / ".venv/bin").is_dir()
+    (clone / ".venv/half-made").touch()
+    python.write_text(whole)
+    assert dev("run").stdout == "angelia serve\n"
     assert not (clone / ".venv/half-made").exists()
 
 

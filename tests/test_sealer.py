@@ -10,13 +10,15 @@ import asyncpg
 import pytest
 import structlog
 
+from angelia import metrics
 from angelia import sealer as sealer_module
 from angelia.audit import service
 from angelia.keys.node import load_or_make
 from angelia.sealer import Sealer
-from angelia.settings import Settings
+from angelia.settings import OUR_OWN, Loaded, Settings
 from angelia.stores.embedded.private import write_private
 from angelia.stores.ledger import Ledger
+from smalldisk import small_disk
 from storekeeping import until
 
 _ENDED = "the audit's sealer ended, and is started again"
@@ -35,7 +37,7 @@ async def test_a_sealer_that_ended_is_started_again_and_seals_what_waited(
     async with ledger.transaction() as tx:
         await service.record(tx, [service.event("tested", datetime.now(UTC))])
     write_private(tmp_path / "node.signed", b"damaged")
-    sealer = Sealer(settings, node)
+    sealer = Sealer(Loaded(settings, {"database_url": "given"}), tmp_path, node)
     with structlog.testing.capture_logs() as lines:
         sealer.start()
         try:
@@ -47,3 +49,27 @@ async def test_a_sealer_that_ended_is_started_again_and_seals_what_waited(
             await asyncio.to_thread(sealer.stop)
     assert not sealer._thread.is_alive()
     assert await connection.fetchval("SELECT position FROM audit_checkpoints") == 1
+
+
+async def test_a_full_disk_of_our_own_ledger_holds_the_sealer_back_until_there_is_room(
+    ledger: Ledger, connection: asyncpg.Connection, database_url: str, directory: Path, tmp_path: Path
+) -> None:
+    node = load_or_make(tmp_path / "node.key")
+    async with ledger.transaction() as tx:
+        await service.record(tx, [service.event("tested", datetime.now(UTC))])
+    with small_disk(directory, 64) as disk:
+        (disk.path / "postgres").mkdir()
+        loaded = Loaded(Settings(data_dir=disk.path, database_url=database_url), {"database_url": OUR_OWN})
+        sealer, began = Sealer(loaded, disk.path, node), refused_ticks()
+        try:
+            with disk.filled(leaving=1 << 20):
+                sealer.start()
+                await asyncio.to_thread(until, lambda: refused_ticks() > began or node.signed() is not None)
+                assert await connection.fetchval("SELECT count(*) FROM audit_chain") == 0
+            await asyncio.to_thread(until, lambda: node.signed() is not None)
+        finally:
+            await asyncio.to_thread(sealer.stop)
+
+
+def refused_ticks() -> float:
+    return metrics.TICK_FAILURES.labels("audit sealer")._value.get()

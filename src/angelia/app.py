@@ -120,6 +120,7 @@ async def prepare(loaded: Loaded, data_dir: Path, node: NodeIdentity, *, rotate_
         support.require()
     except support.UnsupportedCryptography as error:
         raise StartFailed(error.message, hint=error.hint) from error
+    _refuse_full(_disk(loaded, data_dir))
     try:
         await _prepare_schema(settings.database_url)
         await _prepare_master_key(settings, data_dir, now, rotate=rotate_master_key)
@@ -145,6 +146,11 @@ async def prepare(loaded: Loaded, data_dir: Path, node: NodeIdentity, *, rotate_
 def _disk(loaded: Loaded, data_dir: Path) -> Disk:
     """That of our own PostgreSQL, which may be mounted there by itself."""
     return Disk(DataDir(data_dir).postgres if loaded.origins["database_url"] == OUR_OWN else None)
+
+
+def _refuse_full(disk: Disk) -> None:
+    if disk.full:
+        raise StartFailed(disk.told(), hint="make room there, and try again")
 
 
 def _refuse_nameless(settings: Settings) -> None:
@@ -191,13 +197,15 @@ async def set_schema(settings: Settings, version: int) -> list[str]:
 
 
 async def create_token(
-    settings: Settings, *, role: str, agent: str | None, label: str, life: timedelta | None
+    loaded: Loaded, *, role: str, agent: str | None, label: str, life: timedelta | None
 ) -> MadeToken:
     """Make a token in the ledger of a server that does not run, which may be one that never ran."""
+    settings, now = loaded.settings, clock()
     assert settings.database_url
-    now = clock()
+    disk = _disk(loaded, settings.data_dir)
+    _refuse_full(disk)
     await _prepare_schema(settings.database_url)
-    ledger = await Ledger.open(settings.database_url, connections=2)
+    ledger = await Ledger.open(settings.database_url, connections=2, disk=disk)
     try:
         await Audit(ledger).make_partitions(now)
         operator = Caller(parse_address("127.0.0.1"), Role.ADMIN, name="offline")
@@ -210,10 +218,11 @@ async def create_token(
 
 
 @asynccontextmanager
-async def sealing(settings: Settings, node: NodeKey) -> AsyncIterator[None]:
+async def sealing(loaded: Loaded, data_dir: Path, node: NodeKey) -> AsyncIterator[None]:
     """The audit's sealer at work, in the one process that holds the node key."""
+    settings = loaded.settings
     assert settings.database_url
-    ledger = await Ledger.open(settings.database_url, connections=3)
+    ledger = await Ledger.open(settings.database_url, connections=3, disk=_disk(loaded, data_dir))
     audit = Audit(ledger)
     work = [audit_sealer.tick(audit, node)]
     if settings.audit_witness is not None:

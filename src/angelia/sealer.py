@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 
 import structlog
 
 from angelia import app
 from angelia.keys.node import NodeKey
-from angelia.settings import Settings
+from angelia.settings import Loaded
 
 log = structlog.get_logger(__name__)
 _FAREWELL_SECONDS = 10.0
@@ -19,8 +20,9 @@ _AGAIN_SECONDS = 5.0
 class Sealer:
     """A thread with an event loop of its own: the main loop starts processes and must never wait for the ledger."""
 
-    def __init__(self, settings: Settings, node: NodeKey) -> None:
-        self._settings = settings
+    def __init__(self, loaded: Loaded, data_dir: Path, node: NodeKey) -> None:
+        self._loaded = loaded
+        self._data_dir = data_dir
         self._node = node
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sealer", daemon=True)
@@ -42,5 +44,5 @@ class Sealer:
                 self._stopped.wait(_AGAIN_SECONDS)
 
     async def _seal(self) -> None:
-        async with app.sealing(self._settings, self._node):
+        async with app.sealing(self._loaded, self._data_dir, self._node):
             await asyncio.to_thread(self._stopped.wait)

@@ -73,8 +73,8 @@ def create_token(loaded: Loaded, *, role: str, agent: str | None, label: str, li
     """Make a token while no server runs, so that the first start can be one that others reach."""
     logs.configure(with_values(loaded.settings, log_level="warning"))
     with ledger_alone(loaded.settings) as database_url:
-        settings = with_values(loaded.settings, database_url=database_url)
-        return asyncio.run(app.create_token(settings, role=role, agent=agent, label=label, life=life))
+        effective = _with_urls(loaded, loaded.settings, database_url, loaded.settings.redis_url)
+        return asyncio.run(app.create_token(effective, role=role, agent=agent, label=label, life=life))
 
 
 def _start(
@@ -106,7 +106,7 @@ def _start(
         metrics=data_dir.metrics,
         listener=listener,
     )
-    sealer = Sealer(effective.settings, node)
+    sealer = Sealer(effective, data_dir.path, node)
     sealer.start()
     cleanup.callback(sealer.stop)  # it seals until the workers are gone
     workers = Workers(shared, signals.selector)
@@ -188,7 +188,7 @@ def _wake_up(_number: int, _frame: FrameType | None) -> None:
     """SIGCHLD only has to reach the wake-up descriptor, which needs a handler."""
 
 
-def _with_urls(loaded: Loaded, settings: Settings, database_url: str, redis_url: str) -> Loaded:
+def _with_urls(loaded: Loaded, settings: Settings, database_url: str, redis_url: str | None) -> Loaded:
     own = {name: OUR_OWN for name in ("database_url", "redis_url") if getattr(loaded.settings, name) is None}
     return Loaded(with_values(settings, database_url=database_url, redis_url=redis_url), {**loaded.origins, **own})
 

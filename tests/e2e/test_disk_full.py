@@ -48,7 +48,7 @@ def server(disk: SmallDisk, directory: Path) -> Iterator[ServerProcess]:
     ("megabytes", "told"),
     [(40, "PostgreSQL has no room in {}"), (52, "the disk of {} is full")],
 )
-def test_a_first_start_without_room_names_the_directory_and_what_is_left(
+def test_a_first_start_or_token_without_room_names_the_directory_and_what_is_left(
     directory: Path, megabytes: int, told: str
 ) -> None:
     with small_disk(directory, megabytes) as disk:
@@ -56,9 +56,11 @@ def test_a_first_start_without_room_names_the_directory_and_what_is_left(
         server.log = directory / f"no-room-{megabytes}.log"
         with pytest.raises(AssertionError, match=r"start_failed"):
             server.start()
-        said = server.log.read_text()
-    assert told.format(disk.path / "data/postgres") in said
-    assert re.search(r"\d\.\d MiB left", said)
+        offline = _angelia(server, "token", "create", "--role", "admin", "--offline")
+    assert (offline.returncode, offline.stdout) == (1, "")
+    for said in (server.log.read_text(), offline.stderr):
+        assert told.format(disk.path / "data/postgres") in said
+        assert re.search(r"\d\.\d MiB left", said)
 
 
 @pytest.fixture
@@ -137,6 +139,34 @@ def test_a_full_disk_is_called_so_reads_go_on_and_room_is_enough(
     assert server.pid_of("server") == pid
 
 
+def test_tokens_go_on_reading_on_a_full_disk(
+    disk: SmallDisk, server: ServerProcess, alice: Talker, bob: Talker
+) -> None:
+    url, admin = server.start_url, bearer((server.data_dir / "admin.token").read_text().strip())
+    operator, reader = token(url, admin, role="admin"), token(url, admin, role="read-write", agent=bob.name)
+    alice.client.send(alice.mailbox, bob.name, b"before")
+    with disk.filled(leaving=1 << 20):
+        until(lambda: httpx.get(f"{url}/health").status_code == 503, 5)
+        for path in ("/v1/audit/chain", "/v1/settings", "/v1/tokens"):
+            assert httpx.get(url + path, headers=operator).status_code == 200
+        polled = httpx.get(f"{url}/v1/messages", headers=reader)
+        assert (polled.status_code, len(polled.json()["messages"])) == (200, 1)
+        refused = httpx.post(f"{url}/v1/tokens", headers=operator, json={"role": "read-only"})
+        assert (refused.status_code, refused.json()["code"]) == (507, "disk_full")
+    until(lambda: httpx.get(f"{url}/health").status_code == 200, 5)
+
+
+def bearer(text: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {text}"}
+
+
+def token(url: str, admin: dict[str, str], **wanted: str) -> dict[str, str]:
+    """A token that was never used, so that no process knows it."""
+    made = httpx.post(f"{url}/v1/tokens", headers=admin, json=wanted)
+    assert made.status_code == 201, made.text
+    return bearer(made.json()["token"])
+
+
 def test_a_hot_tier_that_cannot_write_its_journal_stops_nothing(
     disk: SmallDisk, server: ServerProcess, alice: Talker, bob: Talker
 ) -> None:
@@ -166,10 +196,14 @@ def test_a_ledger_that_dies_on_a_full_disk_is_away_for_that_reason_and_comes_bac
 
 
 def _doctor(server: ServerProcess) -> dict[str, dict[str, str]]:
+    said = _angelia(server, "doctor", "--json").stdout
+    return {one["name"]: one for one in map(json.loads, said.splitlines())}
+
+
+def _angelia(server: ServerProcess, *words: str) -> subprocess.CompletedProcess[str]:
     angelia = Path(sys.executable).parent / "angelia"
     environ = os.environ | {"ANGELIA_DATA_DIR": str(server.data_dir)}
-    said = subprocess.run((angelia, "doctor", "--json"), env=environ, capture_output=True, text=True, check=False)
-    return {one["name"]: one for one in map(json.loads, said.stdout.splitlines())}
+    return subprocess.run((angelia, *words), env=environ, capture_output=True, text=True, check=False)
 
 
 def _logged(server: ServerProcess, words: str) -> list[dict[str, str]]:

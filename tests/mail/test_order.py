@@ -6,17 +6,22 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
+from angelia.envelope.ids import hot_tag
 from angelia.envelope.wire import Envelope, Priority
+from angelia.errors import DiskFull
 from angelia.keys.model import unix_ms
+from angelia.mail import store
 from angelia.mail.delivery import Handed, Wanted
 from angelia.mail.model import Place
+from angelia.stores.ledger import Tx
 from mailroom import Correspondent
 from postoffice import PostOffice, open_office
 
-MINUTE = timedelta(minutes=1)
+SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 
 
 @pytest.fixture
@@ -119,6 +124,31 @@ async def test_what_was_lost_and_has_ended_is_not_waited_for(
     assert wires(await office.poll(bob, now + MINUTE)) == [last.wire]
 
 
+@pytest.mark.parametrize("last_step", ["lock", "remove"])
+async def test_a_withdrawal_that_the_ledger_refuses_lets_nothing_newer_pass(
+    office: PostOffice,
+    alice: Correspondent,
+    bob: Correspondent,
+    now: datetime,
+    monkeypatch: pytest.MonkeyPatch,
+    last_step: str,
+) -> None:
+    sent = [await office.sent(alice, bob, now) for _ in range(2)]
+    step = getattr(store, last_step)
+
+    async def full(tx: Tx, *args: Any) -> Any:
+        await step(tx, *args)
+        await tx.execute("DO $$ BEGIN RAISE disk_full; END $$")
+
+    with monkeypatch.context() as filled:
+        filled.setattr(store, last_step, full)
+        with pytest.raises(DiskFull):
+            await office.withdraw(alice, sent[0], now)
+    got = await office.poll(bob, now)
+    assert wires(got) == sent_wires(sent)
+    assert [one.attempt for one in got] == [1, 1]
+
+
 async def test_a_claim_that_is_given_up_gives_back_what_it_found_in_the_ledger_too(
     office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +173,28 @@ async def test_a_claim_that_is_given_up_gives_back_what_it_found_in_the_ledger_t
     got = await office.poll(bob, now - timedelta(milliseconds=5))
     assert wires(got) == sent_wires(sent)
     assert [one.attempt for one in got] == [1, 1]
+
+
+async def test_more_than_one_page_under_a_revoked_key_hides_nothing_and_is_not_looked_at_without_end(
+    office: PostOffice, alice: Correspondent, bob: Correspondent, carol: Correspondent, now: datetime
+) -> None:
+    agent = await office.agent(alice)
+    sent = [alice.seal(bob, b"", created_at=unix_ms(now)) for _ in range(110)]
+    for first in (0, 55):
+        await office.mail.send_many(agent, sent[first : first + 55], now)
+    await office.revoke(alice, now + MINUTE, now, signer=True)
+    at = now + MINUTE
+    good = await office.sent(carol, bob, at)
+    # No tick has failed them, as on a full disk.
+    assert wires(await office.poll(bob, at)) == [good.wire]
+    nothing = await office.delivery.receive(await office.agent(bob), Wanted(), 0, at + SECOND)
+    assert (nothing.messages, nothing.has_more) == ([], False)
+    assert nothing.next_return is not None
+    assert nothing.next_return > at + SECOND
+    # Withdrawn or failed, they are gone for good.
+    await office.withdraw(alice, sent[0], at + SECOND)
+    await office.upkeep.fail_revoked(at + SECOND)
+    assert await office.hot._redis.zcard(f"ang:mail:{{{hot_tag('bob')}}}:lease") == 1
 
 
 async def test_two_processes_that_find_the_same_lost_message_hand_it_out_once(

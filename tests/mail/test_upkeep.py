@@ -14,8 +14,7 @@ import pytest
 from angelia.envelope.ids import bucket_of
 from angelia.envelope.wire import Priority
 from angelia.errors import Unavailable
-from angelia.keys.model import Reason, unix_ms
-from angelia.keys.succession import Emergency
+from angelia.keys.model import unix_ms
 from angelia.mail import upkeep as upkeep_module
 from angelia.mail.hot_store import events
 from angelia.mail.model import Status
@@ -40,15 +39,6 @@ def crashing(office: PostOffice) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(office.queues, "enqueue", lost)
         yield
-
-
-async def revoked(
-    office: PostOffice, who: Correspondent, at: datetime, since: datetime, *, signer: bool = False
-) -> None:
-    link = who.rotation(at=unix_ms(at), signer=signer, grace=False)
-    await who.accepted(  # type: ignore[arg-type]
-        office, link, reason=Reason.EMERGENCY, emergency=Emergency("stolen", since, None)
-    )
 
 
 async def mark(connection: asyncpg.Connection, name: str) -> str | None:
@@ -162,7 +152,7 @@ async def test_mail_to_a_revoked_key_fails_and_its_sender_is_told_to_seal_again(
     office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime, connection: asyncpg.Connection
 ) -> None:
     envelope = await office.sent(alice, bob, now)
-    await revoked(office, bob, now + SECOND, now + SECOND)
+    await office.revoke(bob, now + SECOND, now + SECOND)
     assert await office.poll(bob, now + 2 * SECOND) == []
     async with office.wake.listening(events("alice")) as bell:
         await office.upkeep.fail_revoked(now + 5 * SECOND)
@@ -180,7 +170,7 @@ async def test_mail_that_a_stolen_pair_signed_fails_and_what_it_signed_before_ar
 ) -> None:
     before = await office.sent(alice, bob, now)
     after = await office.sent(alice, bob, now + 10 * SECOND)
-    await revoked(office, alice, now + MINUTE, now + 10 * SECOND, signer=True)
+    await office.revoke(alice, now + MINUTE, now + 10 * SECOND, signer=True)
     await office.upkeep.fail_revoked(now + MINUTE)
     assert (await office.receipt(alice, before)).status is Status.PENDING
     assert (await office.receipt(alice, after)).failure_reason == "key_revoked"
@@ -193,7 +183,7 @@ async def test_a_revocation_that_commits_late_is_found_all_the_same(
     envelope = await office.sent(alice, bob, now)
     await office.upkeep.fail_revoked(now + 100 * SECOND)
     assert await mark(connection, REVOKED) == (now + 100 * SECOND).isoformat()
-    await revoked(office, bob, now + SECOND, now + SECOND)
+    await office.revoke(bob, now + SECOND, now + SECOND)
     await office.upkeep.fail_revoked(now + 105 * SECOND)
     assert (await office.receipt(alice, envelope)).status is Status.FAILED
 
@@ -203,7 +193,7 @@ async def test_many_messages_under_one_key_fail_in_small_batches(
 ) -> None:
     monkeypatch.setattr(upkeep_module, "_BATCH", 4)
     sent = [await office.sent(alice, bob, now) for _ in range(9)]
-    await revoked(office, bob, now + SECOND, now + SECOND)
+    await office.revoke(bob, now + SECOND, now + SECOND)
     async with asyncio.timeout(10):
         await office.upkeep.fail_revoked(now + MINUTE)
     assert {(await office.receipt(alice, one)).status for one in sent} == {Status.FAILED}
@@ -212,7 +202,7 @@ async def test_many_messages_under_one_key_fail_in_small_batches(
 async def test_mail_under_other_keys_is_left_alone(
     office: PostOffice, alice: Correspondent, bob: Correspondent, carol: Correspondent, now: datetime
 ) -> None:
-    await revoked(office, carol, now + SECOND, now + SECOND, signer=True)
+    await office.revoke(carol, now + SECOND, now + SECOND, signer=True)
     sent = [await office.sent(alice, bob, now + MINUTE), await office.sent(alice, carol, now + MINUTE)]
     await office.upkeep.fail_revoked(now + 2 * MINUTE)
     assert {(await office.receipt(alice, one)).status for one in sent} == {Status.PENDING}

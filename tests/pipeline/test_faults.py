@@ -13,7 +13,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from angelia.cli.pipeline_archive import _statement
-from angelia.errors import AuditBroken, Unavailable
+from angelia.errors import AuditBroken, DiskFull, Unavailable
+from angelia.pipeline.database import Database
 from angelia.pipeline.faults import raised_by_us, telling
 
 
@@ -115,3 +116,8 @@ def test_a_query_may_begin_with_comments_and_go_over_lines(spark: SparkSession, 
 def test_a_table_can_be_described(spark: SparkSession) -> None:
     spark.range(1).createOrReplaceTempView("numbers")
     assert spark.sql(_statement("DESCRIBE numbers")).limit(2).toArrow().to_pylist()[0]["col_name"] == "id"
+
+
+def test_a_full_disk_of_the_ledger_is_called_so(database_url: str) -> None:
+    with Database.open(database_url) as database, pytest.raises(DiskFull, match="disk is full"):
+        database.execute("DO $$ BEGIN RAISE disk_full; END $$")

@@ -30,7 +30,7 @@ async def prepare(loaded: Any, data_dir: Any, node: Any, *, rotate_master_key: b
 
 
 @contextlib.asynccontextmanager
-async def sealing(settings: Any, node: Any) -> AsyncIterator[None]:
+async def sealing(loaded: Any, data_dir: Any, node: Any) -> AsyncIterator[None]:
     yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import re
@@ -14,7 +15,7 @@ from uuid import UUID
 
 from angelia.agents.service import Agents
 from angelia.audit import service as audit
-from angelia.errors import InvalidArgument, NotFound, Unauthenticated
+from angelia.errors import InvalidArgument, NotFound, Unauthenticated, Unavailable
 from angelia.guard import store
 from angelia.guard.model import ROLES, Caller, Role, Token
 from angelia.stores.ledger import Ledger
@@ -104,15 +105,21 @@ class Tokens:
         known = self._known.get(id_)
         if known is not None and known[0] > time.monotonic():
             return known[1]
-        async with self._ledger.transaction() as tx:
+        async with self._ledger.reading() as tx:
             row = await store.token(tx, id_)
-            if row is not None and (row.last_used_at is None or now - row.last_used_at >= _USE_NOTED_EVERY):
-                await store.used(tx, id_, now)
         if row is not None:
+            if row.last_used_at is None or now - row.last_used_at >= _USE_NOTED_EVERY:
+                await self._note_use(id_, now)
             if len(self._known) >= _CACHE_MOST:
                 self._known.clear()
             self._known[id_] = (time.monotonic() + _CACHE_SECONDS, row)
         return row
+
+    async def _note_use(self, id_: UUID, now: datetime) -> None:
+        # On a full disk nothing is written, and whoever only reads goes on.
+        with contextlib.suppress(Unavailable):
+            async with self._ledger.transaction() as tx:
+                await store.used(tx, id_, now)
 
 
 def new_text() -> str:

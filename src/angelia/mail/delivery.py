@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from uuid import UUID
 
 import structlog
@@ -20,7 +20,7 @@ from angelia.audit.failures import Failures
 from angelia.errors import Unavailable
 from angelia.mail import store
 from angelia.mail.handing import withheld
-from angelia.mail.hot_store import Claimed, Claims, HotMail, arrivals, departures, events
+from angelia.mail.hot_store import AT_ONCE, Claimed, Claims, HotMail, arrivals, departures, events
 from angelia.mail.model import (
     HOLD,
     MOST_AT_ONCE,
@@ -40,7 +40,6 @@ log = structlog.get_logger(__name__)
 
 _ROUNDS = 50
 _PAGE_BYTES = 8 << 20
-_LONG_AGO = datetime.fromtimestamp(0, UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,26 +248,35 @@ class Delivery:
             if damaged := [mref for mref, row in rows.items() if not _is_of(by_mref[mref].copy, row)]:
                 rows |= await store.claimable(tx, agent.handle, damaged, damaged, now)
             held_back = await withheld(tx, self._policy, list(rows.values()), now)
-        handed, gone, denied = [], [mref for mref in by_mref if mref not in rows], []
+        handed = []
         for row in rows.values():
-            if row.mref in held_back.fallen:
-                gone.append(row.mref)  # the tick that follows revoked keys tells its sender
-            elif row.mref in held_back.denied:
-                denied.append(row)
-            else:
+            if row.mref not in held_back:
                 claim = by_mref[row.mref]
                 wire = row.wire or claim.copy
                 assert wire is not None, "asked for where there is no copy"
                 handed.append(Handed(row, wire, lease_token(row.mref, claim.secret), claim.attempt))
-        if gone:
+        if gone := [mref for mref in by_mref if mref not in rows]:
             await self._hot.remove(agent.handle, gone)
-        for row in denied:
-            await self._leave_alone(agent, row, by_mref[row.mref], now)
+        await self._leave_alone(agent, [by_mref[mref] for mref in rows if mref in held_back], now)
+        for mref, row in rows.items():
+            if mref in held_back.denied - held_back.fallen:  # the tick that follows revoked keys tells of those
+                await self._record_denied(row, now)
         return sorted(handed, key=lambda one: one.row.score), passes
 
-    async def _leave_alone(self, agent: Agent, row: Queued, claim: Claimed, now: datetime) -> None:
-        """What may not be handed over now may be allowed again; until then it is looked at now and then."""
-        await self._hot.put_back(agent.handle, row.mref, claim.secret, now + HOLD, uncounted=True, quietly=True)
+    async def _leave_alone(self, agent: Agent, claims: Sequence[Claimed], now: datetime) -> None:
+        """What may not be handed over now may be allowed again; until then it is looked at now and then.
+
+        Mail under a revoked key too, though it only waits for its end: the ledger has it until then, and what is not in
+        the index would be found there by every claim."""
+        until = now + HOLD
+        await asyncio.gather(
+            *(
+                self._hot.put_back(agent.handle, one.mref, one.secret, until, uncounted=True, quietly=True)
+                for one in claims
+            )
+        )
+
+    async def _record_denied(self, row: Queued, now: datetime) -> None:
         await self._failures.record(
             "message_delivery_denied",
             row.sender,
@@ -282,10 +290,10 @@ class Delivery:
     async def _release(self, agent: Agent, held: Sequence[tuple[bytes, str]]) -> None:
         """Let go of messages that nobody got; if the hot tier is away, their leases end by themselves.
 
-        Back at once, whatever the time is for the next one who asks: nothing newer may be handed out before them."""
+        Nothing newer may be handed out before them."""
         with contextlib.suppress(Unavailable):
             for mref, secret in held:
-                await self._hot.put_back(agent.handle, mref, secret, _LONG_AGO, uncounted=True)
+                await self._hot.put_back(agent.handle, mref, secret, AT_ONCE, uncounted=True)
 
     async def _settled_some(
         self, agent: Agent, unsettled: dict[bytes, str], now: datetime, wait: float

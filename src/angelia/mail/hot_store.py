@@ -22,6 +22,7 @@ _HOLD = Script.read(__file__, "hold.lua")
 _PEEK = Script.read(__file__, "peek.lua")
 _PUT_BACK = Script.read(__file__, "put_back.lua")
 _REMOVE = Script.read(__file__, "remove.lua")
+AT_ONCE = datetime.fromtimestamp(0, UTC)  # whatever the time is for the next one who asks
 _GIVEN = "0"  # in the place of a secret: nobody has the message now, and somebody had it
 
 
@@ -131,6 +132,10 @@ class HotMail:
     async def hold(self, recipient: str, mref: bytes, place: int, now: datetime, until: datetime) -> bool:
         """Keep a message back that nobody was ever given; False when somebody was."""
         return bool(await self._hot.run(_HOLD, _keys(recipient), [mref.hex(), place, _ms(now), _ms(until)]))
+
+    async def let_go(self, recipient: str, mref: bytes) -> None:
+        """What was kept back has its place again, unless it is in somebody's hands by now."""
+        await self.put_back(recipient, mref, "", AT_ONCE)
 
     async def remove(self, recipient: str, mrefs: Sequence[bytes], words: Sequence[tuple[str, bytes]] = ()) -> None:
         """Forget messages that are gone from the ledger, and say on some topics what became of them."""

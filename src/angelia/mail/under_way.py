@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 
 from angelia import metrics
@@ -33,6 +36,7 @@ class UnderWay:
 
     async def withdraw(self, agent: Agent, replay_key: bytes, now: datetime) -> None:
         """Take a message back that its recipient has not been given; saying it again is no error."""
+        began = time.monotonic()
         async with self._ledger.reading() as tx:
             known = (await receipts_store.of_messages(tx, [replay_key])).get(replay_key)
             if known is None or known.sender != agent.handle:
@@ -43,24 +47,25 @@ class UnderWay:
         if row is None or known.status is not Status.PENDING:
             _check_withdrawn(known)
             return
-        await self._hold(row, now)
         async with self._ledger.transaction() as tx:
             locked = (await store.lock(tx, [(row.recipient, replay_key)])).get((row.recipient, replay_key))
             known = (await receipts_store.of_messages(tx, [replay_key])).get(replay_key, known)
             if locked is None or known.status is not Status.PENDING:
                 _check_withdrawn(known)
                 return
-            await store.remove(tx, [locked])
-            await receipts_store.move(tx, [Step(message=locked, status=Status.FAILED, reason=WITHDRAWN)])
-            event = audit.event(
-                "message_withdrawn",
-                now,
-                actor=agent.handle,
-                object=locked.recipient,
-                message_id=locked.message_id,
-                replay_key=replay_key,
-            )
-            await audit.record(tx, [event])
+            # The lock may have been waited for.
+            async with self._held(locked, now + timedelta(seconds=time.monotonic() - began)):
+                await store.remove(tx, [locked])
+                await receipts_store.move(tx, [Step(message=locked, status=Status.FAILED, reason=WITHDRAWN)])
+                event = audit.event(
+                    "message_withdrawn",
+                    now,
+                    actor=agent.handle,
+                    object=locked.recipient,
+                    message_id=locked.message_id,
+                    replay_key=replay_key,
+                )
+                await audit.record(tx, [event])
         metrics.MAIL_ENDED.labels(WITHDRAWN).inc()
         with contextlib.suppress(Unavailable):
             said = word(locked, Status.FAILED, now, WITHDRAWN)
@@ -81,10 +86,19 @@ class UnderWay:
         shown = agent.handle == row.recipient and row.expires_at > now and row.mref not in held_back
         return known, row if shown else dataclasses.replace(row, wire=None)
 
-    async def _hold(self, row: Queued, now: datetime) -> None:
-        """Keep a message from being handed out while it is withdrawn; a crash lets go of it after seconds."""
+    @asynccontextmanager
+    async def _held(self, row: Queued, now: datetime) -> AsyncIterator[None]:
+        """Keep a message from being handed out while it is withdrawn; a crash lets go of it after seconds.
+
+        Under the lock on its row, so that of two withdrawals neither lets go of what the other one keeps back."""
         if not await self._hot.hold(row.recipient, row.mref, row.score, now, now + _WITHDRAWAL):
             raise Conflict("the recipient was given the message already", hint="there is no recall after delivery")
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(Unavailable):
+                await self._hot.let_go(row.recipient, row.mref)
+            raise
 
 
 def _check_withdrawn(known: ReceiptRow) -> None:

@@ -17,11 +17,12 @@ import adbc_driver_postgresql
 import pyarrow as pa
 from adbc_driver_manager import AdbcConnection, AdbcStatement, Error, StatementOptions
 
-from angelia.errors import Conflict, Unavailable
+from angelia.errors import Conflict, DiskFull, Unavailable
 
 T = TypeVar("T")
 Value = int | datetime
 _BUSY = ("55P03", "40P01")  # a lock that was not to be had, a deadlock
+_FULL = "53100"
 _GONE = ("08", "53", "57P")  # no connection, no room for one, on its way down
 _PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
 _PLACE = re.compile(r"\$(\d+)")
@@ -143,6 +144,8 @@ def _wrapped() -> Iterator[None]:
     except Error as error:
         if error.sqlstate in _BUSY:
             raise Busy from error
+        if error.sqlstate == _FULL:
+            raise DiskFull("the ledger's disk is full", hint="make room there, and run it again") from error
         if error.sqlstate is None or error.sqlstate.startswith(_GONE):
             raise Unavailable("the ledger does not answer", hint="is PostgreSQL running? angelia doctor") from error
         raise

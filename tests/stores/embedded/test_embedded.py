@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import re
+import shlex
 import signal
 import stat
 import subprocess
@@ -251,6 +253,24 @@ def test_the_ledger_alone_holds_the_lock_and_starts_no_hot_tier(data_path: Path)
         with pytest.raises(StartFailed, match="another server"):
             DataDir(data_path).lock()
     assert not answers(url)
+
+
+@needs_root
+def test_root_at_work_beside_the_server_does_not_take_the_directory_from_its_user(data_path: Path) -> None:
+    subprocess.run(["chown", "-R", "nobody", data_path], check=True)
+    data_path.chmod(0o700)
+    before = {path: (path.lstat().st_uid, path.lstat().st_mode) for path in (data_path, *data_path.iterdir())}
+    command = [str(Path(sys.executable).parent / "angelia"), "token", "create", "--role", "admin", "--offline"]
+    environ = {**os.environ, "ANGELIA_DATA_DIR": str(data_path)}
+    refused = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert f"the data directory {data_path} belongs to nobody" in refused.stderr
+    (hint,) = re.findall(r"^hint: .*`(.*)`$", refused.stderr, re.MULTILINE)
+    *before_us, angelia = shlex.split(hint)[:6]
+    assert before_us == ["sudo", "-u", "nobody", "env", f"ANGELIA_DATA_DIR={data_path}"]
+    assert Path(angelia).samefile(command[0])
+    assert shlex.split(hint)[6:] == command[1:]
+    assert {path: (path.lstat().st_uid, path.lstat().st_mode) for path in before} == before
 
 
 def test_a_long_path_still_has_short_sockets(place: Path, start: Any, template: Path) -> None:

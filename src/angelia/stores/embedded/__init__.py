@@ -116,6 +116,7 @@ def ledger_alone(settings: Settings) -> Iterator[str]:
         yield settings.database_url
         return
     data_dir = DataDir(settings.data_dir)
+    data_dir.refuse_another_users()
     data_dir.prepare()
     data_dir.lock()
     try:

@@ -134,6 +134,18 @@ class DataDir:
                 hint="name another with --data-dir, or mend its owner and permissions",
             ) from error
 
+    def refuse_another_users(self) -> None:
+        """For work beside the server: as root `prepare` would take the directory from the user that starts it."""
+        if os.geteuid() != 0 or not self.path.is_dir():
+            return
+        status = self.path.stat()
+        owner = Owner(status.st_uid, status.st_gid)
+        if not owner.is_us:
+            raise StartFailed(
+                f"the data directory {self.path} belongs to {owner.name}, who could not start a server on it any more",
+                hint=f"do it as that user: `{owner.command_again(self.path)}`",
+            )
+
     def lock(self) -> None:
         """Hold the directory until we release it or die; a second holder is refused at once."""
         descriptor = self._locked()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import shlex
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +36,12 @@ class Owner:
             return pwd.getpwuid(self.uid).pw_name
         except KeyError:
             return f"uid {self.uid}"
+
+    def command_again(self, data_dir: Path) -> str:
+        """The command that runs here, as this user gives it; `sudo` has a path and an environment of its own."""
+        ours = Path(sys.prefix) / "bin/angelia"
+        words = [str(ours) if ours.exists() else "angelia", *sys.argv[1:]]
+        return shlex.join(["sudo", "-u", self.name, "env", f"ANGELIA_DATA_DIR={data_dir}", *words])
 
     def require_name(self) -> None:
         """PostgreSQL looks its user up in the passwd database and stops when it is not there."""
