@@ -20,14 +20,14 @@ from angelia.client.channel_reading import Tail, Unopened
 from angelia.envelope import jsonform
 from angelia.envelope.media import MEDIA_TYPE
 from angelia.envelope.refusals import IdConflict, WrongRecipient
-from angelia.envelope.rosters import Member, Roster, UntrustedRoster, sign_roster
+from angelia.envelope.rosters import Member, Roster, UntrustedRoster, roster_document, sign_roster
 from angelia.envelope.sealing import ChannelKey, EpochKey
 from angelia.envelope.wire import Envelope, decode
 from angelia.errors import EpochStale, KeyNotFound, OffsetGone, RateLimited, Unavailable, VersionConflict
 from angelia.keys.model import link_document, unix_ms
 from angelia.mailbox import identity
 from angelia.mailbox.box import Mailbox
-from angelia.mailbox.channels import ChannelMessage, EpochWentBack
+from angelia.mailbox.channels import ChannelMessage, EpochLeapt, EpochWentBack
 from client.recorder import Recorder
 
 CHANNEL = UUID("c9a3a2e0-1234-5678-9abc-def012345678")
@@ -159,11 +159,13 @@ class Brought:
         self.recorder, self.alice, self.bob = recorder, alice, bob
         self.key = EpochKey.generate()
 
-    def come(self, *, sender: Mailbox | None = None, epoch: int = 1, named: UUID = CHANNEL) -> None:
+    def come(
+        self, *, sender: Mailbox | None = None, epoch: int = 1, named: UUID = CHANNEL, made_under: int = 2
+    ) -> None:
         sender = sender or self.alice
         known = sender.trust.bundle("bob", now(), max_age=None)
         assert known is not None
-        body = ChannelKey(named, epoch, self.key, OPEN["roster_version"]).encode()
+        body = ChannelKey(named, epoch, self.key, made_under).encode()
         envelope = sender.outbox.seal(known.link, body, now=now(), control=True, channel_id=CHANNEL)
         assert self.bob.receive(envelope.wire, now=now()).control
 
@@ -286,7 +288,7 @@ def test_more_keys_than_fit_in_one_look_are_all_taken(
     for _ in range(3):
         brought.come()
     few = bob.inbox.controls
-    monkeypatch.setattr(bob.inbox, "controls", lambda: few()[:1])
+    monkeypatch.setattr(bob.inbox, "controls", lambda **where: few(**where)[:1])
     assert client.take_keys(bob) == 3
 
 
@@ -338,10 +340,61 @@ def test_where_a_roster_decides_the_server_has_no_say_in_who_gives_the_key(
         know(bob, box)
     brought = Brought(recorder, alice, bob)
     brought.told(sender=sender, may_give_key=not kept, policy="allowlist", roster_version=1)
-    brought.come(sender=box)
+    brought.come(sender=box, made_under=1)
     client.take_keys(bob)
     assert brought.kept is kept
     assert recorder.asked("GET", f"{PATH}/publishers/{sender}") == []
+
+
+@pytest.mark.parametrize(
+    ("told", "made_under"),
+    [
+        ({}, 2),  # by a roster that the server does not show
+        ({"epoch_key_id": str(uuid4())}, 1),
+        ({"epoch": 2, "epoch_key_id": None}, 1),
+        ({"epoch": 3, "epoch_key_id": str(uuid4())}, 1),
+    ],
+)
+def test_a_listed_publishers_key_waits_for_a_server_that_tells_the_truth(
+    client: Client, recorder: Recorder, alice: Mailbox, bob: Mailbox, told: dict[str, Any], made_under: int
+) -> None:
+    closed = {"policy": "allowlist", "roster_version": 1}
+    brought = Brought(recorder, alice, bob)
+    brought.told(**closed, **told)
+    brought.come(made_under=made_under)
+    assert client.take_keys(bob) == 0
+    assert bob.channels.present_key(CHANNEL, brought.key.key_id) is None
+    recorder.told.clear()
+    if made_under == 2:
+        first = alice.rosters.pinned(CHANNEL)
+        assert first is not None
+        second = signed(alice, first)
+        recorder.tell("GET", f"{PATH}/roster", msgspec.to_builtins(roster_document(second)))
+        closed["roster_version"] = 2
+    brought.told(**closed)
+    assert client.take_keys(bob) == 1
+    assert bob.channels.present_key(CHANNEL, brought.key.key_id) is not None
+
+
+def test_keys_that_cannot_be_judged_keep_no_others_from_being_taken(
+    client: Client, recorder: Recorder, brought: Brought, bob: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = uuid4()
+    bob.channels.join(other, "alice/other", now())
+    recorder.tell("GET", f"/v1/channels/{other}", problem("not_found"), status=404)
+    known = brought.alice.trust.bundle("bob", now(), max_age=None)
+    assert known is not None
+    for _ in range(3):
+        body = ChannelKey(other, 1, EpochKey.generate(), 1).encode()
+        lost = brought.alice.outbox.seal(known.link, body, now=now(), control=True, channel_id=other)
+        bob.receive(lost.wire, now=now())
+    brought.told()
+    brought.come()
+    few = bob.inbox.controls
+    monkeypatch.setattr(bob.inbox, "controls", lambda **where: few(**where)[:2])
+    assert client.take_keys(bob) == 1
+    assert brought.kept
+    assert len(recorder.asked("GET", f"/v1/channels/{other}")) == 1
 
 
 # Publishing.
@@ -351,7 +404,7 @@ def test_where_a_roster_decides_the_server_has_no_say_in_who_gives_the_key(
 def key(bob: Mailbox) -> EpochKey:
     """The channel's first key, which bob has."""
     key = EpochKey.generate()
-    bob.channels.keep(ChannelKey(CHANNEL, 1, key), "alice", now())
+    bob.channels.keep(ChannelKey(CHANNEL, 1, key, 1), "alice", now())
     return key
 
 
@@ -463,7 +516,7 @@ def test_nothing_is_sealed_for_a_server_that_goes_back_to_an_earlier_epoch(
     client: Client, recorder: Recorder, bob: Mailbox, key: EpochKey
 ) -> None:
     later = EpochKey.generate()
-    bob.channels.keep(ChannelKey(CHANNEL, 2, later), "bob", now())
+    bob.channels.keep(ChannelKey(CHANNEL, 2, later, 1), "bob", now())
     bob.channels.retire_before(CHANNEL, 2, now())
     recorder.tell("GET", PATH, shown(epoch=1, epoch_key_id=str(key.key_id)))
     with pytest.raises(EpochWentBack, match="epoch 1; it was at epoch 2 before"):
@@ -475,7 +528,7 @@ def test_a_key_that_never_reached_the_server_stops_nothing(
     client: Client, recorder: Recorder, bob: Mailbox, key: EpochKey
 ) -> None:
     """It was made here, and the server did not hear of it."""
-    bob.channels.keep(ChannelKey(CHANNEL, 2, EpochKey.generate()), "bob", now())
+    bob.channels.keep(ChannelKey(CHANNEL, 2, EpochKey.generate(), 1), "bob", now())
     recorder.tell("GET", PATH, shown(epoch=1, epoch_key_id=str(key.key_id)))
     recorder.tell("POST", f"{PATH}/publish", published(), status=201)
     client.publish(bob, CHANNEL, b"x")
@@ -485,8 +538,8 @@ def test_an_epoch_that_a_server_made_up_stops_nothing_once_it_tells_the_truth(
     client: Client, recorder: Recorder, bob: Mailbox, key: EpochKey
 ) -> None:
     recorder.tell("GET", PATH, shown(epoch=10**12))
-    recorder.tell("POST", f"{PATH}/epoch", problem("version_conflict"), status=409)
-    with pytest.raises(EpochStale):
+    recorder.tell("POST", f"{PATH}/epoch", {"epoch": 10**12 + 1})
+    with pytest.raises(EpochLeapt):
         client.publish(bob, CHANNEL, b"x")
     recorder.told.clear()
     recorder.tell("GET", PATH, shown(epoch=1, epoch_key_id=str(key.key_id)))
@@ -658,7 +711,7 @@ def test_a_key_lives_as_long_as_the_mailbox_lets_mail_live(
 ) -> None:
     key = EpochKey.generate()
     with Mailbox(tmp_path, identity.load(tmp_path, "alice", lambda: ""), now(), ttl_max=3600) as short:
-        short.channels.keep(ChannelKey(CHANNEL, 1, key), "alice", now())
+        short.channels.keep(ChannelKey(CHANNEL, 1, key, 1), "alice", now())
         recorder.tell("GET", PATH, shown(epoch_key_id=str(key.key_id), without_key=1))
         recorder.tell("GET", f"{PATH}/subscribers", page(["bob"]))
         recorder.tell("POST", "/v1/messages/batch", {"results": [taken()]})
@@ -687,7 +740,7 @@ def test_hundreds_of_subscribers_cost_few_signatures_and_few_requests(
     for name in names:
         know(alice, boxes(name))
     key = EpochKey.generate()
-    alice.channels.keep(ChannelKey(CHANNEL, 1, key), "alice", now())
+    alice.channels.keep(ChannelKey(CHANNEL, 1, key, 1), "alice", now())
     recorder.tell("GET", PATH, shown(epoch_key_id=str(key.key_id), without_key=13))
     recorder.tell("GET", f"{PATH}/subscribers", page([*names[:7], "unknown"], following="unknown"))
     recorder.tell("GET", f"{PATH}/subscribers", page([*names[7:], "alice"]))

@@ -233,7 +233,7 @@ def test_a_name_stands_for_the_channel_that_the_owner_gave_it_to(members: Member
 def test_a_channel_that_was_made_again_is_followed_and_the_deleted_one_is_not(members: Members, liar: Liar) -> None:
     alice, _, carol, channel = members
     old, shown = pinned(carol, channel), carol.client.find_channel(carol.mailbox, channel)
-    alice.client.delete_channel(old.channel_id)
+    alice.client.delete_channel(alice.mailbox, old.channel_id)
     alice.client.create_channel(alice.mailbox, "news", Policy.ALLOWLIST, allow=[carol.name])
     carol.subscribes(channel)
     assert pinned(carol, channel).channel_id != old.channel_id

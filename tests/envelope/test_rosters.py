@@ -63,7 +63,7 @@ def counted(content: bytes) -> bytes:
 
 
 def test_the_signed_bytes_are_those_of_the_documents() -> None:
-    expected = b"\x01" + CHANNEL.bytes + counted(b"alice") + counted(b"news") + struct.pack(">BQQ", 4, 1, NOW)
+    expected = b"\x01" + CHANNEL.bytes + counted(b"alice") + counted(b"news") + struct.pack(">BQQQ", 4, 1, 1, NOW)
     expected += ALICE.public.signer_id.bytes + bytes(32) + struct.pack(">H", 2)
     expected += counted(b"bob") + b"\x02" + counted(b"carol") + b"\x01"
     assert SIGNED.signed_bytes() == expected
@@ -80,6 +80,7 @@ def test_the_signed_bytes_are_those_of_the_documents() -> None:
         replace(SIGNED, policy="open"),
         replace(SIGNED, version=2, prev_roster_hash=bytes([1]) * 32),
         replace(SIGNED, issued_at=NOW + 1),
+        replace(after(SIGNED, BOB, CAROL), keys_since=1),
         replace(SIGNED, signer_id=MALLORY.public.signer_id),
         replace(SIGNED, members=(BOB,)),
         replace(SIGNED, members=(BOB, CAROL, Member("mallory", may_publish=True, may_subscribe=True))),
@@ -107,6 +108,8 @@ def test_no_field_can_be_changed_and_only_the_owner_can_sign(changed: Roster) ->
         {"version": 2},  # that names no roster before it
         {"prev_roster_hash": bytes([1]) * 32},
         {"prev_roster_hash": b""},
+        {"keys_since": 0},
+        {"keys_since": 2},
         {"issued_at": 0},
         {"issued_at": 1 << 53},
         {"members": (CAROL, BOB)},
@@ -185,17 +188,16 @@ def test_who_may_is_the_policys_to_say(policy: str, publish: set[str], hold: set
     assert {one for one in agents if roster.lets_hold_key(one)} == hold
 
 
-def test_keys_are_taken_from_who_may_hold_them_no_more() -> None:
-    def takes(*listed: Member, **other: object) -> bool:
-        return after(SIGNED, *listed, **other).takes_keys_from(SIGNED)
-
+def test_a_roster_is_narrowed_by_every_right_that_is_lost_and_by_another_policy() -> None:
     dave = Member("dave", may_publish=True, may_subscribe=True)
-    assert not takes(BOB, CAROL)
-    assert not takes(BOB, CAROL, dave)
-    assert not takes(BOB, replace(CAROL, may_publish=False, may_subscribe=True))
-    assert takes(BOB)
-    assert takes(BOB, replace(CAROL, may_publish=False))
-    assert takes(BOB, CAROL, policy="open")
+    both = made(dave)
+    assert not SIGNED.is_narrowed_by("allowlist", [BOB, CAROL])
+    assert not SIGNED.is_narrowed_by("allowlist", [BOB, CAROL, dave])
+    assert SIGNED.is_narrowed_by("allowlist", [BOB, replace(CAROL, may_publish=False, may_subscribe=True)])
+    assert SIGNED.is_narrowed_by("allowlist", [BOB])
+    assert SIGNED.is_narrowed_by("open", [BOB, CAROL])
+    assert both.is_narrowed_by("allowlist", [replace(dave, may_subscribe=False)])
+    assert not made(BOB, policy="open").is_narrowed_by("open", [])  # there its members decide nothing
 
 
 def test_a_version_never_goes_back_and_is_one_roster() -> None:

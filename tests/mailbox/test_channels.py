@@ -29,7 +29,7 @@ from angelia.errors import QueueFull
 from angelia.keys.model import unix_ms
 from angelia.mailbox import database, identity
 from angelia.mailbox.box import Mailbox
-from angelia.mailbox.channels import ChannelMessage, EpochWentBack, Placed
+from angelia.mailbox.channels import ChannelMessage, EpochLeapt, EpochWentBack, Placed
 from angelia.mailbox.database import FILE, SCHEMA
 from angelia.mailbox.unreached import Failure
 
@@ -275,8 +275,10 @@ def test_a_server_goes_forward_only(members: tuple[Mailbox, Mailbox], key: Epoch
 
 def test_an_epoch_without_a_key_is_only_a_word(members: tuple[Mailbox, Mailbox], key: EpochKey) -> None:
     _, bob = members
-    bob.channels.follow(CHANNEL, 10**12)
+    bob.channels.follow(CHANNEL, 1_000)
     bob.channels.follow(CHANNEL, 1)
+    with pytest.raises(EpochLeapt):
+        bob.channels.follow(CHANNEL, 10**12)
     assert bob.channels.keys(CHANNEL)[0].epoch == 1
 
 

@@ -90,35 +90,105 @@ def test_a_name_goes_over_to_a_later_channel_and_never_back(bob: Mailbox, sign: 
         bob.rosters.pin(old, NOW)
 
 
-def test_a_key_that_somebody_has_who_was_removed_seals_nothing_more(bob: Mailbox, sign: Sign) -> None:
+def key_made_under(version: int) -> ChannelKey:
+    return ChannelKey(CHANNEL, 3, EpochKey.generate(), version)
+
+
+def seals(box: Mailbox, key: ChannelKey) -> bool:
+    return box.channels.present_key(CHANNEL, key.key.key_id) is not None
+
+
+def test_a_key_that_a_removed_member_has_seals_nothing_more(bob: Mailbox, sign: Sign) -> None:
     first = sign(BOB, CAROL)
     bob.rosters.pin(first, NOW)
     bob.channels.join(CHANNEL, "alice/news", NOW)
-    key = ChannelKey(CHANNEL, 3, EpochKey.generate())
+    key = key_made_under(1)
     bob.channels.keep(key, "alice", NOW)
-    second = sign(BOB, CAROL, Member("dave", may_publish=False, may_subscribe=True), after=first)
+    dave = Member("dave", may_publish=False, may_subscribe=True)
+    second = sign(BOB, CAROL, dave, after=first, keys_since=1)
     bob.rosters.pin(second, NOW)
-    assert bob.channels.present_key(CHANNEL, key.key.key_id) is not None  # who comes takes nothing away
-    third = sign(BOB, after=second)
-    bob.rosters.pin(third, NOW)
+    assert seals(bob, key)  # a member that comes takes nothing away
+    bob.rosters.pin(sign(BOB, after=second), NOW)
     for _ in ("at once", "when it comes again", "after a new join"):
-        assert bob.channels.present_key(CHANNEL, key.key.key_id) is None
-        assert bob.rosters.is_spent(CHANNEL, 3)
+        assert not seals(bob, key)
         bob.channels.keep(key, "alice", NOW)
         bob.channels.join(CHANNEL, "alice/news", NOW)
     assert bob.channels.key(CHANNEL, key.key.key_id, NOW) is not None  # what was published under it still opens
-    assert not bob.rosters.is_spent(CHANNEL, 4)
 
 
-def test_who_jumps_over_a_roster_seals_nothing_under_a_key_of_before(bob: Mailbox, sign: Sign) -> None:
-    """Carol came and went on the one in between."""
+def test_a_key_that_no_publisher_brings_opens_and_says_nothing_of_its_roster(bob: Mailbox, sign: Sign) -> None:
+    first = sign(BOB, CAROL)
+    bob.rosters.pin(sign(BOB, after=first), NOW)
+    key, claimed = key_made_under(1), key_made_under(2)
+    for one in (key, ChannelKey(CHANNEL, 3, key.key, 2)):
+        bob.channels.keep(one, "carol", NOW, seals=False)
+        assert not seals(bob, key)
+    bob.channels.keep(key, "alice", NOW)  # by whom it was made under the roster before
+    bob.channels.keep(ChannelKey(CHANNEL, 3, key.key, 2), "carol", NOW, seals=False)
+    assert not seals(bob, key)
+    assert bob.channels.key(CHANNEL, key.key.key_id, NOW) is not None
+    bob.channels.keep(claimed, "carol", NOW, seals=False)
+    bob.channels.keep(claimed, "alice", NOW)
+    assert seals(bob, claimed)
+    assert [one.sender for one in bob.channels.keys(CHANNEL) if one.key_id == claimed.key.key_id] == ["alice"]
+
+
+def test_a_mailbox_that_missed_rosters_seals_by_what_the_newest_says_of_keys(bob: Mailbox, sign: Sign) -> None:
     first = sign(BOB)
     bob.rosters.pin(first, NOW)
-    key = ChannelKey(CHANNEL, 3, EpochKey.generate())
+    key = key_made_under(1)
     bob.channels.keep(key, "alice", NOW)
-    bob.rosters.pin(sign(BOB, after=sign(BOB, CAROL, after=first)), NOW)
-    assert bob.channels.present_key(CHANNEL, key.key.key_id) is None
-    assert bob.rosters.is_spent(CHANNEL, 3)
+    again = sign(BOB, after=sign(BOB, after=first, keys_since=1), keys_since=1)  # signed anew by other pairs
+    bob.rosters.pin(again, NOW)
+    assert seals(bob, key)
+    came_and_went = sign(BOB, after=sign(BOB, CAROL, after=again, keys_since=1))
+    bob.rosters.pin(came_and_went, NOW)
+    assert not seals(bob, key)
+
+
+def test_who_meets_a_channel_after_a_removal_seals_under_no_key_of_before(bob: Mailbox, sign: Sign) -> None:
+    removed = sign(BOB, after=sign(BOB, CAROL))
+    bob.rosters.pin(removed, NOW)
+    key = key_made_under(1)
+    bob.channels.keep(key, "alice", NOW)
+    assert not seals(bob, key)
+
+
+def test_a_channel_that_was_forgotten_may_be_anothers_and_never_goes_back(
+    bob: Mailbox, sign: Sign, agent: Callable[[str], Mailbox]
+) -> None:
+    first = sign(BOB, CAROL)
+    second = sign(BOB, after=first)
+    bob.rosters.pin(second, NOW)
+    bob.channels.forget(CHANNEL, NOW)
+    assert bob.rosters.pinned(CHANNEL) is bob.rosters.named("alice/news") is None
+    with pytest.raises(UntrustedRoster):
+        bob.rosters.pin(first, NOW)
+    bob.rosters.pin(second, NOW)
+    assert bob.rosters.named("alice/news") == second
+    bob.channels.forget(CHANNEL, NOW)
+    mallory = agent("mallory")
+    bob.trust.pin_first(mallory.own.first_bundle(NOW), NOW)
+    hers = sign_roster(
+        mallory.identity.pair, channel_id=CHANNEL, owner_nhi="mallory", channel_name="news", policy="open", members=[],
+        issued_at=unix_ms(NOW),
+    )  # fmt: skip
+    bob.rosters.pin(hers, NOW)
+    assert bob.rosters.pinned(CHANNEL) == hers
+
+
+def test_an_emergency_spends_every_key_of_every_channel(bob: Mailbox, sign: Sign) -> None:
+    bob.own.finish_rotation(NOW, bob.own.first_bundle(NOW))
+    bob.rosters.pin(sign(BOB), NOW)
+    key = key_made_under(1)
+    bob.channels.keep(key, "alice", NOW)
+    assert seals(bob, key)
+    assert not bob.channels.newest_key_is_spent(CHANNEL)
+    bob.own.begin_rotation(NOW, signer=True, emergency=True, why="stolen")
+    for _ in ("at once", "when it comes again"):
+        assert not seals(bob, key)
+        assert bob.channels.newest_key_is_spent(CHANNEL)
+        bob.channels.keep(key, "alice", NOW)
 
 
 def test_keys_of_the_time_before_the_first_roster_seal_nothing(bob: Mailbox, sign: Sign) -> None:
@@ -188,14 +258,38 @@ def test_a_pair_that_was_replaced_takes_no_place_of_a_later_ones_roster(
     assert bob.rosters.pinned(CHANNEL) == second
 
 
-def test_a_pair_that_was_replaced_drives_no_version_out_of_reach(alice: Mailbox, bob: Mailbox, sign: Sign) -> None:
+def test_a_pair_that_was_replaced_changes_nothing_that_was_seen_before(
+    alice: Mailbox, bob: Mailbox, sign: Sign
+) -> None:
+    """Also where the owner has not signed with its present pair yet, and whatever the server says of the pairs."""
     stolen, first = alice.identity.pair, sign(BOB)
     bob.rosters.pin(first, NOW)
     rotated(alice, bob)
     far = sign(BOB, version=1 << 40, prev_roster_hash=bytes([1]) * 32, pair=stolen)
+    elsewhere = sign(BOB, CAROL, channel_id=uuid4(), pair=stolen, at=NOW + timedelta(seconds=200))
+    for late in (far, sign(BOB, CAROL, after=first, pair=stolen), elsewhere):
+        with pytest.raises(UntrustedRoster, match="signed by a pair that alice has replaced"):
+            bob.rosters.pin(late, NOW)
+    bob.rosters.pin(first, NOW)
+    second, middle = sign(BOB, after=first), alice.identity.pair.public
+    bob.rosters.pin(second, NOW)
+    link = alice.own.begin_rotation(NOW, signer=True)
+    alice.own.finish_rotation(NOW, link)
+    bob.trust.advance("alice", [link], NOW, [middle.signer_id])  # the server's word: the pair of the pin is revoked
     with pytest.raises(UntrustedRoster, match="signed by a pair that alice has replaced"):
-        bob.rosters.pin(far, NOW)
-    bob.rosters.pin(sign(BOB, after=first, pair=stolen), NOW)  # from before its owner rotated, met late
+        bob.rosters.pin(first, NOW)
+    assert bob.rosters.named("alice/news") == second
+
+
+def test_a_process_that_was_held_up_takes_back_nothing_that_another_signed(alice: Mailbox, sign: Sign) -> None:
+    first = sign(BOB, CAROL)
+    alice.rosters.pin_own(first, NOW)
+    late = sign(BOB, CAROL, after=first, keys_since=1)
+    rotated(alice)
+    third = sign(BOB, after=late)
+    alice.rosters.pin_own(third, NOW)
+    alice.rosters.pin_own(late, NOW)
+    assert alice.rosters.pinned(CHANNEL) == third
 
 
 def test_a_roster_that_is_dated_back_is_refused(bob: Mailbox, sign: Sign) -> None:

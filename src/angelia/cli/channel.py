@@ -165,7 +165,7 @@ def delete(session: Session, name: str) -> None:
     what = f"{found.name} with {counted(kept, 'message')} and {counted(found.total_subscribers, 'subscriber')}"
     deed = Deed("delete", "deleting", what, f"angelia channel show {found.name}", whole=found.channel_name)
     if may(session, deed):
-        client.delete_channel(found.channel_id)
+        client.delete_channel(session.mailbox, found.channel_id)
         session.out.done(_done("deleted", found), f"deleted {what}")
 
 
@@ -244,7 +244,7 @@ def deny(session: Session, name: str, agent: str) -> None:
 
     It is removed at once, and the next message has another key."""
     client = _client(session)
-    found = _find(session, client, name)
+    found = _look_up(session, client, name)
     client.disallow(session.mailbox, _said(name, found), agent)
     session.out.done(_done("denied", found, agent), f"denied {agent} in {found.name}; what it has read it keeps")
     _say_what_the_list_decides(session, found)
@@ -263,11 +263,18 @@ def sign(session: Session, name: str) -> None:
         session.out.rows(proposal.members, _member_columns())
     if proposal.by_server:
         session.out.note("warning: this list and the policy are the server's word; sign them only if they are yours")
+    for name_ in proposal.deprived:
+        session.out.note(
+            f"warning: {name_} has fewer rights on the roster that the server has, signed by a pair of yours. "
+            f"If you took them: angelia channel deny {found.channel_name} {name_}"
+        )
     what = f"{found.name} as {proposal.policy.value} with {counted(len(proposal.members), 'member')}"
     deed = Deed("sign", "signing", what, f"angelia channel sign {name} --dry-run", count=len(proposal.members))
     if may(session, deed):
         signed = client.sign_roster(session.mailbox, _said(name, found), proposal.policy, proposal.members)
         session.out.done(_done("signed", found), f"signed {what}: version {signed.roster_version} of its roster")
+        # In an open channel nobody else makes the next key.
+        warn_unreached(session, client.share_key(session.mailbox, _said(name, found)).failed)
 
 
 @command.verb(example="angelia channel forget alice/news", needs=Needs.AGENT | Needs.YES)

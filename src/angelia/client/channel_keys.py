@@ -16,19 +16,19 @@ import msgspec
 
 from angelia.channels.model import Channel, Policy, Shown
 from angelia.client import channel_calls, mail_calls, receiving
-from angelia.client.channel_rosters import known_roster, newest_roster, publisher_rule
+from angelia.client.channel_rosters import known_roster, publisher_rule, signed_roster
 from angelia.client.faults import ApiError, Unreachable
 from angelia.client.mail_answers import Handed
 from angelia.client.sealed import now
 from angelia.client.wire import Call
 from angelia.envelope.refusals import Refused
-from angelia.envelope.rosters import Roster
+from angelia.envelope.rosters import Roster, UntrustedRoster
 from angelia.envelope.sealing import ChannelKey, EpochKey
 from angelia.envelope.wire import decode
-from angelia.errors import AngeliaError, EpochStale, KeyNotFound, NotFound, Unavailable, VersionConflict
+from angelia.errors import AngeliaError, Conflict, EpochStale, KeyNotFound, NotFound, Unavailable, VersionConflict
 from angelia.mail.model import MOST_AT_ONCE
 from angelia.mailbox.box import Mailbox
-from angelia.mailbox.inbox import Message, Opened
+from angelia.mailbox.inbox import Opened
 
 _ON_ITS_WAY, _PATIENCE = timedelta(seconds=60), 10.0
 _LEASE, _MOST_PAGES = 60, 20
@@ -66,12 +66,12 @@ def present_key(mailbox: Mailbox, found: Shown) -> Call[Present]:
 
 
 def _present_key(mailbox: Mailbox, found: Shown) -> Call[Present]:
-    # First the roster: which keys may seal depends on who was removed.
-    roster = yield from newest_roster(mailbox, found)
+    # First the roster: it says which keys may seal.
+    roster = yield from _newest_roster(mailbox, found)
     mailbox.channels.follow(found.channel_id, found.epoch)
-    if not found.key_is_due(now()) and not mailbox.rosters.is_spent(found.channel_id, found.epoch):
+    if not found.key_is_due(now()):
         key = yield from _held_key(mailbox, found)
-        if (yield from newest_roster(mailbox, found)) != roster:  # word of a later one has come with the key
+        if (yield from _newest_roster(mailbox, found)) != roster:  # word of a later one has come with the key
             raise VersionConflict(f"{found.name} has changed just now", hint="try again")
         if key is not None:
             return Present(key, found, roster, new=False)
@@ -82,6 +82,46 @@ def _present_key(mailbox: Mailbox, found: Shown) -> Call[Present]:
     key = yield from rekey(mailbox, found, roster)
     made = msgspec.structs.replace(found, epoch=found.epoch + 1, epoch_key_id=key.key_id)
     return Present(key, made, roster, new=True)
+
+
+def _newest_roster(mailbox: Mailbox, found: Shown) -> Call[Roster]:
+    """The roster to seal by. A listed publisher whose key was made by a later one than the server shows is believed:
+    that one may have taken a member from it."""
+    roster = yield from signed_roster(mailbox, found)
+    if _made_by_later(mailbox, roster) is None:
+        return roster
+    roster = yield from signed_roster(mailbox, (yield from channel_calls.channel_again(found)))
+    later = _made_by_later(mailbox, roster)
+    if later is None:
+        return roster
+    sender, version = later
+    raise UntrustedRoster(
+        f"{sender} has sent a key that was made under version {version} of the roster of {roster.name}, and the server "
+        f"shows only version {roster.version}",
+        hint="nothing is sealed for members who may be removed by now; ask the owner which version is the newest",
+    )
+
+
+def _made_by_later(mailbox: Mailbox, roster: Roster) -> tuple[str, int] | None:
+    """The publisher on a roster of another agent's channel who made a key by a later one, and by which."""
+    if not roster.decides or roster.owner_nhi == mailbox.identity.handle:
+        return None
+    last = None
+    while controls := mailbox.inbox.controls(after=last):
+        for control in controls:
+            last = control.message
+            brought = ChannelKey.decode(control.body)
+            if brought is None or brought.channel_id != roster.channel_id:
+                continue
+            if brought.roster_version > roster.version and roster.lets_publish(last.sender):
+                return last.sender, brought.roster_version
+    return None
+
+
+def check_roster_stands(mailbox: Mailbox, roster: Roster) -> None:
+    """Whether the roster is still the newest that is known here; others may have been taken from it meanwhile."""
+    if mailbox.rosters.pinned(roster.channel_id) != roster:
+        raise VersionConflict(f"{roster.name} has changed just now", hint="try again")
 
 
 def rekey(mailbox: Mailbox, found: Channel, roster: Roster) -> Call[EpochKey]:
@@ -95,32 +135,36 @@ def rekey(mailbox: Mailbox, found: Channel, roster: Roster) -> Call[EpochKey]:
 
 
 def take_keys(mailbox: Mailbox) -> Call[int]:
-    """Believe the keys of channels that came as mail, as far as their senders may give them out; how many."""
-    taken, looked_at = 0, set[str]()
-    while True:
-        controls = [one for one in mailbox.inbox.controls() if one.message.replay_key not in looked_at]
-        if not controls:
-            return taken
+    """Believe the keys of channels that came as mail, as far as their senders may give them out; how many.
+
+    What cannot be judged now stays until it expires, and keeps nothing of other channels or senders from us: the server
+    does not answer, or lies about one channel; or the key is of a later roster than it shows."""
+    taken, last, known = 0, None, _Known(mailbox)
+    while controls := mailbox.inbox.controls(after=last):
         for control in controls:
-            looked_at.add(control.message.replay_key)
+            last = control.message
             brought = ChannelKey.decode(control.body)
             if brought is None:
                 continue  # of another kind, and not for channels
             try:
-                believed = yield from _believed(mailbox, control, brought)
+                believed = yield from _believed(mailbox, control, brought, known)
             except (Unreachable, Unavailable):
                 raise
             except AngeliaError:
-                continue  # a server that lies about one channel takes no key away, and keeps none of another from us
+                if now() < control.message.expires_at:
+                    continue
+                believed = None
             if believed is not None:
-                found, seals = believed
-                mailbox.channels.keep(brought, control.message.sender, now(), seals=seals)
-                if brought.epoch < found.epoch:
+                mailbox.channels.keep(brought, control.message.sender, now(), seals=believed.seals)
+                if brought.epoch < believed.channel.epoch:
                     mailbox.channels.retire(brought.channel_id, brought.epoch, now())
+                if believed.is_ahead and now() < control.message.expires_at:
+                    continue
                 taken += 1
             mailbox.inbox.mark_handled(control.message.replay_key)
             if believed is not None:
-                yield from _confirmed(believed[0], brought)
+                yield from _confirmed(believed.channel, brought)
+    return taken
 
 
 def ask_for_key(mailbox: Mailbox, channel_id: UUID) -> Call[None]:
@@ -208,40 +252,74 @@ def _is_control(one: Handed) -> bool:
         return False
 
 
-def _believed(mailbox: Mailbox, control: Opened, brought: ChannelKey) -> Call[tuple[Shown, bool] | None]:
-    """The channel, and whether the key may seal, if it is one that the channel has or had.
+class _Known:
+    """The channels whose keys came, each asked for once in one go."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+        self._found: dict[UUID, tuple[Shown, Roster | None] | AngeliaError] = {}
+
+    def channel(self, channel_id: UUID) -> Call[tuple[Shown, Roster | None]]:
+        """The channel and the newest roster of it."""
+        if channel_id not in self._found:
+            try:
+                found = yield from channel_calls.channel(channel_id)
+                self._found[channel_id] = found, (yield from known_roster(self._mailbox, found))
+            except (Unreachable, Unavailable):
+                raise
+            except AngeliaError as error:
+                self._found[channel_id] = error
+        known = self._found[channel_id]
+        if isinstance(known, AngeliaError):
+            raise known
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class _Believed:
+    """A key that its channel has or had; `is_ahead` says that a publisher made it by a later roster than the server
+    shows, so that it only opens until that one is there."""
+
+    channel: Shown
+    publishes: bool
+    is_ahead: bool
+
+    @property
+    def seals(self) -> bool:
+        return self.publishes and not self.is_ahead
+
+
+def _believed(mailbox: Mailbox, control: Opened, brought: ChannelKey, known: _Known) -> Call[_Believed | None]:
+    """What a key that came is good for, if it is one that the channel has or had; None if it is not.
 
     The present key comes from a publisher on the roster; where the server admits the members, from those of whom it
     says so. One that the channel had opens what others published under it, whoever brings it: its maker may have come
-    and gone on rosters that were never seen here. It seals only if a publisher brings it."""
+    and gone on rosters that were never seen here. It seals only if a publisher brings it. The server alone says which
+    keys a channel has and had, so what a publisher on the roster brings is never dropped on its word."""
     channel_id, message = brought.channel_id, control.message
     if message.channel_id != channel_id or mailbox.channels.name(channel_id) is None:
         return None
-    try:
-        found = yield from channel_calls.channel(channel_id)
-    except NotFound:
-        return None  # the channel is gone
-    if not 1 <= brought.epoch <= found.epoch:
-        return None
-    roster = yield from known_roster(mailbox, found)
+    found, roster = yield from known.channel(channel_id)
     publishes = publisher_rule(mailbox, channel_id, roster)(message.sender)
+    listed = publishes and roster is not None and roster.decides
+    believed = yield from _is_key(found, brought, message.sender, publishes=publishes, listed=listed)
+    if listed and not believed:
+        raise Conflict(f"the server knows nothing of a key of {found.name} that {message.sender} sent")
+    is_ahead = publishes and brought.roster_version > (0 if roster is None else roster.version)
+    return _Believed(found, publishes, is_ahead) if believed else None
+
+
+def _is_key(found: Shown, brought: ChannelKey, sender: str, *, publishes: bool, listed: bool) -> Call[bool]:
+    """Whether the channel has this key, and its sender may give it out, or had it in an earlier epoch."""
     if brought.epoch == found.epoch and found.epoch_key_id is not None:
-        believed = publishes and brought.key.key_id == found.epoch_key_id
-        if believed and (roster is None or not roster.decides):
-            believed = yield from _may_come(found, message.sender)
-    else:
-        believed = yield from _was_key(brought, message, publishes=publishes)
-    return (found, publishes) if believed else None
-
-
-def _was_key(brought: ChannelKey, message: Message, *, publishes: bool) -> Call[bool]:
-    """Whether a channel had this key in its epoch. Where the server knows none, what a publisher sent waits until its
-    message expires; what anybody else did must not fill the place of others."""
+        if not publishes or brought.key.key_id != found.epoch_key_id:
+            return False
+        return listed or (yield from _may_come(found, sender))
+    if not 1 <= brought.epoch <= found.epoch:
+        return False
     try:
         had = yield from channel_calls.channel_epoch(brought.channel_id, brought.epoch)
     except NotFound:
-        if publishes and now() < message.expires_at:
-            raise
         return False
     return brought.key.key_id == had.key_id
 

@@ -10,7 +10,14 @@ from uuid import UUID
 from angelia.channels.model import Policy, Shown, Subscription, check_name, split_name
 from angelia.client import channel_calls, key_calls
 from angelia.client.channel_keys import expect_keys, has_key, rekey
-from angelia.client.channel_rosters import change_roster, first_roster, known_roster, replace_roster, signed_roster
+from angelia.client.channel_rosters import (
+    change_roster,
+    first_roster,
+    known_roster,
+    lost_rights,
+    replace_roster,
+    served_roster,
+)
 from angelia.client.channel_senders import know_senders
 from angelia.client.sealed import is_id, now, refuse_misnamed
 from angelia.client.wire import MOST_PAGES, BadAnswer, Call
@@ -115,13 +122,19 @@ def allow(
 
 def disallow(mailbox: Mailbox, channel: str | UUID, agent: str) -> Call[None]:
     """Take an agent off the roster of a channel of one's own; it is removed, and the channel gets another key."""
-    found = yield from find_channel(mailbox, channel)
-    roster = yield from signed_roster(mailbox, found)
-    if roster.member(agent) is None:
-        raise NotFound(
-            f"{agent} is not on the roster of {found.name}", hint=f"who is: angelia channel allow {found.channel_name}"
-        )
-    yield from change_roster(mailbox, found, lambda before: (Policy(before.policy), _without(before, agent)))
+    # Not found by its roster: that may be the very one which the owner is to set right.
+    found = yield from look_up_channel(mailbox, channel)
+    _refuse_others(mailbox, found)
+
+    def change(before: Roster) -> tuple[Policy, list[Member]]:
+        if before.member(agent) is None:
+            raise NotFound(
+                f"{agent} is not on the roster of {found.name}",
+                hint=f"who is: angelia channel allow {found.channel_name}",
+            )
+        return Policy(before.policy), _without(before, agent)
+
+    yield from change_roster(mailbox, found, change)
 
 
 def roster(mailbox: Mailbox, channel: str | UUID) -> Call[Roster | None]:
@@ -132,12 +145,14 @@ def roster(mailbox: Mailbox, channel: str | UUID) -> Call[Roster | None]:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What an owner is asked to sign. `by_server` says that only the server vouches for the policy and the members."""
+    """What an owner is asked to sign. `by_server` says that only the server vouches for the policy and the members;
+    `deprived` have fewer rights on the roster that the server has, which a pair of the owner's signed."""
 
     channel: Shown
     policy: Policy
     members: list[Member]
     by_server: bool
+    deprived: list[str]
 
 
 def propose_roster(mailbox: Mailbox, channel: str | UUID) -> Call[Proposal]:
@@ -145,7 +160,8 @@ def propose_roster(mailbox: Mailbox, channel: str | UUID) -> Call[Proposal]:
     found = yield from look_up_channel(mailbox, channel)
     pinned = mailbox.rosters.pinned(found.channel_id)
     if pinned is not None:
-        return Proposal(found, Policy(pinned.policy), list(pinned.members), by_server=False)
+        deprived = lost_rights(pinned, (yield from served_roster(mailbox, found)))
+        return Proposal(found, Policy(pinned.policy), list(pinned.members), by_server=False, deprived=deprived)
     members, cursor = list[Member](), ""
     for _ in range(MOST_PAGES):
         page = yield from channel_calls.channel_allowlist(found.channel_id, cursor=cursor)
@@ -155,7 +171,8 @@ def propose_roster(mailbox: Mailbox, channel: str | UUID) -> Call[Proposal]:
         cursor = page.next
     else:
         raise BadAnswer("the server's pages of members do not come to an end")
-    return Proposal(found, found.policy, [one for one in members if one.nhi != found.owner_nhi], by_server=True)
+    members = [one for one in members if one.nhi != found.owner_nhi]
+    return Proposal(found, found.policy, members, by_server=True, deprived=[])
 
 
 def sign_roster(mailbox: Mailbox, channel: str | UUID, policy: Policy, members: Iterable[Member]) -> Call[Shown]:
@@ -164,8 +181,7 @@ def sign_roster(mailbox: Mailbox, channel: str | UUID, policy: Policy, members: 
     For a channel of an earlier version, which has none, and for a mailbox that was lost: the list is then only the
     server's word, so look at it first."""
     found = yield from look_up_channel(mailbox, channel)
-    if found.owner_nhi != mailbox.identity.handle:
-        raise Denied(f"only {found.owner_nhi} signs who is in {found.name}")
+    _refuse_others(mailbox, found)
     return (yield from replace_roster(mailbox, found, policy, members))
 
 
@@ -198,10 +214,18 @@ def unsubscribe(mailbox: Mailbox, channel: str | UUID) -> Call[Subscription]:
     return held
 
 
-def forget_channel(mailbox: Mailbox, channel: str | UUID) -> UUID:
-    """Unlearn whose a channel is and who is in it: after a first look by its id at what was no true answer.
+def delete_channel(mailbox: Mailbox, channel: str | UUID) -> Call[None]:
+    """Delete a channel of one's own, with its messages."""
+    found = yield from look_up_channel(mailbox, channel)
+    yield from channel_calls.delete_channel(found.channel_id)
+    mailbox.channels.forget(found.channel_id, now())
 
-    Nothing more is sealed under its keys. The next use is a first contact, so name it by `owner/name` then."""
+
+def forget_channel(mailbox: Mailbox, channel: str | UUID) -> UUID:
+    """Unlearn whose a channel is, who is in it and at which epoch: after a look at what was no true answer.
+
+    Nothing more is sealed under its keys. The next use is a first contact, so name it by `owner/name` then; if its
+    roster is of the same owner and name, its version still does not go back."""
     known = UUID(str(channel)) if isinstance(channel, UUID) or is_id(channel) else None
     for name in [] if known is not None else [str(channel), f"{mailbox.identity.handle}/{channel}"]:
         roster = mailbox.rosters.named(name)
@@ -228,6 +252,11 @@ def look_up_channel(mailbox: Mailbox, name: str | UUID) -> Call[Shown]:
                 raise UntrustedRoster(f"asked for {owner}/{short}, the server showed {found.name}")
             return found
     raise NotFound(f"there is no channel {name}", hint="angelia channel list")
+
+
+def _refuse_others(mailbox: Mailbox, found: Shown) -> None:
+    if found.owner_nhi != mailbox.identity.handle:
+        raise Denied(f"only {found.owner_nhi} signs who is in {found.name}")
 
 
 def _without(roster: Roster, agent: str) -> list[Member]:

@@ -10,7 +10,7 @@ from uuid import UUID
 from angelia.channels.model import Policy, Shown
 from angelia.client import channel_calls
 from angelia.client.channel_answers import PublishedMessage
-from angelia.client.channel_keys import Present, expect_keys, present_key
+from angelia.client.channel_keys import Present, check_roster_stands, expect_keys, present_key
 from angelia.client.channel_membership import find_channel
 from angelia.client.channel_sharing import Shared, share
 from angelia.client.sealed import now
@@ -41,6 +41,7 @@ def publish(mailbox: Mailbox, channel: str | UUID, body: bytes, **wishes: Unpack
     for last_try in (False, True):
         try:
             present, shared = yield from _offered(mailbox, found)
+            check_roster_stands(mailbox, present.roster)  # to send the key to many takes its time
             envelope = mailbox.channels.seal(found.channel_id, present.key, body, now(), **wishes)
             published = yield from channel_calls.publish_envelope(found.channel_id, envelope)
         except (EpochStale, VersionConflict):  # the key changed meanwhile

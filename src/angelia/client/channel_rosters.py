@@ -21,12 +21,14 @@ from angelia.errors import AngeliaError, Conflict, NotFound, VersionConflict
 from angelia.keys.model import parse_links, unix_ms
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.notices import Kind
-from angelia.mailbox.rosters import MOST_AHEAD
 from angelia.mailbox.trust import Pin
 
 Members: TypeAlias = Iterable[Member]
 Change: TypeAlias = Callable[[Roster], tuple[Policy, Members]]
 _TRIES = 5
+# As many versions a roster of a pair that was replaced may be ahead of the pin: its thief may have signed any, and the
+# owner's next one would be out of reach.
+MOST_AHEAD = 1_000
 
 
 class Unsigned(Conflict):
@@ -94,24 +96,6 @@ def signed_roster(mailbox: Mailbox, found: Channel) -> Call[Roster]:
     return roster
 
 
-def newest_roster(mailbox: Mailbox, found: Channel) -> Call[Roster]:
-    """The roster to seal by. A publisher whose key was made under a later one than the server shows is believed: the
-    later one may have removed somebody."""
-    roster = yield from signed_roster(mailbox, found)
-    if roster.owner_nhi == mailbox.identity.handle or not _later(mailbox, roster):
-        return roster
-    served = yield from _served(found)
-    yield from _pin(mailbox, served)
-    if (later := _later(mailbox, served)) is not None:
-        sender, version = later
-        raise UntrustedRoster(
-            f"{sender} has sent a key that was made under version {version} of the roster of {roster.name}, and the "
-            f"server shows only version {served.version}",
-            hint="nothing is sealed for members who may be removed by now; ask the owner which version is the newest",
-        )
-    return served
-
-
 def unsigned(mailbox: Mailbox, found: Channel) -> Unsigned:
     hint = f"{found.owner_nhi} runs `angelia channel sign {found.channel_name}`, once"
     if found.owner_nhi == mailbox.identity.handle:
@@ -140,7 +124,9 @@ def change_roster(mailbox: Mailbox, found: Channel, change: Change) -> Call[Show
     else:
         base, present = yield from _own_ground(mailbox, found)
     for _ in range(_TRIES):
-        signed = _next(mailbox, base, present, *change(base))
+        policy, members = change(base)
+        _refuse_returning(found, base, present, policy, members)
+        signed = _next(mailbox, base, present, policy, members)
         try:
             shown = yield from channel_calls.put_roster(signed)
         except VersionConflict:
@@ -152,28 +138,55 @@ def change_roster(mailbox: Mailbox, found: Channel, change: Change) -> Call[Show
 
 
 def replace_roster(mailbox: Mailbox, found: Channel, policy: Policy, members: Members) -> Call[Shown]:
-    """Sign exactly these members, whatever is pinned or served: for an owner who has looked at them.
+    """Sign exactly these members, whatever is pinned: for an owner who has looked at them.
 
     Members refuse versions that go back, so a server that was put back from an old copy is brought past the version
     that they may have seen."""
     mailbox.own.refresh()
     members, pinned = list(members), mailbox.rosters.pinned(found.channel_id)
-    present = (yield from _served(found)) if found.roster_version else None
-    if pinned is not None and present is not None and not mailbox.rosters.names_present_pair(present):
-        _refuse_far_ahead(pinned, present)
+    present = yield from served_roster(mailbox, found)
     # Also after a run that was interrupted on its way: what it left on the server does not follow from the pin.
     behind = pinned is not None and (
         present is None or (present.hash != pinned.hash and present.version <= pinned.version + 1)
     )
     wanted = pinned.version + 2 if behind and pinned is not None else 0
-    for _ in range(MOST_AHEAD):
+    if wanted > (0 if present is None else present.version) + MOST_AHEAD:
+        raise UntrustedRoster(f"the server is more than {MOST_AHEAD:,} versions of the roster of {found.name} behind")
+    while True:
         signed = _next(mailbox, pinned or found, present, policy, members)
         shown = yield from channel_calls.put_roster(signed)
         if signed.version >= wanted:
             mailbox.rosters.pin_own(signed, now())
             return shown
         present = signed
-    raise UntrustedRoster(f"the server is more than {MOST_AHEAD:,} versions of the roster of {found.name} behind")
+
+
+def served_roster(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:
+    """The roster that the server has of a channel of one's own, signed by some pair that this agent has or had; None
+    where it has none."""
+    if not found.roster_version:
+        return None
+    served = yield from _served(found)
+    try:
+        mailbox.rosters.check_own(served)
+    except Refused as refusal:
+        raise UntrustedRoster(f"the server shows a forged roster of {found.name}: {refusal.message}") from refusal
+    pinned = mailbox.rosters.pinned(found.channel_id)
+    far_ahead = pinned is not None and served.version > pinned.version + MOST_AHEAD
+    if pinned is not None and far_ahead and not mailbox.rosters.names_present_pair(served):
+        raise UntrustedRoster(
+            f"the server shows version {served.version} of the roster of {found.name}, signed by a pair that you have "
+            f"replaced; you signed version {pinned.version}",
+            hint="nothing is signed on top of it",
+        )
+    return served
+
+
+def lost_rights(pinned: Roster | None, served: Roster | None) -> list[str]:
+    """The members who have fewer rights on the roster that the server has than on the one that this mailbox knows."""
+    if pinned is None or served is None or served.hash == pinned.hash:
+        return []
+    return [one.nhi for one in pinned.members if one.exceeds(served.member(one.nhi))]
 
 
 def resign_rosters(mailbox: Mailbox) -> Call[int]:
@@ -181,18 +194,27 @@ def resign_rosters(mailbox: Mailbox) -> Call[int]:
 
     Those that cannot be signed now are told of, and signed later."""
     done = 0
-    for roster in mailbox.rosters.signed_by_former():
+    try:
+        former = mailbox.rosters.signed_by_former()
+    except (AngeliaError, OSError) as error:
+        _put_off(mailbox, "the rosters of your channels", error)
+        return 0
+    for roster in former:
         try:
             found = yield from channel_calls.channel(roster.channel_id)
             yield from change_roster(mailbox, found, _unchanged)
             done += 1
         except NotFound:
-            continue  # the channel was deleted
-        except AngeliaError as error:
-            mailbox.own.put_off(now())
-            told = f"the roster of {roster.name} could not be signed with your present pair now: {error.message}"
-            mailbox.notices.tell(Kind.WARNING, told)
+            mailbox.rosters.forget(roster.channel_id)  # the channel was deleted, by the server's word
+        except (AngeliaError, OSError) as error:
+            _put_off(mailbox, f"the roster of {roster.name}", error)
     return done
+
+
+def _put_off(mailbox: Mailbox, what: str, error: AngeliaError | OSError) -> None:
+    mailbox.own.put_off(now())
+    why = error.message if isinstance(error, AngeliaError) else error.strerror or str(error)
+    mailbox.notices.tell(Kind.WARNING, f"{what} could not be signed with your present pair now: {why}")
 
 
 def _roster_of_another(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:
@@ -206,12 +228,6 @@ def _roster_of_another(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:
     served = yield from _served(found)
     yield from _pin(mailbox, served)
     return served
-
-
-def _later(mailbox: Mailbox, roster: Roster) -> tuple[str, int] | None:
-    """The publisher on a roster whose key was made under a later one, and under which."""
-    later = mailbox.channels.made_under_later(roster.channel_id, roster.version)
-    return next((one for one in later if roster.lets_publish(one[0])), None)
 
 
 def _served(found: Channel) -> Call[Roster]:
@@ -274,61 +290,65 @@ def _own_ground(mailbox: Mailbox, found: Channel) -> Call[tuple[Roster, Roster]]
     """What the next roster says as long as nothing changes, and the roster that the server has and it follows.
 
     What another process of this agent signed meanwhile is taken over. What only an earlier pair signed is not, since
-    that may be in other hands: then the members are those that this mailbox knows. If one of them was removed there,
-    by a process that died before it wrote so down, or by a thief, the owner has to say which it was."""
+    that may be in other hands: then the members are those that this mailbox knows."""
     pinned = mailbox.rosters.pinned(found.channel_id)
-    if pinned is None and not found.roster_version:
-        raise unsigned(mailbox, found)
     hint = f"look at its members and sign them: angelia channel sign {found.channel_name}"
-    served = yield from _served(found)
-    if pinned is not None and served.version < pinned.version:
+    served = yield from served_roster(mailbox, found)
+    if served is None and pinned is None:
+        raise unsigned(mailbox, found)
+    if served is None or (pinned is not None and served.version < pinned.version):
+        at = 0 if served is None else served.version
         raise UntrustedRoster(
-            f"the server is at version {served.version} of the roster of {found.name}; you signed version "
-            f"{pinned.version}",
+            f"the server is at version {at} of the roster of {found.name}; you signed version "
+            f"{pinned.version if pinned else 0}",
             hint=f"was it put back from an old copy? {hint}",
         )
     if pinned is not None and served.hash == pinned.hash:
         return pinned, served
-    if pinned is None and not mailbox.rosters.names_present_pair(served):
+    if mailbox.rosters.names_present_pair(served):
+        mailbox.rosters.pin(served, now())
+        return served, served
+    if pinned is None:
         raise UntrustedRoster(f"an earlier pair of yours signed the roster of {found.name}", hint=hint)
-    try:
-        mailbox.rosters.check_own(served)
-    except Refused as refusal:
+    return pinned, served
+
+
+def _refuse_returning(found: Channel, base: Roster, present: Roster, policy: Policy, members: Members) -> None:
+    """Let nobody in again without the owner: what an earlier pair of it signed last has taken rights that this mailbox
+    does not know to be gone. A process died before it wrote so down; or it was a thief."""
+    lost = set(lost_rights(base, present))
+    returning = [one.nhi for one in members if one.nhi in lost and one.exceeds(present.member(one.nhi))]
+    told = f"an earlier pair of yours signed version {present.version} of the roster of {found.name}, which"
+    otherwise = f"angelia channel sign {found.channel_name}"
+    if returning:
         raise UntrustedRoster(
-            f"the server shows a forged roster of {found.name}: {refusal.message}", hint=hint
-        ) from refusal
-    if pinned is not None and not mailbox.rosters.names_present_pair(served):
-        _refuse_far_ahead(pinned, served)
-        if _gives_back(pinned, served):
-            raise UntrustedRoster(
-                f"an earlier pair of yours signed version {served.version} of the roster of {found.name}, which takes "
-                f"rights away that version {pinned.version} gives, the last that this mailbox knows",
-                hint=hint,
-            )
-        return pinned, served
-    mailbox.rosters.pin(served, now())
-    return served, served
-
-
-def _gives_back(pinned: Roster, served: Roster) -> bool:
-    """Whether to sign what is pinned after what is served would let somebody in again."""
-    publishers = [one.nhi for one in pinned.members if pinned.lets_publish(one.nhi)]
-    return served.decides and (served.takes_keys_from(pinned) or not all(map(served.lets_publish, publishers)))
-
-
-def _refuse_far_ahead(pinned: Roster, served: Roster) -> None:
-    """A replaced pair may have signed any version; a true server counts one by one."""
-    if served.version > pinned.version + MOST_AHEAD:
+            f"{told} takes rights from {', '.join(returning[:5])}; version {base.version}, the last that this mailbox "
+            "knows, does not",
+            hint=f"if you took them: angelia channel deny {found.channel_name} {returning[0]}; if not: {otherwise}",
+        )
+    if present.policy not in (base.policy, policy):
         raise UntrustedRoster(
-            f"the server shows version {served.version} of the roster of {pinned.name}, signed by a pair that you have "
-            f"replaced; you signed version {pinned.version}",
-            hint="nothing is signed on top of it",
+            f"{told} makes it {present.policy}; version {base.version}, the last that this mailbox knows, has it "
+            f"{base.policy}",
+            hint=f"if you changed it: angelia channel update {found.channel_name} --policy {present.policy}; "
+            f"if not: {otherwise}",
         )
 
 
 def _next(
     mailbox: Mailbox, named: Channel | Roster, present: Roster | None, policy: Policy, members: Members
 ) -> Roster:
+    """The roster after `present`. If it takes a right from anybody, or a thief may have the newest key, no key of
+    before seals any more."""
+    members, base = list(members), named if isinstance(named, Roster) else None
+    rosters = [one for one in (base, present) if one is not None]
+    version = 1 if present is None else present.version + 1
+    spends = (
+        base is None
+        or base.version >= version  # the server was put back
+        or mailbox.channels.newest_key_is_spent(named.channel_id)
+        or any(one.is_narrowed_by(policy.value, members) for one in rosters)
+    )
     return sign_roster(
         mailbox.identity.pair,
         channel_id=named.channel_id,
@@ -337,8 +357,9 @@ def _next(
         policy=policy.value,
         members=members,
         # Members refuse a date that goes back, as an owner's clock may.
-        issued_at=max(unix_ms(now()), named.issued_at if isinstance(named, Roster) else 0),
-        version=1 if present is None else present.version + 1,
+        issued_at=max(unix_ms(now()), 0 if base is None else base.issued_at),
+        version=version,
+        keys_since=None if spends else max(one.keys_since for one in rosters),
         prev_roster_hash=FIRST_PREVIOUS if present is None else present.hash,
     )
 

@@ -36,7 +36,7 @@ MOST_MEMBERS = 10_000
 POLICIES = ("open", "private", "authz_required", "allowlist")
 _PRIVATE, _ALLOWLIST = "private", "allowlist"
 _NAME = re.compile(r"\A[a-z0-9][a-z0-9_./-]{0,63}\Z")
-_FIXED = struct.Struct(">BQQ16s32sH")  # policy, version, issued_at, signer_id, prev, how many members
+_FIXED = struct.Struct(">BQQQ16s32sH")  # policy, version, keys_since, issued_at, signer_id, prev, how many members
 _SIGNATURES = ED25519_SIGNATURE + ML_DSA_SIGNATURE
 _PUBLISH, _SUBSCRIBE = 1, 2
 
@@ -55,6 +55,12 @@ class Member:
     may_publish: bool
     may_subscribe: bool
 
+    def exceeds(self, other: Member | None) -> bool:
+        """Whether it may something that it may not in the other entry."""
+        if other is None:
+            return self.may_publish or self.may_subscribe
+        return self.may_publish > other.may_publish or self.may_subscribe > other.may_subscribe
+
 
 _by_name = attrgetter("nhi")
 
@@ -63,14 +69,16 @@ _by_name = attrgetter("nhi")
 class Roster:
     """Members are in the order of their names; the owner is none of them, since it may everything.
 
-    `issued_at` is the owner's clock in Unix milliseconds. Under `open` and `authz_required` the members decide
-    nothing: there the readers are those whom the server admits."""
+    Keys that were made under versions before `keys_since` seal nothing: an agent may have them that has lost a right
+    since, or a thief. `issued_at` is the owner's clock in Unix milliseconds. Under `open` and `authz_required` the
+    members decide nothing: there the readers are those whom the server admits."""
 
     channel_id: UUID
     owner_nhi: str
     channel_name: str
     policy: str
     version: int
+    keys_since: int
     issued_at: int
     signer_id: UUID
     prev_roster_hash: bytes
@@ -97,6 +105,7 @@ class Roster:
                 _FIXED.pack(
                     POLICIES.index(self.policy) + 1,
                     self.version,
+                    self.keys_since,
                     self.issued_at,
                     self.signer_id.bytes,
                     self.prev_roster_hash,
@@ -131,12 +140,12 @@ class Roster:
         found = self.member(nhi) if self.policy == _ALLOWLIST else None
         return found is not None and (found.may_publish or found.may_subscribe)
 
-    def takes_keys_from(self, before: Roster) -> bool:
-        """Whether somebody who held the keys under the roster before may not have the next ones."""
-        if self.policy != before.policy:
+    def is_narrowed_by(self, policy: str, members: Iterable[Member]) -> bool:
+        """Whether the next roster takes a right from a member of this one, or changes the policy."""
+        if policy != self.policy:
             return True
-        held = [one.nhi for one in before.members if before.lets_hold_key(one.nhi)]
-        return not all(map(self.lets_hold_key, held))
+        following = {one.nhi: one for one in members}
+        return policy == _ALLOWLIST and any(one.exceeds(following.get(one.nhi)) for one in self.members)
 
 
 def sign_roster(
@@ -149,15 +158,17 @@ def sign_roster(
     members: Iterable[Member],
     issued_at: int,
     version: int = 1,
+    keys_since: int | None = None,
     prev_roster_hash: bytes = FIRST_PREVIOUS,
 ) -> Roster:
-    """The owner's word on who is in its channel."""
+    """The owner's word on who is in its channel. Without `keys_since` no key of before seals any more."""
     unsigned = Roster(
         channel_id=channel_id,
         owner_nhi=owner_nhi,
         channel_name=channel_name,
         policy=policy,
         version=version,
+        keys_since=version if keys_since is None else keys_since,
         issued_at=issued_at,
         signer_id=pair.public.signer_id,
         prev_roster_hash=prev_roster_hash,
@@ -222,6 +233,7 @@ class RosterDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     channel_name: str
     policy: str
     version: int
+    keys_since: int
     issued_at: int
     signer_id: UUID
     prev_roster_hash: str
@@ -237,6 +249,7 @@ def roster_document(roster: Roster) -> RosterDocument:
         channel_name=roster.channel_name,
         policy=roster.policy,
         version=roster.version,
+        keys_since=roster.keys_since,
         issued_at=roster.issued_at,
         signer_id=roster.signer_id,
         prev_roster_hash=to_text(roster.prev_roster_hash),
@@ -257,6 +270,7 @@ def parse_roster(document: RosterDocument) -> Roster:
         channel_name=document.channel_name,
         policy=document.policy,
         version=document.version,
+        keys_since=document.keys_since,
         issued_at=document.issued_at,
         signer_id=document.signer_id,
         prev_roster_hash=from_text(document.prev_roster_hash),
@@ -278,7 +292,7 @@ def decode_roster(content: bytes) -> Roster:
     try:
         owner, at = _counted(signed, 17)
         name, at = _counted(signed, at)
-        policy, version, issued_at, signer_id, prev, count = _FIXED.unpack_from(signed, at)
+        policy, version, keys_since, issued_at, signer_id, prev, count = _FIXED.unpack_from(signed, at)
         at += _FIXED.size
         members = []
         for _ in range(count):
@@ -292,6 +306,7 @@ def decode_roster(content: bytes) -> Roster:
             channel_name=name,
             policy=POLICIES[policy - 1] if policy else "",
             version=version,
+            keys_since=keys_since,
             issued_at=issued_at,
             signer_id=UUID(bytes=signer_id),
             prev_roster_hash=prev,
@@ -316,6 +331,8 @@ def _check(roster: Roster) -> None:
         raise Malformed(f"{roster.policy[:20]!r} is no policy of a channel", hint=", ".join(POLICIES))
     if not 1 <= roster.version < LATEST or not 0 < roster.issued_at < LATEST:
         raise Malformed("the version or the time of a roster is out of range")
+    if not 1 <= roster.keys_since <= roster.version:
+        raise Malformed("a roster names one of the versions up to its own as the first whose keys still seal")
     if len(roster.prev_roster_hash) != 32 or (roster.version == 1) != (roster.prev_roster_hash == FIRST_PREVIOUS):
         raise Malformed("the first roster follows none, and every other one names the one before")
     names = [one.nhi for one in roster.members]

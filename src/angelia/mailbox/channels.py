@@ -39,6 +39,16 @@ _CHUNK = 5_000
 KEY_BYTES = [len(frame.pack(length, bytes(length), padme=False)) for length in CHANNEL_KEY_LENGTHS]
 
 
+# A channel's epoch ends with every member that leaves, so that a mailbox may have missed many.
+MOST_EPOCHS_AHEAD = 1_000_000
+
+
+class EpochLeapt(AngeliaError):
+    """The server says that a channel is at an epoch that it cannot have come to"""
+
+    code = "bad_answer"
+
+
 class EpochWentBack(AngeliaError):
     """The server says that a channel is at an earlier epoch than before"""
 
@@ -153,8 +163,10 @@ class Channels:
         channel_id, key_id = str(brought.channel_id), str(brought.key.key_id)
         with self._database.transaction() as tx:
             kept = self._local.encrypt("channel_keys", key_id, brought.key.secret)
-            values = (channel_id, key_id, brought.epoch, *kept, sender, stamp(now), not seals, brought.roster_version)
-            tx.execute(SQL["add_channel_key"], values)
+            made_under = brought.roster_version if seals else None
+            tx.execute(
+                SQL["add_channel_key"], (channel_id, key_id, brought.epoch, *kept, sender, stamp(now), made_under)
+            )
             (newest,) = tx.execute(SQL["newest_epoch"], (channel_id, self._own.identity.handle)).fetchone()
             tx.execute(SQL["retire_channel_keys"], (self._destroy_at(now), channel_id, newest or 0))
 
@@ -176,6 +188,8 @@ class Channels:
         before opens for those who were removed since. Only keys that are believed or were made here say where it was:
         nobody signs an epoch."""
         (newest,) = self._database.row("newest_epoch", str(channel_id), self._own.identity.handle)
+        if newest is not None and epoch > newest + MOST_EPOCHS_AHEAD:
+            raise EpochLeapt(f"the server says that the channel is at epoch {epoch}; it was at epoch {newest} before")
         if newest is not None and epoch < newest:
             raise EpochWentBack(
                 f"the server says that the channel is at epoch {epoch}; it was at epoch {newest} before",
@@ -188,17 +202,17 @@ class Channels:
         return None if found is None else self._decrypted(key_id, *found)
 
     def made_under(self, channel_id: UUID, key_id: UUID) -> int:
-        """The version of the roster by which the maker of a key gave it out."""
+        """The version of the roster that the maker of a key had."""
         found = self._database.row("key_made_under", str(channel_id), str(key_id))
-        return 0 if found is None else int(found[0])
+        return 0 if found is None else int(found[0] or 0)
 
-    def made_under_later(self, channel_id: UUID, version: int) -> list[tuple[str, int]]:
-        """From whom keys came that were made under a later version of the roster than this, and under which."""
-        return self._database.rows("keys_made_under_later", str(channel_id), version)
+    def newest_key_is_spent(self, channel_id: UUID) -> bool:
+        """Whether the newest key of a channel must seal nothing any more: a thief may have it."""
+        found = self._database.row("newest_key_is_spent", str(channel_id))
+        return found is not None and bool(found[0])
 
     def present_key(self, channel_id: UUID, key_id: UUID) -> EpochKey | None:
-        """A key to seal under: one that was not replaced, and whose maker had a roster that is known here, with nobody
-        on it who was removed since."""
+        """A key to seal under: one that was not replaced, by a publisher's word, and not too old for the roster."""
         found = self._database.row("present_channel_key", str(channel_id), str(key_id))
         return None if found is None else self._decrypted(key_id, *found)
 

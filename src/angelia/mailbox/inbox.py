@@ -151,11 +151,17 @@ class Inbox:
         """What was received and not yet acknowledged to the relay, oldest first; control messages too."""
         return [_message(row) for row in self._database.rows("inbox_unacked", limit)]
 
-    def controls(self, kind: Control = Control.CHANNEL_KEY, limit: int = _CONTROLS_AT_ONCE) -> list[Opened]:
-        """The oldest control messages of a kind that nobody has handled yet, a hundred or a mebibyte of them.
-
-        `mark_handled` is for when one was; then others take its place."""
-        found, size, since = list[Opened](), 0, _OLDEST
+    def controls(
+        self,
+        kind: Control = Control.CHANNEL_KEY,
+        limit: int = _CONTROLS_AT_ONCE,
+        *,
+        after: Message | None = None,
+    ) -> list[Opened]:
+        """The oldest control messages of a kind that were not handled yet, a hundred or a mebibyte of them; the next
+        ones after the last of these, handled or not."""
+        found, size = list[Opened](), 0
+        since = _OLDEST if after is None else (stamp(after.received_at), after.replay_key)
         least, most = _LENGTHS[kind]
         while True:
             page = [_message(row) for row in self._rows_of_controls(since, least, most, limit)]

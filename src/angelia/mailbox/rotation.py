@@ -314,6 +314,8 @@ class OwnKeys:
                 if plan.suites & Suite.ML_KEM.bit:
                     separate = None if plan.kem else _separate(before)
                     separate = separate or self._new_separate(tx, now)
+                if emergency:
+                    tx.execute(SQL["spend_all_channel_keys"])
                 revoked = self._revoked()
                 link = succession.next_link(before, file.identity.pair, file.seeds, separate, plan, now, revoked)
                 _set_pending(tx, Pending(plan, link, accepted=False))
@@ -456,6 +458,7 @@ class OwnKeys:
     def _destroy_earlier(self, tx: Tx, bundle: Bundle, now: datetime) -> None:
         """After an emergency: nothing old opens anything, save one-time keys of mail that a relay already has."""
         tx.execute(SQL["destroy_grace"])
+        tx.execute(SQL["spend_all_channel_keys"])
         tx.execute(SQL["hasten_one_time"], (stamp(now + self._destroy_after),))
         self._drop_separate_except(tx, bundle)
 

@@ -457,12 +457,12 @@ SELECT name FROM channels WHERE channel_id = ?
 SELECT channel_id FROM channels WHERE name = ?
 
 -- name: add_channel_key
--- A key that comes again is in use again.
-INSERT INTO channel_keys (channel_id, key_id, epoch, secret_nonce, secret, sender_nhi, received_at, spent,
-  roster_version)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (channel_id, key_id) DO UPDATE SET destroy_at = NULL, spent = spent AND excluded.spent,
-  roster_version = max(roster_version, excluded.roster_version)
+-- A key that comes again is in use again. Only a publisher's word says under which roster it was made.
+INSERT INTO channel_keys (channel_id, key_id, epoch, secret_nonce, secret, sender_nhi, received_at, roster_version)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (channel_id, key_id) DO UPDATE SET destroy_at = NULL,
+  sender_nhi = iif(roster_version IS NULL AND excluded.roster_version IS NOT NULL, excluded.sender_nhi, sender_nhi),
+  roster_version = coalesce(max(coalesce(roster_version, 0), excluded.roster_version), roster_version)
 
 -- name: retire_channel_keys
 UPDATE channel_keys SET destroy_at = ? WHERE channel_id = ? AND epoch < ? AND destroy_at IS NULL
@@ -472,25 +472,22 @@ SELECT secret_nonce, secret FROM channel_keys
 WHERE channel_id = ? AND key_id = ? AND (destroy_at IS NULL OR destroy_at > ?)
 
 -- name: present_channel_key
--- One that was replaced opens what was sealed under it, and seals nothing; nor does one that somebody has who is off
--- the roster.
+-- One that was replaced opens what was sealed under it, and seals nothing; nor does one that the roster calls too old.
 SELECT secret_nonce, secret FROM channel_keys WHERE channel_id = ?1 AND key_id = ?2 AND destroy_at IS NULL AND NOT spent
-  AND epoch > coalesce((SELECT keys_after FROM channel_rosters WHERE channel_id = ?1), 0)
-  AND roster_version BETWEEN coalesce((SELECT keys_since FROM channel_rosters WHERE channel_id = ?1), 0)
-    AND coalesce((SELECT version FROM channel_rosters WHERE channel_id = ?1), 0)
+  AND roster_version >= coalesce((SELECT keys_since FROM channel_rosters WHERE channel_id = ?1), 0)
 
 -- name: key_made_under
 SELECT roster_version FROM channel_keys WHERE channel_id = ? AND key_id = ?
 
--- name: keys_made_under_later
-SELECT sender_nhi, roster_version FROM channel_keys
-WHERE channel_id = ? AND roster_version > ? AND NOT spent ORDER BY roster_version DESC
+-- name: newest_key_is_spent
+SELECT spent FROM channel_keys WHERE channel_id = ? ORDER BY epoch DESC, received_at DESC LIMIT 1
 
 -- name: newest_epoch
 -- What a server has told, and the keys that came from others: those of one's own may never have reached a server.
 SELECT max(epoch) FROM (
   SELECT epoch FROM channel_epochs WHERE channel_id = ?1
-  UNION ALL SELECT epoch FROM channel_keys WHERE channel_id = ?1 AND sender_nhi <> ?2 AND NOT spent
+  UNION ALL SELECT epoch FROM channel_keys
+  WHERE channel_id = ?1 AND sender_nhi <> ?2 AND NOT spent AND roster_version IS NOT NULL
 )
 
 -- name: forget_epoch
@@ -498,6 +495,9 @@ DELETE FROM channel_epochs WHERE channel_id = ?
 
 -- name: spend_channel_keys
 UPDATE channel_keys SET spent = TRUE WHERE channel_id = ?
+
+-- name: spend_all_channel_keys
+UPDATE channel_keys SET spent = TRUE
 
 -- name: heard_epoch
 INSERT INTO channel_epochs (channel_id, epoch) VALUES (?, ?)
@@ -540,25 +540,25 @@ DELETE FROM channel_opened WHERE (channel_id, channel_offset) IN (
 -- rosters.py
 
 -- name: pinned_roster
-SELECT roster, keys_after, keys_since FROM channel_rosters WHERE channel_id = ?
+SELECT roster, forgotten FROM channel_rosters WHERE channel_id = ?
 
 -- name: named_roster
-SELECT roster FROM channel_rosters WHERE name = ?
+SELECT roster, forgotten FROM channel_rosters WHERE name = ?
 
 -- name: rosters_of_former_pairs
-SELECT roster FROM channel_rosters WHERE owner_nhi = ? AND signer_id <> ? ORDER BY name
-
--- name: keys_after
-SELECT keys_after FROM channel_rosters WHERE channel_id = ?
+SELECT roster FROM channel_rosters WHERE owner_nhi = ? AND signer_id <> ? AND NOT forgotten ORDER BY name
 
 -- name: pin_roster
-INSERT INTO channel_rosters (channel_id, name, owner_nhi, signer_id, version, keys_after, keys_since, roster, pinned_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO channel_rosters (channel_id, name, owner_nhi, signer_id, version, keys_since, roster, pinned_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (channel_id) DO UPDATE
 SET name = excluded.name, owner_nhi = excluded.owner_nhi, signer_id = excluded.signer_id, version = excluded.version,
-  keys_after = excluded.keys_after, keys_since = excluded.keys_since, roster = excluded.roster, pinned_at = excluded.pinned_at
+  keys_since = excluded.keys_since, roster = excluded.roster, forgotten = FALSE, pinned_at = excluded.pinned_at
 
 -- name: forget_roster
+UPDATE channel_rosters SET forgotten = TRUE WHERE channel_id = ?
+
+-- name: drop_roster
 DELETE FROM channel_rosters WHERE channel_id = ?
 
 
