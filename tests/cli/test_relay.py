@@ -417,6 +417,21 @@ def test_without_a_registration_mail_is_fetched_from_nowhere(live: str, person: 
     )
 
 
+def test_a_command_tells_once_how_messages_to_a_recipient_are_sealed(
+    alice: Agent, bob: Agent, live: str, liar: Liar
+) -> None:
+    with alice.mailbox() as mailbox, Client(live, identity=mailbox) as client:
+        for body in (b"one", b"two"):
+            client.seal(mailbox, bob.name, body, one_time=True)
+        client.emergency_rotate_keys(mailbox, why="laptop lost")  # both are sealed again
+    none_left = {"one_time": False, "one_time_key": None}
+    liar.lie("GET", f"/v1/keys/bundle/{bob.name}", lambda asked, answer: answer.changed(**none_left))
+    sent = alice("mail", "send", "--retry", "--url", liar.url)
+    assert sent.out == "sent 2 of 2 messages that waited\n"
+    told = f"a message to {bob.name} had a one-time key, and is sealed again to the key of the week"
+    assert sent.err.splitlines() == [told]
+
+
 # A server that is none, or lies.
 
 RECEIPT = r"/v1/receipts/[0-9a-f]{64}"

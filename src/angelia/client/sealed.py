@@ -250,6 +250,9 @@ def seal(
 
 def reseal(mailbox: Mailbox, replay_key: str, refusal: KeyStale | KeyRevoked | None = None) -> Call[Envelope]:
     """Seal a message again for the recipient's present keys, under its own id.
+        if key is None:
+            told = f"no one-time key of {recipient} was to be had, so its key of the week is used"
+            mailbox.notices.tell(Kind.FALLBACK, told)
 
     Without a `refusal` of its keys it only waited too long. The mailbox decides whether there is reason to. A message
     that had a one-time key gets another one, or the mailbox's notices say that there was none."""
@@ -326,7 +329,7 @@ def catch_up(mailbox: Mailbox, pin: Pin) -> Call[Pin]:
 
 def _preferably_one_time(mailbox: Mailbox, recipient: str) -> Call[tuple[KnownBundle, OneTimeKey | None]]:
     """The recipient's keys, with one for this message alone if it can be had. A copy of the last hour serves without
-    the server, unless what the server says is a lie."""
+    the server, unless what the server says is a lie. Where there was none the caller tells so, for every message."""
     known = mailbox.trust.bundle(recipient, now())
     if known is not None and not mailbox.trust.may_ask_one_time(recipient, now()):
         return known, None
@@ -340,8 +343,6 @@ def _preferably_one_time(mailbox: Mailbox, recipient: str) -> Call[tuple[KnownBu
         found, key = known, None
     if key is None:
         mailbox.trust.no_one_time(recipient, now() + ONE_TIME_PAUSE)
-        told = f"no one-time key of {recipient} was to be had, so its key of the week is used"
-        mailbox.notices.tell(Kind.FALLBACK, told)
     return found, key
 
 
