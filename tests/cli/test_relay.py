@@ -22,9 +22,11 @@ from angelia.client.mail_calls import Nack
 from angelia.errors import AngeliaError, QueueFull, RateLimited, Unavailable
 from angelia.mailbox import failures, identity
 from angelia.mailbox.box import Mailbox
+from cli.pasting import commands_in
 from cli.running import Angelia, Ended
 from forgery import forged
 from liar import Answer, Liar, lying, page, problem
+from people import Lossy
 from processes import ServerProcess
 
 NOWHERE = ("--url", "http://127.0.0.1:9", "--timeout", "1")
@@ -415,6 +417,21 @@ def test_without_a_registration_mail_is_fetched_from_nowhere(live: str, person: 
         "error: carol is not registered with a server (unauthenticated)\n"
         "hint: angelia agent register --as carol; without a server: angelia mail receive FILE\n",
     )
+
+
+def test_after_a_lost_answer_the_hints_lead_to_the_new_pair(alice: Agent, bob: Agent, live: str) -> None:
+    with alice.mailbox() as mailbox, Lossy(live, identity=mailbox) as client:
+        client.loses = "/v1/keys/emergency-rotate"
+        with pytest.raises(Unreachable):
+            client.emergency_rotate_keys(mailbox, why="laptop lost")
+    publish = f"angelia key publish --as {alice.name}"
+    for verb in (("mail", "receive"), ("mail", "send", bob.name, "x"), ("agent", "register")):
+        refused = alice(*verb, "--url", live)
+        assert refused.code != 0
+        assert commands_in(refused.err) == [f"{publish} --url {live}"]
+    assert alice(*publish.split()[1:]).code == 0
+    assert alice("mail", "send", bob.name, "x").code == 0
+    assert bob("mail", "receive", "-q").out == "x\n"
 
 
 def test_a_command_tells_once_how_messages_to_a_recipient_are_sealed(

@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from angelia.client import Client, attempts, sealed
+from angelia.client import AsyncClient, Client, Unreachable, attempts, sealed
 from angelia.client.sealed import NoOneTimeKey, Renamed
 from angelia.envelope.bundles import UntrustedBundle
 from angelia.envelope.refusals import SignatureFailed
-from angelia.errors import AngeliaError, KeyStale
+from angelia.errors import AngeliaError, KeyStale, Unauthenticated
 from angelia.keys.model import one_time_document
 from angelia.mailbox import identity, private_files, rotation
 from angelia.mailbox.identity import KEY
@@ -278,6 +278,36 @@ def test_a_full_disk_while_keys_are_renewed_costs_neither_what_was_sent_nor_what
     alice.reopen()
     assert bodies(alice) == [b"hello"]
     assert any("No space left" in line for line in told(alice, Kind.WARNING))
+
+
+# Rotations that the server did not take at once.
+
+
+async def test_who_cannot_sign_because_an_answer_was_lost_is_told_what_settles_it(alice: Person, bob: Person) -> None:
+    alice.client.loses, alice.client.times = "/v1/keys/emergency-rotate", attempts.TRIES
+    with pytest.raises(Unreachable):
+        alice.client.emergency_rotate_keys(alice.mailbox, why="laptop lost")
+    alice.reopen()
+    hints = []
+    for verb in (
+        lambda: alice.client.receive(alice.mailbox),
+        lambda: alice.client.send(alice.mailbox, bob.name, b"hello"),
+        lambda: alice.client.me(),
+    ):
+        with pytest.raises(Unauthenticated) as refused:
+            verb()
+        hints.append(refused.value.hint)
+    async with AsyncClient(alice.url, identity=alice.mailbox) as client:
+        with pytest.raises(Unauthenticated) as refused:
+            await anext(client.stream_mail())
+        hints.append(refused.value.hint)
+    assert all(f"angelia key publish --as {alice.name}" in hint for hint in hints), hints
+    alice.client.publish_keys(alice.mailbox)
+    assert alice.in_step()
+    with Client(alice.url, identity=identity.create(alice.home, "stranger")) as stranger:
+        with pytest.raises(Unauthenticated) as refused:
+            stranger.me()
+        assert "angelia agent register" in refused.value.hint
 
 
 # One-time keys.

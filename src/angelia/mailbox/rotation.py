@@ -151,6 +151,11 @@ class OwnKeys:
         """The agent's present bundle, as others should know it."""
         found = self._database.row("own_newest")
         return None if found is None else _parsed(found[0])
+    def awaits_next_pair(self) -> bool:
+        """Whether a server may know the next signing pair already, and the present one, which signs, no more."""
+        pending = self.pending()
+        return pending is not None and pending.plan.signer and self.signer is self.identity
+
 
     def chain(self) -> list[Link]:
         """All bundles of this agent, oldest first."""
