@@ -424,6 +424,7 @@ def test_after_a_lost_answer_the_hints_lead_to_the_new_pair(alice: Agent, bob: A
         client.loses = "/v1/keys/emergency-rotate"
         with pytest.raises(Unreachable):
             client.emergency_rotate_keys(mailbox, why="laptop lost")
+    assert "an emergency is under way; `angelia key publish" in alice("key", "show").out
     publish = f"angelia key publish --as {alice.name}"
     for verb in (("mail", "receive"), ("mail", "send", bob.name, "x"), ("agent", "register")):
         refused = alice(*verb, "--url", live)
@@ -432,6 +433,21 @@ def test_after_a_lost_answer_the_hints_lead_to_the_new_pair(alice: Agent, bob: A
     assert alice(*publish.split()[1:]).code == 0
     assert alice("mail", "send", bob.name, "x").code == 0
     assert bob("mail", "receive", "-q").out == "x\n"
+
+
+def test_an_emergency_that_the_server_did_not_take_is_told_and_done_by_the_next_command(
+    alice: Agent, bob: Agent, liar: Liar
+) -> None:
+    liar.instead("POST", "/v1/keys/.*", problem(503, "unavailable"))
+    asked = ("key", "rotate", "--emergency", "--why", "laptop lost", "--yes")
+    for _ in range(2):  # the second one has to wait for the first
+        ended = alice(*asked, "--url", liar.url, "--timeout", "1")
+        assert ended.code == 7
+        assert "warning: the emergency is written down and the local key replaced" in ended.err
+    line = "an emergency rotation of this agent's keys was cut short, and is finished now"
+    assert line in alice("mail", "send", bob.name, "x").err.splitlines()
+    assert "bundle       v3," in alice("key", "show").out
+    assert line not in alice("mail", "receive").err.splitlines()
 
 
 def test_a_command_tells_once_how_messages_to_a_recipient_are_sealed(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,12 @@ from angelia.client import AsyncClient, Client, Unreachable, attempts, sealed
 from angelia.client.sealed import NoOneTimeKey, Renamed
 from angelia.envelope.bundles import UntrustedBundle
 from angelia.envelope.refusals import SignatureFailed
-from angelia.errors import AngeliaError, KeyStale, Unauthenticated
+from angelia.errors import AngeliaError, KeyStale, Unauthenticated, Unavailable
 from angelia.keys.model import one_time_document
 from angelia.mailbox import identity, private_files, rotation
+from angelia.mailbox.box import Mailbox
 from angelia.mailbox.identity import KEY
+from angelia.mailbox.keyfile import LOCAL
 from angelia.mailbox.notices import Kind
 from angelia.mailbox.outgoing import Sent
 from client.letters import bodies, now
@@ -281,6 +283,76 @@ def test_a_full_disk_while_keys_are_renewed_costs_neither_what_was_sent_nor_what
 
 
 # Rotations that the server did not take at once.
+
+
+def test_an_emergency_replaces_the_local_key_and_is_not_forgotten_though_a_rotation_waits_for_the_server(
+    liar: Liar, alice: Person, bob: Person
+) -> None:
+    stolen, since = alice.mailbox.identity.unlocked.seeds, now() - DAY
+    liar.instead("POST", "/v1/keys/.*", problem(503, "unavailable"))
+    with pytest.raises(Unavailable):
+        alice.client.rotate_keys(alice.mailbox)
+    with pytest.raises(Unavailable):
+        alice.client.emergency_rotate_keys(alice.mailbox, why="laptop lost", compromised_since=since)
+    assert identity.present_seeds(alice.home, alice.mailbox.identity)[LOCAL] != stolen[LOCAL]
+    assert any("the emergency is written down" in line for line in told(alice, Kind.WARNING))
+
+    liar.honest()
+    alice.reopen()
+    alice.client.send(alice.mailbox, bob.name, b"hello")
+    assert told(alice, Kind.KEYS_SETTLED) == [
+        "an emergency rotation of this agent's keys was cut short, and is finished now"
+    ]
+    assert (alice.version, alice.in_step()) == (3, True)
+    assert set(stolen.values()).isdisjoint(alice.mailbox.identity.unlocked.seeds.values())
+    (asked,) = [one.json() for one in liar.asked if one.path == "/v1/keys/emergency-rotate"]
+    assert asked["reason"] == "laptop lost"
+    assert datetime.fromisoformat(asked["compromised_since"]) == since
+
+
+@pytest.mark.parametrize("kind", ["rotate", "signer", "emergency"])
+def test_a_rotation_that_was_cut_short_is_told_and_finished_by_whatever_uses_the_mailbox_next(
+    liar: Liar, alice: Person, bob: Person, kind: str
+) -> None:
+    liar.instead("POST", "/v1/keys/.*", problem(503, "unavailable"))
+    acts: dict[str, Callable[[], object]] = {
+        "rotate": lambda: alice.client.rotate_keys(alice.mailbox),
+        "signer": lambda: alice.client.rotate_keys(alice.mailbox, signer=True),
+        "emergency": lambda: alice.client.emergency_rotate_keys(alice.mailbox, why="laptop lost"),
+    }
+    with pytest.raises(Unavailable):
+        acts[kind]()
+    told(alice, Kind.WARNING)
+    liar.asked.clear()
+    for _ in range(3):
+        alice.client.send(alice.mailbox, bob.name, b"hello")
+    (line,) = told(alice, Kind.WARNING)
+    assert "rotation of this agent's keys is not published yet" in line
+    assert ("an emergency" in line) is (kind == "emergency")
+    assert 1 <= liar.count("POST", "/v1/keys/.*") <= attempts.TRIES, "it is left alone for a while"
+
+    liar.honest()
+    alice.reopen()
+    alice.client.receive(alice.mailbox)
+    (line,) = told(alice, Kind.KEYS_SETTLED)
+    assert "was cut short, and is finished now" in line
+    assert (alice.version, alice.in_step()) == (2, True)
+    alice.client.receive(alice.mailbox)
+    assert (alice.version, told(alice, Kind.KEYS_SETTLED)) == (2, [])
+
+
+def test_an_emergency_that_another_process_published_meanwhile_has_not_failed(alice: Person) -> None:
+    def publish() -> None:
+        with (
+            Mailbox(alice.home, identity.load(alice.home, alice.name, lambda: ""), now()) as other,
+            Client(alice.url, identity=other) as client,
+        ):
+            client.publish_keys(other)
+
+    alice.client.before = ("/v1/keys/emergency-rotate", publish)
+    assert alice.client.emergency_rotate_keys(alice.mailbox, why="laptop lost").bundle_version == 2
+    assert alice.in_step()
+    assert told(alice, Kind.WARNING) == []
 
 
 async def test_who_cannot_sign_because_an_answer_was_lost_is_told_what_settles_it(alice: Person, bob: Person) -> None:
