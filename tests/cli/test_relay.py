@@ -22,9 +22,11 @@ from angelia.client.mail_calls import Nack
 from angelia.errors import AngeliaError, QueueFull, RateLimited, Unavailable
 from angelia.mailbox import failures, identity
 from angelia.mailbox.box import Mailbox
+from cli.pasting import commands_in
 from cli.running import Angelia, Ended
 from forgery import forged
 from liar import Answer, Liar, lying, page, problem
+from people import Lossy
 from processes import ServerProcess
 
 NOWHERE = ("--url", "http://127.0.0.1:9", "--timeout", "1")
@@ -415,6 +417,52 @@ def test_without_a_registration_mail_is_fetched_from_nowhere(live: str, person: 
         "error: carol is not registered with a server (unauthenticated)\n"
         "hint: angelia agent register --as carol; without a server: angelia mail receive FILE\n",
     )
+
+
+def test_after_a_lost_answer_the_hints_lead_to_the_new_pair(alice: Agent, bob: Agent, live: str) -> None:
+    with alice.mailbox() as mailbox, Lossy(live, identity=mailbox) as client:
+        client.loses = "/v1/keys/emergency-rotate"
+        with pytest.raises(Unreachable):
+            client.emergency_rotate_keys(mailbox, why="laptop lost")
+    assert "an emergency is under way; `angelia key publish" in alice("key", "show").out
+    publish = f"angelia key publish --as {alice.name}"
+    for verb in (("mail", "receive"), ("mail", "send", bob.name, "x"), ("agent", "register")):
+        refused = alice(*verb, "--url", live)
+        assert refused.code != 0
+        assert commands_in(refused.err) == [f"{publish} --url {live}"]
+    assert alice(*publish.split()[1:]).code == 0
+    assert alice("mail", "send", bob.name, "x").code == 0
+    assert bob("mail", "receive", "-q").out == "x\n"
+
+
+def test_an_emergency_that_the_server_did_not_take_is_told_and_done_by_the_next_command(
+    alice: Agent, bob: Agent, liar: Liar
+) -> None:
+    liar.instead("POST", "/v1/keys/.*", problem(503, "unavailable"))
+    asked = ("key", "rotate", "--emergency", "--why", "laptop lost", "--yes")
+    for _ in range(2):  # the second one has to wait for the first
+        ended = alice(*asked, "--url", liar.url, "--timeout", "1")
+        assert ended.code == 7
+        assert "warning: the emergency is written down and the local key replaced" in ended.err
+    line = "an emergency rotation of this agent's keys was cut short, and is finished now"
+    assert line in alice("mail", "send", bob.name, "x").err.splitlines()
+    assert "bundle       v3," in alice("key", "show").out
+    assert line not in alice("mail", "receive").err.splitlines()
+
+
+def test_a_command_tells_once_how_messages_to_a_recipient_are_sealed(
+    alice: Agent, bob: Agent, live: str, liar: Liar
+) -> None:
+    with alice.mailbox() as mailbox, Client(live, identity=mailbox) as client:
+        for body in (b"one", b"two"):
+            client.seal(mailbox, bob.name, body, one_time=True)
+        client.emergency_rotate_keys(mailbox, why="laptop lost")  # both are sealed again
+    none_left = {"one_time": False, "one_time_key": None}
+    liar.lie("GET", f"/v1/keys/bundle/{bob.name}", lambda asked, answer: answer.changed(**none_left))
+    sent = alice("mail", "send", "--retry", "--url", liar.url)
+    assert sent.out == "sent 2 of 2 messages that waited\n"
+    told = f"a message to {bob.name} had a one-time key, and is sealed again to the key of the week"
+    assert sent.err.splitlines() == [told]
 
 
 # A server that is none, or lies.

@@ -5,21 +5,23 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from angelia.client import Client, attempts, sealed
+from angelia.client import AsyncClient, Client, Unreachable, attempts, sealed
 from angelia.client.sealed import NoOneTimeKey, Renamed
 from angelia.envelope.bundles import UntrustedBundle
 from angelia.envelope.refusals import SignatureFailed
-from angelia.errors import AngeliaError, KeyStale
+from angelia.errors import AngeliaError, KeyStale, Unauthenticated, Unavailable
 from angelia.keys.model import one_time_document
 from angelia.mailbox import identity, private_files, rotation
+from angelia.mailbox.box import Mailbox
 from angelia.mailbox.identity import KEY
+from angelia.mailbox.keyfile import LOCAL
 from angelia.mailbox.notices import Kind
 from angelia.mailbox.outgoing import Sent
 from client.letters import bodies, now
@@ -280,6 +282,106 @@ def test_a_full_disk_while_keys_are_renewed_costs_neither_what_was_sent_nor_what
     assert any("No space left" in line for line in told(alice, Kind.WARNING))
 
 
+# Rotations that the server did not take at once.
+
+
+def test_an_emergency_replaces_the_local_key_and_is_not_forgotten_though_a_rotation_waits_for_the_server(
+    liar: Liar, alice: Person, bob: Person
+) -> None:
+    stolen, since = alice.mailbox.identity.unlocked.seeds, now() - DAY
+    liar.instead("POST", "/v1/keys/.*", problem(503, "unavailable"))
+    with pytest.raises(Unavailable):
+        alice.client.rotate_keys(alice.mailbox)
+    with pytest.raises(Unavailable):
+        alice.client.emergency_rotate_keys(alice.mailbox, why="laptop lost", compromised_since=since)
+    assert identity.present_seeds(alice.home, alice.mailbox.identity)[LOCAL] != stolen[LOCAL]
+    assert any("the emergency is written down" in line for line in told(alice, Kind.WARNING))
+
+    liar.honest()
+    alice.reopen()
+    alice.client.send(alice.mailbox, bob.name, b"hello")
+    assert told(alice, Kind.KEYS_SETTLED) == [
+        "an emergency rotation of this agent's keys was cut short, and is finished now"
+    ]
+    assert (alice.version, alice.in_step()) == (3, True)
+    assert set(stolen.values()).isdisjoint(alice.mailbox.identity.unlocked.seeds.values())
+    (asked,) = [one.json() for one in liar.asked if one.path == "/v1/keys/emergency-rotate"]
+    assert asked["reason"] == "laptop lost"
+    assert datetime.fromisoformat(asked["compromised_since"]) == since
+
+
+@pytest.mark.parametrize("kind", ["rotate", "signer", "emergency"])
+def test_a_rotation_that_was_cut_short_is_told_and_finished_by_whatever_uses_the_mailbox_next(
+    liar: Liar, alice: Person, bob: Person, kind: str
+) -> None:
+    liar.instead("POST", "/v1/keys/.*", problem(503, "unavailable"))
+    acts: dict[str, Callable[[], object]] = {
+        "rotate": lambda: alice.client.rotate_keys(alice.mailbox),
+        "signer": lambda: alice.client.rotate_keys(alice.mailbox, signer=True),
+        "emergency": lambda: alice.client.emergency_rotate_keys(alice.mailbox, why="laptop lost"),
+    }
+    with pytest.raises(Unavailable):
+        acts[kind]()
+    told(alice, Kind.WARNING)
+    liar.asked.clear()
+    for _ in range(3):
+        alice.client.send(alice.mailbox, bob.name, b"hello")
+    (line,) = told(alice, Kind.WARNING)
+    assert "rotation of this agent's keys is not published yet" in line
+    assert ("an emergency" in line) is (kind == "emergency")
+    assert 1 <= liar.count("POST", "/v1/keys/.*") <= attempts.TRIES, "it is left alone for a while"
+
+    liar.honest()
+    alice.reopen()
+    alice.client.receive(alice.mailbox)
+    (line,) = told(alice, Kind.KEYS_SETTLED)
+    assert "was cut short, and is finished now" in line
+    assert (alice.version, alice.in_step()) == (2, True)
+    alice.client.receive(alice.mailbox)
+    assert (alice.version, told(alice, Kind.KEYS_SETTLED)) == (2, [])
+
+
+def test_an_emergency_that_another_process_published_meanwhile_has_not_failed(alice: Person) -> None:
+    def publish() -> None:
+        with (
+            Mailbox(alice.home, identity.load(alice.home, alice.name, lambda: ""), now()) as other,
+            Client(alice.url, identity=other) as client,
+        ):
+            client.publish_keys(other)
+
+    alice.client.before = ("/v1/keys/emergency-rotate", publish)
+    assert alice.client.emergency_rotate_keys(alice.mailbox, why="laptop lost").bundle_version == 2
+    assert alice.in_step()
+    assert told(alice, Kind.WARNING) == []
+
+
+async def test_who_cannot_sign_because_an_answer_was_lost_is_told_what_settles_it(alice: Person, bob: Person) -> None:
+    alice.client.loses, alice.client.times = "/v1/keys/emergency-rotate", attempts.TRIES
+    with pytest.raises(Unreachable):
+        alice.client.emergency_rotate_keys(alice.mailbox, why="laptop lost")
+    alice.reopen()
+    hints = []
+    for verb in (
+        lambda: alice.client.receive(alice.mailbox),
+        lambda: alice.client.send(alice.mailbox, bob.name, b"hello"),
+        lambda: alice.client.me(),
+    ):
+        with pytest.raises(Unauthenticated) as refused:
+            verb()
+        hints.append(refused.value.hint)
+    async with AsyncClient(alice.url, identity=alice.mailbox) as client:
+        with pytest.raises(Unauthenticated) as refused:
+            await anext(client.stream_mail())
+        hints.append(refused.value.hint)
+    assert all(f"angelia key publish --as {alice.name}" in hint for hint in hints), hints
+    alice.client.publish_keys(alice.mailbox)
+    assert alice.in_step()
+    with Client(alice.url, identity=identity.create(alice.home, "stranger")) as stranger:
+        with pytest.raises(Unauthenticated) as refused:
+            stranger.me()
+        assert "angelia agent register" in refused.value.hint
+
+
 # One-time keys.
 
 
@@ -289,12 +391,13 @@ def test_each_message_has_a_one_time_key_while_there_are_any_and_what_comes_then
     static = bob.newest.kem_keys[0].key.key_id
     first = [alice.client.send(alice.mailbox, bob.name, b"x").envelope.header.key_id for _ in range(10)]
     assert len({static, *first}) == 11
-    told(alice, Kind.FALLBACK)
-    assert alice.client.send(alice.mailbox, bob.name, b"x").envelope.header.key_id == static
-    assert len(told(alice, Kind.FALLBACK)) == 1
+    assert told(alice, Kind.FALLBACK) == []
+    for _ in range(3):
+        assert alice.client.send(alice.mailbox, bob.name, b"x").envelope.header.key_id == static
+        assert len(told(alice, Kind.FALLBACK)) == 1, "of every message"
     with pytest.raises(NoOneTimeKey):
         alice.client.send(alice.mailbox, bob.name, b"x", one_time=True)
-    assert len(bodies(bob, most=20)) == 11
+    assert len(bodies(bob, most=20)) == 13
 
 
 def test_a_sender_who_had_enough_one_time_keys_asks_again_only_after_a_while(

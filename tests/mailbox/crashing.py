@@ -59,6 +59,15 @@ def rotate(home: Path, argument: str) -> Callable[[], object]:
     return lambda: (own.begin_rotation(NOW, suites=SUITES, **what), own.finish_rotation(NOW))
 
 
+def wait(home: Path, argument: str) -> Callable[[], object]:
+    own = opened(home, "bob").own
+    return lambda: (
+        own.begin_rotation(NOW, emergency=True, signer=True, why="laptop lost"),
+        own.finish_rotation(NOW),  # the rotation that was under way
+        own.begin_rotation(NOW, kem=False),
+    )
+
+
 def abandon(home: Path, argument: str) -> Callable[[], object]:
     own = opened(home, "bob").own
     return lambda: (own.begin_rotation(NOW, signer=True, suites=SUITES), own.abandon_rotation())

@@ -221,6 +221,31 @@ def test_an_emergency_is_complete_or_can_be_completed_and_then_nothing_old_is_le
     assert under_two_keys
 
 
+def test_an_emergency_that_waits_for_a_rotation_is_not_forgotten_once_it_was_written_down(
+    crash: Crash, bob: Mailbox, send: Send
+) -> None:
+    fill(bob, send)
+    bob.own.begin_rotation(NOW)
+    stolen, noted = bob.identity.unlocked.seeds, []
+    for home in crash("wait", least=20):
+        with opened(home) as box:
+            plan = box.own.unsettled()
+            assert plan is not None
+            noted.append(plan.emergency)
+            assert bodies(box) == [b"kept in the inbox"]
+            if box.own.wanted() is not None and box.own.pending() is not None:
+                box.own.finish_rotation(NOW)
+            if plan.emergency:
+                box.own.begin_rotation(NOW, kem=False)
+                box.own.finish_rotation(NOW)
+                assert box.own.unsettled() is None
+                assert set(stolen.values()).isdisjoint(box.identity.unlocked.seeds.values())
+                assert not any(opens(stolen["local"], *row) for row in sealed_rows(box))
+                assert box.verify() == []
+    assert noted == sorted(noted)
+    assert {False, True} == set(noted)
+
+
 def test_an_abandoned_rotation_leaves_working_keys_wherever_it_stops(crash: Crash, bob: Mailbox, send: Send) -> None:
     sealed, before = send(), bob.own.newest()
     assert before is not None

@@ -78,6 +78,16 @@ def test_the_local_key_is_replaced_while_the_server_has_not_answered_and_again_w
     assert bob.inbox.read(message.replay_key, NOW).body == b"kept in the inbox"
 
 
+def test_the_local_key_is_replaced_though_the_emergency_has_to_wait(home: Path, bob: Mailbox, send: Send) -> None:
+    fill(bob, send)
+    bob.own.begin_rotation(NOW)
+    stolen = bob.identity.unlocked.seeds["local"]
+    bob.own.begin_rotation(NOW, emergency=True, signer=True)
+    assert stolen not in identity.load(home, "bob", lambda: "").unlocked.seeds.values()
+    assert not any(opens(stolen, *row) for row in sealed_rows(bob))
+    assert bob.verify() == []
+
+
 def test_an_emergency_that_is_given_up_has_replaced_the_local_key_all_the_same(bob: Mailbox, send: Send) -> None:
     fill(bob, send)
     stolen = bob.identity.unlocked.seeds["local"]

@@ -243,11 +243,43 @@ def _active(link: Link) -> UUID:
 
 def test_an_emergency_is_never_mistaken_for_the_lesser_rotation_under_way(bob: Mailbox) -> None:
     link = bob.own.begin_rotation(NOW, signer=True)
-    with pytest.raises(Conflict):
-        bob.own.begin_rotation(NOW, signer=True, emergency=True)
+    assert bob.own.begin_rotation(NOW, signer=True, emergency=True) == link
     pending = bob.own.pending()
     assert pending is not None
-    assert pending.link == link
+    assert (pending.link, pending.plan.emergency) == (link, False)
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_an_emergency_waits_for_the_rotation_under_way_and_nothing_begins_before_it(
+    home: Path, bob: Mailbox, given_up: bool
+) -> None:
+    link = bob.own.begin_rotation(NOW)
+    bob.own.begin_rotation(NOW, signer=True, emergency=True, why="laptop lost", compromised_since=NOW - DAY)
+    with Mailbox(home, identity.load(home, "bob", nobody), NOW) as other:
+        if given_up:
+            other.own.abandon_rotation()
+        else:
+            other.own.finish_rotation(NOW)
+        begun = other.own.begin_rotation(NOW, kem=False)
+        pending = other.own.pending()
+        assert pending is not None
+        assert (pending.plan.emergency, pending.plan.signer) == (True, True)
+        assert (pending.plan.why, pending.plan.compromised_since) == ("laptop lost", NOW - DAY)
+        assert _active(begun) != _active(link)
+        assert len(begun.bundle.kem_keys) == 1
+        other.own.finish_rotation(NOW)
+        assert other.own.unsettled() is None, "one emergency was asked for"
+
+
+def test_an_emergency_that_waits_and_is_asked_for_again_revokes_all_that_was_said(bob: Mailbox) -> None:
+    bob.own.begin_rotation(NOW)
+    bob.own.begin_rotation(NOW, signer=True, emergency=True, why="laptop lost", compromised_since=NOW - DAY)
+    bob.own.begin_rotation(NOW, emergency=True, why="as I said")
+    bob.own.finish_rotation(NOW)
+    bob.own.begin_rotation(NOW)
+    pending = bob.own.pending()
+    assert pending is not None
+    assert (pending.plan.signer, pending.plan.compromised_since) == (True, NOW - DAY)
 
 
 def test_an_emergency_first_finishes_what_a_server_took(bob: Mailbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,8 +319,7 @@ def test_an_emergency_under_way_remembers_why_and_since_when(home: Path, bob: Ma
 def test_a_second_emergency_uses_no_seed_of_the_first_which_has_to_be_settled_before(home: Path, bob: Mailbox) -> None:
     bob.own.begin_rotation(NOW, signer=True, emergency=True)
     stolen = set(seeds(home, "bob").values())
-    with pytest.raises(Conflict):
-        bob.own.begin_rotation(NOW + HOUR, signer=True, emergency=True)
+    bob.own.begin_rotation(NOW + HOUR, signer=True, emergency=True)
     bob.own.finish_rotation(NOW + HOUR)
     rotate(bob, NOW + HOUR, signer=True, emergency=True)
     assert stolen.isdisjoint(seeds(home, "bob").values())

@@ -253,8 +253,9 @@ def _show_own(session: Session, mailbox: Mailbox) -> None:
     left, revoked, why = _server_says(session, mailbox)
     pairs = _facts(link.bundle, revoked)
     pairs.append(("one-time", f"not known: {why}" if left is None else f"{left} keys unused"))
-    if mailbox.own.pending() is not None:
-        pairs.append(("rotation", "under way; `angelia key publish` finishes it"))
+    if (plan := mailbox.own.unsettled()) is not None:
+        kind = "an emergency is" if plan.emergency else ""
+        pairs.append(("rotation", f"{kind} under way; `angelia key publish` finishes it".lstrip()))
     state = _state(link.bundle, revoked, one_time_keys=left)
     session.out.thing(state, pairs, quietly=state.fingerprint, least=FACTS)
 

@@ -37,6 +37,7 @@ class Session:
         self.shared = shared
         self.out = out
         self._open = ExitStack()
+        self._fell_back: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -260,6 +261,10 @@ class Session:
         self.out.detail(f"{trip.method} {trip.path}  {ended}  {trip.seconds * 1000:.0f} ms{request}")
 
     def _notice(self, notice: Notice) -> None:
+        if notice.kind == "fallback":  # of each message; one line tells of all to a recipient
+            if notice.text in self._fell_back:
+                return
+            self._fell_back.add(notice.text)
         self.out.note(f"warning: {notice.text}" if notice.kind == "warning" else notice.text)
 
     def _ask(self, prompt: str) -> str:

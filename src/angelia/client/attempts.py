@@ -21,6 +21,7 @@ from angelia import __version__
 from angelia.client.faults import (
     NOTABLE_SKEW,
     ApiError,
+    NotAngelia,
     Unreachable,
     clock_skew,
     fault,
@@ -29,8 +30,9 @@ from angelia.client.faults import (
     retry_after,
 )
 from angelia.client.wire import Call, Credential, Request, Response
-from angelia.errors import InvalidArgument, Stale
+from angelia.errors import InvalidArgument, Stale, Unauthenticated
 from angelia.guard import profile
+from angelia.mailbox.box import Mailbox
 
 T = TypeVar("T")
 
@@ -180,13 +182,10 @@ class Line:
 
     def _proof(self, request: Request, url: httpx.URL) -> dict[str, str]:
         """The headers that say who calls; made anew for every attempt, since a nonce works once."""
-        if request.credential is Credential.NONE:
-            return {}
-        prefers_token = request.credential is Credential.OPERATOR
-        if self.token is not None and (prefers_token or self.signer is None):
-            return {"authorization": f"Bearer {self.token}"}
-        if self.signer is None:
-            return {}
+        signer = self._signer_of(request)
+        if signer is None:
+            shown = self.token is not None and request.credential is not Credential.NONE
+            return {"authorization": f"Bearer {self.token}"} if shown else {}
         raw_path, _, raw_query = url.raw_path.decode("ascii").partition("?")
         target = profile.Target(
             method=request.method,
@@ -197,7 +196,21 @@ class Line:
             room_key=request.room_key,
         )
         created, nonce = int(self.clock()), secrets.token_urlsafe(18)
-        return profile.sign(self.signer.key, self.signer.key_id, target, created=created, nonce=nonce)
+        return profile.sign(signer.key, signer.key_id, target, created=created, nonce=nonce)
+
+    def _signer_of(self, request: Request) -> Signer | None:
+        """Who signs a request; None where a token says who calls, or nothing does."""
+        shows_token = self.token is not None and request.credential is Credential.OPERATOR
+        return None if shows_token or request.credential is Credential.NONE else self.signer
+
+    def refusal(self, request: Request, response: Response) -> ApiError | NotAngelia:
+        """The error that a refusal stands for. That it does not know a key is all that a server can say; whoever signed
+        may know that a newer one takes its place."""
+        error, signer = fault(response, now=self.clock()), self._signer_of(request)
+        if error.code == Unauthenticated.code and isinstance(signer, Mailbox) and signer.own.awaits_next_pair():
+            goes_on = f"angelia key publish --as {signer.identity.name}"
+            error.hint = f"this agent's next signing pair may have taken its place; to go on with that: {goes_on}"
+        return error
 
     def _pause_before_next(self, request: Request, outcome: Response | Failed, attempt: int) -> float | None:
         """How long to wait before another try, or None when there is none."""
@@ -221,7 +234,7 @@ class Line:
             hint = "`angelia serve` starts a server here" if here else "is that the server's address?"
             raise Unreachable(f"{self.url} {outcome.why}{doubt}", hint=f"{hint}; --url or --context names another")
         if outcome.status >= 300 and outcome.status not in request.accepts:
-            raise fault(outcome, now=self.clock())
+            raise self.refusal(request, outcome)
         if not is_ours(outcome):
             raise not_angelia(outcome)
         return outcome

@@ -90,7 +90,7 @@ def is_id(agent: str) -> bool:
 def publish_keys(mailbox: Mailbox, *, suites: int | None = None) -> Call[Published]:
     """Make the agent reachable: publish its bundle, finish what a crash interrupted, and top up one-time keys."""
     own = mailbox.own
-    if own.pending() is not None:
+    if own.unsettled() is not None:
         return (yield from rotate_keys(mailbox, kem=False))
     newest = own.first_bundle(now()) if suites is None else own.first_bundle(now(), suites)
     if (due := own.due(now())) is not None:
@@ -100,20 +100,28 @@ def publish_keys(mailbox: Mailbox, *, suites: int | None = None) -> Call[Publish
 
 def tend_keys(mailbox: Mailbox) -> Call[None]:
     """Keep the agent's own keys fresh while it is in use: signed again every three days, a new KEM key every week,
-    one-time keys in stock. Nothing is asked when nothing is due; what cannot be done now is told, and done later: what
-    was sent or received before it is safe, and stays so whatever the server or this disk does."""
+    one-time keys in stock, and what was cut short finished. Nothing is asked when nothing is due; what cannot be done
+    now is told, and done later: what was sent or received before it is safe, and stays so whatever the server or this
+    disk does."""
     own = mailbox.own
     if own.left_alone(now()):
         return
+    plan = own.unsettled()
     try:
-        if (due := own.due(now())) is not None:
+        if plan is not None:
+            yield from rotate_keys(mailbox, kem=False)
+            mailbox.notices.tell(Kind.KEYS_SETTLED, f"{_named(plan)} was cut short, and is finished now")
+        elif (due := own.due(now())) is not None:
             yield from _renewed(mailbox, due)
         elif own.one_time_count_due(now(), ONE_TIME_LOW):
             yield from _stocked(mailbox, (yield from key_calls.count_one_time_keys()))
     except (AngeliaError, OSError) as error:
+        if plan is not None and own.unsettled() is None:
+            return  # another process was faster
         own.put_off(now())
         why = error.message if isinstance(error, AngeliaError) else error.strerror or str(error)
-        mailbox.notices.tell(Kind.WARNING, f"this agent's keys could not be renewed now: {why}")
+        told = "this agent's keys could not be renewed now" if plan is None else f"{_named(plan)} is not published yet"
+        mailbox.notices.tell(Kind.WARNING, f"{told}: {why}")
 
 
 def rotate_keys(
@@ -124,16 +132,16 @@ def rotate_keys(
     suites: int | None = None,
     reason: Reason = Reason.ON_DEMAND,
 ) -> Call[Published]:
-    """Replace the agent's keys; the old ones go into grace. A rotation that was interrupted is finished instead."""
+    """Replace the agent's keys; the old ones go into grace. A rotation that was interrupted is finished instead, and an
+    emergency that waits for it is carried out."""
     own = mailbox.own
     pending = own.pending()
     if pending is not None and pending.plan.renews and (kem or signer):
         yield from rotate_keys(mailbox, kem=False)  # it replaces nothing, so finishing it is not what was asked for
     link = own.begin_rotation(now(), kem=kem, signer=signer, suites=suites)
-    pending = own.pending()
-    assert pending is not None, "it has just begun"
-    plan = pending.plan
-    if plan.emergency:
+    pending = own.pending()  # None if another process has settled it meanwhile, which the server's answer tells
+    plan = None if pending is None else pending.plan
+    if plan is not None and plan.emergency:
         return (yield from _settled(mailbox, lambda: _emergency(link, plan), link))
     return (yield from _settled(mailbox, lambda: _posted(mailbox, link, reason), link))
 
@@ -141,18 +149,21 @@ def rotate_keys(
 def emergency_rotate_keys(
     mailbox: Mailbox, *, why: str, signer: bool = True, compromised_since: datetime | None = None
 ) -> Call[Published]:
-    """Replace keys that somebody else may have. Nothing of them is kept: mail still sealed to them cannot be opened."""
+    """Replace keys that somebody else may have. Nothing of them is kept: mail still sealed to them cannot be opened.
+
+    The local key is replaced before the server is asked. Without the server the rest is written down, and whatever uses
+    the mailbox next goes on with it. A rotation under way is settled before: the server may have it already, and only
+    then is it known which keys must be revoked."""
     own = mailbox.own
-    if own.pending() is not None:
-        # The server may have it already: only once that is settled is it known which keys must be revoked. Also an
-        # emergency: its seeds have lain in the key file since, where the thief may have found them.
-        yield from rotate_keys(mailbox, kem=False)
-    link = own.begin_rotation(now(), signer=signer, emergency=True, why=why, compromised_since=compromised_since)
-
-    def publish() -> Call[Published]:
-        return key_calls.emergency_bundle(link, why=why, compromised_since=compromised_since)
-
-    return (yield from _settled(mailbox, publish, link))
+    own.begin_rotation(now(), signer=signer, emergency=True, why=why, compromised_since=compromised_since)
+    try:
+        return (yield from rotate_keys(mailbox, kem=False))
+    except AngeliaError:
+        if own.unsettled() is not None:
+            told = "the emergency is written down and the local key replaced, but the server has not heard of it yet"
+            goes_on = "whatever sends or receives mail next goes on with it, and so does `angelia key publish`"
+            mailbox.notices.tell(Kind.WARNING, f"{told}; {goes_on}")
+        raise
 
 
 def rotate_due_keys(mailbox: Mailbox) -> Call[list[Schedule]]:
@@ -239,6 +250,9 @@ def seal(
     mailbox.own.refresh()  # another process may have rotated the pair that signs
     if one_time == "prefer":
         found, key = yield from _preferably_one_time(mailbox, recipient)
+        if key is None:
+            told = f"no one-time key of {recipient} was to be had, so its key of the week is used"
+            mailbox.notices.tell(Kind.FALLBACK, told)
     else:
         found, key = yield from find_keys(mailbox, recipient, one_time=one_time)
         if one_time and key is None:
@@ -326,7 +340,7 @@ def catch_up(mailbox: Mailbox, pin: Pin) -> Call[Pin]:
 
 def _preferably_one_time(mailbox: Mailbox, recipient: str) -> Call[tuple[KnownBundle, OneTimeKey | None]]:
     """The recipient's keys, with one for this message alone if it can be had. A copy of the last hour serves without
-    the server, unless what the server says is a lie."""
+    the server, unless what the server says is a lie. Where there was none the caller tells so, for every message."""
     known = mailbox.trust.bundle(recipient, now())
     if known is not None and not mailbox.trust.may_ask_one_time(recipient, now()):
         return known, None
@@ -340,8 +354,6 @@ def _preferably_one_time(mailbox: Mailbox, recipient: str) -> Call[tuple[KnownBu
         found, key = known, None
     if key is None:
         mailbox.trust.no_one_time(recipient, now() + ONE_TIME_PAUSE)
-        told = f"no one-time key of {recipient} was to be had, so its key of the week is used"
-        mailbox.notices.tell(Kind.FALLBACK, told)
     return found, key
 
 
@@ -354,7 +366,9 @@ def _known(mailbox: Mailbox, agent: str) -> KnownBundle:
 def _settled(mailbox: Mailbox, publish: Callable[[], Call[Published]], link: Link) -> Call[Published]:
     """Publish; make the bundle ours once the server has it, also when it had taken it before and we never heard.
 
-    A server that is behind, because the agent handed its bundles over as files, gets the chain from where it is."""
+    A server that is behind, because the agent handed its bundles over as files, gets the chain from where it is. An
+    emergency that waited for this follows."""
+    signed_by = mailbox.own.identity.key_id
     try:
         done = yield from publish()
     except VersionConflict as conflict:
@@ -367,14 +381,20 @@ def _settled(mailbox: Mailbox, publish: Callable[[], Call[Published]], link: Lin
         else:
             done = yield from _confirmed(mailbox, link)
     except Unauthenticated:
+        mailbox.own.refresh()
         pending = mailbox.own.pending()
-        if pending is None or not pending.plan.signer:
-            raise
-        # The old pair signs no more. If the new one does, the server took the bundle, and only its answer was lost.
-        with mailbox.own.acting_as_next():
+        if mailbox.own.identity.key_id != signed_by:  # another process was faster, and its pair signs now
             done = yield from _confirmed(mailbox, link)
+        elif pending is None or not pending.plan.signer:
+            raise
+        else:
+            # The old pair signs no more. If the new one does, the server took the bundle, and only its answer was lost.
+            with mailbox.own.acting_as_next():
+                done = yield from _confirmed(mailbox, link)
     else:
         _finish(mailbox, link)
+    if mailbox.own.wanted() is not None:  # before one-time keys are made for a pair that it replaces
+        return (yield from rotate_keys(mailbox, kem=False))
     return (yield from _topped_up(mailbox, done))
 
 
@@ -390,6 +410,11 @@ def _emergency(link: Link, plan: Plan) -> Call[Published]:
     """Publish the bundle of an emergency that was interrupted, with what was said of it when it began."""
     why = plan.why or "an emergency rotation that was interrupted"
     return key_calls.emergency_bundle(link, why=why, compromised_since=plan.compromised_since)
+
+
+def _named(plan: Plan) -> str:
+    kind = "an emergency rotation" if plan.emergency else "a rotation"
+    return f"{kind} of this agent's keys"
 
 
 def _renewed(mailbox: Mailbox, due: Due) -> Call[Published]:

@@ -13,7 +13,7 @@ import httpx
 import msgspec
 
 from angelia.client.attempts import Line, Send
-from angelia.client.faults import ApiError, Unreachable, fault
+from angelia.client.faults import ApiError, Unreachable
 from angelia.client.mail_answers import Handed, MessageNews, PrekeysLow, RotationDue
 from angelia.client.wire import BadAnswer, Request, Response, query
 from angelia.envelope import jsonform
@@ -92,7 +92,7 @@ class _Listening:
     def refused(self, answer: httpx.Response, body: bytes) -> None:
         """An answer that is no stream: raised if it would be repeated."""
         response = Response(self._request.method, PATH, answer.status_code, answer.headers, body)
-        error = fault(response, now=self._line.clock())
+        error = self._line.refusal(self._request, response)
         if not is_passing(error):
             raise error
         self._asked_for = float(error.retry_after or 0)

@@ -12,6 +12,7 @@ class Kind(StrEnum):
 
     WARNING = "warning"
     FIRST_CONTACT = "first_contact"
+    KEYS_SETTLED = "keys_settled"  # a rotation that was cut short is finished
     FALLBACK = "fallback"  # sealed to the static key, because no one-time key was to be had
 
 

@@ -6,6 +6,9 @@ Private halves are durable before anything that names them is published, and sta
     publish  (whoever talks to the server)
     finish   the old KEM key becomes a row       then the key file promotes `next.`     then the chain moves on
              (in an emergency the rows are put under a new local key before that, and at its beginning too)
+
+An emergency that is asked for while a rotation is under way is written down, the rows are put under a new local key at
+once, and whatever begins after that rotation is the emergency.
 """
 
 from __future__ import annotations
@@ -63,6 +66,7 @@ ONE_TIME_MADE_EVERY = timedelta(hours=1)
 _RETRIED_AFTER = timedelta(minutes=10)
 _LATEST = unix_ms(datetime(9999, 1, 1, tzinfo=UTC))
 _PENDING, _UNCONFIRMED, _REVOKED = "pending_rotation", "first_bundle_unconfirmed", "revoked_keys"
+_WANTED = "emergency_wanted"
 _COUNTED, _MADE = "one_time_keys_counted", "one_time_keys_made"
 # Whose next pair signs, in this thread or task alone: what others send meanwhile is signed by the present pair.
 _acting: ContextVar[tuple[OwnKeys, Identity] | None] = ContextVar("acting", default=None)
@@ -147,6 +151,11 @@ class OwnKeys:
         finally:
             _acting.set(before)
 
+    def awaits_next_pair(self) -> bool:
+        """Whether a server may know the next signing pair already, and the present one, which signs, no more."""
+        pending = self.pending()
+        return pending is not None and pending.plan.signer and self.signer is self.identity
+
     def newest(self) -> Link | None:
         """The agent's present bundle, as others should know it."""
         found = self._database.row("own_newest")
@@ -163,6 +172,17 @@ class OwnKeys:
             return None
         row = msgspec.json.decode(found[0], type=_PendingRow)
         return Pending(row.plan, parse_link(row.link), row.accepted)
+
+    def wanted(self) -> Plan | None:
+        """The emergency that was asked for and begins when the rotation under way is settled."""
+        found = self._database.row("read_meta", _WANTED)
+        return None if found is None else msgspec.json.decode(found[0], type=Plan)
+
+    def unsettled(self) -> Plan | None:
+        """What was begun or asked for and no server has confirmed yet: an emergency that waits, else the rotation under
+        way."""
+        pending = self.pending()
+        return self.wanted() or (None if pending is None else pending.plan)
 
     def takes(self, suite: Suite, created_at: int) -> bool:
         """Whether a bundle of that time (Unix milliseconds) took the suite; the sender's clock may be 300 s off."""
@@ -280,8 +300,9 @@ class OwnKeys:
         """The next bundle, to be published: with a new KEM key, a new signing pair, both, or (renewed) neither.
 
         While a rotation is under way this gives its keys again, whatever is asked for; they are signed anew only when
-        the signatures are too old for a server. An emergency is refused until that rotation is settled, also when it is
-        an emergency: its seeds lay in the key file, where a thief may have found them since.
+        the signatures are too old for a server. An emergency waits until that rotation is settled, since the server may
+        have taken it: it is written down, the local key is replaced at once, and whatever is asked for next begins it.
+        So it is also after another emergency: its seeds lay in the key file, where a thief may have found them since.
         """
         if emergency:
             self.resume(now)
@@ -289,24 +310,26 @@ class OwnKeys:
             newest, pending = self.newest(), self.pending()
             if newest is None:
                 raise Conflict("there is no bundle to rotate yet", hint="angelia key publish")
-            if pending is not None and emergency:
-                raise Conflict(
-                    "another rotation is under way, and finishing it would not revoke what an emergency must",
-                    hint="finish it first: angelia key publish",
-                )
-            if pending is not None:
-                return pending.link if pending.accepted else self._signed_again(file, newest.bundle, pending, now)
-            before = newest.bundle
+            before, wish = newest.bundle, self.wanted()
+            kept = before.suites if pending is None else pending.plan.suites
             plan = Plan(
                 kem=kem or emergency,
                 signer=signer,
                 emergency=emergency,
-                suites=before.suites if suites is None else suites,
+                suites=kept if suites is None else suites,
                 why=why,
                 compromised_since=compromised_since,
             )
             succession.check_suites(plan.suites)
             if emergency:
+                plan = plan.with_earlier(wish)
+            if pending is not None:
+                if emergency:
+                    self._want(file, plan)
+                return pending.link if pending.accepted else self._signed_again(file, before, pending, now)
+            if wish is not None and not emergency:
+                plan = wish
+            if plan.emergency:
                 self._replace_local(file)  # whatever the server answers, and when
             self._take(file.write(succession.with_next(file.seeds, plan)))
             with self._database.transaction() as tx:
@@ -319,6 +342,7 @@ class OwnKeys:
                 revoked = self._revoked()
                 link = succession.next_link(before, file.identity.pair, file.seeds, separate, plan, now, revoked)
                 _set_pending(tx, Pending(plan, link, accepted=False))
+                tx.execute(SQL["drop_meta"], (_WANTED,))
             return link
 
     def finish_rotation(self, now: datetime, accepted: Link | None = None) -> Link:
@@ -354,7 +378,8 @@ class OwnKeys:
             self.finish_rotation(now)
 
     def abandon_rotation(self) -> None:
-        """Give up a rotation whose bundle no server took; its keys are destroyed."""
+        """Give up a rotation whose bundle no server took; its keys are destroyed. An emergency that waits for its end
+        is not given up."""
         with self._key_file() as file:
             newest, pending = self.newest(), self.pending()
             if pending is not None and pending.accepted:
@@ -383,6 +408,11 @@ class OwnKeys:
             if NEXT + LOCAL in file.seeds:
                 self._end_replacing_local(file)  # a crash interrupted it
             yield file
+
+    def _want(self, file: KeyFile, plan: Plan) -> None:
+        with self._database.transaction() as tx:
+            write_meta(tx, _WANTED, msgspec.json.encode(plan).decode())
+        self._replace_local(file)
 
     def _replace_local(self, file: KeyFile) -> None:
         """Put everything under a new local key; a crash on the way leaves both in the key file."""

@@ -48,6 +48,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it replaces no key: the same ones are signed again, so that others see that they still stand."""
         return not self.kem and not self.signer
 
+    def with_earlier(self, wish: Plan | None) -> Plan:
+        """This emergency together with one that was asked for before and has not begun: no pair that was called stolen
+        stays, and none for less long than was said."""
+        if wish is None:
+            return self
+        since = [one for one in (self.compromised_since, wish.compromised_since) if one is not None]
+        return msgspec.structs.replace(
+            self, signer=self.signer or wish.signer, compromised_since=min(since, default=None)
+        )
+
 
 def check_suites(suites: int) -> None:
     """The X-Wing key of the key file is always offered; suite 1 may be taken beside it."""
