@@ -337,7 +337,7 @@ class OwnKeys:
                 if plan.suites & Suite.ML_KEM.bit:
                     separate = None if plan.kem else _separate(before)
                     separate = separate or self._new_separate(tx, now)
-                if emergency:
+                if plan.emergency:
                     tx.execute(SQL["spend_all_channel_keys"])
                 revoked = self._revoked()
                 link = succession.next_link(before, file.identity.pair, file.seeds, separate, plan, now, revoked)
@@ -412,6 +412,7 @@ class OwnKeys:
     def _want(self, file: KeyFile, plan: Plan) -> None:
         with self._database.transaction() as tx:
             write_meta(tx, _WANTED, msgspec.json.encode(plan).decode())
+            tx.execute(SQL["spend_all_channel_keys"])
         self._replace_local(file)
 
     def _replace_local(self, file: KeyFile) -> None:
