@@ -590,11 +590,38 @@ def test_an_acknowledgment_that_a_relay_never_took_is_said_again_before_the_mess
 
     liar.lie("POST", ACK, refused)
     liar.instead("GET", POLL, lambda _: polled(record(wire)))
-    began = now()
-    for seconds in range(5):
-        monkeypatch.setattr(sealed, "now", functools.partial(lambda at: at, began + timedelta(seconds=6 * seconds)))
+    clock = began = now()
+    monkeypatch.setattr(sealed, "now", lambda: clock)
+    for _ in range(5):
         bob.client.receive(bob.mailbox)
+        clock += timedelta(seconds=30)  # as long as a lease
     assert liar.count("POST", ACK) == 5
+    while clock < began + timedelta(minutes=62):  # and ever more seldom, up to an hour
+        bob.client.receive(bob.mailbox)
+        clock += timedelta(seconds=30)
+    assert 5 < liar.count("POST", ACK) <= 12
+
+
+@pytest.mark.parametrize("clock", [timedelta(seconds=6), timedelta(hours=-2)], ids=["right", "set back"])
+def test_an_acknowledgment_that_was_cut_off_is_said_again_soon(
+    deceived: tuple[Person, Person], liar: Liar, monkeypatch: pytest.MonkeyPatch, clock: timedelta
+) -> None:
+    alice, bob = deceived
+    wire = alice.client.send(alice.mailbox, bob.name, b"once").envelope.wire
+    bob.mailbox.receive(wire, now=now())
+    liar.instead("GET", POLL, lambda _: polled(record(wire)))
+
+    def killed() -> None:
+        raise KeyboardInterrupt
+
+    bob.client.before = (ACK, killed)
+    with pytest.raises(KeyboardInterrupt):
+        bob.client.receive(bob.mailbox)
+    bob.reopen()
+    monkeypatch.setattr(sealed, "now", lambda: now() + clock)
+    for _ in range(3):
+        bob.client.receive(bob.mailbox)
+    assert liar.count("POST", ACK) == 1
 
 
 async def test_a_stream_that_repeats_itself_is_acknowledged_once(deceived: tuple[Person, Person], liar: Liar) -> None:

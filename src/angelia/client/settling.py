@@ -14,7 +14,7 @@
 | expired, from the future, or a fault of this disk  | nothing: the lease runs out                                  |
 
 What was acknowledged and is handed out again within the hour is not talked about: a relay that repeats itself must not
-keep its client busy.
+keep its client busy. An acknowledgment that it never confirmed is said again after 5, 10, 20 … seconds.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from angelia.mail.model import ATTEMPTS, LONGEST_BACK_OFF, MOST_AT_ONCE
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.inbox import Message, Opened, ReadState
 from angelia.mailbox.kept_out import Waiting
-from angelia.mailbox.repeats import SPAN
+from angelia.mailbox.repeats import Said
 
 T = TypeVar("T")
 
@@ -80,7 +80,6 @@ class Settling:
         self._mailbox = mailbox
         self._acks: list[Ack] = []
         self._repeats: list[str] = []
-        self._unconfirmed: set[str] = set()  # of these, what no relay has ever said to have heard
         self._nacks: list[Nack] = []
         self._strangers: list[Waiting] = []
 
@@ -111,16 +110,12 @@ class Settling:
                 # The relay speaks of what it was told, in that order; the names are ours.
                 done = [ack.replay_key for ack, one in zip(acks, results, strict=True) if one.acknowledged]
                 self._mailbox.inbox.mark_acked(done, sealed.now())
-                told = zip(acks, results, strict=True)
-                refused = {ack.replay_key: one.problem for ack, one in told if one.problem is not None}
-                self._mailbox.repeats.missed(self._unconfirmed & refused.keys(), sealed.now())
-                problem = problem or next((item_fault(one) for one in refused.values()), None)
+                self._mailbox.repeats.heard(set(self._repeats).intersection(done))
+                refused = (item_fault(one.problem) for one in results if one.problem is not None)
+                problem = problem or next(refused, None)
             self._mailbox.kept_out.add(*self._strangers)
             for nacks in _hundreds(self._nacks):
                 yield from mail_calls.nack(nacks)
-        except (ApiError, Unreachable, BadAnswer) as error:
-            self._mailbox.repeats.missed(self._unconfirmed, sealed.now())
-            return problem or error
         except AngeliaError as error:
             return problem or error
         return problem
@@ -128,16 +123,17 @@ class Settling:
     def _settled(self, one: Handed, told: Told, error: AngeliaError, before: Message | None) -> Told:
         """Acknowledge a message that is not opened, or not again. The log gets one line of it, whatever comes."""
         now, mailbox = sealed.now(), self._mailbox
-        told_at = mailbox.repeats.told_at(one.replay_key)
-        acked_at = None if before is None else before.acked_at
-        since = max((at for at in (told_at, acked_at) if at is not None), default=None)
-        if since is not None and now - since < SPAN:
+        said = [found] if (found := mailbox.repeats.told(one.replay_key)) is not None else []
+        if before is not None and before.acked_at is not None:
+            # The relay confirmed it once: whatever it answered since, that is enough for an hour.
+            said = [Said(at, 0) for at in (before.acked_at, *(one.at for one in said))]
+        if any(one.is_recent(now) for one in said):
             return Told.REPEATED
         if told is Told.ACKNOWLEDGED:
             status, reason = self._status(before), ""
         else:
             status, reason = ReceiptStatus.FAILED, error.code
-        if since is not None or (told is Told.ACKNOWLEDGED and before is None):
+        if said or (told is Told.ACKNOWLEDGED and before is None):
             receipt = mailbox.sign(one.wire, status, now, reason)
         elif before is not None:
             receipt = mailbox.inbox.receipt(before.replay_key, status, now)
@@ -145,8 +141,6 @@ class Settling:
             receipt = mailbox.refuse(one.wire, reason, now)
         self._acks.append(_ack(one, receipt))
         self._repeats.append(one.replay_key)
-        if acked_at is None:
-            self._unconfirmed.add(one.replay_key)
         return told
 
     def _status(self, before: Message | None) -> ReceiptStatus:

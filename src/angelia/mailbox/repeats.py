@@ -1,18 +1,36 @@
-"""Envelopes that a relay hands out again. It is told once an hour what became of each, and nothing more is written."""
+"""Envelopes that a relay hands out again. It is told once an hour what became of each, and nothing more is written.
+
+What it does not confirm is said again after 5, 10, 20 … seconds, and at most an hour.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from angelia.mailbox.database import SQL, Database, stamp, unstamp
 
 SPAN = timedelta(hours=1)
-# The relay could not be told: it is soon, but not at once. Well before the last lease of an opened message ends, after
-# which it would be a dead letter.
+# After which an acknowledgment is said again that the relay did not confirm: well before the last lease of an opened
+# message ends, when it would be a dead letter. Each further time it is twice as long.
 SOON = timedelta(seconds=5)
+_MOST_DOUBLINGS = 10
 # Longer than any envelope lives.
 _KEPT = timedelta(days=31)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """When the relay was told something; `unheard` is how often in succession it did not confirm that."""
+
+    at: datetime
+    unheard: int
+
+    def is_recent(self, now: datetime) -> bool:
+        """Whether it is too early to say it again. A time in the future is that of a clock that was wrong."""
+        pause = SPAN if not self.unheard else min(SOON * 2 ** min(self.unheard - 1, _MOST_DOUBLINGS), SPAN)
+        return self.at <= now < self.at + pause
 
 
 class Repeats:
@@ -21,13 +39,14 @@ class Repeats:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def told_at(self, replay_key: str) -> datetime | None:
-        """When the relay was last told of an envelope that was not opened."""
+    def told(self, replay_key: str) -> Said | None:
+        """When the relay was last told of an envelope that was not opened, and whether it heard that."""
         found = self._database.row("repeated_told", replay_key)
-        return None if found is None else unstamp(found[0])
+        return None if found is None else Said(unstamp(found[0]), found[1])
 
     def tell(self, replay_keys: Iterable[str], now: datetime) -> None:
-        """The relay is told now."""
+        """The relay is about to be told. It counts as unheard until `heard`, so that a crash in between silences
+        nothing."""
         rows = [(replay_key, stamp(now)) for replay_key in replay_keys]
         if not rows:
             return
@@ -35,6 +54,9 @@ class Repeats:
             tx.executemany(SQL["tell_repeated"], rows)
             tx.execute(SQL["prune_repeated"], (stamp(now - _KEPT),))
 
-    def missed(self, replay_keys: Iterable[str], now: datetime) -> None:
-        """It could not be told after all."""
-        self.tell(replay_keys, now - SPAN + SOON)
+    def heard(self, replay_keys: Iterable[str]) -> None:
+        """The relay confirmed it."""
+        rows = [(replay_key,) for replay_key in replay_keys]
+        if rows:
+            with self._database.transaction() as tx:
+                tx.executemany(SQL["heard_repeated"], rows)

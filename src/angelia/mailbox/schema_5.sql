@@ -40,6 +40,7 @@ ALTER TABLE bundles DROP COLUMN revoked;
 -- Envelopes that were handed out a second time, and when the server was last told what became of them.
 CREATE TABLE repeated (
   replay_key TEXT PRIMARY KEY CHECK (length(replay_key) = 64 AND replay_key NOT GLOB '*[^0-9a-f]*'),
-  told_at TEXT NOT NULL
+  told_at TEXT NOT NULL,
+  unheard INTEGER NOT NULL                 -- how often in succession the server did not confirm it
 ) WITHOUT ROWID;
 CREATE INDEX idx_repeated_told ON repeated(told_at);

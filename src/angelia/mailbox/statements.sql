@@ -586,10 +586,14 @@ DELETE FROM kept_out WHERE replay_key = ?
 -- repeats.py
 
 -- name: repeated_told
-SELECT told_at FROM repeated WHERE replay_key = ?
+SELECT told_at, unheard FROM repeated WHERE replay_key = ?
 
 -- name: tell_repeated
-INSERT INTO repeated (replay_key, told_at) VALUES (?, ?) ON CONFLICT (replay_key) DO UPDATE SET told_at = excluded.told_at
+INSERT INTO repeated (replay_key, told_at, unheard) VALUES (?, ?, 1)
+ON CONFLICT (replay_key) DO UPDATE SET told_at = excluded.told_at, unheard = unheard + 1
+
+-- name: heard_repeated
+UPDATE repeated SET unheard = 0 WHERE replay_key = ?
 
 -- name: prune_repeated
 DELETE FROM repeated WHERE told_at <= ?
