@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, closing
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -16,11 +16,14 @@ import pytest
 from angelia.client import AsyncClient, Client, Unreachable, attempts, mail_calls, sealed, serving, stream
 from angelia.client.faults import _class_of
 from angelia.client.mail_answers import Handed, MessageNews, PrekeysLow
+from angelia.envelope.receipts import Receipt
+from angelia.errors import DiskFull
 from angelia.mail.model import Status
 from angelia.mailbox import identity
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.inbox import Opened
 from angelia.mailbox.outgoing import Sent
+from angelia.mailbox.receipt_log import ReceiptLog
 from client.letters import now, outgoing
 from client.recorder import Recorder
 from people import Person
@@ -253,6 +256,69 @@ def _kept_out(person: Person) -> bool:
         return bool(tx.execute("SELECT count(*) FROM kept_out").fetchone()[0])
 
 
+async def test_a_fault_of_the_disk_after_the_commit_keeps_no_message_from_the_handler(
+    alice: Person, bob: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, faults, got = ReceiptLog.append, list[Receipt](), list[bytes]()
+
+    def append(self: ReceiptLog, receipts: Sequence[Receipt], at: datetime) -> None:
+        if receipts and not faults:
+            faults.extend(receipts)
+            raise DiskFull("full for a moment")
+        real(self, receipts, at)
+
+    async def handle(opened: Opened) -> None:
+        got.append(opened.body)
+
+    monkeypatch.setattr(ReceiptLog, "append", append)
+    async with served(bob, handle) as task:
+        for body in (b"first", b"second"):
+            await asyncio.to_thread(alice.client.send, alice.mailbox, bob.name, body)
+        await until(lambda: len(got) == 2, task)
+        assert [one.message_id for one in bob.mailbox.inbox.unacked()] == [one.message_id for one in faults]
+    assert got == [b"first", b"second"]
+
+
+async def test_a_message_whose_handler_was_interrupted_is_handled_by_the_next_who_serves_and_then_no_more(
+    alice: Person, bob: Person
+) -> None:
+    got: list[bytes] = []
+
+    async def hang(opened: Opened) -> None:
+        got.append(opened.body)
+        await asyncio.Event().wait()
+
+    async def handle(opened: Opened) -> None:
+        got.append(opened.body)
+
+    async with served(bob, hang) as task:
+        await asyncio.to_thread(alice.client.send, alice.mailbox, bob.name, b"first")
+        await until(lambda: got, task)
+    bob.reopen()
+    for body in (b"second", b"third"):
+        async with served(bob, handle) as task:
+            await asyncio.to_thread(alice.client.send, alice.mailbox, bob.name, body)
+            await until(lambda body=body: got[-1] == body, task)
+    assert got == [b"first", b"first", b"second", b"third"]
+
+
+async def test_what_was_opened_for_the_handler_and_never_told_is_handled_when_it_comes_again(
+    alice: Person, bob: Person
+) -> None:
+    """Killed between the commit and everything after it."""
+    alice.client.send(alice.mailbox, bob.name, b"once")
+    (handed,) = bob.client.poll(lease_seconds=5).messages
+    bob.mailbox.receive_many([handed.wire], now=now(), for_handler=True)
+    got: list[bytes] = []
+
+    async def handle(opened: Opened) -> None:
+        got.append(opened.body)
+
+    async with served(bob, handle) as task:
+        await until(lambda: got and not bob.mailbox.inbox.unacked(), task)
+    assert got == [b"once"]
+
+
 async def test_what_the_handler_raises_ends_the_serving_whatever_it_is(alice: Person, bob: Person) -> None:
     async def fail(_: Opened) -> None:
         raise Unreachable("not the relay, but somebody else whom the handler asked")
@@ -263,6 +329,7 @@ async def test_what_the_handler_raises_ends_the_serving_whatever_it_is(alice: Pe
             await asyncio.wait_for(asyncio.shield(task), 20)
     (message,) = bob.mailbox.inbox.page().messages
     assert message.acked_at is not None
+    assert bob.mailbox.inbox.unhandled() == []  # it is not handed to it again
 
 
 @pytest.mark.usefixtures("hasty")

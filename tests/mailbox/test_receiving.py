@@ -39,7 +39,7 @@ from angelia.mailbox.box import Mailbox
 from angelia.mailbox.database import SQL
 from angelia.mailbox.inbox import Opened, ReadState
 from angelia.mailbox.outbox import Draft
-from angelia.mailbox.private_files import UnsafeFile
+from angelia.mailbox.private_files import CannotWrite, UnsafeFile
 from angelia.mailbox.window import Profile
 from forgery import forged
 
@@ -420,14 +420,25 @@ def test_what_was_claimed_has_its_receipt_whatever_becomes_of_the_others(
     shared = uuid.uuid4()
     first, second = (send(body=body, message_id=shared) for body in (b"first", b"second"))
 
-    def fail(*_: object) -> None:
-        raise OSError(5, "Input/output error")
+    def rename(*names: str, src_dir_fd: int, dst_dir_fd: int) -> None:
+        if src_dir_fd != dst_dir_fd:
+            raise OSError(5, "Input/output error")
+        real(*names, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
-    monkeypatch.setattr("angelia.mailbox.files.Drawer.move", fail)
-    with pytest.raises(OSError, match="Input/output"):
-        bob.receive_many([first, second], now=NOW)
+    real = os.rename
+    monkeypatch.setattr(os, "rename", rename)
+    opened, refused = bob.receive_many([first, second], now=NOW)
+    assert isinstance(opened, Opened)
+    assert opened.body == b"first"
+    assert isinstance(refused, CannotWrite)  # nothing is said of it, so that it comes again
     (receipt,) = bob.receipts().receipts
     assert receipt.replay_key == wire.decode(first).replay_key
+
+
+def test_what_was_committed_reaches_the_caller_although_no_receipt_could_be_written(bob: Mailbox, send: Send) -> None:
+    (bob.directory / f"receipts_{NOW:%Y-%m-%d}.jsonl").mkdir()
+    opened = bob.receive(send(), now=NOW)
+    assert (opened.body, opened.receipt) == (b"hello", None)
 
 
 @pytest.mark.parametrize("encode", [lambda one: one.wire, jsonform.encode])

@@ -142,27 +142,28 @@ def receive(
     return received
 
 
-def receive_admitted(mailbox: Mailbox, most: int = MOST_AT_ONCE) -> Call[Received]:
+def receive_admitted(mailbox: Mailbox, most: int = MOST_AT_ONCE, *, for_handler: bool = False) -> Call[Received]:
     """Fetch, open and acknowledge only mail that was kept out, from senders who are allowed by now. It is asked for by
     name, since the relay holds it back."""
     received = Received()
     mailbox.own.refresh()
     for waiting in mailbox.kept_out.admitted(sealed.now(), most):
         try:
-            received += yield from _admitted(mailbox, waiting)
+            received += yield from _admitted(mailbox, waiting, for_handler=for_handler)
         except AngeliaError as error:
             return _cut_short(received, error)
     return received
 
 
-def take_in(mailbox: Mailbox, handed: Sequence[Handed]) -> Call[Received]:
+def take_in(mailbox: Mailbox, handed: Sequence[Handed], *, for_handler: bool = False) -> Call[Received]:
     """Open messages that were leased, and tell the relay what became of each. It raises nothing of the network's:
-    what was opened is the caller's, whether the relay has heard of it or not."""
+    what was opened is the caller's, whether the relay has heard of it or not. `for_handler` remembers it in the inbox
+    until `end_handling`."""
     if not handed:
         return Received()
     mailbox.own.refresh()
     handed = list({one.replay_key: one for one in handed}.values())  # of a message that was given twice, once
-    outcomes = yield from _opened(mailbox, handed)
+    outcomes = yield from _opened(mailbox, handed, for_handler=for_handler)
     settling, messages, not_opened, recovered, controls = Settling(mailbox), [], [], [], 0
     for one, outcome in zip(handed, outcomes, strict=True):
         if isinstance(outcome, Opened):
@@ -187,7 +188,7 @@ def take_in(mailbox: Mailbox, handed: Sequence[Handed]) -> Call[Received]:
     )
 
 
-def _opened(mailbox: Mailbox, handed: Sequence[Handed]) -> Call[list[Opened | AngeliaError]]:
+def _opened(mailbox: Mailbox, handed: Sequence[Handed], *, for_handler: bool) -> Call[list[Opened | AngeliaError]]:
     """Open messages as `sealed.open_envelope` does, all that can be opened in one transaction."""
     outcomes: dict[int, Opened | AngeliaError] = {}
     looked_up: dict[tuple[str, UUID | None], AngeliaError | None] = {}
@@ -201,11 +202,12 @@ def _opened(mailbox: Mailbox, handed: Sequence[Handed]) -> Call[list[Opened | An
         if (problem := looked_up[sender]) is not None:
             outcomes[at] = problem
     left = [at for at in range(len(handed)) if at not in outcomes]
-    opened = mailbox.receive_many([handed[at].wire for at in left], now=sealed.now(), profile=Profile.RELAY)
+    wires = [handed[at].wire for at in left]
+    opened = mailbox.receive_many(wires, now=sealed.now(), profile=Profile.RELAY, for_handler=for_handler)
     for at, outcome in zip(left, opened, strict=True):
         outcomes[at] = outcome
         if isinstance(outcome, UnknownSigner):
-            outcomes[at] = yield from _followed(mailbox, handed[at].wire)
+            outcomes[at] = yield from _followed(mailbox, handed[at].wire, outcome, for_handler=for_handler)
     return [outcomes[at] for at in range(len(handed))]
 
 
@@ -218,14 +220,22 @@ def _looked_up(mailbox: Mailbox, envelope: Envelope) -> Call[AngeliaError | None
     return None
 
 
-def _followed(mailbox: Mailbox, wire: bytes) -> Call[Opened | AngeliaError]:
+def _followed(
+    mailbox: Mailbox, wire: bytes, unknown: UnknownSigner, *, for_handler: bool
+) -> Call[Opened | AngeliaError]:
+    """Open a message of a sender who has rotated its signing pair since."""
+    pin = mailbox.trust.pin(unknown.agent)
+    if pin is None:
+        return unknown
     try:
-        return (yield from sealed.open_envelope(mailbox, wire))
+        yield from sealed.catch_up(mailbox, pin)
     except AngeliaError as error:
         return error
+    (outcome,) = mailbox.receive_many([wire], now=sealed.now(), profile=Profile.RELAY, for_handler=for_handler)
+    return outcome
 
 
-def _admitted(mailbox: Mailbox, waiting: Waiting) -> Call[Received]:
+def _admitted(mailbox: Mailbox, waiting: Waiting, *, for_handler: bool) -> Call[Received]:
     try:
         found = yield from mail_calls.message_status(waiting.replay_key)
     except NotFound:
@@ -242,7 +252,7 @@ def _admitted(mailbox: Mailbox, waiting: Waiting) -> Call[Received]:
     handed = Handed(
         wire=envelope.wire, replay_key=envelope.replay_key, lease_token=waiting.lease_token, attempt=ATTEMPTS
     )
-    came = yield from take_in(mailbox, [handed])
+    came = yield from take_in(mailbox, [handed], for_handler=for_handler)
     if any(one.told in _STILL_WAITS for one in came.not_opened):
         return came
     try:

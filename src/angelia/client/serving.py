@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Protocol, TypeAlias, TypeVar
 
 from angelia.client import channel_signing, mail, receiving, sent_mail
 from angelia.client.mail_answers import Handed, MessageNews, PrekeysLow, RotationDue
+from angelia.client.receiving import Received
 from angelia.client.stream import BackOff, Event, is_passing
 from angelia.client.wire import BadAnswer, Call
 from angelia.errors import AngeliaError
@@ -54,7 +55,8 @@ class Serving:
         self._news_of: dict[str, None] = {}
         self._keys_due: dict[_Keys, None] = {}
         self._rounds: dict[None, None] = {}
-        self._admitted: list[Opened] = []
+        self._admitted: dict[str, Opened | None] = {}
+        self._ended = set[str]()
         self._keys_renewed: dict[_Keys, float] = {}
         self._handed, self._handed_since = set[str](), 0.0
         self._heard: dict[str, float] = {}
@@ -73,6 +75,8 @@ class Serving:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _hear_mail(self) -> None:
+        # What a crash or a cancellation kept from the handler.
+        await self._handle(dict.fromkeys(self._mailbox.inbox.unhandled()))
         async with contextlib.aclosing(self._listen(self._begin_round)) as events:
             async for event in events:
                 match event:
@@ -97,17 +101,33 @@ class Serving:
 
     async def _take(self, handed: Handed) -> None:
         try:
-            received = await self._run(receiving.take_in(self._mailbox, [handed]))
+            received = await self._run(receiving.take_in(self._mailbox, [handed], for_handler=True))
         except AngeliaError as error:
             if not is_passing(error):
                 raise
             return  # its lease ends, and it comes again
-        await self._handle(received.messages)
+        # Also one that was opened before, when a fault came between the inbox and the handler.
+        await self._handle({handed.replay_key: None} | _by_key(received))
 
-    async def _handle(self, messages: Iterable[Opened]) -> None:
+    async def _handle(self, messages: Mapping[str, Opened | None]) -> None:
+        """Give messages to the handler that it has not ended with; None is one that only the inbox has."""
         async with self._handling:
-            for opened in messages:
-                await self._handler(opened)
+            for replay_key, opened in messages.items():
+                waiting = None if replay_key in self._ended else self._mailbox.inbox.to_handle(replay_key)
+                if waiting is None:
+                    continue
+                try:
+                    await self._handler(opened or waiting)
+                except Exception:  # an end as well; being interrupted is none
+                    self._end(replay_key)
+                    raise
+                self._end(replay_key)
+
+    def _end(self, replay_key: str) -> None:
+        try:
+            self._mailbox.inbox.end_handling(replay_key)
+        except AngeliaError:  # a fault of this disk: at least here it is known
+            self._ended.add(replay_key)
 
     def _begin_round(self) -> None:
         self._rounds[None] = None
@@ -119,7 +139,7 @@ class Serving:
         while True:
             self._bell.clear()
             problem = await self._passing_problem()
-            admitted, self._admitted = self._admitted, []
+            admitted, self._admitted = self._admitted, {}
             await self._handle(admitted)
             if problem is not None:
                 await asyncio.sleep(back_off.next(problem.retry_after or 0.0))
@@ -179,8 +199,8 @@ class Serving:
         _raise((await self._run(sent_mail.update_outbox(self._mailbox))).interrupted)
 
     async def _fetch_admitted(self) -> None:
-        came = await self._run(receiving.receive_admitted(self._mailbox))
-        self._admitted += came.messages
+        came = await self._run(receiving.receive_admitted(self._mailbox, for_handler=True))
+        self._admitted |= _by_key(came)
         _raise(came.interrupted)
 
 
@@ -197,6 +217,10 @@ async def _each(due: dict[K, None], do: Callable[[K], Awaitable[None]]) -> Angel
                 raise
             first = first or error
     return first
+
+
+def _by_key(received: Received) -> dict[str, Opened | None]:
+    return {one.message.replay_key: one for one in received.messages}
 
 
 def _raise(problem: AngeliaError | None) -> None:

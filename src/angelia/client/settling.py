@@ -47,6 +47,7 @@ from angelia.mail.model import ATTEMPTS, LONGEST_BACK_OFF, MOST_AT_ONCE
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.inbox import Message, Opened, ReadState
 from angelia.mailbox.kept_out import Waiting
+from angelia.mailbox.private_files import CannotWrite
 from angelia.mailbox.repeats import Said
 
 T = TypeVar("T")
@@ -82,9 +83,14 @@ class Settling:
         self._repeats: list[str] = []
         self._nacks: list[Nack] = []
         self._strangers: list[Waiting] = []
+        self._unsigned: AngeliaError | None = None
 
     def opened(self, one: Handed, opened: Opened) -> None:
-        self._acks.append(_ack(one, opened.receipt))
+        if opened.receipt is None:
+            # Said when it is handed out again, as after a crash.
+            self._unsigned = CannotWrite("a receipt could not be written down", hint="see whether the disk has room")
+        else:
+            self._acks.append(_ack(one, opened.receipt))
 
     def unopened(self, one: Handed, error: AngeliaError, before: Message | None) -> Told:
         """What will be said of a message that was not opened; `before` is its copy from the first time."""
@@ -94,6 +100,8 @@ class Settling:
                 told = self._settled(one, told, error, before)
             except Refused:  # what cannot be read cannot be named in a receipt
                 told = Told.GIVEN_BACK
+            except AngeliaError:  # a fault of this disk, which must not keep the caller from what was opened beside it
+                told = Told.NOTHING
         elif told is Told.KEPT_OUT:
             self._strangers.append(_kept_out(one))
         if told in _PAUSES:
@@ -102,7 +110,7 @@ class Settling:
 
     def said(self) -> Call[AngeliaError | None]:
         """Tell the relay; the first thing that went wrong, be it of the network or of this disk."""
-        problem: AngeliaError | None = None
+        problem = self._unsigned
         try:
             self._mailbox.repeats.tell(self._repeats, sealed.now())
             for acks in _hundreds(self._acks):

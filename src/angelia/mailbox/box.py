@@ -127,11 +127,12 @@ class Mailbox:
         return outcome
 
     def receive_many(
-        self, contents: Sequence[bytes], *, now: datetime, profile: Profile = Profile.RELAY
+        self, contents: Sequence[bytes], *, now: datetime, profile: Profile = Profile.RELAY, for_handler: bool = False
     ) -> list[Opened | AngeliaError]:
-        """Open envelopes in one transaction; each has its own outcome, in the same order."""
+        """Open envelopes in one transaction; each has its own outcome, in the same order. `for_handler` remembers which
+        of them a handler has not ended with."""
         self._upkeep.tend(now)
-        return self._receiver.receive(contents, profile, now)
+        return self._receiver.receive(contents, profile, now, for_handler=for_handler)
 
     def refuse(self, content: bytes, reason: str, now: datetime) -> Receipt:
         """Sign and log a receipt `failed` for an envelope that could not be opened."""

@@ -97,8 +97,18 @@ class Inbox:
         self._receipts = receipts
         self._own = own
 
-    def add(self, tx: Tx, envelope: Envelope, replay_key: str, sender_fp: str, body: bytes, now: datetime) -> Message:
-        """Store an opened message, in the transaction that claims it."""
+    def add(
+        self,
+        tx: Tx,
+        envelope: Envelope,
+        replay_key: str,
+        sender_fp: str,
+        body: bytes,
+        now: datetime,
+        *,
+        for_handler: bool = False,
+    ) -> Message:
+        """Store an opened message, in the transaction that claims it; `for_handler`, also that a handler gets it."""
         header = envelope.header
         message = Message(
             replay_key=replay_key,
@@ -118,6 +128,8 @@ class Inbox:
         tx.execute(SQL["add_inbox"], (*_values(message), *self._local.encrypt("inbox", replay_key, body)))
         if header.control:
             tx.execute(SQL["add_control"], (replay_key,))
+        elif for_handler:
+            tx.execute(SQL["add_unhandled"], (replay_key,))
         return message
 
     def page(self, limit: int = PAGE, after: str | None = None) -> Page:
@@ -198,6 +210,21 @@ class Inbox:
                 tx.execute(SQL["mark_read"], (message.replay_key,))
         return Opened(message=replace(message, status=ReadState.READ), body=body, control=False, receipt=receipt)
 
+    def unhandled(self) -> list[str]:
+        """What was received for a handler that has not ended with it, oldest first."""
+        return [key for (key,) in self._database.rows("unhandled")]
+
+    def to_handle(self, replay_key: str) -> Opened | None:
+        """One of these, with its content; None if a handler has ended with it."""
+        if self._database.row("is_unhandled", replay_key) is None:
+            return None
+        return Opened(message=self.message(replay_key), body=self._body(replay_key), control=False, receipt=None)
+
+    def end_handling(self, replay_key: str) -> None:
+        """The handler has ended with a message: it is not given to it again."""
+        with self._database.transaction() as tx:
+            tx.execute(SQL["end_unhandled"], (replay_key,))
+
     def answer_to(self, correlation_id: UUID, sender: str) -> Opened | None:
         """The first message of a sender in a conversation, whoever received it."""
         found = self._database.row("inbox_answer", str(correlation_id), sender)
@@ -210,20 +237,26 @@ class Inbox:
         """Destroy a message for good, with the envelopes of it that were refused: they have the same content. That it
         was opened stays known, so it is not accepted again."""
         found = self.mail(replay_key)
+        # Keys, then files, then the row: after a crash the row is there, and saying it again ends what was begun.
+        self._destroy_refused(found)
+        self._drawer.remove([found.replay_key])
+        self._drawer.sync()
+        with self._database.transaction() as tx:
+            tx.execute(SQL["delete_inbox"], (found.replay_key,))
+
+    def _destroy_refused(self, message: Message) -> None:
         refused = {
             key: envelope.header.key_id
             for key, envelope in self._dead.envelopes()
-            if (envelope.header.sender_nhi, envelope.header.message_id) == (found.sender, found.message_id)
+            if (envelope.header.sender_nhi, envelope.header.message_id) == (message.sender, message.message_id)
         }
-        # Keys, then files, then the row: after a crash the row is there, and saying it again ends what was begun.
+        if not refused:
+            return
         with self._database.transaction() as tx:
             for used in refused.values():
                 tx.execute(SQL["use_one_time"], (str(used),))
-        for drawer, keys in ((self._dead, refused), (self._drawer, [found.replay_key])):
-            drawer.remove(keys)
-            drawer.sync()
-        with self._database.transaction() as tx:
-            tx.execute(SQL["delete_inbox"], (found.replay_key,))
+        self._dead.remove(refused)
+        self._dead.sync()
 
     def was_deleted(self, sender: str, message_id: UUID) -> bool:
         """Whether a message of a sender was opened here and is kept no more."""

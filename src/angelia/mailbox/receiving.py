@@ -8,7 +8,7 @@ from datetime import datetime
 
 from angelia.envelope import jsonform, sealing, wire
 from angelia.envelope.batch import VerifiedRoots
-from angelia.envelope.receipts import ReceiptStatus
+from angelia.envelope.receipts import Receipt, ReceiptStatus
 from angelia.envelope.refusals import (
     IdConflict,
     NotAllowed,
@@ -63,8 +63,13 @@ class Receiver:
     dead_files: Drawer
     roots: VerifiedRoots = field(default_factory=VerifiedRoots)
 
-    def receive(self, contents: Sequence[bytes], profile: Profile, now: datetime) -> list[Opened | AngeliaError]:
-        """Open envelopes, all that can be opened in one transaction; what cannot comes back as its error."""
+    def receive(
+        self, contents: Sequence[bytes], profile: Profile, now: datetime, *, for_handler: bool = False
+    ) -> list[Opened | AngeliaError]:
+        """Open envelopes, all that can be opened in one transaction; what cannot comes back as its error.
+
+        What was committed reaches the caller, whatever the disk does then: without a receipt if none could be written
+        down."""
         outcomes: list[_Unsealed | Opened | AngeliaError] = [self._unsealed(one, profile, now) for one in contents]
         claimed: list[tuple[int, _Unsealed, Message]] = []
         unsealed = [(at, one) for at, one in enumerate(outcomes) if isinstance(one, _Unsealed)]
@@ -73,28 +78,37 @@ class Receiver:
             with self.database.transaction() as tx:
                 for at, one in unsealed:
                     try:
-                        claimed.append((at, one, self._claim(tx, one, now)))
+                        claimed.append((at, one, self._claim(tx, one, now, for_handler=for_handler)))
                     except Refused as refused:
                         outcomes[at] = refused
-        # What was claimed comes first: once it is committed, nothing about the others may keep it from the caller.
-        receipts = self.inbox.sign_receipts([message for _, _, message in claimed], ReceiptStatus.DELIVERED, now)
+        receipts = self._receipts([message for _, _, message in claimed], now)
         for (at, one, message), receipt in zip(claimed, receipts, strict=True):
             control = one.envelope.header.control
             outcomes[at] = Opened(message=message, body=one.body, control=control, receipt=receipt)
         for at, one in unsealed:
-            header = one.envelope.header
-            if isinstance(outcomes[at], IdConflict) and self.inbox.was_deleted(header.sender_nhi, header.message_id):
-                self._destroy(one)
-            elif isinstance(outcomes[at], IdConflict | UnknownKey):
-                self.inbox_files.move(one.replay_key, self.dead_files)
+            if isinstance(outcomes[at], IdConflict | UnknownKey):
+                try:
+                    self._put_away(one, conflict=isinstance(outcomes[at], IdConflict))
+                except AngeliaError as fault:  # nothing is said of it, so it comes again
+                    outcomes[at] = fault
         return [one for one in outcomes if not isinstance(one, _Unsealed)]
 
-    def _destroy(self, one: _Unsealed) -> None:
-        """What was deleted came again, in another envelope: nothing of it is kept."""
-        with self.database.transaction() as tx:
-            tx.execute(SQL["use_one_time"], (str(one.envelope.header.key_id),))
-        self.inbox_files.remove([one.replay_key])
-        self.inbox_files.sync()
+    def _receipts(self, messages: Sequence[Message], now: datetime) -> Sequence[Receipt | None]:
+        try:
+            return self.inbox.sign_receipts(messages, ReceiptStatus.DELIVERED, now)
+        except AngeliaError:
+            return [None] * len(messages)
+
+    def _put_away(self, one: _Unsealed, *, conflict: bool) -> None:
+        """Keep what was refused apart; of a message that was deleted nothing is kept."""
+        header = one.envelope.header
+        if conflict and self.inbox.was_deleted(header.sender_nhi, header.message_id):
+            with self.database.transaction() as tx:
+                tx.execute(SQL["use_one_time"], (str(header.key_id),))
+            self.inbox_files.remove([one.replay_key])
+            self.inbox_files.sync()
+        else:
+            self.inbox_files.move(one.replay_key, self.dead_files)
 
     def _unsealed(self, content: bytes, profile: Profile, now: datetime) -> _Unsealed | AngeliaError:
         try:
@@ -151,7 +165,7 @@ class Receiver:
             raise UnknownKey("the envelope is sealed to a key that this agent does not have, or not any more")
         return held
 
-    def _claim(self, tx: Tx, one: _Unsealed, now: datetime) -> Message:
+    def _claim(self, tx: Tx, one: _Unsealed, now: datetime, *, for_handler: bool) -> Message:
         header = one.envelope.header
         seen = Seen(
             replay_key=one.replay_key,
@@ -167,7 +181,9 @@ class Receiver:
         if one.held.one_time and not tx.execute(SQL["use_one_time"], (str(header.key_id),)).fetchone():
             tx.execute(SQL["forget"], (one.replay_key,))
             raise UnknownKey("another envelope used this one-time key first")
-        return self.inbox.add(tx, one.envelope, one.replay_key, one.pair.fingerprint, one.body, now)
+        return self.inbox.add(
+            tx, one.envelope, one.replay_key, one.pair.fingerprint, one.body, now, for_handler=for_handler
+        )
 
 
 def sender_of(content: bytes) -> str:

@@ -14,6 +14,11 @@ CREATE INDEX idx_outbox_replacing ON outbox(msg_id) WHERE reseals > 0 AND status
 -- has it takes the same bytes for the same message.
 UPDATE outbox SET status = 'stored', said = 'failed', said_at = created_at WHERE status = 'failed' AND body IS NOT NULL;
 
+-- Mail that was received for a program's handler, which has not ended with it yet.
+CREATE TABLE unhandled (
+  replay_key TEXT PRIMARY KEY REFERENCES inbox(replay_key) ON DELETE CASCADE
+) WITHOUT ROWID;
+
 -- Others' one-time keys that something was sealed to, for as long as a server could hand them out again.
 CREATE TABLE spent_one_time (key_id TEXT PRIMARY KEY, until TEXT NOT NULL) WITHOUT ROWID;
 CREATE INDEX idx_spent_until ON spent_one_time(until);

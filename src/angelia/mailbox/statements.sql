@@ -70,6 +70,18 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 -- name: add_control
 INSERT INTO controls (replay_key) VALUES (?)
 
+-- name: add_unhandled
+INSERT INTO unhandled (replay_key) VALUES (?)
+
+-- name: is_unhandled
+SELECT 1 FROM unhandled WHERE replay_key = ?
+
+-- name: unhandled
+SELECT replay_key FROM unhandled JOIN inbox USING (replay_key) ORDER BY received_at, created_at, replay_key
+
+-- name: end_unhandled
+DELETE FROM unhandled WHERE replay_key = ?
+
 -- name: inbox_page
 -- What was fetched together has one time of receipt; then the time of sending decides.
 SELECT replay_key, msg_id, sender_nhi, sender_fp, recipient_nhi, channel_id, correlation_id, priority,
