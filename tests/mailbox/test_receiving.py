@@ -37,6 +37,7 @@ from angelia.errors import AngeliaError, DiskFull, NotFound, RateLimited
 from angelia.mailbox import failures, identity, inbox
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.database import SQL
+from angelia.mailbox.files import Drawer
 from angelia.mailbox.inbox import Opened, ReadState
 from angelia.mailbox.outbox import Draft
 from angelia.mailbox.private_files import CannotWrite, UnsafeFile
@@ -439,6 +440,40 @@ def test_what_was_committed_reaches_the_caller_although_no_receipt_could_be_writ
     (bob.directory / f"receipts_{NOW:%Y-%m-%d}.jsonl").mkdir()
     opened = bob.receive(send(), now=NOW)
     assert (opened.body, opened.receipt) == (b"hello", None)
+
+
+@pytest.mark.parametrize("deleted", ["before it is put away", "after it was put away"])
+def test_an_envelope_that_is_refused_while_its_message_is_deleted_is_not_kept(
+    alice: Mailbox, bob: Mailbox, monkeypatch: pytest.MonkeyPatch, deleted: str
+) -> None:
+    known, shared = alice.trust.bundle("bob", NOW, max_age=None), uuid.uuid4()
+    assert known is not None
+    first, second = (
+        alice.outbox.seal(known.link, b"destroy me", now=NOW, message_id=shared, one_time_key=one)
+        for one in bob.own.make_one_time_keys(2, NOW)
+    )
+    bob.receive(first.wire, now=NOW)
+
+    def refuse() -> None:
+        with pytest.raises(IdConflict):
+            bob.receive(second.wire, now=NOW)
+
+    def delete() -> None:
+        bob.delete(first.replay_key, NOW)
+
+    verb, act, meanwhile = ("move", refuse, delete) if deleted.startswith("before") else ("remove", delete, refuse)
+    real = getattr(Drawer, verb)
+
+    def interrupted(*args: object) -> None:
+        monkeypatch.undo()  # once
+        meanwhile()
+        real(*args)
+
+    monkeypatch.setattr(Drawer, verb, interrupted)
+    act()
+    assert files(bob, "dead") == files(bob, "inbox") == []
+    with bob.database.transaction() as tx:
+        assert tx.execute("SELECT count(*) FROM kem_keys WHERE usage = 'one_time'").fetchone() == (0,)
 
 
 @pytest.mark.parametrize("encode", [lambda one: one.wire, jsonform.encode])

@@ -243,6 +243,8 @@ class Inbox:
         self._drawer.sync()
         with self._database.transaction() as tx:
             tx.execute(SQL["delete_inbox"], (found.replay_key,))
+        # What another process refused meanwhile: from now on it sees that the message was deleted.
+        self._destroy_refused(found)
 
     def _destroy_refused(self, message: Message) -> None:
         refused = {

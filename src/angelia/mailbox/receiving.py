@@ -100,15 +100,15 @@ class Receiver:
             return [None] * len(messages)
 
     def _put_away(self, one: _Unsealed, *, conflict: bool) -> None:
-        """Keep what was refused apart; of a message that was deleted nothing is kept."""
+        """Keep what was refused apart; of a message that was deleted nothing is kept. It is moved before that is asked,
+        and a deletion looks after it has deleted: so one of the two sees the other."""
         header = one.envelope.header
+        self.inbox_files.move(one.replay_key, self.dead_files)
         if conflict and self.inbox.was_deleted(header.sender_nhi, header.message_id):
             with self.database.transaction() as tx:
                 tx.execute(SQL["use_one_time"], (str(header.key_id),))
-            self.inbox_files.remove([one.replay_key])
-            self.inbox_files.sync()
-        else:
-            self.inbox_files.move(one.replay_key, self.dead_files)
+            self.dead_files.remove([one.replay_key])
+            self.dead_files.sync()
 
     def _unsealed(self, content: bytes, profile: Profile, now: datetime) -> _Unsealed | AngeliaError:
         try:
