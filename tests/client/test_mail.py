@@ -20,15 +20,16 @@ from angelia.envelope.receipts import ReceiptStatus
 from angelia.envelope.refusals import IdConflict, NotAllowed, OpenFailed, Replayed
 from angelia.envelope.sealing import Control
 from angelia.envelope.wire import Priority
-from angelia.errors import Conflict, DeadlineExceeded, Denied, InvalidArgument, KeyRevoked
+from angelia.errors import Conflict, DeadlineExceeded, Denied, InvalidArgument, KeyRevoked, Unavailable
 from angelia.mail.model import ATTEMPTS, Attested
+from angelia.mailbox import identity
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.outbox import Outbox
 from angelia.mailbox.outgoing import Sent
 from client.letters import bodies, now, outgoing
 from client.recorder import closed_port
 from forgery import forged
-from liar import Answer, Liar
+from liar import Answer, Liar, problem
 from people import Person
 
 Join = Callable[..., Person]
@@ -181,6 +182,140 @@ def test_what_a_person_carries_is_taken_back_without_a_relay(alice: Person, bob:
             client.withdraw(alice.mailbox, other.replay_key)
     assert alice.mailbox.outbox.outgoing(letter.replay_key).status is Sent.FAILED
     assert alice.mailbox.outbox.outgoing(other.replay_key).status is Sent.STORED
+
+
+def test_what_the_recipient_signed_is_not_withdrawn_whatever_the_server_says(
+    deceived: tuple[Person, Person], liar: Liar
+) -> None:
+    alice, bob = deceived
+    sent = alice.client.send(alice.mailbox, bob.name, b"pay 100")
+    assert bodies(bob) == [b"pay 100"]
+    alice.client.update_outbox(alice.mailbox)
+    liar.instead("DELETE", r"/v1/messages/.*", Answer(204))
+    with pytest.raises(Conflict, match="delivered and not taken back"):
+        alice.client.withdraw(alice.mailbox, sent.replay_key)
+    assert (outgoing(alice).status, outgoing(alice).withdraw_asked_at) == (Sent.DELIVERED, None)
+
+
+def test_a_withdrawal_that_was_refused_is_no_ground_for_a_server_to_call_a_message_withdrawn(
+    deceived: tuple[Person, Person], liar: Liar
+) -> None:
+    alice, bob = deceived
+    sent = alice.client.send(alice.mailbox, bob.name, b"pay 100")
+    assert bodies(bob) == [b"pay 100"]
+    with pytest.raises(Conflict):
+        alice.client.withdraw(alice.mailbox, sent.replay_key)
+    withdrawn = {"status": "failed", "failure_reason": "withdrawn", "attested_by": "relay", "receipt": None}
+    liar.lie("GET", r"/v1/receipts/.*", lambda _, answer: answer.changed(**withdrawn))
+    (doubt,) = alice.client.update_outbox(alice.mailbox).doubts
+    assert doubt.error.code == "untrue"
+    assert (outgoing(alice).status, outgoing(alice).resealable) == (Sent.QUEUED, True)
+    liar.honest()
+    alice.client.update_outbox(alice.mailbox)
+    assert (outgoing(alice).status, outgoing(alice).withdrawn) == (Sent.DELIVERED, False)
+
+
+def test_a_message_that_another_process_withdraws_is_not_sent(alice: Person, bob: Person) -> None:
+    for body in (b"one", b"two"):
+        alice.client.seal(alice.mailbox, bob.name, body)
+    other = Mailbox(alice.home, identity.load(alice.home, alice.name, lambda: ""), now())
+    with other, Client(alice.url, identity=other) as second:
+        alice.mailbox.outbox.retry_now(now())
+        one, two = alice.mailbox.outbox.due(now())
+        alice.client.before = ("/v1/messages", lambda: second.withdraw(other, two.replay_key))
+        done = alice.client.deliver_outbox(alice.mailbox)
+    assert ([sent.replay_key for sent in done.sent], done.unsent) == ([one.replay_key], ())
+    assert alice.mailbox.outbox.outgoing(two.replay_key).withdrawn
+    assert len(bodies(bob)) == 1
+
+
+@pytest.mark.parametrize("how", ["alone", "in a batch"])
+def test_a_message_that_another_process_withdraws_while_it_is_sent_is_taken_back(
+    alice: Person, bob: Person, how: str
+) -> None:
+    letter = alice.client.seal(alice.mailbox, bob.name, b"oh no")
+    other = Mailbox(alice.home, identity.load(alice.home, alice.name, lambda: ""), now())
+    with other, Client(alice.url, identity=other) as second:
+        path = "/v1/messages" if how == "alone" else "/v1/messages/batch"
+        alice.client.before = (path, lambda: second.withdraw(other, letter.replay_key))
+        if how == "alone":
+            alice.mailbox.outbox.retry_now(now())
+            assert alice.client.deliver_outbox(alice.mailbox) == mail.Delivered((), ())
+        else:
+            (error,) = alice.client.send_sealed(alice.mailbox, [letter])
+            assert isinstance(error, mail.TakenBack)
+    assert outgoing(alice).withdrawn
+    assert bodies(bob) == []
+
+
+def test_a_message_that_was_given_before_it_could_be_taken_back_is_followed_and_was_delivered(
+    alice: Person, bob: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    letter = alice.client.seal(alice.mailbox, bob.name, b"too late")
+    key = letter.replay_key
+
+    def withdrawn_and_received() -> None:
+        alice.mailbox.outbox.withdraw(key, now())
+        alice.client.send_envelope(letter.wire)
+        assert bodies(bob) == [b"too late"]
+
+    alice.client.before = ("/v1/messages", withdrawn_and_received)
+    alice.mailbox.outbox.retry_now(now())
+    alice.client.deliver_outbox(alice.mailbox)
+    assert (outgoing(alice).status, outgoing(alice).withdraw_asked_at) == (Sent.QUEUED, None)
+    alice.client.update_outbox(alice.mailbox)
+    assert outgoing(alice).status is Sent.DELIVERED
+
+
+def test_what_could_not_be_withdrawn_is_not_sent_and_the_next_delivery_withdraws_it(
+    deceived: tuple[Person, Person], liar: Liar
+) -> None:
+    alice, bob = deceived
+    liar.instead("POST", "/v1/messages", problem(503, "unavailable"))
+    with pytest.raises(Unavailable):
+        alice.client.send(alice.mailbox, bob.name, b"pay 100")
+    liar.instead("DELETE", r"/v1/messages/.*", problem(503, "unavailable"))
+    key = outgoing(alice).replay_key
+    with pytest.raises(Unavailable):
+        alice.client.withdraw(alice.mailbox, key)
+    with pytest.raises(Conflict, match="being withdrawn"):
+        alice.client.reseal(alice.mailbox, key)
+    (unsent,) = alice.client.retry_outbox(alice.mailbox).unsent
+    assert (unsent.message.replay_key, unsent.error.code) == (key, "unavailable")
+    liar.honest()
+    assert alice.client.retry_outbox(alice.mailbox) == mail.Delivered((), ())
+    assert outgoing(alice).withdrawn
+    assert bodies(bob) == []
+
+
+def test_a_message_that_was_given_before_the_next_delivery_is_not_withdrawn_and_its_sender_is_told(
+    deceived: tuple[Person, Person], liar: Liar
+) -> None:
+    alice, bob = deceived
+    sent = alice.client.send(alice.mailbox, bob.name, b"pay 100")
+    liar.instead("DELETE", r"/v1/messages/.*", problem(503, "unavailable"))
+    with pytest.raises(Unavailable):
+        alice.client.withdraw(alice.mailbox, sent.replay_key)
+    assert bodies(bob) == [b"pay 100"]
+    liar.honest()
+    alice.mailbox.notices.take()
+    assert alice.client.deliver_outbox(alice.mailbox) == mail.Delivered((), ())
+    (notice,) = alice.mailbox.notices.take()
+    assert f"to {bob.name} could not be withdrawn" in notice.text
+    assert (outgoing(alice).status, outgoing(alice).withdraw_asked_at) == (Sent.QUEUED, None)
+
+
+def test_a_server_that_says_it_refused_a_message_is_asked_to_withdraw_it_too(
+    deceived: tuple[Person, Person], liar: Liar
+) -> None:
+    alice, bob = deceived
+    liar.lie("POST", "/v1/messages", lambda *_: problem(403, "authorization_denied"))
+    with pytest.raises(Denied):
+        alice.client.send(alice.mailbox, bob.name, b"pay 100")
+    liar.honest()
+    alice.client.withdraw(alice.mailbox, outgoing(alice).replay_key)
+    assert outgoing(alice).withdrawn
+    assert bodies(bob) == []
 
 
 # A relay that is away, full, or changes its mind about keys.

@@ -201,6 +201,30 @@ def test_a_message_that_was_withdrawn_and_opened_all_the_same_was_delivered(alic
     assert alice.outbox.mark(sealed.replay_key, Sent.DELIVERED)
 
 
+@pytest.mark.parametrize("signed", [Sent.DELIVERED, Sent.READ, Sent.FAILED])
+def test_what_the_recipient_signed_is_neither_withdrawn_nor_failed_later(
+    alice: Mailbox, sealed: Envelope, signed: Sent
+) -> None:
+    key = sealed.replay_key
+    alice.outbox.ask_withdrawal(key, NOW)  # the relay did not answer; what the recipient signs then is the recipient's
+    assert alice.outbox.mark(key, signed)
+    assert not alice.outbox.withdraw(key, NOW)
+    assert not alice.outbox.mark(key, Sent.FAILED)
+    with pytest.raises(Conflict, match="not taken back"):
+        alice.outbox.ask_withdrawal(key, NOW)
+    row = alice.outbox.outgoing(key)
+    assert (row.status, row.withdrawn, row.withdraw_asked_at) == (signed, False, None)
+
+
+def test_an_envelope_that_was_replaced_may_fail_and_the_message_goes_on(
+    alice: Mailbox, bob: Mailbox, sealed: Envelope
+) -> None:
+    again = alice.outbox.reseal(sealed.replay_key, bundle_of(bob), NOW + HOUR).replay_key
+    assert not alice.outbox.mark(sealed.replay_key, Sent.FAILED)
+    assert alice.outbox.outgoing(again).status is Sent.STORED
+    assert kept(alice, again)
+
+
 def test_what_the_sender_knows_to_be_untrue_is_called_so(alice: Mailbox, sealed: Envelope) -> None:
     row, end = alice.outbox.outgoing(sealed.replay_key), NOW + 7 * DAY
     assert row.untrue(Sent.EXPIRED, "", end - 10 * MINUTE)

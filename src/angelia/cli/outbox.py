@@ -88,4 +88,6 @@ def _standing(row: Outgoing) -> tuple[str, str, str]:
     if row.withdrawn:
         return "withdrawn", "you", ""
     by = {Sent.QUEUED: "relay", Sent.DELIVERED: "recipient", Sent.READ: "recipient", Sent.FAILED: "recipient"}
-    return row.status.value, by.get(row.status, ""), row.waits_for
+    wanted_back = row.withdraw_asked_at is not None and row.withdrawable
+    why = "to be withdrawn, once the server answers" if wanted_back else row.waits_for
+    return row.status.value, by.get(row.status, ""), why

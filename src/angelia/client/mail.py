@@ -31,7 +31,8 @@ from angelia.errors import (
 from angelia.keys.model import SKEW, moment
 from angelia.mail.model import MOST_AT_ONCE
 from angelia.mailbox.box import Mailbox
-from angelia.mailbox.outbox import SealStands, Wishes, check
+from angelia.mailbox.notices import Kind
+from angelia.mailbox.outbox import SealStands, Wishes, check, not_taken_back
 from angelia.mailbox.outgoing import Outgoing, Sent
 from angelia.mailbox.private_files import UnsafeFile
 
@@ -50,6 +51,10 @@ _PASSING = (
     KeyRevoked,
     BadAnswer,
 )
+
+
+class TakenBack(Conflict):
+    """The message was withdrawn, so it is not sent"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,45 +104,39 @@ def send_sealed(mailbox: Mailbox, envelopes: Sequence[Envelope]) -> Call[list[An
     """Hand over messages that the outbox has already, a hundred at a time; for each its error, or None.
 
     What failed for a passing reason, also for keys that changed, waits in the outbox for `deliver_outbox`."""
-    outcomes: list[AngeliaError | None] = []
+    outcomes: dict[str, AngeliaError | None] = {}
     for batch in _batches(envelopes):
-        try:
-            results = yield from mail_calls.send_envelopes(batch)
-        except (ApiError, Unreachable, BadAnswer) as error:
-            for one in batch:
-                _put_off(mailbox, one.replay_key, error)
-            outcomes += [error] * len(batch)
+        wanted = list[Envelope]()
+        for one in batch:
+            try:
+                _refuse_withdrawn(mailbox, one.replay_key)
+                wanted.append(one)
+            except TakenBack as error:
+                outcomes[one.replay_key] = error
+        if not wanted:
             continue
-        for one, result in zip(batch, results, strict=True):
+        try:
+            results = yield from mail_calls.send_envelopes(wanted)
+        except (ApiError, Unreachable, BadAnswer) as error:
+            for one in wanted:
+                _put_off(mailbox, one.replay_key, error)
+                outcomes[one.replay_key] = error
+            continue
+        for one, result in zip(wanted, results, strict=True):
             refusal = _refusal(result)
             if refusal is None:
-                mailbox.outbox.mark(one.replay_key, Sent.QUEUED)
+                refusal = yield from _accepted(mailbox, one.replay_key)
             else:
                 _note_refusal(mailbox, one.replay_key, refusal)
-            outcomes.append(refusal)
-    return outcomes
+            outcomes[one.replay_key] = refusal
+    return [outcomes[one.replay_key] for one in envelopes]
 
 
 def deliver_outbox(mailbox: Mailbox) -> Call[Delivered]:
-    """Send all that is stored, due, and not with the relay yet; a relay that does not answer is asked once."""
-    sent, unsent, left = list[SentMail](), list[Unsent](), 0
-    mailbox.own.refresh()  # another process may have rotated the pair that signs requests
-    now = sealed.now()
-    for row in _due(mailbox, now):
-        try:
-            envelope = decode(mailbox.outbox.wire(row.replay_key))
-        except (UnsafeFile, NotFound) as error:  # without its bytes nobody can send it, now or later
-            mailbox.outbox.give_up(row.replay_key)
-            unsent.append(Unsent(row, error))
-            continue
-        try:
-            sent.append((yield from handed_over(mailbox, envelope)))
-        except AngeliaError as error:
-            unsent.append(Unsent(row, error))
-            if isinstance(error, Unreachable):
-                left = len(mailbox.outbox.due(now, _ALL))
-                break
-    return Delivered(tuple(sent), tuple(unsent), left)
+    """Send all that is stored, due, and not with the relay yet; a relay that does not answer is asked once.
+
+    What its sender wanted back while the relay was away is withdrawn first."""
+    return (yield from _delivered(mailbox))
 
 
 def retry_outbox(mailbox: Mailbox) -> Call[Delivered]:
@@ -148,18 +147,12 @@ def retry_outbox(mailbox: Mailbox) -> Call[Delivered]:
 
 def withdraw(mailbox: Mailbox, replay_key: str) -> Call[None]:
     """Take back a message that its recipient has not been given; its content is not kept here either. One that was
-    sealed again is named by any of its envelopes."""
-    row = mailbox.outbox.present(replay_key)
+    sealed again is named by any of its envelopes.
+
+    While the relay does not answer, the message is not sent either: `deliver_outbox` asks again."""
     mailbox.own.refresh()
-    mailbox.outbox.ask_withdrawal(row.replay_key, sealed.now())
-    if row.status is not Sent.STORED:
-        yield from mail_calls.withdraw_message(row.replay_key)
-    elif row.next_try_at is not None:  # else a person carries it
-        # The relay may have it all the same: an answer was lost, or a crash kept anybody from hearing it.
-        with contextlib.suppress(NotFound):
-            yield from mail_calls.withdraw_message(row.replay_key)
-    if not mailbox.outbox.withdraw(row.replay_key, sealed.now()):
-        raise Conflict(f"the message to {row.recipient} is {row.status} and not taken back")
+    row = mailbox.outbox.ask_withdrawal(replay_key, sealed.now())
+    yield from _taken_back(mailbox, row)
 
 
 def handed_over(mailbox: Mailbox, envelope: Envelope) -> Call[SentMail]:
@@ -177,6 +170,62 @@ def handed_over(mailbox: Mailbox, envelope: Envelope) -> Call[SentMail]:
             envelope = yield from _sealed_again(mailbox, envelope, None)
 
 
+def _delivered(mailbox: Mailbox) -> Call[Delivered]:
+    sent, unsent, left = list[SentMail](), list[Unsent](), 0
+    mailbox.own.refresh()  # another process may have rotated the pair that signs requests
+    now = sealed.now()
+    for row in mailbox.outbox.to_withdraw(now):
+        try:
+            yield from _taken_back(mailbox, row)
+        except AngeliaError as error:
+            if not _passes(error):
+                told = f"the message to {row.recipient} could not be withdrawn: {error.message}"
+                mailbox.notices.tell(Kind.WARNING, told)
+                continue
+            error.members[WAITING] = row.replay_key
+            unsent.append(Unsent(row, error))
+            if isinstance(error, Unreachable):
+                return Delivered((), tuple(unsent), len(mailbox.outbox.due(now, _ALL)))
+    for row in _due(mailbox, now):
+        try:
+            envelope = decode(mailbox.outbox.wire(row.replay_key))
+        except (UnsafeFile, NotFound) as error:  # without its bytes nobody can send it, now or later
+            mailbox.outbox.give_up(row.replay_key)
+            unsent.append(Unsent(row, error))
+            continue
+        try:
+            sent.append((yield from handed_over(mailbox, envelope)))
+        except TakenBack:
+            continue
+        except AngeliaError as error:
+            unsent.append(Unsent(row, error))
+            if isinstance(error, Unreachable):
+                left = len(mailbox.outbox.due(now, _ALL))
+                break
+    return Delivered(tuple(sent), tuple(unsent), left)
+
+
+def _taken_back(mailbox: Mailbox, row: Outgoing) -> Call[None]:
+    """Ask the relay to withdraw a message. If it refuses, the message goes on as before; if it does not answer, the
+    message stays to be withdrawn."""
+    while not row.withdrawn:
+        if not row.carried:
+            try:
+                yield from mail_calls.withdraw_message(row.replay_key)
+            except AngeliaError as error:
+                # It is asked also for what it never said to have: an answer may have been lost, or a crash kept the
+                # sender from hearing it.
+                if not isinstance(error, NotFound) or row.status is Sent.QUEUED:
+                    if not _passes(error):
+                        mailbox.outbox.forget_withdrawal(row.replay_key)
+                    raise
+        if mailbox.outbox.withdraw(row.replay_key, sealed.now(), seen=row.status):
+            return
+        row = mailbox.outbox.present(row.replay_key)
+        if not row.withdrawable and not row.withdrawn:
+            raise not_taken_back(row)
+
+
 def _due(mailbox: Mailbox, now: datetime) -> Iterator[Outgoing]:
     """All that is due, some at a time: what was tried is not due any more, or at least not tried again."""
     tried = set[str]()
@@ -187,6 +236,7 @@ def _due(mailbox: Mailbox, now: datetime) -> Iterator[Outgoing]:
 
 
 def _posted(mailbox: Mailbox, envelope: Envelope) -> Call[SentMail]:
+    _refuse_withdrawn(mailbox, envelope.replay_key)
     try:
         accepted = yield from mail_calls.send_envelope(envelope.wire)
         if (accepted.replay_key, accepted.message_id) != (envelope.replay_key, envelope.header.message_id):
@@ -194,8 +244,30 @@ def _posted(mailbox: Mailbox, envelope: Envelope) -> Call[SentMail]:
     except (ApiError, Unreachable, BadAnswer) as error:
         _note_refusal(mailbox, envelope.replay_key, error)
         raise
-    mailbox.outbox.mark(envelope.replay_key, Sent.QUEUED)
+    if (taken_back := (yield from _accepted(mailbox, envelope.replay_key))) is not None:
+        raise taken_back
     return SentMail(envelope, accepted)
+
+
+def _refuse_withdrawn(mailbox: Mailbox, replay_key: str) -> None:
+    """Just before a message is sent: another process may have withdrawn it since it was looked up."""
+    try:
+        row = mailbox.outbox.outgoing(replay_key)
+    except NotFound:  # what is not of this outbox cannot be withdrawn from it
+        return
+    if row.withdraw_asked_at is not None:
+        raise TakenBack(f"the message to {row.recipient} was withdrawn, so it is not sent")
+
+
+def _accepted(mailbox: Mailbox, replay_key: str) -> Call[TakenBack | None]:
+    """Write down that the relay has a message; one that was withdrawn while it was sent is taken back."""
+    row = mailbox.outbox.accept(replay_key)
+    if row is None or row.withdraw_asked_at is None:
+        return None
+    with contextlib.suppress(AngeliaError):  # then it is sent, and either stays so or is withdrawn by the next delivery
+        yield from _taken_back(mailbox, row)
+        return TakenBack(f"the message to {row.recipient} was withdrawn while it was sent")
+    return None
 
 
 def _sealed_again(mailbox: Mailbox, envelope: Envelope, refusal: KeyStale | KeyRevoked | None) -> Call[Envelope]:
@@ -211,12 +283,16 @@ def _sealed_again(mailbox: Mailbox, envelope: Envelope, refusal: KeyStale | KeyR
 
 def _note_refusal(mailbox: Mailbox, replay_key: str, error: AngeliaError) -> None:
     """Write down what a refusal means for a stored message. It is the server's word, so the content stays."""
-    if isinstance(error, _PASSING) or getattr(error, "status", 0) >= 500:
+    if _passes(error):
         _put_off(mailbox, replay_key, error)
         error.members[WAITING] = replay_key
     else:
         said = Sent.EXPIRED if isinstance(error, MessageExpired) else Sent.FAILED
         mailbox.outbox.refuse(replay_key, said, error.code, sealed.now())
+
+
+def _passes(error: AngeliaError) -> bool:
+    return isinstance(error, _PASSING) or getattr(error, "status", 0) >= 500
 
 
 def _put_off(mailbox: Mailbox, replay_key: str, error: AngeliaError) -> None:

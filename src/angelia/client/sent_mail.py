@@ -197,7 +197,8 @@ def _heard(mailbox: Mailbox, row: Outgoing, answer: ReceiptAnswer) -> Call[Told 
         raise Untrue(untrue, hint="its content is kept; ask the server's operator")
     if said is Sent.FAILED and reason == WITHDRAWN:
         return _told(row, said, answer, reason) if mailbox.outbox.withdraw(row.replay_key, now) else None
-    if said is Sent.FAILED and reason == KeyRevoked.code and row.status is Sent.QUEUED and row.resealable:
+    wanted = row.status is Sent.QUEUED and row.resealable and row.withdraw_asked_at is None
+    if said is Sent.FAILED and reason == KeyRevoked.code and wanted:
         return (yield from _sent_again(mailbox, row))
     return _told(row, said, answer, reason) if new else None
 

@@ -225,6 +225,10 @@ class Outbox:
         """What has not reached the relay and should be tried now."""
         return [outgoing_of(row) for row in self._database.rows("outbox_due", stamp(now), limit)]
 
+    def to_withdraw(self, now: datetime) -> list[Outgoing]:
+        """What its sender wants back, of which the relay has not been told."""
+        return [outgoing_of(row) for row in self._database.rows("outbox_to_withdraw", stamp(now))]
+
     def unsettled(self, now: datetime) -> list[Outgoing]:
         """What the relay has, or had, and of which there may be news, oldest first."""
         return [outgoing_of(row) for row in self._database.rows("outbox_unsettled", stamp(now - FOLLOWED))]
@@ -246,8 +250,17 @@ class Outbox:
                 return False  # an envelope that was replaced may fail: the next one may not
             tx.execute(SQL["set_outbox_status"], (status.value, row.replay_key))
             if status in SIGNED:
+                tx.execute(SQL["forget_withdrawal"], (row.replay_key,))
                 tx.execute(SQL["clear_outbox_body"], (row.replay_key,))
         return True
+
+    def accept(self, replay_key: str) -> Outgoing | None:
+        """The server has the message. Also one that was withdrawn while it was sent, which is to be withdrawn again."""
+        with self._database.transaction() as tx:
+            row = self._present(tx, replay_key)
+            if row is not None and (Sent.QUEUED in row.onward or row.withdrawn):
+                tx.execute(SQL["set_outbox_status"], (Sent.QUEUED.value, row.replay_key))
+            return self._present(tx, replay_key)
 
     def hear(self, replay_key: str, said: Sent, reason: str, now: datetime) -> bool:
         """Write down what the server says by itself; False when that is known. Nothing is destroyed for it, and the
@@ -274,17 +287,32 @@ class Outbox:
         with self._database.transaction() as tx:
             tx.execute(SQL["set_outbox_status"], (Sent.FAILED.value, replay_key))
 
-    def ask_withdrawal(self, replay_key: str, now: datetime) -> None:
-        """Before the server is asked to take a message back: only then may it say that it did."""
+    def ask_withdrawal(self, replay_key: str, now: datetime) -> Outgoing:
+        """Before the server is asked to take a message back: only then may it say that it did, and nobody sends it."""
+        row = self.outgoing(replay_key)
+        with self._database.transaction() as tx:
+            row = self._present(tx, row.replay_key) or row
+            if not row.withdrawable and not row.withdrawn:
+                raise not_taken_back(row)
+            tx.execute(SQL["ask_withdrawal"], (stamp(now), row.replay_key))
+        return row
+
+    def forget_withdrawal(self, replay_key: str) -> None:
+        """The server refused to take it back: it goes on as if nobody had asked."""
+        with self._database.transaction() as tx:
+            tx.execute(SQL["forget_withdrawal"], (replay_key,))
+
+    def withdraw(self, replay_key: str, now: datetime, *, seen: Sent | None = None) -> bool:
+        """The sender took it back: it failed, and its content is not kept. False if it is too late for that, or if it
+        is no longer as it was `seen`."""
         with self._database.transaction() as tx:
             row = self._present(tx, replay_key)
-            if row is not None:
-                tx.execute(SQL["ask_withdrawal"], (stamp(now), row.replay_key))
-
-    def withdraw(self, replay_key: str, now: datetime) -> bool:
-        """The sender took it back: it failed, and its content is not kept."""
-        self.ask_withdrawal(replay_key, now)
-        return self.mark(replay_key, Sent.FAILED)
+            if row is None or not row.withdrawable or (seen is not None and row.status is not seen):
+                return False
+            tx.execute(SQL["ask_withdrawal"], (stamp(now), row.replay_key))
+            tx.execute(SQL["set_outbox_status"], (Sent.FAILED.value, row.replay_key))
+            tx.execute(SQL["clear_outbox_body"], (row.replay_key,))
+        return True
 
     def retry_later(self, replay_key: str, now: datetime, why: str = "") -> datetime:
         """A try came to nothing: when the next one is due, after 1, 2, 4 … seconds and at most five minutes.
@@ -419,11 +447,18 @@ class Outbox:
         return self._local.decrypt("outbox", row.replay_key, *found)
 
 
+def not_taken_back(row: Outgoing) -> Conflict:
+    """Why a message cannot be withdrawn."""
+    return Conflict(f"the message to {row.recipient} is {row.status} and not taken back")
+
+
 def _deleted(row: Outgoing) -> Conflict:
     return Conflict(f"the message to {row.recipient} was deleted meanwhile")
 
 
 def _refuse_unless_resealable(row: Outgoing) -> None:
+    if row.withdraw_asked_at is not None:
+        raise Conflict(f"the message to {row.recipient} is being withdrawn, so it is not sealed again")
     if not row.resealable:
         raise Conflict(f"the message to {row.recipient} is {row.status}: its content is not kept any more")
 

@@ -33,7 +33,7 @@ _ONWARD = {
     Sent.STORED: {Sent.QUEUED, *SIGNED},
     Sent.QUEUED: SIGNED,
     Sent.EXPIRED: SIGNED,
-    Sent.DELIVERED: {Sent.READ, Sent.FAILED},
+    Sent.DELIVERED: {Sent.READ},
 }
 
 
@@ -67,11 +67,20 @@ class Outgoing:
         return self.status is Sent.FAILED and self.withdraw_asked_at is not None
 
     @property
+    def withdrawable(self) -> bool:
+        """Whether its sender may still take it back: nothing that its recipient signed is left for a server's word."""
+        return self.status in (Sent.STORED, Sent.QUEUED, Sent.EXPIRED)
+
+    @property
+    def carried(self) -> bool:
+        """Whether a person carries it, so that no server was ever offered it."""
+        waits = self.next_try_at is not None or self.attempts or self.waits_for or self.said is not None
+        return self.status is Sent.STORED and not waits
+
+    @property
     def onward(self) -> set[Sent]:
-        """What may become of it. A failure that the recipient did not sign is no end."""
-        if self.status is Sent.FAILED and (self.resealable or self.withdrawn):
-            return SIGNED
-        return _ONWARD.get(self.status, set())
+        """What may become of it. That its sender took it back is no end: the recipient may have it all the same."""
+        return SIGNED if self.withdrawn else _ONWARD.get(self.status, set())
 
     def untrue(self, said: Sent, reason: str, at: datetime) -> str | None:
         """Why a server's word cannot be true, by what the sender itself knows."""

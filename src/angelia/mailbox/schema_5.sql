@@ -9,6 +9,7 @@ ALTER TABLE outbox ADD COLUMN one_time INTEGER NOT NULL DEFAULT 0;   -- whether 
 ALTER TABLE outbox ADD COLUMN waits_for TEXT;            -- why the last try came to nothing
 CREATE INDEX idx_outbox_replaced ON outbox(msg_id) WHERE status = 'resealed';
 CREATE INDEX idx_outbox_replacing ON outbox(msg_id) WHERE reseals > 0 AND status IN ('stored', 'queued');
+CREATE INDEX idx_outbox_withdrawing ON outbox(withdraw_asked_at) WHERE withdraw_asked_at IS NOT NULL AND status IN ('stored', 'queued');
 
 -- What was called failed and still has its content was a server's word. `mail send --retry` sends it again; a server that
 -- has it takes the same bytes for the same message.

@@ -192,7 +192,14 @@ FROM outbox WHERE (created_at, replay_key) < (?, ?) ORDER BY created_at DESC, re
 SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
        next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, one_time,
        waits_for
-FROM outbox WHERE next_try_at <= ?1 AND expires_at > ?1 ORDER BY next_try_at LIMIT ?2
+FROM outbox WHERE next_try_at <= ?1 AND expires_at > ?1 AND withdraw_asked_at IS NULL ORDER BY next_try_at LIMIT ?2
+
+-- name: outbox_to_withdraw
+SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
+       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, one_time,
+       waits_for
+FROM outbox WHERE withdraw_asked_at IS NOT NULL AND status IN ('stored', 'queued') AND expires_at > ?
+ORDER BY withdraw_asked_at
 
 -- name: outbox_unsettled
 -- Of a message that was sealed again, and is not settled, also the envelopes before: a recipient may have one of them.
@@ -233,10 +240,14 @@ UPDATE outbox SET said = ?, said_reason = ?, said_at = ? WHERE replay_key = ?
 -- name: ask_withdrawal
 UPDATE outbox SET withdraw_asked_at = coalesce(withdraw_asked_at, ?) WHERE replay_key = ?
 
+-- name: forget_withdrawal
+UPDATE outbox SET withdraw_asked_at = NULL WHERE replay_key = ?
+
 -- name: retry_outbox_now
 -- What a person carries is neither tried nor refused.
 UPDATE outbox SET next_try_at = ?, said = NULL, said_reason = NULL, said_at = NULL
-WHERE status = 'stored' AND (next_try_at IS NOT NULL OR said IS NOT NULL) AND body IS NOT NULL AND expires_at > ?
+WHERE status = 'stored' AND (next_try_at IS NOT NULL OR said IS NOT NULL)
+  AND body IS NOT NULL AND expires_at > ? AND withdraw_asked_at IS NULL
 
 -- name: delete_outbox
 -- destroys
