@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -33,6 +35,7 @@ from liar import Answer, Liar, problem
 from people import Person
 
 Join = Callable[..., Person]
+_VERB_OF = {"EMFILE": "open", "EIO": "fdopen"}
 
 
 pytestmark = pytest.mark.usefixtures("short_work")
@@ -444,6 +447,39 @@ def test_a_message_without_its_bytes_is_given_up_and_the_others_are_sent(alice: 
     assert [one.message.replay_key for one in done.unsent] == [broken.replay_key]
     assert [one.replay_key for one in done.sent] == [good.replay_key]
     assert bodies(bob) == [b"good"]
+    row = alice.mailbox.outbox.outgoing(broken.replay_key)
+    assert (row.status, row.next_try_at, row.resealable) == (Sent.STORED, None, True)
+    assert row.waits_for.endswith("its hash is not its name")
+    path.write_bytes(broken.wire)
+    assert [one.replay_key for one in alice.client.retry_outbox(alice.mailbox).sent] == [broken.replay_key]
+
+
+@pytest.mark.parametrize("fault", ["a hard link", "EMFILE", "EIO"])
+def test_a_message_whose_file_cannot_be_read_now_is_sent_when_it_can(
+    alice: Person, bob: Person, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    letter = alice.client.seal(alice.mailbox, bob.name, b"precious")
+    path = alice.mailbox.directory / "outbox" / f"{letter.replay_key}.agl"
+    with monkeypatch.context() as patch:
+        patch.setattr(sealed, "now", lambda: now() + timedelta(seconds=2))
+        if fault == "a hard link":
+            path.with_name("backup").hardlink_to(path)
+        else:
+            real, verb = getattr(os, _VERB_OF[fault]), _VERB_OF[fault]
+
+            def fail(what: object, *args: Any, **options: Any) -> Any:
+                if verb == "open" and not str(what).endswith(".agl"):
+                    return real(what, *args, **options)
+                raise OSError(getattr(errno, fault), fault)
+
+            patch.setattr(os, verb, fail)
+        (unsent,) = alice.client.deliver_outbox(alice.mailbox).unsent
+    assert unsent.error.members[mail.WAITING] == letter.replay_key
+    row = outgoing(alice)
+    assert (row.status, row.attempts, row.waits_for) == (Sent.STORED, 1, unsent.error.message)
+    path.with_name("backup").unlink(missing_ok=True)
+    assert len(alice.client.retry_outbox(alice.mailbox).sent) == 1
+    assert bodies(bob) == [b"precious"]
 
 
 # Crashes and copies on the recipient's side.

@@ -31,6 +31,7 @@ from angelia.errors import (
 from angelia.keys.model import SKEW, moment
 from angelia.mail.model import MOST_AT_ONCE
 from angelia.mailbox.box import Mailbox
+from angelia.mailbox.files import ChangedFile
 from angelia.mailbox.notices import Kind
 from angelia.mailbox.outbox import SealStands, Wishes, check, not_taken_back
 from angelia.mailbox.outgoing import Outgoing, Sent
@@ -189,8 +190,8 @@ def _delivered(mailbox: Mailbox) -> Call[Delivered]:
     for row in _due(mailbox, now):
         try:
             envelope = decode(mailbox.outbox.wire(row.replay_key))
-        except (UnsafeFile, NotFound) as error:  # without its bytes nobody can send it, now or later
-            mailbox.outbox.give_up(row.replay_key)
+        except (UnsafeFile, NotFound) as error:
+            _note_unreadable(mailbox, row, error)
             unsent.append(Unsent(row, error))
             continue
         try:
@@ -289,6 +290,15 @@ def _note_refusal(mailbox: Mailbox, replay_key: str, error: AngeliaError) -> Non
     else:
         said = Sent.EXPIRED if isinstance(error, MessageExpired) else Sent.FAILED
         mailbox.outbox.refuse(replay_key, said, error.code, sealed.now())
+
+
+def _note_unreadable(mailbox: Mailbox, row: Outgoing, error: AngeliaError) -> None:
+    """Without its bytes a message cannot be sent: never if they are gone, later if they are out of reach now."""
+    if isinstance(error, ChangedFile | NotFound):
+        mailbox.outbox.give_up(row.replay_key, error.message)
+    else:
+        _put_off(mailbox, row.replay_key, error)
+        error.members[WAITING] = row.replay_key
 
 
 def _passes(error: AngeliaError) -> bool:

@@ -23,6 +23,10 @@ _TEMPORARY = re.compile(r"\A\.[0-9a-f]{64}\.agl\.[0-9a-f]{16}\Z")
 _LEFT_OVER = timedelta(hours=1)
 
 
+class ChangedFile(UnsafeFile):
+    """A sealed file is not what was sealed"""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """A file that is not what it should be."""
@@ -72,7 +76,7 @@ class Drawer:
         name = f"{replay_key}.agl"
         wire = read_safely(name, self.path / name, directory=self._directory)
         if hashlib.sha256(wire).hexdigest() != replay_key:
-            raise UnsafeFile(f"{self.path / name} was changed: its hash is not its name")
+            raise ChangedFile(f"{self.path / name} was changed: its hash is not its name")
         return wire
 
     def has(self, replay_key: str) -> bool:
@@ -146,5 +150,7 @@ def read_safely(name: str | Path, shown: Path, *, directory: int | None = None, 
             raise UnsafeFile(f"{shown} has {status.st_size:,} bytes, more than such a file can have")
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read(most + 1)
+    except OSError as error:
+        raise private_files.explained(shown, error) from error
     finally:
         os.close(descriptor)

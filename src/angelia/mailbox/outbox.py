@@ -282,10 +282,11 @@ class Outbox:
         with self._database.transaction() as tx:
             tx.execute(SQL["forget_outbox_try"], (replay_key,))
 
-    def give_up(self, replay_key: str) -> None:
-        """It cannot be sent any more. Its content stays until its time is over."""
+    def give_up(self, replay_key: str, why: str) -> None:
+        """Its sealed file is gone or was changed, so it is not tried again by itself. It stays stored, for `retry_now`
+        after the file was put back."""
         with self._database.transaction() as tx:
-            tx.execute(SQL["set_outbox_status"], (Sent.FAILED.value, replay_key))
+            tx.execute(SQL["give_up_outbox"], (why[:_LONGEST_REASON], replay_key))
 
     def ask_withdrawal(self, replay_key: str, now: datetime) -> Outgoing:
         """Before the server is asked to take a message back: only then may it say that it did, and nobody sends it."""

@@ -222,7 +222,7 @@ INSERT INTO spent_one_time (key_id, until) VALUES (?, ?) ON CONFLICT (key_id) DO
 DELETE FROM spent_one_time WHERE until <= ?
 
 -- name: hand_over
-UPDATE outbox SET next_try_at = NULL WHERE replay_key = ? AND status = 'stored'
+UPDATE outbox SET next_try_at = NULL, waits_for = NULL WHERE replay_key = ? AND status = 'stored'
 
 -- name: outbox_body
 SELECT body_nonce, body FROM outbox WHERE replay_key = ?
@@ -243,10 +243,13 @@ UPDATE outbox SET withdraw_asked_at = coalesce(withdraw_asked_at, ?) WHERE repla
 -- name: forget_withdrawal
 UPDATE outbox SET withdraw_asked_at = NULL WHERE replay_key = ?
 
+-- name: give_up_outbox
+UPDATE outbox SET next_try_at = NULL, waits_for = ? WHERE replay_key = ? AND status = 'stored'
+
 -- name: retry_outbox_now
--- What a person carries is neither tried nor refused.
+-- What a person carries is neither tried nor refused nor given up.
 UPDATE outbox SET next_try_at = ?, said = NULL, said_reason = NULL, said_at = NULL
-WHERE status = 'stored' AND (next_try_at IS NOT NULL OR said IS NOT NULL)
+WHERE status = 'stored' AND (next_try_at IS NOT NULL OR said IS NOT NULL OR waits_for IS NOT NULL)
   AND body IS NOT NULL AND expires_at > ? AND withdraw_asked_at IS NULL
 
 -- name: delete_outbox
