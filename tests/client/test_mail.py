@@ -389,6 +389,36 @@ def test_a_message_that_waited_too_long_is_sealed_again_under_its_id(
     assert bodies(bob) == [b"overdue"]
 
 
+def test_a_message_of_a_clock_that_ran_ahead_goes_out_once_the_clock_is_right(
+    alice: Person, bob: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sealed, "now", lambda: now() + timedelta(hours=6))
+        alice.client.seal(alice.mailbox, bob.name, b"from tonight", one_time=False)
+    assert len(alice.client.deliver_outbox(alice.mailbox).sent) == 1
+    assert bodies(bob) == [b"from tonight"]
+
+
+def test_however_often_a_message_is_tried_its_few_envelopes_last_for_a_day(
+    deceived: tuple[Person, Person], liar: Liar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, bob = deceived
+    liar.instead("POST", "/v1/messages", problem(400, "clock_skew"))
+    began = clock = now()
+    monkeypatch.setattr(sealed, "now", lambda: clock)
+    with pytest.raises(attempts.ApiError):
+        alice.client.send(alice.mailbox, bob.name, b"hello", one_time=False)
+    while clock < began + timedelta(hours=8):
+        clock += timedelta(minutes=3 if clock < began + timedelta(hours=1) else 20)
+        alice.client.deliver_outbox(alice.mailbox)
+    (row,) = (row for row in alice.mailbox.outbox.page() if row.status is not Sent.RESEALED)
+    assert row.reseals == 4
+    clock = now()
+    liar.honest()
+    assert len(alice.client.retry_outbox(alice.mailbox).sent) == 1  # whoever says so does not wait for the next
+    assert bodies(bob) == [b"hello"]
+
+
 def test_a_clock_that_is_wrong_is_named_and_the_message_waits(
     alice: Person, bob: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:

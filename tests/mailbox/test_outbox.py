@@ -225,6 +225,15 @@ def test_an_envelope_that_was_replaced_may_fail_and_the_message_goes_on(
     assert kept(alice, again)
 
 
+def test_a_try_that_is_further_away_than_any_pause_is_due(alice: Mailbox, bob: Mailbox) -> None:
+    key = alice.outbox.seal(bundle_of(bob), b"hello", now=NOW).replay_key
+    assert alice.outbox.due(NOW - 4 * MINUTE) == []
+    assert [row.replay_key for row in alice.outbox.due(NOW - 6 * MINUTE)] == [key]
+    again = alice.outbox.reseal(key, bundle_of(bob), NOW + HOUR).replay_key
+    assert alice.outbox.due(NOW - HOUR) == []
+    assert [row.replay_key for row in alice.outbox.due(NOW - DAY)] == [again]
+
+
 def test_what_the_sender_knows_to_be_untrue_is_called_so(alice: Mailbox, sealed: Envelope) -> None:
     row, end = alice.outbox.outgoing(sealed.replay_key), NOW + 7 * DAY
     assert row.untrue(Sent.EXPIRED, "", end - 10 * MINUTE)

@@ -27,10 +27,13 @@ from angelia.mailbox.trust import Pin, Trust
 from angelia.mailbox.upkeep import KEPT_AFTER_END, Upkeep
 
 LONGEST_WAIT = timedelta(minutes=5)
+# How many times longer each envelope of a message is kept in use than the one before, if no server takes it.
+_GROWS = 4
 # How long after its end news of a message may still come; so long its content is kept.
 FOLLOWED = KEPT_AFTER_END
 # How often one message is sealed again, over its whole life.
 MOST_RESEALS = 5
+LONGEST_PAUSE = LONGEST_WAIT * _GROWS ** (MOST_RESEALS - 1)
 _LONGEST_REASON = 500
 _NEWEST = ("~", "~")
 
@@ -222,8 +225,10 @@ class Outbox:
         return [outgoing_of(row) for row in self._database.rows("outbox_page", *since, limit)]
 
     def due(self, now: datetime, limit: int = 100) -> list[Outgoing]:
-        """What has not reached the relay and should be tried now."""
-        return [outgoing_of(row) for row in self._database.rows("outbox_due", stamp(now), limit)]
+        """What has not reached the relay and should be tried now. A time that is further away than any pause was
+        written down by a clock that ran ahead, and is not waited for."""
+        times = stamp(now), stamp(now + LONGEST_WAIT), stamp(now + LONGEST_PAUSE)
+        return [outgoing_of(row) for row in self._database.rows("outbox_due", *times, limit)]
 
     def to_withdraw(self, now: datetime) -> list[Outgoing]:
         """What its sender wants back, of which the relay has not been told."""
@@ -319,16 +324,15 @@ class Outbox:
         """A try came to nothing: when the next one is due, after 1, 2, 4 … seconds and at most five minutes.
 
         An envelope is taken within five minutes of its making, and a message has few of them: once it is too old, the
-        next try comes after a while that grows with their number."""
+        next try comes when another one may be made."""
         with self._database.transaction() as tx:
             found = tx.execute(SQL["outbox_one"], (replay_key,)).fetchone()
             row = None if found is None else outgoing_of(found)
             if row is None or row.status is not Sent.STORED:
                 raise Conflict("only a message that the relay does not have yet is tried again")
-            pause = _wait(row.attempts)
-            if row.reseals and now + pause > row.created_at + SKEW:
-                pause = LONGEST_WAIT * 4**row.reseals
-            at = now + pause
+            at = now + _wait(row.attempts)
+            if row.reseals and at > row.created_at + SKEW:
+                at = now + LONGEST_PAUSE if row.reseals >= MOST_RESEALS else max(at, next_envelope_at(row))
             tx.execute(SQL["set_outbox_retry"], (row.attempts + 1, stamp(at), why[:_LONGEST_REASON], replay_key))
         return at
 
@@ -446,6 +450,12 @@ class Outbox:
         if found is None:
             raise _deleted(row)
         return self._local.decrypt("outbox", row.replay_key, *found)
+
+
+def next_envelope_at(row: Outgoing) -> datetime:
+    """When a message that no server took may be sealed again by itself. At most five envelopes replace the first, so
+    each lasts longer than the one before: together a day."""
+    return row.created_at + (LONGEST_WAIT * _GROWS**row.reseals if row.reseals else SKEW)
 
 
 def not_taken_back(row: Outgoing) -> Conflict:

@@ -192,7 +192,10 @@ FROM outbox WHERE (created_at, replay_key) < (?, ?) ORDER BY created_at DESC, re
 SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
        next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, one_time,
        waits_for
-FROM outbox WHERE next_try_at <= ?1 AND expires_at > ?1 AND withdraw_asked_at IS NULL ORDER BY next_try_at LIMIT ?2
+FROM outbox
+WHERE (next_try_at <= ?1 OR (next_try_at > ?2 AND (reseals = 0 OR next_try_at > ?3)))
+  AND expires_at > ?1 AND withdraw_asked_at IS NULL
+ORDER BY next_try_at LIMIT ?4
 
 -- name: outbox_to_withdraw
 SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
