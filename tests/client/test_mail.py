@@ -321,6 +321,18 @@ def test_a_server_that_says_it_refused_a_message_is_asked_to_withdraw_it_too(
     assert bodies(bob) == []
 
 
+def test_a_message_that_the_server_said_it_refused_is_settled_by_its_recipients_receipt(
+    deceived: tuple[Person, Person], liar: Liar
+) -> None:
+    alice, bob = deceived
+    liar.lie("POST", "/v1/messages", lambda *_: problem(403, "authorization_denied"))
+    with pytest.raises(Denied):
+        alice.client.send(alice.mailbox, bob.name, b"pay 100")
+    liar.honest()
+    assert bodies(bob) == [b"pay 100"]
+    assert [one.status for one in alice.client.update_outbox(alice.mailbox).told] == [Sent.DELIVERED]
+
+
 # A relay that is away, full, or changes its mind about keys.
 
 

@@ -65,6 +65,14 @@ def test_what_the_build_before_called_failed_is_sent_again_when_its_sender_says_
     assert alice.outbox.mark(failed.replay_key, Sent.DELIVERED)
 
 
+def test_what_the_build_before_called_failed_is_asked_about_again_and_settled_by_a_signature(alice: Mailbox) -> None:
+    """It did not write down whether the recipient had signed that."""
+    (failed,) = [row for row in alice.outbox.page() if row.said is Sent.FAILED]
+    assert failed.replay_key in {row.replay_key for row in alice.outbox.unsettled(THEN)}
+    assert alice.outbox.mark(failed.replay_key, Sent.FAILED)
+    assert told(alice.outbox.outgoing(failed.replay_key)) == (Sent.FAILED, None, False, 0)
+
+
 def test_what_waits_in_it_can_be_sealed_again_settled_and_deleted(alice: Mailbox) -> None:
     (waiting,) = alice.outbox.due(THEN)
     known = alice.trust.bundle("bob", THEN, max_age=None)

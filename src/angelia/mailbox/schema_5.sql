@@ -10,9 +10,11 @@ ALTER TABLE outbox ADD COLUMN waits_for TEXT;            -- why the last try cam
 CREATE INDEX idx_outbox_replaced ON outbox(msg_id) WHERE status = 'resealed';
 CREATE INDEX idx_outbox_replacing ON outbox(msg_id) WHERE reseals > 0 AND status IN ('stored', 'queued');
 CREATE INDEX idx_outbox_withdrawing ON outbox(withdraw_asked_at) WHERE withdraw_asked_at IS NOT NULL AND status IN ('stored', 'queued');
+CREATE INDEX idx_outbox_refused ON outbox(expires_at) WHERE status = 'stored' AND said IS NOT NULL;
 
--- What was called failed and still has its content was a server's word. `mail send --retry` sends it again; a server that
--- has it takes the same bytes for the same message.
+-- What was called failed and still has its content is taken for a server's word: whether its recipient had signed that was
+-- not written down. The server is asked again for the signature; and `mail send --retry` sends it again, when a server
+-- that has it takes the same bytes for the same message.
 UPDATE outbox SET status = 'stored', said = 'failed', said_at = created_at WHERE status = 'failed' AND body IS NOT NULL;
 
 -- Mail that was received for a program's handler, which has not ended with it yet.

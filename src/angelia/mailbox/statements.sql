@@ -205,11 +205,17 @@ FROM outbox WHERE withdraw_asked_at IS NOT NULL AND status IN ('stored', 'queued
 ORDER BY withdraw_asked_at
 
 -- name: outbox_unsettled
--- Of a message that was sealed again, and is not settled, also the envelopes before: a recipient may have one of them.
+-- Also what the server is said to have refused, and of a message that was sealed again, and is not settled, the envelopes
+-- before: a recipient may have one of them.
 SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
        next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, one_time,
        waits_for
 FROM outbox WHERE status IN ('queued', 'delivered') AND expires_at > ?1
+UNION ALL
+SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
+       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, one_time,
+       waits_for
+FROM outbox WHERE status = 'stored' AND said IS NOT NULL AND expires_at > ?1
 UNION ALL
 SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
        next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, one_time,
