@@ -309,7 +309,7 @@ def _until_served_again(server: ServerProcess, kind: str, people: list[Person]) 
 
 
 def _drained(server: ServerProcess, history: History, people: list[Person]) -> None:
-    """Until everything that was taken has been opened or has ended. Leases that are nobody's run out meanwhile, and what
+    """Until everything that was taken was opened or has ended. Leases of nobody run out meanwhile, and what
     was opened and not acknowledged comes again until the server has heard of it."""
     deadline = time.monotonic() + 60
     while True:
