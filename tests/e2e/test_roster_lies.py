@@ -1,4 +1,4 @@
-"""What a relay still tried once rosters were signed: another channel, another owner, a former pair, a frozen view."""
+"""What a relay still tried once rosters were signed: another channel, another owner, a former pair, an owner misled."""
 
 from __future__ import annotations
 
@@ -6,27 +6,32 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
+from uuid import uuid4
 
 import msgspec
 import pytest
 
 from angelia.channels.model import Policy
 from angelia.client import Client
-from angelia.client.channel_calls import make_channel
+from angelia.client.channel_calls import delete_channel, make_channel
 from angelia.client.channel_reading import Unopened
 from angelia.client.sealed import Renamed
 from angelia.envelope.refusals import NotAllowed
-from angelia.envelope.rosters import Member, UntrustedRoster, encode_roster, roster_document
+from angelia.envelope.rosters import FIRST_PREVIOUS, Member, Roster, UntrustedRoster, encode_roster, roster_document
 from angelia.envelope.sealing import ChannelKey, EpochKey
 from angelia.errors import AngeliaError
 from angelia.keys.model import unix_ms
+from angelia.mailbox import identity
+from angelia.mailbox.box import Mailbox
 from angelia.mailbox.channels import ChannelMessage
+from angelia.mailbox.notices import Kind
 from liar import Answer, Asked, Liar, problem
 from rostered import (
     CHANNEL,
     ROSTER,
-    Members,
     People,
     Sql,
     first_of,
@@ -37,7 +42,6 @@ from rostered import (
     now,
     pinned,
     refuses,
-    said,
     shows,
     smuggle,
     through,
@@ -253,6 +257,32 @@ def test_a_roster_that_could_not_be_signed_again_is_told_of_and_signed_with_the_
 def test_a_removal_whose_answer_was_lost_is_not_undone(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
     alice, bob = people("alice"), people("bob")
     channel = alice.creates(Policy.ALLOWLIST, bob)
+    removed_and_killed(alice, channel, bob, monkeypatch)
+    alice.client.rotate_keys(alice.mailbox, signer=True)
+    with pytest.raises(UntrustedRoster) as refused:
+        alice.client.publish(alice.mailbox, channel, b"x")
+    assert "angelia channel sign news" in refused.value.hint
+    assert alice.client.channel_roster(pinned(alice, channel).channel_id).members == ()
+
+
+def test_a_removal_that_was_not_written_down_before_the_pair_was_replaced_can_be_said_again(
+    people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, bob = people("alice"), people("bob")
+    channel = alice.creates(Policy.ALLOWLIST, bob)
+    removed_and_killed(alice, channel, bob, monkeypatch)
+    alice.client.rotate_keys(alice.mailbox, signer=True)
+    looked = angelia(alice, "channel", "sign", "news", "--dry-run", "--url", alice.url)
+    assert f"warning: {bob.name} has fewer rights on the roster that the server has" in looked.stderr
+    assert f"angelia channel deny news {bob.name}" in looked.stderr
+    denied = angelia(alice, "channel", "deny", "news", bob.name, "--url", alice.url)
+    assert denied.returncode == 0, denied.stderr
+    alice.says(channel, "without bob")
+    assert pinned(alice, channel).members == ()
+
+
+def removed_and_killed(alice: Talker, channel: str, bob: Talker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that removes a member dies before it has written so down."""
 
     def die(*_: object) -> None:
         raise RuntimeError("killed")
@@ -261,14 +291,135 @@ def test_a_removal_whose_answer_was_lost_is_not_undone(people: People, monkeypat
         killed.setattr(alice.mailbox.rosters, "pin_own", die)
         with pytest.raises(RuntimeError):
             alice.client.disallow(alice.mailbox, channel, bob.name)
+
+
+def test_a_relay_that_calls_the_middle_pair_revoked_takes_no_roster_back(people: People, liar: Liar) -> None:
+    alice, bob, mallory = people("alice"), people("bob"), people("mallory")
+    channel = alice.creates(Policy.ALLOWLIST, mallory)
+    alice.client.allow(alice.mailbox, channel, bob.name, may_publish=True)
+    of_first_pair = pinned(alice, channel)
+    through(liar, bob)
+    bob.subscribes(channel)
     alice.client.rotate_keys(alice.mailbox, signer=True)
-    with pytest.raises(UntrustedRoster) as refused:
-        alice.client.publish(alice.mailbox, channel, b"x")
-    assert "angelia channel sign news" in refused.value.hint
-    assert alice.client.channel_roster(pinned(alice, channel).channel_id).members == ()
+    alice.client.disallow(alice.mailbox, channel, mallory.name)
+    bob.mailbox.trust.drop_bundle(alice.name)  # an hour later
+    bob.client.find_channel(bob.mailbox, channel)
+    removed, middle = pinned(bob, channel), alice.mailbox.identity.pair.public.signer_id
+    assert removed.signer_id == middle
+    alice.client.rotate_keys(alice.mailbox, signer=True)
+    liar.lie("GET", r"/v1/keys/.*", lambda _, answer: answer.changed(revoked=[str(middle)]))
+    bob.mailbox.trust.drop_bundle(alice.name)
+    shows(liar, of_first_pair)
+    lists(liar, mallory)
+    refuses(bob, channel, liar)
+    assert pinned(bob, channel) == removed
+
+
+def test_a_pair_that_was_replaced_takes_over_no_name(people: People, liar: Liar) -> None:
+    """The relay hides that it was revoked, and shows another channel under the name, which the thief has signed."""
+    alice, bob, mallory = people("alice"), people("bob"), people("mallory")
+    channel = alice.creates(Policy.ALLOWLIST)
+    alice.client.allow(alice.mailbox, channel, bob.name, may_publish=True)
+    through(liar, bob)
+    bob.subscribes(channel)
+    stolen = alice.mailbox.identity.pair
+    liar.lie("GET", r"/v1/keys/.*", lambda _, answer: answer.changed(revoked=[]))
+    alice.client.emergency_rotate_keys(alice.mailbox, why="stolen")
+    bob.mailbox.trust.drop_bundle(alice.name)  # an hour later
+    bob.client.find_channel(bob.mailbox, channel)
+    mended, other = pinned(bob, channel), uuid4()
+    entry = Member(mallory.name, may_publish=True, may_subscribe=True)
+    first = {"channel_id": other, "version": 1, "prev_roster_hash": FIRST_PREVIOUS}
+    late = unix_ms(now() + timedelta(seconds=200))
+    taken = following(mended, stolen, [*mended.members, entry], issued_at=late, **first)
+    page = msgspec.to_builtins(alice.client.channels(owner=alice.name, name="news"))
+    page["channels"][0]["channel_id"] = str(other)
+    shown = msgspec.to_builtins(bob.client.channel(mended.channel_id)) | {"epoch": 0, "epoch_key_id": None}
+    liar.instead("GET", "/v1/channels", told(page))
+    shown |= {"channel_id": str(other), "roster_version": 1, "without_key": 1}
+    liar.instead("GET", CHANNEL, told(shown))
+    liar.instead("GET", ROSTER, told(msgspec.to_builtins(roster_document(taken))))
+    liar.instead("POST", CHANNEL + "/epoch", told(shown))
+    lists(liar, mallory)
+    refuses(bob, channel, liar)
+    assert pinned(bob, channel) == mended
 
 
 # The owner, and who wants to leave.
+
+
+def test_an_owner_signs_on_top_of_no_forged_roster(people: People, liar: Liar) -> None:
+    """Else a version that nobody signed would be the last one that there is room for."""
+    alice, bob = people("alice"), people("bob")
+    channel = alice.creates(Policy.ALLOWLIST, bob)
+    true = pinned(alice, channel)
+    shown = msgspec.to_builtins(alice.client.channel(true.channel_id))
+    through(liar, alice)
+    shows(liar, replace(true, version=2**53 - 2, prev_roster_hash=bytes([1]) * 32))
+    liar.instead("PUT", ROSTER, told(shown))
+    with pytest.raises(UntrustedRoster, match="forged"):
+        alice.client.sign_roster(alice.mailbox, channel, Policy.ALLOWLIST, true.members)
+    with pytest.raises(UntrustedRoster, match="forged"):
+        alice.client.propose_roster(alice.mailbox, channel)
+    assert liar.count("PUT", ROSTER) == 0
+    liar.honest()
+    alice.client.disallow(alice.mailbox, channel, bob.name)
+    assert pinned(alice, channel).version == 2
+
+
+def test_a_process_that_was_held_up_takes_back_nothing(
+    people: People, liar: Liar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It wakes after another process of the agent has replaced the pair and removed a member."""
+    alice, bob, mallory = people("alice"), people("bob"), people("mallory")
+    channel = alice.creates(Policy.ALLOWLIST, bob, mallory)
+    mallory.subscribes(channel)
+    held: list[tuple[Roster, datetime]] = []
+    with monkeypatch.context() as stopped:
+        stopped.setattr(alice.mailbox.rosters, "pin_own", lambda *given: held.append(given))
+        alice.client.allow(alice.mailbox, channel, bob.name, may_publish=True)
+    with Mailbox(alice.home, identity.load(alice.home, alice.name, lambda: ""), now()) as box:
+        with Client(alice.url, identity=box) as other:
+            other.find_channel(box, channel)
+            other.rotate_keys(box, signer=True)
+            other.disallow(box, channel, mallory.name)
+            shown = msgspec.to_builtins(other.find_channel(box, channel))
+        removed = box.rosters.named(channel)
+    [(late, at)] = held
+    alice.mailbox.rosters.pin_own(late, at)
+    assert pinned(alice, channel) == removed
+    alice.mailbox.own.refresh()
+    through(liar, alice)
+    shows(liar, late)
+    for asked in (("PUT", ROSTER), ("POST", CHANNEL + "/epoch")):
+        liar.instead(*asked, told(shown | {"roster_version": late.version + 1}))
+    lists(liar, mallory)
+    refuses(alice, channel, liar)
+    assert pinned(alice, channel) == removed
+
+
+def test_a_deleted_channel_is_not_asked_for_with_every_message(people: People, liar: Liar) -> None:
+    alice, bob = people("alice"), people("bob")
+    alice.client.delete_channel(alice.mailbox, alice.creates(Policy.ALLOWLIST))
+    gone = alice.client.create_channel(alice.mailbox, "old", Policy.ALLOWLIST)
+    alice.client._run(delete_channel(gone.channel_id))  # from another mailbox of hers
+    alice.client.rotate_keys(alice.mailbox, signer=True)
+    through(liar, alice)
+    for _ in range(2):
+        alice.client.send(alice.mailbox, bob.name, b"hello")
+    assert liar.count("GET", CHANNEL) == 0
+    assert Kind.WARNING not in [one.kind for one in alice.mailbox.notices.take()]
+
+
+def test_a_fault_of_the_disk_while_rosters_are_looked_at_spoils_no_send(people: People) -> None:
+    alice, bob = people("alice"), people("bob")
+    with alice.mailbox.database.transaction() as tx:
+        tx.execute("ALTER TABLE channel_rosters RENAME TO lost")
+    alice.client.send(alice.mailbox, bob.name, b"hello")
+    assert any("the rosters of your channels could not be signed" in one.text for one in alice.mailbox.notices.take())
+    bob.allow(alice)
+    [message] = bob.client.receive(bob.mailbox).messages
+    assert message.body == b"hello"
 
 
 def test_to_sign_again_after_an_interruption_goes_past_what_was_seen(people: People, liar: Liar, sql: Sql) -> None:
@@ -308,68 +459,3 @@ def test_an_agent_is_listed_by_the_handle_that_it_has_claimed(people: People) ->
     channel = alice.creates(Policy.ALLOWLIST)
     with pytest.raises(Renamed, match=bob.name):
         alice.client.allow(alice.mailbox, channel, str(bob.mailbox.identity.id))
-
-
-# Keys.
-
-
-def test_a_member_who_was_away_reads_what_was_published_under_the_key_of_a_publisher_of_then(people: People) -> None:
-    alice, carol, dave = people("alice"), people("carol"), people("dave")
-    channel = alice.creates(Policy.ALLOWLIST, carol)
-    carol.subscribes(channel)
-    alice.says(channel, "first")
-    assert carol.hears(channel) == ["first"]
-    alice.client.allow(alice.mailbox, channel, dave.name, may_publish=True)
-    dave.says(channel, "under a key of dave's")
-    alice.says(channel, "under the same")
-    alice.client.disallow(alice.mailbox, channel, dave.name)
-    alice.says(channel, "later")
-    of_dave, of_alice, later = carol.page(channel, after=1)
-    assert isinstance(of_dave, Unopened)
-    assert isinstance(of_dave.error, NotAllowed)
-    assert [one.body for one in (of_alice, later) if isinstance(one, ChannelMessage)] == [b"under the same", b"later"]
-
-
-def test_a_publisher_with_a_frozen_view_gives_a_removed_member_no_key_of_after(members: Members, liar: Liar) -> None:
-    alice, bob, carol, channel = members
-    old = pinned(carol, channel)
-    alice.client.disallow(alice.mailbox, channel, bob.name)
-    alice.says(channel, "without bob")
-    liar.lie("GET", ROSTER, lambda _, answer: said(answer, roster_document(old)))
-    liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(roster_version=old.version, without_key=1))
-    lists(liar, bob)
-    assert carol.client.receive(carol.mailbox).controls == 1
-    assert carol.client.take_keys(carol.mailbox) == 0
-    refuses(carol, channel, liar)
-    assert carol.hears(channel)[-1] == "without bob"  # what it opens is hers to read
-    assert bob.client.receive(bob.mailbox, most=50).controls == 1  # of his time
-    liar.honest()
-    carol.says(channel, "and carol has heard")
-
-
-def test_nothing_is_sealed_under_a_key_whose_maker_had_not_heard_of_the_removal(members: Members, liar: Liar) -> None:
-    alice, bob, carol, channel = members
-    old = pinned(carol, channel)
-    alice.client.disallow(alice.mailbox, channel, bob.name)
-    liar.lie("GET", ROSTER, lambda _, answer: said(answer, roster_document(old)))
-    liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(roster_version=old.version, without_key=1))
-    of_carol = carol.client.publish(carol.mailbox, channel, b"bob may have it").channel
-    posted = alice.client.publish(alice.mailbox, channel, b"without bob")
-    assert posted.channel.epoch == of_carol.epoch + 1
-
-
-def test_a_key_that_went_by_while_a_member_was_added_and_removed_seals_nothing(people: People, sql: Sql) -> None:
-    alice, carol, mallory = people("alice"), people("carol"), people("mallory")
-    channel = alice.creates(Policy.ALLOWLIST)
-    alice.client.allow(alice.mailbox, channel, carol.name, may_publish=True)
-    carol.subscribes(channel)
-    alice.says(channel, "one")
-    assert carol.hears(channel) == ["one"]
-    alice.client.allow(alice.mailbox, channel, mallory.name)
-    mallory.subscribes(channel)
-    alice.says(channel, "two")
-    before = alice.client.find_channel(alice.mailbox, channel)
-    alice.client.disallow(alice.mailbox, channel, mallory.name)
-    sql("UPDATE channels SET epoch_key_id = $2 WHERE channel_id = $1", before.channel_id, before.epoch_key_id)
-    posted = carol.client.publish(carol.mailbox, channel, b"without mallory")
-    assert posted.channel.epoch == before.epoch + 1

@@ -1,0 +1,302 @@
+"""Which keys of a channel its publishers seal under: by the roster that the owner signed, on nobody else's word."""
+
+from __future__ import annotations
+
+from uuid import UUID, uuid4
+
+import msgspec
+import pytest
+
+from angelia.channels.model import Policy
+from angelia.client import sealed
+from angelia.client.channel_membership import forget_channel
+from angelia.client.channel_reading import Unopened
+from angelia.envelope.refusals import NotAllowed
+from angelia.envelope.rosters import roster_document
+from angelia.envelope.sealing import ChannelKey, EpochKey
+from angelia.errors import AngeliaError
+from angelia.mailbox.channels import ChannelMessage, EpochWentBack
+from angelia.mailbox.outbox import Draft
+from liar import Liar
+from rostered import (
+    CHANNEL,
+    ROSTER,
+    Members,
+    People,
+    Sql,
+    give,
+    lists,
+    now,
+    pinned,
+    refuses,
+    said,
+    shows,
+    through,
+    told,
+)
+from talkers import Talker
+
+FAR = 2**40
+
+
+def key_of(who: Talker, channel_id: UUID) -> EpochKey:
+    """The one key of a channel that an agent has."""
+    [held] = who.mailbox.channels.keys(channel_id)
+    key = who.mailbox.channels.key(channel_id, held.key_id, now())
+    assert key is not None
+    return key
+
+
+def takes(who: Talker) -> int:
+    """Fetch the mail, and take the channels' keys from it."""
+    who.client.receive(who.mailbox, most=200)
+    return who.client.take_keys(who.mailbox)
+
+
+def sealed_under(who: Talker, channel: str) -> UUID:
+    return who.client.publish(who.mailbox, channel, b"secret").envelope.header.key_id
+
+
+# What a reader says of a key.
+
+
+def test_a_subscriber_of_an_open_channel_who_names_a_far_version_locks_nobody_out(people: People) -> None:
+    alice, bob, mallory = people("alice"), people("bob"), people("mallory")
+    channel = alice.creates(Policy.OPEN)
+    for one in (bob, mallory):
+        one.subscribes(channel)
+    alice.says(channel, "one")
+    assert bob.hears(channel) == mallory.hears(channel) == ["one"]
+    before = alice.client.find_channel(alice.mailbox, channel)
+    far = ChannelKey(before.channel_id, before.epoch, key_of(mallory, before.channel_id), FAR)
+    for one in (bob, alice):
+        give(mallory, one, far)
+        takes(one)
+        one.says(channel, "still here")
+    assert alice.client.find_channel(alice.mailbox, channel).epoch == before.epoch
+
+
+def test_a_removed_reader_who_names_a_far_version_locks_nobody_out(people: People) -> None:
+    alice, bob, mallory = people("alice"), people("bob"), people("mallory")
+    channel = alice.creates(Policy.ALLOWLIST, mallory)
+    alice.client.allow(alice.mailbox, channel, bob.name, may_publish=True)
+    for one in (bob, mallory):
+        one.subscribes(channel)
+    alice.says(channel, "one")
+    assert bob.hears(channel) == mallory.hears(channel) == ["one"]
+    before = alice.client.find_channel(alice.mailbox, channel)
+    alice.client.disallow(alice.mailbox, channel, mallory.name)
+    alice.says(channel, "two")
+    assert bob.hears(channel, 1) == ["two"]
+    give(mallory, bob, ChannelKey(before.channel_id, before.epoch, key_of(mallory, before.channel_id), FAR))
+    takes(bob)
+    bob.says(channel, "still here")
+    alice.says(channel, "three")
+    bob.says(channel, "and here")
+
+
+def test_a_removed_members_word_on_its_old_key_is_believed_by_nobody(people: People, sql: Sql) -> None:
+    """Bob hears of the removal before the key reaches him; the ledger calls it the present one again."""
+    alice, bob, carol, mallory = (people(name) for name in ("alice", "bob", "carol", "mallory"))
+    channel = alice.creates(Policy.ALLOWLIST, mallory)
+    for one in (bob, carol):
+        alice.client.allow(alice.mailbox, channel, one.name, may_publish=True)
+    for one in (mallory, bob):
+        one.subscribes(channel)
+    alice.says(channel, "one")
+    assert mallory.hears(channel) == ["one"]
+    before = alice.client.find_channel(alice.mailbox, channel)
+    carol.client.find_channel(carol.mailbox, channel)
+    alice.client.disallow(alice.mailbox, channel, mallory.name)
+    for one in (bob, carol):
+        one.client.find_channel(one.mailbox, channel)
+    key = key_of(mallory, before.channel_id)
+    give(mallory, bob, ChannelKey(before.channel_id, before.epoch, key, pinned(bob, channel).version))
+    takes(bob)
+    carol.subscribes(channel)
+    sql("UPDATE channels SET epoch_key_id = $2 WHERE channel_id = $1", before.channel_id, key.key_id)
+    assert sealed_under(bob, channel) != key.key_id
+    takes(carol)
+    assert key.key_id not in [one.key_id for one in carol.mailbox.channels.keys(before.channel_id)]
+    assert sealed_under(carol, channel) != key.key_id
+
+
+def test_a_hundred_keys_that_cannot_be_judged_keep_none_of_another_channel(people: People) -> None:
+    """The owner of the one channel has revoked the pair that signed its roster, and signs it no more."""
+    alice, bob, mallory = people("alice"), people("bob"), people("mallory")
+    bait = mallory.client.create_channel(mallory.mailbox, "bait", Policy.OPEN)
+    channel = alice.creates(Policy.ALLOWLIST, bob)
+    for one in (bait.name, channel):
+        bob.subscribes(one)
+    mallory.client._run(sealed.emergency_rotate_keys(mallory.mailbox, why="stolen"))
+    bob.mailbox.trust.drop_bundle(mallory.name)  # an hour later
+    known, _ = mallory.client.find_keys(mallory.mailbox, bob.name)
+    body = ChannelKey(bait.channel_id, 1, EpochKey.generate(), 1).encode()
+    draft = Draft(recipient=known.bundle, body=body, channel_id=bait.channel_id, control=True, ttl_seconds=3600)
+    assert not any(mallory.client.send_sealed(mallory.mailbox, mallory.mailbox.outbox.seal_many([draft] * 100, now())))
+    assert takes(bob) == 0
+    alice.says(channel, "one")
+    assert bob.hears(channel) == ["one"]
+
+
+# What a relay says of a key.
+
+
+def test_an_epoch_that_a_relay_made_up_is_cured_by_forgetting_and_no_removal_is_taken_back(
+    people: People, liar: Liar
+) -> None:
+    alice, bob, mallory = people("alice"), people("bob"), people("mallory")
+    channel = alice.creates(Policy.ALLOWLIST, bob, mallory)
+    with_mallory = pinned(alice, channel)
+    alice.client.disallow(alice.mailbox, channel, mallory.name)
+    removed = pinned(alice, channel)
+    shown = msgspec.to_builtins(alice.client.channel(removed.channel_id))
+    through(liar, alice)
+    liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(epoch=500_000, epoch_key_id=None))
+    liar.instead("POST", CHANNEL + "/epoch", told(shown))
+    with pytest.raises(AngeliaError):
+        alice.client.publish(alice.mailbox, channel, b"x")
+    liar.honest()
+    with pytest.raises(EpochWentBack) as refused:
+        alice.client.publish(alice.mailbox, channel, b"x")
+    assert "angelia channel forget" in refused.value.hint
+    forget_channel(alice.mailbox, channel)
+    shows(liar, with_mallory)
+    lists(liar, mallory)
+    refuses(alice, channel, liar)
+    liar.honest()
+    alice.says(channel, "again")
+    assert pinned(alice, channel) == removed
+
+
+def test_one_lie_about_the_present_key_costs_no_key(people: People, liar: Liar) -> None:
+    alice, bob, eve = people("alice"), people("bob"), people("eve")
+    channel = alice.creates(Policy.ALLOWLIST, bob, eve)
+    through(liar, bob)
+    bob.subscribes(channel)
+    alice.says(channel, "one")
+    liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(epoch_key_id=str(uuid4())))
+    assert takes(bob) == 0
+    liar.honest()
+    alice.client.disallow(alice.mailbox, channel, eve.name)  # nobody sends the key again
+    alice.says(channel, "two")
+    assert bob.hears(channel, 0) == ["one", "two"]
+
+
+# Members that came, went or were away.
+
+
+def test_a_member_who_meets_the_channel_after_a_removal_seals_under_no_key_of_before(
+    people: People, liar: Liar, sql: Sql
+) -> None:
+    """The relay keeps the removal from bob, who gives dave the key of before; the ledger calls it the present one."""
+    alice, bob, dave, mallory = (people(name) for name in ("alice", "bob", "dave", "mallory"))
+    channel = alice.creates(Policy.ALLOWLIST, mallory)
+    for one in (bob, dave):
+        alice.client.allow(alice.mailbox, channel, one.name, may_publish=True)
+    for one in (mallory, bob):
+        one.subscribes(channel)
+    alice.says(channel, "one")
+    assert bob.hears(channel) == mallory.hears(channel) == ["one"]
+    through(liar, bob)
+    before, old = alice.client.find_channel(alice.mailbox, channel), pinned(bob, channel)
+    alice.client.disallow(alice.mailbox, channel, mallory.name)
+    sql("UPDATE channels SET epoch_key_id = $2 WHERE channel_id = $1", before.channel_id, before.epoch_key_id)
+    dave.subscribes(channel)
+    shows(liar, old)
+    assert sealed_under(bob, channel) == before.epoch_key_id
+    assert takes(dave) == 1
+    assert sealed_under(dave, channel) != before.epoch_key_id
+
+
+def test_rotating_the_pair_twice_locks_no_publisher_of_an_open_channel_out(people: People) -> None:
+    alice, bob = people("alice"), people("bob")
+    channel = alice.creates(Policy.OPEN)
+    bob.subscribes(channel)
+    alice.says(channel, "one")
+    assert bob.hears(channel) == ["one"]
+    for _ in range(2):
+        alice.client.rotate_keys(alice.mailbox, signer=True)
+    bob.mailbox.trust.drop_bundle(alice.name)  # an hour later
+    bob.says(channel, "still here")
+    assert pinned(bob, channel).version == 3
+
+
+def test_after_an_emergency_the_next_message_of_an_owner_or_a_publisher_has_another_key(people: People) -> None:
+    alice, bob = people("alice"), people("bob")
+    channel = alice.creates(Policy.ALLOWLIST)
+    alice.client.allow(alice.mailbox, channel, bob.name, may_publish=True)
+    bob.subscribes(channel)
+    alice.says(channel, "one")
+    assert bob.hears(channel) == ["one"]
+    stolen = sealed_under(bob, channel)
+    alice.client.emergency_rotate_keys(alice.mailbox, why="stolen")
+    bob.mailbox.trust.drop_bundle(alice.name)  # an hour later
+    by_alice = sealed_under(alice, channel)
+    assert stolen != by_alice == sealed_under(bob, channel)
+    bob.client.emergency_rotate_keys(bob.mailbox, why="stolen")
+    alice.mailbox.trust.drop_bundle(bob.name)  # an hour later
+    by_bob = sealed_under(bob, channel)
+    assert by_alice != by_bob == sealed_under(alice, channel)
+
+
+def test_a_member_who_was_away_reads_what_was_published_under_the_key_of_a_publisher_of_then(people: People) -> None:
+    alice, carol, dave = people("alice"), people("carol"), people("dave")
+    channel = alice.creates(Policy.ALLOWLIST, carol)
+    carol.subscribes(channel)
+    alice.says(channel, "first")
+    assert carol.hears(channel) == ["first"]
+    alice.client.allow(alice.mailbox, channel, dave.name, may_publish=True)
+    dave.says(channel, "under a key of dave's")
+    alice.says(channel, "under the same")
+    alice.client.disallow(alice.mailbox, channel, dave.name)
+    alice.says(channel, "later")
+    of_dave, of_alice, later = carol.page(channel, after=1)
+    assert isinstance(of_dave, Unopened)
+    assert isinstance(of_dave.error, NotAllowed)
+    assert [one.body for one in (of_alice, later) if isinstance(one, ChannelMessage)] == [b"under the same", b"later"]
+
+
+def test_a_publisher_with_a_frozen_view_gives_a_removed_member_no_key_of_after(members: Members, liar: Liar) -> None:
+    alice, bob, carol, channel = members
+    old = pinned(carol, channel)
+    alice.client.disallow(alice.mailbox, channel, bob.name)
+    alice.says(channel, "without bob")
+    liar.lie("GET", ROSTER, lambda _, answer: said(answer, roster_document(old)))
+    liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(roster_version=old.version, without_key=1))
+    lists(liar, bob)
+    assert carol.client.receive(carol.mailbox).controls == 1
+    assert carol.client.take_keys(carol.mailbox) == 0
+    refuses(carol, channel, liar)
+    assert carol.hears(channel)[-1] == "without bob"  # what it opens is hers to read
+    assert bob.client.receive(bob.mailbox, most=50).controls == 1  # of his time
+    liar.honest()
+    carol.says(channel, "and carol has heard")
+
+
+def test_nothing_is_sealed_under_a_key_whose_maker_had_not_heard_of_the_removal(members: Members, liar: Liar) -> None:
+    alice, bob, carol, channel = members
+    old = pinned(carol, channel)
+    alice.client.disallow(alice.mailbox, channel, bob.name)
+    liar.lie("GET", ROSTER, lambda _, answer: said(answer, roster_document(old)))
+    liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(roster_version=old.version, without_key=1))
+    of_carol = carol.client.publish(carol.mailbox, channel, b"bob may have it").channel
+    posted = alice.client.publish(alice.mailbox, channel, b"without bob")
+    assert posted.channel.epoch == of_carol.epoch + 1
+
+
+def test_a_key_that_went_by_while_a_member_was_added_and_removed_seals_nothing(people: People, sql: Sql) -> None:
+    alice, carol, mallory = people("alice"), people("carol"), people("mallory")
+    channel = alice.creates(Policy.ALLOWLIST)
+    alice.client.allow(alice.mailbox, channel, carol.name, may_publish=True)
+    carol.subscribes(channel)
+    alice.says(channel, "one")
+    assert carol.hears(channel) == ["one"]
+    alice.client.allow(alice.mailbox, channel, mallory.name)
+    mallory.subscribes(channel)
+    alice.says(channel, "two")
+    before = alice.client.find_channel(alice.mailbox, channel)
+    alice.client.disallow(alice.mailbox, channel, mallory.name)
+    sql("UPDATE channels SET epoch_key_id = $2 WHERE channel_id = $1", before.channel_id, before.epoch_key_id)
+    posted = carol.client.publish(carol.mailbox, channel, b"without mallory")
+    assert posted.channel.epoch == before.epoch + 1
