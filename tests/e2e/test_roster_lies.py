@@ -230,6 +230,7 @@ def test_an_emergency_that_was_interrupted_signs_the_rosters_all_the_same(people
     channel = alice.creates(Policy.ALLOWLIST)
     alice.client.allow(alice.mailbox, channel, bob.name, may_publish=True)
     bob.subscribes(channel)
+    alice.says(channel, "under a key that a thief may have")
     alice.mailbox.own.begin_rotation(now(), signer=True, emergency=True, why="stolen")  # and the process dies
     alice.reopen()
     alice.client.publish_keys(alice.mailbox)
