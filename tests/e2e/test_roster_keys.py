@@ -12,7 +12,7 @@ from angelia.client import sealed
 from angelia.client.channel_membership import forget_channel
 from angelia.client.channel_reading import Unopened
 from angelia.envelope.refusals import NotAllowed
-from angelia.envelope.rosters import roster_document
+from angelia.envelope.rosters import encode_roster, roster_document
 from angelia.envelope.sealing import ChannelKey, EpochKey
 from angelia.errors import AngeliaError
 from angelia.mailbox.channels import ChannelMessage, EpochWentBack
@@ -24,6 +24,7 @@ from rostered import (
     Members,
     People,
     Sql,
+    following,
     give,
     lists,
     now,
@@ -300,3 +301,58 @@ def test_a_key_that_went_by_while_a_member_was_added_and_removed_seals_nothing(p
     sql("UPDATE channels SET epoch_key_id = $2 WHERE channel_id = $1", before.channel_id, before.epoch_key_id)
     posted = carol.client.publish(carol.mailbox, channel, b"without mallory")
     assert posted.channel.epoch == before.epoch + 1
+
+
+def test_an_owner_that_was_led_to_a_far_version_goes_on_with_a_new_pair(people: People, liar: Liar) -> None:
+    alice, bob = people("alice"), people("bob")
+    channel = alice.creates(Policy.ALLOWLIST, bob)
+    true, stolen = pinned(alice, channel), alice.mailbox.identity.pair
+    bob.subscribes(channel)
+    through(liar, alice)
+    shows(liar, following(true, stolen, true.members, version=10**9, prev_roster_hash=b"x" * 32))
+    alice.client.find_channel(alice.mailbox, channel)
+    liar.honest()
+    assert pinned(alice, channel).version == 10**9
+    alice.client.emergency_rotate_keys(alice.mailbox, why="stolen")
+    assert pinned(alice, channel).version == 2
+    bob.mailbox.trust.drop_bundle(alice.name)  # an hour later
+    alice.says(channel, "again")
+    assert bob.hears(channel) == ["again"]
+
+
+def test_what_was_forgotten_is_signed_past_what_members_have_seen(people: People, sql: Sql) -> None:
+    alice, bob, carol = people("alice"), people("bob"), people("carol")
+    channel = alice.creates(Policy.ALLOWLIST, bob)
+    old = pinned(alice, channel)
+    bob.subscribes(channel)
+    alice.client.allow(alice.mailbox, channel, carol.name)
+    alice.client.disallow(alice.mailbox, channel, carol.name)
+    bob.client.find_channel(bob.mailbox, channel)
+    values = (old.channel_id, old.hash, encode_roster(old))
+    sql("UPDATE channel_rosters SET version = 1, roster_hash = $2, roster = $3 WHERE channel_id = $1", *values)
+    sql("UPDATE channels SET roster_version = 1 WHERE channel_id = $1", old.channel_id)
+    forget_channel(alice.mailbox, channel)
+    proposal = alice.client.propose_roster(alice.mailbox, channel)
+    assert ([one.nhi for one in proposal.members], proposal.by_server) == ([bob.name], False)
+    alice.client.sign_roster(alice.mailbox, channel, proposal.policy, proposal.members)
+    assert pinned(alice, channel).version > 3
+    alice.says(channel, "again")
+    assert bob.hears(channel) == ["again"]
+
+
+def test_a_waiting_word_of_a_pair_that_was_replaced_vouches_for_no_key(members: Members, liar: Liar) -> None:
+    """Its thief named the next roster in advance."""
+    alice, bob, carol, channel = members
+    mallory, key = bob, EpochKey.generate()
+    found = alice.client.find_channel(alice.mailbox, channel)
+    give(carol, alice, ChannelKey(found.channel_id, found.epoch, key, pinned(alice, channel).version + 1))
+    alice.client.receive(alice.mailbox)
+    assert alice.client.take_keys(alice.mailbox) == 0
+    carol.client.emergency_rotate_keys(carol.mailbox, why="stolen")
+    alice.mailbox.trust.drop_bundle(carol.name)  # an hour later
+    alice.client.find_keys(alice.mailbox, carol.name)
+    alice.client.disallow(alice.mailbox, channel, mallory.name)
+    through(liar, alice)
+    liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(epoch=found.epoch, epoch_key_id=str(key.key_id)))
+    alice.client.take_keys(alice.mailbox)
+    assert alice.mailbox.channels.present_key(found.channel_id, key.key_id) is None

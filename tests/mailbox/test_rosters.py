@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
@@ -13,6 +14,7 @@ from angelia.envelope.rosters import Member, Roster, UntrustedRoster, sign_roste
 from angelia.envelope.sealing import ChannelKey, EpochKey
 from angelia.envelope.signing import SigningPair
 from angelia.keys.model import unix_ms
+from angelia.mailbox import identity
 from angelia.mailbox.box import Mailbox
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -290,6 +292,74 @@ def test_a_process_that_was_held_up_takes_back_nothing_that_another_signed(alice
     alice.rosters.pin_own(third, NOW)
     alice.rosters.pin_own(late, NOW)
     assert alice.rosters.pinned(CHANNEL) == third
+
+
+def test_a_process_that_has_not_heard_of_the_new_pair_believes_nothing_of_the_old_one(
+    home: Path, alice: Mailbox, sign: Sign
+) -> None:
+    stolen = alice.identity.pair
+    with Mailbox(home, identity.load(home, "alice", lambda: ""), NOW) as stale:
+        first = sign(BOB)
+        alice.rosters.pin_own(first, NOW)
+        rotated(alice)
+        second = sign(BOB, after=first)
+        alice.rosters.pin_own(second, NOW)
+        assert stale.identity.pair.public.signer_id == stolen.public.signer_id
+        thiefs = sign(BOB, CAROL, after=second, pair=stolen)
+        assert not stale.rosters.names_present_pair(thiefs)
+        with pytest.raises(UntrustedRoster, match="signed by a pair that alice has replaced"):
+            stale.rosters.pin(thiefs, NOW)
+        stale.rosters.pin_own(thiefs, NOW)
+        assert stale.rosters.pinned(CHANNEL) == second
+
+
+def test_the_versions_of_a_thief_mean_nothing_to_the_next_pair(alice: Mailbox, bob: Mailbox, sign: Sign) -> None:
+    late = sign(BOB, CAROL, version=1_000, prev_roster_hash=bytes([1]) * 32)
+    bob.rosters.pin(late, NOW)
+    key = key_made_under(1_000)
+    bob.channels.keep(key, "bob", NOW)
+    assert seals(bob, key)
+    rotated(alice, bob)
+    fourth = sign(BOB, version=4, prev_roster_hash=bytes([2]) * 32)
+    bob.rosters.pin(fourth, NOW)
+    assert not seals(bob, key)
+    bob.rosters.pin(sign(BOB, version=2_000, prev_roster_hash=bytes([3]) * 32, keys_since=4), NOW)
+    assert not seals(bob, key)
+
+
+def test_the_first_word_of_a_publisher_on_a_key_stands(bob: Mailbox, sign: Sign) -> None:
+    """A later one could make the key of a removed member a new one."""
+    first = sign(BOB, CAROL)
+    bob.rosters.pin(first, NOW)
+    theirs, own = key_made_under(1), key_made_under(1)
+    bob.channels.keep(theirs, "alice", NOW)
+    bob.channels.keep(own, "bob", NOW)
+    bob.rosters.pin(sign(BOB, after=first), NOW)
+    for key in (theirs, own):
+        bob.channels.keep(ChannelKey(CHANNEL, 3, key.key, 2), "carol", NOW)
+        assert not seals(bob, key)
+
+
+def test_a_key_that_lay_in_the_inbox_when_keys_were_stolen_is_spent(bob: Mailbox, sign: Sign) -> None:
+    bob.rosters.pin(sign(BOB), NOW)
+    bob.own.begin_rotation(NOW, signer=True, emergency=True, why="stolen")
+    before, after = key_made_under(1), key_made_under(1)
+    bob.channels.keep(before, "alice", NOW, came_at=NOW - timedelta(minutes=1))
+    bob.channels.keep(after, "alice", NOW, came_at=NOW + timedelta(minutes=1))
+    assert not seals(bob, before)
+    assert seals(bob, after)
+
+
+def test_the_key_of_an_open_channel_which_anybody_may_have_goes_on(bob: Mailbox, sign: Sign) -> None:
+    first = sign(BOB, policy="open")
+    bob.rosters.pin(first, NOW)
+    key = key_made_under(1)
+    bob.channels.keep(key, "alice", NOW)
+    bob.rosters.pin(sign(BOB, after=first, policy="open"), NOW)  # as after an emergency of the owner
+    bob.own.begin_rotation(NOW, signer=True, emergency=True, why="stolen")
+    assert seals(bob, key)
+    bob.channels.retire(CHANNEL, 3, NOW)
+    assert not seals(bob, key)
 
 
 def test_a_roster_that_is_dated_back_is_refused(bob: Mailbox, sign: Sign) -> None:

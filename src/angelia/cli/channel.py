@@ -151,6 +151,8 @@ def update(
     )
     roster = session.mailbox.rosters.pinned(changed.channel_id)
     session.out.thing(changed, facts_of(changed, roster), quietly=str(changed.channel_id))
+    if policy == Policy.OPEN and before.policy is not Policy.OPEN:  # where only the owner makes the next key
+        warn_unreached(session, client.share_key(session.mailbox, _said(name, before)).failed)
     if (dropped := before.total_subscribers - changed.total_subscribers) > 0:
         session.out.note(f"dropped {counted(dropped, 'subscriber')}; the next message has another key")
 
@@ -263,11 +265,6 @@ def sign(session: Session, name: str) -> None:
         session.out.rows(proposal.members, _member_columns())
     if proposal.by_server:
         session.out.note("warning: this list and the policy are the server's word; sign them only if they are yours")
-    for name_ in proposal.deprived:
-        session.out.note(
-            f"warning: {name_} has fewer rights on the roster that the server has, signed by a pair of yours. "
-            f"If you took them: angelia channel deny {found.channel_name} {name_}"
-        )
     what = f"{found.name} as {proposal.policy.value} with {counted(len(proposal.members), 'member')}"
     deed = Deed("sign", "signing", what, f"angelia channel sign {name} --dry-run", count=len(proposal.members))
     if may(session, deed):

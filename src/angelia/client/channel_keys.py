@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from uuid import UUID
 
@@ -26,9 +26,10 @@ from angelia.envelope.rosters import Roster, UntrustedRoster
 from angelia.envelope.sealing import ChannelKey, EpochKey
 from angelia.envelope.wire import decode
 from angelia.errors import AngeliaError, Conflict, EpochStale, KeyNotFound, NotFound, Unavailable, VersionConflict
+from angelia.keys.model import unix_ms
 from angelia.mail.model import MOST_AT_ONCE
 from angelia.mailbox.box import Mailbox
-from angelia.mailbox.inbox import Opened
+from angelia.mailbox.inbox import Message, Opened
 
 _ON_ITS_WAY, _PATIENCE = timedelta(seconds=60), 10.0
 _LEASE, _MOST_PAGES = 60, 20
@@ -113,7 +114,9 @@ def _made_by_later(mailbox: Mailbox, roster: Roster) -> tuple[str, int] | None:
             brought = ChannelKey.decode(control.body)
             if brought is None or brought.channel_id != roster.channel_id:
                 continue
-            if brought.roster_version > roster.version and roster.lets_publish(last.sender):
+            # One that is older than the roster counted the versions of another pair.
+            later = brought.roster_version > roster.version and unix_ms(last.created_at) >= roster.issued_at
+            if later and roster.lets_publish(last.sender) and _signs_still(mailbox, last):
                 return last.sender, brought.roster_version
     return None
 
@@ -155,7 +158,8 @@ def take_keys(mailbox: Mailbox) -> Call[int]:
                     continue
                 believed = None
             if believed is not None:
-                mailbox.channels.keep(brought, control.message.sender, now(), seals=believed.seals)
+                came, message = replace(brought, roster_version=believed.made_under), control.message
+                mailbox.channels.keep(came, message.sender, now(), seals=believed.seals, came_at=message.received_at)
                 if brought.epoch < believed.channel.epoch:
                     mailbox.channels.retire(brought.channel_id, brought.epoch, now())
                 if believed.is_ahead and now() < control.message.expires_at:
@@ -281,12 +285,13 @@ class _Believed:
     shows, so that it only opens until that one is there."""
 
     channel: Shown
-    publishes: bool
+    vouched: bool
     is_ahead: bool
+    made_under: int
 
     @property
     def seals(self) -> bool:
-        return self.publishes and not self.is_ahead
+        return self.vouched and not self.is_ahead
 
 
 def _believed(mailbox: Mailbox, control: Opened, brought: ChannelKey, known: _Known) -> Call[_Believed | None]:
@@ -305,8 +310,20 @@ def _believed(mailbox: Mailbox, control: Opened, brought: ChannelKey, known: _Kn
     believed = yield from _is_key(found, brought, message.sender, publishes=publishes, listed=listed)
     if listed and not believed:
         raise Conflict(f"the server knows nothing of a key of {found.name} that {message.sender} sent")
-    is_ahead = publishes and brought.roster_version > (0 if roster is None else roster.version)
-    return _Believed(found, publishes, is_ahead) if believed else None
+    if not believed:
+        return None
+    version = 0 if roster is None else roster.version
+    if roster is None or not roster.decides:  # there its members decide nothing, nor do their words about it
+        return _Believed(found, publishes, is_ahead=False, made_under=version)
+    vouched = listed and _signs_still(mailbox, message)
+    return _Believed(found, vouched, vouched and brought.roster_version > version, brought.roster_version)
+
+
+def _signs_still(mailbox: Mailbox, message: Message) -> bool:
+    """Whether the pair that signed a message is its sender's present one: one that was replaced may be in other hands,
+    and vouches for no key."""
+    pin = mailbox.trust.pin(message.sender)
+    return pin is not None and pin.fingerprint == message.sender_fingerprint
 
 
 def _is_key(found: Shown, brought: ChannelKey, sender: str, *, publishes: bool, listed: bool) -> Call[bool]:

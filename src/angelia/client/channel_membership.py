@@ -13,8 +13,8 @@ from angelia.client.channel_keys import expect_keys, has_key, rekey
 from angelia.client.channel_rosters import (
     change_roster,
     first_roster,
+    kept_rights,
     known_roster,
-    lost_rights,
     replace_roster,
     served_roster,
 )
@@ -145,23 +145,21 @@ def roster(mailbox: Mailbox, channel: str | UUID) -> Call[Roster | None]:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What an owner is asked to sign. `by_server` says that only the server vouches for the policy and the members;
-    `deprived` have fewer rights on the roster that the server has, which a pair of the owner's signed."""
+    """What an owner is asked to sign. `by_server` says that only the server vouches for the policy and the members."""
 
     channel: Shown
     policy: Policy
     members: list[Member]
     by_server: bool
-    deprived: list[str]
 
 
 def propose_roster(mailbox: Mailbox, channel: str | UUID) -> Call[Proposal]:
     """What `sign_roster` may be given: the roster that this mailbox has pinned, else what the server lists."""
     found = yield from look_up_channel(mailbox, channel)
-    pinned = mailbox.rosters.pinned(found.channel_id)
+    pinned = mailbox.rosters.seen(found.channel_id) if found.owner_nhi == mailbox.identity.handle else None
     if pinned is not None:
-        deprived = lost_rights(pinned, (yield from served_roster(mailbox, found)))
-        return Proposal(found, Policy(pinned.policy), list(pinned.members), by_server=False, deprived=deprived)
+        kept = kept_rights(mailbox, pinned, (yield from served_roster(mailbox, found)))
+        return Proposal(found, Policy(kept.policy), list(kept.members), by_server=False)
     members, cursor = list[Member](), ""
     for _ in range(MOST_PAGES):
         page = yield from channel_calls.channel_allowlist(found.channel_id, cursor=cursor)
@@ -172,7 +170,7 @@ def propose_roster(mailbox: Mailbox, channel: str | UUID) -> Call[Proposal]:
     else:
         raise BadAnswer("the server's pages of members do not come to an end")
     members = [one for one in members if one.nhi != found.owner_nhi]
-    return Proposal(found, found.policy, members, by_server=True, deprived=[])
+    return Proposal(found, found.policy, members, by_server=True)
 
 
 def sign_roster(mailbox: Mailbox, channel: str | UUID, policy: Policy, members: Iterable[Member]) -> Call[Shown]:

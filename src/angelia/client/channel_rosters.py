@@ -10,24 +10,21 @@ from typing import TypeAlias
 from uuid import UUID, uuid4
 
 from angelia.channels.model import Channel, Policy, Shown
-from angelia.client import channel_calls, key_calls, sealed
+from angelia.client import channel_calls, sealed
 from angelia.client.channel_senders import know_senders
 from angelia.client.sealed import now
 from angelia.client.wire import Call
-from angelia.envelope.bundles import Link
 from angelia.envelope.refusals import Refused, UnknownSigner
 from angelia.envelope.rosters import FIRST_PREVIOUS, Member, Roster, UntrustedRoster, sign_roster
 from angelia.errors import AngeliaError, Conflict, NotFound, VersionConflict
-from angelia.keys.model import parse_links, unix_ms
+from angelia.keys.model import unix_ms
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.notices import Kind
-from angelia.mailbox.trust import Pin
 
 Members: TypeAlias = Iterable[Member]
 Change: TypeAlias = Callable[[Roster], tuple[Policy, Members]]
 _TRIES = 5
-# As many versions a roster of a pair that was replaced may be ahead of the pin: its thief may have signed any, and the
-# owner's next one would be out of reach.
+# As many rosters are signed in a row for a server that was put back from an old copy.
 MOST_AHEAD = 1_000
 
 
@@ -38,6 +35,7 @@ class Unsigned(Conflict):
 def first_roster(mailbox: Mailbox, name: str, policy: Policy, members: Members) -> Roster:
     """The roster of a channel that is still to be made; its id is made here."""
     identity = mailbox.identity
+    before = mailbox.rosters.seen_as(f"{identity.handle}/{name}")
     return sign_roster(
         identity.pair,
         channel_id=uuid4(),
@@ -45,7 +43,8 @@ def first_roster(mailbox: Mailbox, name: str, policy: Policy, members: Members) 
         channel_name=name,
         policy=policy.value,
         members=members,
-        issued_at=unix_ms(now()),
+        # Of two channels of one name the later one counts, and this clock may have gone back.
+        issued_at=max(unix_ms(now()), 0 if before is None else before.issued_at + 1),
     )
 
 
@@ -124,9 +123,7 @@ def change_roster(mailbox: Mailbox, found: Channel, change: Change) -> Call[Show
     else:
         base, present = yield from _own_ground(mailbox, found)
     for _ in range(_TRIES):
-        policy, members = change(base)
-        _refuse_returning(found, base, present, policy, members)
-        signed = _next(mailbox, base, present, policy, members)
+        signed = _next(mailbox, base, present, *change(base))
         try:
             shown = yield from channel_calls.put_roster(signed)
         except VersionConflict:
@@ -140,20 +137,19 @@ def change_roster(mailbox: Mailbox, found: Channel, change: Change) -> Call[Show
 def replace_roster(mailbox: Mailbox, found: Channel, policy: Policy, members: Members) -> Call[Shown]:
     """Sign exactly these members, whatever is pinned: for an owner who has looked at them.
 
-    Members refuse versions that go back, so a server that was put back from an old copy is brought past the version
-    that they may have seen."""
-    mailbox.own.refresh()
-    members, pinned = list(members), mailbox.rosters.pinned(found.channel_id)
-    present = yield from served_roster(mailbox, found)
-    # Also after a run that was interrupted on its way: what it left on the server does not follow from the pin.
-    behind = pinned is not None and (
-        present is None or (present.hash != pinned.hash and present.version <= pinned.version + 1)
-    )
-    wanted = pinned.version + 2 if behind and pinned is not None else 0
+    Members refuse versions of one pair that go back, so a server that was put back from an old copy is brought past the
+    version that they may have seen."""
+    members, present = list(members), (yield from served_roster(mailbox, found))
+    seen, wanted = mailbox.rosters.seen(found.channel_id), 0
+    if seen is not None and mailbox.rosters.names_present_pair(seen) and _is_behind(present, seen):
+        wanted = seen.version + 2
     if wanted > (0 if present is None else present.version) + MOST_AHEAD:
-        raise UntrustedRoster(f"the server is more than {MOST_AHEAD:,} versions of the roster of {found.name} behind")
+        raise UntrustedRoster(
+            f"the server is more than {MOST_AHEAD:,} versions of the roster of {found.name} behind",
+            hint="members take any version of a new pair: angelia key rotate --signer, then sign it",
+        )
     while True:
-        signed = _next(mailbox, pinned or found, present, policy, members)
+        signed = _next(mailbox, seen or found, present, policy, members)
         shown = yield from channel_calls.put_roster(signed)
         if signed.version >= wanted:
             mailbox.rosters.pin_own(signed, now())
@@ -161,9 +157,15 @@ def replace_roster(mailbox: Mailbox, found: Channel, policy: Policy, members: Me
         present = signed
 
 
+def _is_behind(present: Roster | None, seen: Roster) -> bool:
+    """Also after a run that was interrupted on its way: what it left on the server does not follow from the pin."""
+    return present is None or (present.hash != seen.hash and present.version <= seen.version + 1)
+
+
 def served_roster(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:
     """The roster that the server has of a channel of one's own, signed by some pair that this agent has or had; None
     where it has none."""
+    mailbox.own.refresh()  # another process may have rotated the pair that signs
     if not found.roster_version:
         return None
     served = yield from _served(found)
@@ -171,22 +173,24 @@ def served_roster(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:
         mailbox.rosters.check_own(served)
     except Refused as refusal:
         raise UntrustedRoster(f"the server shows a forged roster of {found.name}: {refusal.message}") from refusal
-    pinned = mailbox.rosters.pinned(found.channel_id)
-    far_ahead = pinned is not None and served.version > pinned.version + MOST_AHEAD
-    if pinned is not None and far_ahead and not mailbox.rosters.names_present_pair(served):
-        raise UntrustedRoster(
-            f"the server shows version {served.version} of the roster of {found.name}, signed by a pair that you have "
-            f"replaced; you signed version {pinned.version}",
-            hint="nothing is signed on top of it",
-        )
     return served
 
 
-def lost_rights(pinned: Roster | None, served: Roster | None) -> list[str]:
-    """The members who have fewer rights on the roster that the server has than on the one that this mailbox knows."""
-    if pinned is None or served is None or served.hash == pinned.hash:
-        return []
-    return [one.nhi for one in pinned.members if one.exceeds(served.member(one.nhi))]
+def kept_rights(mailbox: Mailbox, pinned: Roster, served: Roster | None) -> Roster:
+    """What is pinned of a channel of one's own, without the rights that a later roster takes which only an earlier pair
+    signed: a process may have died before it wrote that down. What such a roster gives is not taken over, since the
+    pair may be in other hands. The owner is told, and gives a right back that a thief took."""
+    if served is None or served.version <= pinned.version or mailbox.rosters.names_present_pair(pinned):
+        return pinned
+    lost = [one.nhi for one in pinned.members if one.exceeds(served.member(one.nhi))]
+    if lost:
+        others = f" and {len(lost) - 5} others" if len(lost) > 5 else ""
+        mailbox.notices.tell(
+            Kind.WARNING,
+            f"an earlier pair of yours has taken rights in {pinned.name} from {', '.join(lost[:5])}{others}; "
+            f"if you did not, give them back: angelia channel allow {pinned.channel_name}",
+        )
+    return pinned.without_rights_lost_in(served)
 
 
 def resign_rosters(mailbox: Mailbox) -> Call[int]:
@@ -243,15 +247,14 @@ def _pin(mailbox: Mailbox, served: Roster) -> Call[None]:
     if served.owner_nhi in problems:
         raise problems[served.owner_nhi]
     try:
-        for learn in (sealed.catch_up, _know_former):
-            try:
-                return mailbox.rosters.pin(served, now())
-            except UnknownSigner:
-                pin = mailbox.trust.pin(served.owner_nhi)
-                if pin is None:
-                    raise
-                yield from learn(mailbox, pin)
-        mailbox.rosters.pin(served, now())
+        try:
+            mailbox.rosters.pin(served, now())
+        except UnknownSigner:
+            pin = mailbox.trust.pin(served.owner_nhi)
+            if pin is None:
+                raise
+            yield from sealed.catch_up(mailbox, pin)
+            mailbox.rosters.pin(served, now())
     except Refused as refusal:
         raise UntrustedRoster(
             f"the roster of {served.name} is not signed by keys of {served.owner_nhi} that are believed here: "
@@ -260,21 +263,9 @@ def _pin(mailbox: Mailbox, served: Roster) -> Call[None]:
         ) from refusal
 
 
-def _know_former(mailbox: Mailbox, pin: Pin) -> Call[Pin]:
-    """The pairs of an agent that was met after it had rotated: along its chain, up to the bundle that is pinned."""
-    links, page = list[Link](), (yield from key_calls.bundles_since(pin.nhi, 0))
-    while some := parse_links(page.bundles):
-        links += some
-        reached = some[-1].bundle.bundle_version
-        if not page.has_more or max(reached, len(links)) >= pin.bundle_version:
-            break
-        page = yield from key_calls.bundles_since(pin.nhi, reached)
-    mailbox.trust.know_former(pin.nhi, links, now(), page.revoked)
-    return pin
-
-
 def _own_roster(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:
     """An owner knows its rosters, and signs those anew that an earlier pair signed."""
+    mailbox.own.refresh()
     pinned = mailbox.rosters.pinned(found.channel_id)
     if pinned is None and not found.roster_version:
         return None
@@ -287,68 +278,39 @@ def _own_roster(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:
 
 
 def _own_ground(mailbox: Mailbox, found: Channel) -> Call[tuple[Roster, Roster]]:
-    """What the next roster says as long as nothing changes, and the roster that the server has and it follows.
-
-    What another process of this agent signed meanwhile is taken over. What only an earlier pair signed is not, since
-    that may be in other hands: then the members are those that this mailbox knows."""
+    """What the next roster says as long as nothing changes, and the roster that the server has and it follows. What
+    another process of this agent signed meanwhile is taken over."""
     pinned = mailbox.rosters.pinned(found.channel_id)
     hint = f"look at its members and sign them: angelia channel sign {found.channel_name}"
     served = yield from served_roster(mailbox, found)
     if served is None and pinned is None:
         raise unsigned(mailbox, found)
-    if served is None or (pinned is not None and served.version < pinned.version):
-        at = 0 if served is None else served.version
+    is_ours = pinned is not None and mailbox.rosters.names_present_pair(pinned)
+    if served is None or (pinned is not None and is_ours and served.version < pinned.version):
+        at, signed = (0 if one is None else one.version for one in (served, pinned))
         raise UntrustedRoster(
-            f"the server is at version {at} of the roster of {found.name}; you signed version "
-            f"{pinned.version if pinned else 0}",
+            f"the server is at version {at} of the roster of {found.name}; you signed version {signed}",
             hint=f"was it put back from an old copy? {hint}",
         )
-    if pinned is not None and served.hash == pinned.hash:
-        return pinned, served
     if mailbox.rosters.names_present_pair(served):
         mailbox.rosters.pin(served, now())
         return served, served
     if pinned is None:
         raise UntrustedRoster(f"an earlier pair of yours signed the roster of {found.name}", hint=hint)
-    return pinned, served
-
-
-def _refuse_returning(found: Channel, base: Roster, present: Roster, policy: Policy, members: Members) -> None:
-    """Let nobody in again without the owner: what an earlier pair of it signed last has taken rights that this mailbox
-    does not know to be gone. A process died before it wrote so down; or it was a thief."""
-    lost = set(lost_rights(base, present))
-    returning = [one.nhi for one in members if one.nhi in lost and one.exceeds(present.member(one.nhi))]
-    told = f"an earlier pair of yours signed version {present.version} of the roster of {found.name}, which"
-    otherwise = f"angelia channel sign {found.channel_name}"
-    if returning:
-        raise UntrustedRoster(
-            f"{told} takes rights from {', '.join(returning[:5])}; version {base.version}, the last that this mailbox "
-            "knows, does not",
-            hint=f"if you took them: angelia channel deny {found.channel_name} {returning[0]}; if not: {otherwise}",
-        )
-    if present.policy not in (base.policy, policy):
-        raise UntrustedRoster(
-            f"{told} makes it {present.policy}; version {base.version}, the last that this mailbox knows, has it "
-            f"{base.policy}",
-            hint=f"if you changed it: angelia channel update {found.channel_name} --policy {present.policy}; "
-            f"if not: {otherwise}",
-        )
+    return kept_rights(mailbox, pinned, served), served
 
 
 def _next(
     mailbox: Mailbox, named: Channel | Roster, present: Roster | None, policy: Policy, members: Members
 ) -> Roster:
     """The roster after `present`. If it takes a right from anybody, or a thief may have the newest key, no key of
-    before seals any more."""
+    before seals any more; nor if what the server has is not what this mailbox knew."""
     members, base = list(members), named if isinstance(named, Roster) else None
-    rosters = [one for one in (base, present) if one is not None]
-    version = 1 if present is None else present.version + 1
-    spends = (
-        base is None
-        or base.version >= version  # the server was put back
-        or mailbox.channels.newest_key_is_spent(named.channel_id)
-        or any(one.is_narrowed_by(policy.value, members) for one in rosters)
-    )
+    keys_since = None
+    if base is not None and present is not None and base.hash == present.hash:
+        narrows = base.is_narrowed_by(policy.value, members)
+        spends = narrows or mailbox.channels.newest_key_is_spent(named.channel_id)
+        keys_since = None if spends else base.keys_since
     return sign_roster(
         mailbox.identity.pair,
         channel_id=named.channel_id,
@@ -358,8 +320,8 @@ def _next(
         members=members,
         # Members refuse a date that goes back, as an owner's clock may.
         issued_at=max(unix_ms(now()), 0 if base is None else base.issued_at),
-        version=version,
-        keys_since=None if spends else max(one.keys_since for one in rosters),
+        version=1 if present is None else present.version + 1,
+        keys_since=keys_since,
         prev_roster_hash=FIRST_PREVIOUS if present is None else present.hash,
     )
 

@@ -12,6 +12,7 @@ from angelia.client.sealed import now
 from angelia.client.wire import Call
 from angelia.keys.model import Reason
 from angelia.mailbox.box import Mailbox
+from angelia.mailbox.notices import Kind
 
 
 def publish_keys(mailbox: Mailbox, *, suites: int | None = None) -> Call[Published]:
@@ -40,7 +41,11 @@ def emergency_rotate_keys(
 ) -> Call[Published]:
     """Replace keys that somebody else may have. Nothing of them is kept: mail still sealed to them cannot be opened."""
     done = yield from sealed.emergency_rotate_keys(mailbox, why=why, signer=signer, compromised_since=compromised_since)
-    yield from resign_rosters(mailbox)
+    if (yield from resign_rosters(mailbox)):
+        told = (
+            "the rosters of your channels are signed anew: look for members whom a thief let in (angelia channel allow)"
+        )
+        mailbox.notices.tell(Kind.WARNING, told)
     return done
 
 

@@ -35,6 +35,7 @@ MOST_MEMBERS = 10_000
 # As the signed bytes count them, from 1 on.
 POLICIES = ("open", "private", "authz_required", "allowlist")
 _PRIVATE, _ALLOWLIST = "private", "allowlist"
+_STRICTNESS = ("open", "authz_required", "allowlist", "private")
 _NAME = re.compile(r"\A[a-z0-9][a-z0-9_./-]{0,63}\Z")
 _FIXED = struct.Struct(">BQQQ16s32sH")  # policy, version, keys_since, issued_at, signer_id, prev, how many members
 _SIGNATURES = ED25519_SIGNATURE + ML_DSA_SIGNATURE
@@ -139,6 +140,17 @@ class Roster:
             return True
         found = self.member(nhi) if self.policy == _ALLOWLIST else None
         return found is not None and (found.may_publish or found.may_subscribe)
+
+    def without_rights_lost_in(self, other: Roster) -> Roster:
+        """This roster with those rights alone that the other one gives too, and the stricter policy; unsigned."""
+        strictest = max(self.policy, other.policy, key=_STRICTNESS.index)
+        kept = [(one, other.member(one.nhi)) for one in self.members]
+        members = tuple(
+            Member(one.nhi, one.may_publish and left.may_publish, one.may_subscribe and left.may_subscribe)
+            for one, left in kept
+            if left is not None
+        )
+        return replace(self, policy=strictest, members=members)
 
     def is_narrowed_by(self, policy: str, members: Iterable[Member]) -> bool:
         """Whether the next roster takes a right from a member of this one, or changes the policy."""

@@ -29,7 +29,7 @@ from angelia.errors import AngeliaError
 from angelia.keys.model import SKEW, moment, unix_ms
 from angelia.mailbox.database import SQL, Database, Tx, read_meta, stamp, unstamp, write_meta
 from angelia.mailbox.local_key import LocalKey
-from angelia.mailbox.rotation import OwnKeys
+from angelia.mailbox.rotation import STOLEN_AT, OwnKeys
 from angelia.mailbox.trust import Trust
 from angelia.mailbox.unreached import Unreached, forget_before
 from angelia.mailbox.window import Profile, check_window
@@ -156,17 +156,20 @@ class Channels:
         joined = header.channel_id is not None and self.name(header.channel_id) is not None
         return header.control and bare and joined
 
-    def keep(self, brought: ChannelKey, sender: str, now: datetime, *, seals: bool = True) -> None:
-        """Keep a key that is believed, or that was made here; or one that only opens."""
+    def keep(
+        self, brought: ChannelKey, sender: str, now: datetime, *, seals: bool = True, came_at: datetime | None = None
+    ) -> None:
+        """Keep a key that is believed, or that was made here; or one that only opens. One that lay in this mailbox when
+        its keys were stolen is spent."""
         if not 1 <= brought.epoch < LATEST or not brought.roster_version < LATEST:
             raise Malformed("the epoch of a channel's key, or the version of its roster, is out of range")
         channel_id, key_id = str(brought.channel_id), str(brought.key.key_id)
         with self._database.transaction() as tx:
             kept = self._local.encrypt("channel_keys", key_id, brought.key.secret)
-            made_under = brought.roster_version if seals else None
-            tx.execute(
-                SQL["add_channel_key"], (channel_id, key_id, brought.epoch, *kept, sender, stamp(now), made_under)
-            )
+            made_under, stolen_at = brought.roster_version if seals else None, read_meta(tx, STOLEN_AT)
+            spent = came_at is not None and stolen_at is not None and stamp(came_at) <= stolen_at
+            values = (channel_id, key_id, brought.epoch, *kept, sender, stamp(now), made_under, spent)
+            tx.execute(SQL["add_channel_key"], values)
             (newest,) = tx.execute(SQL["newest_epoch"], (channel_id, self._own.identity.handle)).fetchone()
             tx.execute(SQL["retire_channel_keys"], (self._destroy_at(now), channel_id, newest or 0))
 

@@ -47,6 +47,16 @@ class Rosters:
         """The roster of the channel that an `owner/name` stands for."""
         return _known(self._database.row("named_roster", name))
 
+    def seen(self, channel_id: UUID) -> Roster | None:
+        """The roster that was believed last, also of a channel that was forgotten."""
+        found = self._database.row("pinned_roster", str(channel_id))
+        return None if found is None else _decoded(found[0])
+
+    def seen_as(self, name: str) -> Roster | None:
+        """The roster that was believed last under a name, also of a channel that was forgotten."""
+        found = self._database.row("named_roster", name)
+        return None if found is None else _decoded(found[0])
+
     def forget(self, channel_id: UUID) -> None:
         """Unlearn whose a channel is. If it is the same one's after all, its version still does not go back."""
         with self._database.transaction() as tx:
@@ -59,9 +69,18 @@ class Rosters:
         return [_decoded(row[0]) for row in rows]
 
     def names_present_pair(self, roster: Roster) -> bool:
-        """Whether a roster says that this agent's present pair signed it; `pin` checks that it did."""
+        """Whether a roster says that its owner's present pair signed it; `pin` checks that it did. Another process may
+        have replaced this agent's pair since its identity was read."""
         own = self._own.identity
-        return (roster.owner_nhi, roster.signer_id) == (own.handle, own.pair.public.signer_id)
+        if roster.owner_nhi != own.handle:
+            pin = self._trust.pin(roster.owner_nhi)
+            return pin is not None and pin.signer.signer_id == roster.signer_id
+        newest = self._own.newest()
+        if roster.signer_id != own.pair.public.signer_id or newest is None:
+            return roster.signer_id == own.pair.public.signer_id
+        # A pair that is not in the chain yet is the next one, of a rotation that is just being finished.
+        replaced = newest.bundle.signer.signer_id != roster.signer_id
+        return not (replaced and any(link.bundle.signer.signer_id == roster.signer_id for link in self._own.chain()))
 
     def check_own(self, roster: Roster) -> None:
         """Whether some pair that this agent has or had signed a roster of its own; a stolen one may have."""
@@ -72,33 +91,38 @@ class Rosters:
         check_roster(roster, pair)
 
     def pin(self, roster: Roster, now: datetime) -> None:
-        """Believe a roster: signed by a pair of its owner that is believed, and not older than what was seen before.
+        """Believe a roster: signed by its owner's present pair, and not older than what that pair signed before.
 
-        Only the owner's present pair changes what was seen before: one that was replaced may be in other hands, and can
-        date what it signs back. For the same reason the first roster of a new pair may have any version. Another
-        channel takes a name over only with a later roster, as after its owner deleted it and made it anew."""
+        A pair that was replaced may be in other hands, and can date what it signs back: it confirms what is pinned, and
+        nothing else. What it signed last holds no roster of a new pair back, whatever its version. Another channel
+        takes a name over only with a later roster, as after its owner deleted it and made it anew."""
         check_roster(roster, self._signer(roster))
         with self._database.transaction() as tx:
             self._pin(tx, roster, now)
 
     def pin_own(self, roster: Roster, now: datetime) -> None:
-        """Pin what was signed here, unless another process of this agent has signed a later one by now."""
+        """Pin what was signed here, unless another process of this agent has signed a later one by now, or has replaced
+        the pair: then it signs the roster anew."""
         with self._database.transaction() as tx:
             before, _ = _read(tx, roster.channel_id)
-            if before is None or before.version < roster.version:
+            later = before is not None and before.signer_id == roster.signer_id and before.version >= roster.version
+            if self.names_present_pair(roster) and not later:
                 self._pin(tx, roster, now)
 
     def _pin(self, tx: Tx, roster: Roster, now: datetime) -> None:
         before, forgotten = _read(tx, roster.channel_id)
+        if before is None or roster.hash != before.hash:
+            self._check_present_pair(roster)
         if before is not None and not (forgotten and before.name != roster.name):
             check_same_channel(roster, before)
-            if roster.hash != before.hash:
-                self._check_present_pair(roster)
             if roster.signer_id == before.signer_id:
                 check_follows(roster, before)
+            elif roster.version <= before.version:  # then the versions of keys mean nothing any more
+                tx.execute(SQL["spend_channel_keys"], (str(roster.channel_id),))
         self._take_name(tx, roster)
-        pinned = (str(roster.channel_id), roster.name, roster.owner_nhi, str(roster.signer_id), roster.version)
-        tx.execute(SQL["pin_roster"], (*pinned, roster.keys_since, encode_roster(roster), stamp(now)))
+        who = (str(roster.channel_id), roster.name, roster.owner_nhi, str(roster.signer_id))
+        what = (roster.policy, roster.version, roster.keys_since, encode_roster(roster))
+        tx.execute(SQL["pin_roster"], (*who, *what, stamp(now)))
 
     def _take_name(self, tx: Tx, roster: Roster) -> None:
         found = tx.execute(SQL["named_roster"], (roster.name,)).fetchone()
@@ -113,12 +137,7 @@ class Rosters:
         tx.execute(SQL["drop_roster"], (str(other.channel_id),))
 
     def _check_present_pair(self, roster: Roster) -> None:
-        if roster.owner_nhi == self._own.identity.handle:
-            is_present = self.names_present_pair(roster)
-        else:
-            pin = self._trust.pin(roster.owner_nhi)
-            is_present = pin is not None and pin.signer.signer_id == roster.signer_id
-        if not is_present:
+        if not self.names_present_pair(roster):
             raise UntrustedRoster(
                 f"version {roster.version} of the roster of {roster.name} is signed by a pair that "
                 f"{roster.owner_nhi} has replaced",

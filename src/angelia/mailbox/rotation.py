@@ -67,6 +67,7 @@ _RETRIED_AFTER = timedelta(minutes=10)
 _LATEST = unix_ms(datetime(9999, 1, 1, tzinfo=UTC))
 _PENDING, _UNCONFIRMED, _REVOKED = "pending_rotation", "first_bundle_unconfirmed", "revoked_keys"
 _WANTED = "emergency_wanted"
+STOLEN_AT = "channel_keys_stolen_at"  # keys of channels that came before it may be in other hands
 _COUNTED, _MADE = "one_time_keys_counted", "one_time_keys_made"
 # Whose next pair signs, in this thread or task alone: what others send meanwhile is signed by the present pair.
 _acting: ContextVar[tuple[OwnKeys, Identity] | None] = ContextVar("acting", default=None)
@@ -325,7 +326,7 @@ class OwnKeys:
                 plan = plan.with_earlier(wish)
             if pending is not None:
                 if emergency:
-                    self._want(file, plan)
+                    self._want(file, plan, now)
                 return pending.link if pending.accepted else self._signed_again(file, before, pending, now)
             if wish is not None and not emergency:
                 plan = wish
@@ -338,7 +339,7 @@ class OwnKeys:
                     separate = None if plan.kem else _separate(before)
                     separate = separate or self._new_separate(tx, now)
                 if plan.emergency:
-                    tx.execute(SQL["spend_all_channel_keys"])
+                    _spend_channel_keys(tx, now)
                 revoked = self._revoked()
                 link = succession.next_link(before, file.identity.pair, file.seeds, separate, plan, now, revoked)
                 _set_pending(tx, Pending(plan, link, accepted=False))
@@ -409,10 +410,10 @@ class OwnKeys:
                 self._end_replacing_local(file)  # a crash interrupted it
             yield file
 
-    def _want(self, file: KeyFile, plan: Plan) -> None:
+    def _want(self, file: KeyFile, plan: Plan, now: datetime) -> None:
         with self._database.transaction() as tx:
             write_meta(tx, _WANTED, msgspec.json.encode(plan).decode())
-            tx.execute(SQL["spend_all_channel_keys"])
+            _spend_channel_keys(tx, now)
         self._replace_local(file)
 
     def _replace_local(self, file: KeyFile) -> None:
@@ -489,7 +490,7 @@ class OwnKeys:
     def _destroy_earlier(self, tx: Tx, bundle: Bundle, now: datetime) -> None:
         """After an emergency: nothing old opens anything, save one-time keys of mail that a relay already has."""
         tx.execute(SQL["destroy_grace"])
-        tx.execute(SQL["spend_all_channel_keys"])
+        _spend_channel_keys(tx, now)
         tx.execute(SQL["hasten_one_time"], (stamp(now + self._destroy_after),))
         self._drop_separate_except(tx, bundle)
 
@@ -498,6 +499,12 @@ class OwnKeys:
         for (key_id,) in tx.execute(SQL["active_separate"]).fetchall():
             if key_id not in listed:
                 tx.execute(SQL["drop_kem_key"], (key_id,))
+
+
+def _spend_channel_keys(tx: Tx, now: datetime) -> None:
+    """A thief may have the keys of channels too, also those that lie in the inbox."""
+    tx.execute(SQL["spend_all_channel_keys"])
+    write_meta(tx, STOLEN_AT, stamp(now))
 
 
 def _separate(bundle: Bundle) -> KemPublicKey | None:

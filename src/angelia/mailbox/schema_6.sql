@@ -3,7 +3,8 @@
 -- `forgotten` says no more whose the channel is; if it is the same one's after all, its version still does not go back.
 CREATE TABLE channel_rosters (
   channel_id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, owner_nhi TEXT NOT NULL,
-  signer_id TEXT NOT NULL, version INTEGER NOT NULL CHECK (version > 0), keys_since INTEGER NOT NULL, roster BLOB NOT NULL,
+  signer_id TEXT NOT NULL, policy TEXT NOT NULL, version INTEGER NOT NULL CHECK (version > 0),
+  keys_since INTEGER NOT NULL, roster BLOB NOT NULL,
   forgotten INTEGER NOT NULL DEFAULT FALSE, pinned_at TEXT NOT NULL
 );
 CREATE INDEX idx_channel_rosters_owner ON channel_rosters(owner_nhi);

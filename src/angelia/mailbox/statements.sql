@@ -492,12 +492,13 @@ SELECT name FROM channels WHERE channel_id = ?
 SELECT channel_id FROM channels WHERE name = ?
 
 -- name: add_channel_key
--- A key that comes again is in use again. Only a publisher's word says under which roster it was made.
-INSERT INTO channel_keys (channel_id, key_id, epoch, secret_nonce, secret, sender_nhi, received_at, roster_version)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+-- A key that comes again is in use again. Only a publisher's word says under which roster it was made, and the first such
+-- word stands: a later one could make an old key a new one.
+INSERT INTO channel_keys (channel_id, key_id, epoch, secret_nonce, secret, sender_nhi, received_at, roster_version, spent)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (channel_id, key_id) DO UPDATE SET destroy_at = NULL,
   sender_nhi = iif(roster_version IS NULL AND excluded.roster_version IS NOT NULL, excluded.sender_nhi, sender_nhi),
-  roster_version = coalesce(max(coalesce(roster_version, 0), excluded.roster_version), roster_version)
+  roster_version = coalesce(roster_version, excluded.roster_version)
 
 -- name: retire_channel_keys
 UPDATE channel_keys SET destroy_at = ? WHERE channel_id = ? AND epoch < ? AND destroy_at IS NULL
@@ -507,9 +508,13 @@ SELECT secret_nonce, secret FROM channel_keys
 WHERE channel_id = ? AND key_id = ? AND (destroy_at IS NULL OR destroy_at > ?)
 
 -- name: present_channel_key
--- One that was replaced opens what was sealed under it, and seals nothing; nor does one that the roster calls too old.
-SELECT secret_nonce, secret FROM channel_keys WHERE channel_id = ?1 AND key_id = ?2 AND destroy_at IS NULL AND NOT spent
-  AND roster_version >= coalesce((SELECT keys_since FROM channel_rosters WHERE channel_id = ?1), 0)
+-- One that was replaced opens what was sealed under it, and seals nothing; nor does one that the roster calls too old, or
+-- does not know yet. The key of an open channel anybody may have.
+SELECT secret_nonce, secret FROM channel_keys WHERE channel_id = ?1 AND key_id = ?2 AND destroy_at IS NULL AND (
+  EXISTS (SELECT 1 FROM channel_rosters WHERE channel_id = ?1 AND policy = 'open')
+  OR NOT spent AND roster_version BETWEEN coalesce((SELECT keys_since FROM channel_rosters WHERE channel_id = ?1), 0)
+    AND coalesce((SELECT version FROM channel_rosters WHERE channel_id = ?1), 0)
+)
 
 -- name: key_made_under
 SELECT roster_version FROM channel_keys WHERE channel_id = ? AND key_id = ?
@@ -584,10 +589,11 @@ SELECT roster, forgotten FROM channel_rosters WHERE name = ?
 SELECT roster FROM channel_rosters WHERE owner_nhi = ? AND signer_id <> ? AND NOT forgotten ORDER BY name
 
 -- name: pin_roster
-INSERT INTO channel_rosters (channel_id, name, owner_nhi, signer_id, version, keys_since, roster, pinned_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO channel_rosters (channel_id, name, owner_nhi, signer_id, policy, version, keys_since, roster, pinned_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (channel_id) DO UPDATE
-SET name = excluded.name, owner_nhi = excluded.owner_nhi, signer_id = excluded.signer_id, version = excluded.version,
+SET name = excluded.name, owner_nhi = excluded.owner_nhi, signer_id = excluded.signer_id, policy = excluded.policy,
+  version = excluded.version,
   keys_since = excluded.keys_since, roster = excluded.roster, forgotten = FALSE, pinned_at = excluded.pinned_at
 
 -- name: forget_roster
