@@ -21,7 +21,7 @@ from angelia.envelope import jsonform
 from angelia.envelope.media import MEDIA_TYPE
 from angelia.envelope.refusals import IdConflict, WrongRecipient
 from angelia.envelope.rosters import Member, Roster, UntrustedRoster, roster_document, sign_roster
-from angelia.envelope.sealing import ChannelKey, EpochKey
+from angelia.envelope.sealing import ChannelKey, Edition, EpochKey
 from angelia.envelope.wire import Envelope, decode
 from angelia.errors import EpochStale, KeyNotFound, OffsetGone, RateLimited, Unavailable, VersionConflict
 from angelia.keys.model import link_document, unix_ms
@@ -103,6 +103,13 @@ def know(one: Mailbox, other: Mailbox) -> None:
     one.trust.pin_first(link, now())
 
 
+def edition(box: Mailbox) -> Edition:
+    """The roster that a mailbox has."""
+    roster = box.rosters.pinned(CHANNEL)
+    assert roster is not None
+    return roster.edition
+
+
 def shown(**values: object) -> dict[str, Any]:
     """A channel as a server shows it."""
     at = now().isoformat()
@@ -165,7 +172,9 @@ class Brought:
         sender = sender or self.alice
         known = sender.trust.bundle("bob", now(), max_age=None)
         assert known is not None
-        body = ChannelKey(named, epoch, self.key, made_under).encode()
+        roster = self.alice.rosters.pinned(CHANNEL)
+        assert roster is not None
+        body = ChannelKey(named, epoch, self.key, Edition(roster.signer_id, made_under)).encode()
         envelope = sender.outbox.seal(known.link, body, now=now(), control=True, channel_id=CHANNEL)
         assert self.bob.receive(envelope.wire, now=now()).control
 
@@ -385,7 +394,7 @@ def test_keys_that_cannot_be_judged_keep_no_others_from_being_taken(
     known = brought.alice.trust.bundle("bob", now(), max_age=None)
     assert known is not None
     for _ in range(3):
-        body = ChannelKey(other, 1, EpochKey.generate(), 1).encode()
+        body = ChannelKey(other, 1, EpochKey.generate(), Edition(uuid4(), 1)).encode()
         lost = brought.alice.outbox.seal(known.link, body, now=now(), control=True, channel_id=other)
         bob.receive(lost.wire, now=now())
     brought.told()
@@ -404,7 +413,7 @@ def test_keys_that_cannot_be_judged_keep_no_others_from_being_taken(
 def key(bob: Mailbox) -> EpochKey:
     """The channel's first key, which bob has."""
     key = EpochKey.generate()
-    bob.channels.keep(ChannelKey(CHANNEL, 1, key, 1), "alice", now())
+    bob.channels.keep(ChannelKey(CHANNEL, 1, key, edition(bob)), "alice", now())
     return key
 
 
@@ -516,7 +525,7 @@ def test_nothing_is_sealed_for_a_server_that_goes_back_to_an_earlier_epoch(
     client: Client, recorder: Recorder, bob: Mailbox, key: EpochKey
 ) -> None:
     later = EpochKey.generate()
-    bob.channels.keep(ChannelKey(CHANNEL, 2, later, 1), "bob", now())
+    bob.channels.keep(ChannelKey(CHANNEL, 2, later, edition(bob)), "bob", now())
     bob.channels.retire_before(CHANNEL, 2, now())
     recorder.tell("GET", PATH, shown(epoch=1, epoch_key_id=str(key.key_id)))
     with pytest.raises(EpochWentBack, match="epoch 1; it was at epoch 2 before"):
@@ -528,7 +537,7 @@ def test_a_key_that_never_reached_the_server_stops_nothing(
     client: Client, recorder: Recorder, bob: Mailbox, key: EpochKey
 ) -> None:
     """It was made here, and the server did not hear of it."""
-    bob.channels.keep(ChannelKey(CHANNEL, 2, EpochKey.generate(), 1), "bob", now())
+    bob.channels.keep(ChannelKey(CHANNEL, 2, EpochKey.generate(), edition(bob)), "bob", now())
     recorder.tell("GET", PATH, shown(epoch=1, epoch_key_id=str(key.key_id)))
     recorder.tell("POST", f"{PATH}/publish", published(), status=201)
     client.publish(bob, CHANNEL, b"x")
@@ -711,7 +720,7 @@ def test_a_key_lives_as_long_as_the_mailbox_lets_mail_live(
 ) -> None:
     key = EpochKey.generate()
     with Mailbox(tmp_path, identity.load(tmp_path, "alice", lambda: ""), now(), ttl_max=3600) as short:
-        short.channels.keep(ChannelKey(CHANNEL, 1, key, 1), "alice", now())
+        short.channels.keep(ChannelKey(CHANNEL, 1, key, edition(short)), "alice", now())
         recorder.tell("GET", PATH, shown(epoch_key_id=str(key.key_id), without_key=1))
         recorder.tell("GET", f"{PATH}/subscribers", page(["bob"]))
         recorder.tell("POST", "/v1/messages/batch", {"results": [taken()]})
@@ -740,7 +749,7 @@ def test_hundreds_of_subscribers_cost_few_signatures_and_few_requests(
     for name in names:
         know(alice, boxes(name))
     key = EpochKey.generate()
-    alice.channels.keep(ChannelKey(CHANNEL, 1, key, 1), "alice", now())
+    alice.channels.keep(ChannelKey(CHANNEL, 1, key, edition(alice)), "alice", now())
     recorder.tell("GET", PATH, shown(epoch_key_id=str(key.key_id), without_key=13))
     recorder.tell("GET", f"{PATH}/subscribers", page([*names[:7], "unknown"], following="unknown"))
     recorder.tell("GET", f"{PATH}/subscribers", page([*names[7:], "alice"]))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from uuid import UUID, uuid4
 
 import msgspec
 import pytest
 
 from angelia.channels.model import Policy
-from angelia.client import sealed
+from angelia.client import channel_keys, sealed
 from angelia.client.channel_membership import forget_channel
 from angelia.client.channel_reading import Unopened
 from angelia.envelope.refusals import NotAllowed
-from angelia.envelope.rosters import encode_roster, roster_document
-from angelia.envelope.sealing import ChannelKey, EpochKey
+from angelia.envelope.rosters import Member, Roster, encode_roster, roster_document
+from angelia.envelope.sealing import ChannelKey, Edition, EpochKey
 from angelia.errors import AngeliaError
 from angelia.mailbox.channels import ChannelMessage, EpochWentBack
 from angelia.mailbox.outbox import Draft
@@ -36,8 +37,6 @@ from rostered import (
     told,
 )
 from talkers import Talker
-
-FAR = 2**40
 
 
 def key_of(who: Talker, channel_id: UUID) -> EpochKey:
@@ -69,7 +68,7 @@ def test_a_subscriber_of_an_open_channel_who_names_a_far_version_locks_nobody_ou
     alice.says(channel, "one")
     assert bob.hears(channel) == mallory.hears(channel) == ["one"]
     before = alice.client.find_channel(alice.mailbox, channel)
-    far = ChannelKey(before.channel_id, before.epoch, key_of(mallory, before.channel_id), FAR)
+    far = ChannelKey(before.channel_id, before.epoch, key_of(mallory, before.channel_id), far_edition(alice, channel))
     for one in (bob, alice):
         give(mallory, one, far)
         takes(one)
@@ -89,7 +88,11 @@ def test_a_removed_reader_who_names_a_far_version_locks_nobody_out(people: Peopl
     alice.client.disallow(alice.mailbox, channel, mallory.name)
     alice.says(channel, "two")
     assert bob.hears(channel, 1) == ["two"]
-    give(mallory, bob, ChannelKey(before.channel_id, before.epoch, key_of(mallory, before.channel_id), FAR))
+    give(
+        mallory,
+        bob,
+        ChannelKey(before.channel_id, before.epoch, key_of(mallory, before.channel_id), far_edition(alice, channel)),
+    )
     takes(bob)
     bob.says(channel, "still here")
     alice.says(channel, "three")
@@ -112,7 +115,7 @@ def test_a_removed_members_word_on_its_old_key_is_believed_by_nobody(people: Peo
     for one in (bob, carol):
         one.client.find_channel(one.mailbox, channel)
     key = key_of(mallory, before.channel_id)
-    give(mallory, bob, ChannelKey(before.channel_id, before.epoch, key, pinned(bob, channel).version))
+    give(mallory, bob, ChannelKey(before.channel_id, before.epoch, key, pinned(bob, channel).edition))
     takes(bob)
     carol.subscribes(channel)
     sql("UPDATE channels SET epoch_key_id = $2 WHERE channel_id = $1", before.channel_id, key.key_id)
@@ -132,7 +135,7 @@ def test_a_hundred_keys_that_cannot_be_judged_keep_none_of_another_channel(peopl
     mallory.client._run(sealed.emergency_rotate_keys(mallory.mailbox, why="stolen"))
     bob.mailbox.trust.drop_bundle(mallory.name)  # an hour later
     known, _ = mallory.client.find_keys(mallory.mailbox, bob.name)
-    body = ChannelKey(bait.channel_id, 1, EpochKey.generate(), 1).encode()
+    body = ChannelKey(bait.channel_id, 1, EpochKey.generate(), pinned(mallory, bait.name).edition).encode()
     draft = Draft(recipient=known.bundle, body=body, channel_id=bait.channel_id, control=True, ttl_seconds=3600)
     assert not any(mallory.client.send_sealed(mallory.mailbox, mallory.mailbox.outbox.seal_many([draft] * 100, now())))
     assert takes(bob) == 0
@@ -345,7 +348,9 @@ def test_a_waiting_word_of_a_pair_that_was_replaced_vouches_for_no_key(members: 
     alice, bob, carol, channel = members
     mallory, key = bob, EpochKey.generate()
     found = alice.client.find_channel(alice.mailbox, channel)
-    give(carol, alice, ChannelKey(found.channel_id, found.epoch, key, pinned(alice, channel).version + 1))
+    present = pinned(alice, channel).edition
+    coming = Edition(present.signer_id, present.version + 1)
+    give(carol, alice, ChannelKey(found.channel_id, found.epoch, key, coming))
     alice.client.receive(alice.mailbox)
     assert alice.client.take_keys(alice.mailbox) == 0
     carol.client.emergency_rotate_keys(carol.mailbox, why="stolen")
@@ -356,3 +361,71 @@ def test_a_waiting_word_of_a_pair_that_was_replaced_vouches_for_no_key(members: 
     liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(epoch=found.epoch, epoch_key_id=str(key.key_id)))
     alice.client.take_keys(alice.mailbox)
     assert alice.mailbox.channels.present_key(found.channel_id, key.key_id) is None
+
+
+def far_edition(owner: Talker, channel: str) -> Edition:
+    return Edition(pinned(owner, channel).signer_id, 2**40)
+
+
+def test_word_of_a_later_roster_outlives_the_pair_that_gave_it_and_its_message(
+    members: Members, liar: Liar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Carol has taken a key that was made without bob, and is still shown the roster with him."""
+    alice, bob, carol, channel = members
+    old = pinned(carol, channel)
+    alice.client.disallow(alice.mailbox, channel, bob.name)
+    alice.says(channel, "without bob")
+    liar.lie("GET", ROSTER, lambda _, answer: said(answer, roster_document(old)))
+    liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(roster_version=old.version, without_key=1))
+    lists(liar, bob)
+    carol.client.receive(carol.mailbox)
+    refuses(carol, channel, liar)
+    with monkeypatch.context() as later:
+        later.setattr(channel_keys, "now", lambda: now() + timedelta(days=8))
+        carol.client.take_keys(carol.mailbox)
+    alice.client.rotate_keys(alice.mailbox, signer=True)
+    carol.mailbox.trust.drop_bundle(alice.name)
+    carol.client.find_keys(carol.mailbox, alice.name)
+    refuses(carol, channel, liar)
+
+
+def test_a_key_under_a_thiefs_roster_of_the_same_version_is_of_another_pair(people: People, liar: Liar) -> None:
+    alice, bob, carol, mallory = (people(name) for name in ("alice", "bob", "carol", "mallory"))
+    channel = alice.creates(Policy.ALLOWLIST)
+    for one in (bob, carol):
+        alice.client.allow(alice.mailbox, channel, one.name, may_publish=True)
+        one.subscribes(channel)
+    true, stolen = pinned(alice, channel), alice.mailbox.identity.pair
+    through(liar, bob)
+    entry = Member(mallory.name, may_publish=False, may_subscribe=True)
+    shows(liar, following(true, stolen, [*true.members, entry]))
+    lists(liar, mallory, carol)
+    key = sealed_under(bob, channel)
+    assert mallory.client.receive(mallory.mailbox, most=50).controls + takes(carol) >= 0
+    alice.client.emergency_rotate_keys(alice.mailbox, why="stolen")
+    assert pinned(alice, channel).version == true.version + 1
+    for one in (bob, carol):
+        one.mailbox.trust.drop_bundle(alice.name)  # an hour later
+    liar.honest()
+    for one in (carol, bob):
+        assert sealed_under(one, channel) != key
+
+
+def test_a_right_that_was_given_while_another_process_replaced_the_pair_is_not_lost(
+    people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, bob = people("alice"), people("bob")
+    channel = alice.creates(Policy.ALLOWLIST)
+    pin_own, calls = alice.mailbox.rosters.pin_own, list[Roster]()
+
+    def late(roster: Roster, at: datetime) -> bool:
+        if not calls:
+            calls.append(roster)
+            alice.client._run(sealed.rotate_keys(alice.mailbox, signer=True))
+        return pin_own(roster, at)
+
+    with monkeypatch.context() as held_up:
+        held_up.setattr(alice.mailbox.rosters, "pin_own", late)
+        alice.client.allow(alice.mailbox, channel, bob.name)
+    assert [one.nhi for one in pinned(alice, channel).members] == [bob.name]
+    bob.subscribes(channel)

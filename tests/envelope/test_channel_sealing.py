@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from angelia.envelope import jsonform, wire
 from angelia.envelope.refusals import InvalidKey, Malformed, OpenFailed, SignatureFailed
-from angelia.envelope.sealing import ChannelKey, EpochKey, Post, seal_post, unseal, unseal_post, verify
+from angelia.envelope.sealing import ChannelKey, Edition, EpochKey, Post, seal_post, unseal, unseal_post, verify
 from angelia.envelope.wire import Compression, Envelope, Priority, Suite
 from envelope.reference import Raw, inner
 from envelope.samples import ALICE, BOB, CHANNEL, CORRELATION, MALLORY, NOW, SENDER, XWING, sealed
@@ -136,14 +136,19 @@ def test_a_post_with_a_recipient_without_a_channel_or_as_control_is_no_envelope(
         wire.decode(Raw.of(posted()).but(**change).signed(ALICE).wire)
 
 
-@given(st.uuids(), st.integers(0, 2**64 - 1), st.binary(min_size=32, max_size=32), st.integers(0, 2**64 - 1))
+@given(
+    st.uuids(),
+    st.integers(0, 2**64 - 1),
+    st.binary(min_size=32, max_size=32),
+    st.none() | st.builds(Edition, st.uuids(), st.integers(0, 2**64 - 1)),
+)
 def test_the_control_message_of_a_channel_key_has_one_form(
-    channel: UUID, epoch: int, secret: bytes, version: int
+    channel: UUID, epoch: int, secret: bytes, made_under: Edition | None
 ) -> None:
-    key = ChannelKey(channel, epoch, EpochKey.of(secret), version)
+    key = ChannelKey(channel, epoch, EpochKey.of(secret), made_under)
     content = b"\x01" + channel.bytes + epoch.to_bytes(8, "big") + secret
-    if version:  # the build before sent none
-        content += version.to_bytes(8, "big")
+    if made_under is not None:  # the build before named none
+        content += made_under.signer_id.bytes + made_under.version.to_bytes(8, "big")
     assert key.encode() == content
     assert ChannelKey.decode(content) == key
 

@@ -92,8 +92,8 @@ def test_a_name_goes_over_to_a_later_channel_and_never_back(bob: Mailbox, sign: 
         bob.rosters.pin(old, NOW)
 
 
-def key_made_under(version: int) -> ChannelKey:
-    return ChannelKey(CHANNEL, 3, EpochKey.generate(), version)
+def key_of(roster: Roster) -> ChannelKey:
+    return ChannelKey(CHANNEL, 3, EpochKey.generate(), roster.edition)
 
 
 def seals(box: Mailbox, key: ChannelKey) -> bool:
@@ -104,7 +104,7 @@ def test_a_key_that_a_removed_member_has_seals_nothing_more(bob: Mailbox, sign: 
     first = sign(BOB, CAROL)
     bob.rosters.pin(first, NOW)
     bob.channels.join(CHANNEL, "alice/news", NOW)
-    key = key_made_under(1)
+    key = key_of(first)
     bob.channels.keep(key, "alice", NOW)
     dave = Member("dave", may_publish=False, may_subscribe=True)
     second = sign(BOB, CAROL, dave, after=first, keys_since=1)
@@ -120,13 +120,14 @@ def test_a_key_that_a_removed_member_has_seals_nothing_more(bob: Mailbox, sign: 
 
 def test_a_key_that_no_publisher_brings_opens_and_says_nothing_of_its_roster(bob: Mailbox, sign: Sign) -> None:
     first = sign(BOB, CAROL)
-    bob.rosters.pin(sign(BOB, after=first), NOW)
-    key, claimed = key_made_under(1), key_made_under(2)
-    for one in (key, ChannelKey(CHANNEL, 3, key.key, 2)):
+    second = sign(BOB, after=first)
+    bob.rosters.pin(second, NOW)
+    key, claimed = key_of(first), key_of(second)
+    for one in (key, ChannelKey(CHANNEL, 3, key.key, second.edition)):
         bob.channels.keep(one, "carol", NOW, seals=False)
         assert not seals(bob, key)
     bob.channels.keep(key, "alice", NOW)  # by whom it was made under the roster before
-    bob.channels.keep(ChannelKey(CHANNEL, 3, key.key, 2), "carol", NOW, seals=False)
+    bob.channels.keep(ChannelKey(CHANNEL, 3, key.key, second.edition), "carol", NOW, seals=False)
     assert not seals(bob, key)
     assert bob.channels.key(CHANNEL, key.key.key_id, NOW) is not None
     bob.channels.keep(claimed, "carol", NOW, seals=False)
@@ -138,9 +139,9 @@ def test_a_key_that_no_publisher_brings_opens_and_says_nothing_of_its_roster(bob
 def test_a_mailbox_that_missed_rosters_seals_by_what_the_newest_says_of_keys(bob: Mailbox, sign: Sign) -> None:
     first = sign(BOB)
     bob.rosters.pin(first, NOW)
-    key = key_made_under(1)
+    key = key_of(first)
     bob.channels.keep(key, "alice", NOW)
-    again = sign(BOB, after=sign(BOB, after=first, keys_since=1), keys_since=1)  # signed anew by other pairs
+    again = sign(BOB, after=sign(BOB, after=first, keys_since=1), keys_since=1)  # others have come
     bob.rosters.pin(again, NOW)
     assert seals(bob, key)
     came_and_went = sign(BOB, after=sign(BOB, CAROL, after=again, keys_since=1))
@@ -149,9 +150,9 @@ def test_a_mailbox_that_missed_rosters_seals_by_what_the_newest_says_of_keys(bob
 
 
 def test_who_meets_a_channel_after_a_removal_seals_under_no_key_of_before(bob: Mailbox, sign: Sign) -> None:
-    removed = sign(BOB, after=sign(BOB, CAROL))
-    bob.rosters.pin(removed, NOW)
-    key = key_made_under(1)
+    before = sign(BOB, CAROL)
+    bob.rosters.pin(sign(BOB, after=before), NOW)
+    key = key_of(before)
     bob.channels.keep(key, "alice", NOW)
     assert not seals(bob, key)
 
@@ -181,15 +182,16 @@ def test_a_channel_that_was_forgotten_may_be_anothers_and_never_goes_back(
 
 def test_an_emergency_spends_every_key_of_every_channel(bob: Mailbox, sign: Sign) -> None:
     bob.own.finish_rotation(NOW, bob.own.first_bundle(NOW))
-    bob.rosters.pin(sign(BOB), NOW)
-    key = key_made_under(1)
+    roster = sign(BOB)
+    bob.rosters.pin(roster, NOW)
+    key = key_of(roster)
     bob.channels.keep(key, "alice", NOW)
     assert seals(bob, key)
-    assert not bob.channels.newest_key_is_spent(CHANNEL)
+    assert bob.channels.stolen_at is None
     bob.own.begin_rotation(NOW, signer=True, emergency=True, why="stolen")
+    assert bob.channels.stolen_at == NOW
     for _ in ("at once", "when it comes again"):
         assert not seals(bob, key)
-        assert bob.channels.newest_key_is_spent(CHANNEL)
         bob.channels.keep(key, "alice", NOW)
 
 
@@ -316,34 +318,36 @@ def test_a_process_that_has_not_heard_of_the_new_pair_believes_nothing_of_the_ol
 def test_the_versions_of_a_thief_mean_nothing_to_the_next_pair(alice: Mailbox, bob: Mailbox, sign: Sign) -> None:
     late = sign(BOB, CAROL, version=1_000, prev_roster_hash=bytes([1]) * 32)
     bob.rosters.pin(late, NOW)
-    key = key_made_under(1_000)
-    bob.channels.keep(key, "bob", NOW)
-    assert seals(bob, key)
+    same = sign(BOB, CAROL, version=4, prev_roster_hash=bytes([1]) * 32, at=NOW - timedelta(1))
+    keys = [key_of(late), key_of(same)]
+    for key in keys:
+        bob.channels.keep(key, "carol", NOW)
+    assert seals(bob, keys[0])
     rotated(alice, bob)
-    fourth = sign(BOB, version=4, prev_roster_hash=bytes([2]) * 32)
-    bob.rosters.pin(fourth, NOW)
-    assert not seals(bob, key)
-    bob.rosters.pin(sign(BOB, version=2_000, prev_roster_hash=bytes([3]) * 32, keys_since=4), NOW)
-    assert not seals(bob, key)
+    for version in (4, 2_000):
+        bob.rosters.pin(sign(BOB, version=version, prev_roster_hash=bytes([2]) * 32, keys_since=4), NOW)
+        assert not any(seals(bob, key) for key in keys)
 
 
 def test_the_first_word_of_a_publisher_on_a_key_stands(bob: Mailbox, sign: Sign) -> None:
     """A later one could make the key of a removed member a new one."""
     first = sign(BOB, CAROL)
     bob.rosters.pin(first, NOW)
-    theirs, own = key_made_under(1), key_made_under(1)
+    theirs, own = key_of(first), key_of(first)
     bob.channels.keep(theirs, "alice", NOW)
     bob.channels.keep(own, "bob", NOW)
-    bob.rosters.pin(sign(BOB, after=first), NOW)
+    second = sign(BOB, after=first)
+    bob.rosters.pin(second, NOW)
     for key in (theirs, own):
-        bob.channels.keep(ChannelKey(CHANNEL, 3, key.key, 2), "carol", NOW)
+        bob.channels.keep(ChannelKey(CHANNEL, 3, key.key, second.edition), "carol", NOW)
         assert not seals(bob, key)
 
 
 def test_a_key_that_lay_in_the_inbox_when_keys_were_stolen_is_spent(bob: Mailbox, sign: Sign) -> None:
-    bob.rosters.pin(sign(BOB), NOW)
+    roster = sign(BOB)
+    bob.rosters.pin(roster, NOW)
     bob.own.begin_rotation(NOW, signer=True, emergency=True, why="stolen")
-    before, after = key_made_under(1), key_made_under(1)
+    before, after = key_of(roster), key_of(roster)
     bob.channels.keep(before, "alice", NOW, came_at=NOW - timedelta(minutes=1))
     bob.channels.keep(after, "alice", NOW, came_at=NOW + timedelta(minutes=1))
     assert not seals(bob, before)
@@ -353,7 +357,7 @@ def test_a_key_that_lay_in_the_inbox_when_keys_were_stolen_is_spent(bob: Mailbox
 def test_the_key_of_an_open_channel_which_anybody_may_have_goes_on(bob: Mailbox, sign: Sign) -> None:
     first = sign(BOB, policy="open")
     bob.rosters.pin(first, NOW)
-    key = key_made_under(1)
+    key = key_of(first)
     bob.channels.keep(key, "alice", NOW)
     bob.rosters.pin(sign(BOB, after=first, policy="open"), NOW)  # as after an emergency of the owner
     bob.own.begin_rotation(NOW, signer=True, emergency=True, why="stolen")

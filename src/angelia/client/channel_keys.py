@@ -16,17 +16,17 @@ import msgspec
 
 from angelia.channels.model import Channel, Policy, Shown
 from angelia.client import channel_calls, mail_calls, receiving
-from angelia.client.channel_rosters import known_roster, publisher_rule, signed_roster
+from angelia.client.channel_rosters import know_earlier_pairs, known_roster, publisher_rule, signed_roster
 from angelia.client.faults import ApiError, Unreachable
 from angelia.client.mail_answers import Handed
 from angelia.client.sealed import now
 from angelia.client.wire import Call
 from angelia.envelope.refusals import Refused
 from angelia.envelope.rosters import Roster, UntrustedRoster
-from angelia.envelope.sealing import ChannelKey, EpochKey
+from angelia.envelope.sealing import ChannelKey, Edition, EpochKey
 from angelia.envelope.wire import decode
 from angelia.errors import AngeliaError, Conflict, EpochStale, KeyNotFound, NotFound, Unavailable, VersionConflict
-from angelia.keys.model import unix_ms
+from angelia.keys.model import SKEW, unix_ms
 from angelia.mail.model import MOST_AT_ONCE
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.inbox import Message, Opened
@@ -92,6 +92,7 @@ def _newest_roster(mailbox: Mailbox, found: Shown) -> Call[Roster]:
     if _made_by_later(mailbox, roster) is None:
         return roster
     roster = yield from signed_roster(mailbox, (yield from channel_calls.channel_again(found)))
+    yield from know_earlier_pairs(mailbox, roster.owner_nhi)
     later = _made_by_later(mailbox, roster)
     if later is None:
         return roster
@@ -114,10 +115,8 @@ def _made_by_later(mailbox: Mailbox, roster: Roster) -> tuple[str, int] | None:
             brought = ChannelKey.decode(control.body)
             if brought is None or brought.channel_id != roster.channel_id:
                 continue
-            # One that is older than the roster counted the versions of another pair.
-            later = brought.roster_version > roster.version and unix_ms(last.created_at) >= roster.issued_at
-            if later and roster.lets_publish(last.sender) and _signs_still(mailbox, last):
-                return last.sender, brought.roster_version
+            if brought.made_under is not None and _is_later(mailbox, brought.made_under, roster, last):
+                return last.sender, brought.made_under.version
     return None
 
 
@@ -131,7 +130,7 @@ def rekey(mailbox: Mailbox, found: Channel, roster: Roster) -> Call[EpochKey]:
     """Make the channel's next key, for those on the roster. It is here before the server hears of it: a crash must not
     lose it."""
     key, epoch = EpochKey.generate(), found.epoch + 1
-    mailbox.channels.keep(ChannelKey(found.channel_id, epoch, key, roster.version), mailbox.identity.handle, now())
+    mailbox.channels.keep(ChannelKey(found.channel_id, epoch, key, roster.edition), mailbox.identity.handle, now())
     yield from channel_calls.set_epoch(found.channel_id, epoch, key.key_id)
     mailbox.channels.retire_before(found.channel_id, epoch, now())
     return key
@@ -158,12 +157,12 @@ def take_keys(mailbox: Mailbox) -> Call[int]:
                     continue
                 believed = None
             if believed is not None:
-                came, message = replace(brought, roster_version=believed.made_under), control.message
+                came, message = replace(brought, made_under=believed.made_under), control.message
                 mailbox.channels.keep(came, message.sender, now(), seals=believed.seals, came_at=message.received_at)
                 if brought.epoch < believed.channel.epoch:
                     mailbox.channels.retire(brought.channel_id, brought.epoch, now())
-                if believed.is_ahead and now() < control.message.expires_at:
-                    continue
+                if believed.is_ahead:
+                    continue  # it tells of a roster that the server does not show
                 taken += 1
             mailbox.inbox.mark_handled(control.message.replay_key)
             if believed is not None:
@@ -287,7 +286,7 @@ class _Believed:
     channel: Shown
     vouched: bool
     is_ahead: bool
-    made_under: int
+    made_under: Edition | None
 
     @property
     def seals(self) -> bool:
@@ -312,11 +311,21 @@ def _believed(mailbox: Mailbox, control: Opened, brought: ChannelKey, known: _Kn
         raise Conflict(f"the server knows nothing of a key of {found.name} that {message.sender} sent")
     if not believed:
         return None
-    version = 0 if roster is None else roster.version
     if roster is None or not roster.decides:  # there its members decide nothing, nor do their words about it
-        return _Believed(found, publishes, is_ahead=False, made_under=version)
-    vouched = listed and _signs_still(mailbox, message)
-    return _Believed(found, vouched, vouched and brought.roster_version > version, brought.roster_version)
+        return _Believed(found, publishes, is_ahead=False, made_under=None if roster is None else roster.edition)
+    made_under = brought.made_under
+    is_ahead = made_under is not None and _is_later(mailbox, made_under, roster, message)
+    return _Believed(found, listed and _signs_still(mailbox, message), is_ahead, made_under)
+
+
+def _is_later(mailbox: Mailbox, made_under: Edition, roster: Roster, message: Message) -> bool:
+    """Whether a listed publisher made a key by a later roster than this: by one of a pair that is not known as an
+    earlier one of the owner's, too. What was sent before the owner signed this one counts no more."""
+    if not roster.lets_publish(message.sender) or unix_ms(message.created_at + SKEW) < roster.issued_at:
+        return False
+    if made_under.signer_id == roster.signer_id:
+        return made_under.version > roster.version
+    return not mailbox.rosters.knows_as_earlier(roster, made_under.signer_id)
 
 
 def _signs_still(mailbox: Mailbox, message: Message) -> bool:

@@ -10,14 +10,15 @@ from typing import TypeAlias
 from uuid import UUID, uuid4
 
 from angelia.channels.model import Channel, Policy, Shown
-from angelia.client import channel_calls, sealed
+from angelia.client import channel_calls, key_calls, sealed
 from angelia.client.channel_senders import know_senders
 from angelia.client.sealed import now
 from angelia.client.wire import Call
+from angelia.envelope.bundles import Link
 from angelia.envelope.refusals import Refused, UnknownSigner
 from angelia.envelope.rosters import FIRST_PREVIOUS, Member, Roster, UntrustedRoster, sign_roster
 from angelia.errors import AngeliaError, Conflict, NotFound, VersionConflict
-from angelia.keys.model import unix_ms
+from angelia.keys.model import moment, parse_links, unix_ms
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.notices import Kind
 
@@ -129,8 +130,9 @@ def change_roster(mailbox: Mailbox, found: Channel, change: Change) -> Call[Show
         except VersionConflict:
             base, present = yield from _own_ground(mailbox, found)
         else:
-            mailbox.rosters.pin_own(signed, now())
-            return shown
+            if mailbox.rosters.pin_own(signed, now()):
+                return shown
+            base, present = yield from _own_ground(mailbox, found)
     raise VersionConflict(f"the roster of {found.name} changes faster than it can be signed", hint="try again")
 
 
@@ -263,6 +265,21 @@ def _pin(mailbox: Mailbox, served: Roster) -> Call[None]:
         ) from refusal
 
 
+def know_earlier_pairs(mailbox: Mailbox, owner: str) -> Call[None]:
+    """Learn the pairs of an owner that was met after it had rotated: along its chain, up to the pinned bundle."""
+    pin = mailbox.trust.pin(owner)
+    if pin is None:
+        return
+    links, page = list[Link](), (yield from key_calls.bundles_since(owner, 0))
+    while some := parse_links(page.bundles):
+        links += some
+        reached = some[-1].bundle.bundle_version
+        if not page.has_more or max(reached, len(links)) >= pin.bundle_version:
+            break
+        page = yield from key_calls.bundles_since(owner, reached)
+    mailbox.trust.know_former(owner, links, now(), page.revoked)
+
+
 def _own_roster(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:
     """An owner knows its rosters, and signs those anew that an earlier pair signed."""
     mailbox.own.refresh()
@@ -303,14 +320,14 @@ def _own_ground(mailbox: Mailbox, found: Channel) -> Call[tuple[Roster, Roster]]
 def _next(
     mailbox: Mailbox, named: Channel | Roster, present: Roster | None, policy: Policy, members: Members
 ) -> Roster:
-    """The roster after `present`. If it takes a right from anybody, or a thief may have the newest key, no key of
-    before seals any more; nor if what the server has is not what this mailbox knew."""
+    """The roster after `present`. If it takes a right from anybody, or a thief may have the keys, no key of before
+    seals any more; nor if what the server has is not what this mailbox knew."""
     members, base = list(members), named if isinstance(named, Roster) else None
     keys_since = None
     if base is not None and present is not None and base.hash == present.hash:
-        narrows = base.is_narrowed_by(policy.value, members)
-        spends = narrows or mailbox.channels.newest_key_is_spent(named.channel_id)
-        keys_since = None if spends else base.keys_since
+        stolen_at = mailbox.channels.stolen_at
+        stolen = stolen_at is not None and moment(base.issued_at) <= stolen_at
+        keys_since = None if stolen or base.is_narrowed_by(policy.value, members) else base.keys_since
     return sign_roster(
         mailbox.identity.pair,
         channel_id=named.channel_id,

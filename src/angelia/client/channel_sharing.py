@@ -46,8 +46,8 @@ def share(mailbox: Mailbox, found: Shown, key: EpochKey, roster: Roster) -> Call
     wants to be asked more slowly is asked more slowly; if that takes too long it is RateLimited, and the next try goes
     on from there."""
     shared, patience = Shared([], {}), Patience(_PATIENCE_SECONDS)
-    version = mailbox.channels.made_under(found.channel_id, key.key_id)
-    body = ChannelKey(found.channel_id, found.epoch, key, version).encode()
+    made_under = mailbox.channels.made_under(found.channel_id, key.key_id)
+    body = ChannelKey(found.channel_id, found.epoch, key, made_under).encode()
     put_off = mailbox.channels.unreached.waiting(found.channel_id, found.epoch, now())
     cursor: str | None = None
     for _ in range(_MOST_PAGES):

@@ -18,6 +18,7 @@ import msgspec
 from angelia.envelope.ids import MAX_HANDLE, valid_handle
 from angelia.envelope.jsonform import from_text, to_text
 from angelia.envelope.refusals import Malformed, SignatureFailed
+from angelia.envelope.sealing import Edition
 from angelia.envelope.signing import (
     ED25519_SIGNATURE,
     ML_DSA_SIGNATURE,
@@ -89,6 +90,10 @@ class Roster:
     @property
     def name(self) -> str:
         return f"{self.owner_nhi}/{self.channel_name}"
+
+    @property
+    def edition(self) -> Edition:
+        return Edition(self.signer_id, self.version)
 
     @property
     def decides(self) -> bool:

@@ -38,9 +38,9 @@ class Control(IntEnum):
     GROUP_KEY = 2
 
 
-# type, channel_id, epoch, epoch key; then the version of the roster, which the build before did not send
-_CHANNEL_KEY, _ROSTER_VERSION = struct.Struct(">B16sQ32s"), struct.Struct(">Q")
-CHANNEL_KEY_LENGTHS = (_CHANNEL_KEY.size, _CHANNEL_KEY.size + _ROSTER_VERSION.size)
+# type, channel_id, epoch, epoch key; then signer and version of the roster, which the build before did not send
+_CHANNEL_KEY, _EDITION = struct.Struct(">B16sQ32s"), struct.Struct(">16sQ")
+CHANNEL_KEY_LENGTHS = (_CHANNEL_KEY.size, _CHANNEL_KEY.size + _EDITION.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +62,29 @@ class EpochKey:
 
 
 @dataclass(frozen=True, slots=True)
+class Edition:
+    """One roster of a channel: each pair of its owner counts versions of its own."""
+
+    signer_id: UUID
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class ChannelKey:
     """The body of a control message that brings a channel's key.
 
-    `roster_version` is that of the roster by which its maker gave it out; 0 is of the build before."""
+    `made_under` is the roster that its maker had; the build before names none."""
 
     channel_id: UUID
     epoch: int
     key: EpochKey
-    roster_version: int = 0
+    made_under: Edition | None = None
 
     def encode(self) -> bytes:
         fixed = _CHANNEL_KEY.pack(Control.CHANNEL_KEY, self.channel_id.bytes, self.epoch, self.key.secret)
-        return fixed + _ROSTER_VERSION.pack(self.roster_version) if self.roster_version else fixed
+        if self.made_under is None:
+            return fixed
+        return fixed + _EDITION.pack(self.made_under.signer_id.bytes, self.made_under.version)
 
     @classmethod
     def decode(cls, message: bytes) -> ChannelKey | None:
@@ -82,9 +92,11 @@ class ChannelKey:
         if len(message) not in CHANNEL_KEY_LENGTHS or message[0] != Control.CHANNEL_KEY:
             return None
         _, channel_id, epoch, secret = _CHANNEL_KEY.unpack_from(message)
-        more = message[_CHANNEL_KEY.size :]
-        version = _ROSTER_VERSION.unpack(more)[0] if more else 0
-        return cls(UUID(bytes=channel_id), epoch, EpochKey.of(secret), version)
+        made_under = None
+        if more := message[_CHANNEL_KEY.size :]:
+            signer_id, version = _EDITION.unpack(more)
+            made_under = Edition(UUID(bytes=signer_id), version)
+        return cls(UUID(bytes=channel_id), epoch, EpochKey.of(secret), made_under)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

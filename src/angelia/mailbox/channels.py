@@ -12,7 +12,7 @@ from uuid import UUID
 from angelia.envelope import frame, sealing
 from angelia.envelope.batch import VerifiedRoots
 from angelia.envelope.refusals import Expired, IdConflict, Malformed, Refused, SuiteRefused, UnknownKey, WrongRecipient
-from angelia.envelope.sealing import CHANNEL_KEY_LENGTHS, ChannelKey, EpochKey, Post
+from angelia.envelope.sealing import CHANNEL_KEY_LENGTHS, ChannelKey, Edition, EpochKey, Post
 from angelia.envelope.signing import VerifyingPair
 from angelia.envelope.wire import (
     LATEST,
@@ -161,14 +161,16 @@ class Channels:
     ) -> None:
         """Keep a key that is believed, or that was made here; or one that only opens. One that lay in this mailbox when
         its keys were stolen is spent."""
-        if not 1 <= brought.epoch < LATEST or not brought.roster_version < LATEST:
+        roster = brought.made_under if seals else None
+        if not 1 <= brought.epoch < LATEST or (roster is not None and not roster.version < LATEST):
             raise Malformed("the epoch of a channel's key, or the version of its roster, is out of range")
         channel_id, key_id = str(brought.channel_id), str(brought.key.key_id)
         with self._database.transaction() as tx:
             kept = self._local.encrypt("channel_keys", key_id, brought.key.secret)
-            made_under, stolen_at = brought.roster_version if seals else None, read_meta(tx, STOLEN_AT)
+            made_under = (None, 0 if seals else None) if roster is None else (str(roster.signer_id), roster.version)
+            stolen_at = read_meta(tx, STOLEN_AT)
             spent = came_at is not None and stolen_at is not None and stamp(came_at) <= stolen_at
-            values = (channel_id, key_id, brought.epoch, *kept, sender, stamp(now), made_under, spent)
+            values = (channel_id, key_id, brought.epoch, *kept, sender, stamp(now), *made_under, spent)
             tx.execute(SQL["add_channel_key"], values)
             (newest,) = tx.execute(SQL["newest_epoch"], (channel_id, self._own.identity.handle)).fetchone()
             tx.execute(SQL["retire_channel_keys"], (self._destroy_at(now), channel_id, newest or 0))
@@ -204,15 +206,16 @@ class Channels:
         found = self._database.row("channel_key", str(channel_id), str(key_id), stamp(now))
         return None if found is None else self._decrypted(key_id, *found)
 
-    def made_under(self, channel_id: UUID, key_id: UUID) -> int:
-        """The version of the roster that the maker of a key had."""
+    def made_under(self, channel_id: UUID, key_id: UUID) -> Edition | None:
+        """The roster that the maker of a key had."""
         found = self._database.row("key_made_under", str(channel_id), str(key_id))
-        return 0 if found is None else int(found[0] or 0)
+        return None if found is None else Edition(UUID(found[0]), found[1])
 
-    def newest_key_is_spent(self, channel_id: UUID) -> bool:
-        """Whether the newest key of a channel must seal nothing any more: a thief may have it."""
-        found = self._database.row("newest_key_is_spent", str(channel_id))
-        return found is not None and bool(found[0])
+    @property
+    def stolen_at(self) -> datetime | None:
+        """When the keys of channels that lay here may have been stolen last."""
+        found = self._database.row("read_meta", STOLEN_AT)
+        return None if found is None else unstamp(found[0])
 
     def present_key(self, channel_id: UUID, key_id: UUID) -> EpochKey | None:
         """A key to seal under: one that was not replaced, by a publisher's word, and not too old for the roster."""

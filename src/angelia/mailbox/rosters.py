@@ -82,6 +82,12 @@ class Rosters:
         replaced = newest.bundle.signer.signer_id != roster.signer_id
         return not (replaced and any(link.bundle.signer.signer_id == roster.signer_id for link in self._own.chain()))
 
+    def knows_as_earlier(self, roster: Roster, signer_id: UUID) -> bool:
+        """Whether a pair is one that the roster's owner had before the one that signed it."""
+        if roster.owner_nhi != self._own.identity.handle:
+            return self._database.row("was_pair", roster.owner_nhi, str(signer_id)) is not None
+        return any(link.bundle.signer.signer_id == signer_id for link in self._own.chain())
+
     def check_own(self, roster: Roster) -> None:
         """Whether some pair that this agent has or had signed a roster of its own; a stolen one may have."""
         pairs = [self._own.identity.pair.public, *(link.bundle.signer for link in self._own.chain())]
@@ -100,14 +106,16 @@ class Rosters:
         with self._database.transaction() as tx:
             self._pin(tx, roster, now)
 
-    def pin_own(self, roster: Roster, now: datetime) -> None:
-        """Pin what was signed here, unless another process of this agent has signed a later one by now, or has replaced
-        the pair: then it signs the roster anew."""
+    def pin_own(self, roster: Roster, now: datetime) -> bool:
+        """Pin what was signed here, unless another process of this agent has signed a later one by now; False if it has
+        replaced the pair, so that nobody takes this one."""
         with self._database.transaction() as tx:
+            if not self.names_present_pair(roster):
+                return False
             before, _ = _read(tx, roster.channel_id)
-            later = before is not None and before.signer_id == roster.signer_id and before.version >= roster.version
-            if self.names_present_pair(roster) and not later:
+            if before is None or before.signer_id != roster.signer_id or before.version < roster.version:
                 self._pin(tx, roster, now)
+            return True
 
     def _pin(self, tx: Tx, roster: Roster, now: datetime) -> None:
         before, forgotten = _read(tx, roster.channel_id)
@@ -117,8 +125,6 @@ class Rosters:
             check_same_channel(roster, before)
             if roster.signer_id == before.signer_id:
                 check_follows(roster, before)
-            elif roster.version <= before.version:  # then the versions of keys mean nothing any more
-                tx.execute(SQL["spend_channel_keys"], (str(roster.channel_id),))
         self._take_name(tx, roster)
         who = (str(roster.channel_id), roster.name, roster.owner_nhi, str(roster.signer_id))
         what = (roster.policy, roster.version, roster.keys_since, encode_roster(roster))

@@ -317,6 +317,9 @@ ON CONFLICT (nhi, signer_id) DO UPDATE SET rotated_at = excluded.rotated_at
 -- name: drop_former
 DELETE FROM former_signers WHERE nhi = ?
 
+-- name: was_pair
+SELECT 1 FROM former_signers WHERE nhi = ? AND signer_id = ?
+
 -- name: former
 -- A pair that may be stolen can date its envelopes back, so nothing of one that was revoked is believed.
 SELECT ed25519_public_key, ml_dsa_public_key, rotated_at FROM former_signers
@@ -494,10 +497,12 @@ SELECT channel_id FROM channels WHERE name = ?
 -- name: add_channel_key
 -- A key that comes again is in use again. Only a publisher's word says under which roster it was made, and the first such
 -- word stands: a later one could make an old key a new one.
-INSERT INTO channel_keys (channel_id, key_id, epoch, secret_nonce, secret, sender_nhi, received_at, roster_version, spent)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO channel_keys (channel_id, key_id, epoch, secret_nonce, secret, sender_nhi, received_at, roster_signer,
+  roster_version, spent)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (channel_id, key_id) DO UPDATE SET destroy_at = NULL,
   sender_nhi = iif(roster_version IS NULL AND excluded.roster_version IS NOT NULL, excluded.sender_nhi, sender_nhi),
+  roster_signer = iif(roster_version IS NULL, excluded.roster_signer, roster_signer),
   roster_version = coalesce(roster_version, excluded.roster_version)
 
 -- name: retire_channel_keys
@@ -512,15 +517,14 @@ WHERE channel_id = ? AND key_id = ? AND (destroy_at IS NULL OR destroy_at > ?)
 -- does not know yet. The key of an open channel anybody may have.
 SELECT secret_nonce, secret FROM channel_keys WHERE channel_id = ?1 AND key_id = ?2 AND destroy_at IS NULL AND (
   EXISTS (SELECT 1 FROM channel_rosters WHERE channel_id = ?1 AND policy = 'open')
-  OR NOT spent AND roster_version BETWEEN coalesce((SELECT keys_since FROM channel_rosters WHERE channel_id = ?1), 0)
-    AND coalesce((SELECT version FROM channel_rosters WHERE channel_id = ?1), 0)
+  OR NOT spent AND roster_version IS NOT NULL AND NOT EXISTS (
+    SELECT 1 FROM channel_rosters AS r WHERE r.channel_id = ?1
+      AND NOT (roster_signer IS r.signer_id AND roster_version BETWEEN r.keys_since AND r.version)
+  )
 )
 
 -- name: key_made_under
-SELECT roster_version FROM channel_keys WHERE channel_id = ? AND key_id = ?
-
--- name: newest_key_is_spent
-SELECT spent FROM channel_keys WHERE channel_id = ? ORDER BY epoch DESC, received_at DESC LIMIT 1
+SELECT roster_signer, roster_version FROM channel_keys WHERE channel_id = ? AND key_id = ? AND roster_signer IS NOT NULL
 
 -- name: newest_epoch
 -- What a server has told, and the keys that came from others: those of one's own may never have reached a server.

@@ -131,6 +131,24 @@ class Trust:
         assert present is not None
         return present
 
+    def know_former(self, nhi: str, links: Sequence[Link], now: datetime, revoked: Sequence[UUID] | None = ()) -> None:
+        """Learn an agent's pairs of before it was met, from the beginning of its chain to the pinned bundle, whose hash
+        vouches for them. An operator who compared a fingerprint believes no pair before it."""
+        with self._database.transaction() as tx:
+            pin = _read_pin(tx, nhi)
+            before = [one for one in links if pin is not None and one.bundle.bundle_version <= pin.bundle_version]
+            if pin is None or not before or pin.trusted_by is TrustedBy.OPERATOR:
+                return
+            check_bundle(before[0].bundle)
+            reached = follow(trusted_by(before[0].bundle), before[1:])
+            if reached != pin.trusted:
+                raise _rolled_back(pin, before[-1].bundle)
+            for earlier, later in itertools.pairwise(before):
+                old, new = earlier.bundle.signer, later.bundle.signer
+                if later.statement is not None and old.fingerprint != new.fingerprint:
+                    _succeed(tx, nhi, old, new, min(moment(later.statement.issued_at), now), now)
+            tx.executemany(SQL["hear_revoked"], [(nhi, str(one), pin.bundle_version) for one in revoked or ()])
+
     def trust(self, link: Link, now: datetime, revoked: Sequence[UUID] | None = ()) -> Pin:
         """Believe a pair because an operator compared its fingerprint; pairs before it are believed no more, and what
         was called revoked is forgotten.
