@@ -159,13 +159,16 @@ class _Signals:
         self._old_wakeup = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
         # Somebody who starts us under nohup means that we stay.
         handled = [number for number in self._HANDLED if signal.getsignal(number) is not signal.SIG_IGN]
+        self._old_hook, sys.unraisablehook = sys.unraisablehook, self._raise_again
         self._old = {number: signal.signal(number, self._handle) for number in handled}
         self._old[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, _wake_up)
+        self._old[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._handle_again)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._old.items():
             signal.signal(number, handler)
+        sys.unraisablehook = self._old_hook
         signal.set_wakeup_fd(self._old_wakeup)
         self.selector.close()
         self._reading.close()
@@ -182,6 +185,16 @@ class _Signals:
         self.received.append(number)
         if self.interrupting and len(self.received) == 1:
             raise _Interrupted
+
+    def _raise_again(self, lost: sys.UnraisableHookArgs) -> None:
+        """What is raised between a fork and the next line of ours is lost: callbacks of the library run there."""
+        if isinstance(lost.exc_value, _Interrupted):
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+        else:
+            self._old_hook(lost)
+
+    def _handle_again(self, _number: int, frame: FrameType | None) -> None:
+        self._handle(self.received.pop(), frame)
 
 
 def _wake_up(_number: int, _frame: FrameType | None) -> None:
