@@ -367,16 +367,21 @@ def far_edition(owner: Talker, channel: str) -> Edition:
     return Edition(pinned(owner, channel).signer_id, 2**40)
 
 
+@pytest.mark.parametrize("frozen", ["roster", "roster and epoch"])
 def test_word_of_a_later_roster_outlives_the_pair_that_gave_it_and_its_message(
-    members: Members, liar: Liar, monkeypatch: pytest.MonkeyPatch
+    members: Members, liar: Liar, monkeypatch: pytest.MonkeyPatch, frozen: str
 ) -> None:
-    """Carol has taken a key that was made without bob, and is still shown the roster with him."""
+    """Carol has a key that was made without bob, and is still shown the roster with him."""
     alice, bob, carol, channel = members
-    old = pinned(carol, channel)
+    old, before = pinned(carol, channel), carol.client.find_channel(carol.mailbox, channel)
+    alice.client.rotate_keys(alice.mailbox, signer=True)  # and signs the roster with the next pair
     alice.client.disallow(alice.mailbox, channel, bob.name)
     alice.says(channel, "without bob")
+    shown: dict[str, object] = {"roster_version": old.version, "without_key": 1}
+    if frozen == "roster and epoch":
+        shown |= {"epoch": before.epoch, "epoch_key_id": str(before.epoch_key_id)}
     liar.lie("GET", ROSTER, lambda _, answer: said(answer, roster_document(old)))
-    liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(roster_version=old.version, without_key=1))
+    liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(**shown))
     lists(liar, bob)
     carol.client.receive(carol.mailbox)
     refuses(carol, channel, liar)
@@ -384,7 +389,7 @@ def test_word_of_a_later_roster_outlives_the_pair_that_gave_it_and_its_message(
         later.setattr(channel_keys, "now", lambda: now() + timedelta(days=8))
         carol.client.take_keys(carol.mailbox)
     alice.client.rotate_keys(alice.mailbox, signer=True)
-    carol.mailbox.trust.drop_bundle(alice.name)
+    carol.mailbox.trust.drop_bundle(alice.name)  # an hour later
     carol.client.find_keys(carol.mailbox, alice.name)
     refuses(carol, channel, liar)
 

@@ -140,7 +140,7 @@ def test_a_post_with_a_recipient_without_a_channel_or_as_control_is_no_envelope(
     st.uuids(),
     st.integers(0, 2**64 - 1),
     st.binary(min_size=32, max_size=32),
-    st.none() | st.builds(Edition, st.uuids(), st.integers(0, 2**64 - 1)),
+    st.none() | st.builds(Edition, st.uuids(), st.integers(1, 2**53 - 1)),
 )
 def test_the_control_message_of_a_channel_key_has_one_form(
     channel: UUID, epoch: int, secret: bytes, made_under: Edition | None
@@ -153,7 +153,18 @@ def test_the_control_message_of_a_channel_key_has_one_form(
     assert ChannelKey.decode(content) == key
 
 
-@pytest.mark.parametrize("content", [b"", b"\x01", b"\x02" + bytes(56), b"\x01" + bytes(55), b"\x01" + bytes(57)])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x01",
+        b"\x02" + bytes(56),
+        b"\x01" + bytes(55),
+        b"\x01" + bytes(57),
+        b"\x01" + bytes(56) + bytes(16) + (0).to_bytes(8, "big"),
+        b"\x01" + bytes(56) + bytes(16) + (2**53).to_bytes(8, "big"),
+    ],
+)
 def test_anything_else_is_no_channel_key(content: bytes) -> None:
     assert ChannelKey.decode(content) is None
 

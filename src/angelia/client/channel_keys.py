@@ -147,13 +147,14 @@ def take_keys(mailbox: Mailbox) -> Call[int]:
             last = control.message
             brought = ChannelKey.decode(control.body)
             if brought is None:
-                continue  # of another kind, and not for channels
+                mailbox.inbox.mark_handled(last.replay_key)  # it says to be a key, and is none
+                continue
             try:
                 believed = yield from _believed(mailbox, control, brought, known)
             except (Unreachable, Unavailable):
                 raise
             except AngeliaError:
-                if now() < control.message.expires_at:
+                if now() < last.expires_at or _tells_of_later(mailbox, brought, last):
                     continue
                 believed = None
             if believed is not None:
@@ -318,6 +319,14 @@ def _believed(mailbox: Mailbox, control: Opened, brought: ChannelKey, known: _Kn
     return _Believed(found, listed and _signs_still(mailbox, message), is_ahead, made_under)
 
 
+def _tells_of_later(mailbox: Mailbox, brought: ChannelKey, message: Message) -> bool:
+    """Whether a key was made by a later roster than the one that is known here."""
+    pinned = mailbox.rosters.pinned(brought.channel_id)
+    if pinned is None or not pinned.decides or brought.made_under is None:
+        return False
+    return _is_later(mailbox, brought.made_under, pinned, message)
+
+
 def _is_later(mailbox: Mailbox, made_under: Edition, roster: Roster, message: Message) -> bool:
     """Whether a listed publisher made a key by a later roster than this: by one of a pair that is not known as an
     earlier one of the owner's, too. What was sent before the owner signed this one counts no more."""
@@ -325,7 +334,9 @@ def _is_later(mailbox: Mailbox, made_under: Edition, roster: Roster, message: Me
         return False
     if made_under.signer_id == roster.signer_id:
         return made_under.version > roster.version
-    return not mailbox.rosters.knows_as_earlier(roster, made_under.signer_id)
+    # Before a roster of a former pair, a pair that is known by now may be a later one.
+    newest = mailbox.rosters.names_present_pair(roster)
+    return not (newest and mailbox.rosters.knows_as_earlier(roster, made_under.signer_id))
 
 
 def _signs_still(mailbox: Mailbox, message: Message) -> bool:

@@ -154,7 +154,8 @@ def replace_roster(mailbox: Mailbox, found: Channel, policy: Policy, members: Me
         signed = _next(mailbox, seen or found, present, policy, members)
         shown = yield from channel_calls.put_roster(signed)
         if signed.version >= wanted:
-            mailbox.rosters.pin_own(signed, now())
+            if not mailbox.rosters.pin_own(signed, now()):
+                raise VersionConflict("another process of yours has replaced the pair that signed", hint="sign it again")
             return shown
         present = signed
 

@@ -20,7 +20,18 @@ from angelia.envelope.ids import KeyType, key_id
 from angelia.envelope.kem import KemPrivateKey, KemPublicKey
 from angelia.envelope.refusals import InvalidKey, Malformed, OpenFailed, SignatureFailed
 from angelia.envelope.signing import Purpose, SigningPair, VerifyingPair
-from angelia.envelope.wire import NONCE, TAG, TTL_DEFAULT, TTL_MAX, Compression, Envelope, Header, Priority, Suite
+from angelia.envelope.wire import (
+    LATEST,
+    NONCE,
+    TAG,
+    TTL_DEFAULT,
+    TTL_MAX,
+    Compression,
+    Envelope,
+    Header,
+    Priority,
+    Suite,
+)
 
 _SALT = b"angelia/v1/hkdf-salt"
 _INFO = b"angelia/v1/envelope-key\0"
@@ -88,13 +99,15 @@ class ChannelKey:
 
     @classmethod
     def decode(cls, message: bytes) -> ChannelKey | None:
-        """The key that a control message brings; None if it is of another type."""
+        """The key that a control message brings; None if it is of another type, or names no roster that can be."""
         if len(message) not in CHANNEL_KEY_LENGTHS or message[0] != Control.CHANNEL_KEY:
             return None
         _, channel_id, epoch, secret = _CHANNEL_KEY.unpack_from(message)
         made_under = None
         if more := message[_CHANNEL_KEY.size :]:
             signer_id, version = _EDITION.unpack(more)
+            if not 1 <= version < LATEST:
+                return None
             made_under = Edition(UUID(bytes=signer_id), version)
         return cls(UUID(bytes=channel_id), epoch, EpochKey.of(secret), made_under)
 

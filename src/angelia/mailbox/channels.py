@@ -162,8 +162,8 @@ class Channels:
         """Keep a key that is believed, or that was made here; or one that only opens. One that lay in this mailbox when
         its keys were stolen is spent."""
         roster = brought.made_under if seals else None
-        if not 1 <= brought.epoch < LATEST or (roster is not None and not roster.version < LATEST):
-            raise Malformed("the epoch of a channel's key, or the version of its roster, is out of range")
+        if not 1 <= brought.epoch < LATEST:
+            raise Malformed("the epoch of a channel's key is out of range")
         channel_id, key_id = str(brought.channel_id), str(brought.key.key_id)
         with self._database.transaction() as tx:
             kept = self._local.encrypt("channel_keys", key_id, brought.key.secret)
