@@ -155,7 +155,9 @@ def replace_roster(mailbox: Mailbox, found: Channel, policy: Policy, members: Me
         shown = yield from channel_calls.put_roster(signed)
         if signed.version >= wanted:
             if not mailbox.rosters.pin_own(signed, now()):
-                raise VersionConflict("another process of yours has replaced the pair that signed", hint="sign it again")
+                raise VersionConflict(
+                    "another process of yours has replaced the pair that signed", hint="sign it again"
+                )
             return shown
         present = signed
 
