@@ -51,6 +51,7 @@ class Verdict:
     overtaken: list[str]
     late: list[str]
     redelivered: int
+    after_failed_polls: int  # of these, how many only a poll that was answered with an error explains
 
     @property
     def violations(self) -> list[str]:
@@ -65,14 +66,15 @@ class History:
     acknowledged: dict[str, float] = field(default_factory=dict)  # by replay key
     handings: list[Handing] = field(default_factory=list)
     openings: list[Opening] = field(default_factory=list)
-    unanswered: list[tuple[str, float]] = field(default_factory=list)  # polls that failed: whose, and when
+    unanswered: list[tuple[str, float]] = field(default_factory=list)  # polls: whose, and until when
+    failed: list[tuple[str, float]] = field(default_factory=list)  # polls that a dying server answered with an error
     remarks: list[tuple[float, str]] = field(default_factory=list)  # what else happened, for the reader of a verdict
 
     def check(self, expired: Set[str], lease: float) -> Verdict:
         """What no server may have done. `expired` are the messages that the ledger says have ended unopened; `lease` is
         how long one that was handed out is left alone."""
         opened = Counter(one.handing.replay_key for one in self.openings)
-        overtaken, redelivered = self._overtaken(lease)
+        overtaken, redelivered, after_failed_polls = self._overtaken(lease)
         return Verdict(
             lost=[
                 f"{key[:8]} was acknowledged and never opened" for key in self.acknowledged.keys() - opened - expired
@@ -86,25 +88,30 @@ class History:
                 if one.at > one.expires_at + TRANSIT
             ],
             redelivered=redelivered,
+            after_failed_polls=after_failed_polls,
         )
 
-    def _overtaken(self, lease: float) -> tuple[list[str], int]:
+    def _overtaken(self, lease: float) -> tuple[list[str], int, int]:
         ways: dict[tuple[str, str, int], list[Opening]] = defaultdict(list)
         for one in self.openings:
             if one.body in self.tries:
                 ways[self.tries[one.body].way].append(one)
-        wrong, redelivered = [], 0
+        wrong, redelivered, after_failed_polls = [], 0, 0
         for way, openings in ways.items():
             for newer, older in self._passed(openings):
-                if older.handing.attempt > 1 or self._in_a_lost_answer(newer.handing, older.handing, lease):
+                pair = (newer.handing, older.handing)
+                if older.handing.attempt > 1 or self._was_leased(*pair, self.unanswered, lease):
                     redelivered += 1
+                elif self._was_leased(*pair, self.failed, lease):
+                    redelivered += 1
+                    after_failed_polls += 1
                 else:
                     ahead = self.tries[newer.body].at - self.acknowledged[older.handing.replay_key]
                     wrong.append(
                         f"{way}: {newer.body!r} passed {older.body!r}, acknowledged {ahead:.3f} s before it was sent; "
                         + self._told(newer, older)
                     )
-        return wrong, redelivered
+        return wrong, redelivered, after_failed_polls
 
     def _told(self, newer: Opening, older: Opening) -> str:
         """What happened between the two."""
@@ -133,10 +140,9 @@ class History:
         """When its sender knew; one whose answer was lost may have been taken at any time."""
         return self.acknowledged.get(one.handing.replay_key, float("inf"))
 
-    def _in_a_lost_answer(self, newer: Handing, older: Handing, lease: float) -> bool:
-        """Whether the older one may have been handed out before, in an answer that never came."""
+    def _was_leased(self, newer: Handing, older: Handing, polls: list[tuple[str, float]], lease: float) -> bool:
+        """Whether the older one may have been leased before, by one of these polls, whose answer never came."""
         since = self.acknowledged[older.replay_key]
         return any(
-            who == newer.recipient and since < until <= newer.at <= until + lease + TRANSIT
-            for who, until in self.unanswered
+            who == newer.recipient and since < until <= newer.at <= until + lease + TRANSIT for who, until in polls
         )

@@ -34,7 +34,7 @@ from angelia.mailbox import identity
 from angelia.mailbox.box import Mailbox
 from angelia.mailbox.outgoing import Outgoing, Sent
 from angelia.stores.embedded.datadir import read_runtime
-from history import Handing, History, Opening, Try
+from history import Handing, History, Opening, Try, Verdict
 from processes import ServerProcess
 from smalldisk import SmallDisk, can_mount, small_disk
 
@@ -82,7 +82,8 @@ class Person(ABC):
         leased something, as one that it never answers."""
         failed = trip.status is None or trip.status >= 500
         if failed and trip.method == "GET" and trip.path == "/v1/messages":
-            self.history.unanswered.append((self.name, time.time()))
+            polls = self.history.unanswered if trip.status is None else self.history.failed
+            polls.append((self.name, time.time()))
             self.history.remarks.append((time.time(), f"a poll of {self.name} failed ({trip.status})"))
 
     @abstractmethod
@@ -256,7 +257,7 @@ def fault_rounds(directory: Path, home: Path, rounds: int, seed: int) -> None:
         back = _strike_again_and_again(server, faults, senders, recipients, rounds)
         expired = asyncio.run(_expired(server))
         verdict = history.check(expired, LEASE)
-        _tell(rounds, seed, back, people, history, verdict.redelivered, len(expired))
+        _tell(rounds, seed, back, people, history, verdict, len(expired))
         assert verdict.violations == [], "\n".join(verdict.violations)
         # What was opened just before its end, and acknowledged only after it, has expired all the same.
         _check_receipts(server, senders, {one.handing.replay_key for one in history.openings} - expired)
@@ -376,7 +377,7 @@ def _tell(
     back: dict[str, list[float]],
     people: list[Person],
     history: History,
-    redelivered: int,
+    verdict: Verdict,
     expired: int,
 ) -> None:
     again = sum(one.again for one in people if isinstance(one, Recipient))
@@ -388,7 +389,8 @@ def _tell(
     }
     print(
         f"\n{rounds} faults (seed {seed}): {len(history.acknowledged):,} acknowledged sends, {len(history.openings):,}"
-        f" opened, {expired} expired, {again} came again and were not shown, {redelivered} passed after a lost answer;"
+        f" opened, {expired} expired, {again} came again and were not shown, {verdict.redelivered} passed after a lost"
+        f" answer, {verdict.after_failed_polls} of them only by a poll that was answered with an error;"
         f" refusals meanwhile {dict(answers)}; service was back after (median, most) {times}"
     )
 

@@ -139,8 +139,8 @@ def rekey(mailbox: Mailbox, found: Channel, roster: Roster) -> Call[EpochKey]:
 def take_keys(mailbox: Mailbox) -> Call[int]:
     """Believe the keys of channels that came as mail, as far as their senders may give them out; how many.
 
-    What cannot be judged now stays until it expires, and keeps nothing of other channels or senders from us: the server
-    does not answer, or lies about one channel; or the key is of a later roster than it shows."""
+    What cannot be judged now, because the server lies about one channel, stays until it expires, and keeps nothing of
+    other channels or senders from us. A key of a later roster than the server shows stays until that one is shown."""
     taken, last, known = 0, None, _Known(mailbox)
     while controls := mailbox.inbox.controls(after=last):
         for control in controls:
