@@ -898,7 +898,7 @@ async def test_whoever_goes_away_at_whatever_moment_takes_no_message_along(
         else:
             (got,) = await office.poll(bob, now)
         assert got.attempt == 1, f"lost after {steps} steps"
-        await office.queues.put_back("bob", *got.held, now, uncounted=True)
+        await office.queues.put_back("bob", [got.held], now, uncounted=True)
 
 
 async def test_a_wait_that_is_given_up_when_mail_comes_takes_no_message_along(
@@ -916,6 +916,27 @@ async def test_a_wait_that_is_given_up_when_mail_comes_takes_no_message_along(
         (got,) = first if isinstance(first, list) else await office.poll(bob, now + SECOND)
         assert got.attempt == 1, f"lost after {steps} steps"
         await office.ack(bob, got, now)
+
+
+async def test_what_a_poll_that_goes_away_had_leased_comes_back_all_at_once(
+    office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime
+) -> None:
+    """Cancelled after each number of steps of the event loop, while another poll looks: it never gets a part of them,
+    which newer mail could pass."""
+    for _ in range(4):
+        await office.sent(alice, bob, now)
+    for steps in range(60):
+        leaving = asyncio.create_task(office.poll(bob, now))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        leaving.cancel()
+        while not (claimed := await office.queues.claim("bob", 10, 0, now, now + MINUTE)).messages:
+            if leaving.done() and not leaving.cancelled():
+                break  # it had them before it was told to go
+        held = [(one.mref, one.secret) for one in claimed.messages] or [one.held for one in await leaving]
+        assert len(held) == 4, steps
+        await asyncio.gather(leaving, return_exceptions=True)
+        await office.queues.put_back("bob", held, now, uncounted=True)
 
 
 # What is not handed over.

@@ -81,7 +81,7 @@ async def test_neighbours_keep_their_order_where_scores_have_fifteen_digits(
     for n in (8, 7):
         (lease,) = await queues.leases("bob", [mref(n)])
         assert lease is not None
-        await queues.put_back("bob", mref(n), lease.secret, later)
+        await queues.put_back("bob", [(mref(n), lease.secret)], later)
     assert await claimed(queues, later) == [7, 8]
 
 
@@ -202,11 +202,11 @@ async def test_only_whoever_has_the_lease_puts_back(queues: HotMail) -> None:
     await queues.enqueue(place(1))
     (old,) = (await queues.claim("bob", 1, 0, NOW, NOW + SECOND)).messages
     (new,) = (await queues.claim("bob", 1, 0, NOW + SECOND, NOW + MINUTE)).messages
-    assert not await queues.put_back("bob", mref(1), old.secret, NOW)
-    assert not await queues.put_back("bob", mref(1), "", NOW)
-    assert not await queues.put_back("bob", mref(2), new.secret, NOW)
-    assert await queues.put_back("bob", mref(1), new.secret, NOW + 10 * SECOND)
-    assert not await queues.put_back("bob", mref(1), new.secret, NOW)
+    assert not await queues.put_back("bob", [(mref(1), old.secret)], NOW)
+    assert not await queues.put_back("bob", [(mref(1), "")], NOW)
+    assert not await queues.put_back("bob", [(mref(2), new.secret)], NOW)
+    assert await queues.put_back("bob", [(mref(1), new.secret)], NOW + 10 * SECOND)
+    assert not await queues.put_back("bob", [(mref(1), new.secret)], NOW)
     assert await claimed(queues, NOW + 10 * SECOND - MS) == []
     assert await claimed(queues, NOW + 10 * SECOND) == [1]
 
@@ -217,7 +217,7 @@ async def test_a_back_off_counts_also_for_a_message_whose_lease_ran_out(queues: 
     got = (await queues.claim("bob", 2, 0, NOW, NOW + SECOND)).messages
     # Both are back in the queue, and the first is somebody else's by now.
     assert await claimed(queues, NOW + SECOND, most=1) == [1]
-    assert await queues.put_back("bob", mref(2), got[1].secret, NOW + MINUTE)
+    assert await queues.put_back("bob", [(mref(2), got[1].secret)], NOW + MINUTE)
     assert await claimed(queues, NOW + 2 * SECOND) == []
     assert await claimed(queues, NOW + MINUTE) == [1, 2]
 
@@ -227,7 +227,7 @@ async def test_what_is_put_back_uncounted_was_no_attempt(queues: HotMail) -> Non
     for _ in range(3):
         (got,) = (await queues.claim("bob", 1, 0, NOW, NOW + SECOND)).messages
         assert got.attempt == 1
-        await queues.put_back("bob", mref(1), got.secret, NOW, uncounted=True)
+        await queues.put_back("bob", [(mref(1), got.secret)], NOW, uncounted=True)
     (later,) = (await queues.claim("bob", 1, 0, NOW + MINUTE, NOW + 2 * MINUTE)).messages
     assert (later.attempt, later.first_leased) == (1, NOW + MINUTE)
 
@@ -299,7 +299,7 @@ async def test_what_is_removed_is_not_put_back_by_an_old_lease(queues: HotMail) 
     await queues.enqueue(place(1))
     (got,) = (await queues.claim("bob", 1, 0, NOW, NOW + SECOND)).messages
     await queues.remove("bob", [mref(1)])
-    assert not await queues.put_back("bob", mref(1), got.secret, NOW)
+    assert not await queues.put_back("bob", [(mref(1), got.secret)], NOW)
     assert await queues.leases("bob", [mref(1)]) == [None]
     assert await claimed(queues, NOW + MINUTE) == []
 

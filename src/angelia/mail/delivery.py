@@ -268,13 +268,8 @@ class Delivery:
 
         Mail under a revoked key too, though it only waits for its end: the ledger has it until then, and what is not in
         the index would be found there by every claim."""
-        until = now + HOLD
-        await asyncio.gather(
-            *(
-                self._hot.put_back(agent.handle, one.mref, one.secret, until, uncounted=True, quietly=True)
-                for one in claims
-            )
-        )
+        if held := [(one.mref, one.secret) for one in claims]:
+            await self._hot.put_back(agent.handle, held, now + HOLD, uncounted=True, quietly=True)
 
     async def _record_denied(self, row: Queued, now: datetime) -> None:
         await self._failures.record(
@@ -288,12 +283,12 @@ class Delivery:
         )
 
     async def _release(self, agent: Agent, held: Sequence[tuple[bytes, str]]) -> None:
-        """Let go of messages that nobody got; if the hot tier is away, their leases end by themselves.
+        """Give back messages that no recipient got, all in one step: nothing newer may be handed out between them.
 
-        Nothing newer may be handed out before them."""
-        with contextlib.suppress(Unavailable):
-            for mref, secret in held:
-                await self._hot.put_back(agent.handle, mref, secret, AT_ONCE, uncounted=True)
+        If the hot tier is away, their leases end by themselves."""
+        if held:
+            with contextlib.suppress(Unavailable):
+                await self._hot.put_back(agent.handle, held, AT_ONCE, uncounted=True)
 
     async def _settled_some(
         self, agent: Agent, unsettled: dict[bytes, str], now: datetime, wait: float

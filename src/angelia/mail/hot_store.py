@@ -113,21 +113,21 @@ class HotMail:
     async def put_back(
         self,
         recipient: str,
-        mref: bytes,
-        secret: str,
+        held: Sequence[tuple[bytes, str]],
         until: datetime,
         *,
         uncounted: bool = False,
         given: bool = False,
         quietly: bool = False,
-    ) -> bool:
-        """End a lease and leave the message alone until then; False when the lease was lost.
+    ) -> int:
+        """End leases, named by mref and secret, in one step, and leave the messages alone until then.
 
-        One that is `given` was in its recipient's hands: it cannot be withdrawn, though it may not count as an attempt.
-        Whoever waits is told, so that it looks in time, unless this is done `quietly`."""
+        Returns how many were still held. One that is `given` was in its recipient's hands: it cannot be withdrawn,
+        though it may not count as an attempt. A waiting poll is told, so that it looks in time, unless `quietly`."""
+        named: list[Word] = [part for mref, secret in held for part in (mref.hex(), secret)]
         said = "" if quietly else arrivals(recipient)
-        args: list[Word] = [mref.hex(), secret, _ms(until), int(uncounted), said, _GIVEN if given else ""]
-        return bool(await self._hot.run(_PUT_BACK, _keys(recipient), args))
+        args: list[Word] = [_ms(until), int(uncounted), said, _GIVEN if given else "", *named]
+        return int(await self._hot.run(_PUT_BACK, _keys(recipient), args))
 
     async def hold(self, recipient: str, mref: bytes, place: int, now: datetime, until: datetime) -> bool:
         """Keep a message back that nobody was ever given; False when somebody was."""
@@ -135,7 +135,7 @@ class HotMail:
 
     async def let_go(self, recipient: str, mref: bytes) -> None:
         """What was kept back has its place again, unless it is in somebody's hands by now."""
-        await self.put_back(recipient, mref, "", AT_ONCE)
+        await self.put_back(recipient, [(mref, "")], AT_ONCE)
 
     async def remove(self, recipient: str, mrefs: Sequence[bytes], words: Sequence[tuple[str, bytes]] = ()) -> None:
         """Forget messages that are gone from the ledger, and say on some topics what became of them."""

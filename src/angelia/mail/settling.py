@@ -161,7 +161,9 @@ class Settling:
             await self._bury(agent, nack, mref, lease, now)
             return PutBack(None)
         wait = back_off(lease.attempts) if nack.retry_after is None else nack.retry_after
-        if not await self._hot.put_back(agent.handle, mref, secret, now + wait, uncounted=not nack.counted, given=True):
+        if not await self._hot.put_back(
+            agent.handle, [(mref, secret)], now + wait, uncounted=not nack.counted, given=True
+        ):
             raise LeaseLost("the lease of this message is over", hint="it is handed out again by itself")
         return PutBack(now + wait)
 
@@ -169,7 +171,7 @@ class Settling:
         """Make a dead letter of a message. Its lease ends first, so that of several who say it only one is heard; a
         crash before the commit leaves it in the queue."""
         reason = nack.reason or "given back too often"
-        if not await self._hot.put_back(agent.handle, mref, nack.secret, now + _BURIAL):
+        if not await self._hot.put_back(agent.handle, [(mref, nack.secret)], now + _BURIAL):
             raise LeaseLost("the lease of this message is over", hint="it is handed out again by itself")
         async with self._ledger.transaction() as tx:
             row = (await store.lock(tx, [(agent.handle, nack.replay_key)])).get((agent.handle, nack.replay_key))
