@@ -51,7 +51,9 @@ class Verdict:
     overtaken: list[str]
     late: list[str]
     redelivered: int
-    after_failed_polls: int  # of these, how many only a poll that was answered with an error explains
+    after_failed_polls: (
+        int  # of these, how many only a poll that was answered with an error, as its server died, explains
+    )
 
     @property
     def violations(self) -> list[str]:
@@ -67,7 +69,8 @@ class History:
     handings: list[Handing] = field(default_factory=list)
     openings: list[Opening] = field(default_factory=list)
     unanswered: list[tuple[str, float]] = field(default_factory=list)  # polls: whose, and until when
-    failed: list[tuple[str, float]] = field(default_factory=list)  # polls that a dying server answered with an error
+    failed: list[tuple[str, float]] = field(default_factory=list)  # polls that were answered with an error: whose, when
+    deaths: list[tuple[float, float]] = field(default_factory=list)  # from when to when a server or hot tier was killed
     remarks: list[tuple[float, str]] = field(default_factory=list)  # what else happened, for the reader of a verdict
 
     def check(self, expired: Set[str], lease: float) -> Verdict:
@@ -102,7 +105,7 @@ class History:
                 pair = (newer.handing, older.handing)
                 if older.handing.attempt > 1 or self._was_leased(*pair, self.unanswered, lease):
                     redelivered += 1
-                elif self._was_leased(*pair, self.failed, lease):
+                elif self._was_leased(*pair, self._died_under(), lease):
                     redelivered += 1
                     after_failed_polls += 1
                 else:
@@ -112,6 +115,12 @@ class History:
                         + self._told(newer, older)
                     )
         return wrong, redelivered, after_failed_polls
+
+    def _died_under(self) -> list[tuple[str, float]]:
+        """Polls that were answered with an error while the server or the hot tier died: their leases stay."""
+        return [
+            (who, at) for who, at in self.failed if any(since <= at <= until + TRANSIT for since, until in self.deaths)
+        ]
 
     def _told(self, newer: Opening, older: Opening) -> str:
         """What happened between the two."""

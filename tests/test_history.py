@@ -57,6 +57,14 @@ def test_a_lost_answer_excuses_for_as_long_as_its_lease() -> None:
         assert len(seen.check(set(), 5).overtaken) == wrong
 
 
+def test_a_poll_that_failed_excuses_only_when_its_server_died() -> None:
+    for deaths, excused in (([(3.5, 3.9)], 1), ([(4.5, 5.0)], 0), ([(0.0, 1.0)], 0), ([], 0)):
+        seen = history((2, 5, 1), (1, 6, 1), acknowledged={1: 1, 2: 3}, tries={1: 0, 2: 2})
+        seen.failed, seen.deaths = [("bob", 4.0)], deaths
+        verdict = seen.check(set(), 5)
+        assert (len(verdict.overtaken), verdict.after_failed_polls) == (1 - excused, excused)
+
+
 def test_what_is_handed_out_after_its_end_is_late() -> None:
     seen = history((1, 5, 1), acknowledged={1: 1}, tries={1: 0})
     seen.handings = [Handing("bob", "1", 12.0, 0.0, 1), Handing("bob", "2", 1.0, 0.0, 1)]

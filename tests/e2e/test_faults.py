@@ -43,6 +43,7 @@ SENDERS, RECIPIENTS, WORKERS = 3, 2, 2
 LEASE = 5
 SHORT_LIFE = 4
 DISK_MB = 400
+DEATHS = {"kill server", "kill valkey", "tear"}  # after these a lease whose poll failed cannot be given back
 
 
 class Person(ABC):
@@ -78,8 +79,7 @@ class Person(ABC):
         return thread
 
     def observe(self, trip: Trip) -> None:
-        """One attempt of a request, as the client saw it. A poll that a dying server answers with an error may have
-        leased something, as one that it never answers."""
+        """One attempt of a request, as the client saw it."""
         failed = trip.status is None or trip.status >= 500
         if failed and trip.method == "GET" and trip.path == "/v1/messages":
             polls = self.history.unanswered if trip.status is None else self.history.failed
@@ -277,9 +277,12 @@ def _strike_again_and_again(
         for number in range(rounds):
             time.sleep(faults.chance.uniform(0.2, 0.7))
             kind = kinds[number % len(kinds)]
-            people[0].history.remarks.append((time.time(), f"{kind} began"))
+            history, began = people[0].history, time.time()
+            history.remarks.append((began, f"{kind} began"))
             faults.kinds[kind]()
-            people[0].history.remarks.append((time.time(), f"{kind} was over"))
+            history.remarks.append((time.time(), f"{kind} was over"))
+            if kind in DEATHS:
+                history.deaths.append((began, time.time()))
             back[kind].append(_until_served_again(server, kind, people))
         stop_sending.set()
         for thread in sending:
