@@ -308,14 +308,18 @@ def test_a_message_that_was_given_before_the_next_delivery_is_not_withdrawn_and_
     assert (outgoing(alice).status, outgoing(alice).withdraw_asked_at) == (Sent.QUEUED, None)
 
 
-def test_a_server_that_says_it_refused_a_message_is_asked_to_withdraw_it_too(
-    deceived: tuple[Person, Person], liar: Liar
-) -> None:
-    alice, bob = deceived
+def _send_what_is_taken_and_called_refused(alice: Person, bob: Person, liar: Liar) -> None:
     liar.lie("POST", "/v1/messages", lambda *_: problem(403, "authorization_denied"))
     with pytest.raises(Denied):
         alice.client.send(alice.mailbox, bob.name, b"pay 100")
     liar.honest()
+
+
+def test_a_server_that_says_it_refused_a_message_is_asked_to_withdraw_it_too(
+    deceived: tuple[Person, Person], liar: Liar
+) -> None:
+    alice, bob = deceived
+    _send_what_is_taken_and_called_refused(alice, bob, liar)
     alice.client.withdraw(alice.mailbox, outgoing(alice).replay_key)
     assert outgoing(alice).withdrawn
     assert bodies(bob) == []
@@ -325,10 +329,7 @@ def test_a_message_that_the_server_said_it_refused_is_settled_by_its_recipients_
     deceived: tuple[Person, Person], liar: Liar
 ) -> None:
     alice, bob = deceived
-    liar.lie("POST", "/v1/messages", lambda *_: problem(403, "authorization_denied"))
-    with pytest.raises(Denied):
-        alice.client.send(alice.mailbox, bob.name, b"pay 100")
-    liar.honest()
+    _send_what_is_taken_and_called_refused(alice, bob, liar)
     assert bodies(bob) == [b"pay 100"]
     assert [one.status for one in alice.client.update_outbox(alice.mailbox).told] == [Sent.DELIVERED]
 

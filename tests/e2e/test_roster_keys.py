@@ -99,15 +99,21 @@ def test_a_removed_reader_who_names_a_far_version_locks_nobody_out(people: Peopl
     bob.says(channel, "and here")
 
 
+def _with_publishers(owner: Talker, reader: Talker, *publishers: Talker) -> str:
+    """A channel with a message, which the reader and the first of the publishers have subscribed to."""
+    channel = owner.creates(Policy.ALLOWLIST, reader)
+    for one in publishers:
+        owner.client.allow(owner.mailbox, channel, one.name, may_publish=True)
+    for one in (reader, publishers[0]):
+        one.subscribes(channel)
+    owner.says(channel, "one")
+    return channel
+
+
 def test_a_removed_members_word_on_its_old_key_is_believed_by_nobody(people: People, sql: Sql) -> None:
     """Bob hears of the removal before the key reaches him; the ledger calls it the present one again."""
     alice, bob, carol, mallory = (people(name) for name in ("alice", "bob", "carol", "mallory"))
-    channel = alice.creates(Policy.ALLOWLIST, mallory)
-    for one in (bob, carol):
-        alice.client.allow(alice.mailbox, channel, one.name, may_publish=True)
-    for one in (mallory, bob):
-        one.subscribes(channel)
-    alice.says(channel, "one")
+    channel = _with_publishers(alice, mallory, bob, carol)
     assert mallory.hears(channel) == ["one"]
     before = alice.client.find_channel(alice.mailbox, channel)
     carol.client.find_channel(carol.mailbox, channel)
@@ -195,12 +201,7 @@ def test_a_member_who_meets_the_channel_after_a_removal_seals_under_no_key_of_be
 ) -> None:
     """The relay keeps the removal from bob, who gives dave the key of before; the ledger calls it the present one."""
     alice, bob, dave, mallory = (people(name) for name in ("alice", "bob", "dave", "mallory"))
-    channel = alice.creates(Policy.ALLOWLIST, mallory)
-    for one in (bob, dave):
-        alice.client.allow(alice.mailbox, channel, one.name, may_publish=True)
-    for one in (mallory, bob):
-        one.subscribes(channel)
-    alice.says(channel, "one")
+    channel = _with_publishers(alice, mallory, bob, dave)
     assert bob.hears(channel) == mallory.hears(channel) == ["one"]
     through(liar, bob)
     before, old = alice.client.find_channel(alice.mailbox, channel), pinned(bob, channel)

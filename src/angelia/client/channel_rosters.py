@@ -25,6 +25,7 @@ from angelia.mailbox.notices import Kind
 Members: TypeAlias = Iterable[Member]
 Change: TypeAlias = Callable[[Roster], tuple[Policy, Members]]
 _TRIES = 5
+_NOT_NOW = "could not be signed with your present pair now"
 # As many rosters are signed in a row for a server that was put back from an old copy.
 MOST_AHEAD = 1_000
 
@@ -206,7 +207,7 @@ def resign_rosters(mailbox: Mailbox) -> Call[int]:
     try:
         former = mailbox.rosters.signed_by_former()
     except (AngeliaError, OSError) as error:
-        _put_off(mailbox, "the rosters of your channels", error)
+        sealed.put_off(mailbox, f"the rosters of your channels {_NOT_NOW}", error)
         return 0
     for roster in former:
         try:
@@ -216,14 +217,8 @@ def resign_rosters(mailbox: Mailbox) -> Call[int]:
         except NotFound:
             mailbox.rosters.forget(roster.channel_id)  # the channel was deleted, by the server's word
         except (AngeliaError, OSError) as error:
-            _put_off(mailbox, f"the roster of {roster.name}", error)
+            sealed.put_off(mailbox, f"the roster of {roster.name} {_NOT_NOW}", error)
     return done
-
-
-def _put_off(mailbox: Mailbox, what: str, error: AngeliaError | OSError) -> None:
-    mailbox.own.put_off(now())
-    why = error.message if isinstance(error, AngeliaError) else error.strerror or str(error)
-    mailbox.notices.tell(Kind.WARNING, f"{what} could not be signed with your present pair now: {why}")
 
 
 def _roster_of_another(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:

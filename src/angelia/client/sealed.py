@@ -118,10 +118,15 @@ def tend_keys(mailbox: Mailbox) -> Call[None]:
     except (AngeliaError, OSError) as error:
         if plan is not None and own.unsettled() is None:
             return  # another process was faster
-        own.put_off(now())
-        why = error.message if isinstance(error, AngeliaError) else error.strerror or str(error)
         told = "this agent's keys could not be renewed now" if plan is None else f"{_named(plan)} is not published yet"
-        mailbox.notices.tell(Kind.WARNING, f"{told}: {why}")
+        put_off(mailbox, told, error)
+
+
+def put_off(mailbox: Mailbox, told: str, error: AngeliaError | OSError) -> None:
+    """Leave the agent's keys alone for a while, and tell what could not be done now and why."""
+    mailbox.own.put_off(now())
+    why = error.message if isinstance(error, AngeliaError) else error.strerror or str(error)
+    mailbox.notices.tell(Kind.WARNING, f"{told}: {why}")
 
 
 def rotate_keys(
