@@ -83,6 +83,21 @@ async def test_a_file_keeps_every_checkpoint_and_finds_a_chain_that_was_signed_a
     ]
 
 
+async def test_two_forms_of_one_checkpoint_are_found_whichever_the_ledger_has(
+    ledger: Ledger, node: NodeKey, connection: asyncpg.Connection, tmp_path: Path
+) -> None:
+    witness = FileWitness(tmp_path / "elsewhere", begins=True)
+    await seal(ledger, node, NOW)
+    await Handing(node, witness).hand_over(NOW)
+    await rebuild(connection, node, ledger, tmp_path)
+    await seal(ledger, node, NOW + timedelta(minutes=6), count=1)
+    last = node.checkpoint()
+    assert last is not None
+    witness.take(node.public_key, last)
+    found = (await verify(ledger, node, witness)).broken
+    assert (3, "was shown to the witness in two forms") in [(fault.position, fault.what) for fault in found]
+
+
 async def test_a_file_that_a_power_cut_tore_goes_on_behind_the_tear(
     ledger: Ledger, node: NodeKey, tmp_path: Path
 ) -> None:
