@@ -16,7 +16,7 @@ import asyncpg
 import msgspec
 
 from angelia.envelope import sealing
-from angelia.envelope.media import MEDIA_TYPE
+from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.sealing import EpochKey, Post
 from angelia.stores.embedded.datadir import Runtime
 from fleet import Line, Member, enroll, server

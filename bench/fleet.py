@@ -28,7 +28,7 @@ from angelia.envelope.kem import KemPrivateKey
 from angelia.envelope.sealing import Letter
 from angelia.envelope.signing import SigningPair
 from angelia.envelope.wire import Envelope
-from angelia.guard import profile
+from angelia.guard import http_signature
 from angelia.keys.service import Keys
 from angelia.keys.store import HotBundles
 from angelia.policy.service import Policy
@@ -115,9 +115,9 @@ class Member:
         """A whole signed HTTP/1.1 request."""
         authority = urlsplit(url).netloc
         path, _, query = target.partition("?")
-        signed = profile.Target(method, authority, path, query, profile.digest(body))
+        signed = http_signature.Target(method, authority, path, query, http_signature.digest(body))
         nonce = secrets.token_urlsafe(18)
-        headers = profile.sign(self.key, self.key_id, signed, created=int(time.time()), nonce=nonce)
+        headers = http_signature.sign(self.key, self.key_id, signed, created=int(time.time()), nonce=nonce)
         headers |= {"host": authority, "content-length": str(len(body))}
         if body:
             headers["content-type"] = content_type

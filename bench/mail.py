@@ -27,7 +27,7 @@ import msgspec
 
 from angelia.envelope import sealing
 from angelia.envelope.ids import bucket_of
-from angelia.envelope.media import MEDIA_TYPE
+from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.receipts import Receipt, ReceiptStatus, receipt_document, sign_receipt
 from angelia.envelope.wire import Envelope
 from angelia.stores.embedded.datadir import Runtime

@@ -19,8 +19,8 @@ import polars as pl
 
 from angelia.pipeline.analytics.receipts import latencies
 from angelia.pipeline.jobs.analytics import analytics
+from angelia.pipeline.jobs.job_context import Work
 from angelia.pipeline.jobs.simulate import simulate
-from angelia.pipeline.jobs.work import Work
 from angelia.pipeline.lake import listing
 from angelia.pipeline.lake.tables import RECEIPTS
 from angelia.pipeline.session import Where, session

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.archive_receipts import archive_receipts
-from angelia.pipeline.jobs.work import Work
+from angelia.pipeline.jobs.job_context import Work
 from angelia.pipeline.lake.tables import RECEIPTS
 from angelia.pipeline.session import Where, session
 from angelia.pipeline.sources import ledger

@@ -24,10 +24,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from angelia.agents.service import Agents
 from angelia.envelope.ids import KeyType, key_id
-from angelia.guard import profile
+from angelia.guard import http_signature
 from angelia.guard.blocks import Blocks
 from angelia.guard.declarations import Access, Answer, Call, Route, clock
-from angelia.guard.limiter import Limiter
+from angelia.guard.rate_limiter import Limiter
 from angelia.guard.service import Guard
 from angelia.guard.tokens import Tokens
 from angelia.http import logs
@@ -66,9 +66,9 @@ def main(*, quick: bool) -> list[Result]:
 
 
 def _signed(key: Ed25519PrivateKey) -> bytes:
-    target = profile.Target("GET", AUTHORITY, "/v1/signed", "", profile.digest(b""))
+    target = http_signature.Target("GET", AUTHORITY, "/v1/signed", "", http_signature.digest(b""))
     id_ = key_id(KeyType.ED25519, key.public_key().public_bytes_raw())
-    headers = profile.sign(key, id_, target, created=int(time.time()), nonce=secrets.token_urlsafe(18))
+    headers = http_signature.sign(key, id_, target, created=int(time.time()), nonce=secrets.token_urlsafe(18))
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return f"GET /v1/signed HTTP/1.1\r\nhost: {AUTHORITY}\r\n{lines}\r\n".encode()
 

@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 
 from angelia.audit import service
 from angelia.audit.service import Audit
-from angelia.keys.node import load_or_make
+from angelia.keys.node_key import load_or_make
 from angelia.pipeline.lake.tables import AUDIT
 from angelia.stores.ledger import Ledger
 from angelia.stores.objects import Objects

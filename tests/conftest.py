@@ -21,7 +21,7 @@ from hypothesis import settings as hypothesis_settings
 from angelia import settings as angelia_settings
 from angelia.app import Application, prepare, sealing
 from angelia.audit.service import Audit
-from angelia.keys.node import NodeIdentity, load_or_make
+from angelia.keys.node_key import NodeIdentity, load_or_make
 from angelia.mail import receipts_store
 from angelia.settings import OUR_OWN, Loaded, Settings, with_values
 from angelia.stores import migrations

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from angelia.guard.blocks import Blocks
 from angelia.guard.declarations import Route
-from angelia.guard.limiter import Limiter
 from angelia.guard.model import parse_networks
+from angelia.guard.rate_limiter import Limiter
 from angelia.guard.service import Guard
 from angelia.http.edge import Edge
 from angelia.settings import Settings

@@ -6,7 +6,7 @@ import dataclasses
 
 from angelia.envelope import sealing, wire
 from angelia.envelope.wire import Envelope
-from angelia.mailbox.box import Mailbox
+from angelia.mailbox.mailbox import Mailbox
 
 
 def forged(envelope: Envelope, sender: Mailbox, **changes: object) -> bytes:

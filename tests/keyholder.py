@@ -19,6 +19,7 @@ from angelia.envelope.bundles import Bundle, KemEntry, Link, Listed, OneTimeKey,
 from angelia.envelope.ids import KeyType
 from angelia.envelope.kem import KemPrivateKey
 from angelia.envelope.signing import SigningPair
+from angelia.keys.bundle_succession import Emergency
 from angelia.keys.model import (
     BundleAnswer,
     Reason,
@@ -32,7 +33,6 @@ from angelia.keys.model import (
 from angelia.keys.schedules import Schedules
 from angelia.keys.service import Keys, Published
 from angelia.keys.store import HotBundles
-from angelia.keys.succession import Emergency
 from angelia.policy.service import Policy
 from angelia.stores.ledger import Ledger
 from angelia.stores.wake import Wake

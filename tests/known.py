@@ -11,7 +11,7 @@ import asyncpg
 from angelia.pipeline.jobs.archive_audit import archive_audit
 from angelia.pipeline.jobs.archive_receipts import archive_receipts
 from angelia.pipeline.jobs.archive_sessions import IDLE, archive_sessions
-from angelia.pipeline.jobs.work import Work
+from angelia.pipeline.jobs.job_context import Work
 from angelia.settings import Settings
 from chained import chained
 from filled import NOW, OLD, fill

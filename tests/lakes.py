@@ -7,7 +7,7 @@ from datetime import date, timedelta
 
 import pyarrow as pa
 
-from angelia.pipeline.jobs.work import midnight
+from angelia.pipeline.jobs.job_context import midnight
 from angelia.pipeline.lake import commit
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.tables import DAY, Table

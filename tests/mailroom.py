@@ -10,10 +10,10 @@ from uuid import UUID
 import httpx
 import msgspec
 
-from angelia.envelope import jsonform, sealing
+from angelia.envelope import json_form, sealing
 from angelia.envelope.ids import KeyType
 from angelia.envelope.kem import KemPublicKey
-from angelia.envelope.media import MEDIA_TYPE
+from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.receipts import Receipt, ReceiptStatus, receipt_document, sign_receipt
 from angelia.envelope.sealing import Letter
 from angelia.envelope.wire import Envelope
@@ -52,7 +52,7 @@ class Correspondent(KeyHolder):
 
     async def mail(self, server: Server, envelope: Envelope) -> httpx.Response:
         """Send an envelope in its JSON form."""
-        return await server.send_signed(self, "POST", "/v1/messages", jsonform.encode(envelope))
+        return await server.send_signed(self, "POST", "/v1/messages", json_form.encode(envelope))
 
     async def mail_binary(self, server: Server, wire: bytes) -> httpx.Response:
         headers = {**self.signed("POST", "/v1/messages", wire), "content-type": MEDIA_TYPE}
@@ -71,7 +71,7 @@ class Correspondent(KeyHolder):
         assert answer.status_code == 200, answer.text
         return [
             Got(
-                jsonform.decode(msgspec.json.encode(one["envelope"]), 2_592_000),
+                json_form.decode(msgspec.json.encode(one["envelope"]), 2_592_000),
                 one["replay_key"],
                 one["lease_token"],
                 one["attempt"],

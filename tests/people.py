@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from angelia.client import Client
-from angelia.client.attempts import Failed, Outcome, Send, Step
+from angelia.client.transport import Failed, Outcome, Send, Step
 from angelia.envelope.bundles import Bundle
 from angelia.mailbox import identity
-from angelia.mailbox.box import Mailbox
+from angelia.mailbox.mailbox import Mailbox
 
 NO_LIMITS = "register=off,identity=off,keys=off,bundles=off,send=off,receive=off"
 

@@ -25,26 +25,26 @@ from angelia.guard.blocks import Blocks
 from angelia.guard.service import Guard
 from angelia.guard.tokens import Tokens, new_text, token_row
 from angelia.http.edge import Edge
-from angelia.keys import provider
+from angelia.keys import master_key
 from angelia.keys import routes as key_routes
-from angelia.keys.fields import Fields
+from angelia.keys.bundle_succession import Emergency
+from angelia.keys.field_encryption import Fields
 from angelia.keys.model import Reason, unix_ms
-from angelia.keys.node import load_or_make
+from angelia.keys.node_key import load_or_make
 from angelia.keys.schedules import Schedules
 from angelia.keys.service import Keys
 from angelia.keys.store import HotBundles
-from angelia.keys.succession import Emergency
 from angelia.mail import receipt_routes
 from angelia.mail import routes as mail_routes
+from angelia.mail.acknowledgement import PutBack, Settled, Settling, new_ack, new_nack
 from angelia.mail.dead_letters import DeadLetters
 from angelia.mail.delivery import Delivery, Handed, Wanted
 from angelia.mail.hot_store import HotMail
 from angelia.mail.model import Queued, ReceiptRow
 from angelia.mail.receipts import Receipts
 from angelia.mail.service import Mail, Sent
-from angelia.mail.settling import PutBack, Settled, Settling, new_ack, new_nack
-from angelia.mail.under_way import UnderWay
-from angelia.mail.upkeep import Upkeep
+from angelia.mail.ticks import Upkeep
+from angelia.mail.withdrawal import UnderWay
 from angelia.policy import routes as policy_routes
 from angelia.policy.service import Policy
 from angelia.policy.store import HotRates
@@ -190,7 +190,7 @@ def edge(office: PostOffice, directory: Path, ttl_max: int = TTL_MAX) -> Edge:
     """The office's routes behind a guard, with those that a correspondent needs beside them."""
     settings = Settings(limits=NO_LIMITS, data_dir=directory)
     tokens, blocks = Tokens(office.ledger, office.agents), Blocks(office.ledger, office.hot)
-    schedules = Schedules(office.ledger, office.keys, Fields(provider.make(directory / "master.key")), office.wake)
+    schedules = Schedules(office.ledger, office.keys, Fields(master_key.make(directory / "master.key")), office.wake)
     routes = [
         *agent_routes.routes(office.agents, show_email=False),
         *guard_routes.routes(tokens, blocks),

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from angelia.app import Application
 from angelia.envelope.ids import KeyType, key_id
-from angelia.guard import profile
+from angelia.guard import http_signature
 
 HOST = "localhost:8080"
 
@@ -46,8 +46,10 @@ class Agent:
         keyid: UUID | None = None,
     ) -> dict[str, str]:
         parts = urlsplit(url)
-        target = profile.Target(method, authority or self.authority, parts.path, parts.query, profile.digest(body))
-        headers = profile.sign(
+        target = http_signature.Target(
+            method, authority or self.authority, parts.path, parts.query, http_signature.digest(body)
+        )
+        headers = http_signature.sign(
             self.key,
             keyid or self.key_id,
             target,

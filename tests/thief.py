@@ -11,8 +11,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from angelia.envelope.sealing import ChannelKey, EpochKey
-from angelia.mailbox.box import Mailbox
 from angelia.mailbox.database import FILE
+from angelia.mailbox.mailbox import Mailbox
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 CHANNEL = uuid4()

@@ -14,16 +14,16 @@ import msgspec
 import structlog
 from starlette.types import Receive, Scope, Send
 
-from angelia import environment
+from angelia import command_path
 from angelia.agents import routes as agent_routes
 from angelia.agents.service import Agents
 from angelia.audit import routes as audit_routes
+from angelia.audit.archive_backlog import Leaving
 from angelia.audit.failures import Failures
 from angelia.audit.failures_store import Counts
-from angelia.audit.leaving import Leaving
 from angelia.audit.service import Audit, event, record
-from angelia.audit.witness import Handing, witness_at
-from angelia.audit.witnessed import Witnessed
+from angelia.audit.witness_client import Handing, witness_at
+from angelia.audit.witness_service import Witnessed
 from angelia.channels import message_routes, roster_routes
 from angelia.channels import routes as channel_routes
 from angelia.channels.admission import Admission
@@ -32,18 +32,18 @@ from angelia.channels.publishing import Publishing
 from angelia.channels.reading import Readers
 from angelia.channels.rosters import Rosters
 from angelia.channels.service import Channels
-from angelia.envelope import support
+from angelia.envelope import crypto_support
 from angelia.errors import DiskFull, StartFailed, Unavailable
 from angelia.guard import routes as guard_routes
 from angelia.guard import store as guard_store
 from angelia.guard.blocks import Blocks
 from angelia.guard.declarations import Route, clock
-from angelia.guard.limiter import Limiter
 from angelia.guard.model import Caller, Role, parse_address, parse_networks
+from angelia.guard.rate_limiter import Limiter
 from angelia.guard.routes import MadeToken
 from angelia.guard.service import Guard
 from angelia.guard.tokens import Tokens, new_text, token_row
-from angelia.http import documents, operations
+from angelia.http import documents, monitoring
 from angelia.http.edge import Edge
 from angelia.jobs import (
     audit_partitions,
@@ -68,23 +68,23 @@ from angelia.jobs import (
     sent_ids,
 )
 from angelia.jobs.ticks import Ticks
-from angelia.keys import provider
+from angelia.keys import master_key
 from angelia.keys import routes as key_routes
-from angelia.keys.fields import Fields, settle_master_key
-from angelia.keys.node import NodeIdentity, NodeKey
+from angelia.keys.field_encryption import Fields, settle_master_key
+from angelia.keys.node_key import NodeIdentity, NodeKey
 from angelia.keys.schedules import Schedules
 from angelia.keys.service import Keys
 from angelia.keys.store import HotBundles
 from angelia.mail import receipt_routes
 from angelia.mail import routes as mail_routes
+from angelia.mail.acknowledgement import Settling
 from angelia.mail.dead_letters import DeadLetters
 from angelia.mail.delivery import Delivery
 from angelia.mail.hot_store import HotMail
 from angelia.mail.receipts import Receipts
 from angelia.mail.service import Mail
-from angelia.mail.settling import Settling
-from angelia.mail.under_way import UnderWay
-from angelia.mail.upkeep import Upkeep
+from angelia.mail.ticks import Upkeep
+from angelia.mail.withdrawal import UnderWay
 from angelia.policy import routes as policy_routes
 from angelia.policy.service import Policy
 from angelia.policy.store import HotRates
@@ -117,8 +117,8 @@ async def prepare(loaded: Loaded, data_dir: Path, node: NodeIdentity, *, rotate_
     assert settings.database_url, "the server has given or embedded stores by now"
     _refuse_nameless(settings)
     try:
-        support.require()
-    except support.UnsupportedCryptography as error:
+        crypto_support.require()
+    except crypto_support.UnsupportedCryptography as error:
         raise StartFailed(error.message, hint=error.hint) from error
     _refuse_full(_disk(loaded, data_dir))
     try:
@@ -165,7 +165,7 @@ def _refuse_open_to_all(loaded: Loaded, *, open_mode: bool) -> None:
     settings = loaded.settings
     if open_mode and settings.reachable and not settings.insecure:
         # Not by way of a start on loopback: that would leave rules behind which allow everything.
-        prefix = environment.own()
+        prefix = command_path.own()
         command = f"{prefix}/bin/angelia" if prefix else "angelia"
         command = f"{command} token create --role admin --offline"
         if loaded.origins["data_dir"] != "default":
@@ -317,7 +317,7 @@ class Slices:
         settings = loaded.settings
         assert settings.database_url
         assert settings.redis_url
-        fields = Fields(provider.load(_master_key_file(settings, data_dir)))
+        fields = Fields(master_key.load(_master_key_file(settings, data_dir)))
         ledger = await Ledger.open(settings.database_url, settings.database_pool, _disk(loaded, data_dir))
         hot = HotTier(settings.redis_url, settings.redis_pool, shared=loaded.origins["redis_url"] != OUR_OWN)
         agents = Agents(ledger)
@@ -385,7 +385,7 @@ class Slices:
             *message_routes.routes(self.publishing, self.readers, settings.max_ttl_seconds),
             *audit_routes.routes(self.audit, Witnessed(self.ledger)),
             *run_routes.routes(self.runs),
-            *operations.routes(self.ledger, self.hot, loaded, worker),
+            *monitoring.routes(self.ledger, self.hot, loaded, worker),
         ]
         routes += documents.routes(routes)
         rules = {route.rule.name: route.rule for route in routes if route.rule}

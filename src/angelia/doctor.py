@@ -23,7 +23,7 @@ import asyncpg
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from angelia.envelope import support
+from angelia.envelope import crypto_support
 from angelia.errors import AngeliaError, StartFailed
 from angelia.mail import receipts
 from angelia.mail.model import Waiting
@@ -89,8 +89,8 @@ def _python() -> Finding:
 
 def _cryptography() -> Finding:
     try:
-        support.require()
-    except support.UnsupportedCryptography as error:
+        crypto_support.require()
+    except crypto_support.UnsupportedCryptography as error:
         return Finding("cryptography", State.FAIL, error.message, error.hint)
     return Finding("cryptography", State.OK, f"{version('cryptography')} with ML-KEM and ML-DSA")
 
@@ -115,8 +115,8 @@ def _data_directory(data_dir: DataDir, running: Runtime | None) -> Finding:
 
 
 def _disk(data_dir: DataDir) -> Finding:
-    places = (data_dir.postgres, data_dir.path, *data_dir.path.parents)
-    place = next(place for place in places if os.access(place, os.F_OK))
+    archive_locations = (data_dir.postgres, data_dir.path, *data_dir.path.parents)
+    place = next(place for place in archive_locations if os.access(place, os.F_OK))
     return judge_disk(place, shutil.disk_usage(place).free)
 
 
@@ -264,11 +264,11 @@ def _refusal(settings: Settings) -> Finding | None:
         return None
     from deltalake.exceptions import DeltaError
 
-    from angelia.pipeline.lake import places, simulated
-    from angelia.pipeline.lake.probe import check_answers
+    from angelia.pipeline.lake import archive_locations, simulated
+    from angelia.pipeline.lake.write_probe import check_answers
 
     try:
-        objects = places.own(settings)
+        objects = archive_locations.own(settings)
         check_answers(objects)
         simulated.only_real(objects, settings, "archive receipts")
         simulated.only_one_kind(objects, settings, *simulated.mixed(objects))

@@ -19,19 +19,19 @@ from datetime import timedelta
 from types import FrameType
 
 import angelia
-from angelia import app, environment
+from angelia import app, command_path
+from angelia.audit_sealer import Sealer
 from angelia.guard.routes import MadeToken
 from angelia.http import logs
-from angelia.keys.node import load_or_make
+from angelia.keys.node_key import load_or_make
 from angelia.listener import bind, local_url
-from angelia.scheduled import Schedule
-from angelia.sealer import Sealer
+from angelia.pipeline_schedule import Schedule
 from angelia.settings import OUR_OWN, Loaded, Settings, with_values
 from angelia.stores.embedded import EmbeddedStores, ledger_alone
 from angelia.stores.embedded.datadir import DataDir, Runtime
 from angelia.stores.embedded.owner import Owner
 from angelia.stores.embedded.private import make_private_directory
-from angelia.workers import Shared, Workers
+from angelia.worker_pool import Shared, Workers
 
 _LOG = logging.getLogger("angelia.server")
 _TICK_SECONDS = 0.25
@@ -265,7 +265,7 @@ def _greet(loaded: Loaded, *, open_mode: bool) -> None:
 
 def _before_the_next(loaded: Loaded) -> Iterator[str]:
     """What another terminal needs to find `angelia`, when it is not on the path, and this server and its token."""
-    if prefix := environment.own():
+    if prefix := command_path.own():
         yield f". {prefix}/bin/activate"
     if loaded.origins["data_dir"] != "default":
         yield f"export ANGELIA_DATA_DIR={shlex.quote(str(loaded.settings.data_dir.expanduser().resolve()))}"

@@ -79,7 +79,7 @@ def run(handover: Handover, report: StartReport) -> None:
     from angelia import app
     from angelia.http import logs
     from angelia.http.protocol import BoundedProtocol
-    from angelia.keys.node import NodeIdentity
+    from angelia.keys.node_key import NodeIdentity
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -17,7 +17,7 @@ from angelia.audit import service, store
 from angelia.audit.model import ERASED, Event, Signed, StoredEvent, Verdict, Verifier
 from angelia.audit.service import SEAL_BATCH, Audit
 from angelia.errors import NotFound
-from angelia.keys.node import NodeKey, load_or_make
+from angelia.keys.node_key import NodeKey, load_or_make
 from angelia.stores.ledger import Ledger
 from support import Server
 

@@ -25,10 +25,10 @@ from angelia.envelope.wire import TTL_MAX
 from angelia.guard.blocks import Blocks
 from angelia.guard.service import Guard
 from angelia.guard.tokens import Tokens
-from angelia.keys import provider
+from angelia.keys import master_key
 from angelia.keys import routes as key_routes
-from angelia.keys.fields import Fields
-from angelia.keys.node import load_or_make
+from angelia.keys.field_encryption import Fields
+from angelia.keys.node_key import load_or_make
 from angelia.keys.schedules import Schedules
 from angelia.keys.service import Keys
 from angelia.keys.store import HotBundles
@@ -100,7 +100,7 @@ async def server(
     ledger, agents = slices.ledger, slices.agents
     settings = Settings(limits=LIMITS, data_dir=tmp_path)
     tokens, blocks = Tokens(ledger, agents), Blocks(ledger, hot)
-    schedules = Schedules(ledger, slices.keys, Fields(provider.make(tmp_path / "master.key")), slices.wake)
+    schedules = Schedules(ledger, slices.keys, Fields(master_key.make(tmp_path / "master.key")), slices.wake)
     routes = [
         *agent_routes.routes(agents, show_email=False),
         *key_routes.routes(slices.keys, schedules, load_or_make(tmp_path / "node.key")),

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import httpx
 import msgspec
 
-from angelia.envelope import jsonform, media
+from angelia.envelope import json_form, media_type
 from angelia.envelope.rosters import Member as Listed
 from angelia.envelope.rosters import Roster, roster_document, sign_roster
 from angelia.envelope.sealing import EpochKey, Post, seal_post, unseal_post
@@ -94,11 +94,11 @@ class Member(KeyHolder):
     async def publishes(self, envelope: Envelope, channel: UUID | None = None) -> httpx.Response:
         """By default in the channel that it was sealed for."""
         url = f"/v1/channels/{channel or envelope.header.channel_id}/publish"
-        return await self.server.send_signed(self, "POST", url, jsonform.encode(envelope))
+        return await self.server.send_signed(self, "POST", url, json_form.encode(envelope))
 
     async def publishes_bytes(self, envelope: Envelope) -> httpx.Response:
         url = f"/v1/channels/{envelope.header.channel_id}/publish"
-        headers = self.signed("POST", url, envelope.wire) | {"content-type": media.MEDIA_TYPE}
+        headers = self.signed("POST", url, envelope.wire) | {"content-type": media_type.MEDIA_TYPE}
         return await self.server.request("POST", url, content=envelope.wire, headers=headers)
 
     async def says(self, channel: UUID, key: EpochKey, body: bytes = b"hello", **other: object) -> int:
@@ -113,7 +113,7 @@ class Member(KeyHolder):
     async def hears(self, channel: UUID, key: EpochKey, query: str = "?max_messages=100") -> list[tuple[int, bytes]]:
         """What it reads, opened."""
         found = await self.reads(channel, query)
-        envelopes = [(one["offset"], jsonform.from_fields(one["envelope"])) for one in found["messages"]]
+        envelopes = [(one["offset"], json_form.from_fields(one["envelope"])) for one in found["messages"]]
         return [(offset, unseal_post(envelope, channel, key)) for offset, envelope in envelopes]
 
     async def commits(self, channel: UUID, offset: int, *, status: int = 200) -> Any:

@@ -15,7 +15,7 @@ import pytest
 
 from angelia.channels import reading
 from angelia.channels.reading import Wanted
-from angelia.envelope import jsonform, wire
+from angelia.envelope import json_form, wire
 from angelia.envelope.ids import KeyType
 from angelia.envelope.refusals import OpenFailed
 from angelia.envelope.sealing import EpochKey, Letter, seal, unseal_post
@@ -471,7 +471,7 @@ async def event(lines: AsyncIterator[str], channel: UUID, key: EpochKey) -> tupl
             id_ = line[4:]
         if line.startswith("data: "):
             said = json.loads(line[6:])
-            return id_, unseal_post(jsonform.from_fields(said["envelope"]), channel, key)
+            return id_, unseal_post(json_form.from_fields(said["envelope"]), channel, key)
     raise AssertionError("the stream ended")
 
 
@@ -488,7 +488,7 @@ async def test_the_old_key_does_not_open_what_comes_after_a_removal(alice: Membe
     # Even with the bytes in hand.
     found = (await carol.reads(channel))["messages"][0]["envelope"]
     with pytest.raises(OpenFailed):
-        unseal_post(jsonform.from_fields(found), channel, old)
+        unseal_post(json_form.from_fields(found), channel, old)
 
 
 def seal_again(envelope: Envelope, **halves: bytes) -> Envelope:

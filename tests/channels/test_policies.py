@@ -141,7 +141,7 @@ async def test_the_owner_sets_keys_also_where_rules_do_not_let_it_publish(
 async def test_another_policy_drops_whom_it_does_not_allow_and_closes_the_epoch(
     alice: Member, bob: Member, carol: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("angelia.channels.removal.BATCH", 1)
+    monkeypatch.setattr("angelia.channels.member_removal.BATCH", 1)
     channel, key = await alice.keyed()
     for one in (alice, bob, carol):
         await one.subscribes(channel)

@@ -72,7 +72,7 @@ async def test_many_who_lose_their_rights_are_dropped_in_batches(
     alice: Member, bob: Member, carol: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("angelia.channels.rosters.BATCH", 1)
-    monkeypatch.setattr("angelia.channels.removal.BATCH", 1)
+    monkeypatch.setattr("angelia.channels.member_removal.BATCH", 1)
     first = await alice.makes_signed(READS, Listed("carol", may_publish=False, may_subscribe=True))
     channel = first.channel_id
     await alice.rekeys(channel, 1)

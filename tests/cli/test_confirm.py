@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from angelia.cli import confirm
+from angelia.cli.command_context import Session
 from angelia.cli.confirm import Declined, Deed
 from angelia.cli.errors import ConfirmationRequired
 from angelia.cli.flags import Shared
 from angelia.cli.output import Manner, Output
-from angelia.cli.session import Session
 from cli.running import Angelia, Ended
 from cli.test_output import Terminal
 from client.recorder import Recorder

@@ -9,8 +9,8 @@ import pytest
 
 from angelia.cli.errors import exit_code, nearest, of_system, report
 from angelia.cli.output import Manner
-from angelia.client.faults import Unreachable, fault
-from angelia.client.wire import Response
+from angelia.client.api_errors import Unreachable, fault
+from angelia.client.exchange import Response
 from angelia.errors import AngeliaError, AuditBroken, NotFound, SettingsError
 
 

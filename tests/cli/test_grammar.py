@@ -8,9 +8,9 @@ import click
 import pytest
 
 from angelia.cli import main
+from angelia.cli.command_context import Session
 from angelia.cli.flags import Needs
 from angelia.cli.grammar import Entry, Noun, Root, Verb
-from angelia.cli.session import Session
 from cli.running import Angelia
 
 thing = Noun("thing", "try the grammar")

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from angelia.envelope import jsonform, wire
+from angelia.envelope import json_form, wire
 from angelia.envelope.sealing import Control
 from angelia.mailbox import bundle_file, identity
-from angelia.mailbox.box import Mailbox
+from angelia.mailbox.mailbox import Mailbox
 from cli.running import Angelia, Ended
 from client.recorder import Recorder
 
@@ -487,7 +487,7 @@ def test_a_control_message_is_stored_for_the_sdk_and_never_shown(desk: Desk) -> 
 
 def test_an_old_copy_in_json_is_known_to_have_been_opened(desk: Desk) -> None:
     letter = desk.letter(age=timedelta(seconds=200))
-    (desk.shell / "letter.json").write_bytes(jsonform.encode(wire.decode(letter.read_bytes())))
+    (desk.shell / "letter.json").write_bytes(json_form.encode(wire.decode(letter.read_bytes())))
     assert desk.bob("mail", "open", "letter.json").code == 0
     desk.clock(timedelta(seconds=200))
     for name in ("letter.json", "letter.agl"):

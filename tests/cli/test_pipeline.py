@@ -25,9 +25,9 @@ from angelia.cli.output import Manner, Output
 from angelia.cli.pipeline import run as run_verb
 from angelia.cli.pipeline_progress import Shown, Stage
 from angelia.errors import AuditBroken
-from angelia.pipeline import installing, runs
+from angelia.pipeline import install_hint, runs
 from angelia.pipeline.jobs.catalog import JOBS
-from angelia.pipeline.jobs.work import Report, Work
+from angelia.pipeline.jobs.job_context import Report, Work
 from angelia.pipeline.lake.commit import Mark, commit, opened
 from angelia.pipeline.lake.tables import RECEIPTS
 from angelia.pipeline.lake.writer import Files
@@ -158,7 +158,7 @@ def test_without_its_packages_it_says_how_to_get_them(angelia: Angelia, monkeypa
 
 
 def test_an_installation_without_a_clone_is_told_to_make_one(tmp_path: Path) -> None:
-    assert installing.command(tmp_path) == f"in your clone of Angelia: {sys.executable} -m pip install '.[pipeline]'"
+    assert install_hint.command(tmp_path) == f"in your clone of Angelia: {sys.executable} -m pip install '.[pipeline]'"
 
 
 # Runs.

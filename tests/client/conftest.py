@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from angelia.client import attempts, sealed
+from angelia.client import mailbox_keys, transport
 from angelia.mailbox import identity
-from angelia.mailbox.box import Mailbox
+from angelia.mailbox.mailbox import Mailbox
 from client.letters import now
 from client.recorder import Recorder, recording
 from liar import Liar, lying
@@ -82,9 +82,9 @@ def liar(_relay: Liar) -> Liar:
 @pytest.fixture
 def short_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few one-time keys, and no pauses to speak of."""
-    monkeypatch.setattr(attempts, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(sealed, "ONE_TIME_BATCH", 21)
-    monkeypatch.setattr(sealed, "ONE_TIME_LOW", 20)
+    monkeypatch.setattr(transport, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(mailbox_keys, "ONE_TIME_BATCH", 21)
+    monkeypatch.setattr(mailbox_keys, "ONE_TIME_LOW", 20)
 
 
 @pytest.fixture

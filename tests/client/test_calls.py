@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from angelia.client import BadAnswer, calls, channel_calls, key_calls, policy_calls
-from angelia.client.wire import Call, Credential, Request, Response
+from angelia.client.exchange import Call, Credential, Request, Response
 
 AGENT = {
     "id": "3f0c9d1e-7d31-4a52-9f4e-2b7c51d0aa10",

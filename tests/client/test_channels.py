@@ -15,10 +15,10 @@ import msgspec
 import pytest
 
 from angelia.channels.model import Policy
-from angelia.client import AsyncClient, BadAnswer, Client, attempts
+from angelia.client import AsyncClient, BadAnswer, Client, transport
 from angelia.client.channel_reading import Tail, Unopened
-from angelia.envelope import jsonform
-from angelia.envelope.media import MEDIA_TYPE
+from angelia.envelope import json_form
+from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.refusals import IdConflict, WrongRecipient
 from angelia.envelope.rosters import Member, Roster, UntrustedRoster, roster_document, sign_roster
 from angelia.envelope.sealing import ChannelKey, Edition, EpochKey
@@ -26,8 +26,8 @@ from angelia.envelope.wire import Envelope, decode
 from angelia.errors import EpochStale, KeyNotFound, OffsetGone, RateLimited, Unavailable, VersionConflict
 from angelia.keys.model import link_document, unix_ms
 from angelia.mailbox import identity
-from angelia.mailbox.box import Mailbox
 from angelia.mailbox.channels import ChannelMessage, EpochLeapt, EpochWentBack
+from angelia.mailbox.mailbox import Mailbox
 from client.recorder import Recorder
 
 CHANNEL = UUID("c9a3a2e0-1234-5678-9abc-def012345678")
@@ -36,7 +36,7 @@ PATH = f"/v1/channels/{CHANNEL}"
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(transport, "FIRST_PAUSE", 0.001)
 
 
 @pytest.fixture
@@ -803,7 +803,7 @@ def messages(*placed: tuple[int, Envelope], **values: object) -> dict[str, objec
             "replay_key": envelope.replay_key,
             "accepted_at": at,
             "expires_at": at,
-            "envelope": json.loads(jsonform.encode(envelope)),
+            "envelope": json.loads(json_form.encode(envelope)),
         }
         for offset, envelope in placed
     ]

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from http_message_signatures import HTTPMessageVerifier, HTTPSignatureKeyResolver, algorithms
 
-from angelia.client import AsyncClient, Client, Unreachable, attempts, calls
-from angelia.client.attempts import Trip, origin
-from angelia.client.faults import NotAngelia
+from angelia.client import AsyncClient, Client, Unreachable, calls, transport
+from angelia.client.api_errors import NotAngelia
+from angelia.client.transport import Trip, origin
 from angelia.errors import InvalidArgument, NotFound, Stale
 from angelia.mailbox import identity
 from angelia.mailbox.identity import Identity
@@ -57,8 +57,8 @@ def alice(tmp_path: Path) -> Identity:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(attempts, "PAUSE_AFTER_STALE", 0.001)
+    monkeypatch.setattr(transport, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(transport, "PAUSE_AFTER_STALE", 0.001)
 
 
 def test_an_independent_library_verifies_the_signature_over_everything(recorder: Recorder, alice: Identity) -> None:

@@ -11,8 +11,8 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from angelia.client import AsyncClient, Client, channel_signing, key_calls, sealed
-from angelia.client.wire import MOST_PAGES, BadAnswer, Call, Credential, Response
+from angelia.client import AsyncClient, Client, channel_signing, key_calls, mailbox_keys
+from angelia.client.exchange import MOST_PAGES, BadAnswer, Call, Credential, Response
 from angelia.envelope.bundles import Link
 from angelia.envelope.ids import KeyType
 from angelia.keys.model import Policy, Reason, bundle_document, link_document
@@ -130,7 +130,7 @@ def test_both_clients_have_every_verb_of_keys_with_its_own_signature_and_words()
         renamed.get(name, name): call
         for module in (
             key_calls,
-            sealed,
+            mailbox_keys,
             channel_signing,
         )  # the last also signs rosters
         for name, call in vars(module).items()

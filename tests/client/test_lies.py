@@ -21,22 +21,31 @@ from uuid import UUID
 
 import msgspec
 import pytest
+from client.test_serving import served, until
 
-from angelia.client import attempts, mail_calls, receiving, sealed, sent_mail, serving, settling, stream
-from angelia.client.mail import Delivered
-from angelia.envelope.media import MEDIA_TYPE
+from angelia.client import (
+    ack_plan,
+    delivery_status,
+    mail_calls,
+    mail_receiving,
+    mail_stream,
+    mailbox_keys,
+    mailbox_server,
+    transport,
+)
+from angelia.client.mail_sending import Delivered
+from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.receipts import Receipt, ReceiptStatus, receipt_document, sign_receipt
 from angelia.envelope.wire import Envelope, decode
 from angelia.errors import AngeliaError
 from angelia.keys.model import ONE_TIME_LOW, Policy, link_document
-from angelia.mailbox import rotation
+from angelia.mailbox import key_rotation
 from angelia.mailbox.database import stamp
 from angelia.mailbox.inbox import Opened
 from angelia.mailbox.notices import Kind
 from angelia.mailbox.outbox import MOST_RESEALS, SealStands
 from angelia.mailbox.outgoing import Outgoing, Sent
 from client.letters import now
-from client.test_serving import served, until
 from liar import Answer, Asked, Liar, page, problem
 from people import Person
 
@@ -71,10 +80,10 @@ class Plot:
     def later(self) -> None:
         """Minutes pass, and Alice's mailbox tries again what waits."""
         with contextlib.suppress(AngeliaError), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sealed, "now", lambda: now() + timedelta(seconds=200))
+            patch.setattr(mailbox_keys, "now", lambda: now() + timedelta(seconds=200))
             self.alice.client.deliver_outbox(self.alice.mailbox)
 
-    def ask(self) -> sent_mail.News | None:
+    def ask(self) -> delivery_status.News | None:
         try:
             return self.alice.client.update_outbox(self.alice.mailbox)
         except AngeliaError:
@@ -370,9 +379,9 @@ def people(_relay: Liar, tmp_path_factory: pytest.TempPathFactory) -> Iterator[l
     """Four agents for all plots: what one leaves behind, the next must not notice."""
     home = tmp_path_factory.mktemp("homes")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attempts, "FIRST_PAUSE", 0.001)
-        patch.setattr(attempts, "LONGEST_ANSWER", 1 << 20)
-        patch.setattr(sealed, "ONE_TIME_BATCH", ONE_TIME_LOW + 1)
+        patch.setattr(transport, "FIRST_PAUSE", 0.001)
+        patch.setattr(transport, "LONGEST_ANSWER", 1 << 20)
+        patch.setattr(mailbox_keys, "ONE_TIME_BATCH", ONE_TIME_LOW + 1)
         _relay.honest()
         made = [Person(_relay.url, home, name) for name in ("alice", "bob", "mallory", "carol")]
         for person in made:
@@ -407,11 +416,11 @@ def test_a_lie_settles_nothing_leaks_nothing_and_ends(
         plot.envelope = sent.envelope
         told(plot)
     liar.asked.clear() if about not in ("sending", "a batch") else None
-    monkeypatch.setattr(settling, "LATER", 1)
+    monkeypatch.setattr(ack_plan, "LATER", 1)
     if about == "many receipts":
-        monkeypatch.setattr(sent_mail, "FEW", 0)
-        monkeypatch.setattr(sent_mail, "MOST_PAGES", 5)
-        monkeypatch.setattr(sent_mail, "_PAGE", 2)
+        monkeypatch.setattr(delivery_status, "FEW", 0)
+        monkeypatch.setattr(delivery_status, "MOST_PAGES", 5)
+        monkeypatch.setattr(delivery_status, "_PAGE", 2)
     acts = {
         "sending": [plot.later, plot.later],
         "a batch": [plot.later],
@@ -506,7 +515,7 @@ def test_however_often_a_relay_calls_the_key_of_what_it_took_revoked_nothing_is_
     for minutes in (6, 12, 18):
         bob.client.rotate_keys(bob.mailbox)  # a newer bundle, which still lists the old key, in grace
         with monkeypatch.context() as patch:
-            patch.setattr(sealed, "now", functools.partial(lambda at: at, now() + timedelta(minutes=minutes)))
+            patch.setattr(mailbox_keys, "now", functools.partial(lambda at: at, now() + timedelta(minutes=minutes)))
             news = alice.client.update_outbox(alice.mailbox)
         assert [type(one.error) for one in news.doubts] == [SealStands]
     assert liar.count("POST", SEND) == 0
@@ -570,7 +579,7 @@ def test_a_message_that_comes_again_for_ever_is_acknowledged_once_an_hour_and_lo
     first = log.read_bytes()
     for hours in range(3):
         at = now() + timedelta(minutes=61 * hours)
-        monkeypatch.setattr(sealed, "now", functools.partial(lambda at: at, at))
+        monkeypatch.setattr(mailbox_keys, "now", functools.partial(lambda at: at, at))
         for _ in range(5):
             received = bob.client.receive(bob.mailbox)
             assert (received.messages, received.recovered) == ((), ())
@@ -594,7 +603,7 @@ def test_an_acknowledgment_that_a_relay_never_took_is_said_again_before_the_mess
     liar.lie("POST", ACK, refused)
     liar.instead("GET", POLL, lambda _: polled(record(wire)))
     clock = began = now()
-    monkeypatch.setattr(sealed, "now", lambda: clock)
+    monkeypatch.setattr(mailbox_keys, "now", lambda: clock)
     for _ in range(5):
         bob.client.receive(bob.mailbox)
         clock += timedelta(seconds=30)  # as long as a lease
@@ -621,7 +630,7 @@ def test_an_acknowledgment_that_was_cut_off_is_said_again_soon(
     with pytest.raises(KeyboardInterrupt):
         bob.client.receive(bob.mailbox)
     bob.reopen()
-    monkeypatch.setattr(sealed, "now", lambda: now() + clock)
+    monkeypatch.setattr(mailbox_keys, "now", lambda: now() + clock)
     for _ in range(3):
         bob.client.receive(bob.mailbox)
     assert liar.count("POST", ACK) == 1
@@ -635,10 +644,10 @@ async def test_a_stream_that_repeats_itself_is_acknowledged_once(deceived: tuple
     async def handler(opened: Opened) -> None:
         came.append(opened.body)
 
-    async with served(bob, handler) as serving:
+    async with served(bob, handler) as mailbox_server:
         for number in range(2):
             alice.client.send(alice.mailbox, bob.name, bytes([number]))
-            await until(lambda number=number: len(came) > number, serving)
+            await until(lambda number=number: len(came) > number, mailbox_server)
     assert came == [b"\x00", b"\x01"]
     assert liar.count("POST", ACK) == 2
 
@@ -647,8 +656,8 @@ async def test_a_stream_of_rubbish_is_taken_up_again_and_ends_nobodys_service(
     deceived: tuple[Person, Person], liar: Liar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alice, bob = deceived
-    monkeypatch.setattr(stream, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(stream, "MOST_BYTES", 1 << 16)
+    monkeypatch.setattr(mail_stream, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(mail_stream, "MOST_BYTES", 1 << 16)
     events = {"content-type": "text/event-stream"}
     rubbish = [
         page(200, "<html>log in first</html>"),
@@ -672,19 +681,19 @@ async def test_a_stream_of_rubbish_is_taken_up_again_and_ends_nobodys_service(
     async def handler(opened: Opened) -> None:
         came.append(opened.body)
 
-    async with served(bob, handler) as serving:
-        await until(lambda: not rubbish, serving)
+    async with served(bob, handler) as mailbox_server:
+        await until(lambda: not rubbish, mailbox_server)
         alice.client.send(alice.mailbox, bob.name, b"after all that")
-        await until(lambda: came == [b"after all that"], serving)
+        await until(lambda: came == [b"after all that"], mailbox_server)
 
 
 async def test_news_of_a_stream_settles_nothing_that_is_not_signed(deceived: tuple[Person, Person], liar: Liar) -> None:
     alice, bob = deceived
     liar.lie("GET", RECEIPT, lambda _, true: true.changed(attested_by="relay", receipt=None))
-    async with served(alice) as serving:
+    async with served(alice) as mailbox_server:
         alice.client.send(alice.mailbox, bob.name, b"hello")
         bob.client.receive(bob.mailbox)
-        await until(lambda: alice.mailbox.outbox.page(1)[0].said is Sent.DELIVERED, serving)
+        await until(lambda: alice.mailbox.outbox.page(1)[0].said is Sent.DELIVERED, mailbox_server)
         row = alice.mailbox.outbox.page(1)[0]
         assert (row.status, row.resealable) == (Sent.QUEUED, True)
         liar.honest()
@@ -697,8 +706,8 @@ async def test_a_receipt_that_cannot_be_had_keeps_no_other_chore_from_being_done
     deceived: tuple[Person, Person], liar: Liar, monkeypatch: pytest.MonkeyPatch, answer: Answer
 ) -> None:
     alice, bob = deceived
-    monkeypatch.setattr(stream, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(stream, "LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr(mail_stream, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(mail_stream, "LONGEST_PAUSE", 0.1)
     async with served(alice) as task:
         await until(lambda: liar.count("GET", "/v1/messages/stream") > 0, task)
         alice.client.send(alice.mailbox, bob.name, b"hello")
@@ -706,7 +715,7 @@ async def test_a_receipt_that_cannot_be_had_keeps_no_other_chore_from_being_done
         bob.client.receive(bob.mailbox)
         await until(lambda: liar.count("GET", RECEIPT) > 0, task)
         waits = alice.client.seal(alice.mailbox, bob.name, b"this too")
-        monkeypatch.setattr(serving, "ROUND", 0.1)
+        monkeypatch.setattr(mailbox_server, "ROUND", 0.1)
         bob.client.send(bob.mailbox, alice.name, b"the stream goes on")
         alice.client.send(alice.mailbox, bob.name, b"so does its news")
         bob.client.receive(bob.mailbox)
@@ -727,15 +736,15 @@ def test_a_relay_that_always_runs_out_of_one_time_keys_gets_some_once_an_hour_an
     for _ in range(5):
         alice.client.publish_keys(alice.mailbox)
     assert living() == before
-    monkeypatch.setattr(rotation, "ONE_TIME_MADE_EVERY", timedelta(0))
+    monkeypatch.setattr(key_rotation, "ONE_TIME_MADE_EVERY", timedelta(0))
     for _ in range(8):
         alice.client.publish_keys(alice.mailbox)
-    assert living() < 4 * sealed.ONE_TIME_BATCH
+    assert living() < 4 * mailbox_keys.ONE_TIME_BATCH
 
 
 def test_a_new_pair_gets_one_time_keys_at_once(deceived: tuple[Person, Person]) -> None:
     alice, _ = deceived
-    assert alice.client.rotate_keys(alice.mailbox, signer=True).prekeys_uploaded == sealed.ONE_TIME_BATCH
+    assert alice.client.rotate_keys(alice.mailbox, signer=True).prekeys_uploaded == mailbox_keys.ONE_TIME_BATCH
 
 
 def test_a_relay_whose_schedules_are_always_due_gets_a_new_key_once_an_hour(
@@ -752,7 +761,7 @@ def test_a_relay_whose_schedules_are_always_due_gets_a_new_key_once_an_hour(
     for _ in range(3):
         alice.client.rotate_due_keys(alice.mailbox)
     assert alice.version == 1
-    monkeypatch.setattr(sealed, "SCHEDULED_EVERY", timedelta(0))
+    monkeypatch.setattr(mailbox_keys, "SCHEDULED_EVERY", timedelta(0))
     alice.client.rotate_due_keys(alice.mailbox)
     assert alice.version == 2
 
@@ -768,7 +777,7 @@ def test_a_relay_that_answers_a_long_poll_at_once_is_asked_ever_more_seldom(
     pauses: list[float] = []
     monkeypatch.setattr(time, "sleep", pauses.append)
     clock = iter(range(1_000_000))
-    monkeypatch.setattr(receiving, "time", SimpleNamespace(monotonic=lambda: next(clock) / 10 + sum(pauses)))
+    monkeypatch.setattr(mail_receiving, "time", SimpleNamespace(monotonic=lambda: next(clock) / 10 + sum(pauses)))
     bob.client.receive(bob.mailbox, wait=300)
     assert pauses[:5] == [1.0, 2.0, 4.0, 8.0, 16.0]
     assert max(pauses) <= 30

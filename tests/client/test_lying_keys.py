@@ -12,16 +12,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from angelia.client import AsyncClient, Client, Unreachable, attempts, sealed
-from angelia.client.sealed import NoOneTimeKey, Renamed
+from angelia.client import AsyncClient, Client, Unreachable, mailbox_keys, transport
+from angelia.client.mailbox_keys import NoOneTimeKey, Renamed
 from angelia.envelope.bundles import UntrustedBundle
 from angelia.envelope.refusals import SignatureFailed
 from angelia.errors import AngeliaError, KeyStale, Unauthenticated, Unavailable
 from angelia.keys.model import one_time_document
-from angelia.mailbox import identity, private_files, rotation
-from angelia.mailbox.box import Mailbox
+from angelia.mailbox import identity, key_rotation, private_files
 from angelia.mailbox.identity import KEY
 from angelia.mailbox.keyfile import LOCAL
+from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.notices import Kind
 from angelia.mailbox.outgoing import Sent
 from client.letters import bodies, now
@@ -69,7 +69,7 @@ def handle(person: Person) -> str:
 
 def later(monkeypatch: pytest.MonkeyPatch, by: timedelta) -> None:
     """The clients' clock, so much ahead."""
-    monkeypatch.setattr(sealed, "now", lambda: now() + by)
+    monkeypatch.setattr(mailbox_keys, "now", lambda: now() + by)
 
 
 def published(person: Person, age: timedelta) -> None:
@@ -251,10 +251,10 @@ def test_keys_that_cannot_be_renewed_now_keep_no_mail_back_and_are_tried_again_l
     for _ in range(3):
         alice.client.receive(alice.mailbox)
     assert liar.count("GET", "/v1/messages") == 3
-    assert 1 <= liar.count("POST", "/v1/keys/.*") <= attempts.TRIES, "it is left alone for a while"
+    assert 1 <= liar.count("POST", "/v1/keys/.*") <= transport.TRIES, "it is left alone for a while"
     assert any("could not be renewed" in line for line in told(alice, Kind.WARNING))
     liar.honest()
-    monkeypatch.setattr(sealed, "now", now)
+    monkeypatch.setattr(mailbox_keys, "now", now)
     alice.reopen()
     alice.client.publish_keys(alice.mailbox)
     assert alice.in_step()
@@ -272,7 +272,7 @@ def test_a_full_disk_while_keys_are_renewed_costs_neither_what_was_sent_nor_what
 
     bob.client.send(bob.mailbox, alice.name, b"hello")
     monkeypatch.setattr(private_files, "place", full)
-    monkeypatch.setattr(rotation, "SIGNED_EVERY", timedelta(0))
+    monkeypatch.setattr(key_rotation, "SIGNED_EVERY", timedelta(0))
     alice.reopen()
     sent = alice.client.send(alice.mailbox, bob.name, b"hello")
     assert alice.mailbox.outbox.outgoing(sent.replay_key).status is Sent.QUEUED
@@ -329,7 +329,7 @@ def test_a_rotation_that_was_cut_short_is_told_and_finished_by_whatever_uses_the
     (line,) = told(alice, Kind.WARNING)
     assert "rotation of this agent's keys is not published yet" in line
     assert ("an emergency" in line) is (kind == "emergency")
-    assert 1 <= liar.count("POST", "/v1/keys/.*") <= attempts.TRIES, "it is left alone for a while"
+    assert 1 <= liar.count("POST", "/v1/keys/.*") <= transport.TRIES, "it is left alone for a while"
 
     liar.honest()
     alice.reopen()
@@ -356,7 +356,7 @@ def test_an_emergency_that_another_process_published_meanwhile_has_not_failed(al
 
 
 async def test_who_cannot_sign_because_an_answer_was_lost_is_told_what_settles_it(alice: Person, bob: Person) -> None:
-    alice.client.loses, alice.client.times = "/v1/keys/emergency-rotate", attempts.TRIES
+    alice.client.loses, alice.client.times = "/v1/keys/emergency-rotate", transport.TRIES
     with pytest.raises(Unreachable):
         alice.client.emergency_rotate_keys(alice.mailbox, why="laptop lost")
     alice.reopen()
@@ -408,7 +408,7 @@ def test_a_sender_who_had_enough_one_time_keys_asks_again_only_after_a_while(
     for _ in range(3):
         alice.client.seal(alice.mailbox, bob.name, b"x")
     assert liar.count("GET", BUNDLE + bob.name) == 1
-    later(monkeypatch, sealed.ONE_TIME_PAUSE)
+    later(monkeypatch, mailbox_keys.ONE_TIME_PAUSE)
     alice.client.seal(alice.mailbox, bob.name, b"x")
     assert liar.count("GET", BUNDLE + bob.name) == 2
 
@@ -424,7 +424,7 @@ def test_without_the_server_a_known_recipients_copy_serves(alice: Person, bob: P
 def test_an_agent_in_use_makes_one_time_keys_again_when_half_are_gone(
     alice: Person, bob: Person, monkeypatch: pytest.MonkeyPatch, used: bool
 ) -> None:
-    monkeypatch.setattr(sealed, "ONE_TIME_LOW", 19)
+    monkeypatch.setattr(mailbox_keys, "ONE_TIME_LOW", 19)
     for _ in range(2):
         if used:
             alice.client.send(alice.mailbox, bob.name, b"hello")

@@ -16,18 +16,18 @@ from angelia.client import (
     AsyncClient,
     BadAnswer,
     Client,
-    asking,
-    mail,
+    delivery_status,
     mail_calls,
-    receiving,
-    sent_mail,
+    mail_receiving,
+    mail_sending,
+    request_reply,
 )
-from angelia.client.attempts import Line, Send
+from angelia.client.exchange import Call, Credential, Request, Response
 from angelia.client.mail_calls import Ack, Nack
-from angelia.client.wire import Call, Credential, Request, Response
-from angelia.envelope import jsonform
+from angelia.client.transport import Line, Send
+from angelia.envelope import json_form
 from angelia.envelope.ids import KeyType
-from angelia.envelope.media import MEDIA_TYPE
+from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.receipts import Receipt, ReceiptStatus, sign_receipt
 from angelia.envelope.wire import Envelope
 from angelia.errors import MessageIdConflict, QueueFull
@@ -138,7 +138,7 @@ def test_several_go_out_as_json_and_each_has_its_outcome(envelope: Envelope) -> 
     answer = {"results": [{"message": ACCEPTED, "new": True}, {"problem": problem}]}
     request, outcomes = held(mail_calls.send_envelopes([envelope, envelope]), answer)
     sent = json.loads(request.body)["messages"]
-    assert [jsonform.decode(json.dumps(one).encode()).wire for one in sent] == [envelope.wire] * 2
+    assert [json_form.decode(json.dumps(one).encode()).wire for one in sent] == [envelope.wire] * 2
     assert outcomes[0].new
     assert outcomes[1].problem.retry_after == 60
     with pytest.raises(BadAnswer, match="asked about 1 and told of 2"):
@@ -151,7 +151,7 @@ def held_open(call: Call[Any], answer: object) -> None:
 
 
 def test_the_error_of_one_of_several_is_of_the_family() -> None:
-    from angelia.client.faults import ApiError, item_fault
+    from angelia.client.api_errors import ApiError, item_fault
     from angelia.mail.model import ItemProblem
 
     error = item_fault(ItemProblem(code="queue_full", title="full", hint="later", retry_after=60, members={"a": 1}))
@@ -238,7 +238,7 @@ def test_both_clients_have_every_verb_of_mail_with_its_own_signature_and_words()
     steps = {"handed_over"}  # of other verbs
     verbs = {
         name: call
-        for module in (mail_calls, mail, receiving, sent_mail, asking)
+        for module in (mail_calls, mail_sending, mail_receiving, delivery_status, request_reply)
         for name, call in vars(module).items()
         if inspect.isgeneratorfunction(call)
         and not name.startswith("_")

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from angelia.client import AsyncClient, Client, policy_calls
-from angelia.client.wire import Call, Credential
+from angelia.client.exchange import Call, Credential
 from angelia.policy.model import Action, Effect
 from client.test_calls import held
 

@@ -10,10 +10,10 @@ import pytest
 
 from angelia.channels.model import Policy
 from angelia.client import Client
-from angelia.client.attempts import Outcome, Send, Step
 from angelia.client.channel_calls import make_channel
 from angelia.client.channel_reading import Unopened
 from angelia.client.channel_rosters import first_roster
+from angelia.client.transport import Outcome, Send, Step
 from angelia.envelope.refusals import NotAllowed, UnknownKey
 from angelia.errors import AlreadyExists, Denied, KeyNotFound
 from angelia.mailbox.channels import ChannelMessage

@@ -25,13 +25,13 @@ import pytest
 import redis
 
 from angelia.client import Client
-from angelia.client.attempts import Trip
+from angelia.client.transport import Trip
 from angelia.envelope import wire
 from angelia.envelope.refusals import Replayed
 from angelia.envelope.wire import Priority
 from angelia.errors import AngeliaError, MessageExpired
 from angelia.mailbox import identity
-from angelia.mailbox.box import Mailbox
+from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.outgoing import Outgoing, Sent
 from angelia.stores.embedded.datadir import read_runtime
 from history import Handing, History, Opening, Try, Verdict

@@ -26,7 +26,7 @@ from cryptography.x509.oid import NameOID
 
 from angelia.client import Client
 from angelia.client.mail_answers import Handed
-from angelia.envelope import jsonform
+from angelia.envelope import json_form
 from objectstore import free_port
 from people import Person
 from processes import ServerProcess
@@ -133,7 +133,7 @@ def test_mail_comes_on_a_stream_through_a_proxy(
 
 def test_a_body_that_is_too_large_is_answered_by_the_server_itself(front: Front, proxy: str) -> None:
     with front.client() as client:
-        agent, body = _registered(client), b" " * (jsonform.MAX_JSON + 1)
+        agent, body = _registered(client), b" " * (json_form.MAX_JSON + 1)
         signed = agent.signed("POST", "/v1/messages", body, authority=front.authority)
         answer = client.post("/v1/messages", content=body, headers=signed)
         assert (answer.status_code, answer.json()["code"]) == (413, "too_large")

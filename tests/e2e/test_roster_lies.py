@@ -18,15 +18,15 @@ from angelia.channels.model import Policy
 from angelia.client import Client
 from angelia.client.channel_calls import delete_channel, make_channel
 from angelia.client.channel_reading import Unopened
-from angelia.client.sealed import Renamed
+from angelia.client.mailbox_keys import Renamed
 from angelia.envelope.refusals import NotAllowed
 from angelia.envelope.rosters import FIRST_PREVIOUS, Member, Roster, UntrustedRoster, encode_roster, roster_document
 from angelia.envelope.sealing import ChannelKey, EpochKey
 from angelia.errors import AngeliaError, Denied, NotFound
 from angelia.keys.model import unix_ms
 from angelia.mailbox import identity
-from angelia.mailbox.box import Mailbox
 from angelia.mailbox.channels import ChannelMessage
+from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.notices import Kind
 from liar import Answer, Asked, Liar, problem
 from rostered import (

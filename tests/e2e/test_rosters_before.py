@@ -15,8 +15,8 @@ from angelia.channels.model import Policy
 from angelia.client import Client
 from angelia.client.channel_rosters import Unsigned
 from angelia.mailbox import identity
-from angelia.mailbox.box import Mailbox
 from angelia.mailbox.channels import ChannelMessage
+from angelia.mailbox.mailbox import Mailbox
 from processes import ServerProcess
 
 BEFORE = Path(__file__).parents[1] / "fixtures/before"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from angelia.client import sealed
-from angelia.client.settling import Told
+from angelia.client import mailbox_keys
+from angelia.client.ack_plan import Told
 from angelia.envelope.refusals import NotAllowed, Replayed
 from angelia.mailbox.outgoing import Sent
 from people import NO_LIMITS, Person
@@ -32,8 +32,8 @@ def server(directory: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def people(server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Person]]:
-    monkeypatch.setattr(sealed, "ONE_TIME_BATCH", 21)
-    monkeypatch.setattr(sealed, "ONE_TIME_LOW", 20)
+    monkeypatch.setattr(mailbox_keys, "ONE_TIME_BATCH", 21)
+    monkeypatch.setattr(mailbox_keys, "ONE_TIME_LOW", 20)
     made: list[Person] = []
 
     def make(name: str) -> Person:

@@ -15,7 +15,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from angelia.envelope.ids import KeyType, key_id
-from angelia.guard import profile
+from angelia.guard import http_signature
 from angelia.stores import migrations
 from processes import ServerProcess
 
@@ -143,8 +143,8 @@ def test_the_worked_example_of_a_signature_is_right() -> None:
     key = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
     id_ = key_id(KeyType.ED25519, key.public_key().public_bytes_raw())
     body = b'{"handle":"alice"}'
-    target = profile.Target("PUT", "localhost:8080", "/v1/agents/me/handle", "", profile.digest(body))
-    headers = profile.sign(key, id_, target, created=1794767869, nonce="AAECAwQFBgcICQoLDA0ODxAR")
+    target = http_signature.Target("PUT", "localhost:8080", "/v1/agents/me/handle", "", http_signature.digest(body))
+    headers = http_signature.sign(key, id_, target, created=1794767869, nonce="AAECAwQFBgcICQoLDA0ODxAR")
     for value in (str(id_), *headers.values()):
         assert value in page
 

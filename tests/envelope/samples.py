@@ -8,9 +8,9 @@ from uuid import UUID, uuid4
 from hypothesis import strategies as st
 
 from angelia.envelope import sealing, wire
-from angelia.envelope.batch import Proof, VerifiedRoots, depth
 from angelia.envelope.ids import KeyType, valid_handle
 from angelia.envelope.kem import KemPrivateKey
+from angelia.envelope.merkle_batch import Proof, VerifiedRoots, depth
 from angelia.envelope.sealing import Letter
 from angelia.envelope.signing import Signatures, SigningPair, VerifyingPair
 from angelia.envelope.wire import Compression, Envelope, Header, Priority, Suite

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from hypothesis import given
 from hypothesis import strategies as st
 
-from angelia.envelope import jsonform, wire
+from angelia.envelope import json_form, wire
 from angelia.envelope.refusals import InvalidKey, Malformed, OpenFailed, SignatureFailed
 from angelia.envelope.sealing import ChannelKey, Edition, EpochKey, Post, seal_post, unseal, unseal_post, verify
 from angelia.envelope.wire import Compression, Envelope, Priority, Suite
@@ -43,7 +43,7 @@ def test_who_has_the_key_of_the_epoch_reads_what_was_posted(
     body: bytes, compression: Compression, priority: Priority, padme: bool
 ) -> None:
     envelope = posted(body, compression=compression, priority=priority, padme=padme)
-    for decoded in (wire.decode(envelope.wire), jsonform.decode(jsonform.encode(envelope))):
+    for decoded in (wire.decode(envelope.wire), json_form.decode(json_form.encode(envelope))):
         assert decoded == envelope
         verify(decoded, ALICE.public)
         assert unseal_post(decoded, CHANNEL, KEY) == body

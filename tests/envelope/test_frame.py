@@ -16,7 +16,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from angelia.envelope import frame, jsonform
+from angelia.envelope import frame, json_form
 from angelia.envelope.refusals import Malformed, OpenFailed, UnsupportedCompression
 from angelia.envelope.wire import Compression, decode
 from envelope.reference import inner
@@ -370,6 +370,6 @@ def test_the_longest_message_opens_in_little_memory(compression: Compression, bo
 
 def test_the_longest_message_in_json_opens_in_little_memory() -> None:
     body = os.urandom(MIB)
-    content = jsonform.encode(decode(hostile(inner(MIB, body, bytes(65_536))).wire))
+    content = json_form.encode(decode(hostile(inner(MIB, body, bytes(65_536))).wire))
     assert len(content) > 1_480_000
-    assert peak_of(lambda: open_envelope(jsonform.decode(content))) <= 8 * MIB
+    assert peak_of(lambda: open_envelope(json_form.decode(content))) <= 8 * MIB

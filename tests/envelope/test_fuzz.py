@@ -11,8 +11,8 @@ from dataclasses import fields as fields_of
 
 import pytest
 
-from angelia.envelope import jsonform, wire
-from angelia.envelope.batch import VerifiedRoots
+from angelia.envelope import json_form, wire
+from angelia.envelope.merkle_batch import VerifiedRoots
 from angelia.envelope.refusals import Refused
 from angelia.envelope.wire import Envelope
 from envelope.reference import Raw
@@ -29,7 +29,7 @@ ORIGINALS = [
 ]
 WIRES = {envelope.wire for envelope in ORIGINALS}
 RAWS = [Raw.of(envelope) for envelope in ORIGINALS]
-TEXTS = [jsonform.encode(envelope) for envelope in ORIGINALS]
+TEXTS = [json_form.encode(envelope) for envelope in ORIGINALS]
 MEMBERS = [json.loads(text) for text in TEXTS]
 NUMBERS = [0, 1, 2, 3, 4, 5, 7, 8, 16, 127, 255, 256, 1088, 1120, 3309, 2**16 - 1, 2**31, 2**32 - 1, 2**53, 2**64 - 1]
 NAMES = [field.name for field in fields_of(Raw)]
@@ -204,7 +204,7 @@ def attack(inputs: int, seed: int) -> None:
         content = mutate(chance)
         assert isinstance(content, bytes)
         try:
-            envelope = jsonform.decode(content) if mutate in IN_JSON else wire.decode(content)
+            envelope = json_form.decode(content) if mutate in IN_JSON else wire.decode(content)
             check_form(envelope, content, in_json=mutate in IN_JSON)
             seen["parsed"] += 1
             open_envelope(envelope, roots=chance.choice([None, warm]))
@@ -225,7 +225,7 @@ def check_form(envelope: Envelope, content: bytes, *, in_json: bool) -> None:
         assert envelope.wire == content
     again = wire.decode(envelope.wire)
     assert again == envelope
-    assert again.replay_key == jsonform.decode(jsonform.encode(envelope)).replay_key
+    assert again.replay_key == json_form.decode(json_form.encode(envelope)).replay_key
 
 
 @pytest.mark.parametrize("part", range(10))

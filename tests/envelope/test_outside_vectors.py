@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from angelia.envelope import batch, wire
+from angelia.envelope import merkle_batch, wire
 from angelia.envelope.kem import KemPrivateKey
 from angelia.envelope.refusals import InvalidKey, Malformed
 from angelia.envelope.signing import SigningPair, parse_pair
@@ -278,7 +278,7 @@ def hpke(path: Path) -> int:
 _ENVELOPE = Raw.of(sealed()).but(flags=8)
 # What the published trees are made of.
 _ENTRIES = ("", "00", "10", "2021", "3031", "40414243", "5051525354555657", "606162636465666768696a6b6c6d6e6f")
-_LEAVES = [batch.leaf(bytes.fromhex(entry)) for entry in _ENTRIES]
+_LEAVES = [merkle_batch.leaf(bytes.fromhex(entry)) for entry in _ENTRIES]
 
 
 def included(case: Case, index: int, count: int) -> bool:
@@ -292,7 +292,7 @@ def included(case: Case, index: int, count: int) -> bool:
     except Malformed:
         return False
     assert proof is not None
-    return batch.root_of(leaf, proof) == root
+    return merkle_batch.root_of(leaf, proof) == root
 
 
 def inclusion(path: Path) -> int:
@@ -316,7 +316,7 @@ def consistent_roots(path: Path) -> int:
     if case["wantErr"] or any(len(root) != 32 for root in roots.values()):
         return 0
     for size, root in roots.items():
-        assert batch.tree(_LEAVES[:size])[0] == root, path.name
+        assert merkle_batch.tree(_LEAVES[:size])[0] == root, path.name
     return 1
 
 

@@ -12,7 +12,7 @@ import cryptography_vectors
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from angelia.envelope import batch, ids, wire
+from angelia.envelope import ids, merkle_batch, wire
 from angelia.envelope.ids import KeyType
 from angelia.envelope.kem import KemPrivateKey
 from angelia.envelope.sealing import message_key
@@ -69,7 +69,7 @@ def test_the_ids_of_known_keys() -> None:
 
 
 def test_the_root_of_a_known_batch() -> None:
-    root, paths = batch.tree([batch.leaf(bytes([at])) for at in range(5)])
+    root, paths = merkle_batch.tree([merkle_batch.leaf(bytes([at])) for at in range(5)])
     assert root.hex() == "b855b42d6c30f5b087e05266783fbd6e394f7b926013ccaa67700a8b0c5a596f"
     assert [len(path) for path in paths] == [3, 3, 3, 3, 1]
 

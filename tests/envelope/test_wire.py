@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from angelia.envelope import jsonform, wire
+from angelia.envelope import json_form, wire
 from angelia.envelope.ids import KeyType
 from angelia.envelope.refusals import Malformed, Refused, SuiteRefused
 from angelia.envelope.wire import MAX_ENVELOPE, TTL_CEILING, TTL_MAX, Envelope, Header, Suite
@@ -117,7 +117,7 @@ def test_the_largest_legal_envelope_fits() -> None:
     envelope = largest()
     assert len(envelope.wire) == 1_119_534
     assert MAX_ENVELOPE == 1_122_304
-    assert jsonform.decode(jsonform.encode(envelope)) == envelope
+    assert json_form.decode(json_form.encode(envelope)) == envelope
 
 
 def test_more_than_the_largest_envelope_is_refused_at_once() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from angelia.errors import Unauthenticated
-from angelia.guard import aicq, profile
+from angelia.guard import aicq_signature, http_signature
 from gate import Gate
 from support import Agent
 
@@ -56,7 +56,7 @@ async def test_many_changes_in_the_proof_are_refused(gate) -> None:
 
 def outcome(signature_input: str, signature: str) -> str:
     try:
-        return str(profile.parse(signature_input, signature, room_key_sent=False).key_id)
+        return str(http_signature.parse(signature_input, signature, room_key_sent=False).key_id)
     except Unauthenticated as error:
         return error.hint
 
@@ -83,4 +83,4 @@ def test_no_text_breaks_the_parser_for_long(signature_input: str, signature: str
 )
 def test_no_random_aicq_header_is_well_formed(headers: dict[str, str]) -> None:
     with pytest.raises(Unauthenticated):
-        aicq.parse(headers, 1_794_767_869_659, 30_000, 5_000)
+        aicq_signature.parse(headers, 1_794_767_869_659, 30_000, 5_000)

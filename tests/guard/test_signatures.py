@@ -23,7 +23,7 @@ from http_message_signatures import (
 from http_message_signatures.structures import CaseInsensitiveDict
 
 from angelia.errors import StartFailed
-from angelia.guard import aicq, profile
+from angelia.guard import aicq_signature, http_signature
 from support import HOST, Agent
 
 VECTOR_SEED = bytes(range(32))
@@ -60,7 +60,7 @@ def test_the_aicq_vectors_hold(body: bytes, string: str, signature: str) -> None
         "x-aicq-timestamp": str(VECTOR_TIME),
         "x-aicq-signature": signature,
     }
-    proof = aicq.parse(headers, VECTOR_TIME + 10, 30_000, 5_000)
+    proof = aicq_signature.parse(headers, VECTOR_TIME + 10, 30_000, 5_000)
     assert proof.signed(body) == f"{string}|{VECTOR_NONCE}|{VECTOR_TIME}".encode()
     Ed25519PublicKey.from_public_bytes(agent.public_key).verify(proof.signature_bytes(), proof.signed(body))
     assert base64.b64encode(agent.key.sign(proof.signed(body))).decode() == signature
@@ -191,8 +191,10 @@ async def test_the_room_key_is_covered_when_it_is_sent(gate) -> None:
     plain = agent.signed("GET", "/v1/signed")
     answer = await it.client.get("/v1/signed", headers=plain | {"x-aicq-room-key": "smuggled"})
     assert answer.status_code == 401
-    target = profile.Target("GET", HOST, "/v1/signed", "", profile.digest(b""), "the key of the room")
-    covered = profile.sign(agent.key, agent.key_id, target, created=int(time.time()), nonce=secrets.token_urlsafe(18))
+    target = http_signature.Target("GET", HOST, "/v1/signed", "", http_signature.digest(b""), "the key of the room")
+    covered = http_signature.sign(
+        agent.key, agent.key_id, target, created=int(time.time()), nonce=secrets.token_urlsafe(18)
+    )
     headers = covered | {"x-aicq-room-key": "the key of the room"}
     assert (await it.client.get("/v1/signed", headers=headers)).status_code == 200
     headers["x-aicq-room-key"] = "another"
@@ -366,7 +368,7 @@ async def test_our_signatures_verify_with_an_independent_library() -> None:
     )
     (result,) = verifier.verify(message, expect_tag="angelia-v1", expect_label="sig", body=body)
     assert result.parameters["keyid"] == str(agent.key_id)
-    message.headers["content-digest"] = profile.digest(b"other")
+    message.headers["content-digest"] = http_signature.digest(b"other")
     with pytest.raises(InvalidSignature):
         verifier.verify(message, expect_tag="angelia-v1")
 
@@ -375,7 +377,7 @@ async def test_signatures_of_an_independent_library_are_accepted(gate) -> None:
     it = gate()
     agent = await it.agent()
     body = b'{"x": 1}'
-    message = _Message("POST", f"http://{HOST}/v1/signed?a=1", {"content-digest": profile.digest(body)}, body)
+    message = _Message("POST", f"http://{HOST}/v1/signed?a=1", {"content-digest": http_signature.digest(body)}, body)
     signer = HTTPMessageSigner(
         signature_algorithm=algorithms.ED25519,
         key_resolver=_Resolver(agent),

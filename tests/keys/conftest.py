@@ -15,10 +15,10 @@ from angelia.guard import store as guard_store
 from angelia.guard.blocks import Blocks
 from angelia.guard.service import Guard
 from angelia.guard.tokens import Tokens, new_text, token_row
-from angelia.keys import provider
+from angelia.keys import master_key
 from angelia.keys import routes as key_routes
-from angelia.keys.fields import Fields
-from angelia.keys.node import load_or_make
+from angelia.keys.field_encryption import Fields
+from angelia.keys.node_key import load_or_make
 from angelia.keys.schedules import Schedules
 from angelia.keys.service import Keys
 from angelia.keys.store import HotBundles
@@ -43,7 +43,7 @@ def now() -> datetime:
 async def keys_slice(ledger: Ledger, hot: HotTier, tmp_path: Path) -> AsyncIterator[KeySlice]:
     agents, bundles, policy, wake = Agents(ledger), HotBundles(hot), Policy(ledger, HotRates(hot)), Wake(hot)
     await policy.start_with(datetime.now(UTC), loopback=True)
-    fields = Fields(provider.make(tmp_path / "master.key"))
+    fields = Fields(master_key.make(tmp_path / "master.key"))
     keys = Keys(ledger, bundles, agents, policy, wake)
     schedules = Schedules(ledger, keys, fields, wake)
     yield KeySlice(ledger, bundles, agents, policy, wake, keys, schedules)

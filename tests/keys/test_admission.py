@@ -18,8 +18,8 @@ from angelia.envelope.signing import VerifyingPair
 from angelia.envelope.wire import Compression, Header, Priority, Suite
 from angelia.errors import AngeliaError, InvalidArgument, KeyNotFound, KeyRevoked, KeyStale
 from angelia.keys.admission import Signed, signers, spend_one_time, stale, standings
+from angelia.keys.bundle_succession import Emergency
 from angelia.keys.model import DESTROY_AFTER, ONE_TIME_USE, Reason, unix_ms
-from angelia.keys.succession import Emergency
 from angelia.stores.ledger import Tx
 from keyholder import KeyHolder, KeySlice
 

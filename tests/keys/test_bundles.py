@@ -17,7 +17,7 @@ import pytest
 from angelia.envelope import bundles
 from angelia.envelope.bundles import Link
 from angelia.envelope.ids import KeyType, hot_tag
-from angelia.envelope.jsonform import to_text
+from angelia.envelope.json_form import to_text
 from angelia.envelope.signing import SigningPair
 from angelia.errors import ClockSkew, InvalidArgument, Unavailable
 from angelia.guard.model import Per, Rule

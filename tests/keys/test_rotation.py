@@ -23,8 +23,8 @@ from angelia.envelope.signing import SigningPair
 from angelia.errors import AngeliaError, Conflict, InvalidArgument, NotFound
 from angelia.jobs import grace_periods
 from angelia.keys import service
+from angelia.keys.bundle_succession import Emergency
 from angelia.keys.model import DESTROY_AFTER, KeyStatus, Policy, Reason, parse_links, rotation_document, unix_ms
-from angelia.keys.succession import Emergency
 from keyholder import KeyHolder, KeySlice, audited, everything, fetched, publication
 from support import Server
 

@@ -17,8 +17,8 @@ from angelia.envelope.ids import KeyType, bucket_of, hot_tag
 from angelia.errors import InvalidArgument, KeyNotFound, NotFound, VersionConflict
 from angelia.jobs import rotations
 from angelia.keys import model, schedules
+from angelia.keys.master_key import CorruptRecord
 from angelia.keys.model import DESTROY_AFTER, Policy
-from angelia.keys.provider import CorruptRecord
 from angelia.stores.wake import topic
 from keyholder import KeyHolder, KeySlice, audited
 from support import Server

@@ -11,7 +11,7 @@ import asyncpg
 import httpx
 import pytest
 
-from angelia.envelope.media import MEDIA_TYPE
+from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.wire import Envelope
 from doorway import listening
 from mailroom import Correspondent

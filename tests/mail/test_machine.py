@@ -20,10 +20,10 @@ from angelia.envelope.ids import bucket_of
 from angelia.envelope.wire import Envelope, Priority
 from angelia.errors import AngeliaError, Unavailable
 from angelia.keys.model import unix_ms
-from angelia.mail import upkeep as upkeep_module
+from angelia.mail import ticks as upkeep_module
+from angelia.mail.acknowledgement import PutBack, Settled, new_ack, new_nack
 from angelia.mail.delivery import Wanted
 from angelia.mail.model import Accepted, Queued
-from angelia.mail.settling import PutBack, Settled, new_ack, new_nack
 from keyholder import whole_ms
 from mailroom import Correspondent
 from postoffice import PostOffice, open_office

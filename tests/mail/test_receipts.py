@@ -17,10 +17,10 @@ from angelia.envelope.receipts import Receipt, ReceiptStatus, check_receipt, par
 from angelia.envelope.receipts import ReceiptDocument as Document
 from angelia.envelope.wire import Envelope
 from angelia.errors import Conflict, MessageExpired, ReceiptArchived
+from angelia.keys.bundle_succession import Emergency
 from angelia.keys.model import Reason, unix_ms
-from angelia.keys.succession import Emergency
+from angelia.mail.acknowledgement import Settled
 from angelia.mail.model import ARCHIVE_MARGIN, Attested, ReceiptRow, Status, Waiting, closed_before, settled_before
-from angelia.mail.settling import Settled
 from keyholder import now_ms
 from mailroom import Correspondent, random_key
 from postoffice import PostOffice, told

@@ -11,15 +11,15 @@ import asyncpg
 import httpx
 import pytest
 
-from angelia.envelope import jsonform, sealing
+from angelia.envelope import json_form, sealing
 from angelia.envelope.ids import KeyType
 from angelia.envelope.kem import KemPublicKey
-from angelia.envelope.media import MEDIA_TYPE
+from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.sealing import EpochKey, Post
 from angelia.envelope.wire import MAX_ENVELOPE, Compression, Envelope, Priority
 from angelia.errors import AngeliaError, ClockSkew, KeyNotFound, KeyRevoked, KeyStale, MessageExpired, Unavailable
+from angelia.keys.bundle_succession import Emergency
 from angelia.keys.model import Reason, unix_ms
-from angelia.keys.succession import Emergency
 from angelia.mail.service import Sent
 from angelia.policy.model import Action, Effect
 from keyholder import now_ms
@@ -377,19 +377,19 @@ async def test_a_batch_answers_each_message_for_itself(
     server: Server, alice: Correspondent, bob: Correspondent, carol: Correspondent
 ) -> None:
     good = [alice.seal(bob, str(n).encode()) for n in range(90)]
-    documents: list[object] = [jsonform.to_fields(one) for one in good]
+    documents: list[object] = [json_form.to_fields(one) for one in good]
     known = await alice.sent(server, bob, b"known")
-    tampered = jsonform.to_fields(alice.seal(bob)) | {"priority": 3}
+    tampered = json_form.to_fields(alice.seal(bob)) | {"priority": 3}
     bad = {
         "signature_verification_failed": tampered,
-        "authorization_denied": jsonform.to_fields(carol.seal(bob)),
-        "clock_skew": jsonform.to_fields(alice.seal(bob, created_at=now_ms() - 400_000)),
-        "message_id_conflict": jsonform.to_fields(alice.seal(bob, message_id=known.header.message_id)),
-        "key_stale": jsonform.to_fields(alice.seal(bob, key=Correspondent().kem[KeyType.XWING].public)),
+        "authorization_denied": json_form.to_fields(carol.seal(bob)),
+        "clock_skew": json_form.to_fields(alice.seal(bob, created_at=now_ms() - 400_000)),
+        "message_id_conflict": json_form.to_fields(alice.seal(bob, message_id=known.header.message_id)),
+        "key_stale": json_form.to_fields(alice.seal(bob, key=Correspondent().kem[KeyType.XWING].public)),
         "invalid_argument": {"not": "an envelope"},
     }
     documents[10:10] = bad.values()
-    documents += [jsonform.to_fields(known), jsonform.to_fields(good[0]), 7, None]
+    documents += [json_form.to_fields(known), json_form.to_fields(good[0]), 7, None]
     answer = await batch(server, alice, documents)
     assert answer.status_code == 200
     results = answer.json()["results"]
@@ -419,7 +419,7 @@ async def test_a_fault_of_the_ledger_in_mid_batch_hits_the_message_that_caused_i
         "CREATE TRIGGER choke BEFORE INSERT ON envelopes FOR EACH ROW EXECUTE FUNCTION choke()"
     )
     sealed = [alice.seal(bob, priority=Priority.CRITICAL if n == 4 else Priority.NORMAL) for n in range(9)]
-    answer = await batch(server, alice, [jsonform.to_fields(one) for one in sealed])
+    answer = await batch(server, alice, [json_form.to_fields(one) for one in sealed])
     assert answer.status_code == 200, answer.text
     results = answer.json()["results"]
     assert [one["problem"]["code"] if "problem" in one else "taken" for one in results] == [
@@ -431,7 +431,7 @@ async def test_a_fault_of_the_ledger_in_mid_batch_hits_the_message_that_caused_i
 
 
 async def test_messages_of_one_batch_keep_their_order(server: Server, alice: Correspondent, bob: Correspondent) -> None:
-    sealed = [jsonform.to_fields(alice.seal(bob, str(n).encode())) for n in range(30)]
+    sealed = [json_form.to_fields(alice.seal(bob, str(n).encode())) for n in range(30)]
     await batch(server, alice, sealed)
     assert [bob.opened(one) for one in await bob.poll(server, max_messages=30)] == [str(n).encode() for n in range(30)]
 
@@ -442,12 +442,12 @@ async def test_messages_under_one_pair_of_signatures_are_taken_each_for_itself(
     letters = [alice.letter(to, str(n).encode()) for n, to in enumerate((bob, carol, bob, bob))]
     sealed = sealing.seal_batch(letters, "alice", alice.pair)
     assert (await alice.mail(server, sealed[3])).status_code == 201
-    answer = await batch(server, alice, [jsonform.to_fields(one) for one in sealed])
+    answer = await batch(server, alice, [json_form.to_fields(one) for one in sealed])
     assert ["new" in one for one in answer.json()["results"]] == [True, True, True, False]
     assert {bob.opened(one) for one in await bob.poll(server)} == {b"0", b"2", b"3"}
     # A path of one batch proves nothing in another.
-    other = jsonform.to_fields(sealing.seal_batch(letters[:2], "alice", alice.pair)[0])
-    moved = jsonform.to_fields(alice.seal(bob)) | {"batch": other["batch"]}
+    other = json_form.to_fields(sealing.seal_batch(letters[:2], "alice", alice.pair)[0])
+    moved = json_form.to_fields(alice.seal(bob)) | {"batch": other["batch"]}
     assert (await batch(server, alice, [moved])).json()["results"][0]["problem"]["code"] == (
         "signature_verification_failed"
     )
@@ -490,7 +490,7 @@ async def test_64_kib_is_the_largest_copy(
 
 async def test_a_body_beyond_the_limits_is_413(server: Server, alice: Correspondent) -> None:
     binary = await alice.mail_binary(server, bytes(MAX_ENVELOPE + 1))
-    text = await server.send_signed(alice, "POST", "/v1/messages", b" " * (jsonform.MAX_JSON + 1))
+    text = await server.send_signed(alice, "POST", "/v1/messages", b" " * (json_form.MAX_JSON + 1))
     many = await server.send_signed(alice, "POST", "/v1/messages/batch", b" " * (16 * MIB + 1))
     for answer in (binary, text, many):
         assert (answer.status_code, answer.json()["code"]) == (413, "too_large")

@@ -17,14 +17,14 @@ import httpx
 import pytest
 from prometheus_client import REGISTRY
 
-from angelia.envelope import jsonform, sealing, wire
+from angelia.envelope import json_form, sealing, wire
 from angelia.envelope.ids import KeyType
-from angelia.envelope.media import MEDIA_TYPE
+from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.refusals import SignatureFailed
 from angelia.envelope.wire import Compression, Envelope, Priority
 from angelia.errors import Denied, Unavailable
+from angelia.keys.bundle_succession import Emergency
 from angelia.keys.model import Reason, unix_ms
-from angelia.keys.succession import Emergency
 from angelia.mail import model, service
 from angelia.mail.model import HOLD
 from angelia.policy.model import Action, Effect
@@ -73,7 +73,7 @@ async def test_a_replay_by_another_than_its_sender_is_refused(
 
 def respelled(envelope: Envelope) -> dict[str, bytes]:
     """One envelope, written in ways that a lax reader would take."""
-    text, fields = jsonform.encode(envelope).decode(), jsonform.to_fields(envelope)
+    text, fields = json_form.encode(envelope).decode(), json_form.to_fields(envelope)
     signature = fields["signature_ed25519"]
     alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
     spare = signature[:-1] + alphabet[alphabet.index(signature[-1]) ^ 1]
@@ -158,7 +158,7 @@ async def test_an_envelope_signed_with_anothers_keys_is_refused(
     """Carol calls as herself, with an envelope in her name that alice's pair signed, or that says so."""
     moved = sealing.seal(carol.letter(bob), "carol", alice.pair)
     assert code(await carol.mail(server, moved)) == (404, "key_not_found")
-    fields = jsonform.to_fields(moved) | {"sender_key_id": str(carol.pair.public.signer_id)}
+    fields = json_form.to_fields(moved) | {"sender_key_id": str(carol.pair.public.signer_id)}
     assert code(await post(server, carol, json.dumps(fields).encode())) == (400, UNSIGNED)
     assert await told(connection, UNSIGNED) == [(UNSIGNED, "carol", "bob")]
     assert await left(connection) == NOTHING
@@ -173,12 +173,12 @@ TAMPERED: dict[str, Any] = {
     "message_id": lambda f: {"message_id": str(uuid4())},
     "compression": lambda f: {"compression": int(Compression.GZIP)},
     "control": lambda f: {"control": True},
-    "nonce": lambda f: {"nonce": jsonform.to_text(bytes(12))},
-    "wrapped_key": lambda f: {"wrapped_key": jsonform.to_text(bytes(1120))},
+    "nonce": lambda f: {"nonce": json_form.to_text(bytes(12))},
+    "wrapped_key": lambda f: {"wrapped_key": json_form.to_text(bytes(1120))},
     "encrypted_payload": lambda f: {"encrypted_payload": f["encrypted_payload"][:-4] + "AAAA"},
-    "auth_tag": lambda f: {"auth_tag": jsonform.to_text(bytes(16))},
-    "signature_ed25519": lambda f: {"signature_ed25519": jsonform.to_text(bytes(64))},
-    "signature_ml_dsa": lambda f: {"signature_ml_dsa": jsonform.to_text(bytes(3309))},
+    "auth_tag": lambda f: {"auth_tag": json_form.to_text(bytes(16))},
+    "signature_ed25519": lambda f: {"signature_ed25519": json_form.to_text(bytes(64))},
+    "signature_ml_dsa": lambda f: {"signature_ml_dsa": json_form.to_text(bytes(3309))},
 }
 
 
@@ -186,7 +186,7 @@ async def test_each_tampered_field_breaks_the_signatures(
     server: Server, alice: Correspondent, bob: Correspondent, connection: asyncpg.Connection
 ) -> None:
     # Uneven lengths, so that the last group of text has no spare bits of its own to be wrong.
-    fields = jsonform.to_fields(alice.seal(bob, b"x" * 13, channel_id=uuid4(), correlation_id=uuid4()))
+    fields = json_form.to_fields(alice.seal(bob, b"x" * 13, channel_id=uuid4(), correlation_id=uuid4()))
     for name, change in TAMPERED.items():
         answer = await post(server, alice, json.dumps(fields | change(fields)).encode())
         assert code(answer) == (400, UNSIGNED), name
@@ -208,7 +208,7 @@ async def test_a_key_id_or_a_recipient_that_was_changed_to_another_good_one_brea
     twin.kem = bob.kem  # a recipient that published the very same key
     await twin.enter(office, "bobby", now)  # type: ignore[arg-type]
     for change in ({"key_id": str(old.key_id)}, {"recipient_nhi": "bobby"}):
-        tampered = jsonform.from_fields(jsonform.to_fields(envelope) | change)
+        tampered = json_form.from_fields(json_form.to_fields(envelope) | change)
         with pytest.raises(SignatureFailed):
             await office.send(alice, tampered, now)
 
@@ -216,7 +216,7 @@ async def test_a_key_id_or_a_recipient_that_was_changed_to_another_good_one_brea
 async def test_a_signature_of_one_envelope_does_not_serve_another(
     server: Server, alice: Correspondent, bob: Correspondent
 ) -> None:
-    one, other = jsonform.to_fields(alice.seal(bob)), jsonform.to_fields(alice.seal(bob))
+    one, other = json_form.to_fields(alice.seal(bob)), json_form.to_fields(alice.seal(bob))
     both = {key: other[key] for key in ("signature_ed25519", "signature_ml_dsa")}
     for taken in (both, {"signature_ed25519": both["signature_ed25519"]}):
         assert code(await post(server, alice, json.dumps(one | taken).encode())) == (400, UNSIGNED)
@@ -241,7 +241,7 @@ async def test_a_downgrade_or_a_missing_signature_is_refused(
     server: Server, alice: Correspondent, bob: Correspondent
 ) -> None:
     for change in DOWNGRADES:
-        fields = jsonform.to_fields(alice.seal(bob)) | change
+        fields = json_form.to_fields(alice.seal(bob)) | change
         answer = await post(server, alice, json.dumps(fields).encode())
         assert answer.status_code == 400
         for name in change:
@@ -268,7 +268,7 @@ async def test_times_that_do_not_fit_together_are_refused(
     server: Server, alice: Correspondent, bob: Correspondent
 ) -> None:
     for change in MISFITS:
-        fields = jsonform.to_fields(alice.seal(bob)) | change
+        fields = json_form.to_fields(alice.seal(bob)) | change
         assert code(await post(server, alice, json.dumps(fields).encode())) == (400, "invalid_argument")
         assert await bob.poll(server) == []
 
@@ -316,7 +316,7 @@ async def test_deep_double_and_odd_json_is_refused_before_any_signature_is_looke
         raise AssertionError("a signature was looked at")
 
     monkeypatch.setattr(service.sealing, "verify", never)
-    nested = jsonform.to_fields(alice.seal(bob)) | {"batch": {"index": 0, "count": 1, "path": [[[["x"]]]]}}
+    nested = json_form.to_fields(alice.seal(bob)) | {"batch": {"index": 0, "count": 1, "path": [[[["x"]]]]}}
     for name, body in {**MALFORMED, "depth 5": json.dumps(nested).encode()}.items():
         answer = await post(server, alice, body)
         assert answer.status_code in (400, 415), (name, answer.text)
@@ -354,7 +354,7 @@ async def test_a_handle_that_is_none_is_refused_at_every_entry(
     server: Server, alice: Correspondent, bob: Correspondent
 ) -> None:
     for handle in HANDLES:
-        fields = jsonform.to_fields(alice.seal(bob))
+        fields = json_form.to_fields(alice.seal(bob))
         for name in ("sender_nhi", "recipient_nhi"):
             assert code(await post(server, alice, json.dumps(fields | {name: handle}).encode())) == (
                 400,
@@ -479,9 +479,9 @@ async def test_a_token_bound_to_an_agent_is_that_agent_and_no_other(
     token = {"authorization": f"Bearer {made.json()['token']}"}
     await alice.sent(server, bob)
     assert len((await server.get("/v1/messages", headers=token)).json()["messages"]) == 1
-    refused = await server.post("/v1/messages", json=jsonform.to_fields(alice.seal(bob)), headers=token)
+    refused = await server.post("/v1/messages", json=json_form.to_fields(alice.seal(bob)), headers=token)
     assert code(refused) == (403, "authorization_denied")
-    taken = await server.post("/v1/messages", json=jsonform.to_fields(bob.seal(alice)), headers=token)
+    taken = await server.post("/v1/messages", json=json_form.to_fields(bob.seal(alice)), headers=token)
     assert taken.status_code == 201
 
 
@@ -716,11 +716,11 @@ async def test_no_plaintext_is_anywhere_on_the_server(
     # Nor does the log have what opens a lease, or the bytes of an envelope.
     assert marker.decode() not in said
     assert got.lease_token not in said
-    assert jsonform.to_text(got.envelope.signatures.ed25519) not in said
+    assert json_form.to_text(got.envelope.signatures.ed25519) not in said
 
 
 async def test_refusals_say_nothing_about_the_server(server: Server, alice: Correspondent, bob: Correspondent) -> None:
-    for body in (b"{", json.dumps(jsonform.to_fields(alice.seal(bob)) | {"priority": 3}).encode()):
+    for body in (b"{", json.dumps(json_form.to_fields(alice.seal(bob)) | {"priority": 3}).encode()):
         text = (await post(server, alice, body)).text
         for word in ("Traceback", "asyncpg", "src/", "SELECT", "policy_version"):
             assert word not in text

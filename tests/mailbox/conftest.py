@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from angelia.mailbox import identity
-from angelia.mailbox.box import Mailbox
+from angelia.mailbox.mailbox import Mailbox
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from angelia.mailbox import identity
-from angelia.mailbox.box import Mailbox
 from angelia.mailbox.database import Database
+from angelia.mailbox.mailbox import Mailbox
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 SUITES = 0b1011  # 1, 2 and 4, so that a separate ML-KEM key takes part

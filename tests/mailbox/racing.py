@@ -19,8 +19,8 @@ from pathlib import Path
 from angelia.envelope.refusals import Replayed
 from angelia.errors import AngeliaError
 from angelia.mailbox import identity, replay
-from angelia.mailbox.box import Mailbox
 from angelia.mailbox.database import Database
+from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.replay import Seen
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)

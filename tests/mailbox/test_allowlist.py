@@ -12,7 +12,7 @@ import pytest
 
 from angelia.envelope.refusals import NotAllowed, UnknownSigner
 from angelia.errors import InvalidArgument
-from angelia.mailbox.box import Mailbox
+from angelia.mailbox.mailbox import Mailbox
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 

@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from angelia.mailbox import identity
-from angelia.mailbox.box import Mailbox
+from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.outgoing import Outgoing, Sent
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "before" / "home.tar.xz"

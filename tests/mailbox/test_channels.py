@@ -28,10 +28,10 @@ from angelia.envelope.wire import Compression, Envelope, decode
 from angelia.errors import QueueFull
 from angelia.keys.model import unix_ms
 from angelia.mailbox import database, identity
-from angelia.mailbox.box import Mailbox
 from angelia.mailbox.channels import ChannelMessage, EpochLeapt, EpochWentBack, Placed
 from angelia.mailbox.database import FILE, SCHEMA
-from angelia.mailbox.unreached import Failure
+from angelia.mailbox.key_share_retries import Failure
+from angelia.mailbox.mailbox import Mailbox
 
 CHANNEL = UUID("c9a3a2e0-1234-5678-9abc-def012345678")
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)

@@ -18,9 +18,9 @@ from angelia.envelope.refusals import Replayed, UnknownKey
 from angelia.envelope.sealing import Letter
 from angelia.keys.model import unix_ms
 from angelia.mailbox import identity, keyfile
-from angelia.mailbox.box import Mailbox
 from angelia.mailbox.database import FILE
 from angelia.mailbox.inbox import Opened, ReadState
+from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.outgoing import Sent
 from thief import CHANNEL, fill, opens, sealed_rows
 

@@ -13,8 +13,8 @@ import pytest
 
 from angelia.envelope.wire import MAX_ENVELOPE
 from angelia.errors import DiskFull, NotFound
-from angelia.mailbox.box import Mailbox
 from angelia.mailbox.files import Drawer
+from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.private_files import CannotWrite, UnsafeFile
 
 WIRE = b"the bytes of an envelope"

@@ -16,8 +16,8 @@ import pytest
 from angelia.envelope.ids import KeyType, key_id
 from angelia.errors import AlreadyExists, AngeliaError, DiskFull, InvalidArgument, NotFound
 from angelia.mailbox import identity, keyfile, private_files
-from angelia.mailbox.box import Mailbox
 from angelia.mailbox.keyfile import BrokenKeyFile, WrongPassphrase
+from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.private_files import UnsafeFile
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)

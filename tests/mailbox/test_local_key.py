@@ -10,10 +10,10 @@ import pytest
 
 from angelia.envelope import wire
 from angelia.envelope.sealing import ChannelKey, EpochKey
-from angelia.mailbox import identity, local_key, succession
-from angelia.mailbox.box import Mailbox
+from angelia.mailbox import identity, local_key, next_bundle
 from angelia.mailbox.database import FILE, BrokenDatabase
 from angelia.mailbox.local_key import LocalKey
+from angelia.mailbox.mailbox import Mailbox
 from thief import CHANNEL, COLUMNS, Send, fill, opens, sealed_rows
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -110,7 +110,7 @@ def test_an_emergency_that_an_earlier_release_began_replaces_the_local_key_when_
     if accepted:
         with monkeypatch.context() as crash:
             crash.setattr(LocalKey, "replace", _crash)
-            crash.setattr(succession, "promoted", _crash)
+            crash.setattr(next_bundle, "promoted", _crash)
             with pytest.raises(KeyboardInterrupt):
                 bob.own.finish_rotation(NOW)
     bob.close()

@@ -18,7 +18,7 @@ from angelia.envelope.wire import Compression, Envelope, Priority, Suite
 from angelia.errors import Conflict, KeyRevoked, KeyStale, NotFound
 from angelia.keys.model import ONE_TIME_LIFE
 from angelia.mailbox import identity
-from angelia.mailbox.box import Mailbox
+from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.outbox import MOST_RESEALS, Draft, SealStands
 from angelia.mailbox.outgoing import Sent
 

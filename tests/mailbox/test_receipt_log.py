@@ -16,7 +16,7 @@ import pytest
 from angelia.envelope.receipts import Receipt, ReceiptStatus, sign_receipt
 from angelia.envelope.signing import SigningPair
 from angelia.errors import DiskFull
-from angelia.mailbox.box import Mailbox
+from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.private_files import UnsafeFile
 from angelia.mailbox.receipt_log import ReceiptLog
 

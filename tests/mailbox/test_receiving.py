@@ -13,7 +13,7 @@ from uuid import UUID
 
 import pytest
 
-from angelia.envelope import jsonform, sealing, wire
+from angelia.envelope import json_form, sealing, wire
 from angelia.envelope.bundles import DEFAULT_SUITES, Link
 from angelia.envelope.receipts import ReceiptStatus
 from angelia.envelope.refusals import (
@@ -34,14 +34,14 @@ from angelia.envelope.refusals import (
 from angelia.envelope.sealing import ChannelKey, Control, EpochKey, Letter
 from angelia.envelope.wire import Compression, Envelope, Suite
 from angelia.errors import AngeliaError, DiskFull, NotFound, RateLimited
-from angelia.mailbox import failures, identity, inbox
-from angelia.mailbox.box import Mailbox
+from angelia.mailbox import identity, inbox, open_failures
 from angelia.mailbox.database import SQL
 from angelia.mailbox.files import Drawer
 from angelia.mailbox.inbox import Opened, ReadState
+from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.outbox import Draft
 from angelia.mailbox.private_files import CannotWrite, UnsafeFile
-from angelia.mailbox.window import Profile
+from angelia.mailbox.time_window import Profile
 from forgery import forged
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -120,9 +120,9 @@ def test_a_receipt_says_it_was_delivered_and_the_sender_can_check_it(alice: Mail
 
 def test_a_copy_in_json_is_the_same_envelope_however_it_is_spelled(bob: Mailbox, send: Send) -> None:
     sealed = send()
-    fields = jsonform.to_fields(wire.decode(sealed))
+    fields = json_form.to_fields(wire.decode(sealed))
     spelled = [
-        jsonform.encode(wire.decode(sealed)),
+        json_form.encode(wire.decode(sealed)),
         json.dumps(dict(reversed(fields.items()))).encode(),
         b" \n\t" + json.dumps(fields, indent=4).encode() + b"\r\n",
         json.dumps(fields).replace('"suite"', '"s\\u0075ite"').encode(),
@@ -136,7 +136,7 @@ def test_a_copy_in_json_is_the_same_envelope_however_it_is_spelled(bob: Mailbox,
 
 def test_a_copy_with_more_in_it_is_no_envelope(bob: Mailbox, send: Send) -> None:
     sealed = send()
-    fields = jsonform.to_fields(wire.decode(sealed))
+    fields = json_form.to_fields(wire.decode(sealed))
     padded = {**fields, "signature_ed25519": fields["signature_ed25519"] + "=="}
     newline = {**fields, "signature_ed25519": fields["signature_ed25519"] + "\n"}
     for respelled in (sealed + b"\0", b" " + sealed, *map(json.dumps, ({**fields, "x": 1}, padded, newline))):
@@ -146,7 +146,7 @@ def test_a_copy_with_more_in_it_is_no_envelope(bob: Mailbox, send: Send) -> None
 
 
 def test_what_is_too_big_is_refused_before_it_is_read(bob: Mailbox) -> None:
-    for content in (b"AGLE" + bytes(wire.MAX_ENVELOPE), b"{" + b" " * jsonform.MAX_JSON, b"", b"{", b"AGLE"):
+    for content in (b"AGLE" + bytes(wire.MAX_ENVELOPE), b"{" + b" " * json_form.MAX_JSON, b"", b"{", b"AGLE"):
         with pytest.raises(Malformed):
             bob.receive(content, now=NOW)
     assert untouched(bob)
@@ -476,7 +476,7 @@ def test_an_envelope_that_is_refused_while_its_message_is_deleted_is_not_kept(
         assert tx.execute("SELECT count(*) FROM kem_keys WHERE usage = 'one_time'").fetchone() == (0,)
 
 
-@pytest.mark.parametrize("encode", [lambda one: one.wire, jsonform.encode])
+@pytest.mark.parametrize("encode", [lambda one: one.wire, json_form.encode])
 def test_a_message_that_lives_longer_than_this_mailbox_makes_them_opens_to_its_end(
     home: Path, alice: Mailbox, bob: Mailbox, encode: Callable[[Envelope], bytes]
 ) -> None:
@@ -571,7 +571,7 @@ def test_what_an_allowed_sender_signed_and_cannot_be_opened_is_kept_apart_and_co
 
 def test_after_ten_failures_in_an_hour_a_sender_is_not_tried_any_more(alice: Mailbox, bob: Mailbox, send: Send) -> None:
     good = send()
-    for at in range(failures.MOST):
+    for at in range(open_failures.MOST):
         with pytest.raises(OpenFailed):
             bob.receive(unopenable(alice, send()), now=NOW + at * MINUTE)
     with pytest.raises(RateLimited) as limited:
@@ -582,7 +582,7 @@ def test_after_ten_failures_in_an_hour_a_sender_is_not_tried_any_more(alice: Mai
 
 def test_the_same_bad_envelope_again_is_one_failure(alice: Mailbox, bob: Mailbox, send: Send) -> None:
     bad = unopenable(alice, send())
-    for _ in range(failures.MOST + 2):
+    for _ in range(open_failures.MOST + 2):
         with pytest.raises(OpenFailed):
             bob.receive(bad, now=NOW)
     assert rows(bob, "failures") == 1
@@ -593,7 +593,7 @@ def test_a_forgery_leaves_no_trace_and_costs_the_sender_nothing(
 ) -> None:
     mallory = agent("mallory")
     bad = wire.decode(unopenable(alice, send()))
-    for _ in range(failures.MOST + 1):
+    for _ in range(open_failures.MOST + 1):
         with pytest.raises(SignatureFailed):
             bob.receive(forged(bad, mallory), now=NOW)
     assert untouched(bob)
@@ -607,7 +607,7 @@ def test_many_are_opened_in_one_transaction_and_each_has_its_own_outcome(
     alice: Mailbox, bob: Mailbox, send: Send, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good, other = send(body=b"one"), send(body=b"two")
-    contents = [good, b"junk", good, unopenable(alice, send()), jsonform.encode(wire.decode(other)), send(to="bob")]
+    contents = [good, b"junk", good, unopenable(alice, send()), json_form.encode(wire.decode(other)), send(to="bob")]
     commits = 0
     commit = bob.database._commit
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from angelia.envelope.refusals import Expired, IdConflict, Replayed
 from angelia.errors import InvalidArgument
 from angelia.mailbox import replay
-from angelia.mailbox.box import Mailbox
 from angelia.mailbox.database import Database, stamp
+from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.replay import Seen
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)

@@ -15,7 +15,7 @@ from angelia.envelope.sealing import ChannelKey, EpochKey
 from angelia.envelope.signing import SigningPair
 from angelia.keys.model import unix_ms
 from angelia.mailbox import identity
-from angelia.mailbox.box import Mailbox
+from angelia.mailbox.mailbox import Mailbox
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 CHANNEL = UUID("c9a3a2e0-1234-4678-9abc-def012345678")

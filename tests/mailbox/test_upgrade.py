@@ -13,9 +13,9 @@ from angelia.envelope.bundles import Link, follow, trusted_by
 from angelia.errors import KeyStale
 from angelia.keys.model import moment
 from angelia.mailbox import identity
-from angelia.mailbox.box import Mailbox
 from angelia.mailbox.database import FILE, SCHEMA
-from angelia.mailbox.rotation import Due
+from angelia.mailbox.key_rotation import Due
+from angelia.mailbox.mailbox import Mailbox
 
 BEFORE = Path(__file__).parent.parent / "fixtures" / "before" / "home.tar.xz"
 MADE = datetime(2026, 11, 17, 12, tzinfo=UTC)

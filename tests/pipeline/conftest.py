@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 from pyspark.sql import SparkSession
 
-from angelia.pipeline.jobs.work import Work
+from angelia.pipeline.jobs.job_context import Work
 from angelia.pipeline.session import session
 from angelia.settings import Settings
 from angelia.stores import migrations

@@ -12,9 +12,9 @@ from angelia.pipeline.jobs.archive_audit import archive_audit
 from angelia.pipeline.jobs.archive_receipts import archive_receipts
 from angelia.pipeline.jobs.archive_sessions import archive_sessions
 from angelia.pipeline.jobs.erase import erase
+from angelia.pipeline.jobs.job_context import Work
 from angelia.pipeline.jobs.remove_simulated import remove_simulated
 from angelia.pipeline.jobs.retention import retention
-from angelia.pipeline.jobs.work import Work
 from angelia.pipeline.runs import Run
 from angelia.settings import Settings
 from angelia.stores.objects import Objects

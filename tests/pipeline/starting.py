@@ -10,8 +10,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from angelia.errors import AngeliaError
-from angelia.pipeline.faults import telling
 from angelia.pipeline.session import Where, session
+from angelia.pipeline.spark_errors import telling
 
 
 def main(*conf: str) -> None:

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
+from angelia.pipeline.jobs.job_context import Work
 from angelia.pipeline.jobs.stream_audit import stream_audit
-from angelia.pipeline.jobs.work import Work
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
 from quick import QUICK

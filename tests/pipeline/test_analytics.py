@@ -24,8 +24,8 @@ from angelia.pipeline.analytics import skew
 from angelia.pipeline.analytics.histogram import ERROR, added, bucket, percentile
 from angelia.pipeline.jobs import archive_receipts
 from angelia.pipeline.jobs.analytics import analytics
+from angelia.pipeline.jobs.job_context import Work
 from angelia.pipeline.jobs.simulate import simulate
-from angelia.pipeline.jobs.work import Work
 from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS, KEY_DAYS, KEY_GRACE, LATENCIES, STORAGE
 from angelia.pipeline.lake.tables import RECEIPTS, Table
 from angelia.pipeline.runs import Run

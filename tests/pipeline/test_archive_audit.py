@@ -14,10 +14,10 @@ import pytest
 from angelia.audit.model import Verdict, Verifier
 from angelia.audit.service import Audit
 from angelia.errors import AuditBroken
-from angelia.keys.node import load_or_make
+from angelia.keys.node_key import load_or_make
 from angelia.pipeline.jobs.archive_audit import archive_audit
+from angelia.pipeline.jobs.job_context import Work
 from angelia.pipeline.jobs.verify_audit import verify_audit
-from angelia.pipeline.jobs.work import Work
 from angelia.pipeline.runs import Run
 from angelia.settings import Settings
 from angelia.stores.ledger import Ledger

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from angelia.errors import Conflict, Unavailable
 from angelia.pipeline import runs
 from angelia.pipeline.jobs.archive_receipts import JOB, archive_receipts
-from angelia.pipeline.jobs.work import Work, midnight
+from angelia.pipeline.jobs.job_context import Work, midnight
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
 from dying import dying

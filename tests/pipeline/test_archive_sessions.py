@@ -12,7 +12,7 @@ import pytest
 
 from angelia.pipeline import runs
 from angelia.pipeline.jobs.archive_sessions import IDLE, archive_sessions
-from angelia.pipeline.jobs.work import Work
+from angelia.pipeline.jobs.job_context import Work
 from angelia.pipeline.lake.tables import SESSIONS
 from angelia.stores.objects import Objects
 from dying import Died, dies_at, dying, killed

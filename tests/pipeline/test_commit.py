@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 from angelia.errors import AngeliaError, Conflict
-from angelia.pipeline.lake import durable
+from angelia.pipeline.lake import fsync
 from angelia.pipeline.lake.commit import Mark, commit, find, is_done
 from angelia.pipeline.lake.table import Column, Table
 from angelia.pipeline.lake.writer import Files
@@ -115,8 +115,8 @@ def test_what_is_settled_is_on_the_disk_with_its_log_and_directories(
     found = find(objects, NUMBERS)
     assert found is not None
     synced: set[str] = set()
-    monkeypatch.setattr(durable, "_sync", lambda path: synced.add(str(path)))
-    durable.settle(objects, NUMBERS, found.file_uris())
+    monkeypatch.setattr(fsync, "_sync", lambda path: synced.add(str(path)))
+    fsync.settle(objects, NUMBERS, found.file_uris())
     root = objects.table("numbers")
     assert {*found.file_uris(), root, f"{root}/_delta_log", f"{root}/day={DAYS[0]}"} <= synced
     assert len([path for path in synced if path.endswith(".json")]) == 2

@@ -13,15 +13,15 @@ from deltalake import DeltaTable
 
 from angelia.audit.service import Audit
 from angelia.errors import Conflict, InvalidArgument
-from angelia.keys.node import load_or_make
+from angelia.keys.node_key import load_or_make
 from angelia.pipeline import runs
 from angelia.pipeline.jobs.archive_audit import JOB as AUDIT_JOB
 from angelia.pipeline.jobs.archive_audit import archive_audit
 from angelia.pipeline.jobs.archive_receipts import archive_receipts
 from angelia.pipeline.jobs.erase import erase
+from angelia.pipeline.jobs.job_context import Work
 from angelia.pipeline.jobs.simulate import simulate
 from angelia.pipeline.jobs.verify_audit import verify_audit
-from angelia.pipeline.jobs.work import Work
 from angelia.pipeline.lake import rewrite
 from angelia.pipeline.lake.rewrite import StoreRefuses
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS

@@ -16,8 +16,8 @@ from deltalake import CommitProperties, DeltaTable
 from angelia.errors import Conflict, InvalidArgument
 from angelia.pipeline import runs
 from angelia.pipeline.jobs import archive_receipts, erase
+from angelia.pipeline.jobs.job_context import Work
 from angelia.pipeline.jobs.maintain import JOB, WRITERS, maintain
-from angelia.pipeline.jobs.work import Work
 from angelia.pipeline.lake import listing, maintenance
 from angelia.pipeline.lake.commit import Mark, opened
 from angelia.pipeline.lake.maintenance import RowsDiffer

@@ -10,7 +10,7 @@ import pytest
 
 import objectstore
 from angelia.errors import AngeliaError, SettingsError, StartFailed, Unavailable
-from angelia.pipeline.lake.probe import probe
+from angelia.pipeline.lake.write_probe import probe
 from angelia.stores.objects import Objects
 from objectstore import KEYS, ObjectStore
 

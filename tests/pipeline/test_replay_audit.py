@@ -11,8 +11,8 @@ import pytest
 
 from angelia.pipeline.jobs.archive_audit import archive_audit
 from angelia.pipeline.jobs.archive_receipts import archive_receipts
+from angelia.pipeline.jobs.job_context import Work
 from angelia.pipeline.jobs.replay_audit import replay_audit
-from angelia.pipeline.jobs.work import Work
 from angelia.settings import Settings
 from chained import chained
 from dying import Died, dies_at

@@ -14,10 +14,10 @@ import pytest
 
 from angelia.errors import NotFound
 from angelia.pipeline import report
-from angelia.pipeline.lake import rows
+from angelia.pipeline.lake import small_writes
 from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS, KEY_DAYS, KEY_GRACE, LATENCIES, STORAGE
 from angelia.pipeline.lake.table import Table
-from angelia.pipeline.report import words
+from angelia.pipeline.report import formatting
 from angelia.pipeline.report.charts import latency, storage
 from angelia.pipeline.report.figures import read
 from angelia.pipeline.runs import Run, State
@@ -59,7 +59,7 @@ def put(objects: Objects, table: Table, *given: dict[str, Any]) -> None:
         run_id=str(uuid.uuid4()), job="analytics", app_id="analytics", version=1, lo=None, hi=None, cutoff=None,
         state=State.PLANNED, row_count=None, id_hash_sum=None, started_at=NOW,
     )  # fmt: skip
-    rows.put(objects, table, pa.Table.from_pylist(list(given), table.schema), run)
+    small_writes.put(objects, table, pa.Table.from_pylist(list(given), table.schema), run)
 
 
 def fill(objects: Objects, day: date = DAY, handle: str = "alice") -> None:
@@ -194,7 +194,7 @@ def test_hostile_handles_are_text(objects: Objects) -> None:
 
 
 def test_a_very_long_handle_is_cut() -> None:
-    assert words.foreign("a" * 255) == f'<bdi class="foreign">{"a" * 80}…</bdi>'
+    assert formatting.foreign("a" * 255) == f'<bdi class="foreign">{"a" * 80}…</bdi>'
 
 
 def test_a_day_that_there_is_nothing_of_is_a_gap_and_not_a_zero(objects: Objects) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 import lakes
 from angelia.errors import Conflict
+from angelia.pipeline.jobs.job_context import Work
 from angelia.pipeline.jobs.remove_simulated import remove_simulated
-from angelia.pipeline.jobs.work import Work
 from angelia.pipeline.lake import commit, listing, rewrite, simulated
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.tables import RECEIPTS, SESSIONS

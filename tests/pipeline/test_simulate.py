@@ -19,8 +19,8 @@ from deltalake import DeltaTable
 from angelia.audit.model import GENESIS, Event, entry_hash
 from angelia.errors import Conflict, InvalidArgument
 from angelia.pipeline.jobs.archive_receipts import archive_receipts
+from angelia.pipeline.jobs.job_context import Work
 from angelia.pipeline.jobs.simulate import simulate
-from angelia.pipeline.jobs.work import Work
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, Table
 from angelia.pipeline.simulation.capacity import Load, Nodes, Sizes, needed
 from angelia.pipeline.simulation.fleet import Fleet

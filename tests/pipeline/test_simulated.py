@@ -23,14 +23,14 @@ from angelia.pipeline.jobs.archive_receipts import archive_receipts
 from angelia.pipeline.jobs.archive_sessions import archive_sessions
 from angelia.pipeline.jobs.erase import erase
 from angelia.pipeline.jobs.export import export
+from angelia.pipeline.jobs.job_context import Job, Work
 from angelia.pipeline.jobs.maintain import maintain
 from angelia.pipeline.jobs.remove_simulated import remove_simulated
 from angelia.pipeline.jobs.replay_audit import replay_audit
 from angelia.pipeline.jobs.retention import retention
 from angelia.pipeline.jobs.simulate import simulate
 from angelia.pipeline.jobs.verify_audit import verify_audit
-from angelia.pipeline.jobs.work import Job, Work
-from angelia.pipeline.lake import commit, listing, places, writer
+from angelia.pipeline.lake import archive_locations, commit, listing, writer
 from angelia.pipeline.lake.analytics_tables import DAYS, HOURS, STORAGE
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, TABLES, Table
@@ -183,9 +183,9 @@ async def test_the_servers_own_archive_takes_no_simulated_row_even_while_it_is_e
 
 def test_the_flag_of_a_hint_leads_to_the_archive_that_it_is_about(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
-    assert places.flag(places.own(settings), settings) == ""
-    assert places.flag(places.simulated(settings), settings) == " --simulated"
-    assert places.flag(Objects("/a b/lake"), settings) == " --lake '/a b/lake'"
+    assert archive_locations.flag(archive_locations.own(settings), settings) == ""
+    assert archive_locations.flag(archive_locations.simulated(settings), settings) == " --simulated"
+    assert archive_locations.flag(Objects("/a b/lake"), settings) == " --lake '/a b/lake'"
 
 
 # An archive that has both.

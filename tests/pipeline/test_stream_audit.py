@@ -19,9 +19,9 @@ from deltalake import DeltaTable
 
 from angelia.audit import service
 from angelia.audit.service import Audit
-from angelia.keys.node import load_or_make
+from angelia.keys.node_key import load_or_make
+from angelia.pipeline.jobs.job_context import Work
 from angelia.pipeline.jobs.stream_audit import stream_audit
-from angelia.pipeline.jobs.work import Work
 from angelia.settings import Settings
 from angelia.stores.ledger import Ledger
 from angelia.stores.objects import Objects

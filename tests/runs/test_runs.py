@@ -9,9 +9,9 @@ from typing import Any
 import asyncpg
 import pytest
 
+from angelia.audit.archive_backlog import Leaving
 from angelia.audit.failures import Failures
 from angelia.audit.failures_store import Counts
-from angelia.audit.leaving import Leaving
 from angelia.jobs import pipeline_state, pipeline_waiting
 from angelia.mail.hot_store import HotMail
 from angelia.mail.receipts import Receipts

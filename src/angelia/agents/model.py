@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+from angelia.envelope.curve_points import sound_ed25519
 from angelia.envelope.ids import valid_handle
-from angelia.envelope.points import sound_ed25519
 from angelia.errors import InvalidArgument
 
 NAME_BYTES = 100

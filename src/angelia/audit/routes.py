@@ -10,7 +10,7 @@ import msgspec
 
 from angelia.audit.model import ChainEntry, Checkpoint, Checkpoints, Floor, Newest, StoredEvent, Testimony
 from angelia.audit.service import Audit, Page
-from angelia.audit.witnessed import Witnessed
+from angelia.audit.witness_service import Witnessed
 from angelia.errors import Denied, InvalidArgument
 from angelia.guard.declarations import (
     Access,

@@ -17,7 +17,7 @@ from angelia.channels.model import (
 from angelia.channels.publishing import Publishing
 from angelia.channels.reading import Readers, Wanted
 from angelia.channels.routes import PUBLISH, Number, named_channel
-from angelia.envelope import jsonform, media, wire
+from angelia.envelope import json_form, media_type, wire
 from angelia.envelope.wire import MAX_ENVELOPE
 from angelia.errors import AngeliaError, TooLarge
 from angelia.guard.declarations import (
@@ -34,7 +34,7 @@ from angelia.guard.declarations import (
 from angelia.guard.model import Per, Rule
 
 COMMIT = Rule("channel_commits", 1_200, 60_000, Per.AGENT)
-BODY_LIMIT = jsonform.MAX_JSON
+BODY_LIMIT = json_form.MAX_JSON
 _STREAM_PAGE = 20
 
 
@@ -91,9 +91,9 @@ class StreamError(msgspec.Struct, frozen=True):
 def routes(publishing: Publishing, readers: Readers, ttl_max: int) -> list[Route]:
     async def publish(call: Call) -> Answer:
         channel_id, content_type = named_channel(call), call.headers.get("content-type", "")
-        if media.is_binary(content_type) and len(call.body) > MAX_ENVELOPE:
+        if media_type.is_binary(content_type) and len(call.body) > MAX_ENVELOPE:
             raise TooLarge(f"an envelope has at most {MAX_ENVELOPE:,} bytes", hint="publish it in parts")
-        envelope = media.read(content_type, call.body, ttl_max)
+        envelope = media_type.read(content_type, call.body, ttl_max)
         placed = await publishing.publish(call.agent, channel_id, envelope, call.now)
         return Answer(201 if placed.new else 200, placed.published)
 
@@ -117,7 +117,7 @@ def routes(publishing: Publishing, readers: Readers, ttl_max: int) -> list[Route
         Route(
             "POST", "/v1/channels/{channel}/publish", publish, Access.AGENT, "Publish a sealed message",
             {201: Published, 200: Published}, takes=EnvelopeBody, rule=PUBLISH, body_limit=BODY_LIMIT,
-            reads=(JSON, media.MEDIA_TYPE),
+            reads=(JSON, media_type.MEDIA_TYPE),
         ),
         Route(
             "GET", "/v1/channels/{channel}/messages", read, Access.AGENT, "The next messages, or the first that come",
@@ -168,5 +168,5 @@ def _message(one: Stored) -> Message:
         replay_key=one.replay_key.hex(),
         accepted_at=one.accepted_at,
         expires_at=one.expires_at,
-        envelope=jsonform.to_fields(wire.decode(one.wire)),
+        envelope=json_form.to_fields(wire.decode(one.wire)),
     )

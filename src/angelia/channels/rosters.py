@@ -11,11 +11,11 @@ from angelia.audit import service as audit
 from angelia.audit.model import Detail, Event
 from angelia.channels import store
 from angelia.channels.admission import Admission
+from angelia.channels.member_removal import BATCH, channel_event, recheck_all, withdraw
 from angelia.channels.model import Channel, Listed, Policy, Shown, no_channel
-from angelia.channels.removal import BATCH, channel_event, recheck_all, withdraw
+from angelia.channels.roster_checks import check_signed, refuse_another
 from angelia.channels.service import Channels
-from angelia.channels.signed import check_signed, refuse_another
-from angelia.envelope.jsonform import to_text
+from angelia.envelope.json_form import to_text
 from angelia.envelope.rosters import FIRST_PREVIOUS, Member, Roster
 from angelia.errors import NotFound, VersionConflict
 from angelia.stores.ledger import Ledger, Tx

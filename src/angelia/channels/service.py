@@ -14,6 +14,7 @@ from angelia.audit import service as audit
 from angelia.audit.model import Detail
 from angelia.channels import store
 from angelia.channels.admission import Admission
+from angelia.channels.member_removal import BATCH, channel_event, recheck, recheck_all, withdraw
 from angelia.channels.model import (
     ASK_AGAIN,
     LONGEST_RETENTION,
@@ -28,8 +29,7 @@ from angelia.channels.model import (
     no_channel,
     not_subscribed,
 )
-from angelia.channels.removal import BATCH, channel_event, recheck, recheck_all, withdraw
-from angelia.channels.signed import check_signed, refuse_another
+from angelia.channels.roster_checks import check_signed, refuse_another
 from angelia.envelope.rosters import Member, Roster
 from angelia.errors import AlreadyExists, Conflict, Denied, InvalidArgument, NotFound
 from angelia.keys.service import Keys

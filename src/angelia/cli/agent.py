@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from angelia.cli import flags
+from angelia.cli.command_context import Session
 from angelia.cli.flags import Needs, local_agents
 from angelia.cli.grammar import Noun
 from angelia.cli.key import publish_first
-from angelia.cli.session import Session
 from angelia.cli.times import full
 from angelia.errors import AlreadyExists, AngeliaError, Conflict
 
@@ -199,7 +199,7 @@ def _remember(session: Session, identity: Identity, agent: Agent) -> Identity:
 
 
 def _show_other(session: Session, name: str) -> None:
-    from angelia.client.sealed import is_id
+    from angelia.client.mailbox_keys import is_id
 
     if session.token is None and is_id(name):
         profile = session.as_anyone().who(name)

@@ -6,15 +6,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from angelia.cli.handover import handing_over
-from angelia.cli.letters import Counted
+from angelia.cli.command_context import Session
+from angelia.cli.mail_output import Counted
 from angelia.cli.paging import ago, pages_of, show_list
-from angelia.cli.session import Session
+from angelia.cli.public_files import handing_over
 from angelia.cli.tables import Column
 
 if TYPE_CHECKING:
     from angelia.mailbox.allowlist import Entry
-    from angelia.mailbox.box import Mailbox
+    from angelia.mailbox.mailbox import Mailbox
 
 
 def import_list(session: Session, mailbox: Mailbox, file: Path) -> None:

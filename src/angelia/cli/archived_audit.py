@@ -6,7 +6,7 @@ import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from angelia.cli.session import Session
+from angelia.cli.command_context import Session
 from angelia.errors import AngeliaError
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ def look(session: Session, floor: Floor, node_key_id: UUID, lake: str | None) ->
 
 
 def _compared(objects: Objects, floor: Floor) -> Archived:
-    from angelia.pipeline.lake.entries import entry_hash
-    from angelia.pipeline.lake.floor import archive_floor
+    from angelia.pipeline.lake.audit_entries import entry_hash
+    from angelia.pipeline.lake.chain_floor import archive_floor
 
     begins = archive_floor(objects)
     present = begins.entry_hash if begins.position == floor.position else entry_hash(objects, floor.position)
@@ -65,7 +65,7 @@ def _compared(objects: Objects, floor: Floor) -> Archived:
 def _is_the_servers(session: Session, node_key_id: UUID) -> bool:
     """Whether the data directory of this machine is that of the server that was asked."""
     from angelia.envelope.ids import KeyType, key_id
-    from angelia.keys.node import public_key_in
+    from angelia.keys.node_key import public_key_in
 
     local = public_key_in(session.settings.data_dir)
     return local is not None and key_id(KeyType.ED25519, local) == node_key_id

@@ -12,12 +12,12 @@ import msgspec
 
 from angelia.cli import archived_audit
 from angelia.cli.archived_audit import Archived
+from angelia.cli.command_context import Session
 from angelia.cli.errors import Usage
 from angelia.cli.flags import Needs
 from angelia.cli.grammar import Noun
 from angelia.cli.paging import Page, short, show_list
 from angelia.cli.progress import Progress
-from angelia.cli.session import Session
 from angelia.cli.tables import Column, counted
 from angelia.cli.times import full
 from angelia.errors import AuditBroken, NotFound
@@ -150,7 +150,7 @@ def _with_archive(verdict: Verdict, archived: Archived) -> Verdict:
 
 
 def _witnessed(place: str, node: Node) -> list[Checkpoint]:
-    from angelia.audit.witness import witness_at
+    from angelia.audit.witness_client import witness_at
 
     witness = witness_at(place)
     found = list(witness.checkpoints(node.key_id))

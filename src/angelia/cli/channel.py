@@ -10,14 +10,14 @@ from uuid import UUID, uuid4
 import click
 import msgspec
 
-from angelia.cli.body import PAD, longest_life, read_body
+from angelia.cli.channel_output import facts_of, show_page, warn_unreached
+from angelia.cli.command_context import Session
 from angelia.cli.confirm import Deed, may
 from angelia.cli.errors import Usage
 from angelia.cli.flags import Needs, message_uuid, span
 from angelia.cli.grammar import Noun
+from angelia.cli.message_body import PAD, longest_life, read_body
 from angelia.cli.paging import SHORTEST_PREFIX, Page, ago, every, full_id, pages_of, short, show_list
-from angelia.cli.posts import facts_of, show_page, warn_unreached
-from angelia.cli.session import Session
 from angelia.cli.tables import Column, counted
 from angelia.cli.times import age
 from angelia.errors import AngeliaError, NotFound, Unavailable

@@ -6,10 +6,10 @@ from typing import Protocol
 
 import click
 
+from angelia.cli.command_context import Session
 from angelia.cli.errors import Usage
 from angelia.cli.flags import Needs
 from angelia.cli.grammar import Noun
-from angelia.cli.session import Session
 from angelia.cli.tables import Column
 
 command = Noun("config", "show every setting and where it came from; completion")

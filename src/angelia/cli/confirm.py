@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
+from angelia.cli.command_context import Session
 from angelia.cli.errors import ConfirmationRequired
 from angelia.cli.escaping import escape_line
-from angelia.cli.session import Session
 from angelia.errors import AngeliaError
 
 MANY = 1_000

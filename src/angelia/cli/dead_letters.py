@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from angelia.cli.handover import refuse_unregistered
+from angelia.cli.command_context import Session
 from angelia.cli.paging import Page, ago, every, full_id, short, show_list, until
-from angelia.cli.session import Session
+from angelia.cli.public_files import refuse_unregistered
 from angelia.cli.tables import Column
 
 if TYPE_CHECKING:

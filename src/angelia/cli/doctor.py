@@ -9,10 +9,10 @@ from typing import Protocol
 
 import click
 
+from angelia.cli.command_context import Session
 from angelia.cli.errors import FAILURE
 from angelia.cli.escaping import escape_line
 from angelia.cli.grammar import Verb
-from angelia.cli.session import Session
 from angelia.cli.tables import Paint, counted
 
 WIDTH = 100

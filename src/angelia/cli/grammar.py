@@ -17,11 +17,11 @@ import click
 from click.shell_completion import CompletionItem
 
 from angelia.cli import flags
+from angelia.cli.command_context import Session
 from angelia.cli.errors import Usage, nearest
 from angelia.cli.flags import Needs
 from angelia.cli.hints import aimed
 from angelia.cli.output import Output
-from angelia.cli.session import Session
 from angelia.errors import AngeliaError
 
 P = ParamSpec("P")

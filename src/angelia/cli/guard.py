@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from angelia.cli import flags
+from angelia.cli.command_context import Session
 from angelia.cli.flags import Needs
 from angelia.cli.grammar import Noun
 from angelia.cli.paging import Page, ago, show_list, until
-from angelia.cli.session import Session
 from angelia.cli.tables import Column
 from angelia.cli.times import full
 

@@ -11,13 +11,13 @@ from uuid import UUID
 import click
 import msgspec
 
+from angelia.cli.command_context import Session
 from angelia.cli.confirm import Deed, may
 from angelia.cli.errors import ConfirmationRequired, Usage
 from angelia.cli.flags import Needs, moment
 from angelia.cli.grammar import Noun
-from angelia.cli.handover import chain_in, handing_over, not_known, refuse_unregistered
 from angelia.cli.paging import ago, full_id
-from angelia.cli.session import Session
+from angelia.cli.public_files import chain_in, handing_over, not_known, refuse_unregistered
 from angelia.cli.times import full
 from angelia.errors import AngeliaError, Conflict, KeyNotFound
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from angelia.client import Client
     from angelia.client.answers import Published
     from angelia.envelope.bundles import Bundle, KemEntry, Link
-    from angelia.mailbox.box import Mailbox
-    from angelia.mailbox.trust import Pin
+    from angelia.mailbox.mailbox import Mailbox
+    from angelia.mailbox.pinned_keys import Pin
 
 FACTS = 11
 _SUITES = {1: "ML-KEM-768", 2: "X-Wing", 4: "channels"}
@@ -214,7 +214,7 @@ def publish_first(client: Client, mailbox: Mailbox) -> list[tuple[str, str]]:
 def _make_first(mailbox: Mailbox) -> None:
     """The first bundle, as it is handed over: from now on it is never signed anew, and a server gets it later. Without
     a server, nothing else follows it with fresh signatures, or with the key of the week."""
-    from angelia.mailbox.rotation import Due
+    from angelia.mailbox.key_rotation import Due
 
     own = mailbox.own
     if own.newest() is None:
@@ -289,8 +289,8 @@ def _presented(
     """What a file or the server says are the bundles of NAME, each signed as it should be, none believed yet.
 
     And what the server says is revoked; None where none was asked."""
-    from angelia.client.sealed import refuse_misnamed
-    from angelia.client.wire import MOST_PAGES, BadAnswer
+    from angelia.client.exchange import MOST_PAGES, BadAnswer
+    from angelia.client.mailbox_keys import refuse_misnamed
     from angelia.envelope.bundles import check_bundle
     from angelia.keys.model import LinkDocument, parse_link, parse_links
 

@@ -11,25 +11,25 @@ from uuid import UUID
 import click
 import msgspec
 
-from angelia.cli import allowlist, dead_letters, relay
-from angelia.cli.body import PAD, longest_life, read_body
+from angelia.cli import allowlist, dead_letters, mail_server
+from angelia.cli.command_context import Session
 from angelia.cli.confirm import Deed, may
 from angelia.cli.errors import Usage, exit_code, one_of, report
-from angelia.cli.exchange import received_from, sealed_by_hand
 from angelia.cli.flags import Needs, moment, span
 from angelia.cli.grammar import Noun
-from angelia.cli.handover import chain_in, handing_over, not_known, refuse_unregistered
-from angelia.cli.letters import Counted, Deleted, print_message, say_control, say_sealed, say_sent
+from angelia.cli.mail_files import received_from, sealed_by_hand
+from angelia.cli.mail_output import Counted, Deleted, print_message, say_control, say_sealed, say_sent
+from angelia.cli.message_body import PAD, longest_life, read_body
 from angelia.cli.outbox import show_outbox
 from angelia.cli.paging import SHORTEST_PREFIX, Page, ago, short, show_list
+from angelia.cli.public_files import chain_in, handing_over, not_known, refuse_unregistered
 from angelia.cli.receipts import hand_in, list_all, list_given, take_file
-from angelia.cli.session import Session
 from angelia.cli.tables import Column, counted
 from angelia.errors import AngeliaError, NotFound
 
 if TYPE_CHECKING:
-    from angelia.mailbox.box import Mailbox
     from angelia.mailbox.inbox import Message
+    from angelia.mailbox.mailbox import Mailbox
     from angelia.mailbox.outbox import Wishes
 
 PRIORITIES = ("low", "normal", "high", "critical")
@@ -76,7 +76,7 @@ def send(
         if recipient is not None:
             raise Usage("--retry sends what waits, and takes no NAME", hint="angelia mail send --retry")
         refuse_unregistered(session.mailbox, without="angelia mail send NAME --out FILE")
-        return relay.retry(session, session.mailbox)
+        return mail_server.retry(session, session.mailbox)
     if recipient is None:
         context = click.get_current_context()
         raise click.MissingParameter(ctx=context, param=context.command.params[0])
@@ -92,8 +92,8 @@ def send(
         wishes["ttl_seconds"] = int(ttl.total_seconds())
     if out is None and mailbox.identity.id is not None:
         client = session.as_agent(mailbox)
-        say_sent(session, relay.send(client, mailbox, recipient, content, wishes))
-        relay.deliver_due(session, client, mailbox)
+        say_sent(session, mail_server.send(client, mailbox, recipient, content, wishes))
+        mail_server.deliver_due(session, client, mailbox)
         return 0
     with handing_over(out) as file:
         envelope = sealed_by_hand(session, mailbox, recipient, content, wishes)
@@ -143,7 +143,7 @@ def receive(session: Session, files: tuple[Path, ...], wait: str | None) -> int:
     if files:
         return _receive_files(session, files)
     refuse_unregistered(session.mailbox, without="angelia mail receive FILE")
-    return relay.receive(session, session.mailbox, _wait(wait))
+    return mail_server.receive(session, session.mailbox, _wait(wait))
 
 
 def _receive_files(session: Session, files: tuple[Path, ...]) -> int:
@@ -189,7 +189,7 @@ def outbox(session: Session) -> None:
     """List the mail that was sealed here, newest first: its state, on whose word, and why it waits."""
     mailbox = session.mailbox
     if mailbox.identity.id is not None:
-        relay.refresh_outbox(session, mailbox)
+        mail_server.refresh_outbox(session, mailbox)
     show_outbox(session, mailbox)
 
 
@@ -197,7 +197,7 @@ def outbox(session: Session) -> None:
 @click.argument("id_", metavar="ID")
 def withdraw(session: Session, id_: str) -> None:
     """Take back a message that its recipient has not been given yet."""
-    relay.withdraw(session, session.mailbox, _id(id_, "outbox"))
+    mail_server.withdraw(session, session.mailbox, _id(id_, "outbox"))
 
 
 @command.verb(example="angelia mail delete 5b0f3c9a71e2", needs=Needs.AGENT | Needs.YES)

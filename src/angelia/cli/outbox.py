@@ -8,12 +8,12 @@ from uuid import UUID
 
 import msgspec
 
+from angelia.cli.command_context import Session
 from angelia.cli.paging import Page, ago, short, show_list, until
-from angelia.cli.session import Session
 from angelia.cli.tables import Column
 
 if TYPE_CHECKING:
-    from angelia.mailbox.box import Mailbox
+    from angelia.mailbox.mailbox import Mailbox
     from angelia.mailbox.outgoing import Outgoing
 
 

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Generic, TypeVar
 
+from angelia.cli.command_context import Session
 from angelia.cli.errors import AmbiguousId, Usage
 from angelia.cli.flags import PAGE
-from angelia.cli.session import Session
 from angelia.cli.tables import Column
 from angelia.cli.times import age
 from angelia.errors import AngeliaError, NotFound

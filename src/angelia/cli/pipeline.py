@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from angelia.cli.command_context import Session
 from angelia.cli.errors import INTERRUPTED, Usage
 from angelia.cli.flags import Needs, moment
 from angelia.cli.grammar import Noun
-from angelia.cli.session import Session
 
 if TYPE_CHECKING:
-    from angelia.pipeline.jobs.work import Job, Report, Work
+    from angelia.pipeline.jobs.job_context import Job, Report, Work
 
 command = Noun("pipeline", "archive, analyse, export and erase in bulk, with Spark")
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from angelia.cli import pipeline_place
+from angelia.cli.command_context import Session
 from angelia.cli.errors import Usage
 from angelia.cli.flags import PAGE
 from angelia.cli.paging import pages_of, show_list
 from angelia.cli.pipeline_faults import in_our_words
 from angelia.cli.pipeline_progress import Shown
-from angelia.cli.session import Session
 from angelia.cli.tables import Column, counted
 from angelia.cli.times import full
 from angelia.errors import AngeliaError
@@ -172,7 +172,7 @@ def _reading(session: Session, objects: Objects, *, simulated: bool) -> Iterator
     """Faults of the archive in our words; a store that cannot be read is told from the beginning, and so is that it is
     a simulated one."""
     from angelia.pipeline.lake.commit import is_simulated
-    from angelia.pipeline.lake.probe import check_answers
+    from angelia.pipeline.lake.write_probe import check_answers
 
     with in_our_words(session, _AGAIN):
         check_answers(objects)
@@ -198,7 +198,7 @@ def _statement(text: str) -> str:
 
 
 def _not_understood(error: Exception, names: Sequence[str]) -> AngeliaError:
-    from angelia.pipeline.faults import raised_by_us, telling
+    from angelia.pipeline.spark_errors import raised_by_us, telling
 
     unknown = "TABLE_OR_VIEW_NOT_FOUND" in str(error)
     hint = f"the tables are {', '.join(names)}" if unknown else _EXAMPLE

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from angelia.cli.session import Session
+from angelia.cli.command_context import Session
 from angelia.errors import AngeliaError
 
 
@@ -26,7 +26,7 @@ def in_our_words(session: Session, hint: str) -> Iterator[None]:
     from pyarrow.lib import ArrowException
     from pyspark.errors import PySparkException
 
-    from angelia.pipeline.faults import raised_by_us, telling
+    from angelia.pipeline.spark_errors import raised_by_us, telling
 
     try:
         yield

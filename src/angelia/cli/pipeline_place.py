@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from angelia.cli.command_context import Session
 from angelia.cli.errors import Usage
-from angelia.cli.session import Session
 from angelia.errors import AngeliaError, NotFound, StartFailed, Unavailable
 
 if TYPE_CHECKING:
@@ -34,11 +34,13 @@ class NotInstalled(AngeliaError):
 
 def require_pipeline() -> None:
     """Refuse where the packages are missing that the pipeline alone needs."""
-    from angelia.pipeline import installing
+    from angelia.pipeline import install_hint
 
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise NotInstalled(f"the pipeline is not installed: {', '.join(missing)} is missing", hint=installing.command())
+        raise NotInstalled(
+            f"the pipeline is not installed: {', '.join(missing)} is missing", hint=install_hint.command()
+        )
 
 
 @contextmanager
@@ -93,13 +95,13 @@ def ask(url: str, question: Callable[[Ledger], Awaitable[T]]) -> T:
 
 def archive(settings: Settings, given: str | None, *, simulated: bool = False) -> Objects:
     """The archive: --lake, the setting, or a directory of the data directory; or that of simulated fleets beside it."""
-    from angelia.pipeline.lake import places
+    from angelia.pipeline.lake import archive_locations
 
     if given and simulated:
         raise Usage("--lake and --simulated both name the archive", hint="say one of them")
     if given:
-        return places.named(given)
-    return places.simulated(settings) if simulated else places.own(settings)
+        return archive_locations.named(given)
+    return archive_locations.simulated(settings) if simulated else archive_locations.own(settings)
 
 
 def require_simulated(objects: Objects) -> None:
@@ -114,7 +116,7 @@ def require_simulated(objects: Objects) -> None:
 
 def make_archive(objects: Objects) -> None:
     """Before anything is written: a directory of its own, or a bucket that keeps two writers apart."""
-    from angelia.pipeline.lake.probe import probe
+    from angelia.pipeline.lake.write_probe import probe
 
     if not objects.remote:
         for path in (Path(objects.root).parent, Path(objects.root)):  # only the last gets the mode

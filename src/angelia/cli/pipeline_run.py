@@ -13,15 +13,15 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from angelia.cli import confirm, pipeline_place
+from angelia.cli.command_context import Session
 from angelia.cli.errors import REPLAYED, TAMPERED, ConfirmationRequired, Usage, nearest
 from angelia.cli.pipeline_faults import in_our_words
 from angelia.cli.pipeline_progress import Shown
-from angelia.cli.session import Session
 from angelia.errors import AngeliaError, Unavailable
 
 if TYPE_CHECKING:
     from angelia.pipeline.jobs.catalog import Entry
-    from angelia.pipeline.jobs.work import Job, Report, Work
+    from angelia.pipeline.jobs.job_context import Job, Report, Work
 
 _SIMULATE = "simulate"  # the job that makes what the others are then asked about
 _AGAIN = "nothing half done counts: run it again; -v shows where it happened"
@@ -109,7 +109,7 @@ def watched(
 @contextmanager
 def working(session: Session, name: str, wish: Wish, outcome: _Outcome) -> Iterator[Work]:
     """Everything that a job is given. What it opened is closed, and the progress is gone, when it ends."""
-    from angelia.pipeline.jobs.work import Work
+    from angelia.pipeline.jobs.job_context import Work
 
     settings = session.settings
     objects = pipeline_place.archive(settings, wish.lake, simulated=wish.simulated)

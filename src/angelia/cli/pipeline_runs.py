@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from angelia.cli import pipeline_place
+from angelia.cli.command_context import Session
 from angelia.cli.errors import Usage, nearest
 from angelia.cli.paging import Page, ago, full_id, short, show_list
-from angelia.cli.session import Session
 from angelia.cli.tables import Column, counted
 from angelia.cli.times import age, full
 

@@ -9,8 +9,8 @@ from uuid import UUID
 
 import msgspec
 
+from angelia.cli.command_context import Session
 from angelia.cli.paging import Page, ago, pages_of, short, show_list
-from angelia.cli.session import Session
 from angelia.cli.tables import Column
 from angelia.errors import AngeliaError, InvalidArgument, ReceiptArchived
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from angelia.client import Client
     from angelia.envelope.receipts import Receipt, ReceiptDocument
     from angelia.mail.model import ReceiptAnswer
-    from angelia.mailbox.box import Mailbox
+    from angelia.mailbox.mailbox import Mailbox
 
 
 class ReceiptLine(msgspec.Struct, kw_only=True):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
+from angelia.cli.command_context import Session
 from angelia.cli.confirm import Deed, may
 from angelia.cli.flags import Needs
 from angelia.cli.grammar import Verb
-from angelia.cli.session import Session
 
 
 @click.command(cls=Verb, example="angelia serve --port 8080", needs=Needs.YES)

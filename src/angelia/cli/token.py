@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from angelia.cli.command_context import Session
 from angelia.cli.confirm import Deed, may
 from angelia.cli.flags import Needs, span
 from angelia.cli.grammar import Noun
 from angelia.cli.paging import Page, ago, every, full_id, short, show_list, until
-from angelia.cli.session import Session
 from angelia.cli.tables import Column
 from angelia.cli.times import full
 from angelia.errors import AngeliaError, Conflict

@@ -29,7 +29,7 @@ from angelia.client.answers import (
     Tokens,
     Unsealed,
 )
-from angelia.client.wire import Call, Credential, Request, document, path, query
+from angelia.client.exchange import Call, Credential, Request, document, path, query
 
 
 def register(public_key: bytes, *, name: str | None = None, email: str | None = None) -> Call[Registered]:

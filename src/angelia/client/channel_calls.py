@@ -18,8 +18,8 @@ from angelia.client.channel_answers import (
     PublishedMessage,
     Subscribers,
 )
-from angelia.client.wire import BadAnswer, Call, Request, document, path, query
-from angelia.envelope.media import MEDIA_TYPE
+from angelia.client.exchange import BadAnswer, Call, Request, document, path, query
+from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.refusals import Malformed
 from angelia.envelope.rosters import Roster, RosterDocument, UntrustedRoster, parse_roster, roster_document
 from angelia.envelope.wire import Envelope

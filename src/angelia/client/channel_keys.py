@@ -15,12 +15,12 @@ from uuid import UUID
 import msgspec
 
 from angelia.channels.model import Channel, Policy, Shown
-from angelia.client import channel_calls, mail_calls, receiving
+from angelia.client import channel_calls, mail_calls, mail_receiving
+from angelia.client.api_errors import ApiError, Unreachable
 from angelia.client.channel_rosters import know_earlier_pairs, known_roster, publisher_rule, signed_roster
-from angelia.client.faults import ApiError, Unreachable
+from angelia.client.exchange import Call
 from angelia.client.mail_answers import Handed
-from angelia.client.sealed import now
-from angelia.client.wire import Call
+from angelia.client.mailbox_keys import now
 from angelia.envelope.refusals import Refused
 from angelia.envelope.rosters import Roster, UntrustedRoster
 from angelia.envelope.sealing import ChannelKey, Edition, EpochKey
@@ -28,8 +28,8 @@ from angelia.envelope.wire import decode
 from angelia.errors import AngeliaError, Conflict, EpochStale, KeyNotFound, NotFound, Unavailable, VersionConflict
 from angelia.keys.model import SKEW, unix_ms
 from angelia.mail.model import MOST_AT_ONCE
-from angelia.mailbox.box import Mailbox
 from angelia.mailbox.inbox import Message, Opened
+from angelia.mailbox.mailbox import Mailbox
 
 _ON_ITS_WAY, _PATIENCE = timedelta(seconds=60), 10.0
 _LEASE, _MOST_PAGES = 60, 20
@@ -225,7 +225,7 @@ def _collect(mailbox: Mailbox, channel_id: UUID, *, wait: float = 0.0) -> Call[i
             )
             controls = [one for one in page.messages if _is_control(one)]
             others += [one for one in page.messages if one not in controls]
-            yield from receiving.take_in(mailbox, controls)
+            yield from mail_receiving.take_in(mailbox, controls)
             if controls or not page.messages:
                 break
     except AngeliaError:

@@ -19,12 +19,12 @@ from angelia.client.channel_rosters import (
     served_roster,
 )
 from angelia.client.channel_senders import know_senders
-from angelia.client.sealed import is_id, now, refuse_misnamed
-from angelia.client.wire import MOST_PAGES, BadAnswer, Call
+from angelia.client.exchange import MOST_PAGES, BadAnswer, Call
+from angelia.client.mailbox_keys import is_id, now, refuse_misnamed
 from angelia.envelope.rosters import MOST_MEMBERS, Member, Roster, UntrustedRoster
 from angelia.errors import AngeliaError, Denied, KeyNotFound, NotFound, VersionConflict
 from angelia.keys.model import parse_bundle
-from angelia.mailbox.box import Mailbox
+from angelia.mailbox.mailbox import Mailbox
 
 
 def find_channel(mailbox: Mailbox, name: str | UUID) -> Call[Shown]:

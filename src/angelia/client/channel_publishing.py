@@ -13,12 +13,12 @@ from angelia.client.channel_answers import PublishedMessage
 from angelia.client.channel_keys import Present, check_roster_stands, expect_keys, present_key
 from angelia.client.channel_membership import find_channel
 from angelia.client.channel_sharing import Shared, share
-from angelia.client.sealed import now
-from angelia.client.wire import Call
+from angelia.client.exchange import Call
+from angelia.client.mailbox_keys import now
 from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError, EpochStale, VersionConflict
-from angelia.mailbox.box import Mailbox
 from angelia.mailbox.channels import PostWishes
+from angelia.mailbox.mailbox import Mailbox
 
 
 @dataclass(frozen=True, slots=True)

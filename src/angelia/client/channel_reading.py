@@ -8,19 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from angelia.client import channel_calls, sealed
+from angelia.client import channel_calls, mailbox_keys
+from angelia.client.api_errors import ApiError, Unreachable
 from angelia.client.channel_keys import ask_for_key
 from angelia.client.channel_rosters import known_roster, publisher_rule
 from angelia.client.channel_senders import know_senders
-from angelia.client.faults import ApiError, Unreachable
-from angelia.client.sealed import now
-from angelia.client.wire import BadAnswer, Call
-from angelia.envelope import jsonform
+from angelia.client.exchange import BadAnswer, Call
+from angelia.client.mailbox_keys import now
+from angelia.envelope import json_form
 from angelia.envelope.refusals import Malformed, NotAllowed, UnknownKey, UnknownSigner
 from angelia.envelope.rosters import UntrustedRoster
 from angelia.errors import AngeliaError, OffsetGone
-from angelia.mailbox.box import Mailbox
 from angelia.mailbox.channels import ChannelMessage, Placed
+from angelia.mailbox.mailbox import Mailbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def read_channel(
     if any(later <= earlier for earlier, later in itertools.pairwise(offsets)):
         raise BadAnswer(f"asked for what comes after {offsets[0]}, the server gave earlier messages, or not in order")
     try:
-        placed = [Placed(one.offset, jsonform.from_fields(one.envelope)) for one in page.messages]
+        placed = [Placed(one.offset, json_form.from_fields(one.envelope)) for one in page.messages]
     except Malformed as error:
         raise BadAnswer(f"a message of the channel cannot be read: {error.message}") from error
     strangers = yield from _strangers(mailbox, channel_id, placed, page.roster_version, name)
@@ -93,7 +93,7 @@ def _strangers(
         return {}
     pinned = mailbox.rosters.pinned(channel_id)
     if pinned is not None:  # its owner may have revoked the pair that signed it, which is asked once an hour
-        yield from sealed.look_up(mailbox, pinned.owner_nhi)
+        yield from mailbox_keys.look_up(mailbox, pinned.owner_nhi)
     roster = mailbox.rosters.believed(channel_id)
     if roster is None or roster.version != version:
         found = yield from channel_calls.channel(channel_id)

@@ -10,16 +10,16 @@ from typing import TypeAlias
 from uuid import UUID, uuid4
 
 from angelia.channels.model import Channel, Policy, Shown
-from angelia.client import channel_calls, key_calls, sealed
+from angelia.client import channel_calls, key_calls, mailbox_keys
 from angelia.client.channel_senders import know_senders
-from angelia.client.sealed import now
-from angelia.client.wire import Call
+from angelia.client.exchange import Call
+from angelia.client.mailbox_keys import now
 from angelia.envelope.bundles import Link
 from angelia.envelope.refusals import Refused, UnknownSigner
 from angelia.envelope.rosters import FIRST_PREVIOUS, Member, Roster, UntrustedRoster, sign_roster
 from angelia.errors import AngeliaError, Conflict, NotFound, VersionConflict
 from angelia.keys.model import moment, parse_links, unix_ms
-from angelia.mailbox.box import Mailbox
+from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.notices import Kind
 
 Members: TypeAlias = Iterable[Member]
@@ -207,7 +207,7 @@ def resign_rosters(mailbox: Mailbox) -> Call[int]:
     try:
         former = mailbox.rosters.signed_by_former()
     except (AngeliaError, OSError) as error:
-        sealed.put_off(mailbox, f"the rosters of your channels {_NOT_NOW}", error)
+        mailbox_keys.put_off(mailbox, f"the rosters of your channels {_NOT_NOW}", error)
         return 0
     for roster in former:
         try:
@@ -217,13 +217,13 @@ def resign_rosters(mailbox: Mailbox) -> Call[int]:
         except NotFound:
             mailbox.rosters.forget(roster.channel_id)  # the channel was deleted, by the server's word
         except (AngeliaError, OSError) as error:
-            sealed.put_off(mailbox, f"the roster of {roster.name} {_NOT_NOW}", error)
+            mailbox_keys.put_off(mailbox, f"the roster of {roster.name} {_NOT_NOW}", error)
     return done
 
 
 def _roster_of_another(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:
     # Its owner may have revoked the pair that signed: heard of once an hour, as before everything that is believed.
-    yield from sealed.look_up(mailbox, found.owner_nhi)
+    yield from mailbox_keys.look_up(mailbox, found.owner_nhi)
     pinned = mailbox.rosters.believed(found.channel_id)
     if pinned is not None and pinned.version == found.roster_version:
         return pinned
@@ -253,7 +253,7 @@ def _pin(mailbox: Mailbox, served: Roster) -> Call[None]:
             pin = mailbox.trust.pin(served.owner_nhi)
             if pin is None:
                 raise
-            yield from sealed.catch_up(mailbox, pin)
+            yield from mailbox_keys.catch_up(mailbox, pin)
             mailbox.rosters.pin(served, now())
     except Refused as refusal:
         raise UntrustedRoster(

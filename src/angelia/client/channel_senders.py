@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from angelia.client import key_calls, sealed
-from angelia.client.faults import Unreachable
-from angelia.client.sealed import now
-from angelia.client.wire import Call
+from angelia.client import key_calls, mailbox_keys
+from angelia.client.api_errors import Unreachable
+from angelia.client.exchange import Call
+from angelia.client.mailbox_keys import now
 from angelia.errors import AngeliaError, KeyNotFound, NotFound, Unavailable
 from angelia.keys.model import parse_links
-from angelia.mailbox.box import Mailbox
+from angelia.mailbox.mailbox import Mailbox
 
 
 def know_senders(mailbox: Mailbox, senders: set[str]) -> Call[dict[str, AngeliaError]]:
@@ -34,6 +34,6 @@ def _meet(mailbox: Mailbox, agent: str) -> Call[None]:
         page = yield from key_calls.bundles_since(agent, 0)
         links = parse_links(page.bundles[:1])
         if links and links[0].bundle.agent_nhi == agent:
-            yield from sealed.catch_up(mailbox, mailbox.trust.pin_first(links[0], now(), page.revoked))
+            yield from mailbox_keys.catch_up(mailbox, mailbox.trust.pin_first(links[0], now(), page.revoked))
             return
-    yield from sealed.find_keys(mailbox, agent)
+    yield from mailbox_keys.find_keys(mailbox, agent)

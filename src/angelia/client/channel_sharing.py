@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from angelia.channels.model import MOST_SUBSCRIBERS, Shown
-from angelia.client import channel_calls, sealed
-from angelia.client.faults import Unreachable, item_fault
-from angelia.client.mail import send_sealed
-from angelia.client.patience import Patience, patiently
-from angelia.client.sealed import now
-from angelia.client.wire import BadAnswer, Call
+from angelia.client import channel_calls, mailbox_keys
+from angelia.client.api_errors import Unreachable, item_fault
+from angelia.client.exchange import BadAnswer, Call
+from angelia.client.mail_sending import send_sealed
+from angelia.client.mailbox_keys import now
+from angelia.client.rate_limit_wait import Patience, patiently
 from angelia.envelope.refusals import NotAllowed
 from angelia.envelope.rosters import Roster
 from angelia.envelope.sealing import ChannelKey, EpochKey
 from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError, KeyRevoked, KeyStale, RateLimited, Unavailable
 from angelia.mail.model import ItemProblem
-from angelia.mailbox.box import Mailbox
+from angelia.mailbox.key_share_retries import Failure
+from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.outbox import Draft
-from angelia.mailbox.unreached import Failure
 
 _SEALED_TOGETHER, _SENT_TOGETHER = 256, 100
 _MOST_PAGES = 2 * MOST_SUBSCRIBERS // _SEALED_TOGETHER
@@ -91,7 +91,7 @@ def _drafted(
     drafts: list[Draft] = []
     for name in names:
         try:
-            known, _ = yield from patiently(sealed.find_keys(mailbox, name), patience)
+            known, _ = yield from patiently(mailbox_keys.find_keys(mailbox, name), patience)
         except (*_NOBODY_REACHED, RateLimited):
             raise
         except AngeliaError as error:
@@ -146,7 +146,7 @@ def _sent(mailbox: Mailbox, envelopes: Sequence[Envelope], some: Shared, patienc
 def _sent_again(mailbox: Mailbox, envelope: Envelope, refusal: KeyStale | KeyRevoked) -> Call[AngeliaError | None]:
     """The recipient has other keys by now."""
     try:
-        again = yield from sealed.reseal(mailbox, envelope.replay_key, refusal)
+        again = yield from mailbox_keys.reseal(mailbox, envelope.replay_key, refusal)
     except AngeliaError as error:
         return error
     (outcome,) = yield from send_sealed(mailbox, [again])

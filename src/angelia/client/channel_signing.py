@@ -5,19 +5,19 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from angelia.client import sealed
+from angelia.client import mailbox_keys
 from angelia.client.answers import Published, Schedule
 from angelia.client.channel_rosters import resign_rosters
-from angelia.client.sealed import now
-from angelia.client.wire import Call
+from angelia.client.exchange import Call
+from angelia.client.mailbox_keys import now
 from angelia.keys.model import Reason
-from angelia.mailbox.box import Mailbox
+from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.notices import Kind
 
 
 def publish_keys(mailbox: Mailbox, *, suites: int | None = None) -> Call[Published]:
     """Make the agent reachable: publish its bundle, finish what a crash interrupted, and top up one-time keys."""
-    done = yield from sealed.publish_keys(mailbox, suites=suites)
+    done = yield from mailbox_keys.publish_keys(mailbox, suites=suites)
     yield from resign_rosters(mailbox)
     return done
 
@@ -31,7 +31,7 @@ def rotate_keys(
     reason: Reason = Reason.ON_DEMAND,
 ) -> Call[Published]:
     """Replace the agent's keys; the old ones go into grace. A rotation that was interrupted is finished instead."""
-    done = yield from sealed.rotate_keys(mailbox, kem=kem, signer=signer, suites=suites, reason=reason)
+    done = yield from mailbox_keys.rotate_keys(mailbox, kem=kem, signer=signer, suites=suites, reason=reason)
     yield from resign_rosters(mailbox)
     return done
 
@@ -40,7 +40,9 @@ def emergency_rotate_keys(
     mailbox: Mailbox, *, why: str, signer: bool = True, compromised_since: datetime | None = None
 ) -> Call[Published]:
     """Replace keys that somebody else may have. Nothing of them is kept: mail still sealed to them cannot be opened."""
-    done = yield from sealed.emergency_rotate_keys(mailbox, why=why, signer=signer, compromised_since=compromised_since)
+    done = yield from mailbox_keys.emergency_rotate_keys(
+        mailbox, why=why, signer=signer, compromised_since=compromised_since
+    )
     if (yield from resign_rosters(mailbox)):
         told = (
             "the rosters of your channels are signed anew: look for members whom a thief let in (angelia channel allow)"
@@ -51,7 +53,7 @@ def emergency_rotate_keys(
 
 def rotate_due_keys(mailbox: Mailbox) -> Call[list[Schedule]]:
     """Rotate once if any schedule asks for it, and report the new key to all that do; returns those."""
-    reported = yield from sealed.rotate_due_keys(mailbox)
+    reported = yield from mailbox_keys.rotate_due_keys(mailbox)
     yield from resign_rosters(mailbox)
     return reported
 
@@ -59,6 +61,6 @@ def rotate_due_keys(mailbox: Mailbox) -> Call[list[Schedule]]:
 def tend_keys(mailbox: Mailbox) -> Call[None]:
     """Keep the agent's own keys fresh while it is in use, and its rosters signed by them. What cannot be done now is
     told, and done later."""
-    yield from sealed.tend_keys(mailbox)
+    yield from mailbox_keys.tend_keys(mailbox)
     if not mailbox.own.left_alone(now()):
         yield from resign_rosters(mailbox)

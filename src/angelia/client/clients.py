@@ -13,7 +13,6 @@ from uuid import UUID
 import httpx
 
 from angelia.client import (
-    asking,
     calls,
     channel_calls,
     channel_keys,
@@ -22,17 +21,21 @@ from angelia.client import (
     channel_reading,
     channel_rosters,
     channel_signing,
+    delivery_status,
     key_calls,
-    mail,
     mail_calls,
+    mail_receiving,
+    mail_sending,
+    mail_stream,
+    mailbox_keys,
+    mailbox_server,
     policy_calls,
-    receiving,
-    sealed,
-    sent_mail,
-    serving,
-    stream,
+    request_reply,
 )
-from angelia.client.attempts import (
+from angelia.client.channel_reading import Unopened
+from angelia.client.exchange import Call, Response
+from angelia.client.mail_stream import Event
+from angelia.client.transport import (
     Body,
     Line,
     Observer,
@@ -45,11 +48,8 @@ from angelia.client.attempts import (
     is_loopback,
     origin,
 )
-from angelia.client.channel_reading import Unopened
-from angelia.client.stream import Event
-from angelia.client.wire import Call, Response
-from angelia.mailbox.box import Mailbox
 from angelia.mailbox.channels import ChannelMessage
+from angelia.mailbox.mailbox import Mailbox
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -132,9 +132,9 @@ class AsyncClient:
         """Mail as it comes, and what concerns the agent's keys and its own mail; taken up again when it breaks off.
 
         `take_in` opens and settles what comes; `contextlib.aclosing` ends the listening in time."""
-        return stream.events(self._line, self._http, lease_seconds)
+        return mail_stream.events(self._line, self._http, lease_seconds)
 
-    async def run_mailbox(self, mailbox: Mailbox, handler: serving.Handler) -> None:
+    async def run_mailbox(self, mailbox: Mailbox, handler: mailbox_server.Handler) -> None:
         """Serve a mailbox until cancelled: mail goes to the handler one by one, also such as was kept out and is
         allowed by now; the outbox is sent, receipts are heard of, keys are kept fresh. Faults that pass are waited for.
 
@@ -142,9 +142,9 @@ class AsyncClient:
         to it again."""
 
         def listen(connected: Callable[[], None]) -> AsyncGenerator[Event, None]:
-            return stream.events(self._line, self._http, connected=connected)
+            return mail_stream.events(self._line, self._http, connected=connected)
 
-        await serving.Serving(mailbox, handler, self._run, listen).forever()
+        await mailbox_server.Serving(mailbox, handler, self._run, listen).forever()
 
     async def tail(
         self, mailbox: Mailbox, channel: str | UUID, *, after_offset: int | None = None
@@ -196,10 +196,10 @@ class AsyncClient:
     emergency_rotate_keys = awaited(channel_signing.emergency_rotate_keys)
     rotate_due_keys = awaited(channel_signing.rotate_due_keys)
     tend_keys = awaited(channel_signing.tend_keys)
-    find_keys = awaited(sealed.find_keys)
-    seal = awaited(sealed.seal)
-    reseal = awaited(sealed.reseal)
-    open = awaited(sealed.open_envelope)
+    find_keys = awaited(mailbox_keys.find_keys)
+    seal = awaited(mailbox_keys.seal)
+    reseal = awaited(mailbox_keys.reseal)
+    open = awaited(mailbox_keys.open_envelope)
     send_envelope = awaited(mail_calls.send_envelope)
     send_envelopes = awaited(mail_calls.send_envelopes)
     poll = awaited(mail_calls.poll)
@@ -212,19 +212,19 @@ class AsyncClient:
     hand_in_receipt = awaited(mail_calls.hand_in_receipt)
     dead_letters = awaited(mail_calls.dead_letters)
     requeue_dead_letter = awaited(mail_calls.requeue_dead_letter)
-    send = awaited(mail.send)
-    send_sealed = awaited(mail.send_sealed)
-    deliver_outbox = awaited(mail.deliver_outbox)
-    retry_outbox = awaited(mail.retry_outbox)
-    withdraw = awaited(mail.withdraw)
-    receive = awaited(receiving.receive)
-    receive_admitted = awaited(receiving.receive_admitted)
-    take_in = awaited(receiving.take_in)
-    update_outbox = awaited(sent_mail.update_outbox)
-    update_sent = awaited(sent_mail.update_sent)
-    check_attested = awaited(sent_mail.check_attested)
-    send_and_wait = awaited(asking.send_and_wait)
-    answer = awaited(asking.answer)
+    send = awaited(mail_sending.send)
+    send_sealed = awaited(mail_sending.send_sealed)
+    deliver_outbox = awaited(mail_sending.deliver_outbox)
+    retry_outbox = awaited(mail_sending.retry_outbox)
+    withdraw = awaited(mail_sending.withdraw)
+    receive = awaited(mail_receiving.receive)
+    receive_admitted = awaited(mail_receiving.receive_admitted)
+    take_in = awaited(mail_receiving.take_in)
+    update_outbox = awaited(delivery_status.update_outbox)
+    update_sent = awaited(delivery_status.update_sent)
+    check_attested = awaited(delivery_status.check_attested)
+    send_and_wait = awaited(request_reply.send_and_wait)
+    answer = awaited(request_reply.answer)
     create_channel = awaited(channel_membership.create_channel)
     find_channel = awaited(channel_membership.find_channel)
     look_up_channel = awaited(channel_membership.look_up_channel)
@@ -320,7 +320,7 @@ class Client:
         """Mail as it comes, and what concerns the agent's keys and its own mail; taken up again when it breaks off.
 
         `take_in` opens and settles what comes; `contextlib.closing` ends the listening in time."""
-        return stream.blocking_events(self._line, self._http, lease_seconds)
+        return mail_stream.blocking_events(self._line, self._http, lease_seconds)
 
     def tail(
         self, mailbox: Mailbox, channel: str | UUID, *, after_offset: int | None = None
@@ -371,10 +371,10 @@ class Client:
     emergency_rotate_keys = blocking(channel_signing.emergency_rotate_keys)
     rotate_due_keys = blocking(channel_signing.rotate_due_keys)
     tend_keys = blocking(channel_signing.tend_keys)
-    find_keys = blocking(sealed.find_keys)
-    seal = blocking(sealed.seal)
-    reseal = blocking(sealed.reseal)
-    open = blocking(sealed.open_envelope)
+    find_keys = blocking(mailbox_keys.find_keys)
+    seal = blocking(mailbox_keys.seal)
+    reseal = blocking(mailbox_keys.reseal)
+    open = blocking(mailbox_keys.open_envelope)
     send_envelope = blocking(mail_calls.send_envelope)
     send_envelopes = blocking(mail_calls.send_envelopes)
     poll = blocking(mail_calls.poll)
@@ -387,19 +387,19 @@ class Client:
     hand_in_receipt = blocking(mail_calls.hand_in_receipt)
     dead_letters = blocking(mail_calls.dead_letters)
     requeue_dead_letter = blocking(mail_calls.requeue_dead_letter)
-    send = blocking(mail.send)
-    send_sealed = blocking(mail.send_sealed)
-    deliver_outbox = blocking(mail.deliver_outbox)
-    retry_outbox = blocking(mail.retry_outbox)
-    withdraw = blocking(mail.withdraw)
-    receive = blocking(receiving.receive)
-    receive_admitted = blocking(receiving.receive_admitted)
-    take_in = blocking(receiving.take_in)
-    update_outbox = blocking(sent_mail.update_outbox)
-    update_sent = blocking(sent_mail.update_sent)
-    check_attested = blocking(sent_mail.check_attested)
-    send_and_wait = blocking(asking.send_and_wait)
-    answer = blocking(asking.answer)
+    send = blocking(mail_sending.send)
+    send_sealed = blocking(mail_sending.send_sealed)
+    deliver_outbox = blocking(mail_sending.deliver_outbox)
+    retry_outbox = blocking(mail_sending.retry_outbox)
+    withdraw = blocking(mail_sending.withdraw)
+    receive = blocking(mail_receiving.receive)
+    receive_admitted = blocking(mail_receiving.receive_admitted)
+    take_in = blocking(mail_receiving.take_in)
+    update_outbox = blocking(delivery_status.update_outbox)
+    update_sent = blocking(delivery_status.update_sent)
+    check_attested = blocking(delivery_status.check_attested)
+    send_and_wait = blocking(request_reply.send_and_wait)
+    answer = blocking(request_reply.answer)
     create_channel = blocking(channel_membership.create_channel)
     find_channel = blocking(channel_membership.find_channel)
     look_up_channel = blocking(channel_membership.look_up_channel)

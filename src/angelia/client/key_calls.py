@@ -18,7 +18,7 @@ from angelia.client.answers import (
     Schedule,
     Schedules,
 )
-from angelia.client.wire import MOST_PAGES, BadAnswer, Call, Credential, Request, document, path, query
+from angelia.client.exchange import MOST_PAGES, BadAnswer, Call, Credential, Request, document, path, query
 from angelia.envelope.bundles import Link, OneTimeKey
 from angelia.keys.model import BundleAnswer, Policy, Reason, bundle_document, one_time_document, rotation_document
 

@@ -13,6 +13,7 @@ from uuid import UUID
 
 import msgspec
 
+from angelia.client.exchange import BadAnswer, Call, Credential, Request, Response, document, path, query
 from angelia.client.mail_answers import (
     Accepted,
     AckOutcome,
@@ -29,9 +30,8 @@ from angelia.client.mail_answers import (
     SendOutcome,
     SendOutcomes,
 )
-from angelia.client.wire import BadAnswer, Call, Credential, Request, Response, document, path, query
-from angelia.envelope import jsonform
-from angelia.envelope.media import MEDIA_TYPE
+from angelia.envelope import json_form
+from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.receipts import Receipt, receipt_document
 from angelia.envelope.wire import Envelope
 from angelia.mail.model import Side, Status
@@ -69,7 +69,7 @@ def send_envelope(wire: bytes) -> Call[Accepted]:
 
 def send_envelopes(envelopes: Sequence[Envelope]) -> Call[list[SendOutcome]]:
     """Hand over up to a hundred, 16 MiB of JSON in all; each has its own outcome, in their order."""
-    messages = [msgspec.Raw(jsonform.encode(one)) for one in envelopes]
+    messages = [msgspec.Raw(json_form.encode(one)) for one in envelopes]
     answer = yield Request("POST", "/v1/messages/batch", body=document(messages=messages))
     results = answer.read(SendOutcomes).results
     _check_count(answer, results, envelopes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from angelia.client.answers import Decision, Policies, Rule
-from angelia.client.wire import Call, Credential, Request, document, path, query
+from angelia.client.exchange import Call, Credential, Request, document, path, query
 from angelia.policy.model import Action, Effect
 
 

@@ -13,8 +13,8 @@ from uuid import UUID
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
+from angelia.envelope.curve_points import sound_x25519
 from angelia.envelope.ids import KeyType, key_id
-from angelia.envelope.points import sound_x25519
 from angelia.envelope.refusals import InvalidKey, OpenFailed
 
 ML_KEM_PUBLIC, ML_KEM_CIPHERTEXT, ML_KEM_SEED = 1184, 1088, 64

@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from angelia.envelope.ids import valid_handle
-from angelia.envelope.jsonform import from_text, to_text
+from angelia.envelope.json_form import from_text, to_text
 from angelia.envelope.refusals import Malformed, SignatureFailed
 from angelia.envelope.signing import (
     ED25519_SIGNATURE,

@@ -16,7 +16,7 @@ from uuid import UUID
 import msgspec
 
 from angelia.envelope.ids import MAX_HANDLE, valid_handle
-from angelia.envelope.jsonform import from_text, to_text
+from angelia.envelope.json_form import from_text, to_text
 from angelia.envelope.refusals import Malformed, SignatureFailed
 from angelia.envelope.sealing import Edition
 from angelia.envelope.signing import (

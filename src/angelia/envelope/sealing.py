@@ -14,10 +14,10 @@ from uuid import UUID
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from angelia.envelope import batch, frame, wire
-from angelia.envelope.batch import Proof, VerifiedRoots
+from angelia.envelope import frame, merkle_batch, wire
 from angelia.envelope.ids import KeyType, key_id
 from angelia.envelope.kem import KemPrivateKey, KemPublicKey
+from angelia.envelope.merkle_batch import Proof, VerifiedRoots
 from angelia.envelope.refusals import InvalidKey, Malformed, OpenFailed, SignatureFailed
 from angelia.envelope.signing import Purpose, SigningPair, VerifyingPair
 from angelia.envelope.wire import (
@@ -193,11 +193,11 @@ def seal_batch(
     letters: Sequence[Letter], sender: str, pair: SigningPair, *, ttl_max: int = TTL_MAX, random: Random = os.urandom
 ) -> list[Envelope]:
     """Seal up to 256 messages under one pair of signatures; each remains provable alone."""
-    if not 1 <= len(letters) <= batch.MOST_LEAVES:
-        raise Malformed(f"a batch has 1 to {batch.MOST_LEAVES} messages, this has {len(letters)}")
+    if not 1 <= len(letters) <= merkle_batch.MOST_LEAVES:
+        raise Malformed(f"a batch has 1 to {merkle_batch.MOST_LEAVES} messages, this has {len(letters)}")
     made = [_encrypt(letter, sender, pair, ttl_max, random, batched=True) for letter in letters]
-    root, paths = batch.tree([_leaf(one.head, one.ciphertext, one.tag) for one in made])
-    signatures = pair.sign(Purpose.BATCH_ROOT, batch.signed_root(len(made), root))
+    root, paths = merkle_batch.tree([_leaf(one.head, one.ciphertext, one.tag) for one in made])
+    signatures = pair.sign(Purpose.BATCH_ROOT, merkle_batch.signed_root(len(made), root))
     return [
         wire.assemble(one.header, one.head, one.ciphertext, one.tag, signatures, Proof(index, len(made), path))
         for index, (one, path) in enumerate(zip(made, paths, strict=True))
@@ -213,10 +213,10 @@ def verify(envelope: Envelope, signer: VerifyingPair, roots: VerifiedRoots | Non
         if not signer.verify(Purpose.ENVELOPE, envelope.digest, signatures):
             raise SignatureFailed
         return
-    root = batch.root_of(_leaf(envelope.head, envelope.ciphertext, envelope.tag), proof)
+    root = merkle_batch.root_of(_leaf(envelope.head, envelope.ciphertext, envelope.tag), proof)
     if roots is not None and roots.has(signer.signer_id, proof.count, root, signatures, now_ms):
         return
-    if not signer.verify(Purpose.BATCH_ROOT, batch.signed_root(proof.count, root), signatures):
+    if not signer.verify(Purpose.BATCH_ROOT, merkle_batch.signed_root(proof.count, root), signatures):
         raise SignatureFailed
     if roots is not None:
         roots.add(signer.signer_id, proof.count, root, signatures, now_ms)
@@ -300,7 +300,7 @@ def _signed(made: _Encrypted, pair: SigningPair) -> Envelope:
 
 
 def _leaf(head: bytes, ciphertext: bytes, tag: bytes) -> bytes:
-    return batch.leaf(Purpose.ENVELOPE.label + b"\0" + wire.signed_digest(head, ciphertext, tag))
+    return merkle_batch.leaf(Purpose.ENVELOPE.label + b"\0" + wire.signed_digest(head, ciphertext, tag))
 
 
 def _check_control(message: bytes) -> None:

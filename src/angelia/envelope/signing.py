@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey, MLDSA65PublicKey
 
 from angelia.envelope import ids
-from angelia.envelope.points import sound_ed25519
+from angelia.envelope.curve_points import sound_ed25519
 from angelia.envelope.refusals import InvalidKey
 
 ED25519_BYTES, ED25519_SIGNATURE = 32, 64

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from uuid import UUID
 
-from angelia.envelope import batch, kem, signing
-from angelia.envelope.batch import Proof
+from angelia.envelope import kem, merkle_batch, signing
 from angelia.envelope.ids import KeyType, valid_handle
+from angelia.envelope.merkle_batch import Proof
 from angelia.envelope.refusals import Malformed, SuiteRefused
 from angelia.envelope.signing import Signatures
 
@@ -278,7 +278,7 @@ def _check(header: Header, ttl_max: int) -> None:
 
 def _take_proof(reader: _Reader) -> Proof:
     index, count, depth = struct.unpack(">HHB", reader.take(5))
-    if not 1 <= count <= batch.MOST_LEAVES or index >= count or depth != batch.depth(index, count):
+    if not 1 <= count <= merkle_batch.MOST_LEAVES or index >= count or depth != merkle_batch.depth(index, count):
         raise Malformed("the envelope's place in its batch is not possible")
     return Proof(index, count, tuple(reader.take(32) for _ in range(depth)))
 

@@ -15,11 +15,11 @@ from angelia.agents.model import Agent
 from angelia.agents.service import Agents
 from angelia.envelope.ids import KeyType, key_id
 from angelia.errors import Denied, FromFuture, NotFound, Stale, Unauthenticated
-from angelia.guard import aicq, profile
+from angelia.guard import aicq_signature, http_signature
 from angelia.guard.declarations import Access, Route, Surface
 from angelia.guard.jwt import JwtVerifier
-from angelia.guard.limiter import Limiter, Proof
 from angelia.guard.model import Address, Caller, Role
+from angelia.guard.rate_limiter import Limiter, Proof
 from angelia.guard.tokens import Tokens
 from angelia.settings import Settings
 
@@ -102,7 +102,7 @@ class Guard:
             self._verify_body(knock, body)
             proof = Proof(agent.id, presented.nonce, presented.created * 1000)
             return Caller(knock.address, Role.READ_WRITE, agent), body, proof
-        if knock.surface is Surface.ROOT and any(name in headers for name in aicq.HEADERS):
+        if knock.surface is Surface.ROOT and any(name in headers for name in aicq_signature.HEADERS):
             body = await read_body()
             agent, proof = await self._prove_aicq(knock, body)
             return Caller(knock.address, Role.READ_WRITE, agent), body, proof
@@ -133,12 +133,12 @@ class Guard:
             text = "Insufficient permissions" if queues else f"this needs the role {needed.label}"
             raise Denied(text, hint=f"angelia token create --role {needed.label}")
 
-    def _presented(self, knock: Knock) -> profile.Presented:
+    def _presented(self, knock: Knock) -> http_signature.Presented:
         headers = knock.headers
-        presented = profile.parse(
+        presented = http_signature.parse(
             headers.get("signature-input", ""),
             headers.get("signature", ""),
-            room_key_sent=profile.ROOM_KEY in headers,
+            room_key_sent=http_signature.ROOM_KEY in headers,
         )
         signed_ms = presented.created * 1000
         if knock.now_ms - signed_ms > self._settings.signature_past_seconds * 1000:
@@ -148,18 +148,18 @@ class Guard:
         return presented
 
     def _verify_body(self, knock: Knock, body: bytes) -> None:
-        if not profile.digest_matches(knock.headers.get("content-digest", ""), body):
+        if not http_signature.digest_matches(knock.headers.get("content-digest", ""), body):
             raise Unauthenticated("Content-Digest does not match the body", hint="it is part of what is signed")
 
-    def _verify_head(self, presented: profile.Presented, knock: Knock, key: Ed25519PublicKey) -> None:
+    def _verify_head(self, presented: http_signature.Presented, knock: Knock, key: Ed25519PublicKey) -> None:
         """The signature covers the digest, not the body, so it is checked before a body is even read."""
-        target = profile.Target(
+        target = http_signature.Target(
             method=knock.route.method,
             authority=self._authority(knock),
             path=knock.path,
             query=knock.query,
             content_digest=knock.headers.get("content-digest", ""),
-            room_key=knock.headers.get(profile.ROOM_KEY),
+            room_key=knock.headers.get(http_signature.ROOM_KEY),
         )
         try:
             key.verify(presented.signature, presented.base(target))
@@ -191,7 +191,7 @@ class Guard:
             self._settings.signature_past_seconds * 1000,
             self._settings.signature_ahead_seconds * 1000,
         )
-        given = aicq.parse(knock.headers, knock.now_ms, past, ahead)
+        given = aicq_signature.parse(knock.headers, knock.now_ms, past, ahead)
         try:
             agent = await self._agents.by_id(given.agent)
         except NotFound as error:
@@ -204,7 +204,7 @@ class Guard:
             former = await self._agents.valid_former_keys(agent.id, knock.now)
             if not any(_verifies(key, signature, signed) for key in former):
                 raise Unauthenticated("invalid signature")
-        return agent, Proof(agent.id, given.nonce, given.timestamp_ms, aicq.OUT_OF_TIME)
+        return agent, Proof(agent.id, given.nonce, given.timestamp_ms, aicq_signature.OUT_OF_TIME)
 
     async def _bearer(self, knock: Knock, header: str) -> Caller:
         secret = header[7:].strip() if header[:7].lower() == "bearer " else header.strip()

@@ -9,7 +9,7 @@ import structlog
 from angelia import metrics
 from angelia.audit.service import SEAL_BATCH, Audit, NodeSigner
 from angelia.jobs.ticks import Tick
-from angelia.keys.node import NodeIdentity
+from angelia.keys.node_key import NodeIdentity
 
 log = structlog.get_logger(__name__)
 _REFUSED = "angelia audit verify; what to do then: docs/audit.md, If the node refuses"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from angelia.audit.witness import Handing
+from angelia.audit.witness_client import Handing
 from angelia.jobs.ticks import Tick
 
 

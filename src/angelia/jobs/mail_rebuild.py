@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime
 
 from angelia.jobs.ticks import Tick
-from angelia.mail.upkeep import Upkeep
+from angelia.mail.ticks import Upkeep
 
 
 def tick(upkeep: Upkeep, memory: Callable[[], Awaitable[str]]) -> Tick:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from angelia.jobs.ticks import Tick
-from angelia.mail.upkeep import Upkeep
+from angelia.mail.ticks import Upkeep
 
 
 def tick(upkeep: Upkeep) -> Tick:

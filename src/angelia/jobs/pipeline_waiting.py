@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from angelia import metrics
-from angelia.audit.leaving import Leaving
+from angelia.audit.archive_backlog import Leaving
 from angelia.jobs.ticks import Tick
 from angelia.mail.receipts import Receipts
 

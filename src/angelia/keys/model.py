@@ -12,7 +12,7 @@ import msgspec
 
 from angelia.envelope.bundles import Bundle, KemEntry, Link, Listed, OneTimeKey, RotationStatement
 from angelia.envelope.ids import KeyType
-from angelia.envelope.jsonform import from_text, to_text
+from angelia.envelope.json_form import from_text, to_text
 from angelia.envelope.kem import KemPublicKey, parse_kem_key
 from angelia.envelope.refusals import InvalidKey
 from angelia.envelope.signing import Signatures, VerifyingPair, parse_pair

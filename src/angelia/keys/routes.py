@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from angelia.envelope.bundles import Link, OneTimeKey
-from angelia.envelope.jsonform import strict_object
+from angelia.envelope.json_form import strict_object
 from angelia.errors import Denied, InvalidArgument
 from angelia.guard.declarations import (
     Access,
@@ -24,6 +24,7 @@ from angelia.guard.declarations import (
     uuid_of,
 )
 from angelia.guard.model import Per, Role, Rule
+from angelia.keys.bundle_succession import Emergency
 from angelia.keys.model import (
     BundleAnswer,
     BundleDocument,
@@ -38,10 +39,9 @@ from angelia.keys.model import (
     parse_link,
     parse_one_time_key,
 )
-from angelia.keys.node import Node, NodeIdentity
+from angelia.keys.node_key import Node, NodeIdentity
 from angelia.keys.schedules import Owner, Schedules, Shown
 from angelia.keys.service import Keys, Published
-from angelia.keys.succession import Emergency
 
 T = TypeVar("T")
 

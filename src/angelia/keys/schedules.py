@@ -18,7 +18,7 @@ from angelia.audit.model import Event
 from angelia.envelope.ids import MAX_HANDLE, hot_tag
 from angelia.errors import InvalidArgument, KeyNotFound, NotFound, VersionConflict
 from angelia.keys import schedules_store, store
-from angelia.keys.fields import Fields, Place
+from angelia.keys.field_encryption import Fields, Place
 from angelia.keys.model import DESTROY_AFTER, MOST_GRACE_KEYS, GraceKey, KeyStatus, Policy, Schedule
 from angelia.keys.service import Keys
 from angelia.stores.ledger import Ledger, Tx

@@ -23,6 +23,7 @@ from angelia.envelope.refusals import SignatureFailed
 from angelia.envelope.signing import VerifyingPair
 from angelia.errors import Conflict, Denied, InvalidArgument, KeyNotFound, NotFound, Unavailable
 from angelia.keys import schedules_store, store
+from angelia.keys.bundle_succession import Emergency, Succession, check_times
 from angelia.keys.model import (
     CACHE,
     DESTROY_AFTER,
@@ -50,7 +51,6 @@ from angelia.keys.model import (
     parse_bundle,
 )
 from angelia.keys.store import HotBundles, Newest
-from angelia.keys.succession import Emergency, Succession, check_times
 from angelia.policy import service as policy_service
 from angelia.policy.model import Action, Wish
 from angelia.policy.service import Policy

@@ -9,7 +9,7 @@ from angelia.agents.service import Agents
 from angelia.audit import service as audit
 from angelia.errors import Conflict, KeyRevoked, MessageExpired, NotFound, Unavailable
 from angelia.mail import receipts_store, store
-from angelia.mail.handing import fallen
+from angelia.mail.delivery_checks import fallen
 from angelia.mail.hot_store import HotMail
 from angelia.mail.model import Place, Queued, State
 from angelia.stores.ledger import Ledger

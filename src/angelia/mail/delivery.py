@@ -19,7 +19,7 @@ from angelia.agents.model import Agent
 from angelia.audit.failures import Failures
 from angelia.errors import Unavailable
 from angelia.mail import store
-from angelia.mail.handing import withheld
+from angelia.mail.delivery_checks import withheld
 from angelia.mail.hot_store import AT_ONCE, Claimed, Claims, HotMail, arrivals, departures, events
 from angelia.mail.model import (
     HOLD,

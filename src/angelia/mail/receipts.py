@@ -20,6 +20,7 @@ from angelia.keys import admission
 from angelia.keys.admission import Signed
 from angelia.keys.model import moment
 from angelia.mail import receipts_store, store
+from angelia.mail.acknowledgement import check_receipt_fits
 from angelia.mail.hot_store import HotMail
 from angelia.mail.model import (
     SKEW,
@@ -33,9 +34,8 @@ from angelia.mail.model import (
     settled_before,
     status_of,
 )
-from angelia.mail.news import word
 from angelia.mail.receipts_store import DAILY, Step
-from angelia.mail.settling import check_receipt_fits
+from angelia.mail.sender_events import word
 from angelia.stores.ledger import Ledger, Tx
 from angelia.stores.partitions import make_ahead
 

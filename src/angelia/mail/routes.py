@@ -11,8 +11,8 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.envelope import jsonform, media, wire
-from angelia.envelope.media import MEDIA_TYPE
+from angelia.envelope import json_form, media_type, wire
+from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.receipts import ReceiptDocument
 from angelia.envelope.wire import MAX_ENVELOPE, Envelope
 from angelia.errors import AngeliaError, InvalidArgument, TooLarge
@@ -29,6 +29,7 @@ from angelia.guard.declarations import (
     sse,
 )
 from angelia.guard.model import Per, Rule
+from angelia.mail.acknowledgement import Settling, new_ack, new_nack
 from angelia.mail.delivery import Batch, Delivery, Handed, Wanted
 from angelia.mail.model import (
     LONGEST_BACK_OFF,
@@ -43,8 +44,7 @@ from angelia.mail.model import (
 )
 from angelia.mail.receipts import Receipts
 from angelia.mail.service import Mail, Sent
-from angelia.mail.settling import Settling, new_ack, new_nack
-from angelia.mail.under_way import UnderWay
+from angelia.mail.withdrawal import UnderWay
 
 SEND = Rule("send", 6_000, 60_000, Per.AGENT)
 SEND_BATCH = Rule("send_batch", 60, 60_000, Per.AGENT)  # of a hundred each
@@ -212,9 +212,9 @@ def routes(
 def _sender_routes(mail: Mail, under_way: UnderWay, ttl_max: int) -> list[Route]:
     async def send(call: Call) -> Answer:
         content_type = call.headers.get("content-type", "")
-        if media.is_binary(content_type) and len(call.body) > MAX_ENVELOPE:
+        if media_type.is_binary(content_type) and len(call.body) > MAX_ENVELOPE:
             raise TooLarge(f"an envelope has at most {MAX_ENVELOPE:,} bytes")
-        sent = await mail.send(call.agent, media.read(content_type, call.body, ttl_max), call.now)
+        sent = await mail.send(call.agent, media_type.read(content_type, call.body, ttl_max), call.now)
         return Answer(201 if sent.new else 200, sent.answer)
 
     async def send_batch(call: Call) -> Answer:
@@ -246,7 +246,7 @@ def _sender_routes(mail: Mail, under_way: UnderWay, ttl_max: int) -> list[Route]
     return [
         Route(
             "POST", "/v1/messages", send, Access.AGENT, "Send a sealed message",
-            {201: Accepted, 200: Accepted}, takes=EnvelopeDocument, rule=SEND, body_limit=jsonform.MAX_JSON,
+            {201: Accepted, 200: Accepted}, takes=EnvelopeDocument, rule=SEND, body_limit=json_form.MAX_JSON,
             reads=(JSON, MEDIA_TYPE),
         ),
         Route(
@@ -278,7 +278,7 @@ def _recipient_routes(delivery: Delivery, settling: Settling, receipts: Receipts
         )
         got = await delivery.receive(call.agent, wanted, query.wait_timeout_seconds, call.now)
         headers = {"cache-control": "no-store"}
-        if media.is_binary(call.headers.get("accept", "")):
+        if media_type.is_binary(call.headers.get("accept", "")):
             headers[HAS_MORE] = str(int(got.has_more))
             return Answer(body=b"".join(_in_time(got, _record_of)), headers=headers, content_type=MEDIA_TYPE)
         messages = [msgspec.Raw(one) for one in _in_time(got, _json_of)]
@@ -351,18 +351,18 @@ def _recipient_routes(delivery: Delivery, settling: Settling, receipts: Receipts
         ),
         Route(
             "POST", "/v1/messages/acknowledge", acknowledge, Access.AGENT, "Acknowledge messages",
-            {200: AckOutcomes}, takes=AckBody, rule=RECEIVE, body_limit=jsonform.MAX_JSON,
+            {200: AckOutcomes}, takes=AckBody, rule=RECEIVE, body_limit=json_form.MAX_JSON,
         ),
         Route(
             "POST", "/v1/messages/nack", nack, Access.AGENT, "Give messages back",
-            {200: NackOutcomes}, takes=NackBody, rule=RECEIVE, body_limit=jsonform.MAX_JSON,
+            {200: NackOutcomes}, takes=NackBody, rule=RECEIVE, body_limit=json_form.MAX_JSON,
         ),
     ]  # fmt: skip
 
 
 def _parsed(content: bytes, ttl_max: int) -> Envelope | AngeliaError:
     try:
-        return jsonform.decode(content, ttl_max)
+        return json_form.decode(content, ttl_max)
     except AngeliaError as error:
         return error
 
@@ -379,7 +379,7 @@ def _ack_outcome(item: AckItem, error: AngeliaError | None) -> AckOutcome:
 
 
 def _document(content: bytes) -> dict[str, Any]:
-    return dict(jsonform.to_fields(wire.decode(content)))
+    return dict(json_form.to_fields(wire.decode(content)))
 
 
 def _received(one: Handed) -> Received:

@@ -20,7 +20,7 @@ from angelia.audit import service as audit
 from angelia.audit.failures import SIGNATURE, Failures
 from angelia.audit.model import Event
 from angelia.envelope import sealing
-from angelia.envelope.batch import VerifiedRoots
+from angelia.envelope.merkle_batch import VerifiedRoots
 from angelia.envelope.refusals import SignatureFailed, SuiteRefused
 from angelia.envelope.signing import VerifyingPair
 from angelia.envelope.wire import Envelope, Suite

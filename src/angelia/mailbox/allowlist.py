@@ -15,7 +15,7 @@ from angelia.envelope.refusals import NotAllowed, UnknownSigner
 from angelia.envelope.signing import VerifyingPair
 from angelia.errors import InvalidArgument
 from angelia.mailbox.database import SQL, Database, stamp, unstamp
-from angelia.mailbox.trust import Pin, Trust
+from angelia.mailbox.pinned_keys import Pin, Trust
 
 MOST_LABEL = 256
 _FINGERPRINT = re.compile(r"\A[A-Za-z0-9_-]{43}\Z")

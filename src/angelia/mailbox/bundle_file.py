@@ -13,7 +13,7 @@ from angelia.envelope.bundles import Link, UntrustedBundle
 from angelia.errors import InvalidArgument
 from angelia.keys.model import LinkDocument, link_document, parse_links
 from angelia.mailbox.files import read_safely
-from angelia.mailbox.trust import Pin, Trust
+from angelia.mailbox.pinned_keys import Pin, Trust
 
 MOST_BYTES = 16 << 20
 

@@ -10,7 +10,7 @@ from typing import TypedDict, Unpack
 from uuid import UUID
 
 from angelia.envelope import frame, sealing
-from angelia.envelope.batch import VerifiedRoots
+from angelia.envelope.merkle_batch import VerifiedRoots
 from angelia.envelope.refusals import Expired, IdConflict, Malformed, Refused, SuiteRefused, UnknownKey, WrongRecipient
 from angelia.envelope.sealing import CHANNEL_KEY_LENGTHS, ChannelKey, Edition, EpochKey, Post
 from angelia.envelope.signing import VerifyingPair
@@ -28,11 +28,11 @@ from angelia.envelope.wire import (
 from angelia.errors import AngeliaError
 from angelia.keys.model import SKEW, moment, unix_ms
 from angelia.mailbox.database import SQL, Database, Tx, read_meta, stamp, unstamp, write_meta
+from angelia.mailbox.key_rotation import STOLEN_AT, OwnKeys
+from angelia.mailbox.key_share_retries import Unreached, forget_before
 from angelia.mailbox.local_key import LocalKey
-from angelia.mailbox.rotation import STOLEN_AT, OwnKeys
-from angelia.mailbox.trust import Trust
-from angelia.mailbox.unreached import Unreached, forget_before
-from angelia.mailbox.window import Profile, check_window
+from angelia.mailbox.pinned_keys import Trust
+from angelia.mailbox.time_window import Profile, check_window
 
 _PRUNED_TO = "channels_pruned_to"
 _CHUNK = 5_000

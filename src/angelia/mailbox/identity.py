@@ -17,7 +17,7 @@ from uuid import UUID
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from angelia.envelope import support
+from angelia.envelope import crypto_support
 from angelia.envelope.ids import KeyType, key_id, valid_handle
 from angelia.envelope.kem import SEED_BYTES, KemPrivateKey
 from angelia.envelope.signing import ED25519_BYTES, ML_DSA_SEED, SigningPair
@@ -106,7 +106,7 @@ class KeyFile:
 def create(home: Path, name: str, passphrase: str | None = None) -> Identity:
     """Make a new agent's keys; an existing agent is never overwritten."""
     _check_name(name)
-    support.require()
+    crypto_support.require()
     protection = None if passphrase is None else keyfile.protection(passphrase)
     private_files.make_directory(home)
     with _locked(home, name, make=True) as directory:
@@ -123,7 +123,7 @@ def create(home: Path, name: str, passphrase: str | None = None) -> Identity:
 
 def load(home: Path, name: str, passphrase_prompt: PassphrasePrompt) -> Identity:
     """Open an agent's keys. The file of an older release lacks some; it gets them here, before anything needs them."""
-    support.require()
+    crypto_support.require()
     with _locked(home, name) as directory:
         content = private_files.read(directory, KEY, shown=home / name / KEY)
     opened = keyfile.unlock(content, passphrase_prompt)

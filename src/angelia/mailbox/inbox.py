@@ -17,10 +17,10 @@ from angelia.errors import AngeliaError, InvalidArgument, NotFound, RateLimited
 from angelia.keys.model import moment, unix_ms
 from angelia.mailbox.database import SQL, Database, Tx, stamp, unstamp
 from angelia.mailbox.files import Drawer, Problem
+from angelia.mailbox.key_rotation import OwnKeys
 from angelia.mailbox.local_key import LocalKey
 from angelia.mailbox.private_files import UnsafeFile
 from angelia.mailbox.receipt_log import ReceiptLog
-from angelia.mailbox.rotation import OwnKeys
 
 PAGE = 50
 SHORTEST_PREFIX = 8

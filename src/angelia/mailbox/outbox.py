@@ -17,14 +17,14 @@ from angelia.envelope.sealing import Letter
 from angelia.envelope.wire import TTL_DEFAULT, TTL_MAX, Compression, Envelope, Header, Priority, Suite
 from angelia.errors import AngeliaError, Conflict, InvalidArgument, KeyRevoked, KeyStale
 from angelia.keys.model import ONE_TIME_LIFE, SKEW, moment, unix_ms
+from angelia.mailbox.cleanup import KEPT_AFTER_END, Upkeep
 from angelia.mailbox.database import SQL, Database, Tx, stamp
 from angelia.mailbox.files import Drawer, Problem
 from angelia.mailbox.inbox import PAGE, resolve
+from angelia.mailbox.key_rotation import OwnKeys
 from angelia.mailbox.local_key import LocalKey
 from angelia.mailbox.outgoing import SIGNED, Outgoing, Sent, outgoing_of
-from angelia.mailbox.rotation import OwnKeys
-from angelia.mailbox.trust import Pin, Trust
-from angelia.mailbox.upkeep import KEPT_AFTER_END, Upkeep
+from angelia.mailbox.pinned_keys import Pin, Trust
 
 LONGEST_WAIT = timedelta(minutes=5)
 # How many times longer each envelope of a message is kept in use than the one before, if no server takes it.

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from angelia.envelope import jsonform, sealing, wire
-from angelia.envelope.batch import VerifiedRoots
+from angelia.envelope import json_form, sealing, wire
+from angelia.envelope.merkle_batch import VerifiedRoots
 from angelia.envelope.receipts import Receipt, ReceiptStatus
 from angelia.envelope.refusals import (
     IdConflict,
@@ -23,18 +23,18 @@ from angelia.envelope.signing import VerifyingPair
 from angelia.envelope.wire import Envelope, Header
 from angelia.errors import AngeliaError, RateLimited
 from angelia.keys.model import moment, unix_ms
-from angelia.mailbox import failures, replay
+from angelia.mailbox import open_failures, replay
 from angelia.mailbox.allowlist import Allowlist
 from angelia.mailbox.channels import Channels
 from angelia.mailbox.database import SQL, Database, Tx
 from angelia.mailbox.files import Drawer
 from angelia.mailbox.inbox import Inbox, Message, Opened
+from angelia.mailbox.key_rotation import OwnKeys
 from angelia.mailbox.keyring import KIND_OF_SUITE, Held, Keyring
+from angelia.mailbox.pinned_keys import Trust
 from angelia.mailbox.private_files import UnsafeFile
 from angelia.mailbox.replay import Seen
-from angelia.mailbox.rotation import OwnKeys
-from angelia.mailbox.trust import Trust
-from angelia.mailbox.window import Profile, check_window
+from angelia.mailbox.time_window import Profile, check_window
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +131,14 @@ class Receiver:
         pair = self.trust.signer(header.sender_nhi, header.sender_key_id, moment(header.created_at))
         refusal = self._stranger(envelope, pair)
         sealing.verify(envelope, pair, self.roots, unix_ms(now))
-        failures.check(self.database, pair.fingerprint, header.sender_nhi, now)
+        open_failures.check(self.database, pair.fingerprint, header.sender_nhi, now)
         if header.control:
             self.inbox.check_room_for_control(pair.fingerprint, header.sender_nhi)
         try:
             body = sealing.unseal(envelope, held.key)
         except OpenFailed:
             self.dead_files.put([(replay_key, envelope.wire)])
-            failures.record(self.database, replay_key, pair.fingerprint, now)
+            open_failures.record(self.database, replay_key, pair.fingerprint, now)
             raise
         if refusal is not None and body[0] != Control.CHANNEL_KEY:
             raise refusal
@@ -196,4 +196,4 @@ def decoded(content: bytes) -> Envelope:
 
     It may live as long as any server allows: what a setting says is for those that are made here."""
     is_json = content.lstrip()[:1] == b"{"
-    return jsonform.decode(content) if is_json else wire.decode(content)
+    return json_form.decode(content) if is_json else wire.decode(content)

@@ -19,8 +19,8 @@ from angelia.envelope.rosters import (
 from angelia.envelope.signing import VerifyingPair
 from angelia.keys.model import moment
 from angelia.mailbox.database import SQL, Database, Tx, stamp
-from angelia.mailbox.rotation import OwnKeys
-from angelia.mailbox.trust import Trust
+from angelia.mailbox.key_rotation import OwnKeys
+from angelia.mailbox.pinned_keys import Trust
 
 # Ten thousand members take 30 ms to read, and every message asks for them.
 _decoded = functools.lru_cache(maxsize=16)(decode_roster)

@@ -12,7 +12,7 @@ from typing import Any
 
 from angelia.errors import Conflict, Unavailable
 from angelia.pipeline.database import Database
-from angelia.pipeline.faults import telling
+from angelia.pipeline.spark_errors import telling
 from angelia.runs.model import State as State
 from angelia.stores.sql import statements
 

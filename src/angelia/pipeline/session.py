@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import angelia
 from angelia.errors import InvalidArgument, StartFailed, Unavailable
-from angelia.pipeline.faults import telling
-from angelia.pipeline.hidden import forget_key, make_key
 from angelia.pipeline.java import find_java
+from angelia.pipeline.secret_options import forget_key, make_key
+from angelia.pipeline.spark_errors import telling
 from angelia.settings import SPARK_MASTER, SPARK_REMOTE
 
 if TYPE_CHECKING:

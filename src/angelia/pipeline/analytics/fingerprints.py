@@ -11,7 +11,7 @@ from datetime import UTC, date, datetime, timedelta
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs import archive_receipts
-from angelia.pipeline.jobs.work import Work
+from angelia.pipeline.jobs.job_context import Work
 from angelia.pipeline.lake import commit, listing
 from angelia.pipeline.lake.analytics_tables import DAYS
 from angelia.pipeline.lake.tables import DAY, RECEIPTS

@@ -16,7 +16,7 @@ from pyspark.sql import functions as f
 
 from angelia.pipeline.analytics.fingerprints import Range
 from angelia.pipeline.analytics.histogram import SHARES, bucket_column, middle
-from angelia.pipeline.jobs.work import Work, midnight
+from angelia.pipeline.jobs.job_context import Work, midnight
 from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, HOURS, LATENCIES
 from angelia.pipeline.lake.tables import DAY, RECEIPTS
 from angelia.pipeline.sources import archive, ledger

@@ -16,10 +16,10 @@ from angelia.pipeline.analytics.fingerprints import Range
 from angelia.pipeline.analytics.receipts import Counts
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs import archive_receipts
-from angelia.pipeline.jobs.work import Report, Work
-from angelia.pipeline.lake import read, rows, simulated, writer
+from angelia.pipeline.jobs.job_context import Report, Work
+from angelia.pipeline.lake import simulated, small_reads, small_writes, writer
 from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS, LATENCIES
-from angelia.pipeline.lake.marks import next_mark
+from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.tables import DAY, RECEIPTS
 from angelia.pipeline.runs import Run, State
 from angelia.pipeline.sources import ledger
@@ -74,12 +74,12 @@ def _compute(work: Work, run: Run, days: Range, snapshot: Snapshot) -> None:
             writer.write(receipts.agents(frame), work.objects, AGENTS, mark, run.run_id, replacing=replaced)
     else:  # whatever there was of them is gone
         counts = receipts.nothing()
-        rows.put(work.objects, AGENTS, AGENTS.schema.empty_table(), run, replacing=replaced)
-    rows.put(work.objects, HOURS, counts.hours, run, replacing=replaced)
-    rows.put(work.objects, LATENCIES, counts.latencies, run, replacing=replaced)
-    rows.put(work.objects, BUCKETS, counts.buckets, run, replacing=replaced)
+        small_writes.put(work.objects, AGENTS, AGENTS.schema.empty_table(), run, replacing=replaced)
+    small_writes.put(work.objects, HOURS, counts.hours, run, replacing=replaced)
+    small_writes.put(work.objects, LATENCIES, counts.latencies, run, replacing=replaced)
+    small_writes.put(work.objects, BUCKETS, counts.buckets, run, replacing=replaced)
     work.step("computed", run)
-    rows.put(work.objects, DAYS, _summaries(work, days, counts), run, replacing=replaced)
+    small_writes.put(work.objects, DAYS, _summaries(work, days, counts), run, replacing=replaced)
     work.step("fingerprinted", run)
 
 
@@ -110,7 +110,9 @@ def _summaries(work: Work, days: Range, counts: Counts) -> pa.Table:
 def _different_agents(work: Work, days: Range) -> dict[date, tuple[int, int]]:
     """How many sent and how many were sent to, on each day: counted in what was just written."""
     within = (pc.field(DAY) >= days.first) & (pc.field(DAY) < days.end)
-    counted = read.sums(work.objects, AGENTS, DAY, {name: pc.field(name) > 0 for name in ("sent", "received")}, within)
+    counted = small_reads.sums(
+        work.objects, AGENTS, DAY, {name: pc.field(name) > 0 for name in ("sent", "received")}, within
+    )
     return {row[DAY]: (row["sent"], row["received"]) for row in counted.to_pylist()}
 
 

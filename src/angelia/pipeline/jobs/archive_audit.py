@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from angelia.audit.model import ARCHIVE_RUN, Detail, Floor
 from angelia.errors import AuditBroken
 from angelia.mail.model import closed_before
-from angelia.pipeline import chain, events, runs
+from angelia.pipeline import audit_events, chain_verification, runs
 from angelia.pipeline.database import Busy, Database
+from angelia.pipeline.jobs.job_context import Report, Work
 from angelia.pipeline.jobs.verify_audit import node_key
-from angelia.pipeline.jobs.work import Report, Work
-from angelia.pipeline.lake import commit, durable, simulated
-from angelia.pipeline.lake.entries import files_within
-from angelia.pipeline.lake.floor import properties
+from angelia.pipeline.lake import commit, fsync, simulated
+from angelia.pipeline.lake.audit_entries import files_within
+from angelia.pipeline.lake.chain_floor import properties
 from angelia.pipeline.lake.tables import AUDIT
 from angelia.pipeline.runs import Run, State
 from angelia.pipeline.sources import audit
@@ -104,7 +104,7 @@ def trim(work: Work, database: Database, run: Run) -> int:
     def act() -> None:
         _remove(work, database, target)
         detail: Detail = {"run": run.run_id, "job": JOB, "from": floor.position + 1, "to": target.position}
-        events.record(work, database, ARCHIVE_RUN, detail)
+        audit_events.record(work, database, ARCHIVE_RUN, detail)
         work.step("purging", run)
 
     try:
@@ -120,7 +120,7 @@ def _prove(work: Work, database: Database, floor: Floor, target: Floor) -> None:
     sql = work.sql("audit")
     checkpoints = database.table(sql["checkpoints"], floor.position, target.position)
     node = node_key(work.settings.data_dir)
-    found = chain.verify(work.spark, work.objects, floor, target.position, checkpoints, node)
+    found = chain_verification.verify(work.spark, work.objects, floor, target.position, checkpoints, node)
     if found.faults:
         first = found.faults[0]
         raise AuditBroken(f"entry {first.position:,} {first.what}", hint="angelia pipeline run verify audit")
@@ -131,7 +131,7 @@ def _prove(work: Work, database: Database, floor: Floor, target: Floor) -> None:
             f"the archive's chain is another one than the ledger's at entry {target.position:,}",
             hint="nothing left the ledger; angelia audit verify",
         )
-    durable.settle(work.objects, AUDIT, files_within(work.objects, floor.position, target.position))
+    fsync.settle(work.objects, AUDIT, files_within(work.objects, floor.position, target.position))
 
 
 def _remove(work: Work, database: Database, target: Floor) -> None:

@@ -9,10 +9,10 @@ from datetime import UTC, date, datetime, timedelta
 from angelia.audit.model import ARCHIVE_RUN, Detail
 from angelia.errors import InvalidArgument
 from angelia.mail.model import closed_before
-from angelia.pipeline import events, runs
+from angelia.pipeline import audit_events, runs
 from angelia.pipeline.database import Database
-from angelia.pipeline.jobs.moving import Move, NotTheSame, copy, files_of, finish, is_committed
-from angelia.pipeline.jobs.work import Report, Work, midnight
+from angelia.pipeline.jobs.job_context import Report, Work, midnight
+from angelia.pipeline.jobs.ledger_to_archive import Move, NotTheSame, copy, files_of, finish, is_committed
 from angelia.pipeline.lake import commit, simulated
 from angelia.pipeline.lake.tables import RECEIPTS
 from angelia.pipeline.runs import Run, State
@@ -141,7 +141,7 @@ def _drop_days(work: Work, database: Database, run: Run) -> bool:
 def _conclude(work: Work, database: Database, run: Run) -> Run:
     lo, hi = _bounds(run)
     detail: Detail = {"run": run.run_id, "job": JOB, "rows": run.row_count, "from": f"{lo:%F}", "to": f"{hi:%F}"}
-    events.record(work, database, ARCHIVE_RUN, detail)
+    audit_events.record(work, database, ARCHIVE_RUN, detail)
     work.step("purging", run)
     return runs.advance(database, run, State.DONE, work.clock(), report={"rows": run.row_count})
 

@@ -10,10 +10,10 @@ from datetime import UTC, datetime, timedelta
 
 from angelia.audit.model import ARCHIVE_RUN, Detail
 from angelia.errors import InvalidArgument
-from angelia.pipeline import events, runs
+from angelia.pipeline import audit_events, runs
 from angelia.pipeline.database import Database
-from angelia.pipeline.jobs.moving import Move, NotTheSame, copy, files_of, finish, is_committed
-from angelia.pipeline.jobs.work import Report, Work
+from angelia.pipeline.jobs.job_context import Report, Work
+from angelia.pipeline.jobs.ledger_to_archive import Move, NotTheSame, copy, files_of, finish, is_committed
 from angelia.pipeline.lake import commit, rewrite, simulated
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.tables import SESSIONS
@@ -91,7 +91,7 @@ def _purge(work: Work, database: Database, run: Run) -> Run:
     done = {"rows": rows, "used_meanwhile": rewrite.change(work.objects, SESSIONS, _correction(run)).rows}
     with database.transaction():
         detail: Detail = {"run": run.run_id, "job": JOB, "to": f"{_cutoff_of(run):%F}", **done}
-        events.record(work, database, ARCHIVE_RUN, detail)
+        audit_events.record(work, database, ARCHIVE_RUN, detail)
         return runs.advance(database, run, State.DONE, work.clock(), row_count=rows, report=done)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from angelia.settings import SCHEDULABLE
 
 if TYPE_CHECKING:
-    from angelia.pipeline.jobs.work import Job
+    from angelia.pipeline.jobs.job_context import Job
 
 _FLEET = "sizes priorities failure_share expiry_share delays delay_sigma attempts hours skew"
 _LOAD = "agents messages_per_second mean_wire_bytes ttl_share ttl_days settled_seconds signed_share"

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from angelia.audit.model import ERASED, Detail
 from angelia.errors import InvalidArgument
-from angelia.pipeline import events, runs
+from angelia.pipeline import audit_events, runs
 from angelia.pipeline.database import Database
-from angelia.pipeline.jobs.about_agent import NAMING, about, asked_about, in_ledger
-from angelia.pipeline.jobs.standstill import MOVERS, nothing_is_half_moved
-from angelia.pipeline.jobs.work import Report, Work
+from angelia.pipeline.jobs.agent_rows import NAMING, about, asked_about, in_ledger
+from angelia.pipeline.jobs.job_context import Report, Work
+from angelia.pipeline.jobs.table_locks import MOVERS, nothing_is_half_moved
 from angelia.pipeline.lake import listing, rewrite, simulated
 from angelia.pipeline.lake.commit import Mark
-from angelia.pipeline.lake.marks import next_mark
+from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, SESSIONS, Table
 from angelia.pipeline.runs import Run, State
 from angelia.pipeline.sources import archive
@@ -137,7 +137,7 @@ def _record(
     work: Work, database: Database, run: Run, reason: str, place: str, rows: dict[str, int], at: datetime | None = None
 ) -> None:
     detail: Detail = {"run": run.run_id, "reason": reason, "in": place, **rows}
-    events.record(work, database, ERASED, detail, at)
+    audit_events.record(work, database, ERASED, detail, at)
 
 
 def _from_archive(work: Work, run: Run, table: Table, said: dict[str, Any]) -> int:

@@ -15,16 +15,16 @@ import pyarrow.compute as pc
 
 from angelia.audit.model import ARCHIVE_RUN, Detail
 from angelia.errors import AlreadyExists, InvalidArgument, NotFound
-from angelia.pipeline import events, runs
+from angelia.pipeline import audit_events, runs
 from angelia.pipeline.database import Database
-from angelia.pipeline.jobs.about_agent import NAMING, about, asked_about, in_ledger
-from angelia.pipeline.jobs.work import Report, Work
+from angelia.pipeline.export_files import FORMATS, Sink
+from angelia.pipeline.jobs.agent_rows import NAMING, about, asked_about, in_ledger
+from angelia.pipeline.jobs.job_context import Report, Work
 from angelia.pipeline.lake import commit, simulated
 from angelia.pipeline.lake.analytics_tables import AGENTS
 from angelia.pipeline.lake.tables import Table
 from angelia.pipeline.runs import Run, State
 from angelia.pipeline.sources import archive, ledger
-from angelia.pipeline.written import FORMATS, Sink
 
 JOB = "export"
 _BATCH = 10_000
@@ -84,7 +84,7 @@ def export(work: Work) -> Report:
             work.step("written", run)
             # Without the handle: an event that names somebody would be one more about them.
             detail: Detail = {"run": run.run_id, "job": JOB, "rows": sum(counts.values())}
-            events.record(work, database, ARCHIVE_RUN, detail)
+            audit_events.record(work, database, ARCHIVE_RUN, detail)
             partial.rename(asked.out)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)

@@ -9,8 +9,8 @@ from datetime import timedelta
 from angelia.errors import Conflict
 from angelia.pipeline import runs
 from angelia.pipeline.jobs import analytics, erase, retention
-from angelia.pipeline.jobs.standstill import BY_FILES
-from angelia.pipeline.jobs.work import Report, Work
+from angelia.pipeline.jobs.job_context import Report, Work
+from angelia.pipeline.jobs.table_locks import BY_FILES
 from angelia.pipeline.lake import commit, maintenance
 from angelia.pipeline.lake.analytics_tables import ANALYTICS
 from angelia.pipeline.lake.maintenance import KEPT

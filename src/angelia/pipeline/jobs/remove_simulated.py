@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING
 
 from angelia.audit.model import ARCHIVE_RUN, Detail
 from angelia.errors import Conflict
-from angelia.pipeline import events, runs
+from angelia.pipeline import audit_events, runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs import analytics, archive_receipts, erase, retention
-from angelia.pipeline.jobs.standstill import MOVERS
-from angelia.pipeline.jobs.work import Report, Work
-from angelia.pipeline.lake import commit, durable, listing, rewrite, simulated
+from angelia.pipeline.jobs.job_context import Report, Work
+from angelia.pipeline.jobs.table_locks import MOVERS
+from angelia.pipeline.lake import commit, fsync, listing, rewrite, simulated
 from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS, LATENCIES
 from angelia.pipeline.lake.commit import Mark
+from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.listing import File
-from angelia.pipeline.lake.marks import next_mark
 from angelia.pipeline.lake.tables import AUDIT, DAY, RECEIPTS, Table
 from angelia.pipeline.runs import Run, State
-from angelia.pipeline.simulation import recognised
+from angelia.pipeline.simulation import simulated_ids
 from angelia.pipeline.sources import archive, audit
 
 if TYPE_CHECKING:
@@ -95,14 +95,14 @@ def _finish(work: Work, database: Database, run: Run, report: Report) -> None:
     for table in (AUDIT, RECEIPTS, *_COUNTED):
         rewrite.close_again(work.objects, table)
         # The rows are gone for readers; before their files go, that must outlive a power cut.
-        durable.settle(work.objects, table, [])
+        fsync.settle(work.objects, table, [])
         rewrite.delete(work.objects, table, changes[table.name].gone)
     work.step("deleted", run)
     removed = {table.name: changes[table.name].rows for table in (AUDIT, RECEIPTS) if changes[table.name].gone}
     said = {"archive": removed, "uncounted": sum(changes[table.name].rows for table in _COUNTED)}
     with database.transaction():
         detail: Detail = {"run": run.run_id, "job": JOB, **removed}
-        events.record(work, database, ARCHIVE_RUN, detail)
+        audit_events.record(work, database, ARCHIVE_RUN, detail)
         work.step("recording", run)
         run = runs.advance(database, run, State.DONE, work.clock(), row_count=sum(removed.values()), report=said)
     report.add(run)
@@ -130,7 +130,7 @@ def _remove(work: Work, database: Database, run: Run, table: Table) -> None:
         _take_out(work, run, table, mark, files)
         return
     work.progress.stage(f"removing from {table.name}", sum(days.values()))
-    real = _rows(work, table, files).where(~recognised.simulated(table))
+    real = _rows(work, table, files).where(~simulated_ids.simulated(table))
     uris = [file.uri for file in files]
     rewrite.rewrite(real, work.objects, table, mark, run.run_id, uris, sum(days.values()))
 
@@ -144,7 +144,7 @@ def _days(work: Work, table: Table, files: Collection[File]) -> Counter[date]:
     """How many simulated rows there are of a day, for the days that have some."""
     if _all_simulated(work, table):
         return sum((Counter({file.day: file.rows}) for file in files), Counter())
-    found = _rows(work, table, files).where(recognised.simulated(table)).groupBy(DAY).count().collect()
+    found = _rows(work, table, files).where(simulated_ids.simulated(table)).groupBy(DAY).count().collect()
     return Counter({row[DAY]: row["count"] for row in found})
 
 

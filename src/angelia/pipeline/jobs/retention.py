@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from datetime import UTC, date
 
 from angelia.audit.model import ARCHIVE_RUN, Detail
-from angelia.pipeline import events, runs
+from angelia.pipeline import audit_events, runs
 from angelia.pipeline.database import Database
-from angelia.pipeline.jobs.standstill import nothing_is_half_moved
-from angelia.pipeline.jobs.work import Report, Work, midnight
+from angelia.pipeline.jobs.job_context import Report, Work, midnight
+from angelia.pipeline.jobs.table_locks import nothing_is_half_moved
 from angelia.pipeline.lake import listing, rewrite, simulated
+from angelia.pipeline.lake.chain_floor import archive_floor, floor_above, properties
 from angelia.pipeline.lake.commit import Mark
-from angelia.pipeline.lake.floor import archive_floor, floor_above, properties
+from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.listing import File
-from angelia.pipeline.lake.marks import next_mark
 from angelia.pipeline.lake.rewrite import Change
 from angelia.pipeline.lake.tables import AUDIT, TABLES, Table
 from angelia.pipeline.runs import Run, State
@@ -101,7 +101,7 @@ def _finish(work: Work, database: Database, run: Run, report: Report) -> None:
     with database.transaction():
         for one in tables:
             detail: Detail = {"run": run.run_id, "job": JOB, "before": f"{_first(run)}", **one}
-            events.record(work, database, ARCHIVE_RUN, detail)
+            audit_events.record(work, database, ARCHIVE_RUN, detail)
         work.step("recording", run)
         run = runs.advance(database, run, State.DONE, work.clock(), row_count=rows, report={"tables": tables})
     report.add(run)

@@ -9,10 +9,10 @@ from datetime import UTC, date, timedelta
 from angelia.errors import Conflict, InvalidArgument
 from angelia.pipeline import runs
 from angelia.pipeline.jobs import archive_receipts
-from angelia.pipeline.jobs.work import Report, Work, midnight
-from angelia.pipeline.lake import commit, places, simulated, writer
+from angelia.pipeline.jobs.job_context import Report, Work, midnight
+from angelia.pipeline.lake import archive_locations, commit, simulated, writer
+from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.listing import size
-from angelia.pipeline.lake.marks import next_mark
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS
 from angelia.pipeline.runs import Run, State
 from angelia.pipeline.simulation.capacity import capacity
@@ -56,7 +56,7 @@ def simulate(work: Work) -> Report:
     events = f" and {report.figures['events']:,} audit events" if "events" in report.figures else ""
     report.summary = (
         f"{report.rows:,} receipts{events} of {fleet.agents:,} agents, {len(days)} days, in {work.objects.root};"
-        f" next: angelia pipeline run analytics{places.flag(work.objects, work.settings)}"
+        f" next: angelia pipeline run analytics{archive_locations.flag(work.objects, work.settings)}"
     )
     return report
 
@@ -88,9 +88,9 @@ def _months_before(day: date, months: int) -> date:
 
 def _refuse_real(work: Work) -> None:
     """An archive that `simulate` did not begin is none of its business, whatever it holds."""
-    root, place = work.objects.root, places.simulated(work.settings).root
+    root, place = work.objects.root, archive_locations.simulated(work.settings).root
     hint = _ELSEWHERE if root == place else "leave --lake out: angelia pipeline run simulate"
-    if root == places.own(work.settings).root:
+    if root == archive_locations.own(work.settings).root:
         raise Conflict(f"the archive at {root} is the server's own", hint=hint)
     if not work.simulated and not simulated.is_empty(work.objects):
         raise Conflict(f"the archive at {root} is not a simulated one, and its rows may be real", hint=hint)

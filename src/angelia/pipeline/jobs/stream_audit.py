@@ -12,11 +12,11 @@ from deltalake.exceptions import DeltaError
 from angelia.errors import AngeliaError, Unavailable
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
-from angelia.pipeline.faults import raised_by_us, telling
 from angelia.pipeline.jobs.archive_audit import JOB, go_on, schema, trim
-from angelia.pipeline.jobs.work import Report, Work
+from angelia.pipeline.jobs.job_context import Report, Work
 from angelia.pipeline.runs import Run, State
 from angelia.pipeline.sources import audit
+from angelia.pipeline.spark_errors import raised_by_us, telling
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery

@@ -12,12 +12,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from angelia.audit.model import Floor
 from angelia.envelope.ids import KeyType, key_id
 from angelia.errors import AngeliaError, AuditBroken
-from angelia.pipeline import chain, runs
-from angelia.pipeline.chain import NodeKey, Result
+from angelia.pipeline import chain_verification, runs
+from angelia.pipeline.chain_verification import NodeKey, Result
 from angelia.pipeline.database import Database
-from angelia.pipeline.jobs.work import Report, Work
+from angelia.pipeline.jobs.job_context import Report, Work
 from angelia.pipeline.lake import simulated
-from angelia.pipeline.lake.floor import archive_floor
+from angelia.pipeline.lake.chain_floor import archive_floor
 from angelia.pipeline.redactions import Redactions
 from angelia.pipeline.runs import State
 from angelia.pipeline.sources import audit
@@ -62,12 +62,12 @@ def _verified(work: Work, database: Database, floor: Floor, last: int, node: Nod
     if last <= floor.position:
         return Result()
     signed = functools.partial(database.table, work.sql("audit")["checkpoints"])
-    result = chain.verify_by_spans(work.spark, work.objects, floor, last, signed, node)
+    result = chain_verification.verify_by_spans(work.spark, work.objects, floor, last, signed, node)
     if result.redacted:
         recorded = _erasures(work, database, result.redactions)
-        result.faults += chain.unexplained(work.spark, work.objects, result.redactions, recorded)
+        result.faults += chain_verification.unexplained(work.spark, work.objects, result.redactions, recorded)
         result.faults.sort(key=lambda fault: fault.position)
-        del result.faults[chain.MOST_FAULTS :]
+        del result.faults[chain_verification.MOST_FAULTS :]
     return result
 
 

@@ -4,7 +4,7 @@ an earlier release simulated rows may lie among real tables, where the log tells
 from __future__ import annotations
 
 from angelia.errors import Conflict
-from angelia.pipeline.lake import places
+from angelia.pipeline.lake import archive_locations
 from angelia.pipeline.lake.commit import find, is_simulated
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, TABLES, Table
 from angelia.settings import Settings
@@ -37,7 +37,7 @@ def only_real(objects: Objects, settings: Settings, job: str) -> None:
     """Refuse a simulated archive to a job that is about what really happened."""
     if not is_simulated(objects):
         return
-    if objects.root == places.own(settings).root:
+    if objects.root == archive_locations.own(settings).root:
         hint = "set ANGELIA_LAKE, or lake in angelia.toml, to the server's own"
     else:
         hint = f"leave --lake out: angelia pipeline run {job}"
@@ -53,4 +53,4 @@ def only_one_kind(objects: Objects, settings: Settings, *tables: Table) -> None:
 
 def removal(objects: Objects, settings: Settings) -> str:
     """The command that takes simulated rows out of an archive."""
-    return f"angelia pipeline run {REMOVED}{places.flag(objects, settings)}"
+    return f"angelia pipeline run {REMOVED}{archive_locations.flag(objects, settings)}"

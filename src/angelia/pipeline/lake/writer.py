@@ -17,11 +17,11 @@ from deltalake.transaction import AddAction
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 
-from angelia.pipeline.hidden import hidden, shown
 from angelia.pipeline.lake import tables
 from angelia.pipeline.lake.commit import Mark, commit, is_simulated
 from angelia.pipeline.lake.table import SIMULATED
 from angelia.pipeline.lake.tables import DAY, Table
+from angelia.pipeline.secret_options import hidden, shown
 from angelia.stores.objects import Objects
 
 if TYPE_CHECKING:

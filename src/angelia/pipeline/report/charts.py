@@ -13,9 +13,9 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from angelia.pipeline.analytics.histogram import SHARES
-from angelia.pipeline.report import words
-from angelia.pipeline.report.drawing import COLOURS
+from angelia.pipeline.report import formatting
 from angelia.pipeline.report.figures import OUTCOMES, TIERS, Contents, Day
+from angelia.pipeline.report.svg import COLOURS
 
 Draw = Callable[[Axes, bool], None]
 _SERIES = [COLOURS[f"series-{number}"] for number in (1, 2, 3, 4)]
@@ -42,7 +42,7 @@ def latency(contents: Contents) -> Draw:
         _lines(axes, [_place(day) for day in contents.period], lines, narrow)
         axes.yaxis.set_major_locator(LogLocator(numticks=6))
         axes.minorticks_off()
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: words.duration(value)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: formatting.duration(value)))
         _room_on_a_log_axis(axes, [one for line in lines.values() for one in line if one and not math.isnan(one)])
 
     return draw
@@ -94,7 +94,7 @@ def storage(contents: Contents) -> Draw:
         _lines(axes, places, values, narrow)
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_locator(MaxNLocator(4))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: words.size(value)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: formatting.size(value)))
 
     return draw
 
@@ -196,7 +196,7 @@ def _sizes(axes: Axes, tiers: Mapping[str, int]) -> None:
     sizes = [tiers[tier] for tier in known]
     axes.barh(known, sizes, 0.55, color=COLOURS["series-1"], linewidth=0)
     for place, size in enumerate(sizes):
-        axes.annotate(words.size(size), (size, place), xytext=(5, 0), textcoords="offset points", va="center")
+        axes.annotate(formatting.size(size), (size, place), xytext=(5, 0), textcoords="offset points", va="center")
     axes.set_xlim(0, max(sizes) * 1.25)
     axes.grid(visible=False)
     axes.set_xticks([])

@@ -14,8 +14,8 @@ from angelia.envelope import ids
 from angelia.envelope.wire import Priority
 from angelia.errors import NotFound
 from angelia.pipeline.analytics.histogram import SHARES, added, percentile
-from angelia.pipeline.lake import places
-from angelia.pipeline.lake import read as lake
+from angelia.pipeline.lake import archive_locations
+from angelia.pipeline.lake import small_reads as lake
 from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS, KEY_DAYS, KEY_GRACE, LATENCIES, STORAGE
 from angelia.pipeline.lake.table import DAY
 from angelia.settings import Settings
@@ -88,7 +88,8 @@ def read(objects: Objects, settings: Settings) -> Contents:
     known = {row[DAY]: row for row in lake.rows(objects, DAYS)}
     if not known:
         raise NotFound(
-            "nothing has been computed yet", hint=f"angelia pipeline run analytics{places.flag(objects, settings)}"
+            "nothing has been computed yet",
+            hint=f"angelia pipeline run analytics{archive_locations.flag(objects, settings)}",
         )
     by_day: dict[date, list[dict[str, Any]]] = defaultdict(list)
     for row in lake.rows(objects, HOURS):

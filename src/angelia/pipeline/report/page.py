@@ -9,10 +9,10 @@ from pathlib import Path
 
 from angelia.pipeline.analytics.histogram import SHARES
 from angelia.pipeline.lake import commit, simulated
-from angelia.pipeline.report import charts, words
+from angelia.pipeline.report import charts, formatting
 from angelia.pipeline.report.charts import at
-from angelia.pipeline.report.drawing import drawn
 from angelia.pipeline.report.figures import OUTCOMES, TIERS, Agent, Contents, read
+from angelia.pipeline.report.svg import drawn
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
 
@@ -74,10 +74,10 @@ def _totals(contents: Contents) -> str:
     p50, _, p99 = contents.overall
     figures = {
         "messages": f"{contents.sent:,}",
-        "delivered": words.share(contents.total("delivered"), contents.sent),
-        "half delivered within": words.duration(p50),
-        "99 % delivered within": words.duration(p99),
-        "wire bytes": words.size(sum(day.wire_bytes for day in contents.days)),
+        "delivered": formatting.share(contents.total("delivered"), contents.sent),
+        "half delivered within": formatting.duration(p50),
+        "99 % delivered within": formatting.duration(p99),
+        "wire bytes": formatting.size(sum(day.wire_bytes for day in contents.days)),
     }
     entries = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in figures.items())
     return f'<dl class="totals">{entries}</dl>'
@@ -110,7 +110,7 @@ def _chart(name: str, title: str, draw: charts.Draw, table: str, height: float =
 
 def _volume_title(contents: Contents) -> str:
     most = max(contents.days, key=lambda day: day.sent)
-    came = words.share(contents.total("delivered"), contents.sent)
+    came = formatting.share(contents.total("delivered"), contents.sent)
     return (
         f"{contents.sent:,} messages in {len(contents.days)} days, {came} of them delivered;"
         f" the most on {most.day}: {most.sent:,}"
@@ -123,18 +123,20 @@ def _volume_table(contents: Contents) -> str:
 
 
 def _latency_title(contents: Contents) -> str:
-    p50, p95, p99 = (words.duration(one) for one in contents.overall)
+    p50, p95, p99 = (formatting.duration(one) for one in contents.overall)
     return f"Half of the messages were delivered within {p50}, 95 % within {p95}, 99 % within {p99}"
 
 
 def _latency_table(contents: Contents) -> str:
-    rows = ([f"{day.day}", *map(words.duration, day.times)] for day in contents.days)
+    rows = ([f"{day.day}", *map(formatting.duration, day.times)] for day in contents.days)
     return _table("Time from accepted to delivered", ["day", *SHARES], rows)
 
 
 def _priorities(contents: Contents) -> str:
-    rows = [[name, f"{count:,}", *map(words.duration, times)] for name, (count, times) in contents.by_priority.items()]
-    said = ", ".join(f"{name} {words.duration(times[-1])}" for name, (_, times) in contents.by_priority.items())
+    rows = [
+        [name, f"{count:,}", *map(formatting.duration, times)] for name, (count, times) in contents.by_priority.items()
+    ]
+    said = ", ".join(f"{name} {formatting.duration(times[-1])}" for name, (_, times) in contents.by_priority.items())
     title = f"99 % delivered, by priority: within {said}" if said else "Nothing was delivered"
     return f"<section><h2>{title}</h2>{_table('Time to delivery', ['priority', 'delivered', *SHARES], rows)}</section>"
 
@@ -142,14 +144,14 @@ def _priorities(contents: Contents) -> str:
 def _losses_title(contents: Contents) -> str:
     failed, expired = contents.total("failed"), contents.total("expired")
     return (
-        f"{words.share(failed, contents.sent)} of the messages failed ({failed:,}),"
-        f" {words.share(expired, contents.sent)} expired ({expired:,})"
+        f"{formatting.share(failed, contents.sent)} of the messages failed ({failed:,}),"
+        f" {formatting.share(expired, contents.sent)} expired ({expired:,})"
     )
 
 
 def _losses_table(contents: Contents) -> str:
     rows = (
-        [f"{day.day}", *(words.share(day.outcomes[name], day.sent) for name in ("failed", "expired"))]
+        [f"{day.day}", *(formatting.share(day.outcomes[name], day.sent) for name in ("failed", "expired"))]
         for day in contents.days
     )
     return _table("Share of a day's messages", ["day", "failed", "expired"], rows)
@@ -166,7 +168,7 @@ def _buckets_table(contents: Contents) -> str:
     """The fullest ones; all 256 would help nobody."""
     fullest = sorted(range(len(contents.buckets)), key=lambda one: -contents.buckets[one])[:10]
     total = sum(contents.buckets)
-    rows = ([f"{one}", f"{contents.buckets[one]:,}", words.share(contents.buckets[one], total)] for one in fullest)
+    rows = ([f"{one}", f"{contents.buckets[one]:,}", formatting.share(contents.buckets[one], total)] for one in fullest)
     spread = (
         [f"{day.day}", *("-" if one is None else f"{one:.2f}" for one in (day.peak, day.gini))] for day in contents.days
     )
@@ -178,7 +180,7 @@ def _buckets_table(contents: Contents) -> str:
 def _storage_title(contents: Contents) -> str:
     times = list(contents.storage)
     last = contents.storage[times[-1]]
-    sizes = (f"{tier} {words.size(last[tier])}{_growth(contents, tier)}" for tier in TIERS if tier in last)
+    sizes = (f"{tier} {formatting.size(last[tier])}{_growth(contents, tier)}" for tier in TIERS if tier in last)
     return f"Stored on {times[-1]:%Y-%m-%d}: {', '.join(sizes)}"
 
 
@@ -190,12 +192,12 @@ def _growth(contents: Contents, tier: str) -> str:
     if days < 1:
         return ""
     growth = (known[last] - known[first]) / days
-    return f" ({'+' if growth >= 0 else '−'}{words.size(abs(growth))} a day)"
+    return f" ({'+' if growth >= 0 else '−'}{formatting.size(abs(growth))} a day)"
 
 
 def _storage_table(contents: Contents) -> str:
     rows = (
-        [at(moment), *(words.size(tiers[tier]) if tier in tiers else "-" for tier in TIERS)]
+        [at(moment), *(formatting.size(tiers[tier]) if tier in tiers else "-" for tier in TIERS)]
         for moment, tiers in contents.storage.items()
     )
     return _table("Size of each tier", ["measured", *TIERS], rows)
@@ -226,7 +228,9 @@ def _agents(contents: Contents) -> str:
     recipients = [_agent(one, contents.sent) for one in contents.recipients]
     top = contents.senders[:1]
     title = (
-        f"The busiest sender sent {words.share(top[0].messages, contents.sent)} of all messages" if top else "Agents"
+        f"The busiest sender sent {formatting.share(top[0].messages, contents.sent)} of all messages"
+        if top
+        else "Agents"
     )
     columns = ["messages", "share", "bytes"]
     return (
@@ -238,7 +242,12 @@ def _agents(contents: Contents) -> str:
 
 
 def _agent(one: Agent, sent: int) -> list[str]:
-    return [words.foreign(one.handle), f"{one.messages:,}", words.share(one.messages, sent), words.size(one.wire_bytes)]
+    return [
+        formatting.foreign(one.handle),
+        f"{one.messages:,}",
+        formatting.share(one.messages, sent),
+        formatting.size(one.wire_bytes),
+    ]
 
 
 def _table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from angelia.envelope.ids import BUCKETS
 from angelia.errors import InvalidArgument
-from angelia.pipeline.jobs.work import Work
+from angelia.pipeline.jobs.job_context import Work
 from angelia.pipeline.lake.listing import size
 from angelia.pipeline.lake.tables import RECEIPTS
 from angelia.pipeline.simulation.fleet import are_numbers

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from angelia.pipeline.hidden import hidden, shown
 from angelia.pipeline.lake import listing
 from angelia.pipeline.lake.tables import DAY, Table
+from angelia.pipeline.secret_options import hidden, shown
 from angelia.stores.objects import Objects
 
 if TYPE_CHECKING:

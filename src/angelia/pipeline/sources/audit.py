@@ -32,13 +32,13 @@ from pyspark.sql.streaming.datasource import (
 
 from angelia.errors import AuditBroken
 from angelia.pipeline.database import Database
-from angelia.pipeline.hidden import hidden, shown
 from angelia.pipeline.lake import commit
+from angelia.pipeline.lake.audit_entries import entry_hash
+from angelia.pipeline.lake.chain_floor import archive_floor
 from angelia.pipeline.lake.commit import Mark
-from angelia.pipeline.lake.entries import entry_hash
-from angelia.pipeline.lake.floor import archive_floor
 from angelia.pipeline.lake.tables import AUDIT
 from angelia.pipeline.lake.writer import Files, Written
+from angelia.pipeline.secret_options import hidden, shown
 from angelia.stores.objects import Objects
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from angelia.envelope.ids import BUCKETS
 from angelia.pipeline.database import Database, Value
-from angelia.pipeline.hidden import hidden, shown
+from angelia.pipeline.secret_options import hidden, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,0 +1,147 @@
+"""How a channel is shown, and a message that was read from one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from angelia.cli.command_context import Session
+from angelia.cli.errors import exit_code
+from angelia.cli.paging import ago
+from angelia.cli.tables import counted
+from angelia.cli.times import age, full
+from angelia.errors import AngeliaError
+
+if TYPE_CHECKING:
+    from angelia.channels.model import Shown
+    from angelia.client.channel_reading import Unopened
+    from angelia.envelope.rosters import Roster
+    from angelia.mailbox.channels import ChannelMessage
+
+_NAMED = 8
+
+
+class Heard(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What `--json` says of a message that was read; `body` where it is text, else `body_base64`."""
+
+    channel_id: str
+    offset: int
+    replay_key: str
+    message_id: str
+    sender: str
+    fingerprint: str
+    created_at: datetime
+    priority: int
+    correlation_id: str | None = None
+    body: str | None = None
+    body_base64: str | None = None
+
+
+def print_post(session: Session, message: ChannelMessage, *, alone: bool = False) -> None:
+    """One message as a line; one that is `alone` and no text goes into a file or a pipe as it is."""
+    try:
+        text, encoded = message.body.decode(), None
+    except UnicodeDecodeError:
+        from angelia.envelope.json_form import to_text
+
+        text, encoded = None, to_text(message.body)
+    if session.shared.json:
+        heard = Heard(
+            channel_id=str(message.channel_id),
+            offset=message.offset,
+            replay_key=message.replay_key,
+            message_id=str(message.message_id),
+            sender=message.sender,
+            fingerprint=message.sender_fingerprint,
+            created_at=message.created_at,
+            priority=int(message.priority),
+            correlation_id=None if message.correlation_id is None else str(message.correlation_id),
+            body=text,
+            body_base64=encoded,
+        )
+        session.out.records([heard])
+        return
+    about, size = f"{full(message.created_at)[11:]}  {message.offset}  {message.sender}", f"{len(message.body):,} bytes"
+    if text is None and alone and session.out.raw(message.body):
+        session.out.note(f"{about}  ({size} that are no text, written as they are)")
+        return
+    shown = f"({size} that are no text; --json shows them in base64url)" if text is None else text
+    session.out.line(f"{about}  {shown}")
+    session.out.stdout.flush()
+
+
+def show_page(
+    session: Session, came: Sequence[ChannelMessage | Unopened], *, skip: bool, alone: bool
+) -> tuple[set[int], int]:
+    """Print messages; the exit codes of what could not be opened, and up to which offset all is done with.
+
+    What could not be opened is not, nor what follows it on the page, unless it is to be skipped."""
+    from angelia.client.channel_reading import Unopened
+
+    codes, done = set[int](), 0
+    for one in came:
+        if isinstance(one, Unopened):
+            session.out.note(f"warning: offset {one.offset}: {one.error.message} ({one.error.code})")
+            codes.add(exit_code(one.error))
+        else:
+            print_post(session, one, alone=alone)
+        if skip or not codes:
+            done = one.offset
+    return codes, done
+
+
+def warn_unreached(session: Session, unreached: dict[str, AngeliaError]) -> None:
+    for agent, error in unreached.items():
+        session.out.note(f"warning: {agent} has no key yet: {error.message} ({error.code})")
+
+
+def facts_of(channel: Shown, roster: Roster | None) -> list[tuple[str, str]]:
+    held = channel.subscription
+    pairs = [
+        ("channel", channel.name),
+        ("id", str(channel.channel_id)),
+        ("policy", channel.policy.value),
+        ("roster", _roster(channel, roster)),
+        ("you may", ", ".join(_rights(channel)) or "nothing"),
+        ("subscribed", "no" if held is None else f"{held.status.value}, after offset {held.last_offset}"),
+        ("messages", _messages(channel)),
+        ("subscribers", f"{channel.total_subscribers:,} of {channel.max_subscribers:,}"),
+        ("kept for", age(timedelta(seconds=channel.retention_seconds))),
+        ("size", f"{channel.max_message_size_bytes:,} bytes at most"),
+        ("epoch", _epoch(channel)),
+        ("created", full(channel.created_at)),
+    ]
+    if channel.policy.value in ("open", "authz_required"):
+        pairs.insert(4, ("readers", "whom this server admits: under this policy the roster keeps nobody out"))
+    if channel.without_key:
+        pairs.append(("without key", f"{counted(channel.without_key, 'agent')}; the next publish sends it"))
+    return pairs
+
+
+def _roster(channel: Shown, roster: Roster | None) -> str:
+    if roster is None:
+        return (
+            f"none that {channel.owner_nhi} signed: nothing can be published, and only {channel.owner_nhi} is believed"
+        )
+    names = [one.nhi for one in roster.members]
+    named = f" ({', '.join(names[:_NAMED])}{', …' if len(names) > _NAMED else ''})" if names else ""
+    return f"version {roster.version}, signed by {roster.owner_nhi}: {counted(len(names), 'member')}{named}"
+
+
+def _messages(channel: Shown) -> str:
+    if channel.first_offset < channel.next_offset:
+        return f"{channel.total_messages:,}, offsets {channel.first_offset} to {channel.next_offset - 1} are kept"
+    return f"{channel.total_messages:,}, none is kept any more" if channel.total_messages else "none, it is empty"
+
+
+def _rights(channel: Shown) -> list[str]:
+    return [word for word, has in (("subscribe", channel.may_subscribe), ("publish", channel.may_publish)) if has]
+
+
+def _epoch(channel: Shown) -> str:
+    if channel.epoch_key_id is None or channel.epoch_at is None:
+        return f"{channel.epoch}, closed: whoever publishes next makes a new key"
+    return f"{channel.epoch}, key {channel.epoch_key_id}, {ago(channel.epoch_at)} old"

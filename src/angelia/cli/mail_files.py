@@ -1,0 +1,122 @@
+"""Seals messages that are handed over by hand, and opens envelopes that were."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from angelia.cli.command_context import Session
+from angelia.cli.public_files import not_known
+from angelia.errors import AngeliaError, NotFound
+
+if TYPE_CHECKING:
+    from angelia.envelope.refusals import UnknownSigner
+    from angelia.envelope.wire import Envelope
+    from angelia.mailbox.inbox import Opened
+    from angelia.mailbox.mailbox import Mailbox
+    from angelia.mailbox.outbox import Wishes
+
+
+def sealed_by_hand(session: Session, mailbox: Mailbox, recipient: str, content: bytes, wishes: Wishes) -> Envelope:
+    """Sealed to be handed over: for the keys that a server says are good, else for those that are known here."""
+    from angelia.client import Unreachable
+
+    if mailbox.identity.id is None:
+        return sealed_alone(mailbox, recipient, content, wishes)
+    try:
+        envelope = session.as_agent(mailbox).seal(mailbox, recipient, content, **wishes)
+        mailbox.outbox.hand_over(envelope.replay_key)
+        return envelope
+    except Unreachable as error:
+        if mailbox.trust.pin(recipient) is None:
+            raise
+        session.out.note(f"warning: {error.message}, so the keys of {recipient} are those that were known here")
+    return sealed_alone(mailbox, recipient, content, wishes)
+
+
+def sealed_alone(mailbox: Mailbox, recipient: str, content: bytes, wishes: Wishes) -> Envelope:
+    """Sealed for the keys that are known here, however old that knowledge is."""
+    known = mailbox.trust.bundle(recipient, _now(), max_age=None)
+    if known is None:
+        raise not_known(recipient)
+    envelope = mailbox.outbox.seal(known.link, content, now=_now(), **wishes)
+    mailbox.outbox.hand_over(envelope.replay_key)
+    return envelope
+
+
+def received_from(session: Session, mailbox: Mailbox, files: list[Path]) -> list[Opened | AngeliaError]:
+    """Envelopes that lie in files, each opened or refused; what a refusal can be spared is tried."""
+    from angelia.envelope.refusals import Expired, Stale, UnknownSigner
+    from angelia.mailbox.files import read_safely
+    from angelia.mailbox.time_window import Profile
+
+    contents: list[bytes | AngeliaError] = []
+    for file in files:
+        try:
+            contents.append(read_safely(file, file, most=2 << 20))
+        except NotFound:
+            contents.append(NotFound(f"there is no file {file}", hint="without FILE, mail comes from the server"))
+        except AngeliaError as error:
+            contents.append(error)
+    readable = [one for one in contents if isinstance(one, bytes)]
+    outcomes = iter(mailbox.receive_many(readable, now=_now(), profile=Profile.DIRECT))
+    received = [next(outcomes) if isinstance(one, bytes) else one for one in contents]
+    for at, content in enumerate(contents):
+        refused = received[at]
+        if isinstance(refused, UnknownSigner) and mailbox.identity.id is not None and isinstance(content, bytes):
+            received[at] = _followed(session, mailbox, content, refused)
+        elif isinstance(refused, Stale | Expired) and isinstance(content, bytes):
+            received[at] = _seen_before(mailbox, content) or refused
+        if isinstance(refused := received[at], AngeliaError) and isinstance(content, bytes):
+            _explain(session, refused, files[at], content)
+    return received
+
+
+def _explain(session: Session, refused: AngeliaError, file: Path, content: bytes) -> None:
+    """Add the way on to a refusal of what lies in a file."""
+    from angelia.envelope.refusals import Malformed, WrongRecipient
+    from angelia.mailbox.receiving import decoded
+
+    if isinstance(refused, Malformed):
+        refused.message = f"the file {file} is no envelope: {refused.message}"
+        refused.hint = refused.hint or "`angelia mail send NAME --out FILE` makes one"
+    elif isinstance(refused, WrongRecipient):
+        recipient = decoded(content).header.recipient_nhi
+        if not recipient:
+            refused.hint = "`angelia channel tail` reads what was published in a channel"
+        elif local := session.local_name(recipient):
+            refused.hint = f"angelia mail open {file} --as {local}"
+        else:
+            refused.hint = f"only {recipient} can open the file {file}: hand it over"
+
+
+def _seen_before(mailbox: Mailbox, content: bytes) -> AngeliaError | None:
+    """Too old, and opened when it was not: then its stored copy is what somebody looks for."""
+    from angelia.envelope.refusals import Replayed
+    from angelia.mailbox.receiving import decoded
+    from angelia.mailbox.replay import refuse_seen
+
+    try:
+        refuse_seen(mailbox.database, decoded(content).replay_key, _now())
+    except Replayed as replayed:
+        return replayed
+    return None
+
+
+def _followed(session: Session, mailbox: Mailbox, content: bytes, unknown: UnknownSigner) -> Opened | AngeliaError:
+    """The sender may have rotated its signing pair, and a server knows how its bundles follow."""
+    from angelia.client import Unreachable
+    from angelia.mailbox.time_window import Profile
+
+    try:
+        return session.as_agent(mailbox).open(mailbox, content, profile=Profile.DIRECT)
+    except Unreachable as error:
+        session.out.detail(error.message)
+        return unknown
+    except AngeliaError as error:
+        return error
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

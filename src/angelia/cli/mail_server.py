@@ -1,0 +1,175 @@
+"""Mail by way of a server, for `angelia mail`: sent, fetched, acknowledged, and what became of it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from angelia.cli.command_context import Session
+from angelia.cli.errors import exit_code, one_of, report
+from angelia.cli.mail_output import Counted, Withdrawn, print_message, say_control
+from angelia.cli.paging import short
+from angelia.cli.times import duration
+from angelia.errors import AngeliaError, Conflict, NotFound, QueueFull, RateLimited
+
+if TYPE_CHECKING:
+    from angelia.client import Client, Received, SentMail
+    from angelia.mailbox.mailbox import Mailbox
+    from angelia.mailbox.outbox import Wishes
+
+MOST = 10
+ROUND = 30.0
+_NOTHING, _HINT = "no mail", "angelia mail receive --wait"
+
+
+def send(client: Client, mailbox: Mailbox, recipient: str, content: bytes, wishes: Wishes) -> SentMail:
+    """Send a message; if the server could not take it, say that it is not lost."""
+    from angelia.client.mail_sending import WAITING
+
+    try:
+        return client.send(mailbox, recipient, content, **wishes)
+    except NotFound as error:
+        if recipient != recipient.lower():
+            error.hint = f"handles are lower case: angelia mail send {recipient.lower()}"
+        raise
+    except AngeliaError as error:
+        if WAITING in error.members:
+            error.hint = _way_on(error)
+        raise
+
+
+def retry(session: Session, mailbox: Mailbox) -> int:
+    """Send everything that waits in the outbox now; the exit code says what kept some of it."""
+    done = session.as_agent(mailbox).retry_outbox(mailbox)
+    for one in done.unsent:
+        report(one.error, session.shared.manner, session.out.stderr)
+    total = len(done.sent) + len(done.unsent) + done.left
+    text = f"sent {len(done.sent):,} of {_messages(total)} that waited" if total else "nothing waits in the outbox"
+    session.out.done(Counted(done="sent", count=len(done.sent)), text)
+    return one_of({exit_code(one.error) for one in done.unsent})
+
+
+def deliver_due(session: Session, client: Client, mailbox: Mailbox) -> None:
+    """Send what waits in the outbox, without a fuss if that cannot be now."""
+    from angelia.client.mail_sending import WAITING
+
+    done = client.deliver_outbox(mailbox)
+    if done.sent:
+        session.out.note(f"sent {_messages(len(done.sent))} that waited in the outbox")
+    for one in done.unsent:
+        where = session.out.detail if WAITING in one.error.members else session.out.note
+        where(f"warning: {short(one.message.replay_key)} to {one.message.recipient} was not sent: {one.error.message}")
+
+
+def receive(session: Session, mailbox: Mailbox, wait: float | None) -> int:
+    """Fetch mail, for up to `wait` seconds or until there is some, and show it.
+
+    The exit code says what was wrong with messages that are not going to be opened."""
+    client = session.as_agent(mailbox)
+    deadline = None if wait is None else time.monotonic() + wait
+    codes = set[int]()
+    while True:
+        left = ROUND if deadline is None else deadline - time.monotonic()
+        received = client.receive(mailbox, wait=min(ROUND, max(0.0, left)), most=session.shared.limit or MOST)
+        _show(session, received)
+        codes |= _refusals(received)
+        if received.interrupted is not None and not (received.messages or received.recovered):
+            raise received.interrupted
+        deliver_due(session, client, mailbox)
+        if received.messages or received.recovered:
+            return one_of(codes)
+        if deadline is not None and time.monotonic() >= deadline:
+            break
+    if session.shared.require and not codes:
+        raise NotFound(_NOTHING, hint=_HINT)
+    session.out.note(_NOTHING)
+    if wait == 0:
+        session.out.note(f"hint: {_HINT}")
+    return one_of(codes)
+
+
+def withdraw(session: Session, mailbox: Mailbox, id_: str) -> None:
+    """Take a message back, from the server as well if that has it."""
+    row = mailbox.outbox.present(id_)
+    if mailbox.identity.id is None:
+        if not mailbox.outbox.withdraw(row.replay_key, datetime.now(UTC)):
+            raise Conflict(f"the message to {row.recipient} is {row.status.value} and not taken back")
+    else:
+        session.as_agent(mailbox).withdraw(mailbox, row.replay_key)
+    taken_back = Withdrawn(replay_key=row.replay_key, message_id=str(row.message_id), recipient=row.recipient)
+    session.out.done(taken_back, f"withdrew {short(row.replay_key)} to {row.recipient}")
+
+
+def refresh_outbox(session: Session, mailbox: Mailbox) -> None:
+    """Hear what became of what was sent; the list is shown in any case."""
+    from angelia.client import ApiError, BadAnswer, Unreachable
+
+    try:
+        news = session.as_agent(mailbox).update_outbox(mailbox)
+    except (ApiError, Unreachable, BadAnswer) as error:
+        session.out.note(f"warning: these states may be old: {error.message}")
+        return
+    if news.interrupted is not None:
+        session.out.note(f"warning: some of these states may be old: {news.interrupted.message}")
+    for one in news.resent:
+        session.out.note(f"{short(one.replay_key)} to {one.envelope.header.recipient_nhi} was sealed and sent again")
+    for doubt in news.doubts:
+        id_, to = short(doubt.message.replay_key), doubt.message.recipient
+        session.out.note(f"warning: {id_} to {to} stays as it is: {doubt.error.message}")
+
+
+def _show(session: Session, received: Received) -> None:
+    from angelia.client.ack_plan import Told
+
+    out = session.out
+    for opened in received.messages:
+        print_message(session, opened, fresh=True, named=False, alone=len(received.messages) == 1)
+        if received.unacknowledged is None and not session.shared.json:
+            out.note(f"acknowledged; {opened.message.sender} gets a signed receipt")
+    if received.unacknowledged is not None:
+        out.note(f"warning: not acknowledged yet: {received.unacknowledged.message}; the next receive does it")
+    for message in received.recovered:
+        id_ = short(message.replay_key)
+        out.note(f"a message of {message.sender} was opened before, and is in the inbox: angelia mail open {id_}")
+    if received.controls:
+        say_control(session)
+    if received.interrupted is not None and (received.messages or received.recovered):
+        out.note(f"warning: there may be more: {received.interrupted.message}")
+    kept_out = Counter(one.sender for one in received.not_opened if one.told is Told.KEPT_OUT)
+    for sender, count in kept_out.items():
+        out.note(f"{_messages(count)} of {sender}, who is not allowed: angelia mail allow {sender}")
+    for one in received.not_opened:
+        if one.told is Told.FAILED:
+            out.note(f"warning: {one.sender} is told that its message was refused: {one.error.message}")
+        elif one.told is Told.REPEATED:
+            out.note(f"the server hands out a message of {one.sender or 'somebody'} again: {one.error.message}")
+        elif one.told in (Told.GIVEN_BACK, Told.PUT_OFF, Told.NOTHING):
+            out.note(f"warning: a message of {one.sender or 'somebody'} waits: {one.error.message}")
+    if received.has_more:
+        out.note("more waits: angelia mail receive")
+
+
+def _refusals(received: Received) -> set[int]:
+    """The exit codes of messages that were tampered with, replayed, or refused for good; what waits is no failure."""
+    from angelia.client.ack_plan import Told
+
+    again = {message.replay_key for message in received.recovered}
+    settled = (Told.FAILED, Told.ACKNOWLEDGED, Told.REPEATED)
+    refused = [one for one in received.not_opened if one.told in settled]
+    return {exit_code(one.error) for one in refused if one.replay_key not in again}
+
+
+def _way_on(error: AngeliaError) -> str:
+    """What becomes of a message that is stored and was not taken, and when."""
+    sends_it = "`angelia mail send --retry` sends it, and so does the next `mail send` or `mail receive`"
+    if error.retry_after:
+        return f"it is sealed and waits: in {duration(timedelta(seconds=error.retry_after))} {sends_it}"
+    if isinstance(error, RateLimited | QueueFull) and error.hint:
+        return f"{error.hint}; it is sealed and waits: {sends_it}"
+    return f"it is sealed and waits: {sends_it}"
+
+
+def _messages(count: int) -> str:
+    return "1 message" if count == 1 else f"{count:,} messages"

@@ -1,0 +1,61 @@
+"""Files that people hand to each other, for agents with a server and without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from angelia.errors import Conflict, KeyNotFound, NotFound, Unauthenticated
+
+if TYPE_CHECKING:
+    from angelia.envelope.bundles import Link
+    from angelia.mailbox.mailbox import Mailbox
+
+
+@contextmanager
+def handing_over(path: Path | None) -> Iterator[BinaryIO | None]:
+    """A new file for what is handed over, before anything is done that cannot be done twice. One that is there is not
+    overwritten; ours goes again if what should be in it fails."""
+    if path is None:
+        yield None
+        return
+    try:
+        file = path.open("xb")
+    except FileExistsError as error:
+        raise Conflict(f"{path} is there already, and is not overwritten", hint="choose another name") from error
+    try:
+        with file:
+            yield file
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def chain_in(file: Path, name: str) -> list[Link]:
+    """The bundles of NAME in a file that it handed over; nothing of it is believed yet."""
+    from angelia.mailbox import bundle_file
+
+    links = bundle_file.read(file)
+    if links[-1].bundle.agent_nhi != name:
+        raise NotFound(f"{file} holds the keys of {links[-1].bundle.agent_nhi}, not of {name}")
+    return links
+
+
+def not_known(name: str) -> KeyNotFound:
+    """For an agent that is on no server, and has not been handed the keys of NAME."""
+    return KeyNotFound(
+        f"the keys of {name} are not known here",
+        hint=f"angelia agent register, to ask a server; or its file of `key publish`: angelia key pin {name} FILE",
+    )
+
+
+def refuse_unregistered(mailbox: Mailbox, without: str = "--out FILE") -> None:
+    """For what needs a server; `without` is how to do without one."""
+    identity = mailbox.identity
+    if identity.id is None:
+        raise Unauthenticated(
+            f"{identity.handle} is not registered with a server",
+            hint=f"angelia agent register --as {identity.name}; without a server: {without}",
+        )

@@ -1,0 +1,228 @@
+"""Serves a mailbox for as long as somebody wants: mail as it comes, and what has to be done beside it.
+
+Two go side by side. One listens, opens what comes and hands it to the handler. The other does the chores: what waits in
+the outbox, what became of what was sent, mail that was kept out and is allowed by now, and keys. A chore that fails for
+a passing reason is done again, after ever longer pauses; mail does not wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Protocol, TypeAlias, TypeVar
+
+from angelia.client import channel_signing, delivery_status, mail_receiving, mail_sending
+from angelia.client.exchange import BadAnswer, Call
+from angelia.client.mail_answers import Handed, MessageNews, PrekeysLow, RotationDue
+from angelia.client.mail_receiving import Received
+from angelia.client.mail_stream import BackOff, Event, is_passing
+from angelia.errors import AngeliaError
+from angelia.mailbox.inbox import Opened
+from angelia.mailbox.mailbox import Mailbox
+
+# How often the chores are done that nothing else asks for.
+ROUND = 180.0
+# A relay may say at any moment that keys want renewing, that there is news of a message, and hand one out again: it is
+# not listened to more often than this.
+KEYS_PAUSE, SAME_PAUSE = 60.0, 1.0
+
+K = TypeVar("K")
+T = TypeVar("T")
+Handler: TypeAlias = Callable[[Opened], Awaitable[object]]
+Listen: TypeAlias = Callable[[Callable[[], None]], AsyncGenerator[Event, None]]
+_Keys: TypeAlias = type[RotationDue] | type[PrekeysLow]
+
+
+class Run(Protocol):
+    """Takes a call to its end."""
+
+    def __call__(self, call: Call[T], /) -> Awaitable[T]: ...
+
+
+class Serving:
+    """One mailbox that is served; `listen` gives the events of a stream, and says when it begins anew."""
+
+    def __init__(self, mailbox: Mailbox, handler: Handler, run: Run, listen: Listen) -> None:
+        self._mailbox = mailbox
+        self._handler = handler
+        self._run = run
+        self._listen = listen
+        self._handling = asyncio.Lock()  # one message at a time, whoever received it
+        self._bell = asyncio.Event()
+        # What is due. Each is taken out before it is done, so that it can become due again meanwhile.
+        self._news_of: dict[str, None] = {}
+        self._keys_due: dict[_Keys, None] = {}
+        self._rounds: dict[None, None] = {}
+        self._admitted: dict[str, Opened | None] = {}
+        self._ended = set[str]()
+        self._keys_renewed: dict[_Keys, float] = {}
+        self._handed, self._handed_since = set[str](), 0.0
+        self._heard: dict[str, float] = {}
+        self._round_begun = time.monotonic()
+
+    async def forever(self) -> None:
+        """Until it is cancelled, or the handler or a fault that does not pass ends it."""
+        tasks = [asyncio.ensure_future(self._hear_mail()), asyncio.ensure_future(self._do_chores())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for one in done:
+                one.result()
+        finally:
+            for one in tasks:
+                one.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _hear_mail(self) -> None:
+        # What a crash or a cancellation kept from the handler.
+        await self._handle(dict.fromkeys(self._mailbox.inbox.unhandled()))
+        async with contextlib.aclosing(self._listen(self._begin_round)) as events:
+            async for event in events:
+                match event:
+                    case Handed() if self._is_due(event.replay_key):
+                        await self._take(event)
+                    case MessageNews():
+                        self._news_of[event.replay_key] = None
+                        self._bell.set()
+                    case RotationDue() | PrekeysLow():
+                        if time.monotonic() - self._keys_renewed.get(type(event), -KEYS_PAUSE) >= KEYS_PAUSE:
+                            self._keys_due[type(event)] = None
+                            self._bell.set()
+
+    def _is_due(self, replay_key: str) -> bool:
+        """Whether a message was not handed out just now."""
+        now = time.monotonic()
+        if now - self._handed_since >= SAME_PAUSE:
+            self._handed, self._handed_since = set(), now
+        is_due = replay_key not in self._handed
+        self._handed.add(replay_key)
+        return is_due
+
+    async def _take(self, handed: Handed) -> None:
+        try:
+            received = await self._run(mail_receiving.take_in(self._mailbox, [handed], for_handler=True))
+        except AngeliaError as error:
+            if not is_passing(error):
+                raise
+            return  # its lease ends, and it comes again
+        # Also one that was opened before, when a fault came between the inbox and the handler.
+        await self._handle({handed.replay_key: None} | _by_key(received))
+
+    async def _handle(self, messages: Mapping[str, Opened | None]) -> None:
+        """Give messages to the handler that it has not ended with; None is one that only the inbox has."""
+        async with self._handling:
+            for replay_key, opened in messages.items():
+                waiting = None if replay_key in self._ended else self._mailbox.inbox.to_handle(replay_key)
+                if waiting is None:
+                    continue
+                try:
+                    await self._handler(opened or waiting)
+                except Exception:  # an end as well; being interrupted is none
+                    self._end(replay_key)
+                    raise
+                self._end(replay_key)
+
+    def _end(self, replay_key: str) -> None:
+        try:
+            self._mailbox.inbox.end_handling(replay_key)
+        except AngeliaError:  # a fault of this disk: at least here it is known
+            self._ended.add(replay_key)
+
+    def _begin_round(self) -> None:
+        self._rounds[None] = None
+        self._round_begun = time.monotonic()
+        self._bell.set()
+
+    async def _do_chores(self) -> None:
+        back_off = BackOff()
+        while True:
+            self._bell.clear()
+            problem = await self._passing_problem()
+            admitted, self._admitted = self._admitted, {}
+            await self._handle(admitted)
+            if problem is not None:
+                await asyncio.sleep(back_off.next(problem.retry_after or 0.0))
+                if time.monotonic() - self._round_begun >= ROUND:
+                    self._begin_round()
+                continue
+            back_off.reset()
+            try:
+                async with asyncio.timeout(ROUND):  # unlike wait_for it never swallows a cancellation
+                    await self._bell.wait()
+            except TimeoutError:
+                self._begin_round()
+
+    async def _passing_problem(self) -> AngeliaError | None:
+        """Do whatever is due. What keeps some of it from being done now comes back, and that stays due."""
+        self._mailbox.own.refresh()  # another process may have rotated the pair that signs requests
+        problems = [
+            await _each(self._news_of, self._hear_of),
+            await _each(self._keys_due, self._renew_keys),
+            await _each(self._rounds, self._do_round),
+        ]
+        return next((one for one in problems if one is not None), None)
+
+    async def _hear_of(self, replay_key: str) -> None:
+        now = time.monotonic()
+        self._heard = {key: at for key, at in self._heard.items() if now - at < SAME_PAUSE}
+        await asyncio.sleep(self._heard.get(replay_key, now - SAME_PAUSE) + SAME_PAUSE - now)
+        self._heard[replay_key] = time.monotonic()
+        try:
+            await self._run(delivery_status.update_sent(self._mailbox, replay_key))
+        except AngeliaError as error:
+            # Else it was sent by another mailbox of the same agent, or is a word that is not believed or not readable:
+            # the next round asks again.
+            if is_passing(error) and not isinstance(error, BadAnswer):
+                raise
+
+    async def _renew_keys(self, kind: _Keys) -> None:
+        self._keys_renewed[kind] = time.monotonic()
+        if kind is RotationDue:
+            await self._run(channel_signing.rotate_due_keys(self._mailbox))
+        else:
+            await self._run(channel_signing.publish_keys(self._mailbox))
+
+    async def _do_round(self, _: None) -> None:
+        """What may have happened while nobody listened, or without anybody saying so."""
+        chores = dict.fromkeys((self._send_waiting, self._follow_sent, self._fetch_admitted))
+        problem = await _each(chores, lambda chore: chore())
+        await self._run(channel_signing.tend_keys(self._mailbox))
+        if problem is not None:
+            raise problem
+
+    async def _send_waiting(self) -> None:
+        delivered = await self._run(mail_sending.deliver_outbox(self._mailbox))
+        _raise(next((one.error for one in delivered.unsent if is_passing(one.error)), None))
+
+    async def _follow_sent(self) -> None:
+        _raise((await self._run(delivery_status.update_outbox(self._mailbox))).interrupted)
+
+    async def _fetch_admitted(self) -> None:
+        came = await self._run(mail_receiving.receive_admitted(self._mailbox, for_handler=True))
+        self._admitted |= _by_key(came)
+        _raise(came.interrupted)
+
+
+async def _each(due: dict[K, None], do: Callable[[K], Awaitable[None]]) -> AngeliaError | None:
+    """Do all that is due; the first problem that passes. What had one stays due, and keeps the others from nothing."""
+    first: AngeliaError | None = None
+    for one in list(due):
+        del due[one]
+        try:
+            await do(one)
+        except AngeliaError as error:
+            due[one] = None
+            if not is_passing(error):
+                raise
+            first = first or error
+    return first
+
+
+def _by_key(received: Received) -> dict[str, Opened | None]:
+    return {one.message.replay_key: one for one in received.messages}
+
+
+def _raise(problem: AngeliaError | None) -> None:
+    if problem is not None:
+        raise problem

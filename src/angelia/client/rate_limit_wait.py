@@ -1,0 +1,45 @@
+"""Waiting for a server that says it was asked too often, as long as it says, and not for ever."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from angelia.client.exchange import Call
+from angelia.errors import AngeliaError, RateLimited
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Patience:
+    """How many seconds may be spent on waiting, in all and at once."""
+
+    left: float
+    at_once: float = 120.0
+
+    def takes(self, seconds: float) -> bool:
+        """Whether to wait so long; it is spent then."""
+        if seconds > min(self.left, self.at_once):
+            return False
+        self.left -= seconds
+        return True
+
+
+def patiently(call: Call[T], patience: Patience) -> Call[T]:
+    """Carry a call out; a request that came too often is sent again after the time that the server names."""
+    try:
+        request = next(call)
+        while True:
+            try:
+                response = yield request
+            except RateLimited as refusal:
+                wait = max(1, refusal.retry_after or 1)
+                request = replace(request, after=wait) if patience.takes(wait) else call.throw(refusal)
+            except AngeliaError as error:
+                request = call.throw(error)
+            else:
+                request = call.send(response)
+    except StopIteration as done:
+        answer: T = done.value
+        return answer

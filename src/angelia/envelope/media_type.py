@@ -1,0 +1,18 @@
+"""The two forms of an envelope on the wire of HTTP: JSON by default, and the bytes themselves."""
+
+from __future__ import annotations
+
+from angelia.envelope import json_form, wire
+from angelia.envelope.wire import Envelope
+
+MEDIA_TYPE = "application/vnd.angelia.envelope"
+
+
+def read(content_type: str, body: bytes, ttl_max: int) -> Envelope:
+    """The envelope of a request, whichever form it says it has."""
+    return wire.decode(body, ttl_max) if is_binary(content_type) else json_form.decode(body, ttl_max)
+
+
+def is_binary(content_type: str) -> bool:
+    """Whether a Content-Type or an Accept header asks for the binary form."""
+    return any(part.partition(";")[0].strip().lower() == MEDIA_TYPE for part in content_type.split(","))

@@ -1,0 +1,282 @@
+"""What one bundle after another does to an agent's keys: which become active, go into grace, or are revoked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from angelia.agents import service as agents
+from angelia.agents.model import Agent
+from angelia.audit import service as audit
+from angelia.audit.model import Event
+from angelia.envelope.bundles import BUNDLE_LIFE, FIRST_PREVIOUS, Bundle, KemEntry, Link, Listed, check_rotation
+from angelia.envelope.ids import KeyType, key_id
+from angelia.envelope.json_form import to_text
+from angelia.envelope.signing import VerifyingPair
+from angelia.errors import ClockSkew, Conflict, InvalidArgument, VersionConflict
+from angelia.keys import store
+from angelia.keys.model import (
+    CACHE,
+    SKEW,
+    TYPE_NAMES,
+    Change,
+    KeyRecord,
+    KeyStatus,
+    NewRecord,
+    Reason,
+    moment,
+    parse_links,
+    unix_ms,
+)
+from angelia.stores.ledger import Tx
+
+REQUEST_GRACE = timedelta(seconds=300)  # how long a replaced signing key still signs requests
+_ROTATE = "a bundle with other active keys is a rotation: POST /v1/keys/rotate"
+
+
+@dataclass(frozen=True, slots=True)
+class Emergency:
+    """Keys that somebody else may have: no grace."""
+
+    why: str
+    compromised_since: datetime
+    operator: str | None  # who acts for the agent, and vouches for a new pair when the old one is lost
+
+
+@dataclass(frozen=True, slots=True)
+class Succession:
+    """One step of an agent's chain of bundles, in the transaction that takes it."""
+
+    agent: Agent
+    link: Link
+    now: datetime
+    reason: Reason | None  # None: a publication, which replaces nothing
+    emergency: Emergency | None = None
+
+    @property
+    def bundle(self) -> Bundle:
+        return self.link.bundle
+
+    async def first(self, tx: Tx) -> None:
+        """The first bundle: its Ed25519 key is the one that the agent registered with, and its handle is now fixed."""
+        if self.bundle.bundle_version != 1 or self.bundle.prev_bundle_hash != FIRST_PREVIOUS:
+            raise _conflict(None)
+        if self.reason is not None:
+            raise Conflict("there is nothing to rotate yet", hint="publish the first bundle: POST /v1/keys/bundle")
+        if self.bundle.signer.ed25519 != self.agent.public_key:
+            raise InvalidArgument("the first bundle must be signed by the key that the agent registered with")
+        if any(entry.status is Listed.GRACE for entry in self.bundle.kem_keys):
+            raise InvalidArgument("a first bundle has no keys in grace")
+        await agents.fix_handle(tx, self.agent.id)
+        kem_keys = [_kem_record(entry) for entry in self.bundle.kem_keys]
+        await store.add_records(tx, self.agent.handle, [*self._signer_records(), *kem_keys])
+
+    async def after(self, tx: Tx, before: Bundle) -> None:
+        """Every later bundle: linked to the one before, and honest about what it replaces."""
+        if (self.bundle.bundle_version, self.bundle.prev_bundle_hash) != (before.bundle_version + 1, before.hash):
+            raise _conflict(before)
+        if self.bundle.issued_at < before.issued_at:
+            raise InvalidArgument("the bundle is issued before the one that it follows")
+        new_signer = await self._signer(tx, before)
+        new_keys = await self._kem_keys(tx)
+        if self.emergency is not None:
+            await self._revoke_earlier_pairs(tx)
+            await agents.end_former_keys(tx, self.agent.id)
+        if self.reason is not None and not new_signer and not new_keys:
+            raise InvalidArgument("this bundle rotates nothing", hint="to renew a bundle: POST /v1/keys/bundle")
+
+    async def check_repeated(self, tx: Tx) -> None:
+        """A bundle that was taken before is no emergency now, unless what it replaced was revoked then."""
+        if self.emergency is None:
+            return
+        handle, version = self.agent.handle, self.bundle.bundle_version
+        before = parse_links(await store.links_since(tx, handle, version - 2, 1))[0].bundle if version > 1 else None
+        replaced: list[UUID] = []
+        if before is not None:
+            replaced += [entry.key.key_id for entry in before.kem_keys if entry.status is Listed.ACTIVE]
+            if before.signer.signer_id != self.bundle.signer.signer_id:
+                replaced += [_pair_id(kind, before.signer) for kind in (KeyType.ED25519, KeyType.ML_DSA_65)]
+        records = await store.records(tx, handle, replaced)
+        if not records or any(one.status is not KeyStatus.REVOKED for one in records.values()):
+            raise Conflict(
+                "this bundle was taken before, and not in an emergency: the keys before it are not revoked",
+                hint="make new keys: the next bundle, to POST /v1/keys/emergency-rotate",
+            )
+
+    def event(self) -> Event:
+        """What the audit says of it."""
+        kind = {None: "key_published", Reason.EMERGENCY: "emergency_key_rotation"}.get(self.reason, "key_rotated")
+        detail: dict[str, str | int | bool | None] = {
+            "bundle_version": self.bundle.bundle_version,
+            "bundle_hash": to_text(self.bundle.hash),
+            "signer_id": str(self.bundle.signer.signer_id),
+        }
+        if self.reason is not None:
+            detail["reason"] = self.reason.value
+        if self.emergency is not None:
+            detail["why"] = self.emergency.why
+        actor = (self.emergency and self.emergency.operator) or self.agent.handle
+        return audit.event(kind, self.now, actor=actor, object=self.agent.handle, detail=detail)
+
+    async def _signer(self, tx: Tx, before: Bundle) -> bool:
+        """A new signing pair needs the word of the old one; its Ed25519 half signs requests from now on."""
+        new, old = self.bundle.signer, before.signer
+        if new.fingerprint == old.fingerprint:
+            return False
+        if self.reason is None:
+            raise Conflict("the bundle has a new signing pair", hint=_ROTATE)
+        if await store.records(tx, self.agent.handle, [one.key_id for one in self._signer_records()]):
+            raise Conflict("a new signing pair has two new keys", hint="make both keys anew")
+        if self.link.statement is not None:
+            check_rotation(self.link.statement, old, new, self.agent.handle)
+        elif self.emergency is None or self.emergency.operator is None:
+            raise InvalidArgument(
+                "a new signing pair needs a rotation statement, signed by the old pair and by the new one"
+            )
+        spare = timedelta(0) if self.emergency else REQUEST_GRACE
+        await agents.replace_key(tx, self.agent.id, new.ed25519, self.now, old_valid_for=spare)
+        replaced = [_pair_id(KeyType.ED25519, old), _pair_id(KeyType.ML_DSA_65, old)]
+        changes = [
+            Change(TYPE_NAMES[kind], _pair_id(kind, old), _pair_id(kind, new))
+            for kind in (KeyType.ED25519, KeyType.ML_DSA_65)
+        ]
+        await self._replace(tx, replaced, changes)
+        await store.add_records(tx, self.agent.handle, self._signer_records())
+        # What the old pair signed would not verify any more by the pair that the bundle names.
+        await store.drop_free_one_time(tx, self.agent.handle)
+        return True
+
+    async def _revoke_earlier_pairs(self, tx: Tx) -> None:
+        """Pairs that an earlier rotation left in grace; whoever has the present one may have them too."""
+        living = await store.living_records(tx, self.agent.handle)
+        earlier = [one for one in living if one.usage == "identity" and one.status is KeyStatus.GRACE]
+        await self._replace(
+            tx, [one.key_id for one in earlier], [Change(one.key_type, one.key_id, None) for one in earlier]
+        )
+
+    async def _kem_keys(self, tx: Tx) -> bool:
+        handle = self.agent.handle
+        living = {one.key_id: one for one in await store.living_records(tx, handle) if one.usage != "identity"}
+        active = {e.key.key_id: e for e in self.bundle.kem_keys if e.status is Listed.ACTIVE}
+        in_grace = {e.key.key_id: e for e in self.bundle.kem_keys if e.status is Listed.GRACE}
+        await self._check_grace(tx, in_grace, living)
+        fresh = [entry for id_, entry in active.items() if id_ not in living]
+        await self._refuse_used_before(tx, fresh)
+        if any(living[id_].status is not KeyStatus.ACTIVE for id_ in active if id_ in living):
+            raise Conflict("a key in grace does not become active again", hint="make a new key")
+        gone = [one for id_, one in living.items() if one.status is KeyStatus.ACTIVE and id_ not in active]
+        if self.emergency is not None:
+            if len(fresh) != len(active) or in_grace:
+                raise InvalidArgument("after an emergency every KEM key is new")
+            gone = list(living.values())
+        elif gone and self.reason is None:
+            raise Conflict("the bundle leaves active keys out", hint=_ROTATE)
+        by_type = {TYPE_NAMES[entry.key.kind]: entry.key.key_id for entry in fresh}
+        changes = [Change(one.key_type, one.key_id, by_type.get(one.key_type)) for one in gone]
+        await self._replace(tx, [one.key_id for one in gone], changes)
+        await store.add_records(tx, handle, [_kem_record(entry) for entry in fresh])
+        await store.renew(tx, handle, {id_: _expiry(e) for id_, e in active.items() if id_ in living})
+        if self.emergency is not None:
+            await store.drop_all_one_time(tx, handle)
+        return bool(gone or fresh)
+
+    async def _check_grace(self, tx: Tx, listed: dict[UUID, KemEntry], living: dict[UUID, KeyRecord]) -> None:
+        records = await store.records(tx, self.agent.handle, list(listed))
+        for id_, entry in listed.items():
+            known = living.get(id_)
+            if id_ in records and records[id_].status is KeyStatus.REVOKED:
+                continue  # its owner may not know yet; whoever fetches the bundle is told so beside it
+            if known is None:
+                raise InvalidArgument(f"the key {id_} in grace is not one of this agent's living keys")
+            rotated_at = self.bundle.issued_at if known.rotated_at is None else unix_ms(known.rotated_at)
+            if entry.rotated_at != rotated_at:
+                raise InvalidArgument(
+                    "the rotated_at of a key is the issued_at of the bundle that put it into grace",
+                    hint=f"{rotated_at} for {id_}",
+                )
+
+    async def _refuse_used_before(self, tx: Tx, fresh: Sequence[KemEntry]) -> None:
+        ids = [entry.key.key_id for entry in fresh]
+        if await store.records(tx, self.agent.handle, ids):
+            raise Conflict("a key that is retired or revoked does not come back", hint="make a new key")
+        if await store.any_one_time_among(tx, self.agent.handle, ids):
+            raise Conflict("a one-time key is good for one message only", hint="make a new key")
+
+    async def _replace(self, tx: Tx, key_ids: Sequence[UUID], changes: Sequence[Change]) -> None:
+        if not key_ids:
+            return
+        handle, rotated_at = self.agent.handle, moment(self.bundle.issued_at)
+        assert self.reason is not None
+        if self.emergency is not None:
+            await store.revoke(tx, handle, key_ids, self.now, self.emergency.compromised_since)
+        else:
+            await store.to_grace(tx, handle, key_ids, rotated_at)
+        await store.add_rotations(tx, handle, changes, rotated_at, self.reason.value)
+
+    def _signer_records(self) -> list[NewRecord]:
+        signer, created = self.bundle.signer, moment(self.bundle.issued_at)
+        return [
+            NewRecord(
+                key_id=_pair_id(kind, signer),
+                key_type=TYPE_NAMES[kind],
+                usage="identity",
+                public_key=raw,
+                created_at=created,
+                signer_id=signer.signer_id,
+            )
+            for kind, raw in ((KeyType.ED25519, signer.ed25519), (KeyType.ML_DSA_65, signer.ml_dsa))
+        ]
+
+
+def check_times(link: Link, now: datetime) -> None:
+    """Nothing comes from the future: the clocks of grace and admission start with a bundle.
+
+    One from the past only shortens the grace of its own agent's keys, and a chain that was first handed over by
+    hand must find its way here later, with links that have ended or were signed for longer than is usual now.
+    """
+    for issued_at in (link.bundle.issued_at, *((link.statement.issued_at,) if link.statement else ())):
+        ahead = moment(issued_at) - now
+        if ahead > SKEW:
+            raise ClockSkew(
+                f"issued_at is {ahead.total_seconds():.0f} s ahead of this server's clock",
+                hint="run a time service on this machine",
+            )
+    issued, expires = moment(link.bundle.issued_at), moment(link.bundle.expires_at)
+    if issued < now - CACHE:
+        return
+    if expires <= now:
+        raise InvalidArgument("the bundle has expired already")
+    if expires - issued > BUNDLE_LIFE:
+        raise InvalidArgument(
+            f"a bundle is good for at most {BUNDLE_LIFE.days} days", hint="sign it again every few days; update Angelia"
+        )
+
+
+def _conflict(before: Bundle | None) -> VersionConflict:
+    version, hash_ = (before.bundle_version, before.hash) if before else (0, FIRST_PREVIOUS)
+    error = VersionConflict(
+        f"the bundle does not follow from version {version}", hint="fetch your own bundle and sign the next one"
+    )
+    error.members = {"bundle_version": version, "bundle_hash": to_text(hash_)}
+    return error
+
+
+def _kem_record(entry: KemEntry) -> NewRecord:
+    return NewRecord(
+        key_id=entry.key.key_id,
+        key_type=TYPE_NAMES[entry.key.kind],
+        usage="signed",
+        public_key=entry.key.raw,
+        created_at=moment(entry.created_at),
+        expires_at=_expiry(entry),
+    )
+
+
+def _expiry(entry: KemEntry) -> datetime | None:
+    return moment(entry.expires_at) if entry.expires_at else None
+
+
+def _pair_id(kind: KeyType, pair: VerifyingPair) -> UUID:
+    return key_id(kind, pair.ed25519 if kind is KeyType.ED25519 else pair.ml_dsa)

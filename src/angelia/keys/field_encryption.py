@@ -1,0 +1,199 @@
+"""Field encryption: what the server must read is stored under data keys, and those under the master key."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from uuid import UUID
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from angelia.audit.model import Detail
+from angelia.audit.service import event, record
+from angelia.errors import StartFailed, Unavailable
+from angelia.keys import data_keys_store as store
+from angelia.keys import master_key as master
+from angelia.keys.data_keys_store import WrappedKey
+from angelia.keys.master_key import KEY_BYTES, NONCE_BYTES, TAG_BYTES, CorruptRecord, KeyProvider
+from angelia.stores.ledger import Ledger, Tx
+
+# How long a process may go on encrypting with a data key that has been replaced.
+ACTIVE_FOR = timedelta(seconds=60)
+_ID_BYTES = 16
+_HEAD_BYTES = _ID_BYTES + NONCE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The one field of the ledger that a ciphertext belongs to."""
+
+    table: str
+    row: bytes
+    column: str
+
+    def bound(self) -> bytes:
+        return _with_lengths(self.table.encode(), self.row, self.column.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class _Active:
+    """A data key that serves new writes, as of a moment."""
+
+    key_id: bytes
+    cipher: AESGCM
+    seen: datetime
+
+
+class Fields:
+    """Encrypts and decrypts fields; each data key is unwrapped once and stays in memory while the process runs."""
+
+    def __init__(self, provider: KeyProvider) -> None:
+        self._provider = provider
+        self._ciphers: dict[bytes, AESGCM] = {}
+        self._active: dict[str, _Active] = {}
+        self._made: dict[bytes, str] = {}  # data keys made here, by the transaction that may still roll back
+
+    async def encrypt(self, tx: Tx, purpose: str, place: Place, plaintext: bytes, now: datetime) -> bytes:
+        """Data key id, nonce, ciphertext and tag; the purpose's data key is made in this transaction if it has none."""
+        active = self._active.get(purpose)
+        if active is None or abs(now - active.seen) >= ACTIVE_FOR:
+            active = await self._look_up_active(tx, purpose, now)
+        nonce = os.urandom(NONCE_BYTES)
+        return active.key_id + nonce + active.cipher.encrypt(nonce, plaintext, place.bound())
+
+    async def decrypt(self, tx: Tx, place: Place, sealed: bytes) -> bytes:
+        """The plaintext of that very place; CorruptRecord for anything else, whatever the reason."""
+        if len(sealed) < _HEAD_BYTES + TAG_BYTES:
+            raise CorruptRecord
+        cipher = self._ciphers.get(sealed[:_ID_BYTES]) or await self._look_up(tx, sealed[:_ID_BYTES])
+        try:
+            return cipher.decrypt(sealed[_ID_BYTES:_HEAD_BYTES], sealed[_HEAD_BYTES:], place.bound())
+        except InvalidTag:
+            raise CorruptRecord from None
+
+    async def rotate_data_key(self, tx: Tx, purpose: str, now: datetime) -> UUID:
+        """Make a new active data key, whose id is returned; what older ones encrypted stays readable.
+
+        A purpose needs one before 2^32 encryptions: beyond that, random nonces of 12 bytes may repeat.
+        """
+        await store.lock(tx)
+        key_id = await self._make(tx, purpose, now)
+        self._active.pop(purpose, None)
+        return key_id
+
+    async def _look_up_active(self, tx: Tx, purpose: str, now: datetime) -> _Active:
+        found = await store.active(tx, purpose)
+        if found is None:
+            await store.lock(tx)
+            found = await store.active(tx, purpose)  # of two that race here, the second finds the first's
+        if found is None:
+            await self._make(tx, purpose, now)
+            found = await store.active(tx, purpose)
+            assert found is not None
+        key, xid = found
+        active = _Active(key.key_id.bytes, self._unwrapped(key), now)
+        # Remembered only when committed: if a roll-back took the key away, what it encrypts later could never be read.
+        made_by = self._made.get(active.key_id)
+        if made_by is None or made_by != xid:
+            self._made.pop(active.key_id, None)
+            self._active[purpose] = active
+        return active
+
+    async def _look_up(self, tx: Tx, key_id: bytes) -> AESGCM:
+        key = await store.by_id(tx, UUID(bytes=key_id))
+        if key is None:
+            raise CorruptRecord
+        return self._unwrapped(key)
+
+    async def _make(self, tx: Tx, purpose: str, now: datetime) -> UUID:
+        ours = self._provider.master_key_id()
+        if await store.master_keys(tx) - {ours}:
+            raise _foreign_master_key()
+        key_id, data_key = uuid.uuid4(), os.urandom(KEY_BYTES)
+        wrapped = self._provider.wrap(data_key, _context(purpose, key_id))
+        self._made[key_id.bytes] = await store.add(tx, WrappedKey(purpose, key_id, wrapped, ours), now)
+        return key_id
+
+    def _unwrapped(self, key: WrappedKey) -> AESGCM:
+        key_id = key.key_id.bytes
+        if key_id not in self._ciphers:
+            if key.master_key_id != self._provider.master_key_id():
+                raise _foreign_master_key()
+            self._ciphers[key_id] = AESGCM(_unwrap(self._provider, key))
+        return self._ciphers[key_id]
+
+
+async def settle_master_key(ledger: Ledger, path: Path, now: datetime, *, rotate: bool) -> None:
+    """Before anything is encrypted: make the first master key, rotate it, or finish a rotation that was cut short.
+
+    The next key is on disk before a row is wrapped by it, and takes its place after the rows are committed; so which
+    master key the rows name tells how far a rotation came.
+    """
+    async with ledger.transaction() as alone:
+        await store.lock_master_key(alone)
+        async with ledger.transaction() as tx:
+            # A rotation whose server died may still be committing; behind its lock the rows have their last word.
+            await store.lock(tx)
+            wrapped_by = await store.master_keys(tx)
+        pending = master.find(master.next_of(path))
+        if pending is not None and wrapped_by == {pending.master_key_id()}:
+            master.promote(path)
+            return
+        present = master.find(path)
+        if present is None:
+            present = master.load(path) if wrapped_by else master.make(path)
+        if wrapped_by - {present.master_key_id()}:
+            raise StartFailed(
+                f"{path} is not the master key that the ledger's data keys are wrapped by",
+                hint="restore the right one from a back-up; servers that share a ledger need the same file",
+            )
+        if rotate or pending is not None:
+            await _rewrap(ledger, present, path, now)
+            master.promote(path)
+
+
+async def _rewrap(ledger: Ledger, old: KeyProvider, path: Path, now: datetime) -> None:
+    async with ledger.transaction() as tx:
+        await store.lock(tx)
+        keys = await store.all_keys(tx)
+        data_keys = [_unwrap_at_start(old, key) for key in keys]
+        # A next key that lies there already is used: were it replaced, rows that it wraps unseen would be lost.
+        new = master.find(master.next_of(path)) or master.make(master.next_of(path))
+        contexts = [_context(key.purpose, key.key_id) for key in keys]
+        wrapped = [new.wrap(data_key, context) for data_key, context in zip(data_keys, contexts, strict=True)]
+        await store.rewrap(tx, keys, wrapped, new.master_key_id())
+        detail: Detail = {"from": old.master_key_id(), "to": new.master_key_id(), "data_keys": len(keys)}
+        await record(tx, [event("master_key_rotated", now, actor="angelia", detail=detail)])
+
+
+def _unwrap_at_start(provider: KeyProvider, key: WrappedKey) -> bytes:
+    try:
+        return _unwrap(provider, key)
+    except CorruptRecord as error:
+        raise StartFailed(
+            f"the data key {key.key_id} ({key.purpose}) is damaged, so the master key cannot be rotated",
+            hint="restore its row of data_keys from a back-up",
+        ) from error
+
+
+def _unwrap(provider: KeyProvider, key: WrappedKey) -> bytes:
+    return provider.unwrap(key.wrapped, _context(key.purpose, key.key_id))
+
+
+def _context(purpose: str, key_id: UUID) -> bytes:
+    return _with_lengths(purpose.encode(), key_id.bytes)
+
+
+def _with_lengths(*parts: bytes) -> bytes:
+    return b"".join(len(part).to_bytes(2, "big") + part for part in parts)
+
+
+def _foreign_master_key() -> Unavailable:
+    return Unavailable(
+        "the data keys are wrapped by another master key than this server's",
+        hint="give all servers of a ledger the same master key file, and start this one again",
+    )

@@ -1,0 +1,96 @@
+"""What all jobs do that move rows from the ledger to the archive: commit, read again and count, and only then purge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from angelia.errors import AngeliaError
+from angelia.pipeline import runs
+from angelia.pipeline.database import Database
+from angelia.pipeline.jobs.job_context import Report, Work
+from angelia.pipeline.lake import commit, fsync, rewrite, writer
+from angelia.pipeline.lake.commit import Mark
+from angelia.pipeline.lake.tables import Table
+from angelia.pipeline.runs import Run, State
+from angelia.pipeline.sources import archive, ledger
+
+
+class NotTheSame(AngeliaError):
+    """What the archive has is not what the ledger had"""
+
+    code = "archive_differs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """The two steps that differ from table to table. Each can be done again, for the same run, after a crash."""
+
+    table: Table
+    commit: Callable[[Work, Database, Run], None]  # what the run is about is in the archive, once
+    purge: Callable[[Work, Database, Run], Run]  # what the archive has leaves the ledger, and the run is done
+
+
+def finish(work: Work, database: Database, run: Run, move: Move, report: Report) -> None:
+    """Bring a run to its end from wherever it is."""
+    work.step("planned", run)
+    if run.state is State.PLANNED:
+        move.commit(work, database, run)
+        work.step("written", run)
+        written = rewrite.count(work.objects, move.table, files_of(work, move.table, run))
+        run = runs.advance(database, run, State.COMMITTED, work.clock(), row_count=written)
+        work.step("committed", run)
+    if run.state is State.COMMITTED:
+        rows, total = archived(work, move.table, run)
+        if rows != run.row_count:
+            raise NotTheSame(
+                f"{run.row_count:,} rows were written to {move.table.name}, and {rows:,} are there",
+                hint="nothing was removed from the ledger; has somebody changed the archive by hand?",
+            )
+        fsync.settle(work.objects, move.table, files_of(work, move.table, run))
+        run = runs.advance(database, run, State.VERIFIED, work.clock(), row_count=rows, id_hash_sum=total)
+        work.step("verified", run)
+    run = move.purge(work, database, run)
+    work.step("done", run)
+    work.progress.advance(run.row_count or 0)
+    report.add(run)
+
+
+def is_committed(work: Work, table: Table, run: Run) -> bool:
+    """Whether a run's rows are in the archive: a crash may have come after its commit."""
+    found = commit.find(work.objects, table)
+    return found is not None and commit.is_done(found, Mark(run.app_id, run.version))
+
+
+def copy(work: Work, table: Table, run: Run, statement: str, within: Mapping[str, tuple[datetime, datetime]]) -> None:
+    """Copy what a statement finds in the ledger to the archive, under one snapshot and in one commit."""
+    with ledger.one_snapshot(work.database_url) as snapshot:
+        frame = ledger.read(
+            work.spark,
+            work.database_url,
+            statement,
+            table.schema,
+            snapshot,
+            readers=work.readers,
+            within=within,
+        )
+        writer.write(frame, work.objects, table, Mark(run.app_id, run.version), run.run_id)
+
+
+def archived(work: Work, table: Table, run: Run) -> tuple[int, int]:
+    """How many rows of a run the archive has, and the sum of their ids' hashes: read again, not remembered."""
+    from pyspark.sql import functions as f
+
+    files = files_of(work, table, run)
+    if not files:
+        return 0, 0
+    rows = archive.read(work.spark, work.objects, table, files)
+    hashed = f.conv(f.substring(f.md5(f.col(table.id)), 1, 15), 16, 10).cast("decimal(38,0)")
+    found = rows.agg(f.count("*").alias("rows"), f.coalesce(f.sum(hashed), f.lit(0)).alias("total")).collect()[0]
+    return int(found["rows"]), int(found["total"])
+
+
+def files_of(work: Work, table: Table, run: Run) -> list[str]:
+    """The files of a table that a run wrote. Nobody rewrites them before the run is done."""
+    return [uri for uri in archive.files(work.objects, table) if uri.rpartition("/")[2].startswith(run.run_id)]

@@ -1,0 +1,139 @@
+"""When a request is sent again, and when it is not. No network and no waiting: the steps are taken by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from angelia.client import Unreachable, calls
+from angelia.client.exchange import Call, Request, Response
+from angelia.client.transport import PAUSE_AFTER_STALE, Failed, Line, Outcome, Pause, Send
+from angelia.errors import AngeliaError, NotFound, RateLimited, Stale, Unavailable
+from client.test_calls import NODE, TOKEN
+
+STALE = (401, {"title": "too old", "code": "stale"}, {})
+AWAY = {"title": "later", "code": "unavailable"}
+BUSY = (503, AWAY, {})
+FOUND = (200, NODE, {})
+MADE = (201, {**TOKEN, "token": "agt_x"}, {})
+
+
+@dataclass
+class World:
+    """A network that answers in turn, and a clock that moves only when somebody pauses."""
+
+    told: list[tuple[int, object, dict[str, str]] | Failed]
+    now: float = 1_800_000_000.0
+    sent: list[Send] = field(default_factory=list)
+    pauses: list[float] = field(default_factory=list)
+
+    def run(self, call: Call[Any], timeout: float = 30.0) -> Any:
+        line = Line("http://h", token="t", timeout=timeout, clock=lambda: self.now, stopwatch=lambda: self.now)
+        steps = line.run(call)
+        outcome: Outcome = None
+        while True:
+            try:
+                step = steps.send(outcome)
+            except StopIteration as done:
+                return done.value
+            outcome = self._take(step)
+
+    def _take(self, step: Send | Pause) -> Outcome:
+        if isinstance(step, Pause):
+            self.pauses.append(step.seconds)
+            self.now += step.seconds
+            return None
+        self.sent.append(step)
+        told = self.told.pop(0) if len(self.told) > 1 else self.told[0]
+        if isinstance(told, Failed):
+            return told
+        status, body, headers = told
+        return Response(step.method, "/p", status, headers, json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("trouble", [(502, {}, {}), BUSY, (504, {}, {}), Failed("broke")])
+def test_a_passing_trouble_is_outlived_with_growing_pauses(trouble: Any) -> None:
+    world = World([trouble, trouble, FOUND])
+    assert world.run(calls.node()).public_key
+    assert len(world.sent) == 3
+    first, second = world.pauses
+    assert 0.2 <= first <= 0.4 <= second <= 0.8
+
+
+def test_three_tries_are_all() -> None:
+    world = World([BUSY])
+    with pytest.raises(Unavailable):
+        world.run(calls.node())
+    assert len(world.sent) == 3
+
+
+@pytest.mark.parametrize("trouble", [BUSY, (502, {}, {}), Failed("broke")])
+def test_what_may_have_been_done_is_not_done_twice(trouble: Any) -> None:
+    world = World([trouble, MADE])
+    with pytest.raises(AngeliaError):
+        world.run(calls.create_token("admin"))
+    assert len(world.sent) == 1
+
+
+def test_a_lost_answer_leaves_a_doubt_that_is_said() -> None:
+    with pytest.raises(Unreachable, match="whether the request was carried out is not known"):
+        World([Failed("broke off")]).run(calls.create_token("admin"))
+
+
+def test_a_stale_refusal_did_nothing_so_even_a_new_token_is_asked_for_again() -> None:
+    world = World([STALE, MADE])
+    assert world.run(calls.create_token("admin")).token == "agt_x"
+    assert world.pauses == [PAUSE_AFTER_STALE]
+
+
+def test_a_clock_that_is_wrong_will_be_wrong_again() -> None:
+    world = World([(401, STALE[1], {"date": "Fri, 15 Jan 2027 07:58:00 GMT"})])
+    with pytest.raises(Stale, match="too old"):
+        world.run(calls.node())
+    assert len(world.sent) == 1
+
+
+def test_retry_after_is_honoured() -> None:
+    world = World([(503, AWAY, {"retry-after": "4"}), FOUND])
+    world.run(calls.node())
+    assert world.pauses == [4]
+
+
+def test_no_pause_reaches_beyond_the_timeout() -> None:
+    world = World([(503, AWAY, {"retry-after": "400"}), FOUND])
+    with pytest.raises(Unavailable) as refused:
+        world.run(calls.node(), timeout=10)
+    assert refused.value.retry_after == 400
+    assert world.pauses == []
+
+
+def test_the_time_of_all_tries_together_is_bounded() -> None:
+    world = World([(503, AWAY, {"retry-after": "4"})])
+    with pytest.raises(Unavailable):
+        world.run(calls.node(), timeout=7)
+    assert [round(send.timeout) for send in world.sent] == [7, 3]
+
+
+def test_a_limit_is_reported_not_fought() -> None:
+    world = World([(429, {"title": "slow down", "code": "rate_limited"}, {"retry-after": "9"})])
+    with pytest.raises(RateLimited) as refused:
+        world.run(calls.node())
+    assert refused.value.retry_after == 9
+    assert len(world.sent) == 1
+
+
+def test_a_call_may_know_better_than_an_error() -> None:
+    def first_or_second() -> Call[str]:
+        try:
+            yield Request("GET", "/first")
+        except NotFound:
+            answer = yield Request("GET", "/second")
+            return f"second: {answer.status}"
+        return "first"
+
+    world = World([(404, {"error": "no"}, {}), FOUND])
+    assert world.run(first_or_second()) == "second: 200"
+    assert [send.url for send in world.sent] == ["http://h/first", "http://h/second"]
