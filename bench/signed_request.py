@@ -23,10 +23,10 @@ import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from angelia.agents.service import Agents
+from angelia.api import NOTHING, Access, Answer, Call, Operation, Route, clock
 from angelia.envelope.ids import KeyType, key_id
 from angelia.guard import http_signature
 from angelia.guard.blocks import Blocks
-from angelia.guard.declarations import Access, Answer, Call, Route, clock
 from angelia.guard.rate_limiter import Limiter
 from angelia.guard.service import Guard
 from angelia.guard.tokens import Tokens
@@ -102,8 +102,8 @@ async def _serve(database_url: str, redis_url: str, public: str) -> None:
         return Answer(body=b"{}")
 
     routes = [
-        Route("GET", "/empty", handler, Access.ANYONE, "", {}),
-        Route("GET", "/v1/signed", handler, Access.AGENT, "", {}),
+        Route(Operation("bench", "GET", "/empty", Access.ANYONE, "Nothing", NOTHING), handler),
+        Route(Operation("bench", "GET", "/v1/signed", Access.AGENT, "Nothing", NOTHING), handler),
     ]
     guard = Guard(
         agents=agents,

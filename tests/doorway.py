@@ -14,17 +14,16 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from angelia.agents.service import Agents
+from angelia.api import Access, Answer, Call, Moment, PageSize, Per, Route, Rule
 from angelia.errors import Conflict
 from angelia.guard.blocks import Blocks
-from angelia.guard.declarations import Access, Answer, Call, Moment, PageSize, Route
-from angelia.guard.model import Per, Rule
 from angelia.guard.service import Guard
 from angelia.guard.tokens import Tokens
 from angelia.http.protocol import BoundedProtocol
 from angelia.settings import Settings
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
-from edges import edge_of, limiter_of
+from edges import edge_of, limiter_of, route
 from support import HOST
 
 ADDRESS = "192.0.2.7"  # of the caller
@@ -89,30 +88,30 @@ class Doorway:
         self.blocks = Blocks(ledger, hot)
         anyone, run = Access.ANYONE, self._run
         routes = [
-            Route("GET", "/probe", run, anyone, "", {200: None}),
-            Route("POST", "/probe", run, anyone, "", {200: None}),
-            Route("GET", "/probe/{name}", self._echo, anyone, "", {200: None}),
-            Route("POST", "/narrow", run, anyone, "", {200: None}, body_limit=10),
-            Route("GET", "/once", run, anyone, "", {200: None}, rule=ONCE),
-            Route("GET", "/once/signed", run, Access.AGENT, "", {200: None}, rule=ONCE),
-            Route("GET", "/signed", run, Access.AGENT, "", {200: None}),
-            Route("GET", "/conflict", self._conflict, anyone, "", {200: None}),
-            Route("GET", "/broken", self._break, anyone, "", {200: None}),
-            Route("GET", "/page", self._page, anyone, "", {200: "text/html"}, page=True),
-            Route("GET", "/v1/probe", run, anyone, "", {200: None}),
-            Route("POST", "/v1/probe", run, anyone, "", {200: None}),
-            Route("GET", "/v1/probe/{name}", self._echo, anyone, "", {200: None}),
-            Route("GET", "/v1/signed", run, Access.AGENT, "", {200: None}),
-            Route("GET", "/v1/admin", run, Access.ADMIN, "", {200: None}),
-            Route("GET", "/unspeakable", self._misspeak, anyone, "", {200: None}),
-            Route("GET", "/v1/broken", self._break, anyone, "", {200: None}),
-            Route("POST", "/api/v1/probe", run, Access.WRITE, "", {200: None}, open_locally=True),
-            Route("GET", "/api/v1/pop", run, Access.WRITE, "", {200: None}, open_locally=True),
-            Route("POST", "/api/v1/anyone", run, anyone, "", {200: None}),
-            Route("POST", "/streams/v1/anyone", run, anyone, "", {200: None}),
-            Route("POST", "/json", self._read, anyone, "", {200: None}),
-            Route("POST", "/v1/json", self._read, anyone, "", {200: None}),
-            Route("GET", "/v1/query", self._ask, anyone, "", {200: None}),
+            route("GET", "/probe", run, anyone),
+            route("POST", "/probe", run, anyone),
+            route("GET", "/probe/{name}", self._echo, anyone),
+            route("POST", "/narrow", run, anyone, body_limit=10),
+            route("GET", "/once", run, anyone, rule=ONCE),
+            route("GET", "/once/signed", run, Access.AGENT, rule=ONCE),
+            route("GET", "/signed", run, Access.AGENT),
+            route("GET", "/conflict", self._conflict, anyone),
+            route("GET", "/broken", self._break, anyone),
+            route("GET", "/page", self._page, anyone, media="text/html", page=True),
+            route("GET", "/v1/probe", run, anyone),
+            route("POST", "/v1/probe", run, anyone),
+            route("GET", "/v1/probe/{name}", self._echo, anyone),
+            route("GET", "/v1/signed", run, Access.AGENT),
+            route("GET", "/v1/admin", run, Access.ADMIN),
+            route("GET", "/unspeakable", self._misspeak, anyone),
+            route("GET", "/v1/broken", self._break, anyone),
+            route("POST", "/api/v1/probe", run, Access.WRITE, open_locally=True),
+            route("GET", "/api/v1/pop", run, Access.WRITE, open_locally=True),
+            route("POST", "/api/v1/anyone", run, anyone),
+            route("POST", "/streams/v1/anyone", run, anyone),
+            route("POST", "/json", self._read, anyone),
+            route("POST", "/v1/json", self._read, anyone),
+            route("GET", "/v1/query", self._ask, anyone),
             *more,
         ]
         limiter = limiter_of(routes, hot, self.blocks, settings)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import Any
 
+from angelia.api import NOTHING, Access, Handler, Operation, Route
 from angelia.guard.blocks import Blocks
-from angelia.guard.declarations import Route
 from angelia.guard.model import parse_networks
 from angelia.guard.rate_limiter import Limiter
 from angelia.guard.service import Guard
@@ -15,9 +17,17 @@ from angelia.stores.valkey import HotTier
 
 
 def limiter_of(routes: Sequence[Route], hot: HotTier, blocks: Blocks, settings: Settings) -> Limiter:
-    return Limiter(hot, blocks, settings, {route.rule.name: route.rule for route in routes if route.rule})
+    return Limiter(
+        hot, blocks, settings, {one.operation.rule.name: one.operation.rule for one in routes if one.operation.rule}
+    )
 
 
 def edge_of(routes: Sequence[Route], guard: Guard, settings: Settings, *, open_mode: bool) -> Edge:
     proxies = parse_networks("trusted_proxies", settings.trusted_proxies)
     return Edge(routes, guard, open_mode=open_mode, loopback=settings.loopback, proxies=proxies)
+
+
+def route(method: str, path: str, handler: Handler, access: Access, **more: Any) -> Route:
+    """A route of a test's own, with everything else as an operation has it by default."""
+    parameters = {name: f"the {name}" for name in re.findall(r"\{(\w+)\}", path)}
+    return Route(Operation("test", method, path, access, "A test", NOTHING, parameters=parameters, **more), handler)

@@ -6,16 +6,15 @@ import httpx
 
 from angelia.agents import routes as agent_routes
 from angelia.agents.service import Agents
+from angelia.api import Access, Answer, Call, Per, Rule
 from angelia.guard import routes as guard_routes
 from angelia.guard.blocks import Blocks
-from angelia.guard.declarations import Access, Answer, Call, Route
-from angelia.guard.model import Per, Rule
 from angelia.guard.service import Guard
 from angelia.guard.tokens import Tokens
 from angelia.settings import Settings
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
-from edges import edge_of, limiter_of
+from edges import edge_of, limiter_of, route
 from support import HOST, Agent
 
 PER_AGENT = Rule("posts", 3, 60_000, Per.AGENT)
@@ -32,19 +31,19 @@ class Gate:
         self.tokens = Tokens(ledger, self.agents)
         self.blocks = Blocks(ledger, hot)
         routes = [
-            Route("GET", "/signed", self._run, Access.AGENT, "", {200: None}),
-            Route("DELETE", "/signed", self._run, Access.AGENT, "", {200: None}),
-            Route("POST", "/signed", self._run, Access.AGENT, "", {200: None}),
-            Route("GET", "/v1/signed", self._run, Access.AGENT, "", {200: None}),
-            Route("POST", "/v1/signed", self._run, Access.AGENT, "", {200: None}),
-            Route("POST", "/v1/signed/{name}", self._run, Access.AGENT, "", {200: None}),
-            Route("POST", "/v1/own", self._run, Access.SIGNED, "", {200: None}),
-            Route("GET", "/v1/limited", self._run, Access.AGENT, "", {200: None}, rule=PER_AGENT),
-            Route("GET", "/looks", self._run, Access.ANYONE, "", {200: None}, rule=PER_ADDRESS),
-            Route("GET", "/other", self._run, Access.ANYONE, "", {200: None}),
-            Route("POST", "/api/v1/work", self._run, Access.WRITE, "", {200: None}, open_locally=True),
-            Route("GET", "/v1/reading", self._run, Access.READ, "", {200: None}),
-            Route("GET", "/v1/admin", self._run, Access.ADMIN, "", {200: None}),
+            route("GET", "/signed", self._run, Access.AGENT),
+            route("DELETE", "/signed", self._run, Access.AGENT),
+            route("POST", "/signed", self._run, Access.AGENT),
+            route("GET", "/v1/signed", self._run, Access.AGENT),
+            route("POST", "/v1/signed", self._run, Access.AGENT),
+            route("POST", "/v1/signed/{name}", self._run, Access.AGENT),
+            route("POST", "/v1/own", self._run, Access.SIGNED),
+            route("GET", "/v1/limited", self._run, Access.AGENT, rule=PER_AGENT),
+            route("GET", "/looks", self._run, Access.ANYONE, rule=PER_ADDRESS),
+            route("GET", "/other", self._run, Access.ANYONE),
+            route("POST", "/api/v1/work", self._run, Access.WRITE, open_locally=True),
+            route("GET", "/v1/reading", self._run, Access.READ),
+            route("GET", "/v1/admin", self._run, Access.ADMIN),
             *agent_routes.routes(self.agents, show_email=False),
             *guard_routes.routes(self.tokens, self.blocks),
         ]

@@ -12,8 +12,8 @@ import asyncpg
 import httpx
 import msgspec
 
-from angelia.agents.model import Agent as AgentRecord
 from angelia.agents.service import Agents
+from angelia.api import AgentRow as AgentRecord
 from angelia.envelope import bundles
 from angelia.envelope.bundles import Bundle, KemEntry, Link, Listed, OneTimeKey, Trusted
 from angelia.envelope.ids import KeyType

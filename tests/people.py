@@ -48,8 +48,8 @@ class Person:
     def register(self) -> None:
         made = self.mailbox.identity
         with Client(self.url, identity=made) as client:
-            agent = client.register(made.public_key)
-            client.claim_handle(self.name)
+            agent = client.agents.register(made.public_key)
+            client.agents.claim_handle(self.name)
         identity.record_registration(self.home, made, id=agent.id, handle=self.name, server=self.url)
         self.reopen()
 
@@ -63,7 +63,7 @@ class Person:
 
     def allow(self, other: Person) -> None:
         """Open the other's mail from now on."""
-        self.client.find_keys(self.mailbox, other.name)
+        self.client.keys.find(self.mailbox, other.name)
         self.mailbox.allowlist.allow(other.name, datetime.now(UTC))
 
     @property
@@ -78,7 +78,7 @@ class Person:
 
     def served(self) -> bytes:
         """The hash of the bundle that the server has."""
-        return bytes.fromhex(self.client.bundle(self.name).bundle_id)
+        return bytes.fromhex(self.client.keys.bundle(self.name).bundle_id)
 
     def in_step(self) -> bool:
         """Whether server and mailbox agree, and the agent can still sign."""

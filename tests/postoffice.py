@@ -12,8 +12,8 @@ from typing import Any
 import asyncpg
 
 from angelia.agents import routes as agent_routes
-from angelia.agents.model import Agent as AgentRecord
 from angelia.agents.service import Agents
+from angelia.api import AgentRow as AgentRecord
 from angelia.audit.failures import Failures
 from angelia.audit.failures_store import Counts
 from angelia.envelope.receipts import Receipt

@@ -35,7 +35,7 @@ def through(liar: Liar, talker: Talker) -> Talker:
 
 
 def id_of(talker: Talker, channel: str) -> UUID:
-    return talker.client.find_channel(talker.mailbox, channel).channel_id
+    return talker.client.channels.find(talker.mailbox, channel).channel_id
 
 
 def smuggle(sql: Sql, channel_id: UUID, agent: Talker) -> None:
@@ -56,18 +56,18 @@ def smuggle(sql: Sql, channel_id: UUID, agent: Talker) -> None:
 
 def give(sender: Talker, recipient: Talker, key: ChannelKey) -> None:
     """Send a channel's key as mail, as its publishers do."""
-    known, _ = sender.client.find_keys(sender.mailbox, recipient.name)
+    known, _ = sender.client.keys.find(sender.mailbox, recipient.name)
     draft = Draft(recipient=known.bundle, body=key.encode(), channel_id=key.channel_id, control=True, ttl_seconds=3600)
-    assert sender.client.send_sealed(sender.mailbox, sender.mailbox.outbox.seal_many([draft], now())) == [None]
+    assert sender.client.mail.send_sealed(sender.mailbox, sender.mailbox.outbox.seal_many([draft], now())) == [None]
 
 
 def refuses(carol: Talker, channel: str, liar: Liar) -> None:
     """She seals nothing, sends nothing, and opens nothing."""
     liar.asked.clear()
     with pytest.raises(UntrustedRoster):
-        carol.client.publish(carol.mailbox, channel, b"secret")
+        carol.client.channels.publish(carol.mailbox, channel, b"secret")
     with pytest.raises(UntrustedRoster):
-        carol.client.share_key(carol.mailbox, channel)
+        carol.client.channels.share_key(carol.mailbox, channel)
     assert liar.count("POST", r"/v1/messages.*") == liar.count("POST", CHANNEL + "/publish") == 0
 
 

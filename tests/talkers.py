@@ -17,22 +17,22 @@ class Talker(Person):
     def __init__(self, server: ServerProcess, home: Path, name: str) -> None:
         super().__init__(server.start_url, home, name)
         self.register()
-        self.client.publish_keys(self.mailbox)
+        self.client.keys.publish(self.mailbox)
 
     def creates(self, policy: Policy, *allowed: Talker) -> str:
-        channel = self.client.create_channel(self.mailbox, "news", policy, allow=[one.name for one in allowed])
+        channel = self.client.channels.create(self.mailbox, "news", policy, allow=[one.name for one in allowed])
         return channel.name
 
     def subscribes(self, channel: str) -> None:
-        self.client.subscribe(self.mailbox, channel)
+        self.client.channels.subscribe(self.mailbox, channel)
 
     def says(self, channel: str, text: str) -> None:
-        posted = self.client.publish(self.mailbox, channel, text.encode())
+        posted = self.client.channels.publish(self.mailbox, channel, text.encode())
         assert posted.unreached == {}
 
     def page(self, channel: str, after: int | None = None) -> list[ChannelMessage | Unopened]:
-        found = self.client.find_channel(self.mailbox, channel)
-        return self.client.read_channel(self.mailbox, found.channel_id, after_offset=after, max_messages=100).messages
+        found = self.client.channels.find(self.mailbox, channel)
+        return self.client.channels.read(self.mailbox, found.channel_id, after_offset=after, max_messages=100).messages
 
     def hears(self, channel: str, after: int | None = None) -> list[str]:
         page = self.page(channel, after)
@@ -40,4 +40,4 @@ class Talker(Person):
         return [one.body.decode() for one in page if isinstance(one, ChannelMessage)]
 
     def commits(self, channel: str, offset: int) -> None:
-        self.client.commit(self.client.find_channel(self.mailbox, channel).channel_id, offset)
+        self.client.channels.commit(self.client.channels.find(self.mailbox, channel).channel_id, offset)

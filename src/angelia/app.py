@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from angelia import command_path
 from angelia.agents import routes as agent_routes
 from angelia.agents.service import Agents
+from angelia.api import Caller, Role, Route, clock
 from angelia.audit import routes as audit_routes
 from angelia.audit.archive_backlog import Leaving
 from angelia.audit.failures import Failures
@@ -36,14 +37,13 @@ from angelia.envelope import crypto_support
 from angelia.errors import DiskFull, StartFailed, Unavailable
 from angelia.guard import routes as guard_routes
 from angelia.guard import store as guard_store
+from angelia.guard.api import MadeToken
 from angelia.guard.blocks import Blocks
-from angelia.guard.declarations import Route, clock
-from angelia.guard.model import Caller, Role, parse_address, parse_networks
+from angelia.guard.model import parse_address, parse_networks
 from angelia.guard.rate_limiter import Limiter
-from angelia.guard.routes import MadeToken
 from angelia.guard.service import Guard
 from angelia.guard.tokens import Tokens, new_text, token_row
-from angelia.http import documents, monitoring
+from angelia.http import documents
 from angelia.http.edge import Edge
 from angelia.jobs import (
     audit_partitions,
@@ -85,6 +85,7 @@ from angelia.mail.receipts import Receipts
 from angelia.mail.service import Mail
 from angelia.mail.ticks import Upkeep
 from angelia.mail.withdrawal import UnderWay
+from angelia.monitoring import routes as monitoring_routes
 from angelia.policy import routes as policy_routes
 from angelia.policy.service import Policy
 from angelia.policy.store import HotRates
@@ -385,10 +386,10 @@ class Slices:
             *message_routes.routes(self.publishing, self.readers, settings.max_ttl_seconds),
             *audit_routes.routes(self.audit, Witnessed(self.ledger)),
             *run_routes.routes(self.runs),
-            *monitoring.routes(self.ledger, self.hot, loaded, worker),
+            *monitoring_routes.routes(self.ledger, self.hot, loaded, worker),
         ]
         routes += documents.routes(routes)
-        rules = {route.rule.name: route.rule for route in routes if route.rule}
+        rules = {route.operation.rule.name: route.operation.rule for route in routes if route.operation.rule}
         guard = Guard(
             agents=self.agents,
             tokens=self.tokens,

@@ -21,7 +21,7 @@ from types import FrameType
 import angelia
 from angelia import app, command_path
 from angelia.audit_sealer import Sealer
-from angelia.guard.routes import MadeToken
+from angelia.guard.api import MadeToken
 from angelia.http import logs
 from angelia.keys.node_key import load_or_make
 from angelia.listener import bind, local_url

@@ -11,6 +11,7 @@ import pytest
 
 from angelia.agents import service, store
 from angelia.agents.service import Agents, blocked
+from angelia.api import AgentRow
 from angelia.stores.ledger import Ledger
 from support import Agent, Server
 
@@ -87,7 +88,7 @@ async def test_a_list_is_its_agents_alone(start) -> None:
     assert (await server.get("/v1/blocks", headers=server.admin)).status_code == 403
 
 
-async def agents_of(ledger: Ledger, *handles: str) -> tuple[Agents, list[store.Agent]]:
+async def agents_of(ledger: Ledger, *handles: str) -> tuple[Agents, list[AgentRow]]:
     agents, now, made = Agents(ledger), datetime.now(UTC), []
     for handle in handles:
         registered = await agents.register(Agent().public_text, "", "", now)

@@ -9,12 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from angelia.channels.model import Policy
+from angelia.channels.model import Policy, Shown
 from angelia.client import Client, Unreachable
 from angelia.client.channel_calls import make_channel
+from angelia.client.channel_membership import update_channel
+from angelia.client.channel_reading import Tail
+from angelia.client.exchange import Exchange
+from angelia.client.namespaces import Verb
+from angelia.client.verbs import ChannelVerbs
 from angelia.errors import VersionConflict
 from angelia.mailbox import identity
 from cli.running import Angelia, Ended
@@ -261,8 +267,8 @@ def test_nothing_behind_a_message_that_cannot_be_opened_is_committed_unless_that
     bob.does("subscribe", news)
     for number in range(2):
         alice.does("publish", "news", f"open {number}")
-    follow = Client.follow
-    monkeypatch.setattr(Client, "follow", lambda self, tail, **how: follow(self, tail, **{**how, "max_messages": 1}))
+    follow = Verb(lambda tail, **how: Tail.next(tail, **{**how, "max_messages": 1}))
+    monkeypatch.setattr(ChannelVerbs, "follow", follow)
     began = re.sub(r"\d+s old", "", bob.does("show", news))
     assert bob("tail", news, "--after", "0", "--commit").code == 8
     assert re.sub(r"\d+s old", "", bob.does("show", news)) == began
@@ -281,7 +287,7 @@ def test_a_key_that_cannot_be_given_out_stops_no_reading(
     def refused(*_: object) -> None:
         raise VersionConflict("the channel is at epoch 9")
 
-    monkeypatch.setattr(Client, "share_key", refused)
+    monkeypatch.setattr(ChannelVerbs, "share_key", refused)
     read = alice("tail", "news")
     assert (read.code, read.out.endswith("hello\n")) == (0, True)
     assert "warning: the key was not given out: the channel is at epoch 9 (version_conflict)" in read.err
@@ -294,7 +300,7 @@ def test_an_id_of_ones_own_is_published_once(alice: Member, monkeypatch: pytest.
         raise Unreachable("the server does not answer", hint="is it up?")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Client, "publish", lost)
+        patch.setattr(ChannelVerbs, "publish", lost)
         ended = alice("publish", "news", "once")
     assert ended.code == 7
     hint = r"^hint: say it again with --id ([0-9a-f-]{36}), and it is published once; is it up\?$"
@@ -313,13 +319,12 @@ def test_a_channel_without_messages_is_empty(alice: Member) -> None:
 
 def test_those_who_came_meanwhile_were_not_dropped(alice: Member, bob: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     alice.does("create", "news", "--policy", "open")
-    update = Client.update_channel
 
-    def later(self: Client, *args: object, **values: object) -> object:
+    def later(*args: Any, **values: Any) -> Exchange[Shown]:
         bob.does("subscribe", f"{alice.name}/news")
-        return update(self, *args, **values)
+        return update_channel(*args, **values)
 
-    monkeypatch.setattr(Client, "update_channel", later)
+    monkeypatch.setattr(ChannelVerbs, "update", Verb(later))
     assert "dropped" not in alice("update", "news", "--policy", "open").err
 
 

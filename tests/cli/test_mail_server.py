@@ -19,6 +19,7 @@ import pytest
 from angelia.client import Client, Unreachable, mail_calls, mailbox_keys
 from angelia.client.mail_calls import Nack
 from angelia.client.mail_sending import WAITING
+from angelia.client.verbs import MailVerbs
 from angelia.errors import AngeliaError, QueueFull, RateLimited, Unavailable
 from angelia.mailbox import identity, open_failures
 from angelia.mailbox.mailbox import Mailbox
@@ -143,7 +144,7 @@ def test_no_mail_is_no_error_unless_one_says_so(bob: Agent) -> None:
 def test_waiting_ends_with_the_first_mail(alice: Agent, bob: Agent, live: str) -> None:
     def send() -> None:
         with alice.mailbox() as mailbox, Client(live, identity=mailbox) as client:
-            client.send(mailbox, bob.name, b"at last")
+            client.mail.send(mailbox, bob.name, b"at last")
 
     for wait in (["--wait"], ["--wait", "20"]):
         later = threading.Timer(0.5, send)
@@ -178,8 +179,8 @@ def test_mail_of_a_stranger_is_named_with_what_to_do_and_comes_after_that(join: 
 def sent_with(alice: Agent, bob: Agent, live: str, **changes: object) -> None:
     """A message that Alice signed, but not as it should be."""
     with alice.mailbox() as mailbox, Client(live, identity=mailbox) as client:
-        mailbox_keys = client.seal(mailbox, bob.name, b"garbled")
-        client.send_envelope(forged(dataclasses.replace(mailbox_keys, **changes), mailbox))  # type: ignore[arg-type]
+        mailbox_keys = client.mail.seal(mailbox, bob.name, b"garbled")
+        client.mail.send_envelope(forged(dataclasses.replace(mailbox_keys, **changes), mailbox))  # type: ignore[arg-type]
 
 
 def test_a_message_that_was_tampered_with_is_told_by_the_exit_code(alice: Agent, bob: Agent, live: str) -> None:
@@ -199,7 +200,7 @@ def test_a_message_that_is_handed_out_after_it_was_acknowledged_is_a_replay(
 ) -> None:
     id_ = alice("mail", "send", bob.name, "once", "-q").out.strip()
     with bob.mailbox() as mailbox, Client(live, identity=mailbox) as client:
-        (handed,) = client.poll(lease_seconds=5).messages
+        (handed,) = client.mail.poll(lease_seconds=5).messages
         mailbox.receive(handed.wire, now=datetime.now(UTC))
         mailbox.inbox.mark_acked([id_], datetime.now(UTC))
     again = bob("mail", "receive", "--wait", "10")
@@ -263,9 +264,9 @@ def test_dead_letters_are_listed_and_tried_again_by_their_owner_and_by_an_operat
     def bury() -> None:
         with bob.mailbox() as mailbox, Client(live, identity=mailbox) as client:
             for _ in range(5):
-                (one,) = client.poll(wait=5).messages
+                (one,) = client.mail.poll(wait=5).messages
                 nack = Nack(replay_key=one.replay_key, lease_token=one.lease_token, reason="full", retry_after=0)
-                client.nack([nack])
+                client.mail.nack([nack])
 
     bury()
     header, row = bob("mail", "dead").out.splitlines()
@@ -353,7 +354,7 @@ def test_a_refusal_says_how_long_a_sealed_message_waits(
         refusal.members[WAITING] = "0" * 64
         raise refusal
 
-    monkeypatch.setattr(Client, "send", refused)
+    monkeypatch.setattr(MailVerbs, "send", refused)
     ended = alice("mail", "send", bob.name, "x")
     sends_it = "`angelia mail send --retry` sends it, and so does the next `mail send` or `mail receive`"
     assert ended.err.splitlines()[1] == f"hint: {hint} {sends_it}"
@@ -389,7 +390,7 @@ def test_what_is_handed_over_by_hand_is_not_sent_as_well(alice: Agent, bob: Agen
 def test_the_server_is_told_again_when_a_crash_kept_it_from_hearing(alice: Agent, bob: Agent, live: str) -> None:
     id_ = alice("mail", "send", bob.name, "once", "-q").out.strip()
     with bob.mailbox() as mailbox, Client(live, identity=mailbox) as client:
-        (handed,) = client.poll(lease_seconds=5).messages
+        (handed,) = client.mail.poll(lease_seconds=5).messages
         mailbox.receive(handed.wire, now=datetime.now(UTC))
     again = bob("mail", "receive", "--wait", "10")
     assert (again.code, again.out) == (0, "")
@@ -423,7 +424,7 @@ def test_after_a_lost_answer_the_hints_lead_to_the_new_pair(alice: Agent, bob: A
     with alice.mailbox() as mailbox, Lossy(live, identity=mailbox) as client:
         client.loses = "/v1/keys/emergency-rotate"
         with pytest.raises(Unreachable):
-            client.emergency_rotate_keys(mailbox, why="laptop lost")
+            client.keys.emergency_rotate(mailbox, why="laptop lost")
     assert "an emergency is under way; `angelia key publish" in alice("key", "show").out
     publish = f"angelia key publish --as {alice.name}"
     for verb in (("mail", "receive"), ("mail", "send", bob.name, "x"), ("agent", "register")):
@@ -455,8 +456,8 @@ def test_a_command_tells_once_how_messages_to_a_recipient_are_sealed(
 ) -> None:
     with alice.mailbox() as mailbox, Client(live, identity=mailbox) as client:
         for body in (b"one", b"two"):
-            client.seal(mailbox, bob.name, body, one_time=True)
-        client.emergency_rotate_keys(mailbox, why="laptop lost")  # both are sealed again
+            client.mail.seal(mailbox, bob.name, body, one_time=True)
+        client.keys.emergency_rotate(mailbox, why="laptop lost")  # both are sealed again
     none_left = {"one_time": False, "one_time_key": None}
     liar.lie("GET", f"/v1/keys/bundle/{bob.name}", lambda asked, answer: answer.changed(**none_left))
     sent = alice("mail", "send", "--retry", "--url", liar.url)

@@ -58,7 +58,7 @@ def join(server: ServerProcess, tmp_path: Path) -> Iterator[Callable[..., Person
         made.append(person)
         person.register()
         if publishes:
-            person.client.publish_keys(person.mailbox)
+            person.client.keys.publish(person.mailbox)
         return person
 
     yield make
@@ -112,7 +112,7 @@ def deceived(short_work: None, liar: Liar, tmp_path: Path) -> Iterator[tuple[Per
     made = [Person(liar.url, tmp_path / "homes", name) for name in ("alice", "bob")]
     for person in made:
         person.register()
-        person.client.publish_keys(person.mailbox)
+        person.client.keys.publish(person.mailbox)
     alice, bob = made
     bob.allow(alice)
     alice.allow(bob)

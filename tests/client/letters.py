@@ -19,4 +19,4 @@ def outgoing(person: Person) -> Outgoing:
 
 
 def bodies(person: Person, **wishes: Any) -> list[bytes]:
-    return [one.body for one in person.client.receive(person.mailbox, **wishes).messages]
+    return [one.body for one in person.client.mail.receive(person.mailbox, **wishes).messages]

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from angelia.client import BadAnswer, calls, channel_calls, key_calls, policy_calls
-from angelia.client.exchange import Call, Credential, Request, Response
+from angelia.client.exchange import Credential, Exchange, Request, Response
 
 AGENT = {
     "id": "3f0c9d1e-7d31-4a52-9f4e-2b7c51d0aa10",
@@ -63,7 +63,7 @@ HEALTH = {
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
 
 
-def held(call: Call[Any], answer: object) -> tuple[Request, Any]:
+def held(call: Exchange[Any], answer: object) -> tuple[Request, Any]:
     """Run a call of one request against one answer."""
     request = next(call)
     body = b"" if answer is None else json.dumps(answer).encode()
@@ -117,7 +117,7 @@ def held(call: Call[Any], answer: object) -> tuple[Request, Any]:
         (calls.alive(), {"status": "ok"}, "GET /healthz", None),
     ],
 )  # fmt: skip
-def test_a_verb_asks_what_the_api_wants(call: Call[Any], answer: object, asked: str, body: object) -> None:
+def test_a_verb_asks_what_the_api_wants(call: Exchange[Any], answer: object, asked: str, body: object) -> None:
     request, _ = held(call, answer)
     query = f"?{request.query}" if request.query else ""
     assert f"{request.method} {request.path}{query}" == asked
@@ -136,7 +136,7 @@ def test_a_verb_asks_what_the_api_wants(call: Call[Any], answer: object, asked: 
         lambda: policy_calls.remove_policy("1"),
     ],
 )
-def test_what_is_only_done_was_done_by_an_angelia_server(call: Callable[[], Call[None]]) -> None:
+def test_what_is_only_done_was_done_by_an_angelia_server(call: Callable[[], Exchange[None]]) -> None:
     for status, body in ((200, b"<h1>log in first</h1>"), (200, b""), (204, b"but")):
         calling = call()
         request = next(calling)

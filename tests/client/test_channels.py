@@ -196,11 +196,11 @@ def brought(recorder: Recorder, alice: Mailbox, bob: Mailbox, opened: None) -> B
 def test_a_key_is_believed_when_its_sender_may_give_it_out(client: Client, brought: Brought, bob: Mailbox) -> None:
     brought.told()
     brought.come()
-    assert client.take_keys(bob) == 1
+    assert client.channels.take_keys(bob) == 1
     assert brought.kept
     assert [one.sender for one in bob.channels.keys(CHANNEL)] == ["alice"]
     assert bob.inbox.controls() == []
-    assert client.take_keys(bob) == 0
+    assert client.channels.take_keys(bob) == 0
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_any_other_key_is_not_and_is_asked_about_once(
 ) -> None:
     brought.told(**told)
     brought.come(**come)
-    assert client.take_keys(bob) == 0
+    assert client.channels.take_keys(bob) == 0
     assert not brought.kept
     assert bob.inbox.controls() == []
 
@@ -228,10 +228,10 @@ def test_a_key_of_a_channel_that_is_gone_or_was_left_is_dropped(
 ) -> None:
     recorder.tell("GET", PATH, problem("not_found"), status=404)
     brought.come()
-    assert client.take_keys(bob) == 0
+    assert client.channels.take_keys(bob) == 0
     brought.come()
     bob.channels.leave(CHANNEL, now())
-    assert client.take_keys(bob) == 0
+    assert client.channels.take_keys(bob) == 0
     assert bob.inbox.controls() == []
 
 
@@ -242,7 +242,7 @@ def test_a_key_that_the_channel_had_is_kept_for_what_it_opens_whatever_became_of
     brought.told(may_give_key=False, **present)
     recorder.tell("GET", f"{PATH}/epochs/2", epoch(2, brought.key.key_id))
     brought.come(epoch=2)
-    assert client.take_keys(bob) == 1
+    assert client.channels.take_keys(bob) == 1
     assert brought.kept
     assert (bob.channels.present_key(CHANNEL, brought.key.key_id) is None) is (present["epoch"] == 3)
 
@@ -255,7 +255,7 @@ def test_the_present_key_may_also_come_from_who_made_it(
     brought.told(may_give_key=False)
     recorder.tell("GET", f"{PATH}/epochs/1", epoch(1, brought.key.key_id) | {"made_by": maker})
     brought.come()
-    client.take_keys(bob)
+    client.channels.take_keys(bob)
     assert brought.kept is kept
 
 
@@ -267,7 +267,7 @@ def test_a_key_that_the_channel_never_had_is_not_kept(
     if known:
         recorder.tell("GET", f"{PATH}/epochs/2", epoch(2, uuid4()))
     brought.come(epoch=2)
-    assert client.take_keys(bob) == 0
+    assert client.channels.take_keys(bob) == 0
     assert not brought.kept
 
 
@@ -281,12 +281,12 @@ def test_a_key_that_the_server_does_not_count_as_sent_is_confirmed(
     brought.told(key_epoch=0)
     recorder.tell("POST", f"{PATH}/key", problem("rate_limited"), status=429)
     brought.come()
-    assert client.take_keys(bob) == 1  # whatever the server says to it
+    assert client.channels.take_keys(bob) == 1  # whatever the server says to it
     assert [one.json() for one in recorder.asked("POST", f"{PATH}/key")] == [{"epoch": 1}]
     recorder.told.clear()
     brought.told(key_epoch=1)
     brought.come()
-    assert client.take_keys(bob) == 1
+    assert client.channels.take_keys(bob) == 1
     assert len(recorder.asked("POST", f"{PATH}/key")) == 1
 
 
@@ -298,7 +298,7 @@ def test_more_keys_than_fit_in_one_look_are_all_taken(
         brought.come()
     few = bob.inbox.controls
     monkeypatch.setattr(bob.inbox, "controls", lambda **where: few(**where)[:1])
-    assert client.take_keys(bob) == 3
+    assert client.channels.take_keys(bob) == 3
 
 
 def test_a_server_that_is_away_leaves_the_key_for_the_next_time(
@@ -307,7 +307,7 @@ def test_a_server_that_is_away_leaves_the_key_for_the_next_time(
     recorder.tell("GET", PATH, problem("unavailable"), status=503)
     brought.come()
     with pytest.raises(Unavailable):
-        client.take_keys(bob)
+        client.channels.take_keys(bob)
     assert len(bob.inbox.controls()) == 1
 
 
@@ -328,7 +328,7 @@ def test_what_is_said_of_one_channels_roster_takes_no_key_away_nor_those_of_othe
     bob.receive(brought.alice.outbox.seal(known.link, body, now=now(), control=True, channel_id=other).wire, now=now())
     brought.told()
     brought.come()
-    assert client.take_keys(bob) == 1
+    assert client.channels.take_keys(bob) == 1
     assert brought.kept
     assert len(bob.inbox.controls()) == 1  # for when the truth is told
 
@@ -350,7 +350,7 @@ def test_where_a_roster_decides_the_server_has_no_say_in_who_gives_the_key(
     brought = Brought(recorder, alice, bob)
     brought.told(sender=sender, may_give_key=not kept, policy="allowlist", roster_version=1)
     brought.come(sender=box, made_under=1)
-    client.take_keys(bob)
+    client.channels.take_keys(bob)
     assert brought.kept is kept
     assert recorder.asked("GET", f"{PATH}/publishers/{sender}") == []
 
@@ -371,7 +371,7 @@ def test_a_listed_publishers_key_waits_for_a_server_that_tells_the_truth(
     brought = Brought(recorder, alice, bob)
     brought.told(**closed, **told)
     brought.come(made_under=made_under)
-    assert client.take_keys(bob) == 0
+    assert client.channels.take_keys(bob) == 0
     assert bob.channels.present_key(CHANNEL, brought.key.key_id) is None
     recorder.told.clear()
     if made_under == 2:
@@ -381,7 +381,7 @@ def test_a_listed_publishers_key_waits_for_a_server_that_tells_the_truth(
         recorder.tell("GET", f"{PATH}/roster", msgspec.to_builtins(roster_document(second)))
         closed["roster_version"] = 2
     brought.told(**closed)
-    assert client.take_keys(bob) == 1
+    assert client.channels.take_keys(bob) == 1
     assert bob.channels.present_key(CHANNEL, brought.key.key_id) is not None
 
 
@@ -401,7 +401,7 @@ def test_keys_that_cannot_be_judged_keep_no_others_from_being_taken(
     brought.come()
     few = bob.inbox.controls
     monkeypatch.setattr(bob.inbox, "controls", lambda **where: few(**where)[:2])
-    assert client.take_keys(bob) == 1
+    assert client.channels.take_keys(bob) == 1
     assert brought.kept
     assert len(recorder.asked("GET", f"/v1/channels/{other}")) == 1
 
@@ -422,7 +422,7 @@ def test_a_message_is_sealed_under_the_present_key_and_sent_as_bytes(
 ) -> None:
     recorder.tell("GET", PATH, shown(epoch_key_id=str(key.key_id)))
     recorder.tell("POST", f"{PATH}/publish", published(7), status=201)
-    posted = client.publish(bob, CHANNEL, b"hello", ttl_seconds=60)
+    posted = client.channels.publish(bob, CHANNEL, b"hello", ttl_seconds=60)
     assert posted.published.offset == 7
     (sent,) = recorder.asked("POST", f"{PATH}/publish")
     assert sent.headers["content-type"] == MEDIA_TYPE
@@ -437,7 +437,7 @@ def test_a_lost_answer_is_asked_for_again_with_the_same_bytes(
     recorder.tell("GET", PATH, shown(epoch_key_id=str(key.key_id)))
     recorder.tell("POST", f"{PATH}/publish", problem("unavailable"), status=503)
     recorder.tell("POST", f"{PATH}/publish", published(), status=200)
-    client.publish(bob, CHANNEL, b"once")
+    client.channels.publish(bob, CHANNEL, b"once")
     first, second = recorder.asked("POST", f"{PATH}/publish")
     assert first.body == second.body
 
@@ -448,7 +448,7 @@ def test_a_stale_epoch_is_tried_once_more_and_no_more(
     recorder.tell("GET", PATH, shown(epoch_key_id=str(key.key_id)))
     recorder.tell("POST", f"{PATH}/publish", problem("epoch_stale"), status=409)
     with pytest.raises(EpochStale):
-        client.publish(bob, CHANNEL, b"again and again")
+        client.channels.publish(bob, CHANNEL, b"again and again")
     assert len(recorder.asked("POST", f"{PATH}/publish")) == 2
 
 
@@ -461,7 +461,7 @@ def test_after_a_removal_the_next_publisher_makes_the_next_key(
     recorder.tell("POST", f"{PATH}/epoch", shown(epoch=2))
     recorder.tell("GET", f"{PATH}/subscribers", page([]))
     recorder.tell("POST", f"{PATH}/publish", published(), status=201)
-    assert client.publish(bob, CHANNEL, b"under the next key").channel.epoch == 2
+    assert client.channels.publish(bob, CHANNEL, b"under the next key").channel.epoch == 2
     (asked,) = recorder.asked("POST", f"{PATH}/epoch")
     assert asked.json()["epoch"] == 2
     new = UUID(asked.json()["epoch_key_id"])
@@ -475,7 +475,7 @@ def test_a_key_is_here_before_a_server_hears_of_it(client: Client, recorder: Rec
     recorder.tell("GET", PATH, shown(epoch_key_id=None))
     recorder.tell("POST", f"{PATH}/epoch", problem("unavailable"), status=503)
     with pytest.raises(Unavailable):
-        client.publish(bob, CHANNEL, b"x")
+        client.channels.publish(bob, CHANNEL, b"x")
     named = {UUID(one.json()["epoch_key_id"]) for one in recorder.asked("POST", f"{PATH}/epoch")}
     assert named == {one.key_id for one in bob.channels.keys(CHANNEL)}
 
@@ -488,7 +488,7 @@ def test_a_day_after_a_leave_the_next_publish_changes_the_key(
     recorder.tell("POST", f"{PATH}/epoch", shown(epoch=2))
     recorder.tell("GET", f"{PATH}/subscribers", page([]))
     recorder.tell("POST", f"{PATH}/publish", published(), status=201)
-    client.publish(bob, CHANNEL, b"x")
+    client.channels.publish(bob, CHANNEL, b"x")
     assert len(recorder.asked("POST", f"{PATH}/epoch")) == 1
 
 
@@ -502,7 +502,7 @@ def test_a_new_key_is_offered_to_all_before_anything_is_published_under_it(
     recorder.tell("POST", "/v1/messages/batch", {"results": [taken()]})
     recorder.tell("POST", f"{PATH}/keys", {"noted": 1})
     recorder.tell("POST", f"{PATH}/publish", published(), status=201)
-    client.publish(bob, CHANNEL, b"x")
+    client.channels.publish(bob, CHANNEL, b"x")
     asked = [one.path.removeprefix(PATH) for one in recorder.seen if one.method == "POST"]
     assert asked == ["/epoch", "/v1/messages/batch", "/keys", "/publish"]
     assert recorder.asked("POST", f"{PATH}/keys")[0].json() == {"epoch": 2, "subscribers": ["alice"]}
@@ -516,7 +516,7 @@ def test_a_publisher_to_whom_the_key_was_sent_asks_for_it_and_makes_no_other(
     recorder.tell("GET", "/v1/messages", b"")
     recorder.tell("POST", f"{PATH}/key", subscription())
     with pytest.raises(KeyNotFound):
-        client.publish(bob, CHANNEL, b"x")
+        client.channels.publish(bob, CHANNEL, b"x")
     assert [one.json() for one in recorder.asked("POST", f"{PATH}/key")] == [{"epoch": 0}]
     assert recorder.asked("POST", f"{PATH}/epoch") == []
 
@@ -529,7 +529,7 @@ def test_nothing_is_sealed_for_a_server_that_goes_back_to_an_earlier_epoch(
     bob.channels.retire_before(CHANNEL, 2, now())
     recorder.tell("GET", PATH, shown(epoch=1, epoch_key_id=str(key.key_id)))
     with pytest.raises(EpochWentBack, match="epoch 1; it was at epoch 2 before"):
-        client.publish(bob, CHANNEL, b"for those who were removed")
+        client.channels.publish(bob, CHANNEL, b"for those who were removed")
     assert recorder.asked("POST", f"{PATH}/publish") == []
 
 
@@ -540,7 +540,7 @@ def test_a_key_that_never_reached_the_server_stops_nothing(
     bob.channels.keep(ChannelKey(CHANNEL, 2, EpochKey.generate(), edition(bob)), "bob", now())
     recorder.tell("GET", PATH, shown(epoch=1, epoch_key_id=str(key.key_id)))
     recorder.tell("POST", f"{PATH}/publish", published(), status=201)
-    client.publish(bob, CHANNEL, b"x")
+    client.channels.publish(bob, CHANNEL, b"x")
 
 
 def test_an_epoch_that_a_server_made_up_stops_nothing_once_it_tells_the_truth(
@@ -549,11 +549,11 @@ def test_an_epoch_that_a_server_made_up_stops_nothing_once_it_tells_the_truth(
     recorder.tell("GET", PATH, shown(epoch=10**12))
     recorder.tell("POST", f"{PATH}/epoch", {"epoch": 10**12 + 1})
     with pytest.raises(EpochLeapt):
-        client.publish(bob, CHANNEL, b"x")
+        client.channels.publish(bob, CHANNEL, b"x")
     recorder.told.clear()
     recorder.tell("GET", PATH, shown(epoch=1, epoch_key_id=str(key.key_id)))
     recorder.tell("POST", f"{PATH}/publish", published(), status=201)
-    assert client.publish(bob, CHANNEL, b"x").envelope.header.key_id == key.key_id
+    assert client.channels.publish(bob, CHANNEL, b"x").envelope.header.key_id == key.key_id
 
 
 def test_an_epoch_that_changes_while_the_key_is_given_out_is_tried_once_more(
@@ -564,11 +564,11 @@ def test_an_epoch_that_changes_while_the_key_is_given_out_is_tried_once_more(
     recorder.tell("POST", f"{PATH}/keys", problem("version_conflict"), status=409)
     recorder.tell("POST", f"{PATH}/keys", {"noted": 1})
     recorder.tell("POST", f"{PATH}/publish", published(), status=201)
-    client.publish(bob, CHANNEL, b"x")
+    client.channels.publish(bob, CHANNEL, b"x")
     recorder.told[("POST", f"{PATH}/keys")] = []
     recorder.tell("POST", f"{PATH}/keys", problem("version_conflict"), status=409)
     with pytest.raises(VersionConflict):
-        client.share_key(bob, CHANNEL)
+        client.channels.share_key(bob, CHANNEL)
 
 
 def subscription(**values: object) -> dict[str, Any]:
@@ -602,7 +602,7 @@ def test_only_control_messages_are_taken_for_a_channel_and_other_mail_is_put_bac
     nacked = {"results": [{"replay_key": ordinary.replay_key, "state": "queued", "attempts": 0}]}
     recorder.tell("POST", "/v1/messages/nack", nacked)
     with pytest.raises(KeyNotFound):
-        client.publish(bob, CHANNEL, b"x")
+        client.channels.publish(bob, CHANNEL, b"x")
     (put_back,) = recorder.asked("POST", "/v1/messages/nack")
     (said,) = put_back.json()["nacks"]
     assert (said["replay_key"], said["retry_after"], said["counted"]) == (ordinary.replay_key, 0, False)
@@ -619,7 +619,7 @@ def test_mail_that_is_put_back_is_not_looked_at_in_circles(
     recorder.tell("GET", "/v1/messages", b"")
     recorder.tell("POST", "/v1/messages/nack", problem("unavailable"), status=500)
     with pytest.raises(KeyNotFound):
-        client.publish(bob, CHANNEL, b"x")
+        client.channels.publish(bob, CHANNEL, b"x")
     asked = [(one.method, one.path) for one in recorder.seen]
     assert asked.count(("GET", "/v1/messages")) == 4
     assert asked.index(("POST", "/v1/messages/nack")) > 4  # while they are leased, nobody is handed them again
@@ -655,7 +655,7 @@ def test_a_server_that_wants_to_be_asked_more_slowly_is_asked_more_slowly(
     recorder.tell("POST", f"{PATH}/keys", {"noted": 1})
     recorder.tell("POST", f"{PATH}/publish", published(), status=201)
     began = time.monotonic()
-    assert client.publish(bob, CHANNEL, b"x").unreached == {}
+    assert client.channels.publish(bob, CHANNEL, b"x").unreached == {}
     assert time.monotonic() - began >= 1
 
 
@@ -667,7 +667,7 @@ def test_nobody_waits_for_a_server_for_ever_and_then_nothing_is_published(
     later = {"retry-after": "3600"}
     recorder.tell("GET", "/v1/keys/bundle/carol", problem("rate_limited"), status=429, headers=later)
     with pytest.raises(RateLimited):
-        client.publish(bob, CHANNEL, b"x")
+        client.channels.publish(bob, CHANNEL, b"x")
     assert recorder.asked("POST", f"{PATH}/publish") == []
 
 
@@ -678,7 +678,7 @@ def test_a_relay_that_is_away_keeps_a_message_from_going_out_under_a_key_that_no
     recorder.tell("GET", f"{PATH}/subscribers", page(["alice"]))
     recorder.tell("POST", "/v1/messages/batch", problem("unavailable"), status=503)
     with pytest.raises(Unavailable):
-        client.publish(bob, CHANNEL, b"x")
+        client.channels.publish(bob, CHANNEL, b"x")
     assert recorder.asked("POST", f"{PATH}/publish") == []
     assert bob.channels.unreached.waiting(CHANNEL, 1, now()) == {}
 
@@ -692,7 +692,7 @@ def test_who_cannot_be_reached_is_told_of_and_not_sealed_to_again_for_a_while(
     recorder.tell("POST", "/v1/messages/batch", {"results": [refused]})
     recorder.tell("POST", f"{PATH}/publish", published(), status=201)
     for _ in range(3):
-        unreached = client.publish(bob, CHANNEL, b"x").unreached
+        unreached = client.channels.publish(bob, CHANNEL, b"x").unreached
         assert [(name, error.code, error.message) for name, error in unreached.items()] == [
             ("alice", "queue_full", "alice has no room")
         ]
@@ -711,7 +711,7 @@ def test_what_was_sent_and_does_not_count_is_not_sent_again_with_every_message(
     recorder.tell("POST", f"{PATH}/keys", {"noted": 0})
     recorder.tell("POST", f"{PATH}/publish", published(), status=201)
     for _ in range(3):
-        assert client.publish(bob, CHANNEL, b"x").unreached == {}
+        assert client.channels.publish(bob, CHANNEL, b"x").unreached == {}
     assert len(recorder.asked("POST", "/v1/messages/batch")) == 1
 
 
@@ -726,7 +726,7 @@ def test_a_key_lives_as_long_as_the_mailbox_lets_mail_live(
         recorder.tell("POST", "/v1/messages/batch", {"results": [taken()]})
         recorder.tell("POST", f"{PATH}/keys", {"noted": 1})
         with Client(recorder.url, identity=short) as client:
-            assert client.share_key(short, CHANNEL).sent == ["bob"]
+            assert client.channels.share_key(short, CHANNEL).sent == ["bob"]
     (sent,) = recorder.asked("POST", "/v1/messages/batch")[0].json()["messages"]
     assert sent["ttl_seconds"] == 3600
 
@@ -737,7 +737,7 @@ def test_nobody_but_the_owner_makes_the_key_of_an_open_channel(
     recorder.tell("GET", PATH, shown(**OPEN, epoch_key_id=str(uuid4())))
     recorder.tell("GET", "/v1/messages", b"")
     with pytest.raises(KeyNotFound):
-        client.publish(bob, CHANNEL, b"x")
+        client.channels.publish(bob, CHANNEL, b"x")
     assert recorder.asked("POST", f"{PATH}/epoch") == []
 
 
@@ -759,7 +759,7 @@ def test_hundreds_of_subscribers_cost_few_signatures_and_few_requests(
     recorder.tell("POST", "/v1/messages/batch", {"results": [refused, *(taken() for _ in range(4))]})
     recorder.tell("POST", f"{PATH}/keys", {"noted": 7})
     with Client(recorder.url, identity=alice) as client:
-        shared = client.share_key(alice, CHANNEL)
+        shared = client.channels.share_key(alice, CHANNEL)
     assert set(shared.failed) == {"unknown", names[7]}
     noted = [one.json()["subscribers"] for one in recorder.asked("POST", f"{PATH}/keys")]
     assert [sorted(some) for some in noted] == [names[:7], sorted(["alice", *names[8:]])]
@@ -776,7 +776,7 @@ def test_pages_of_subscribers_that_never_end_are_no_answer(
     recorder.tell("GET", PATH, shown(epoch_key_id=str(key.key_id), without_key=1))
     recorder.tell("GET", f"{PATH}/subscribers", page([], following="same"))
     with pytest.raises(BadAnswer):
-        client.publish(bob, CHANNEL, b"x")
+        client.channels.publish(bob, CHANNEL, b"x")
     assert len(recorder.asked("GET", f"{PATH}/subscribers")) == 2
 
 
@@ -818,16 +818,16 @@ def test_a_server_cannot_show_a_message_twice_nor_rewrite_what_was_read(
     recorder.tell("GET", f"{PATH}/messages", messages((1, one), (2, one), (3, elsewhere)))
     recorder.tell("GET", f"{PATH}/messages", messages((1, other)))
     recorder.tell("GET", f"{PATH}/messages", messages((1, one)))
-    first, twice, wrong = client.read_channel(bob, CHANNEL).messages
+    first, twice, wrong = client.channels.read(bob, CHANNEL).messages
     assert isinstance(first, ChannelMessage)
     assert isinstance(twice, Unopened)
     assert isinstance(twice.error, IdConflict)
     assert isinstance(wrong, Unopened)
     assert isinstance(wrong.error, WrongRecipient)
-    (rewritten,) = client.read_channel(bob, CHANNEL).messages
+    (rewritten,) = client.channels.read(bob, CHANNEL).messages
     assert isinstance(rewritten, Unopened)
     assert isinstance(rewritten.error, IdConflict)
-    assert client.read_channel(bob, CHANNEL).messages == [first]
+    assert client.channels.read(bob, CHANNEL).messages == [first]
 
 
 def test_a_publisher_whose_keys_cannot_be_had_hides_nobody_elses_messages(
@@ -843,7 +843,7 @@ def test_a_publisher_whose_keys_cannot_be_had_hides_nobody_elses_messages(
     recorder.tell("GET", "/v1/keys/bundle/dave", problem("rate_limited"), status=429)
     told = [
         one.body if isinstance(one, ChannelMessage) else one.error.code
-        for one in client.read_channel(bob, CHANNEL).messages
+        for one in client.channels.read(bob, CHANNEL).messages
     ]
     assert told == [b"one", "authorization_denied", "rate_limited", b"four"]
 
@@ -856,7 +856,7 @@ def test_a_key_that_cannot_be_asked_for_hides_nothing_that_opens(
         "GET", f"{PATH}/messages", messages((1, alice.channels.seal(CHANNEL, key, b"one", now())), (2, closed))
     )
     recorder.tell("GET", PATH, problem("rate_limited"), status=429)
-    first, second = client.read_channel(bob, CHANNEL).messages
+    first, second = client.channels.read(bob, CHANNEL).messages
     assert isinstance(first, ChannelMessage)
     assert isinstance(second, Unopened)
 
@@ -869,14 +869,14 @@ def test_an_owner_whose_mailbox_missed_the_making_of_its_channel_takes_its_keys_
     recorder.tell("GET", f"{PATH}/subscribers", page([]))
     recorder.tell("POST", f"{PATH}/publish", published(), status=201)
     with Client(recorder.url, identity=alice) as client:
-        client.publish(alice, CHANNEL, b"the first")
+        client.channels.publish(alice, CHANNEL, b"the first")
     assert alice.channels.name(CHANNEL) == "alice/news"
 
 
 def test_what_is_lost_is_counted_from_where_the_reader_stood(client: Client, recorder: Recorder, bob: Mailbox) -> None:
     recorder.tell("GET", f"{PATH}/messages", problem("offset_gone", offset=3, first_offset=5), status=410)
     following = Tail(bob, CHANNEL)
-    assert client.follow(following) == []
+    assert client.channels.follow(following) == []
     assert (following.lost, following.after) == ((3, 4), 4)
 
 
@@ -886,13 +886,13 @@ def test_a_server_that_leads_a_reader_back_is_no_way_on(
     recorder.tell("GET", f"{PATH}/messages", problem("offset_gone", first_offset=5), status=410)
     following = Tail(bob, CHANNEL, 4)
     with pytest.raises(OffsetGone):
-        client.follow(following)
+        client.channels.follow(following)
     recorder.told.clear()
     five = alice.channels.seal(CHANNEL, key, b"five", now())
     for repeated in ([(4, five)], [(5, five), (5, five)]):
         recorder.tell("GET", f"{PATH}/messages", messages(*repeated))
         with pytest.raises(BadAnswer, match="earlier messages"):
-            client.follow(following)
+            client.channels.follow(following)
     assert following.after == 4
 
 
@@ -902,7 +902,7 @@ def test_what_is_no_envelope_is_no_answer(client: Client, recorder: Recorder, bo
     row = {"offset": 1, "replay_key": "", "accepted_at": at, "expires_at": at, "envelope": {"version": 1}}
     recorder.tell("GET", f"{PATH}/messages", {**broken, "messages": [row]})
     with pytest.raises(BadAnswer):
-        client.read_channel(bob, CHANNEL)
+        client.channels.read(bob, CHANNEL)
 
 
 def test_who_follows_goes_on_from_page_to_page_and_hears_of_what_is_gone(
@@ -914,7 +914,7 @@ def test_who_follows_goes_on_from_page_to_page_and_hears_of_what_is_gone(
     recorder.tell("GET", f"{PATH}/messages", messages((6, six)))
     recorder.tell("GET", PATH, shown())
     heard = []
-    for one in client.tail(bob, CHANNEL, after_offset=0):
+    for one in client.channels.tail(bob, CHANNEL, after_offset=0):
         assert isinstance(one, ChannelMessage)
         heard.append((one.offset, one.body))
         if len(heard) == 2:
@@ -930,7 +930,7 @@ async def test_the_asynchronous_client_follows_too(
     recorder.tell("GET", PATH, shown())
     recorder.tell("GET", f"{PATH}/messages", messages((1, alice.channels.seal(CHANNEL, key, b"one", now()))))
     async with AsyncClient(recorder.url, identity=bob) as client:
-        async for one in client.tail(bob, CHANNEL):
+        async for one in client.channels.tail(bob, CHANNEL):
             assert isinstance(one, ChannelMessage)
             assert one.body == b"one"
             break
@@ -941,7 +941,7 @@ def test_an_offset_that_is_gone_is_an_error_to_who_asked_for_it(
 ) -> None:
     recorder.tell("GET", f"{PATH}/messages", problem("offset_gone", first_offset=5), status=410)
     with pytest.raises(OffsetGone) as gone:
-        client.read_channel(bob, CHANNEL, after_offset=1)
+        client.channels.read(bob, CHANNEL, after_offset=1)
     assert gone.value.members == {"first_offset": 5}
 
 
@@ -951,7 +951,7 @@ def test_a_channel_is_found_by_what_people_call_it(client: Client, recorder: Rec
     other = {**own, "channel_id": str(uuid4())}
     recorder.tell("GET", "/v1/channels", {"channels": [other], "next": None})
     recorder.tell("GET", f"/v1/channels/{other['channel_id']}", other)
-    assert str(client.find_channel(bob, "team/news").channel_id) == other["channel_id"]
+    assert str(client.channels.find(bob, "team/news").channel_id) == other["channel_id"]
     asked = [one.query for one in recorder.asked("GET", "/v1/channels")]
     assert asked == ["owner=team&name=news", "owner=bob&name=team%2Fnews"]
 
@@ -972,11 +972,11 @@ def test_a_channel_without_a_roster_takes_no_other_name(
         bob.channels.join(other, joined, now())
     recorder.tell("GET", f"/v1/channels/{other}", shown(channel_id=str(other), roster_version=0, **lie))
     with pytest.raises(UntrustedRoster):
-        client.find_channel(bob, other)
+        client.channels.find(bob, other)
 
 
 def test_a_channel_that_the_server_made_otherwise_gets_no_key(recorder: Recorder, alice: Mailbox) -> None:
     recorder.tell("POST", "/v1/channels", shown(channel_name="other", roster_version=1), status=201)
     with Client(recorder.url, identity=alice) as client, pytest.raises(UntrustedRoster):
-        client.create_channel(alice, "other", Policy.PRIVATE)
+        client.channels.create(alice, "other", Policy.PRIVATE)
     assert alice.channels.keys(CHANNEL) == []

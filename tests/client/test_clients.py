@@ -65,8 +65,8 @@ def test_an_independent_library_verifies_the_signature_over_everything(recorder:
     recorder.tell("PUT", "/v1/agents/me/handle", AGENT)
     recorder.tell("GET", "/v1/agents", {"agents": [], "next": None, "total": 0})
     with Client(recorder.url, alice) as client:
-        client.claim_handle("alice")
-        client.agents(cursor="a/b+c=", limit=3)
+        client.agents.claim_handle("alice")
+        client.agents.list(cursor="a/b+c=", limit=3)
     for seen in recorder.seen:
         result = verify(seen, alice, recorder.url)
         assert set(result.covered_components) >= COMPONENTS
@@ -80,7 +80,7 @@ def test_the_signed_path_is_the_sent_path_whatever_it_holds(
     recorder: Recorder, alice: Identity, identifier: str
 ) -> None:
     with Client(recorder.url, alice) as client, pytest.raises(NotFound):
-        client.unblock(identifier)
+        client.guard.unblock(identifier)
     verify(recorder.seen[0], alice, recorder.url)
 
 
@@ -88,14 +88,14 @@ async def test_the_asynchronous_client_pauses_and_tries_again(recorder: Recorder
     recorder.tell("GET", "/healthz", {}, status=503)
     recorder.tell("GET", "/healthz", {"status": "ok"})
     async with AsyncClient(recorder.url) as client:
-        assert await client.alive()
+        assert await client.server.alive()
     assert len(recorder.seen) == 2
 
 
 async def test_the_asynchronous_client_signs_alike(recorder: Recorder, alice: Identity) -> None:
     recorder.tell("GET", "/v1/agents/me", AGENT)
     async with AsyncClient(recorder.url, alice) as client:
-        assert (await client.me()).handle == "alice"
+        assert (await client.agents.me()).handle == "alice"
     verify(recorder.seen[0], alice, recorder.url)
 
 
@@ -104,9 +104,9 @@ def test_the_token_is_for_operators_verbs_and_the_signature_for_the_rest(recorde
     recorder.tell("GET", "/v1/agents/me", AGENT)
     recorder.tell("GET", "/healthz", {"status": "ok"})
     with Client(recorder.url, alice, token="agt_secret") as client:
-        client.tokens()
-        client.me()
-        client.alive()
+        client.tokens.list()
+        client.agents.me()
+        client.server.alive()
     listed, me, alive = (seen.headers for seen in recorder.seen)
     assert listed["authorization"] == "Bearer agt_secret"
     assert "signature" not in listed
@@ -119,7 +119,7 @@ def test_a_request_refused_as_stale_is_signed_again_with_a_new_nonce(recorder: R
     recorder.tell("POST", "/v1/tokens", STALE, status=401)
     recorder.tell("POST", "/v1/tokens", {**TOKEN, "token": "agt_x"}, status=201)
     with Client(recorder.url, alice) as client:
-        assert client.create_token("admin").token == "agt_x"
+        assert client.tokens.create("admin").token == "agt_x"
     first, second = (verify(seen, alice, recorder.url).parameters["nonce"] for seen in recorder.seen)
     assert first != second
 
@@ -128,7 +128,7 @@ def test_a_wrong_clock_is_named_and_not_argued_with(recorder: Recorder, alice: I
     date = format_datetime(datetime.now(UTC) - timedelta(minutes=2), usegmt=True)
     recorder.tell("GET", "/v1/agents/me", STALE, status=401, headers={"date": date})
     with Client(recorder.url, alice) as client, pytest.raises(Stale) as refused:
-        client.me()
+        client.agents.me()
     assert "clock is 12" in refused.value.hint
     assert "ahead of the server's" in refused.value.hint
     assert len(recorder.seen) == 1
@@ -137,10 +137,10 @@ def test_a_wrong_clock_is_named_and_not_argued_with(recorder: Recorder, alice: I
 async def test_nobody_there_is_one_clear_error_from_both_clients() -> None:
     with closed_port() as url:
         with Client(url) as client, pytest.raises(Unreachable) as blocking:
-            client.node()
+            client.server.node()
         async with AsyncClient(url) as other:
             with pytest.raises(Unreachable) as awaited:
-                await other.node()
+                await other.server.node()
     assert blocking.value.message == f"{url} cannot be reached (Connection refused)"
     assert awaited.value.code == "network"
 
@@ -151,21 +151,21 @@ def test_a_silent_server_costs_no_more_than_the_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with Client(url, timeout=0.2) as client, pytest.raises(Unreachable) as lost:
-            client.node()
+            client.server.node()
     assert lost.value.message == f"{url} did not answer within 0.2 s"
 
 
 def test_a_degraded_server_is_an_answer(recorder: Recorder) -> None:
     recorder.tell("GET", "/health", HEALTH, status=503)
     with Client(recorder.url) as client:
-        assert client.health().status == "degraded"
+        assert client.server.health().status == "degraded"
     assert len(recorder.seen) == 1
 
 
 def test_a_redirect_is_not_followed_with_our_credentials(recorder: Recorder) -> None:
     recorder.tell("GET", "/v1/tokens", status=307, headers={"location": "http://127.0.0.1:9/steal"})
     with Client(recorder.url, token="t") as client, pytest.raises(NotAngelia) as refused:
-        client.tokens()
+        client.tokens.list()
     assert refused.value.status == 307
     assert len(recorder.seen) == 1
 
@@ -174,7 +174,7 @@ def test_an_observer_sees_each_attempt_and_nothing_secret(recorder: Recorder, al
     trips: list[Trip] = []
     recorder.tell("GET", "/v1/agents/me", AGENT, headers={"x-request-id": "r7"})
     with Client(recorder.url, alice, observer=trips.append) as client:
-        client.me()
+        client.agents.me()
     (trip,) = trips
     assert (trip.method, trip.path, trip.status, trip.request_id) == ("GET", "/v1/agents/me", 200, "r7")
     assert "ignature" not in repr(trip)

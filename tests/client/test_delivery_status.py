@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("short_work")
 
 @pytest.fixture
 def sent(alice: Person, bob: Person) -> Outgoing:
-    alice.client.send(alice.mailbox, bob.name, b"hello")
+    alice.client.mail.send(alice.mailbox, bob.name, b"hello")
     return outgoing(alice)
 
 
@@ -69,7 +69,7 @@ def told_by(recorder: Recorder, alice: Person, *answers: dict[str, object]) -> A
     for answer in answers:
         recorder.tell("GET", f"/v1/receipts/{answer['asked']}", answer)
     with Client(recorder.url, identity=alice.mailbox) as client:
-        return client.update_outbox(alice.mailbox)
+        return client.mail.update_outbox(alice.mailbox)
 
 
 def test_what_a_relay_invents_is_reported_and_never_believed(
@@ -113,7 +113,7 @@ def test_a_relays_own_word_is_taken_as_its_word(recorder: Recorder, alice: Perso
 def test_one_bad_receipt_keeps_nobody_from_the_others(
     recorder: Recorder, alice: Person, bob: Person, sent: Outgoing
 ) -> None:
-    alice.client.send(alice.mailbox, bob.name, b"second")
+    alice.client.mail.send(alice.mailbox, bob.name, b"second")
     good, bad = said(outgoing(alice), alice, bob, status="failed"), said(sent, alice, bob, status="read")
     news = told_by(recorder, alice, bad, good)
     assert [type(one.error) for one in news.doubts] == [SignatureFailed]
@@ -126,7 +126,7 @@ def test_a_few_messages_are_asked_about_by_name_and_many_among_what_was_sent(
     told_by(recorder, alice, said(sent, alice, bob, status="pending"))
     assert [seen.path for seen in recorder.seen] == [f"/v1/receipts/{sent.replay_key}"]
 
-    alice.client.send(alice.mailbox, bob.name, b"second")
+    alice.client.mail.send(alice.mailbox, bob.name, b"second")
     monkeypatch.setattr(delivery_status, "FEW", 1)
     recorder.told.clear()
     recorder.seen.clear()
@@ -134,7 +134,7 @@ def test_a_few_messages_are_asked_about_by_name_and_many_among_what_was_sent(
         page = {"receipts": [said(row, alice, bob, status="failed")], "next": following}
         recorder.tell("GET", "/v1/receipts", page)
     with Client(recorder.url, identity=alice.mailbox) as client:
-        assert len(client.update_outbox(alice.mailbox).told) == 2
+        assert len(client.mail.update_outbox(alice.mailbox).told) == 2
     asked = [parse_qs(seen.query) for seen in recorder.asked("GET", "/v1/receipts")]
     assert [(one["side"], one.get("cursor")) for one in asked] == [(["sent"], None), (["sent"], ["c"])]
     assert len(recorder.seen) == 2
@@ -146,10 +146,10 @@ def test_many_messages_are_followed_through_a_real_relay(
     monkeypatch.setattr(delivery_status, "FEW", 2)
     monkeypatch.setattr(delivery_status, "_PAGE", 2)
     for number in range(5):
-        alice.client.send(alice.mailbox, bob.name, bytes([number]))
-        bob.client.send(bob.mailbox, alice.name, b"something else")
+        alice.client.mail.send(alice.mailbox, bob.name, bytes([number]))
+        bob.client.mail.send(bob.mailbox, alice.name, b"something else")
     assert len(bodies(bob)) == 5
-    news = alice.client.update_outbox(alice.mailbox)
+    news = alice.client.mail.update_outbox(alice.mailbox)
     assert [(one.status, one.by) for one in news.told] == [(Sent.DELIVERED, Attested.RECIPIENT)] * 5
     assert FEW > 2
 
@@ -158,42 +158,42 @@ def test_a_receipt_that_was_checked_is_not_checked_again(
     alice: Person, bob: Person, sent: Outgoing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert bodies(bob) == [b"hello"]
-    assert len(alice.client.update_outbox(alice.mailbox).told) == 1
+    assert len(alice.client.mail.update_outbox(alice.mailbox).told) == 1
 
     def never(*_: object) -> None:
         raise AssertionError
 
     with monkeypatch.context() as patch:
         patch.setattr(delivery_status, "check_attested", never)
-        assert alice.client.update_outbox(alice.mailbox) == delivery_status.News()
-    bob.client.hand_in_receipt(bob.mailbox.inbox.receipt(sent.replay_key, ReceiptStatus.READ, now()))
-    assert [one.status for one in alice.client.update_outbox(alice.mailbox).told] == [Sent.READ]
+        assert alice.client.mail.update_outbox(alice.mailbox) == delivery_status.News()
+    bob.client.mail.hand_in_receipt(bob.mailbox.inbox.receipt(sent.replay_key, ReceiptStatus.READ, now()))
+    assert [one.status for one in alice.client.mail.update_outbox(alice.mailbox).told] == [Sent.READ]
 
 
 def test_what_was_heard_before_the_relay_went_away_is_told_and_written_down(
     recorder: Recorder, alice: Person, bob: Person, sent: Outgoing
 ) -> None:
-    alice.client.send(alice.mailbox, bob.name, b"second")
+    alice.client.mail.send(alice.mailbox, bob.name, b"second")
     second = outgoing(alice)
     recorder.tell("GET", f"/v1/receipts/{second.replay_key}", {"code": "unavailable"}, status=503)
     recorder.tell("GET", f"/v1/receipts/{sent.replay_key}", said(sent, alice, bob, status="failed"))
     with Client(recorder.url, identity=alice.mailbox) as client:
-        news = client.update_outbox(alice.mailbox)
+        news = client.mail.update_outbox(alice.mailbox)
         assert [one.replay_key for one in news.told] == [sent.replay_key]
         assert isinstance(news.interrupted, Unavailable)
         assert alice.mailbox.outbox.outgoing(sent.replay_key).said is Sent.FAILED
         with pytest.raises(Unavailable):  # and nothing new was heard before it
-            client.update_outbox(alice.mailbox)
+            client.mail.update_outbox(alice.mailbox)
 
 
 def test_a_message_that_the_relay_has_forgotten_keeps_nobody_from_the_others(
     recorder: Recorder, alice: Person, bob: Person, sent: Outgoing
 ) -> None:
-    alice.client.send(alice.mailbox, bob.name, b"second")
+    alice.client.mail.send(alice.mailbox, bob.name, b"second")
     recorder.tell("GET", f"/v1/receipts/{sent.replay_key}", {"code": "not_found"}, status=404)
     second = outgoing(alice)
     recorder.tell("GET", f"/v1/receipts/{second.replay_key}", said(second, alice, bob, status="failed"))
     with Client(recorder.url, identity=alice.mailbox) as client:
-        news = client.update_outbox(alice.mailbox)
+        news = client.mail.update_outbox(alice.mailbox)
     assert ([one.replay_key for one in news.told], news.interrupted) == ([second.replay_key], None)
     assert alice.mailbox.outbox.outgoing(sent.replay_key).status is Sent.QUEUED

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from angelia.client import AsyncClient, Client, channel_signing, key_calls, mailbox_keys
-from angelia.client.exchange import MOST_PAGES, BadAnswer, Call, Credential, Response
+from angelia.client.exchange import MOST_PAGES, BadAnswer, Credential, Exchange, Response
 from angelia.envelope.bundles import Link
 from angelia.envelope.ids import KeyType
 from angelia.keys.model import Policy, Reason, bundle_document, link_document
@@ -52,7 +52,7 @@ REVOKED = {"key_id": KEY, "key_type": "xwing", "status": "revoked", "created_at"
          "POST /v1/schedules/bob/rotated", {"key_id": KEY, "version": 4}),
     ],
 )  # fmt: skip
-def test_a_verb_asks_what_the_api_wants(call: Call[Any], answer: object, asked: str, body: object) -> None:
+def test_a_verb_asks_what_the_api_wants(call: Exchange[Any], answer: object, asked: str, body: object) -> None:
     request, _ = held(call, answer)
     query = f"?{request.query}" if request.query else ""
     assert f"{request.method} {request.path}{query}" == asked

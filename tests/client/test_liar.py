@@ -15,7 +15,7 @@ from people import Person
 
 def test_an_honest_relay_passes_mail_on(deceived: tuple[Person, Person], liar: Liar) -> None:
     alice, bob = deceived
-    alice.client.send(alice.mailbox, bob.name, b"hello")
+    alice.client.mail.send(alice.mailbox, bob.name, b"hello")
     assert bodies(bob) == [b"hello"]
     assert liar.count("POST", "/v1/messages") == 1
 
@@ -24,9 +24,9 @@ def test_a_lie_is_told_until_the_relay_is_honest_again(deceived: tuple[Person, P
     alice, bob = deceived
     liar.instead("POST", "/v1/messages", problem(429, "rate_limited"))
     with pytest.raises(RateLimited):
-        alice.client.send(alice.mailbox, bob.name, b"hello")
+        alice.client.mail.send(alice.mailbox, bob.name, b"hello")
     liar.honest()
-    alice.client.send(alice.mailbox, bob.name, b"hello")
+    alice.client.mail.send(alice.mailbox, bob.name, b"hello")
     assert bodies(bob) == [b"hello"]
 
 
@@ -35,8 +35,8 @@ def test_events_of_a_stream_are_passed_on_as_they_come_and_can_be_rewritten(
 ) -> None:
     alice, bob = deceived
     liar.events(lambda event: event.replace(b'"attempt":1', b'"attempt":7'))
-    with closing(bob.client.stream_mail()) as events:
-        alice.client.send(alice.mailbox, bob.name, b"hello")
+    with closing(bob.client.mail.stream()) as events:
+        alice.client.mail.send(alice.mailbox, bob.name, b"hello")
         came = next(events)
     assert isinstance(came, Handed)
     assert came.attempt == 7

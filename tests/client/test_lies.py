@@ -70,32 +70,32 @@ class Plot:
 
     def send(self) -> None:
         with contextlib.suppress(AngeliaError):
-            self.alice.client.send(self.alice.mailbox, self.bob.name, self.body)
+            self.alice.client.mail.send(self.alice.mailbox, self.bob.name, self.body)
 
     def send_batch(self) -> None:
-        found, _ = self.alice.client.find_keys(self.alice.mailbox, self.bob.name)
+        found, _ = self.alice.client.keys.find(self.alice.mailbox, self.bob.name)
         envelope = self.alice.mailbox.outbox.seal(found.link, self.body, now=now())
-        self.alice.client.send_sealed(self.alice.mailbox, [envelope])
+        self.alice.client.mail.send_sealed(self.alice.mailbox, [envelope])
 
     def later(self) -> None:
         """Minutes pass, and Alice's mailbox tries again what waits."""
         with contextlib.suppress(AngeliaError), pytest.MonkeyPatch.context() as patch:
             patch.setattr(mailbox_keys, "now", lambda: now() + timedelta(seconds=200))
-            self.alice.client.deliver_outbox(self.alice.mailbox)
+            self.alice.client.mail.deliver_outbox(self.alice.mailbox)
 
     def ask(self) -> delivery_status.News | None:
         try:
-            return self.alice.client.update_outbox(self.alice.mailbox)
+            return self.alice.client.mail.update_outbox(self.alice.mailbox)
         except AngeliaError:
             return None
 
     def receive(self) -> None:
         with contextlib.suppress(AngeliaError):
-            self.bob.client.receive(self.bob.mailbox)
+            self.bob.client.mail.receive(self.bob.mailbox)
 
     def withdraw(self) -> None:
         with contextlib.suppress(AngeliaError):
-            self.alice.client.withdraw(self.alice.mailbox, self.row.replay_key)
+            self.alice.client.mail.withdraw(self.alice.mailbox, self.row.replay_key)
 
     @property
     def row(self) -> Outgoing:
@@ -181,7 +181,7 @@ def _(plot: Plot) -> None:
 
 @lie("sending", "another agent's keys are the new ones")
 def _(plot: Plot) -> None:
-    bundle = msgspec.to_builtins(plot.mallory.client.bundle(plot.mallory.name))
+    bundle = msgspec.to_builtins(plot.mallory.client.keys.bundle(plot.mallory.name))
     plot.liar.instead("POST", SEND, problem(409, "key_stale", **bundle))
 
 
@@ -317,7 +317,7 @@ def _(plot: Plot) -> None:
 
 @lie("handing out", "an envelope for somebody else, for ever")
 def _(plot: Plot) -> None:
-    wire = plot.mallory.client.seal(plot.mallory.mailbox, plot.carol.name, b"for carol").wire
+    wire = plot.mallory.client.mail.seal(plot.mallory.mailbox, plot.carol.name, b"for carol").wire
     plot.liar.instead("GET", POLL, lambda _: polled(record(wire)))
 
 
@@ -386,7 +386,7 @@ def people(_relay: Liar, tmp_path_factory: pytest.TempPathFactory) -> Iterator[l
         made = [Person(_relay.url, home, name) for name in ("alice", "bob", "mallory", "carol")]
         for person in made:
             person.register()
-            person.client.publish_keys(person.mailbox)
+            person.client.keys.publish(person.mailbox)
         alice, bob, *_ = made
         bob.allow(alice)
         yield made
@@ -412,7 +412,7 @@ def test_a_lie_settles_nothing_leaks_nothing_and_ends(
         told(plot)
         plot.send() if about == "sending" else plot.send_batch()
     else:
-        sent = alice.client.send(alice.mailbox, bob.name, plot.body)
+        sent = alice.client.mail.send(alice.mailbox, bob.name, plot.body)
         plot.envelope = sent.envelope
         told(plot)
     liar.asked.clear() if about not in ("sending", "a batch") else None
@@ -448,22 +448,22 @@ def test_a_lie_settles_nothing_leaks_nothing_and_ends(
             assert plot.holds(header.key_id)
 
     liar.honest()
-    done: Delivered = alice.client.retry_outbox(alice.mailbox)
+    done: Delivered = alice.client.mail.retry_outbox(alice.mailbox)
     assert len(done.sent) + len(done.unsent) <= 1
-    bob.client.receive(bob.mailbox)
+    bob.client.mail.receive(bob.mailbox)
     if about == "withdrawing":  # which is done as soon as somebody can be asked
         assert (plot.row.withdrawn, plot.opened()) == (True, 0)
         return
     if not plot.opened():  # the liar's lease has to run out
-        bob.client.receive(bob.mailbox, wait=10)
+        bob.client.mail.receive(bob.mailbox, wait=10)
     assert plot.opened() == 1
     assert plot.logged() - logged <= 2  # that it was opened, and what was made of a forged one
     (message,) = bob.mailbox.inbox.page(1).messages
     opened = bob.mailbox.inbox.read(message.replay_key, now())
     assert opened.body == plot.body
     assert opened.receipt is not None
-    bob.client.hand_in_receipt(opened.receipt)
-    alice.client.update_outbox(alice.mailbox)
+    bob.client.mail.hand_in_receipt(opened.receipt)
+    alice.client.mail.update_outbox(alice.mailbox)
     assert (plot.row.status, plot.row.resealable) == (Sent.READ, False)
 
 
@@ -474,28 +474,28 @@ def test_a_relay_that_calls_the_key_revoked_after_every_delivery_makes_nobody_op
     deceived: tuple[Person, Person], liar: Liar
 ) -> None:
     alice, bob = deceived
-    sent = alice.client.send(alice.mailbox, bob.name, b"pay 100")
+    sent = alice.client.mail.send(alice.mailbox, bob.name, b"pay 100")
     revoked = {"status": "failed", "failure_reason": "key_revoked", "attested_by": "relay", "receipt": None}
     liar.lie("GET", RECEIPT, lambda _, true: true.changed(**revoked))
     opened = []
     for _ in range(4):
-        opened += [one.body for one in bob.client.receive(bob.mailbox).messages]
-        news = alice.client.update_outbox(alice.mailbox)
+        opened += [one.body for one in bob.client.mail.receive(bob.mailbox).messages]
+        news = alice.client.mail.update_outbox(alice.mailbox)
         assert [type(one.error) for one in news.doubts] == [SealStands]
     assert liar.count("POST", SEND) == 1
     # Even when the key is truly gone, the message comes again under its own id only, and five times at most.
     for _ in range(8):
-        bob.client.emergency_rotate_keys(bob.mailbox, why="stolen", signer=False)
-        alice.client.update_outbox(alice.mailbox)
-        opened += [one.body for one in bob.client.receive(bob.mailbox).messages]
+        bob.client.keys.emergency_rotate(bob.mailbox, why="stolen", signer=False)
+        alice.client.mail.update_outbox(alice.mailbox)
+        opened += [one.body for one in bob.client.mail.receive(bob.mailbox).messages]
     ids = {decode(one.body).header.message_id for one in liar.asked if (one.method, one.path) == ("POST", SEND)}
     assert ids == {sent.envelope.header.message_id}
     assert opened == [b"pay 100"]
     assert alice.mailbox.outbox.page(1)[0].reseals <= MOST_RESEALS
     # Its recipient signs that it had the message before, which settles it.
     liar.honest()
-    bob.client.receive(bob.mailbox)
-    alice.client.update_outbox(alice.mailbox)
+    bob.client.mail.receive(bob.mailbox)
+    alice.client.mail.update_outbox(alice.mailbox)
     assert alice.mailbox.outbox.page(1)[0].status is Sent.DELIVERED
 
 
@@ -509,14 +509,14 @@ def test_however_often_a_relay_calls_the_key_of_what_it_took_revoked_nothing_is_
     deceived: tuple[Person, Person], liar: Liar, monkeypatch: pytest.MonkeyPatch, one_time: bool
 ) -> None:
     alice, bob = deceived
-    alice.client.send(alice.mailbox, bob.name, b"secret", one_time=one_time)
+    alice.client.mail.send(alice.mailbox, bob.name, b"secret", one_time=one_time)
     liar.lie("GET", RECEIPT, revoked)
     liar.asked.clear()
     for minutes in (6, 12, 18):
-        bob.client.rotate_keys(bob.mailbox)  # a newer bundle, which still lists the old key, in grace
+        bob.client.keys.rotate(bob.mailbox)  # a newer bundle, which still lists the old key, in grace
         with monkeypatch.context() as patch:
             patch.setattr(mailbox_keys, "now", functools.partial(lambda at: at, now() + timedelta(minutes=minutes)))
-            news = alice.client.update_outbox(alice.mailbox)
+            news = alice.client.mail.update_outbox(alice.mailbox)
         assert [type(one.error) for one in news.doubts] == [SealStands]
     assert liar.count("POST", SEND) == 0
     assert not any("one_time" in one.query for one in liar.asked)  # nor is a one-time key taken
@@ -526,12 +526,12 @@ def test_an_emergency_of_the_recipient_makes_nobody_seal_again_what_has_a_one_ti
     deceived: tuple[Person, Person], liar: Liar
 ) -> None:
     alice, bob = deceived
-    alice.client.send(alice.mailbox, bob.name, b"once", one_time=True)
+    alice.client.mail.send(alice.mailbox, bob.name, b"once", one_time=True)
     liar.lie("GET", RECEIPT, revoked)
-    bob.client.emergency_rotate_keys(bob.mailbox, why="stolen")
-    assert [type(one.error) for one in alice.client.update_outbox(alice.mailbox).doubts] == [SealStands]
+    bob.client.keys.emergency_rotate(bob.mailbox, why="stolen")
+    assert [type(one.error) for one in alice.client.mail.update_outbox(alice.mailbox).doubts] == [SealStands]
     liar.honest()
-    assert [one.body for one in bob.client.receive(bob.mailbox).messages] == [b"once"]
+    assert [one.body for one in bob.client.mail.receive(bob.mailbox).messages] == [b"once"]
 
 
 @pytest.mark.parametrize("left", [True, False])
@@ -539,12 +539,12 @@ def test_a_message_with_a_one_time_key_that_is_sealed_again_gets_another_or_says
     deceived: tuple[Person, Person], liar: Liar, left: bool
 ) -> None:
     alice, bob = deceived
-    first = alice.client.seal(alice.mailbox, bob.name, b"secret", one_time=True)
-    alice.client.emergency_rotate_keys(alice.mailbox, why="laptop lost")
+    first = alice.client.mail.seal(alice.mailbox, bob.name, b"secret", one_time=True)
+    alice.client.keys.emergency_rotate(alice.mailbox, why="laptop lost")
     if not left:
         liar.lie("GET", KEYS, lambda asked, true: true.changed(one_time=False, one_time_key=None))
     alice.mailbox.notices.take()
-    (sent,) = alice.client.retry_outbox(alice.mailbox).sent
+    (sent,) = alice.client.mail.retry_outbox(alice.mailbox).sent
     assert sent.envelope.header.message_id == first.header.message_id
     assert sent.replay_key != first.replay_key
     static = {entry.key.key_id for entry in bob.newest.kem_keys}
@@ -557,23 +557,23 @@ def test_what_this_agents_own_lost_pair_signed_is_sealed_again_by_the_new_one_at
     deceived: tuple[Person, Person], liar: Liar
 ) -> None:
     alice, bob = deceived
-    waits = alice.client.seal(alice.mailbox, bob.name, b"stored")
-    alice.client.emergency_rotate_keys(alice.mailbox, why="laptop lost")
-    (sent,) = alice.client.retry_outbox(alice.mailbox).sent
+    waits = alice.client.mail.seal(alice.mailbox, bob.name, b"stored")
+    alice.client.keys.emergency_rotate(alice.mailbox, why="laptop lost")
+    (sent,) = alice.client.mail.retry_outbox(alice.mailbox).sent
     assert sent.envelope.header.message_id == waits.header.message_id
     assert sent.envelope.header.sender_key_id == alice.newest.signer.signer_id
     # One that both signed nothing about stands, and its sender is told of both.
     liar.instead("POST", SEND, problem(410, "key_revoked"))
     with pytest.raises(SealStands, match=f"nothing that {bob.name} or this agent signed"):
-        alice.client.send(alice.mailbox, bob.name, b"hello")
+        alice.client.mail.send(alice.mailbox, bob.name, b"hello")
 
 
 def test_a_message_that_comes_again_for_ever_is_acknowledged_once_an_hour_and_logged_once(
     deceived: tuple[Person, Person], liar: Liar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alice, bob = deceived
-    wire = alice.client.send(alice.mailbox, bob.name, b"once").envelope.wire
-    assert [one.body for one in bob.client.receive(bob.mailbox).messages] == [b"once"]
+    wire = alice.client.mail.send(alice.mailbox, bob.name, b"once").envelope.wire
+    assert [one.body for one in bob.client.mail.receive(bob.mailbox).messages] == [b"once"]
     liar.instead("GET", POLL, lambda _: polled(record(wire)))
     (log,) = bob.mailbox.directory.glob("receipts_*")
     first = log.read_bytes()
@@ -581,7 +581,7 @@ def test_a_message_that_comes_again_for_ever_is_acknowledged_once_an_hour_and_lo
         at = now() + timedelta(minutes=61 * hours)
         monkeypatch.setattr(mailbox_keys, "now", functools.partial(lambda at: at, at))
         for _ in range(5):
-            received = bob.client.receive(bob.mailbox)
+            received = bob.client.mail.receive(bob.mailbox)
             assert (received.messages, received.recovered) == ((), ())
         assert liar.count("POST", ACK) == 1 + hours
     assert log.read_bytes() == first
@@ -592,7 +592,7 @@ def test_an_acknowledgment_that_a_relay_never_took_is_said_again_before_the_mess
     deceived: tuple[Person, Person], liar: Liar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alice, bob = deceived
-    wire = alice.client.send(alice.mailbox, bob.name, b"once").envelope.wire
+    wire = alice.client.mail.send(alice.mailbox, bob.name, b"once").envelope.wire
     lost = {"code": "lease_lost", "title": "the lease is over"}
 
     def refused(asked: Asked, _: Answer) -> Answer:
@@ -605,11 +605,11 @@ def test_an_acknowledgment_that_a_relay_never_took_is_said_again_before_the_mess
     clock = began = now()
     monkeypatch.setattr(mailbox_keys, "now", lambda: clock)
     for _ in range(5):
-        bob.client.receive(bob.mailbox)
+        bob.client.mail.receive(bob.mailbox)
         clock += timedelta(seconds=30)  # as long as a lease
     assert liar.count("POST", ACK) == 5
     while clock < began + timedelta(minutes=62):  # and ever more seldom, up to an hour
-        bob.client.receive(bob.mailbox)
+        bob.client.mail.receive(bob.mailbox)
         clock += timedelta(seconds=30)
     assert 5 < liar.count("POST", ACK) <= 12
 
@@ -619,7 +619,7 @@ def test_an_acknowledgment_that_was_cut_off_is_said_again_soon(
     deceived: tuple[Person, Person], liar: Liar, monkeypatch: pytest.MonkeyPatch, clock: timedelta
 ) -> None:
     alice, bob = deceived
-    wire = alice.client.send(alice.mailbox, bob.name, b"once").envelope.wire
+    wire = alice.client.mail.send(alice.mailbox, bob.name, b"once").envelope.wire
     bob.mailbox.receive(wire, now=now())
     liar.instead("GET", POLL, lambda _: polled(record(wire)))
 
@@ -628,11 +628,11 @@ def test_an_acknowledgment_that_was_cut_off_is_said_again_soon(
 
     bob.client.before = (ACK, killed)
     with pytest.raises(KeyboardInterrupt):
-        bob.client.receive(bob.mailbox)
+        bob.client.mail.receive(bob.mailbox)
     bob.reopen()
     monkeypatch.setattr(mailbox_keys, "now", lambda: now() + clock)
     for _ in range(3):
-        bob.client.receive(bob.mailbox)
+        bob.client.mail.receive(bob.mailbox)
     assert liar.count("POST", ACK) == 1
 
 
@@ -646,7 +646,7 @@ async def test_a_stream_that_repeats_itself_is_acknowledged_once(deceived: tuple
 
     async with served(bob, handler) as mailbox_server:
         for number in range(2):
-            alice.client.send(alice.mailbox, bob.name, bytes([number]))
+            alice.client.mail.send(alice.mailbox, bob.name, bytes([number]))
             await until(lambda number=number: len(came) > number, mailbox_server)
     assert came == [b"\x00", b"\x01"]
     assert liar.count("POST", ACK) == 2
@@ -683,7 +683,7 @@ async def test_a_stream_of_rubbish_is_taken_up_again_and_ends_nobodys_service(
 
     async with served(bob, handler) as mailbox_server:
         await until(lambda: not rubbish, mailbox_server)
-        alice.client.send(alice.mailbox, bob.name, b"after all that")
+        alice.client.mail.send(alice.mailbox, bob.name, b"after all that")
         await until(lambda: came == [b"after all that"], mailbox_server)
 
 
@@ -691,13 +691,13 @@ async def test_news_of_a_stream_settles_nothing_that_is_not_signed(deceived: tup
     alice, bob = deceived
     liar.lie("GET", RECEIPT, lambda _, true: true.changed(attested_by="relay", receipt=None))
     async with served(alice) as mailbox_server:
-        alice.client.send(alice.mailbox, bob.name, b"hello")
-        bob.client.receive(bob.mailbox)
+        alice.client.mail.send(alice.mailbox, bob.name, b"hello")
+        bob.client.mail.receive(bob.mailbox)
         await until(lambda: alice.mailbox.outbox.page(1)[0].said is Sent.DELIVERED, mailbox_server)
         row = alice.mailbox.outbox.page(1)[0]
         assert (row.status, row.resealable) == (Sent.QUEUED, True)
         liar.honest()
-        alice.client.update_outbox(alice.mailbox)
+        alice.client.mail.update_outbox(alice.mailbox)
         assert alice.mailbox.outbox.page(1)[0].status is Sent.DELIVERED
 
 
@@ -710,15 +710,15 @@ async def test_a_receipt_that_cannot_be_had_keeps_no_other_chore_from_being_done
     monkeypatch.setattr(mail_stream, "LONGEST_PAUSE", 0.1)
     async with served(alice) as task:
         await until(lambda: liar.count("GET", "/v1/messages/stream") > 0, task)
-        alice.client.send(alice.mailbox, bob.name, b"hello")
+        alice.client.mail.send(alice.mailbox, bob.name, b"hello")
         liar.instead("GET", RECEIPT, answer)
-        bob.client.receive(bob.mailbox)
+        bob.client.mail.receive(bob.mailbox)
         await until(lambda: liar.count("GET", RECEIPT) > 0, task)
-        waits = alice.client.seal(alice.mailbox, bob.name, b"this too")
+        waits = alice.client.mail.seal(alice.mailbox, bob.name, b"this too")
         monkeypatch.setattr(mailbox_server, "ROUND", 0.1)
-        bob.client.send(bob.mailbox, alice.name, b"the stream goes on")
-        alice.client.send(alice.mailbox, bob.name, b"so does its news")
-        bob.client.receive(bob.mailbox)
+        bob.client.mail.send(bob.mailbox, alice.name, b"the stream goes on")
+        alice.client.mail.send(alice.mailbox, bob.name, b"so does its news")
+        bob.client.mail.receive(bob.mailbox)
         await until(lambda: alice.mailbox.outbox.outgoing(waits.replay_key).status is Sent.QUEUED, task)
 
 
@@ -734,24 +734,24 @@ def test_a_relay_that_always_runs_out_of_one_time_keys_gets_some_once_an_hour_an
     liar.lie("POST", "/v1/keys/bundle", lambda _, true: true.changed(prekeys_uploaded=0))
     before = living()
     for _ in range(5):
-        alice.client.publish_keys(alice.mailbox)
+        alice.client.keys.publish(alice.mailbox)
     assert living() == before
     monkeypatch.setattr(key_rotation, "ONE_TIME_MADE_EVERY", timedelta(0))
     for _ in range(8):
-        alice.client.publish_keys(alice.mailbox)
+        alice.client.keys.publish(alice.mailbox)
     assert living() < 4 * mailbox_keys.ONE_TIME_BATCH
 
 
 def test_a_new_pair_gets_one_time_keys_at_once(deceived: tuple[Person, Person]) -> None:
     alice, _ = deceived
-    assert alice.client.rotate_keys(alice.mailbox, signer=True).prekeys_uploaded == mailbox_keys.ONE_TIME_BATCH
+    assert alice.client.keys.rotate(alice.mailbox, signer=True).prekeys_uploaded == mailbox_keys.ONE_TIME_BATCH
 
 
 def test_a_relay_whose_schedules_are_always_due_gets_a_new_key_once_an_hour(
     deceived: tuple[Person, Person], liar: Liar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alice, bob = deceived
-    alice.client.put_schedule(bob.name, Policy.HOURLY)
+    alice.client.keys.put_schedule(bob.name, Policy.HOURLY)
 
     def due(_: Asked, true: Answer) -> Answer:
         at = stamp(now() + timedelta(minutes=1))
@@ -759,10 +759,10 @@ def test_a_relay_whose_schedules_are_always_due_gets_a_new_key_once_an_hour(
 
     liar.lie("GET", "/v1/schedules", due)
     for _ in range(3):
-        alice.client.rotate_due_keys(alice.mailbox)
+        alice.client.keys.rotate_due(alice.mailbox)
     assert alice.version == 1
     monkeypatch.setattr(mailbox_keys, "SCHEDULED_EVERY", timedelta(0))
-    alice.client.rotate_due_keys(alice.mailbox)
+    alice.client.keys.rotate_due(alice.mailbox)
     assert alice.version == 2
 
 
@@ -771,14 +771,14 @@ def test_a_relay_that_answers_a_long_poll_at_once_is_asked_ever_more_seldom(
     deceived: tuple[Person, Person], liar: Liar, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
     alice, bob = deceived
-    wire = alice.client.send(alice.mailbox, bob.name, b"once").envelope.wire
-    assert len(bob.client.receive(bob.mailbox).messages) == 1
+    wire = alice.client.mail.send(alice.mailbox, bob.name, b"once").envelope.wire
+    assert len(bob.client.mail.receive(bob.mailbox).messages) == 1
     liar.instead("GET", POLL, lambda _: polled(record(wire)) if answer == "the same" else polled())
     pauses: list[float] = []
     monkeypatch.setattr(time, "sleep", pauses.append)
     clock = iter(range(1_000_000))
     monkeypatch.setattr(mail_receiving, "time", SimpleNamespace(monotonic=lambda: next(clock) / 10 + sum(pauses)))
-    bob.client.receive(bob.mailbox, wait=300)
+    bob.client.mail.receive(bob.mailbox, wait=300)
     assert pauses[:5] == [1.0, 2.0, 4.0, 8.0, 16.0]
     assert max(pauses) <= 30
     assert liar.count("GET", POLL) <= 20

@@ -51,10 +51,10 @@ def nameless(short_work: None, liar: Liar, tmp_path: Path) -> Iterator[Callable[
         person = Person(liar.url, tmp_path / "nameless", local)
         keys = person.mailbox.identity
         with Client(liar.url, identity=keys) as client:
-            id_ = client.register(keys.public_key).id
+            id_ = client.agents.register(keys.public_key).id
         identity.record_registration(person.home, keys, id=id_, handle=str(id_), server=liar.url)
         person.reopen()
-        person.client.publish_keys(person.mailbox)
+        person.client.keys.publish(person.mailbox)
         made.append(person)
         return person
 
@@ -75,7 +75,7 @@ def later(monkeypatch: pytest.MonkeyPatch, by: timedelta) -> None:
 def published(person: Person, age: timedelta) -> None:
     """Publish the first bundle as it was signed some time ago."""
     link = person.mailbox.own.first_bundle(now() - age)
-    person.client.publish_bundle(link)
+    person.client.keys.publish_bundle(link)
     person.mailbox.own.finish_rotation(now(), link)
 
 
@@ -91,7 +91,7 @@ def swapped(liar: Liar, name: str, other: Person) -> None:
 
 def _bundle(person: Person) -> Any:
     with Client(person.url, identity=person.mailbox) as client:
-        return msgspec.to_builtins(client.bundle(handle(person)))
+        return msgspec.to_builtins(client.keys.bundle(handle(person)))
 
 
 # Names.
@@ -105,13 +105,13 @@ def test_a_relay_that_answers_a_uuid_with_its_own_agents_bundle_gets_nothing(
     carol, mallory = nameless("carol"), bob if named else nameless("mallory")
     before = {pin.nhi for pin in alice.mailbox.trust.pins()}
     if pinned:
-        alice.client.find_keys(alice.mailbox, handle(carol))
+        alice.client.keys.find(alice.mailbox, handle(carol))
         before.add(handle(carol))
     swapped(liar, handle(carol), mallory)
     for ask in (
-        lambda: alice.client.send(alice.mailbox, handle(carol), b"the payment order"),
-        lambda: alice.client.seal(alice.mailbox, handle(carol), b"the payment order", one_time=True),
-        lambda: alice.client.find_keys(alice.mailbox, handle(carol), one_time=True),
+        lambda: alice.client.mail.send(alice.mailbox, handle(carol), b"the payment order"),
+        lambda: alice.client.mail.seal(alice.mailbox, handle(carol), b"the payment order", one_time=True),
+        lambda: alice.client.keys.find(alice.mailbox, handle(carol), one_time=True),
     ):
         with pytest.raises(Renamed if named else UntrustedBundle) as refused:
             ask()
@@ -125,7 +125,7 @@ def test_a_relay_that_answers_a_uuid_with_its_own_agents_bundle_gets_nothing(
 def test_a_uuid_handle_is_a_name_like_any_other(alice: Person, nameless: Callable[[str], Person]) -> None:
     carol = nameless("carol")
     carol.allow(alice)
-    sent = alice.client.send(alice.mailbox, handle(carol), b"hello")
+    sent = alice.client.mail.send(alice.mailbox, handle(carol), b"hello")
     assert sent.envelope.header.recipient_nhi == handle(carol)
     assert bodies(carol) == [b"hello"]
 
@@ -135,7 +135,7 @@ def test_asked_by_uuid_for_an_agent_with_a_handle_the_sdk_names_the_handle_and_s
 ) -> None:
     id_ = str(bob.mailbox.identity.id)
     with pytest.raises(Renamed) as refused:
-        alice.client.send(alice.mailbox, id_, b"hello")
+        alice.client.mail.send(alice.mailbox, id_, b"hello")
     assert bob.name in refused.value.hint
     assert alice.mailbox.outbox.page() == []
 
@@ -146,13 +146,13 @@ def test_a_refusal_that_brings_another_agents_bundle_changes_no_recipient(
     carol = nameless("carol")
     liar.instead("POST", "/v1/messages", problem(409, "key_stale", **_bundle(bob)))
     with pytest.raises(AngeliaError):
-        alice.client.send(alice.mailbox, handle(carol), b"hello")
+        alice.client.mail.send(alice.mailbox, handle(carol), b"hello")
     assert {row.recipient for row in alice.mailbox.outbox.page()} == {handle(carol)}
 
 
 def test_a_one_time_key_of_another_agent_is_not_sealed_to(alice: Person, bob: Person, liar: Liar) -> None:
     with Client(liar.url, identity=alice.mailbox) as client:
-        own = client.bundle(alice.name)  # what a relay can give out of its own agent's
+        own = client.keys.bundle(alice.name)  # what a relay can give out of its own agent's
         mallorys = alice.mailbox.own.make_one_time_keys(1, now())[0]
     assert own.bundle.agent_nhi == alice.name
     for lie in (
@@ -166,7 +166,7 @@ def test_a_one_time_key_of_another_agent_is_not_sealed_to(alice: Person, bob: Pe
 
         liar.lie("GET", BUNDLE + bob.name, give)
         with pytest.raises((SignatureFailed, UntrustedBundle)):
-            alice.client.send(alice.mailbox, bob.name, b"secret")
+            alice.client.mail.send(alice.mailbox, bob.name, b"secret")
     assert alice.mailbox.outbox.page() == []
 
 
@@ -181,28 +181,28 @@ def test_a_frozen_view_after_an_emergency_is_warned_of_and_ends_by_itself(
     nothing_new = frozen.saying({"bundles": [], "has_more": False, "revoked": []})
     liar.instead("GET", BUNDLE + bob.name, lambda asked: nothing_new if "since" in asked.query else frozen)
     with Client(liar._server, identity=bob.mailbox) as honest:
-        honest.emergency_rotate_keys(bob.mailbox, why="stolen")
+        honest.keys.emergency_rotate(bob.mailbox, why="stolen")
     told(alice, Kind.WARNING)
     for days, warned in ((1, 0), (6, 0), (8, 1), (29, 1)):
         later(monkeypatch, days * DAY)
-        envelope = alice.client.seal(alice.mailbox, bob.name, b"hello", one_time=False)
+        envelope = alice.client.mail.seal(alice.mailbox, bob.name, b"hello", one_time=False)
         assert envelope.header.key_id == stolen.kem_keys[0].key.key_id
         assert len(told(alice, Kind.WARNING)) == warned
     count = len(alice.mailbox.outbox.page())
     later(monkeypatch, 30 * DAY)
     for one_time in (False, "prefer"):
         with pytest.raises(KeyStale, match="expired"):
-            alice.client.send(alice.mailbox, bob.name, b"hello", one_time=one_time)  # type: ignore[arg-type]
+            alice.client.mail.send(alice.mailbox, bob.name, b"hello", one_time=one_time)  # type: ignore[arg-type]
     assert len(alice.mailbox.outbox.page()) == count
 
 
 def test_a_bundle_that_goes_back_is_refused(alice: Person, bob: Person, liar: Liar) -> None:
     old = Answer(200, {"content-type": "application/json"}).saying(_bundle(bob))
-    bob.client.rotate_keys(bob.mailbox)
-    alice.client.find_keys(alice.mailbox, bob.name, one_time=True)
+    bob.client.keys.rotate(bob.mailbox)
+    alice.client.keys.find(alice.mailbox, bob.name, one_time=True)
     liar.instead("GET", BUNDLE + bob.name, old)
     with pytest.raises(UntrustedBundle):
-        alice.client.send(alice.mailbox, bob.name, b"hello")
+        alice.client.mail.send(alice.mailbox, bob.name, b"hello")
     assert alice.mailbox.outbox.page() == []
 
 
@@ -214,20 +214,20 @@ def test_an_agent_in_use_signs_its_bundle_again_after_three_days(
     published(carol, 3 * DAY + HOUR)
     before = carol.newest
     if use == "send":
-        carol.client.send(carol.mailbox, alice.name, b"hello")
+        carol.client.mail.send(carol.mailbox, alice.name, b"hello")
     else:
-        carol.client.receive(carol.mailbox)
+        carol.client.mail.receive(carol.mailbox)
     after = carol.newest
     assert (after.bundle_version, after.kem_keys, after.signer) == (2, before.kem_keys, before.signer)
     assert carol.in_step()
-    carol.client.receive(carol.mailbox)
+    carol.client.mail.receive(carol.mailbox)
     assert carol.version == 2
 
 
 def test_a_bundle_of_two_days_is_left_as_it_is(join: Callable[..., Person]) -> None:
     carol = join("carol", publishes=False)
     published(carol, 2 * DAY)
-    carol.client.receive(carol.mailbox)
+    carol.client.mail.receive(carol.mailbox)
     assert carol.version == 1
 
 
@@ -235,10 +235,10 @@ def test_a_kem_key_of_a_week_is_replaced_by_an_agent_in_use(join: Callable[..., 
     carol = join("carol", publishes=False)
     published(carol, 7 * DAY + HOUR)
     before = carol.newest
-    carol.client.receive(carol.mailbox)
+    carol.client.mail.receive(carol.mailbox)
     assert carol.newest.kem_keys[0].key != before.kem_keys[0].key
     assert carol.newest.signer == before.signer
-    assert {one.reason for one in carol.client.key_history(carol.name).rotations} == {"scheduled"}
+    assert {one.reason for one in carol.client.keys.history(carol.name).rotations} == {"scheduled"}
     assert carol.in_step()
 
 
@@ -249,14 +249,14 @@ def test_keys_that_cannot_be_renewed_now_keep_no_mail_back_and_are_tried_again_l
     later(monkeypatch, 4 * DAY)
     liar.asked.clear()
     for _ in range(3):
-        alice.client.receive(alice.mailbox)
+        alice.client.mail.receive(alice.mailbox)
     assert liar.count("GET", "/v1/messages") == 3
     assert 1 <= liar.count("POST", "/v1/keys/.*") <= transport.TRIES, "it is left alone for a while"
     assert any("could not be renewed" in line for line in told(alice, Kind.WARNING))
     liar.honest()
     monkeypatch.setattr(mailbox_keys, "now", now)
     alice.reopen()
-    alice.client.publish_keys(alice.mailbox)
+    alice.client.keys.publish(alice.mailbox)
     assert alice.in_step()
 
 
@@ -270,11 +270,11 @@ def test_a_full_disk_while_keys_are_renewed_costs_neither_what_was_sent_nor_what
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         place(directory, name, content)
 
-    bob.client.send(bob.mailbox, alice.name, b"hello")
+    bob.client.mail.send(bob.mailbox, alice.name, b"hello")
     monkeypatch.setattr(private_files, "place", full)
     monkeypatch.setattr(key_rotation, "SIGNED_EVERY", timedelta(0))
     alice.reopen()
-    sent = alice.client.send(alice.mailbox, bob.name, b"hello")
+    sent = alice.client.mail.send(alice.mailbox, bob.name, b"hello")
     assert alice.mailbox.outbox.outgoing(sent.replay_key).status is Sent.QUEUED
     assert any("could not be renewed" in line for line in told(alice, Kind.WARNING))
     alice.reopen()
@@ -291,15 +291,15 @@ def test_an_emergency_replaces_the_local_key_and_is_not_forgotten_though_a_rotat
     stolen, since = alice.mailbox.identity.unlocked.seeds, now() - DAY
     liar.instead("POST", "/v1/keys/.*", problem(503, "unavailable"))
     with pytest.raises(Unavailable):
-        alice.client.rotate_keys(alice.mailbox)
+        alice.client.keys.rotate(alice.mailbox)
     with pytest.raises(Unavailable):
-        alice.client.emergency_rotate_keys(alice.mailbox, why="laptop lost", compromised_since=since)
+        alice.client.keys.emergency_rotate(alice.mailbox, why="laptop lost", compromised_since=since)
     assert identity.present_seeds(alice.home, alice.mailbox.identity)[LOCAL] != stolen[LOCAL]
     assert any("the emergency is written down" in line for line in told(alice, Kind.WARNING))
 
     liar.honest()
     alice.reopen()
-    alice.client.send(alice.mailbox, bob.name, b"hello")
+    alice.client.mail.send(alice.mailbox, bob.name, b"hello")
     assert told(alice, Kind.KEYS_SETTLED) == [
         "an emergency rotation of this agent's keys was cut short, and is finished now"
     ]
@@ -316,16 +316,16 @@ def test_a_rotation_that_was_cut_short_is_told_and_finished_by_whatever_uses_the
 ) -> None:
     liar.instead("POST", "/v1/keys/.*", problem(503, "unavailable"))
     acts: dict[str, Callable[[], object]] = {
-        "rotate": lambda: alice.client.rotate_keys(alice.mailbox),
-        "signer": lambda: alice.client.rotate_keys(alice.mailbox, signer=True),
-        "emergency": lambda: alice.client.emergency_rotate_keys(alice.mailbox, why="laptop lost"),
+        "rotate": lambda: alice.client.keys.rotate(alice.mailbox),
+        "signer": lambda: alice.client.keys.rotate(alice.mailbox, signer=True),
+        "emergency": lambda: alice.client.keys.emergency_rotate(alice.mailbox, why="laptop lost"),
     }
     with pytest.raises(Unavailable):
         acts[kind]()
     told(alice, Kind.WARNING)
     liar.asked.clear()
     for _ in range(3):
-        alice.client.send(alice.mailbox, bob.name, b"hello")
+        alice.client.mail.send(alice.mailbox, bob.name, b"hello")
     (line,) = told(alice, Kind.WARNING)
     assert "rotation of this agent's keys is not published yet" in line
     assert ("an emergency" in line) is (kind == "emergency")
@@ -333,11 +333,11 @@ def test_a_rotation_that_was_cut_short_is_told_and_finished_by_whatever_uses_the
 
     liar.honest()
     alice.reopen()
-    alice.client.receive(alice.mailbox)
+    alice.client.mail.receive(alice.mailbox)
     (line,) = told(alice, Kind.KEYS_SETTLED)
     assert "was cut short, and is finished now" in line
     assert (alice.version, alice.in_step()) == (2, True)
-    alice.client.receive(alice.mailbox)
+    alice.client.mail.receive(alice.mailbox)
     assert (alice.version, told(alice, Kind.KEYS_SETTLED)) == (2, [])
 
 
@@ -347,10 +347,10 @@ def test_an_emergency_that_another_process_published_meanwhile_has_not_failed(al
             Mailbox(alice.home, identity.load(alice.home, alice.name, lambda: ""), now()) as other,
             Client(alice.url, identity=other) as client,
         ):
-            client.publish_keys(other)
+            client.keys.publish(other)
 
     alice.client.before = ("/v1/keys/emergency-rotate", publish)
-    assert alice.client.emergency_rotate_keys(alice.mailbox, why="laptop lost").bundle_version == 2
+    assert alice.client.keys.emergency_rotate(alice.mailbox, why="laptop lost").bundle_version == 2
     assert alice.in_step()
     assert told(alice, Kind.WARNING) == []
 
@@ -358,27 +358,27 @@ def test_an_emergency_that_another_process_published_meanwhile_has_not_failed(al
 async def test_who_cannot_sign_because_an_answer_was_lost_is_told_what_settles_it(alice: Person, bob: Person) -> None:
     alice.client.loses, alice.client.times = "/v1/keys/emergency-rotate", transport.TRIES
     with pytest.raises(Unreachable):
-        alice.client.emergency_rotate_keys(alice.mailbox, why="laptop lost")
+        alice.client.keys.emergency_rotate(alice.mailbox, why="laptop lost")
     alice.reopen()
     hints = []
     for verb in (
-        lambda: alice.client.receive(alice.mailbox),
-        lambda: alice.client.send(alice.mailbox, bob.name, b"hello"),
-        lambda: alice.client.me(),
+        lambda: alice.client.mail.receive(alice.mailbox),
+        lambda: alice.client.mail.send(alice.mailbox, bob.name, b"hello"),
+        lambda: alice.client.agents.me(),
     ):
         with pytest.raises(Unauthenticated) as refused:
             verb()
         hints.append(refused.value.hint)
     async with AsyncClient(alice.url, identity=alice.mailbox) as client:
         with pytest.raises(Unauthenticated) as refused:
-            await anext(client.stream_mail())
+            await anext(client.mail.stream())
         hints.append(refused.value.hint)
     assert all(f"angelia key publish --as {alice.name}" in hint for hint in hints), hints
-    alice.client.publish_keys(alice.mailbox)
+    alice.client.keys.publish(alice.mailbox)
     assert alice.in_step()
     with Client(alice.url, identity=identity.create(alice.home, "stranger")) as stranger:
         with pytest.raises(Unauthenticated) as refused:
-            stranger.me()
+            stranger.agents.me()
         assert "angelia agent register" in refused.value.hint
 
 
@@ -389,14 +389,14 @@ def test_each_message_has_a_one_time_key_while_there_are_any_and_what_comes_then
     alice: Person, bob: Person
 ) -> None:
     static = bob.newest.kem_keys[0].key.key_id
-    first = [alice.client.send(alice.mailbox, bob.name, b"x").envelope.header.key_id for _ in range(10)]
+    first = [alice.client.mail.send(alice.mailbox, bob.name, b"x").envelope.header.key_id for _ in range(10)]
     assert len({static, *first}) == 11
     assert told(alice, Kind.FALLBACK) == []
     for _ in range(3):
-        assert alice.client.send(alice.mailbox, bob.name, b"x").envelope.header.key_id == static
+        assert alice.client.mail.send(alice.mailbox, bob.name, b"x").envelope.header.key_id == static
         assert len(told(alice, Kind.FALLBACK)) == 1, "of every message"
     with pytest.raises(NoOneTimeKey):
-        alice.client.send(alice.mailbox, bob.name, b"x", one_time=True)
+        alice.client.mail.send(alice.mailbox, bob.name, b"x", one_time=True)
     assert len(bodies(bob, most=20)) == 13
 
 
@@ -406,16 +406,16 @@ def test_a_sender_who_had_enough_one_time_keys_asks_again_only_after_a_while(
     liar.lie("GET", BUNDLE + bob.name, lambda asked, answer: answer.changed(one_time=False, one_time_key=None))
     liar.asked.clear()
     for _ in range(3):
-        alice.client.seal(alice.mailbox, bob.name, b"x")
+        alice.client.mail.seal(alice.mailbox, bob.name, b"x")
     assert liar.count("GET", BUNDLE + bob.name) == 1
     later(monkeypatch, mailbox_keys.ONE_TIME_PAUSE)
-    alice.client.seal(alice.mailbox, bob.name, b"x")
+    alice.client.mail.seal(alice.mailbox, bob.name, b"x")
     assert liar.count("GET", BUNDLE + bob.name) == 2
 
 
 def test_without_the_server_a_known_recipients_copy_serves(alice: Person, bob: Person, liar: Liar) -> None:
     liar.instead("GET", BUNDLE + bob.name, problem(503, "unavailable"))
-    envelope = alice.client.seal(alice.mailbox, bob.name, b"x")
+    envelope = alice.client.mail.seal(alice.mailbox, bob.name, b"x")
     assert envelope.header.key_id == bob.newest.kem_keys[0].key.key_id
     assert len(told(alice, Kind.FALLBACK)) == 1
 
@@ -427,12 +427,12 @@ def test_an_agent_in_use_makes_one_time_keys_again_when_half_are_gone(
     monkeypatch.setattr(mailbox_keys, "ONE_TIME_LOW", 19)
     for _ in range(2):
         if used:
-            alice.client.send(alice.mailbox, bob.name, b"hello")
+            alice.client.mail.send(alice.mailbox, bob.name, b"hello")
         else:
-            alice.client.bundle(bob.name, one_time=True)
+            alice.client.keys.bundle(bob.name, one_time=True)
     assert len(bodies(bob)) == 2 * used
-    assert bob.client.count_one_time_keys() == 19, "they were counted within the hour"
+    assert bob.client.keys.count_one_time_keys() == 19, "they were counted within the hour"
     bob.mailbox.own.one_time_counted(now() - (HOUR if used else DAY))
     bob.mailbox.own.one_time_made(now() - HOUR)
-    bob.client.receive(bob.mailbox)
-    assert bob.client.count_one_time_keys() == 21
+    bob.client.mail.receive(bob.mailbox)
+    assert bob.client.keys.count_one_time_keys() == 21

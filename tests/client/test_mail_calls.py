@@ -22,7 +22,7 @@ from angelia.client import (
     mail_sending,
     request_reply,
 )
-from angelia.client.exchange import Call, Credential, Request, Response
+from angelia.client.exchange import Credential, Exchange, Request, Response
 from angelia.client.mail_calls import Ack, Nack
 from angelia.client.transport import Line, Send
 from angelia.envelope import json_form
@@ -103,7 +103,7 @@ RECEIPT = {
         (mail_calls.requeue_dead_letter(KEY), DEAD, f"POST /v1/dead-letters/{KEY}/requeue"),
     ],
 )  # fmt: skip
-def test_a_verb_asks_what_the_api_wants(call: Call[Any], answer: object, asked: str) -> None:
+def test_a_verb_asks_what_the_api_wants(call: Exchange[Any], answer: object, asked: str) -> None:
     request, _ = held(call, answer)
     query = f"?{request.query}" if request.query else ""
     assert f"{request.method} {request.path}{query}" == asked
@@ -116,7 +116,7 @@ def test_dead_letters_of_others_are_the_operators() -> None:
 
 
 def test_only_what_may_be_said_twice_is_said_twice() -> None:
-    calls: dict[bool, list[Call[Any]]] = {
+    calls: dict[bool, list[Exchange[Any]]] = {
         True: [mail_calls.send_envelope(b"x"), mail_calls.poll(), mail_calls.acknowledge([])],
         False: [mail_calls.requeue_dead_letter(KEY)],
     }
@@ -145,7 +145,7 @@ def test_several_go_out_as_json_and_each_has_its_outcome(envelope: Envelope) -> 
         held_open(mail_calls.send_envelopes([envelope]), answer)
 
 
-def held_open(call: Call[Any], answer: object) -> None:
+def held_open(call: Exchange[Any], answer: object) -> None:
     request = next(call)
     call.send(Response(request.method, request.path, 200, {}, json.dumps(answer).encode()))
 

@@ -73,11 +73,11 @@ def test_a_fault_of_a_key_lookup_says_nothing_about_the_message_and_never_counts
     asks_for: int | None,
     pause: int,
 ) -> None:
-    sent = alice.client.send(alice.mailbox, bob.name, b"precious")
+    sent = alice.client.mail.send(alice.mailbox, bob.name, b"precious")
     bob.mailbox.trust.drop_bundle(alice.name)  # looked up more than an hour ago
     monkeypatch.setattr(key_calls, "bundles_since", refusing(code, asks_for))
     for attempt in range(1, ATTEMPTS + 2):
-        received = bob.client.take_in(bob.mailbox, [handed(sent.accepted, sent.envelope.wire, attempt)])
+        received = bob.client.mail.take_in(bob.mailbox, [handed(sent.accepted, sent.envelope.wire, attempt)])
         assert [(one.told, one.error.code) for one in received.not_opened] == [(Told.PUT_OFF, code)]
     assert {(one.counted, one.retry_after) for one in given_back} == {(False, pause)}
 
@@ -85,14 +85,14 @@ def test_a_fault_of_a_key_lookup_says_nothing_about_the_message_and_never_counts
 def test_mail_whose_senders_keys_could_not_be_looked_up_comes_when_they_can(
     alice: Person, bob: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent = alice.client.send(alice.mailbox, bob.name, b"precious")
+    sent = alice.client.mail.send(alice.mailbox, bob.name, b"precious")
     bob.mailbox.trust.drop_bundle(alice.name)
     with monkeypatch.context() as patch:
         patch.setattr(key_calls, "bundles_since", refusing("rate_limited", 1))
         for _ in range(2):
-            assert [one.told for one in bob.client.receive(bob.mailbox, wait=3).not_opened][:1] == [Told.PUT_OFF]
+            assert [one.told for one in bob.client.mail.receive(bob.mailbox, wait=3).not_opened][:1] == [Told.PUT_OFF]
     assert bodies(bob, wait=5) == [b"precious"]
-    assert alice.client.receipt(sent.replay_key).delivery_attempts == 1
+    assert alice.client.mail.receipt(sent.replay_key).delivery_attempts == 1
 
 
 # Senders that are kept out, or put off.
@@ -102,28 +102,28 @@ def test_a_stranger_is_kept_out_for_an_hour_each_time_and_no_time_counts(
     join: Join, given_back: list[Nack], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alice, bob = join("alice"), join("bob")
-    sent = alice.client.send(alice.mailbox, bob.name, b"may I?")
+    sent = alice.client.mail.send(alice.mailbox, bob.name, b"may I?")
     for attempt in range(1, ATTEMPTS + 3):
-        bob.client.take_in(bob.mailbox, [handed(sent.accepted, sent.envelope.wire, attempt)])
+        bob.client.mail.take_in(bob.mailbox, [handed(sent.accepted, sent.envelope.wire, attempt)])
     assert [(one.counted, one.retry_after) for one in given_back] == [(False, LONGEST_BACK_OFF)] * (ATTEMPTS + 2)
 
 
 def test_that_a_stranger_was_kept_out_is_no_attempt_for_the_relay_either(join: Join) -> None:
     alice, bob = join("alice"), join("bob")
-    sent = alice.client.send(alice.mailbox, bob.name, b"may I?")
-    (first,) = bob.client.receive(bob.mailbox).not_opened
+    sent = alice.client.mail.send(alice.mailbox, bob.name, b"may I?")
+    (first,) = bob.client.mail.receive(bob.mailbox).not_opened
     assert first.told is Told.KEPT_OUT
     bob.allow(alice)
     assert bodies(bob) == [b"may I?"]
-    assert alice.client.receipt(sent.replay_key).delivery_attempts == 1
+    assert alice.client.mail.receipt(sent.replay_key).delivery_attempts == 1
 
 
 def test_an_allowed_sender_that_failed_too_often_is_put_off_and_not_called_a_stranger(
     alice: Person, bob: Person, given_back: list[Nack], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alice.client.send(alice.mailbox, bob.name, b"not now")
+    alice.client.mail.send(alice.mailbox, bob.name, b"not now")
     monkeypatch.setattr(open_failures, "MOST", 0)
-    received = bob.client.receive(bob.mailbox)
+    received = bob.client.mail.receive(bob.mailbox)
     assert [(type(one.error), one.told) for one in received.not_opened] == [(RateLimited, Told.PUT_OFF)]
     assert [(one.counted, one.retry_after) for one in given_back] == [(False, 3600)]
     assert bob.mailbox.kept_out.admitted(now()) == []
@@ -134,8 +134,8 @@ def test_controls_beyond_what_one_sender_may_have_here_wait_at_the_relay(
 ) -> None:
     monkeypatch.setattr(inbox, "MOST_CONTROLS", 1)
     for _ in range(2):
-        alice.client.send(alice.mailbox, bob.name, b"\x02key of a group", control=True)
-    received = bob.client.receive(bob.mailbox, most=1)
+        alice.client.mail.send(alice.mailbox, bob.name, b"\x02key of a group", control=True)
+    received = bob.client.mail.receive(bob.mailbox, most=1)
     assert (received.controls, [one.told for one in received.not_opened]) == (1, [Told.PUT_OFF])
     assert [one.counted for one in given_back] == [False]
 
@@ -147,17 +147,17 @@ def test_mail_that_was_opened_is_shown_although_the_next_request_fails(
     join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alice, bob = join("alice"), join("bob")
-    alice.client.send(alice.mailbox, bob.name, b"precious")
-    bob.client.receive(bob.mailbox)
+    alice.client.mail.send(alice.mailbox, bob.name, b"precious")
+    bob.client.mail.receive(bob.mailbox)
     bob.allow(alice)
     with monkeypatch.context() as patch:
         patch.setattr(mail_calls, "poll", refusing("unavailable"))
-        received = bob.client.receive(bob.mailbox)
+        received = bob.client.mail.receive(bob.mailbox)
         assert [one.body for one in received.messages] == [b"precious"]
         assert received.interrupted is not None
         assert received.interrupted.code == "unavailable"
         with pytest.raises(type(received.interrupted)):  # and nothing had come before it
-            bob.client.receive(bob.mailbox)
+            bob.client.mail.receive(bob.mailbox)
     assert bodies(bob) == []
 
 
@@ -166,12 +166,12 @@ def test_of_several_that_are_admitted_those_before_an_error_are_shown_and_the_ot
 ) -> None:
     alice, bob = join("alice"), join("bob")
     for body in (b"1", b"2"):
-        alice.client.send(alice.mailbox, bob.name, body)
-    bob.client.receive(bob.mailbox)
+        alice.client.mail.send(alice.mailbox, bob.name, body)
+    bob.client.mail.receive(bob.mailbox)
     bob.allow(alice)
     real, asked = mail_calls.message_status, []
 
-    def once(replay_key: str) -> mail_calls.Call[mail_calls.MessageStatus]:
+    def once(replay_key: str) -> mail_calls.Exchange[mail_calls.MessageStatus]:
         asked.append(replay_key)
         if len(asked) > 1:
             raise Unreachable("gone")
@@ -179,7 +179,7 @@ def test_of_several_that_are_admitted_those_before_an_error_are_shown_and_the_ot
 
     with monkeypatch.context() as patch:
         patch.setattr(mail_calls, "message_status", once)
-        received = bob.client.receive(bob.mailbox)
+        received = bob.client.mail.receive(bob.mailbox)
     assert [one.body for one in received.messages] == [b"1"]
     assert isinstance(received.interrupted, Unreachable)
     assert bodies(bob) == [b"2"]
@@ -187,17 +187,17 @@ def test_of_several_that_are_admitted_those_before_an_error_are_shown_and_the_ot
 
 def test_what_was_refused_is_told_although_the_next_request_fails(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
     alice, bob = join("alice"), join("bob")
-    alice.client.send(alice.mailbox, bob.name, b"may I?")
+    alice.client.mail.send(alice.mailbox, bob.name, b"may I?")
     real, asked = mail_calls.poll, []
 
-    def once(**wishes: int) -> mail_calls.Call[mail_calls.HandedPage]:
+    def once(**wishes: int) -> mail_calls.Exchange[mail_calls.HandedPage]:
         asked.append(wishes)
         if len(asked) > 1:
             raise Unreachable("gone")
         return (yield from real(**wishes))
 
     monkeypatch.setattr(mail_calls, "poll", once)
-    received = bob.client.receive(bob.mailbox)
+    received = bob.client.mail.receive(bob.mailbox)
     assert [one.told for one in received.not_opened] == [Told.KEPT_OUT]
     assert isinstance(received.interrupted, Unreachable)
 
@@ -205,13 +205,13 @@ def test_what_was_refused_is_told_although_the_next_request_fails(join: Join, mo
 def test_a_disk_that_fails_after_the_acknowledgment_keeps_nothing_from_the_caller(
     alice: Person, bob: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alice.client.send(alice.mailbox, bob.name, b"read me")
+    alice.client.mail.send(alice.mailbox, bob.name, b"read me")
 
     def full(*_: object) -> None:
         raise _class_of("unavailable")("the disk is full")
 
     monkeypatch.setattr(bob.mailbox.inbox, "mark_acked", full)
-    received = bob.client.receive(bob.mailbox)
+    received = bob.client.mail.receive(bob.mailbox)
     assert [one.body for one in received.messages] == [b"read me"]
     assert received.unacknowledged is not None
 
@@ -229,14 +229,14 @@ def test_mail_of_two_weeks_is_opened_by_a_mailbox_that_makes_none_so_long(
     try:
         for person in people:
             person.register()
-            person.client.publish_keys(person.mailbox)
+            person.client.keys.publish(person.mailbox)
         alice, bob = people
         bob.allow(alice)
         patient = Mailbox(alice.home, identity.load(alice.home, alice.name, lambda: ""), now(), ttl_max=fortnight)
         with patient, Client(alice.url, identity=patient) as client:
-            client.send(patient, bob.name, b"two weeks", ttl_seconds=fortnight)
+            client.mail.send(patient, bob.name, b"two weeks", ttl_seconds=fortnight)
         monkeypatch.setattr(mailbox_keys, "now", now)
-        (opened,) = bob.client.receive(bob.mailbox).messages
+        (opened,) = bob.client.mail.receive(bob.mailbox).messages
         assert (opened.body, (opened.message.expires_at - opened.message.created_at).days) == (b"two weeks", 14)
     finally:
         for person in people:

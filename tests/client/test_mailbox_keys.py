@@ -119,43 +119,43 @@ def test_the_first_message_pins_and_every_message_takes_a_one_time_key_while_the
 ) -> None:
     (key,) = bob.own.make_one_time_keys(1, now())
     serve(recorder, "bob", answer(newest(bob), key), answer(newest(bob), one_time=False))
-    first = client.seal(alice, "bob", b"first")
+    first = client.mail.seal(alice, "bob", b"first")
     assert asked(recorder) == ["one_time=true"]
     assert first.header.key_id == key.key.key_id
     pin = alice.trust.pin("bob")
     assert pin is not None
     assert (pin.trusted_by.value, pin.fingerprint) == ("first_use", bob.identity.pair.public.fingerprint)
-    second = client.seal(alice, "bob", b"second")
+    second = client.mail.seal(alice, "bob", b"second")
     assert asked(recorder) == ["one_time=true"]
-    client.seal(alice, "bob", b"third")
+    client.mail.seal(alice, "bob", b"third")
     assert asked(recorder) == [], "there were none a moment ago"
     assert second.header.key_id == newest(bob).bundle.kem_keys[0].key.key_id
 
     bob.trust.pin_first(newest(alice), now())
     bob.allowlist.allow("alice", now())
-    assert [client.open(bob, one.wire).body for one in (first, second)] == [b"first", b"second"]
+    assert [client.mail.open(bob, one.wire).body for one in (first, second)] == [b"first", b"second"]
 
 
 def test_an_older_copy_is_refreshed_by_what_came_since(
     recorder: Recorder, client: Client, alice: Mailbox, bob: Mailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve(recorder, "bob", answer(newest(bob)))
-    client.find_keys(alice, "bob")
+    client.keys.find(alice, "bob")
     assert asked(recorder) == [""]
     later(monkeypatch, HOUR - timedelta(seconds=5))
-    client.find_keys(alice, "bob")
+    client.keys.find(alice, "bob")
     assert asked(recorder) == []
 
     later(monkeypatch, HOUR)
     serve(recorder, "bob", since())
-    assert client.find_keys(alice, "bob")[0].bundle.bundle_version == 1
-    assert client.find_keys(alice, "bob")[0].bundle.bundle_version == 1
+    assert client.keys.find(alice, "bob")[0].bundle.bundle_version == 1
+    assert client.keys.find(alice, "bob")[0].bundle.bundle_version == 1
     assert asked(recorder) == ["since=1"]
 
     chain = [rotated(bob), rotated(bob, signer=True), rotated(bob)]
     later(monkeypatch, 3 * HOUR)
     serve(recorder, "bob", since(*chain[:2], has_more=True), since(chain[2]))
-    assert client.find_keys(alice, "bob")[0].bundle.bundle_version == 4
+    assert client.keys.find(alice, "bob")[0].bundle.bundle_version == 4
     assert asked(recorder) == ["since=1", "since=3"]
     pin = alice.trust.pin("bob")
     assert pin is not None
@@ -167,7 +167,7 @@ def test_a_server_that_always_promises_more_is_not_asked_for_ever(
 ) -> None:
     alice.trust.pin_first(newest(bob), now() - 2 * HOUR)
     serve(recorder, "bob", since(has_more=True))
-    client.find_keys(alice, "bob")
+    client.keys.find(alice, "bob")
     assert asked(recorder) == ["since=1"]
 
 
@@ -179,7 +179,7 @@ def test_a_server_that_promises_more_and_repeats_itself_is_not_asked_for_ever(
     link = newest(bob) if again == "what is known" else rotated(bob)
     serve(recorder, "bob", since(link, has_more=True))
     with pytest.raises(BadAnswer):
-        client.find_keys(alice, "bob")
+        client.keys.find(alice, "bob")
     assert len(recorder.seen) <= 2
 
 
@@ -191,9 +191,9 @@ def test_a_chain_that_its_agent_makes_without_end_is_followed_from_where_one_sto
     chain = [rotated(bob) for _ in range(3)]
     serve(recorder, "bob", *(since(link, has_more=True) for link in chain[:2]), since(chain[2]))
     with pytest.raises(BadAnswer, match="did not end"):
-        client.find_keys(alice, "bob")
+        client.keys.find(alice, "bob")
     alice.trust.drop_bundle("bob")
-    assert client.find_keys(alice, "bob")[0].bundle.bundle_version == 4
+    assert client.keys.find(alice, "bob")[0].bundle.bundle_version == 4
     assert asked(recorder) == ["since=1", "since=2", "since=3"]
 
 
@@ -228,14 +228,14 @@ def test_whatever_a_server_lies_about_keys_the_pin_stays_and_nothing_is_sealed(
     for name, lie in lies(alice, bob, fork).items():
         serve(recorder, "bob", lie)
         with pytest.raises((UntrustedBundle, SignatureFailed)):
-            client.seal(alice, "bob", b"secret")
+            client.mail.seal(alice, "bob", b"secret")
         with pytest.raises((UntrustedBundle, SignatureFailed)):
-            client.find_keys(alice, "bob", one_time=True)
+            client.keys.find(alice, "bob", one_time=True)
         assert alice.trust.pin("bob") == before, name
     for page in (since(fork), since(bob.own.chain()[0]), since(newest(alice))):
         serve(recorder, "bob", page)
         with pytest.raises(UntrustedBundle):
-            client.find_keys(alice, "bob")
+            client.keys.find(alice, "bob")
     assert alice.trust.pin("bob") == before
     assert alice.outbox.page() == []
 
@@ -245,13 +245,13 @@ def test_the_keys_of_somebody_else_are_not_taken_at_first_sight_either(
 ) -> None:
     serve(recorder, "carol", answer(newest(bob)))
     with pytest.raises(UntrustedBundle, match="asked for the keys of carol, the server gave those of bob"):
-        client.seal(alice, "carol", b"secret")
+        client.mail.seal(alice, "carol", b"secret")
     assert alice.trust.pins() == []
     # By its id only the server could tell whose keys they are.
     id_ = "3f0c9d1e-7d31-4a52-9f4e-2b7c51d0aa10"
     serve(recorder, id_, answer(newest(bob)))
     with pytest.raises(mailbox_keys.Renamed):
-        client.seal(alice, id_, b"secret")
+        client.mail.seal(alice, id_, b"secret")
     assert alice.trust.pins() == []
 
 
@@ -266,7 +266,7 @@ def test_a_one_time_key_that_the_agents_pair_did_not_sign_is_refused(
     for key in (msgspec.to_builtins(one_time_document(mallorys)), msgspec.to_builtins(claimed), moved):
         serve(recorder, "bob", {**said, "one_time_key": key})
         with pytest.raises((SignatureFailed, UntrustedBundle)):
-            client.seal(alice, "bob", b"secret", one_time=True)
+            client.mail.seal(alice, "bob", b"secret", one_time=True)
     assert alice.outbox.page() == []
 
 
@@ -280,15 +280,15 @@ def test_a_one_time_key_is_asked_for_once_for_one_message(
     problem = {"title": "away", "code": "unavailable", "status": 503}
     recorder.tell("GET", "/v1/keys/bundle/bob", problem, status=503)
     with pytest.raises(Unavailable):
-        client.seal(alice, "bob", b"hello")
+        client.mail.seal(alice, "bob", b"hello")
     assert asked(recorder) == ["one_time=true"]
     serve(recorder, "bob", answer(newest(bob), one_time=False))
     with pytest.raises(mailbox_keys.NoOneTimeKey):
-        client.seal(alice, "bob", b"hello", one_time=True)
+        client.mail.seal(alice, "bob", b"hello", one_time=True)
     assert asked(recorder) == ["one_time=true"]
-    assert client.seal(alice, "bob", b"hello").header.key_id == _kem(newest(bob))
+    assert client.mail.seal(alice, "bob", b"hello").header.key_id == _kem(newest(bob))
     assert asked(recorder) == ["one_time=true"]
-    client.seal(alice, "bob", b"hello", one_time=False)
+    client.mail.seal(alice, "bob", b"hello", one_time=False)
     assert asked(recorder) == []
 
 
@@ -303,11 +303,11 @@ def test_a_stale_key_means_sealing_again_to_the_bundle_of_the_answer_under_the_s
     recorder: Recorder, client: Client, alice: Mailbox, bob: Mailbox
 ) -> None:
     serve(recorder, "bob", answer(newest(bob)))
-    first = client.seal(alice, "bob", b"hello", priority=3, padme=True)  # type: ignore[arg-type]
+    first = client.mail.seal(alice, "bob", b"hello", priority=3, padme=True)  # type: ignore[arg-type]
     asked(recorder)
     refusal = KeyStale()
     refusal.members = answer(rotated(bob, signer=True, emergency=True))
-    again = client.reseal(alice, first.replay_key, refusal)
+    again = client.mail.reseal(alice, first.replay_key, refusal)
     assert asked(recorder) == []
     assert again.header.message_id == first.header.message_id
     assert (again.header.key_id, again.header.priority) == (_kem(newest(bob)), 3)
@@ -318,7 +318,7 @@ def test_a_stale_key_means_sealing_again_to_the_bundle_of_the_answer_under_the_s
     last = rotated(bob, emergency=True)
     refusal.members = answer(last)
     serve(recorder, "bob", since(*bob.own.chain()[2:]))
-    assert client.reseal(alice, again.replay_key, refusal).header.key_id == _kem(last)
+    assert client.mail.reseal(alice, again.replay_key, refusal).header.key_id == _kem(last)
     assert asked(recorder) == ["since=2"]
 
 
@@ -326,7 +326,7 @@ def test_a_refusal_cannot_smuggle_in_other_keys(
     recorder: Recorder, client: Client, alice: Mailbox, bob: Mailbox, boxes: Callable[[str], Mailbox]
 ) -> None:
     serve(recorder, "bob", answer(newest(bob)))
-    first = client.seal(alice, "bob", b"hello")
+    first = client.mail.seal(alice, "bob", b"hello")
     refusal = KeyStale()
     for members, error in (
         (answer(newest(boxes("mallory"))), UntrustedBundle),
@@ -335,7 +335,7 @@ def test_a_refusal_cannot_smuggle_in_other_keys(
     ):
         refusal.members = members
         with pytest.raises(error):
-            client.reseal(alice, first.replay_key, refusal)
+            client.mail.reseal(alice, first.replay_key, refusal)
     assert [pin.nhi for pin in alice.trust.pins()] == ["bob"]
     assert len(alice.outbox.page()) == 1
 
@@ -344,15 +344,15 @@ def test_after_a_revocation_the_message_waits_for_another_key(
     recorder: Recorder, client: Client, alice: Mailbox, bob: Mailbox
 ) -> None:
     serve(recorder, "bob", answer(newest(bob)))
-    first = client.seal(alice, "bob", b"hello")
+    first = client.mail.seal(alice, "bob", b"hello")
     serve(recorder, "bob", since(), answer(newest(bob), revoked=[str(_kem(newest(bob)))]))
     with pytest.raises(SealStands):  # bob has signed nothing of the kind
-        client.reseal(alice, first.replay_key, KeyRevoked())
+        client.mail.reseal(alice, first.replay_key, KeyRevoked())
     with pytest.raises(KeyRevoked):
-        client.seal(alice, "bob", b"another")
+        client.mail.seal(alice, "bob", b"another")
     link = rotated(bob, emergency=True, signer=True)
     serve(recorder, "bob", since(link))
-    again = client.reseal(alice, first.replay_key, KeyRevoked())
+    again = client.mail.reseal(alice, first.replay_key, KeyRevoked())
     assert (again.header.key_id, again.header.message_id) == (_kem(link), first.header.message_id)
 
 
@@ -360,10 +360,10 @@ def test_what_another_process_rotated_signs_the_next_message(
     recorder: Recorder, client: Client, alice: Mailbox, bob: Mailbox, tmp_path: Path
 ) -> None:
     serve(recorder, "bob", answer(newest(bob)))
-    client.seal(alice, "bob", b"before")
+    client.mail.seal(alice, "bob", b"before")
     with Mailbox(tmp_path, identity.load(tmp_path, "alice", lambda: ""), now()) as elsewhere:
         pair = rotated(elsewhere, signer=True).bundle.signer
-    assert client.seal(alice, "bob", b"after").header.sender_key_id == pair.signer_id
+    assert client.mail.seal(alice, "bob", b"after").header.sender_key_id == pair.signer_id
 
 
 # What is opened.
@@ -376,16 +376,16 @@ def test_a_sender_who_rotated_its_pair_is_followed_and_a_stranger_is_not_looked_
     alice.trust.pin_first(newest(bob), now())
     with Client(recorder.url, identity=bob) as client:
         with pytest.raises(NotAllowed):
-            client.open(bob, alice.outbox.seal(newest(bob), b"x", now=now()).wire)
+            client.mail.open(bob, alice.outbox.seal(newest(bob), b"x", now=now()).wire)
         bob.allowlist.allow("alice", now())
         link = rotated(alice, signer=True)
         wire = alice.outbox.seal(newest(bob), b"by another pair", now=now()).wire
         assert asked(recorder) == []
         serve(recorder, "alice", since())
         with pytest.raises(UnknownSigner):
-            client.open(bob, wire)
+            client.mail.open(bob, wire)
         serve(recorder, "alice", since(link))
-        assert client.open(bob, wire, profile=Profile.DIRECT).body == b"by another pair"
+        assert client.mail.open(bob, wire, profile=Profile.DIRECT).body == b"by another pair"
         assert asked(recorder) == ["since=1", "since=1"]
 
 
@@ -402,7 +402,7 @@ def test_what_a_stolen_pair_signs_is_refused_once_its_revocation_can_be_known(
     with Client(recorder.url, identity=bob) as client:
         later(monkeypatch, HOUR)
         with pytest.raises(UnknownSigner):
-            client.open(bob, forged)
+            client.mail.open(bob, forged)
     assert asked(recorder)[0] == "since=1"
 
 
@@ -414,11 +414,11 @@ def test_mail_is_read_though_the_server_is_away_or_does_not_know_its_sender(
     alice.trust.pin_first(newest(bob), now())
     first, second = (alice.outbox.seal(newest(bob), body, now=now()).wire for body in (b"one", b"two"))
     with Client("http://127.0.0.1:9", identity=bob) as client:
-        assert client.open(bob, first).body == b"one"
+        assert client.mail.open(bob, first).body == b"one"
     recorder.told["GET", "/v1/keys/bundle/alice"] = []
     recorder.tell("GET", "/v1/keys/bundle/alice", {"code": "not_found", "title": "there is no agent alice"}, status=404)
     with Client(recorder.url, identity=bob) as client:
-        assert client.open(bob, second).body == b"two"
+        assert client.mail.open(bob, second).body == b"two"
 
 
 # A real server, and answers that get lost.
@@ -426,20 +426,20 @@ def test_mail_is_read_though_the_server_is_away_or_does_not_know_its_sender(
 
 def test_publishing_twice_is_publishing_once(join: Callable[..., Person]) -> None:
     alice = join("alice", publishes=False)
-    first = alice.client.publish_keys(alice.mailbox)
+    first = alice.client.keys.publish(alice.mailbox)
     assert (first.bundle_version, first.prekeys_uploaded) == (1, BATCH)
-    assert alice.client.publish_keys(alice.mailbox) == first
+    assert alice.client.keys.publish(alice.mailbox) == first
     assert alice.in_step()
 
 
 async def test_the_asynchronous_client_does_the_same(join: Callable[..., Person], server: ServerProcess) -> None:
     alice, bob = join("alice"), join("bob")
     async with AsyncClient(server.start_url, identity=alice.mailbox) as client:
-        rotated_to = await client.rotate_keys(alice.mailbox, signer=True)
-        envelope = await client.seal(alice.mailbox, bob.name, b"hello")
-        await client.find_keys(bob.mailbox, alice.name)
+        rotated_to = await client.keys.rotate(alice.mailbox, signer=True)
+        envelope = await client.mail.seal(alice.mailbox, bob.name, b"hello")
+        await client.keys.find(bob.mailbox, alice.name)
         bob.mailbox.allowlist.allow(alice.name, now())
-        assert (await client.open(bob.mailbox, envelope.wire)).body == b"hello"
+        assert (await client.mail.open(bob.mailbox, envelope.wire)).body == b"hello"
     assert rotated_to.bundle_version == 2
     assert alice.in_step()
 
@@ -451,10 +451,10 @@ def test_the_lost_answer_to_a_publication_costs_nothing(
     alice = join("alice", publishes=False)
     alice.client.loses = "/v1/keys/bundle"
     with pytest.raises(Unreachable):
-        alice.client.publish_keys(alice.mailbox)
+        alice.client.keys.publish(alice.mailbox)
     alice.reopen()
     later(monkeypatch, timedelta(minutes=minutes))
-    assert alice.client.publish_keys(alice.mailbox).bundle_version == 1
+    assert alice.client.keys.publish(alice.mailbox).bundle_version == 1
     assert alice.in_step()
 
 
@@ -467,16 +467,16 @@ def test_the_lost_answer_to_a_rotation_costs_nothing(
     before = newest(alice.mailbox).bundle
     alice.client.loses = "/v1/keys/rotate"
     with pytest.raises(Unreachable):
-        alice.client.rotate_keys(alice.mailbox, signer=signer)
+        alice.client.keys.rotate(alice.mailbox, signer=signer)
     assert alice.served() != before.hash
     alice.reopen()
     assert alice.mailbox.own.pending() is not None
     later(monkeypatch, timedelta(minutes=minutes))
-    done = alice.client.publish_keys(alice.mailbox)
+    done = alice.client.keys.publish(alice.mailbox)
     assert (done.bundle_version, done.prekeys_uploaded) == (2, BATCH)
     assert alice.in_step()
     assert (newest(alice.mailbox).bundle.signer == before.signer) is not signer
-    assert alice.client.me().handle == alice.name
+    assert alice.client.agents.me().handle == alice.name
 
 
 def test_the_lost_answer_to_an_emergency_is_found_out_by_acting_as_the_next_pair(join: Callable[..., Person]) -> None:
@@ -484,10 +484,10 @@ def test_the_lost_answer_to_an_emergency_is_found_out_by_acting_as_the_next_pair
     old = alice.mailbox.identity.key_id
     # The second try is signed by a pair that signs no more, since an emergency leaves it no grace.
     alice.client.loses, alice.client.times = "/v1/keys/emergency-rotate", 1
-    assert alice.client.emergency_rotate_keys(alice.mailbox, why="stolen").bundle_version == 2
+    assert alice.client.keys.emergency_rotate(alice.mailbox, why="stolen").bundle_version == 2
     assert alice.in_step()
     assert alice.mailbox.identity.key_id != old
-    assert alice.client.me().key_id == alice.mailbox.identity.key_id
+    assert alice.client.agents.me().key_id == alice.mailbox.identity.key_id
 
 
 def test_a_pair_that_signs_no_more_is_replaced_by_the_next_only_if_the_server_knows_it(
@@ -499,17 +499,17 @@ def test_a_pair_that_signs_no_more_is_replaced_by_the_next_only_if_the_server_kn
     recorder.tell("GET", "/v1/keys/bundle/alice", refused, status=401)
     with Client(recorder.url, identity=alice) as client:
         with pytest.raises(Unauthenticated):
-            client.rotate_keys(alice, signer=True)
+            client.keys.rotate(alice, signer=True)
         assert newest(alice) == before
         pending = alice.own.pending()
         assert pending is not None
         serve(recorder, "alice", answer(before))
         recorder.tell("GET", "/v1/keys/prekeys/count", {"count": 50})
         with pytest.raises(UntrustedBundle):
-            client.rotate_keys(alice, signer=True)
+            client.keys.rotate(alice, signer=True)
         assert alice.own.pending() == pending
         serve(recorder, "alice", answer(pending.link))
-        assert client.rotate_keys(alice, signer=True).bundle_version == 2
+        assert client.keys.rotate(alice, signer=True).bundle_version == 2
     assert newest(alice).bundle.hash == pending.link.bundle.hash
     signed = {seen.headers["signature-input"].split('keyid="')[1][:36] for seen in recorder.seen}
     assert signed == {str(old), str(alice.identity.key_id)}
@@ -525,21 +525,21 @@ def test_a_crash_after_the_server_took_the_bundle_leaves_a_home_that_goes_on(
         raise KeyboardInterrupt
 
     acts: dict[str, Callable[[], object]] = {
-        "publish": lambda: alice.client.publish_keys(alice.mailbox),
-        "rotate": lambda: alice.client.rotate_keys(alice.mailbox),
-        "signer": lambda: alice.client.rotate_keys(alice.mailbox, signer=True),
-        "emergency": lambda: alice.client.emergency_rotate_keys(alice.mailbox, why="stolen"),
+        "publish": lambda: alice.client.keys.publish(alice.mailbox),
+        "rotate": lambda: alice.client.keys.rotate(alice.mailbox),
+        "signer": lambda: alice.client.keys.rotate(alice.mailbox, signer=True),
+        "emergency": lambda: alice.client.keys.emergency_rotate(alice.mailbox, why="stolen"),
     }
     with monkeypatch.context() as patch:
         patch.setattr(OwnKeys, "finish_rotation", crash)
         with pytest.raises(KeyboardInterrupt):
             acts[kind]()
     alice.reopen()
-    done = alice.client.publish_keys(alice.mailbox)
+    done = alice.client.keys.publish(alice.mailbox)
     assert (done.bundle_version, done.prekeys_uploaded) == (1 if kind == "publish" else 2, BATCH)
     assert alice.in_step()
     alice.reopen()
-    assert alice.client.rotate_keys(alice.mailbox, signer=True).bundle_version == done.bundle_version + 1
+    assert alice.client.keys.rotate(alice.mailbox, signer=True).bundle_version == done.bundle_version + 1
     assert alice.in_step()
 
 
@@ -550,12 +550,12 @@ def test_a_server_that_is_behind_gets_the_chain_from_where_it_is(join: Callable[
     bob.mailbox.trust.pin_first(first, now() - 2 * HOUR)
     for _ in range(2):
         rotated(alice.mailbox)
-    assert alice.client.publish_keys(alice.mailbox).bundle_version == 3
+    assert alice.client.keys.publish(alice.mailbox).bundle_version == 3
     assert alice.in_step()
     rotated(alice.mailbox)
-    assert alice.client.rotate_keys(alice.mailbox, signer=True).bundle_version == 5
+    assert alice.client.keys.rotate(alice.mailbox, signer=True).bundle_version == 5
     assert alice.in_step()
-    assert bob.client.find_keys(bob.mailbox, alice.name)[0].bundle.bundle_version == 5
+    assert bob.client.keys.find(bob.mailbox, alice.name)[0].bundle.bundle_version == 5
 
 
 def test_a_home_that_was_put_back_from_an_old_copy_is_told_so(join: Callable[..., Person], tmp_path: Path) -> None:
@@ -563,12 +563,12 @@ def test_a_home_that_was_put_back_from_an_old_copy_is_told_so(join: Callable[...
     alice.close()
     shutil.copytree(alice.home / alice.name, tmp_path / "copy")
     alice.reopen()
-    alice.client.rotate_keys(alice.mailbox)
+    alice.client.keys.rotate(alice.mailbox)
     alice.close()
     shutil.rmtree(alice.home / alice.name)
     shutil.copytree(tmp_path / "copy", alice.home / alice.name)
     alice.reopen()
-    for publish in (alice.client.publish_keys, alice.client.rotate_keys):
+    for publish in (alice.client.keys.publish, alice.client.keys.rotate):
         with pytest.raises(UntrustedBundle):
             publish(alice.mailbox)
     assert alice.version == 1
@@ -578,10 +578,10 @@ def test_a_rotation_that_is_asked_for_is_done_though_a_renewal_was_cut_short(joi
     alice = join("alice")
     first = _kem(newest(alice.mailbox))
     alice.mailbox.own.begin_rotation(now(), kem=False)
-    assert alice.client.rotate_keys(alice.mailbox).bundle_version == 3
+    assert alice.client.keys.rotate(alice.mailbox).bundle_version == 3
     assert _kem(newest(alice.mailbox)) != first
     alice.mailbox.own.begin_rotation(now(), kem=False)
-    assert alice.client.publish_keys(alice.mailbox).bundle_version == 4
+    assert alice.client.keys.publish(alice.mailbox).bundle_version == 4
     assert alice.in_step()
 
 
@@ -592,15 +592,15 @@ def test_an_emergency_revokes_what_a_rotation_that_was_cut_short_left(join: Call
     if taken:
         alice.client.loses = "/v1/keys/rotate"
         with pytest.raises(Unreachable):
-            alice.client.rotate_keys(alice.mailbox)
+            alice.client.keys.rotate(alice.mailbox)
     else:
         alice.mailbox.own.begin_rotation(now())
     pending = alice.mailbox.own.pending()
     assert pending is not None
     stolen.add(_kem(pending.link))
-    assert alice.client.emergency_rotate_keys(alice.mailbox, why="stolen").bundle_version == 3
+    assert alice.client.keys.emergency_rotate(alice.mailbox, why="stolen").bundle_version == 3
     assert alice.in_step()
-    revoked = {one.old_key_id for one in alice.client.key_history(alice.name).rotations if one.reason == "emergency"}
+    revoked = {one.old_key_id for one in alice.client.keys.history(alice.name).rotations if one.reason == "emergency"}
     assert stolen <= revoked
     assert len(newest(alice.mailbox).bundle.kem_keys) == 1
     assert newest(alice.mailbox).bundle.signer != pending.link.bundle.signer
@@ -612,7 +612,7 @@ def test_an_emergency_that_is_asked_for_again_uses_no_seed_that_lay_there_since_
     alice = join("alice")
     alice.mailbox.own.begin_rotation(now(), signer=True, emergency=True)
     stolen = set(alice.mailbox.identity.unlocked.seeds.values())
-    assert alice.client.emergency_rotate_keys(alice.mailbox, why="still stolen").bundle_version == 3
+    assert alice.client.keys.emergency_rotate(alice.mailbox, why="still stolen").bundle_version == 3
     assert alice.in_step()
     assert stolen.isdisjoint(alice.mailbox.identity.unlocked.seeds.values())
 
@@ -623,9 +623,9 @@ def test_whoever_finishes_an_emergency_says_why_and_since_when(recorder: Recorde
     since = datetime(2026, 11, 1, tzinfo=UTC)
     with Client(recorder.url, identity=alice) as client:
         with pytest.raises(Unavailable):
-            client.emergency_rotate_keys(alice, why="laptop lost", compromised_since=since)
+            client.keys.emergency_rotate(alice, why="laptop lost", compromised_since=since)
         with pytest.raises(Unavailable):
-            client.publish_keys(alice)
+            client.keys.publish(alice)
     asked_for = [one.json() for one in recorder.asked("POST", "/v1/keys/emergency-rotate")]
     assert {(one["reason"], one["compromised_since"]) for one in asked_for} == {("laptop lost", "2026-11-01T00:00:00Z")}
 
@@ -636,12 +636,12 @@ def test_after_a_key_was_revoked_the_keys_rotate_as_before(
 ) -> None:
     alice = join("alice")
     replaced = _kem(newest(alice.mailbox))
-    alice.client.rotate_keys(alice.mailbox)
-    alice.client.revoke_key(replaced)
+    alice.client.keys.rotate(alice.mailbox)
+    alice.client.keys.revoke(replaced)
     alice.mailbox.own.destroy(replaced)
     if older:
         monkeypatch.setattr(OwnKeys, "_revoked", lambda _: set())
-    assert alice.client.rotate_keys(alice.mailbox).bundle_version == 3
+    assert alice.client.keys.rotate(alice.mailbox).bundle_version == 3
     listed = [entry.key.key_id for entry in newest(alice.mailbox).bundle.kem_keys]
     assert (replaced in listed) is older
     assert alice.in_step()
@@ -658,9 +658,9 @@ def test_what_another_process_signed_anew_meanwhile_does_not_fork_the_chain(
             (other.own.first_bundle if kind == "bundle" else other.own.begin_rotation)(now() + HOUR)
 
     alice.client.before = (f"/v1/keys/{kind}", sign_anew)
-    (alice.client.publish_keys if kind == "bundle" else alice.client.rotate_keys)(alice.mailbox)
+    (alice.client.keys.publish if kind == "bundle" else alice.client.keys.rotate)(alice.mailbox)
     assert alice.in_step()
-    alice.client.rotate_keys(alice.mailbox)
+    alice.client.keys.rotate(alice.mailbox)
     assert alice.in_step()
 
 
@@ -674,24 +674,24 @@ def test_a_rotation_that_another_process_finished_stays_finished(join: Callable[
             other.own.begin_rotation(now())
 
     alice.client.before = ("/v1/keys/rotate", finish_and_begin)
-    assert alice.client.rotate_keys(alice.mailbox).bundle_version == 2
+    assert alice.client.keys.rotate(alice.mailbox).bundle_version == 2
     assert newest(alice.mailbox) == link
-    assert alice.client.publish_keys(alice.mailbox).bundle_version == 3
+    assert alice.client.keys.publish(alice.mailbox).bundle_version == 3
     assert alice.in_step()
 
 
 def test_an_emergency_revokes_for_everybody_at_once(join: Callable[..., Person]) -> None:
     alice, bob = join("alice"), join("bob")
-    bob.client.find_keys(bob.mailbox, alice.name)
+    bob.client.keys.find(bob.mailbox, alice.name)
     stolen = newest(alice.mailbox).bundle
-    done = alice.client.emergency_rotate_keys(alice.mailbox, why="stolen", compromised_since=now() - HOUR)
+    done = alice.client.keys.emergency_rotate(alice.mailbox, why="stolen", compromised_since=now() - HOUR)
     assert (done.bundle_version, done.prekeys_uploaded) == (2, BATCH)
     assert alice.in_step()
-    history = alice.client.key_history(alice.name).rotations
+    history = alice.client.keys.history(alice.name).rotations
     assert {one.reason for one in history} == {"emergency"}
     assert _kem(Link(stolen)) in {one.old_key_id for one in history}
     bob.mailbox.trust.drop_bundle(alice.name)
-    found, _ = bob.client.find_keys(bob.mailbox, alice.name)
+    found, _ = bob.client.keys.find(bob.mailbox, alice.name)
     assert found.bundle.signer != stolen.signer
 
 
@@ -707,18 +707,18 @@ def test_a_schedule_makes_its_own_agent_rotate_and_its_peers_never(
 ) -> None:
     alice, bob, carol = join("alice"), join("bob"), join("carol")
     for peer in (bob, carol):
-        alice.client.put_schedule(peer.name, Policy.HOURLY)
-    assert alice.client.rotate_due_keys(alice.mailbox) == []
+        alice.client.keys.put_schedule(peer.name, Policy.HOURLY)
+    assert alice.client.keys.rotate_due(alice.mailbox) == []
     assert alice.version == 1
     _make_due(server)
-    assert [bob.client.rotate_due_keys(bob.mailbox), bob.version] == [[], 1]
-    done = alice.client.rotate_due_keys(alice.mailbox)
+    assert [bob.client.keys.rotate_due(bob.mailbox), bob.version] == [[], 1]
+    done = alice.client.keys.rotate_due(alice.mailbox)
     assert sorted(one.peer for one in done) == sorted([bob.name, carol.name])
     assert alice.version == 2
-    for one in alice.client.schedules():
+    for one in alice.client.keys.schedules():
         assert (one.current_key_id, one.due_since) == (_kem(newest(alice.mailbox)), None)
-    assert carol.client.rotate_due_keys(carol.mailbox) == []
-    assert {one.reason for one in alice.client.key_history(alice.name).rotations} == {"scheduled"}
+    assert carol.client.keys.rotate_due(carol.mailbox) == []
+    assert {one.reason for one in alice.client.keys.history(alice.name).rotations} == {"scheduled"}
 
 
 @pytest.mark.usefixtures("however_young")
@@ -726,17 +726,17 @@ def test_of_two_processes_of_an_agent_whose_schedule_is_due_one_reports(
     join: Callable[..., Person], server: ServerProcess
 ) -> None:
     alice, bob = join("alice"), join("bob")
-    alice.client.put_schedule(bob.name, Policy.HOURLY)
+    alice.client.keys.put_schedule(bob.name, Policy.HOURLY)
     _make_due(server)
     done: list[Any] = []
     mailbox, client = alice._opened()
     with mailbox, client:
         # One has seen that it is due, and is about to report when the other does.
-        alice.client.before = ("/rotated", lambda: done.extend(client.rotate_due_keys(mailbox)))
-        alice.client.rotate_due_keys(alice.mailbox)
+        alice.client.before = ("/rotated", lambda: done.extend(client.keys.rotate_due(mailbox)))
+        alice.client.keys.rotate_due(alice.mailbox)
     assert [one.peer for one in done] == [bob.name]
     assert alice.version == 2
-    (one,) = alice.client.schedules()
+    (one,) = alice.client.keys.schedules()
     assert (one.current_key_version, one.due_since) == (2, None)
 
 
@@ -745,7 +745,7 @@ def test_a_due_rotation_whose_report_was_cut_short_is_only_reported(
     join: Callable[..., Person], server: ServerProcess
 ) -> None:
     alice, bob = join("alice"), join("bob")
-    alice.client.put_schedule(bob.name, Policy.HOURLY)
+    alice.client.keys.put_schedule(bob.name, Policy.HOURLY)
     _make_due(server)
 
     def crash() -> None:
@@ -753,9 +753,9 @@ def test_a_due_rotation_whose_report_was_cut_short_is_only_reported(
 
     alice.client.before = ("/rotated", crash)
     with pytest.raises(KeyboardInterrupt):
-        alice.client.rotate_due_keys(alice.mailbox)
+        alice.client.keys.rotate_due(alice.mailbox)
     rotated_to = newest(alice.mailbox)
-    (reported,) = alice.client.rotate_due_keys(alice.mailbox)
+    (reported,) = alice.client.keys.rotate_due(alice.mailbox)
     assert (reported.current_key_id, reported.due_since) == (_kem(rotated_to), None)
     assert newest(alice.mailbox) == rotated_to
 

@@ -50,10 +50,10 @@ async def test_a_stream_says_what_comes_and_what_became_of_it(alice: Person, bob
     async with (
         AsyncClient(bob.url, identity=bob.mailbox) as bobs,
         AsyncClient(alice.url, identity=alice.mailbox) as alices,
-        aclosing(bobs.stream_mail()) as incoming,
-        aclosing(alices.stream_mail()) as news,
+        aclosing(bobs.mail.stream()) as incoming,
+        aclosing(alices.mail.stream()) as news,
     ):
-        await alices.send(alice.mailbox, bob.name, b"hello")
+        await alices.mail.send(alice.mailbox, bob.name, b"hello")
         handed = await anext(incoming)
         assert isinstance(handed, Handed)
         waiting = asyncio.create_task(anext(news))
@@ -61,7 +61,7 @@ async def test_a_stream_says_what_comes_and_what_became_of_it(alice: Person, bob
             await asyncio.sleep(0.05)
             if waiting.done():
                 break
-        received = await bobs.take_in(bob.mailbox, [handed])
+        received = await bobs.mail.take_in(bob.mailbox, [handed])
         assert [one.body for one in received.messages] == [b"hello"]
         said = await asyncio.wait_for(waiting, 10)
         assert isinstance(said, MessageNews)
@@ -75,10 +75,10 @@ async def test_a_mailbox_that_is_served_answers_questions(alice: Person, bob: Pe
     ):
 
         async def answer(question: Any) -> None:
-            await bobs.answer(bob.mailbox, question, question.body.upper())
+            await bobs.mail.reply(bob.mailbox, question, question.body.upper())
 
-        mailbox_server = asyncio.create_task(bobs.run_mailbox(bob.mailbox, answer))
-        answered = await alices.send_and_wait(alice.mailbox, bob.name, b"shout", timeout=20)
+        mailbox_server = asyncio.create_task(bobs.mail.serve(bob.mailbox, answer))
+        answered = await alices.mail.ask(alice.mailbox, bob.name, b"shout", timeout=20)
         assert answered.body == b"SHOUT"
         for _ in range(100):
             if outgoing(bob).status is Sent.DELIVERED:
@@ -99,7 +99,7 @@ async def test_a_stream_that_breaks_off_is_taken_up_again(recorder: Recorder, al
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mail_stream, "FIRST_PAUSE", 0.01)
         async with AsyncClient(recorder.url, identity=alice.mailbox) as client:
-            said = client.stream_mail()
+            said = client.mail.stream()
             assert [await anext(said), await anext(said)] == [PrekeysLow(count=3), PrekeysLow(count=2)]
             with pytest.raises(transport.ApiError):
                 await anext(said)
@@ -108,18 +108,18 @@ async def test_a_stream_that_breaks_off_is_taken_up_again(recorder: Recorder, al
 
 
 def test_a_stream_can_be_listened_to_without_a_loop(recorder: Recorder, alice: Person, bob: Person) -> None:
-    alice.client.send(alice.mailbox, bob.name, b"hello")
-    with closing(bob.client.stream_mail()) as incoming:
+    alice.client.mail.send(alice.mailbox, bob.name, b"hello")
+    with closing(bob.client.mail.stream()) as incoming:
         handed = next(incoming)
         assert isinstance(handed, Handed)
-        assert [one.body for one in bob.client.take_in(bob.mailbox, [handed]).messages] == [b"hello"]
+        assert [one.body for one in bob.client.mail.take_in(bob.mailbox, [handed]).messages] == [b"hello"]
     event = 'event: prekeys_low\ndata: {"count":3}\n\n'
     recorder.tell("GET", "/v1/messages/stream", {"code": "unavailable"}, status=503)
     recorder.tell("GET", "/v1/messages/stream", b": still here\n\n" + event.encode())
     recorder.tell("GET", "/v1/messages/stream", {"code": "unauthenticated"}, status=401)
     with pytest.MonkeyPatch.context() as patch, Client(recorder.url, identity=alice.mailbox) as client:
         patch.setattr(mail_stream, "FIRST_PAUSE", 0.01)
-        said = client.stream_mail()
+        said = client.mail.stream()
         assert next(said) == PrekeysLow(count=3)
         with pytest.raises(transport.ApiError):
             next(said)
@@ -132,7 +132,7 @@ async def test_a_stream_is_taken_up_by_the_pair_that_another_process_rotated_to(
     event = b'event: prekeys_low\ndata: {"count":3}\n\n'
     recorder.tell("GET", "/v1/messages/stream", event)
     old = alice.mailbox.key_id
-    async with AsyncClient(recorder.url, identity=alice.mailbox) as client, aclosing(client.stream_mail()) as said:
+    async with AsyncClient(recorder.url, identity=alice.mailbox) as client, aclosing(client.mail.stream()) as said:
         await anext(said)
         with Mailbox(alice.home, identity.load(alice.home, alice.name, lambda: ""), now()) as other:
             other.own.begin_rotation(now(), signer=True)
@@ -153,7 +153,7 @@ async def served(
     async def ignore(_: Opened) -> None: ...
 
     async with AsyncClient(person.url, identity=person.mailbox) as client:
-        task = asyncio.create_task(client.run_mailbox(person.mailbox, handler or ignore))
+        task = asyncio.create_task(client.mail.serve(person.mailbox, handler or ignore))
         try:
             yield task
         finally:
@@ -199,8 +199,8 @@ async def test_a_served_mailbox_outlives_what_passes(
     verb, calls = failing_first(mail_calls.receipt, 3, error)
     monkeypatch.setattr(mail_calls, "receipt", verb)
     async with served(alice) as task, AsyncClient(bob.url, identity=bob.mailbox) as bobs:
-        await asyncio.to_thread(alice.client.send, alice.mailbox, bob.name, b"hello")
-        await bobs.receive(bob.mailbox, wait=10)
+        await asyncio.to_thread(alice.client.mail.send, alice.mailbox, bob.name, b"hello")
+        await bobs.mail.receive(bob.mailbox, wait=10)
         await until(lambda: outgoing(alice).status is Sent.DELIVERED, task)
     assert len(calls) >= 4
 
@@ -227,7 +227,7 @@ async def test_keys_that_cannot_be_renewed_now_are_renewed_later_and_mail_does_n
     for name in ("publish_keys", "rotate_due_keys"):
         monkeypatch.setattr(mailbox_keys, name, verb(name))
     async with AsyncClient(recorder.url, identity=alice.mailbox) as client:
-        task = asyncio.create_task(client.run_mailbox(alice.mailbox, lambda _: asyncio.sleep(0)))
+        task = asyncio.create_task(client.mail.serve(alice.mailbox, lambda _: asyncio.sleep(0)))
         await until(lambda: sorted(done) == ["publish_keys"] * 3 + ["rotate_due_keys"] * 3, task)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -236,9 +236,9 @@ async def test_keys_that_cannot_be_renewed_now_are_renewed_later_and_mail_does_n
 async def test_what_waits_in_the_outbox_is_sent_and_followed_whenever_a_stream_begins(
     alice: Person, bob: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alice.client.send(alice.mailbox, bob.name, b"sent before")
-    assert len(bob.client.receive(bob.mailbox).messages) == 1
-    alice.client.seal(alice.mailbox, bob.name, b"never sent")
+    alice.client.mail.send(alice.mailbox, bob.name, b"sent before")
+    assert len(bob.client.mail.receive(bob.mailbox).messages) == 1
+    alice.client.mail.seal(alice.mailbox, bob.name, b"never sent")
     monkeypatch.setattr(mailbox_keys, "now", lambda: now() + timedelta(seconds=2))  # it is due
     async with served(alice) as task:
         await until(lambda: {row.status for row in alice.mailbox.outbox.page()} == {Sent.DELIVERED, Sent.QUEUED}, task)
@@ -253,7 +253,7 @@ async def test_mail_that_was_kept_out_goes_to_the_handler_once_its_sender_is_all
         got.append(opened.body)
 
     async with served(bob, handle) as task:
-        await asyncio.to_thread(alice.client.send, alice.mailbox, bob.name, b"may I?")
+        await asyncio.to_thread(alice.client.mail.send, alice.mailbox, bob.name, b"may I?")
         await until(lambda: _kept_out(bob), task)
         await asyncio.to_thread(bob.allow, alice)
         await until(lambda: got, task)
@@ -282,7 +282,7 @@ async def test_a_fault_of_the_disk_after_the_commit_keeps_no_message_from_the_ha
     monkeypatch.setattr(ReceiptLog, "append", append)
     async with served(bob, handle) as task:
         for body in (b"first", b"second"):
-            await asyncio.to_thread(alice.client.send, alice.mailbox, bob.name, body)
+            await asyncio.to_thread(alice.client.mail.send, alice.mailbox, bob.name, body)
         await until(lambda: len(got) == 2, task)
         assert [one.message_id for one in bob.mailbox.inbox.unacked()] == [one.message_id for one in faults]
     assert got == [b"first", b"second"]
@@ -301,12 +301,12 @@ async def test_a_message_whose_handler_was_interrupted_is_handled_by_the_next_wh
         got.append(opened.body)
 
     async with served(bob, hang) as task:
-        await asyncio.to_thread(alice.client.send, alice.mailbox, bob.name, b"first")
+        await asyncio.to_thread(alice.client.mail.send, alice.mailbox, bob.name, b"first")
         await until(lambda: got, task)
     bob.reopen()
     for body in (b"second", b"third"):
         async with served(bob, handle) as task:
-            await asyncio.to_thread(alice.client.send, alice.mailbox, bob.name, body)
+            await asyncio.to_thread(alice.client.mail.send, alice.mailbox, bob.name, body)
             await until(lambda body=body: got[-1] == body, task)
     assert got == [b"first", b"first", b"second", b"third"]
 
@@ -315,8 +315,8 @@ async def test_what_was_opened_for_the_handler_and_never_told_is_handled_when_it
     alice: Person, bob: Person
 ) -> None:
     """Killed between the commit and everything after it."""
-    alice.client.send(alice.mailbox, bob.name, b"once")
-    (handed,) = bob.client.poll(lease_seconds=5).messages
+    alice.client.mail.send(alice.mailbox, bob.name, b"once")
+    (handed,) = bob.client.mail.poll(lease_seconds=5).messages
     bob.mailbox.receive_many([handed.wire], now=now(), for_handler=True)
     got: list[bytes] = []
 
@@ -333,7 +333,7 @@ async def test_what_the_handler_raises_ends_the_serving_whatever_it_is(alice: Pe
         raise Unreachable("not the relay, but somebody else whom the handler asked")
 
     async with served(bob, fail) as task:
-        await asyncio.to_thread(alice.client.send, alice.mailbox, bob.name, b"hello")
+        await asyncio.to_thread(alice.client.mail.send, alice.mailbox, bob.name, b"hello")
         with pytest.raises(Unreachable, match="somebody else"):
             await asyncio.wait_for(asyncio.shield(task), 20)
     (message,) = bob.mailbox.inbox.page().messages
@@ -345,7 +345,7 @@ async def test_what_the_handler_raises_ends_the_serving_whatever_it_is(alice: Pe
 async def test_a_word_of_the_relay_that_is_not_believed_ends_nothing(
     recorder: Recorder, alice: Person, bob: Person
 ) -> None:
-    alice.client.send(alice.mailbox, bob.name, b"hello")
+    alice.client.mail.send(alice.mailbox, bob.name, b"hello")
     row = outgoing(alice)
     news = (
         f'{{"replay_key":"{row.replay_key}","message_id":"{row.message_id}","recipient":"{bob.name}",'
@@ -354,7 +354,7 @@ async def test_a_word_of_the_relay_that_is_not_believed_ends_nothing(
     recorder.tell("GET", "/v1/messages/stream", f"event: receipt\ndata: {news}\n\n".encode())
     recorder.tell("GET", f"/v1/receipts/{row.replay_key}", {"code": "not_found"}, status=404)
     async with AsyncClient(recorder.url, identity=alice.mailbox) as client:
-        task = asyncio.create_task(client.run_mailbox(alice.mailbox, lambda _: asyncio.sleep(0)))
+        task = asyncio.create_task(client.mail.serve(alice.mailbox, lambda _: asyncio.sleep(0)))
         await until(lambda: len(recorder.asked("GET", f"/v1/receipts/{row.replay_key}")) > 3, task)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -365,7 +365,7 @@ async def test_however_fast_a_stream_has_news_of_a_message_it_is_asked_about_onc
     alice: Person, bob: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mailbox_server, "SAME_PAUSE", 0.3)
-    alice.client.send(alice.mailbox, bob.name, b"hello")
+    alice.client.mail.send(alice.mailbox, bob.name, b"hello")
     row, asked_at, heard = outgoing(alice), list[float](), asyncio.Event()
     at = datetime(2026, 11, 15, tzinfo=UTC)
     news = MessageNews(
@@ -394,13 +394,13 @@ async def test_however_fast_a_stream_has_news_of_a_message_it_is_asked_about_onc
 async def test_a_mailbox_that_is_served_signs_its_bundle_again_after_three_days(join: Join) -> None:
     carol = join("carol", publishes=False)
     link = carol.mailbox.own.first_bundle(now() - timedelta(days=4))
-    carol.client.publish_bundle(link)
+    carol.client.keys.publish_bundle(link)
     carol.mailbox.own.finish_rotation(now(), link)
 
     async def ignore(opened: Opened) -> None: ...
 
     async with AsyncClient(carol.url, identity=carol.mailbox) as client:
-        task = asyncio.create_task(client.run_mailbox(carol.mailbox, ignore))
+        task = asyncio.create_task(client.mail.serve(carol.mailbox, ignore))
         await until(lambda: carol.version == 2, task)
         task.cancel()
     assert carol.newest.kem_keys == link.bundle.kem_keys

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from angelia.client import AsyncClient, Client, policy_calls
-from angelia.client.exchange import Call, Credential
+from angelia.client.exchange import Credential, Exchange
 from angelia.policy.model import Action, Effect
 from client.test_calls import held
 
@@ -45,7 +45,7 @@ ALLOWED = {"allowed": True, "rule_id": RULE["rule_id"]}
          "POST /v1/authz/check", {"action": "send", "object": "bob"}),
     ],
 )  # fmt: skip
-def test_a_verb_asks_what_the_api_wants(call: Call[Any], answer: object, asked: str, body: object) -> None:
+def test_a_verb_asks_what_the_api_wants(call: Exchange[Any], answer: object, asked: str, body: object) -> None:
     request, _ = held(call, answer)
     query = f"?{request.query}" if request.query else ""
     assert f"{request.method} {request.path}{query}" == asked

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from angelia.client.api_errors import NotAngelia
-from angelia.client.exchange import Call, Request, Response
+from angelia.client.exchange import Exchange, Request, Response
 from angelia.client.rate_limit_wait import Patience, patiently
 from angelia.client.transport import Line, Pause, Send
 from angelia.errors import NotFound, RateLimited
 
 
-def asked(times: int = 1) -> Call[int]:
+def asked(times: int = 1) -> Exchange[int]:
     """Asks so often, and tells the statuses together."""
     total = 0
     for _ in range(times):
@@ -41,7 +41,7 @@ def test_patience_ends(patience: Patience) -> None:
 
 
 def test_any_other_error_is_for_the_call_to_judge() -> None:
-    def judging() -> Call[str]:
+    def judging() -> Exchange[str]:
         try:
             yield Request("GET", "/v1/thing")
         except NotFound:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from angelia.client import Unreachable, calls
-from angelia.client.exchange import Call, Request, Response
+from angelia.client.exchange import Exchange, Request, Response
 from angelia.client.transport import PAUSE_AFTER_STALE, Failed, Line, Outcome, Pause, Send
 from angelia.errors import AngeliaError, NotFound, RateLimited, Stale, Unavailable
 from client.test_calls import NODE, TOKEN
@@ -30,7 +30,7 @@ class World:
     sent: list[Send] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)
 
-    def run(self, call: Call[Any], timeout: float = 30.0) -> Any:
+    def run(self, call: Exchange[Any], timeout: float = 30.0) -> Any:
         line = Line("http://h", token="t", timeout=timeout, clock=lambda: self.now, stopwatch=lambda: self.now)
         steps = line.run(call)
         outcome: Outcome = None
@@ -126,7 +126,7 @@ def test_a_limit_is_reported_not_fought() -> None:
 
 
 def test_a_call_may_know_better_than_an_error() -> None:
-    def first_or_second() -> Call[str]:
+    def first_or_second() -> Exchange[str]:
         try:
             yield Request("GET", "/first")
         except NotFound:

@@ -73,7 +73,7 @@ def members(people: People, liar: Liar) -> Members:
     """Alice's channel; Carol may publish in it, and speaks to the liar; Bob listens."""
     alice, bob, carol = people("alice"), people("bob"), people("carol")
     channel = alice.creates(Policy.ALLOWLIST, bob)
-    alice.client.allow(alice.mailbox, channel, carol.name, may_publish=True)
+    alice.client.channels.allow(alice.mailbox, channel, carol.name, may_publish=True)
     bob.subscribes(channel)
     through(liar, carol)
     carol.subscribes(channel)

@@ -83,7 +83,7 @@ def _talk(process: ServerProcess, homes: Path, read: str, unread: str) -> None:
         dora.subscribes(channel)
         carol.says(channel, read)
         assert dora.hears(channel) == [read]
-        carol.client.disallow(carol.mailbox, channel, dora.name)
+        carol.client.channels.disallow(carol.mailbox, channel, dora.name)
         carol.says(channel, unread)
     finally:
         carol.close()

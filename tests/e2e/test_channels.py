@@ -41,9 +41,9 @@ def test_the_owner_gives_out_the_key_also_without_a_message(people: People) -> N
     channel = alice.creates(Policy.ALLOWLIST, bob)
     alice.says(channel, "before bob came")
     bob.subscribes(channel)
-    shared = alice.client.share_key(alice.mailbox, channel)
+    shared = alice.client.channels.share_key(alice.mailbox, channel)
     assert (shared.sent, shared.failed) == ([bob.name], {})
-    assert alice.client.share_key(alice.mailbox, channel).sent == []
+    assert alice.client.channels.share_key(alice.mailbox, channel).sent == []
     assert bob.hears(channel, after=0) == ["before bob came"]  # of the present epoch
 
 
@@ -54,14 +54,14 @@ def test_a_removed_member_opens_nothing_that_comes_after(people: People) -> None
         one.subscribes(channel)
     alice.says(channel, "all three")
     assert bob.hears(channel) == carol.hears(channel) == ["all three"]
-    found = alice.client.find_channel(alice.mailbox, channel)
-    alice.client.disallow(alice.mailbox, found.channel_id, bob.name)
+    found = alice.client.channels.find(alice.mailbox, channel)
+    alice.client.channels.disallow(alice.mailbox, found.channel_id, bob.name)
     alice.says(channel, "without bob")
     assert carol.hears(channel) == ["all three", "without bob"]
     with pytest.raises(Denied):
-        bob.client.channel_messages(found.channel_id)
+        bob.client.channels.messages(found.channel_id)
     # Carol hands bob the bytes: his key is of another epoch.
-    sealed = carol.client.channel_messages(found.channel_id, after_offset=1).messages[0].envelope
+    sealed = carol.client.channels.messages(found.channel_id, after_offset=1).messages[0].envelope
     assert bob.mailbox.channels.key(found.channel_id, key_id(sealed), datetime.now(UTC)) is None
 
 
@@ -74,8 +74,8 @@ def test_a_joiner_cannot_open_what_was_published_under_an_earlier_key(people: Pe
     channel = alice.creates(Policy.ALLOWLIST, bob, carol)
     carol.subscribes(channel)
     alice.says(channel, "of the first epoch")
-    found = alice.client.find_channel(alice.mailbox, channel)
-    alice.client.disallow(alice.mailbox, found.channel_id, carol.name)
+    found = alice.client.channels.find(alice.mailbox, channel)
+    alice.client.channels.disallow(alice.mailbox, found.channel_id, carol.name)
     bob.subscribes(channel)
     alice.says(channel, "of the second")
     first, second = bob.page(channel, after=0)
@@ -87,8 +87,8 @@ def test_a_joiner_cannot_open_what_was_published_under_an_earlier_key(people: Pe
 def test_an_absent_owner_stops_nobody(people: People) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
     channel = alice.creates(Policy.ALLOWLIST, carol)
-    found = alice.client.find_channel(alice.mailbox, channel)
-    alice.client.allow(alice.mailbox, found.channel_id, bob.name, may_publish=True)
+    found = alice.client.channels.find(alice.mailbox, channel)
+    alice.client.channels.allow(alice.mailbox, found.channel_id, bob.name, may_publish=True)
     bob.subscribes(channel)
     carol.subscribes(channel)
     # Alice never publishes, so bob has no key: he makes the next one, and gives it to carol, who does not know him.
@@ -104,8 +104,8 @@ def test_what_a_publisher_who_never_subscribed_says_is_read_by_all(people: Peopl
     alice, bob, carol = people("alice"), people("bob"), people("carol")
     channel = alice.creates(Policy.ALLOWLIST, carol)
     carol.subscribes(channel)
-    found = alice.client.find_channel(alice.mailbox, channel)
-    alice.client.allow(alice.mailbox, found.channel_id, bob.name, may_subscribe=False, may_publish=True)
+    found = alice.client.channels.find(alice.mailbox, channel)
+    alice.client.channels.allow(alice.mailbox, found.channel_id, bob.name, may_subscribe=False, may_publish=True)
     alice.says(channel, "from alice")
     bob.says(channel, "from bob, who never subscribed")
     alice.says(channel, "alice again")
@@ -116,19 +116,19 @@ def test_publishers_who_do_not_listen_agree_on_a_key_and_keep_it(people: People)
     alice, bob, carol, dave = (people(name) for name in ("alice", "bob", "carol", "dave"))
     channel = alice.creates(Policy.ALLOWLIST, carol)
     carol.subscribes(channel)
-    found = alice.client.find_channel(alice.mailbox, channel)
+    found = alice.client.channels.find(alice.mailbox, channel)
     for one in (bob, dave):
-        alice.client.allow(alice.mailbox, found.channel_id, one.name, may_subscribe=False, may_publish=True)
+        alice.client.channels.allow(alice.mailbox, found.channel_id, one.name, may_subscribe=False, may_publish=True)
     epochs = [
-        who.client.publish(who.mailbox, channel, b"x").channel.epoch
+        who.client.channels.publish(who.mailbox, channel, b"x").channel.epoch
         for who in (alice, bob, alice, bob, alice, dave, alice, bob, dave)
     ]
     assert epochs == [1, 2, 2, 2, 2, 3, 3, 3, 3]
     assert len(carol.hears(channel)) == 9
     # Whoever is removed has no part in what follows.
-    alice.client.disallow(alice.mailbox, found.channel_id, bob.name)
-    assert alice.client.publish(alice.mailbox, channel, b"without bob").channel.epoch == 4
-    assert bob.client.receive(bob.mailbox).controls == 0
+    alice.client.channels.disallow(alice.mailbox, found.channel_id, bob.name)
+    assert alice.client.channels.publish(alice.mailbox, channel, b"without bob").channel.epoch == 4
+    assert bob.client.mail.receive(bob.mailbox).controls == 0
 
 
 def test_what_others_sealed_under_the_key_of_a_removed_publisher_still_opens_and_its_own_words_do_not(
@@ -137,13 +137,13 @@ def test_what_others_sealed_under_the_key_of_a_removed_publisher_still_opens_and
     """Whoever was removed could write more under its old key, and date it back."""
     alice, bob, carol = people("alice"), people("bob"), people("carol")
     channel = alice.creates(Policy.ALLOWLIST, bob)
-    alice.client.allow(alice.mailbox, channel, carol.name, may_publish=True)
+    alice.client.channels.allow(alice.mailbox, channel, carol.name, may_publish=True)
     for one in (bob, alice):
         one.subscribes(channel)
     carol.says(channel, "from carol")  # under a key that she made
     alice.says(channel, "from alice")
     assert alice.hears(channel) == ["from carol", "from alice"]
-    alice.client.disallow(alice.mailbox, channel, carol.name)
+    alice.client.channels.disallow(alice.mailbox, channel, carol.name)
     first, second = bob.page(channel)
     assert isinstance(first, Unopened)
     assert isinstance(first.error, NotAllowed)
@@ -158,17 +158,17 @@ def test_a_key_of_a_removed_publisher_that_comes_late_seals_nothing(people: Peop
     alice, bob, carol = people("alice"), people("bob"), people("carol")
     channel = alice.creates(Policy.ALLOWLIST)
     for one in (bob, carol):
-        alice.client.allow(alice.mailbox, channel, one.name, may_publish=True)
+        alice.client.channels.allow(alice.mailbox, channel, one.name, may_publish=True)
     for one in (bob, alice):
         one.subscribes(channel)
     carol.says(channel, "from carol")
     alice.says(channel, "from alice, under carol's key")
-    alice.client.disallow(alice.mailbox, channel, carol.name)
+    alice.client.channels.disallow(alice.mailbox, channel, carol.name)
     assert isinstance(bob.page(channel)[1], ChannelMessage)
-    found = bob.client.find_channel(bob.mailbox, channel)
+    found = bob.client.channels.find(bob.mailbox, channel)
     (late,) = [one for one in bob.mailbox.channels.keys(found.channel_id) if one.sender == carol.name]
     assert bob.mailbox.channels.present_key(found.channel_id, late.key_id) is None
-    assert bob.client.publish(bob.mailbox, channel, b"the next epoch").channel.epoch == late.epoch + 1
+    assert bob.client.channels.publish(bob.mailbox, channel, b"the next epoch").channel.epoch == late.epoch + 1
 
 
 def test_in_an_open_channel_a_subscriber_that_once_asked_is_not_sent_the_key_for_ever(people: People) -> None:
@@ -179,35 +179,35 @@ def test_in_an_open_channel_a_subscriber_that_once_asked_is_not_sent_the_key_for
     assert carol.hears(channel) == ["for carol"]
     bob.subscribes(channel)
     with pytest.raises(KeyNotFound):
-        bob.client.publish(bob.mailbox, channel, b"too early")  # he asks for the key
+        bob.client.channels.publish(bob.mailbox, channel, b"too early")  # he asks for the key
     for number in range(5):
         carol.says(channel, f"{number}")
-    assert bob.client.receive(bob.mailbox, most=50).controls == 1
+    assert bob.client.mail.receive(bob.mailbox, most=50).controls == 1
     assert bob.hears(channel) == [f"{number}" for number in range(5)]
-    assert carol.client.find_channel(carol.mailbox, channel).without_key == 0
+    assert carol.client.channels.find(carol.mailbox, channel).without_key == 0
     carol.says(channel, "once more")
-    assert bob.client.receive(bob.mailbox, most=50).controls == 0
+    assert bob.client.mail.receive(bob.mailbox, most=50).controls == 0
 
 
 def test_mail_about_a_channel_is_nobodys_but_its_recipients(people: People) -> None:
     alice, bob = people("alice"), people("bob")
     channel = alice.creates(Policy.ALLOWLIST)
-    found = alice.client.find_channel(alice.mailbox, channel)
-    alice.client.allow(alice.mailbox, found.channel_id, bob.name, may_publish=True)
-    bob.client.find_keys(bob.mailbox, alice.name)
+    found = alice.client.channels.find(alice.mailbox, channel)
+    alice.client.channels.allow(alice.mailbox, found.channel_id, bob.name, may_publish=True)
+    bob.client.keys.find(bob.mailbox, alice.name)
     bob.mailbox.allowlist.allow(alice.name, datetime.now(UTC))
-    alice.client.send(alice.mailbox, bob.name, b"about the channel", channel_id=found.channel_id)
+    alice.client.mail.send(alice.mailbox, bob.name, b"about the channel", channel_id=found.channel_id)
     bob.says(channel, "publishing looks for keys among the mail of the channel")
-    assert [one.body for one in bob.client.receive(bob.mailbox).messages] == [b"about the channel"]
+    assert [one.body for one in bob.client.mail.receive(bob.mailbox).messages] == [b"about the channel"]
 
 
 def test_whoever_blocks_a_publisher_costs_it_one_seal_and_not_one_a_message(people: People) -> None:
     alice, bob = people("alice"), people("bob")
     channel = alice.creates(Policy.OPEN)
     bob.subscribes(channel)
-    bob.client.block_agent(alice.name)
+    bob.client.agents.block(alice.name)
     for _ in range(4):
-        posted = alice.client.publish(alice.mailbox, channel, b"x")
+        posted = alice.client.channels.publish(alice.mailbox, channel, b"x")
         assert list(posted.unreached) == [bob.name]
     assert len([one for one in alice.mailbox.outbox.page(500) if one.recipient == bob.name]) == 1
 
@@ -215,7 +215,7 @@ def test_whoever_blocks_a_publisher_costs_it_one_seal_and_not_one_a_message(peop
 def test_a_removal_while_the_key_is_given_out_makes_the_publisher_begin_again(people: People) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
     channel = alice.creates(Policy.ALLOWLIST, bob, carol)
-    found = alice.client.find_channel(alice.mailbox, channel)
+    found = alice.client.channels.find(alice.mailbox, channel)
     for one in (bob, carol):
         one.subscribes(channel)
     take, removed = alice.client._take, list[bool]()
@@ -224,11 +224,11 @@ def test_a_removal_while_the_key_is_given_out_makes_the_publisher_begin_again(pe
         if isinstance(step, Send) and step.url.endswith("/keys") and not removed:
             removed.append(True)
             with Client(alice.url, identity=alice.mailbox) as other:
-                other.disallow(alice.mailbox, found.channel_id, carol.name)
+                other.channels.disallow(alice.mailbox, found.channel_id, carol.name)
         return take(step)
 
     alice.client._take = removing  # type: ignore[method-assign]
-    posted = alice.client.publish(alice.mailbox, channel, b"without carol")
+    posted = alice.client.channels.publish(alice.mailbox, channel, b"without carol")
     assert posted.channel.epoch == 2
     assert bob.hears(channel) == ["without carol"]
 
@@ -248,13 +248,13 @@ def test_an_owner_whose_first_try_was_cut_off_goes_on_with_the_channel_that_it_h
 def test_who_left_and_publishes_in_the_same_epoch_makes_no_new_key(people: People) -> None:
     alice, bob = people("alice"), people("bob")
     channel = alice.creates(Policy.ALLOWLIST)
-    found = alice.client.find_channel(alice.mailbox, channel)
-    alice.client.allow(alice.mailbox, found.channel_id, bob.name, may_publish=True)
+    found = alice.client.channels.find(alice.mailbox, channel)
+    alice.client.channels.allow(alice.mailbox, found.channel_id, bob.name, may_publish=True)
     bob.subscribes(channel)
     alice.says(channel, "one")
     assert bob.hears(channel) == ["one"]
-    bob.client.unsubscribe(bob.mailbox, channel)
-    assert bob.client.publish(bob.mailbox, channel, b"two").channel.epoch == 1
+    bob.client.channels.unsubscribe(bob.mailbox, channel)
+    assert bob.client.channels.publish(bob.mailbox, channel, b"two").channel.epoch == 1
 
 
 def test_an_open_channel_is_everybodys_and_its_key_is_the_owners_affair(people: People) -> None:
@@ -262,7 +262,7 @@ def test_an_open_channel_is_everybodys_and_its_key_is_the_owners_affair(people: 
     channel = alice.creates(Policy.OPEN)
     bob.subscribes(channel)
     with pytest.raises(KeyNotFound):
-        bob.client.publish(bob.mailbox, channel, b"too early")
+        bob.client.channels.publish(bob.mailbox, channel, b"too early")
     alice.says(channel, "welcome")
     assert bob.hears(channel) == ["welcome"]
     bob.says(channel, "thanks")
@@ -270,7 +270,7 @@ def test_an_open_channel_is_everybodys_and_its_key_is_the_owners_affair(people: 
     carol.subscribes(channel)
     bob.says(channel, "hello carol")
     assert carol.hears(channel) == ["hello carol"]
-    assert alice.client.find_channel(alice.mailbox, channel).epoch == 1
+    assert alice.client.channels.find(alice.mailbox, channel).epoch == 1
 
 
 def test_rotations_of_publisher_and_subscriber_lose_nothing(people: People) -> None:
@@ -280,9 +280,9 @@ def test_rotations_of_publisher_and_subscriber_lose_nothing(people: People) -> N
     said = []
     for number in range(6):
         if number % 2:
-            alice.client.rotate_keys(alice.mailbox, signer=True)
+            alice.client.keys.rotate(alice.mailbox, signer=True)
         if number % 3 == 2:
-            bob.client.rotate_keys(bob.mailbox, signer=True)
+            bob.client.keys.rotate(bob.mailbox, signer=True)
         said.append(f"message {number}")
         alice.says(channel, said[-1])
         if number % 2:
@@ -293,15 +293,15 @@ def test_rotations_of_publisher_and_subscriber_lose_nothing(people: People) -> N
 def test_messages_of_a_publisher_who_rotated_since_open_for_who_meets_it_now(people: People) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
     channel = alice.creates(Policy.ALLOWLIST, carol)
-    found = alice.client.find_channel(alice.mailbox, channel)
-    alice.client.allow(alice.mailbox, found.channel_id, bob.name, may_publish=True)
+    found = alice.client.channels.find(alice.mailbox, channel)
+    alice.client.channels.allow(alice.mailbox, found.channel_id, bob.name, may_publish=True)
     bob.subscribes(channel)
     alice.says(channel, "the key is alice's")
     for number in range(3):
         bob.says(channel, f"{number}")
-        bob.client.rotate_keys(bob.mailbox, signer=True)
+        bob.client.keys.rotate(bob.mailbox, signer=True)
     carol.subscribes(channel)
-    alice.client.share_key(alice.mailbox, channel)
+    alice.client.channels.share_key(alice.mailbox, channel)
     assert carol.hears(channel, after=1) == ["0", "1", "2"]
 
 
@@ -311,20 +311,20 @@ def test_a_lost_mailbox_gets_the_key_of_the_channel_again(people: People) -> Non
     bob.subscribes(channel)
     alice.says(channel, "first")
     assert bob.hears(channel) == ["first"]
-    found = bob.client.find_channel(bob.mailbox, channel)
+    found = bob.client.channels.find(bob.mailbox, channel)
     with bob.mailbox.database.transaction() as tx:
         tx.execute("DELETE FROM channel_keys")
     (lost,) = bob.page(channel)
     assert isinstance(lost, Unopened)
     # Once an hour it counts; the server was just told that the key was sent.
-    assert bob.client.channel(found.channel_id).subscription is not None
+    assert bob.client.channels.show(found.channel_id).subscription is not None
 
 
 def test_two_publishers_at_once_and_a_reader_who_follows(people: People) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
     channel = alice.creates(Policy.ALLOWLIST, carol)
-    found = alice.client.find_channel(alice.mailbox, channel)
-    alice.client.allow(alice.mailbox, found.channel_id, bob.name, may_publish=True)
+    found = alice.client.channels.find(alice.mailbox, channel)
+    alice.client.channels.allow(alice.mailbox, found.channel_id, bob.name, may_publish=True)
     for one in (bob, carol):
         one.subscribes(channel)
     alice.says(channel, "start")
@@ -337,7 +337,7 @@ def test_two_publishers_at_once_and_a_reader_who_follows(people: People) -> None
     for thread in threads:
         thread.start()
     heard: list[ChannelMessage] = []
-    for one in carol.client.tail(carol.mailbox, channel):
+    for one in carol.client.channels.tail(carol.mailbox, channel):
         assert isinstance(one, ChannelMessage), one
         heard.append(one)
         if len(heard) == 21:
@@ -353,20 +353,20 @@ def test_two_publishers_at_once_and_a_reader_who_follows(people: People) -> None
 def test_two_who_need_the_next_key_at_once_agree_on_one(people: People) -> None:
     alice, bob, carol, dave = (people(name) for name in ("alice", "bob", "carol", "dave"))
     channel = alice.creates(Policy.ALLOWLIST, carol, dave)
-    found = alice.client.find_channel(alice.mailbox, channel)
-    alice.client.allow(alice.mailbox, found.channel_id, bob.name, may_publish=True)
+    found = alice.client.channels.find(alice.mailbox, channel)
+    alice.client.channels.allow(alice.mailbox, found.channel_id, bob.name, may_publish=True)
     for one in (alice, bob, carol, dave):
         one.subscribes(channel)
     alice.says(channel, "start")
     bob.hears(channel)
-    alice.client.disallow(alice.mailbox, found.channel_id, carol.name)
+    alice.client.channels.disallow(alice.mailbox, found.channel_id, carol.name)
     threads = [threading.Thread(target=who.says, args=(channel, who.name)) for who in (alice, bob)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
     assert sorted(dave.hears(channel)) == sorted(["start", alice.name, bob.name])
-    assert alice.client.channel(found.channel_id).epoch == 2
+    assert alice.client.channels.show(found.channel_id).epoch == 2
 
 
 def test_everything_acknowledged_is_there_after_the_server_was_killed(people: People, server: ServerProcess) -> None:

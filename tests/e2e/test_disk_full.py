@@ -74,7 +74,7 @@ def alice(server: ServerProcess, tmp_path: Path) -> Iterator[Talker]:
 def bob(server: ServerProcess, tmp_path: Path, alice: Talker) -> Iterator[Talker]:
     bob = Talker(server, tmp_path, "bob")
     bob.allow(alice)
-    alice.client.find_keys(alice.mailbox, bob.name)
+    alice.client.keys.find(alice.mailbox, bob.name)
     yield bob
     bob.close()
 
@@ -94,7 +94,7 @@ def refused(act: Callable[[], object]) -> str:
 
 def deliver(person: Talker) -> None:
     """Send what waits in an outbox, when its time comes."""
-    until(lambda: person.client.deliver_outbox(person.mailbox) is not None and not stored(person))
+    until(lambda: person.client.mail.deliver_outbox(person.mailbox) is not None and not stored(person))
 
 
 def stored(person: Talker) -> bool:
@@ -105,11 +105,11 @@ def test_a_full_disk_is_called_so_reads_go_on_and_room_is_enough(
     disk: SmallDisk, server: ServerProcess, alice: Talker, bob: Talker
 ) -> None:
     url, pid = server.start_url, server.pid_of("server")
-    alice.client.send(alice.mailbox, bob.name, b"before")
+    alice.client.mail.send(alice.mailbox, bob.name, b"before")
     with disk.filled(leaving=1 << 20):
         until(lambda: httpx.get(f"{url}/health").status_code == 503, 5)
         with pytest.raises(AngeliaError) as told:
-            alice.client.send(alice.mailbox, bob.name, b"meanwhile")
+            alice.client.mail.send(alice.mailbox, bob.name, b"meanwhile")
         assert (getattr(told.value, "status", None), told.value.code) == (507, "disk_full")
         assert exit_code(told.value) == 1
         assert stored(alice), "what was not taken stays in the outbox"
@@ -122,7 +122,7 @@ def test_a_full_disk_is_called_so_reads_go_on_and_room_is_enough(
         assert re.search(LEFT, health["checks"]["disk"]["message"])
         assert {health["checks"][store]["status"] for store in ("postgres", "redis")} == {"pass"}
         # Reads go on: mail is handed out and opened, only its acknowledgment waits.
-        received = bob.client.receive(bob.mailbox)
+        received = bob.client.mail.receive(bob.mailbox)
         assert [one.body for one in received.messages] == [b"before"]
         assert received.unacknowledged is not None
         assert received.unacknowledged.code == "disk_full"
@@ -135,7 +135,7 @@ def test_a_full_disk_is_called_so_reads_go_on_and_room_is_enough(
         assert re.fullmatch(LEFT, line["left"])
     until(lambda: httpx.get(f"{url}/health").status_code == 200, 5)
     deliver(alice)
-    assert [one.body for one in bob.client.receive(bob.mailbox).messages] == [b"meanwhile"]
+    assert [one.body for one in bob.client.mail.receive(bob.mailbox).messages] == [b"meanwhile"]
     assert server.pid_of("server") == pid
 
 
@@ -144,7 +144,7 @@ def test_tokens_go_on_reading_on_a_full_disk(
 ) -> None:
     url, admin = server.start_url, bearer((server.data_dir / "admin.token").read_text().strip())
     operator, reader = token(url, admin, role="admin"), token(url, admin, role="read-write", agent=bob.name)
-    alice.client.send(alice.mailbox, bob.name, b"before")
+    alice.client.mail.send(alice.mailbox, bob.name, b"before")
     with disk.filled(leaving=1 << 20):
         until(lambda: httpx.get(f"{url}/health").status_code == 503, 5)
         for path in ("/v1/audit/chain", "/v1/settings", "/v1/tokens"):
@@ -175,11 +175,11 @@ def test_a_hot_tier_that_cannot_write_its_journal_stops_nothing(
     with redis.Redis.from_url(runtime.redis_url, decode_responses=True) as hot:
         with disk.filled():
             # Each signed request leaves a nonce in the journal, and the last page of it has an end.
-            until(lambda: alice.client.me() is not None and hot.config_get("appendonly") == {"appendonly": "no"})
-            assert [one.body for one in bob.client.receive(bob.mailbox).messages] == []
-            assert refused(lambda: alice.client.send(alice.mailbox, bob.name, b"meanwhile")) == "disk_full"
+            until(lambda: alice.client.agents.me() is not None and hot.config_get("appendonly") == {"appendonly": "no"})
+            assert [one.body for one in bob.client.mail.receive(bob.mailbox).messages] == []
+            assert refused(lambda: alice.client.mail.send(alice.mailbox, bob.name, b"meanwhile")) == "disk_full"
         deliver(alice)
-        assert [one.body for one in bob.client.receive(bob.mailbox, wait=10).messages] == [b"meanwhile"]
+        assert [one.body for one in bob.client.mail.receive(bob.mailbox, wait=10).messages] == [b"meanwhile"]
         until(lambda: hot.config_get("appendonly") == {"appendonly": "yes"})
 
 
@@ -188,11 +188,11 @@ def test_a_ledger_that_dies_on_a_full_disk_is_away_for_that_reason_and_comes_bac
 ) -> None:
     with disk.filled():
         os.kill(server.pid_of("postgres"), signal.SIGKILL)
-        codes = {refused(lambda: alice.client.send(alice.mailbox, bob.name, b"again")) for _ in range(3)}
+        codes = {refused(lambda: alice.client.mail.send(alice.mailbox, bob.name, b"again")) for _ in range(3)}
         assert codes == {"disk_full"}
     until(lambda: httpx.get(f"{server.start_url}/health", timeout=10).status_code == 200)
     deliver(alice)
-    assert len(bob.client.receive(bob.mailbox).messages) == 3
+    assert len(bob.client.mail.receive(bob.mailbox).messages) == 3
 
 
 def _doctor(server: ServerProcess) -> dict[str, dict[str, str]]:

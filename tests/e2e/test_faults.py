@@ -53,12 +53,12 @@ class Person(ABC):
         self.name, self.history = name, history
         made = identity.create(home, name)
         with Client(server.start_url, identity=made) as client:
-            agent = client.register(made.public_key)
-            client.claim_handle(name)
+            agent = client.agents.register(made.public_key)
+            client.agents.claim_handle(name)
         made = identity.record_registration(home, made, id=agent.id, handle=name, server=server.start_url)
         self.mailbox = Mailbox(home, made, datetime.now(UTC))
         self.client = Client(server.start_url, identity=self.mailbox, timeout=10, observer=self.observe)
-        self.client.publish_keys(self.mailbox)
+        self.client.keys.publish(self.mailbox)
         self.answers: Counter[str] = Counter()
         self.served = 0.0  # when the last request that did its work began
         self.failure: BaseException | None = None
@@ -112,11 +112,11 @@ class Sender(Person):
         wishes = {"ttl_seconds": SHORT_LIFE} if self._count % 7 == 0 else {}
         began = time.time()
         self.history.tries[body] = Try((self.name, to, int(priority)), began)
-        self._took(self.client.send(self.mailbox, to, body, priority=priority, **wishes).replay_key)
+        self._took(self.client.mail.send(self.mailbox, to, body, priority=priority, **wishes).replay_key)
         self.served = began
 
     def deliver(self) -> None:
-        for one in self.client.deliver_outbox(self.mailbox).sent:
+        for one in self.client.mail.deliver_outbox(self.mailbox).sent:
             self._took(one.replay_key)
 
     def finish(self) -> None:
@@ -142,11 +142,11 @@ class Recipient(Person):
 
     def step(self) -> None:
         began = time.time()
-        page = self.client.poll(wait=1, max_messages=20, lease_seconds=LEASE)
+        page = self.client.mail.poll(wait=1, max_messages=20, lease_seconds=LEASE)
         self.served = began
         handings = {one.replay_key: self._handing(one.replay_key, one.wire, one.attempt) for one in page.messages}
         self.history.handings += handings.values()
-        received = self.client.take_in(self.mailbox, page.messages)
+        received = self.client.mail.take_in(self.mailbox, page.messages)
         for opened in received.messages:
             self.history.openings.append(Opening(handings[opened.message.replay_key], opened.body))
         recovered = {message.replay_key for message in received.recovered}
@@ -252,7 +252,7 @@ def fault_rounds(directory: Path, home: Path, rounds: int, seed: int) -> None:
             stack.callback(person.close)
         for recipient in recipients:
             for sender in senders:
-                recipient.client.find_keys(recipient.mailbox, sender.name)
+                recipient.client.keys.find(recipient.mailbox, sender.name)
                 recipient.mailbox.allowlist.allow(sender.name, datetime.now(UTC))
         back = _strike_again_and_again(server, faults, senders, recipients, rounds)
         expired = asyncio.run(_expired(server))
@@ -360,7 +360,7 @@ def _check_receipts(server: ServerProcess, senders: list[Sender], delivered: set
     )
     assert wrong == [], "every receipt is signed by its recipient and has its times"
     for sender in senders:
-        assert sender.client.update_outbox(sender.mailbox).doubts == ()
+        assert sender.client.mail.update_outbox(sender.mailbox).doubts == ()
         states = {row.replay_key: row.status for row in sender.outbox()}
         assert {states[key] for key in sender.taken & delivered} <= {Sent.DELIVERED, Sent.READ}, Counter(
             states.values()

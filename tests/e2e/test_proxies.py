@@ -120,11 +120,11 @@ def test_mail_comes_on_a_stream_through_a_proxy(
     ann, ben = (Person(front.url, tmp_path / name, f"{name}-{secrets.token_hex(4)}") for name in ("ann", "ben"))
     for one in (ann, ben):
         one.register()
-        one.client.publish_keys(one.mailbox)
+        one.client.keys.publish(one.mailbox)
     came: list[object] = []
-    listening = threading.Thread(target=lambda: came.append(next(ben.client.stream_mail())), daemon=True)
+    listening = threading.Thread(target=lambda: came.append(next(ben.client.mail.stream())), daemon=True)
     listening.start()
-    ann.client.send(ann.mailbox, ben.name, b"hello")
+    ann.client.mail.send(ann.mailbox, ben.name, b"hello")
     listening.join(UNTIL_THE_NEXT_HEARTBEAT)
     assert [type(one) for one in came] == [Handed]
     for one in (ann, ben):
@@ -159,9 +159,9 @@ def _registered(client: httpx.Client) -> Agent:
 
 def _allow_all(front: Front) -> None:
     with Client(front.url, token=front.token) as operator:
-        if not operator.policies().policies:
+        if not operator.policy.list().policies:
             for action in ("send", "keys.read"):
-                operator.add_policy("allow", action, subject="*", object="*")
+                operator.policy.add("allow", action, subject="*", object="*")
 
 
 def _block(language: str) -> str:

@@ -49,12 +49,12 @@ def key_of(who: Talker, channel_id: UUID) -> EpochKey:
 
 def takes(who: Talker) -> int:
     """Fetch the mail, and take the channels' keys from it."""
-    who.client.receive(who.mailbox, most=200)
-    return who.client.take_keys(who.mailbox)
+    who.client.mail.receive(who.mailbox, most=200)
+    return who.client.channels.take_keys(who.mailbox)
 
 
 def sealed_under(who: Talker, channel: str) -> UUID:
-    return who.client.publish(who.mailbox, channel, b"secret").envelope.header.key_id
+    return who.client.channels.publish(who.mailbox, channel, b"secret").envelope.header.key_id
 
 
 # What a reader says of a key.
@@ -67,25 +67,25 @@ def test_a_subscriber_of_an_open_channel_who_names_a_far_version_locks_nobody_ou
         one.subscribes(channel)
     alice.says(channel, "one")
     assert bob.hears(channel) == mallory.hears(channel) == ["one"]
-    before = alice.client.find_channel(alice.mailbox, channel)
+    before = alice.client.channels.find(alice.mailbox, channel)
     far = ChannelKey(before.channel_id, before.epoch, key_of(mallory, before.channel_id), far_edition(alice, channel))
     for one in (bob, alice):
         give(mallory, one, far)
         takes(one)
         one.says(channel, "still here")
-    assert alice.client.find_channel(alice.mailbox, channel).epoch == before.epoch
+    assert alice.client.channels.find(alice.mailbox, channel).epoch == before.epoch
 
 
 def test_a_removed_reader_who_names_a_far_version_locks_nobody_out(people: People) -> None:
     alice, bob, mallory = people("alice"), people("bob"), people("mallory")
     channel = alice.creates(Policy.ALLOWLIST, mallory)
-    alice.client.allow(alice.mailbox, channel, bob.name, may_publish=True)
+    alice.client.channels.allow(alice.mailbox, channel, bob.name, may_publish=True)
     for one in (bob, mallory):
         one.subscribes(channel)
     alice.says(channel, "one")
     assert bob.hears(channel) == mallory.hears(channel) == ["one"]
-    before = alice.client.find_channel(alice.mailbox, channel)
-    alice.client.disallow(alice.mailbox, channel, mallory.name)
+    before = alice.client.channels.find(alice.mailbox, channel)
+    alice.client.channels.disallow(alice.mailbox, channel, mallory.name)
     alice.says(channel, "two")
     assert bob.hears(channel, 1) == ["two"]
     give(
@@ -103,7 +103,7 @@ def _with_publishers(owner: Talker, reader: Talker, *publishers: Talker) -> str:
     """A channel with a message, which the reader and the first of the publishers have subscribed to."""
     channel = owner.creates(Policy.ALLOWLIST, reader)
     for one in publishers:
-        owner.client.allow(owner.mailbox, channel, one.name, may_publish=True)
+        owner.client.channels.allow(owner.mailbox, channel, one.name, may_publish=True)
     for one in (reader, publishers[0]):
         one.subscribes(channel)
     owner.says(channel, "one")
@@ -115,11 +115,11 @@ def test_a_removed_members_word_on_its_old_key_is_believed_by_nobody(people: Peo
     alice, bob, carol, mallory = (people(name) for name in ("alice", "bob", "carol", "mallory"))
     channel = _with_publishers(alice, mallory, bob, carol)
     assert mallory.hears(channel) == ["one"]
-    before = alice.client.find_channel(alice.mailbox, channel)
-    carol.client.find_channel(carol.mailbox, channel)
-    alice.client.disallow(alice.mailbox, channel, mallory.name)
+    before = alice.client.channels.find(alice.mailbox, channel)
+    carol.client.channels.find(carol.mailbox, channel)
+    alice.client.channels.disallow(alice.mailbox, channel, mallory.name)
     for one in (bob, carol):
-        one.client.find_channel(one.mailbox, channel)
+        one.client.channels.find(one.mailbox, channel)
     key = key_of(mallory, before.channel_id)
     give(mallory, bob, ChannelKey(before.channel_id, before.epoch, key, pinned(bob, channel).edition))
     takes(bob)
@@ -134,16 +134,18 @@ def test_a_removed_members_word_on_its_old_key_is_believed_by_nobody(people: Peo
 def test_a_hundred_keys_that_cannot_be_judged_keep_none_of_another_channel(people: People) -> None:
     """The owner of the one channel has revoked the pair that signed its roster, and signs it no more."""
     alice, bob, mallory = people("alice"), people("bob"), people("mallory")
-    bait = mallory.client.create_channel(mallory.mailbox, "bait", Policy.OPEN)
+    bait = mallory.client.channels.create(mallory.mailbox, "bait", Policy.OPEN)
     channel = alice.creates(Policy.ALLOWLIST, bob)
     for one in (bait.name, channel):
         bob.subscribes(one)
     mallory.client._run(mailbox_keys.emergency_rotate_keys(mallory.mailbox, why="stolen"))
     bob.mailbox.trust.drop_bundle(mallory.name)  # an hour later
-    known, _ = mallory.client.find_keys(mallory.mailbox, bob.name)
+    known, _ = mallory.client.keys.find(mallory.mailbox, bob.name)
     body = ChannelKey(bait.channel_id, 1, EpochKey.generate(), pinned(mallory, bait.name).edition).encode()
     draft = Draft(recipient=known.bundle, body=body, channel_id=bait.channel_id, control=True, ttl_seconds=3600)
-    assert not any(mallory.client.send_sealed(mallory.mailbox, mallory.mailbox.outbox.seal_many([draft] * 100, now())))
+    assert not any(
+        mallory.client.mail.send_sealed(mallory.mailbox, mallory.mailbox.outbox.seal_many([draft] * 100, now()))
+    )
     assert takes(bob) == 0
     alice.says(channel, "one")
     assert bob.hears(channel) == ["one"]
@@ -158,17 +160,17 @@ def test_an_epoch_that_a_relay_made_up_is_cured_by_forgetting_and_no_removal_is_
     alice, bob, mallory = people("alice"), people("bob"), people("mallory")
     channel = alice.creates(Policy.ALLOWLIST, bob, mallory)
     with_mallory = pinned(alice, channel)
-    alice.client.disallow(alice.mailbox, channel, mallory.name)
+    alice.client.channels.disallow(alice.mailbox, channel, mallory.name)
     removed = pinned(alice, channel)
-    shown = msgspec.to_builtins(alice.client.channel(removed.channel_id))
+    shown = msgspec.to_builtins(alice.client.channels.show(removed.channel_id))
     through(liar, alice)
     liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(epoch=500_000, epoch_key_id=None))
     liar.instead("POST", CHANNEL + "/epoch", told(shown))
     with pytest.raises(AngeliaError):
-        alice.client.publish(alice.mailbox, channel, b"x")
+        alice.client.channels.publish(alice.mailbox, channel, b"x")
     liar.honest()
     with pytest.raises(EpochWentBack) as refused:
-        alice.client.publish(alice.mailbox, channel, b"x")
+        alice.client.channels.publish(alice.mailbox, channel, b"x")
     assert "angelia channel forget" in refused.value.hint
     forget_channel(alice.mailbox, channel)
     shows(liar, with_mallory)
@@ -188,7 +190,7 @@ def test_one_lie_about_the_present_key_costs_no_key(people: People, liar: Liar) 
     liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(epoch_key_id=str(uuid4())))
     assert takes(bob) == 0
     liar.honest()
-    alice.client.disallow(alice.mailbox, channel, eve.name)  # nobody sends the key again
+    alice.client.channels.disallow(alice.mailbox, channel, eve.name)  # nobody sends the key again
     alice.says(channel, "two")
     assert bob.hears(channel, 0) == ["one", "two"]
 
@@ -204,8 +206,8 @@ def test_a_member_who_meets_the_channel_after_a_removal_seals_under_no_key_of_be
     channel = _with_publishers(alice, mallory, bob, dave)
     assert bob.hears(channel) == mallory.hears(channel) == ["one"]
     through(liar, bob)
-    before, old = alice.client.find_channel(alice.mailbox, channel), pinned(bob, channel)
-    alice.client.disallow(alice.mailbox, channel, mallory.name)
+    before, old = alice.client.channels.find(alice.mailbox, channel), pinned(bob, channel)
+    alice.client.channels.disallow(alice.mailbox, channel, mallory.name)
     sql("UPDATE channels SET epoch_key_id = $2 WHERE channel_id = $1", before.channel_id, before.epoch_key_id)
     dave.subscribes(channel)
     shows(liar, old)
@@ -221,7 +223,7 @@ def test_rotating_the_pair_twice_locks_no_publisher_of_an_open_channel_out(peopl
     alice.says(channel, "one")
     assert bob.hears(channel) == ["one"]
     for _ in range(2):
-        alice.client.rotate_keys(alice.mailbox, signer=True)
+        alice.client.keys.rotate(alice.mailbox, signer=True)
     bob.mailbox.trust.drop_bundle(alice.name)  # an hour later
     bob.says(channel, "still here")
     assert pinned(bob, channel).version == 3
@@ -230,16 +232,16 @@ def test_rotating_the_pair_twice_locks_no_publisher_of_an_open_channel_out(peopl
 def test_after_an_emergency_the_next_message_of_an_owner_or_a_publisher_has_another_key(people: People) -> None:
     alice, bob = people("alice"), people("bob")
     channel = alice.creates(Policy.ALLOWLIST)
-    alice.client.allow(alice.mailbox, channel, bob.name, may_publish=True)
+    alice.client.channels.allow(alice.mailbox, channel, bob.name, may_publish=True)
     bob.subscribes(channel)
     alice.says(channel, "one")
     assert bob.hears(channel) == ["one"]
     stolen = sealed_under(bob, channel)
-    alice.client.emergency_rotate_keys(alice.mailbox, why="stolen")
+    alice.client.keys.emergency_rotate(alice.mailbox, why="stolen")
     bob.mailbox.trust.drop_bundle(alice.name)  # an hour later
     by_alice = sealed_under(alice, channel)
     assert stolen != by_alice == sealed_under(bob, channel)
-    bob.client.emergency_rotate_keys(bob.mailbox, why="stolen")
+    bob.client.keys.emergency_rotate(bob.mailbox, why="stolen")
     alice.mailbox.trust.drop_bundle(bob.name)  # an hour later
     by_bob = sealed_under(bob, channel)
     assert by_alice != by_bob == sealed_under(alice, channel)
@@ -251,10 +253,10 @@ def test_a_member_who_was_away_reads_what_was_published_under_the_key_of_a_publi
     carol.subscribes(channel)
     alice.says(channel, "first")
     assert carol.hears(channel) == ["first"]
-    alice.client.allow(alice.mailbox, channel, dave.name, may_publish=True)
+    alice.client.channels.allow(alice.mailbox, channel, dave.name, may_publish=True)
     dave.says(channel, "under a key of dave's")
     alice.says(channel, "under the same")
-    alice.client.disallow(alice.mailbox, channel, dave.name)
+    alice.client.channels.disallow(alice.mailbox, channel, dave.name)
     alice.says(channel, "later")
     of_dave, of_alice, later = carol.page(channel, after=1)
     assert isinstance(of_dave, Unopened)
@@ -265,16 +267,16 @@ def test_a_member_who_was_away_reads_what_was_published_under_the_key_of_a_publi
 def test_a_publisher_with_a_frozen_view_gives_a_removed_member_no_key_of_after(members: Members, liar: Liar) -> None:
     alice, bob, carol, channel = members
     old = pinned(carol, channel)
-    alice.client.disallow(alice.mailbox, channel, bob.name)
+    alice.client.channels.disallow(alice.mailbox, channel, bob.name)
     alice.says(channel, "without bob")
     liar.lie("GET", ROSTER, lambda _, answer: said(answer, roster_document(old)))
     liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(roster_version=old.version, without_key=1))
     lists(liar, bob)
-    assert carol.client.receive(carol.mailbox).controls == 1
-    assert carol.client.take_keys(carol.mailbox) == 0
+    assert carol.client.mail.receive(carol.mailbox).controls == 1
+    assert carol.client.channels.take_keys(carol.mailbox) == 0
     refuses(carol, channel, liar)
     assert carol.hears(channel)[-1] == "without bob"  # what it opens is hers to read
-    assert bob.client.receive(bob.mailbox, most=50).controls == 1  # of his time
+    assert bob.client.mail.receive(bob.mailbox, most=50).controls == 1  # of his time
     liar.honest()
     carol.says(channel, "and carol has heard")
 
@@ -282,28 +284,28 @@ def test_a_publisher_with_a_frozen_view_gives_a_removed_member_no_key_of_after(m
 def test_nothing_is_sealed_under_a_key_whose_maker_had_not_heard_of_the_removal(members: Members, liar: Liar) -> None:
     alice, bob, carol, channel = members
     old = pinned(carol, channel)
-    alice.client.disallow(alice.mailbox, channel, bob.name)
+    alice.client.channels.disallow(alice.mailbox, channel, bob.name)
     liar.lie("GET", ROSTER, lambda _, answer: said(answer, roster_document(old)))
     liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(roster_version=old.version, without_key=1))
-    of_carol = carol.client.publish(carol.mailbox, channel, b"bob may have it").channel
-    posted = alice.client.publish(alice.mailbox, channel, b"without bob")
+    of_carol = carol.client.channels.publish(carol.mailbox, channel, b"bob may have it").channel
+    posted = alice.client.channels.publish(alice.mailbox, channel, b"without bob")
     assert posted.channel.epoch == of_carol.epoch + 1
 
 
 def test_a_key_that_went_by_while_a_member_was_added_and_removed_seals_nothing(people: People, sql: Sql) -> None:
     alice, carol, mallory = people("alice"), people("carol"), people("mallory")
     channel = alice.creates(Policy.ALLOWLIST)
-    alice.client.allow(alice.mailbox, channel, carol.name, may_publish=True)
+    alice.client.channels.allow(alice.mailbox, channel, carol.name, may_publish=True)
     carol.subscribes(channel)
     alice.says(channel, "one")
     assert carol.hears(channel) == ["one"]
-    alice.client.allow(alice.mailbox, channel, mallory.name)
+    alice.client.channels.allow(alice.mailbox, channel, mallory.name)
     mallory.subscribes(channel)
     alice.says(channel, "two")
-    before = alice.client.find_channel(alice.mailbox, channel)
-    alice.client.disallow(alice.mailbox, channel, mallory.name)
+    before = alice.client.channels.find(alice.mailbox, channel)
+    alice.client.channels.disallow(alice.mailbox, channel, mallory.name)
     sql("UPDATE channels SET epoch_key_id = $2 WHERE channel_id = $1", before.channel_id, before.epoch_key_id)
-    posted = carol.client.publish(carol.mailbox, channel, b"without mallory")
+    posted = carol.client.channels.publish(carol.mailbox, channel, b"without mallory")
     assert posted.channel.epoch == before.epoch + 1
 
 
@@ -314,10 +316,10 @@ def test_an_owner_that_was_led_to_a_far_version_goes_on_with_a_new_pair(people: 
     bob.subscribes(channel)
     through(liar, alice)
     shows(liar, following(true, stolen, true.members, version=10**9, prev_roster_hash=b"x" * 32))
-    alice.client.find_channel(alice.mailbox, channel)
+    alice.client.channels.find(alice.mailbox, channel)
     liar.honest()
     assert pinned(alice, channel).version == 10**9
-    alice.client.emergency_rotate_keys(alice.mailbox, why="stolen")
+    alice.client.keys.emergency_rotate(alice.mailbox, why="stolen")
     assert pinned(alice, channel).version == 2
     bob.mailbox.trust.drop_bundle(alice.name)  # an hour later
     alice.says(channel, "again")
@@ -329,16 +331,16 @@ def test_what_was_forgotten_is_signed_past_what_members_have_seen(people: People
     channel = alice.creates(Policy.ALLOWLIST, bob)
     old = pinned(alice, channel)
     bob.subscribes(channel)
-    alice.client.allow(alice.mailbox, channel, carol.name)
-    alice.client.disallow(alice.mailbox, channel, carol.name)
-    bob.client.find_channel(bob.mailbox, channel)
+    alice.client.channels.allow(alice.mailbox, channel, carol.name)
+    alice.client.channels.disallow(alice.mailbox, channel, carol.name)
+    bob.client.channels.find(bob.mailbox, channel)
     values = (old.channel_id, old.hash, encode_roster(old))
     sql("UPDATE channel_rosters SET version = 1, roster_hash = $2, roster = $3 WHERE channel_id = $1", *values)
     sql("UPDATE channels SET roster_version = 1 WHERE channel_id = $1", old.channel_id)
     forget_channel(alice.mailbox, channel)
-    proposal = alice.client.propose_roster(alice.mailbox, channel)
+    proposal = alice.client.channels.propose_roster(alice.mailbox, channel)
     assert ([one.nhi for one in proposal.members], proposal.by_server) == ([bob.name], False)
-    alice.client.sign_roster(alice.mailbox, channel, proposal.policy, proposal.members)
+    alice.client.channels.sign_roster(alice.mailbox, channel, proposal.policy, proposal.members)
     assert pinned(alice, channel).version > 3
     alice.says(channel, "again")
     assert bob.hears(channel) == ["again"]
@@ -348,19 +350,19 @@ def test_a_waiting_word_of_a_pair_that_was_replaced_vouches_for_no_key(members: 
     """Its thief named the next roster in advance."""
     alice, bob, carol, channel = members
     mallory, key = bob, EpochKey.generate()
-    found = alice.client.find_channel(alice.mailbox, channel)
+    found = alice.client.channels.find(alice.mailbox, channel)
     present = pinned(alice, channel).edition
     coming = Edition(present.signer_id, present.version + 1)
     give(carol, alice, ChannelKey(found.channel_id, found.epoch, key, coming))
-    alice.client.receive(alice.mailbox)
-    assert alice.client.take_keys(alice.mailbox) == 0
-    carol.client.emergency_rotate_keys(carol.mailbox, why="stolen")
+    alice.client.mail.receive(alice.mailbox)
+    assert alice.client.channels.take_keys(alice.mailbox) == 0
+    carol.client.keys.emergency_rotate(carol.mailbox, why="stolen")
     alice.mailbox.trust.drop_bundle(carol.name)  # an hour later
-    alice.client.find_keys(alice.mailbox, carol.name)
-    alice.client.disallow(alice.mailbox, channel, mallory.name)
+    alice.client.keys.find(alice.mailbox, carol.name)
+    alice.client.channels.disallow(alice.mailbox, channel, mallory.name)
     through(liar, alice)
     liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(epoch=found.epoch, epoch_key_id=str(key.key_id)))
-    alice.client.take_keys(alice.mailbox)
+    alice.client.channels.take_keys(alice.mailbox)
     assert alice.mailbox.channels.present_key(found.channel_id, key.key_id) is None
 
 
@@ -374,9 +376,9 @@ def test_word_of_a_later_roster_outlives_the_pair_that_gave_it_and_its_message(
 ) -> None:
     """Carol has a key that was made without bob, and is still shown the roster with him."""
     alice, bob, carol, channel = members
-    old, before = pinned(carol, channel), carol.client.find_channel(carol.mailbox, channel)
-    alice.client.rotate_keys(alice.mailbox, signer=True)  # and signs the roster with the next pair
-    alice.client.disallow(alice.mailbox, channel, bob.name)
+    old, before = pinned(carol, channel), carol.client.channels.find(carol.mailbox, channel)
+    alice.client.keys.rotate(alice.mailbox, signer=True)  # and signs the roster with the next pair
+    alice.client.channels.disallow(alice.mailbox, channel, bob.name)
     alice.says(channel, "without bob")
     shown: dict[str, object] = {"roster_version": old.version, "without_key": 1}
     if frozen == "roster and epoch":
@@ -384,14 +386,14 @@ def test_word_of_a_later_roster_outlives_the_pair_that_gave_it_and_its_message(
     liar.lie("GET", ROSTER, lambda _, answer: said(answer, roster_document(old)))
     liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(**shown))
     lists(liar, bob)
-    carol.client.receive(carol.mailbox)
+    carol.client.mail.receive(carol.mailbox)
     refuses(carol, channel, liar)
     with monkeypatch.context() as later:
         later.setattr(channel_keys, "now", lambda: now() + timedelta(days=8))
-        carol.client.take_keys(carol.mailbox)
-    alice.client.rotate_keys(alice.mailbox, signer=True)
+        carol.client.channels.take_keys(carol.mailbox)
+    alice.client.keys.rotate(alice.mailbox, signer=True)
     carol.mailbox.trust.drop_bundle(alice.name)  # an hour later
-    carol.client.find_keys(carol.mailbox, alice.name)
+    carol.client.keys.find(carol.mailbox, alice.name)
     refuses(carol, channel, liar)
 
 
@@ -399,7 +401,7 @@ def test_a_key_under_a_thiefs_roster_of_the_same_version_is_of_another_pair(peop
     alice, bob, carol, mallory = (people(name) for name in ("alice", "bob", "carol", "mallory"))
     channel = alice.creates(Policy.ALLOWLIST)
     for one in (bob, carol):
-        alice.client.allow(alice.mailbox, channel, one.name, may_publish=True)
+        alice.client.channels.allow(alice.mailbox, channel, one.name, may_publish=True)
         one.subscribes(channel)
     true, stolen = pinned(alice, channel), alice.mailbox.identity.pair
     through(liar, bob)
@@ -407,8 +409,8 @@ def test_a_key_under_a_thiefs_roster_of_the_same_version_is_of_another_pair(peop
     shows(liar, following(true, stolen, [*true.members, entry]))
     lists(liar, mallory, carol)
     key = sealed_under(bob, channel)
-    assert mallory.client.receive(mallory.mailbox, most=50).controls + takes(carol) >= 0
-    alice.client.emergency_rotate_keys(alice.mailbox, why="stolen")
+    assert mallory.client.mail.receive(mallory.mailbox, most=50).controls + takes(carol) >= 0
+    alice.client.keys.emergency_rotate(alice.mailbox, why="stolen")
     assert pinned(alice, channel).version == true.version + 1
     for one in (bob, carol):
         one.mailbox.trust.drop_bundle(alice.name)  # an hour later
@@ -432,6 +434,6 @@ def test_a_right_that_was_given_while_another_process_replaced_the_pair_is_not_l
 
     with monkeypatch.context() as held_up:
         held_up.setattr(alice.mailbox.rosters, "pin_own", late)
-        alice.client.allow(alice.mailbox, channel, bob.name)
+        alice.client.channels.allow(alice.mailbox, channel, bob.name)
     assert [one.nhi for one in pinned(alice, channel).members] == [bob.name]
     bob.subscribes(channel)

@@ -58,27 +58,29 @@ def test_whom_only_the_ledger_lists_is_sent_no_key(people: People, sql: Sql, pol
     if policy is Policy.PRIVATE:
         sql("UPDATE channels SET policy = 'allowlist' WHERE channel_id = $1", channel_id)
         with pytest.raises(UntrustedRoster):
-            alice.client.publish(alice.mailbox, channel, b"secret")
+            alice.client.channels.publish(alice.mailbox, channel, b"secret")
         sql("UPDATE channels SET policy = 'private' WHERE channel_id = $1", channel_id)
-    posted = alice.client.publish(alice.mailbox, channel, b"secret")
-    shared = alice.client.share_key(alice.mailbox, channel)
+    posted = alice.client.channels.publish(alice.mailbox, channel, b"secret")
+    shared = alice.client.channels.share_key(alice.mailbox, channel)
     assert shared.sent == []
     if policy is Policy.ALLOWLIST:
         assert isinstance(posted.unreached[mallory.name], NotAllowed)
-    assert mallory.client.receive(mallory.mailbox, most=50).controls == 0
+    assert mallory.client.mail.receive(mallory.mailbox, most=50).controls == 0
     assert mallory.mailbox.channels.keys(channel_id) == []
 
 
 def test_a_member_who_publishes_gives_it_no_key_either(people: People, sql: Sql) -> None:
     alice, carol, mallory = people("alice"), people("carol"), people("mallory")
     channel = alice.creates(Policy.ALLOWLIST)
-    alice.client.allow(alice.mailbox, channel, carol.name, may_publish=True)
+    alice.client.channels.allow(alice.mailbox, channel, carol.name, may_publish=True)
     channel_id = id_of(alice, channel)
     mallory.mailbox.channels.join(channel_id, channel, now())
     smuggle(sql, channel_id, mallory)
-    posted = carol.client.publish(carol.mailbox, channel, b"secret")  # under a key that she makes, and gives alice
+    posted = carol.client.channels.publish(
+        carol.mailbox, channel, b"secret"
+    )  # under a key that she makes, and gives alice
     assert list(posted.unreached) == [mallory.name]
-    assert mallory.client.receive(mallory.mailbox, most=50).controls == 0
+    assert mallory.client.mail.receive(mallory.mailbox, most=50).controls == 0
 
 
 def test_a_post_of_who_is_no_publisher_is_not_opened(people: People, sql: Sql) -> None:
@@ -94,7 +96,9 @@ def test_a_post_of_who_is_no_publisher_is_not_opened(people: People, sql: Sql) -
     key = bob.mailbox.channels.keys(channel_id)[0]
     secret = bob.mailbox.channels.key(channel_id, key.key_id, now())
     assert secret is not None
-    bob.client.publish_envelope(channel_id, bob.mailbox.channels.seal(channel_id, secret, b"pay mallory", now()))
+    bob.client.channels.publish_envelope(
+        channel_id, bob.mailbox.channels.seal(channel_id, secret, b"pay mallory", now())
+    )
     first, second = carol.page(channel, after=0)
     assert isinstance(first, ChannelMessage)
     assert isinstance(second, Unopened)
@@ -104,7 +108,7 @@ def test_a_post_of_who_is_no_publisher_is_not_opened(people: People, sql: Sql) -
 def test_a_key_of_who_is_no_publisher_is_not_taken(people: People, sql: Sql) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
     channel = alice.creates(Policy.ALLOWLIST, bob, carol)
-    alice.client.allow(alice.mailbox, channel, carol.name, may_publish=True)
+    alice.client.channels.allow(alice.mailbox, channel, carol.name, may_publish=True)
     for one in (bob, carol):
         one.subscribes(channel)
     alice.says(channel, "from alice")
@@ -112,13 +116,15 @@ def test_a_key_of_who_is_no_publisher_is_not_taken(people: People, sql: Sql) -> 
     channel_id = id_of(bob, channel)
     smuggle(sql, channel_id, bob)
     made = EpochKey.generate()
-    bob.client.set_epoch(channel_id, 2, made.key_id)  # the server lets him
+    bob.client.channels.set_epoch(channel_id, 2, made.key_id)  # the server lets him
     give(bob, carol, ChannelKey(channel_id, 2, made))
-    assert carol.client.receive(carol.mailbox).controls == 1
-    assert carol.client.take_keys(carol.mailbox) == 0
+    assert carol.client.mail.receive(carol.mailbox).controls == 1
+    assert carol.client.channels.take_keys(carol.mailbox) == 0
     assert carol.mailbox.channels.key(channel_id, made.key_id, now()) is None
     sql("UPDATE channels SET epoch_at = now() - interval '1 hour' WHERE channel_id = $1", channel_id)
-    assert carol.client.publish(carol.mailbox, channel, b"for members").channel.epoch == 3  # under a key of her own
+    assert (
+        carol.client.channels.publish(carol.mailbox, channel, b"for members").channel.epoch == 3
+    )  # under a key of her own
 
 
 def test_a_removed_member_gets_no_further_key_though_the_epoch_was_kept_open(people: People, sql: Sql) -> None:
@@ -128,15 +134,15 @@ def test_a_removed_member_gets_no_further_key_though_the_epoch_was_kept_open(peo
         one.subscribes(channel)
     alice.says(channel, "for both")
     assert bob.hears(channel) == carol.hears(channel) == ["for both"]
-    before = alice.client.find_channel(alice.mailbox, channel)
-    alice.client.disallow(alice.mailbox, channel, bob.name)
+    before = alice.client.channels.find(alice.mailbox, channel)
+    alice.client.channels.disallow(alice.mailbox, channel, bob.name)
     smuggle(sql, before.channel_id, bob)  # the relay keeps him, and the epoch whose key he has
     sql("UPDATE channel_subscriptions SET status = 'active' WHERE channel_id = $1", before.channel_id)
     sql("UPDATE channels SET epoch_key_id = $2 WHERE channel_id = $1", before.channel_id, before.epoch_key_id)
-    posted = alice.client.publish(alice.mailbox, channel, b"without bob")
+    posted = alice.client.channels.publish(alice.mailbox, channel, b"without bob")
     assert posted.channel.epoch == 2
     assert list(posted.unreached) == [bob.name]
-    assert bob.client.receive(bob.mailbox, most=50).controls == 0
+    assert bob.client.mail.receive(bob.mailbox, most=50).controls == 0
     last = bob.page(channel, after=1)[-1]
     assert isinstance(last, Unopened)
     assert isinstance(last.error, UnknownKey)
@@ -150,8 +156,8 @@ def test_an_older_roster_is_refused(members: Members, liar: Liar) -> None:
     """The relay shows the roster of a time when Bob was still on it."""
     alice, bob, carol, channel = members
     old = roster_document(pinned(carol, channel))
-    alice.client.disallow(alice.mailbox, channel, bob.name)
-    assert carol.client.publish(carol.mailbox, channel, b"without bob").unreached == {}
+    alice.client.channels.disallow(alice.mailbox, channel, bob.name)
+    assert carol.client.channels.publish(carol.mailbox, channel, b"without bob").unreached == {}
     liar.lie("GET", ROSTER, lambda _, answer: said(answer, old))
     liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(roster_version=old.version))
     refuses(carol, channel, liar)
@@ -160,10 +166,12 @@ def test_an_older_roster_is_refused(members: Members, liar: Liar) -> None:
 def test_a_version_that_goes_back_is_refused_also_where_no_roster_is_shown(members: Members, liar: Liar) -> None:
     _, _, carol, channel = members
     liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(roster_version=0))
-    assert carol.client.publish(carol.mailbox, channel, b"x").published.offset == 2  # it still is what was pinned
+    assert (
+        carol.client.channels.publish(carol.mailbox, channel, b"x").published.offset == 2
+    )  # it still is what was pinned
     liar.instead("GET", ROSTER, problem(404, "not_found"))
     with pytest.raises(NotFound):
-        carol.client.publish(carol.mailbox, channel, b"x")
+        carol.client.channels.publish(carol.mailbox, channel, b"x")
 
 
 def test_a_forged_roster_is_refused(members: Members, people: People, liar: Liar) -> None:
@@ -184,7 +192,7 @@ def test_a_forged_roster_is_refused(members: Members, people: People, liar: Liar
 def test_the_roster_of_another_channel_is_refused(members: Members, liar: Liar) -> None:
     """All of it is alice's word, but for another of her channels."""
     alice, _, carol, channel = members
-    alice.client.create_channel(alice.mailbox, "open", Policy.OPEN)
+    alice.client.channels.create(alice.mailbox, "open", Policy.OPEN)
     other = pinned(alice, f"{alice.name}/open")
     liar.lie("GET", ROSTER, lambda _, answer: said(answer, roster_document(other)))
     liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(roster_version=9))
@@ -208,18 +216,18 @@ def test_without_a_roster_nothing_is_sealed_at_first_contact_either(
     """A relay that hides the roster, and says that everybody may read, gets nothing."""
     alice, _, _, channel = members
     dave = people("dave")
-    alice.client.allow(alice.mailbox, channel, dave.name, may_publish=True)
+    alice.client.channels.allow(alice.mailbox, channel, dave.name, may_publish=True)
     through(liar, dave)
     liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(roster_version=0, policy="authz_required"))
     liar.asked.clear()
     with pytest.raises(Unsigned):
-        dave.client.publish(dave.mailbox, channel, b"secret")
+        dave.client.channels.publish(dave.mailbox, channel, b"secret")
     assert liar.count("POST") == 0
 
 
 def test_a_name_stands_for_the_channel_that_the_owner_gave_it_to(members: Members, liar: Liar) -> None:
     alice, _, carol, channel = members
-    open_ = alice.client.create_channel(alice.mailbox, "open", Policy.OPEN)
+    open_ = alice.client.channels.create(alice.mailbox, "open", Policy.OPEN)
 
     def instead_of_news(asked: Asked, answer: Answer) -> Answer:
         return answer.saying({"channels": [msgspec.to_builtins(open_)], "next": None})
@@ -232,9 +240,9 @@ def test_a_name_stands_for_the_channel_that_the_owner_gave_it_to(members: Member
 
 def test_a_channel_that_was_made_again_is_followed_and_the_deleted_one_is_not(members: Members, liar: Liar) -> None:
     alice, _, carol, channel = members
-    old, shown = pinned(carol, channel), carol.client.find_channel(carol.mailbox, channel)
-    alice.client.delete_channel(alice.mailbox, old.channel_id)
-    alice.client.create_channel(alice.mailbox, "news", Policy.ALLOWLIST, allow=[carol.name])
+    old, shown = pinned(carol, channel), carol.client.channels.find(carol.mailbox, channel)
+    alice.client.channels.delete(alice.mailbox, old.channel_id)
+    alice.client.channels.create(alice.mailbox, "news", Policy.ALLOWLIST, allow=[carol.name])
     carol.subscribes(channel)
     assert pinned(carol, channel).channel_id != old.channel_id
     liar.instead("GET", "/v1/channels", told({"channels": [msgspec.to_builtins(shown)], "next": None}))
@@ -245,13 +253,13 @@ def test_a_channel_that_was_made_again_is_followed_and_the_deleted_one_is_not(me
 
 def test_a_lie_about_one_channel_takes_no_key_away(members: Members, liar: Liar) -> None:
     alice, _, carol, channel = members
-    alice.client.disallow(alice.mailbox, channel, members[1].name)
+    alice.client.channels.disallow(alice.mailbox, channel, members[1].name)
     alice.says(channel, "under the next key")
     liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(policy="open"))
-    assert carol.client.receive(carol.mailbox).controls == 1
-    assert carol.client.take_keys(carol.mailbox) == 0
+    assert carol.client.mail.receive(carol.mailbox).controls == 1
+    assert carol.client.channels.take_keys(carol.mailbox) == 0
     liar.honest()
-    assert carol.client.take_keys(carol.mailbox) == 1
+    assert carol.client.channels.take_keys(carol.mailbox) == 1
     assert carol.hears(channel)[-1] == "under the next key"
 
 
@@ -259,7 +267,7 @@ def test_an_owner_is_not_lied_to_either(people: People, liar: Liar) -> None:
     alice, bob = people("alice"), people("bob")
     channel = alice.creates(Policy.ALLOWLIST, bob)
     first = roster_document(pinned(alice, channel))
-    alice.client.disallow(alice.mailbox, channel, bob.name)
+    alice.client.channels.disallow(alice.mailbox, channel, bob.name)
     through(liar, alice)
     liar.lie("GET", ROSTER, lambda _, answer: said(answer, first))
     liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(roster_version=1))
@@ -269,7 +277,7 @@ def test_an_owner_is_not_lied_to_either(people: People, liar: Liar) -> None:
     shows(liar, after(pinned(alice, channel), mallory, Member(mallory.name, may_publish=True, may_subscribe=True)))
     refuses(alice, channel, liar)
     with pytest.raises(UntrustedRoster):  # nor is anything signed on top of it
-        alice.client.allow(alice.mailbox, channel, bob.name)
+        alice.client.channels.allow(alice.mailbox, channel, bob.name)
     assert liar.count("PUT") == 0
 
 
@@ -284,8 +292,8 @@ def test_publishing_asks_for_no_roster_as_long_as_it_is_the_same(members: Member
     ]
     carol.hears(channel)
     assert liar.count("GET", ROSTER) == 0
-    alice.client.update_channel(alice.mailbox, channel, policy=Policy.PRIVATE)
-    alice.client.update_channel(alice.mailbox, channel, policy=Policy.ALLOWLIST)
+    alice.client.channels.update(alice.mailbox, channel, policy=Policy.PRIVATE)
+    alice.client.channels.update(alice.mailbox, channel, policy=Policy.ALLOWLIST)
     carol.subscribes(channel)
     carol.says(channel, "three")
     assert liar.count("GET", ROSTER) == 1
@@ -297,14 +305,14 @@ def test_publishing_asks_for_no_roster_as_long_as_it_is_the_same(members: Member
 def test_an_owner_that_is_away_stops_nobody_on_the_roster(people: People) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
     channel = alice.creates(Policy.ALLOWLIST, bob)
-    alice.client.allow(alice.mailbox, channel, carol.name, may_publish=True)
+    alice.client.channels.allow(alice.mailbox, channel, carol.name, may_publish=True)
     alice.close()
     carol.says(channel, "before bob came")
     bob.subscribes(channel)
-    carol.client.share_key(carol.mailbox, channel)
+    carol.client.channels.share_key(carol.mailbox, channel)
     carol.says(channel, "from carol")
     assert bob.hears(channel) == ["from carol"]
-    bob.client.unsubscribe(bob.mailbox, channel)
+    bob.client.channels.unsubscribe(bob.mailbox, channel)
     alice.reopen()
 
 
@@ -314,7 +322,7 @@ def test_changes_at_once_are_made_one_on_top_of_the_other(people: People) -> Non
 
     def allow(other: Talker) -> None:
         with Client(alice.url, identity=alice.mailbox) as client:
-            client.allow(alice.mailbox, channel, other.name)
+            client.channels.allow(alice.mailbox, channel, other.name)
 
     threads = [threading.Thread(target=allow, args=(one,)) for one in others]
     for thread in threads:
@@ -329,7 +337,7 @@ def test_an_owner_who_rotates_is_followed(people: People) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
     channel = alice.creates(Policy.ALLOWLIST, bob, carol)
     bob.subscribes(channel)
-    alice.client.rotate_keys(alice.mailbox, signer=True)
+    alice.client.keys.rotate(alice.mailbox, signer=True)
     carol.subscribes(channel)  # meets her now, and the roster that her next pair signed
     assert pinned(carol, channel).version == 2
     alice.says(channel, "hello")
@@ -342,7 +350,7 @@ def test_after_an_emergency_the_rosters_are_signed_anew_and_those_of_the_stolen_
 ) -> None:
     alice, bob, mallory = people("alice"), people("bob"), people("mallory")
     channel = alice.creates(Policy.ALLOWLIST)
-    alice.client.allow(alice.mailbox, channel, bob.name, may_publish=True)
+    alice.client.channels.allow(alice.mailbox, channel, bob.name, may_publish=True)
     bob.subscribes(channel)
     stolen = alice.mailbox.identity.pair
     true = pinned(alice, channel)
@@ -359,12 +367,12 @@ def test_after_an_emergency_the_rosters_are_signed_anew_and_those_of_the_stolen_
         prev_roster_hash=true.hash,
     )
     with Client(alice.url, identity=alice.mailbox) as thief:
-        thief.put_roster(signed)
-    alice.client.emergency_rotate_keys(alice.mailbox, why="stolen")
+        thief.channels.put_roster(signed)
+    alice.client.keys.emergency_rotate(alice.mailbox, why="stolen")
     mended = pinned(alice, channel)
     assert (mended.version, [one.nhi for one in mended.members]) == (signed.version + 1, [bob.name])
     bob.mailbox.trust.drop_bundle(alice.name)  # an hour later
-    assert bob.client.publish(bob.mailbox, channel, b"without mallory").unreached == {}
+    assert bob.client.channels.publish(bob.mailbox, channel, b"without mallory").unreached == {}
     assert pinned(bob, channel) == mended
     through(liar, bob)
     late = sign_roster(
@@ -387,12 +395,12 @@ def test_a_channel_of_the_time_before_rosters_waits_for_its_owners_signature(peo
     made = alice.client._run(make_channel("news", Policy.ALLOWLIST, allow=[bob.name, carol.name]))
     bob.subscribes(made.name)
     with pytest.raises(Unsigned) as refused:
-        alice.client.publish(alice.mailbox, made.name, b"x")
+        alice.client.channels.publish(alice.mailbox, made.name, b"x")
     assert refused.value.hint == "look at its list and sign it: angelia channel sign news"
-    proposal = alice.client.propose_roster(alice.mailbox, "news")
+    proposal = alice.client.channels.propose_roster(alice.mailbox, "news")
     assert (proposal.policy, proposal.by_server) == (Policy.ALLOWLIST, True)
     listed = [one for one in proposal.members if one.nhi != carol.name]  # whom alice never listed
-    signed = alice.client.sign_roster(alice.mailbox, "news", Policy.ALLOWLIST, listed)
+    signed = alice.client.channels.sign_roster(alice.mailbox, "news", Policy.ALLOWLIST, listed)
     assert signed.roster_version == 1
     alice.says(made.name, "signed")
     assert bob.hears(made.name) == ["signed"]
@@ -405,15 +413,15 @@ def test_an_owner_whose_mailbox_was_lost_signs_what_it_has_looked_at(people: Peo
     channel = alice.creates(Policy.ALLOWLIST, bob)
     with alice.mailbox.database.transaction() as tx:
         tx.execute("DELETE FROM channel_rosters")
-    alice.client.publish(alice.mailbox, channel, b"her present pair signed it")
+    alice.client.channels.publish(alice.mailbox, channel, b"her present pair signed it")
     with alice.mailbox.database.transaction() as tx:
         tx.execute("DELETE FROM channel_rosters")
-    alice.client.rotate_keys(alice.mailbox, signer=True)
+    alice.client.keys.rotate(alice.mailbox, signer=True)
     with pytest.raises(UntrustedRoster) as refused:
-        alice.client.publish(alice.mailbox, channel, b"x")
+        alice.client.channels.publish(alice.mailbox, channel, b"x")
     assert "angelia channel sign news" in refused.value.hint
-    proposal = alice.client.propose_roster(alice.mailbox, channel)
-    alice.client.sign_roster(alice.mailbox, channel, proposal.policy, proposal.members)
+    proposal = alice.client.channels.propose_roster(alice.mailbox, channel)
+    alice.client.channels.sign_roster(alice.mailbox, channel, proposal.policy, proposal.members)
     bob.subscribes(channel)
     alice.says(channel, "again")
     assert bob.hears(channel) == ["again"]
@@ -426,17 +434,17 @@ def test_after_a_server_was_put_back_its_rosters_are_signed_past_what_members_ha
     channel = alice.creates(Policy.ALLOWLIST, bob)
     first = pinned(alice, channel)
     bob.subscribes(channel)
-    alice.client.allow(alice.mailbox, channel, carol.name)
-    alice.client.disallow(alice.mailbox, channel, carol.name)
-    bob.client.find_channel(bob.mailbox, channel)
+    alice.client.channels.allow(alice.mailbox, channel, carol.name)
+    alice.client.channels.disallow(alice.mailbox, channel, carol.name)
+    bob.client.channels.find(bob.mailbox, channel)
     values = (first.channel_id, first.hash, encode_roster(first))
     sql("UPDATE channel_rosters SET version = 1, roster_hash = $2, roster = $3 WHERE channel_id = $1", *values)
     sql("UPDATE channels SET roster_version = 1 WHERE channel_id = $1", first.channel_id)
     for one in (alice, bob):
         with pytest.raises(UntrustedRoster):
-            one.client.find_channel(one.mailbox, channel)
-    proposal = alice.client.propose_roster(alice.mailbox, channel)
+            one.client.channels.find(one.mailbox, channel)
+    proposal = alice.client.channels.propose_roster(alice.mailbox, channel)
     assert not proposal.by_server
-    alice.client.sign_roster(alice.mailbox, channel, proposal.policy, proposal.members)
+    alice.client.channels.sign_roster(alice.mailbox, channel, proposal.policy, proposal.members)
     alice.says(channel, "again")
     assert bob.hears(channel) == ["again"]

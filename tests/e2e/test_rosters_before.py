@@ -52,23 +52,23 @@ def test_an_owner_signs_the_channels_of_the_build_before_and_they_go_on(place: P
         Client(server.start_url, identity=alice) as owner,
         Client(server.start_url, identity=bob) as member,
     ):
-        owner.publish_keys(alice)
-        member.publish_keys(bob)
-        before = owner.find_channel(alice, "news")
+        owner.keys.publish(alice)
+        member.keys.publish(bob)
+        before = owner.channels.find(alice, "news")
         assert (before.policy, before.roster_version) == (Policy.ALLOWLIST, 0)
         for channel in ("news", "team"):
             with pytest.raises(Unsigned, match="alice has not signed yet who is in"):
-                owner.publish(alice, channel, b"x")
-            proposal = owner.propose_roster(alice, channel)
-            owner.sign_roster(alice, channel, proposal.policy, proposal.members)
-        owner.publish(alice, "team", b"for alice alone")
-        posted = owner.publish(alice, "news", b"signed")
+                owner.channels.publish(alice, channel, b"x")
+            proposal = owner.channels.propose_roster(alice, channel)
+            owner.channels.sign_roster(alice, channel, proposal.policy, proposal.members)
+        owner.channels.publish(alice, "team", b"for alice alone")
+        posted = owner.channels.publish(alice, "news", b"signed")
         # The build before gave its key to whomever the server listed.
         assert (posted.channel.epoch, posted.unreached) == (before.epoch + 1, {})
-        page = member.read_channel(bob, before.channel_id, after_offset=posted.published.offset - 1)
+        page = member.channels.read(bob, before.channel_id, after_offset=posted.published.offset - 1)
         (heard,) = page.messages
         assert isinstance(heard, ChannelMessage)
         assert heard.body == b"signed"
-        roster = member.roster(bob, "alice/news")
+        roster = member.channels.roster(bob, "alice/news")
         assert roster is not None
         assert [one.nhi for one in roster.members] == ["bob"]

@@ -40,7 +40,7 @@ def people(server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         person = Person(server.start_url, tmp_path, name)
         made.append(person)
         person.register()
-        person.client.publish_keys(person.mailbox)
+        person.client.keys.publish(person.mailbox)
         return person
 
     yield make
@@ -50,15 +50,15 @@ def people(server: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_message_goes_from_one_agent_to_another_and_opens_once(people: Callable[[str], Person]) -> None:
     alice, bob = people("alice"), people("bob")
-    sent = alice.client.send(alice.mailbox, bob.name, b"the server cannot read this")
-    (kept_out,) = bob.client.receive(bob.mailbox).not_opened
+    sent = alice.client.mail.send(alice.mailbox, bob.name, b"the server cannot read this")
+    (kept_out,) = bob.client.mail.receive(bob.mailbox).not_opened
     assert (type(kept_out.error), kept_out.told) == (NotAllowed, Told.KEPT_OUT)
     bob.allow(alice)
-    (opened,) = bob.client.receive(bob.mailbox).messages
+    (opened,) = bob.client.mail.receive(bob.mailbox).messages
     assert opened.body == b"the server cannot read this"
     with pytest.raises(Replayed):
-        bob.client.open(bob.mailbox, sent.envelope.wire)
-    alice.client.update_outbox(alice.mailbox)
+        bob.client.mail.open(bob.mailbox, sent.envelope.wire)
+    alice.client.mail.update_outbox(alice.mailbox)
     assert alice.mailbox.outbox.outgoing(sent.replay_key).status is Sent.DELIVERED
 
 
@@ -94,13 +94,13 @@ class Traffic:
 
     def receive(self) -> None:
         with self.receiving:
-            received = self.recipient.client.receive(self.recipient.mailbox, wait=0.2, most=20)
+            received = self.recipient.client.mail.receive(self.recipient.mailbox, wait=0.2, most=20)
         assert all(isinstance(one.error, Replayed) or one.told is Told.GIVEN_BACK for one in received.not_opened)
         self.received += [one.body for one in received.messages]
 
     def _send(self) -> None:
         body = f"message {len(self.sent)}".encode()
-        self.sender.client.send(self.sender.mailbox, self.recipient.name, body)
+        self.sender.client.mail.send(self.sender.mailbox, self.recipient.name, body)
         self.sent.append(body)
 
     def _run(self, work: Callable[[], None]) -> None:
@@ -123,16 +123,16 @@ def test_ten_rotations_under_continuous_sending_lose_nothing_and_show_nothing_tw
             if number in EMERGENCIES:
                 with traffic.receiving:
                     traffic.flow(2)  # these wait under the key that is revoked
-                    bob.client.emergency_rotate_keys(bob.mailbox, why="a drill", signer=False)
+                    bob.client.keys.emergency_rotate(bob.mailbox, why="a drill", signer=False)
             else:
-                bob.client.rotate_keys(bob.mailbox, signer=number in NEW_PAIRS)
+                bob.client.keys.rotate(bob.mailbox, signer=number in NEW_PAIRS)
             if number % 4 == 1:
-                alice.client.rotate_keys(alice.mailbox, signer=True)
+                alice.client.keys.rotate(alice.mailbox, signer=True)
         traffic.flow(4)
     # What waited under a revoked key has failed, and is sealed again by whoever sent it.
     deadline, resent = time.monotonic() + 60, 0
     while len(traffic.received) < len(traffic.sent) and time.monotonic() < deadline:
-        news = alice.client.update_outbox(alice.mailbox)
+        news = alice.client.mail.update_outbox(alice.mailbox)
         assert news.doubts == ()
         resent += len(news.resent)
         traffic.receive()
@@ -141,7 +141,7 @@ def test_ten_rotations_under_continuous_sending_lose_nothing_and_show_nothing_tw
     assert sealed_again > resent > 0
     traffic.receive()
     assert len(traffic.received) == len(traffic.sent)
-    alice.client.update_outbox(alice.mailbox)
+    alice.client.mail.update_outbox(alice.mailbox)
     assert {row.status for row in alice.mailbox.outbox.page(1000)} == {Sent.DELIVERED, Sent.RESEALED}
     print(
         f"{len(traffic.sent)} messages through {ROTATIONS} rotations, {sealed_again} sealed again, "

@@ -12,10 +12,11 @@ import redis.asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from angelia.api import Caller, Per, Rule
 from angelia.errors import SettingsError
 from angelia.guard import store
 from angelia.guard.blocks import Blocks
-from angelia.guard.model import Caller, Per, Rule, SlidingWindows, client_address, parse_networks, with_limits
+from angelia.guard.model import SlidingWindows, client_address, parse_networks, with_limits
 from angelia.settings import Settings
 from angelia.stores.valkey import HotTier, now_ms
 from gate import Gate

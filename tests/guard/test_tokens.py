@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.algorithms import OKPAlgorithm
 
-from angelia.guard.model import Caller, parse_address
+from angelia.api import Caller
+from angelia.guard.model import parse_address
 from angelia.guard.tokens import new_text
 from support import Server
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import structlog
 
-from angelia.guard.declarations import Route
+from angelia.api import Route
 from angelia.settings import Settings, with_values
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier

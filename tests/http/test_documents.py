@@ -114,7 +114,7 @@ async def test_every_route_is_in_the_api_document_and_nothing_else(start) -> Non
     # Nobody but the edge's own table knows all routes.
     table = server.application._edge._table  # type: ignore[union-attr]
     methods = [*table._exact.values(), *(pattern.methods for pattern in table._patterns.values())]
-    served = {(route.method, route.path) for by_method in methods for route in by_method.values()}
+    served = {(r.operation.method, r.operation.path) for by_method in methods for r in by_method.values()}
     assert documented == served
 
 

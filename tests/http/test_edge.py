@@ -15,13 +15,13 @@ import pytest
 import structlog
 from prometheus_client import REGISTRY
 
-from angelia.guard.declarations import Access, Answer, Call, Route, Surface
-from angelia.guard.model import Caller, Role
+from angelia.api import Access, Answer, Call, Caller, Role, Route, Surface
 from angelia.http import answers, edge
 from angelia.stores.disk import Disk
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
 from doorway import ADDRESS, SECRET_OF_THE_HANDLER, Doorway
+from edges import route
 from support import HOST, Agent
 
 SECURITY = {
@@ -261,14 +261,14 @@ def _routes(*declared: tuple[str, str]) -> list[Route]:
     async def handler(call: Call) -> Answer:
         return Answer()
 
-    return [Route(method, path, handler, Access.ANYONE, "", {200: None}) for method, path in declared]
+    return [route(method, path, handler, Access.ANYONE) for method, path in declared]
 
 
 def test_an_exact_path_wins_over_a_pattern_whatever_their_order() -> None:
     declared = [("GET", "/a/{name}"), ("GET", "/a/me"), ("PUT", "/a/{name}")]
     for order in (declared, declared[::-1]):
         table = edge.RouteTable(_routes(*order))
-        assert table.match("/a/me")[0]["GET"].path == "/a/me"
+        assert table.match("/a/me")[0]["GET"].operation.path == "/a/me"
         assert (set(table.match("/a/you")[0]), table.match("/a/you")[1:]) == ({"GET", "PUT"}, (("you",), ("name",)))
 
 

@@ -10,11 +10,12 @@ import httpx
 import pytest
 from prometheus_client import REGISTRY
 
+from angelia.api import EVENT_STREAM, HEARTBEAT, Access, Answer, Call, sse
 from angelia.errors import Unavailable
-from angelia.guard.declarations import EVENT_STREAM, HEARTBEAT, Access, Answer, Call, Route, sse
 from angelia.http import edge
 from angelia.http.edge import MOST_WAITS
 from doorway import Doorway
+from edges import route
 from support import HOST
 
 OTHER = "application/vnd.example"
@@ -28,13 +29,13 @@ class Patience:
         self.how = ""
         anyone = Access.ANYONE
         self.routes = [
-            Route("GET", "/v1/wait", self._wait, anyone, "", {200: None}, waits=True),
-            Route("POST", "/v1/wait", self._wait, anyone, "", {200: None}, waits=True),
-            Route("GET", "/v1/work", self._wait, anyone, "", {200: None}),
-            Route("GET", "/v1/stream", self._stream, anyone, "", {200: EVENT_STREAM}, waits=True),
-            Route("GET", "/v1/broken-stream", self._break, anyone, "", {200: EVENT_STREAM}, waits=True),
-            Route("GET", "/v1/broken-wait", self._fail, anyone, "", {200: None}, waits=True),
-            Route("POST", "/v1/other", self._other, anyone, "", {200: None}, reads=("application/json", OTHER)),
+            route("GET", "/v1/wait", self._wait, anyone, waits=True),
+            route("POST", "/v1/wait", self._wait, anyone, waits=True),
+            route("GET", "/v1/work", self._wait, anyone),
+            route("GET", "/v1/stream", self._stream, anyone, media=EVENT_STREAM, waits=True),
+            route("GET", "/v1/broken-stream", self._break, anyone, media=EVENT_STREAM, waits=True),
+            route("GET", "/v1/broken-wait", self._fail, anyone, waits=True),
+            route("POST", "/v1/other", self._other, anyone, reads=("application/json", OTHER)),
         ]
 
     async def _wait(self, call: Call) -> Answer:
@@ -270,7 +271,7 @@ async def test_a_store_that_goes_away_ends_a_stream_quietly(make, patience: Pati
 
         return Answer(stream=lines(), content_type=EVENT_STREAM)
 
-    away = Route("GET", "/v1/away", handler, Access.ANYONE, "", {200: EVENT_STREAM}, waits=True)
+    away = route("GET", "/v1/away", handler, Access.ANYONE, media=EVENT_STREAM, waits=True)
     doorway: Doorway = await make(more=[away])
     assert (await doorway.client.get("/v1/away")).content == sse("first", b"{}")
     assert [line["log_level"] for line in captured_log if line["event"] != "request"] == []

@@ -14,13 +14,13 @@ import asyncpg
 import msgspec
 import pytest
 
+from angelia.api import Per, Rule
 from angelia.envelope import bundles
 from angelia.envelope.bundles import Link
 from angelia.envelope.ids import KeyType, hot_tag
 from angelia.envelope.json_form import to_text
 from angelia.envelope.signing import SigningPair
 from angelia.errors import ClockSkew, InvalidArgument, Unavailable
-from angelia.guard.model import Per, Rule
 from angelia.keys import routes, service, store
 from angelia.keys.model import BundleAnswer, LinkDocument, Reason, bundle_document, parse_links, unix_ms
 from angelia.keys.service import Keys

@@ -12,7 +12,7 @@ import asyncpg
 import msgspec
 import pytest
 
-from angelia.agents.model import Agent as AgentRecord
+from angelia.api import AgentRow as AgentRecord
 from angelia.envelope import bundles
 from angelia.envelope.bundles import Link, OneTimeKey
 from angelia.envelope.ids import KeyType

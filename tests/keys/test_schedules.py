@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from angelia.agents.model import Agent as AgentRecord
+from angelia.api import AgentRow as AgentRecord
 from angelia.envelope.ids import KeyType, bucket_of, hot_tag
 from angelia.errors import InvalidArgument, KeyNotFound, NotFound, VersionConflict
 from angelia.jobs import rotations

@@ -21,20 +21,6 @@ _BAD_KEY = "invalid public_key: must be base64-encoded Ed25519 public key (32 by
 
 
 @dataclass(frozen=True, slots=True)
-class Agent:
-    """One agent. `id` and `handle` are for ever; until it claims one, its handle is the id in text."""
-
-    id: UUID
-    handle: str
-    public_key: bytes
-    key_id: UUID
-    name: str
-    email: str
-    aicq_signatures: bool
-    registered_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
 class Registration:
     """A request to exist, already checked."""
 

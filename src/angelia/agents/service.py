@@ -11,15 +11,8 @@ from uuid import UUID
 
 from angelia import metrics
 from angelia.agents import store
-from angelia.agents.model import (
-    Agent,
-    BlockedAgent,
-    Registration,
-    check_email,
-    check_handle,
-    clean_name,
-    parse_public_key,
-)
+from angelia.agents.model import BlockedAgent, Registration, check_email, check_handle, clean_name, parse_public_key
+from angelia.api import AgentRow
 from angelia.audit import service as audit
 from angelia.envelope.ids import MAX_HANDLE, KeyType, key_id, valid_handle
 from angelia.errors import AlreadyExists, AngeliaError, Conflict, InvalidArgument, NotFound
@@ -53,8 +46,8 @@ class Agents:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._registrations = GroupCommit(ledger, register_batch)
-        self._lookups: GroupCommit[_KeyOf, tuple[Agent, bytes] | None] = GroupCommit(ledger, _by_key_ids, reads=True)
-        self._by_key: dict[UUID, tuple[float, Agent]] = {}
+        self._lookups: GroupCommit[_KeyOf, tuple[AgentRow, bytes] | None] = GroupCommit(ledger, _by_key_ids, reads=True)
+        self._by_key: dict[UUID, tuple[float, AgentRow]] = {}
         self._forgotten = 0
 
     async def close(self) -> None:
@@ -79,13 +72,13 @@ class Agents:
 
     async def update(
         self,
-        agent: Agent,
+        agent: AgentRow,
         now: datetime,
         *,
         name: str | None,
         email: str | None,
         aicq_signatures: bool | None,
-    ) -> Agent:
+    ) -> AgentRow:
         """Change what the key's holder may change; None leaves a field as it is."""
         name = None if name is None else clean_name(name)
         email = None if email is None else check_email(email)
@@ -100,7 +93,7 @@ class Agents:
         self.forget_key(updated.key_id)
         return updated
 
-    async def claim_handle(self, agent: Agent, handle: str, now: datetime) -> Agent:
+    async def claim_handle(self, agent: AgentRow, handle: str, now: datetime) -> AgentRow:
         """Give an agent its handle, once and for ever; claiming the same one again is no error."""
         check_handle(handle)
         try:
@@ -118,11 +111,11 @@ class Agents:
                 hint="choose another one; a handle is for ever",
             ) from error
 
-    async def by_id(self, id: UUID) -> Agent:
+    async def by_id(self, id: UUID) -> AgentRow:
         async with self._ledger.reading() as tx:
             return _found(await store.by_id(tx, id))
 
-    async def by_key_id(self, key_id: UUID, now: datetime) -> tuple[Agent, bytes] | None:
+    async def by_key_id(self, key_id: UUID, now: datetime) -> tuple[AgentRow, bytes] | None:
         """The agent whose requests this key signs now, and the key: its current one, or a former one still good.
 
         A change made by another process may be a second late.
@@ -150,7 +143,7 @@ class Agents:
         self._by_key.pop(key_id, None)
         self._forgotten += 1
 
-    async def named(self, name: str) -> Agent:
+    async def named(self, name: str) -> AgentRow:
         """An agent by handle or by id. The default handle is the id, so one lookup nearly always does."""
         async with self._ledger.reading() as tx:
             found = await find(tx, name)
@@ -169,12 +162,12 @@ class Agents:
         until: datetime | None,
         after: tuple[datetime, UUID] | None,
         limit: int,
-    ) -> tuple[list[Agent], int]:
+    ) -> tuple[list[AgentRow], int]:
         """Agents in order of registration, and how many there are in that time."""
         async with self._ledger.reading() as tx:
             return await store.list_agents(tx, since, until, after, limit)
 
-    async def block(self, agent: Agent, name: str, now: datetime) -> None:
+    async def block(self, agent: AgentRow, name: str, now: datetime) -> None:
         """Put another agent on an agent's block list; one that is there already stays as it is."""
         other = await self.named(name)
         if other.id == agent.id:
@@ -188,7 +181,7 @@ class Agents:
             event = audit.event("agent_blocked", now, actor=present.handle, object=other.handle)
             await audit.record(tx, [event])
 
-    async def unblock(self, agent: Agent, name: str, now: datetime) -> None:
+    async def unblock(self, agent: AgentRow, name: str, now: datetime) -> None:
         """Take another agent from an agent's block list; one that is not there, or nowhere, is no error."""
         async with self._ledger.transaction() as tx:
             other = await find(tx, name)
@@ -200,14 +193,14 @@ class Agents:
                 await audit.record(tx, [event])
 
     async def block_list(
-        self, agent: Agent, after: tuple[datetime, UUID] | None, limit: int
+        self, agent: AgentRow, after: tuple[datetime, UUID] | None, limit: int
     ) -> tuple[list[BlockedAgent], int]:
         """Whom an agent has blocked, in the order in which it did, and how many they are."""
         async with self._ledger.reading() as tx:
             return await store.blocks(tx, agent.id, after, limit), await store.count_blocks(tx, agent.id)
 
 
-async def find(tx: Tx, name: str) -> Agent | None:
+async def find(tx: Tx, name: str) -> AgentRow | None:
     """The agent of a handle or an id, in the caller's transaction."""
     if not valid_handle(name):
         return None
@@ -233,7 +226,7 @@ def nobody(name: str) -> NotFound:
     return NotFound(f"there is no agent {name[:MAX_HANDLE]}", hint="a handle, which is lower case, or an agent's id")
 
 
-async def lock(tx: Tx, agent_id: UUID) -> Agent:
+async def lock(tx: Tx, agent_id: UUID) -> AgentRow:
     """The agent as it is, and stays until the caller's transaction ends."""
     return _found(await store.lock(tx, agent_id))
 
@@ -250,7 +243,7 @@ async def end_former_keys(tx: Tx, agent_id: UUID) -> None:
 
 async def replace_key(
     tx: Tx, agent_id: UUID, new_public_key: bytes, now: datetime, *, old_valid_for: timedelta
-) -> Agent:
+) -> AgentRow:
     """Give an agent a new request key (a sound one); the old one signs for `old_valid_for` more.
 
     No time at all is for emergencies: it ends every former key of the agent. A Conflict ends the caller's
@@ -291,7 +284,7 @@ async def register_batch(tx: Tx, wanted: Sequence[Registration]) -> list[Registe
     return results
 
 
-async def _by_key_ids(tx: Tx, asked: Sequence[_KeyOf]) -> list[tuple[Agent, bytes] | AngeliaError | None]:
+async def _by_key_ids(tx: Tx, asked: Sequence[_KeyOf]) -> list[tuple[AgentRow, bytes] | AngeliaError | None]:
     present = await store.by_key_ids(tx, [one.key_id for one in asked])
     found = {key_id: (agent, agent.public_key) for key_id, agent in present.items()}
     if others := [one.key_id for one in asked if one.key_id not in found]:
@@ -299,7 +292,7 @@ async def _by_key_ids(tx: Tx, asked: Sequence[_KeyOf]) -> list[tuple[Agent, byte
     return [found.get(one.key_id) for one in asked]
 
 
-async def _claimed_before(tx: Tx, agent: Agent, handle: str) -> Agent:
+async def _claimed_before(tx: Tx, agent: AgentRow, handle: str) -> AgentRow:
     present = _found(await store.by_id(tx, agent.id))
     if present.handle == handle:
         return present
@@ -311,7 +304,7 @@ def _used_key() -> Conflict:
     return Conflict("this key is, or was, an agent's key", hint="make a new key pair; a key is used once")
 
 
-def _found(agent: Agent | None) -> Agent:
+def _found(agent: AgentRow | None) -> AgentRow:
     if agent is None:
         raise NotFound("agent not found")
     return agent

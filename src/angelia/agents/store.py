@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
-from angelia.agents.model import Agent, BlockedAgent, Registration
+from angelia.agents.model import BlockedAgent, Registration
+from angelia.api import AgentRow
 from angelia.stores.ledger import Row, Tx
 from angelia.stores.sql import statements
 
@@ -30,11 +31,11 @@ async def register(tx: Tx, wanted: Sequence[Registration]) -> tuple[set[bytes], 
     return made, {row["public_key"]: row["id"] for row in known}
 
 
-async def by_id(tx: Tx, id: UUID) -> Agent | None:
+async def by_id(tx: Tx, id: UUID) -> AgentRow | None:
     return _agent(await tx.fetchrow(SQL["by_id"], id))
 
 
-async def lock(tx: Tx, id: UUID) -> Agent | None:
+async def lock(tx: Tx, id: UUID) -> AgentRow | None:
     """The agent as it is, and stays until the transaction ends."""
     return _agent(await tx.fetchrow(SQL["lock"], id))
 
@@ -51,11 +52,11 @@ async def known_handles(tx: Tx, handles: Sequence[str]) -> set[str]:
     return {row["handle"] for row in await tx.fetch(SQL["known_handles"], handles)}
 
 
-async def by_key_ids(tx: Tx, key_ids: Sequence[UUID]) -> dict[UUID, Agent]:
+async def by_key_ids(tx: Tx, key_ids: Sequence[UUID]) -> dict[UUID, AgentRow]:
     return {row["key_id"]: _known(row) for row in await tx.fetch(SQL["by_key_ids"], key_ids)}
 
 
-async def by_former_key_ids(tx: Tx, key_ids: Sequence[UUID], now: datetime) -> dict[UUID, tuple[Agent, bytes]]:
+async def by_former_key_ids(tx: Tx, key_ids: Sequence[UUID], now: datetime) -> dict[UUID, tuple[AgentRow, bytes]]:
     """The agents that had these keys before, and the keys, as long as they are still good for requests."""
     rows = await tx.fetch(SQL["by_former_key_ids"], key_ids, now)
     return {row["former_key_id"]: (_known(row), row["former_key"]) for row in rows}
@@ -77,8 +78,8 @@ async def ever_used(tx: Tx, public_key: bytes) -> bool:
 
 
 async def replace_key(
-    tx: Tx, agent: Agent, public_key: bytes, key_id: UUID, replaced_at: datetime, valid_until: datetime
-) -> Agent:
+    tx: Tx, agent: AgentRow, public_key: bytes, key_id: UUID, replaced_at: datetime, valid_until: datetime
+) -> AgentRow:
     await tx.execute(SQL["keep_former_key"], agent.key_id, agent.public_key, agent.id, replaced_at, valid_until)
     row = await tx.fetchrow(SQL["replace_key"], agent.id, public_key, key_id)
     assert row is not None, "the caller has locked the agent"
@@ -89,11 +90,11 @@ async def end_former_keys(tx: Tx, id: UUID) -> None:
     await tx.execute(SQL["end_former_keys"], id)
 
 
-async def by_handle(tx: Tx, handle: str) -> Agent | None:
+async def by_handle(tx: Tx, handle: str) -> AgentRow | None:
     return _agent(await tx.fetchrow(SQL["by_handle"], handle))
 
 
-async def claim_handle(tx: Tx, id: UUID, handle: str) -> Agent | None:
+async def claim_handle(tx: Tx, id: UUID, handle: str) -> AgentRow | None:
     return _agent(await tx.fetchrow(SQL["claim_handle"], id, handle))
 
 
@@ -103,13 +104,13 @@ async def update(
     name: str | None,
     email: str | None,
     aicq_signatures: bool | None,
-) -> Agent | None:
+) -> AgentRow | None:
     return _agent(await tx.fetchrow(SQL["update"], id, name, email, aicq_signatures))
 
 
 async def list_agents(
     tx: Tx, since: datetime | None, until: datetime | None, after: tuple[datetime, UUID] | None, limit: int
-) -> tuple[list[Agent], int]:
+) -> tuple[list[AgentRow], int]:
     at, id_ = after or (None, None)
     rows = await tx.fetch(SQL["list"], since, until, at, id_, limit)
     return [_known(row) for row in rows], int(await tx.fetchval(SQL["count"], since, until))
@@ -141,12 +142,12 @@ async def blocked(tx: Tx, pairs: Sequence[tuple[str, str]]) -> set[tuple[str, st
     return {(row["sender"], row["recipient"]) for row in rows}
 
 
-def _agent(row: Row | None) -> Agent | None:
+def _agent(row: Row | None) -> AgentRow | None:
     return None if row is None else _known(row)
 
 
-def _known(row: Row) -> Agent:
-    return Agent(
+def _known(row: Row) -> AgentRow:
+    return AgentRow(
         id=row["id"],
         handle=row["handle"],
         public_key=row["public_key"],

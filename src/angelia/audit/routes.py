@@ -8,21 +8,12 @@ from uuid import UUID
 
 import msgspec
 
+from angelia.api import Access, Answer, Call, Moment, PageSize, Per, Route, Rule, cursor_after, parse_cursor
+from angelia.api.route import declared
 from angelia.audit.model import ChainEntry, Checkpoint, Checkpoints, Floor, Newest, StoredEvent, Testimony
 from angelia.audit.service import Audit, Page
 from angelia.audit.witness_service import Witnessed
 from angelia.errors import Denied, InvalidArgument
-from angelia.guard.declarations import (
-    Access,
-    Answer,
-    Call,
-    Moment,
-    PageSize,
-    Route,
-    cursor_after,
-    parse_cursor,
-)
-from angelia.guard.model import Per, Rule
 
 # A node tells once a second; those behind one address share this.
 WITNESS = Rule("witness", 300, 60_000, Per.ADDRESS)
@@ -135,32 +126,32 @@ def routes(audit: Audit, witnessed: Witnessed) -> list[Route]:
         return Answer(body=Checkpoints(await witnessed.of_node(query.node, query.after, query.limit)))
 
     return [
-        Route(
+        declared(
             "POST", "/v1/audit/witnessed", witness, Access.WRITE,
             "Keep another node's checkpoints: none goes back, none differs from one that is kept", {200: Newest},
             takes=Testimony, rule=WITNESS,
         ),
-        Route(
+        declared(
             "GET", "/v1/audit/witnessed", list_witnessed, Access.READ,
             "What this node keeps of another's checkpoints", {200: Checkpoints}, query=WitnessQuery,
         ),
-        Route(
+        declared(
             "GET", "/v1/audit/events", list_events, Access.ADMIN,
             "Audit events, newest first", {200: Events}, query=EventQuery,
         ),
-        Route(
+        declared(
             "GET", "/v1/audit/chain", chain, Access.ADMIN,
             "Sealed entries, in order of position", {200: Chain}, query=PositionQuery,
         ),
-        Route(
+        declared(
             "GET", "/v1/audit/checkpoints", checkpoints, Access.ADMIN,
             "Signed checkpoints, in order of position", {200: Checkpoints}, query=PositionQuery,
         ),
-        Route(
+        declared(
             "GET", "/v1/audit/checkpoints/{position}", checkpoint, Access.ADMIN,
             "One signed checkpoint", {200: Checkpoint},
         ),
-        Route(
+        declared(
             "GET", "/v1/audit/unsealed", unsealed, Access.ADMIN,
             "The tail that waits for its seal, and rows that no seal explains", {200: Unsealed}, query=UnsealedQuery,
         ),

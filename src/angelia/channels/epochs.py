@@ -8,8 +8,8 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.agents.model import Agent
 from angelia.agents.service import Agents
+from angelia.api import AgentRow
 from angelia.channels import store
 from angelia.channels.admission import Admission
 from angelia.channels.model import ASK_AGAIN, Channel, Epoch, Policy, Subscription, no_channel, not_subscribed
@@ -26,7 +26,7 @@ class Epochs:
         self._agents = agents
         self._admission = admission
 
-    async def set_epoch(self, agent: Agent, channel_id: UUID, epoch: int, key_id: UUID, now: datetime) -> Channel:
+    async def set_epoch(self, agent: AgentRow, channel_id: UUID, epoch: int, key_id: UUID, now: datetime) -> Channel:
         """Name the channel's next key. Of several who try at once, one is right; the others learn whose key it is.
 
         In an open channel, where anybody may publish, only the owner does."""
@@ -41,7 +41,9 @@ class Epochs:
             await store.hold_key(tx, channel_id, agent.handle, epoch, now)
         return changed
 
-    async def keys_sent(self, agent: Agent, channel_id: UUID, epoch: int, names: Sequence[str], now: datetime) -> int:
+    async def keys_sent(
+        self, agent: AgentRow, channel_id: UUID, epoch: int, names: Sequence[str], now: datetime
+    ) -> int:
         """Somebody sent the key of an epoch to these; for how many of them that is new and counts."""
         async with self._ledger.transaction() as tx:
             channel = await store.locked(tx, channel_id)
@@ -51,7 +53,7 @@ class Epochs:
             by_anybody = channel.policy is Policy.OPEN and agent.handle != channel.owner_nhi
             return await store.key_sent(tx, channel_id, names, epoch, by_anybody=by_anybody)
 
-    async def key_taken(self, agent: Agent, channel_id: UUID, epoch: int, now: datetime) -> Subscription:
+    async def key_taken(self, agent: AgentRow, channel_id: UUID, epoch: int, now: datetime) -> Subscription:
         """The caller says that it has the present key; or, by epoch 0, that it has none, which counts once an hour."""
         async with self._ledger.transaction() as tx:
             channel = await store.locked(tx, channel_id)
@@ -65,7 +67,7 @@ class Epochs:
                 raise _other_epoch(channel)
             return await store.key_taken(tx, channel_id, agent.handle, epoch, now) or held
 
-    async def epoch(self, agent: Agent, channel_id: UUID, number: int, now: datetime) -> Epoch:
+    async def epoch(self, agent: AgentRow, channel_id: UUID, number: int, now: datetime) -> Epoch:
         """The key that a channel had in an epoch, for whoever may see the channel."""
         async with self._ledger.reading() as tx:
             channel = await store.channel(tx, channel_id)
@@ -79,7 +81,7 @@ class Epochs:
         return found
 
     async def subscribers(
-        self, agent: Agent, channel_id: UUID, after: str, limit: int, now: datetime, *, without_key: bool
+        self, agent: AgentRow, channel_id: UUID, after: str, limit: int, now: datetime, *, without_key: bool
     ) -> tuple[list[Subscription], str | None]:
         """A page of who listens, by name, and where the next one begins; for those who give out the key. Who lacks
         it may also be somebody who only publishes.
@@ -97,7 +99,7 @@ class Epochs:
         following = page[-1].subscriber_nhi if len(found) > limit else None
         return [one for one, refusal in zip(page, refusals, strict=True) if refusal is None], following
 
-    async def may_give_key(self, agent: Agent, channel_id: UUID, name: str, now: datetime) -> tuple[str, bool]:
+    async def may_give_key(self, agent: AgentRow, channel_id: UUID, name: str, now: datetime) -> tuple[str, bool]:
         """The handle of an agent, and whether the channel's key may come from it; for whoever may see the channel."""
         nhi = (await self._agents.named(name)).handle
         async with self._ledger.reading() as tx:
@@ -108,7 +110,7 @@ class Epochs:
             return nhi, owns or await self._admission.may(tx, channel, Action.PUBLISH, nhi, now)
 
     async def _check_keeper(
-        self, tx: Tx, channel: Channel, agent: Agent, now: datetime, *, of_open: bool = True
+        self, tx: Tx, channel: Channel, agent: AgentRow, now: datetime, *, of_open: bool = True
     ) -> None:
         """The key is the owner's affair, and that of whoever may publish; in an open channel, of who listens too."""
         if agent.handle == channel.owner_nhi:

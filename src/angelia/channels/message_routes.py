@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from angelia.api import EVENT_STREAM, HEARTBEAT, HEARTBEAT_SECONDS, JSON, Access, Answer, Call, Per, Route, Rule, sse
+from angelia.api.route import declared
 from angelia.channels.model import (
     Published,
     Reading,
@@ -20,18 +22,6 @@ from angelia.channels.routes import PUBLISH, Number, named_channel
 from angelia.envelope import json_form, media_type, wire
 from angelia.envelope.wire import MAX_ENVELOPE
 from angelia.errors import AngeliaError, TooLarge
-from angelia.guard.declarations import (
-    EVENT_STREAM,
-    HEARTBEAT,
-    HEARTBEAT_SECONDS,
-    JSON,
-    Access,
-    Answer,
-    Call,
-    Route,
-    sse,
-)
-from angelia.guard.model import Per, Rule
 
 COMMIT = Rule("channel_commits", 1_200, 60_000, Per.AGENT)
 BODY_LIMIT = json_form.MAX_JSON
@@ -114,20 +104,20 @@ def routes(publishing: Publishing, readers: Readers, ttl_max: int) -> list[Route
         return Answer(body=await readers.commit(call.agent, named_channel(call), offset, call.now))
 
     return [
-        Route(
+        declared(
             "POST", "/v1/channels/{channel}/publish", publish, Access.AGENT, "Publish a sealed message",
             {201: Published, 200: Published}, takes=EnvelopeBody, rule=PUBLISH, body_limit=BODY_LIMIT,
             reads=(JSON, media_type.MEDIA_TYPE),
         ),
-        Route(
+        declared(
             "GET", "/v1/channels/{channel}/messages", read, Access.AGENT, "The next messages, or the first that come",
             {200: Messages}, query=MessagesQuery, waits=True,
         ),
-        Route(
+        declared(
             "GET", "/v1/channels/{channel}/stream", stream, Access.AGENT, "Messages as server-sent events",
             {200: EVENT_STREAM}, query=StreamQuery, waits=True,
         ),
-        Route(
+        declared(
             "POST", "/v1/channels/{channel}/commit", commit, Access.AGENT, "Be done with messages up to an offset",
             {200: Subscription}, takes=CommitBody, rule=COMMIT,
         ),

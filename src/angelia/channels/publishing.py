@@ -8,7 +8,7 @@ from datetime import datetime
 from uuid import UUID
 
 from angelia import metrics
-from angelia.agents.model import Agent
+from angelia.api import AgentRow
 from angelia.audit import service as audit
 from angelia.audit.failures import SIGNATURE, Failures
 from angelia.audit.model import Detail, Event
@@ -63,7 +63,7 @@ class Publishing:
     async def close(self) -> None:
         await self._appends.close()
 
-    async def publish(self, agent: Agent, channel_id: UUID, envelope: Envelope, now: datetime) -> Placed:
+    async def publish(self, agent: AgentRow, channel_id: UUID, envelope: Envelope, now: datetime) -> Placed:
         """Cheap checks first; an honest repeat gets its first answer at any time, so the clock comes after the id."""
         header = envelope.header
         if header.suite is not Suite.CHANNEL:
@@ -97,7 +97,7 @@ class Publishing:
             await self._wake.tell(topic("channel", str(channel_id)), b"")
         return placed
 
-    async def _place(self, agent: Agent, wanted: Publication, now: datetime) -> Placed:
+    async def _place(self, agent: AgentRow, wanted: Publication, now: datetime) -> Placed:
         channel_id, envelope = wanted.channel_id, wanted.envelope
         async with self._ledger.reading() as tx:
             channel = await store.channel(tx, channel_id)
@@ -116,7 +116,7 @@ class Publishing:
         await self._admission.spend(channel, Action.PUBLISH, agent.handle, now)
         return await self._appends.submit(wanted)
 
-    async def _failed(self, kind: str, agent: Agent, envelope: Envelope, now: datetime, why: str) -> None:
+    async def _failed(self, kind: str, agent: AgentRow, envelope: Envelope, now: datetime, why: str) -> None:
         header = envelope.header
         await self._failures.record(
             kind,

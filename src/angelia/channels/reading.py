@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from angelia.agents.model import Agent
+from angelia.api import AgentRow
 from angelia.channels import store
 from angelia.channels.admission import Admission
 from angelia.channels.model import Channel, Reading, Status, Subscription
@@ -69,7 +69,7 @@ class Readers:
     async def close(self) -> None:
         await self._looks.close()
 
-    async def read(self, agent: Agent, wanted: Wanted, now: datetime, wait_seconds: float) -> Reading:
+    async def read(self, agent: AgentRow, wanted: Wanted, now: datetime, wait_seconds: float) -> Reading:
         """The next messages; where there are none, the first that come within that time."""
         clock = _Time(now)
         async with AsyncExitStack() as stack:
@@ -88,7 +88,7 @@ class Readers:
                 await bell.wait(min(LOOK, left))
 
     async def follow(
-        self, agent: Agent, wanted: Wanted, now: datetime, heartbeat: float
+        self, agent: AgentRow, wanted: Wanted, now: datetime, heartbeat: float
     ) -> AsyncIterator[Reading | None]:
         """Messages as they come, without an end; None at the beginning, and when nothing has come for so long.
 
@@ -112,7 +112,7 @@ class Readers:
                     continue
                 quiet_since = clock.passed()
 
-    async def commit(self, agent: Agent, channel_id: UUID, offset: int, now: datetime) -> Subscription:
+    async def commit(self, agent: AgentRow, channel_id: UUID, offset: int, now: datetime) -> Subscription:
         """Everything up to an offset is done with. It moves forward only, and never past the end."""
         async with self._ledger.transaction() as tx:
             channel = await store.channel(tx, channel_id)
@@ -130,7 +130,7 @@ class Readers:
                 raise _not_subscribed(channel)
         return committed
 
-    async def _look(self, agent: Agent, wanted: Wanted, now: datetime) -> Reading:
+    async def _look(self, agent: AgentRow, wanted: Wanted, now: datetime) -> Reading:
         return await self._looks.submit(_Look(agent.handle, wanted, now))
 
     async def _look_together(self, tx: Tx, looks: Sequence[_Look]) -> Sequence[Reading | AngeliaError]:

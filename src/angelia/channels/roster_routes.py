@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from angelia.api import Access, Answer, Call, Route
+from angelia.api.route import declared
 from angelia.channels.model import Shown
 from angelia.channels.rosters import Rosters
 from angelia.channels.routes import ROSTER_BODY, WRITE, named_channel
 from angelia.envelope.rosters import RosterDocument, parse_roster, roster_document
-from angelia.guard.declarations import Access, Answer, Call, Route
 
 
 def routes(rosters: Rosters) -> list[Route]:
@@ -19,11 +20,11 @@ def routes(rosters: Rosters) -> list[Route]:
         return Answer(body=await rosters.put(call.agent, channel_id, roster, call.now))
 
     return [
-        Route(
+        declared(
             "GET", "/v1/channels/{channel}/roster", show, Access.AGENT, "The roster that a channel's owner signed",
             {200: RosterDocument},
         ),
-        Route(
+        declared(
             "PUT", "/v1/channels/{channel}/roster", put, Access.AGENT,
             "Store the next roster, with the list and the policy that it means; for the owner",
             {200: Shown}, takes=RosterDocument, rule=WRITE, body_limit=ROSTER_BODY,

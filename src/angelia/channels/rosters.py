@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
-from angelia.agents.model import Agent
 from angelia.agents.service import check_handles
+from angelia.api import AgentRow
 from angelia.audit import service as audit
 from angelia.audit.model import Detail, Event
 from angelia.channels import store
@@ -34,7 +34,7 @@ class Rosters:
         self._channels = channels
         self._admission = admission
 
-    async def roster(self, agent: Agent, channel_id: UUID, now: datetime) -> Roster:
+    async def roster(self, agent: AgentRow, channel_id: UUID, now: datetime) -> Roster:
         """The newest roster, for all who may see the channel: publishers and readers check it themselves."""
         async with self._ledger.reading() as tx:
             channel = await store.channel(tx, channel_id)
@@ -48,7 +48,7 @@ class Rosters:
             )
         return found
 
-    async def put(self, agent: Agent, channel_id: UUID, roster: Roster, now: datetime) -> Shown:
+    async def put(self, agent: AgentRow, channel_id: UUID, roster: Roster, now: datetime) -> Shown:
         """Store the owner's next roster; the present one again changes nothing.
 
         Whoever loses a right loses what rested on it, and another policy checks everybody, as with the lists before

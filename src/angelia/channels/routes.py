@@ -8,6 +8,8 @@ from uuid import UUID
 
 import msgspec
 
+from angelia.api import Access, Answer, Call, PageSize, Per, Route, Rule, cursor_after, parse_cursor, uuid_of
+from angelia.api.route import declared
 from angelia.channels.epochs import Epochs
 from angelia.channels.model import (
     MESSAGE_BYTES,
@@ -24,17 +26,6 @@ from angelia.channels.model import (
 from angelia.channels.service import Channels
 from angelia.envelope.rosters import RosterDocument, parse_roster
 from angelia.errors import InvalidArgument
-from angelia.guard.declarations import (
-    Access,
-    Answer,
-    Call,
-    PageSize,
-    Route,
-    cursor_after,
-    parse_cursor,
-    uuid_of,
-)
-from angelia.guard.model import Per, Rule
 
 WRITE = Rule("channels", 120, 60_000, Per.AGENT)
 PUBLISH = Rule("publish", 1_200, 60_000, Per.AGENT)
@@ -237,33 +228,33 @@ def _channel_routes(channels: Channels) -> list[Route]:
         return Answer(204)
 
     return [
-        Route(
+        declared(
             "POST", "/v1/channels", create, Access.AGENT, "Make a channel",
             {201: Channel}, takes=NewChannel, rule=WRITE, body_limit=ROSTER_BODY,
         ),
-        Route(
+        declared(
             "GET", "/v1/channels", list_channels, Access.AGENT, "The channels that the caller may know of",
             {200: ChannelList}, query=ChannelQuery,
         ),
-        Route("GET", "/v1/channels/{channel}", show, Access.AGENT, "One channel", {200: Shown}),
-        Route(
+        declared("GET", "/v1/channels/{channel}", show, Access.AGENT, "One channel", {200: Shown}),
+        declared(
             "PATCH", "/v1/channels/{channel}", change, Access.AGENT, "Change a channel; for its owner",
             {200: Shown}, takes=ChannelChange, rule=WRITE,
         ),
-        Route(
+        declared(
             "DELETE", "/v1/channels/{channel}", delete, Access.AGENT, "Delete a channel and all in it; for its owner",
             {204: None}, rule=WRITE,
         ),
-        Route(
+        declared(
             "GET", "/v1/channels/{channel}/allowlist", list_allowed, Access.AGENT,
             "Whom a channel lists; for its owner", {200: Allowlist}, query=NamesQuery,
         ),
-        Route(
+        declared(
             "PUT", "/v1/channels/{channel}/allowlist/{agent}", allow, Access.AGENT,
             "List an agent, or change what it may; for the owner of a channel without a roster",
             {200: Listed}, takes=Rights, rule=WRITE,
         ),
-        Route(
+        declared(
             "DELETE", "/v1/channels/{channel}/allowlist/{agent}", disallow, Access.AGENT,
             "Take an agent off the allowlist; for the owner of a channel without a roster", {204: None}, rule=WRITE,
         ),
@@ -286,19 +277,19 @@ def _subscription_routes(channels: Channels) -> list[Route]:
         return Answer(body=await channels.resume(call.agent, named_channel(call), call.now))
 
     return [
-        Route(
+        declared(
             "POST", "/v1/channels/{channel}/subscribe", subscribe, Access.AGENT, "Listen to a channel from now on",
             {201: Subscription, 200: Subscription}, takes=SubscribeBody, rule=WRITE,
         ),
-        Route(
+        declared(
             "POST", "/v1/channels/{channel}/unsubscribe", unsubscribe, Access.AGENT, "Listen no more",
             {200: Subscription}, rule=WRITE,
         ),
-        Route(
+        declared(
             "POST", "/v1/channels/{channel}/pause", pause, Access.AGENT, "Keep the offset and read nothing",
             {200: Subscription}, rule=WRITE,
         ),
-        Route(
+        declared(
             "POST", "/v1/channels/{channel}/resume", resume, Access.AGENT, "Go on after a pause",
             {200: Subscription}, rule=WRITE,
         ),
@@ -345,27 +336,27 @@ def _key_routes(epochs: Epochs) -> list[Route]:
         return Answer(body=Publisher(*told))
 
     return [
-        Route(
+        declared(
             "POST", "/v1/channels/{channel}/epoch", set_epoch, Access.AGENT, "Name the channel's next key",
             {200: Channel}, takes=EpochBody, rule=WRITE,
         ),
-        Route(
+        declared(
             "POST", "/v1/channels/{channel}/keys", keys_sent, Access.AGENT, "Say to whom the present key was sent",
             {200: KeysSent}, takes=KeysSentBody, rule=PUBLISH,
         ),
-        Route(
+        declared(
             "POST", "/v1/channels/{channel}/key", key_taken, Access.AGENT, "Say that the caller has the key, or none",
             {200: Subscription}, takes=KeyTakenBody, rule=WRITE,
         ),
-        Route(
+        declared(
             "GET", "/v1/channels/{channel}/epochs/{epoch}", epoch, Access.AGENT, "Which key a channel had in an epoch",
             {200: Epoch},
         ),
-        Route(
+        declared(
             "GET", "/v1/channels/{channel}/subscribers", subscribers, Access.AGENT,
             "Who listens; for those who give out the key", {200: Subscribers}, query=SubscribersQuery,
         ),
-        Route(
+        declared(
             "GET", "/v1/channels/{channel}/publishers/{agent}", publisher, Access.AGENT,
             "Whether the channel's key may come from an agent", {200: Publisher},
         ),

@@ -8,8 +8,8 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from angelia.agents.model import Agent
 from angelia.agents.service import Agents, check_handles
+from angelia.api import AgentRow
 from angelia.audit import service as audit
 from angelia.audit.model import Detail
 from angelia.channels import store
@@ -55,7 +55,7 @@ class Channels:
 
     async def create(
         self,
-        owner: Agent,
+        owner: AgentRow,
         name: str,
         policy: Policy,
         now: datetime,
@@ -103,14 +103,14 @@ class Channels:
             await audit.record(tx, [event])
         return made
 
-    async def show(self, agent: Agent, channel_id: UUID, now: datetime) -> Shown:
+    async def show(self, agent: AgentRow, channel_id: UUID, now: datetime) -> Shown:
         """A channel, for whoever has to do with it or may; to others there is none."""
         async with self._ledger.reading() as tx:
             return await self._shown(tx, await store.channel(tx, channel_id), agent, now)
 
     async def page(
         self,
-        agent: Agent,
+        agent: AgentRow,
         after: tuple[datetime, UUID] | None,
         limit: int,
         now: datetime,
@@ -134,7 +134,7 @@ class Channels:
 
     async def update(
         self,
-        agent: Agent,
+        agent: AgentRow,
         channel_id: UUID,
         now: datetime,
         *,
@@ -169,7 +169,7 @@ class Channels:
         await self._wake.tell(topic("channel", str(channel_id)), b"")
         return await self.show(agent, channel_id, now)
 
-    async def delete(self, agent: Agent, channel_id: UUID, now: datetime) -> None:
+    async def delete(self, agent: AgentRow, channel_id: UUID, now: datetime) -> None:
         async with self._ledger.transaction() as tx:
             gone = await self.owned(tx, channel_id, agent, now)
             await store.remove(tx, channel_id, now)
@@ -177,14 +177,21 @@ class Channels:
             await audit.record(tx, [channel_event("channel_deleted", gone, agent.handle, now, detail)])
         await self._wake.tell(topic("channel", str(channel_id)), b"")
 
-    async def allowlist(self, agent: Agent, channel_id: UUID, after: str, limit: int, now: datetime) -> list[Listed]:
+    async def allowlist(self, agent: AgentRow, channel_id: UUID, after: str, limit: int, now: datetime) -> list[Listed]:
         """Whom a channel lists, by name, after a name; for its owner."""
         async with self._ledger.reading() as tx:
             await self._refuse_others(tx, await store.channel(tx, channel_id), agent, now)
             return await store.allowlist(tx, channel_id, after, limit)
 
     async def allow(
-        self, agent: Agent, channel_id: UUID, name: str, now: datetime, *, may_subscribe: bool, may_publish: bool
+        self,
+        agent: AgentRow,
+        channel_id: UUID,
+        name: str,
+        now: datetime,
+        *,
+        may_subscribe: bool,
+        may_publish: bool,
     ) -> Listed:
         """List somebody, or change what it may; to take a right away is to remove it from those who have it."""
         nhi = (await self._agents.named(name)).handle
@@ -205,7 +212,7 @@ class Channels:
         await self._wake.tell(topic("channel", str(channel_id)), b"")
         return entry
 
-    async def disallow(self, agent: Agent, channel_id: UUID, name: str, now: datetime) -> None:
+    async def disallow(self, agent: AgentRow, channel_id: UUID, name: str, now: datetime) -> None:
         nhi = (await self._agents.named(name)).handle
         async with self._ledger.transaction() as tx:
             channel = await self.owned(tx, channel_id, agent, now)
@@ -223,7 +230,7 @@ class Channels:
         await self._wake.tell(topic("channel", str(channel_id)), b"")
 
     async def subscribe(
-        self, agent: Agent, channel_id: UUID, now: datetime, *, needs_key: bool
+        self, agent: AgentRow, channel_id: UUID, now: datetime, *, needs_key: bool
     ) -> tuple[Subscription, bool]:
         """Listen from now on; whether that is new. `needs_key` says that the key is lost, which counts once an hour.
 
@@ -250,7 +257,7 @@ class Channels:
                 held = await store.key_lost(tx, channel_id, agent.handle, now, now - ASK_AGAIN) or held
         return held, new
 
-    async def unsubscribe(self, agent: Agent, channel_id: UUID, now: datetime) -> Subscription:
+    async def unsubscribe(self, agent: AgentRow, channel_id: UUID, now: datetime) -> Subscription:
         """Listen no more. It moves no epoch, so that nobody forces others to make keys by coming and going. An owner
         is still sent the keys of its channel."""
         async with self._ledger.transaction() as tx:
@@ -271,12 +278,12 @@ class Channels:
         await self._wake.tell(topic("channel", str(channel_id)), b"")
         return held
 
-    async def pause(self, agent: Agent, channel_id: UUID, now: datetime) -> Subscription:
+    async def pause(self, agent: AgentRow, channel_id: UUID, now: datetime) -> Subscription:
         held = await self._set_status(agent, channel_id, Status.PAUSED, now)
         await self._wake.tell(topic("channel", str(channel_id)), b"")  # whoever reads under it hears of it
         return held
 
-    async def resume(self, agent: Agent, channel_id: UUID, now: datetime) -> Subscription:
+    async def resume(self, agent: AgentRow, channel_id: UUID, now: datetime) -> Subscription:
         return await self._set_status(agent, channel_id, Status.ACTIVE, now)
 
     async def tidy(self, now: datetime) -> bool:
@@ -293,7 +300,7 @@ class Channels:
             await recheck(self._ledger, self._admission, due, now)
         return remains or more or due is not None
 
-    async def _shown(self, tx: Tx, channel: Channel, agent: Agent, now: datetime) -> Shown:
+    async def _shown(self, tx: Tx, channel: Channel, agent: AgentRow, now: datetime) -> Shown:
         nhi = agent.handle
         held = await store.subscription(tx, channel.channel_id, nhi)
         listens = held is not None and held.listens
@@ -315,7 +322,7 @@ class Channels:
             key_epoch=held.key_epoch if held is not None and held.holds else None,
         )
 
-    async def _set_status(self, agent: Agent, channel_id: UUID, status: Status, now: datetime) -> Subscription:
+    async def _set_status(self, agent: AgentRow, channel_id: UUID, status: Status, now: datetime) -> Subscription:
         async with self._ledger.transaction() as tx:
             channel = await store.channel(tx, channel_id)
             held = await store.set_status(tx, channel_id, agent.handle, status, now)
@@ -324,13 +331,13 @@ class Channels:
                 raise not_subscribed(channel)
         return held
 
-    async def owned(self, tx: Tx, channel_id: UUID, agent: Agent, now: datetime) -> Channel:
+    async def owned(self, tx: Tx, channel_id: UUID, agent: AgentRow, now: datetime) -> Channel:
         """A channel under its lock, for its owner."""
         channel = await store.locked(tx, channel_id)
         await self._refuse_others(tx, channel, agent, now)
         return channel
 
-    async def _refuse_others(self, tx: Tx, channel: Channel, agent: Agent, now: datetime) -> None:
+    async def _refuse_others(self, tx: Tx, channel: Channel, agent: AgentRow, now: datetime) -> None:
         if channel.owner_nhi != agent.handle:
             await self._admission.refuse_outsiders(tx, channel, agent.handle, now)
             raise Denied("only the channel's owner may do this", hint=f"its owner is {channel.owner_nhi}")

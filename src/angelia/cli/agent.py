@@ -15,8 +15,8 @@ from angelia.cli.times import full
 from angelia.errors import AlreadyExists, AngeliaError, Conflict
 
 if TYPE_CHECKING:
+    from angelia.agents.api import AgentProfile, AgentRecord
     from angelia.client import Client
-    from angelia.client.answers import Agent, Profile
     from angelia.envelope.bundles import Link
     from angelia.mailbox.identity import Card, Identity
 
@@ -68,7 +68,7 @@ def show(session: Session, name: str | None) -> None:
         return
     mine = session.opened(local)
     if mine.id is not None:
-        _print_agent(session, session.as_agent(mine).me(), mine.pair.public.fingerprint)
+        _print_agent(session, session.as_agent(mine).agents.me(), mine.pair.public.fingerprint)
         return
     pairs = [
         ("handle", mine.handle),
@@ -96,7 +96,7 @@ def handle(session: Session, handle: str) -> None:
     """Claim a handle for a registered agent: once, and for ever."""
     chain = _chain(session, session.identity)
     _refuse_other_handle(session.identity, chain, handle)
-    agent = session.as_agent().claim_handle(handle)
+    agent = session.as_agent().agents.claim_handle(handle)
     _remember(session, session.identity, agent)
     session.out.thing(agent, [_handle_fact(agent)], quietly=agent.handle, least=FACTS)
     if not chain:
@@ -116,8 +116,8 @@ def _enrol(
         _refuse_replaced_pair(identity, chain)
     client = session.as_agent(identity)
     try:
-        client.register(identity.public_key, name=name, email=email)
-        agent = _with_details(client, client.me(), name, email)
+        client.agents.register(identity.public_key, name=name, email=email)
+        agent = _with_details(client, client.agents.me(), name, email)
     except AngeliaError as error:
         if pairs:
             if not session.shared.json and not session.shared.quiet:
@@ -133,7 +133,7 @@ def _enrol(
         _remember(session, identity, agent)
     pairs.append(("registered", str(agent.id)))
     try:
-        agent = agent if agent.handle == wanted else client.claim_handle(wanted)
+        agent = agent if agent.handle == wanted else client.agents.claim_handle(wanted)
     except AngeliaError as error:
         session.out.thing(agent, pairs, quietly=str(agent.id), least=FACTS)
         if isinstance(error, AlreadyExists):
@@ -178,13 +178,15 @@ def _refuse_replaced_pair(identity: Identity, chain: list[Link]) -> None:
         )
 
 
-def _with_details(client: Client, agent: Agent, name: str | None, email: str | None) -> Agent:
+def _with_details(client: Client, agent: AgentRecord, name: str | None, email: str | None) -> AgentRecord:
     if name in (None, agent.name) and email in (None, agent.email):
         return agent
-    return client.update_me(name=name, email=email)
+    return client.agents.update(
+        name=agent.name if name is None else name, email=agent.email if email is None else email
+    )
 
 
-def _wanted(agent: Agent, identity: Identity) -> str:
+def _wanted(agent: AgentRecord, identity: Identity) -> str:
     """The handle to claim. An agent that has one keeps it, whatever it is called here."""
     if agent.handle != str(agent.id):
         return agent.handle
@@ -192,7 +194,7 @@ def _wanted(agent: Agent, identity: Identity) -> str:
     return identity.name if identity.handle == agent.handle else identity.handle
 
 
-def _remember(session: Session, identity: Identity, agent: Agent) -> Identity:
+def _remember(session: Session, identity: Identity, agent: AgentRecord) -> Identity:
     from angelia.mailbox.identity import record_registration
 
     return record_registration(session.settings.home, identity, id=agent.id, handle=agent.handle, server=session.url)
@@ -202,11 +204,11 @@ def _show_other(session: Session, name: str) -> None:
     from angelia.client.mailbox_keys import is_id
 
     if session.token is None and is_id(name):
-        profile = session.as_anyone().who(name)
+        profile = session.as_anyone().agents.profile(name)
         _refuse_another(name, str(profile.id))
         _print_profile(session, profile)
     else:
-        agent = session.as_operator().agent(name)
+        agent = session.as_operator().agents.show(name)
         _refuse_another(name, agent.handle, str(agent.id))
         _print_agent(session, agent)
 
@@ -218,7 +220,7 @@ def _refuse_another(name: str, *names: str) -> None:
         raise BadAnswer(f"asked for {name}, the server answered with {names[0]}")
 
 
-def _print_agent(session: Session, agent: Agent, fingerprint: str | None = None) -> None:
+def _print_agent(session: Session, agent: AgentRecord, fingerprint: str | None = None) -> None:
     pairs = [
         ("handle", agent.handle),
         ("id", str(agent.id)),
@@ -233,7 +235,7 @@ def _print_agent(session: Session, agent: Agent, fingerprint: str | None = None)
     session.out.thing(agent, pairs, quietly=str(agent.id), least=FACTS)
 
 
-def _print_profile(session: Session, profile: Profile) -> None:
+def _print_profile(session: Session, profile: AgentProfile) -> None:
     pairs = [
         ("id", str(profile.id)),
         ("name", profile.name),
@@ -243,7 +245,7 @@ def _print_profile(session: Session, profile: Profile) -> None:
     session.out.thing(profile, pairs, quietly=str(profile.id), least=FACTS)
 
 
-def _handle_fact(agent: Agent) -> tuple[str, str]:
+def _handle_fact(agent: AgentRecord) -> tuple[str, str]:
     return ("handle", f"{agent.handle} (claimed; a handle is for ever)")
 
 

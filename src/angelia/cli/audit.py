@@ -88,7 +88,7 @@ def show(
         raise Usage("--around needs a POSITION", hint="angelia audit show 41207 --around 3")
 
     def fetch(cursor: str | None, limit: int) -> Page[StoredEvent]:
-        page = client.audit_events(
+        page = client.audit.events(
             type=event_type,
             actor=actor,
             message_id=message,
@@ -106,14 +106,14 @@ def _verified(session: Session, client: Client, witness: str | None, lake: str |
     from angelia.audit.model import Verifier
     from angelia.client import BadAnswer
 
-    node = client.node()
+    node = client.server.node()
     verifier = Verifier(node.key_id, node.public_key, node.signed)
     if witness is not None:
         verifier.compare(_witnessed(witness, node))
     # Checkpoints first: the chain that is read after them cannot be shorter than what they sign.
     after = 0
-    verifier.expect([], client.audit_unsealed(limit=PAGE).tail)
-    while checkpoints := client.audit_checkpoints(after=after, limit=PAGE):
+    verifier.expect([], client.audit.unsealed(limit=PAGE).tail)
+    while checkpoints := client.audit.checkpoints(after=after, limit=PAGE):
         verifier.expect(checkpoints)
         if checkpoints[-1].position <= after:
             raise BadAnswer(f"asked for the checkpoints after {after}, the server gave earlier ones")
@@ -121,7 +121,7 @@ def _verified(session: Session, client: Client, witness: str | None, lake: str |
     with Progress(session.out, "verifying", "entries") as progress:
         while True:
             before = verifier.position
-            page = client.audit_chain(after=before, limit=PAGE)
+            page = client.audit.chain(after=before, limit=PAGE)
             verifier.feed(page.entries, page.floor)
             progress.advance(len(page.entries), total=page.sealed_to - page.floor.position)
             if not page.entries or verifier.position >= page.sealed_to:
@@ -131,7 +131,7 @@ def _verified(session: Session, client: Client, witness: str | None, lake: str |
     strays: list[StoredEvent] = []
     tail: list[StoredEvent] = []
     for since, until in verifier.days():
-        outside = client.audit_unsealed(since=since, until=until, limit=PAGE)
+        outside = client.audit.unsealed(since=since, until=until, limit=PAGE)
         strays += outside.strays
         tail = outside.tail
     verdict = verifier.finish(page.sealed_to, strays, tail)
@@ -212,7 +212,7 @@ def _error(first: Fault, verdict: Verdict) -> AuditBroken:
 def _show_entries(session: Session, client: Client, position: int, around: int | None) -> None:
     reach = around or 0
     first = max(1, position - reach)
-    page = client.audit_chain(after=first - 1, limit=position + reach - first + 1)
+    page = client.audit.chain(after=first - 1, limit=position + reach - first + 1)
     entries = [entry for entry in page.entries if first <= entry.position <= position + reach]
     if around is not None:
         there = {entry.position: entry for entry in entries}

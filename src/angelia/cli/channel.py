@@ -71,7 +71,7 @@ def create(
     """Make a channel with its first key. Without --policy, those may listen whom --allow names."""
     from angelia.channels.model import Policy
 
-    made = _client(session).create_channel(
+    made = _client(session).channels.create(
         session.mailbox,
         name,
         Policy(policy or "allowlist"),
@@ -104,7 +104,7 @@ def list_(session: Session, owner: str | None, subscribed: bool) -> None:
     ]
 
     def fetch(cursor: str | None, limit: int) -> Page[Channel]:
-        page = client.channels(owner=owner, subscribed=subscribed, cursor=cursor, limit=limit)
+        page = client.channels.list(owner=owner, subscribed=subscribed, cursor=cursor, limit=limit)
         return Page(page.channels, page.next)
 
     show_list(session, fetch, columns, nothing="no channels yet", hint="angelia channel create NAME --policy open")
@@ -116,7 +116,7 @@ def show(session: Session, name: str) -> None:
     """Show a channel, who signed who is in it, and what you may do in it."""
     client = _client(session)
     found = _find(session, client, name)
-    roster = client.roster(session.mailbox, _said(name, found))
+    roster = client.channels.roster(session.mailbox, _said(name, found))
     session.out.thing(found, facts_of(found, roster), quietly=str(found.channel_id))
 
 
@@ -141,7 +141,7 @@ def update(
         raise Usage("nothing to change", hint="--policy, --retention, --max-size or --max-subscribers")
     client = _client(session)
     before = _find(session, client, name)
-    changed = client.update_channel(
+    changed = client.channels.update(
         session.mailbox,
         _said(name, before),
         policy=Policy(policy) if policy else None,
@@ -152,7 +152,7 @@ def update(
     roster = session.mailbox.rosters.pinned(changed.channel_id)
     session.out.thing(changed, facts_of(changed, roster), quietly=str(changed.channel_id))
     if policy == Policy.OPEN and before.policy is not Policy.OPEN:  # where only the owner makes the next key
-        warn_unreached(session, client.share_key(session.mailbox, _said(name, before)).failed)
+        warn_unreached(session, client.channels.share_key(session.mailbox, _said(name, before)).failed)
     if (dropped := before.total_subscribers - changed.total_subscribers) > 0:
         session.out.note(f"dropped {counted(dropped, 'subscriber')}; the next message has another key")
 
@@ -167,7 +167,7 @@ def delete(session: Session, name: str) -> None:
     what = f"{found.name} with {counted(kept, 'message')} and {counted(found.total_subscribers, 'subscriber')}"
     deed = Deed("delete", "deleting", what, f"angelia channel show {found.name}", whole=found.channel_name)
     if may(session, deed):
-        client.delete_channel(session.mailbox, found.channel_id)
+        client.channels.delete(session.mailbox, found.channel_id)
         session.out.done(_done("deleted", found), f"deleted {what}")
 
 
@@ -177,7 +177,7 @@ def subscribe(session: Session, name: str) -> None:
     """Listen to a channel from now on. To subscribe is to take its key from whoever may publish in it."""
     client = _client(session)
     found = _find(session, client, name)
-    held = client.subscribe(session.mailbox, _said(name, found))
+    held = client.channels.subscribe(session.mailbox, _said(name, found))
     session.out.done(held, f"subscribed to {found.name} after offset {held.last_offset}")
     if not held.key_epoch:
         session.out.note("its key comes with the next message that is published")
@@ -189,7 +189,7 @@ def unsubscribe(session: Session, name: str) -> None:
     """Listen no more."""
     client = _client(session)
     found = _look_up(session, client, name)
-    held = client.unsubscribe(session.mailbox, _said(name, found))
+    held = client.channels.unsubscribe(session.mailbox, _said(name, found))
     session.out.done(held, f"unsubscribed from {found.name}")
 
 
@@ -199,7 +199,7 @@ def pause(session: Session, name: str) -> None:
     """Keep your offset, and read nothing until `resume`."""
     client = _client(session)
     found = _look_up(session, client, name)
-    held: Subscription = client.pause(found.channel_id)
+    held: Subscription = client.channels.pause(found.channel_id)
     session.out.done(held, f"paused {found.name} after offset {held.last_offset}")
 
 
@@ -209,7 +209,7 @@ def resume(session: Session, name: str) -> None:
     """Go on after a pause."""
     client = _client(session)
     found = _look_up(session, client, name)
-    held: Subscription = client.resume(found.channel_id)
+    held: Subscription = client.channels.resume(found.channel_id)
     session.out.done(held, f"resumed {found.name} after offset {held.last_offset}")
 
 
@@ -226,7 +226,7 @@ def allow(session: Session, name: str, agent: str | None, may_publish: bool, no_
         _show_allowed(session, client, name, found)
         return
     before = session.mailbox.rosters.pinned(found.channel_id)
-    entry = client.allow(
+    entry = client.channels.allow(
         session.mailbox, _said(name, found), agent, may_subscribe=not no_subscribe, may_publish=may_publish
     )
     rights = [word for word, has in (("listen", entry.may_subscribe), ("publish", entry.may_publish)) if has]
@@ -247,7 +247,7 @@ def deny(session: Session, name: str, agent: str) -> None:
     It is removed at once, and the next message has another key."""
     client = _client(session)
     found = _look_up(session, client, name)
-    client.disallow(session.mailbox, _said(name, found), agent)
+    client.channels.disallow(session.mailbox, _said(name, found), agent)
     session.out.done(_done("denied", found, agent), f"denied {agent} in {found.name}; what it has read it keeps")
     _say_what_the_list_decides(session, found)
 
@@ -259,7 +259,7 @@ def sign(session: Session, name: str) -> None:
 
     Everyone on the list will be sent the channel's key, so look at it first."""
     client = _client(session)
-    proposal = client.propose_roster(session.mailbox, name)
+    proposal = client.channels.propose_roster(session.mailbox, name)
     found = proposal.channel
     if not session.shared.json:
         session.out.rows(proposal.members, _member_columns())
@@ -268,10 +268,10 @@ def sign(session: Session, name: str) -> None:
     what = f"{found.name} as {proposal.policy.value} with {counted(len(proposal.members), 'member')}"
     deed = Deed("sign", "signing", what, f"angelia channel sign {name} --dry-run", count=len(proposal.members))
     if may(session, deed):
-        signed = client.sign_roster(session.mailbox, _said(name, found), proposal.policy, proposal.members)
+        signed = client.channels.sign_roster(session.mailbox, _said(name, found), proposal.policy, proposal.members)
         session.out.done(_done("signed", found), f"signed {what}: version {signed.roster_version} of its roster")
         # In an open channel nobody else makes the next key.
-        warn_unreached(session, client.share_key(session.mailbox, _said(name, found)).failed)
+        warn_unreached(session, client.channels.share_key(session.mailbox, _said(name, found)).failed)
 
 
 @command.verb(example="angelia channel forget alice/news", needs=Needs.AGENT | Needs.YES)
@@ -333,7 +333,7 @@ def publish(
         "correlation_id": correlation,
     }
     try:
-        posted = client.publish(session.mailbox, _said(name, found), content, **wishes)
+        posted = client.channels.publish(session.mailbox, _said(name, found), content, **wishes)
     except (Unreachable, Unavailable) as error:
         error.hint = f"say it again with --id {wishes['message_id']}, and it is published once; {error.hint}"
         raise
@@ -377,7 +377,7 @@ def tail(
     _share(session, client, name, found)
     while True:
         wanted = 100 if most is None else min(100, most - shown)
-        came = client.follow(following, wait=_patience(session) if follow else 0, max_messages=wanted)
+        came = client.channels.follow(following, wait=_patience(session) if follow else 0, max_messages=wanted)
         if following.lost:
             session.out.note("warning: offsets {} to {} are not kept any more".format(*following.lost))
             following.lost = None
@@ -385,7 +385,7 @@ def tail(
         alone = len(came) == 1 and not shown and (most == 1 or not follow)
         unopened, done = show_page(session, came, skip=skip, alone=alone)
         if commit and done and (skip or not codes):
-            client.commit(found.channel_id, done)
+            client.channels.commit(found.channel_id, done)
         codes |= unopened
         shown += len(came)
         if shown == most or not (came or follow):
@@ -403,10 +403,10 @@ def _share(session: Session, client: Client, name: str, found: Shown) -> None:
     if found.without_key is None:
         return
     try:
-        present = client.channel(found.channel_id)
+        present = client.channels.show(found.channel_id)
         key_id = present.epoch_key_id
         if present.without_key and key_id and session.mailbox.channels.present_key(found.channel_id, key_id):
-            warn_unreached(session, client.share_key(session.mailbox, _said(name, found)).failed)
+            warn_unreached(session, client.channels.share_key(session.mailbox, _said(name, found)).failed)
     except AngeliaError as error:
         session.out.note(f"warning: the key was not given out: {error.message} ({error.code})")
 
@@ -417,7 +417,7 @@ def _say_what_the_list_decides(session: Session, channel: Shown) -> None:
 
 
 def _show_allowed(session: Session, client: Client, name: str, found: Shown) -> None:
-    roster = client.roster(session.mailbox, _said(name, found))
+    roster = client.channels.roster(session.mailbox, _said(name, found))
     hint = f"angelia channel allow {found.channel_name} AGENT"
     if roster is None:
         session.out.note(f"{found.owner_nhi} has signed no list yet; angelia channel sign {found.channel_name}")
@@ -440,17 +440,17 @@ def _done(what: str, channel: Shown, agent: str | None = None) -> Done:
 def _find(session: Session, client: Client, name: str) -> Shown:
     """A channel as people name it: `owner/name`, the name of one's own, its id, or the beginning of that."""
     try:
-        return client.find_channel(session.mailbox, name)
+        return client.channels.find(session.mailbox, name)
     except NotFound as unknown:
-        return client.find_channel(session.mailbox, _whole_id(client, name, unknown))
+        return client.channels.find(session.mailbox, _whole_id(client, name, unknown))
 
 
 def _look_up(session: Session, client: Client, name: str) -> Shown:
     """The same whatever the server says of its roster: nobody is kept in a channel by that."""
     try:
-        return client.look_up_channel(session.mailbox, name)
+        return client.channels.look_up(session.mailbox, name)
     except NotFound as unknown:
-        return client.look_up_channel(session.mailbox, _whole_id(client, name, unknown))
+        return client.channels.look_up(session.mailbox, _whole_id(client, name, unknown))
 
 
 def _whole_id(client: Client, name: str, unknown: NotFound) -> UUID:
@@ -459,7 +459,7 @@ def _whole_id(client: Client, name: str, unknown: NotFound) -> UUID:
         raise unknown
 
     def fetch(cursor: str | None, limit: int) -> Page[Channel]:
-        page = client.channels(cursor=cursor, limit=limit)
+        page = client.channels.list(cursor=cursor, limit=limit)
         return Page(page.channels, page.next)
 
     known = [str(one.channel_id) for one in every(fetch)]

@@ -36,7 +36,7 @@ def requeue(session: Session, id_: str, of: str | None) -> None:
     client = _client(session, of)
     known = [one.replay_key for one in every(_pages(client, of))]
     look = _LIST if of is None else f"{_LIST} --of {of}"
-    letter = client.requeue_dead_letter(full_id(id_, known, "dead letter", look))
+    letter = client.mail.requeue(full_id(id_, known, "dead letter", look))
     session.out.done(letter, f"{short(letter.replay_key)} of {letter.sender} waits for {letter.recipient} again")
     if of is None:
         session.out.note("hint: angelia mail receive")
@@ -51,7 +51,7 @@ def _client(session: Session, of: str | None) -> Client:
 
 def _pages(client: Client, of: str | None) -> Fetch[DeadLetter]:
     def fetch(cursor: str | None, limit: int) -> Page[DeadLetter]:
-        page = client.dead_letters(agent=of, cursor=cursor, limit=limit)
+        page = client.mail.dead_letters(agent=of, cursor=cursor, limit=limit)
         return Page(page.dead_letters, page.next)
 
     return fetch

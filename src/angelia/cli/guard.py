@@ -34,7 +34,7 @@ def blocks(session: Session) -> None:
     client = session.as_operator()
 
     def fetch(cursor: str | None, limit: int) -> Page[Block]:
-        page = client.blocks(cursor=cursor, limit=limit)
+        page = client.guard.blocks(cursor=cursor, limit=limit)
         return Page(page.blocks, page.next, page.total)
 
     show_list(session, fetch, columns, nothing="no blocked addresses", hint="angelia guard block ADDRESS --expires 1d")
@@ -47,7 +47,7 @@ def blocks(session: Session) -> None:
 def block(session: Session, address: str, reason: str | None, expires: timedelta | None) -> None:
     """Refuse every request from an address."""
     seconds = None if expires is None else int(expires.total_seconds())
-    made = session.as_operator().block(address, reason=reason, expires_in=seconds)
+    made = session.as_operator().guard.block(address, reason=reason or "", expires_in=seconds)
     end = "until it is unblocked" if made.expires_at is None else f"until {full(made.expires_at)}"
     session.out.done(made, f"blocked {made.address} {end}")
 
@@ -56,5 +56,5 @@ def block(session: Session, address: str, reason: str | None, expires: timedelta
 @click.argument("address", metavar="ADDRESS", type=flags.address)
 def unblock(session: Session, address: str) -> None:
     """Let an address in again."""
-    session.as_operator().unblock(address)
+    session.as_operator().guard.unblock(address)
     session.out.done({"address": address}, f"unblocked {address}")

@@ -64,7 +64,7 @@ def publish(session: Session, out: Path | None) -> None:
     with handing_over(out) as file:
         if file is None:
             refuse_unregistered(mailbox)
-            done = session.as_agent(mailbox).publish_keys(mailbox)
+            done = session.as_agent(mailbox).keys.publish(mailbox)
         else:
             _make_first(mailbox)
             _write_chain(mailbox, file)
@@ -127,9 +127,9 @@ def rotate(
             mailbox.own.finish_rotation(_now(), link)
         elif emergency:
             client = session.as_agent(mailbox)
-            done = client.emergency_rotate_keys(mailbox, why=str(why), compromised_since=stolen_since)
+            done = client.keys.emergency_rotate(mailbox, why=str(why), compromised_since=stolen_since)
         else:
-            done = session.as_agent(mailbox).rotate_keys(mailbox, signer=signer)
+            done = session.as_agent(mailbox).keys.rotate(mailbox, signer=signer)
         if file is not None:
             _write_chain(mailbox, file)
     old = "destroyed" if emergency else "open what is under way for 7d 1h 5m more"
@@ -158,7 +158,7 @@ def revoke(session: Session, key_id: str) -> None:
         return
     record: object = {"key_id": chosen, "status": "revoked"}
     if mailbox.identity.id is not None:
-        record = session.as_agent(mailbox).revoke_key(UUID(chosen))
+        record = session.as_agent(mailbox).keys.revoke(UUID(chosen))
     mailbox.own.destroy(UUID(chosen))
     session.out.done(record, f"revoked {chosen}, and destroyed its private half here")
 
@@ -204,7 +204,7 @@ def pin(session: Session, name: str, file: Path | None, fingerprint: str | None)
 
 def publish_first(client: Client, mailbox: Mailbox) -> list[tuple[str, str]]:
     """Publish a new agent's keys; the facts to show."""
-    done = client.publish_keys(mailbox)
+    done = client.keys.publish(mailbox)
     return [
         ("bundle", f"v{done.bundle_version} published, {done.prekeys_uploaded} one-time keys"),
         ("fingerprint", mailbox.identity.pair.public.fingerprint),
@@ -266,7 +266,7 @@ def _server_says(session: Session, mailbox: Mailbox) -> tuple[int | None, list[U
         return None, [], "no server has any"
     try:
         client = session.as_agent(mailbox)
-        return client.count_one_time_keys(), list(client.bundle(mailbox.identity.handle).revoked), ""
+        return client.keys.count_one_time_keys(), list(client.keys.bundle(mailbox.identity.handle).revoked), ""
     except AngeliaError as error:
         session.out.detail(f"{error.message} ({error.code})")
         return None, [], "the server did not say (-v tells why)"
@@ -301,7 +301,7 @@ def _presented(
     if mailbox.identity.id is None:
         raise not_known(name)
     client = session.as_agent(mailbox)
-    answer = client.bundle(name)
+    answer = client.keys.bundle(name)
     link = parse_link(LinkDocument(bundle=answer.bundle, rotation_statement=answer.rotation_statement))
     refuse_misnamed(name, link.bundle)
     check_bundle(link.bundle)
@@ -310,7 +310,7 @@ def _presented(
         return [link], list(answer.revoked)
     links = []
     for _ in range(MOST_PAGES):
-        page = client.bundles_since(name, links[-1].bundle.bundle_version if links else pin.bundle_version)
+        page = client.keys.bundles_since(name, links[-1].bundle.bundle_version if links else pin.bundle_version)
         links += parse_links(page.bundles)
         if not page.has_more or not page.bundles:
             return links or [link], list(answer.revoked)

@@ -306,7 +306,7 @@ def allow(
     elif mailbox.trust.pin(name) is None:
         if mailbox.identity.id is None:
             raise not_known(name)
-        session.as_agent(mailbox).find_keys(mailbox, name)
+        session.as_agent(mailbox).keys.find(mailbox, name)
     entry = mailbox.allowlist.allow(name, _now(), label)
     session.out.done(entry, f"allowed {entry.nhi}: {entry.fingerprint} (must equal {entry.nhi}'s `agent show`)")
 

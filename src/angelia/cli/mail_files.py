@@ -25,7 +25,7 @@ def sealed_by_hand(session: Session, mailbox: Mailbox, recipient: str, content: 
     if mailbox.identity.id is None:
         return sealed_alone(mailbox, recipient, content, wishes)
     try:
-        envelope = session.as_agent(mailbox).seal(mailbox, recipient, content, **wishes)
+        envelope = session.as_agent(mailbox).mail.seal(mailbox, recipient, content, **wishes)
         mailbox.outbox.hand_over(envelope.replay_key)
         return envelope
     except Unreachable as error:
@@ -110,7 +110,7 @@ def _followed(session: Session, mailbox: Mailbox, content: bytes, unknown: Unkno
     from angelia.mailbox.time_window import Profile
 
     try:
-        return session.as_agent(mailbox).open(mailbox, content, profile=Profile.DIRECT)
+        return session.as_agent(mailbox).mail.open(mailbox, content, profile=Profile.DIRECT)
     except Unreachable as error:
         session.out.detail(error.message)
         return unknown

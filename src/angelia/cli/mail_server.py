@@ -29,7 +29,7 @@ def send(client: Client, mailbox: Mailbox, recipient: str, content: bytes, wishe
     from angelia.client.mail_sending import WAITING
 
     try:
-        return client.send(mailbox, recipient, content, **wishes)
+        return client.mail.send(mailbox, recipient, content, **wishes)
     except NotFound as error:
         if recipient != recipient.lower():
             error.hint = f"handles are lower case: angelia mail send {recipient.lower()}"
@@ -42,7 +42,7 @@ def send(client: Client, mailbox: Mailbox, recipient: str, content: bytes, wishe
 
 def retry(session: Session, mailbox: Mailbox) -> int:
     """Send everything that waits in the outbox now; the exit code says what kept some of it."""
-    done = session.as_agent(mailbox).retry_outbox(mailbox)
+    done = session.as_agent(mailbox).mail.retry_outbox(mailbox)
     for one in done.unsent:
         report(one.error, session.shared.manner, session.out.stderr)
     total = len(done.sent) + len(done.unsent) + done.left
@@ -55,7 +55,7 @@ def deliver_due(session: Session, client: Client, mailbox: Mailbox) -> None:
     """Send what waits in the outbox, without a fuss if that cannot be now."""
     from angelia.client.mail_sending import WAITING
 
-    done = client.deliver_outbox(mailbox)
+    done = client.mail.deliver_outbox(mailbox)
     if done.sent:
         session.out.note(f"sent {_messages(len(done.sent))} that waited in the outbox")
     for one in done.unsent:
@@ -72,7 +72,7 @@ def receive(session: Session, mailbox: Mailbox, wait: float | None) -> int:
     codes = set[int]()
     while True:
         left = ROUND if deadline is None else deadline - time.monotonic()
-        received = client.receive(mailbox, wait=min(ROUND, max(0.0, left)), most=session.shared.limit or MOST)
+        received = client.mail.receive(mailbox, wait=min(ROUND, max(0.0, left)), most=session.shared.limit or MOST)
         _show(session, received)
         codes |= _refusals(received)
         if received.interrupted is not None and not (received.messages or received.recovered):
@@ -97,7 +97,7 @@ def withdraw(session: Session, mailbox: Mailbox, id_: str) -> None:
         if not mailbox.outbox.withdraw(row.replay_key, datetime.now(UTC)):
             raise Conflict(f"the message to {row.recipient} is {row.status.value} and not taken back")
     else:
-        session.as_agent(mailbox).withdraw(mailbox, row.replay_key)
+        session.as_agent(mailbox).mail.withdraw(mailbox, row.replay_key)
     taken_back = Withdrawn(replay_key=row.replay_key, message_id=str(row.message_id), recipient=row.recipient)
     session.out.done(taken_back, f"withdrew {short(row.replay_key)} to {row.recipient}")
 
@@ -107,7 +107,7 @@ def refresh_outbox(session: Session, mailbox: Mailbox) -> None:
     from angelia.client import ApiError, BadAnswer, Unreachable
 
     try:
-        news = session.as_agent(mailbox).update_outbox(mailbox)
+        news = session.as_agent(mailbox).mail.update_outbox(mailbox)
     except (ApiError, Unreachable, BadAnswer) as error:
         session.out.note(f"warning: these states may be old: {error.message}")
         return

@@ -95,7 +95,7 @@ def list_runs(session: Session, job: str | None, state: str | None) -> None:
         _check_job(job)
 
     def listed(url: str, cursor: str | None, limit: int) -> Page[Run]:
-        from angelia.guard.declarations import cursor_after, parse_cursor
+        from angelia.api import cursor_after, parse_cursor
 
         before = parse_cursor(cursor)
 

@@ -58,7 +58,7 @@ def add(
         check_rule(Effect(effect), Action(action), subject, object_, rate)
     except InvalidArgument as error:
         raise Usage(error.message, hint=error.hint) from error
-    made = session.as_operator().add_policy(
+    made = session.as_operator().policy.add(
         Effect(effect),
         Action(action),
         subject=subject,
@@ -113,7 +113,7 @@ def remove(session: Session, id_: str) -> None:
     rule = known[full_id(id_, known, "rule", "angelia policy list")]
     named = f"rule {short(rule.rule_id)} ({_worded(rule)})"
     if may(session, Deed("remove", "removing", named, look="angelia policy list")):
-        client.remove_policy(str(rule.rule_id))
+        client.policy.remove(str(rule.rule_id))
         session.out.done({"rule_id": rule.rule_id}, f"removed {named}")
 
 
@@ -131,7 +131,7 @@ def check(session: Session, action: str, subject: str, object_: str) -> int:
         check_wish(Wish(subject, Action(action), object_))
     except InvalidArgument as error:
         raise Usage(error.message, hint=error.hint) from error
-    decision = session.as_operator().check_policy(Action(action), object_, subject=subject)
+    decision = session.as_operator().policy.check(Action(action), object_, subject=subject)
     word = "allowed" if decision.allowed else "denied"
     by = f"rule {decision.rule_id}" if decision.rule_id else "" if decision.allowed else "no rule allows it"
     session.out.thing(decision, [("decision", word), ("by", by)], quietly=word)
@@ -145,7 +145,7 @@ def check(session: Session, action: str, subject: str, object_: str) -> int:
 
 
 def _page(client: Client, cursor: str | None, limit: int) -> Page[Rule]:
-    page = client.policies(cursor=cursor, limit=limit)
+    page = client.policy.list(cursor=cursor, limit=limit)
     return Page(page.policies, page.next, page.total)
 
 

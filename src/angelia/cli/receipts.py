@@ -67,7 +67,7 @@ def list_all(session: Session, mailbox: Mailbox, state: str | None) -> None:
     ]
 
     def fetch(cursor: str | None, limit: int) -> Page[ReceiptLine]:
-        page = client.receipts(status=wanted, since=session.shared.since, cursor=cursor, limit=limit)
+        page = client.mail.receipts(status=wanted, since=session.shared.since, cursor=cursor, limit=limit)
         return Page([_checked(session, client, mailbox, one) for one in page.receipts], page.next)
 
     show_list(session, fetch, columns, nothing="no receipts yet", hint='angelia mail send NAME "hello"')
@@ -76,7 +76,7 @@ def list_all(session: Session, mailbox: Mailbox, state: str | None) -> None:
 def hand_in(session: Session, mailbox: Mailbox, receipt: Receipt) -> None:
     """Give the server a receipt for the sender; of a message that came by hand it knows nothing."""
     try:
-        session.as_agent(mailbox).hand_in_receipt(receipt)
+        session.as_agent(mailbox).mail.hand_in_receipt(receipt)
     except ReceiptArchived:
         session.out.note(f"the server has no such message; --out FILE hands the receipt to {receipt.sender_nhi}")
 
@@ -128,7 +128,7 @@ def _checked(session: Session, client: Client, mailbox: Mailbox, answer: Receipt
     if answer.status == "pending":
         return ReceiptLine(**fields, by="")
     try:
-        receipt = client.check_attested(mailbox, answer)
+        receipt = client.mail.check_attested(mailbox, answer)
     except AngeliaError as error:
         session.out.note(f"warning: the receipt of {short(answer.replay_key)} proves nothing: {error.message}")
         return ReceiptLine(**fields, by="unproven")

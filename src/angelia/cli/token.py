@@ -21,8 +21,8 @@ from angelia.errors import AngeliaError, Conflict
 if TYPE_CHECKING:
     from angelia.client import Client
     from angelia.client.answers import NewToken
+    from angelia.guard.api import MadeToken
     from angelia.guard.model import Token
-    from angelia.guard.routes import MadeToken
 
 ADMIN = "admin.token"
 ROLES = ("admin", "read-write", "read-only")
@@ -59,7 +59,7 @@ def create(
         raise click.UsageError("--data-dir goes with --offline only; --url names a running server")
     seconds = None if expires is None else int(expires.total_seconds())
     client = session.as_operator()
-    _show(session, client.create_token(role, agent=agent, label=label, expires_in=seconds))
+    _show(session, client.tokens.create(role, agent=agent, label=label or "", expires_in=seconds))
     if not session.shared.json and not session.shared.quiet and _is_first(client):
         session.out.note("it is the first: from its next start on the server asks for a token (open mode ends)")
 
@@ -97,7 +97,7 @@ def revoke(session: Session, id_: str) -> None:
     token = known[full_id(id_, known, "token", "angelia token list")]
     named = f"token {short(token.id)}" + (f" ({token.label})" if token.label else "")
     if may(session, Deed("revoke", "revoking", named, look="angelia token list")):
-        client.revoke_token(str(token.id))
+        client.tokens.revoke(str(token.id))
         session.out.done({"id": token.id}, f"revoked {named}, role {token.role}")
 
 
@@ -133,12 +133,12 @@ def _show(session: Session, made: NewToken | MadeToken) -> None:
 def _is_first(client: Client) -> bool:
     """Whether it is the only one beside that of the data directory, with which a server begins."""
     try:
-        made = [token for token in client.tokens(limit=3).tokens if token.label != ADMIN]
+        made = [token for token in client.tokens.list(limit=3).tokens if token.label != ADMIN]
     except AngeliaError:  # the token is made and shown, whatever the list says
         return False
     return len(made) == 1
 
 
 def _page(client: Client, cursor: str | None, limit: int) -> Page[Token]:
-    page = client.tokens(cursor=cursor, limit=limit)
+    page = client.tokens.list(cursor=cursor, limit=limit)
     return Page(page.tokens, page.next, page.total)

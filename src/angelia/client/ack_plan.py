@@ -25,7 +25,7 @@ from typing import TypeVar
 
 from angelia.client import mail_calls, mailbox_keys
 from angelia.client.api_errors import ApiError, Unreachable, item_fault
-from angelia.client.exchange import BadAnswer, Call
+from angelia.client.exchange import BadAnswer, Exchange
 from angelia.client.mail_answers import Handed
 from angelia.client.mail_calls import Ack, Nack
 from angelia.envelope.bundles import UntrustedBundle
@@ -108,7 +108,7 @@ class Settling:
             self._nacks.append(_nack(one, told, error))
         return told
 
-    def said(self) -> Call[AngeliaError | None]:
+    def said(self) -> Exchange[AngeliaError | None]:
         """Tell the relay; the first thing that went wrong, be it of the network or of this disk."""
         problem = self._unsigned
         try:

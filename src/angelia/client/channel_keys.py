@@ -18,7 +18,7 @@ from angelia.channels.model import Channel, Policy, Shown
 from angelia.client import channel_calls, mail_calls, mail_receiving
 from angelia.client.api_errors import ApiError, Unreachable
 from angelia.client.channel_rosters import know_earlier_pairs, known_roster, publisher_rule, signed_roster
-from angelia.client.exchange import Call
+from angelia.client.exchange import Exchange
 from angelia.client.mail_answers import Handed
 from angelia.client.mailbox_keys import now
 from angelia.envelope.refusals import Refused
@@ -56,7 +56,7 @@ def has_key(mailbox: Mailbox, found: Channel) -> bool:
     return _key_of(mailbox, found) is not None
 
 
-def present_key(mailbox: Mailbox, found: Shown) -> Call[Present]:
+def present_key(mailbox: Mailbox, found: Shown) -> Exchange[Present]:
     """The key to seal under: the present one if it is here or on its way, else a new one."""
     for _ in range(_RACES):
         try:
@@ -66,7 +66,7 @@ def present_key(mailbox: Mailbox, found: Shown) -> Call[Present]:
     raise EpochStale(f"the key of {found.name} changes faster than anybody can publish", hint="try again")
 
 
-def _present_key(mailbox: Mailbox, found: Shown) -> Call[Present]:
+def _present_key(mailbox: Mailbox, found: Shown) -> Exchange[Present]:
     # First the roster: it says which keys may seal.
     roster = yield from _newest_roster(mailbox, found)
     mailbox.channels.follow(found.channel_id, found.epoch)
@@ -85,7 +85,7 @@ def _present_key(mailbox: Mailbox, found: Shown) -> Call[Present]:
     return Present(key, made, roster, new=True)
 
 
-def _newest_roster(mailbox: Mailbox, found: Shown) -> Call[Roster]:
+def _newest_roster(mailbox: Mailbox, found: Shown) -> Exchange[Roster]:
     """The roster to seal by. A listed publisher whose key was made by a later one than the server shows is believed:
     that one may have taken a member from it."""
     roster = yield from signed_roster(mailbox, found)
@@ -126,7 +126,7 @@ def check_roster_stands(mailbox: Mailbox, roster: Roster) -> None:
         raise VersionConflict(f"{roster.name} has changed just now", hint="try again")
 
 
-def rekey(mailbox: Mailbox, found: Channel, roster: Roster) -> Call[EpochKey]:
+def rekey(mailbox: Mailbox, found: Channel, roster: Roster) -> Exchange[EpochKey]:
     """Make the channel's next key, for those on the roster. It is here before the server hears of it: a crash must not
     lose it."""
     key, epoch = EpochKey.generate(), found.epoch + 1
@@ -136,7 +136,7 @@ def rekey(mailbox: Mailbox, found: Channel, roster: Roster) -> Call[EpochKey]:
     return key
 
 
-def take_keys(mailbox: Mailbox) -> Call[int]:
+def take_keys(mailbox: Mailbox) -> Exchange[int]:
     """Believe the keys of channels that came as mail, as far as their senders may give them out; how many.
 
     What cannot be judged now, because the server lies about one channel, stays until it expires, and keeps nothing of
@@ -171,7 +171,7 @@ def take_keys(mailbox: Mailbox) -> Call[int]:
     return taken
 
 
-def ask_for_key(mailbox: Mailbox, channel_id: UUID) -> Call[None]:
+def ask_for_key(mailbox: Mailbox, channel_id: UUID) -> Exchange[None]:
     """A message's key is not here: it waits as mail, was lost, or is of a time before this agent joined."""
     found = yield from channel_calls.channel(channel_id)
     if found.owner_nhi == mailbox.identity.handle:
@@ -181,7 +181,7 @@ def ask_for_key(mailbox: Mailbox, channel_id: UUID) -> Call[None]:
         yield from channel_calls.key_needed(channel_id)
 
 
-def _held_key(mailbox: Mailbox, found: Shown) -> Call[EpochKey | None]:
+def _held_key(mailbox: Mailbox, found: Shown) -> Exchange[EpochKey | None]:
     """The present key, also one that waits as mail. Whoever has just made it sends it to all who hold keys: to wait for
     it is less work for everybody than the next one."""
     key = _key_of(mailbox, found)
@@ -197,7 +197,7 @@ def _held_key(mailbox: Mailbox, found: Shown) -> Call[EpochKey | None]:
     return key
 
 
-def _no_key_yet(found: Shown) -> Call[KeyNotFound]:
+def _no_key_yet(found: Shown) -> Exchange[KeyNotFound]:
     """The key was sent and is not here: it is asked for again, which costs others less than the next one. In an open
     channel anybody may publish, so nobody but the owner makes others take a new key."""
     if found.key_epoch is not None:
@@ -208,7 +208,7 @@ def _no_key_yet(found: Shown) -> Call[KeyNotFound]:
     return KeyNotFound(f"the key of {found.name} has not come yet", hint=hint)
 
 
-def _collect(mailbox: Mailbox, channel_id: UUID, *, wait: float = 0.0) -> Call[int]:
+def _collect(mailbox: Mailbox, channel_id: UUID, *, wait: float = 0.0) -> Exchange[int]:
     """Fetch the control messages of this channel, and wait for them so long; how many keys are new.
 
     Other mail may name the channel too, and is not ours to take. It is put back as it was, and only at the end: the
@@ -235,7 +235,7 @@ def _collect(mailbox: Mailbox, channel_id: UUID, *, wait: float = 0.0) -> Call[i
     return (yield from take_keys(mailbox))
 
 
-def _put_back(others: list[Handed]) -> Call[None]:
+def _put_back(others: list[Handed]) -> Exchange[None]:
     with contextlib.suppress(ApiError, Unreachable):  # then their leases run out
         for start in range(0, len(others), MOST_AT_ONCE):
             some = others[start : start + MOST_AT_ONCE]
@@ -263,7 +263,7 @@ class _Known:
         self._mailbox = mailbox
         self._found: dict[UUID, tuple[Shown, Roster | None] | AngeliaError] = {}
 
-    def channel(self, channel_id: UUID) -> Call[tuple[Shown, Roster | None]]:
+    def channel(self, channel_id: UUID) -> Exchange[tuple[Shown, Roster | None]]:
         """The channel and the newest roster of it."""
         if channel_id not in self._found:
             try:
@@ -294,7 +294,7 @@ class _Believed:
         return self.vouched and not self.is_ahead
 
 
-def _believed(mailbox: Mailbox, control: Opened, brought: ChannelKey, known: _Known) -> Call[_Believed | None]:
+def _believed(mailbox: Mailbox, control: Opened, brought: ChannelKey, known: _Known) -> Exchange[_Believed | None]:
     """What a key that came is good for, if it is one that the channel has or had; None if it is not.
 
     The present key comes from a publisher on the roster; where the server admits the members, from those of whom it
@@ -346,7 +346,7 @@ def _signs_still(mailbox: Mailbox, message: Message) -> bool:
     return pin is not None and pin.fingerprint == message.sender_fingerprint
 
 
-def _is_key(found: Shown, brought: ChannelKey, sender: str, *, publishes: bool, listed: bool) -> Call[bool]:
+def _is_key(found: Shown, brought: ChannelKey, sender: str, *, publishes: bool, listed: bool) -> Exchange[bool]:
     """Whether the channel has this key, and its sender may give it out, or had it in an earlier epoch."""
     if brought.epoch == found.epoch and found.epoch_key_id is not None:
         if not publishes or brought.key.key_id != found.epoch_key_id:
@@ -361,7 +361,7 @@ def _is_key(found: Shown, brought: ChannelKey, sender: str, *, publishes: bool, 
     return brought.key.key_id == had.key_id
 
 
-def _may_come(found: Shown, sender: str) -> Call[bool]:
+def _may_come(found: Shown, sender: str) -> Exchange[bool]:
     """Whether the present key may come from an agent: one that may give it out, or made it. The latter may be about to
     be removed, before the epoch closes."""
     try:
@@ -373,7 +373,7 @@ def _may_come(found: Shown, sender: str) -> Call[bool]:
         return False
 
 
-def _confirmed(found: Shown, brought: ChannelKey) -> Call[None]:
+def _confirmed(found: Shown, brought: ChannelKey) -> Exchange[None]:
     """Tell the server that the present key is here, if it does not count it as sent: nobody need send it again."""
     if found.key_epoch is None or found.key_epoch >= brought.epoch or brought.epoch < found.epoch:
         return

@@ -19,7 +19,7 @@ from angelia.client.channel_rosters import (
     served_roster,
 )
 from angelia.client.channel_senders import know_senders
-from angelia.client.exchange import MOST_PAGES, BadAnswer, Call
+from angelia.client.exchange import MOST_PAGES, BadAnswer, Exchange
 from angelia.client.mailbox_keys import is_id, now, refuse_misnamed
 from angelia.envelope.rosters import MOST_MEMBERS, Member, Roster, UntrustedRoster
 from angelia.errors import AngeliaError, Denied, KeyNotFound, NotFound, VersionConflict
@@ -27,7 +27,7 @@ from angelia.keys.model import parse_bundle
 from angelia.mailbox.mailbox import Mailbox
 
 
-def find_channel(mailbox: Mailbox, name: str | UUID) -> Call[Shown]:
+def find_channel(mailbox: Mailbox, name: str | UUID) -> Exchange[Shown]:
     """A channel by its id, as `owner/name`, or by the name of one's own; its roster, if it has one, agrees."""
     found = yield from look_up_channel(mailbox, name)
     for last_try in (False, True):
@@ -51,7 +51,7 @@ def create_channel(
     retention_seconds: int | None = None,
     max_message_size_bytes: int | None = None,
     max_subscribers: int | None = None,
-) -> Call[Shown]:
+) -> Exchange[Shown]:
     """Make a channel with its first roster and its first key. One that was made without the key, by a process that
     crashed, gets it when its owner publishes."""
     mailbox.own.refresh()  # another process may have rotated the pair that signs
@@ -82,7 +82,7 @@ def update_channel(
     retention_seconds: int | None = None,
     max_message_size_bytes: int | None = None,
     max_subscribers: int | None = None,
-) -> Call[Shown]:
+) -> Exchange[Shown]:
     """Change a channel of one's own; what is not given stays. Another policy is signed with the next roster, and drops
     those who may not stay; the same one again only checks all subscribers."""
     found = yield from find_channel(mailbox, channel)
@@ -104,7 +104,7 @@ def update_channel(
 
 def allow(
     mailbox: Mailbox, channel: str | UUID, agent: str, *, may_subscribe: bool = True, may_publish: bool = False
-) -> Call[Member]:
+) -> Exchange[Member]:
     """Put an agent on the roster of a channel of one's own, or change what it may."""
     found = yield from find_channel(mailbox, channel)
     if is_id(agent):  # it may have claimed a handle since, which a roster has to name
@@ -120,7 +120,7 @@ def allow(
     return entry
 
 
-def disallow(mailbox: Mailbox, channel: str | UUID, agent: str) -> Call[None]:
+def disallow(mailbox: Mailbox, channel: str | UUID, agent: str) -> Exchange[None]:
     """Take an agent off the roster of a channel of one's own; it is removed, and the channel gets another key."""
     # Not found by its roster: that may be the very one which the owner is to set right.
     found = yield from look_up_channel(mailbox, channel)
@@ -137,7 +137,7 @@ def disallow(mailbox: Mailbox, channel: str | UUID, agent: str) -> Call[None]:
     yield from change_roster(mailbox, found, change)
 
 
-def roster(mailbox: Mailbox, channel: str | UUID) -> Call[Roster | None]:
+def roster(mailbox: Mailbox, channel: str | UUID) -> Exchange[Roster | None]:
     """Who is in a channel, as its owner signed it and this mailbox has pinned it; None where it has signed nothing."""
     found = yield from find_channel(mailbox, channel)
     return (yield from known_roster(mailbox, found))
@@ -153,7 +153,7 @@ class Proposal:
     by_server: bool
 
 
-def propose_roster(mailbox: Mailbox, channel: str | UUID) -> Call[Proposal]:
+def propose_roster(mailbox: Mailbox, channel: str | UUID) -> Exchange[Proposal]:
     """What `sign_roster` may be given: the roster that this mailbox has pinned, else what the server lists."""
     found = yield from look_up_channel(mailbox, channel)
     pinned = mailbox.rosters.seen(found.channel_id) if found.owner_nhi == mailbox.identity.handle else None
@@ -173,7 +173,7 @@ def propose_roster(mailbox: Mailbox, channel: str | UUID) -> Call[Proposal]:
     return Proposal(found, found.policy, members, by_server=True)
 
 
-def sign_roster(mailbox: Mailbox, channel: str | UUID, policy: Policy, members: Iterable[Member]) -> Call[Shown]:
+def sign_roster(mailbox: Mailbox, channel: str | UUID, policy: Policy, members: Iterable[Member]) -> Exchange[Shown]:
     """Sign that exactly these are in a channel of one's own, and publish its roster.
 
     For a channel of an earlier version, which has none, and for a mailbox that was lost: the list is then only the
@@ -183,7 +183,7 @@ def sign_roster(mailbox: Mailbox, channel: str | UUID, policy: Policy, members: 
     return (yield from replace_roster(mailbox, found, policy, members))
 
 
-def subscribe(mailbox: Mailbox, channel: str | UUID) -> Call[Subscription]:
+def subscribe(mailbox: Mailbox, channel: str | UUID) -> Exchange[Subscription]:
     """Listen to a channel from now on. Its key comes with the next message, or sooner."""
     found = yield from find_channel(mailbox, channel)
     # First here: the key may come before the server's answer does.
@@ -203,7 +203,7 @@ def subscribe(mailbox: Mailbox, channel: str | UUID) -> Call[Subscription]:
     return held
 
 
-def unsubscribe(mailbox: Mailbox, channel: str | UUID) -> Call[Subscription]:
+def unsubscribe(mailbox: Mailbox, channel: str | UUID) -> Exchange[Subscription]:
     """Listen no more; an owner still keeps the channel's key."""
     found = yield from look_up_channel(mailbox, channel)
     held = yield from channel_calls.leave_channel(found.channel_id)
@@ -212,7 +212,7 @@ def unsubscribe(mailbox: Mailbox, channel: str | UUID) -> Call[Subscription]:
     return held
 
 
-def delete_channel(mailbox: Mailbox, channel: str | UUID) -> Call[None]:
+def delete_channel(mailbox: Mailbox, channel: str | UUID) -> Exchange[None]:
     """Delete a channel of one's own, with its messages."""
     found = yield from look_up_channel(mailbox, channel)
     yield from channel_calls.delete_channel(found.channel_id)
@@ -234,7 +234,7 @@ def forget_channel(mailbox: Mailbox, channel: str | UUID) -> UUID:
     return known
 
 
-def look_up_channel(mailbox: Mailbox, name: str | UUID) -> Call[Shown]:
+def look_up_channel(mailbox: Mailbox, name: str | UUID) -> Exchange[Shown]:
     """The channel that the server shows under a name, if it is at least called so. Nothing of its roster is checked: to
     leave it, to pause or to delete it needs no more."""
     if isinstance(name, UUID) or is_id(name):

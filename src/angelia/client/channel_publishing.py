@@ -13,7 +13,7 @@ from angelia.client.channel_answers import PublishedMessage
 from angelia.client.channel_keys import Present, check_roster_stands, expect_keys, present_key
 from angelia.client.channel_membership import find_channel
 from angelia.client.channel_sharing import Shared, share
-from angelia.client.exchange import Call
+from angelia.client.exchange import Exchange
 from angelia.client.mailbox_keys import now
 from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError, EpochStale, VersionConflict
@@ -31,7 +31,7 @@ class Posted:
     unreached: dict[str, AngeliaError]
 
 
-def publish(mailbox: Mailbox, channel: str | UUID, body: bytes, **wishes: Unpack[PostWishes]) -> Call[Posted]:
+def publish(mailbox: Mailbox, channel: str | UUID, body: bytes, **wishes: Unpack[PostWishes]) -> Exchange[Posted]:
     """Seal a message for all who listen, and publish it. Who lacks the key is sent it before; under a new key nothing
     is published before all were offered it who can be reached.
 
@@ -53,7 +53,7 @@ def publish(mailbox: Mailbox, channel: str | UUID, body: bytes, **wishes: Unpack
     raise AssertionError("the last try returns or raises")
 
 
-def share_key(mailbox: Mailbox, channel: str | UUID) -> Call[Shared]:
+def share_key(mailbox: Mailbox, channel: str | UUID) -> Exchange[Shared]:
     """Send the present key to all who lack it; for the owner and those who may publish."""
     found = yield from _found(mailbox, channel)
     for last_try in (False, True):
@@ -67,7 +67,7 @@ def share_key(mailbox: Mailbox, channel: str | UUID) -> Call[Shared]:
     raise AssertionError("the last try returns or raises")
 
 
-def _offered(mailbox: Mailbox, found: Shown) -> Call[tuple[Present, Shared]]:
+def _offered(mailbox: Mailbox, found: Shown) -> Exchange[tuple[Present, Shared]]:
     """The present key, after those were sent it who lack it; a new one nobody has yet."""
     present = yield from present_key(mailbox, found)
     if present.new or present.channel.without_key:
@@ -75,7 +75,7 @@ def _offered(mailbox: Mailbox, found: Shown) -> Call[tuple[Present, Shared]]:
     return present, Shared([], {})
 
 
-def _found(mailbox: Mailbox, channel: str | UUID) -> Call[Shown]:
+def _found(mailbox: Mailbox, channel: str | UUID) -> Exchange[Shown]:
     mailbox.own.refresh()
     found = yield from find_channel(mailbox, channel)
     # Who publishes is sent the next keys. So is an owner, also one whose mailbox missed the making of its channel.

@@ -13,7 +13,7 @@ from angelia.client.api_errors import ApiError, Unreachable
 from angelia.client.channel_keys import ask_for_key
 from angelia.client.channel_rosters import known_roster, publisher_rule
 from angelia.client.channel_senders import know_senders
-from angelia.client.exchange import BadAnswer, Call
+from angelia.client.exchange import BadAnswer, Exchange
 from angelia.client.mailbox_keys import now
 from angelia.envelope import json_form
 from angelia.envelope.refusals import Malformed, NotAllowed, UnknownKey, UnknownSigner
@@ -48,7 +48,7 @@ def read_channel(
     max_messages: int | None = None,
     wait: int | None = None,
     name: str | None = None,
-) -> Call[Page]:
+) -> Exchange[Page]:
     """The next messages, opened: after an offset, or after what was committed. To read commits nothing.
 
     Of a channel that was found by its `name`, nothing is believed that another owner has signed.
@@ -87,7 +87,7 @@ def read_channel(
 
 def _strangers(
     mailbox: Mailbox, channel_id: UUID, placed: Sequence[Placed], version: int, name: str | None
-) -> Call[dict[str, AngeliaError]]:
+) -> Exchange[dict[str, AngeliaError]]:
     """Senders who are no publishers on the newest roster; their keys are not even looked up."""
     if not placed:
         return {}
@@ -155,7 +155,7 @@ class Tail:
         self.after = after_offset
         self.lost: tuple[int, int] | None = None
 
-    def next(self, wait: int = 20, max_messages: int = 100) -> Call[list[ChannelMessage | Unopened]]:
+    def next(self, wait: int = 20, max_messages: int = 100) -> Exchange[list[ChannelMessage | Unopened]]:
         """The next messages; after a while without any, an empty list."""
         try:
             page = yield from read_channel(

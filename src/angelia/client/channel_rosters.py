@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 from angelia.channels.model import Channel, Policy, Shown
 from angelia.client import channel_calls, key_calls, mailbox_keys
 from angelia.client.channel_senders import know_senders
-from angelia.client.exchange import Call
+from angelia.client.exchange import Exchange
 from angelia.client.mailbox_keys import now
 from angelia.envelope.bundles import Link
 from angelia.envelope.refusals import Refused, UnknownSigner
@@ -50,7 +50,7 @@ def first_roster(mailbox: Mailbox, name: str, policy: Policy, members: Members) 
     )
 
 
-def known_roster(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:
+def known_roster(mailbox: Mailbox, found: Channel) -> Exchange[Roster | None]:
     """The newest roster of a channel, in agreement with what the server says of the channel; None where the owner has
     signed none yet.
 
@@ -89,7 +89,7 @@ def known_roster(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:
     return roster
 
 
-def signed_roster(mailbox: Mailbox, found: Channel) -> Call[Roster]:
+def signed_roster(mailbox: Mailbox, found: Channel) -> Exchange[Roster]:
     """The same for those who seal: without a roster nobody knows who may have the key."""
     roster = yield from known_roster(mailbox, found)
     if roster is None:
@@ -115,7 +115,7 @@ def publisher_rule(mailbox: Mailbox, channel_id: UUID, roster: Roster | None) ->
     return lambda sender: sender == owner
 
 
-def change_roster(mailbox: Mailbox, found: Channel, change: Change) -> Call[Shown]:
+def change_roster(mailbox: Mailbox, found: Channel, change: Change) -> Exchange[Shown]:
     """Sign the next roster of a channel of one's own. Of two changes at once, the later one is made on top of the
     first."""
     mailbox.own.refresh()  # another process may have rotated the pair that signs
@@ -137,7 +137,7 @@ def change_roster(mailbox: Mailbox, found: Channel, change: Change) -> Call[Show
     raise VersionConflict(f"the roster of {found.name} changes faster than it can be signed", hint="try again")
 
 
-def replace_roster(mailbox: Mailbox, found: Channel, policy: Policy, members: Members) -> Call[Shown]:
+def replace_roster(mailbox: Mailbox, found: Channel, policy: Policy, members: Members) -> Exchange[Shown]:
     """Sign exactly these members, whatever is pinned: for an owner who has looked at them.
 
     Members refuse versions of one pair that go back, so a server that was put back from an old copy is brought past the
@@ -168,7 +168,7 @@ def _is_behind(present: Roster | None, seen: Roster) -> bool:
     return present is None or (present.hash != seen.hash and present.version <= seen.version + 1)
 
 
-def served_roster(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:
+def served_roster(mailbox: Mailbox, found: Channel) -> Exchange[Roster | None]:
     """The roster that the server has of a channel of one's own, signed by some pair that this agent has or had; None
     where it has none."""
     mailbox.own.refresh()  # another process may have rotated the pair that signs
@@ -199,7 +199,7 @@ def kept_rights(mailbox: Mailbox, pinned: Roster, served: Roster | None) -> Rost
     return pinned.without_rights_lost_in(served)
 
 
-def resign_rosters(mailbox: Mailbox) -> Call[int]:
+def resign_rosters(mailbox: Mailbox) -> Exchange[int]:
     """Sign the rosters of one's own channels with the present pair where an earlier one did; how many.
 
     Those that cannot be signed now are told of, and signed later."""
@@ -221,7 +221,7 @@ def resign_rosters(mailbox: Mailbox) -> Call[int]:
     return done
 
 
-def _roster_of_another(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:
+def _roster_of_another(mailbox: Mailbox, found: Channel) -> Exchange[Roster | None]:
     # Its owner may have revoked the pair that signed: heard of once an hour, as before everything that is believed.
     yield from mailbox_keys.look_up(mailbox, found.owner_nhi)
     pinned = mailbox.rosters.believed(found.channel_id)
@@ -234,14 +234,14 @@ def _roster_of_another(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:
     return served
 
 
-def _served(found: Channel) -> Call[Roster]:
+def _served(found: Channel) -> Exchange[Roster]:
     served = yield from channel_calls.channel_roster(found.channel_id)
     if (served.channel_id, served.name) != (found.channel_id, found.name):
         raise UntrustedRoster(f"the server shows the roster of {served.name} for {found.name}")
     return served
 
 
-def _pin(mailbox: Mailbox, served: Roster) -> Call[None]:
+def _pin(mailbox: Mailbox, served: Roster) -> Exchange[None]:
     """Believe a roster of another agent's channel, along its chain of bundles if it has rotated since."""
     problems = yield from know_senders(mailbox, {served.owner_nhi})
     if served.owner_nhi in problems:
@@ -263,7 +263,7 @@ def _pin(mailbox: Mailbox, served: Roster) -> Call[None]:
         ) from refusal
 
 
-def know_earlier_pairs(mailbox: Mailbox, owner: str) -> Call[None]:
+def know_earlier_pairs(mailbox: Mailbox, owner: str) -> Exchange[None]:
     """Learn the pairs of an owner that was met after it had rotated: along its chain, up to the pinned bundle."""
     pin = mailbox.trust.pin(owner)
     if pin is None:
@@ -278,7 +278,7 @@ def know_earlier_pairs(mailbox: Mailbox, owner: str) -> Call[None]:
     mailbox.trust.know_former(owner, links, now(), page.revoked)
 
 
-def _own_roster(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:
+def _own_roster(mailbox: Mailbox, found: Channel) -> Exchange[Roster | None]:
     """An owner knows its rosters, and signs those anew that an earlier pair signed."""
     mailbox.own.refresh()
     pinned = mailbox.rosters.pinned(found.channel_id)
@@ -292,7 +292,7 @@ def _own_roster(mailbox: Mailbox, found: Channel) -> Call[Roster | None]:
     return mailbox.rosters.pinned(found.channel_id)
 
 
-def _own_ground(mailbox: Mailbox, found: Channel) -> Call[tuple[Roster, Roster]]:
+def _own_ground(mailbox: Mailbox, found: Channel) -> Exchange[tuple[Roster, Roster]]:
     """What the next roster says as long as nothing changes, and the roster that the server has and it follows. What
     another process of this agent signed meanwhile is taken over."""
     pinned = mailbox.rosters.pinned(found.channel_id)

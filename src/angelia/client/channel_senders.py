@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from angelia.client import key_calls, mailbox_keys
 from angelia.client.api_errors import Unreachable
-from angelia.client.exchange import Call
+from angelia.client.exchange import Exchange
 from angelia.client.mailbox_keys import now
 from angelia.errors import AngeliaError, KeyNotFound, NotFound, Unavailable
 from angelia.keys.model import parse_links
 from angelia.mailbox.mailbox import Mailbox
 
 
-def know_senders(mailbox: Mailbox, senders: set[str]) -> Call[dict[str, AngeliaError]]:
+def know_senders(mailbox: Mailbox, senders: set[str]) -> Exchange[dict[str, AngeliaError]]:
     """Who publishes is believed as in mail: at first sight, and from then on along its chain of bundles. Whose keys
     cannot be had or believed is told, with the reason; it is nobody else's trouble.
 
@@ -27,7 +27,7 @@ def know_senders(mailbox: Mailbox, senders: set[str]) -> Call[dict[str, AngeliaE
     return problems
 
 
-def _meet(mailbox: Mailbox, agent: str) -> Call[None]:
+def _meet(mailbox: Mailbox, agent: str) -> Exchange[None]:
     """Know an agent's present keys. Who was not known is believed from the beginning of its chain on: what it signed
     before it rotated its pair is still there to be read."""
     if mailbox.trust.pin(agent) is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from angelia.channels.model import MOST_SUBSCRIBERS, Shown
 from angelia.client import channel_calls, mailbox_keys
 from angelia.client.api_errors import Unreachable, item_fault
-from angelia.client.exchange import BadAnswer, Call
+from angelia.client.exchange import BadAnswer, Exchange
 from angelia.client.mail_sending import send_sealed
 from angelia.client.mailbox_keys import now
 from angelia.client.rate_limit_wait import Patience, patiently
@@ -38,7 +38,7 @@ class Shared:
     failed: dict[str, AngeliaError]
 
 
-def share(mailbox: Mailbox, found: Shown, key: EpochKey, roster: Roster) -> Call[Shared]:
+def share(mailbox: Mailbox, found: Shown, key: EpochKey, roster: Roster) -> Exchange[Shared]:
     """Seal the key to those who lack it: one pair of signatures for 256 of them, a hundred in a request.
 
     Who lacks it is the server's word; that they may have it is the roster's. Whom the server lists and the roster does
@@ -68,7 +68,7 @@ def share(mailbox: Mailbox, found: Shown, key: EpochKey, roster: Roster) -> Call
     raise BadAnswer("the server's pages of subscribers do not come to an end")
 
 
-def _offered(mailbox: Mailbox, found: Shown, names: Sequence[str], body: bytes, patience: Patience) -> Call[Shared]:
+def _offered(mailbox: Mailbox, found: Shown, names: Sequence[str], body: bytes, patience: Patience) -> Exchange[Shared]:
     """Send the key to these, and note what became of it, here and with the server."""
     own = [name for name in names if name == mailbox.identity.handle]
     some = Shared(list(own), {})
@@ -87,7 +87,7 @@ def _offered(mailbox: Mailbox, found: Shown, names: Sequence[str], body: bytes, 
 
 def _drafted(
     mailbox: Mailbox, names: Sequence[str], found: Shown, body: bytes, some: Shared, patience: Patience
-) -> Call[list[Draft]]:
+) -> Exchange[list[Draft]]:
     drafts: list[Draft] = []
     for name in names:
         try:
@@ -127,7 +127,7 @@ def _sealed_one_by_one(mailbox: Mailbox, drafts: Sequence[Draft], some: Shared) 
     return envelopes
 
 
-def _sent(mailbox: Mailbox, envelopes: Sequence[Envelope], some: Shared, patience: Patience) -> Call[None]:
+def _sent(mailbox: Mailbox, envelopes: Sequence[Envelope], some: Shared, patience: Patience) -> Exchange[None]:
     for start in range(0, len(envelopes), _SENT_TOGETHER):
         batch = envelopes[start : start + _SENT_TOGETHER]
         outcomes = yield from patiently(send_sealed(mailbox, batch), patience)
@@ -143,7 +143,7 @@ def _sent(mailbox: Mailbox, envelopes: Sequence[Envelope], some: Shared, patienc
                 some.failed[name] = refusal
 
 
-def _sent_again(mailbox: Mailbox, envelope: Envelope, refusal: KeyStale | KeyRevoked) -> Call[AngeliaError | None]:
+def _sent_again(mailbox: Mailbox, envelope: Envelope, refusal: KeyStale | KeyRevoked) -> Exchange[AngeliaError | None]:
     """The recipient has other keys by now."""
     try:
         again = yield from mailbox_keys.reseal(mailbox, envelope.replay_key, refusal)

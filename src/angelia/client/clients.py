@@ -1,40 +1,22 @@
-"""The two clients: the same verbs, once to be awaited and once blocking."""
+"""The two clients: the same namespaces, once to be awaited and once blocking."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 from uuid import UUID
 
 import httpx
 
-from angelia.client import (
-    calls,
-    channel_calls,
-    channel_keys,
-    channel_membership,
-    channel_publishing,
-    channel_reading,
-    channel_rosters,
-    channel_signing,
-    delivery_status,
-    key_calls,
-    mail_calls,
-    mail_receiving,
-    mail_sending,
-    mail_stream,
-    mailbox_keys,
-    mailbox_server,
-    policy_calls,
-    request_reply,
-)
+from angelia.client import channel_reading, mail_stream, mailbox_server
 from angelia.client.channel_reading import Unopened
-from angelia.client.exchange import Call, Response
+from angelia.client.exchange import Exchange, Response
 from angelia.client.mail_stream import Event
+from angelia.client.namespaces import Awaited, Blocking, Mode, Run
 from angelia.client.transport import (
     Body,
     Line,
@@ -48,37 +30,42 @@ from angelia.client.transport import (
     is_loopback,
     origin,
 )
+from angelia.client.verbs import (
+    AgentVerbs,
+    AuditVerbs,
+    ChannelVerbs,
+    GuardVerbs,
+    KeyVerbs,
+    MailVerbs,
+    PolicyVerbs,
+    RunVerbs,
+    ServerVerbs,
+    TokenVerbs,
+)
 from angelia.mailbox.channels import ChannelMessage
 from angelia.mailbox.mailbox import Mailbox
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def awaited(
-    call: Callable[P, Call[T]],
-) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
-    """A verb as a method of AsyncClient, with the verb's own signature and words."""
+class _Namespaces(Generic[Mode]):
+    """The namespaces of a client, one per slice."""
 
-    @functools.wraps(call)
-    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._run(call(*args, **kwargs))
-
-    return method
-
-
-def blocking(call: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
-    """A verb as a method of Client, with the verb's own signature and words."""
-
-    @functools.wraps(call)
-    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._run(call(*args, **kwargs))
-
-    return method
+    def __init__(self, run: Run) -> None:
+        self.agents: AgentVerbs[Mode] = AgentVerbs(run)
+        self.tokens: TokenVerbs[Mode] = TokenVerbs(run)
+        self.guard: GuardVerbs[Mode] = GuardVerbs(run)
+        self.policy: PolicyVerbs[Mode] = PolicyVerbs(run)
+        self.keys: KeyVerbs[Mode] = KeyVerbs(run)
+        self.audit: AuditVerbs[Mode] = AuditVerbs(run)
+        self.runs: RunVerbs[Mode] = RunVerbs(run)
+        self.server: ServerVerbs[Mode] = ServerVerbs(run)
 
 
-class AsyncClient:
-    """Speaks to one server as one agent, one token, or nobody."""
+class AsyncClient(_Namespaces[Awaited]):
+    """Speaks to one server as one agent, with one token, or anonymously.
+
+    Files, SQLite and signatures are worked on in a thread of the client's own, never on the event loop."""
 
     def __init__(
         self,
@@ -90,6 +77,11 @@ class AsyncClient:
     ) -> None:
         self._line = Line(origin(url), identity, token, timeout, observer)
         self._http = httpx.AsyncClient(trust_env=not is_loopback(url))
+        # One thread: what an exchange does between two requests is not interleaved with another's.
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="angelia-client")
+        super().__init__(self._run)
+        self.mail = AsyncMail(self)
+        self.channels = AsyncChannels(self._run)
 
     async def __aenter__(self) -> Self:
         return self
@@ -100,18 +92,22 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Give the connections back."""
+        """Closes the connections."""
         await self._http.aclose()
+        self._worker.shutdown(wait=False)
 
-    async def _run(self, call: Call[T]) -> T:
-        steps, outcome = self._line.run(call), None
+    async def _run(self, exchange: Exchange[T]) -> T:
+        steps, outcome = self._line.run(exchange), None
         while True:
-            try:
-                step = steps.send(outcome)
-            except StopIteration as done:
-                answer: T = done.value
+            step = await self._aside(_next, steps, outcome)
+            if isinstance(step, _Done):
+                answer: T = step.answer
                 return answer
             outcome = await self._take(step)
+
+    async def _aside(self, work: Callable[..., T], *args: Any) -> T:
+        """Runs work on the client's own thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work, *args)
 
     async def _take(self, step: Step) -> Outcome:
         if isinstance(step, Pause):
@@ -128,145 +124,51 @@ class AsyncClient:
         except httpx.RequestError as error:
             return described(error, timeout=step.allowed)
 
-    def stream_mail(self, *, lease_seconds: int = 30) -> AsyncGenerator[Event, None]:
+
+class AsyncMail(MailVerbs[Awaited]):
+    """Mail, with what goes on without an end."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        super().__init__(client._run)
+        self._client = client
+
+    def stream(self, *, lease_seconds: int = 30) -> AsyncGenerator[Event, None]:
         """Mail as it comes, and what concerns the agent's keys and its own mail; taken up again when it breaks off.
 
-        `take_in` opens and settles what comes; `contextlib.aclosing` ends the listening in time."""
-        return mail_stream.events(self._line, self._http, lease_seconds)
+        `take_in` opens and acknowledges what comes; `contextlib.aclosing` ends the listening in time."""
+        return mail_stream.events(self._client._line, self._client._http, lease_seconds)
 
-    async def run_mailbox(self, mailbox: Mailbox, handler: mailbox_server.Handler) -> None:
-        """Serve a mailbox until cancelled: mail goes to the handler one by one, also such as was kept out and is
-        allowed by now; the outbox is sent, receipts are heard of, keys are kept fresh. Faults that pass are waited for.
+    async def serve(self, mailbox: Mailbox, handler: mailbox_server.Handler) -> None:
+        """Serves a mailbox until cancelled: mail goes to the handler one by one, also mail that was held and whose
+        sender is allowed by now; the outbox is sent, receipts are fetched, keys are kept fresh. Passing faults are
+        waited for.
 
-        What the handler raises ends it. Its message is in the inbox and the relay has been told, so it is not handed
-        to it again."""
+        An exception of the handler ends it. The message is in the inbox and was acknowledged, so the handler does not
+        get it again."""
 
         def listen(connected: Callable[[], None]) -> AsyncGenerator[Event, None]:
-            return mail_stream.events(self._line, self._http, connected=connected)
+            return mail_stream.events(self._client._line, self._client._http, connected=connected)
 
-        await mailbox_server.Serving(mailbox, handler, self._run, listen).forever()
+        await mailbox_server.Serving(mailbox, handler, self._client._run, listen).forever()
+
+
+class AsyncChannels(ChannelVerbs[Awaited]):
+    """Channels, with what goes on without an end."""
 
     async def tail(
         self, mailbox: Mailbox, channel: str | UUID, *, after_offset: int | None = None
     ) -> AsyncIterator[ChannelMessage | Unopened]:
-        """The messages of a channel as they come, without an end; `commit` says up to where they are done with."""
-        found = await self.find_channel(mailbox, channel)
+        """The messages of a channel as they come, without an end; `commit` sets the offset up to which they are
+        done."""
+        found = await self.find(mailbox, channel)
         following = channel_reading.Tail(mailbox, found.channel_id, after_offset, name=found.name)
         while True:
             for one in await self._run(following.next()):
                 yield one
 
-    register = awaited(calls.register)
-    who = awaited(calls.who)
-    me = awaited(calls.me)
-    claim_handle = awaited(calls.claim_handle)
-    update_me = awaited(calls.update_me)
-    agents = awaited(calls.agents)
-    agent = awaited(calls.agent)
-    tokens = awaited(calls.tokens)
-    create_token = awaited(calls.create_token)
-    revoke_token = awaited(calls.revoke_token)
-    blocks = awaited(calls.blocks)
-    block = awaited(calls.block)
-    unblock = awaited(calls.unblock)
-    block_agent = awaited(calls.block_agent)
-    unblock_agent = awaited(calls.unblock_agent)
-    blocked_agents = awaited(calls.blocked_agents)
-    policies = awaited(policy_calls.policies)
-    add_policy = awaited(policy_calls.add_policy)
-    remove_policy = awaited(policy_calls.remove_policy)
-    check_policy = awaited(policy_calls.check_policy)
-    settings = awaited(calls.settings)
-    node = awaited(calls.node)
-    publish_bundle = awaited(key_calls.publish_bundle)
-    rotate_bundle = awaited(key_calls.rotate_bundle)
-    emergency_bundle = awaited(key_calls.emergency_bundle)
-    bundle = awaited(key_calls.bundle)
-    bundles_since = awaited(key_calls.bundles_since)
-    add_one_time_keys = awaited(key_calls.add_one_time_keys)
-    count_one_time_keys = awaited(key_calls.count_one_time_keys)
-    revoke_key = awaited(key_calls.revoke_key)
-    key_history = awaited(key_calls.key_history)
-    schedules = awaited(key_calls.schedules)
-    put_schedule = awaited(key_calls.put_schedule)
-    remove_schedule = awaited(key_calls.remove_schedule)
-    report_rotation = awaited(key_calls.report_rotation)
-    publish_keys = awaited(channel_signing.publish_keys)
-    rotate_keys = awaited(channel_signing.rotate_keys)
-    emergency_rotate_keys = awaited(channel_signing.emergency_rotate_keys)
-    rotate_due_keys = awaited(channel_signing.rotate_due_keys)
-    tend_keys = awaited(channel_signing.tend_keys)
-    find_keys = awaited(mailbox_keys.find_keys)
-    seal = awaited(mailbox_keys.seal)
-    reseal = awaited(mailbox_keys.reseal)
-    open = awaited(mailbox_keys.open_envelope)
-    send_envelope = awaited(mail_calls.send_envelope)
-    send_envelopes = awaited(mail_calls.send_envelopes)
-    poll = awaited(mail_calls.poll)
-    acknowledge = awaited(mail_calls.acknowledge)
-    nack = awaited(mail_calls.nack)
-    message_status = awaited(mail_calls.message_status)
-    withdraw_message = awaited(mail_calls.withdraw_message)
-    receipts = awaited(mail_calls.receipts)
-    receipt = awaited(mail_calls.receipt)
-    hand_in_receipt = awaited(mail_calls.hand_in_receipt)
-    dead_letters = awaited(mail_calls.dead_letters)
-    requeue_dead_letter = awaited(mail_calls.requeue_dead_letter)
-    send = awaited(mail_sending.send)
-    send_sealed = awaited(mail_sending.send_sealed)
-    deliver_outbox = awaited(mail_sending.deliver_outbox)
-    retry_outbox = awaited(mail_sending.retry_outbox)
-    withdraw = awaited(mail_sending.withdraw)
-    receive = awaited(mail_receiving.receive)
-    receive_admitted = awaited(mail_receiving.receive_admitted)
-    take_in = awaited(mail_receiving.take_in)
-    update_outbox = awaited(delivery_status.update_outbox)
-    update_sent = awaited(delivery_status.update_sent)
-    check_attested = awaited(delivery_status.check_attested)
-    send_and_wait = awaited(request_reply.send_and_wait)
-    answer = awaited(request_reply.answer)
-    create_channel = awaited(channel_membership.create_channel)
-    find_channel = awaited(channel_membership.find_channel)
-    look_up_channel = awaited(channel_membership.look_up_channel)
-    channels = awaited(channel_calls.channels)
-    channel = awaited(channel_calls.channel)
-    update_channel = awaited(channel_membership.update_channel)
-    delete_channel = awaited(channel_membership.delete_channel)
-    channel_allowlist = awaited(channel_calls.channel_allowlist)
-    allow = awaited(channel_membership.allow)
-    disallow = awaited(channel_membership.disallow)
-    roster = awaited(channel_membership.roster)
-    propose_roster = awaited(channel_membership.propose_roster)
-    sign_roster = awaited(channel_membership.sign_roster)
-    channel_roster = awaited(channel_calls.channel_roster)
-    put_roster = awaited(channel_calls.put_roster)
-    resign_rosters = awaited(channel_rosters.resign_rosters)
-    subscribe = awaited(channel_membership.subscribe)
-    unsubscribe = awaited(channel_membership.unsubscribe)
-    pause = awaited(channel_calls.pause)
-    resume = awaited(channel_calls.resume)
-    publish = awaited(channel_publishing.publish)
-    publish_envelope = awaited(channel_calls.publish_envelope)
-    share_key = awaited(channel_publishing.share_key)
-    take_keys = awaited(channel_keys.take_keys)
-    channel_messages = awaited(channel_calls.channel_messages)
-    read_channel = awaited(channel_reading.read_channel)
-    follow = awaited(channel_reading.Tail.next)
-    commit = awaited(channel_calls.commit)
-    set_epoch = awaited(channel_calls.set_epoch)
-    subscribers = awaited(channel_calls.subscribers)
-    audit_events = awaited(calls.audit_events)
-    audit_chain = awaited(calls.audit_chain)
-    audit_checkpoints = awaited(calls.audit_checkpoints)
-    audit_checkpoint = awaited(calls.audit_checkpoint)
-    audit_unsealed = awaited(calls.audit_unsealed)
-    runs = awaited(calls.runs)
-    health = awaited(calls.health)
-    alive = awaited(calls.alive)
 
-
-class Client:
-    """Speaks to one server as one agent, one token, or nobody, and blocks until it answers."""
+class Client(_Namespaces[Blocking]):
+    """Speaks to one server as one agent, with one token, or anonymously, and blocks until it answers."""
 
     def __init__(
         self,
@@ -278,6 +180,9 @@ class Client:
     ) -> None:
         self._line = Line(origin(url), identity, token, timeout, observer)
         self._http = httpx.Client(trust_env=not is_loopback(url))
+        super().__init__(self._run)
+        self.mail = BlockingMail(self)
+        self.channels = BlockingChannels(self._run)
 
     def __enter__(self) -> Self:
         return self
@@ -288,18 +193,15 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Closes the connections."""
         self._http.close()
 
-    def _run(self, call: Call[T]) -> T:
-        steps, outcome = self._line.run(call), None
-        while True:
-            try:
-                step = steps.send(outcome)
-            except StopIteration as done:
-                answer: T = done.value
-                return answer
+    def _run(self, exchange: Exchange[T]) -> T:
+        steps, outcome = self._line.run(exchange), None
+        while not isinstance(step := _next(steps, outcome), _Done):
             outcome = self._take(step)
+        answer: T = step.answer
+        return answer
 
     def _take(self, step: Step) -> Outcome:
         if isinstance(step, Pause):
@@ -316,128 +218,48 @@ class Client:
         except httpx.RequestError as error:
             return described(error, timeout=step.allowed)
 
-    def stream_mail(self, *, lease_seconds: int = 30) -> Generator[Event, None, None]:
+
+class BlockingMail(MailVerbs[Blocking]):
+    """Mail, with what goes on without an end."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client._run)
+        self._client = client
+
+    def stream(self, *, lease_seconds: int = 30) -> Generator[Event, None, None]:
         """Mail as it comes, and what concerns the agent's keys and its own mail; taken up again when it breaks off.
 
-        `take_in` opens and settles what comes; `contextlib.closing` ends the listening in time."""
-        return mail_stream.blocking_events(self._line, self._http, lease_seconds)
+        `take_in` opens and acknowledges what comes; `contextlib.closing` ends the listening in time."""
+        return mail_stream.blocking_events(self._client._line, self._client._http, lease_seconds)
+
+
+class BlockingChannels(ChannelVerbs[Blocking]):
+    """Channels, with what goes on without an end."""
 
     def tail(
         self, mailbox: Mailbox, channel: str | UUID, *, after_offset: int | None = None
     ) -> Iterator[ChannelMessage | Unopened]:
-        """The messages of a channel as they come, without an end; `commit` says up to where they are done with."""
-        found = self.find_channel(mailbox, channel)
+        """The messages of a channel as they come, without an end; `commit` sets the offset up to which they are
+        done."""
+        found = self.find(mailbox, channel)
         following = channel_reading.Tail(mailbox, found.channel_id, after_offset, name=found.name)
         while True:
             yield from self._run(following.next())
 
-    register = blocking(calls.register)
-    who = blocking(calls.who)
-    me = blocking(calls.me)
-    claim_handle = blocking(calls.claim_handle)
-    update_me = blocking(calls.update_me)
-    agents = blocking(calls.agents)
-    agent = blocking(calls.agent)
-    tokens = blocking(calls.tokens)
-    create_token = blocking(calls.create_token)
-    revoke_token = blocking(calls.revoke_token)
-    blocks = blocking(calls.blocks)
-    block = blocking(calls.block)
-    unblock = blocking(calls.unblock)
-    block_agent = blocking(calls.block_agent)
-    unblock_agent = blocking(calls.unblock_agent)
-    blocked_agents = blocking(calls.blocked_agents)
-    policies = blocking(policy_calls.policies)
-    add_policy = blocking(policy_calls.add_policy)
-    remove_policy = blocking(policy_calls.remove_policy)
-    check_policy = blocking(policy_calls.check_policy)
-    settings = blocking(calls.settings)
-    node = blocking(calls.node)
-    publish_bundle = blocking(key_calls.publish_bundle)
-    rotate_bundle = blocking(key_calls.rotate_bundle)
-    emergency_bundle = blocking(key_calls.emergency_bundle)
-    bundle = blocking(key_calls.bundle)
-    bundles_since = blocking(key_calls.bundles_since)
-    add_one_time_keys = blocking(key_calls.add_one_time_keys)
-    count_one_time_keys = blocking(key_calls.count_one_time_keys)
-    revoke_key = blocking(key_calls.revoke_key)
-    key_history = blocking(key_calls.key_history)
-    schedules = blocking(key_calls.schedules)
-    put_schedule = blocking(key_calls.put_schedule)
-    remove_schedule = blocking(key_calls.remove_schedule)
-    report_rotation = blocking(key_calls.report_rotation)
-    publish_keys = blocking(channel_signing.publish_keys)
-    rotate_keys = blocking(channel_signing.rotate_keys)
-    emergency_rotate_keys = blocking(channel_signing.emergency_rotate_keys)
-    rotate_due_keys = blocking(channel_signing.rotate_due_keys)
-    tend_keys = blocking(channel_signing.tend_keys)
-    find_keys = blocking(mailbox_keys.find_keys)
-    seal = blocking(mailbox_keys.seal)
-    reseal = blocking(mailbox_keys.reseal)
-    open = blocking(mailbox_keys.open_envelope)
-    send_envelope = blocking(mail_calls.send_envelope)
-    send_envelopes = blocking(mail_calls.send_envelopes)
-    poll = blocking(mail_calls.poll)
-    acknowledge = blocking(mail_calls.acknowledge)
-    nack = blocking(mail_calls.nack)
-    message_status = blocking(mail_calls.message_status)
-    withdraw_message = blocking(mail_calls.withdraw_message)
-    receipts = blocking(mail_calls.receipts)
-    receipt = blocking(mail_calls.receipt)
-    hand_in_receipt = blocking(mail_calls.hand_in_receipt)
-    dead_letters = blocking(mail_calls.dead_letters)
-    requeue_dead_letter = blocking(mail_calls.requeue_dead_letter)
-    send = blocking(mail_sending.send)
-    send_sealed = blocking(mail_sending.send_sealed)
-    deliver_outbox = blocking(mail_sending.deliver_outbox)
-    retry_outbox = blocking(mail_sending.retry_outbox)
-    withdraw = blocking(mail_sending.withdraw)
-    receive = blocking(mail_receiving.receive)
-    receive_admitted = blocking(mail_receiving.receive_admitted)
-    take_in = blocking(mail_receiving.take_in)
-    update_outbox = blocking(delivery_status.update_outbox)
-    update_sent = blocking(delivery_status.update_sent)
-    check_attested = blocking(delivery_status.check_attested)
-    send_and_wait = blocking(request_reply.send_and_wait)
-    answer = blocking(request_reply.answer)
-    create_channel = blocking(channel_membership.create_channel)
-    find_channel = blocking(channel_membership.find_channel)
-    look_up_channel = blocking(channel_membership.look_up_channel)
-    channels = blocking(channel_calls.channels)
-    channel = blocking(channel_calls.channel)
-    update_channel = blocking(channel_membership.update_channel)
-    delete_channel = blocking(channel_membership.delete_channel)
-    channel_allowlist = blocking(channel_calls.channel_allowlist)
-    allow = blocking(channel_membership.allow)
-    disallow = blocking(channel_membership.disallow)
-    roster = blocking(channel_membership.roster)
-    propose_roster = blocking(channel_membership.propose_roster)
-    sign_roster = blocking(channel_membership.sign_roster)
-    channel_roster = blocking(channel_calls.channel_roster)
-    put_roster = blocking(channel_calls.put_roster)
-    resign_rosters = blocking(channel_rosters.resign_rosters)
-    subscribe = blocking(channel_membership.subscribe)
-    unsubscribe = blocking(channel_membership.unsubscribe)
-    pause = blocking(channel_calls.pause)
-    resume = blocking(channel_calls.resume)
-    publish = blocking(channel_publishing.publish)
-    publish_envelope = blocking(channel_calls.publish_envelope)
-    share_key = blocking(channel_publishing.share_key)
-    take_keys = blocking(channel_keys.take_keys)
-    channel_messages = blocking(channel_calls.channel_messages)
-    read_channel = blocking(channel_reading.read_channel)
-    follow = blocking(channel_reading.Tail.next)
-    commit = blocking(channel_calls.commit)
-    set_epoch = blocking(channel_calls.set_epoch)
-    subscribers = blocking(channel_calls.subscribers)
-    audit_events = blocking(calls.audit_events)
-    audit_chain = blocking(calls.audit_chain)
-    audit_checkpoints = blocking(calls.audit_checkpoints)
-    audit_checkpoint = blocking(calls.audit_checkpoint)
-    audit_unsealed = blocking(calls.audit_unsealed)
-    runs = blocking(calls.runs)
-    health = blocking(calls.health)
-    alive = blocking(calls.alive)
+
+class _Done:
+    """The end of an exchange: its answer."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+
+def _next(steps: Generator[Step, Outcome, Any], outcome: Outcome) -> Step | _Done:
+    """The next step of an exchange, or its answer: StopIteration would not survive the way back from a thread."""
+    try:
+        return steps.send(outcome)
+    except StopIteration as done:
+        return _Done(done.value)
 
 
 def _arguments(step: Send) -> dict[str, Any]:

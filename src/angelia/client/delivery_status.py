@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from angelia.client import mail_calls, mailbox_keys
 from angelia.client.api_errors import Unreachable
-from angelia.client.exchange import MOST_PAGES, BadAnswer, Call
+from angelia.client.exchange import MOST_PAGES, BadAnswer, Exchange
 from angelia.client.mail_answers import ReceiptAnswer
 from angelia.client.mail_sending import SentMail, handed_over
 from angelia.envelope.receipts import Receipt, check_receipt, parse_receipt
@@ -71,7 +71,7 @@ class _Hearing:
     resent: list[SentMail] = field(default_factory=list)
     doubts: list[Doubt] = field(default_factory=list)
 
-    def take(self, row: Outgoing, answer: ReceiptAnswer) -> Call[None]:
+    def take(self, row: Outgoing, answer: ReceiptAnswer) -> Exchange[None]:
         try:
             found = yield from _taken(self.mailbox, row, answer)
         except (Unreachable, Unavailable):
@@ -90,7 +90,7 @@ class _Hearing:
         )
 
 
-def update_outbox(mailbox: Mailbox) -> Call[News]:
+def update_outbox(mailbox: Mailbox) -> Exchange[News]:
     """Ask what became of the mail that is under way, check every signature, and write it down in the outbox.
 
     An error that comes after something was heard is told in `interrupted`."""
@@ -106,7 +106,7 @@ def update_outbox(mailbox: Mailbox) -> Call[News]:
     return hearing.news()
 
 
-def _asked_by_name(hearing: _Hearing, open_: dict[str, Outgoing]) -> Call[None]:
+def _asked_by_name(hearing: _Hearing, open_: dict[str, Outgoing]) -> Exchange[None]:
     for replay_key, row in open_.items():
         try:
             answer = yield from mail_calls.receipt(replay_key)
@@ -118,7 +118,7 @@ def _asked_by_name(hearing: _Hearing, open_: dict[str, Outgoing]) -> Call[None]:
         yield from hearing.take(row, answer)
 
 
-def _asked_by_page(hearing: _Hearing, open_: dict[str, Outgoing]) -> Call[None]:
+def _asked_by_page(hearing: _Hearing, open_: dict[str, Outgoing]) -> Exchange[None]:
     since = min(row.created_at for row in open_.values())
     cursor: str | None = None
     for _ in range(MOST_PAGES):
@@ -133,7 +133,7 @@ def _asked_by_page(hearing: _Hearing, open_: dict[str, Outgoing]) -> Call[None]:
     raise BadAnswer(f"the list of receipts did not end after {MOST_PAGES} pages")
 
 
-def update_sent(mailbox: Mailbox, replay_key: str) -> Call[Told | SentMail | None]:
+def update_sent(mailbox: Mailbox, replay_key: str) -> Exchange[Told | SentMail | None]:
     """The same for one message: what is new of it, or its second sending; None if nothing is."""
     mailbox.own.refresh()
     row = mailbox.outbox.outgoing(replay_key)
@@ -141,7 +141,7 @@ def update_sent(mailbox: Mailbox, replay_key: str) -> Call[Told | SentMail | Non
     return (yield from _taken(mailbox, row, answer))
 
 
-def check_attested(mailbox: Mailbox, answer: ReceiptAnswer) -> Call[Receipt | None]:
+def check_attested(mailbox: Mailbox, answer: ReceiptAnswer) -> Exchange[Receipt | None]:
     """The recipient's signed word in an answer, once its signatures hold; None where it is only the relay's word."""
     if answer.attested_by is Attested.RELAY:
         return None
@@ -167,7 +167,7 @@ def check_attested(mailbox: Mailbox, answer: ReceiptAnswer) -> Call[Receipt | No
     return receipt
 
 
-def _taken(mailbox: Mailbox, row: Outgoing, answer: ReceiptAnswer) -> Call[Told | SentMail | None]:
+def _taken(mailbox: Mailbox, row: Outgoing, answer: ReceiptAnswer) -> Exchange[Told | SentMail | None]:
     known = row.status is Sent.DELIVERED and answer.status is Status.DELIVERED
     if known or answer.status is Status.PENDING:
         return None  # nothing that is not written down already, so nothing to check
@@ -185,7 +185,7 @@ def _taken(mailbox: Mailbox, row: Outgoing, answer: ReceiptAnswer) -> Call[Told 
     return _told(row, status, answer, receipt.reason)
 
 
-def _heard(mailbox: Mailbox, row: Outgoing, answer: ReceiptAnswer) -> Call[Told | SentMail | None]:
+def _heard(mailbox: Mailbox, row: Outgoing, answer: ReceiptAnswer) -> Exchange[Told | SentMail | None]:
     """What the relay says on its own word. Of an envelope that was replaced only a signed word counts."""
     if row.status is Sent.RESEALED:
         return None
@@ -207,7 +207,7 @@ def _told(row: Outgoing, status: Sent, answer: ReceiptAnswer, reason: str) -> To
     return Told(replay_key=row.replay_key, recipient=row.recipient, status=status, by=answer.attested_by, reason=reason)
 
 
-def _sent_again(mailbox: Mailbox, row: Outgoing) -> Call[SentMail]:
+def _sent_again(mailbox: Mailbox, row: Outgoing) -> Exchange[SentMail]:
     """Seal a message for the recipient's present keys whose own were revoked while it waited. The mailbox refuses if
     the recipient signed nothing of the kind."""
     envelope = yield from mailbox_keys.reseal(mailbox, row.replay_key, KeyRevoked())

@@ -80,7 +80,7 @@ class Response:
 
 
 # One verb of the API: it yields requests, is sent responses, and returns its answer.
-Call: TypeAlias = Generator[Request, Response, T]
+Exchange: TypeAlias = Generator[Request, Response, T]
 
 
 def path(*segments: str) -> str:
@@ -90,7 +90,12 @@ def path(*segments: str) -> str:
 
 def query(**values: str | int | None) -> str:
     """A query string of the values that were given; `from_` is how one writes `from`."""
-    given = [(name.rstrip("_"), value) for name, value in values.items() if value is not None]
+    return query_string({name.rstrip("_"): value for name, value in values.items() if value is not None})
+
+
+def query_string(values: Mapping[str, object]) -> str:
+    words = {True: "true", False: "false"}
+    given = [(name, words[value] if isinstance(value, bool) else value) for name, value in values.items()]
     return urlencode(given, quote_via=quote)
 
 

@@ -18,12 +18,12 @@ from angelia.client.answers import (
     Schedule,
     Schedules,
 )
-from angelia.client.exchange import MOST_PAGES, BadAnswer, Call, Credential, Request, document, path, query
+from angelia.client.exchange import MOST_PAGES, BadAnswer, Credential, Exchange, Request, document, path, query
 from angelia.envelope.bundles import Link, OneTimeKey
 from angelia.keys.model import BundleAnswer, Policy, Reason, bundle_document, one_time_document, rotation_document
 
 
-def publish_bundle(link: Link, one_time_keys: Sequence[OneTimeKey] = ()) -> Call[Published]:
+def publish_bundle(link: Link, one_time_keys: Sequence[OneTimeKey] = ()) -> Exchange[Published]:
     """Publish the first bundle of the agent that signs, or its next one with the same active keys."""
     answer = yield Request("POST", "/v1/keys/bundle", body=_publication(link, one_time_keys))
     return answer.read(Published)
@@ -31,7 +31,7 @@ def publish_bundle(link: Link, one_time_keys: Sequence[OneTimeKey] = ()) -> Call
 
 def rotate_bundle(
     link: Link, one_time_keys: Sequence[OneTimeKey] = (), *, reason: Reason = Reason.ON_DEMAND
-) -> Call[Published]:
+) -> Exchange[Published]:
     """Publish the next bundle, whose keys are new; the old ones go into grace."""
     body = _publication(link, one_time_keys, reason=reason)
     answer = yield Request("POST", "/v1/keys/rotate", body=body)
@@ -44,7 +44,7 @@ def emergency_bundle(
     *,
     why: str,
     compromised_since: datetime | None = None,
-) -> Call[Published]:
+) -> Exchange[Published]:
     """Publish the next bundle after keys may have been stolen: the old ones are revoked at once."""
     named = link.bundle.agent_nhi
     body = _publication(link, one_time_keys, agent_nhi=named, reason=why, compromised_since=compromised_since)
@@ -52,14 +52,14 @@ def emergency_bundle(
     return answer.read(Published)
 
 
-def bundle(agent: str, *, one_time: bool = False) -> Call[BundleAnswer]:
+def bundle(agent: str, *, one_time: bool = False) -> Exchange[BundleAnswer]:
     """An agent's newest bundle, not yet checked; `one_time` takes one of its one-time keys."""
     wish = query(one_time="true" if one_time else None)
     answer = yield Request("GET", path("v1", "keys", "bundle", agent), wish, idempotent=not one_time)
     return answer.read(BundleAnswer)
 
 
-def bundles_since(agent: str, version: int) -> Call[Links]:
+def bundles_since(agent: str, version: int) -> Exchange[Links]:
     """A page of an agent's bundles after a version, so that every link of the chain can be checked. One that promises
     more leads on: the next is asked for from its end."""
     answer = yield Request("GET", path("v1", "keys", "bundle", agent), query(since=version))
@@ -69,33 +69,33 @@ def bundles_since(agent: str, version: int) -> Call[Links]:
     return page
 
 
-def add_one_time_keys(keys: Sequence[OneTimeKey]) -> Call[OneTimeKeysAdded]:
+def add_one_time_keys(keys: Sequence[OneTimeKey]) -> Exchange[OneTimeKeysAdded]:
     """Give the server more one-time keys to hand out."""
     body = document(one_time_keys=[one_time_document(one) for one in keys])
     answer = yield Request("POST", "/v1/keys/prekeys", body=body)
     return answer.read(OneTimeKeysAdded)
 
 
-def count_one_time_keys() -> Call[int]:
+def count_one_time_keys() -> Exchange[int]:
     """How many unused one-time keys of the agent that signs the server has."""
     answer = yield Request("GET", "/v1/keys/prekeys/count")
     return answer.read(OneTimeKeysLeft).count
 
 
-def revoke_key(key_id: UUID, *, compromised_since: datetime | None = None) -> Call[Key]:
+def revoke_key(key_id: UUID, *, compromised_since: datetime | None = None) -> Exchange[Key]:
     """Withdraw one key of the agent that signs, at once."""
     body = document(compromised_since=compromised_since)
     answer = yield Request("POST", path("v1", "keys", str(key_id), "revoke"), body=body)
     return answer.read(Key)
 
 
-def key_history(agent: str, *, cursor: str | None = None, limit: int | None = None) -> Call[History]:
+def key_history(agent: str, *, cursor: str | None = None, limit: int | None = None) -> Exchange[History]:
     """A page of the rotations of an agent's keys, newest first."""
     answer = yield Request("GET", path("v1", "keys", agent, "history"), query(cursor=cursor, limit=limit))
     return answer.read(History)
 
 
-def schedules() -> Call[list[Schedule]]:
+def schedules() -> Exchange[list[Schedule]]:
     """The rotation schedules of the agent that signs; `due_since` tells which ask for a rotation."""
     found: list[Schedule] = []
     cursor: str | None = None
@@ -109,7 +109,7 @@ def schedules() -> Call[list[Schedule]]:
     raise BadAnswer(f"the list of schedules did not end after {MOST_PAGES} pages")
 
 
-def put_schedule(peer: str, policy: Policy, *, agent: str | None = None) -> Call[Schedule]:
+def put_schedule(peer: str, policy: Policy, *, agent: str | None = None) -> Exchange[Schedule]:
     """Make or change the rotation schedule with a peer: one's own, or as an operator that of an agent."""
     answer = yield Request(
         "PUT",
@@ -121,7 +121,7 @@ def put_schedule(peer: str, policy: Policy, *, agent: str | None = None) -> Call
     return answer.read(Schedule)
 
 
-def remove_schedule(peer: str, *, agent: str | None = None) -> Call[None]:
+def remove_schedule(peer: str, *, agent: str | None = None) -> Exchange[None]:
     """Remove the rotation schedule with a peer: one's own, or as an operator that of an agent."""
     answer = yield Request(
         "DELETE",
@@ -133,7 +133,7 @@ def remove_schedule(peer: str, *, agent: str | None = None) -> Call[None]:
     answer.nothing()
 
 
-def report_rotation(peer: str, key_id: UUID, version: int) -> Call[Schedule]:
+def report_rotation(peer: str, key_id: UUID, version: int) -> Exchange[Schedule]:
     """Say that a schedule of one's own has a new key; of several processes that say it, one is right."""
     body = msgspec.json.encode({"key_id": key_id, "version": version})
     answer = yield Request("POST", path("v1", "schedules", peer, "rotated"), body=body)

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.client.exchange import BadAnswer, Call, Credential, Request, Response, document, path, query
+from angelia.client.exchange import BadAnswer, Credential, Exchange, Request, Response, document, path, query
 from angelia.client.mail_answers import (
     Accepted,
     AckOutcome,
@@ -61,13 +61,13 @@ class Nack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     counted: bool = True
 
 
-def send_envelope(wire: bytes) -> Call[Accepted]:
+def send_envelope(wire: bytes) -> Exchange[Accepted]:
     """Hand a sealed message to the relay. The same bytes again are answered as the first time."""
     answer = yield Request("POST", "/v1/messages", body=wire, content_type=MEDIA_TYPE)
     return answer.read(Accepted)
 
 
-def send_envelopes(envelopes: Sequence[Envelope]) -> Call[list[SendOutcome]]:
+def send_envelopes(envelopes: Sequence[Envelope]) -> Exchange[list[SendOutcome]]:
     """Hand over up to a hundred, 16 MiB of JSON in all; each has its own outcome, in their order."""
     messages = [msgspec.Raw(json_form.encode(one)) for one in envelopes]
     answer = yield Request("POST", "/v1/messages/batch", body=document(messages=messages))
@@ -85,7 +85,7 @@ def poll(
     correlation_id: UUID | None = None,
     lease_seconds: int = 30,
     after: float = 0.0,
-) -> Call[HandedPage]:
+) -> Exchange[HandedPage]:
     """Lease mail, after a pause if one is named; the relay waits up to `wait` seconds (30 at most) for some to come.
 
     Sent again when an answer was lost, as any caller would do: what that answer held comes back when its lease ends."""
@@ -105,7 +105,7 @@ def poll(
     return HandedPage(messages=messages, has_more=answer.headers.get(HAS_MORE) == "1")
 
 
-def acknowledge(acks: Sequence[Ack]) -> Call[list[AckOutcome]]:
+def acknowledge(acks: Sequence[Ack]) -> Exchange[list[AckOutcome]]:
     """Say that messages are safe here, up to a hundred: the relay has them no more. Saying it twice does no harm."""
     said = [
         {"replay_key": one.replay_key, "lease_token": one.lease_token}
@@ -118,7 +118,7 @@ def acknowledge(acks: Sequence[Ack]) -> Call[list[AckOutcome]]:
     return results
 
 
-def nack(nacks: Sequence[Nack]) -> Call[list[NackOutcome]]:
+def nack(nacks: Sequence[Nack]) -> Exchange[list[NackOutcome]]:
     """Give messages back, up to a hundred; each comes again after a while, and after five times that count it is
     dead."""
     answer = yield Request("POST", "/v1/messages/nack", body=document(nacks=list(nacks)))
@@ -127,13 +127,13 @@ def nack(nacks: Sequence[Nack]) -> Call[list[NackOutcome]]:
     return results
 
 
-def message_status(replay_key: str) -> Call[MessageStatus]:
+def message_status(replay_key: str) -> Exchange[MessageStatus]:
     """How a message stands, for its sender and its recipient."""
     answer = yield Request("GET", path("v1", "messages", replay_key))
     return answer.read(MessageStatus)
 
 
-def withdraw_message(replay_key: str) -> Call[None]:
+def withdraw_message(replay_key: str) -> Exchange[None]:
     """Take back a message that its recipient has not been given."""
     answer = yield Request("DELETE", path("v1", "messages", replay_key))
     answer.nothing()
@@ -146,7 +146,7 @@ def receipts(
     side: Side | None = None,
     cursor: str | None = None,
     limit: int | None = None,
-) -> Call[Receipts]:
+) -> Exchange[Receipts]:
     """A page of receipts of what the agent that signs sent and received, or of one side, newest first. No signature is
     checked yet."""
     at = None if since is None else since.isoformat().replace("+00:00", "Z")
@@ -161,19 +161,21 @@ def receipts(
     return answer.read(Receipts)
 
 
-def receipt(replay_key: str) -> Call[ReceiptAnswer]:
+def receipt(replay_key: str) -> Exchange[ReceiptAnswer]:
     """What became of one message. No signature is checked yet."""
     answer = yield Request("GET", path("v1", "receipts", replay_key))
     return answer.read(ReceiptAnswer)
 
 
-def hand_in_receipt(signed: Receipt) -> Call[ReceiptAnswer]:
+def hand_in_receipt(signed: Receipt) -> Exchange[ReceiptAnswer]:
     """Give the relay a signed receipt for a message that was received, such as that it was read."""
     answer = yield Request("POST", "/v1/receipts", body=msgspec.json.encode(receipt_document(signed)))
     return answer.read(ReceiptAnswer)
 
 
-def dead_letters(*, agent: str | None = None, cursor: str | None = None, limit: int | None = None) -> Call[DeadLetters]:
+def dead_letters(
+    *, agent: str | None = None, cursor: str | None = None, limit: int | None = None
+) -> Exchange[DeadLetters]:
     """A page of messages that could not be delivered to the agent that signs; operators name any `agent`."""
     credential = Credential.AGENT if agent is None else Credential.OPERATOR
     wishes = query(agent=agent, cursor=cursor, limit=limit)
@@ -181,7 +183,7 @@ def dead_letters(*, agent: str | None = None, cursor: str | None = None, limit: 
     return answer.read(DeadLetters)
 
 
-def requeue_dead_letter(replay_key: str) -> Call[DeadLetter]:
+def requeue_dead_letter(replay_key: str) -> Exchange[DeadLetter]:
     """Put a dead letter back at the end of its queue."""
     answer = yield Request("POST", path("v1", "dead-letters", replay_key, "requeue"), idempotent=False)
     return answer.read(DeadLetter)

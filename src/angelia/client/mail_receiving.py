@@ -11,7 +11,7 @@ import msgspec
 
 from angelia.client import channel_signing, mail_calls, mailbox_keys
 from angelia.client.ack_plan import Settling, Told
-from angelia.client.exchange import BadAnswer, Call
+from angelia.client.exchange import BadAnswer, Exchange
 from angelia.client.mail_answers import Handed
 from angelia.envelope import json_form
 from angelia.envelope.refusals import Refused, Replayed, UnknownSigner
@@ -103,7 +103,7 @@ def receive(
     channel_id: UUID | None = None,
     correlation_id: UUID | None = None,
     lease_seconds: int = 30,
-) -> Call[Received]:
+) -> Exchange[Received]:
     """Fetch mail, open it and acknowledge it; for up to `wait` seconds until there is some.
 
     Every message is in the inbox before this returns. Mail of a sender who was allowed since it was kept out comes
@@ -142,7 +142,7 @@ def receive(
     return received
 
 
-def receive_admitted(mailbox: Mailbox, most: int = MOST_AT_ONCE, *, for_handler: bool = False) -> Call[Received]:
+def receive_admitted(mailbox: Mailbox, most: int = MOST_AT_ONCE, *, for_handler: bool = False) -> Exchange[Received]:
     """Fetch, open and acknowledge only mail that was kept out, from senders who are allowed by now. It is asked for by
     name, since the relay holds it back."""
     received = Received()
@@ -155,7 +155,7 @@ def receive_admitted(mailbox: Mailbox, most: int = MOST_AT_ONCE, *, for_handler:
     return received
 
 
-def take_in(mailbox: Mailbox, handed: Sequence[Handed], *, for_handler: bool = False) -> Call[Received]:
+def take_in(mailbox: Mailbox, handed: Sequence[Handed], *, for_handler: bool = False) -> Exchange[Received]:
     """Open messages that were leased, and tell the relay what became of each. It raises nothing of the network's:
     what was opened is the caller's, whether the relay has heard of it or not. `for_handler` remembers it in the inbox
     until `end_handling`."""
@@ -188,7 +188,7 @@ def take_in(mailbox: Mailbox, handed: Sequence[Handed], *, for_handler: bool = F
     )
 
 
-def _opened(mailbox: Mailbox, handed: Sequence[Handed], *, for_handler: bool) -> Call[list[Opened | AngeliaError]]:
+def _opened(mailbox: Mailbox, handed: Sequence[Handed], *, for_handler: bool) -> Exchange[list[Opened | AngeliaError]]:
     """Open messages as `sealed.open_envelope` does, all that can be opened in one transaction."""
     outcomes: dict[int, Opened | AngeliaError] = {}
     looked_up: dict[tuple[str, UUID | None], AngeliaError | None] = {}
@@ -211,7 +211,7 @@ def _opened(mailbox: Mailbox, handed: Sequence[Handed], *, for_handler: bool) ->
     return [outcomes[at] for at in range(len(handed))]
 
 
-def _looked_up(mailbox: Mailbox, envelope: Envelope) -> Call[AngeliaError | None]:
+def _looked_up(mailbox: Mailbox, envelope: Envelope) -> Exchange[AngeliaError | None]:
     """What keeps a sender's keys from being believed now."""
     try:
         yield from mailbox_keys.meet_sender(mailbox, envelope.wire)
@@ -222,7 +222,7 @@ def _looked_up(mailbox: Mailbox, envelope: Envelope) -> Call[AngeliaError | None
 
 def _followed(
     mailbox: Mailbox, wire: bytes, unknown: UnknownSigner, *, for_handler: bool
-) -> Call[Opened | AngeliaError]:
+) -> Exchange[Opened | AngeliaError]:
     """Open a message of a sender who has rotated its signing pair since."""
     pin = mailbox.trust.pin(unknown.agent)
     if pin is None:
@@ -235,7 +235,7 @@ def _followed(
     return outcome
 
 
-def _admitted(mailbox: Mailbox, waiting: Waiting, *, for_handler: bool) -> Call[Received]:
+def _admitted(mailbox: Mailbox, waiting: Waiting, *, for_handler: bool) -> Exchange[Received]:
     try:
         found = yield from mail_calls.message_status(waiting.replay_key)
     except NotFound:

@@ -10,7 +10,7 @@ from typing import Unpack
 
 from angelia.client import channel_signing, mail_calls, mailbox_keys
 from angelia.client.api_errors import ApiError, Unreachable, item_fault
-from angelia.client.exchange import BadAnswer, Call
+from angelia.client.exchange import BadAnswer, Exchange
 from angelia.client.mail_answers import Accepted, SendOutcome
 from angelia.client.mailbox_keys import OneTime
 from angelia.envelope import json_form
@@ -89,7 +89,7 @@ class Delivered:
 
 def send(
     mailbox: Mailbox, recipient: str, body: bytes, *, one_time: OneTime = "prefer", **wishes: Unpack[Wishes]
-) -> Call[SentMail]:
+) -> Exchange[SentMail]:
     """Seal a message and hand it to the relay, sealing it again if the recipient's keys have changed.
 
     If the relay cannot be reached, or has no room now, the message waits in the outbox for `deliver_outbox`; the
@@ -101,7 +101,7 @@ def send(
     return sent
 
 
-def send_sealed(mailbox: Mailbox, envelopes: Sequence[Envelope]) -> Call[list[AngeliaError | None]]:
+def send_sealed(mailbox: Mailbox, envelopes: Sequence[Envelope]) -> Exchange[list[AngeliaError | None]]:
     """Hand over messages that the outbox has already, a hundred at a time; for each its error, or None.
 
     What failed for a passing reason, also for keys that changed, waits in the outbox for `deliver_outbox`."""
@@ -133,20 +133,20 @@ def send_sealed(mailbox: Mailbox, envelopes: Sequence[Envelope]) -> Call[list[An
     return [outcomes[one.replay_key] for one in envelopes]
 
 
-def deliver_outbox(mailbox: Mailbox) -> Call[Delivered]:
+def deliver_outbox(mailbox: Mailbox) -> Exchange[Delivered]:
     """Send all that is stored, due, and not with the relay yet; a relay that does not answer is asked once.
 
     What its sender wanted back while the relay was away is withdrawn first."""
     return (yield from _delivered(mailbox))
 
 
-def retry_outbox(mailbox: Mailbox) -> Call[Delivered]:
+def retry_outbox(mailbox: Mailbox) -> Exchange[Delivered]:
     """Send everything now that waits in the outbox, also what the server refused before."""
     mailbox.outbox.retry_now(mailbox_keys.now())
     return (yield from _delivered(mailbox, at_once=True))
 
 
-def withdraw(mailbox: Mailbox, replay_key: str) -> Call[None]:
+def withdraw(mailbox: Mailbox, replay_key: str) -> Exchange[None]:
     """Take back a message that its recipient has not been given; its content is not kept here either. One that was
     sealed again is named by any of its envelopes.
 
@@ -156,7 +156,7 @@ def withdraw(mailbox: Mailbox, replay_key: str) -> Call[None]:
     yield from _taken_back(mailbox, row)
 
 
-def handed_over(mailbox: Mailbox, envelope: Envelope, *, at_once: bool = False) -> Call[SentMail]:
+def handed_over(mailbox: Mailbox, envelope: Envelope, *, at_once: bool = False) -> Exchange[SentMail]:
     """Hand a stored envelope to the relay; one that is refused for its keys or its age is sealed again, as long as the
     mailbox finds reason to. A message has few envelopes: `at_once` takes the next one before its time."""
     while True:
@@ -175,7 +175,7 @@ def handed_over(mailbox: Mailbox, envelope: Envelope, *, at_once: bool = False) 
             envelope = yield from _sealed_again(mailbox, envelope, None)
 
 
-def _delivered(mailbox: Mailbox, *, at_once: bool = False) -> Call[Delivered]:
+def _delivered(mailbox: Mailbox, *, at_once: bool = False) -> Exchange[Delivered]:
     sent, unsent, left = list[SentMail](), list[Unsent](), 0
     mailbox.own.refresh()  # another process may have rotated the pair that signs requests
     now = mailbox_keys.now()
@@ -210,7 +210,7 @@ def _delivered(mailbox: Mailbox, *, at_once: bool = False) -> Call[Delivered]:
     return Delivered(tuple(sent), tuple(unsent), left)
 
 
-def _taken_back(mailbox: Mailbox, row: Outgoing) -> Call[None]:
+def _taken_back(mailbox: Mailbox, row: Outgoing) -> Exchange[None]:
     """Ask the relay to withdraw a message. If it refuses, the message goes on as before; if it does not answer, the
     message stays to be withdrawn."""
     while not row.withdrawn:
@@ -240,7 +240,7 @@ def _due(mailbox: Mailbox, now: datetime) -> Iterator[Outgoing]:
             yield row
 
 
-def _posted(mailbox: Mailbox, envelope: Envelope) -> Call[SentMail]:
+def _posted(mailbox: Mailbox, envelope: Envelope) -> Exchange[SentMail]:
     _refuse_withdrawn(mailbox, envelope.replay_key)
     try:
         accepted = yield from mail_calls.send_envelope(envelope.wire)
@@ -264,7 +264,7 @@ def _refuse_withdrawn(mailbox: Mailbox, replay_key: str) -> None:
         raise TakenBack(f"the message to {row.recipient} was withdrawn, so it is not sent")
 
 
-def _accepted(mailbox: Mailbox, replay_key: str) -> Call[TakenBack | None]:
+def _accepted(mailbox: Mailbox, replay_key: str) -> Exchange[TakenBack | None]:
     """Write down that the relay has a message; one that was withdrawn while it was sent is taken back."""
     row = mailbox.outbox.accept(replay_key)
     if row is None or row.withdraw_asked_at is None:
@@ -275,7 +275,7 @@ def _accepted(mailbox: Mailbox, replay_key: str) -> Call[TakenBack | None]:
     return None
 
 
-def _sealed_again(mailbox: Mailbox, envelope: Envelope, refusal: KeyStale | KeyRevoked | None) -> Call[Envelope]:
+def _sealed_again(mailbox: Mailbox, envelope: Envelope, refusal: KeyStale | KeyRevoked | None) -> Exchange[Envelope]:
     try:
         return (yield from mailbox_keys.reseal(mailbox, envelope.replay_key, refusal))
     except AngeliaError as error:

@@ -17,7 +17,7 @@ import msgspec
 from angelia.client import key_calls
 from angelia.client.answers import Published, Schedule
 from angelia.client.api_errors import Unreachable
-from angelia.client.exchange import MOST_PAGES, BadAnswer, Call
+from angelia.client.exchange import MOST_PAGES, BadAnswer, Exchange
 from angelia.envelope.bundles import Bundle, Link, Listed, OneTimeKey, UntrustedBundle
 from angelia.envelope.refusals import Refused, UnknownSigner
 from angelia.envelope.wire import Envelope
@@ -87,7 +87,7 @@ def is_id(agent: str) -> bool:
         return False
 
 
-def publish_keys(mailbox: Mailbox, *, suites: int | None = None) -> Call[Published]:
+def publish_keys(mailbox: Mailbox, *, suites: int | None = None) -> Exchange[Published]:
     """Make the agent reachable: publish its bundle, finish what a crash interrupted, and top up one-time keys."""
     own = mailbox.own
     if own.unsettled() is not None:
@@ -98,7 +98,7 @@ def publish_keys(mailbox: Mailbox, *, suites: int | None = None) -> Call[Publish
     return (yield from _settled(mailbox, lambda: _posted(mailbox, newest), newest))
 
 
-def tend_keys(mailbox: Mailbox) -> Call[None]:
+def tend_keys(mailbox: Mailbox) -> Exchange[None]:
     """Keep the agent's own keys fresh while it is in use: signed again every three days, a new KEM key every week,
     one-time keys in stock, and what was cut short finished. Nothing is asked when nothing is due; what cannot be done
     now is told, and done later: what was sent or received before it is safe, and stays so whatever the server or this
@@ -136,7 +136,7 @@ def rotate_keys(
     signer: bool = False,
     suites: int | None = None,
     reason: Reason = Reason.ON_DEMAND,
-) -> Call[Published]:
+) -> Exchange[Published]:
     """Replace the agent's keys; the old ones go into grace. A rotation that was interrupted is finished instead, and an
     emergency that waits for it is carried out."""
     own = mailbox.own
@@ -153,7 +153,7 @@ def rotate_keys(
 
 def emergency_rotate_keys(
     mailbox: Mailbox, *, why: str, signer: bool = True, compromised_since: datetime | None = None
-) -> Call[Published]:
+) -> Exchange[Published]:
     """Replace keys that somebody else may have. Nothing of them is kept: mail still sealed to them cannot be opened.
 
     The local key is replaced before the server is asked. Without the server the rest is written down, and whatever uses
@@ -171,7 +171,7 @@ def emergency_rotate_keys(
         raise
 
 
-def rotate_due_keys(mailbox: Mailbox) -> Call[list[Schedule]]:
+def rotate_due_keys(mailbox: Mailbox) -> Exchange[list[Schedule]]:
     """Rotate once if any schedule asks for it and the key is an hour old, and report the key to all that do; returns
     those."""
     due = [one for one in (yield from key_calls.schedules()) if one.due_since is not None]
@@ -197,7 +197,9 @@ def rotate_due_keys(mailbox: Mailbox) -> Call[list[Schedule]]:
     return reported
 
 
-def find_keys(mailbox: Mailbox, agent: str, *, one_time: bool = False) -> Call[tuple[KnownBundle, OneTimeKey | None]]:
+def find_keys(
+    mailbox: Mailbox, agent: str, *, one_time: bool = False
+) -> Exchange[tuple[KnownBundle, OneTimeKey | None]]:
     """An agent's present bundle, checked against its pin (or pinned now, at first sight), and a one-time key if asked.
 
     A copy of the last hour is good enough when no one-time key is wanted."""
@@ -214,7 +216,7 @@ def find_keys(mailbox: Mailbox, agent: str, *, one_time: bool = False) -> Call[t
     return _known(mailbox, agent), None if given is None else parse_one_time_key(given)
 
 
-def take_bundle(mailbox: Mailbox, agent: str, answer: BundleAnswer) -> Call[Pin]:
+def take_bundle(mailbox: Mailbox, agent: str, answer: BundleAnswer) -> Exchange[Pin]:
     """Believe what a server says is an agent's bundle, as far as it follows from what is known of the agent."""
     link = parse_link(_link_document(answer))
     refuse_misnamed(agent, link.bundle)
@@ -247,7 +249,7 @@ def seal(
     *,
     one_time: OneTime = "prefer",
     **wishes: Unpack[Wishes],
-) -> Call[Envelope]:
+) -> Exchange[Envelope]:
     """Seal a message; its bytes are in the outbox when this returns.
 
     Each message has a one-time key of its own while the recipient has any for this sender; then, unless `one_time` is
@@ -267,7 +269,7 @@ def seal(
     return mailbox.outbox.seal(found.link, body, now=now(), one_time_key=key, **wishes)
 
 
-def reseal(mailbox: Mailbox, replay_key: str, refusal: KeyStale | KeyRevoked | None = None) -> Call[Envelope]:
+def reseal(mailbox: Mailbox, replay_key: str, refusal: KeyStale | KeyRevoked | None = None) -> Exchange[Envelope]:
     """Seal a message again for the recipient's present keys, under its own id.
 
     Without a `refusal` of its keys it only waited too long. The mailbox decides whether there is reason to. A message
@@ -288,7 +290,7 @@ def reseal(mailbox: Mailbox, replay_key: str, refusal: KeyStale | KeyRevoked | N
     return mailbox.outbox.reseal(row.replay_key, found.link, now(), one_time_key=key)
 
 
-def open_envelope(mailbox: Mailbox, content: bytes, *, profile: Profile = Profile.RELAY) -> Call[Opened]:
+def open_envelope(mailbox: Mailbox, content: bytes, *, profile: Profile = Profile.RELAY) -> Exchange[Opened]:
     """Open an envelope once. A sender who has rotated its signing pair since is followed along its chain.
 
     Before a pair is believed, its agent's keys are looked up if that was more than an hour ago: it may have been
@@ -304,7 +306,7 @@ def open_envelope(mailbox: Mailbox, content: bytes, *, profile: Profile = Profil
     return mailbox.receive(content, now=now(), profile=profile)
 
 
-def meet_sender(mailbox: Mailbox, content: bytes) -> Call[None]:
+def meet_sender(mailbox: Mailbox, content: bytes) -> Exchange[None]:
     """Before an envelope is opened: hear of its sender's keys. Nobody's keys are looked up for a stranger, except for
     one that brings the key of a channel that this agent has joined."""
     envelope = decoded(content)
@@ -315,7 +317,7 @@ def meet_sender(mailbox: Mailbox, content: bytes) -> Call[None]:
     yield from look_up(mailbox, sender)
 
 
-def look_up(mailbox: Mailbox, agent: str) -> Call[None]:
+def look_up(mailbox: Mailbox, agent: str) -> Exchange[None]:
     """Hear of an agent's keys if that was more than an hour ago, before something is believed that they signed."""
     pin = mailbox.trust.pin(agent)
     if pin is not None and mailbox.trust.bundle(pin.nhi, now()) is None:
@@ -323,7 +325,7 @@ def look_up(mailbox: Mailbox, agent: str) -> Call[None]:
             yield from catch_up(mailbox, pin)
 
 
-def catch_up(mailbox: Mailbox, pin: Pin) -> Call[Pin]:
+def catch_up(mailbox: Mailbox, pin: Pin) -> Exchange[Pin]:
     """Follow an agent's chain from the pin to its end, checking every link as it comes. Of a chain that is too long to
     be followed now, the next call goes on from where this one came to."""
     for _ in range(MOST_PAGES):
@@ -343,7 +345,7 @@ def catch_up(mailbox: Mailbox, pin: Pin) -> Call[Pin]:
     return mailbox.trust.advance(pin.nhi, [known.link], now(), page.revoked)
 
 
-def _preferably_one_time(mailbox: Mailbox, recipient: str) -> Call[tuple[KnownBundle, OneTimeKey | None]]:
+def _preferably_one_time(mailbox: Mailbox, recipient: str) -> Exchange[tuple[KnownBundle, OneTimeKey | None]]:
     """The recipient's keys, with one for this message alone if it can be had. A copy of the last hour serves without
     the server, unless what the server says is a lie. Where there was none the caller tells so, for every message."""
     known = mailbox.trust.bundle(recipient, now())
@@ -368,7 +370,7 @@ def _known(mailbox: Mailbox, agent: str) -> KnownBundle:
     return known
 
 
-def _settled(mailbox: Mailbox, publish: Callable[[], Call[Published]], link: Link) -> Call[Published]:
+def _settled(mailbox: Mailbox, publish: Callable[[], Exchange[Published]], link: Link) -> Exchange[Published]:
     """Publish; make the bundle ours once the server has it, also when it had taken it before and we never heard.
 
     A server that is behind, because the agent handed its bundles over as files, gets the chain from where it is. An
@@ -411,7 +413,7 @@ def _finish(mailbox: Mailbox, link: Link) -> None:
     mailbox.own.finish_rotation(now(), link)
 
 
-def _emergency(link: Link, plan: Plan) -> Call[Published]:
+def _emergency(link: Link, plan: Plan) -> Exchange[Published]:
     """Publish the bundle of an emergency that was interrupted, with what was said of it when it began."""
     why = plan.why or "an emergency rotation that was interrupted"
     return key_calls.emergency_bundle(link, why=why, compromised_since=plan.compromised_since)
@@ -422,7 +424,7 @@ def _named(plan: Plan) -> str:
     return f"{kind} of this agent's keys"
 
 
-def _renewed(mailbox: Mailbox, due: Due) -> Call[Published]:
+def _renewed(mailbox: Mailbox, due: Due) -> Exchange[Published]:
     return (yield from rotate_keys(mailbox, kem=due is Due.KEY, reason=Reason.SCHEDULED))
 
 
@@ -434,7 +436,7 @@ def _replaced_since(mailbox: Mailbox, at: datetime) -> bool:
     return all(moment(e.created_at) > at for e in newest.bundle.kem_keys if e.status is Listed.ACTIVE)
 
 
-def _posted(mailbox: Mailbox, link: Link, reason: Reason = Reason.ON_DEMAND) -> Call[Published]:
+def _posted(mailbox: Mailbox, link: Link, reason: Reason = Reason.ON_DEMAND) -> Exchange[Published]:
     """Publish one bundle of our own chain: as a rotation if it has other keys than the one before."""
     before = next((one for one in mailbox.own.chain() if one.bundle.hash == link.bundle.prev_bundle_hash), None)
     if before is None or _keys_of(before.bundle) == _keys_of(link.bundle):
@@ -446,13 +448,13 @@ def _keys_of(bundle: Bundle) -> tuple[object, ...]:
     return bundle.signer.signer_id, {entry.key.key_id for entry in bundle.kem_keys if entry.status is Listed.ACTIVE}
 
 
-def _topped_up(mailbox: Mailbox, done: Published) -> Call[Published]:
+def _topped_up(mailbox: Mailbox, done: Published) -> Exchange[Published]:
     """More one-time keys when few are left; a new signing pair has none, since the old one signed them."""
     count = yield from _stocked(mailbox, done.prekeys_uploaded)
     return msgspec.structs.replace(done, prekeys_uploaded=count)
 
 
-def _stocked(mailbox: Mailbox, left: int) -> Call[int]:
+def _stocked(mailbox: Mailbox, left: int) -> Exchange[int]:
     """How many one-time keys the server has after those that were missing. That any are is the server's word, which
     makes no keys without end."""
     if left <= ONE_TIME_LOW and mailbox.own.may_make_one_time_keys(now(), 3 * ONE_TIME_BATCH):
@@ -463,7 +465,7 @@ def _stocked(mailbox: Mailbox, left: int) -> Call[int]:
     return left
 
 
-def _confirmed(mailbox: Mailbox, link: Link) -> Call[Published]:
+def _confirmed(mailbox: Mailbox, link: Link) -> Exchange[Published]:
     """Make the bundle ours that the server has, if it is one that we signed."""
     answer = yield from key_calls.bundle(link.bundle.agent_nhi)
     left = yield from key_calls.count_one_time_keys()

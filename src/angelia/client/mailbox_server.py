@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Protocol, TypeAlias, TypeVar
 
 from angelia.client import channel_signing, delivery_status, mail_receiving, mail_sending
-from angelia.client.exchange import BadAnswer, Call
+from angelia.client.exchange import BadAnswer, Exchange
 from angelia.client.mail_answers import Handed, MessageNews, PrekeysLow, RotationDue
 from angelia.client.mail_receiving import Received
 from angelia.client.mail_stream import BackOff, Event, is_passing
@@ -38,7 +38,7 @@ _Keys: TypeAlias = type[RotationDue] | type[PrekeysLow]
 class Run(Protocol):
     """Takes a call to its end."""
 
-    def __call__(self, call: Call[T], /) -> Awaitable[T]: ...
+    def __call__(self, call: Exchange[T], /) -> Awaitable[T]: ...
 
 
 class Serving:

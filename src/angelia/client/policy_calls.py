@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from angelia.client.answers import Decision, Policies, Rule
-from angelia.client.exchange import Call, Credential, Request, document, path, query
+from angelia.client.exchange import Credential, Exchange, Request, document, path, query
 from angelia.policy.model import Action, Effect
 
 
-def policies(*, cursor: str | None = None, limit: int | None = None) -> Call[Policies]:
+def policies(*, cursor: str | None = None, limit: int | None = None) -> Exchange[Policies]:
     """A page of the rules, in the order in which they were made. For operators."""
     page = query(cursor=cursor, limit=limit)
     answer = yield Request("GET", "/v1/policies", page, credential=Credential.OPERATOR)
@@ -23,7 +23,7 @@ def add_policy(
     priority: int = 0,
     expires_in: int | None = None,
     rate: str | None = None,
-) -> Call[Rule]:
+) -> Exchange[Rule]:
     """Make a rule, for `expires_in` seconds or until it is removed; it counts at once. For operators."""
     body = document(
         effect=effect,
@@ -38,13 +38,13 @@ def add_policy(
     return answer.read(Rule)
 
 
-def remove_policy(rule_id: str) -> Call[None]:
+def remove_policy(rule_id: str) -> Exchange[None]:
     """Remove a rule; what only it allowed is denied from then on. For operators."""
     answer = yield Request("DELETE", path("v1", "policies", rule_id), idempotent=False, credential=Credential.OPERATOR)
     answer.nothing()
 
 
-def check_policy(action: Action, object: str, *, subject: str | None = None) -> Call[Decision]:
+def check_policy(action: Action, object: str, *, subject: str | None = None) -> Exchange[Decision]:
     """What the rules say about the agent that signs; operators ask about any `subject`, and learn the rule."""
     credential = Credential.AGENT if subject is None else Credential.OPERATOR
     body = document(subject=subject, action=action, object=object)

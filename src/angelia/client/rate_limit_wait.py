@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from angelia.client.exchange import Call
+from angelia.client.exchange import Exchange
 from angelia.errors import AngeliaError, RateLimited
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ class Patience:
         return True
 
 
-def patiently(call: Call[T], patience: Patience) -> Call[T]:
+def patiently(call: Exchange[T], patience: Patience) -> Exchange[T]:
     """Carry a call out; a request that came too often is sent again after the time that the server names."""
     try:
         request = next(call)

@@ -7,7 +7,7 @@ import uuid
 from typing import Unpack
 
 from angelia.client import mail_receiving, mail_sending, mailbox_keys
-from angelia.client.exchange import Call
+from angelia.client.exchange import Exchange
 from angelia.client.mail_sending import SentMail
 from angelia.errors import DeadlineExceeded
 from angelia.mailbox.inbox import Opened
@@ -20,7 +20,7 @@ _LOOK = 5.0
 
 def send_and_wait(
     mailbox: Mailbox, recipient: str, body: bytes, *, timeout: float = 30.0, **wishes: Unpack[Wishes]
-) -> Call[Opened]:
+) -> Exchange[Opened]:
     """Send a question and wait for its answer; of several the first one counts. Nobody else's mail is touched.
 
     After `timeout` seconds it is DeadlineExceeded; an answer that comes later is mail like any other."""
@@ -45,7 +45,7 @@ def send_and_wait(
         yield from mail_receiving.receive(mailbox, wait=min(left, _LOOK), most=1, correlation_id=correlation_id)
 
 
-def answer(mailbox: Mailbox, question: Opened, body: bytes, **wishes: Unpack[Wishes]) -> Call[SentMail]:
+def answer(mailbox: Mailbox, question: Opened, body: bytes, **wishes: Unpack[Wishes]) -> Exchange[SentMail]:
     """Answer a message, in its conversation; one that began none is named by its own id."""
     asked = question.message
     wishes.setdefault("correlation_id", asked.correlation_id or asked.message_id)

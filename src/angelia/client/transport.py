@@ -29,7 +29,7 @@ from angelia.client.api_errors import (
     not_angelia,
     retry_after,
 )
-from angelia.client.exchange import Call, Credential, Request, Response
+from angelia.client.exchange import Credential, Exchange, Request, Response
 from angelia.errors import InvalidArgument, Stale, Unauthenticated
 from angelia.guard import http_signature
 from angelia.mailbox.mailbox import Mailbox
@@ -136,7 +136,7 @@ class Line:
     clock: Callable[[], float] = time.time
     stopwatch: Callable[[], float] = time.monotonic
 
-    def run(self, call: Call[T]) -> Generator[Step, Outcome, T]:
+    def run(self, call: Exchange[T]) -> Generator[Step, Outcome, T]:
         """Take a call to its end; a failure is thrown into it, so that it may know better."""
         try:
             request = next(call)

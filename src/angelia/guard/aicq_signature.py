@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
+from angelia.api import uuid_of
 from angelia.errors import InvalidArgument, Unauthenticated
-from angelia.guard.declarations import uuid_of
 from angelia.guard.http_signature import NONCE_MAX
 
 HEADERS = tuple(f"x-aicq-{name}" for name in ("agent", "nonce", "timestamp", "signature"))

@@ -6,10 +6,11 @@ from datetime import datetime, timedelta
 
 import structlog
 
+from angelia.api import Address, Caller
 from angelia.audit import service as audit
 from angelia.errors import InvalidArgument, NotFound, Unavailable
 from angelia.guard import store
-from angelia.guard.model import Address, Block, Caller, parse_address, subject_of
+from angelia.guard.model import Block, parse_address, subject_of
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
 

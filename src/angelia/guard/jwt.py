@@ -7,8 +7,8 @@ from typing import Any
 
 import jwt
 
+from angelia.api import ROLES, Role
 from angelia.errors import SettingsError, Unauthenticated, Unavailable
-from angelia.guard.model import ROLES, Role
 from angelia.settings import Settings
 
 # The key decides the algorithms, so a public key can never be used as an HMAC secret.

@@ -8,68 +8,14 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from enum import Enum, IntEnum
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 import msgspec
 
+from angelia.api import Address, Per, Rule
 from angelia.errors import InvalidArgument, SettingsError
 
-if TYPE_CHECKING:
-    from angelia.agents.model import Agent
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-
-
-class Role(IntEnum):
-    """What a credential may do; a higher one includes the lower."""
-
-    NONE = 0
-    READ_ONLY = 1
-    READ_WRITE = 2
-    ADMIN = 3
-
-    @property
-    def label(self) -> str:
-        return self.name.lower().replace("_", "-")
-
-
-ROLES = {role.label: role for role in Role if role is not Role.NONE}
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """The one shape behind the three credentials. Slices ask it, and nothing else, who calls."""
-
-    address: Address
-    role: Role = Role.NONE
-    agent: Agent | None = None
-    name: str | None = None
-
-    @property
-    def known_as(self) -> str:
-        """How the audit and the log name this caller: the credential, if it is not the agent's own signature."""
-        if self.name is not None:
-            return self.name
-        return self.agent.handle if self.agent is not None else "anonymous"
-
-
-class Per(Enum):
-    """Whose counter a rule uses."""
-
-    ADDRESS = "address"
-    AGENT = "agent"
-
-
-class Rule(msgspec.Struct, frozen=True):
-    """One rate limit: so many requests of one subject in any window of that length. A limit of 0 is none."""
-
-    name: str
-    limit: int
-    window_ms: int
-    per: Per
 
 
 # Requests that claim an agent and do not prove it, whatever route they aim at.

@@ -6,26 +6,15 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 from angelia import metrics
+from angelia.api import Access, Address, Caller, Operation, Per, Rule
 from angelia.errors import Denied, RateLimited, ReplayRejected, Stale, Unavailable
 from angelia.guard import store
 from angelia.guard.blocks import Blocks
-from angelia.guard.declarations import Access, Route
-from angelia.guard.model import (
-    UNPROVEN,
-    Address,
-    Caller,
-    Per,
-    Rule,
-    SlidingWindows,
-    Spent,
-    parse_networks,
-    subject_of,
-    with_limits,
-    within,
-)
+from angelia.guard.model import UNPROVEN, SlidingWindows, Spent, parse_networks, subject_of, with_limits, within
 from angelia.settings import Settings
 from angelia.stores.valkey import HotTier, now_ms
 
@@ -53,14 +42,14 @@ class Limiter:
         self._whitelist = parse_networks("rate_limit_whitelist", settings.rate_limit_whitelist)
         self._local = SlidingWindows()
 
-    async def check_address(self, route: Route | None, address: Address, now: datetime) -> dict[str, str]:
+    async def check_address(self, operation: Operation[Any] | None, address: Address, now: datetime) -> dict[str, str]:
         """Refuse blocked addresses and spent limits. Returns the headers that tell what is left."""
         if within(address, self._whitelist):
             return {}
-        rule = self._rule(route)
+        rule = self._rule(operation)
         counted = rule is not None and rule.per is Per.ADDRESS
         if not counted:
-            rule = self._rules[UNPROVEN.name] if route and route.access is not Access.ANYONE else None
+            rule = self._rules[UNPROVEN.name] if operation and operation.access is not Access.ANYONE else None
         spent = await self._spend_address(address, rule, now, charge=counted)
         return spent.headers() if spent and counted else {}
 
@@ -73,9 +62,9 @@ class Limiter:
         except RateLimited:
             return  # this request is refused anyway, the next one will be told
 
-    async def admit(self, route: Route, caller: Caller, proof: Proof | None) -> dict[str, str]:
+    async def admit(self, operation: Operation[Any], caller: Caller, proof: Proof | None) -> dict[str, str]:
         """Spend the nonce of a proven request and count it for its agent."""
-        rule = self._rule(route)
+        rule = self._rule(operation)
         if rule and (rule.per is Per.ADDRESS or rule.limit == 0 or within(caller.address, self._whitelist)):
             rule = None
         if proof is not None:
@@ -132,8 +121,8 @@ class Limiter:
         metrics.LIMITER_FALLBACK.inc()
         return self._local.spend(rule, subject, at, charge=charge)
 
-    def _rule(self, route: Route | None) -> Rule | None:
-        return self._rules[route.rule.name] if route and route.rule else None
+    def _rule(self, operation: Operation[Any] | None) -> Rule | None:
+        return self._rules[operation.rule.name] if operation and operation.rule else None
 
 
 def _allowed(spent: Spent | None, at_ms: int) -> Spent | None:

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from angelia import metrics
-from angelia.agents.model import Agent
 from angelia.agents.service import Agents
+from angelia.api import Access, Address, AgentRow, Caller, Operation, Role, Surface
 from angelia.envelope.ids import KeyType, key_id
 from angelia.errors import Denied, FromFuture, NotFound, Stale, Unauthenticated
 from angelia.guard import aicq_signature, http_signature
-from angelia.guard.declarations import Access, Route, Surface
 from angelia.guard.jwt import JwtVerifier
-from angelia.guard.model import Address, Caller, Role
 from angelia.guard.rate_limiter import Limiter, Proof
 from angelia.guard.tokens import Tokens
 from angelia.settings import Settings
@@ -30,7 +29,7 @@ ReadBody = Callable[[], Awaitable[bytes]]
 class Knock:
     """A request before anything is believed about it."""
 
-    route: Route
+    operation: Operation[Any]
     path: str
     query: str
     headers: Mapping[str, str]
@@ -58,16 +57,16 @@ class Guard:
         self._public = _authority_of(settings.public_url) if settings.public_url else None
         self._local = _local_authorities(settings)
 
-    async def check_address(self, route: Route | None, address: Address, now: datetime) -> dict[str, str]:
+    async def check_address(self, operation: Operation[Any] | None, address: Address, now: datetime) -> dict[str, str]:
         """Stage one: blocked addresses and address limits. Returns the headers that tell what is left."""
-        return await self._limiter.check_address(route, address, now)
+        return await self._limiter.check_address(operation, address, now)
 
     async def identify(self, knock: Knock, read_body: ReadBody) -> tuple[Caller, bytes, dict[str, str]]:
         """Stage two: prove the caller, spend its nonce, count the request. Returns caller, body and headers."""
         try:
             caller, body, proof = await self._prove(knock, read_body)
             self._check_role(knock, caller, proof)
-            headers = await self._limiter.admit(knock.route, caller, proof)
+            headers = await self._limiter.admit(knock.operation, caller, proof)
         except Unauthenticated as error:
             await self._refuse(knock, error)
             raise
@@ -91,7 +90,7 @@ class Guard:
         return True
 
     async def _prove(self, knock: Knock, read_body: ReadBody) -> tuple[Caller, bytes, Proof | None]:
-        access, headers = knock.route.access, knock.headers
+        access, headers = knock.operation.access, knock.headers
         if access is Access.ANYONE:
             return Caller(knock.address), await read_body(), None
         if "signature-input" in headers or "signature" in headers:
@@ -109,7 +108,7 @@ class Guard:
         if "authorization" in headers:
             caller = await self._bearer(knock, headers["authorization"])
             return caller, await read_body(), None
-        if self._open_mode and knock.route.open_locally:
+        if self._open_mode and knock.operation.open_locally:
             return Caller(knock.address, Role.ADMIN, name="local"), await read_body(), None
         raise Unauthenticated(
             {Surface.ROOT: "missing auth headers", Surface.QUEUES: "Authentication required"}.get(
@@ -119,7 +118,7 @@ class Guard:
         )
 
     def _check_role(self, knock: Knock, caller: Caller, proof: Proof | None) -> None:
-        access, needed = knock.route.access, knock.route.access.role
+        access, needed = knock.operation.access, knock.operation.access.role
         if access is Access.SIGNED and proof is None:
             raise Denied("this needs the agent's own signature, not a token", hint="how to sign is told at /docs")
         if access is Access.AGENT:
@@ -127,7 +126,7 @@ class Guard:
                 raise Denied(
                     "the token is bound to no agent", hint="angelia token create --role read-write --agent HANDLE"
                 )
-            needed = Role.READ_ONLY if knock.route.method == "GET" else Role.READ_WRITE
+            needed = Role.READ_ONLY if knock.operation.method == "GET" else Role.READ_WRITE
         if caller.role < needed:
             queues = knock.surface is Surface.QUEUES
             text = "Insufficient permissions" if queues else f"this needs the role {needed.label}"
@@ -154,7 +153,7 @@ class Guard:
     def _verify_head(self, presented: http_signature.Presented, knock: Knock, key: Ed25519PublicKey) -> None:
         """The signature covers the digest, not the body, so it is checked before a body is even read."""
         target = http_signature.Target(
-            method=knock.route.method,
+            method=knock.operation.method,
             authority=self._authority(knock),
             path=knock.path,
             query=knock.query,
@@ -184,7 +183,7 @@ class Guard:
             )
         return called
 
-    async def _prove_aicq(self, knock: Knock, body: bytes) -> tuple[Agent, Proof]:
+    async def _prove_aicq(self, knock: Knock, body: bytes) -> tuple[AgentRow, Proof]:
         if not self._settings.aicq_signatures:
             raise Unauthenticated("X-AICQ signatures are turned off", hint="sign by RFC 9421, see /docs")
         past, ahead = (
@@ -223,7 +222,7 @@ class Guard:
             agent = None
         return Caller(knock.address, role, agent, name=f"jwt {subject}")
 
-    async def _agent_of(self, id_: UUID, now: datetime) -> tuple[Agent, Ed25519PublicKey]:
+    async def _agent_of(self, id_: UUID, now: datetime) -> tuple[AgentRow, Ed25519PublicKey]:
         found = await self._agents.by_key_id(id_, now)
         if found is None:
             raise Unauthenticated("no agent has this key", hint="register it first: angelia agent register")

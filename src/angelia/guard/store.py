@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID, uuid4
 
-from angelia.guard.model import Block, Rule, Spent
+from angelia.api import Rule
+from angelia.guard.model import Block, Spent
 from angelia.stores.ledger import Row, Tx
 from angelia.stores.sql import statements
 from angelia.stores.valkey import BIRTH, HotTier, Script

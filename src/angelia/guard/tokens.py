@@ -14,10 +14,11 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from angelia.agents.service import Agents
+from angelia.api import ROLES, Caller, Role
 from angelia.audit import service as audit
 from angelia.errors import InvalidArgument, NotFound, Unauthenticated, Unavailable
 from angelia.guard import store
-from angelia.guard.model import ROLES, Caller, Role, Token
+from angelia.guard.model import Token
 from angelia.stores.ledger import Ledger
 
 _TEXT = re.compile(r"agt_([0-9a-f]{32})_([A-Za-z0-9_-]{43})")

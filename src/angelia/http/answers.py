@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from angelia.api import Answer, Surface
 from angelia.errors import AngeliaError
-from angelia.guard.declarations import Answer, Surface
 
 # The one place that knows HTTP statuses of error codes.
 STATUS = {

@@ -11,7 +11,7 @@ import msgspec
 import yaml
 from markdown_it import MarkdownIt
 
-from angelia.guard.declarations import Access, Answer, Call, Route
+from angelia.api import JSON, NOTHING, Access, Answer, Call, Operation, Route
 from angelia.http.openapi import document
 
 # The same text in a twentieth of the time, where PyYAML was built with libyaml.
@@ -33,6 +33,16 @@ _PAGE_CSP = (
 )
 
 
+WELCOME = Operation("docs", "GET", "/", Access.ANYONE, "What this is", NOTHING, media="text/markdown", page=True)
+DOCS = Operation(
+    "docs", "GET", "/docs", Access.ANYONE, "How to use this server", NOTHING, media="text/markdown", page=True
+)
+OPENAPI_JSON = Operation("docs", "GET", "/openapi.json", Access.ANYONE, "This API as OpenAPI 3.1", NOTHING, media=JSON)
+OPENAPI_YAML = Operation(
+    "docs", "GET", "/docs/openapi.yaml", Access.ANYONE, "The same as YAML", NOTHING, media="application/yaml"
+)
+
+
 def routes(described: Sequence[Route]) -> list[Route]:
     """The documents of an API that consists of `described` and of these routes themselves."""
 
@@ -42,28 +52,13 @@ def routes(described: Sequence[Route]) -> list[Route]:
     async def openapi_yaml(call: Call) -> Answer:
         return Answer(body=yaml_text, content_type="application/yaml")
 
-    markdown = {200: "text/markdown"}
     own = [
-        Route("GET", "/", _page("welcome.md"), Access.ANYONE, "What this is", markdown, page=True),
-        Route("GET", "/docs", _page("onboarding.md"), Access.ANYONE, "How to use this server", markdown, page=True),
-        Route(
-            "GET",
-            "/openapi.json",
-            openapi_json,
-            Access.ANYONE,
-            "This API as OpenAPI 3.1",
-            {200: "application/json"},
-        ),
-        Route(
-            "GET",
-            "/docs/openapi.yaml",
-            openapi_yaml,
-            Access.ANYONE,
-            "The same as YAML",
-            {200: "application/yaml"},
-        ),
+        Route(WELCOME, _page("welcome.md")),
+        Route(DOCS, _page("onboarding.md")),
+        Route(OPENAPI_JSON, openapi_json),
+        Route(OPENAPI_YAML, openapi_yaml),
     ]
-    api = document([*described, *own])
+    api = document([route.operation for route in (*described, *own)])
     json_text = msgspec.json.encode(api)
     yaml_text = yaml.dump(msgspec.to_builtins(api), Dumper=_Dumper, sort_keys=False, allow_unicode=True).encode()
     return own

@@ -9,12 +9,13 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 from starlette.types import Receive, Scope, Send
 
 from angelia import metrics
+from angelia.api import JSON, Answer, Call, Caller, Operation, Route, Surface, clock
 from angelia.errors import (
     AngeliaError,
     InvalidArgument,
@@ -25,8 +26,7 @@ from angelia.errors import (
     Unavailable,
     UnsupportedMediaType,
 )
-from angelia.guard.declarations import JSON, Answer, Call, Route, Surface, clock
-from angelia.guard.model import Caller, Network, client_address
+from angelia.guard.model import Network, client_address
 from angelia.guard.service import Guard, Knock
 from angelia.http import answers, origin
 
@@ -60,20 +60,20 @@ class RouteTable:
         self._exact: dict[str, dict[str, Route]] = {}
         self._patterns: dict[str, _Pattern] = {}
         for route in routes:
-            names = tuple(_PARAMETER.findall(route.path))
+            operation, names = route.operation, route.operation.path_names
             if not names:
-                methods = self._exact.setdefault(route.path, {})
+                methods = self._exact.setdefault(operation.path, {})
             else:
                 regex = re.compile(
-                    _PARAMETER.sub("([^/]+)", re.escape(route.path).replace(r"\{", "{").replace(r"\}", "}"))
+                    _PARAMETER.sub("([^/]+)", re.escape(operation.path).replace(r"\{", "{").replace(r"\}", "}"))
                 )
                 pattern = self._patterns.setdefault(regex.pattern, _Pattern(regex, names, {}))
                 if pattern.names != names:
-                    raise ValueError(f"{route.path} is declared with other parameter names too")
+                    raise ValueError(f"{operation.path} is declared with other parameter names too")
                 methods = pattern.methods
-            if route.method in methods:
-                raise ValueError(f"{route.method} {route.path} is declared twice")
-            methods[route.method] = route
+            if operation.method in methods:
+                raise ValueError(f"{operation.method} {operation.path} is declared twice")
+            methods[operation.method] = route
 
     def match(self, path: str) -> tuple[dict[str, Route], Sequence[str], Sequence[str]]:
         """The routes of a path by method, with the raw values and names of its parameters."""
@@ -141,18 +141,19 @@ class Edge:
         values: Sequence[str],
         names: Sequence[str],
     ) -> Answer:
+        operation = route.operation if route else None
         if "," in request.headers.get("host", ""):
             raise InvalidArgument("a request names one Host")
         if self._open_mode:
-            origin.check_open_mode(request.headers, route, loopback=self._loopback)
-        request.check_declared_body(route)
+            origin.check_open_mode(request.headers, operation, loopback=self._loopback)
+        request.check_declared_body(operation)
         now = clock()
-        request.answer_headers |= await self._guard.check_address(route, request.address, now)
+        request.answer_headers |= await self._guard.check_address(operation, request.address, now)
         request.answer_headers |= origin.cors(request.surface, open_mode=self._open_mode)
-        if route is None:
+        if route is None or operation is None:
             return self._unrouted(request, methods)
-        knock = Knock(route, request.path, request.query, request.headers, request.address, request.surface, now)
-        caller, body, headers = await self._guard.identify(knock, lambda: request.body(route.limit))
+        knock = Knock(operation, request.path, request.query, request.headers, request.address, request.surface, now)
+        caller, body, headers = await self._guard.identify(knock, lambda: request.body(operation.limit))
         request.answer_headers |= headers
         request.caller = caller
 
@@ -171,7 +172,7 @@ class Edge:
             prove=prove,
             path_names=names,
         )
-        if not route.waits:
+        if not operation.waits:
             return await route.handler(call)
         self._check_waits(caller)
         request.waits = caller.known_as
@@ -267,10 +268,10 @@ class _Request:
         self._receive = receive
         self._ended = False
 
-    def check_declared_body(self, route: Route | None) -> None:
+    def check_declared_body(self, operation: Operation[Any] | None) -> None:
         """What the headers already say about the body: too large (413), or of a type that nobody reads (415)."""
         length = self.headers.get("content-length", "0")
-        limit = route.limit if route else self.surface.body_limit
+        limit = operation.limit if operation else self.surface.body_limit
         if not length.isdecimal():
             raise InvalidArgument("Content-Length is not a number")
         if len(length) > _LONGEST_LENGTH or int(length) > limit:
@@ -278,7 +279,7 @@ class _Request:
         has_body = length != "0" or "transfer-encoding" in self.headers
         if self.method in ("POST", "PUT", "PATCH") and has_body:
             media_type = self.headers.get("content-type", "").partition(";")[0].strip().lower()
-            reads = route.reads if route else (JSON,)
+            reads = operation.reads if operation else (JSON,)
             if media_type not in reads:
                 raise UnsupportedMediaType(f"content-type must be {' or '.join(reads)}", hint="send JSON")
 
@@ -328,4 +329,4 @@ def _combined(fields: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 
 def _label(route: Route | None) -> str:
     """The path label of a metric: the route's template in AICQ's spelling, or `other`."""
-    return _PARAMETER.sub(r":\1", route.path) if route else "other"
+    return _PARAMETER.sub(r":\1", route.operation.path) if route else "other"

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, made from the route declarations; there is no second description by hand."""
+"""The OpenAPI 3.1 document, made from the declared operations; there is no second description by hand."""
 
 from __future__ import annotations
 
@@ -9,25 +9,33 @@ from typing import Any
 import msgspec
 
 from angelia import __version__
-from angelia.guard.declarations import JSON, Access, Route, Surface
+from angelia.api import JSON, NOTHING, Access, Operation, Per, Rule, Surface
 from angelia.http.answers import ErrorText, Problem
 
-_PARAMETER = re.compile(r"\{(\w+)\}")
 _BYTES = {"type": "string", "format": "binary"}
 _REF = "#/components/schemas/{name}"
+_CALLERS = {
+    Access.ANYONE: "Anyone may call it, without a credential.",
+    Access.SIGNED: "An agent signs it with its own key; a token does not do.",
+    Access.AGENT: "For an agent: by its signature, or by a token that is bound to it.",
+    Access.READ: "For agents, and for tokens that may read.",
+    Access.WRITE: "For agents, and for tokens that may write.",
+    Access.ADMIN: "For operators, by an admin token.",
+}
+_WINDOWS = ((86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1_000, "second"))
 
 
-def document(routes: Sequence[Route]) -> dict[str, Any]:
+def document(operations: Sequence[Operation[Any]]) -> dict[str, Any]:
     """The whole API as OpenAPI."""
     kinds: list[Any] = [Problem, ErrorText]
-    for route in routes:
-        kinds += [kind for given in (route.takes, *route.gives.values()) for kind in _records(given)]
+    for operation in operations:
+        kinds += [kind for kind in (operation.body, *_records(operation)) if kind is not None]
     unique = list(dict.fromkeys(kinds))
     schemas, components = msgspec.json.schema_components(unique, ref_template=_REF)
     by_kind = dict(zip(unique, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
-    for route in routes:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_kind)
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _described(operation, by_kind)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -35,6 +43,7 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
             "version": __version__,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
+        "tags": [{"name": tag} for tag in dict.fromkeys(operation.tag for operation in operations)],
         "paths": paths,
         "components": {
             "schemas": components,
@@ -50,75 +59,99 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
     }
 
 
-def _operation(route: Route, schemas: dict[Any, Any]) -> dict[str, Any]:
-    operation: dict[str, Any] = {
-        "summary": route.about,
-        "operationId": _operation_id(route),
+def _described(operation: Operation[Any], schemas: dict[Any, Any]) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "tags": [operation.tag],
+        "summary": operation.about,
+        "description": _description(operation),
+        "operationId": _operation_id(operation),
         "parameters": [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in _PARAMETER.findall(route.path)
+            {"name": name, "in": "path", "required": True, "description": about, "schema": {"type": "string"}}
+            for name, about in operation.parameters.items()
         ],
-        "responses": {str(status): _answer(kind, schemas) for status, kind in route.gives.items()},
+        "responses": _successes(operation, schemas) | _errors(operation, schemas),
     }
-    if route.query is not None:
-        operation["parameters"] += _query_parameters(route.query)
-    if route.takes is not None:
-        operation["requestBody"] = {
+    if operation.query is not None:
+        described["parameters"] += _query_parameters(operation.query)
+    if operation.body is not None:
+        described["requestBody"] = {
             "required": True,
-            "content": {media: {"schema": schemas[route.takes] if media == JSON else _BYTES} for media in route.reads},
+            "content": {
+                media: {"schema": schemas[operation.body] if media == JSON else _BYTES} for media in operation.reads
+            },
         }
-    if route.access is not Access.ANYONE:
-        operation["security"] = (
-            [{"bearer": []}] if route.access is Access.ADMIN else [{"signature": []}, {"bearer": []}]
-        )
-    operation["responses"] |= _errors(route, schemas)
-    return operation
+    if operation.access is not Access.ANYONE:
+        admin = operation.access is Access.ADMIN
+        described["security"] = [{"bearer": []}] if admin else [{"signature": []}, {"bearer": []}]
+    return described
 
 
-def _operation_id(route: Route) -> str:
-    words = re.findall(r"\w+", route.path)
-    return "_".join([route.method.lower(), *words]) if words else f"{route.method.lower()}_root"
+def _description(operation: Operation[Any]) -> str:
+    """What the operation does, who may call it, how often, and how much it takes."""
+    sentences = [f"{operation.about}.", _CALLERS[operation.access]]
+    if operation.rule is not None:
+        sentences.append(_limit(operation.rule))
+    if operation.body is not None:
+        sentences.append(f"The body has at most {operation.limit:,} bytes.")
+    return " ".join(sentences)
 
 
-def _answer(kind: Any, schemas: dict[Any, Any]) -> dict[str, Any]:
-    if kind is None:
-        return {"description": "Done; no body"}
-    if isinstance(kind, str):
-        return {"description": "A document", "content": {kind: {}}}
-    first, *others = _records(kind)
-    schema = {"anyOf": [schemas[one] for one in (first, *others)]} if others else schemas[first]
-    also = [one for one in kind if isinstance(one, str)] if isinstance(kind, tuple) else []
+def _limit(rule: Rule) -> str:
+    length, unit = next(window for window in _WINDOWS if rule.window_ms % window[0] == 0)
+    span = unit if rule.window_ms == length else f"{rule.window_ms // length} {unit}s"
+    whose = "address" if rule.per is Per.ADDRESS else "agent"
+    return f"At most {rule.limit:,} requests per {span} and {whose}, unless the operator sets `limits.{rule.name}`."
+
+
+def _operation_id(operation: Operation[Any]) -> str:
+    words = re.findall(r"\w+", operation.path)
+    return "_".join([operation.method.lower(), *words]) if words else f"{operation.method.lower()}_root"
+
+
+def _successes(operation: Operation[Any], schemas: dict[Any, Any]) -> dict[str, Any]:
+    empty = {"description": "Done; no body"}
+    answer = empty if operation.answer is NOTHING and operation.media is None else _answer(operation, schemas)
+    return {str(s): answer for s in operation.statuses} | {str(s): empty for s in operation.empty}
+
+
+def _answer(operation: Operation[Any], schemas: dict[Any, Any]) -> dict[str, Any]:
+    if operation.media is not None:
+        return {"description": "A document", "content": {operation.media: {}}}
+    first, *others = records = _records(operation)
+    schema = {"anyOf": [schemas[one] for one in records]} if others else schemas[first]
+    also = [one for one in operation.or_else if isinstance(one, str)]
     return {
         "description": (first.__doc__ or first.__name__).splitlines()[0],
         "content": {JSON: {"schema": schema}} | {media: {"schema": _BYTES} for media in also},
     }
 
 
-def _errors(route: Route, schemas: dict[Any, Any]) -> dict[str, Any]:
+def _errors(operation: Operation[Any], schemas: dict[Any, Any]) -> dict[str, Any]:
     """Each status that the edge, the guard or the service may answer with."""
     statuses = {"403": "Not allowed, or the address is blocked", "413": "The body is too large"}
     statuses["503"] = "A store is away; try again"
     statuses["500"] = "A fault of the server"
-    if route.access is not Access.ANYONE or route.takes is not None:
+    parameters, body = operation.path_names, operation.body
+    if operation.access is not Access.ANYONE or body is not None:
         statuses["401"] = "The caller is not known, or a signature does not hold"
-    if route.access is not Access.ANYONE or route.rule is not None:
+    if operation.access is not Access.ANYONE or operation.rule is not None:
         statuses["429"] = "Too many requests"
-    if _PARAMETER.search(route.path) or route.query is not None:
+    if parameters or operation.query is not None:
         statuses["404"] = "There is no such thing"
-    if _PARAMETER.search(route.path) or route.query is not None or route.takes is not None:
+    if parameters or operation.query is not None or body is not None:
         statuses["400"] = "The request is not well formed"
-    if _PARAMETER.search(route.path) or route.method == "POST":
+    if parameters or operation.method == "POST":
         statuses["410"] = "It is over: expired, revoked, archived or past its retention"
-    if route.method in ("POST", "PUT", "PATCH"):
+    if operation.method in ("POST", "PUT", "PATCH"):
         statuses["415"] = "The body is of another type"
         statuses["409"] = "It does not fit the present state"
         statuses["404"] = "There is no such thing"
-    v1 = Surface.of(route.path) is Surface.V1
+    v1 = Surface.of(operation.path) is Surface.V1
     kind, media = (Problem, "application/problem+json") if v1 else (ErrorText, "application/json")
     return {
         status: {"description": text, "content": {media: {"schema": schemas[kind]}}}
         for status, text in statuses.items()
-        if int(status) not in route.gives
+        if int(status) not in operation.statuses
     }
 
 
@@ -127,10 +160,13 @@ def _query_parameters(kind: Any) -> list[dict[str, Any]]:
     defined = schema.get("$defs", {})
     record = _inlined(defined.get(kind.__name__, schema), defined)
     required = set(record.get("required", ()))
-    return [
-        {"name": name, "in": "query", "required": name in required, "schema": _not_null(part)}
-        for name, part in record["properties"].items()
-    ]
+    return [_query_parameter(name, _not_null(part), name in required) for name, part in record["properties"].items()]
+
+
+def _query_parameter(name: str, schema: dict[str, Any], required: bool) -> dict[str, Any]:
+    about = {"description": schema["description"]} if "description" in schema else {}
+    bare = {key: value for key, value in schema.items() if key != "description"}
+    return {"name": name, "in": "query", "required": required, **about, "schema": bare}
 
 
 def _inlined(part: Any, defined: dict[str, Any]) -> Any:
@@ -150,8 +186,8 @@ def _not_null(schema: dict[str, Any]) -> dict[str, Any]:
     return choices[0] if len(choices) == 1 else {k: v for k, v in schema.items() if k != "default" or v is not None}
 
 
-def _records(kind: Any) -> tuple[Any, ...]:
-    """The types of a body: one, none, or several where a parameter decides which it is; texts are media types."""
-    if isinstance(kind, tuple):
-        return tuple(one for one in kind if not isinstance(one, str))
-    return () if kind is None or isinstance(kind, str) else (kind,)
+def _records(operation: Operation[Any]) -> tuple[Any, ...]:
+    """The types of a success's body: several where a parameter decides which it is."""
+    if operation.answer is NOTHING:
+        return ()
+    return (operation.answer, *(one for one in operation.or_else if not isinstance(one, str)))

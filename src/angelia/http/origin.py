@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
+from angelia.api import Operation, Surface
 from angelia.errors import Denied
-from angelia.guard.declarations import Route, Surface
 
 SECURITY = {
     "x-content-type-options": "nosniff",
@@ -40,7 +41,7 @@ _QUEUE_CORS = {
 _LOCAL = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 
 
-def check_open_mode(headers: Mapping[str, str], route: Route | None, *, loopback: bool) -> None:
+def check_open_mode(headers: Mapping[str, str], operation: Operation[Any] | None, *, loopback: bool) -> None:
     """In open mode, answer only programs, and pages of this server itself.
 
     The Host rule ends DNS rebinding, the Origin rule ends scripts of other sites, and Sec-Fetch-Site ends the
@@ -57,7 +58,7 @@ def check_open_mode(headers: Mapping[str, str], route: Route | None, *, loopback
         raise Denied("requests from other web pages are refused", hint="make a token to leave open mode")
     if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         followed_link = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
-        if not (followed_link and route is not None and route.page):
+        if not (followed_link and operation is not None and operation.page):
             raise Denied("requests from other web pages are refused", hint="make a token to leave open mode")
 
 

@@ -11,8 +11,8 @@ from datetime import datetime
 import structlog
 
 from angelia import metrics
+from angelia.api import clock
 from angelia.errors import AngeliaError, DiskFull
-from angelia.guard.declarations import clock
 from angelia.stores.ledger import GONE, Ledger, StatementError
 
 log = structlog.get_logger(__name__)

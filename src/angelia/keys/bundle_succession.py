@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from angelia.agents import service as agents
-from angelia.agents.model import Agent
+from angelia.api import AgentRow
 from angelia.audit import service as audit
 from angelia.audit.model import Event
 from angelia.envelope.bundles import BUNDLE_LIFE, FIRST_PREVIOUS, Bundle, KemEntry, Link, Listed, check_rotation
@@ -49,7 +49,7 @@ class Emergency:
 class Succession:
     """One step of an agent's chain of bundles, in the transaction that takes it."""
 
-    agent: Agent
+    agent: AgentRow
     link: Link
     now: datetime
     reason: Reason | None  # None: a publication, which replaces nothing

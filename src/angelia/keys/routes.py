@@ -9,21 +9,24 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.envelope.bundles import Link, OneTimeKey
-from angelia.envelope.json_form import strict_object
-from angelia.errors import Denied, InvalidArgument
-from angelia.guard.declarations import (
+from angelia.api import (
     Access,
     Answer,
     Call,
     Moment,
     PageSize,
+    Per,
+    Role,
     Route,
+    Rule,
     cursor_after,
     parse_cursor,
     uuid_of,
 )
-from angelia.guard.model import Per, Role, Rule
+from angelia.api.route import declared
+from angelia.envelope.bundles import Link, OneTimeKey
+from angelia.envelope.json_form import strict_object
+from angelia.errors import Denied, InvalidArgument
 from angelia.keys.bundle_succession import Emergency
 from angelia.keys.model import (
     BundleAnswer,
@@ -255,33 +258,33 @@ def _bundle_routes(keys: Keys) -> list[Route]:
         return Answer(body=PrekeyCount(await keys.count_one_time_keys(call.agent, call.now)))
 
     return [
-        Route(
+        declared(
             "POST", "/v1/keys/bundle", publish, Access.SIGNED, "Publish the first or the next key bundle",
             {201: PublicationAnswer, 200: PublicationAnswer}, takes=Publication, rule=WRITE, body_limit=BODY_LIMIT,
         ),
-        Route(
+        declared(
             "GET", "/v1/keys/bundle/{agent}", fetch, Access.READ,
             "An agent's key bundle, with a one-time key, or the chain of bundles",
             {200: (BundleAnswer, Links), 304: None}, query=BundleQuery, rule=READ,
         ),
-        Route(
+        declared(
             "POST", "/v1/keys/prekeys", add_prekeys, Access.SIGNED, "Add one-time keys",
             {201: PrekeyAnswer}, takes=PrekeyBody, rule=WRITE, body_limit=BODY_LIMIT,
         ),
-        Route("GET", "/v1/keys/prekeys/count", count_prekeys, Access.AGENT, "Unused one-time keys", {200: PrekeyCount}),
-        Route(
+        declared("GET", "/v1/keys/prekeys/count", count_prekeys, Access.AGENT, "Unused one-time keys", {200: PrekeyCount}),
+        declared(
             "POST", "/v1/keys/rotate", rotate, Access.SIGNED, "Replace keys; the old ones go into grace",
             {201: PublicationAnswer, 200: PublicationAnswer}, takes=RotationBody, rule=WRITE, body_limit=BODY_LIMIT,
         ),
-        Route(
+        declared(
             "POST", "/v1/keys/emergency-rotate", emergency_rotate, Access.WRITE, "Replace keys that may be stolen",
             {201: PublicationAnswer, 200: PublicationAnswer}, takes=EmergencyBody, rule=WRITE, body_limit=BODY_LIMIT,
         ),
-        Route(
+        declared(
             "POST", "/v1/keys/{key_id}/revoke", revoke, Access.SIGNED, "Withdraw one key at once",
             {200: KeyAnswer}, takes=RevokeBody, rule=WRITE, body_limit=BODY_LIMIT,
         ),
-        Route(
+        declared(
             "GET", "/v1/keys/{agent}/history", history, Access.READ, "Rotations of an agent's keys, newest first",
             {200: History}, query=HistoryQuery, rule=READ,
         ),
@@ -321,19 +324,19 @@ def _schedule_routes(keys: Keys, schedules: Schedules) -> list[Route]:
         return Answer(body=_schedule(changed))
 
     return [
-        Route(
+        declared(
             "GET", "/v1/schedules", list_all, Access.READ, "The caller's rotation schedules",
             {200: ScheduleList}, query=ScheduleQuery,
         ),
-        Route(
+        declared(
             "PUT", "/v1/schedules/{peer}", put, Access.WRITE, "Make or change a rotation schedule of the caller",
             {200: ScheduleAnswer}, takes=ScheduleBody, query=OwnerQuery, rule=WRITE,
         ),
-        Route(
+        declared(
             "DELETE", "/v1/schedules/{peer}", remove, Access.WRITE, "Remove a rotation schedule of the caller",
             {204: None}, query=OwnerQuery, rule=WRITE,
         ),
-        Route(
+        declared(
             "POST", "/v1/schedules/{peer}/rotated", rotated, Access.AGENT, "Report a new key for a schedule",
             {200: ScheduleAnswer}, takes=RotatedBody, rule=WRITE,
         ),
@@ -346,7 +349,7 @@ def _node_route(node: NodeIdentity) -> Route:
     async def show(call: Call) -> Answer:
         return Answer(body=Node(key_id, public_key, node.signed()))
 
-    return Route("GET", "/v1/node", show, Access.ANYONE, "The node's public key", {200: Node})
+    return declared("GET", "/v1/node", show, Access.ANYONE, "The node's public key", {200: Node})
 
 
 def _body(call: Call, kind: type[T]) -> T:

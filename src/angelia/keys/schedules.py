@@ -12,7 +12,7 @@ import msgspec
 
 from angelia import metrics
 from angelia.agents import service as agents_service
-from angelia.agents.model import Agent
+from angelia.api import AgentRow
 from angelia.audit import service as audit
 from angelia.audit.model import Event
 from angelia.envelope.ids import MAX_HANDLE, hot_tag
@@ -42,7 +42,7 @@ class Shown:
 class Owner:
     """Whose schedules are meant; `operator` is who acts for the agent."""
 
-    agent: Agent
+    agent: AgentRow
     operator: str | None = None
 
 
@@ -57,13 +57,15 @@ class Schedules:
         self._fields = fields
         self._wake = wake
 
-    async def of_agent(self, agent: Agent, after: str, limit: int, now: datetime) -> list[Shown]:
+    async def of_agent(self, agent: AgentRow, after: str, limit: int, now: datetime) -> list[Shown]:
         """An agent's schedules in the order of its peers, after one of them."""
         async with self._ledger.reading() as tx:
             held = await schedules_store.of_agent(tx, agent.handle, after, limit)
             return [await self._shown(tx, one, now) for one in held]
 
-    async def put(self, agent: Agent, peer: str, policy: Policy, now: datetime, operator: str | None = None) -> Shown:
+    async def put(
+        self, agent: AgentRow, peer: str, policy: Policy, now: datetime, operator: str | None = None
+    ) -> Shown:
         """Make or change an agent's schedule with a peer; it begins with the agent's active key."""
         other = await self._keys.readable(peer, agent if operator is None else None, now)
         if other.id == agent.id:
@@ -75,7 +77,7 @@ class Schedules:
             await audit.record(tx, [_changed(agent, other.handle, operator, detail, now)])
             return await self._shown(tx, held, now)
 
-    async def remove(self, agent: Agent, peer: str, now: datetime, operator: str | None = None) -> None:
+    async def remove(self, agent: AgentRow, peer: str, now: datetime, operator: str | None = None) -> None:
         async with self._ledger.transaction() as tx:
             named = await _handle(tx, peer)
             removed = await schedules_store.remove(tx, agent.handle, named)
@@ -84,7 +86,7 @@ class Schedules:
             detail: Detail = {"session_id": str(removed), "policy": None}
             await audit.record(tx, [_changed(agent, named, operator, detail, now)])
 
-    async def rotated(self, agent: Agent, peer: str, key_id: UUID, version: int, now: datetime) -> Shown:
+    async def rotated(self, agent: AgentRow, peer: str, key_id: UUID, version: int, now: datetime) -> Shown:
         """An agent reports its new key: set only if nobody else reported this version, or a later one, before."""
         async with self._ledger.transaction() as tx:
             named = await _handle(tx, peer)
@@ -151,7 +153,7 @@ async def _handle(tx: Tx, peer: str) -> str:
     return peer if found is None else found.handle
 
 
-def _changed(agent: Agent, peer: str, operator: str | None, detail: Detail, now: datetime) -> Event:
+def _changed(agent: AgentRow, peer: str, operator: str | None, detail: Detail, now: datetime) -> Event:
     if operator is not None:
         detail["agent_nhi"] = agent.handle
     return audit.event("schedule_changed", now, actor=operator or agent.handle, object=peer, detail=detail)

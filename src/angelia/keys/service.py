@@ -14,8 +14,8 @@ import msgspec
 
 from angelia import metrics
 from angelia.agents import service as agents_service
-from angelia.agents.model import Agent
 from angelia.agents.service import Agents
+from angelia.api import AgentRow
 from angelia.audit import service as audit
 from angelia.envelope.bundles import Bundle, Link, OneTimeKey, check_bundle, check_one_time_key
 from angelia.envelope.ids import MAX_HANDLE, KeyType, hot_tag, key_id
@@ -86,7 +86,7 @@ class Keys:
 
     async def accept(
         self,
-        agent: Agent,
+        agent: AgentRow,
         link: Link,
         one_time: Sequence[OneTimeKey],
         now: datetime,
@@ -127,7 +127,7 @@ class Keys:
                 self._agents.forget_key(changed)
         return Published(bundle.hash, bundle.bundle_version, held, new=not repeated)
 
-    async def revoke(self, agent: Agent, id: UUID, now: datetime, compromised_since: datetime | None) -> KeyRecord:
+    async def revoke(self, agent: AgentRow, id: UUID, now: datetime, compromised_since: datetime | None) -> KeyRecord:
         """Withdraw one key, without grace. The active signing pair is only ever replaced, never just withdrawn."""
         async with self._ledger.transaction() as tx:
             present = await agents_service.lock(tx, agent.id)
@@ -156,7 +156,7 @@ class Keys:
             await self._invalidate(tx, present.handle)
         return dataclasses.replace(found, status=KeyStatus.REVOKED, revoked_at=now, compromised_since=since)
 
-    async def add_one_time_keys(self, agent: Agent, keys: Sequence[OneTimeKey], now: datetime) -> tuple[int, int]:
+    async def add_one_time_keys(self, agent: AgentRow, keys: Sequence[OneTimeKey], now: datetime) -> tuple[int, int]:
         """Top up an agent's one-time keys; how many are new, and how many there are."""
         async with self._ledger.reading() as tx:
             bundle = parse_bundle(_known(await store.newest(tx, agent.handle), agent.handle).link.bundle)
@@ -170,15 +170,15 @@ class Keys:
             added = await _add_one_time(tx, bundle, keys, now)
             return added, await store.count_one_time(tx, present.handle, now - ONE_TIME_LIFE)
 
-    async def count_one_time_keys(self, agent: Agent, now: datetime) -> int:
+    async def count_one_time_keys(self, agent: AgentRow, now: datetime) -> int:
         async with self._ledger.reading() as tx:
             return await store.count_one_time(tx, agent.handle, now - ONE_TIME_LIFE)
 
-    async def agent(self, name: str) -> Agent:
+    async def agent(self, name: str) -> AgentRow:
         """The agent of a handle or id, for whoever acts for it."""
         return await self._agents.named(name)
 
-    async def bundle(self, name: str, reader: Agent | None, now: datetime) -> bytes:
+    async def bundle(self, name: str, reader: AgentRow | None, now: datetime) -> bytes:
         """The JSON of an agent's newest bundle; the hot tier has it, or gets it."""
         agent = await self.readable(name, reader, now)
         try:
@@ -194,7 +194,7 @@ class Keys:
             await self._hot.put(agent.handle, newest.stamp, answer)
         return answer
 
-    async def bundle_with_one_time_key(self, name: str, requester: Agent, now: datetime) -> BundleAnswer:
+    async def bundle_with_one_time_key(self, name: str, requester: AgentRow, now: datetime) -> BundleAnswer:
         """The newest bundle and a key for one message; without a key when none is left or the pair had enough."""
         agent = await self.readable(name, requester, now)
         async with self._ledger.transaction() as tx:
@@ -224,7 +224,7 @@ class Keys:
         return one_time_answer(answer, taken)
 
     async def links_since(
-        self, name: str, version: int, reader: Agent | None, now: datetime
+        self, name: str, version: int, reader: AgentRow | None, now: datetime
     ) -> tuple[list[LinkDocument], bool, list[UUID]]:
         """A page of the bundles after a version, whether there are more, and which keys of the newest are revoked."""
         agent = await self.readable(name, reader, now)
@@ -235,7 +235,7 @@ class Keys:
         return links[:LINKS_A_PAGE], len(links) > LINKS_A_PAGE, revoked
 
     async def history(
-        self, name: str, before: tuple[datetime, UUID] | None, limit: int, reader: Agent | None, now: datetime
+        self, name: str, before: tuple[datetime, UUID] | None, limit: int, reader: AgentRow | None, now: datetime
     ) -> list[Rotation]:
         """The rotations of an agent's keys, newest first."""
         agent = await self.readable(name, reader, now)
@@ -301,7 +301,7 @@ class Keys:
         async with self._ledger.reading() as tx:
             return await store.revoked_since(tx, at, after, limit)
 
-    async def readable(self, name: str, reader: Agent | None, now: datetime) -> Agent:
+    async def readable(self, name: str, reader: AgentRow | None, now: datetime) -> AgentRow:
         """The agent of a name, if the rules let the reader read its keys; an operator, who is no agent, is not asked.
 
         Whoever may not read a name's keys does not learn whether there is such an agent either."""
@@ -324,7 +324,7 @@ class Keys:
             raise agents_service.nobody(name)
         return agent
 
-    async def meet(self, name: str, reader: Agent, now: datetime) -> None:
+    async def meet(self, name: str, reader: AgentRow, now: datetime) -> None:
         """Refuse a name whose keys the rules do not let an agent read, unless they let its mail come to the agent.
 
         An agent that does not exist is refused in the same words."""

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 import structlog
 
 from angelia import metrics
-from angelia.agents.model import Agent
+from angelia.api import AgentRow
 from angelia.audit import service as audit
 from angelia.audit.model import Event
 from angelia.envelope.receipts import Receipt
@@ -103,7 +103,7 @@ class Settling:
         await self._settlements.close()
 
     async def acknowledge(
-        self, agent: Agent, acks: Sequence[Ack], now: datetime
+        self, agent: AgentRow, acks: Sequence[Ack], now: datetime
     ) -> list[Settled | AngeliaError | None]:
         """Settle messages: each is gone from the ledger when this returns, and its receipt says so.
 
@@ -133,7 +133,7 @@ class Settling:
                 await self._hot.remove(agent.handle, [one.row.mref for one in settled], words)
         return list(done)
 
-    async def put_back(self, agent: Agent, nacks: Sequence[Nack], now: datetime) -> list[PutBack | AngeliaError]:
+    async def put_back(self, agent: AgentRow, nacks: Sequence[Nack], now: datetime) -> list[PutBack | AngeliaError]:
         """Give messages back: after a while they are handed out again, and after five attempts they are dead."""
         mrefs = [nack.mref for nack in nacks]
         leases = await self._hot.leases(agent.handle, mrefs)
@@ -148,7 +148,7 @@ class Settling:
         return outcomes
 
     async def _put_back(
-        self, agent: Agent, nack: Nack, row: Queued | None, lease: Lease | None, now: datetime
+        self, agent: AgentRow, nack: Nack, row: Queued | None, lease: Lease | None, now: datetime
     ) -> PutBack:
         mref, secret = nack.mref, nack.secret
         if row is None:
@@ -167,7 +167,7 @@ class Settling:
             raise LeaseLost("the lease of this message is over", hint="it is handed out again by itself")
         return PutBack(now + wait)
 
-    async def _bury(self, agent: Agent, nack: Nack, mref: bytes, lease: Lease, now: datetime) -> None:
+    async def _bury(self, agent: AgentRow, nack: Nack, mref: bytes, lease: Lease, now: datetime) -> None:
         """Make a dead letter of a message. Its lease ends first, so that of several who say it only one is heard; a
         crash before the commit leaves it in the queue."""
         reason = nack.reason or "given back too often"
@@ -195,7 +195,7 @@ class Settling:
             said = [word(row, Status.FAILED, now, reason)] if stand.get(row.replay_key) is Status.FAILED else []
             await self._hot.remove(agent.handle, [mref], said)
 
-    async def _leases(self, agent: Agent, mrefs: Sequence[bytes]) -> list[Lease | None]:
+    async def _leases(self, agent: AgentRow, mrefs: Sequence[bytes]) -> list[Lease | None]:
         try:
             return await self._hot.leases(agent.handle, mrefs)
         except Unavailable:

@@ -15,7 +15,7 @@ from uuid import UUID
 import structlog
 
 from angelia import metrics
-from angelia.agents.model import Agent
+from angelia.api import AgentRow
 from angelia.audit.failures import Failures
 from angelia.errors import Unavailable
 from angelia.mail import store
@@ -103,7 +103,7 @@ class Delivery:
         self._policy = policy
         self._failures = failures
 
-    async def receive(self, agent: Agent, wanted: Wanted, wait: float, now: datetime) -> Batch:
+    async def receive(self, agent: AgentRow, wanted: Wanted, wait: float, now: datetime) -> Batch:
         """The next messages; when there are none, they are waited for."""
         got = await self._next(agent, wanted, now)
         if got.messages or wait <= 0:
@@ -124,7 +124,7 @@ class Delivery:
         return got
 
     async def stream(
-        self, agent: Agent, lease: timedelta, beat: float, now: datetime
+        self, agent: AgentRow, lease: timedelta, beat: float, now: datetime
     ) -> AsyncGenerator[Handed | tuple[str, bytes] | None, None]:
         """Messages as they come, and events that concern the agent; None now and then, so that the line is not idle.
 
@@ -155,7 +155,7 @@ class Delivery:
         finally:
             await self._release(agent, [one.held for one in unsaid])
 
-    async def _next(self, agent: Agent, wanted: Wanted, now: datetime) -> Batch:
+    async def _next(self, agent: AgentRow, wanted: Wanted, now: datetime) -> Batch:
         """The next messages that may be handed over; what may not must not stand in their way."""
         for _ in range(_ROUNDS):
             got = await self._try(agent, wanted, now)
@@ -163,7 +163,7 @@ class Delivery:
                 break
         return got
 
-    async def _try(self, agent: Agent, wanted: Wanted, now: datetime) -> Batch:
+    async def _try(self, agent: AgentRow, wanted: Wanted, now: datetime) -> Batch:
         """Lease, then ask the ledger: a hot copy is never handed over on its own word."""
         leases = _Leases()
         try:
@@ -182,7 +182,7 @@ class Delivery:
         more = got.more or len(page) < len(handed) or not page
         return Batch(page, more, got.next_return if page else now)
 
-    async def _claim(self, agent: Agent, wanted: Wanted, now: datetime) -> Claims:
+    async def _claim(self, agent: AgentRow, wanted: Wanted, now: datetime) -> Claims:
         until = now + wanted.lease
         if wanted.correlation_id is None and wanted.channel_id is None:
             return await self._hot.claim(agent.handle, wanted.most, wanted.min_priority, now, until)
@@ -209,7 +209,7 @@ class Delivery:
                 return Claims(claims, None, more=len(claims) == wanted.most and not (end and reached))
             last = found[-1]  # these are in somebody's hands; there may be others behind them
 
-    async def _claim_passed(self, agent: Agent, wanted: Wanted, got: Claims, now: datetime) -> Claims:
+    async def _claim_passed(self, agent: AgentRow, wanted: Wanted, got: Claims, now: datetime) -> Claims:
         """Lease what stands before a claim and is not in the index: a crash left it out, or it is just on its way."""
         known = [*(claim.mref for claim in got.messages), *got.out]
         async with self._ledger.reading() as tx:
@@ -221,7 +221,7 @@ class Delivery:
         return Claims(claims, None, more=not end, last=last_score(0) if end else places[-1][1])
 
     async def _handed(
-        self, agent: Agent, wanted: Wanted, got: Claims, leases: _Leases, now: datetime
+        self, agent: AgentRow, wanted: Wanted, got: Claims, leases: _Leases, now: datetime
     ) -> tuple[list[Handed], int]:
         """What of these may be handed over, in the order of the queue, with what they would have passed.
 
@@ -236,7 +236,7 @@ class Delivery:
             handed += (await self._judged(agent, older, now))[0]
         return sorted(handed, key=lambda one: one.row.score), older.last
 
-    async def _judged(self, agent: Agent, got: Claims, now: datetime) -> tuple[list[Handed], bool]:
+    async def _judged(self, agent: AgentRow, got: Claims, now: datetime) -> tuple[list[Handed], bool]:
         """What of these the ledger, the rules and the keys let pass, in order; and whether the ledger has something
         before them that the hot tier has not."""
         by_mref = {claim.mref: claim for claim in got.messages}
@@ -263,7 +263,7 @@ class Delivery:
                 await self._record_denied(row, now)
         return sorted(handed, key=lambda one: one.row.score), passes
 
-    async def _leave_alone(self, agent: Agent, claims: Sequence[Claimed], now: datetime) -> None:
+    async def _leave_alone(self, agent: AgentRow, claims: Sequence[Claimed], now: datetime) -> None:
         """What may not be handed over now may be allowed again; until then it is looked at now and then.
 
         Mail under a revoked key too, though it only waits for its end: the ledger has it until then, and what is not in
@@ -282,7 +282,7 @@ class Delivery:
             detail={"at": "delivery"},
         )
 
-    async def _release(self, agent: Agent, held: Sequence[tuple[bytes, str]]) -> None:
+    async def _release(self, agent: AgentRow, held: Sequence[tuple[bytes, str]]) -> None:
         """Give back messages that no recipient got, all in one step: nothing newer may be handed out between them.
 
         If the hot tier is away, their leases end by themselves."""
@@ -291,7 +291,7 @@ class Delivery:
                 await self._hot.put_back(agent.handle, held, AT_ONCE, uncounted=True)
 
     async def _settled_some(
-        self, agent: Agent, unsettled: dict[bytes, str], now: datetime, wait: float
+        self, agent: AgentRow, unsettled: dict[bytes, str], now: datetime, wait: float
     ) -> dict[bytes, str]:
         """What a stream that is full still has out, after something was settled or ran out, or after a while."""
         async with self._wake.listening(departures(agent.handle), arrivals(agent.handle)) as bell:
@@ -301,7 +301,7 @@ class Delivery:
             await bell.wait(wait)
             return await self._still_held(agent, left, now)
 
-    async def _still_held(self, agent: Agent, unsettled: dict[bytes, str], now: datetime) -> dict[bytes, str]:
+    async def _still_held(self, agent: AgentRow, unsettled: dict[bytes, str], now: datetime) -> dict[bytes, str]:
         if not unsettled:
             return {}
         leases = await self._hot.leases(agent.handle, list(unsettled))

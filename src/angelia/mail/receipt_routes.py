@@ -8,19 +8,10 @@ from uuid import UUID
 
 import msgspec
 
+from angelia.api import Access, Answer, Call, Moment, PageSize, Role, Route, cursor_after, parse_cursor
+from angelia.api.route import declared
 from angelia.envelope.receipts import ReceiptDocument
 from angelia.errors import Denied
-from angelia.guard.declarations import (
-    Access,
-    Answer,
-    Call,
-    Moment,
-    PageSize,
-    Route,
-    cursor_after,
-    parse_cursor,
-)
-from angelia.guard.model import Role
 from angelia.mail import receipts as receipts_service
 from angelia.mail.dead_letters import DeadLetters
 from angelia.mail.model import Queued, ReceiptAnswer, Side, Status, parse_replay_key
@@ -96,15 +87,15 @@ def _receipt_routes(receipts: Receipts) -> list[Route]:
         return Answer(body=receipts_service.answer(row))
 
     return [
-        Route(
+        declared(
             "GET", "/v1/receipts", page, Access.AGENT, "Receipts of what the caller sent and received",
             {200: ReceiptPage}, query=ReceiptQuery, rule=RECEIVE,
         ),
-        Route(
+        declared(
             "POST", "/v1/receipts", take, Access.AGENT, "Hand in a signed receipt",
             {200: ReceiptAnswer}, takes=ReceiptDocument, rule=RECEIVE,
         ),
-        Route(
+        declared(
             "GET", "/v1/receipts/{replay_key}", one, Access.AGENT, "The receipt of one message",
             {200: ReceiptAnswer}, rule=RECEIVE,
         ),
@@ -130,11 +121,11 @@ def _dead_letter_routes(dead_letters: DeadLetters) -> list[Route]:
         return Answer(body=_dead_letter(await dead_letters.requeue(key, owner, call.caller.known_as, call.now)))
 
     return [
-        Route(
+        declared(
             "GET", "/v1/dead-letters", page, Access.READ, "Messages that could not be delivered",
             {200: DeadLetterPage}, query=DeadLetterQuery, rule=RECEIVE,
         ),
-        Route(
+        declared(
             "POST", "/v1/dead-letters/{replay_key}/requeue", requeue, Access.WRITE, "Try a dead letter again",
             {200: DeadLetter}, rule=RECEIVE,
         ),

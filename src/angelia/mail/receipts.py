@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
-from angelia.agents.model import Agent
+from angelia.api import AgentRow
 from angelia.audit import service as audit
 from angelia.audit.failures import SIGNATURE, Failures
 from angelia.envelope import receipts
@@ -49,7 +49,7 @@ class Receipts:
         self._failures = failures
         self._ttl_max = ttl_max
 
-    async def one(self, agent: Agent, replay_key: bytes) -> ReceiptRow:
+    async def one(self, agent: AgentRow, replay_key: bytes) -> ReceiptRow:
         """The receipt of a message that the agent sent or received."""
         async with self._ledger.reading() as tx:
             found = (await receipts_store.of_messages(tx, [replay_key])).get(replay_key)
@@ -59,7 +59,7 @@ class Receipts:
 
     async def page(
         self,
-        agent: Agent,
+        agent: AgentRow,
         status: Status | None,
         since: datetime | None,
         before: tuple[datetime, UUID] | None,
@@ -71,7 +71,7 @@ class Receipts:
             return await receipts_store.page(tx, agent.handle, status, since, before, limit, side)
 
     async def checked(
-        self, agent: Agent, documents: Sequence[ReceiptDocument | None], now: datetime
+        self, agent: AgentRow, documents: Sequence[ReceiptDocument | None], now: datetime
     ) -> list[Receipt | AngeliaError | None]:
         """Receipts whose signatures hold, by a pair of the recipient's own; the others' errors; None for none."""
         parsed = [_parsed(agent, document, now) for document in documents]
@@ -100,7 +100,7 @@ class Receipts:
                 outcomes.append(error)
         return outcomes
 
-    async def take(self, agent: Agent, document: ReceiptDocument, now: datetime) -> ReceiptRow:
+    async def take(self, agent: AgentRow, document: ReceiptDocument, now: datetime) -> ReceiptRow:
         """A recipient's word about one message: it arrived, it was read, or nothing can be done with it."""
         (receipt,) = await self.checked(agent, [document], now)
         if isinstance(receipt, AngeliaError):
@@ -194,7 +194,7 @@ def answer(row: ReceiptRow) -> ReceiptAnswer:
     )
 
 
-def _parsed(agent: Agent, document: ReceiptDocument | None, now: datetime) -> Receipt | AngeliaError | None:
+def _parsed(agent: AgentRow, document: ReceiptDocument | None, now: datetime) -> Receipt | AngeliaError | None:
     if document is None:
         return None
     try:

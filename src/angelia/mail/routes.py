@@ -11,12 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.envelope import json_form, media_type, wire
-from angelia.envelope.media_type import MEDIA_TYPE
-from angelia.envelope.receipts import ReceiptDocument
-from angelia.envelope.wire import MAX_ENVELOPE, Envelope
-from angelia.errors import AngeliaError, InvalidArgument, TooLarge
-from angelia.guard.declarations import (
+from angelia.api import (
     EVENT_STREAM,
     HEARTBEAT,
     HEARTBEAT_SECONDS,
@@ -24,11 +19,18 @@ from angelia.guard.declarations import (
     Access,
     Answer,
     Call,
+    Per,
     Route,
+    Rule,
     clock,
     sse,
 )
-from angelia.guard.model import Per, Rule
+from angelia.api.route import declared
+from angelia.envelope import json_form, media_type, wire
+from angelia.envelope.media_type import MEDIA_TYPE
+from angelia.envelope.receipts import ReceiptDocument
+from angelia.envelope.wire import MAX_ENVELOPE, Envelope
+from angelia.errors import AngeliaError, InvalidArgument, TooLarge
 from angelia.mail.acknowledgement import Settling, new_ack, new_nack
 from angelia.mail.delivery import Batch, Delivery, Handed, Wanted
 from angelia.mail.model import (
@@ -244,20 +246,20 @@ def _sender_routes(mail: Mail, under_way: UnderWay, ttl_max: int) -> list[Route]
         return Answer(204)
 
     return [
-        Route(
+        declared(
             "POST", "/v1/messages", send, Access.AGENT, "Send a sealed message",
             {201: Accepted, 200: Accepted}, takes=EnvelopeDocument, rule=SEND, body_limit=json_form.MAX_JSON,
             reads=(JSON, MEDIA_TYPE),
         ),
-        Route(
+        declared(
             "POST", "/v1/messages/batch", send_batch, Access.AGENT, "Send up to a hundred, each for itself",
             {200: SendOutcomes}, takes=BatchDocument, rule=SEND_BATCH, body_limit=MOST_BATCH_BYTES,
         ),
-        Route(
+        declared(
             "GET", "/v1/messages/{replay_key}", status, Access.AGENT, "How a message stands",
             {200: MessageStatus}, rule=RECEIVE,
         ),
-        Route(
+        declared(
             "DELETE", "/v1/messages/{replay_key}", withdraw, Access.AGENT, "Withdraw an undelivered message",
             {204: None}, rule=SEND,
         ),
@@ -341,19 +343,19 @@ def _recipient_routes(delivery: Delivery, settling: Settling, receipts: Receipts
         return Answer(body=NackOutcomes(results))
 
     return [
-        Route(
+        declared(
             "GET", "/v1/messages", receive, Access.WRITE, "Receive mail: poll, or wait for it",
             {200: (ReceivedPage, MEDIA_TYPE)}, query=ReceiveQuery, rule=RECEIVE, waits=True,
         ),
-        Route(
+        declared(
             "GET", "/v1/messages/stream", stream, Access.WRITE, "Mail as it comes, as server-sent events",
             {200: EVENT_STREAM}, query=StreamQuery, rule=RECEIVE, waits=True,
         ),
-        Route(
+        declared(
             "POST", "/v1/messages/acknowledge", acknowledge, Access.AGENT, "Acknowledge messages",
             {200: AckOutcomes}, takes=AckBody, rule=RECEIVE, body_limit=json_form.MAX_JSON,
         ),
-        Route(
+        declared(
             "POST", "/v1/messages/nack", nack, Access.AGENT, "Give messages back",
             {200: NackOutcomes}, takes=NackBody, rule=RECEIVE, body_limit=json_form.MAX_JSON,
         ),

@@ -15,7 +15,7 @@ import structlog
 
 from angelia import metrics
 from angelia.agents import service as agents
-from angelia.agents.model import Agent
+from angelia.api import AgentRow
 from angelia.audit import service as audit
 from angelia.audit.failures import SIGNATURE, Failures
 from angelia.audit.model import Event
@@ -98,31 +98,35 @@ class Mail:
         await self._checks.close()
         await self._writes.close()
 
-    async def send(self, agent: Agent, envelope: Envelope, now: datetime) -> Sent:
+    async def send(self, agent: AgentRow, envelope: Envelope, now: datetime) -> Sent:
         """Take one envelope. When this returns it is durable, and its recipient can have it."""
         outcome = await self._stored(agent, envelope, await self._offered(agent, envelope, now), now)
         if isinstance(outcome, AngeliaError):
             raise outcome
         return outcome
 
-    async def send_many(self, agent: Agent, envelopes: Iterable[Envelope], now: datetime) -> list[Sent | AngeliaError]:
+    async def send_many(
+        self, agent: AgentRow, envelopes: Iterable[Envelope], now: datetime
+    ) -> list[Sent | AngeliaError]:
         """Take several, each for itself: none is refused for another's sake. They arrive in their order."""
         given = list(envelopes)
         offers = await asyncio.gather(*(self._offered(agent, one, now) for one in given))
         stored = (self._stored(agent, one, offer, now) for one, offer in zip(given, offers, strict=True))
         return await asyncio.gather(*stored)
 
-    async def _offered(self, agent: Agent, envelope: Envelope, now: datetime) -> NewEnvelope | Sent | AngeliaError:
+    async def _offered(self, agent: AgentRow, envelope: Envelope, now: datetime) -> NewEnvelope | Sent | AngeliaError:
         return await self._outcome(agent, envelope, now, self._offer(agent, envelope, now))
 
     async def _stored(
-        self, agent: Agent, envelope: Envelope, offer: NewEnvelope | Sent | AngeliaError, now: datetime
+        self, agent: AgentRow, envelope: Envelope, offer: NewEnvelope | Sent | AngeliaError, now: datetime
     ) -> Sent | AngeliaError:
         if not isinstance(offer, NewEnvelope):
             return offer
         return await self._outcome(agent, envelope, now, self._store(offer))
 
-    async def _outcome(self, agent: Agent, envelope: Envelope, now: datetime, step: Awaitable[T]) -> T | AngeliaError:
+    async def _outcome(
+        self, agent: AgentRow, envelope: Envelope, now: datetime, step: Awaitable[T]
+    ) -> T | AngeliaError:
         """What comes of a step; a refusal is counted, and on record if it says something about its sender."""
         try:
             return await step
@@ -134,7 +138,7 @@ class Mail:
             log.exception("a message could not be stored", sender=agent.handle)
             return AngeliaError("something went wrong on the server", hint="send it again")
 
-    async def _offer(self, agent: Agent, envelope: Envelope, now: datetime) -> NewEnvelope | Sent:
+    async def _offer(self, agent: AgentRow, envelope: Envelope, now: datetime) -> NewEnvelope | Sent:
         """Everything before the envelope is written down; `Sent` is the first answer for bytes that came before."""
         header = envelope.header
         if header.sender_nhi != agent.handle:
@@ -226,7 +230,7 @@ class Mail:
             for refusal, signer, standing in zip(refusals, signers, standings, strict=True)
         ]
 
-    async def _record_failure(self, agent: Agent, envelope: Envelope, error: AngeliaError, now: datetime) -> None:
+    async def _record_failure(self, agent: AgentRow, envelope: Envelope, error: AngeliaError, now: datetime) -> None:
         header = envelope.header
         if isinstance(error, SignatureFailed):
             kind = SIGNATURE

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 
 from angelia import metrics
-from angelia.agents.model import Agent
+from angelia.api import AgentRow
 from angelia.audit import service as audit
 from angelia.errors import Conflict, MessageExpired, NotFound, Unavailable
 from angelia.mail import receipts_store, store
@@ -34,7 +34,7 @@ class UnderWay:
         self._hot = hot
         self._policy = policy
 
-    async def withdraw(self, agent: Agent, replay_key: bytes, now: datetime) -> None:
+    async def withdraw(self, agent: AgentRow, replay_key: bytes, now: datetime) -> None:
         """Take a message back that its recipient has not been given; saying it again is no error."""
         began = time.monotonic()
         async with self._ledger.reading() as tx:
@@ -71,7 +71,7 @@ class UnderWay:
             said = word(locked, Status.FAILED, now, WITHDRAWN)
             await self._hot.remove(locked.recipient, [locked.mref], [said])
 
-    async def status(self, agent: Agent, replay_key: bytes, now: datetime) -> tuple[ReceiptRow, Queued | None]:
+    async def status(self, agent: AgentRow, replay_key: bytes, now: datetime) -> tuple[ReceiptRow, Queued | None]:
         """How a message stands, for its sender or its recipient; with its row while it waits.
 
         Its bytes are there for its recipient alone, and only if they could be handed over as well."""

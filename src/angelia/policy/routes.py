@@ -8,19 +8,10 @@ from uuid import UUID
 
 import msgspec
 
+from angelia.api import Access, Answer, Call, PageSize, Per, Role, Route, cursor_after, parse_cursor, uuid_of
+from angelia.api import Rule as Limit
+from angelia.api.route import declared
 from angelia.errors import Denied, InvalidArgument
-from angelia.guard.declarations import (
-    Access,
-    Answer,
-    Call,
-    PageSize,
-    Route,
-    cursor_after,
-    parse_cursor,
-    uuid_of,
-)
-from angelia.guard.model import Per, Role
-from angelia.guard.model import Rule as Limit
 from angelia.policy.model import Action, Effect, Rule, Wish, check_wish
 from angelia.policy.service import Policy
 
@@ -108,10 +99,10 @@ def routes(policy: Policy) -> list[Route]:
         return Answer(body=CheckAnswer(allowed, rule.rule_id if rule is not None and operator else None))
 
     return [
-        Route("GET", "/v1/policies", list_rules, Access.ADMIN, "The rules", {200: RuleList}, query=RuleQuery),
-        Route("POST", "/v1/policies", add, Access.ADMIN, "Make a rule", {201: Rule}, takes=RuleBody),
-        Route("DELETE", "/v1/policies/{rule_id}", remove, Access.ADMIN, "Remove a rule", {204: None}),
-        Route(
+        declared("GET", "/v1/policies", list_rules, Access.ADMIN, "The rules", {200: RuleList}, query=RuleQuery),
+        declared("POST", "/v1/policies", add, Access.ADMIN, "Make a rule", {201: Rule}, takes=RuleBody),
+        declared("DELETE", "/v1/policies/{rule_id}", remove, Access.ADMIN, "Remove a rule", {204: None}),
+        declared(
             "POST", "/v1/authz/check", check, Access.READ, "What the rules say, changing nothing",
             {200: CheckAnswer}, takes=CheckBody, rule=CHECKS,
         ),

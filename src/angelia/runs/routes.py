@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from angelia.guard.declarations import Access, Answer, Call, PageSize, Route, cursor_after, parse_cursor
+from angelia.api import Access, Answer, Call, PageSize, Route, cursor_after, parse_cursor
+from angelia.api.route import declared
 from angelia.runs.model import Run, State
 from angelia.runs.service import Runs
 
@@ -33,4 +34,4 @@ def routes(runs: Runs) -> list[Route]:
         return Answer(body=RunPage(shown, cursor_after(shown[-1].started_at, shown[-1].run_id) if more else None))
 
     about = "Runs of the pipeline, newest first"
-    return [Route("GET", "/v1/runs", page, Access.ADMIN, about, {200: RunPage}, query=RunQuery)]
+    return [declared("GET", "/v1/runs", page, Access.ADMIN, about, {200: RunPage}, query=RunQuery)]

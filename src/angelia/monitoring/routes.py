@@ -1,4 +1,4 @@
-"""What monitors and operators ask a server: /health, /healthz, /metrics, /api and /v1/settings."""
+"""Answers what monitors and operators ask: health of the stores, metrics, effective settings."""
 
 from __future__ import annotations
 
@@ -7,68 +7,34 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from datetime import datetime
+from dataclasses import replace
 
-import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from angelia import __version__
+from angelia.api import Access, Answer, Call, Operation, Route
 from angelia.errors import Unavailable
-from angelia.guard.declarations import Access, Answer, Call, Route
+from angelia.monitoring.api import (
+    ALIVE,
+    HEALTH,
+    METRICS,
+    METRICS_PROMETHEUS,
+    NAME,
+    SETTINGS,
+    Alive,
+    Check,
+    Health,
+    ServerName,
+    SettingLine,
+    SettingList,
+)
 from angelia.settings import Loaded
 from angelia.stores.disk import Disk
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
 
 CHECK_SECONDS = 3.0
-
-
-class Check(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One store's state."""
-
-    status: str
-    latency: str = ""
-    message: str = ""
-
-
-class Health(msgspec.Struct, frozen=True):
-    """The union of what AICQ's and Queen's monitors read."""
-
-    status: str
-    version: str
-    checks: dict[str, Check]
-    timestamp: datetime
-    database: str
-    server: str
-    worker_id: int
-
-
-class Alive(msgspec.Struct, frozen=True):
-    """The process lives."""
-
-    status: str
-
-
-class Name(msgspec.Struct, frozen=True):
-    """How AICQ's tools recognise a server."""
-
-    name: str
-    version: str
-    docs: str
-
-
-class Setting(msgspec.Struct, frozen=True):
-    """One effective value and where it came from; secrets are masked."""
-
-    name: str
-    value: str
-    origin: str
-    about: str
-
-
-class SettingList(msgspec.Struct, frozen=True):
-    settings: list[Setting]
 
 
 def routes(ledger: Ledger, hot: HotTier, loaded: Loaded, worker: int) -> list[Route]:
@@ -91,23 +57,24 @@ def routes(ledger: Ledger, hot: HotTier, loaded: Loaded, worker: int) -> list[Ro
         return Answer(body=Alive("ok"))
 
     async def api(call: Call) -> Answer:
-        return Answer(body=Name("AICQ", __version__, "/docs"))
+        return Answer(body=ServerName("AICQ", __version__, "/docs"))
 
     async def metrics(call: Call) -> Answer:
         return Answer(body=await asyncio.to_thread(_metrics_text), content_type=CONTENT_TYPE_LATEST)
 
     async def settings(call: Call) -> Answer:
-        return Answer(body=SettingList([Setting(s.name, s.value, s.origin, s.about) for s in loaded.shown()]))
+        return Answer(body=SettingList([SettingLine(s.name, s.value, s.origin, s.about) for s in loaded.shown()]))
 
-    anyone, text = Access.ANYONE, {200: "text/plain"}
-    watcher = Access.ANYONE if loaded.settings.open_metrics else Access.READ
+    def watched(operation: Operation[None]) -> Operation[None]:
+        return operation if loaded.settings.open_metrics else replace(operation, access=Access.READ)
+
     return [
-        Route("GET", "/health", health, anyone, "State of the server and its stores", {200: Health, 503: Health}),
-        Route("GET", "/healthz", healthz, anyone, "Whether the process lives", {200: Alive}),
-        Route("GET", "/api", api, anyone, "Name and version", {200: Name}),
-        Route("GET", "/metrics", metrics, watcher, "Everything counted, as Prometheus text", text),
-        Route("GET", "/metrics/prometheus", metrics, watcher, "The same text", text),
-        Route("GET", "/v1/settings", settings, Access.ADMIN, "Effective settings", {200: SettingList}),
+        Route(HEALTH, health),
+        Route(ALIVE, healthz),
+        Route(NAME, api),
+        Route(watched(METRICS), metrics),
+        Route(watched(METRICS_PROMETHEUS), metrics),
+        Route(SETTINGS, settings),
     ]
 
 

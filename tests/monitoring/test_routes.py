@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import angelia
-from angelia.http import monitoring
+from angelia.monitoring import routes as monitoring
 from angelia.settings import Loaded, Settings
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier

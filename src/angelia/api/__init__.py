@@ -1,0 +1,39 @@
+"""What an operation of the API is, and what its server and its clients share. A leaf: it imports no slice."""
+
+from angelia.api.caller import ROLES, Address, AgentRow, Caller, Role
+from angelia.api.clock import clock
+from angelia.api.operation import JSON, NOTHING, Access, Operation, Per, Rule, Surface
+from angelia.api.paging import Moment, PageQuery, PageSize, cursor_after, parse_cursor, uuid_of
+from angelia.api.route import Answer, Call, Handler, Prove, Route
+from angelia.api.sse import EVENT_STREAM, HEARTBEAT, HEARTBEAT_SECONDS, sse
+
+__all__ = [
+    "EVENT_STREAM",
+    "HEARTBEAT",
+    "HEARTBEAT_SECONDS",
+    "JSON",
+    "NOTHING",
+    "ROLES",
+    "Access",
+    "Address",
+    "AgentRow",
+    "Answer",
+    "Call",
+    "Caller",
+    "Handler",
+    "Moment",
+    "Operation",
+    "PageQuery",
+    "PageSize",
+    "Per",
+    "Prove",
+    "Role",
+    "Route",
+    "Rule",
+    "Surface",
+    "clock",
+    "cursor_after",
+    "parse_cursor",
+    "sse",
+    "uuid_of",
+]

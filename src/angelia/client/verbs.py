@@ -1,0 +1,185 @@
+"""The verbs of the clients, by slice. Those that only carry one operation are made from its declaration."""
+
+from __future__ import annotations
+
+from angelia.agents import api as agents
+from angelia.api import PageQuery
+from angelia.client import (
+    calls,
+    channel_calls,
+    channel_keys,
+    channel_membership,
+    channel_publishing,
+    channel_reading,
+    channel_rosters,
+    channel_signing,
+    delivery_status,
+    key_calls,
+    mail_calls,
+    mail_receiving,
+    mail_sending,
+    mailbox_keys,
+    policy_calls,
+    request_reply,
+)
+from angelia.client.namespaces import Mode, Namespace, Verb
+from angelia.client.operations import asking, naming, plain
+from angelia.guard import api as guard
+from angelia.monitoring import api as monitoring
+
+
+class AgentVerbs(Namespace[Mode]):
+    """Who an agent is, and whom it does not want to hear from."""
+
+    register = Verb(calls.register)
+    profile = Verb(naming(agents.WHO))
+    me = Verb(plain(agents.ME))
+    claim_handle = Verb(asking(agents.CLAIM_HANDLE, agents.HandleBody))
+    update = Verb(asking(agents.UPDATE, agents.AgentChange))
+    list = Verb(asking(agents.LIST, agents.AgentQuery))
+    show = Verb(naming(agents.SHOW))
+    blocked = Verb(asking(agents.LIST_BLOCKED, PageQuery))
+    block = Verb(naming(agents.BLOCK))
+    unblock = Verb(naming(agents.UNBLOCK))
+
+
+class TokenVerbs(Namespace[Mode]):
+    """Bearer tokens."""
+
+    list = Verb(asking(guard.LIST_TOKENS, PageQuery))
+    create = Verb(asking(guard.MAKE_TOKEN, guard.TokenBody))
+    revoke = Verb(naming(guard.REVOKE_TOKEN))
+
+
+class GuardVerbs(Namespace[Mode]):
+    """Blocked addresses."""
+
+    blocks = Verb(asking(guard.LIST_BLOCKS, PageQuery))
+    block = Verb(asking(guard.BLOCK_ADDRESS, guard.BlockBody))
+    unblock = Verb(naming(guard.UNBLOCK_ADDRESS))
+
+
+class PolicyVerbs(Namespace[Mode]):
+    """Who may send, publish, subscribe and read keys."""
+
+    list = Verb(policy_calls.policies)
+    add = Verb(policy_calls.add_policy)
+    remove = Verb(policy_calls.remove_policy)
+    check = Verb(policy_calls.check_policy)
+
+
+class KeyVerbs(Namespace[Mode]):
+    """Key bundles, one-time keys, rotation and its schedules."""
+
+    publish_bundle = Verb(key_calls.publish_bundle)
+    rotate_bundle = Verb(key_calls.rotate_bundle)
+    emergency_bundle = Verb(key_calls.emergency_bundle)
+    bundle = Verb(key_calls.bundle)
+    bundles_since = Verb(key_calls.bundles_since)
+    add_one_time_keys = Verb(key_calls.add_one_time_keys)
+    count_one_time_keys = Verb(key_calls.count_one_time_keys)
+    revoke = Verb(key_calls.revoke_key)
+    history = Verb(key_calls.key_history)
+    schedules = Verb(key_calls.schedules)
+    put_schedule = Verb(key_calls.put_schedule)
+    remove_schedule = Verb(key_calls.remove_schedule)
+    report_rotation = Verb(key_calls.report_rotation)
+    publish = Verb(channel_signing.publish_keys)
+    rotate = Verb(channel_signing.rotate_keys)
+    emergency_rotate = Verb(channel_signing.emergency_rotate_keys)
+    rotate_due = Verb(channel_signing.rotate_due_keys)
+    renew_due = Verb(channel_signing.tend_keys)
+    find = Verb(mailbox_keys.find_keys)
+
+
+class MailVerbs(Namespace[Mode]):
+    """Sealed mail: with a mailbox, or envelope by envelope."""
+
+    send = Verb(mail_sending.send)
+    send_sealed = Verb(mail_sending.send_sealed)
+    deliver_outbox = Verb(mail_sending.deliver_outbox)
+    retry_outbox = Verb(mail_sending.retry_outbox)
+    withdraw = Verb(mail_sending.withdraw)
+    receive = Verb(mail_receiving.receive)
+    receive_admitted = Verb(mail_receiving.receive_admitted)
+    take_in = Verb(mail_receiving.take_in)
+    update_outbox = Verb(delivery_status.update_outbox)
+    update_sent = Verb(delivery_status.update_sent)
+    check_attested = Verb(delivery_status.check_attested)
+    ask = Verb(request_reply.send_and_wait)
+    reply = Verb(request_reply.answer)
+    seal = Verb(mailbox_keys.seal)
+    reseal = Verb(mailbox_keys.reseal)
+    open = Verb(mailbox_keys.open_envelope)
+    send_envelope = Verb(mail_calls.send_envelope)
+    send_envelopes = Verb(mail_calls.send_envelopes)
+    poll = Verb(mail_calls.poll)
+    acknowledge = Verb(mail_calls.acknowledge)
+    nack = Verb(mail_calls.nack)
+    status = Verb(mail_calls.message_status)
+    withdraw_message = Verb(mail_calls.withdraw_message)
+    receipts = Verb(mail_calls.receipts)
+    receipt = Verb(mail_calls.receipt)
+    hand_in_receipt = Verb(mail_calls.hand_in_receipt)
+    dead_letters = Verb(mail_calls.dead_letters)
+    requeue = Verb(mail_calls.requeue_dead_letter)
+
+
+class ChannelVerbs(Namespace[Mode]):
+    """Sealed topics: their lives, their members, their keys and what is published in them."""
+
+    create = Verb(channel_membership.create_channel)
+    find = Verb(channel_membership.find_channel)
+    look_up = Verb(channel_membership.look_up_channel)
+    list = Verb(channel_calls.channels)
+    show = Verb(channel_calls.channel)
+    update = Verb(channel_membership.update_channel)
+    delete = Verb(channel_membership.delete_channel)
+    allowlist = Verb(channel_calls.channel_allowlist)
+    allow = Verb(channel_membership.allow)
+    disallow = Verb(channel_membership.disallow)
+    roster = Verb(channel_membership.roster)
+    propose_roster = Verb(channel_membership.propose_roster)
+    sign_roster = Verb(channel_membership.sign_roster)
+    stored_roster = Verb(channel_calls.channel_roster)
+    put_roster = Verb(channel_calls.put_roster)
+    resign_rosters = Verb(channel_rosters.resign_rosters)
+    subscribe = Verb(channel_membership.subscribe)
+    unsubscribe = Verb(channel_membership.unsubscribe)
+    pause = Verb(channel_calls.pause)
+    resume = Verb(channel_calls.resume)
+    publish = Verb(channel_publishing.publish)
+    publish_envelope = Verb(channel_calls.publish_envelope)
+    share_key = Verb(channel_publishing.share_key)
+    take_keys = Verb(channel_keys.take_keys)
+    messages = Verb(channel_calls.channel_messages)
+    read = Verb(channel_reading.read_channel)
+    follow = Verb(channel_reading.Tail.next)
+    commit = Verb(channel_calls.commit)
+    set_epoch = Verb(channel_calls.set_epoch)
+    subscribers = Verb(channel_calls.subscribers)
+
+
+class AuditVerbs(Namespace[Mode]):
+    """What happened, and the chain that proves it."""
+
+    events = Verb(calls.audit_events)
+    chain = Verb(calls.audit_chain)
+    checkpoints = Verb(calls.audit_checkpoints)
+    checkpoint = Verb(calls.audit_checkpoint)
+    unsealed = Verb(calls.audit_unsealed)
+
+
+class RunVerbs(Namespace[Mode]):
+    """Runs of the pipeline."""
+
+    list = Verb(calls.runs)
+
+
+class ServerVerbs(Namespace[Mode]):
+    """The server itself: its state, its settings and its key."""
+
+    health = Verb(plain(monitoring.HEALTH))
+    alive = Verb(calls.alive)
+    settings = Verb(calls.settings)
+    node = Verb(calls.node)
