@@ -151,8 +151,8 @@ def held_open(call: Exchange[Any], answer: object) -> None:
 
 
 def test_the_error_of_one_of_several_is_of_the_family() -> None:
+    from angelia.api import ItemProblem
     from angelia.client.api_errors import ApiError, item_fault
-    from angelia.mail.model import ItemProblem
 
     error = item_fault(ItemProblem(code="queue_full", title="full", hint="later", retry_after=60, members={"a": 1}))
     assert isinstance(error, QueueFull)

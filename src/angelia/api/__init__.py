@@ -3,6 +3,7 @@
 from angelia.api.caller import ROLES, Address, AgentRow, Caller, Role
 from angelia.api.clock import clock
 from angelia.api.operation import JSON, NOTHING, Access, Operation, Per, Rule, Surface
+from angelia.api.outcomes import ItemProblem, item_problem
 from angelia.api.paging import Moment, PageQuery, PageSize, cursor_after, parse_cursor, uuid_of
 from angelia.api.route import Answer, Call, Handler, Prove, Route
 from angelia.api.sse import EVENT_STREAM, HEARTBEAT, HEARTBEAT_SECONDS, sse
@@ -21,6 +22,7 @@ __all__ = [
     "Call",
     "Caller",
     "Handler",
+    "ItemProblem",
     "Moment",
     "Operation",
     "PageQuery",
@@ -33,6 +35,7 @@ __all__ = [
     "Surface",
     "clock",
     "cursor_after",
+    "item_problem",
     "parse_cursor",
     "sse",
     "uuid_of",

@@ -10,10 +10,10 @@ from typing import cast
 import msgspec
 
 from angelia import errors
+from angelia.api import ItemProblem
 from angelia.client.exchange import Response
 from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.errors import AngeliaError
-from angelia.mail.model import ItemProblem
 
 
 class Unreachable(AngeliaError):

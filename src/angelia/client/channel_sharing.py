@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from angelia.api import ItemProblem
 from angelia.channels.model import MOST_SUBSCRIBERS, Shown
 from angelia.client import channel_calls, mailbox_keys
 from angelia.client.api_errors import Unreachable, item_fault
@@ -17,7 +18,6 @@ from angelia.envelope.rosters import Roster
 from angelia.envelope.sealing import ChannelKey, EpochKey
 from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError, KeyRevoked, KeyStale, RateLimited, Unavailable
-from angelia.mail.model import ItemProblem
 from angelia.mailbox.key_share_retries import Failure
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.outbox import Draft

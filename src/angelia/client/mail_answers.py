@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
+from angelia.api import ItemProblem
 from angelia.client.answers import Answer
-from angelia.mail.model import Accepted, ItemProblem, MessageNews, ReceiptAnswer, State, Status
+from angelia.mail.model import Accepted, MessageNews, ReceiptAnswer, State, Status
 
 __all__ = [
     "Accepted",
@@ -16,7 +17,6 @@ __all__ = [
     "DeadLetters",
     "Handed",
     "HandedPage",
-    "ItemProblem",
     "MessageNews",
     "MessageStatus",
     "NackOutcome",

@@ -7,7 +7,6 @@ import secrets
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -15,7 +14,7 @@ import msgspec
 from angelia.envelope.ids import bucket_of
 from angelia.envelope.receipts import Receipt, ReceiptDocument, ReceiptStatus
 from angelia.envelope.wire import Envelope, Priority
-from angelia.errors import AngeliaError, Conflict, InvalidArgument
+from angelia.errors import Conflict, InvalidArgument
 
 QUEUE_MAX = 10_000
 QUEUE_BYTES_MAX = 64 << 20
@@ -235,26 +234,6 @@ class MessageNews(msgspec.Struct, frozen=True, kw_only=True):
     status: Status
     at: datetime
     reason: str | None = None
-
-
-class ItemProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Why one of several things was refused: the words of a problem document."""
-
-    code: str
-    title: str
-    hint: str = ""
-    retry_after: int | None = None
-    members: dict[str, Any] = {}
-
-
-def item_problem(error: AngeliaError) -> ItemProblem:
-    return ItemProblem(
-        code=error.code,
-        title=error.message,
-        hint=error.hint,
-        retry_after=error.retry_after,
-        members=dict(error.members),
-    )
 
 
 def mref_of(sender: str, message_id: UUID) -> bytes:

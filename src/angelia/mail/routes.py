@@ -19,10 +19,12 @@ from angelia.api import (
     Access,
     Answer,
     Call,
+    ItemProblem,
     Per,
     Route,
     Rule,
     clock,
+    item_problem,
     sse,
 )
 from angelia.api.route import declared
@@ -33,17 +35,7 @@ from angelia.envelope.wire import MAX_ENVELOPE, Envelope
 from angelia.errors import AngeliaError, InvalidArgument, TooLarge
 from angelia.mail.acknowledgement import Settling, new_ack, new_nack
 from angelia.mail.delivery import Batch, Delivery, Handed, Wanted
-from angelia.mail.model import (
-    LONGEST_BACK_OFF,
-    MOST_AT_ONCE,
-    MOST_REASON,
-    Accepted,
-    ItemProblem,
-    State,
-    Status,
-    item_problem,
-    parse_replay_key,
-)
+from angelia.mail.model import LONGEST_BACK_OFF, MOST_AT_ONCE, MOST_REASON, Accepted, State, Status, parse_replay_key
 from angelia.mail.receipts import Receipts
 from angelia.mail.service import Mail, Sent
 from angelia.mail.withdrawal import UnderWay

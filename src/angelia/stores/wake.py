@@ -6,10 +6,12 @@ A wake-up may be lost (a hot tier that restarts forgets who listens), so whoever
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
 
 import structlog
 from redis.asyncio.client import PubSub
@@ -17,6 +19,8 @@ from redis.exceptions import RedisError
 
 from angelia.errors import Unavailable
 from angelia.stores.valkey import HotTier
+
+T = TypeVar("T")
 
 LOOK = 5.0
 _MOST_UNHEARD = 256
@@ -41,6 +45,21 @@ def told(word: bytes) -> tuple[str, bytes]:
     """The event and the data of such a word."""
     event, _, data = word.partition(b"\n")
     return event.decode(), data
+
+
+class RequestTime:
+    """The time of a request that goes on: the edge's clock, and how long ago that was."""
+
+    def __init__(self, now: datetime) -> None:
+        self._began = now
+        self._since = time.monotonic()
+
+    def now(self) -> datetime:
+        return self._began + timedelta(seconds=self.passed())
+
+    def passed(self) -> float:
+        """Seconds since the request came."""
+        return time.monotonic() - self._since
 
 
 class Bell:
@@ -97,6 +116,30 @@ class Wake:
             yield bell
         finally:
             await self._leave(bell, topics)
+
+    async def poll(
+        self,
+        topics: Sequence[str],
+        look: Callable[[datetime], Awaitable[T]],
+        found: Callable[[T], bool],
+        now: datetime,
+        wait: float,
+        pause: Callable[[T, datetime], float] = lambda _, __: LOOK,
+    ) -> T:
+        """The long poll: looks until something is found, `wait` seconds are over or the process is about to end. A
+        wake-up on a topic cuts the pause before the next look short. Returns what the last look gave."""
+        time_ = RequestTime(now)
+        got = await look(now)
+        if found(got) or wait <= 0 or self.stopping:
+            return got
+        async with self.listening(*topics) as bell:
+            while True:
+                at = time_.now()
+                got = await look(at)
+                left = wait - time_.passed()
+                if found(got) or left <= 0 or self.stopping:
+                    return got
+                await bell.wait(min(left, LOOK, pause(got, at)))
 
     async def tell(self, topic: str, word: bytes) -> None:
         """Say something to whoever listens; that nobody hears it is no failure."""
