@@ -29,7 +29,7 @@ from angelia.pipeline.lake.commit import Mark, commit, opened
 from angelia.pipeline.lake.tables import RECEIPTS
 from angelia.pipeline.lake.writer import Files
 from angelia.pipeline.runs import State
-from angelia.pipeline.simulation.capacity import Load
+from angelia.pipeline.simulation.capacity import Load, Nodes, Sizes
 from angelia.pipeline.simulation.fleet import Fleet
 from angelia.stores.objects import Objects
 from cli.running import PROGRAM, Angelia, Ended
@@ -139,7 +139,9 @@ def test_every_job_is_explained_in_the_help() -> None:
 
 def test_every_option_of_the_simulation_can_be_given() -> None:
     known = {*JOBS["simulate"].options, *JOBS["simulate"].more}
-    assert {field.name for field in fields(Fleet)} | {f"capacity_{field.name}" for field in fields(Load)} <= known
+    kinds = (Load, Sizes, Nodes)
+    assert {field.name for field in fields(Fleet)} <= known
+    assert {f"capacity_{field.name}" for kind in kinds for field in fields(kind)} <= known
 
 
 def test_without_its_packages_it_says_how_to_get_them(angelia: Angelia, monkeypatch: pytest.MonkeyPatch) -> None:
