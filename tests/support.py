@@ -15,8 +15,8 @@ import httpx
 import redis.asyncio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from angelia.api import http_signature
 from angelia.envelope.ids import KeyType, key_id
-from angelia.guard import http_signature
 
 HOST = "localhost:8080"
 
