@@ -17,6 +17,7 @@ from angelia.api import AgentRow as AgentRecord
 from angelia.audit.failures import Failures
 from angelia.audit.failures_store import Counts
 from angelia.envelope.receipts import Receipt
+from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import TTL_MAX, Envelope
 from angelia.errors import AngeliaError
 from angelia.guard import routes as guard_routes
@@ -29,7 +30,7 @@ from angelia.keys import master_key
 from angelia.keys import routes as key_routes
 from angelia.keys.bundle_succession import Emergency
 from angelia.keys.field_encryption import Fields
-from angelia.keys.model import Reason, unix_ms
+from angelia.keys.model import Reason
 from angelia.keys.node_key import load_or_make
 from angelia.keys.schedules import Schedules
 from angelia.keys.service import Keys
