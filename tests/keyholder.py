@@ -18,17 +18,9 @@ from angelia.envelope.bundles import Bundle, KemEntry, Link, Listed, OneTimeKey,
 from angelia.envelope.ids import KeyType
 from angelia.envelope.kem import KemPrivateKey
 from angelia.envelope.signing import SigningPair
+from angelia.envelope.times import moment, unix_ms
 from angelia.keys.bundle_succession import Emergency
-from angelia.keys.model import (
-    BundleAnswer,
-    Reason,
-    bundle_document,
-    moment,
-    one_time_document,
-    parse_bundle,
-    rotation_document,
-    unix_ms,
-)
+from angelia.keys.model import BundleAnswer, Reason, bundle_document, one_time_document, parse_bundle, rotation_document
 from angelia.keys.service import Published
 from assembled import Assembled
 from support import Agent, Server

@@ -22,9 +22,10 @@ from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.refusals import IdConflict, WrongRecipient
 from angelia.envelope.rosters import Member, Roster, UntrustedRoster, roster_document, sign_roster
 from angelia.envelope.sealing import ChannelKey, Edition, EpochKey
+from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Envelope, decode
 from angelia.errors import EpochStale, KeyNotFound, OffsetGone, RateLimited, Unavailable, VersionConflict
-from angelia.keys.model import link_document, unix_ms
+from angelia.keys.model import link_document
 from angelia.mailbox import identity
 from angelia.mailbox.channels import ChannelMessage, EpochLeapt, EpochWentBack
 from angelia.mailbox.mailbox import Mailbox

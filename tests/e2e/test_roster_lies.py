@@ -22,8 +22,8 @@ from angelia.client.mailbox_keys import Renamed
 from angelia.envelope.refusals import NotAllowed
 from angelia.envelope.rosters import FIRST_PREVIOUS, Member, Roster, UntrustedRoster, encode_roster, roster_document
 from angelia.envelope.sealing import ChannelKey, EpochKey
+from angelia.envelope.times import unix_ms
 from angelia.errors import AngeliaError, Denied, NotFound
-from angelia.keys.model import unix_ms
 from angelia.mailbox import identity
 from angelia.mailbox.channels import ChannelMessage
 from angelia.mailbox.mailbox import Mailbox

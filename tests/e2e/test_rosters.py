@@ -21,8 +21,8 @@ from angelia.envelope.rosters import (
     sign_roster,
 )
 from angelia.envelope.sealing import ChannelKey, EpochKey
+from angelia.envelope.times import unix_ms
 from angelia.errors import NotFound
-from angelia.keys.model import unix_ms
 from angelia.mailbox.channels import ChannelMessage
 from liar import Answer, Asked, Liar, problem
 from rostered import (

@@ -20,9 +20,10 @@ from angelia.envelope.bundles import Link
 from angelia.envelope.ids import KeyType, hot_tag
 from angelia.envelope.json_form import to_text
 from angelia.envelope.signing import SigningPair
+from angelia.envelope.times import unix_ms
 from angelia.errors import ClockSkew, InvalidArgument, Unavailable
 from angelia.keys import routes, service, store
-from angelia.keys.model import BundleAnswer, LinkDocument, Reason, bundle_document, parse_links, unix_ms
+from angelia.keys.model import BundleAnswer, LinkDocument, Reason, bundle_document, parse_links
 from angelia.keys.service import Keys
 from angelia.keys.store import HotBundles
 from angelia.stores.valkey import HotTier

@@ -18,6 +18,7 @@ from angelia.envelope.ids import KeyType
 from angelia.envelope.kem import KemPrivateKey
 from angelia.envelope.refusals import InvalidKey, Malformed
 from angelia.envelope.signing import SigningPair
+from angelia.envelope.times import moment, unix_ms
 from angelia.errors import AngeliaError, InvalidArgument
 from angelia.keys.model import (
     DESTROY_AFTER,
@@ -30,14 +31,12 @@ from angelia.keys.model import (
     RotationDocument,
     bundle_document,
     link_document,
-    moment,
     one_time_document,
     parse_bundle,
     parse_link,
     parse_one_time_key,
     parse_rotation,
     rotation_document,
-    unix_ms,
 )
 
 NOW = 1_735_171_200_123

@@ -20,10 +20,11 @@ from angelia.envelope.bundles import KemEntry, Link, Listed
 from angelia.envelope.ids import KeyType, key_id
 from angelia.envelope.kem import KemPrivateKey
 from angelia.envelope.signing import SigningPair
+from angelia.envelope.times import unix_ms
 from angelia.errors import AngeliaError, Conflict, InvalidArgument, NotFound
 from angelia.keys import service
 from angelia.keys.bundle_succession import Emergency
-from angelia.keys.model import DESTROY_AFTER, KeyStatus, Policy, Reason, parse_links, rotation_document, unix_ms
+from angelia.keys.model import DESTROY_AFTER, KeyStatus, Policy, Reason, parse_links, rotation_document
 from keyholder import KeyHolder, KeySlice, audited, everything, fetched, publication
 from support import Server
 

@@ -24,9 +24,9 @@ from angelia.envelope.refusals import (
     WrongRecipient,
 )
 from angelia.envelope.sealing import ChannelKey, EpochKey, Post
+from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Compression, Envelope, decode
 from angelia.errors import QueueFull
-from angelia.keys.model import unix_ms
 from angelia.mailbox import database, identity
 from angelia.mailbox.channels import ChannelMessage, EpochLeapt, EpochWentBack, Placed
 from angelia.mailbox.database import FILE, SCHEMA

@@ -16,7 +16,7 @@ from angelia.envelope import sealing, wire
 from angelia.envelope.bundles import Bundle, Link, check_bundle, follow, trusted_by
 from angelia.envelope.refusals import Replayed, UnknownKey
 from angelia.envelope.sealing import Letter
-from angelia.keys.model import unix_ms
+from angelia.envelope.times import unix_ms
 from angelia.mailbox import identity, keyfile
 from angelia.mailbox.database import FILE
 from angelia.mailbox.inbox import Opened, ReadState

@@ -13,7 +13,7 @@ from angelia.envelope.refusals import NotAllowed, SignatureFailed, UnknownSigner
 from angelia.envelope.rosters import Member, Roster, UntrustedRoster, sign_roster
 from angelia.envelope.sealing import ChannelKey, EpochKey
 from angelia.envelope.signing import SigningPair
-from angelia.keys.model import unix_ms
+from angelia.envelope.times import unix_ms
 from angelia.mailbox import identity
 from angelia.mailbox.mailbox import Mailbox
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from angelia.envelope.bundles import Link, follow, trusted_by
+from angelia.envelope.times import moment
 from angelia.errors import KeyStale
-from angelia.keys.model import moment
 from angelia.mailbox import identity
 from angelia.mailbox.database import FILE, SCHEMA
 from angelia.mailbox.key_rotation import Due

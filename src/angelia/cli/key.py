@@ -367,7 +367,7 @@ def _where(session: Session, mailbox: Mailbox) -> str:
 
 
 def _facts(bundle: Bundle, revoked: Collection[UUID] = ()) -> list[tuple[str, str]]:
-    from angelia.keys.model import moment as at
+    from angelia.envelope.times import moment as at
 
     pairs = [
         ("handle", bundle.agent_nhi),
@@ -388,8 +388,8 @@ def _status(entry: KemEntry, revoked: Collection[UUID]) -> str:
 
 
 def _state(bundle: Bundle, revoked: Collection[UUID] = (), one_time_keys: int | None = None) -> KeyState:
+    from angelia.envelope.times import moment as at
     from angelia.keys.model import TYPE_NAMES
-    from angelia.keys.model import moment as at
 
     return KeyState(
         handle=bundle.agent_nhi,

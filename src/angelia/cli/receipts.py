@@ -138,6 +138,6 @@ def _checked(session: Session, client: Client, mailbox: Mailbox, answer: Receipt
 
 
 def _moment(at_ms: int) -> datetime:
-    from angelia.keys.model import moment
+    from angelia.envelope.times import moment
 
     return moment(at_ms)

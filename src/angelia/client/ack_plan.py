@@ -40,9 +40,9 @@ from angelia.envelope.refusals import (
     UnknownSigner,
     WrongRecipient,
 )
+from angelia.envelope.times import moment
 from angelia.envelope.wire import decode
 from angelia.errors import AngeliaError, Denied, KeyNotFound, NotFound, RateLimited
-from angelia.keys.model import moment
 from angelia.mail.model import ATTEMPTS, LONGEST_BACK_OFF, MOST_AT_ONCE
 from angelia.mailbox.held_mail import Waiting
 from angelia.mailbox.inbox import Message, Opened, ReadState

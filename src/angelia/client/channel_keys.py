@@ -24,9 +24,9 @@ from angelia.client.mailbox_keys import now
 from angelia.envelope.refusals import Refused
 from angelia.envelope.rosters import Roster, UntrustedRoster
 from angelia.envelope.sealing import ChannelKey, Edition, EpochKey
+from angelia.envelope.times import SKEW, unix_ms
 from angelia.envelope.wire import decode
 from angelia.errors import AngeliaError, Conflict, EpochStale, KeyNotFound, NotFound, Unavailable, VersionConflict
-from angelia.keys.model import SKEW, unix_ms
 from angelia.mail.model import MOST_AT_ONCE
 from angelia.mailbox.inbox import Message, Opened
 from angelia.mailbox.mailbox import Mailbox

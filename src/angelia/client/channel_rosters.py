@@ -17,8 +17,9 @@ from angelia.client.mailbox_keys import now
 from angelia.envelope.bundles import Link
 from angelia.envelope.refusals import Refused, UnknownSigner
 from angelia.envelope.rosters import FIRST_PREVIOUS, Member, Roster, UntrustedRoster, sign_roster
+from angelia.envelope.times import moment, unix_ms
 from angelia.errors import AngeliaError, Conflict, NotFound, VersionConflict
-from angelia.keys.model import moment, parse_links, unix_ms
+from angelia.keys.model import parse_links
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.notices import Kind
 

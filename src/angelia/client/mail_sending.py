@@ -14,6 +14,7 @@ from angelia.client.exchange import BadAnswer, Exchange
 from angelia.client.mail_answers import Accepted, SendOutcome
 from angelia.client.mailbox_keys import OneTime
 from angelia.envelope import json_form
+from angelia.envelope.times import SKEW, moment
 from angelia.envelope.wire import Envelope, decode
 from angelia.errors import (
     AngeliaError,
@@ -28,7 +29,6 @@ from angelia.errors import (
     Unauthenticated,
     Unavailable,
 )
-from angelia.keys.model import SKEW, moment
 from angelia.mail.model import MOST_AT_ONCE
 from angelia.mailbox.files import ChangedFile
 from angelia.mailbox.mailbox import Mailbox

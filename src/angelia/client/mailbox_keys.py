@@ -20,6 +20,7 @@ from angelia.client.api_errors import Unreachable
 from angelia.client.exchange import MOST_PAGES, BadAnswer, Exchange
 from angelia.envelope.bundles import Bundle, Link, Listed, OneTimeKey, UntrustedBundle
 from angelia.envelope.refusals import Refused, UnknownSigner
+from angelia.envelope.times import moment, unix_ms
 from angelia.envelope.wire import Envelope
 from angelia.errors import (
     AngeliaError,
@@ -39,11 +40,9 @@ from angelia.keys.model import (
     BundleAnswer,
     LinkDocument,
     Reason,
-    moment,
     parse_link,
     parse_links,
     parse_one_time_key,
-    unix_ms,
 )
 from angelia.mailbox.inbox import Opened
 from angelia.mailbox.key_rotation import Due

@@ -15,21 +15,10 @@ from angelia.envelope.bundles import BUNDLE_LIFE, FIRST_PREVIOUS, Bundle, KemEnt
 from angelia.envelope.ids import KeyType, key_id
 from angelia.envelope.json_form import to_text
 from angelia.envelope.signing import VerifyingPair
+from angelia.envelope.times import SKEW, moment, unix_ms
 from angelia.errors import ClockSkew, Conflict, InvalidArgument, VersionConflict
 from angelia.keys import store
-from angelia.keys.model import (
-    CACHE,
-    SKEW,
-    TYPE_NAMES,
-    Change,
-    KeyRecord,
-    KeyStatus,
-    NewRecord,
-    Reason,
-    moment,
-    parse_links,
-    unix_ms,
-)
+from angelia.keys.model import CACHE, TYPE_NAMES, Change, KeyRecord, KeyStatus, NewRecord, Reason, parse_links
 from angelia.stores.ledger import Tx
 
 REQUEST_GRACE = timedelta(seconds=300)  # how long a replaced signing key still signs requests

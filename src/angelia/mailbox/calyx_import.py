@@ -18,8 +18,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from angelia.envelope.times import SKEW
 from angelia.errors import InvalidArgument, NotFound
-from angelia.keys.model import SKEW
 from angelia.mailbox.database import FILE, SQL, Database, Tx, stamp
 from angelia.mailbox.files import Problem, read_safely
 from angelia.mailbox.private_files import FILE_MODE, UnsafeFile

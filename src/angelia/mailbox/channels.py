@@ -14,6 +14,7 @@ from angelia.envelope.merkle_batch import VerifiedRoots
 from angelia.envelope.refusals import Expired, IdConflict, Malformed, Refused, SuiteRefused, UnknownKey, WrongRecipient
 from angelia.envelope.sealing import CHANNEL_KEY_LENGTHS, ChannelKey, Edition, EpochKey, Post
 from angelia.envelope.signing import VerifyingPair
+from angelia.envelope.times import SKEW, moment, unix_ms
 from angelia.envelope.wire import (
     LATEST,
     TTL_CEILING,
@@ -26,7 +27,6 @@ from angelia.envelope.wire import (
     Suite,
 )
 from angelia.errors import AngeliaError
-from angelia.keys.model import SKEW, moment, unix_ms
 from angelia.mailbox.database import SQL, Database, Tx, read_meta, stamp, unstamp, write_meta
 from angelia.mailbox.key_rotation import STOLEN_AT, OwnKeys
 from angelia.mailbox.key_share_retries import Unreached, forget_before

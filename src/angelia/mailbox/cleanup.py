@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from angelia.keys.model import SKEW
+from angelia.envelope.times import SKEW
 from angelia.mailbox import channels, replay
 from angelia.mailbox.database import SQL, Database, stamp, unstamp, write_meta
 from angelia.mailbox.files import Drawer

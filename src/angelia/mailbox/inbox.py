@@ -12,9 +12,9 @@ from uuid import UUID
 
 from angelia.envelope.receipts import Receipt, ReceiptStatus, sign_receipt
 from angelia.envelope.sealing import CHANNEL_KEY_LENGTHS, Control
+from angelia.envelope.times import moment, unix_ms
 from angelia.envelope.wire import MAX_PLAINTEXT, TAG, Envelope, Priority
 from angelia.errors import AngeliaError, InvalidArgument, NotFound, RateLimited
-from angelia.keys.model import moment, unix_ms
 from angelia.mailbox.database import SQL, Database, Tx, stamp, unstamp
 from angelia.mailbox.files import Drawer, Problem
 from angelia.mailbox.key_rotation import OwnKeys

@@ -28,6 +28,7 @@ from angelia.envelope.bundles import DEFAULT_SUITES, Bundle, Link, Listed, OneTi
 from angelia.envelope.ids import KeyType
 from angelia.envelope.kem import KemPrivateKey, KemPublicKey
 from angelia.envelope.signing import VerifyingPair
+from angelia.envelope.times import SKEW, moment, unix_ms
 from angelia.envelope.wire import TTL_CEILING, TTL_MAX, Suite
 from angelia.errors import Conflict, InvalidArgument
 from angelia.keys.model import (
@@ -36,12 +37,9 @@ from angelia.keys.model import (
     MOST_ONE_TIME,
     ONE_TIME_LIFE,
     ONE_TIME_USE,
-    SKEW,
     LinkDocument,
     link_document,
-    moment,
     parse_link,
-    unix_ms,
 )
 from angelia.mailbox import identity as identities
 from angelia.mailbox import next_bundle

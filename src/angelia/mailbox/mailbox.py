@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from angelia.envelope.receipts import Receipt, ReceiptStatus, check_receipt, sign_receipt
 from angelia.envelope.refusals import Refused, SignatureFailed
+from angelia.envelope.times import moment, unix_ms
 from angelia.envelope.wire import TTL_MAX, decode
 from angelia.errors import AngeliaError, NotFound
-from angelia.keys.model import moment, unix_ms
 from angelia.mailbox import calyx_import, private_files
 from angelia.mailbox import identity as identities
 from angelia.mailbox.allowlist import Allowlist

@@ -26,9 +26,10 @@ from angelia.envelope.bundles import (
 from angelia.envelope.ids import KeyType
 from angelia.envelope.kem import KemPrivateKey, KemPublicKey
 from angelia.envelope.signing import SigningPair
+from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Suite
 from angelia.errors import InvalidArgument
-from angelia.keys.model import GRACE, unix_ms
+from angelia.keys.model import GRACE
 from angelia.mailbox.keyfile import ED25519, LOCAL, LOCAL_BYTES, ML_DSA, NEXT, XWING, Seeds
 
 

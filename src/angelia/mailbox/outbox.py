@@ -14,9 +14,10 @@ from angelia.envelope.bundles import Bundle, Link, OneTimeKey, UntrustedBundle, 
 from angelia.envelope.kem import KemPublicKey
 from angelia.envelope.refusals import Expired, InvalidKey, UnknownSigner
 from angelia.envelope.sealing import Letter
+from angelia.envelope.times import SKEW, moment, unix_ms
 from angelia.envelope.wire import TTL_DEFAULT, TTL_MAX, Compression, Envelope, Header, Priority, Suite
 from angelia.errors import AngeliaError, Conflict, InvalidArgument, KeyRevoked, KeyStale
-from angelia.keys.model import ONE_TIME_LIFE, SKEW, moment, unix_ms
+from angelia.keys.model import ONE_TIME_LIFE
 from angelia.mailbox.cleanup import KEPT_AFTER_END, Upkeep
 from angelia.mailbox.database import SQL, Database, Tx, stamp
 from angelia.mailbox.files import Drawer, Problem

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
-from angelia.keys.model import SKEW
+from angelia.envelope.times import SKEW
 from angelia.mailbox.database import stamp, unstamp
 
 WITHDRAWN = "withdrawn"  # the reason of a message that its sender took back

@@ -16,8 +16,9 @@ import msgspec
 from angelia.envelope.bundles import Bundle, Link, Listed, Trusted, UntrustedBundle, check_bundle, follow, trusted_by
 from angelia.envelope.refusals import NotAllowed, SignatureFailed, UnknownSigner
 from angelia.envelope.signing import VerifyingPair, parse_pair
+from angelia.envelope.times import SKEW, moment
 from angelia.errors import KeyStale
-from angelia.keys.model import CACHE, SKEW, LinkDocument, link_document, moment, parse_link
+from angelia.keys.model import CACHE, LinkDocument, link_document, parse_link
 from angelia.mailbox.database import SQL, Database, Tx, ago, stamp, unstamp
 from angelia.mailbox.notices import Kind, Notices
 

@@ -20,9 +20,9 @@ from angelia.envelope.refusals import (
 )
 from angelia.envelope.sealing import Control
 from angelia.envelope.signing import VerifyingPair
+from angelia.envelope.times import moment, unix_ms
 from angelia.envelope.wire import Envelope, Header
 from angelia.errors import AngeliaError, RateLimited
-from angelia.keys.model import moment, unix_ms
 from angelia.mailbox import open_failures, replay
 from angelia.mailbox.allowlist import Allowlist
 from angelia.mailbox.channels import Channels

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from angelia.envelope.refusals import Expired, IdConflict, Replayed
+from angelia.envelope.times import SKEW
 from angelia.errors import InvalidArgument
-from angelia.keys.model import SKEW
 from angelia.mailbox.database import SQL, Database, Tx, ago, read_meta, stamp, unstamp, write_meta
 
 LEGACY_DENIED = timedelta(hours=24)

@@ -17,7 +17,7 @@ from angelia.envelope.rosters import (
     encode_roster,
 )
 from angelia.envelope.signing import VerifyingPair
-from angelia.keys.model import moment
+from angelia.envelope.times import moment
 from angelia.mailbox.database import SQL, Database, Tx, stamp
 from angelia.mailbox.key_rotation import OwnKeys
 from angelia.mailbox.pinned_keys import Trust

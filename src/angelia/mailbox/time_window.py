@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 from angelia.envelope.refusals import Expired, FromFuture, Stale
+from angelia.envelope.times import SKEW
 from angelia.envelope.wire import Header
-from angelia.keys.model import SKEW
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SKEW = SKEW // timedelta(microseconds=1)
