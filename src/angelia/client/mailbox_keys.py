@@ -247,7 +247,7 @@ def seal(
     body: bytes,
     *,
     one_time: OneTime = "prefer",
-    **wishes: Unpack[SendOptions],
+    **options: Unpack[SendOptions],
 ) -> Exchange[Envelope]:
     """Seal a message; its bytes are in the outbox when this returns.
 
@@ -265,7 +265,7 @@ def seal(
             raise NoOneTimeKey(
                 f"{recipient} has no one-time key for this sender now", hint='one_time="prefer" does without one'
             )
-    return mailbox.outbox.seal(found.link, body, now=now(), one_time_key=key, **wishes)
+    return mailbox.outbox.seal(found.link, body, now=now(), one_time_key=key, **options)
 
 
 def reseal(mailbox: Mailbox, replay_key: str, refusal: KeyStale | KeyRevoked | None = None) -> Exchange[Envelope]:
