@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import click
 
 from angelia.cli.command_context import Session
@@ -15,24 +13,16 @@ from angelia.cli.tables import Column
 command = Noun("config", "show every setting and where it came from; completion")
 
 
-class _Line(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def value(self) -> str: ...
-    @property
-    def origin(self) -> str: ...
-    @property
-    def about(self) -> str: ...
-
-
 @command.verb(example="angelia config show", needs=Needs.SERVER | Needs.OPERATOR)
 @click.option("--server", is_flag=True, help="those of the running server, not of this shell")
 def show(session: Session, server: bool) -> None:
     """Show each setting and where it came from; secrets are masked. -v adds what each is for."""
-    lines: list[_Line] = []
-    lines += session.as_operator().server.settings() if server else session.loaded.shown()
-    columns: list[Column[_Line]] = [
+    from angelia.settings import Shown
+
+    lines = session.loaded.shown()
+    if server:
+        lines = [Shown(s.name, s.value, s.origin, s.about) for s in session.as_operator().server.settings()]
+    columns: list[Column[Shown]] = [
         Column("NAME", lambda s: s.name),
         Column("VALUE", lambda s: s.value, long=True),
         Column("FROM", lambda s: s.origin, long=True),
