@@ -10,7 +10,7 @@ import msgspec
 from angelia.audit.model import ChainEntry, Checkpoint, Floor, Signed, StoredEvent
 from angelia.guard.model import Block, Token
 from angelia.keys.model import GraceKey, LinkDocument, Policy, Rotation
-from angelia.policy.model import Rule
+from angelia.policy.model import PolicyRule
 from angelia.runs.model import Run
 
 __all__ = [
@@ -36,10 +36,10 @@ __all__ = [
     "OneTimeKeysAdded",
     "OneTimeKeysLeft",
     "Policies",
+    "PolicyRule",
     "Profile",
     "Published",
     "Registered",
-    "Rule",
     "Run",
     "Runs",
     "Schedule",
@@ -135,7 +135,7 @@ class Blocks(Answer, frozen=True, kw_only=True):
 class Policies(Answer, frozen=True, kw_only=True):
     """A page of rules, in the order in which they were made."""
 
-    policies: list[Rule]
+    policies: list[PolicyRule]
     next: str | None
     total: int
 

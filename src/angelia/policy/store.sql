@@ -1,12 +1,12 @@
 -- name: version
--- Asked with every check: what was decided under another version is not believed.
+-- Read with every check: decisions cached under another version are not used.
 SELECT version FROM policy_version
 
 -- name: lock_version
 SELECT version FROM policy_version FOR UPDATE
 
 -- name: bump_version
--- The row's lock makes changes of the rules queue up; it is held until the change is committed.
+-- The row lock, held until the commit, makes changes of the rules happen one after another.
 UPDATE policy_version SET version = version + 1 RETURNING version
 
 -- name: every_rule

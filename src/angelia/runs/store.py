@@ -1,4 +1,4 @@
-"""Every SQL statement of the list of runs, which reads only: the pipeline writes it."""
+"""Every SQL statement about runs. All of them read; the pipeline writes."""
 
 from __future__ import annotations
 
