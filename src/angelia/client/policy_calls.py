@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from angelia.client.answers import Decision, Policies, Rule
+from angelia.client.answers import Decision, Policies, PolicyRule
 from angelia.client.exchange import Credential, Exchange, Request, document, path, query
 from angelia.policy.model import Action, Effect
 
@@ -23,7 +23,7 @@ def add_policy(
     priority: int = 0,
     expires_in: int | None = None,
     rate: str | None = None,
-) -> Exchange[Rule]:
+) -> Exchange[PolicyRule]:
     """Make a rule, for `expires_in` seconds or until it is removed; it counts at once. For operators."""
     body = document(
         effect=effect,
@@ -35,7 +35,7 @@ def add_policy(
         rate=rate,
     )
     answer = yield Request("POST", "/v1/policies", body=body, idempotent=False, credential=Credential.OPERATOR)
-    return answer.read(Rule)
+    return answer.read(PolicyRule)
 
 
 def remove_policy(rule_id: str) -> Exchange[None]:
