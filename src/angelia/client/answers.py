@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.audit.model import ChainEntry, Checkpoint, Floor, Signed, StoredEvent
+from angelia.audit.model import ChainEntry, Checkpoint, Floor, SignedEntry, StoredEvent
 from angelia.guard.model import Block, Token
 from angelia.keys.model import GraceKey, LinkDocument, Policy, Rotation
 from angelia.policy.model import PolicyRule
@@ -165,7 +165,7 @@ class Node(Answer, frozen=True, kw_only=True):
 
     key_id: UUID
     public_key: bytes
-    signed: Signed | None = None
+    signed: SignedEntry | None = None
 
 
 class Events(Answer, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from angelia.audit.model import Checkpoint, Signed
+from angelia.audit.model import Checkpoint, SignedEntry
 from angelia.envelope.ids import KeyType, key_id
 from angelia.errors import DiskFull, StartFailed, Unavailable
 from angelia.stores.embedded.private import read_private, write_private
@@ -27,7 +27,7 @@ class Node(msgspec.Struct, frozen=True):
 
     key_id: str
     public_key: str
-    signed: Signed | None
+    signed: SignedEntry | None
 
 
 class NodeIdentity:
@@ -50,10 +50,10 @@ class NodeIdentity:
     def key_id(self) -> UUID:
         return self._key_id
 
-    def signed(self) -> Signed | None:
+    def signed(self) -> SignedEntry | None:
         """The last entry of the audit chain that this node signed; read anew, since the main process signs."""
         try:
-            return msgspec.json.decode(read_private(self._memory, _MEMORY_BYTES), type=Signed)
+            return msgspec.json.decode(read_private(self._memory, _MEMORY_BYTES), type=SignedEntry)
         except FileNotFoundError:
             return None
         except msgspec.DecodeError as error:
