@@ -15,7 +15,7 @@ from angelia.client import AsyncClient, Client, channel_signing, key_calls, mail
 from angelia.client.exchange import MOST_PAGES, BadAnswer, Credential, Exchange, Response
 from angelia.envelope.bundles import Link
 from angelia.envelope.ids import KeyType
-from angelia.keys.model import Policy, Reason, bundle_document, link_document
+from angelia.keys.model import Reason, RotationPolicy, bundle_document, link_document
 from client.test_calls import held
 from keyholder import KeyHolder
 
@@ -46,7 +46,7 @@ REVOKED = {"key_id": KEY, "key_type": "xwing", "status": "revoked", "created_at"
         (key_calls.key_history("bob", cursor="c", limit=2), {"rotations": [], "next": None},
          "GET /v1/keys/bob/history?cursor=c&limit=2", None),
         (key_calls.schedules(), {"schedules": [SCHEDULE], "next": None}, "GET /v1/schedules", None),
-        (key_calls.put_schedule("bob", Policy.WEEKLY), SCHEDULE, "PUT /v1/schedules/bob", {"policy": "weekly"}),
+        (key_calls.put_schedule("bob", RotationPolicy.WEEKLY), SCHEDULE, "PUT /v1/schedules/bob", {"policy": "weekly"}),
         (key_calls.remove_schedule("bob"), None, "DELETE /v1/schedules/bob", None),
         (key_calls.report_rotation("bob", UUID(KEY), 4), SCHEDULE,
          "POST /v1/schedules/bob/rotated", {"key_id": KEY, "version": 4}),

@@ -9,7 +9,7 @@ import msgspec
 
 from angelia.audit.model import ChainEntry, Checkpoint, Floor, SignedEntry, StoredEvent
 from angelia.guard.model import Block, Token
-from angelia.keys.model import GraceKey, LinkDocument, Policy, Rotation
+from angelia.keys.model import GraceKey, LinkDocument, Rotation, RotationPolicy
 from angelia.policy.model import PolicyRule
 from angelia.runs.model import Run
 
@@ -251,7 +251,7 @@ class Schedule(Answer, frozen=True, kw_only=True, omit_defaults=False):
 
     session_id: UUID
     peer: str
-    policy: Policy
+    policy: RotationPolicy
     current_key_id: UUID
     current_key_version: int
     last_rotated_at: datetime

@@ -20,7 +20,14 @@ from angelia.client.answers import (
 )
 from angelia.client.exchange import MOST_PAGES, BadAnswer, Credential, Exchange, Request, document, path, query
 from angelia.envelope.bundles import Link, OneTimeKey
-from angelia.keys.model import BundleAnswer, Policy, Reason, bundle_document, one_time_document, rotation_document
+from angelia.keys.model import (
+    BundleAnswer,
+    Reason,
+    RotationPolicy,
+    bundle_document,
+    one_time_document,
+    rotation_document,
+)
 
 
 def publish_bundle(link: Link, one_time_keys: Sequence[OneTimeKey] = ()) -> Exchange[Published]:
@@ -109,7 +116,7 @@ def schedules() -> Exchange[list[Schedule]]:
     raise BadAnswer(f"the list of schedules did not end after {MOST_PAGES} pages")
 
 
-def put_schedule(peer: str, policy: Policy, *, agent: str | None = None) -> Exchange[Schedule]:
+def put_schedule(peer: str, policy: RotationPolicy, *, agent: str | None = None) -> Exchange[Schedule]:
     """Make or change the rotation schedule with a peer: one's own, or as an operator that of an agent."""
     answer = yield Request(
         "PUT",

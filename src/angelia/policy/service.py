@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from uuid import UUID
 
+import msgspec
 import structlog
 
 from angelia import metrics
@@ -217,7 +218,7 @@ class Policy:
                     held = self._held  # another task may have loaded them meanwhile; indexing takes a while
                     if held is None or held.version != version:
                         held = _Held(version, RuleSet(rules))
-        except (*GONE, StatementError, AngeliaError, TypeError, ValueError) as error:
+        except (*GONE, StatementError, AngeliaError, msgspec.ValidationError, TypeError, ValueError) as error:
             raise Unavailable(
                 "the rules cannot be read at the moment, so nothing is allowed", hint="try again", retry_after=1
             ) from error

@@ -5,8 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID, uuid4
 
+import msgspec
+
 from angelia.envelope.ids import hot_tag
-from angelia.policy.model import Action, Effect, PolicyRule, Rate
+from angelia.policy.model import PolicyRule, Rate
 from angelia.stores.ledger import Row, Tx
 from angelia.stores.sql import statements
 from angelia.stores.valkey import HotTier, Script
@@ -47,19 +49,7 @@ async def count_made_by(tx: Tx, name: str) -> int:
 
 
 async def add(tx: Tx, rule: PolicyRule) -> None:
-    await tx.execute(
-        SQL["add"],
-        rule.rule_id,
-        rule.priority,
-        rule.effect.value,
-        rule.action.value,
-        rule.subject,
-        rule.object,
-        rule.expires_at,
-        rule.rate,
-        rule.created_by,
-        rule.created_at,
-    )
+    await tx.execute(SQL["add"], *msgspec.structs.astuple(rule))
 
 
 async def remove(tx: Tx, rule_id: UUID) -> PolicyRule | None:
@@ -81,15 +71,4 @@ class HotRates:
 
 
 def _rule(row: Row) -> PolicyRule:
-    return PolicyRule(
-        rule_id=row["rule_id"],
-        priority=row["priority"],
-        effect=Effect(row["effect"]),
-        action=Action(row["action"]),
-        subject=row["subject"],
-        object=row["object"],
-        expires_at=row["expires_at"],
-        rate=row["rate"],
-        created_by=row["created_by"],
-        created_at=row["created_at"],
-    )
+    return msgspec.convert(dict(row), PolicyRule)

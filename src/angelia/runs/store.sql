@@ -1,6 +1,10 @@
+-- part: run_columns
+-- As the members of Run are named in JSON.
+run_id, job, state, version, lo AS "from", hi AS "to", cutoff, row_count AS rows, report, started_at, updated_at
+
 -- name: page
 -- Newest first. A process that works on a run holds the advisory lock of its app id until it ends.
-SELECT run_id, job, state, version, lo, hi, cutoff, row_count, report, started_at, updated_at,
+SELECT {run_columns},
   state NOT IN ('done', 'failed') AND EXISTS (
     SELECT 1 FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database AND d.datname = current_database()
     WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
@@ -20,6 +24,6 @@ FROM pipeline_runs ORDER BY job, started_at DESC, version DESC
 
 -- name: last_done
 -- The last run of each job that was done.
-SELECT DISTINCT ON (job) run_id, job, state, version, lo, hi, cutoff, row_count, report, started_at, updated_at,
+SELECT DISTINCT ON (job) {run_columns},
   false AS at_work
 FROM pipeline_runs WHERE state = 'done' ORDER BY job, updated_at DESC, version DESC
