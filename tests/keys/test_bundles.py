@@ -124,8 +124,8 @@ async def test_an_old_bundle_a_gap_and_a_broken_link_are_conflicts_with_the_pres
     assert (await alice.publish(server, alice.bundle())).status_code == 201
     present = alice.last
     assert present is not None
-    gap = bundles.Trusted(agent_nhi="alice", signer=first.signer, bundle_version=4, bundle_hash=present.bundle_hash)
-    broken = bundles.Trusted(agent_nhi="alice", signer=first.signer, bundle_version=3, bundle_hash=bytes(32))
+    gap = bundles.TrustAnchor(agent_nhi="alice", signer=first.signer, bundle_version=4, bundle_hash=present.bundle_hash)
+    broken = bundles.TrustAnchor(agent_nhi="alice", signer=first.signer, bundle_version=3, bundle_hash=bytes(32))
     for wrong in (
         old,
         alice.bundle(after=None),

@@ -7,19 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from angelia.cli.command_context import Session
-from angelia.cli.mail_output import Counted
 from angelia.cli.paging import ago, pages_of, show_list
 from angelia.cli.public_files import handing_over
 from angelia.cli.tables import Column
 
 if TYPE_CHECKING:
-    from angelia.mailbox.allowlist import Entry
+    from angelia.mailbox.allowlist import AllowedSender
     from angelia.mailbox.mailbox import Mailbox
 
 
 def import_list(session: Session, mailbox: Mailbox, file: Path) -> None:
     """Add the entries of a file."""
-    from angelia.mailbox.files import read_safely
+    from angelia.mailbox.envelope_files import read_safely
 
     imported = mailbox.allowlist.import_json(read_safely(file, file), datetime.now(UTC))
     for why in imported.refused:
@@ -34,12 +33,12 @@ def export_list(session: Session, mailbox: Mailbox, path: Path) -> None:
         assert file is not None, "it has a name"
         file.write(mailbox.allowlist.export_json())
     count = len(mailbox.allowlist.entries())
-    session.out.done(Counted(done="exported", count=count), f"exported {_entries(count)} to {path}")
+    session.out.done({"done": "exported", "count": count}, f"exported {_entries(count)} to {path}")
 
 
 def show_allowed(session: Session, mailbox: Mailbox) -> None:
     """List whose mail is opened."""
-    columns: list[Column[Entry]] = [
+    columns: list[Column[AllowedSender]] = [
         Column("NAME", lambda e: e.nhi, long=True),
         Column("FINGERPRINT", lambda e: e.fingerprint),
         Column("SINCE", lambda e: ago(e.added_at), right=True),

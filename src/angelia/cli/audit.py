@@ -17,7 +17,7 @@ from angelia.cli.errors import Usage
 from angelia.cli.flags import Needs, message_uuid
 from angelia.cli.grammar import Noun
 from angelia.cli.paging import Page, short, show_list
-from angelia.cli.progress import Progress
+from angelia.cli.progress import ProgressBar
 from angelia.cli.tables import Column, counted
 from angelia.cli.times import full
 from angelia.errors import AuditBroken, NotFound
@@ -119,7 +119,7 @@ def _verified(session: Session, client: Client, witness: str | None, lake: str |
         if checkpoints[-1].position <= after:
             raise BadAnswer(f"asked for the checkpoints after {after}, the server gave earlier ones")
         after = checkpoints[-1].position
-    with Progress(session.out, "verifying", "entries") as progress:
+    with ProgressBar(session.out, "verifying", "entries") as progress:
         while True:
             before = verifier.position
             page = client.audit.chain(after=before, limit=PAGE)

@@ -342,7 +342,7 @@ def _is_later(mailbox: Mailbox, made_under: Edition, roster: Roster, message: Me
 def _signs_still(mailbox: Mailbox, message: Message) -> bool:
     """Whether the pair that signed a message is its sender's present one: one that was replaced may be in other hands,
     and vouches for no key."""
-    pin = mailbox.trust.pin(message.sender)
+    pin = mailbox.pinned_keys.pin(message.sender)
     return pin is not None and pin.fingerprint == message.sender_fingerprint
 
 

@@ -17,8 +17,8 @@ from angelia.client.exchange import Exchange
 from angelia.client.mailbox_keys import now
 from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError, EpochStale, VersionConflict
-from angelia.mailbox.channels import PostWishes
 from angelia.mailbox.mailbox import Mailbox
+from angelia.mailbox.outbox import MessageOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Posted:
     unreached: dict[str, AngeliaError]
 
 
-def publish(mailbox: Mailbox, channel: str | UUID, body: bytes, **wishes: Unpack[PostWishes]) -> Exchange[Posted]:
+def publish(mailbox: Mailbox, channel: str | UUID, body: bytes, **options: Unpack[MessageOptions]) -> Exchange[Posted]:
     """Seal a message for all who listen, and publish it. Who lacks the key is sent it before; under a new key nothing
     is published before all were offered it who can be reached.
 
@@ -42,7 +42,7 @@ def publish(mailbox: Mailbox, channel: str | UUID, body: bytes, **wishes: Unpack
         try:
             present, shared = yield from _offered(mailbox, found)
             check_roster_stands(mailbox, present.roster)  # to send the key to many takes its time
-            envelope = mailbox.channels.seal(found.channel_id, present.key, body, now(), **wishes)
+            envelope = mailbox.channels.seal(found.channel_id, present.key, body, now(), **options)
             published = yield from channel_calls.publish_envelope(found.channel_id, envelope)
         except (EpochStale, VersionConflict):  # the key changed meanwhile
             if last_try:
@@ -76,7 +76,7 @@ def _offered(mailbox: Mailbox, found: Shown) -> Exchange[tuple[Present, Shared]]
 
 
 def _found(mailbox: Mailbox, channel: str | UUID) -> Exchange[Shown]:
-    mailbox.own.refresh()
+    mailbox.own_keys.refresh()
     found = yield from find_channel(mailbox, channel)
     # Who publishes is sent the next keys. So is an owner, also one whose mailbox missed the making of its channel.
     owns = found.owner_nhi == mailbox.identity.handle

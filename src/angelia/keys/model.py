@@ -10,7 +10,7 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.envelope.bundles import Bundle, KemEntry, Link, Listed, OneTimeKey, RotationStatement
+from angelia.envelope.bundles import Bundle, KemEntry, KemKeyStatus, Link, OneTimeKey, RotationStatement
 from angelia.envelope.ids import KeyType
 from angelia.envelope.json_form import from_text, to_text
 from angelia.envelope.kem import KemPublicKey, parse_kem_key
@@ -426,9 +426,9 @@ def _parse_signer(document: SignerDocument) -> VerifyingPair:
     return pair
 
 
-def _listed(text: str) -> Listed:
+def _listed(text: str) -> KemKeyStatus:
     try:
-        return {"active": Listed.ACTIVE, "grace": Listed.GRACE}[text]
+        return {"active": KemKeyStatus.ACTIVE, "grace": KemKeyStatus.GRACE}[text]
     except KeyError:
         raise InvalidKey("the status of a KEM key in a bundle is active or grace") from None
 

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TypedDict, Unpack
+from typing import Unpack
 from uuid import UUID
 
 from angelia.envelope import frame, sealing
@@ -27,12 +27,13 @@ from angelia.envelope.wire import (
     Suite,
 )
 from angelia.errors import AngeliaError
-from angelia.mailbox.database import SQL, Database, Tx, read_meta, stamp, unstamp, write_meta
+from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, read_meta, stamp, unstamp, write_meta
 from angelia.mailbox.key_rotation import STOLEN_AT, OwnKeys
 from angelia.mailbox.key_share_retries import Unreached, forget_before
 from angelia.mailbox.local_key import LocalKey
-from angelia.mailbox.pinned_keys import Trust
-from angelia.mailbox.time_window import Profile, check_window
+from angelia.mailbox.outbox import MessageOptions
+from angelia.mailbox.pinned_keys import PinnedKeys
+from angelia.mailbox.time_window import DeliveryProfile, check_window
 
 _PRUNED_TO = "channels_pruned_to"
 _CHUNK = 5_000
@@ -53,17 +54,6 @@ class EpochWentBack(AngeliaError):
     """The server says that a channel is at an earlier epoch than before"""
 
     code = "conflict"
-
-
-class PostWishes(TypedDict, total=False):
-    """How a publisher wants a message to be; what is left out is as in `Post`."""
-
-    message_id: UUID
-    ttl_seconds: int
-    priority: Priority
-    compression: Compression
-    padme: bool
-    correlation_id: UUID | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +94,9 @@ class HeldKey:
 class Channels:
     """The tables `channels`, `channel_keys`, `channel_epochs` and `channel_opened`."""
 
-    def __init__(self, database: Database, local: LocalKey, own: OwnKeys, trust: Trust, ttl_max: int = TTL_MAX) -> None:
+    def __init__(
+        self, database: MailboxDatabase, local: LocalKey, own: OwnKeys, trust: PinnedKeys, ttl_max: int = TTL_MAX
+    ) -> None:
         self._database = database
         self._local = local
         self._own = own
@@ -230,10 +222,10 @@ class Channels:
         ]
 
     def seal(
-        self, channel_id: UUID, key: EpochKey, body: bytes, now: datetime, **wishes: Unpack[PostWishes]
+        self, channel_id: UUID, key: EpochKey, body: bytes, now: datetime, **options: Unpack[MessageOptions]
     ) -> Envelope:
         """Seal a message for everybody who has the key."""
-        values: PostWishes = {"message_id": uuid.uuid4(), "ttl_seconds": self.ttl, **wishes}
+        values: MessageOptions = {"message_id": uuid.uuid4(), "ttl_seconds": self.ttl, **options}
         post = Post(channel_id=channel_id, key=key, body=body, created_at=unix_ms(now), **values)
         identity = self._own.identity
         return sealing.seal_post(post, identity.handle, identity.pair, ttl_max=self._ttl_max)
@@ -282,9 +274,9 @@ class Channels:
         key = self.key(channel_id, header.key_id, now)
         if key is None:
             raise UnknownKey("the key of this message's epoch is not here", hint="it may be under way; or it is older")
-        if not self._own.takes(header.suite, header.created_at):
+        if not self._own.accepts_suite(header.suite, header.created_at):
             raise SuiteRefused("this agent took no messages of channels when the envelope was made")
-        check_window(header, Profile.RELAY, now)
+        check_window(header, DeliveryProfile.RELAY, now)
         pruned_to = self._database.row("read_meta", _PRUNED_TO)
         if pruned_to and stamp(moment(header.expires_at)) <= pruned_to[0]:
             raise Expired("this mailbox no longer remembers where the message stood, so it does not open it")
@@ -307,7 +299,7 @@ class Channels:
         return stamp(now + timedelta(seconds=TTL_CEILING) + SKEW)
 
 
-def prune(database: Database, now: datetime) -> None:
+def prune(database: MailboxDatabase, now: datetime) -> None:
     """Forget where messages stood that have expired."""
     before, chunk = stamp(now - SKEW), _CHUNK
     while chunk == _CHUNK:
@@ -318,7 +310,7 @@ def prune(database: Database, now: datetime) -> None:
         chunk = len(expiries)
 
 
-def _claim(tx: Tx, message: ChannelMessage) -> Refused | None:
+def _claim(tx: MailboxTx, message: ChannelMessage) -> Refused | None:
     channel_id, msg_id = str(message.channel_id), str(message.message_id)
     values = (channel_id, message.offset, message.replay_key, message.sender_fingerprint, msg_id)
     tx.execute(SQL["add_channel_opened"], (*values, stamp(message.expires_at)))
