@@ -10,9 +10,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from angelia.audit.archive_backlog import Leaving
+from angelia.audit.archive_backlog import entries_before
 from angelia.audit.failures import Failures
-from angelia.audit.failures_store import Counts
+from angelia.audit.failures_store import FailureCounts
 from angelia.mail.hot_store import HotMail
 from angelia.mail.receipts import Receipts
 from angelia.runs.model import State
@@ -129,7 +129,7 @@ async def test_what_waits_and_when_a_job_was_done_is_measured(
 
 async def test_receipts_are_counted_no_further_than_wanted(ledger: Ledger, hot: HotTier, database_url: str) -> None:
     await fill(database_url, OLD, 12)
-    receipts = Receipts(ledger, HotMail(hot), Failures(ledger, Counts(hot)))
+    receipts = Receipts(ledger, HotMail(hot), Failures(ledger, FailureCounts(hot)))
     assert [await receipts.count_waiting(NOW, most) for most in (5, 100)] == [5, 12]
 
 
@@ -138,6 +138,5 @@ async def test_entries_of_the_audit_that_are_past_their_time_are_counted(
 ) -> None:
     add = "INSERT INTO audit_chain (position, event_id, occurred_at, entry_hash) VALUES ($1, gen_random_uuid(), $2, $3)"
     await connection.executemany(add, [(n, NOW + n * HOUR, bytes(32)) for n in range(1, 4)])
-    leaving = Leaving(ledger)
-    assert [await leaving.before(NOW + n * HOUR, 100) for n in (0, 3, 9)] == [0, 2, 3]
-    assert await leaving.before(NOW + 9 * HOUR, 2) == 2
+    assert [await entries_before(ledger, NOW + n * HOUR, 100) for n in (0, 3, 9)] == [0, 2, 3]
+    assert await entries_before(ledger, NOW + 9 * HOUR, 2) == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from angelia.cli.command_context import Session
@@ -10,6 +12,10 @@ from angelia.cli.flags import Needs
 from angelia.cli.grammar import Noun
 from angelia.cli.tables import Column
 
+if TYPE_CHECKING:
+    from angelia.monitoring.api import SettingLine
+    from angelia.settings import Shown
+
 command = Noun("config", "show every setting and where it came from; completion")
 
 
@@ -17,12 +23,9 @@ command = Noun("config", "show every setting and where it came from; completion"
 @click.option("--server", is_flag=True, help="those of the running server, not of this shell")
 def show(session: Session, server: bool) -> None:
     """Show each setting and where it came from; secrets are masked. -v adds what each is for."""
-    from angelia.settings import Shown
-
-    lines = session.loaded.shown()
-    if server:
-        lines = [Shown(s.name, s.value, s.origin, s.about) for s in session.as_operator().server.settings()]
-    columns: list[Column[Shown]] = [
+    lines: list[Shown | SettingLine] = []
+    lines += session.as_operator().server.settings().settings if server else session.loaded.shown()
+    columns: list[Column[Shown | SettingLine]] = [
         Column("NAME", lambda s: s.name),
         Column("VALUE", lambda s: s.value, long=True),
         Column("FROM", lambda s: s.origin, long=True),

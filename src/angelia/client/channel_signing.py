@@ -6,16 +6,16 @@ from __future__ import annotations
 from datetime import datetime
 
 from angelia.client import mailbox_keys
-from angelia.client.answers import Published, Schedule
 from angelia.client.channel_rosters import resign_rosters
 from angelia.client.exchange import Exchange
 from angelia.client.mailbox_keys import now
-from angelia.keys.model import Reason
+from angelia.keys.api import PublicationAnswer
+from angelia.keys.model import Reason, ScheduleRecord
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.notices import NoticeKind
 
 
-def publish_keys(mailbox: Mailbox, *, suites: int | None = None) -> Exchange[Published]:
+def publish_keys(mailbox: Mailbox, *, suites: int | None = None) -> Exchange[PublicationAnswer]:
     """Make the agent reachable: publish its bundle, finish what a crash interrupted, and top up one-time keys."""
     done = yield from mailbox_keys.publish_keys(mailbox, suites=suites)
     yield from resign_rosters(mailbox)
@@ -29,7 +29,7 @@ def rotate_keys(
     signer: bool = False,
     suites: int | None = None,
     reason: Reason = Reason.ON_DEMAND,
-) -> Exchange[Published]:
+) -> Exchange[PublicationAnswer]:
     """Replace the agent's keys; the old ones go into grace. A rotation that was interrupted is finished instead."""
     done = yield from mailbox_keys.rotate_keys(mailbox, kem=kem, signer=signer, suites=suites, reason=reason)
     yield from resign_rosters(mailbox)
@@ -38,7 +38,7 @@ def rotate_keys(
 
 def emergency_rotate_keys(
     mailbox: Mailbox, *, why: str, signer: bool = True, compromised_since: datetime | None = None
-) -> Exchange[Published]:
+) -> Exchange[PublicationAnswer]:
     """Replace keys that somebody else may have. Nothing of them is kept: mail still sealed to them cannot be opened."""
     done = yield from mailbox_keys.emergency_rotate_keys(
         mailbox, why=why, signer=signer, compromised_since=compromised_since
@@ -51,7 +51,7 @@ def emergency_rotate_keys(
     return done
 
 
-def rotate_due_keys(mailbox: Mailbox) -> Exchange[list[Schedule]]:
+def rotate_due_keys(mailbox: Mailbox) -> Exchange[list[ScheduleRecord]]:
     """Rotate once if any schedule asks for it, and report the new key to all that do; returns those."""
     reported = yield from mailbox_keys.rotate_due_keys(mailbox)
     yield from resign_rosters(mailbox)

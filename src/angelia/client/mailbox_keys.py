@@ -15,9 +15,9 @@ from uuid import UUID
 import msgspec
 
 from angelia.client import key_calls
-from angelia.client.answers import Published, Schedule
 from angelia.client.api_errors import Unreachable
 from angelia.client.exchange import MOST_PAGES, BadAnswer, Exchange
+from angelia.client.operations import ask
 from angelia.envelope.bundles import Bundle, KemKeyStatus, Link, OneTimeKey, UntrustedBundle
 from angelia.envelope.refusals import Refused, UnknownSigner
 from angelia.envelope.times import moment, unix_ms
@@ -32,6 +32,7 @@ from angelia.errors import (
     Unavailable,
     VersionConflict,
 )
+from angelia.keys.api import COUNT_ONE_TIME_KEYS, REPORT_ROTATION, PublicationAnswer, RotatedBody
 from angelia.keys.model import (
     ONE_TIME_A_PAIR,
     ONE_TIME_BATCH,
@@ -40,6 +41,7 @@ from angelia.keys.model import (
     BundleAnswer,
     LinkDocument,
     Reason,
+    ScheduleRecord,
     parse_link,
     parse_links,
     parse_one_time_key,
@@ -86,7 +88,7 @@ def is_id(agent: str) -> bool:
         return False
 
 
-def publish_keys(mailbox: Mailbox, *, suites: int | None = None) -> Exchange[Published]:
+def publish_keys(mailbox: Mailbox, *, suites: int | None = None) -> Exchange[PublicationAnswer]:
     """Make the agent reachable: publish its bundle, finish what a crash interrupted, and top up one-time keys."""
     own = mailbox.own_keys
     if own.unconfirmed_plan() is not None:
@@ -113,7 +115,7 @@ def tend_keys(mailbox: Mailbox) -> Exchange[None]:
         elif (due := own.renewal_due(now())) is not None:
             yield from _renewed(mailbox, due)
         elif own.one_time_count_due(now(), ONE_TIME_LOW):
-            yield from _stocked(mailbox, (yield from key_calls.count_one_time_keys()))
+            yield from _stocked(mailbox, (yield from ask(COUNT_ONE_TIME_KEYS)).count)
     except (AngeliaError, OSError) as error:
         if plan is not None and own.unconfirmed_plan() is None:
             return  # another process was faster
@@ -135,7 +137,7 @@ def rotate_keys(
     signer: bool = False,
     suites: int | None = None,
     reason: Reason = Reason.ON_DEMAND,
-) -> Exchange[Published]:
+) -> Exchange[PublicationAnswer]:
     """Replace the agent's keys; the old ones go into grace. A rotation that was interrupted is finished instead, and an
     emergency that waits for it is carried out."""
     own = mailbox.own_keys
@@ -152,7 +154,7 @@ def rotate_keys(
 
 def emergency_rotate_keys(
     mailbox: Mailbox, *, why: str, signer: bool = True, compromised_since: datetime | None = None
-) -> Exchange[Published]:
+) -> Exchange[PublicationAnswer]:
     """Replace keys that somebody else may have. Nothing of them is kept: mail still sealed to them cannot be opened.
 
     The local key is replaced before the server is asked. Without the server the rest is written down, and whatever uses
@@ -170,7 +172,7 @@ def emergency_rotate_keys(
         raise
 
 
-def rotate_due_keys(mailbox: Mailbox) -> Exchange[list[Schedule]]:
+def rotate_due_keys(mailbox: Mailbox) -> Exchange[list[ScheduleRecord]]:
     """Rotate once if any schedule asks for it and the key is an hour old, and report the key to all that do; returns
     those."""
     due = [one for one in (yield from key_calls.schedules()) if one.due_since is not None]
@@ -189,8 +191,8 @@ def rotate_due_keys(mailbox: Mailbox) -> Exchange[list[Schedule]]:
         if one.current_key_id == key.key_id:
             continue  # younger than an hour, and reported
         try:
-            version = one.current_key_version + 1
-            reported.append((yield from key_calls.report_rotation(one.peer, key.key_id, version)))
+            done = RotatedBody(key.key_id, one.current_key_version + 1)
+            reported.append((yield from ask(REPORT_ROTATION, one.peer, body=done)))
         except VersionConflict:
             continue  # another process of this agent was faster, and its key is as new
     return reported
@@ -371,7 +373,9 @@ def _known(mailbox: Mailbox, agent: str) -> KnownBundle:
     return known
 
 
-def _settled(mailbox: Mailbox, publish: Callable[[], Exchange[Published]], link: Link) -> Exchange[Published]:
+def _settled(
+    mailbox: Mailbox, publish: Callable[[], Exchange[PublicationAnswer]], link: Link
+) -> Exchange[PublicationAnswer]:
     """Publish; make the bundle ours once the server has it, also when it had taken it before and we never heard.
 
     A server that is behind, because the agent handed its bundles over as files, gets the chain from where it is. An
@@ -414,7 +418,7 @@ def _finish(mailbox: Mailbox, link: Link) -> None:
     mailbox.own_keys.finish_rotation(now(), link)
 
 
-def _emergency(link: Link, plan: RotationPlan) -> Exchange[Published]:
+def _emergency(link: Link, plan: RotationPlan) -> Exchange[PublicationAnswer]:
     """Publish the bundle of an emergency that was interrupted, with what was said of it when it began."""
     why = plan.why or "an emergency rotation that was interrupted"
     return key_calls.emergency_bundle(link, why=why, compromised_since=plan.compromised_since)
@@ -425,7 +429,7 @@ def _named(plan: RotationPlan) -> str:
     return f"{kind} of this agent's keys"
 
 
-def _renewed(mailbox: Mailbox, due: RenewalDue) -> Exchange[Published]:
+def _renewed(mailbox: Mailbox, due: RenewalDue) -> Exchange[PublicationAnswer]:
     return (yield from rotate_keys(mailbox, kem=due is RenewalDue.KEY, reason=Reason.SCHEDULED))
 
 
@@ -437,7 +441,7 @@ def _replaced_since(mailbox: Mailbox, at: datetime) -> bool:
     return all(moment(e.created_at) > at for e in newest.bundle.kem_keys if e.status is KemKeyStatus.ACTIVE)
 
 
-def _posted(mailbox: Mailbox, link: Link, reason: Reason = Reason.ON_DEMAND) -> Exchange[Published]:
+def _posted(mailbox: Mailbox, link: Link, reason: Reason = Reason.ON_DEMAND) -> Exchange[PublicationAnswer]:
     """Publish one bundle of our own chain: as a rotation if it has other keys than the one before."""
     before = next((one for one in mailbox.own_keys.chain() if one.bundle.hash == link.bundle.prev_bundle_hash), None)
     if before is None or _keys_of(before.bundle) == _keys_of(link.bundle):
@@ -451,7 +455,7 @@ def _keys_of(bundle: Bundle) -> tuple[object, ...]:
     }
 
 
-def _topped_up(mailbox: Mailbox, done: Published) -> Exchange[Published]:
+def _topped_up(mailbox: Mailbox, done: PublicationAnswer) -> Exchange[PublicationAnswer]:
     """More one-time keys when few are left; a new signing pair has none, since the old one signed them."""
     count = yield from _stocked(mailbox, done.prekeys_uploaded)
     return msgspec.structs.replace(done, prekeys_uploaded=count)
@@ -468,10 +472,10 @@ def _stocked(mailbox: Mailbox, left: int) -> Exchange[int]:
     return left
 
 
-def _confirmed(mailbox: Mailbox, link: Link) -> Exchange[Published]:
+def _confirmed(mailbox: Mailbox, link: Link) -> Exchange[PublicationAnswer]:
     """Make the bundle ours that the server has, if it is one that we signed."""
     answer = yield from key_calls.bundle(link.bundle.agent_nhi)
-    left = yield from key_calls.count_one_time_keys()
+    left = (yield from ask(COUNT_ONE_TIME_KEYS)).count
     theirs = parse_link(_link_document(answer))
     ours = mailbox.own_keys.finish_rotation(now(), theirs)
     if ours.bundle.hash != theirs.bundle.hash:
@@ -480,7 +484,9 @@ def _confirmed(mailbox: Mailbox, link: Link) -> Exchange[Published]:
             f"bundle {ours.bundle.bundle_version}, which it does not follow",
             hint="was the mailbox put back from an old copy? its newest copy has the keys",
         )
-    return Published(bundle_id=answer.bundle_id, bundle_version=answer.bundle.bundle_version, prekeys_uploaded=left)
+    return PublicationAnswer(
+        bundle_id=answer.bundle_id, bundle_version=answer.bundle.bundle_version, prekeys_uploaded=left
+    )
 
 
 def _bundle_of(refusal: KeyStale | KeyRevoked) -> BundleAnswer:

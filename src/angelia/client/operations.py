@@ -58,6 +58,11 @@ def request_for(
     )
 
 
+def credential_for(named: str | None) -> Credential:
+    """The preferred credential of an operation on the caller's own things, unless an operator names another agent."""
+    return Credential.AGENT if named is None else Credential.OPERATOR
+
+
 def answer_of(operation: Operation[A], response: Response) -> A:
     if operation.answer is NOTHING:
         response.nothing()
