@@ -15,7 +15,7 @@ from angelia.client import AsyncClient, BadAnswer, Client, channel_calls, key_ca
 from angelia.client.exchange import Credential, Exchange, Request, Response
 from angelia.client.namespaces import Namespace, Verb
 from angelia.policy.model import Action, Effect
-from angelia.runs.model import State
+from angelia.runs.model import RunState
 
 AGENT = {
     "id": "3f0c9d1e-7d31-4a52-9f4e-2b7c51d0aa10",
@@ -140,7 +140,7 @@ def held(call: Exchange[Any], answer: object) -> tuple[Request, Any]:
          "GET /v1/audit/chain?after=7&limit=3", None),
         (audit.checkpoints(), {"checkpoints": []}, "GET /v1/audit/checkpoints", None),
         (audit.unsealed(), {"strays": [], "tail": []}, "GET /v1/audit/unsealed", None),
-        (runs.list(job="archive audit", state=State.FAILED), {"runs": [RUN], "next": None},
+        (runs.list(job="archive audit", state=RunState.FAILED), {"runs": [RUN], "next": None},
          "GET /v1/runs?job=archive%20audit&state=failed", None),
         (policy.list(cursor="c", limit=2), {"policies": [RULE], "next": None, "total": 1},
          "GET /v1/policies?cursor=c&limit=2", None),
