@@ -25,9 +25,8 @@ from angelia.audit.failures_store import Counts
 from angelia.audit.service import Audit, event, record
 from angelia.audit.witness_client import Handing, witness_at
 from angelia.audit.witness_service import Witnessed
-from angelia.channels import message_routes, roster_routes
 from angelia.channels import routes as channel_routes
-from angelia.channels.admission import Admission
+from angelia.channels.admission import ChannelAdmission
 from angelia.channels.epochs import Epochs
 from angelia.channels.publishing import Publishing
 from angelia.channels.reading import Readers
@@ -327,7 +326,7 @@ class Slices:
         keys = Keys(ledger, HotBundles(hot), agents, policy, wake)
         mail = Mail(ledger, queues, policy, failures)
         settling = Settling(ledger, queues)
-        admission = Admission(policy)
+        admission = ChannelAdmission(policy)
         channels = Channels(ledger, wake, agents, keys, admission)
         publishing, readers = Publishing(ledger, wake, admission, failures), Readers(ledger, wake, admission)
         try:
@@ -381,9 +380,9 @@ class Slices:
                 self.mail, self.under_way, self.delivery, self.settling, self.receipts, ttl_max=settings.max_ttl_seconds
             ),
             *receipt_routes.routes(self.receipts, self.dead_letters),
-            *channel_routes.routes(self.channels, self.epochs),
-            *roster_routes.routes(self.rosters),
-            *message_routes.routes(self.publishing, self.readers, settings.max_ttl_seconds),
+            *channel_routes.routes(
+                self.channels, self.epochs, self.rosters, self.publishing, self.readers, settings.max_ttl_seconds
+            ),
             *audit_routes.routes(self.audit, Witnessed(self.ledger)),
             *run_routes.routes(self.runs),
             *monitoring_routes.routes(self.ledger, self.hot, loaded, worker),

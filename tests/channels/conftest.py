@@ -13,9 +13,8 @@ from angelia.agents import routes as agent_routes
 from angelia.agents.service import Agents
 from angelia.audit.failures import Failures
 from angelia.audit.failures_store import Counts
-from angelia.channels import message_routes, roster_routes
 from angelia.channels import routes as channel_routes
-from angelia.channels.admission import Admission
+from angelia.channels.admission import ChannelAdmission
 from angelia.channels.epochs import Epochs
 from angelia.channels.publishing import Publishing
 from angelia.channels.reading import Readers
@@ -71,7 +70,7 @@ def now() -> datetime:
 async def slices(ledger: Ledger, hot: HotTier) -> AsyncIterator[ChannelSlice]:
     agents, policy, wake = Agents(ledger), Policy(ledger, HotRates(hot)), Wake(hot)
     keys = Keys(ledger, HotBundles(hot), agents, policy, wake)
-    admission = Admission(policy)
+    admission = ChannelAdmission(policy)
     publishing = Publishing(ledger, wake, admission, Failures(ledger, Counts(hot)))
     channels = Channels(ledger, wake, agents, keys, admission)
     await policy.start_with(datetime.now(UTC), loopback=True)
@@ -104,9 +103,9 @@ async def server(
     routes = [
         *agent_routes.routes(agents, show_email=False),
         *key_routes.routes(slices.keys, schedules, load_or_make(tmp_path / "node.key")),
-        *channel_routes.routes(slices.channels, slices.epochs),
-        *roster_routes.routes(slices.rosters),
-        *message_routes.routes(slices.publishing, slices.readers, TTL_MAX),
+        *channel_routes.routes(
+            slices.channels, slices.epochs, slices.rosters, slices.publishing, slices.readers, TTL_MAX
+        ),
     ]
     guard = Guard(
         agents=agents,

@@ -10,8 +10,10 @@ from uuid import UUID
 
 import pytest
 
-from angelia.client import BadAnswer, calls, channel_calls, key_calls, policy_calls
+from angelia.channels import api as channels
+from angelia.client import BadAnswer, calls, key_calls, policy_calls
 from angelia.client.exchange import Credential, Exchange, Request, Response
+from angelia.client.operations import ask
 
 AGENT = {
     "id": "3f0c9d1e-7d31-4a52-9f4e-2b7c51d0aa10",
@@ -131,7 +133,7 @@ def test_a_verb_asks_what_the_api_wants(call: Exchange[Any], answer: object, ask
         lambda: calls.unblock_agent("bob"),
         lambda: calls.revoke_token(TOKEN["id"]),
         lambda: calls.unblock("192.0.2.1"),
-        lambda: channel_calls.delete_channel(UUID(int=1)),
+        lambda: ask(channels.DELETE, UUID(int=1)),
         lambda: key_calls.remove_schedule("bob"),
         lambda: policy_calls.remove_policy("1"),
     ],

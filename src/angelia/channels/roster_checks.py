@@ -1,25 +1,27 @@
-"""Whether a roster is what it must be before a server stores it: of this channel, of now, and signed by its owner."""
+"""The checks of a roster before the server stores it: of this channel, of now, and signed by the channel's owner."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from uuid import UUID
 
-from angelia.channels.model import SKEW
 from angelia.envelope.rosters import Roster, check_roster
 from angelia.errors import AngeliaError, ClockSkew, InvalidArgument
 from angelia.keys.admission import Signed, signers
-from angelia.keys.model import moment
+from angelia.keys.model import SKEW, moment
 from angelia.stores.ledger import Tx
 
 
 def refuse_another(roster: Roster, channel_id: UUID, owner: str, name: str) -> None:
+    """Refuses the roster of another channel than this."""
     if (roster.channel_id, roster.owner_nhi, roster.channel_name) != (channel_id, owner, name):
         raise InvalidArgument("the roster is that of another channel", hint=f"sign one for {owner}/{name}")
 
 
 async def check_signed(tx: Tx, roster: Roster, now: datetime) -> None:
-    """Readers tell a channel that was deleted and made again from an old one by the times of their rosters, so an
+    """Refuses a roster whose time or signature does not hold.
+
+    Readers compare the times of rosters to tell a channel that was deleted and created again from the old one, so an
     owner whose clock is off must not sign."""
     issued_at = moment(roster.issued_at)
     if abs(issued_at - now) > SKEW:

@@ -1,7 +1,7 @@
-"""Which key a channel has: taken from mail as far as it is believed, or made where there is none.
+"""The keys of channels: taken from mail if their senders may give them out, or made where there is none.
 
-Each function is a verb like those of `calls`. Who may give out a channel's key is on its roster; in channels where the
-server admits the members, the server says it. What it says of the epoch is believed forward only.
+The roster says which agents may give out a channel's key; in channels where the server admits the members, the server
+does. Its word about the epoch is believed forward only.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.channels.model import Channel, Policy, Shown
+from angelia.channels import api
+from angelia.channels.model import Channel, ChannelPolicy, ChannelView
 from angelia.client import channel_calls, mail_calls, mail_receiving
 from angelia.client.api_errors import ApiError, Unreachable
 from angelia.client.channel_rosters import know_earlier_pairs, known_roster, publisher_rule, signed_roster
 from angelia.client.exchange import Exchange
 from angelia.client.mail_answers import Handed
 from angelia.client.mailbox_keys import now
+from angelia.client.operations import ask
 from angelia.envelope.refusals import Refused
 from angelia.envelope.rosters import Roster, UntrustedRoster
 from angelia.envelope.sealing import ChannelKey, Edition, EpochKey
@@ -34,20 +36,21 @@ from angelia.mailbox.mailbox import Mailbox
 _ON_ITS_WAY, _PATIENCE = timedelta(seconds=60), 10.0
 _LEASE, _MOST_PAGES = 60, 20
 _RACES = 3
+_KEY_LOST = api.KeyTakenBody(epoch=0)  # the server counts it once an hour
 
 
 @dataclass(frozen=True, slots=True)
-class Present:
-    """The key to seal under, the channel and its roster as they were then, and whether the key was made just now."""
+class SealingKey:
+    """The key to seal under, the channel and its roster at that time, and whether the key was made just now."""
 
     key: EpochKey
-    channel: Shown
+    channel: ChannelView
     roster: Roster
     new: bool
 
 
 def expect_keys(mailbox: Mailbox, found: Channel) -> None:
-    """From now on this channel's keys are taken from mail. Saying it again changes nothing."""
+    """Takes this channel's keys from mail from now on; a second call changes nothing."""
     if mailbox.channels.name(found.channel_id) is None:
         mailbox.channels.join(found.channel_id, found.name, now())
 
@@ -56,38 +59,38 @@ def has_key(mailbox: Mailbox, found: Channel) -> bool:
     return _key_of(mailbox, found) is not None
 
 
-def present_key(mailbox: Mailbox, found: Shown) -> Exchange[Present]:
-    """The key to seal under: the present one if it is here or on its way, else a new one."""
+def sealing_key(mailbox: Mailbox, found: ChannelView) -> Exchange[SealingKey]:
+    """Returns the key to seal under: the present one if it is here or on its way, else a new one."""
     for _ in range(_RACES):
         try:
-            return (yield from _present_key(mailbox, found))
+            return (yield from _sealing_key(mailbox, found))
         except VersionConflict:  # another publisher was faster, or the owner
             found = yield from channel_calls.channel_again(found)
     raise EpochStale(f"the key of {found.name} changes faster than anybody can publish", hint="try again")
 
 
-def _present_key(mailbox: Mailbox, found: Shown) -> Exchange[Present]:
-    # First the roster: it says which keys may seal.
+def _sealing_key(mailbox: Mailbox, found: ChannelView) -> Exchange[SealingKey]:
+    # The roster comes first: it says which keys may seal.
     roster = yield from _newest_roster(mailbox, found)
     mailbox.channels.follow(found.channel_id, found.epoch)
     if not found.key_is_due(now()):
         key = yield from _held_key(mailbox, found)
-        if (yield from _newest_roster(mailbox, found)) != roster:  # word of a later one has come with the key
+        if (yield from _newest_roster(mailbox, found)) != roster:  # mail with the key told of a later one
             raise VersionConflict(f"{found.name} has changed just now", hint="try again")
         if key is not None:
-            return Present(key, found, roster, new=False)
+            return SealingKey(key, found, roster, new=False)
         if found.key_epoch == found.epoch and not _only_opens(mailbox, found):
             raise (yield from _no_key_yet(found))
-    if found.policy is Policy.OPEN and found.owner_nhi != mailbox.identity.handle:
+    if found.policy is ChannelPolicy.OPEN and found.owner_nhi != mailbox.identity.handle:
         raise (yield from _no_key_yet(found))
     key = yield from rekey(mailbox, found, roster)
     made = msgspec.structs.replace(found, epoch=found.epoch + 1, epoch_key_id=key.key_id)
-    return Present(key, made, roster, new=True)
+    return SealingKey(key, made, roster, new=True)
 
 
-def _newest_roster(mailbox: Mailbox, found: Shown) -> Exchange[Roster]:
-    """The roster to seal by. A listed publisher whose key was made by a later one than the server shows is believed:
-    that one may have taken a member from it."""
+def _newest_roster(mailbox: Mailbox, found: ChannelView) -> Exchange[Roster]:
+    """Returns the roster to seal by. If a publisher on it has sent a key that was made under a later roster than the
+    server shows, that is believed: the later roster may have removed a member."""
     roster = yield from signed_roster(mailbox, found)
     if _made_by_later(mailbox, roster) is None:
         return roster
@@ -105,7 +108,8 @@ def _newest_roster(mailbox: Mailbox, found: Shown) -> Exchange[Roster]:
 
 
 def _made_by_later(mailbox: Mailbox, roster: Roster) -> tuple[str, int] | None:
-    """The publisher on a roster of another agent's channel who made a key by a later one, and by which."""
+    """Returns a publisher on the roster of another agent's channel that made a key under a later roster, and that
+    version; None if there is none."""
     if not roster.decides or roster.owner_nhi == mailbox.identity.handle:
         return None
     last = None
@@ -121,33 +125,34 @@ def _made_by_later(mailbox: Mailbox, roster: Roster) -> tuple[str, int] | None:
 
 
 def check_roster_stands(mailbox: Mailbox, roster: Roster) -> None:
-    """Whether the roster is still the newest that is known here; others may have been taken from it meanwhile."""
+    """Raises VersionConflict unless the roster is still the newest one known here: members may have been removed."""
     if mailbox.rosters.pinned(roster.channel_id) != roster:
         raise VersionConflict(f"{roster.name} has changed just now", hint="try again")
 
 
 def rekey(mailbox: Mailbox, found: Channel, roster: Roster) -> Exchange[EpochKey]:
-    """Make the channel's next key, for those on the roster. It is here before the server hears of it: a crash must not
-    lose it."""
+    """Makes the channel's next key, for the members on the roster, and returns it. It is stored here before the server
+    hears of it: a crash must not lose it."""
     key, epoch = EpochKey.generate(), found.epoch + 1
     mailbox.channels.keep(ChannelKey(found.channel_id, epoch, key, roster.edition), mailbox.identity.handle, now())
-    yield from channel_calls.set_epoch(found.channel_id, epoch, key.key_id)
+    yield from ask(api.SET_EPOCH, found.channel_id, body=api.EpochBody(epoch, key.key_id))
     mailbox.channels.retire_before(found.channel_id, epoch, now())
     return key
 
 
 def take_keys(mailbox: Mailbox) -> Exchange[int]:
-    """Believe the keys of channels that came as mail, as far as their senders may give them out; how many.
+    """Accepts keys of channels that came as mail, if their senders may give them out. Returns how many.
 
-    What cannot be judged now, because the server lies about one channel, stays until it expires, and keeps nothing of
-    other channels or senders from us. A key of a later roster than the server shows stays until that one is shown."""
+    A key that cannot be judged now, because the server lies about its channel, stays in the mailbox until it expires.
+    It does not hold up keys of other channels or senders. A key of a later roster than the server shows stays until
+    the server shows that one."""
     taken, last, known = 0, None, _Known(mailbox)
     while controls := mailbox.inbox.controls(after=last):
         for control in controls:
             last = control.message
             brought = ChannelKey.decode(control.body)
             if brought is None:
-                mailbox.inbox.mark_handled(last.replay_key)  # it says to be a key, and is none
+                mailbox.inbox.mark_handled(last.replay_key)  # it claims to be a key, and is none
                 continue
             try:
                 believed = yield from _believed(mailbox, control, brought, known)
@@ -172,18 +177,19 @@ def take_keys(mailbox: Mailbox) -> Exchange[int]:
 
 
 def ask_for_key(mailbox: Mailbox, channel_id: UUID) -> Exchange[None]:
-    """A message's key is not here: it waits as mail, was lost, or is of a time before this agent joined."""
+    """Fetches a missing key from mail, and asks for it if it was lost. A key from before this agent joined stays
+    missing."""
     found = yield from channel_calls.channel(channel_id)
     if found.owner_nhi == mailbox.identity.handle:
         expect_keys(mailbox, found)
     yield from _collect(mailbox, channel_id)
     if found.epoch_key_id is not None and found.key_epoch == found.epoch and not has_key(mailbox, found):
-        yield from channel_calls.key_needed(channel_id)
+        yield from ask(api.KEY_TAKEN, channel_id, body=_KEY_LOST)
 
 
-def _held_key(mailbox: Mailbox, found: Shown) -> Exchange[EpochKey | None]:
-    """The present key, also one that waits as mail. Whoever has just made it sends it to all who hold keys: to wait for
-    it is less work for everybody than the next one."""
+def _held_key(mailbox: Mailbox, found: ChannelView) -> Exchange[EpochKey | None]:
+    """Returns the present key, also if it still waits as mail; None if it is not here. The agent that has just made it
+    sends it to all key holders: to wait for it is less work for all of them than another key."""
     key = _key_of(mailbox, found)
     if key is not None or _only_opens(mailbox, found):
         return key
@@ -197,22 +203,22 @@ def _held_key(mailbox: Mailbox, found: Shown) -> Exchange[EpochKey | None]:
     return key
 
 
-def _no_key_yet(found: Shown) -> Exchange[KeyNotFound]:
-    """The key was sent and is not here: it is asked for again, which costs others less than the next one. In an open
-    channel anybody may publish, so nobody but the owner makes others take a new key."""
+def _no_key_yet(found: ChannelView) -> Exchange[KeyNotFound]:
+    """Asks again for a key that was sent and is not here, and returns the error to raise. That costs the other members
+    less than a new key. In an open channel, where any agent may publish, only the owner makes a new key."""
     if found.key_epoch is not None:
-        yield from channel_calls.key_needed(found.channel_id)
+        yield from ask(api.KEY_TAKEN, found.channel_id, body=_KEY_LOST)
     hint = "it was asked for; if it does not come, to publish again makes a new one"
-    if found.policy is Policy.OPEN:
+    if found.policy is ChannelPolicy.OPEN:
         hint = f"it is sent to subscribers when somebody who has it publishes; its owner is {found.owner_nhi}"
     return KeyNotFound(f"the key of {found.name} has not come yet", hint=hint)
 
 
 def _collect(mailbox: Mailbox, channel_id: UUID, *, wait: float = 0.0) -> Exchange[int]:
-    """Fetch the control messages of this channel, and wait for them so long; how many keys are new.
+    """Fetches the control messages of this channel, and waits for them so many seconds. Returns how many keys are new.
 
-    Other mail may name the channel too, and is not ours to take. It is put back as it was, and only at the end: the
-    next look would find nothing else."""
+    Other mail may name the channel too. It is put back as it was, and only at the end: else the next poll would return
+    the same mail again."""
     deadline = time.monotonic() + wait
     others: list[Handed] = []
     try:
@@ -236,6 +242,7 @@ def _collect(mailbox: Mailbox, channel_id: UUID, *, wait: float = 0.0) -> Exchan
 
 
 def _put_back(others: list[Handed]) -> Exchange[None]:
+    """Nacks mail that brings no key of the channel, so that it is redelivered at once; that counts as no attempt."""
     with contextlib.suppress(ApiError, Unreachable):  # then their leases run out
         for start in range(0, len(others), MOST_AT_ONCE):
             some = others[start : start + MOST_AT_ONCE]
@@ -257,14 +264,14 @@ def _is_control(one: Handed) -> bool:
 
 
 class _Known:
-    """The channels whose keys came, each asked for once in one go."""
+    """The channels whose keys came; the server is asked about each once."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
-        self._found: dict[UUID, tuple[Shown, Roster | None] | AngeliaError] = {}
+        self._found: dict[UUID, tuple[ChannelView, Roster | None] | AngeliaError] = {}
 
-    def channel(self, channel_id: UUID) -> Exchange[tuple[Shown, Roster | None]]:
-        """The channel and the newest roster of it."""
+    def channel(self, channel_id: UUID) -> Exchange[tuple[ChannelView, Roster | None]]:
+        """Returns the channel and its newest roster."""
         if channel_id not in self._found:
             try:
                 found = yield from channel_calls.channel(channel_id)
@@ -281,10 +288,10 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class _Believed:
-    """A key that its channel has or had; `is_ahead` says that a publisher made it by a later roster than the server
-    shows, so that it only opens until that one is there."""
+    """A key that its channel has or had. `vouched` says that a publisher sent it. `is_ahead` says that a publisher made
+    it under a later roster than the server shows: until the server shows that one, the key only opens."""
 
-    channel: Shown
+    channel: ChannelView
     vouched: bool
     is_ahead: bool
     made_under: Edition | None
@@ -295,12 +302,12 @@ class _Believed:
 
 
 def _believed(mailbox: Mailbox, control: Opened, brought: ChannelKey, known: _Known) -> Exchange[_Believed | None]:
-    """What a key that came is good for, if it is one that the channel has or had; None if it is not.
+    """Returns what a key from mail may be used for, or None if the channel never had it.
 
-    The present key comes from a publisher on the roster; where the server admits the members, from those of whom it
-    says so. One that the channel had opens what others published under it, whoever brings it: its maker may have come
-    and gone on rosters that were never seen here. It seals only if a publisher brings it. The server alone says which
-    keys a channel has and had, so what a publisher on the roster brings is never dropped on its word."""
+    The present key must come from a publisher on the roster; where the server admits the members, from an agent that
+    the server names. An earlier key opens what others published under it, whichever agent sends it: its maker may have
+    been added and removed by rosters that were never seen here. It seals only if a publisher sends it. The server alone
+    says which keys a channel has and had, so a key from a publisher on the roster is never dropped on its word."""
     channel_id, message = brought.channel_id, control.message
     if message.channel_id != channel_id or mailbox.channels.name(channel_id) is None:
         return None
@@ -312,7 +319,7 @@ def _believed(mailbox: Mailbox, control: Opened, brought: ChannelKey, known: _Kn
         raise Conflict(f"the server knows nothing of a key of {found.name} that {message.sender} sent")
     if not believed:
         return None
-    if roster is None or not roster.decides:  # there its members decide nothing, nor do their words about it
+    if roster is None or not roster.decides:  # under such a policy the members decide nothing
         return _Believed(found, publishes, is_ahead=False, made_under=None if roster is None else roster.edition)
     made_under = brought.made_under
     is_ahead = made_under is not None and _is_later(mailbox, made_under, roster, message)
@@ -320,7 +327,7 @@ def _believed(mailbox: Mailbox, control: Opened, brought: ChannelKey, known: _Kn
 
 
 def _tells_of_later(mailbox: Mailbox, brought: ChannelKey, message: Message) -> bool:
-    """Whether a key was made by a later roster than the one that is known here."""
+    """Whether a key was made under a later roster than the one that is known here."""
     pinned = mailbox.rosters.pinned(brought.channel_id)
     if pinned is None or not pinned.decides or brought.made_under is None:
         return False
@@ -328,25 +335,26 @@ def _tells_of_later(mailbox: Mailbox, brought: ChannelKey, message: Message) -> 
 
 
 def _is_later(mailbox: Mailbox, made_under: Edition, roster: Roster, message: Message) -> bool:
-    """Whether a listed publisher made a key by a later roster than this: by one of a pair that is not known as an
-    earlier one of the owner's, too. What was sent before the owner signed this one counts no more."""
+    """Whether a publisher on the roster made a key under a later roster: a higher version of the same pair, or one of a
+    pair that is not known as an earlier pair of the owner. Mail from before the owner signed this roster does not
+    count."""
     if not roster.lets_publish(message.sender) or unix_ms(message.created_at + SKEW) < roster.issued_at:
         return False
     if made_under.signer_id == roster.signer_id:
         return made_under.version > roster.version
-    # Before a roster of a former pair, a pair that is known by now may be a later one.
+    # If an earlier pair signed this roster, a pair that is known here may still be a later one.
     newest = mailbox.rosters.names_present_pair(roster)
     return not (newest and mailbox.rosters.knows_as_earlier(roster, made_under.signer_id))
 
 
 def _signs_still(mailbox: Mailbox, message: Message) -> bool:
-    """Whether the pair that signed a message is its sender's present one: one that was replaced may be in other hands,
-    and vouches for no key."""
+    """Whether the pair that signed a message is its sender's present one: a thief may have a replaced
+    pair, so it vouches for no key."""
     pin = mailbox.trust.pin(message.sender)
     return pin is not None and pin.fingerprint == message.sender_fingerprint
 
 
-def _is_key(found: Shown, brought: ChannelKey, sender: str, *, publishes: bool, listed: bool) -> Exchange[bool]:
+def _is_key(found: ChannelView, brought: ChannelKey, sender: str, *, publishes: bool, listed: bool) -> Exchange[bool]:
     """Whether the channel has this key, and its sender may give it out, or had it in an earlier epoch."""
     if brought.epoch == found.epoch and found.epoch_key_id is not None:
         if not publishes or brought.key.key_id != found.epoch_key_id:
@@ -355,34 +363,34 @@ def _is_key(found: Shown, brought: ChannelKey, sender: str, *, publishes: bool, 
     if not 1 <= brought.epoch <= found.epoch:
         return False
     try:
-        had = yield from channel_calls.channel_epoch(brought.channel_id, brought.epoch)
+        had = yield from ask(api.SHOW_EPOCH, brought.channel_id, brought.epoch)
     except NotFound:
         return False
     return brought.key.key_id == had.key_id
 
 
-def _may_come(found: Shown, sender: str) -> Exchange[bool]:
-    """Whether the present key may come from an agent: one that may give it out, or made it. The latter may be about to
-    be removed, before the epoch closes."""
+def _may_come(found: ChannelView, sender: str) -> Exchange[bool]:
+    """Whether the server says that an agent may give out the present key, or made it. Its maker may have lost the right
+    since, before the epoch closes."""
     try:
-        giver = yield from channel_calls.key_giver(found.channel_id, sender)
+        giver = yield from ask(api.SHOW_KEY_GIVER, found.channel_id, sender)
         if giver.nhi != sender or giver.may_give_key:
             return giver.nhi == sender
-        return (yield from channel_calls.channel_epoch(found.channel_id, found.epoch)).made_by == sender
+        return (yield from ask(api.SHOW_EPOCH, found.channel_id, found.epoch)).made_by == sender
     except NotFound:  # here the server decides
         return False
 
 
-def _confirmed(found: Shown, brought: ChannelKey) -> Exchange[None]:
-    """Tell the server that the present key is here, if it does not count it as sent: nobody need send it again."""
+def _confirmed(found: ChannelView, brought: ChannelKey) -> Exchange[None]:
+    """Confirms the present key to the server, unless it counts as sent already: no publisher need send it again."""
     if found.key_epoch is None or found.key_epoch >= brought.epoch or brought.epoch < found.epoch:
         return
-    with contextlib.suppress(AngeliaError):  # it is sent again then, and confirmed the next time
-        yield from channel_calls.key_taken(found.channel_id, brought.epoch)
+    with contextlib.suppress(AngeliaError):  # else it is sent again, and confirmed the next time
+        yield from ask(api.KEY_TAKEN, found.channel_id, body=api.KeyTakenBody(epoch=brought.epoch))
 
 
 def _only_opens(mailbox: Mailbox, found: Channel) -> bool:
-    """Whether the present key is here, and must seal nothing: its maker had another roster than counts by now."""
+    """Whether the present key is here, but must not seal: it was made under a roster that does not count any more."""
     if found.epoch_key_id is None or _key_of(mailbox, found) is not None:
         return False
     return mailbox.channels.key(found.channel_id, found.epoch_key_id, now()) is not None

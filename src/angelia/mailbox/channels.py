@@ -1,4 +1,4 @@
-"""The agent's side of channels: their keys, sealing under them, and opening what was published, without a network."""
+"""The agent's side of channels: their keys, sealing under them, and opening messages, without a network."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from angelia.errors import AngeliaError
 from angelia.keys.model import SKEW, moment, unix_ms
 from angelia.mailbox.database import SQL, Database, Tx, read_meta, stamp, unstamp, write_meta
 from angelia.mailbox.key_rotation import STOLEN_AT, OwnKeys
-from angelia.mailbox.key_share_retries import Unreached, forget_before
+from angelia.mailbox.key_share_retries import KeyShareRetries, forget_before
 from angelia.mailbox.local_key import LocalKey
 from angelia.mailbox.pinned_keys import Trust
 from angelia.mailbox.time_window import Profile, check_window
@@ -56,7 +56,7 @@ class EpochWentBack(AngeliaError):
 
 
 class PostWishes(TypedDict, total=False):
-    """How a publisher wants a message to be; what is left out is as in `Post`."""
+    """Options of a message to publish; what is left out has the default of `Post`."""
 
     message_id: UUID
     ttl_seconds: int
@@ -68,7 +68,7 @@ class PostWishes(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelMessage:
-    """A message of a channel, opened: its signatures hold, and it stands where it always stood."""
+    """A message of a channel, opened: its signatures hold, and its offset is the one that it had before."""
 
     channel_id: UUID
     offset: int
@@ -84,8 +84,8 @@ class ChannelMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """An envelope, and the offset at which a server says it stands."""
+class PlacedEnvelope:
+    """An envelope, and its offset by the server's word."""
 
     offset: int
     envelope: Envelope
@@ -101,7 +101,7 @@ class HeldKey:
     received_at: datetime
 
 
-class Channels:
+class MailboxChannels:
     """The tables `channels`, `channel_keys`, `channel_epochs` and `channel_opened`."""
 
     def __init__(self, database: Database, local: LocalKey, own: OwnKeys, trust: Trust, ttl_max: int = TTL_MAX) -> None:
@@ -110,47 +110,48 @@ class Channels:
         self._own = own
         self._trust = trust
         self._ttl_max = ttl_max
-        self.unreached = Unreached(database)
+        self.key_share_retries = KeyShareRetries(database)
         self._roots = VerifiedRoots()
 
     @property
     def ttl(self) -> int:
-        """How long a message or a key lives of which nobody says otherwise, in seconds."""
+        """The default lifetime of a message or a key, in seconds."""
         return min(TTL_DEFAULT, self._ttl_max)
 
     def join(self, channel_id: UUID, name: str, now: datetime) -> None:
-        """From now on mail that brings this channel's keys is expected, whoever its sender is."""
+        """Expects mail with this channel's keys from now on, from any sender."""
         with self._database.transaction() as tx:
             tx.execute(SQL["join_channel"], (str(channel_id), name, stamp(now)))
             tx.execute(SQL["revive_channel_key"], (str(channel_id),))
 
     def leave(self, channel_id: UUID, now: datetime) -> None:
-        """Expect no more; the keys that are here go as those do that were replaced."""
+        """Expects no more keys; the keys that are here are destroyed later, like replaced ones."""
         with self._database.transaction() as tx:
             tx.execute(SQL["leave_channel"], (str(channel_id),))
             tx.execute(SQL["retire_channel_keys"], (self._destroy_at(now), str(channel_id), LATEST))
 
     def forget(self, channel_id: UUID, now: datetime) -> None:
-        """Know nothing of a channel any more but the keys that open its messages; they seal nothing."""
+        """Forgets all about a channel except its keys; they still open messages, and seal nothing."""
         self.leave(channel_id, now)
         with self._database.transaction() as tx:
             for statement in ("forget_roster", "forget_epoch", "spend_channel_keys"):
                 tx.execute(SQL[statement], (str(channel_id),))
 
     def joined_as(self, name: str) -> UUID | None:
-        """The channel that was joined under a name."""
+        """Returns the id of the channel that was joined under a name."""
         found = self._database.row("channel_joined_as", name)
         return None if found is None else UUID(found[0])
 
     def name(self, channel_id: UUID) -> str | None:
+        """Returns the `owner/name` under which a channel was joined."""
         found = self._database.row("joined_channel", str(channel_id))
         return None if found is None else str(found[0])
 
     def expects(self, envelope: Envelope) -> bool:
-        """Whether an envelope claims to bring the key of a channel that this agent has joined, and is exactly as long.
+        """Whether an envelope claims to bring the key of a channel that this agent has joined, and has a key's length.
 
-        To join is to agree: such mail needs no place on the allowlist. What it brings is believed only if its sender
-        may give out the channel's key."""
+        To join a channel is to agree to such mail: its sender need not be on the allowlist. The key is accepted only if
+        the sender may give it out."""
         header = envelope.header
         bare = header.compression is Compression.NONE and len(envelope.ciphertext) in KEY_BYTES
         joined = header.channel_id is not None and self.name(header.channel_id) is not None
@@ -159,8 +160,8 @@ class Channels:
     def keep(
         self, brought: ChannelKey, sender: str, now: datetime, *, seals: bool = True, came_at: datetime | None = None
     ) -> None:
-        """Keep a key that is believed, or that was made here; or one that only opens. One that lay in this mailbox when
-        its keys were stolen is spent."""
+        """Stores a key that was accepted or made here; `seals` is False for one that only opens. A key that was in this
+        mailbox when its keys were stolen seals nothing either."""
         roster = brought.made_under if seals else None
         if not 1 <= brought.epoch < LATEST:
             raise Malformed("the epoch of a channel's key is out of range")
@@ -176,22 +177,22 @@ class Channels:
             tx.execute(SQL["retire_channel_keys"], (self._destroy_at(now), channel_id, newest or 0))
 
     def retire(self, channel_id: UUID, epoch: int, now: datetime) -> None:
-        """The channel has gone on after that epoch: keys up to it seal nothing any more."""
+        """Retires the keys up to an epoch that the channel has left: they seal nothing any more."""
         with self._database.transaction() as tx:
             tx.execute(SQL["retire_channel_keys"], (self._destroy_at(now), str(channel_id), epoch + 1))
 
     def retire_before(self, channel_id: UUID, epoch: int, now: datetime) -> None:
-        """The channel is at that epoch, whose key was made here: keys of earlier ones seal nothing any more, and live
-        on until nothing under them can be read."""
+        """Retires the keys of earlier epochs, after a key of this epoch was made here: they seal nothing any more, and
+        are kept until no message under them can be read."""
         with self._database.transaction() as tx:
             tx.execute(SQL["heard_epoch"], (str(channel_id), epoch))
             tx.execute(SQL["retire_channel_keys"], (self._destroy_at(now), str(channel_id), epoch))
             forget_before(tx, channel_id, epoch)
 
     def follow(self, channel_id: UUID, epoch: int) -> None:
-        """A server says at which epoch the channel is. One that goes back is refused: what is sealed under a key of
-        before opens for those who were removed since. Only keys that are believed or were made here say where it was:
-        nobody signs an epoch."""
+        """Refuses an epoch, by the server's word, that goes back: a message under an earlier key opens for members that
+        were removed since. Epochs are not signed, so the keys that were accepted or made here say which one was the
+        newest."""
         (newest,) = self._database.row("newest_epoch", str(channel_id), self._own.identity.handle)
         if newest is not None and epoch > newest + MOST_EPOCHS_AHEAD:
             raise EpochLeapt(f"the server says that the channel is at epoch {epoch}; it was at epoch {newest} before")
@@ -207,23 +208,24 @@ class Channels:
         return None if found is None else self._decrypted(key_id, *found)
 
     def made_under(self, channel_id: UUID, key_id: UUID) -> Edition | None:
-        """The roster that the maker of a key had."""
+        """Returns the roster, by signer and version, under which a key was made."""
         found = self._database.row("key_made_under", str(channel_id), str(key_id))
         return None if found is None else Edition(UUID(found[0]), found[1])
 
     @property
     def stolen_at(self) -> datetime | None:
-        """When the keys of channels that lay here may have been stolen last."""
+        """The last time at which the keys of channels in this mailbox may have been stolen."""
         found = self._database.row("read_meta", STOLEN_AT)
         return None if found is None else unstamp(found[0])
 
     def present_key(self, channel_id: UUID, key_id: UUID) -> EpochKey | None:
-        """A key to seal under: one that was not replaced, by a publisher's word, and not too old for the roster."""
+        """Returns a key if it may seal: it was not replaced, a publisher vouched for it, and the roster still accepts
+        keys of its version."""
         found = self._database.row("present_channel_key", str(channel_id), str(key_id))
         return None if found is None else self._decrypted(key_id, *found)
 
     def keys(self, channel_id: UUID) -> list[HeldKey]:
-        """The keys of a channel, newest epoch first."""
+        """Returns the keys of a channel, newest epoch first."""
         return [
             HeldKey(key_id=UUID(key_id), epoch=epoch, sender=sender, received_at=unstamp(received))
             for key_id, epoch, sender, received in self._database.rows("channel_keys", str(channel_id))
@@ -232,17 +234,19 @@ class Channels:
     def seal(
         self, channel_id: UUID, key: EpochKey, body: bytes, now: datetime, **wishes: Unpack[PostWishes]
     ) -> Envelope:
-        """Seal a message for everybody who has the key."""
+        """Returns a message sealed for all agents that have the key."""
         values: PostWishes = {"message_id": uuid.uuid4(), "ttl_seconds": self.ttl, **wishes}
         post = Post(channel_id=channel_id, key=key, body=body, created_at=unix_ms(now), **values)
         identity = self._own.identity
         return sealing.seal_post(post, identity.handle, identity.pair, ttl_max=self._ttl_max)
 
-    def open_many(self, channel_id: UUID, messages: Sequence[Placed], now: datetime) -> list[ChannelMessage | Refused]:
-        """Open messages where they stand; each has its own outcome. What stood there before opens again.
+    def open_many(
+        self, channel_id: UUID, messages: Sequence[PlacedEnvelope], now: datetime
+    ) -> list[ChannelMessage | Refused]:
+        """Opens messages, and returns one outcome for each. A message that was opened before opens again.
 
-        The offset is the guard: a message at a second offset, or another message at an offset that was opened, is
-        refused, whoever says so. A commit, and nothing here, ends the reading of a message."""
+        Offsets guard against replay: a message at a second offset, or another message at an offset that was opened, is
+        refused. Only a commit, which is not made here, ends the reading of a message."""
         outcomes: list[ChannelMessage | Refused] = [self._opened(channel_id, one, now) for one in messages]
         with self._database.transaction() as tx:
             for at, one in enumerate(outcomes):
@@ -250,12 +254,12 @@ class Channels:
                     outcomes[at] = refusal
         return outcomes
 
-    def was_opened(self, channel_id: UUID, placed: Placed) -> bool:
-        """Whether this very message was opened here before, at this offset."""
+    def was_opened(self, channel_id: UUID, placed: PlacedEnvelope) -> bool:
+        """Whether this message was opened here before, at this offset."""
         found = self._database.row("channel_opened", str(channel_id), placed.offset)
         return found is not None and found[0] == placed.envelope.replay_key
 
-    def _opened(self, channel_id: UUID, placed: Placed, now: datetime) -> ChannelMessage | Refused:
+    def _opened(self, channel_id: UUID, placed: PlacedEnvelope, now: datetime) -> ChannelMessage | Refused:
         try:
             pair, body = self._open(channel_id, placed.envelope, now)
         except Refused as refusal:
@@ -303,12 +307,12 @@ class Channels:
         return key if key.key_id == key_id else None
 
     def _destroy_at(self, now: datetime) -> str:
-        """Others may publish messages that live as long as any server allows."""
+        """When a retired key is destroyed: other publishers' messages live as long as any server allows."""
         return stamp(now + timedelta(seconds=TTL_CEILING) + SKEW)
 
 
 def prune(database: Database, now: datetime) -> None:
-    """Forget where messages stood that have expired."""
+    """Forgets the offsets of expired messages."""
     before, chunk = stamp(now - SKEW), _CHUNK
     while chunk == _CHUNK:
         with database.transaction() as tx:
@@ -319,6 +323,7 @@ def prune(database: Database, now: datetime) -> None:
 
 
 def _claim(tx: Tx, message: ChannelMessage) -> Refused | None:
+    """Notes the offset of a message. Returns the refusal if the message or the offset was used before."""
     channel_id, msg_id = str(message.channel_id), str(message.message_id)
     values = (channel_id, message.offset, message.replay_key, message.sender_fingerprint, msg_id)
     tx.execute(SQL["add_channel_opened"], (*values, stamp(message.expires_at)))

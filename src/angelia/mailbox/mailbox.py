@@ -22,7 +22,7 @@ from angelia.mailbox import calyx_import, private_files
 from angelia.mailbox import identity as identities
 from angelia.mailbox.allowlist import Allowlist
 from angelia.mailbox.calyx_import import Migrated
-from angelia.mailbox.channels import Channels
+from angelia.mailbox.channels import MailboxChannels
 from angelia.mailbox.cleanup import Upkeep
 from angelia.mailbox.database import FILE, Database
 from angelia.mailbox.files import Drawer, Problem
@@ -39,7 +39,7 @@ from angelia.mailbox.receipt_log import Logged, ReceiptLog
 from angelia.mailbox.receiving import Receiver
 from angelia.mailbox.repeated_envelopes import Repeats
 from angelia.mailbox.replay import RETENTION_HOURS, Pruned
-from angelia.mailbox.rosters import Rosters
+from angelia.mailbox.rosters import PinnedRosters
 from angelia.mailbox.time_window import Profile
 
 DIRECTORY = "mail"
@@ -76,8 +76,8 @@ class Mailbox:
         self.repeats = Repeats(self.database)
         self.inbox = Inbox(self.database, local, inbox_files, dead_files, self._log, self.own)
         self.outbox = Outbox(self.database, local, outbox_files, self.own, self.trust, self._upkeep, ttl_max)
-        self.channels = Channels(self.database, local, self.own, self.trust, ttl_max)
-        self.rosters = Rosters(self.database, self.own, self.trust)
+        self.channels = MailboxChannels(self.database, local, self.own, self.trust, ttl_max)
+        self.rosters = PinnedRosters(self.database, self.own, self.trust)
         self._receiver = Receiver(
             database=self.database,
             own=self.own,

@@ -25,7 +25,7 @@ from angelia.errors import AngeliaError, RateLimited
 from angelia.keys.model import moment, unix_ms
 from angelia.mailbox import open_failures, replay
 from angelia.mailbox.allowlist import Allowlist
-from angelia.mailbox.channels import Channels
+from angelia.mailbox.channels import MailboxChannels
 from angelia.mailbox.database import SQL, Database, Tx
 from angelia.mailbox.files import Drawer
 from angelia.mailbox.inbox import Inbox, Message, Opened
@@ -57,7 +57,7 @@ class Receiver:
     keyring: Keyring
     trust: Trust
     allowlist: Allowlist
-    channels: Channels
+    channels: MailboxChannels
     inbox: Inbox
     inbox_files: Drawer
     dead_files: Drawer
