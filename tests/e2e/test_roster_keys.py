@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from angelia.channels.model import ChannelPolicy
-from angelia.client import channel_keys, mailbox_keys
+from angelia.client import channel_key_mail, mailbox_keys
 from angelia.client.channel_membership import forget_channel
 from angelia.client.channel_reading import Unopened
 from angelia.envelope.refusals import NotAllowed
@@ -389,7 +389,7 @@ def test_word_of_a_later_roster_outlives_the_pair_that_gave_it_and_its_message(
     carol.client.mail.receive(carol.mailbox)
     refuses(carol, channel, liar)
     with monkeypatch.context() as later:
-        later.setattr(channel_keys, "now", lambda: now() + timedelta(days=8))
+        later.setattr(channel_key_mail, "now", lambda: now() + timedelta(days=8))
         carol.client.channels.take_keys(carol.mailbox)
     alice.client.keys.rotate(alice.mailbox, signer=True)
     carol.mailbox.trust.drop_bundle(alice.name)  # an hour later

@@ -264,21 +264,21 @@ def test_a_server_goes_forward_only(members: tuple[Mailbox, Mailbox], key: Epoch
     assert bob.channels.present_key(CHANNEL, key.key_id) is None
     bob.channels.leave(CHANNEL, NOW)
     with pytest.raises(EpochWentBack):
-        bob.channels.follow(CHANNEL, 2)
-    bob.channels.follow(CHANNEL, 4)
+        bob.channels.check_epoch(CHANNEL, 2)
+    bob.channels.check_epoch(CHANNEL, 4)
     # A believed key tells the same.
     other = uuid4()
     bob.channels.keep(ChannelKey(other, 5, key), "alice", NOW)
     with pytest.raises(EpochWentBack):
-        bob.channels.follow(other, 4)
+        bob.channels.check_epoch(other, 4)
 
 
 def test_an_epoch_without_a_key_is_only_a_word(members: tuple[Mailbox, Mailbox], key: EpochKey) -> None:
     _, bob = members
-    bob.channels.follow(CHANNEL, 1_000)
-    bob.channels.follow(CHANNEL, 1)
+    bob.channels.check_epoch(CHANNEL, 1_000)
+    bob.channels.check_epoch(CHANNEL, 1)
     with pytest.raises(EpochLeapt):
-        bob.channels.follow(CHANNEL, 10**12)
+        bob.channels.check_epoch(CHANNEL, 10**12)
     assert bob.channels.keys(CHANNEL)[0].epoch == 1
 
 

@@ -8,7 +8,7 @@ from angelia.channels import api as channels
 from angelia.client import (
     calls,
     channel_calls,
-    channel_keys,
+    channel_key_mail,
     channel_membership,
     channel_publishing,
     channel_reading,
@@ -152,7 +152,7 @@ class ChannelVerbs(Namespace[Mode]):
     publish = Verb(channel_publishing.publish)
     publish_envelope = Verb(channel_calls.publish_envelope)
     share_key = Verb(channel_publishing.share_key)
-    take_keys = Verb(channel_keys.take_keys)
+    take_keys = Verb(channel_key_mail.take_keys)
     messages = Verb(channel_calls.channel_messages)
     read = Verb(channel_reading.read_channel)
     follow = Verb(channel_reading.Tail.next)

@@ -189,10 +189,10 @@ class MailboxChannels:
             tx.execute(SQL["retire_channel_keys"], (self._destroy_at(now), str(channel_id), epoch))
             forget_before(tx, channel_id, epoch)
 
-    def follow(self, channel_id: UUID, epoch: int) -> None:
-        """Refuses an epoch, by the server's word, that goes back: a message under an earlier key opens for members that
-        were removed since. Epochs are not signed, so the keys that were accepted or made here say which one was the
-        newest."""
+    def check_epoch(self, channel_id: UUID, epoch: int) -> None:
+        """Refuses an epoch of the server that goes back, or leaps too far ahead: a message under an earlier key opens for
+        members that were removed since. Epochs are not signed, so the keys that were accepted or made here say which
+        one was the newest."""
         (newest,) = self._database.row("newest_epoch", str(channel_id), self._own.identity.handle)
         if newest is not None and epoch > newest + MOST_EPOCHS_AHEAD:
             raise EpochLeapt(f"the server says that the channel is at epoch {epoch}; it was at epoch {newest} before")

@@ -1,4 +1,4 @@
-"""Pinned rosters: of each channel the newest one that its owner signed, which says what agents are members."""
+"""Pinned rosters: of each channel the newest one that its owner signed, which names its members."""
 
 from __future__ import annotations
 
