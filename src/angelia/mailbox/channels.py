@@ -190,7 +190,7 @@ class MailboxChannels:
             forget_before(tx, channel_id, epoch)
 
     def check_epoch(self, channel_id: UUID, epoch: int) -> None:
-        """Refuses an epoch of the server that goes back, or leaps too far ahead: a message under an earlier key opens for
+        """Refuses an epoch of the server that goes back, or leaps far ahead: a message under an earlier key opens for
         members that were removed since. Epochs are not signed, so the keys that were accepted or made here say which
         one was the newest."""
         (newest,) = self._database.row("newest_epoch", str(channel_id), self._own.identity.handle)
