@@ -151,9 +151,8 @@ def update(
     )
     roster = session.mailbox.rosters.pinned(changed.channel_id)
     session.out.thing(changed, facts_of(changed, roster), quietly=str(changed.channel_id))
-    if (
-        policy == ChannelPolicy.OPEN and before.policy is not ChannelPolicy.OPEN
-    ):  # where only the owner makes the next key
+    # In an open channel only the owner makes the next key.
+    if policy == ChannelPolicy.OPEN and before.policy is not ChannelPolicy.OPEN:
         warn_unreached(session, client.channels.share_key(session.mailbox, _said(name, before)).failed)
     if (dropped := before.total_subscribers - changed.total_subscribers) > 0:
         session.out.note(f"dropped {counted(dropped, 'subscriber')}; the next message has another key")

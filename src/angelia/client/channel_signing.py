@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from datetime import datetime
 from typing import Concatenate, ParamSpec, TypeVar
 
 from angelia.client import mailbox_keys
-from angelia.client.answers import Published
 from angelia.client.channel_rosters import resign_rosters
 from angelia.client.exchange import Exchange
 from angelia.client.mailbox_keys import now
@@ -19,16 +17,21 @@ from angelia.mailbox.notices import Kind
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_AFTER_THEFT = (
+    "the rosters of your channels are signed anew: look for members whom a thief let in (angelia channel allow)"
+)
+
 
 def with_rosters(
-    verb: Callable[Concatenate[Mailbox, P], Exchange[T]],
+    verb: Callable[Concatenate[Mailbox, P], Exchange[T]], warning: str | None = None
 ) -> Callable[Concatenate[Mailbox, P], Exchange[T]]:
-    """Returns the verb followed by `resign_rosters`."""
+    """Returns the verb followed by `resign_rosters`; if that signed any, the warning becomes a notice."""
 
     @functools.wraps(verb)
     def exchange(mailbox: Mailbox, /, *args: P.args, **kwargs: P.kwargs) -> Exchange[T]:
         done = yield from verb(mailbox, *args, **kwargs)
-        yield from resign_rosters(mailbox)
+        if (yield from resign_rosters(mailbox)) and warning is not None:
+            mailbox.notices.tell(Kind.WARNING, warning)
         return done
 
     return exchange
@@ -36,22 +39,8 @@ def with_rosters(
 
 publish_keys = with_rosters(mailbox_keys.publish_keys)
 rotate_keys = with_rosters(mailbox_keys.rotate_keys)
+emergency_rotate_keys = with_rosters(mailbox_keys.emergency_rotate_keys, _AFTER_THEFT)
 rotate_due_keys = with_rosters(mailbox_keys.rotate_due_keys)
-
-
-def emergency_rotate_keys(
-    mailbox: Mailbox, *, why: str, signer: bool = True, compromised_since: datetime | None = None
-) -> Exchange[Published]:
-    """Replaces keys that a thief may have. Nothing of them is kept: mail still sealed to them cannot be opened."""
-    done = yield from mailbox_keys.emergency_rotate_keys(
-        mailbox, why=why, signer=signer, compromised_since=compromised_since
-    )
-    if (yield from resign_rosters(mailbox)):
-        told = (
-            "the rosters of your channels are signed anew: look for members whom a thief let in (angelia channel allow)"
-        )
-        mailbox.notices.tell(Kind.WARNING, told)
-    return done
 
 
 def tend_keys(mailbox: Mailbox) -> Exchange[None]:
