@@ -16,12 +16,13 @@ from angelia.envelope.bundles import (
     FIRST_PREVIOUS,
     Bundle,
     KemEntry,
+    KemKeyStatus,
     Link,
-    Listed,
     OneTimeKey,
     RotationStatement,
-    Trusted,
+    TrustAnchor,
     UntrustedBundle,
+    anchor_of,
     check_bundle,
     check_one_time_key,
     check_rotation,
@@ -29,7 +30,6 @@ from angelia.envelope.bundles import (
     sign_bundle,
     sign_one_time_key,
     sign_rotation,
-    trusted_by,
 )
 from angelia.envelope.ids import KeyType
 from angelia.envelope.kem import ML_KEM_PUBLIC, KemPrivateKey, parse_kem_key
@@ -46,14 +46,16 @@ NEXT = SigningPair.generate()
 
 
 def entry(kind: KeyType = XWING, **other: object) -> KemEntry:
-    values: dict[str, object] = {"key": BOB[kind].public, "status": Listed.ACTIVE, "created_at": NOW, **other}
+    values: dict[str, object] = {"key": BOB[kind].public, "status": KemKeyStatus.ACTIVE, "created_at": NOW, **other}
     return KemEntry(**values)  # type: ignore[arg-type]
 
 
-IN_GRACE = entry(key=OLD_XWING.public, status=Listed.GRACE, created_at=NOW - 9, expires_at=NOW + 9, rotated_at=NOW)
+IN_GRACE = entry(
+    key=OLD_XWING.public, status=KemKeyStatus.GRACE, created_at=NOW - 9, expires_at=NOW + 9, rotated_at=NOW
+)
 
 
-def made(pair: SigningPair = ALICE, *, after: Trusted | None = None, **other: object) -> Bundle:
+def made(pair: SigningPair = ALICE, *, after: TrustAnchor | None = None, **other: object) -> Bundle:
     values: dict[str, object] = {"agent_nhi": HANDLE, "issued_at": NOW, "kem_keys": (entry(),), **other}
     return sign_bundle(pair, after=after, **values)  # type: ignore[arg-type]
 
@@ -72,7 +74,7 @@ def counted(content: bytes) -> bytes:
 FULL = made(
     kem_keys=(entry(XWING, expires_at=NOW + 5), entry(ML_KEM), IN_GRACE),
     suites=0b1011,
-    after=trusted_by(made()),
+    after=anchor_of(made()),
 )
 
 
@@ -107,7 +109,7 @@ def test_both_signatures_are_over_the_label_and_the_sha_512_of_the_bytes() -> No
 def test_the_first_bundle_is_version_1_and_chained_to_zeros() -> None:
     first = made()
     assert (first.bundle_version, first.prev_bundle_hash) == (1, bytes(32))
-    assert made(after=trusted_by(first)).prev_bundle_hash == first.hash
+    assert made(after=anchor_of(first)).prev_bundle_hash == first.hash
 
 
 def test_the_signed_bytes_of_a_one_time_key_are_those_of_the_contract() -> None:
@@ -213,7 +215,7 @@ def test_signatures_of_two_pairs_do_not_make_one() -> None:
 
 
 TOO_MANY = tuple(
-    entry(key=KemPrivateKey.generate(XWING).public, status=Listed.GRACE, rotated_at=NOW) for _ in range(16)
+    entry(key=KemPrivateKey.generate(XWING).public, status=KemKeyStatus.GRACE, rotated_at=NOW) for _ in range(16)
 )
 ALONE = parse_kem_key(ML_KEM, BOB[XWING].public.raw[:ML_KEM_PUBLIC])
 HALF_RENEWED = parse_kem_key(XWING, BOB[XWING].public.raw[:ML_KEM_PUBLIC] + OLD_XWING.public.raw[ML_KEM_PUBLIC:])
@@ -236,7 +238,7 @@ WRONG: dict[str, dict[str, object]] = {
     "a mask without the key's suite": {"suites": 0b1000},
     "no keys": {"kem_keys": ()},
     "too many keys": {"kem_keys": (entry(), *TOO_MANY)},
-    "a key twice": {"kem_keys": (entry(), entry(status=Listed.GRACE, rotated_at=NOW))},
+    "a key twice": {"kem_keys": (entry(), entry(status=KemKeyStatus.GRACE, rotated_at=NOW))},
     "two active keys of one type": {"kem_keys": (entry(), entry(key=OLD_XWING.public))},
     "grace before active": {"kem_keys": (IN_GRACE, entry())},
     "no active key": {"kem_keys": (IN_GRACE,), "suites": 0b1000},
@@ -258,8 +260,8 @@ def test_a_bundle_that_is_signed_and_wrong_is_refused(changes: dict[str, object]
     "changes",
     [
         {"kem_keys": (entry(), entry(key=ALONE)), "suites": 0b1011},
-        {"kem_keys": (entry(), entry(key=ALONE, status=Listed.GRACE, rotated_at=NOW))},
-        {"kem_keys": (entry(), entry(key=HALF_RENEWED, status=Listed.GRACE, rotated_at=NOW))},
+        {"kem_keys": (entry(), entry(key=ALONE, status=KemKeyStatus.GRACE, rotated_at=NOW))},
+        {"kem_keys": (entry(), entry(key=HALF_RENEWED, status=KemKeyStatus.GRACE, rotated_at=NOW))},
     ],
     ids=["alone", "alone, in grace", "half renewed"],
 )
@@ -271,7 +273,7 @@ def test_the_ml_kem_half_of_an_xwing_key_serves_nowhere_else(changes: dict[str, 
 def test_a_pair_with_the_same_id_is_another_pair_all_the_same() -> None:
     """122 bits of a hash can be searched for a second pair; then nothing but the fingerprint tells them apart."""
     twin = replace(MALLORY, public=replace(MALLORY.public, signer_id=ALICE.public.signer_id))
-    trusted = trusted_by(made())
+    trusted = anchor_of(made())
     with pytest.raises(UntrustedBundle, match="did not vouch"):
         follow(trusted, [Link(made(twin, after=trusted))])
     vouched = sign_rotation(ALICE, twin, HANDLE, NOW)
@@ -365,15 +367,15 @@ def test_a_statement_needs_all_four_signatures_over_what_it_names(changed: Rotat
 # What follows from what was trusted.
 
 FIRST = made()
-SECOND = made(after=trusted_by(FIRST), issued_at=NOW + 1)
-THIRD = made(after=trusted_by(SECOND), issued_at=NOW + 2)
-OTHER_SECOND = made(after=trusted_by(FIRST), issued_at=NOW + 3)
-NEW_SIGNER = made(NEXT, after=trusted_by(FIRST), issued_at=NOW + 1)
+SECOND = made(after=anchor_of(FIRST), issued_at=NOW + 1)
+THIRD = made(after=anchor_of(SECOND), issued_at=NOW + 2)
+OTHER_SECOND = made(after=anchor_of(FIRST), issued_at=NOW + 3)
+NEW_SIGNER = made(NEXT, after=anchor_of(FIRST), issued_at=NOW + 1)
 
 
 def test_a_chain_is_followed_link_by_link() -> None:
-    assert follow(trusted_by(FIRST), [Link(SECOND), Link(THIRD)]) == trusted_by(THIRD)
-    assert follow(trusted_by(FIRST), []) == trusted_by(FIRST)
+    assert follow(anchor_of(FIRST), [Link(SECOND), Link(THIRD)]) == anchor_of(THIRD)
+    assert follow(anchor_of(FIRST), []) == anchor_of(FIRST)
 
 
 UNTRUSTED: dict[str, tuple[Bundle, list[Link]]] = {
@@ -392,7 +394,7 @@ UNTRUSTED: dict[str, tuple[Bundle, list[Link]]] = {
 @pytest.mark.parametrize(("seen", "links"), UNTRUSTED.values(), ids=UNTRUSTED)
 def test_what_does_not_follow_is_not_believed(seen: Bundle, links: list[Link]) -> None:
     with pytest.raises(UntrustedBundle):
-        follow(trusted_by(seen), links)
+        follow(anchor_of(seen), links)
 
 
 @pytest.mark.parametrize(
@@ -408,27 +410,27 @@ def test_what_does_not_follow_is_not_believed(seen: Bundle, links: list[Link]) -
 )
 def test_a_new_signer_needs_a_statement_that_holds(statement: RotationStatement) -> None:
     with pytest.raises(SignatureFailed):
-        follow(trusted_by(FIRST), [Link(NEW_SIGNER, statement)])
+        follow(anchor_of(FIRST), [Link(NEW_SIGNER, statement)])
 
 
 def test_a_new_signer_with_the_word_of_both_pairs_is_believed_and_the_old_one_no_more() -> None:
-    trusted = follow(trusted_by(FIRST), [Link(NEW_SIGNER, STATEMENT)])
-    assert trusted == trusted_by(NEW_SIGNER)
+    trusted = follow(anchor_of(FIRST), [Link(NEW_SIGNER, STATEMENT)])
+    assert trusted == anchor_of(NEW_SIGNER)
     with pytest.raises(UntrustedBundle, match="new signing pair"):
         follow(trusted, [Link(made(after=trusted))])
 
 
 def test_every_link_is_checked_also_by_itself() -> None:
     with pytest.raises(SignatureFailed):
-        follow(trusted_by(FIRST), [Link(replace(SECOND, suites=0b0010)), Link(THIRD)])
+        follow(anchor_of(FIRST), [Link(replace(SECOND, suites=0b0010)), Link(THIRD)])
 
 
 def test_a_thousand_links_are_no_trouble() -> None:
     links, last = [], FIRST
     for number in range(1000):
-        last = made(after=trusted_by(last), issued_at=NOW + number)
+        last = made(after=anchor_of(last), issued_at=NOW + number)
         links.append(Link(last))
-    assert follow(trusted_by(FIRST), iter(links)) == trusted_by(last)
+    assert follow(anchor_of(FIRST), iter(links)) == anchor_of(last)
     assert last.bundle_version == 1001
 
 

@@ -19,6 +19,7 @@ from angelia.channels.reading import wake_topic
 from angelia.channels.store import Known
 from angelia.envelope import sealing
 from angelia.envelope.refusals import SignatureFailed, SuiteRefused
+from angelia.envelope.times import SKEW, moment
 from angelia.envelope.wire import Envelope, Suite
 from angelia.errors import (
     AngeliaError,
@@ -33,7 +34,6 @@ from angelia.errors import (
 )
 from angelia.keys import admission as signatures
 from angelia.keys.admission import Signed
-from angelia.keys.model import SKEW, moment
 from angelia.policy.model import Action
 from angelia.stores.group_commit import GroupCommit
 from angelia.stores.ledger import Ledger, Tx

@@ -6,9 +6,9 @@ from datetime import datetime
 from uuid import UUID
 
 from angelia.envelope.rosters import Roster, check_roster
+from angelia.envelope.times import SKEW, moment
 from angelia.errors import AngeliaError, ClockSkew, InvalidArgument
 from angelia.keys.admission import Signed, signers
-from angelia.keys.model import SKEW, moment
 from angelia.stores.ledger import Tx
 
 

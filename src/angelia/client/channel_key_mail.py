@@ -24,9 +24,9 @@ from angelia.client.operations import ask
 from angelia.envelope.refusals import Refused
 from angelia.envelope.rosters import Roster
 from angelia.envelope.sealing import ChannelKey, Edition
+from angelia.envelope.times import SKEW, unix_ms
 from angelia.envelope.wire import decode
 from angelia.errors import AngeliaError, Conflict, NotFound, Unavailable
-from angelia.keys.model import SKEW, unix_ms
 from angelia.mail.model import MOST_AT_ONCE
 from angelia.mailbox.inbox import Message
 from angelia.mailbox.mailbox import Mailbox
@@ -224,7 +224,7 @@ def _is_later(mailbox: Mailbox, made_under: Edition, roster: Roster, message: Me
 def _signs_still(mailbox: Mailbox, message: Message) -> bool:
     """Whether the pair that signed a message is its sender's present one: a thief may have a replaced pair, so it
     vouches for no key."""
-    pin = mailbox.trust.pin(message.sender)
+    pin = mailbox.pinned_keys.pin(message.sender)
     return pin is not None and pin.fingerprint == message.sender_fingerprint
 
 

@@ -12,7 +12,7 @@ from angelia.client.channel_rosters import resign_rosters
 from angelia.client.exchange import Exchange
 from angelia.client.mailbox_keys import now
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.notices import Kind
+from angelia.mailbox.notices import NoticeKind
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,7 +31,7 @@ def with_rosters(
     def exchange(mailbox: Mailbox, /, *args: P.args, **kwargs: P.kwargs) -> Exchange[T]:
         done = yield from verb(mailbox, *args, **kwargs)
         if (yield from resign_rosters(mailbox)) and warning is not None:
-            mailbox.notices.tell(Kind.WARNING, warning)
+            mailbox.notices.tell(NoticeKind.WARNING, warning)
         return done
 
     return exchange
@@ -47,5 +47,5 @@ def tend_keys(mailbox: Mailbox) -> Exchange[None]:
     """Keeps the agent's own keys fresh while it is in use, and its rosters signed by them. For what cannot be done now
     there is a notice, and it is done later."""
     yield from mailbox_keys.tend_keys(mailbox)
-    if not mailbox.own.left_alone(now()):
+    if not mailbox.own_keys.is_backing_off(now()):
         yield from resign_rosters(mailbox)

@@ -80,7 +80,7 @@ class _Listening:
         self._line_begun = b""
         self._asked_for = 0.0
         if isinstance(self._line.signer, Mailbox):
-            self._line.signer.own.refresh()
+            self._line.signer.own_keys.refresh()
         return self._line.prepared(self._request, timeout=self._line.timeout)
 
     @staticmethod

@@ -14,6 +14,7 @@ from angelia.envelope.merkle_batch import VerifiedRoots
 from angelia.envelope.refusals import Expired, IdConflict, Malformed, Refused, SuiteRefused, UnknownKey, WrongRecipient
 from angelia.envelope.sealing import CHANNEL_KEY_LENGTHS, ChannelKey, Edition, EpochKey, Post
 from angelia.envelope.signing import VerifyingPair
+from angelia.envelope.times import SKEW, moment, unix_ms
 from angelia.envelope.wire import (
     LATEST,
     TTL_CEILING,
@@ -26,13 +27,12 @@ from angelia.envelope.wire import (
     Suite,
 )
 from angelia.errors import AngeliaError
-from angelia.keys.model import SKEW, moment, unix_ms
-from angelia.mailbox.database import SQL, Database, Tx, read_meta, stamp, unstamp, write_meta
+from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, read_meta, stamp, unstamp, write_meta
 from angelia.mailbox.key_rotation import STOLEN_AT, OwnKeys
 from angelia.mailbox.key_share_retries import KeyShareRetries, forget_before
 from angelia.mailbox.local_key import LocalKey
-from angelia.mailbox.pinned_keys import Trust
-from angelia.mailbox.time_window import Profile, check_window
+from angelia.mailbox.pinned_keys import PinnedKeys
+from angelia.mailbox.time_window import DeliveryProfile, check_window
 
 _PRUNED_TO = "channels_pruned_to"
 _CHUNK = 5_000
@@ -104,11 +104,18 @@ class HeldKey:
 class MailboxChannels:
     """The tables `channels`, `channel_keys`, `channel_epochs` and `channel_opened`."""
 
-    def __init__(self, database: Database, local: LocalKey, own: OwnKeys, trust: Trust, ttl_max: int = TTL_MAX) -> None:
+    def __init__(
+        self,
+        database: MailboxDatabase,
+        local: LocalKey,
+        own_keys: OwnKeys,
+        pinned_keys: PinnedKeys,
+        ttl_max: int = TTL_MAX,
+    ) -> None:
         self._database = database
         self._local = local
-        self._own = own
-        self._trust = trust
+        self._own_keys = own_keys
+        self._pinned_keys = pinned_keys
         self._ttl_max = ttl_max
         self.key_share_retries = KeyShareRetries(database)
         self._roots = VerifiedRoots()
@@ -173,7 +180,7 @@ class MailboxChannels:
             spent = came_at is not None and stolen_at is not None and stamp(came_at) <= stolen_at
             values = (channel_id, key_id, brought.epoch, *kept, sender, stamp(now), *made_under, spent)
             tx.execute(SQL["add_channel_key"], values)
-            (newest,) = tx.execute(SQL["newest_epoch"], (channel_id, self._own.identity.handle)).fetchone()
+            (newest,) = tx.execute(SQL["newest_epoch"], (channel_id, self._own_keys.identity.handle)).fetchone()
             tx.execute(SQL["retire_channel_keys"], (self._destroy_at(now), channel_id, newest or 0))
 
     def retire(self, channel_id: UUID, epoch: int, now: datetime) -> None:
@@ -193,7 +200,7 @@ class MailboxChannels:
         """Refuses an epoch of the server that goes back, or leaps far ahead: a message under an earlier key opens for
         members that were removed since. Epochs are not signed, so the keys that were accepted or made here say which
         one was the newest."""
-        (newest,) = self._database.row("newest_epoch", str(channel_id), self._own.identity.handle)
+        (newest,) = self._database.row("newest_epoch", str(channel_id), self._own_keys.identity.handle)
         if newest is not None and epoch > newest + MOST_EPOCHS_AHEAD:
             raise EpochLeapt(f"the server says that the channel is at epoch {epoch}; it was at epoch {newest} before")
         if newest is not None and epoch < newest:
@@ -237,7 +244,7 @@ class MailboxChannels:
         """Returns a message sealed for all agents that have the key."""
         values: PostWishes = {"message_id": uuid.uuid4(), "ttl_seconds": self.ttl, **wishes}
         post = Post(channel_id=channel_id, key=key, body=body, created_at=unix_ms(now), **values)
-        identity = self._own.identity
+        identity = self._own_keys.identity
         return sealing.seal_post(post, identity.handle, identity.pair, ttl_max=self._ttl_max)
 
     def open_many(
@@ -286,9 +293,9 @@ class MailboxChannels:
         key = self.key(channel_id, header.key_id, now)
         if key is None:
             raise UnknownKey("the key of this message's epoch is not here", hint="it may be under way; or it is older")
-        if not self._own.takes(header.suite, header.created_at):
+        if not self._own_keys.accepts_suite(header.suite, header.created_at):
             raise SuiteRefused("this agent took no messages of channels when the envelope was made")
-        check_window(header, Profile.RELAY, now)
+        check_window(header, DeliveryProfile.RELAY, now)
         pruned_to = self._database.row("read_meta", _PRUNED_TO)
         if pruned_to and stamp(moment(header.expires_at)) <= pruned_to[0]:
             raise Expired("this mailbox no longer remembers where the message stood, so it does not open it")
@@ -297,10 +304,10 @@ class MailboxChannels:
         return pair, sealing.unseal_post(envelope, channel_id, key)
 
     def _signer(self, header: Header) -> VerifyingPair:
-        own = self._own.identity
+        own = self._own_keys.identity
         if (header.sender_nhi, header.sender_key_id) == (own.handle, own.pair.public.signer_id):
             return own.pair.public
-        return self._trust.signer(header.sender_nhi, header.sender_key_id, moment(header.created_at))
+        return self._pinned_keys.signer(header.sender_nhi, header.sender_key_id, moment(header.created_at))
 
     def _decrypted(self, key_id: UUID, nonce: bytes, secret: bytes) -> EpochKey | None:
         key = EpochKey.of(self._local.decrypt("channel_keys", str(key_id), nonce, secret))
@@ -311,7 +318,7 @@ class MailboxChannels:
         return stamp(now + timedelta(seconds=TTL_CEILING) + SKEW)
 
 
-def prune(database: Database, now: datetime) -> None:
+def prune(database: MailboxDatabase, now: datetime) -> None:
     """Forgets the offsets of expired messages."""
     before, chunk = stamp(now - SKEW), _CHUNK
     while chunk == _CHUNK:
@@ -322,7 +329,7 @@ def prune(database: Database, now: datetime) -> None:
         chunk = len(expiries)
 
 
-def _claim(tx: Tx, message: ChannelMessage) -> Refused | None:
+def _claim(tx: MailboxTx, message: ChannelMessage) -> Refused | None:
     """Notes the offset of a message. Returns the refusal if the message or the offset was used before."""
     channel_id, msg_id = str(message.channel_id), str(message.message_id)
     values = (channel_id, message.offset, message.replay_key, message.sender_fingerprint, msg_id)

@@ -1,39 +1,41 @@
-"""What the mailbox does without being asked: forget in time, destroy in time, and clear away after a crash."""
+"""Housekeeping of the mailbox: prunes old rows, destroys keys and plaintexts in time, clears away after a crash."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from angelia.keys.model import SKEW
+from angelia.envelope.times import SKEW
 from angelia.mailbox import channels, replay
-from angelia.mailbox.database import SQL, Database, stamp, unstamp, write_meta
-from angelia.mailbox.files import Drawer
-from angelia.mailbox.notices import Kind, Notices
-from angelia.mailbox.replay import RETENTION_HOURS, Pruned
+from angelia.mailbox.database import SQL, MailboxDatabase, stamp, unstamp, write_meta
+from angelia.mailbox.envelope_files import EnvelopeFiles
+from angelia.mailbox.notices import NoticeKind, Notices
+from angelia.mailbox.replay import RETENTION_HOURS, PruneResult
 
 _CLOCK = "clock_shown"
 _BELIEVED_AFTER = timedelta(hours=1)
 _CHUNK = 1_000
-# How long the content of a sent message outlives it: until then its recipient's receipt may come.
+# How long the content of a sent message is kept after the message expired: until then a receipt may arrive.
 KEPT_AFTER_END = timedelta(days=1)
 
 
-class Upkeep:
-    """Runs at the start and, cheaply, with every operation that writes."""
+class Cleanup:
+    """Runs when the mailbox is opened and, cheaply, with every operation that writes."""
 
-    def __init__(self, database: Database, drawers: Sequence[Drawer], inbox: Drawer, notices: Notices) -> None:
+    def __init__(
+        self, database: MailboxDatabase, files: Sequence[EnvelopeFiles], inbox_files: EnvelopeFiles, notices: Notices
+    ) -> None:
         self._database = database
-        self._drawers = drawers
-        self._inbox = inbox
+        self._files = files
+        self._inbox_files = inbox_files
         self._notices = notices
 
     def start(self, now: datetime) -> None:
         self._tidy(now)
-        self.tend(now)
+        self.run_due(now)
 
-    def tend(self, now: datetime) -> None:
-        """Destroy private keys and plaintexts whose time is surely over; once a day, prune as well."""
+    def run_due(self, now: datetime) -> None:
+        """Destroys private keys and plaintexts whose time has surely passed; once a day it prunes as well."""
         reached = self._reached(now)
         ended = None if reached is None else stamp(reached - KEPT_AFTER_END)
         if reached is not None and self._database.row("something_overdue", stamp(reached), ended):
@@ -44,21 +46,21 @@ class Upkeep:
         if replay.prune_due(self._database, now):
             self._tidy(now)
 
-    def prune(self, now: datetime, retention_hours: int = RETENTION_HOURS, *, force: bool = False) -> Pruned:
-        """Forget what can be forgotten now."""
+    def prune(self, now: datetime, retention_hours: int = RETENTION_HOURS, *, force: bool = False) -> PruneResult:
+        """Prunes replay state, channel offsets, spent one-time keys and handled control messages that are too old."""
         pruned = replay.prune(self._database, now, retention_hours, force=force)
         if pruned.warning is None:
             channels.prune(self._database, now)
             self._prune_spent(now)
             self._prune_controls(now)
-        for drawer in self._drawers:
-            drawer.sweep(now)
+        for directory in self._files:
+            directory.sweep(now)
         return pruned
 
     def _reached(self, now: datetime) -> datetime | None:
-        """A time that has surely come: the clock showed it, and at least an hour later it has not gone back.
+        """Returns a time that has surely passed: the clock showed it, and an hour later it had not gone back.
 
-        What is destroyed stays destroyed, so a clock that runs ahead for a moment must not be believed.
+        Destruction is final, so a clock that runs ahead for a moment must not be believed.
         """
         found = self._database.row("read_meta", _CLOCK)
         shown = None if found is None else unstamp(found[0])
@@ -69,19 +71,19 @@ class Upkeep:
         return shown if shown is not None and shown <= now else None
 
     def _prune_controls(self, now: datetime) -> None:
-        """Control messages that were handled and have expired: nobody looks for them again."""
+        """Deletes control messages that were handled and have expired: they cannot be delivered again."""
         before = stamp(now - SKEW)
         while self._database.row("something_handled", before):
             with self._database.transaction() as tx:
                 keys = [key for (key,) in tx.execute(SQL["prune_controls"], (before, _CHUNK))]
-            self._inbox.remove(keys)
+            self._inbox_files.remove(keys)
 
     def _prune_spent(self, now: datetime) -> None:
-        """Others' one-time keys that are too old to be used."""
+        """Forgets one-time keys of recipients that are too old to be handed out again."""
         with self._database.transaction() as tx:
             tx.execute(SQL["prune_spent"], (stamp(now - SKEW),))
 
     def _tidy(self, now: datetime) -> None:
         warning = self.prune(now).warning
         if warning is not None:
-            self._notices.tell(Kind.WARNING, warning)
+            self._notices.tell(NoticeKind.WARNING, warning)

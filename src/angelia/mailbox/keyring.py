@@ -1,4 +1,4 @@
-"""The agent's private KEM keys: the current and the next one of the key file, the others in `kem_keys`."""
+"""The agent's private KEM keys: the current and the next one in the key file, the others in the table `kem_keys`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from angelia.envelope.ids import KeyType
 from angelia.envelope.kem import KemPrivateKey
 from angelia.envelope.wire import Suite
 from angelia.keys.model import TYPE_NAMES
-from angelia.mailbox.database import SQL, Database, Tx, stamp
+from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, stamp
 from angelia.mailbox.keyfile import NEXT, XWING, Seeds
 from angelia.mailbox.local_key import LocalKey
 
@@ -19,43 +19,42 @@ _KINDS = {name: kind for kind, name in TYPE_NAMES.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A private key that is there; a one-time key goes with the message that used it."""
+class KeyringEntry:
+    """A private key. A one-time key is destroyed together with the message that used it."""
 
     key: KemPrivateKey
     one_time: bool = False
 
 
 class Keyring:
-    """Finds the private key that an envelope was sealed to. Keys in the database are parsed anew each time: once
-    destroyed, nothing in memory keeps them.
-    """
+    """Finds the private key that an envelope was sealed to. Keys of the database are parsed anew each time, so that
+    none stays in memory once it is destroyed."""
 
-    def __init__(self, database: Database, local: LocalKey, seeds: Seeds) -> None:
+    def __init__(self, database: MailboxDatabase, local: LocalKey, seeds: Seeds) -> None:
         self._database = database
         self._local = local
-        self._in_file: dict[UUID, Held] = {}
-        self.take_seeds(seeds)
+        self._in_file: dict[UUID, KeyringEntry] = {}
+        self.load_seeds(seeds)
 
-    def take_seeds(self, seeds: Seeds) -> None:
-        """The keys of the key file as it is now."""
+    def load_seeds(self, seeds: Seeds) -> None:
+        """Takes over the keys of the key file as it is now."""
         present = [seeds[name] for name in (XWING, NEXT + XWING) if name in seeds]
         keys = [KemPrivateKey.from_seed(KeyType.XWING, seed) for seed in present]
-        self._in_file = {key.public.key_id: Held(key) for key in keys}
+        self._in_file = {key.public.key_id: KeyringEntry(key) for key in keys}
 
-    def find(self, key_id: UUID, now: datetime) -> Held | None:
-        if held := self._in_file.get(key_id):
-            return held
+    def find(self, key_id: UUID, now: datetime) -> KeyringEntry | None:
+        if entry := self._in_file.get(key_id):
+            return entry
         found = self._database.row("kem_key", str(key_id), stamp(now))
         if found is None:
             return None
         type_name, usage, nonce, sealed = found
         seed = self._local.decrypt("kem_keys", str(key_id), nonce, sealed)
-        return Held(KemPrivateKey.from_seed(_KINDS[type_name], seed), usage == "one_time")
+        return KeyringEntry(KemPrivateKey.from_seed(_KINDS[type_name], seed), usage == "one_time")
 
-    def keep(
+    def store(
         self,
-        tx: Tx,
+        tx: MailboxTx,
         key: KemPrivateKey,
         usage: str,
         *,
@@ -63,16 +62,16 @@ class Keyring:
         rotated_at: datetime | None = None,
         destroy_at: datetime | None = None,
     ) -> None:
-        """Store a private key as a row: active, or in grace once it was rotated."""
+        """Stores a private key as a row: active, or in grace if it was rotated."""
         key_id = str(key.public.key_id)
-        kept = self._local.encrypt("kem_keys", key_id, key.seed)
+        encrypted = self._local.encrypt("kem_keys", key_id, key.seed)
         values = (
             key_id,
             TYPE_NAMES[key.kind],
             usage,
             "active" if rotated_at is None else "grace",
             key.public.raw,
-            *kept,
+            *encrypted,
             stamp(created_at),
             rotated_at and stamp(rotated_at),
             destroy_at and stamp(destroy_at),

@@ -17,10 +17,10 @@ from angelia.envelope.rosters import (
     encode_roster,
 )
 from angelia.envelope.signing import VerifyingPair
-from angelia.keys.model import moment
-from angelia.mailbox.database import SQL, Database, Tx, stamp
+from angelia.envelope.times import moment
+from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, stamp
 from angelia.mailbox.key_rotation import OwnKeys
-from angelia.mailbox.pinned_keys import Trust
+from angelia.mailbox.pinned_keys import PinnedKeys
 
 # Ten thousand members take 30 ms to read, and every message asks for them.
 _decoded = functools.lru_cache(maxsize=16)(decode_roster)
@@ -29,10 +29,10 @@ _decoded = functools.lru_cache(maxsize=16)(decode_roster)
 class PinnedRosters:
     """The table `channel_rosters`."""
 
-    def __init__(self, database: Database, own: OwnKeys, trust: Trust) -> None:
+    def __init__(self, database: MailboxDatabase, own_keys: OwnKeys, pinned_keys: PinnedKeys) -> None:
         self._database = database
-        self._own = own
-        self._trust = trust
+        self._own_keys = own_keys
+        self._pinned_keys = pinned_keys
 
     def pinned(self, channel_id: UUID) -> Roster | None:
         """Returns the roster that was pinned last, even if the pair that signed it was revoked since."""
@@ -65,33 +65,35 @@ class PinnedRosters:
 
     def signed_by_former(self) -> list[Roster]:
         """Returns the rosters of this agent's own channels that an earlier pair signed."""
-        own = self._own.identity
+        own = self._own_keys.identity
         rows = self._database.rows("rosters_of_former_pairs", own.handle, str(own.pair.public.signer_id))
         return [_decoded(row[0]) for row in rows]
 
     def names_present_pair(self, roster: Roster) -> bool:
         """Whether a roster names its owner's present pair as its signer; `pin` checks the signature. Another process
         may have replaced this agent's pair since its identity was read."""
-        own = self._own.identity
+        own = self._own_keys.identity
         if roster.owner_nhi != own.handle:
-            pin = self._trust.pin(roster.owner_nhi)
+            pin = self._pinned_keys.pin(roster.owner_nhi)
             return pin is not None and pin.signer.signer_id == roster.signer_id
-        newest = self._own.newest()
+        newest = self._own_keys.newest()
         if roster.signer_id != own.pair.public.signer_id or newest is None:
             return roster.signer_id == own.pair.public.signer_id
         # A pair that is not in the chain yet is the next one, of a rotation that is just being finished.
         replaced = newest.bundle.signer.signer_id != roster.signer_id
-        return not (replaced and any(link.bundle.signer.signer_id == roster.signer_id for link in self._own.chain()))
+        return not (
+            replaced and any(link.bundle.signer.signer_id == roster.signer_id for link in self._own_keys.chain())
+        )
 
     def knows_as_earlier(self, roster: Roster, signer_id: UUID) -> bool:
         """Whether a pair is an earlier one of the roster's owner than the one that signed the roster."""
-        if roster.owner_nhi != self._own.identity.handle:
+        if roster.owner_nhi != self._own_keys.identity.handle:
             return self._database.row("was_pair", roster.owner_nhi, str(signer_id)) is not None
-        return any(link.bundle.signer.signer_id == signer_id for link in self._own.chain())
+        return any(link.bundle.signer.signer_id == signer_id for link in self._own_keys.chain())
 
     def check_own(self, roster: Roster) -> None:
         """Raises unless a present or earlier pair of this agent, perhaps a stolen one, signed its roster."""
-        pairs = [self._own.identity.pair.public, *(link.bundle.signer for link in self._own.chain())]
+        pairs = [self._own_keys.identity.pair.public, *(link.bundle.signer for link in self._own_keys.chain())]
         pair = next((one for one in pairs if one.signer_id == roster.signer_id), None)
         if pair is None:
             raise UnknownSigner("no pair of this agent signed the roster")
@@ -118,7 +120,7 @@ class PinnedRosters:
                 self._pin(tx, roster, now)
             return True
 
-    def _pin(self, tx: Tx, roster: Roster, now: datetime) -> None:
+    def _pin(self, tx: MailboxTx, roster: Roster, now: datetime) -> None:
         before, forgotten = _read(tx, roster.channel_id)
         if before is None or roster.hash != before.hash:
             self._check_present_pair(roster)
@@ -131,7 +133,7 @@ class PinnedRosters:
         what = (roster.policy, roster.version, roster.keys_since, encode_roster(roster))
         tx.execute(SQL["pin_roster"], (*who, *what, stamp(now)))
 
-    def _take_name(self, tx: Tx, roster: Roster) -> None:
+    def _take_name(self, tx: MailboxTx, roster: Roster) -> None:
         found = tx.execute(SQL["named_roster"], (roster.name,)).fetchone()
         if found is None or (other := _decoded(found[0])).channel_id == roster.channel_id:
             return
@@ -159,15 +161,15 @@ class PinnedRosters:
         return True
 
     def _signer(self, roster: Roster) -> VerifyingPair:
-        own = self._own.identity
+        own = self._own_keys.identity
         if roster.owner_nhi != own.handle:
-            return self._trust.signer(roster.owner_nhi, roster.signer_id, moment(roster.issued_at))
+            return self._pinned_keys.signer(roster.owner_nhi, roster.signer_id, moment(roster.issued_at))
         if roster.signer_id != own.pair.public.signer_id:
             raise UnknownSigner("an earlier pair of this agent signed the roster")
         return own.pair.public
 
 
-def _read(tx: Tx, channel_id: UUID) -> tuple[Roster | None, bool]:
+def _read(tx: MailboxTx, channel_id: UUID) -> tuple[Roster | None, bool]:
     """Returns the pinned roster of a channel, and whether the channel was forgotten."""
     found = tx.execute(SQL["pinned_roster"], (str(channel_id),)).fetchone()
     return (None, False) if found is None else (_decoded(found[0]), bool(found[1]))
