@@ -13,7 +13,7 @@ import pytest
 from angelia.mailbox import identity
 from cli.running import Angelia, Ended
 from client.recorder import Recorder, closed_port
-from client.test_calls import AGENT
+from client.test_verbs import AGENT
 
 ID = AGENT["id"]
 UNCLAIMED = {**AGENT, "handle": ID, "name": ""}

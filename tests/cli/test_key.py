@@ -20,7 +20,7 @@ from cli.running import Angelia, Ended
 from cli.test_agent import PUBLISHED, TAKEN, UNCLAIMED
 from cli.test_mail import errors
 from client.recorder import Recorder
-from client.test_calls import AGENT
+from client.test_verbs import AGENT
 
 FINGERPRINT = r"[A-Za-z0-9_-]{43}"
 

@@ -13,7 +13,7 @@ from angelia.client import BadAnswer
 from angelia.errors import AmbiguousId, NotFound
 from cli.running import Angelia
 from client.recorder import Recorder
-from client.test_calls import TOKEN
+from client.test_verbs import TOKEN
 
 IDS = [
     "32a040ba-429b-483b-8da8-76d0b634730f",

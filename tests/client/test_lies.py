@@ -38,7 +38,7 @@ from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.receipts import Receipt, ReceiptStatus, receipt_document, sign_receipt
 from angelia.envelope.wire import Envelope, decode
 from angelia.errors import AngeliaError
-from angelia.keys.model import ONE_TIME_LOW, Policy, link_document
+from angelia.keys.model import ONE_TIME_LOW, RotationPolicy, link_document
 from angelia.mailbox import key_rotation
 from angelia.mailbox.database import stamp
 from angelia.mailbox.inbox import Opened
@@ -751,7 +751,7 @@ def test_a_relay_whose_schedules_are_always_due_gets_a_new_key_once_an_hour(
     deceived: tuple[Person, Person], liar: Liar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alice, bob = deceived
-    alice.client.keys.put_schedule(bob.name, Policy.HOURLY)
+    alice.client.keys.put_schedule(bob.name, RotationPolicy.HOURLY)
 
     def due(_: Asked, true: Answer) -> Answer:
         at = stamp(now() + timedelta(minutes=1))

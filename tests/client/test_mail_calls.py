@@ -32,7 +32,7 @@ from angelia.envelope.receipts import Receipt, ReceiptStatus, sign_receipt
 from angelia.envelope.wire import Envelope
 from angelia.errors import MessageIdConflict, QueueFull
 from angelia.mail.model import Status
-from client.test_calls import held
+from client.test_verbs import held
 from mailroom import Correspondent
 
 KEY, TOKEN = "ab" * 32, "cd" * 32

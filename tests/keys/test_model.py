@@ -27,8 +27,8 @@ from angelia.keys.model import (
     KeyStatus,
     LinkDocument,
     OneTimeKeyDocument,
-    Policy,
     RotationDocument,
+    RotationPolicy,
     bundle_document,
     link_document,
     one_time_document,
@@ -374,4 +374,4 @@ def test_a_pair_that_was_replaced_before_it_was_revoked_gets_no_longer_a_life_by
     ("policy", "seconds"), [("hourly", 3_600), ("daily", 86_400), ("weekly", 604_800), ("on_demand", None)]
 )
 def test_policies_have_the_intervals_of_the_contract(policy: str, seconds: int | None) -> None:
-    assert Policy(policy).interval == (None if seconds is None else timedelta(seconds=seconds))
+    assert RotationPolicy(policy).interval == (None if seconds is None else timedelta(seconds=seconds))

@@ -36,10 +36,10 @@ def look(session: Session, floor: Floor, node_key_id: UUID, lake: str | None) ->
     from deltalake.exceptions import DeltaError
     from pyarrow.lib import ArrowException
 
-    from angelia.cli.pipeline_place import archive
+    from angelia.cli.pipeline_environment import PipelineFlags
 
     try:
-        return _compared(archive(session.settings, lake), floor)
+        return _compared(PipelineFlags(lake=lake).archive(session.settings), floor)
     except AngeliaError as error:
         return _unread(error.message)
     except (DeltaError, ArrowException, OSError) as error:

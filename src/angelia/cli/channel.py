@@ -16,7 +16,7 @@ from angelia.cli.confirm import Deed, may
 from angelia.cli.errors import Usage
 from angelia.cli.flags import Needs, message_uuid, span
 from angelia.cli.grammar import Noun
-from angelia.cli.message_body import PAD, longest_life, read_body
+from angelia.cli.message_body import compress_flag, message_options, pad_flag, priority_flag, read_body
 from angelia.cli.paging import SHORTEST_PREFIX, Page, ago, every, full_id, pages_of, short, show_list
 from angelia.cli.tables import Column, counted
 from angelia.cli.times import age
@@ -26,11 +26,8 @@ if TYPE_CHECKING:
     from angelia.channels.model import Channel, ChannelView, Subscription
     from angelia.client import Client
     from angelia.envelope.rosters import Member
-    from angelia.mailbox.channels import PostWishes
 
 POLICIES = ("open", "private", "authz_required", "allowlist")
-PRIORITIES = ("low", "normal", "high", "critical")
-COMPRESSIONS = ("none", "gzip", "zstd")
 WAIT_SECONDS = 20
 _PREFIX = re.compile(rf"[0-9a-f][0-9a-f-]{{{SHORTEST_PREFIX - 1},34}}")
 _ACTS = Needs.SERVER | Needs.AGENT
@@ -295,16 +292,13 @@ def forget(session: Session, name: str) -> None:
 @click.argument("name", metavar="NAME")
 @click.argument("body", metavar="[TEXT]", required=False)
 @click.option("--ttl", type=span, metavar="D", help="how long it may be read (7d)")
-@click.option("--priority", type=click.Choice(PRIORITIES), default="normal", metavar="P", help=", ".join(PRIORITIES))
+@priority_flag
 @click.option("--correlation", type=message_uuid, metavar="UUID", help="the message_id of the message that it answers")
 @click.option(
     "--id", "message_id", type=message_uuid, metavar="UUID", help="its own; under one id it is published once"
 )
-@click.option("--pad", is_flag=True, help=PAD)
-@click.option(
-    "--compress", type=click.Choice(COMPRESSIONS), default="none", metavar="C",
-    help="gzip or zstd (none): the length may tell about the content",
-)  # fmt: skip
+@pad_flag
+@compress_flag
 def publish(
     session: Session,
     name: str,
@@ -320,23 +314,15 @@ def publish(
 
     Who lacks the channel's key is sent it before; a key that is due is changed."""
     from angelia.client import Unreachable
-    from angelia.envelope.wire import Compression, Priority
 
-    longest_life(session, ttl)
+    options = message_options(session, ttl, priority, pad, compress, correlation)
+    options["message_id"] = message_id or uuid4()
     client, content = _client(session), read_body(session, body)
     found = _find(session, client, name)
-    wishes: PostWishes = {
-        "message_id": message_id or uuid4(),
-        "ttl_seconds": session.mailbox.channels.ttl if ttl is None else int(ttl.total_seconds()),
-        "priority": Priority(PRIORITIES.index(priority)),
-        "compression": Compression(COMPRESSIONS.index(compress)),
-        "padme": pad,
-        "correlation_id": correlation,
-    }
     try:
-        posted = client.channels.publish(session.mailbox, _said(name, found), content, **wishes)
+        posted = client.channels.publish(session.mailbox, _said(name, found), content, **options)
     except (Unreachable, Unavailable) as error:
-        error.hint = f"say it again with --id {wishes['message_id']}, and it is published once; {error.hint}"
+        error.hint = f"say it again with --id {options['message_id']}, and it is published once; {error.hint}"
         raise
     published, size = posted.published, len(posted.envelope.wire)
     if session.shared.json:

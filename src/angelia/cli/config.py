@@ -31,7 +31,7 @@ class _Line(Protocol):
 def show(session: Session, server: bool) -> None:
     """Show each setting and where it came from; secrets are masked. -v adds what each is for."""
     lines: list[_Line] = []
-    lines += session.as_operator().server.settings() if server else session.loaded.shown()
+    lines += session.as_operator().server.settings().settings if server else session.loaded.shown()
     columns: list[Column[_Line]] = [
         Column("NAME", lambda s: s.name),
         Column("VALUE", lambda s: s.value, long=True),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from angelia.cli.command_context import Session
 from angelia.cli.errors import exit_code, one_of, report
-from angelia.cli.mail_output import Counted, Withdrawn, print_message, say_control
+from angelia.cli.mail_output import print_message, say_control
 from angelia.cli.paging import short
 from angelia.cli.times import duration
 from angelia.errors import AngeliaError, Conflict, NotFound, QueueFull, RateLimited
@@ -17,19 +17,19 @@ from angelia.errors import AngeliaError, Conflict, NotFound, QueueFull, RateLimi
 if TYPE_CHECKING:
     from angelia.client import Client, Received, SentMail
     from angelia.mailbox.mailbox import Mailbox
-    from angelia.mailbox.outbox import SendOptions
+    from angelia.mailbox.outbox import MessageOptions
 
 MOST = 10
 ROUND = 30.0
 _NOTHING, _HINT = "no mail", "angelia mail receive --wait"
 
 
-def send(client: Client, mailbox: Mailbox, recipient: str, content: bytes, wishes: SendOptions) -> SentMail:
+def send(client: Client, mailbox: Mailbox, recipient: str, content: bytes, options: MessageOptions) -> SentMail:
     """Send a message; if the server could not take it, say that it is not lost."""
     from angelia.client.mail_sending import WAITING
 
     try:
-        return client.mail.send(mailbox, recipient, content, **wishes)
+        return client.mail.send(mailbox, recipient, content, **options)
     except NotFound as error:
         if recipient != recipient.lower():
             error.hint = f"handles are lower case: angelia mail send {recipient.lower()}"
@@ -47,7 +47,7 @@ def retry(session: Session, mailbox: Mailbox) -> int:
         report(one.error, session.shared.manner, session.out.stderr)
     total = len(done.sent) + len(done.unsent) + done.left
     text = f"sent {len(done.sent):,} of {_messages(total)} that waited" if total else "nothing waits in the outbox"
-    session.out.done(Counted(done="sent", count=len(done.sent)), text)
+    session.out.done({"done": "sent", "count": len(done.sent)}, text)
     return one_of({exit_code(one.error) for one in done.unsent})
 
 
@@ -98,8 +98,8 @@ def withdraw(session: Session, mailbox: Mailbox, id_: str) -> None:
             raise Conflict(f"the message to {row.recipient} is {row.status.value} and not taken back")
     else:
         session.as_agent(mailbox).mail.withdraw(mailbox, row.replay_key)
-    taken_back = Withdrawn(replay_key=row.replay_key, message_id=str(row.message_id), recipient=row.recipient)
-    session.out.done(taken_back, f"withdrew {short(row.replay_key)} to {row.recipient}")
+    record = {"replay_key": row.replay_key, "message_id": row.message_id, "recipient": row.recipient}
+    session.out.done(record, f"withdrew {short(row.replay_key)} to {row.recipient}")
 
 
 def refresh_outbox(session: Session, mailbox: Mailbox) -> None:

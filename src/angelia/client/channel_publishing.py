@@ -17,8 +17,8 @@ from angelia.client.exchange import Exchange
 from angelia.client.mailbox_keys import now
 from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError, EpochStale, VersionConflict
-from angelia.mailbox.channels import PostWishes
 from angelia.mailbox.mailbox import Mailbox
+from angelia.mailbox.outbox import MessageOptions
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class PublishResult:
 
 
 def publish(
-    mailbox: Mailbox, channel: str | UUID, body: bytes, **wishes: Unpack[PostWishes]
+    mailbox: Mailbox, channel: str | UUID, body: bytes, **options: Unpack[MessageOptions]
 ) -> Exchange[PublishResult]:
     """Seals a message for all subscribers, and publishes it. Members that lack the key are sent it first; under a new
     key nothing is published before it was offered to all members that can be reached.
@@ -45,7 +45,7 @@ def publish(
     def attempt(found: ChannelView) -> Exchange[PublishResult]:
         key, shared = yield from _offered_key(mailbox, found)
         check_roster_stands(mailbox, key.roster)  # to send the key to many members takes its time
-        envelope = mailbox.channels.seal(found.channel_id, key.key, body, now(), **wishes)
+        envelope = mailbox.channels.seal(found.channel_id, key.key, body, now(), **options)
         published = yield from channel_calls.publish_envelope(found.channel_id, envelope)
         return PublishResult(key.channel, published, envelope, shared.failed)
 

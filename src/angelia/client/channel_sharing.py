@@ -109,9 +109,7 @@ def _drafted(
             Draft(
                 recipient=known.bundle,
                 body=body,
-                channel_id=found.channel_id,
-                control=True,
-                ttl_seconds=mailbox.channels.ttl,
+                options={"channel_id": found.channel_id, "control": True, "ttl_seconds": mailbox.channels.ttl},
             )
         )
     return drafts

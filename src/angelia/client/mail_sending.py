@@ -88,14 +88,14 @@ class Delivered:
 
 
 def send(
-    mailbox: Mailbox, recipient: str, body: bytes, *, one_time: OneTime = "prefer", **wishes: Unpack[SendOptions]
+    mailbox: Mailbox, recipient: str, body: bytes, *, one_time: OneTime = "prefer", **options: Unpack[SendOptions]
 ) -> Exchange[SentMail]:
     """Seal a message and hand it to the relay, sealing it again if the recipient's keys have changed.
 
     If the relay cannot be reached, or has no room now, the message waits in the outbox for `deliver_outbox`; the
     error says so in its member `waiting`."""
-    check(body, wishes)
-    envelope = yield from mailbox_keys.seal(mailbox, recipient, body, one_time=one_time, **wishes)
+    check(body, options)
+    envelope = yield from mailbox_keys.seal(mailbox, recipient, body, one_time=one_time, **options)
     sent = yield from handed_over(mailbox, envelope)
     yield from channel_signing.tend_keys(mailbox)
     return sent

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from angelia.agents import api as agents
 from angelia.api import PageQuery
+from angelia.audit import api as audit
 from angelia.channels import api as channels
 from angelia.client import (
-    calls,
     channel_calls,
     channel_key_mail,
     channel_membership,
@@ -20,19 +20,23 @@ from angelia.client import (
     mail_receiving,
     mail_sending,
     mailbox_keys,
-    policy_calls,
+    policy_check,
+    registration,
     request_reply,
 )
 from angelia.client.namespaces import Mode, Namespace, Verb
 from angelia.client.operations import asking, naming, naming_and_asking, plain
 from angelia.guard import api as guard
+from angelia.keys import api as keys
 from angelia.monitoring import api as monitoring
+from angelia.policy import api as policy
+from angelia.runs import api as runs
 
 
 class AgentVerbs(Namespace[Mode]):
     """Who an agent is, and whom it does not want to hear from."""
 
-    register = Verb(calls.register)
+    register = Verb(registration.register)
     profile = Verb(naming(agents.WHO))
     me = Verb(plain(agents.ME))
     claim_handle = Verb(asking(agents.CLAIM_HANDLE, agents.HandleBody))
@@ -63,10 +67,10 @@ class GuardVerbs(Namespace[Mode]):
 class PolicyVerbs(Namespace[Mode]):
     """Who may send, publish, subscribe and read keys."""
 
-    list = Verb(policy_calls.policies)
-    add = Verb(policy_calls.add_policy)
-    remove = Verb(policy_calls.remove_policy)
-    check = Verb(policy_calls.check_policy)
+    list = Verb(asking(policy.LIST, PageQuery))
+    add = Verb(asking(policy.ADD, policy.PolicyRuleBody))
+    remove = Verb(naming(policy.REMOVE))
+    check = Verb(policy_check.check_policy)
 
 
 class KeyVerbs(Namespace[Mode]):
@@ -78,13 +82,13 @@ class KeyVerbs(Namespace[Mode]):
     bundle = Verb(key_calls.bundle)
     bundles_since = Verb(key_calls.bundles_since)
     add_one_time_keys = Verb(key_calls.add_one_time_keys)
-    count_one_time_keys = Verb(key_calls.count_one_time_keys)
-    revoke = Verb(key_calls.revoke_key)
-    history = Verb(key_calls.key_history)
+    count_one_time_keys = Verb(plain(keys.COUNT_ONE_TIME_KEYS))
+    revoke = Verb(naming_and_asking(keys.REVOKE, keys.RevokeBody))
+    history = Verb(naming_and_asking(keys.HISTORY, PageQuery))
     schedules = Verb(key_calls.schedules)
     put_schedule = Verb(key_calls.put_schedule)
     remove_schedule = Verb(key_calls.remove_schedule)
-    report_rotation = Verb(key_calls.report_rotation)
+    report_rotation = Verb(naming_and_asking(keys.REPORT_ROTATION, keys.RotatedBody))
     publish = Verb(channel_signing.publish_keys)
     rotate = Verb(channel_signing.rotate_keys)
     emergency_rotate = Verb(channel_signing.emergency_rotate_keys)
@@ -164,23 +168,23 @@ class ChannelVerbs(Namespace[Mode]):
 class AuditVerbs(Namespace[Mode]):
     """What happened, and the chain that proves it."""
 
-    events = Verb(calls.audit_events)
-    chain = Verb(calls.audit_chain)
-    checkpoints = Verb(calls.audit_checkpoints)
-    checkpoint = Verb(calls.audit_checkpoint)
-    unsealed = Verb(calls.audit_unsealed)
+    events = Verb(asking(audit.EVENTS, audit.EventQuery))
+    chain = Verb(asking(audit.CHAIN, audit.PositionQuery))
+    checkpoints = Verb(asking(audit.CHECKPOINTS, audit.PositionQuery))
+    checkpoint = Verb(naming(audit.CHECKPOINT))
+    unsealed = Verb(asking(audit.UNSEALED, audit.UnsealedQuery))
 
 
 class RunVerbs(Namespace[Mode]):
     """Runs of the pipeline."""
 
-    list = Verb(calls.runs)
+    list = Verb(asking(runs.LIST, runs.RunQuery))
 
 
 class ServerVerbs(Namespace[Mode]):
     """The server itself: its state, its settings and its key."""
 
     health = Verb(plain(monitoring.HEALTH))
-    alive = Verb(calls.alive)
-    settings = Verb(calls.settings)
-    node = Verb(calls.node)
+    alive = Verb(plain(monitoring.ALIVE))
+    settings = Verb(plain(monitoring.SETTINGS))
+    node = Verb(plain(keys.NODE))

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from angelia.agents import service as agents
 from angelia.keys import admission
-from angelia.keys.admission import Held
+from angelia.keys.admission import EnvelopeKeys
 from angelia.mail.model import Queued
 from angelia.policy.model import Action, Wish
 from angelia.policy.service import Policy
@@ -44,5 +44,5 @@ async def withheld(tx: Tx, policy: Policy, rows: Sequence[Queued], now: datetime
 
 async def fallen(tx: Tx, rows: Sequence[Queued]) -> set[bytes]:
     """Which of these, by mref, are under a key that was revoked since."""
-    held = [Held(row.recipient, row.key_id, row.sender, row.signer_id, row.accepted_at) for row in rows]
+    held = [EnvelopeKeys(row.recipient, row.key_id, row.sender, row.signer_id, row.accepted_at) for row in rows]
     return {rows[at].mref for at in await admission.fallen(tx, held)}

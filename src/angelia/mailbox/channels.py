@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TypedDict, Unpack
+from typing import Unpack
 from uuid import UUID
 
 from angelia.envelope import frame, sealing
@@ -31,6 +31,7 @@ from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, read_meta,
 from angelia.mailbox.key_rotation import STOLEN_AT, OwnKeys
 from angelia.mailbox.key_share_retries import KeyShareRetries, forget_before
 from angelia.mailbox.local_key import LocalKey
+from angelia.mailbox.outbox import MessageOptions
 from angelia.mailbox.pinned_keys import PinnedKeys
 from angelia.mailbox.time_window import DeliveryProfile, check_window
 
@@ -53,17 +54,6 @@ class EpochWentBack(AngeliaError):
     """The server says that a channel is at an earlier epoch than before"""
 
     code = "conflict"
-
-
-class PostWishes(TypedDict, total=False):
-    """Options of a message to publish; what is left out has the default of `Post`."""
-
-    message_id: UUID
-    ttl_seconds: int
-    priority: Priority
-    compression: Compression
-    padme: bool
-    correlation_id: UUID | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,10 +229,10 @@ class MailboxChannels:
         ]
 
     def seal(
-        self, channel_id: UUID, key: EpochKey, body: bytes, now: datetime, **wishes: Unpack[PostWishes]
+        self, channel_id: UUID, key: EpochKey, body: bytes, now: datetime, **options: Unpack[MessageOptions]
     ) -> Envelope:
         """Returns a message sealed for all agents that have the key."""
-        values: PostWishes = {"message_id": uuid.uuid4(), "ttl_seconds": self.ttl, **wishes}
+        values: MessageOptions = {"message_id": uuid.uuid4(), "ttl_seconds": self.ttl, **options}
         post = Post(channel_id=channel_id, key=key, body=body, created_at=unix_ms(now), **values)
         identity = self._own_keys.identity
         return sealing.seal_post(post, identity.handle, identity.pair, ttl_max=self._ttl_max)

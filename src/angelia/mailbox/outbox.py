@@ -45,16 +45,22 @@ class SealStands(AngeliaError):
     code = "seal_stands"
 
 
-class SendOptions(TypedDict, total=False):
-    """How a sender wants a message to travel; what is left out is as in `Draft`."""
+class MessageOptions(TypedDict, total=False):
+    """How a message is to be sealed, as mail or for a channel; the defaults are those of `Letter` and `Post`."""
 
+    message_id: UUID
     ttl_seconds: int
     priority: Priority
     compression: Compression
     padme: bool
-    channel_id: UUID | None
     correlation_id: UUID | None
-    control: bool
+
+
+class SendOptions(MessageOptions, total=False):
+    """The options of mail: those of every message, and two that only mail has."""
+
+    channel_id: UUID | None  # the channel that the message is about
+    control: bool  # for the recipient's SDK, never shown as mail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,42 +69,29 @@ class Draft:
 
     recipient: Bundle
     body: bytes = field(repr=False)
-    ttl_seconds: int | None = None  # as long as is usual, or as the mailbox may
-    priority: Priority = Priority.NORMAL
-    compression: Compression = Compression.NONE
-    padme: bool = False
-    channel_id: UUID | None = None
-    correlation_id: UUID | None = None
-    control: bool = False
     one_time_key: OneTimeKey | None = None
-    message_id: UUID | None = None
+    options: SendOptions = field(default_factory=SendOptions)
 
     def __post_init__(self) -> None:
-        wishes: SendOptions = {
-            "priority": self.priority,
-            "compression": self.compression,
-            "channel_id": self.channel_id,
-            "correlation_id": self.correlation_id,
-        }
-        check(self.body, wishes)
+        check(self.body, self.options)
 
 
-def check(body: bytes, wishes: SendOptions) -> None:
+def check(body: bytes, options: SendOptions) -> None:
     """Refuse what is of the wrong type, before a key is fetched for it and anything is stored."""
     if not isinstance(body, bytes | bytearray):
         raise InvalidArgument(
             f"the body of a message is bytes, not {type(body).__name__}", hint='encode text first: "hello".encode()'
         )
     for name, kind in (("priority", Priority), ("compression", Compression)):
-        value = wishes.get(name, 0)
+        value = options.get(name, 0)
         if not isinstance(value, int) or value not in list(kind):
             known = ", ".join(f"{kind.__name__}.{one.name}" for one in kind)
             raise InvalidArgument(f"{value!r} is no {name}", hint=f"one of {known}")
     for name in ("channel_id", "correlation_id"):
-        value = wishes.get(name)
+        value = options.get(name)
         if value is not None and not isinstance(value, UUID):
             raise InvalidArgument(f"{name} is a UUID, not {value!r}", hint="uuid.UUID(text) makes one of its text")
-    ttl = wishes.get("ttl_seconds")
+    ttl = options.get("ttl_seconds")
     if ttl is not None and not isinstance(ttl, int):
         raise InvalidArgument(f"ttl_seconds is a whole number, not {ttl!r}", hint="seconds, such as 3600")
 
@@ -131,13 +124,10 @@ class Outbox:
         *,
         now: datetime,
         one_time_key: OneTimeKey | None = None,
-        message_id: UUID | None = None,
-        **wishes: Unpack[SendOptions],
+        **options: Unpack[SendOptions],
     ) -> Envelope:
         """Seal one message; when this returns, its bytes are on disk."""
-        draft = Draft(
-            recipient=_bundle(recipient), body=body, one_time_key=one_time_key, message_id=message_id, **wishes
-        )
+        draft = Draft(recipient=_bundle(recipient), body=body, one_time_key=one_time_key, options=options)
         self._cleanup.run_due(now)
         letter = self._letter(draft, now)
         envelope = sealing.seal(
@@ -171,22 +161,20 @@ class Outbox:
         before = self.message(replay_key)
         old = wire.decode(self._files.get(before.replay_key))
         body = self._body(before)
-        bundle, header = _bundle(recipient), old.header
+        header = old.header
         seconds_left = (before.expires_at - now) // timedelta(seconds=1)
         _, compressed = frame.compress(body, header.compression)
-        draft = Draft(
-            recipient=bundle,
-            body=body,
-            ttl_seconds=min(seconds_left, self._ttl_max),
-            priority=header.priority,
-            compression=header.compression,
-            padme=len(old.ciphertext) != len(frame.pack(len(body), compressed, padme=False)),
-            channel_id=header.channel_id,
-            correlation_id=header.correlation_id,
-            control=header.control,
-            one_time_key=one_time_key,
-            message_id=header.message_id,
-        )
+        options: SendOptions = {
+            "message_id": header.message_id,
+            "ttl_seconds": min(seconds_left, self._ttl_max),
+            "priority": header.priority,
+            "compression": header.compression,
+            "padme": len(old.ciphertext) != len(frame.pack(len(body), compressed, padme=False)),
+            "correlation_id": header.correlation_id,
+            "channel_id": header.channel_id,
+            "control": header.control,
+        }
+        draft = Draft(recipient=_bundle(recipient), body=body, one_time_key=one_time_key, options=options)
         identity = self._own_keys.identity
         envelope = sealing.seal(self._letter(draft, now), identity.handle, identity.pair, ttl_max=self._ttl_max)
         self._store([envelope], [draft], now, replaces=before)
@@ -355,19 +343,16 @@ class Outbox:
             tx.execute(SQL["delete_outbox"], named)
 
     def _letter(self, draft: Draft, now: datetime) -> Letter:
+        options = draft.options.copy()
+        options["message_id"] = options.get("message_id") or uuid.uuid4()
+        if options.get("ttl_seconds") is None:
+            options["ttl_seconds"] = min(TTL_DEFAULT, self._ttl_max)
         return Letter(
             recipient=draft.recipient.agent_nhi,
             key=self._key(draft.recipient, draft.one_time_key, now),
             body=draft.body,
-            message_id=draft.message_id or uuid.uuid4(),
             created_at=unix_ms(now),
-            ttl_seconds=min(TTL_DEFAULT, self._ttl_max) if draft.ttl_seconds is None else draft.ttl_seconds,
-            priority=draft.priority,
-            compression=draft.compression,
-            padme=draft.padme,
-            channel_id=draft.channel_id,
-            correlation_id=draft.correlation_id,
-            control=draft.control,
+            **options,
         )
 
     def _key(self, bundle: Bundle, one_time: OneTimeKey | None, now: datetime) -> KemPublicKey:

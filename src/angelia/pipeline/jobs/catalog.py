@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from angelia.pipeline.simulation import capacity
+from angelia.pipeline.simulation.fleet import Fleet
 from angelia.settings import SCHEDULABLE
 
 if TYPE_CHECKING:
     from angelia.pipeline.jobs.job_context import Job
-
-_FLEET = "sizes priorities failure_share expiry_share delays delay_sigma attempts hours skew"
-_LOAD = "agents messages_per_second mean_wire_bytes ttl_share ttl_days settled_seconds signed_share"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +102,7 @@ _ALL = (
         function="simulate:simulate",
         simulated=True,
         options=("agents", "months", "messages_per_agent_per_day", "seed", "audit"),
-        more=(*_FLEET.split(), *(f"capacity_{name}" for name in f"{_LOAD} receipt_days archive_years".split())),
+        more=(*(field.name for field in fields(Fleet)), *capacity.OPTIONS),
         since=True,
         until=True,
     ),
