@@ -11,9 +11,11 @@ from uuid import UUID
 
 import pytest
 
-from angelia.client import AsyncClient, BadAnswer, Client, channel_calls, key_calls, verbs
+from angelia.channels import api as channels
+from angelia.client import AsyncClient, BadAnswer, Client, key_calls, verbs
 from angelia.client.exchange import Credential, Exchange, Request, Response
 from angelia.client.namespaces import Namespace, Verb
+from angelia.client.operations import ask
 from angelia.policy.model import Action, Effect
 from angelia.runs.model import RunState
 
@@ -171,7 +173,7 @@ def test_a_verb_asks_what_the_api_wants(call: Exchange[Any], answer: object, ask
         lambda: agents.unblock("bob"),
         lambda: tokens.revoke(TOKEN["id"]),
         lambda: guard.unblock("192.0.2.1"),
-        lambda: channel_calls.delete_channel(UUID(int=1)),
+        lambda: ask(channels.DELETE, UUID(int=1)),
         lambda: key_calls.remove_schedule("bob"),
         lambda: policy.remove("1"),
     ],
