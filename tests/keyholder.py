@@ -166,7 +166,7 @@ class KeyHolder(Agent):
     ) -> httpx.Response:
         answer = await self.post(server, path, publication(link, one_time or [], **extra))
         if answer.status_code == 201:
-            self.last = bundles.trusted_by(link.bundle)
+            self.last = bundles.anchor_of(link.bundle)
         return answer
 
     async def get(self, server: Server, url: str, **headers: str) -> httpx.Response:
@@ -212,7 +212,7 @@ class KeyHolder(Agent):
         now = moment(link.bundle.issued_at) if now is None else now
         agent = await self.record(slice_)
         done = await slice_.keys.accept(agent, link, one_time or [], now, reason, emergency)
-        self.last = bundles.trusted_by(link.bundle)
+        self.last = bundles.anchor_of(link.bundle)
         return done
 
     async def rotated(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from angelia.envelope.bundles import Link, sign_bundle, trusted_by
+from angelia.envelope.bundles import Link, anchor_of, sign_bundle
 from angelia.envelope.signing import SigningPair
 from angelia.mailbox import bundle_file, identity
 from angelia.mailbox.mailbox import Mailbox
@@ -140,7 +140,7 @@ def swapped(shell: Path) -> str:
         agent_nhi="alice",
         issued_at=before.issued_at + 1,
         kem_keys=before.kem_keys,
-        after=trusted_by(before),
+        after=anchor_of(before),
         suites=before.suites,
     )
     (shell / "forged.keys").write_bytes(bundle_file.encode([*links, Link(forged)]))

@@ -28,9 +28,9 @@ from angelia.pipeline.jobs.job_context import Report, Work
 from angelia.pipeline.lake.commit import Mark, commit, opened
 from angelia.pipeline.lake.tables import RECEIPTS
 from angelia.pipeline.lake.writer import Files
-from angelia.pipeline.runs import State
 from angelia.pipeline.simulation.capacity import Load, Nodes, Sizes
 from angelia.pipeline.simulation.fleet import Fleet
+from angelia.runs.model import RunState
 from angelia.stores.objects import Objects
 from cli.running import PROGRAM, Angelia, Ended
 from filled import NOW, OLD, fill, held
@@ -363,13 +363,13 @@ def test_looking_at_runs_needs_no_spark(shell: Path, ledger: str) -> None:
     assert (ended.returncode, ended.stdout) == (0, "0 receipts wait for the archive\n"), ended.stderr
 
 
-def made(ledger: str, *states: State) -> list[str]:
+def made(ledger: str, *states: RunState) -> list[str]:
     """Runs of one job after another that ended so."""
     found = []
     for state in states:
         with runs.only_one(ledger, JOB) as database:
             run = runs.plan(database, JOB, JOB, NOW)
-            why = {"error": "it died"} if state is State.FAILED else {}
+            why = {"error": "it died"} if state is RunState.FAILED else {}
             runs.advance(database, run, state, NOW, row_count=7, report=why)
             found.append(run.run_id)
     return found
@@ -377,7 +377,7 @@ def made(ledger: str, *states: State) -> list[str]:
 
 def test_the_status_shows_what_is_open_what_was_done_last_and_what_waits(angelia: Angelia, ledger: str) -> None:
     asyncio.run(fill(ledger, OLD, 3))
-    ids = made(ledger, State.DONE, State.DONE, State.COMMITTED)
+    ids = made(ledger, RunState.DONE, RunState.DONE, RunState.COMMITTED)
     ended = angelia("pipeline", "status")
     lines = [line.split() for line in ended.out.splitlines()]
     assert [line[0] for line in lines[1:3]] == [ids[2][:12], ids[1][:12]]
@@ -389,7 +389,7 @@ def test_the_status_shows_what_is_open_what_was_done_last_and_what_waits(angelia
 
 
 def test_one_run_is_shown_in_full_by_the_beginning_of_its_id(angelia: Angelia, ledger: str) -> None:
-    (run,) = made(ledger, State.FAILED)
+    (run,) = made(ledger, RunState.FAILED)
     shown = angelia("pipeline", "status", run[:8]).out
     assert f"run      {run}" in shown
     assert 'report   {"error":"it died"}' in shown
@@ -397,7 +397,7 @@ def test_one_run_is_shown_in_full_by_the_beginning_of_its_id(angelia: Angelia, l
 
 
 def test_the_history_is_paged_and_filtered(angelia: Angelia, ledger: str) -> None:
-    ids = made(ledger, State.DONE, State.FAILED, State.DONE)
+    ids = made(ledger, RunState.DONE, RunState.FAILED, RunState.DONE)
     first = angelia("pipeline", "history", "-n", "2", "--json")
     cursor = first.err.split("--cursor ")[1].strip()
     second = angelia("pipeline", "history", "-n", "2", "--cursor", cursor, "--json")

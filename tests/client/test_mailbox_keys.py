@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from angelia.client import AsyncClient, BadAnswer, Client, Unreachable, mailbox_keys, transport
-from angelia.envelope.bundles import Bundle, Link, OneTimeKey, UntrustedBundle, sign_bundle, trusted_by
+from angelia.envelope.bundles import Bundle, Link, OneTimeKey, UntrustedBundle, anchor_of, sign_bundle
 from angelia.envelope.refusals import NotAllowed, SignatureFailed, UnknownSigner
 from angelia.envelope.signing import SigningPair
 from angelia.errors import KeyRevoked, KeyStale, Unauthenticated, Unavailable
@@ -204,7 +204,7 @@ def lies(alice: Mailbox, bob: Mailbox, fork: Link) -> dict[str, dict[str, Any]]:
 
     def stolen(after: Bundle) -> dict[str, Any]:
         at = after.issued_at
-        bundle = sign_bundle(thief, agent_nhi="bob", issued_at=at, kem_keys=after.kem_keys, after=trusted_by(after))
+        bundle = sign_bundle(thief, agent_nhi="bob", issued_at=at, kem_keys=after.kem_keys, after=anchor_of(after))
         return answer(Link(bundle))
 
     changed = answer(Link(second))

@@ -11,11 +11,13 @@ from uuid import UUID
 
 import pytest
 
-from angelia.client import AsyncClient, BadAnswer, Client, channel_calls, key_calls, verbs
+from angelia.channels import api as channels
+from angelia.client import AsyncClient, BadAnswer, Client, key_calls, verbs
 from angelia.client.exchange import Credential, Exchange, Request, Response
 from angelia.client.namespaces import Namespace, Verb
+from angelia.client.operations import ask
 from angelia.policy.model import Action, Effect
-from angelia.runs.model import State
+from angelia.runs.model import RunState
 
 AGENT = {
     "id": "3f0c9d1e-7d31-4a52-9f4e-2b7c51d0aa10",
@@ -140,7 +142,7 @@ def held(call: Exchange[Any], answer: object) -> tuple[Request, Any]:
          "GET /v1/audit/chain?after=7&limit=3", None),
         (audit.checkpoints(), {"checkpoints": []}, "GET /v1/audit/checkpoints", None),
         (audit.unsealed(), {"strays": [], "tail": []}, "GET /v1/audit/unsealed", None),
-        (runs.list(job="archive audit", state=State.FAILED), {"runs": [RUN], "next": None},
+        (runs.list(job="archive audit", state=RunState.FAILED), {"runs": [RUN], "next": None},
          "GET /v1/runs?job=archive%20audit&state=failed", None),
         (policy.list(cursor="c", limit=2), {"policies": [RULE], "next": None, "total": 1},
          "GET /v1/policies?cursor=c&limit=2", None),
@@ -171,7 +173,7 @@ def test_a_verb_asks_what_the_api_wants(call: Exchange[Any], answer: object, ask
         lambda: agents.unblock("bob"),
         lambda: tokens.revoke(TOKEN["id"]),
         lambda: guard.unblock("192.0.2.1"),
-        lambda: channel_calls.delete_channel(UUID(int=1)),
+        lambda: ask(channels.DELETE, UUID(int=1)),
         lambda: key_calls.remove_schedule("bob"),
         lambda: policy.remove("1"),
     ],

@@ -46,7 +46,7 @@ async def refused(answer: Any, status: int, code: str) -> dict[str, Any]:
 
 async def test_a_published_bundle_is_fetched_byte_for_byte(server: Server, alice: KeyHolder, bob: KeyHolder) -> None:
     found = fetched(await bob.get(server, "/v1/keys/bundle/alice"))
-    assert bundles.trusted_by(found) == alice.last
+    assert bundles.anchor_of(found) == alice.last
 
 
 async def test_publishing_answers_with_the_hash_the_version_and_the_one_time_keys(server: Server) -> None:
@@ -459,7 +459,7 @@ async def test_an_empty_hot_tier_is_filled_again_from_the_ledger(
     await bob.get(server, "/v1/keys/bundle/alice")
     client = await server.redis()
     await client.delete(f"ang:pk:{{{hot_tag('alice')}}}")
-    assert bundles.trusted_by(fetched(await bob.get(server, "/v1/keys/bundle/alice"))) == alice.last
+    assert bundles.anchor_of(fetched(await bob.get(server, "/v1/keys/bundle/alice"))) == alice.last
     assert await client.exists(f"ang:pk:{{{hot_tag('alice')}}}")
     await client.aclose()
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from angelia.envelope import bundles
-from angelia.envelope.bundles import KemEntry, KemKeyStatus, Link, trusted_by
+from angelia.envelope.bundles import KemEntry, KemKeyStatus, Link, anchor_of
 from angelia.envelope.ids import KeyType
 from angelia.envelope.kem import KemPrivateKey
 from angelia.envelope.refusals import InvalidKey, Malformed
@@ -59,7 +59,7 @@ BUNDLE = bundles.sign_bundle(
         KemEntry(key=OLD.public, status=KemKeyStatus.GRACE, created_at=NOW - 5, rotated_at=NOW),
     ),
     suites=0b1011,
-    after=trusted_by(FIRST),
+    after=anchor_of(FIRST),
 )
 STATEMENT = bundles.sign_rotation(PAIR, NEXT, "alice", NOW)
 ONE_TIME = bundles.sign_one_time_key(PAIR, "alice", KEY.public, NOW)

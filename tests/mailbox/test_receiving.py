@@ -325,10 +325,10 @@ def test_a_clock_that_ran_ahead_and_was_put_right_lets_no_replay_in(bob: Mailbox
 def test_a_clock_set_back_accepts_nothing_twice_and_prunes_nothing(bob: Mailbox, send: Send) -> None:
     sealed = send()
     bob.receive(sealed, now=NOW + 2 * DAY)
-    bob.take_warnings()
+    bob.notices.take()
     with pytest.raises(Replayed):
         bob.receive(sealed, now=NOW)
-    assert any("nothing is pruned" in warning for warning in bob.take_warnings())
+    assert any("nothing is pruned" in notice.text for notice in bob.notices.take())
     assert rows(bob, "replay_state") == 1
 
 

@@ -103,7 +103,7 @@ async def test_what_analytics_counted_of_the_agent_is_there(
     ]
     run = runs.Run(
         run_id="r", job="analytics", app_id="analytics", version=1, lo=None, hi=None, cutoff=None,
-        state=runs.State.PLANNED, row_count=None, id_hash_sum=None, started_at=work().now,
+        state=runs.RunState.PLANNED, row_count=None, id_hash_sum=None, started_at=work().now,
     )  # fmt: skip
     small_tables.put(objects, AGENTS, pa.Table.from_pylist(counted, AGENTS.schema), run)
     found = exported(work(), tmp_path / "out", "jsonl")

@@ -20,7 +20,8 @@ from angelia.pipeline.lake.table import Table
 from angelia.pipeline.report import formatting
 from angelia.pipeline.report.charts import latency, storage
 from angelia.pipeline.report.figures import read
-from angelia.pipeline.runs import Run, State
+from angelia.pipeline.runs import Run
+from angelia.runs.model import RunState
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
 
@@ -57,7 +58,7 @@ def objects(tmp_path: Path) -> Objects:
 def put(objects: Objects, table: Table, *given: dict[str, Any]) -> None:
     run = Run(
         run_id=str(uuid.uuid4()), job="analytics", app_id="analytics", version=1, lo=None, hi=None, cutoff=None,
-        state=State.PLANNED, row_count=None, id_hash_sum=None, started_at=NOW,
+        state=RunState.PLANNED, row_count=None, id_hash_sum=None, started_at=NOW,
     )  # fmt: skip
     small_tables.put(objects, table, pa.Table.from_pylist(list(given), table.schema), run)
 

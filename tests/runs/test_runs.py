@@ -15,7 +15,7 @@ from angelia.audit.failures import Failures
 from angelia.audit.failures_store import FailureCounts
 from angelia.mail.hot_store import HotMail
 from angelia.mail.receipts import Receipts
-from angelia.runs.model import State
+from angelia.runs.model import RunState
 from angelia.runs.service import Runs
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
@@ -102,8 +102,8 @@ async def test_of_each_job_it_is_known_how_it_stands(runs: Runs, add: Callable[.
     await add(AUDIT, "planned", NOW)
     stands = {one.job: (one.state, one.started_at, one.done_at) for one in await runs.latest()}
     assert stands == {
-        RECEIPTS: (State.FAILED, NOW + HOUR, NOW + timedelta(minutes=1)),
-        AUDIT: (State.PLANNED, NOW, None),
+        RECEIPTS: (RunState.FAILED, NOW + HOUR, NOW + timedelta(minutes=1)),
+        AUDIT: (RunState.PLANNED, NOW, None),
     }
     assert [str(run.run_id) for run in await runs.last_done()] == [done]
 

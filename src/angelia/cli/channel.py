@@ -23,7 +23,7 @@ from angelia.cli.times import age
 from angelia.errors import AngeliaError, NotFound, Unavailable
 
 if TYPE_CHECKING:
-    from angelia.channels.model import Channel, Shown, Subscription
+    from angelia.channels.model import Channel, ChannelView, Subscription
     from angelia.client import Client
     from angelia.envelope.rosters import Member
 
@@ -66,12 +66,12 @@ def create(
     max_subscribers: int | None,
 ) -> None:
     """Make a channel with its first key. Without --policy, those may listen whom --allow names."""
-    from angelia.channels.model import Policy
+    from angelia.channels.model import ChannelPolicy
 
     made = _client(session).channels.create(
         session.mailbox,
         name,
-        Policy(policy or "allowlist"),
+        ChannelPolicy(policy or "allowlist"),
         allow=allowed,
         retention_seconds=_seconds(retention),
         max_message_size_bytes=max_size,
@@ -132,7 +132,7 @@ def update(
     max_subscribers: int | None,
 ) -> None:
     """Change a channel of yours. --policy looks at every subscriber again and drops who may not stay."""
-    from angelia.channels.model import Policy
+    from angelia.channels.model import ChannelPolicy
 
     if (policy, retention, max_size, max_subscribers) == (None, None, None, None):
         raise Usage("nothing to change", hint="--policy, --retention, --max-size or --max-subscribers")
@@ -141,14 +141,15 @@ def update(
     changed = client.channels.update(
         session.mailbox,
         _said(name, before),
-        policy=Policy(policy) if policy else None,
+        policy=ChannelPolicy(policy) if policy else None,
         retention_seconds=_seconds(retention),
         max_message_size_bytes=max_size,
         max_subscribers=max_subscribers,
     )
     roster = session.mailbox.rosters.pinned(changed.channel_id)
     session.out.thing(changed, facts_of(changed, roster), quietly=str(changed.channel_id))
-    if policy == Policy.OPEN and before.policy is not Policy.OPEN:  # where only the owner makes the next key
+    # In an open channel only the owner makes the next key.
+    if policy == ChannelPolicy.OPEN and before.policy is not ChannelPolicy.OPEN:
         warn_unreached(session, client.channels.share_key(session.mailbox, _said(name, before)).failed)
     if (dropped := before.total_subscribers - changed.total_subscribers) > 0:
         session.out.note(f"dropped {counted(dropped, 'subscriber')}; the next message has another key")
@@ -383,7 +384,7 @@ def tail(
     return codes.pop() if len(codes) == 1 else min(len(codes), 1)
 
 
-def _share(session: Session, client: Client, name: str, found: Shown) -> None:
+def _share(session: Session, client: Client, name: str, found: ChannelView) -> None:
     """Whoever reads and may give out the key does so, so that those who joined need not wait for a message. Whatever
     comes of it, the reading goes on."""
     if found.without_key is None:
@@ -397,12 +398,12 @@ def _share(session: Session, client: Client, name: str, found: Shown) -> None:
         session.out.note(f"warning: the key was not given out: {error.message} ({error.code})")
 
 
-def _say_what_the_list_decides(session: Session, channel: Shown) -> None:
+def _say_what_the_list_decides(session: Session, channel: ChannelView) -> None:
     if channel.policy.value != "allowlist":
         session.out.note(f"the list decides nothing while the policy of {channel.name} is {channel.policy.value}")
 
 
-def _show_allowed(session: Session, client: Client, name: str, found: Shown) -> None:
+def _show_allowed(session: Session, client: Client, name: str, found: ChannelView) -> None:
     roster = client.channels.roster(session.mailbox, _said(name, found))
     hint = f"angelia channel allow {found.channel_name} AGENT"
     if roster is None:
@@ -419,11 +420,11 @@ def _member_columns() -> list[Column[Member]]:
     ]
 
 
-def _done(what: str, channel: Shown, agent: str | None = None) -> Done:
+def _done(what: str, channel: ChannelView, agent: str | None = None) -> Done:
     return Done(done=what, channel_id=str(channel.channel_id), name=channel.name, agent=agent)
 
 
-def _find(session: Session, client: Client, name: str) -> Shown:
+def _find(session: Session, client: Client, name: str) -> ChannelView:
     """A channel as people name it: `owner/name`, the name of one's own, its id, or the beginning of that."""
     try:
         return client.channels.find(session.mailbox, name)
@@ -431,7 +432,7 @@ def _find(session: Session, client: Client, name: str) -> Shown:
         return client.channels.find(session.mailbox, _whole_id(client, name, unknown))
 
 
-def _look_up(session: Session, client: Client, name: str) -> Shown:
+def _look_up(session: Session, client: Client, name: str) -> ChannelView:
     """The same whatever the server says of its roster: nobody is kept in a channel by that."""
     try:
         return client.channels.look_up(session.mailbox, name)
@@ -452,7 +453,7 @@ def _whole_id(client: Client, name: str, unknown: NotFound) -> UUID:
     return UUID(full_id(name, known, "channel", "angelia channel list"))
 
 
-def _said(name: str, found: Shown) -> str | UUID:
+def _said(name: str, found: ChannelView) -> str | UUID:
     """A channel as it was named on the command line: found by its name it stays that, whatever is shown next."""
     by_id = _PREFIX.fullmatch(name.lower()) is not None and str(found.channel_id).startswith(name.lower())
     return found.channel_id if by_id else found.name

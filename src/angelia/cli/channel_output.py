@@ -15,7 +15,7 @@ from angelia.cli.times import age, full
 from angelia.errors import AngeliaError
 
 if TYPE_CHECKING:
-    from angelia.channels.model import Shown
+    from angelia.channels.model import ChannelView
     from angelia.client.channel_reading import Unopened
     from angelia.envelope.rosters import Roster
     from angelia.mailbox.channels import ChannelMessage
@@ -75,7 +75,7 @@ def warn_unreached(session: Session, unreached: dict[str, AngeliaError]) -> None
         session.out.note(f"warning: {agent} has no key yet: {error.message} ({error.code})")
 
 
-def facts_of(channel: Shown, roster: Roster | None) -> list[tuple[str, str]]:
+def facts_of(channel: ChannelView, roster: Roster | None) -> list[tuple[str, str]]:
     held = channel.subscription
     pairs = [
         ("channel", channel.name),
@@ -98,7 +98,7 @@ def facts_of(channel: Shown, roster: Roster | None) -> list[tuple[str, str]]:
     return pairs
 
 
-def _roster(channel: Shown, roster: Roster | None) -> str:
+def _roster(channel: ChannelView, roster: Roster | None) -> str:
     if roster is None:
         return (
             f"none that {channel.owner_nhi} signed: nothing can be published, and only {channel.owner_nhi} is believed"
@@ -108,17 +108,17 @@ def _roster(channel: Shown, roster: Roster | None) -> str:
     return f"version {roster.version}, signed by {roster.owner_nhi}: {counted(len(names), 'member')}{named}"
 
 
-def _messages(channel: Shown) -> str:
+def _messages(channel: ChannelView) -> str:
     if channel.first_offset < channel.next_offset:
         return f"{channel.total_messages:,}, offsets {channel.first_offset} to {channel.next_offset - 1} are kept"
     return f"{channel.total_messages:,}, none is kept any more" if channel.total_messages else "none, it is empty"
 
 
-def _rights(channel: Shown) -> list[str]:
+def _rights(channel: ChannelView) -> list[str]:
     return [word for word, has in (("subscribe", channel.may_subscribe), ("publish", channel.may_publish)) if has]
 
 
-def _epoch(channel: Shown) -> str:
+def _epoch(channel: ChannelView) -> str:
     if channel.epoch_key_id is None or channel.epoch_at is None:
         return f"{channel.epoch}, closed: whoever publishes next makes a new key"
     return f"{channel.epoch}, key {channel.epoch_key_id}, {ago(channel.epoch_at)} old"

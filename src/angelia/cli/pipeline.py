@@ -24,7 +24,7 @@ from angelia.cli.times import age, full
 
 if TYPE_CHECKING:
     from angelia.mail.model import Waiting
-    from angelia.runs.model import Run, State
+    from angelia.runs.model import Run, RunState
     from angelia.stores.ledger import Ledger
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -231,13 +231,13 @@ def _show_run(session: Session, given: str) -> None:
     session.out.thing(run, _facts(run), quietly=str(run.run_id))
 
 
-def _state(text: str | None) -> State | None:
-    from angelia.runs.model import State
+def _state(text: str | None) -> RunState | None:
+    from angelia.runs.model import RunState
 
     try:
-        return None if text is None else State(text)
+        return None if text is None else RunState(text)
     except ValueError as error:
-        raise Usage(f"--state: {text!r} is no state of a run", hint=f"one of {', '.join(State)}") from error
+        raise Usage(f"--state: {text!r} is no state of a run", hint=f"one of {', '.join(RunState)}") from error
 
 
 def _check_job(name: str | None) -> None:

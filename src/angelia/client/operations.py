@@ -96,6 +96,8 @@ def naming_and_asking(operation: Operation[A], record: Callable[P, R]) -> Callab
     def verb(name: object, /, *args: P.args, **kwargs: P.kwargs) -> Exchange[A]:
         return _taking(operation, record(*args, **kwargs), name)
 
+    named = inspect.Parameter("name", inspect.Parameter.POSITIONAL_ONLY)
+    verb.__signature__ = inspect.Signature([named, *inspect.signature(record).parameters.values()])  # type: ignore[attr-defined]
     return _documented(verb, operation)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from angelia.agents import api as agents
 from angelia.api import PageQuery
 from angelia.audit import api as audit
+from angelia.channels import api as channels
 from angelia.client import (
     channel_calls,
-    channel_keys,
+    channel_key_mail,
     channel_membership,
     channel_publishing,
     channel_reading,
@@ -130,38 +131,38 @@ class MailVerbs(Namespace[Mode]):
 
 
 class ChannelVerbs(Namespace[Mode]):
-    """Sealed topics: their lives, their members, their keys and what is published in them."""
+    """Sealed topics: their lives, members, keys and messages."""
 
     create = Verb(channel_membership.create_channel)
     find = Verb(channel_membership.find_channel)
     look_up = Verb(channel_membership.look_up_channel)
-    list = Verb(channel_calls.channels)
+    list = Verb(asking(channels.LIST, channels.ChannelQuery))
     show = Verb(channel_calls.channel)
     update = Verb(channel_membership.update_channel)
     delete = Verb(channel_membership.delete_channel)
-    allowlist = Verb(channel_calls.channel_allowlist)
+    allowlist = Verb(naming_and_asking(channels.LIST_ALLOWED, channels.NamePageQuery))
     allow = Verb(channel_membership.allow)
     disallow = Verb(channel_membership.disallow)
     roster = Verb(channel_membership.roster)
     propose_roster = Verb(channel_membership.propose_roster)
     sign_roster = Verb(channel_membership.sign_roster)
-    stored_roster = Verb(channel_calls.channel_roster)
+    stored_roster = Verb(channel_calls.stored_roster)
     put_roster = Verb(channel_calls.put_roster)
     resign_rosters = Verb(channel_rosters.resign_rosters)
     subscribe = Verb(channel_membership.subscribe)
     unsubscribe = Verb(channel_membership.unsubscribe)
-    pause = Verb(channel_calls.pause)
-    resume = Verb(channel_calls.resume)
+    pause = Verb(naming(channels.PAUSE))
+    resume = Verb(naming(channels.RESUME))
     publish = Verb(channel_publishing.publish)
     publish_envelope = Verb(channel_calls.publish_envelope)
     share_key = Verb(channel_publishing.share_key)
-    take_keys = Verb(channel_keys.take_keys)
+    take_keys = Verb(channel_key_mail.take_keys)
     messages = Verb(channel_calls.channel_messages)
     read = Verb(channel_reading.read_channel)
     follow = Verb(channel_reading.Tail.next)
-    commit = Verb(channel_calls.commit)
-    set_epoch = Verb(channel_calls.set_epoch)
-    subscribers = Verb(channel_calls.subscribers)
+    commit = Verb(naming_and_asking(channels.COMMIT, channels.CommitBody))
+    set_epoch = Verb(naming_and_asking(channels.SET_EPOCH, channels.EpochBody))
+    subscribers = Verb(naming_and_asking(channels.LIST_SUBSCRIBERS, channels.SubscribersQuery))
 
 
 class AuditVerbs(Namespace[Mode]):

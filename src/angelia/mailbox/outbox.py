@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TypedDict, Unpack
@@ -20,7 +20,7 @@ from angelia.errors import AngeliaError, Conflict, InvalidArgument, KeyRevoked, 
 from angelia.keys.model import ONE_TIME_LIFE
 from angelia.mailbox.cleanup import KEPT_AFTER_END, Cleanup
 from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, stamp
-from angelia.mailbox.envelope_files import EnvelopeFiles, FileProblem
+from angelia.mailbox.envelope_files import EnvelopeFiles
 from angelia.mailbox.inbox import PAGE, resolve
 from angelia.mailbox.key_rotation import OwnKeys
 from angelia.mailbox.local_key import LocalKey
@@ -341,12 +341,6 @@ class Outbox:
         self._files.sync()
         with self._database.transaction() as tx:
             tx.execute(SQL["delete_outbox"], named)
-
-    def missing(self) -> Iterable[FileProblem]:
-        """Messages whose sealed file is gone."""
-        for (replay_key,) in self._database.rows("outbox_keys"):
-            if not self._files.has(replay_key):
-                yield FileProblem(self._files.path / f"{replay_key}.agl", "is missing")
 
     def _letter(self, draft: Draft, now: datetime) -> Letter:
         options = draft.options.copy()

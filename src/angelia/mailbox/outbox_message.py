@@ -93,27 +93,9 @@ class OutboxMessage:
 
 def outbox_message(row: tuple[Any, ...]) -> OutboxMessage:
     """A row as the statements on the outbox select it."""
-    (
-        key,
-        msg_id,
-        recipient,
-        channel,
-        correlation,
-        created,
-        expires,
-        status,
-        attempts,
-        next_try,
-        resealable,
-        said,
-        said_reason,
-        said_at,
-        withdraw_asked_at,
-        reseals,
-        bundle_version,
-        one_time,
-        waits_for,
-    ) = row
+    key, msg_id, recipient, channel, correlation, created, expires, status = row[:8]
+    attempts, next_try, resealable, said, said_reason, said_at = row[8:14]
+    withdraw_asked_at, reseals, bundle_version, one_time, waits_for = row[14:]
     return OutboxMessage(
         replay_key=key,
         message_id=UUID(msg_id),

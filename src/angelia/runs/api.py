@@ -7,14 +7,14 @@ from typing import Annotated
 import msgspec
 
 from angelia.api import Access, Operation, PageQuery
-from angelia.runs.model import Run, State
+from angelia.runs.model import Run, RunState
 
 
 class RunQuery(PageQuery, frozen=True, kw_only=True):
     """Filters of the list of runs; newest first."""
 
     job: Annotated[str, msgspec.Meta(description="Only runs of this job, such as `archive audit`")] | None = None
-    state: Annotated[State, msgspec.Meta(description="Only runs in this state")] | None = None
+    state: Annotated[RunState, msgspec.Meta(description="Only runs in this state")] | None = None
 
 
 class RunPage(msgspec.Struct, frozen=True):

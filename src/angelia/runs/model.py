@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 
 
-class State(StrEnum):
+class RunState(StrEnum):
     """How far a run has come: committed rows are in the archive, purged rows have left the ledger."""
 
     PLANNED = "planned"
@@ -23,7 +23,7 @@ class State(StrEnum):
 
     @property
     def open(self) -> bool:
-        return self not in (State.DONE, State.FAILED)
+        return self not in (RunState.DONE, RunState.FAILED)
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +31,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: UUID
     job: str
-    state: State
+    state: RunState
     at_work: bool
     version: int  # tells its commits to the archive from those of other runs
     since: datetime | None = msgspec.field(name="from")  # the data's time, up to and without `to`
@@ -59,6 +59,6 @@ class Latest:
     """The state of a job: its last run to begin, and the time when a run was done last."""
 
     job: str
-    state: State
+    state: RunState
     started_at: datetime
     done_at: datetime | None

@@ -6,7 +6,7 @@ from datetime import datetime
 from uuid import UUID
 
 from angelia.runs import store
-from angelia.runs.model import Latest, Run, State
+from angelia.runs.model import Latest, Run, RunState
 from angelia.stores.ledger import Ledger
 
 MOST_OPEN = 100  # each job has one open run at the most, and there are few jobs
@@ -19,7 +19,7 @@ class Runs:
         self._ledger = ledger
 
     async def page(
-        self, job: str | None, state: State | None, before: tuple[datetime, UUID] | None, limit: int
+        self, job: str | None, state: RunState | None, before: tuple[datetime, UUID] | None, limit: int
     ) -> list[Run]:
         """Runs of a job, in a state, or of all; newest first."""
         async with self._ledger.reading() as tx:

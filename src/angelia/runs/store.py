@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.runs.model import Latest, Run, State
+from angelia.runs.model import Latest, Run, RunState
 from angelia.stores.ledger import Row, Tx
 from angelia.stores.sql import statements
 
@@ -18,7 +18,7 @@ async def page(
     tx: Tx,
     *,
     job: str | None = None,
-    state: State | None = None,
+    state: RunState | None = None,
     before: tuple[datetime, UUID] | None = None,
     limit: int,
     prefix: str | None = None,

@@ -21,9 +21,10 @@ from angelia.pipeline.lake import simulated, small_tables, writer
 from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS, LATENCIES
 from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.tables import DAY, RECEIPTS
-from angelia.pipeline.runs import Run, State
+from angelia.pipeline.runs import Run
 from angelia.pipeline.sources import ledger
 from angelia.pipeline.sources.ledger import Snapshot
+from angelia.runs.model import RunState
 
 JOB = "analytics"
 
@@ -135,7 +136,7 @@ def _conclude(work: Work, database: Database, run: Run, report: Report, ranges: 
         "priorities": found.by_priority,
     }
     row_count = sum(days.rows for days in ranges)
-    report.add(runs.advance(database, run, State.DONE, work.clock(), row_count=row_count, report=report.figures))
+    report.add(runs.advance(database, run, RunState.DONE, work.clock(), row_count=row_count, report=report.figures))
     unchanged = "" if ranges else "nothing changed: "
     came = f", delivered {share:.1%}".replace("%", " %") if share is not None else ""
     p99 = found.times["p99_ms"]

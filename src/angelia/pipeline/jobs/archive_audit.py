@@ -15,8 +15,9 @@ from angelia.pipeline.jobs.verify_audit import node_key
 from angelia.pipeline.lake import commit, fsync, simulated
 from angelia.pipeline.lake.audit_chain import files_within, properties
 from angelia.pipeline.lake.tables import AUDIT
-from angelia.pipeline.runs import Run, State
+from angelia.pipeline.runs import Run
 from angelia.pipeline.sources import audit
+from angelia.runs.model import RunState
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -41,12 +42,12 @@ def archive_audit(work: Work) -> Report:
         work.step("planned", run)
         rows = _catch_up(work, database, run)
         work.step("committed", run)
-        run = runs.advance(database, run, State.COMMITTED, work.clock(), row_count=rows)
+        run = runs.advance(database, run, RunState.COMMITTED, work.clock(), row_count=rows)
         trimmed = 0
         while step := trim(work, database, run):
             trimmed += step
         said = {"rows": rows, "trimmed": trimmed}
-        run = runs.advance(database, run, State.DONE, work.clock(), report=said)
+        run = runs.advance(database, run, RunState.DONE, work.clock(), report=said)
         report.add(run)
         report.figures = {"archived_to": audit.archived_to(work.objects), "trimmed": trimmed}
     report.summary = f"{rows:,} events archived, {trimmed:,} left the ledger"

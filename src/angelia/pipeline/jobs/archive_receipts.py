@@ -23,8 +23,9 @@ from angelia.pipeline.jobs.ledger_to_archive import (
 )
 from angelia.pipeline.lake import commit, simulated
 from angelia.pipeline.lake.tables import RECEIPTS
-from angelia.pipeline.runs import Run, State
+from angelia.pipeline.runs import Run
 from angelia.pipeline.sources import archive
+from angelia.runs.model import RunState
 
 JOB = "archive receipts"
 _MOST_DAYS = 7  # of one run: what a crash makes the next one do again
@@ -148,7 +149,7 @@ def _conclude(work: Work, database: Database, run: Run) -> Run:
     detail: Detail = {"run": run.run_id, "job": JOB, "rows": run.row_count, "from": f"{lo:%F}", "to": f"{hi:%F}"}
     work.record(database, ARCHIVE_RUN, detail)
     work.step("purging", run)
-    return runs.advance(database, run, State.DONE, work.clock(), report={"rows": run.row_count})
+    return runs.advance(database, run, RunState.DONE, work.clock(), report={"rows": run.row_count})
 
 
 def _partitions(work: Work, database: Database, run: Run) -> list[str]:

@@ -25,8 +25,9 @@ from angelia.pipeline.jobs.ledger_to_archive import (
 from angelia.pipeline.lake import commit, rewrite, simulated
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.tables import SESSIONS
-from angelia.pipeline.runs import Run, State
+from angelia.pipeline.runs import Run
 from angelia.pipeline.sources import archive
+from angelia.runs.model import RunState
 
 JOB = "archive sessions"
 IDLE = timedelta(days=90)
@@ -77,12 +78,12 @@ def _commit(work: Work, database: Database, run: Run) -> None:
 def _purge(work: Work, database: Database, run: Run) -> Run:
     """What is still idle leaves the ledger; then what is not leaves the archive. The ledger decides, in one statement:
     whoever uses a schedule at this moment either keeps it or makes a new one."""
-    if run.state is State.VERIFIED:
+    if run.state is RunState.VERIFIED:
         with database.transaction():
             _hand_over(work, database, run)
             database.rows(work.sql("keys")["sessions_purge_ids"], _cutoff_of(run))
             work.step("purging", run)
-            run = runs.advance(database, run, State.PURGED, work.clock())
+            run = runs.advance(database, run, RunState.PURGED, work.clock())
         work.step("purged", run)
     used = _used(work, database, run)
     if used:
@@ -93,7 +94,7 @@ def _purge(work: Work, database: Database, run: Run) -> Run:
     with database.transaction():
         detail: Detail = {"run": run.run_id, "job": JOB, "to": f"{_cutoff_of(run):%F}", **done}
         work.record(database, ARCHIVE_RUN, detail)
-        return runs.advance(database, run, State.DONE, work.clock(), row_count=rows, report=done)
+        return runs.advance(database, run, RunState.DONE, work.clock(), row_count=rows, report=done)
 
 
 def _hand_over(work: Work, database: Database, run: Run) -> None:

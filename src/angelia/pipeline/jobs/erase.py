@@ -21,8 +21,9 @@ from angelia.pipeline.lake import listing, rewrite, simulated
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, SESSIONS, Table
-from angelia.pipeline.runs import Run, State
+from angelia.pipeline.runs import Run
 from angelia.pipeline.sources import archive
+from angelia.runs.model import RunState
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -44,7 +45,7 @@ def erase(work: Work) -> Report:
         with database.transaction():
             run = runs.plan(database, JOB, JOB, work.clock())
             # The handle stays in the run only as long as the run is open: another process must be able to finish it.
-            run = runs.advance(database, run, State.PLANNED, work.clock(), report={"agent": agent, "reason": reason})
+            run = runs.advance(database, run, RunState.PLANNED, work.clock(), report={"agent": agent, "reason": reason})
         _finish(work, database, run, report)
         pending = report.figures["pending"] = _pending(work, database, agent)
     report.summary = f"{report.rows:,} rows erased in ledger and archive"
@@ -91,7 +92,7 @@ def _pending(work: Work, database: Database, agent: str) -> int:
 
 def _finish(work: Work, database: Database, run: Run, report: Report) -> None:
     work.step("planned", run)
-    if run.state is State.PLANNED:
+    if run.state is RunState.PLANNED:
         run = _from_ledger(work, database, run)
         work.step("ledger", run)
     said = runs.report_of(database, run)
@@ -109,7 +110,7 @@ def _finish(work: Work, database: Database, run: Run, report: Report) -> None:
     done = {"reason": said["reason"], "ledger": said["ledger"], "archive": lake}
     with database.transaction():
         _record(work, database, run, said["reason"], "archive", lake)
-        run = runs.advance(database, run, State.DONE, work.clock(), row_count=rows, report=done)
+        run = runs.advance(database, run, RunState.DONE, work.clock(), row_count=rows, report=done)
     work.step("done", run)
     report.add(run)
     report.figures |= {"ledger": said["ledger"], "archive": lake}
@@ -129,7 +130,7 @@ def _from_ledger(work: Work, database: Database, run: Run) -> Run:
         _record(work, database, run, said["reason"], "ledger", erased, at)
         work.step("erasing", run)
         said |= {"ledger": erased, "at": at.isoformat()}
-        return runs.advance(database, run, State.PURGED, work.clock(), report=said)
+        return runs.advance(database, run, RunState.PURGED, work.clock(), report=said)
 
 
 def _record(

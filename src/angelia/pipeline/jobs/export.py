@@ -23,8 +23,9 @@ from angelia.pipeline.jobs.job_context import Report, Work
 from angelia.pipeline.lake import listing, simulated
 from angelia.pipeline.lake.analytics_tables import AGENTS
 from angelia.pipeline.lake.tables import Table
-from angelia.pipeline.runs import Run, State
+from angelia.pipeline.runs import Run
 from angelia.pipeline.sources import archive, ledger
+from angelia.runs.model import RunState
 
 JOB = "export"
 _BATCH = 10_000
@@ -90,7 +91,7 @@ def export(work: Work) -> Report:
             shutil.rmtree(partial, ignore_errors=True)
             raise
         rows = sum(counts.values())
-        run = runs.advance(database, run, State.DONE, work.clock(), row_count=rows, report={"kinds": counts})
+        run = runs.advance(database, run, RunState.DONE, work.clock(), row_count=rows, report={"kinds": counts})
     report.add(run)
     report.figures |= {"out": str(asked.out), "kinds": counts}
     report.summary = f"{rows:,} records about {asked.agent} in {asked.out}"

@@ -26,9 +26,10 @@ from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.listing import File
 from angelia.pipeline.lake.tables import AUDIT, DAY, RECEIPTS, Table
-from angelia.pipeline.runs import Run, State
+from angelia.pipeline.runs import Run
 from angelia.pipeline.simulation import simulated_ids
 from angelia.pipeline.sources import archive, audit
+from angelia.runs.model import RunState
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -100,7 +101,7 @@ def _finish(work: Work, database: Database, run: Run, report: Report) -> None:
         detail: Detail = {"run": run.run_id, "job": JOB, **removed}
         work.record(database, ARCHIVE_RUN, detail)
         work.step("recording", run)
-        run = runs.advance(database, run, State.DONE, work.clock(), row_count=sum(removed.values()), report=said)
+        run = runs.advance(database, run, RunState.DONE, work.clock(), row_count=sum(removed.values()), report=said)
     report.add(run)
     report.figures |= said
 

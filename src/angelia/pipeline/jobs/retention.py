@@ -17,8 +17,9 @@ from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.listing import File
 from angelia.pipeline.lake.rewrite import Change
 from angelia.pipeline.lake.tables import AUDIT, TABLES, Table
-from angelia.pipeline.runs import Run, State
+from angelia.pipeline.runs import Run
 from angelia.pipeline.sources import archive
+from angelia.runs.model import RunState
 
 JOB = "retention"
 RETAINED_YEARS = 7
@@ -94,7 +95,7 @@ def _finish(work: Work, database: Database, run: Run, report: Report) -> None:
             detail: Detail = {"run": run.run_id, "job": JOB, "before": f"{_first(run)}", **one}
             work.record(database, ARCHIVE_RUN, detail)
         work.step("recording", run)
-        run = runs.advance(database, run, State.DONE, work.clock(), row_count=rows, report={"tables": tables})
+        run = runs.advance(database, run, RunState.DONE, work.clock(), row_count=rows, report={"tables": tables})
     report.add(run)
     report.figures["tables"] = [*report.figures.get("tables", []), *tables]
 

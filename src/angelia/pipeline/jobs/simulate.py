@@ -14,12 +14,13 @@ from angelia.pipeline.lake import archive_locations, commit, simulated, writer
 from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.listing import size
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS
-from angelia.pipeline.runs import Run, State
+from angelia.pipeline.runs import Run
 from angelia.pipeline.simulation.capacity import Assumptions, needed
 from angelia.pipeline.simulation.events import chained
 from angelia.pipeline.simulation.fleet import Fleet, days_between, pieces
 from angelia.pipeline.simulation.receipts import receipts
 from angelia.pipeline.sources import archive, audit
+from angelia.runs.model import RunState
 
 JOB = simulated.APP_ID
 _MONTHS = 3
@@ -53,7 +54,7 @@ def simulate(work: Work) -> Report:
             report.figures["events"] = _write_audit(work, run, days)
         written, total = size(work.objects, RECEIPTS), sum(rows.values())
         report.figures["capacity"] = needed(assumed, written.bytes / written.rows)
-        report.add(runs.advance(database, run, State.DONE, work.clock(), row_count=total, report=report.figures))
+        report.add(runs.advance(database, run, RunState.DONE, work.clock(), row_count=total, report=report.figures))
     events = f" and {report.figures['events']:,} audit events" if "events" in report.figures else ""
     report.summary = (
         f"{report.rows:,} receipts{events} of {fleet.agents:,} agents, {len(days)} days, in {work.objects.root};"

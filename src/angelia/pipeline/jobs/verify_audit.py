@@ -19,8 +19,8 @@ from angelia.pipeline.jobs.job_context import Report, Work
 from angelia.pipeline.lake import simulated
 from angelia.pipeline.lake.audit_chain import archive_floor
 from angelia.pipeline.redactions import Redactions
-from angelia.pipeline.runs import State
 from angelia.pipeline.sources import audit
+from angelia.runs.model import RunState
 
 JOB = "verify audit"
 _SEED_BYTES = 32
@@ -45,7 +45,7 @@ def verify_audit(work: Work) -> Report:
         report.figures = _figures(result) | ({"warning": warning} if warning else {})
         broken = _broken(result, floor)
         said = report.figures if broken is None else {"error": broken.message, **report.figures}
-        state = State.DONE if broken is None else State.FAILED
+        state = RunState.DONE if broken is None else RunState.FAILED
         run = runs.advance(database, run, state, work.clock(), row_count=result.rows, report=said)
         report.add(run)
     if broken is not None:
