@@ -76,7 +76,6 @@ def _offered(mailbox: Mailbox, found: Shown) -> Exchange[tuple[Present, Shared]]
 
 
 def _found(mailbox: Mailbox, channel: str | UUID) -> Exchange[Shown]:
-    mailbox.own.refresh()
     found = yield from find_channel(mailbox, channel)
     # Who publishes is sent the next keys. So is an owner, also one whose mailbox missed the making of its channel.
     owns = found.owner_nhi == mailbox.identity.handle

@@ -118,7 +118,7 @@ def publisher_rule(mailbox: Mailbox, channel_id: UUID, roster: Roster | None) ->
 def change_roster(mailbox: Mailbox, found: Channel, change: Change) -> Exchange[Shown]:
     """Sign the next roster of a channel of one's own. Of two changes at once, the later one is made on top of the
     first."""
-    mailbox.own.refresh()  # another process may have rotated the pair that signs
+    mailbox.own.refresh()  # the pair signs the roster, and may have been rotated since the channel was asked for
     pinned = mailbox.rosters.pinned(found.channel_id)
     if pinned is not None and pinned.version == found.roster_version:
         base = present = pinned
@@ -171,7 +171,6 @@ def _is_behind(present: Roster | None, seen: Roster) -> bool:
 def served_roster(mailbox: Mailbox, found: Channel) -> Exchange[Roster | None]:
     """The roster that the server has of a channel of one's own, signed by some pair that this agent has or had; None
     where it has none."""
-    mailbox.own.refresh()  # another process may have rotated the pair that signs
     if not found.roster_version:
         return None
     served = yield from _served(found)
@@ -280,7 +279,6 @@ def know_earlier_pairs(mailbox: Mailbox, owner: str) -> Exchange[None]:
 
 def _own_roster(mailbox: Mailbox, found: Channel) -> Exchange[Roster | None]:
     """An owner knows its rosters, and signs those anew that an earlier pair signed."""
-    mailbox.own.refresh()
     pinned = mailbox.rosters.pinned(found.channel_id)
     if pinned is None and not found.roster_version:
         return None

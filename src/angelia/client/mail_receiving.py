@@ -117,7 +117,6 @@ def receive(
         room, left = most - len(received.messages), deadline - time.monotonic() - pause
         if received.interrupted is not None or room < 1:
             break
-        mailbox.own.refresh()  # another process may have rotated the pair that signs requests
         asked_at = time.monotonic() + pause
         try:
             page = yield from mail_calls.poll(
@@ -146,7 +145,6 @@ def receive_admitted(mailbox: Mailbox, most: int = MOST_AT_ONCE, *, for_handler:
     """Fetch, open and acknowledge only mail that was kept out, from senders who are allowed by now. It is asked for by
     name, since the relay holds it back."""
     received = Received()
-    mailbox.own.refresh()
     for waiting in mailbox.kept_out.admitted(mailbox_keys.now(), most):
         try:
             received += yield from _admitted(mailbox, waiting, for_handler=for_handler)
@@ -161,7 +159,7 @@ def take_in(mailbox: Mailbox, handed: Sequence[Handed], *, for_handler: bool = F
     until `end_handling`."""
     if not handed:
         return Received()
-    mailbox.own.refresh()
+    mailbox.own.refresh()  # the pair signs receipts now, and may have been rotated while the poll waited
     handed = list({one.replay_key: one for one in handed}.values())  # of a message that was given twice, once
     outcomes = yield from _opened(mailbox, handed, for_handler=for_handler)
     settling, messages, not_opened, recovered, controls = Settling(mailbox), [], [], [], 0

@@ -19,7 +19,6 @@ from angelia.client.transport import Line, Send
 from angelia.envelope import json_form
 from angelia.envelope.refusals import Refused
 from angelia.errors import AngeliaError, Stale, Unavailable
-from angelia.mailbox.mailbox import Mailbox
 
 EVENT_STREAM = "text/event-stream"
 PATH = "/v1/messages/stream"
@@ -75,12 +74,10 @@ class _Listening:
         self.timeout = httpx.Timeout(line.timeout, read=SILENCE)
 
     def begin(self) -> Send:
-        """The next attempt, signed by the pair that signs now: another process may have rotated it."""
+        """The next attempt, signed."""
         self._name = self._data = ""
         self._line_begun = b""
         self._asked_for = 0.0
-        if isinstance(self._line.signer, Mailbox):
-            self._line.signer.own.refresh()
         return self._line.prepared(self._request, timeout=self._line.timeout)
 
     @staticmethod

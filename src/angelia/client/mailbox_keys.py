@@ -254,7 +254,7 @@ def seal(
 
     Each message has a one-time key of its own while the recipient has any for this sender; then, unless `one_time` is
     True, it is sealed to the recipient's static key, and the mailbox's notices say so."""
-    mailbox.own.refresh()  # another process may have rotated the pair that signs
+    mailbox.own.refresh()  # the pair signs the envelope, perhaps before any request
     if one_time == "prefer":
         found, key = yield from _preferably_one_time(mailbox, recipient)
         if key is None:
@@ -274,7 +274,7 @@ def reseal(mailbox: Mailbox, replay_key: str, refusal: KeyStale | KeyRevoked | N
 
     Without a `refusal` of its keys it only waited too long. The mailbox decides whether there is reason to. A message
     that had a one-time key gets another one, or the mailbox's notices say that there was none."""
-    mailbox.own.refresh()
+    mailbox.own.refresh()  # as in `seal`
     row = mailbox.outbox.outgoing(replay_key)
     if refusal is not None:
         mailbox.trust.drop_bundle(row.recipient)
@@ -388,7 +388,7 @@ def _settled(mailbox: Mailbox, publish: Callable[[], Exchange[Published]], link:
         else:
             done = yield from _confirmed(mailbox, link)
     except Unauthenticated:
-        mailbox.own.refresh()
+        mailbox.own.refresh()  # since the request that was refused
         pending = mailbox.own.pending()
         if mailbox.own.identity.key_id != signed_by:  # another process was faster, and its pair signs now
             done = yield from _confirmed(mailbox, link)

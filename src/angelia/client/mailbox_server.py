@@ -155,7 +155,6 @@ class Serving:
 
     async def _passing_problem(self) -> AngeliaError | None:
         """Do whatever is due. What keeps some of it from being done now comes back, and that stays due."""
-        self._mailbox.own.refresh()  # another process may have rotated the pair that signs requests
         problems = [
             await _each(self._news_of, self._hear_of),
             await _each(self._keys_due, self._renew_keys),

@@ -30,7 +30,7 @@ from angelia.client.api_errors import (
     retry_after,
 )
 from angelia.client.exchange import Credential, Exchange, Request, Response
-from angelia.errors import InvalidArgument, Stale, Unauthenticated
+from angelia.errors import AngeliaError, InvalidArgument, Stale, Unauthenticated
 from angelia.guard import http_signature
 from angelia.mailbox.mailbox import Mailbox
 
@@ -137,13 +137,13 @@ class Line:
     stopwatch: Callable[[], float] = time.monotonic
 
     def run(self, call: Exchange[T]) -> Generator[Step, Outcome, T]:
-        """Take a call to its end; a failure is thrown into it, so that it may know better."""
+        """Takes an exchange to its end and returns its answer; a failure is thrown into it, so that it may recover."""
         try:
             request = next(call)
             while True:
                 try:
                     response = yield from self._exchange(request)
-                except (ApiError, Unreachable) as error:
+                except (AngeliaError, OSError) as error:  # the server's, the network's, or of the key file
                     request = call.throw(error)
                 else:
                     request = call.send(response)
@@ -183,6 +183,8 @@ class Line:
     def _proof(self, request: Request, url: httpx.URL) -> dict[str, str]:
         """The headers that say who calls; made anew for every attempt, since a nonce works once."""
         signer = self._signer_of(request)
+        if isinstance(signer, Mailbox):
+            signer.own.refresh()  # another process may have rotated the pair; this looks at the key file's time only
         if signer is None:
             shown = self.token is not None and request.credential is not Credential.NONE
             return {"authorization": f"Bearer {self.token}"} if shown else {}
