@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, TypeVarTuple
 from uuid import UUID
 
 import httpx
@@ -46,6 +47,7 @@ from angelia.mailbox.channels import ChannelMessage
 from angelia.mailbox.mailbox import Mailbox
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class _Namespaces(Generic[Mode]):
@@ -92,20 +94,21 @@ class AsyncClient(_Namespaces[Awaited]):
         await self.close()
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connections, after the work in hand."""
         await self._http.aclose()
-        self._worker.shutdown(wait=False)
+        await asyncio.to_thread(self._worker.shutdown)
 
     async def _run(self, exchange: Exchange[T]) -> T:
-        steps, outcome = self._line.run(exchange), None
+        # A context of its own: which pair signs is a matter of one exchange, and others share the thread meanwhile.
+        steps, outcome, context = self._line.run(exchange), None, contextvars.copy_context()
         while True:
-            step = await self._aside(_next, steps, outcome)
+            step = await self._aside(context.run, _next, steps, outcome)
             if isinstance(step, _Done):
                 answer: T = step.answer
                 return answer
             outcome = await self._take(step)
 
-    async def _aside(self, work: Callable[..., T], *args: Any) -> T:
+    async def _aside(self, work: Callable[[*Ts], T], /, *args: *Ts) -> T:
         """Runs work on the client's own thread."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, work, *args)
 
@@ -136,7 +139,8 @@ class AsyncMail(MailVerbs[Awaited]):
         """Mail as it comes, and what concerns the agent's keys and its own mail; taken up again when it breaks off.
 
         `take_in` opens and acknowledges what comes; `contextlib.aclosing` ends the listening in time."""
-        return mail_stream.events(self._client._line, self._client._http, lease_seconds)
+        client = self._client
+        return mail_stream.events(client._line, client._http, client._aside, lease_seconds)
 
     async def serve(self, mailbox: Mailbox, handler: mailbox_server.Handler) -> None:
         """Serves a mailbox until cancelled: mail goes to the handler one by one, also mail that was held and whose
@@ -147,9 +151,10 @@ class AsyncMail(MailVerbs[Awaited]):
         get it again."""
 
         def listen(connected: Callable[[], None]) -> AsyncGenerator[Event, None]:
-            return mail_stream.events(self._client._line, self._client._http, connected=connected)
+            return mail_stream.events(client._line, client._http, client._aside, connected=connected)
 
-        await mailbox_server.Serving(mailbox, handler, self._client._run, listen).forever()
+        client = self._client
+        await mailbox_server.Serving(mailbox, handler, client._run, client._aside, listen).forever()
 
 
 class AsyncChannels(ChannelVerbs[Awaited]):

@@ -15,7 +15,7 @@ import msgspec
 from angelia.client.api_errors import ApiError, Unreachable
 from angelia.client.exchange import BadAnswer, Request, Response, query
 from angelia.client.mail_answers import Handed, MessageNews, PrekeysLow, RotationDue
-from angelia.client.transport import Line, Send
+from angelia.client.transport import Aside, Line, Send
 from angelia.envelope import json_form
 from angelia.envelope.refusals import Refused
 from angelia.errors import AngeliaError, Stale, Unavailable
@@ -122,18 +122,23 @@ class _Listening:
 
 
 async def events(
-    line: Line, http: httpx.AsyncClient, lease_seconds: int = 30, connected: Callable[[], None] | None = None
+    line: Line,
+    http: httpx.AsyncClient,
+    aside: Aside,
+    lease_seconds: int = 30,
+    connected: Callable[[], None] | None = None,
 ) -> AsyncGenerator[Event, None]:
     """Every event, for as long as somebody listens. A refusal that would be repeated is raised.
 
     `connected` is called whenever the stream begins anew: something may have happened while nobody listened."""
     listening = _Listening(line, lease_seconds)
     while True:
-        step = listening.begin()
+        step = await aside(listening.begin)
         try:
             async with http.stream(step.method, step.url, headers=step.headers, timeout=listening.timeout) as answer:
                 if not listening.is_stream(answer):
-                    listening.refused(answer, await anext(answer.aiter_bytes(MOST_REFUSAL), b""))
+                    body = await anext(answer.aiter_bytes(MOST_REFUSAL), b"")
+                    await aside(listening.refused, answer, body)
                 else:
                     if connected is not None:
                         connected()

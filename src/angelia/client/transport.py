@@ -9,9 +9,9 @@ import ipaddress
 import re
 import secrets
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar, TypeVarTuple
 from uuid import UUID
 
 import httpx
@@ -35,6 +35,7 @@ from angelia.guard import http_signature
 from angelia.mailbox.mailbox import Mailbox
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 TRIES = 3
 FIRST_PAUSE = 0.2
@@ -54,6 +55,12 @@ class Signer(Protocol):
     def key(self) -> Ed25519PrivateKey: ...
     @property
     def key_id(self) -> UUID: ...
+
+
+class Aside(Protocol):
+    """Runs work on a thread beside the event loop: files, SQLite and signatures."""
+
+    def __call__(self, work: Callable[[*Ts], T], /, *args: *Ts) -> Awaitable[T]: ...
 
 
 @dataclass(frozen=True, slots=True)
