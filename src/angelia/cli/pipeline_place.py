@@ -46,8 +46,8 @@ def require_pipeline() -> None:
 @contextmanager
 def ledger(settings: Settings) -> Iterator[str]:
     """The URL of the ledger: the one that is named, the running server's, or our own for as long as this lasts."""
+    from angelia.runtime_file import read_runtime
     from angelia.stores.embedded import ledger_alone
-    from angelia.stores.embedded.datadir import read_runtime
 
     running = read_runtime(settings.data_dir)
     url = settings.database_url or (running.database_url if running else None)
@@ -62,8 +62,8 @@ def ledger(settings: Settings) -> Iterator[str]:
 
 def with_hot_tier(settings: Settings) -> Settings:
     """With the running server's own hot tier where none is named: jobs that measure the stores ask it."""
+    from angelia.runtime_file import read_runtime
     from angelia.settings import with_values
-    from angelia.stores.embedded.datadir import read_runtime
 
     running = read_runtime(settings.data_dir)
     if settings.redis_url is not None or running is None:

@@ -173,6 +173,17 @@ def names(home: Path) -> list[str]:
     return sorted(path.parent.name for path in home.glob(f"*/{KEY}") if valid_handle(path.parent.name))
 
 
+def local_name(home: Path, handle: str | None) -> str | None:
+    """The local name of an agent of this home, found by that name or by its handle; without either, that of the only
+    one. None if there is no such agent, or more than one."""
+    known = names(home)
+    if handle is None:
+        return known[0] if len(known) == 1 else None
+    if handle in known:
+        return handle
+    return next((name for name in known if (found := card(home, name)) is not None and found.handle == handle), None)
+
+
 def card(home: Path, name: str) -> Card | None:
     """An agent's public facts; None when a crash came between its two files."""
     with _locked(home, name) as directory:
