@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from angelia.mailbox.notices import Notice
     from angelia.settings import Context, Loaded, Settings
 
-FALLBACK_URL = "http://localhost:8080"
-
 
 class Session:
     """One run of one verb. Everything is found when it is first asked for, so that help stays fast."""
@@ -60,12 +58,12 @@ class Session:
     @cached_property
     def url(self) -> str:
         """The server: --url, --context, the setting, a server running here, the default port."""
-        from angelia.client.transport import origin
+        from angelia.client.opening import server_url
 
         if self.shared.url and self.shared.context:
             raise Usage("--url and --context both name a server", hint="say one of them")
         try:
-            return origin(self._named_url or self._running_here or FALLBACK_URL)
+            return server_url(self.settings.data_dir, self._named_url)
         except InvalidArgument as error:
             raise Usage(error.message, hint=error.hint) from error
 

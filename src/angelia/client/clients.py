@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, TypeVarTuple
-from uuid import UUID
 
 import httpx
 
-from angelia.client import channel_reading, mail_stream, mailbox_server
-from angelia.client.channel_reading import Unopened
+from angelia.client import mail_stream, mailbox_server
 from angelia.client.exchange import Exchange, Response
 from angelia.client.mail_stream import Event
 from angelia.client.namespaces import Awaited, Blocking, Mode, Run
@@ -43,7 +41,6 @@ from angelia.client.verbs import (
     ServerVerbs,
     TokenVerbs,
 )
-from angelia.mailbox.channels import ChannelMessage
 from angelia.mailbox.mailbox import Mailbox
 
 T = TypeVar("T")
@@ -59,6 +56,7 @@ class _Namespaces(Generic[Mode]):
         self.guard: GuardVerbs[Mode] = GuardVerbs(run)
         self.policy: PolicyVerbs[Mode] = PolicyVerbs(run)
         self.keys: KeyVerbs[Mode] = KeyVerbs(run)
+        self.channels: ChannelVerbs[Mode] = ChannelVerbs(run)
         self.audit: AuditVerbs[Mode] = AuditVerbs(run)
         self.runs: RunVerbs[Mode] = RunVerbs(run)
         self.server: ServerVerbs[Mode] = ServerVerbs(run)
@@ -83,7 +81,6 @@ class AsyncClient(_Namespaces[Awaited]):
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="angelia-client")
         super().__init__(self._run)
         self.mail = AsyncMail(self)
-        self.channels = AsyncChannels(self._run)
 
     async def __aenter__(self) -> Self:
         return self
@@ -157,21 +154,6 @@ class AsyncMail(MailVerbs[Awaited]):
         await mailbox_server.Serving(mailbox, handler, client._run, client._aside, listen).forever()
 
 
-class AsyncChannels(ChannelVerbs[Awaited]):
-    """Channels, with what goes on without an end."""
-
-    async def tail(
-        self, mailbox: Mailbox, channel: str | UUID, *, after_offset: int | None = None
-    ) -> AsyncIterator[ChannelMessage | Unopened]:
-        """The messages of a channel as they come, without an end; `commit` sets the offset up to which they are
-        done."""
-        found = await self.find(mailbox, channel)
-        following = channel_reading.Tail(mailbox, found.channel_id, after_offset, name=found.name)
-        while True:
-            for one in await self._run(following.next()):
-                yield one
-
-
 class Client(_Namespaces[Blocking]):
     """Speaks to one server as one agent, with one token, or anonymously, and blocks until it answers."""
 
@@ -187,7 +169,6 @@ class Client(_Namespaces[Blocking]):
         self._http = httpx.Client(trust_env=not is_loopback(url))
         super().__init__(self._run)
         self.mail = BlockingMail(self)
-        self.channels = BlockingChannels(self._run)
 
     def __enter__(self) -> Self:
         return self
@@ -236,20 +217,6 @@ class BlockingMail(MailVerbs[Blocking]):
 
         `take_in` opens and acknowledges what comes; `contextlib.closing` ends the listening in time."""
         return mail_stream.blocking_events(self._client._line, self._client._http, lease_seconds)
-
-
-class BlockingChannels(ChannelVerbs[Blocking]):
-    """Channels, with what goes on without an end."""
-
-    def tail(
-        self, mailbox: Mailbox, channel: str | UUID, *, after_offset: int | None = None
-    ) -> Iterator[ChannelMessage | Unopened]:
-        """The messages of a channel as they come, without an end; `commit` sets the offset up to which they are
-        done."""
-        found = self.find(mailbox, channel)
-        following = channel_reading.Tail(mailbox, found.channel_id, after_offset, name=found.name)
-        while True:
-            yield from self._run(following.next())
 
 
 class _Done:

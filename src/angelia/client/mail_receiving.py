@@ -103,15 +103,17 @@ def receive(
     channel_id: UUID | None = None,
     correlation_id: UUID | None = None,
     lease_seconds: int = 30,
+    for_handler: bool = False,
 ) -> Exchange[Received]:
     """Fetch mail, open it and acknowledge it; for up to `wait` seconds until there is some.
 
     Every message is in the inbox before this returns. Mail of a sender who was allowed since it was kept out comes
-    first. An error that comes after something is told in `interrupted`: what was opened is the caller's."""
+    first. An error that comes after something is told in `interrupted`: what was opened is the caller's. `for_handler`
+    remembers messages in the inbox until `end_handling`."""
     deadline = time.monotonic() + wait
     received, repeats = Received(), _Repeats(for_good=wait <= 0)
     if channel_id is None and correlation_id is None and not min_priority:
-        received = yield from receive_admitted(mailbox, most)
+        received = yield from receive_admitted(mailbox, most, for_handler=for_handler)
     for _ in range(_MOST_PASSES):
         pause = min(repeats.pause, max(0.0, deadline - time.monotonic()))
         room, left = most - len(received.messages), deadline - time.monotonic() - pause
@@ -130,7 +132,7 @@ def receive(
             )
             early = time.monotonic() - asked_at < min(left, mail_calls.MOST_WAIT) / 2
             new = repeats.left_out(page.messages, early=early)
-            came = yield from take_in(mailbox, new)
+            came = yield from take_in(mailbox, new, for_handler=for_handler)
         except AngeliaError as error:
             return _cut_short(received, error)
         received += replace(came, has_more=page.has_more)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 from angelia.agents import api as agents
 from angelia.api import PageQuery
 from angelia.client import (
@@ -22,9 +24,13 @@ from angelia.client import (
     policy_calls,
     request_reply,
 )
-from angelia.client.namespaces import Mode, Namespace, Verb
+from angelia.client.batches import Following
+from angelia.client.channel_reading import Unopened
+from angelia.client.namespaces import Batches, Iteration, Mode, Namespace, Verb
 from angelia.client.operations import asking, naming, plain
 from angelia.guard import api as guard
+from angelia.mailbox.channels import ChannelMessage
+from angelia.mailbox.mailbox import Mailbox
 from angelia.monitoring import api as monitoring
 
 
@@ -158,6 +164,13 @@ class ChannelVerbs(Namespace[Mode]):
     commit = Verb(channel_calls.commit)
     set_epoch = Verb(channel_calls.set_epoch)
     subscribers = Verb(channel_calls.subscribers)
+
+    @Iteration
+    def tail(
+        self, mailbox: Mailbox, channel: str | UUID, *, after_offset: int | None = None
+    ) -> Batches[ChannelMessage | Unopened]:
+        """The messages of a channel as they come, without end; `commit` sets the offset up to which they are done."""
+        return Following(mailbox, channel, after_offset)
 
 
 class AuditVerbs(Namespace[Mode]):
