@@ -18,7 +18,6 @@ from angelia.envelope.bundles import Link, OneTimeKey
 from angelia.envelope.ids import KeyType
 from angelia.envelope.signing import SigningPair
 from angelia.errors import AngeliaError, Conflict, InvalidArgument, KeyNotFound
-from angelia.jobs import one_time_keys
 from angelia.keys import service
 from angelia.keys.model import (
     ONE_TIME_LIFE,
@@ -148,7 +147,7 @@ async def test_a_tick_drops_what_is_too_old_to_be_used_by_anybody(
     await publisher(keys_slice, now, 3)
     (bob,) = await requesters(keys_slice, 1, now)
     await take(keys_slice, bob, now)
-    tick = one_time_keys.tick(keys_slice.keys)
+    tick = keys_slice.tick("one-time keys")
     over = now + ONE_TIME_LIFE + ONE_TIME_USE
     assert await tick.run(over) is False
     assert await connection.fetchval("SELECT count(*) FROM one_time_keys") == 3
