@@ -23,7 +23,7 @@ import httpx
 from angelia.agents.service import Agents
 from angelia.api import http_signature
 from angelia.envelope import bundles, sealing
-from angelia.envelope.bundles import KemEntry, Link, Listed
+from angelia.envelope.bundles import KemEntry, KemKeyStatus, Link
 from angelia.envelope.ids import KeyType, key_id
 from angelia.envelope.kem import KemPrivateKey
 from angelia.envelope.sealing import Letter
@@ -150,7 +150,7 @@ async def _enroll(agents: Agents, keys: Keys, member: Member) -> None:
     public = base64.b64encode(member.pair.public.ed25519).decode()
     registered = await agents.register(public, "", "", now)
     agent = await agents.claim_handle(await agents.by_id(registered.id), member.handle, now)
-    entry = KemEntry(key=member.kem.public, status=Listed.ACTIVE, created_at=_now_ms())
+    entry = KemEntry(key=member.kem.public, status=KemKeyStatus.ACTIVE, created_at=_now_ms())
     bundle = bundles.sign_bundle(
         member.pair, agent_nhi=member.handle, kem_keys=(entry,), suites=10, issued_at=_now_ms(), after=None
     )

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from angelia.envelope.refusals import Replayed
 from angelia.mailbox import replay
-from angelia.mailbox.database import _PRAGMAS, FILE, SQL, Database, stamp
-from angelia.mailbox.replay import Seen
+from angelia.mailbox.database import _PRAGMAS, FILE, SQL, MailboxDatabase, stamp
+from angelia.mailbox.replay import SeenEnvelope
 from harness import Result
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -73,9 +73,9 @@ def _against(what: str, count: int, ours: Callable[[int], None], peer: Callable[
     return Result(what, f"{mine * 1e6:,.0f} µs", f"{theirs * 1e6:,.0f} µs", mine / theirs, f"lower is better; {note}")
 
 
-def _database(path: Path) -> Database:
+def _database(path: Path) -> MailboxDatabase:
     path.mkdir(mode=0o700)
-    return Database(path)
+    return MailboxDatabase(path)
 
 
 def _bare(path: Path) -> sqlite3.Connection:
@@ -86,10 +86,11 @@ def _bare(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _seen(number: int) -> Seen:
-    return Seen(
+def _seen(number: int) -> SeenEnvelope:
+    return SeenEnvelope(
         replay_key=f"{number:064x}",
         msg_id=str(number),
+        sender="a",
         sender_fp="a",
         recipient_fp="b",
         seen_at=NOW,

@@ -14,21 +14,13 @@ import msgspec
 from angelia.api import AgentRow as AgentRecord
 from angelia.api import Tick
 from angelia.envelope import bundles
-from angelia.envelope.bundles import Bundle, KemEntry, Link, Listed, OneTimeKey, Trusted
+from angelia.envelope.bundles import Bundle, KemEntry, KemKeyStatus, Link, OneTimeKey, TrustAnchor
 from angelia.envelope.ids import KeyType
 from angelia.envelope.kem import KemPrivateKey
 from angelia.envelope.signing import SigningPair
+from angelia.envelope.times import moment, unix_ms
 from angelia.keys.bundle_succession import Emergency
-from angelia.keys.model import (
-    BundleAnswer,
-    Reason,
-    bundle_document,
-    moment,
-    one_time_document,
-    parse_bundle,
-    rotation_document,
-    unix_ms,
-)
+from angelia.keys.model import BundleAnswer, Reason, bundle_document, one_time_document, parse_bundle, rotation_document
 from angelia.keys.service import Published
 from assembled import Assembled
 from support import Agent, Server
@@ -85,7 +77,7 @@ class KeyHolder(Agent):
         self.kem = {kind: KemPrivateKey.generate(kind) for kind in kinds or (KeyType.XWING,)}
         self.grace: tuple[KemEntry, ...] = ()
         self.made_at: dict[UUID, int] = {}
-        self.last: Trusted | None = None
+        self.last: TrustAnchor | None = None
         self.handle = ""
 
     # What it signs.
@@ -99,7 +91,9 @@ class KeyHolder(Agent):
         issued = now_ms() if at is None else at
         active = tuple(
             KemEntry(
-                key=key.public, status=Listed.ACTIVE, created_at=self.made_at.setdefault(key.public.key_id, issued)
+                key=key.public,
+                status=KemKeyStatus.ACTIVE,
+                created_at=self.made_at.setdefault(key.public.key_id, issued),
             )
             for key in self.kem.values()
         )
@@ -126,7 +120,7 @@ class KeyHolder(Agent):
 
     def _in_grace(self, key: KemPrivateKey, at: int) -> KemEntry:
         made_at = self.made_at[key.public.key_id]
-        return KemEntry(key=key.public, status=Listed.GRACE, created_at=made_at, rotated_at=at)
+        return KemEntry(key=key.public, status=KemKeyStatus.GRACE, created_at=made_at, rotated_at=at)
 
     # Over HTTP.
 

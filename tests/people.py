@@ -68,7 +68,7 @@ class Person:
 
     @property
     def newest(self) -> Bundle:
-        link = self.mailbox.own.newest()
+        link = self.mailbox.own_keys.newest()
         assert link is not None
         return link.bundle
 
@@ -82,4 +82,4 @@ class Person:
 
     def in_step(self) -> bool:
         """Whether server and mailbox agree, and the agent can still sign."""
-        return self.mailbox.own.pending() is None and self.served() == self.newest.hash
+        return self.mailbox.own_keys.pending() is None and self.served() == self.newest.hash

@@ -15,10 +15,11 @@ from angelia.agents.service import Agents
 from angelia.api import AgentRow as AgentRecord
 from angelia.audit.failures import Failures
 from angelia.envelope.receipts import Receipt
+from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError
 from angelia.keys.bundle_succession import Emergency
-from angelia.keys.model import Reason, unix_ms
+from angelia.keys.model import Reason
 from angelia.keys.service import Keys
 from angelia.mail.acknowledgement import PutBack, Settled, Settling, new_ack, new_nack
 from angelia.mail.dead_letters import DeadLetters

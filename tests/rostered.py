@@ -13,7 +13,7 @@ import pytest
 from angelia.envelope.rosters import Member, Roster, RosterDocument, UntrustedRoster, roster_document, sign_roster
 from angelia.envelope.sealing import ChannelKey
 from angelia.envelope.signing import SigningPair
-from angelia.keys.model import unix_ms
+from angelia.envelope.times import unix_ms
 from angelia.mailbox.outbox import Draft
 from liar import Answer, Liar
 from people import Lossy

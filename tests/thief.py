@@ -47,10 +47,10 @@ def opens(key: bytes, table: str, bound: str, nonce: bytes, content: bytes) -> b
 def fill(box: Mailbox, send: Send) -> EpochKey:
     """A row of every kind."""
     box.receive(send(body=b"kept in the inbox"), now=NOW)
-    known = box.trust.bundle("alice", NOW)
+    known = box.pinned_keys.bundle("alice", NOW)
     assert known is not None
     box.outbox.seal(known.link, b"kept in the outbox", now=NOW)
-    box.own.make_one_time_keys(3, NOW)
+    box.own_keys.make_one_time_keys(3, NOW)
     key = EpochKey.generate()
     box.channels.keep(ChannelKey(CHANNEL, 1, key), "alice", NOW)
     return key

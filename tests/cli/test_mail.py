@@ -55,11 +55,11 @@ def acquainted(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name in ("alice", "bob")
     )
     for box in (alice, bob):
-        box.own.first_bundle(then)
-        box.own.finish_rotation(then)
-        (place / f"{box.identity.handle}.keys").write_bytes(bundle_file.encode(box.own.chain()))
-    bundle_file.take(alice.trust, bob.own.chain(), then)
-    bundle_file.take(bob.trust, alice.own.chain(), then)
+        box.own_keys.first_bundle(then)
+        box.own_keys.finish_rotation(then)
+        (place / f"{box.identity.handle}.keys").write_bytes(bundle_file.encode(box.own_keys.chain()))
+    bundle_file.take(alice.pinned_keys, bob.own_keys.chain(), then)
+    bundle_file.take(bob.pinned_keys, alice.own_keys.chain(), then)
     bob.allowlist.allow("alice", then)
     for box in (alice, bob):
         box.close()
@@ -467,7 +467,7 @@ def test_the_allowlist_is_handed_over_as_a_file_that_can_be_imported(desk: Desk)
 def test_a_control_message_is_stored_for_the_sdk_and_never_shown(desk: Desk) -> None:
     now = datetime.now(UTC)
     with opened(desk, "alice") as alice:
-        known = alice.trust.bundle("bob", now, max_age=None)
+        known = alice.pinned_keys.bundle("bob", now, max_age=None)
         assert known is not None
         sealed = [
             alice.outbox.seal(known.link, bytes([Control.GROUP_KEY]) + b"secret", now=now, control=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from angelia.mailbox.outgoing import Outgoing
+from angelia.mailbox.outbox_message import OutboxMessage
 from people import Person
 
 
@@ -13,7 +13,7 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def outgoing(person: Person) -> Outgoing:
+def outgoing(person: Person) -> OutboxMessage:
     """The newest message of an outbox."""
     return person.mailbox.outbox.page(1)[0]
 

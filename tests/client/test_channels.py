@@ -22,9 +22,10 @@ from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.refusals import IdConflict, WrongRecipient
 from angelia.envelope.rosters import Member, Roster, UntrustedRoster, roster_document, sign_roster
 from angelia.envelope.sealing import ChannelKey, Edition, EpochKey
+from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Envelope, decode
 from angelia.errors import EpochStale, KeyNotFound, OffsetGone, RateLimited, Unavailable, VersionConflict
-from angelia.keys.model import link_document, unix_ms
+from angelia.keys.model import link_document
 from angelia.mailbox import identity
 from angelia.mailbox.channels import ChannelMessage, EpochLeapt, EpochWentBack
 from angelia.mailbox.mailbox import Mailbox
@@ -98,9 +99,9 @@ def now() -> datetime:
 
 
 def know(one: Mailbox, other: Mailbox) -> None:
-    link = other.own.newest()
+    link = other.own_keys.newest()
     assert link is not None
-    one.trust.pin_first(link, now())
+    one.pinned_keys.pin_first(link, now())
 
 
 def edition(box: Mailbox) -> Edition:
@@ -170,7 +171,7 @@ class Brought:
         self, *, sender: Mailbox | None = None, epoch: int = 1, named: UUID = CHANNEL, made_under: int = 2
     ) -> None:
         sender = sender or self.alice
-        known = sender.trust.bundle("bob", now(), max_age=None)
+        known = sender.pinned_keys.bundle("bob", now(), max_age=None)
         assert known is not None
         roster = self.alice.rosters.pinned(CHANNEL)
         assert roster is not None
@@ -322,7 +323,7 @@ def test_what_is_said_of_one_channels_roster_takes_no_key_away_nor_those_of_othe
     bob.channels.join(other, "alice/other", now())
     recorder.tell("GET", f"/v1/channels/{other}", shown(channel_id=str(other), channel_name="other"))
     recorder.tell("GET", f"/v1/channels/{other}/roster", said, status=status)
-    known = brought.alice.trust.bundle("bob", now(), max_age=None)
+    known = brought.alice.pinned_keys.bundle("bob", now(), max_age=None)
     assert known is not None
     body = ChannelKey(other, 1, EpochKey.generate()).encode()
     bob.receive(brought.alice.outbox.seal(known.link, body, now=now(), control=True, channel_id=other).wire, now=now())
@@ -391,7 +392,7 @@ def test_keys_that_cannot_be_judged_keep_no_others_from_being_taken(
     other = uuid4()
     bob.channels.join(other, "alice/other", now())
     recorder.tell("GET", f"/v1/channels/{other}", problem("not_found"), status=404)
-    known = brought.alice.trust.bundle("bob", now(), max_age=None)
+    known = brought.alice.pinned_keys.bundle("bob", now(), max_age=None)
     assert known is not None
     for _ in range(3):
         body = ChannelKey(other, 1, EpochKey.generate(), Edition(uuid4(), 1)).encode()
@@ -626,7 +627,7 @@ def test_mail_that_is_put_back_is_not_looked_at_in_circles(
 
 
 def mail_to_bob(sender: Mailbox, body: bytes) -> Envelope:
-    known = sender.trust.bundle("bob", now(), max_age=None)
+    known = sender.pinned_keys.bundle("bob", now(), max_age=None)
     assert known is not None
     return sender.outbox.seal(known.link, body, now=now(), channel_id=CHANNEL)
 
@@ -642,7 +643,7 @@ def test_a_server_that_wants_to_be_asked_more_slowly_is_asked_more_slowly(
     client: Client, recorder: Recorder, bob: Mailbox, key: EpochKey, boxes: Callable[[str], Mailbox]
 ) -> None:
     carol = boxes("carol")
-    link = carol.own.newest()
+    link = carol.own_keys.newest()
     assert link is not None
     recorder.tell("GET", PATH, shown(epoch_key_id=str(key.key_id), without_key=1))
     recorder.tell("GET", f"{PATH}/subscribers", page(["carol"]))

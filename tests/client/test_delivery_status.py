@@ -16,7 +16,7 @@ from angelia.envelope.receipts import Receipt, ReceiptStatus, receipt_document, 
 from angelia.envelope.refusals import SignatureFailed
 from angelia.errors import Unavailable
 from angelia.mail.model import Attested
-from angelia.mailbox.outgoing import Outgoing, Sent
+from angelia.mailbox.outbox_message import OutboxMessage, OutboxStatus
 from client.letters import bodies, now, outgoing
 from client.recorder import Recorder
 from client.test_mail_calls import RECEIPT
@@ -32,12 +32,12 @@ pytestmark = pytest.mark.usefixtures("short_work")
 
 
 @pytest.fixture
-def sent(alice: Person, bob: Person) -> Outgoing:
+def sent(alice: Person, bob: Person) -> OutboxMessage:
     alice.client.mail.send(alice.mailbox, bob.name, b"hello")
     return outgoing(alice)
 
 
-def said(row: Outgoing, alice: Person, bob: Person, **more: object) -> dict[str, object]:
+def said(row: OutboxMessage, alice: Person, bob: Person, **more: object) -> dict[str, object]:
     named = {
         "replay_key": row.replay_key,
         "message_id": str(row.message_id),
@@ -47,7 +47,7 @@ def said(row: Outgoing, alice: Person, bob: Person, **more: object) -> dict[str,
     return {**RECEIPT, **named, **more, "asked": row.replay_key}
 
 
-def signed(row: Outgoing, sender: str, by: Person, **more: Any) -> dict[str, object]:
+def signed(row: OutboxMessage, sender: str, by: Person, **more: Any) -> dict[str, object]:
     values: dict[str, Any] = {
         "status": ReceiptStatus.DELIVERED,
         "replay_key": row.replay_key,
@@ -73,7 +73,7 @@ def told_by(recorder: Recorder, alice: Person, *answers: dict[str, object]) -> A
 
 
 def test_what_a_relay_invents_is_reported_and_never_believed(
-    recorder: Recorder, alice: Person, bob: Person, sent: Outgoing, join: Join
+    recorder: Recorder, alice: Person, bob: Person, sent: OutboxMessage, join: Join
 ) -> None:
     mallory = join("mallory")
     true = signed(sent, alice.name, bob)
@@ -93,17 +93,23 @@ def test_what_a_relay_invents_is_reported_and_never_believed(
         news = told_by(recorder, alice, said(sent, alice, bob, **lie))
         assert news.told == (), lie
         assert len(news.doubts) == 1, lie
-        assert outgoing(alice).status is Sent.QUEUED
+        assert outgoing(alice).status is OutboxStatus.QUEUED
     # The signed word counts, not what the relay makes of it.
     news = told_by(recorder, alice, said(sent, alice, bob, status="read", attested_by="recipient", receipt=true))
-    assert [one.status for one in news.told] == [Sent.DELIVERED]
+    assert [one.status for one in news.told] == [OutboxStatus.DELIVERED]
 
 
-def test_a_relays_own_word_is_taken_as_its_word(recorder: Recorder, alice: Person, bob: Person, sent: Outgoing) -> None:
+def test_a_relays_own_word_is_taken_as_its_word(
+    recorder: Recorder, alice: Person, bob: Person, sent: OutboxMessage
+) -> None:
     news = told_by(recorder, alice, said(sent, alice, bob, status="failed", failure_reason="too many attempts"))
-    assert [(one.status, one.by) for one in news.told] == [(Sent.FAILED, Attested.RELAY)]
+    assert [(one.status, one.by) for one in news.told] == [(OutboxStatus.FAILED, Attested.RELAY)]
     row = outgoing(alice)
-    assert (row.status, row.said, row.said_reason) == (Sent.QUEUED, Sent.FAILED, "too many attempts")
+    assert (row.status, row.reported, row.reported_reason) == (
+        OutboxStatus.QUEUED,
+        OutboxStatus.FAILED,
+        "too many attempts",
+    )
     assert row.resealable
     assert (
         told_by(recorder, alice, said(sent, alice, bob, status="failed", failure_reason="too many attempts")).told == ()
@@ -111,7 +117,7 @@ def test_a_relays_own_word_is_taken_as_its_word(recorder: Recorder, alice: Perso
 
 
 def test_one_bad_receipt_keeps_nobody_from_the_others(
-    recorder: Recorder, alice: Person, bob: Person, sent: Outgoing
+    recorder: Recorder, alice: Person, bob: Person, sent: OutboxMessage
 ) -> None:
     alice.client.mail.send(alice.mailbox, bob.name, b"second")
     good, bad = said(outgoing(alice), alice, bob, status="failed"), said(sent, alice, bob, status="read")
@@ -121,7 +127,7 @@ def test_one_bad_receipt_keeps_nobody_from_the_others(
 
 
 def test_a_few_messages_are_asked_about_by_name_and_many_among_what_was_sent(
-    recorder: Recorder, alice: Person, bob: Person, sent: Outgoing, monkeypatch: pytest.MonkeyPatch
+    recorder: Recorder, alice: Person, bob: Person, sent: OutboxMessage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told_by(recorder, alice, said(sent, alice, bob, status="pending"))
     assert [seen.path for seen in recorder.seen] == [f"/v1/receipts/{sent.replay_key}"]
@@ -150,12 +156,12 @@ def test_many_messages_are_followed_through_a_real_relay(
         bob.client.mail.send(bob.mailbox, alice.name, b"something else")
     assert len(bodies(bob)) == 5
     news = alice.client.mail.update_outbox(alice.mailbox)
-    assert [(one.status, one.by) for one in news.told] == [(Sent.DELIVERED, Attested.RECIPIENT)] * 5
+    assert [(one.status, one.by) for one in news.told] == [(OutboxStatus.DELIVERED, Attested.RECIPIENT)] * 5
     assert FEW > 2
 
 
 def test_a_receipt_that_was_checked_is_not_checked_again(
-    alice: Person, bob: Person, sent: Outgoing, monkeypatch: pytest.MonkeyPatch
+    alice: Person, bob: Person, sent: OutboxMessage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert bodies(bob) == [b"hello"]
     assert len(alice.client.mail.update_outbox(alice.mailbox).told) == 1
@@ -167,11 +173,11 @@ def test_a_receipt_that_was_checked_is_not_checked_again(
         patch.setattr(delivery_status, "check_attested", never)
         assert alice.client.mail.update_outbox(alice.mailbox) == delivery_status.News()
     bob.client.mail.hand_in_receipt(bob.mailbox.inbox.receipt(sent.replay_key, ReceiptStatus.READ, now()))
-    assert [one.status for one in alice.client.mail.update_outbox(alice.mailbox).told] == [Sent.READ]
+    assert [one.status for one in alice.client.mail.update_outbox(alice.mailbox).told] == [OutboxStatus.READ]
 
 
 def test_what_was_heard_before_the_relay_went_away_is_told_and_written_down(
-    recorder: Recorder, alice: Person, bob: Person, sent: Outgoing
+    recorder: Recorder, alice: Person, bob: Person, sent: OutboxMessage
 ) -> None:
     alice.client.mail.send(alice.mailbox, bob.name, b"second")
     second = outgoing(alice)
@@ -181,13 +187,13 @@ def test_what_was_heard_before_the_relay_went_away_is_told_and_written_down(
         news = client.mail.update_outbox(alice.mailbox)
         assert [one.replay_key for one in news.told] == [sent.replay_key]
         assert isinstance(news.interrupted, Unavailable)
-        assert alice.mailbox.outbox.outgoing(sent.replay_key).said is Sent.FAILED
+        assert alice.mailbox.outbox.message(sent.replay_key).reported is OutboxStatus.FAILED
         with pytest.raises(Unavailable):  # and nothing new was heard before it
             client.mail.update_outbox(alice.mailbox)
 
 
 def test_a_message_that_the_relay_has_forgotten_keeps_nobody_from_the_others(
-    recorder: Recorder, alice: Person, bob: Person, sent: Outgoing
+    recorder: Recorder, alice: Person, bob: Person, sent: OutboxMessage
 ) -> None:
     alice.client.mail.send(alice.mailbox, bob.name, b"second")
     recorder.tell("GET", f"/v1/receipts/{sent.replay_key}", {"code": "not_found"}, status=404)
@@ -196,4 +202,4 @@ def test_a_message_that_the_relay_has_forgotten_keeps_nobody_from_the_others(
     with Client(recorder.url, identity=alice.mailbox) as client:
         news = client.mail.update_outbox(alice.mailbox)
     assert ([one.replay_key for one in news.told], news.interrupted) == ([second.replay_key], None)
-    assert alice.mailbox.outbox.outgoing(sent.replay_key).status is Sent.QUEUED
+    assert alice.mailbox.outbox.message(sent.replay_key).status is OutboxStatus.QUEUED

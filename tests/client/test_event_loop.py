@@ -56,7 +56,7 @@ def watched() -> Iterator[list[str]]:
 def test_the_watch_sees_what_it_looks_for(alice: Person, tmp_path: Path) -> None:
     with watched() as found, (tmp_path / "file").open("wb") as file:
         os.fsync(file.fileno())
-        alice.mailbox.own.newest()
+        alice.mailbox.own_keys.newest()
         alice.mailbox.key.sign(b"")
     assert {one.partition(" ")[0].rpartition(".")[2] for one in found} >= {"fsync", "execute", "fetchall", "sign"}
 
@@ -127,13 +127,13 @@ async def test_of_exchanges_that_run_at_once_only_the_one_that_acts_as_the_next_
 ) -> None:
     """They share a thread, and take turns on it."""
     box = boxes("bob")
-    box.own.begin_rotation(now(), signer=True)
+    box.own_keys.begin_rotation(now(), signer=True)
 
     def exchange(path: str) -> Exchange[int]:
         return (yield Request("GET", path)).status
 
     def acting() -> Exchange[int]:
-        with box.own.acting_as_next():
+        with box.own_keys.acting_as_next():
             return (yield from exchange("/next"))
 
     for path in ("/next", "/present"):

@@ -41,9 +41,9 @@ from angelia.keys.model import ONE_TIME_LOW, Policy, link_document
 from angelia.mailbox import key_rotation
 from angelia.mailbox.database import stamp
 from angelia.mailbox.inbox import Opened
-from angelia.mailbox.notices import Kind
+from angelia.mailbox.notices import NoticeKind
 from angelia.mailbox.outbox import MOST_RESEALS, SealStands
-from angelia.mailbox.outgoing import Outgoing, Sent
+from angelia.mailbox.outbox_message import OutboxMessage, OutboxStatus
 from client.letters import now
 from client.test_mailbox_server import served, until
 from liar import Answer, Asked, Liar, page, problem
@@ -98,9 +98,9 @@ class Plot:
             self.alice.client.mail.withdraw(self.alice.mailbox, self.row.replay_key)
 
     @property
-    def row(self) -> Outgoing:
+    def row(self) -> OutboxMessage:
         """The message as Alice has it now; envelopes that were replaced are not it."""
-        rows = [row for row in self.alice.mailbox.outbox.page() if row.status is not Sent.RESEALED]
+        rows = [row for row in self.alice.mailbox.outbox.page() if row.status is not OutboxStatus.RESEALED]
         return rows[0]
 
     def opened(self) -> int:
@@ -366,9 +366,9 @@ answers("handing out", "acknowledgments go to a captive portal", "POST", ACK, pa
 @lie("handing out", "the sender's keys go on for ever")
 def _(plot: Plot) -> None:
     """The bundle that is known already comes again and again, and there is always more."""
-    known = msgspec.to_builtins(link_document(plot.alice.mailbox.own.chain()[-1]))
+    known = msgspec.to_builtins(link_document(plot.alice.mailbox.own_keys.chain()[-1]))
     told = {"bundles": [known], "has_more": True}
-    plot.bob.mailbox.trust.drop_bundle(plot.alice.name)
+    plot.bob.mailbox.pinned_keys.drop_bundle(plot.alice.name)
     plot.liar.lie(
         "GET", f"/v1/keys/bundle/{plot.alice.name}", lambda asked, true: true.saying(told) if asked.query else true
     )
@@ -436,7 +436,7 @@ def test_a_lie_settles_nothing_leaks_nothing_and_ends(
     assert liar.count() <= MOST_REQUESTS
     # It settles nothing, and has everything that it takes to go on.
     row = plot.row
-    assert row.status in (Sent.STORED, Sent.QUEUED)
+    assert row.status in (OutboxStatus.STORED, OutboxStatus.QUEUED)
     assert row.resealable
     # It leaks nothing: whatever went out is sealed to a key that Bob signed.
     for asked in liar.asked:
@@ -464,7 +464,7 @@ def test_a_lie_settles_nothing_leaks_nothing_and_ends(
     assert opened.receipt is not None
     bob.client.mail.hand_in_receipt(opened.receipt)
     alice.client.mail.update_outbox(alice.mailbox)
-    assert (plot.row.status, plot.row.resealable) == (Sent.READ, False)
+    assert (plot.row.status, plot.row.resealable) == (OutboxStatus.READ, False)
 
 
 # Lies that take a while.
@@ -496,7 +496,7 @@ def test_a_relay_that_calls_the_key_revoked_after_every_delivery_makes_nobody_op
     liar.honest()
     bob.client.mail.receive(bob.mailbox)
     alice.client.mail.update_outbox(alice.mailbox)
-    assert alice.mailbox.outbox.page(1)[0].status is Sent.DELIVERED
+    assert alice.mailbox.outbox.page(1)[0].status is OutboxStatus.DELIVERED
 
 
 def revoked(_: Asked, true: Answer) -> Answer:
@@ -549,7 +549,7 @@ def test_a_message_with_a_one_time_key_that_is_sealed_again_gets_another_or_says
     assert sent.replay_key != first.replay_key
     static = {entry.key.key_id for entry in bob.newest.kem_keys}
     assert (sent.envelope.header.key_id in static) is not left
-    told = [notice.text for notice in alice.mailbox.notices.take() if notice.kind is Kind.FALLBACK]
+    told = [notice.text for notice in alice.mailbox.notices.take() if notice.kind is NoticeKind.FALLBACK]
     assert any("had a one-time key" in text for text in told) is not left
 
 
@@ -693,12 +693,12 @@ async def test_news_of_a_stream_settles_nothing_that_is_not_signed(deceived: tup
     async with served(alice) as mailbox_server:
         alice.client.mail.send(alice.mailbox, bob.name, b"hello")
         bob.client.mail.receive(bob.mailbox)
-        await until(lambda: alice.mailbox.outbox.page(1)[0].said is Sent.DELIVERED, mailbox_server)
+        await until(lambda: alice.mailbox.outbox.page(1)[0].reported is OutboxStatus.DELIVERED, mailbox_server)
         row = alice.mailbox.outbox.page(1)[0]
-        assert (row.status, row.resealable) == (Sent.QUEUED, True)
+        assert (row.status, row.resealable) == (OutboxStatus.QUEUED, True)
         liar.honest()
         alice.client.mail.update_outbox(alice.mailbox)
-        assert alice.mailbox.outbox.page(1)[0].status is Sent.DELIVERED
+        assert alice.mailbox.outbox.page(1)[0].status is OutboxStatus.DELIVERED
 
 
 @pytest.mark.parametrize("answer", [page(200), problem(503, "unavailable")], ids=["a captive portal", "unavailable"])
@@ -719,7 +719,7 @@ async def test_a_receipt_that_cannot_be_had_keeps_no_other_chore_from_being_done
         bob.client.mail.send(bob.mailbox, alice.name, b"the stream goes on")
         alice.client.mail.send(alice.mailbox, bob.name, b"so does its news")
         bob.client.mail.receive(bob.mailbox)
-        await until(lambda: alice.mailbox.outbox.outgoing(waits.replay_key).status is Sent.QUEUED, task)
+        await until(lambda: alice.mailbox.outbox.message(waits.replay_key).status is OutboxStatus.QUEUED, task)
 
 
 def test_a_relay_that_always_runs_out_of_one_time_keys_gets_some_once_an_hour_and_never_more_than_can_be_used(

@@ -22,8 +22,8 @@ from angelia.mailbox import identity, key_rotation, private_files
 from angelia.mailbox.identity import KEY
 from angelia.mailbox.keyfile import LOCAL
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.notices import Kind
-from angelia.mailbox.outgoing import Sent
+from angelia.mailbox.notices import NoticeKind
+from angelia.mailbox.outbox_message import OutboxStatus
 from client.letters import bodies, now
 from liar import Answer, Asked, Liar, problem
 from people import Person
@@ -74,12 +74,12 @@ def later(monkeypatch: pytest.MonkeyPatch, by: timedelta) -> None:
 
 def published(person: Person, age: timedelta) -> None:
     """Publish the first bundle as it was signed some time ago."""
-    link = person.mailbox.own.first_bundle(now() - age)
+    link = person.mailbox.own_keys.first_bundle(now() - age)
     person.client.keys.publish_bundle(link)
-    person.mailbox.own.finish_rotation(now(), link)
+    person.mailbox.own_keys.finish_rotation(now(), link)
 
 
-def told(person: Person, kind: Kind) -> list[str]:
+def told(person: Person, kind: NoticeKind) -> list[str]:
     return [notice.text for notice in person.mailbox.notices.take() if notice.kind is kind]
 
 
@@ -103,7 +103,7 @@ def test_a_relay_that_answers_a_uuid_with_its_own_agents_bundle_gets_nothing(
     alice: Person, bob: Person, liar: Liar, nameless: Callable[[str], Person], pinned: bool, named: bool
 ) -> None:
     carol, mallory = nameless("carol"), bob if named else nameless("mallory")
-    before = {pin.nhi for pin in alice.mailbox.trust.pins()}
+    before = {pin.nhi for pin in alice.mailbox.pinned_keys.pins()}
     if pinned:
         alice.client.keys.find(alice.mailbox, handle(carol))
         before.add(handle(carol))
@@ -119,7 +119,7 @@ def test_a_relay_that_answers_a_uuid_with_its_own_agents_bundle_gets_nothing(
         assert refused.value.code == "renamed"
         assert mallory.name in refused.value.hint
     assert alice.mailbox.outbox.page() == []
-    assert {pin.nhi for pin in alice.mailbox.trust.pins()} == before
+    assert {pin.nhi for pin in alice.mailbox.pinned_keys.pins()} == before
 
 
 def test_a_uuid_handle_is_a_name_like_any_other(alice: Person, nameless: Callable[[str], Person]) -> None:
@@ -153,7 +153,7 @@ def test_a_refusal_that_brings_another_agents_bundle_changes_no_recipient(
 def test_a_one_time_key_of_another_agent_is_not_sealed_to(alice: Person, bob: Person, liar: Liar) -> None:
     with Client(liar.url, identity=alice.mailbox) as client:
         own = client.keys.bundle(alice.name)  # what a relay can give out of its own agent's
-        mallorys = alice.mailbox.own.make_one_time_keys(1, now())[0]
+        mallorys = alice.mailbox.own_keys.make_one_time_keys(1, now())[0]
     assert own.bundle.agent_nhi == alice.name
     for lie in (
         one_time_document(mallorys),
@@ -182,12 +182,12 @@ def test_a_frozen_view_after_an_emergency_is_warned_of_and_ends_by_itself(
     liar.instead("GET", BUNDLE + bob.name, lambda asked: nothing_new if "since" in asked.query else frozen)
     with Client(liar._server, identity=bob.mailbox) as honest:
         honest.keys.emergency_rotate(bob.mailbox, why="stolen")
-    told(alice, Kind.WARNING)
+    told(alice, NoticeKind.WARNING)
     for days, warned in ((1, 0), (6, 0), (8, 1), (29, 1)):
         later(monkeypatch, days * DAY)
         envelope = alice.client.mail.seal(alice.mailbox, bob.name, b"hello", one_time=False)
         assert envelope.header.key_id == stolen.kem_keys[0].key.key_id
-        assert len(told(alice, Kind.WARNING)) == warned
+        assert len(told(alice, NoticeKind.WARNING)) == warned
     count = len(alice.mailbox.outbox.page())
     later(monkeypatch, 30 * DAY)
     for one_time in (False, "prefer"):
@@ -252,7 +252,7 @@ def test_keys_that_cannot_be_renewed_now_keep_no_mail_back_and_are_tried_again_l
         alice.client.mail.receive(alice.mailbox)
     assert liar.count("GET", "/v1/messages") == 3
     assert 1 <= liar.count("POST", "/v1/keys/.*") <= transport.TRIES, "it is left alone for a while"
-    assert any("could not be renewed" in line for line in told(alice, Kind.WARNING))
+    assert any("could not be renewed" in line for line in told(alice, NoticeKind.WARNING))
     liar.honest()
     monkeypatch.setattr(mailbox_keys, "now", now)
     alice.reopen()
@@ -275,11 +275,11 @@ def test_a_full_disk_while_keys_are_renewed_costs_neither_what_was_sent_nor_what
     monkeypatch.setattr(key_rotation, "SIGNED_EVERY", timedelta(0))
     alice.reopen()
     sent = alice.client.mail.send(alice.mailbox, bob.name, b"hello")
-    assert alice.mailbox.outbox.outgoing(sent.replay_key).status is Sent.QUEUED
-    assert any("could not be renewed" in line for line in told(alice, Kind.WARNING))
+    assert alice.mailbox.outbox.message(sent.replay_key).status is OutboxStatus.QUEUED
+    assert any("could not be renewed" in line for line in told(alice, NoticeKind.WARNING))
     alice.reopen()
     assert bodies(alice) == [b"hello"]
-    assert any("No space left" in line for line in told(alice, Kind.WARNING))
+    assert any("No space left" in line for line in told(alice, NoticeKind.WARNING))
 
 
 # Rotations that the server did not take at once.
@@ -295,12 +295,12 @@ def test_an_emergency_replaces_the_local_key_and_is_not_forgotten_though_a_rotat
     with pytest.raises(Unavailable):
         alice.client.keys.emergency_rotate(alice.mailbox, why="laptop lost", compromised_since=since)
     assert identity.present_seeds(alice.home, alice.mailbox.identity)[LOCAL] != stolen[LOCAL]
-    assert any("the emergency is written down" in line for line in told(alice, Kind.WARNING))
+    assert any("the emergency is written down" in line for line in told(alice, NoticeKind.WARNING))
 
     liar.honest()
     alice.reopen()
     alice.client.mail.send(alice.mailbox, bob.name, b"hello")
-    assert told(alice, Kind.KEYS_SETTLED) == [
+    assert told(alice, NoticeKind.KEYS_SETTLED) == [
         "an emergency rotation of this agent's keys was cut short, and is finished now"
     ]
     assert (alice.version, alice.in_step()) == (3, True)
@@ -322,11 +322,11 @@ def test_a_rotation_that_was_cut_short_is_told_and_finished_by_whatever_uses_the
     }
     with pytest.raises(Unavailable):
         acts[kind]()
-    told(alice, Kind.WARNING)
+    told(alice, NoticeKind.WARNING)
     liar.asked.clear()
     for _ in range(3):
         alice.client.mail.send(alice.mailbox, bob.name, b"hello")
-    (line,) = told(alice, Kind.WARNING)
+    (line,) = told(alice, NoticeKind.WARNING)
     assert "rotation of this agent's keys is not published yet" in line
     assert ("an emergency" in line) is (kind == "emergency")
     assert 1 <= liar.count("POST", "/v1/keys/.*") <= transport.TRIES, "it is left alone for a while"
@@ -334,11 +334,11 @@ def test_a_rotation_that_was_cut_short_is_told_and_finished_by_whatever_uses_the
     liar.honest()
     alice.reopen()
     alice.client.mail.receive(alice.mailbox)
-    (line,) = told(alice, Kind.KEYS_SETTLED)
+    (line,) = told(alice, NoticeKind.KEYS_SETTLED)
     assert "was cut short, and is finished now" in line
     assert (alice.version, alice.in_step()) == (2, True)
     alice.client.mail.receive(alice.mailbox)
-    assert (alice.version, told(alice, Kind.KEYS_SETTLED)) == (2, [])
+    assert (alice.version, told(alice, NoticeKind.KEYS_SETTLED)) == (2, [])
 
 
 def test_an_emergency_that_another_process_published_meanwhile_has_not_failed(alice: Person) -> None:
@@ -352,7 +352,7 @@ def test_an_emergency_that_another_process_published_meanwhile_has_not_failed(al
     alice.client.before = ("/v1/keys/emergency-rotate", publish)
     assert alice.client.keys.emergency_rotate(alice.mailbox, why="laptop lost").bundle_version == 2
     assert alice.in_step()
-    assert told(alice, Kind.WARNING) == []
+    assert told(alice, NoticeKind.WARNING) == []
 
 
 async def test_who_cannot_sign_because_an_answer_was_lost_is_told_what_settles_it(alice: Person, bob: Person) -> None:
@@ -391,10 +391,10 @@ def test_each_message_has_a_one_time_key_while_there_are_any_and_what_comes_then
     static = bob.newest.kem_keys[0].key.key_id
     first = [alice.client.mail.send(alice.mailbox, bob.name, b"x").envelope.header.key_id for _ in range(10)]
     assert len({static, *first}) == 11
-    assert told(alice, Kind.FALLBACK) == []
+    assert told(alice, NoticeKind.FALLBACK) == []
     for _ in range(3):
         assert alice.client.mail.send(alice.mailbox, bob.name, b"x").envelope.header.key_id == static
-        assert len(told(alice, Kind.FALLBACK)) == 1, "of every message"
+        assert len(told(alice, NoticeKind.FALLBACK)) == 1, "of every message"
     with pytest.raises(NoOneTimeKey):
         alice.client.mail.send(alice.mailbox, bob.name, b"x", one_time=True)
     assert len(bodies(bob, most=20)) == 13
@@ -417,7 +417,7 @@ def test_without_the_server_a_known_recipients_copy_serves(alice: Person, bob: P
     liar.instead("GET", BUNDLE + bob.name, problem(503, "unavailable"))
     envelope = alice.client.mail.seal(alice.mailbox, bob.name, b"x")
     assert envelope.header.key_id == bob.newest.kem_keys[0].key.key_id
-    assert len(told(alice, Kind.FALLBACK)) == 1
+    assert len(told(alice, NoticeKind.FALLBACK)) == 1
 
 
 @pytest.mark.parametrize("used", [True, False], ids=["used", "handed out and never used"])
@@ -432,7 +432,7 @@ def test_an_agent_in_use_makes_one_time_keys_again_when_half_are_gone(
             alice.client.keys.bundle(bob.name, one_time=True)
     assert len(bodies(bob)) == 2 * used
     assert bob.client.keys.count_one_time_keys() == 19, "they were counted within the hour"
-    bob.mailbox.own.one_time_counted(now() - (HOUR if used else DAY))
-    bob.mailbox.own.one_time_made(now() - HOUR)
+    bob.mailbox.own_keys.one_time_counted(now() - (HOUR if used else DAY))
+    bob.mailbox.own_keys.one_time_made(now() - HOUR)
     bob.client.mail.receive(bob.mailbox)
     assert bob.client.keys.count_one_time_keys() == 21

@@ -74,7 +74,7 @@ def test_a_fault_of_a_key_lookup_says_nothing_about_the_message_and_never_counts
     pause: int,
 ) -> None:
     sent = alice.client.mail.send(alice.mailbox, bob.name, b"precious")
-    bob.mailbox.trust.drop_bundle(alice.name)  # looked up more than an hour ago
+    bob.mailbox.pinned_keys.drop_bundle(alice.name)  # looked up more than an hour ago
     monkeypatch.setattr(key_calls, "bundles_since", refusing(code, asks_for))
     for attempt in range(1, ATTEMPTS + 2):
         received = bob.client.mail.take_in(bob.mailbox, [handed(sent.accepted, sent.envelope.wire, attempt)])
@@ -86,7 +86,7 @@ def test_mail_whose_senders_keys_could_not_be_looked_up_comes_when_they_can(
     alice: Person, bob: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = alice.client.mail.send(alice.mailbox, bob.name, b"precious")
-    bob.mailbox.trust.drop_bundle(alice.name)
+    bob.mailbox.pinned_keys.drop_bundle(alice.name)
     with monkeypatch.context() as patch:
         patch.setattr(key_calls, "bundles_since", refusing("rate_limited", 1))
         for _ in range(2):
@@ -126,7 +126,7 @@ def test_an_allowed_sender_that_failed_too_often_is_put_off_and_not_called_a_str
     received = bob.client.mail.receive(bob.mailbox)
     assert [(type(one.error), one.told) for one in received.not_opened] == [(RateLimited, Told.PUT_OFF)]
     assert [(one.counted, one.retry_after) for one in given_back] == [(False, 3600)]
-    assert bob.mailbox.kept_out.admitted(now()) == []
+    assert bob.mailbox.held_mail.admitted(now()) == []
 
 
 def test_controls_beyond_what_one_sender_may_have_here_wait_at_the_relay(

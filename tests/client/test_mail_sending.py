@@ -27,7 +27,7 @@ from angelia.mail.model import ATTEMPTS, Attested
 from angelia.mailbox import identity
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.outbox import Outbox
-from angelia.mailbox.outgoing import Sent
+from angelia.mailbox.outbox_message import OutboxStatus
 from client.letters import bodies, now, outgoing
 from client.recorder import closed_port
 from forgery import forged
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.usefixtures("short_work")
 
 def test_a_message_opens_once_and_its_sender_gets_a_signed_receipt(alice: Person, bob: Person) -> None:
     sent = alice.client.mail.send(alice.mailbox, bob.name, b"the server cannot read this", priority=Priority.HIGH)
-    assert outgoing(alice).status is Sent.QUEUED
+    assert outgoing(alice).status is OutboxStatus.QUEUED
     assert sent.accepted.replay_key == sent.replay_key == outgoing(alice).replay_key
     received = bob.client.mail.receive(bob.mailbox)
     (opened,) = received.messages
@@ -58,13 +58,13 @@ def test_a_message_opens_once_and_its_sender_gets_a_signed_receipt(alice: Person
 
     news = alice.client.mail.update_outbox(alice.mailbox)
     assert [(one.replay_key, one.status, one.by) for one in news.told] == [
-        (sent.replay_key, Sent.DELIVERED, Attested.RECIPIENT)
+        (sent.replay_key, OutboxStatus.DELIVERED, Attested.RECIPIENT)
     ]
     assert not outgoing(alice).resealable
     assert alice.client.mail.update_outbox(alice.mailbox).told == ()
 
     bob.client.mail.hand_in_receipt(bob.mailbox.inbox.receipt(sent.replay_key, ReceiptStatus.READ, now()))
-    assert [one.status for one in alice.client.mail.update_outbox(alice.mailbox).told] == [Sent.READ]
+    assert [one.status for one in alice.client.mail.update_outbox(alice.mailbox).told] == [OutboxStatus.READ]
 
 
 def test_a_receipt_of_a_recipient_who_rotated_its_pair_is_followed(alice: Person, bob: Person) -> None:
@@ -72,8 +72,8 @@ def test_a_receipt_of_a_recipient_who_rotated_its_pair_is_followed(alice: Person
     bob.client.keys.rotate(bob.mailbox, signer=True)
     assert bodies(bob) == [b"hello"]
     news = alice.client.mail.update_outbox(alice.mailbox)
-    assert [(one.status, one.by) for one in news.told] == [(Sent.DELIVERED, Attested.RECIPIENT)]
-    pin = alice.mailbox.trust.pin(bob.name)
+    assert [(one.status, one.by) for one in news.told] == [(OutboxStatus.DELIVERED, Attested.RECIPIENT)]
+    pin = alice.mailbox.pinned_keys.pin(bob.name)
     assert pin is not None
     assert pin.bundle_version == 2
 
@@ -114,14 +114,14 @@ def test_several_sealed_messages_go_together_and_each_has_its_outcome(alice: Per
     stolen = forged(wire.decode(envelopes[0].wire), alice.mailbox, priority=Priority.HIGH)
     again = alice.client.mail.send_sealed(alice.mailbox, [envelopes[1], wire.decode(stolen)])
     assert [None if one is None else one.code for one in again] == [None, "message_id_conflict"]
-    assert {row.status for row in alice.mailbox.outbox.page()} == {Sent.QUEUED}
+    assert {row.status for row in alice.mailbox.outbox.page()} == {OutboxStatus.QUEUED}
     assert sorted(bodies(bob)) == [b"\x00", b"\x01", b"\x02"]
 
 
 def test_a_message_may_be_taken_back_until_it_was_given(alice: Person, bob: Person) -> None:
     first = alice.client.mail.send(alice.mailbox, bob.name, b"oh no")
     alice.client.mail.withdraw(alice.mailbox, first.replay_key)
-    assert (outgoing(alice).status, outgoing(alice).resealable) == (Sent.FAILED, False)
+    assert (outgoing(alice).status, outgoing(alice).resealable) == (OutboxStatus.FAILED, False)
     assert bodies(bob) == []
     stored = alice.client.mail.seal(alice.mailbox, bob.name, b"never sent")
     alice.client.mail.withdraw(alice.mailbox, stored.replay_key)
@@ -143,7 +143,7 @@ def test_a_message_that_was_sealed_again_is_taken_back_by_the_id_that_it_had(
 
 def test_what_was_read_is_not_said_to_be_taken_back(alice: Person, bob: Person, liar: Liar) -> None:
     sent = alice.client.mail.send(alice.mailbox, bob.name, b"too late")
-    alice.mailbox.outbox.mark(sent.replay_key, Sent.READ)
+    alice.mailbox.outbox.mark(sent.replay_key, OutboxStatus.READ)
     liar.instead("DELETE", f"/v1/messages/{sent.replay_key}", Answer(204))
     with Client(liar.url, identity=alice.mailbox) as client, pytest.raises(Conflict, match="not taken back"):
         client.mail.withdraw(alice.mailbox, sent.replay_key)
@@ -159,9 +159,9 @@ def test_a_message_that_the_relay_has_unknown_to_its_sender_is_taken_back_too(
             alice.client.mail.send(alice.mailbox, bob.name, b"oh no")
     else:
         alice.client.mail.send_envelope(alice.client.mail.seal(alice.mailbox, bob.name, b"oh no").wire)
-    assert outgoing(alice).status is Sent.STORED
+    assert outgoing(alice).status is OutboxStatus.STORED
     alice.client.mail.withdraw(alice.mailbox, outgoing(alice).replay_key)
-    assert (outgoing(alice).status, outgoing(alice).resealable) == (Sent.FAILED, False)
+    assert (outgoing(alice).status, outgoing(alice).resealable) == (OutboxStatus.FAILED, False)
     assert bodies(bob) == []
 
 
@@ -172,7 +172,7 @@ def test_what_the_recipient_was_given_is_not_taken_back_whatever_its_sender_has_
     assert bodies(bob) == [b"too late"]
     with pytest.raises(Conflict, match="delivered already"):
         alice.client.mail.withdraw(alice.mailbox, outgoing(alice).replay_key)
-    assert outgoing(alice).status is Sent.STORED
+    assert outgoing(alice).status is OutboxStatus.STORED
 
 
 def test_what_a_person_carries_is_taken_back_without_a_relay(alice: Person, bob: Person) -> None:
@@ -183,8 +183,8 @@ def test_what_a_person_carries_is_taken_back_without_a_relay(alice: Person, bob:
         other = alice.client.mail.seal(alice.mailbox, bob.name, b"by the relay")
         with pytest.raises(Unreachable):
             client.mail.withdraw(alice.mailbox, other.replay_key)
-    assert alice.mailbox.outbox.outgoing(letter.replay_key).status is Sent.FAILED
-    assert alice.mailbox.outbox.outgoing(other.replay_key).status is Sent.STORED
+    assert alice.mailbox.outbox.message(letter.replay_key).status is OutboxStatus.FAILED
+    assert alice.mailbox.outbox.message(other.replay_key).status is OutboxStatus.STORED
 
 
 def test_what_the_recipient_signed_is_not_withdrawn_whatever_the_server_says(
@@ -197,7 +197,7 @@ def test_what_the_recipient_signed_is_not_withdrawn_whatever_the_server_says(
     liar.instead("DELETE", r"/v1/messages/.*", Answer(204))
     with pytest.raises(Conflict, match="delivered and not taken back"):
         alice.client.mail.withdraw(alice.mailbox, sent.replay_key)
-    assert (outgoing(alice).status, outgoing(alice).withdraw_asked_at) == (Sent.DELIVERED, None)
+    assert (outgoing(alice).status, outgoing(alice).withdraw_asked_at) == (OutboxStatus.DELIVERED, None)
 
 
 def test_a_withdrawal_that_was_refused_is_no_ground_for_a_server_to_call_a_message_withdrawn(
@@ -212,10 +212,10 @@ def test_a_withdrawal_that_was_refused_is_no_ground_for_a_server_to_call_a_messa
     liar.lie("GET", r"/v1/receipts/.*", lambda _, answer: answer.changed(**withdrawn))
     (doubt,) = alice.client.mail.update_outbox(alice.mailbox).doubts
     assert doubt.error.code == "untrue"
-    assert (outgoing(alice).status, outgoing(alice).resealable) == (Sent.QUEUED, True)
+    assert (outgoing(alice).status, outgoing(alice).resealable) == (OutboxStatus.QUEUED, True)
     liar.honest()
     alice.client.mail.update_outbox(alice.mailbox)
-    assert (outgoing(alice).status, outgoing(alice).withdrawn) == (Sent.DELIVERED, False)
+    assert (outgoing(alice).status, outgoing(alice).withdrawn) == (OutboxStatus.DELIVERED, False)
 
 
 def test_a_message_that_another_process_withdraws_is_not_sent(alice: Person, bob: Person) -> None:
@@ -228,7 +228,7 @@ def test_a_message_that_another_process_withdraws_is_not_sent(alice: Person, bob
         alice.client.before = ("/v1/messages", lambda: second.mail.withdraw(other, two.replay_key))
         done = alice.client.mail.deliver_outbox(alice.mailbox)
     assert ([sent.replay_key for sent in done.sent], done.unsent) == ([one.replay_key], ())
-    assert alice.mailbox.outbox.outgoing(two.replay_key).withdrawn
+    assert alice.mailbox.outbox.message(two.replay_key).withdrawn
     assert len(bodies(bob)) == 1
 
 
@@ -265,9 +265,9 @@ def test_a_message_that_was_given_before_it_could_be_taken_back_is_followed_and_
     alice.client.before = ("/v1/messages", withdrawn_and_received)
     alice.mailbox.outbox.retry_now(now())
     alice.client.mail.deliver_outbox(alice.mailbox)
-    assert (outgoing(alice).status, outgoing(alice).withdraw_asked_at) == (Sent.QUEUED, None)
+    assert (outgoing(alice).status, outgoing(alice).withdraw_asked_at) == (OutboxStatus.QUEUED, None)
     alice.client.mail.update_outbox(alice.mailbox)
-    assert outgoing(alice).status is Sent.DELIVERED
+    assert outgoing(alice).status is OutboxStatus.DELIVERED
 
 
 def test_what_could_not_be_withdrawn_is_not_sent_and_the_next_delivery_withdraws_it(
@@ -305,7 +305,7 @@ def test_a_message_that_was_given_before_the_next_delivery_is_not_withdrawn_and_
     assert alice.client.mail.deliver_outbox(alice.mailbox) == mail_sending.Delivered((), ())
     (notice,) = alice.mailbox.notices.take()
     assert f"to {bob.name} could not be withdrawn" in notice.text
-    assert (outgoing(alice).status, outgoing(alice).withdraw_asked_at) == (Sent.QUEUED, None)
+    assert (outgoing(alice).status, outgoing(alice).withdraw_asked_at) == (OutboxStatus.QUEUED, None)
 
 
 def _send_what_is_taken_and_called_refused(alice: Person, bob: Person, liar: Liar) -> None:
@@ -331,7 +331,7 @@ def test_a_message_that_the_server_said_it_refused_is_settled_by_its_recipients_
     alice, bob = deceived
     _send_what_is_taken_and_called_refused(alice, bob, liar)
     assert bodies(bob) == [b"pay 100"]
-    assert [one.status for one in alice.client.mail.update_outbox(alice.mailbox).told] == [Sent.DELIVERED]
+    assert [one.status for one in alice.client.mail.update_outbox(alice.mailbox).told] == [OutboxStatus.DELIVERED]
 
 
 # A relay that is away, full, or changes its mind about keys.
@@ -345,7 +345,7 @@ def test_what_cannot_be_sent_waits_in_the_outbox_and_is_sent_byte_for_byte(
             client.mail.send(alice.mailbox, bob.name, b"later")
         row = outgoing(alice)
         assert away.value.members == {mail_sending.WAITING: row.replay_key}
-        assert (row.status, row.attempts) == (Sent.STORED, 1)
+        assert (row.status, row.attempts) == (OutboxStatus.STORED, 1)
         monkeypatch.setattr(mailbox_keys, "now", lambda: now() + timedelta(seconds=2))
         (unsent,) = client.mail.deliver_outbox(alice.mailbox).unsent
         assert isinstance(unsent.error, Unreachable)
@@ -379,7 +379,7 @@ def test_a_lost_answer_costs_nothing_and_the_message_comes_once(
     alice.client.loses = "/v1/messages"
     with pytest.raises(Unreachable):
         alice.client.mail.send(alice.mailbox, bob.name, b"once")
-    assert outgoing(alice).status is Sent.STORED
+    assert outgoing(alice).status is OutboxStatus.STORED
     # Ten minutes later its bytes are too old to be taken for the first time, but not to be recognised.
     monkeypatch.setattr(mailbox_keys, "now", lambda: now() + timedelta(minutes=10))
     (sent,) = alice.client.mail.deliver_outbox(alice.mailbox).sent
@@ -424,7 +424,7 @@ def test_however_often_a_message_is_tried_its_few_envelopes_last_for_a_day(
     while clock < began + timedelta(hours=8):
         clock += timedelta(minutes=3 if clock < began + timedelta(hours=1) else 20)
         alice.client.mail.deliver_outbox(alice.mailbox)
-    (row,) = (row for row in alice.mailbox.outbox.page() if row.status is not Sent.RESEALED)
+    (row,) = (row for row in alice.mailbox.outbox.page() if row.status is not OutboxStatus.RESEALED)
     assert row.reseals == 4
     clock = now()
     liar.honest()
@@ -439,14 +439,14 @@ def test_a_clock_that_is_wrong_is_named_and_the_message_waits(
     with pytest.raises(transport.ApiError) as refused:
         alice.client.mail.send(alice.mailbox, bob.name, b"from tomorrow")
     assert refused.value.code == "clock_skew"
-    assert outgoing(alice).status is Sent.STORED
+    assert outgoing(alice).status is OutboxStatus.STORED
 
 
 def test_keys_that_were_revoked_meanwhile_mean_sealing_again(alice: Person, bob: Person) -> None:
     bob.client.keys.emergency_rotate(bob.mailbox, why="stolen")
     sent = alice.client.mail.send(alice.mailbox, bob.name, b"to the new key", one_time=False)
     assert sent.envelope.header.key_id == bob.newest.kem_keys[0].key.key_id
-    assert [row.status for row in alice.mailbox.outbox.page()] == [Sent.QUEUED, Sent.RESEALED]
+    assert [row.status for row in alice.mailbox.outbox.page()] == [OutboxStatus.QUEUED, OutboxStatus.RESEALED]
     assert bodies(bob) == [b"to the new key"]
 
 
@@ -459,8 +459,8 @@ def test_mail_whose_key_was_revoked_while_it_waited_is_sent_again_under_its_id(a
     (again,) = news.resent
     assert again.envelope.header.message_id == first.envelope.header.message_id
     assert bodies(bob, wait=5) == [b"in the queue"]
-    assert alice.mailbox.outbox.outgoing(first.replay_key).status is Sent.RESEALED
-    assert [one.status for one in alice.client.mail.update_outbox(alice.mailbox).told] == [Sent.DELIVERED]
+    assert alice.mailbox.outbox.message(first.replay_key).status is OutboxStatus.RESEALED
+    assert [one.status for one in alice.client.mail.update_outbox(alice.mailbox).told] == [OutboxStatus.DELIVERED]
 
 
 def test_what_is_refused_has_failed_on_the_servers_word_and_goes_out_when_it_is_asked_again(
@@ -470,13 +470,17 @@ def test_what_is_refused_has_failed_on_the_servers_word_and_goes_out_when_it_is_
     with pytest.raises(Denied):
         alice.client.mail.send(alice.mailbox, bob.name, b"please")
     row = outgoing(alice)
-    assert (row.status, row.said, row.said_reason) == (Sent.STORED, Sent.FAILED, "authorization_denied")
+    assert (row.status, row.reported, row.reported_reason) == (
+        OutboxStatus.STORED,
+        OutboxStatus.FAILED,
+        "authorization_denied",
+    )
     assert row.resealable
     assert alice.client.mail.deliver_outbox(alice.mailbox).sent == ()
     bob.client.agents.unblock(alice.name)
     (sent,) = alice.client.mail.retry_outbox(alice.mailbox).sent
     assert sent.replay_key == row.replay_key
-    assert (outgoing(alice).status, outgoing(alice).said) == (Sent.QUEUED, None)
+    assert (outgoing(alice).status, outgoing(alice).reported) == (OutboxStatus.QUEUED, None)
     assert bodies(bob) == [b"please"]
 
 
@@ -490,9 +494,9 @@ def test_a_message_without_its_bytes_is_given_up_and_the_others_are_sent(alice: 
     assert [one.message.replay_key for one in done.unsent] == [broken.replay_key]
     assert [one.replay_key for one in done.sent] == [good.replay_key]
     assert bodies(bob) == [b"good"]
-    row = alice.mailbox.outbox.outgoing(broken.replay_key)
-    assert (row.status, row.next_try_at, row.resealable) == (Sent.STORED, None, True)
-    assert row.waits_for.endswith("its hash is not its name")
+    row = alice.mailbox.outbox.message(broken.replay_key)
+    assert (row.status, row.next_try_at, row.resealable) == (OutboxStatus.STORED, None, True)
+    assert row.last_error.endswith("its hash is not its name")
     path.write_bytes(broken.wire)
     assert [one.replay_key for one in alice.client.mail.retry_outbox(alice.mailbox).sent] == [broken.replay_key]
 
@@ -519,7 +523,7 @@ def test_a_message_whose_file_cannot_be_read_now_is_sent_when_it_can(
         (unsent,) = alice.client.mail.deliver_outbox(alice.mailbox).unsent
     assert unsent.error.members[mail_sending.WAITING] == letter.replay_key
     row = outgoing(alice)
-    assert (row.status, row.attempts, row.waits_for) == (Sent.STORED, 1, unsent.error.message)
+    assert (row.status, row.attempts, row.last_error) == (OutboxStatus.STORED, 1, unsent.error.message)
     path.with_name("backup").unlink(missing_ok=True)
     assert len(alice.client.mail.retry_outbox(alice.mailbox).sent) == 1
     assert bodies(bob) == [b"precious"]
@@ -548,7 +552,7 @@ def test_killed_between_opening_and_acknowledging_it_is_recognised_acknowledged_
     assert bob.mailbox.inbox.unacked() == []
     assert bob.mailbox.inbox.read(sent.replay_key, now()).body == b"once"
     told = alice.client.mail.update_outbox(alice.mailbox).told
-    assert [(one.status, one.by) for one in told] == [(Sent.DELIVERED, Attested.RECIPIENT)]
+    assert [(one.status, one.by) for one in told] == [(OutboxStatus.DELIVERED, Attested.RECIPIENT)]
     assert bob.client.mail.status(sent.replay_key).envelope is None
 
 
@@ -567,7 +571,7 @@ def test_what_was_handed_over_by_hand_as_well_is_acknowledged_and_not_shown_agai
     bob.mailbox.inbox.read(sent.replay_key, now())
     received = bob.client.mail.receive(bob.mailbox)
     assert (received.messages, received.unacknowledged) == ((), None)
-    assert [one.status for one in alice.client.mail.update_outbox(alice.mailbox).told] == [Sent.READ]
+    assert [one.status for one in alice.client.mail.update_outbox(alice.mailbox).told] == [OutboxStatus.READ]
 
 
 # Mail that is not opened.
@@ -588,9 +592,9 @@ def test_mail_of_a_stranger_waits_at_the_relay_and_is_there_once_it_is_allowed(j
     bob.allow(alice)
     assert bodies(bob) == [b"may I?", b"please"]
     assert bodies(bob) == []
-    assert bob.mailbox.kept_out.admitted(now()) == []
+    assert bob.mailbox.held_mail.admitted(now()) == []
     told = alice.client.mail.update_outbox(alice.mailbox).told
-    assert {(one.status, one.by) for one in told} == {(Sent.DELIVERED, Attested.RECIPIENT)}
+    assert {(one.status, one.by) for one in told} == {(OutboxStatus.DELIVERED, Attested.RECIPIENT)}
 
 
 def test_however_often_a_stranger_is_kept_out_its_mail_does_not_die(join: Join) -> None:
@@ -644,7 +648,7 @@ def test_a_message_that_was_opened_and_sealed_again_is_not_opened_twice_and_was_
     received = bob.client.mail.receive(bob.mailbox)
     assert [(type(one.error), one.told) for one in received.not_opened] == [(IdConflict, Told.FAILED)]
     (told,) = alice.client.mail.update_outbox(alice.mailbox).told
-    assert (told.status, told.by, told.reason) == (Sent.DELIVERED, Attested.RECIPIENT, "message_id_conflict")
+    assert (told.status, told.by, told.reason) == (OutboxStatus.DELIVERED, Attested.RECIPIENT, "message_id_conflict")
 
 
 # Questions and answers.

@@ -23,7 +23,7 @@ from angelia.mailbox import identity
 from angelia.mailbox.key_rotation import OwnKeys
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.outbox import SealStands
-from angelia.mailbox.time_window import Profile
+from angelia.mailbox.time_window import DeliveryProfile
 from angelia.runtime_file import read_runtime
 from client.recorder import Recorder
 from people import Person
@@ -67,12 +67,12 @@ def later(monkeypatch: pytest.MonkeyPatch, by: timedelta) -> None:
 
 
 def rotated(box: Mailbox, **how: bool) -> Link:
-    box.own.begin_rotation(now(), **how)
-    return box.own.finish_rotation(now())
+    box.own_keys.begin_rotation(now(), **how)
+    return box.own_keys.finish_rotation(now())
 
 
 def newest(box: Mailbox) -> Link:
-    link = box.own.newest()
+    link = box.own_keys.newest()
     assert link is not None
     return link
 
@@ -117,12 +117,12 @@ def forked(box: Mailbox, place: Path, **how: bool) -> Link:
 def test_the_first_message_pins_and_every_message_takes_a_one_time_key_while_there_are_any(
     recorder: Recorder, client: Client, alice: Mailbox, bob: Mailbox
 ) -> None:
-    (key,) = bob.own.make_one_time_keys(1, now())
+    (key,) = bob.own_keys.make_one_time_keys(1, now())
     serve(recorder, "bob", answer(newest(bob), key), answer(newest(bob), one_time=False))
     first = client.mail.seal(alice, "bob", b"first")
     assert asked(recorder) == ["one_time=true"]
     assert first.header.key_id == key.key.key_id
-    pin = alice.trust.pin("bob")
+    pin = alice.pinned_keys.pin("bob")
     assert pin is not None
     assert (pin.trusted_by.value, pin.fingerprint) == ("first_use", bob.identity.pair.public.fingerprint)
     second = client.mail.seal(alice, "bob", b"second")
@@ -131,7 +131,7 @@ def test_the_first_message_pins_and_every_message_takes_a_one_time_key_while_the
     assert asked(recorder) == [], "there were none a moment ago"
     assert second.header.key_id == newest(bob).bundle.kem_keys[0].key.key_id
 
-    bob.trust.pin_first(newest(alice), now())
+    bob.pinned_keys.pin_first(newest(alice), now())
     bob.allowlist.allow("alice", now())
     assert [client.mail.open(bob, one.wire).body for one in (first, second)] == [b"first", b"second"]
 
@@ -157,7 +157,7 @@ def test_an_older_copy_is_refreshed_by_what_came_since(
     serve(recorder, "bob", since(*chain[:2], has_more=True), since(chain[2]))
     assert client.keys.find(alice, "bob")[0].bundle.bundle_version == 4
     assert asked(recorder) == ["since=1", "since=3"]
-    pin = alice.trust.pin("bob")
+    pin = alice.pinned_keys.pin("bob")
     assert pin is not None
     assert (pin.bundle_version, pin.trusted_by.value) == (4, "rotation")
 
@@ -165,7 +165,7 @@ def test_an_older_copy_is_refreshed_by_what_came_since(
 def test_a_server_that_always_promises_more_is_not_asked_for_ever(
     recorder: Recorder, client: Client, alice: Mailbox, bob: Mailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alice.trust.pin_first(newest(bob), now() - 2 * HOUR)
+    alice.pinned_keys.pin_first(newest(bob), now() - 2 * HOUR)
     serve(recorder, "bob", since(has_more=True))
     client.keys.find(alice, "bob")
     assert asked(recorder) == ["since=1"]
@@ -175,7 +175,7 @@ def test_a_server_that_always_promises_more_is_not_asked_for_ever(
 def test_a_server_that_promises_more_and_repeats_itself_is_not_asked_for_ever(
     recorder: Recorder, client: Client, alice: Mailbox, bob: Mailbox, again: str
 ) -> None:
-    alice.trust.pin_first(newest(bob), now() - 2 * HOUR)
+    alice.pinned_keys.pin_first(newest(bob), now() - 2 * HOUR)
     link = newest(bob) if again == "what is known" else rotated(bob)
     serve(recorder, "bob", since(link, has_more=True))
     with pytest.raises(BadAnswer):
@@ -187,19 +187,19 @@ def test_a_chain_that_its_agent_makes_without_end_is_followed_from_where_one_sto
     recorder: Recorder, client: Client, alice: Mailbox, bob: Mailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mailbox_keys, "MOST_PAGES", 2)
-    alice.trust.pin_first(newest(bob), now() - 2 * HOUR)
+    alice.pinned_keys.pin_first(newest(bob), now() - 2 * HOUR)
     chain = [rotated(bob) for _ in range(3)]
     serve(recorder, "bob", *(since(link, has_more=True) for link in chain[:2]), since(chain[2]))
     with pytest.raises(BadAnswer, match="did not end"):
         client.keys.find(alice, "bob")
-    alice.trust.drop_bundle("bob")
+    alice.pinned_keys.drop_bundle("bob")
     assert client.keys.find(alice, "bob")[0].bundle.bundle_version == 4
     assert asked(recorder) == ["since=1", "since=2", "since=3"]
 
 
 def lies(alice: Mailbox, bob: Mailbox, fork: Link) -> dict[str, dict[str, Any]]:
     """What a server may say of Bob, whose second bundle Alice has seen."""
-    old, second = (link.bundle for link in bob.own.chain())
+    old, second = (link.bundle for link in bob.own_keys.chain())
     thief = SigningPair.generate()
 
     def stolen(after: Bundle) -> dict[str, Any]:
@@ -223,20 +223,20 @@ def test_whatever_a_server_lies_about_keys_the_pin_stays_and_nothing_is_sealed(
     recorder: Recorder, client: Client, alice: Mailbox, bob: Mailbox, tmp_path: Path
 ) -> None:
     fork = forked(bob, tmp_path)
-    alice.trust.pin_first(rotated(bob), now() - 2 * HOUR)
-    before = alice.trust.pin("bob")
+    alice.pinned_keys.pin_first(rotated(bob), now() - 2 * HOUR)
+    before = alice.pinned_keys.pin("bob")
     for name, lie in lies(alice, bob, fork).items():
         serve(recorder, "bob", lie)
         with pytest.raises((UntrustedBundle, SignatureFailed)):
             client.mail.seal(alice, "bob", b"secret")
         with pytest.raises((UntrustedBundle, SignatureFailed)):
             client.keys.find(alice, "bob", one_time=True)
-        assert alice.trust.pin("bob") == before, name
-    for page in (since(fork), since(bob.own.chain()[0]), since(newest(alice))):
+        assert alice.pinned_keys.pin("bob") == before, name
+    for page in (since(fork), since(bob.own_keys.chain()[0]), since(newest(alice))):
         serve(recorder, "bob", page)
         with pytest.raises(UntrustedBundle):
             client.keys.find(alice, "bob")
-    assert alice.trust.pin("bob") == before
+    assert alice.pinned_keys.pin("bob") == before
     assert alice.outbox.page() == []
 
 
@@ -246,20 +246,20 @@ def test_the_keys_of_somebody_else_are_not_taken_at_first_sight_either(
     serve(recorder, "carol", answer(newest(bob)))
     with pytest.raises(UntrustedBundle, match="asked for the keys of carol, the server gave those of bob"):
         client.mail.seal(alice, "carol", b"secret")
-    assert alice.trust.pins() == []
+    assert alice.pinned_keys.pins() == []
     # By its id only the server could tell whose keys they are.
     id_ = "3f0c9d1e-7d31-4a52-9f4e-2b7c51d0aa10"
     serve(recorder, id_, answer(newest(bob)))
     with pytest.raises(mailbox_keys.Renamed):
         client.mail.seal(alice, id_, b"secret")
-    assert alice.trust.pins() == []
+    assert alice.pinned_keys.pins() == []
 
 
 def test_a_one_time_key_that_the_agents_pair_did_not_sign_is_refused(
     recorder: Recorder, client: Client, alice: Mailbox, bob: Mailbox, boxes: Callable[[str], Mailbox]
 ) -> None:
-    (mallorys,) = boxes("mallory").own.make_one_time_keys(1, now())
-    (bobs,) = bob.own.make_one_time_keys(1, now())
+    (mallorys,) = boxes("mallory").own_keys.make_one_time_keys(1, now())
+    (bobs,) = bob.own_keys.make_one_time_keys(1, now())
     claimed = msgspec.structs.replace(one_time_document(mallorys), agent_nhi="bob", signer_id=_signer(bob))
     said = answer(newest(bob), bobs)
     moved = {**said["one_time_key"], "created_at": said["one_time_key"]["created_at"] + 1}
@@ -317,7 +317,7 @@ def test_a_stale_key_means_sealing_again_to_the_bundle_of_the_answer_under_the_s
     rotated(bob)
     last = rotated(bob, emergency=True)
     refusal.members = answer(last)
-    serve(recorder, "bob", since(*bob.own.chain()[2:]))
+    serve(recorder, "bob", since(*bob.own_keys.chain()[2:]))
     assert client.mail.reseal(alice, again.replay_key, refusal).header.key_id == _kem(last)
     assert asked(recorder) == ["since=2"]
 
@@ -336,7 +336,7 @@ def test_a_refusal_cannot_smuggle_in_other_keys(
         refusal.members = members
         with pytest.raises(error):
             client.mail.reseal(alice, first.replay_key, refusal)
-    assert [pin.nhi for pin in alice.trust.pins()] == ["bob"]
+    assert [pin.nhi for pin in alice.pinned_keys.pins()] == ["bob"]
     assert len(alice.outbox.page()) == 1
 
 
@@ -372,8 +372,8 @@ def test_what_another_process_rotated_signs_the_next_message(
 def test_a_sender_who_rotated_its_pair_is_followed_and_a_stranger_is_not_looked_up(
     recorder: Recorder, alice: Mailbox, bob: Mailbox
 ) -> None:
-    bob.trust.pin_first(newest(alice), now())
-    alice.trust.pin_first(newest(bob), now())
+    bob.pinned_keys.pin_first(newest(alice), now())
+    alice.pinned_keys.pin_first(newest(bob), now())
     with Client(recorder.url, identity=bob) as client:
         with pytest.raises(NotAllowed):
             client.mail.open(bob, alice.outbox.seal(newest(bob), b"x", now=now()).wire)
@@ -385,16 +385,16 @@ def test_a_sender_who_rotated_its_pair_is_followed_and_a_stranger_is_not_looked_
         with pytest.raises(UnknownSigner):
             client.mail.open(bob, wire)
         serve(recorder, "alice", since(link))
-        assert client.mail.open(bob, wire, profile=Profile.DIRECT).body == b"by another pair"
+        assert client.mail.open(bob, wire, profile=DeliveryProfile.DIRECT).body == b"by another pair"
         assert asked(recorder) == ["since=1", "since=1"]
 
 
 def test_what_a_stolen_pair_signs_is_refused_once_its_revocation_can_be_known(
     recorder: Recorder, alice: Mailbox, bob: Mailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bob.trust.pin_first(newest(alice), now())
+    bob.pinned_keys.pin_first(newest(alice), now())
     bob.allowlist.allow("alice", now())
-    alice.trust.pin_first(newest(bob), now())
+    alice.pinned_keys.pin_first(newest(bob), now())
     stolen = alice.identity.pair.public.signer_id
     forged = alice.outbox.seal(newest(bob), b"dated back", now=now()).wire
     link = rotated(alice, signer=True, emergency=True)
@@ -409,9 +409,9 @@ def test_what_a_stolen_pair_signs_is_refused_once_its_revocation_can_be_known(
 def test_mail_is_read_though_the_server_is_away_or_does_not_know_its_sender(
     recorder: Recorder, alice: Mailbox, bob: Mailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bob.trust.pin_first(newest(alice), now(), None)
+    bob.pinned_keys.pin_first(newest(alice), now(), None)
     bob.allowlist.allow("alice", now())
-    alice.trust.pin_first(newest(bob), now())
+    alice.pinned_keys.pin_first(newest(bob), now())
     first, second = (alice.outbox.seal(newest(bob), body, now=now()).wire for body in (b"one", b"two"))
     with Client("http://127.0.0.1:9", identity=bob) as client:
         assert client.mail.open(bob, first).body == b"one"
@@ -470,7 +470,7 @@ def test_the_lost_answer_to_a_rotation_costs_nothing(
         alice.client.keys.rotate(alice.mailbox, signer=signer)
     assert alice.served() != before.hash
     alice.reopen()
-    assert alice.mailbox.own.pending() is not None
+    assert alice.mailbox.own_keys.pending() is not None
     later(monkeypatch, timedelta(minutes=minutes))
     done = alice.client.keys.publish(alice.mailbox)
     assert (done.bundle_version, done.prekeys_uploaded) == (2, BATCH)
@@ -501,13 +501,13 @@ def test_a_pair_that_signs_no_more_is_replaced_by_the_next_only_if_the_server_kn
         with pytest.raises(Unauthenticated):
             client.keys.rotate(alice, signer=True)
         assert newest(alice) == before
-        pending = alice.own.pending()
+        pending = alice.own_keys.pending()
         assert pending is not None
         serve(recorder, "alice", answer(before))
         recorder.tell("GET", "/v1/keys/prekeys/count", {"count": 50})
         with pytest.raises(UntrustedBundle):
             client.keys.rotate(alice, signer=True)
-        assert alice.own.pending() == pending
+        assert alice.own_keys.pending() == pending
         serve(recorder, "alice", answer(pending.link))
         assert client.keys.rotate(alice, signer=True).bundle_version == 2
     assert newest(alice).bundle.hash == pending.link.bundle.hash
@@ -545,9 +545,9 @@ def test_a_crash_after_the_server_took_the_bundle_leaves_a_home_that_goes_on(
 
 def test_a_server_that_is_behind_gets_the_chain_from_where_it_is(join: Callable[..., Person]) -> None:
     alice, bob = join("alice", publishes=False), join("bob")
-    first = alice.mailbox.own.first_bundle(now())
-    alice.mailbox.own.finish_rotation(now())
-    bob.mailbox.trust.pin_first(first, now() - 2 * HOUR)
+    first = alice.mailbox.own_keys.first_bundle(now())
+    alice.mailbox.own_keys.finish_rotation(now())
+    bob.mailbox.pinned_keys.pin_first(first, now() - 2 * HOUR)
     for _ in range(2):
         rotated(alice.mailbox)
     assert alice.client.keys.publish(alice.mailbox).bundle_version == 3
@@ -577,10 +577,10 @@ def test_a_home_that_was_put_back_from_an_old_copy_is_told_so(join: Callable[...
 def test_a_rotation_that_is_asked_for_is_done_though_a_renewal_was_cut_short(join: Callable[..., Person]) -> None:
     alice = join("alice")
     first = _kem(newest(alice.mailbox))
-    alice.mailbox.own.begin_rotation(now(), kem=False)
+    alice.mailbox.own_keys.begin_rotation(now(), kem=False)
     assert alice.client.keys.rotate(alice.mailbox).bundle_version == 3
     assert _kem(newest(alice.mailbox)) != first
-    alice.mailbox.own.begin_rotation(now(), kem=False)
+    alice.mailbox.own_keys.begin_rotation(now(), kem=False)
     assert alice.client.keys.publish(alice.mailbox).bundle_version == 4
     assert alice.in_step()
 
@@ -594,8 +594,8 @@ def test_an_emergency_revokes_what_a_rotation_that_was_cut_short_left(join: Call
         with pytest.raises(Unreachable):
             alice.client.keys.rotate(alice.mailbox)
     else:
-        alice.mailbox.own.begin_rotation(now())
-    pending = alice.mailbox.own.pending()
+        alice.mailbox.own_keys.begin_rotation(now())
+    pending = alice.mailbox.own_keys.pending()
     assert pending is not None
     stolen.add(_kem(pending.link))
     assert alice.client.keys.emergency_rotate(alice.mailbox, why="stolen").bundle_version == 3
@@ -610,7 +610,7 @@ def test_an_emergency_that_is_asked_for_again_uses_no_seed_that_lay_there_since_
     join: Callable[..., Person],
 ) -> None:
     alice = join("alice")
-    alice.mailbox.own.begin_rotation(now(), signer=True, emergency=True)
+    alice.mailbox.own_keys.begin_rotation(now(), signer=True, emergency=True)
     stolen = set(alice.mailbox.identity.unlocked.seeds.values())
     assert alice.client.keys.emergency_rotate(alice.mailbox, why="still stolen").bundle_version == 3
     assert alice.in_step()
@@ -638,7 +638,7 @@ def test_after_a_key_was_revoked_the_keys_rotate_as_before(
     replaced = _kem(newest(alice.mailbox))
     alice.client.keys.rotate(alice.mailbox)
     alice.client.keys.revoke(replaced)
-    alice.mailbox.own.destroy(replaced)
+    alice.mailbox.own_keys.destroy_replaced(replaced)
     if older:
         monkeypatch.setattr(OwnKeys, "_revoked", lambda _: set())
     assert alice.client.keys.rotate(alice.mailbox).bundle_version == 3
@@ -655,7 +655,7 @@ def test_what_another_process_signed_anew_meanwhile_does_not_fork_the_chain(
 
     def sign_anew() -> None:
         with Mailbox(alice.home, identity.load(alice.home, alice.name, lambda: ""), now()) as other:
-            (other.own.first_bundle if kind == "bundle" else other.own.begin_rotation)(now() + HOUR)
+            (other.own_keys.first_bundle if kind == "bundle" else other.own_keys.begin_rotation)(now() + HOUR)
 
     alice.client.before = (f"/v1/keys/{kind}", sign_anew)
     (alice.client.keys.publish if kind == "bundle" else alice.client.keys.rotate)(alice.mailbox)
@@ -666,12 +666,12 @@ def test_what_another_process_signed_anew_meanwhile_does_not_fork_the_chain(
 
 def test_a_rotation_that_another_process_finished_stays_finished(join: Callable[..., Person]) -> None:
     alice = join("alice")
-    link = alice.mailbox.own.begin_rotation(now())
+    link = alice.mailbox.own_keys.begin_rotation(now())
 
     def finish_and_begin() -> None:
         with Mailbox(alice.home, identity.load(alice.home, alice.name, lambda: ""), now()) as other:
-            other.own.finish_rotation(now(), link)
-            other.own.begin_rotation(now())
+            other.own_keys.finish_rotation(now(), link)
+            other.own_keys.begin_rotation(now())
 
     alice.client.before = ("/v1/keys/rotate", finish_and_begin)
     assert alice.client.keys.rotate(alice.mailbox).bundle_version == 2
@@ -690,7 +690,7 @@ def test_an_emergency_revokes_for_everybody_at_once(join: Callable[..., Person])
     history = alice.client.keys.history(alice.name).rotations
     assert {one.reason for one in history} == {"emergency"}
     assert _kem(Link(stolen)) in {one.old_key_id for one in history}
-    bob.mailbox.trust.drop_bundle(alice.name)
+    bob.mailbox.pinned_keys.drop_bundle(alice.name)
     found, _ = bob.client.keys.find(bob.mailbox, alice.name)
     assert found.bundle.signer != stolen.signer
 

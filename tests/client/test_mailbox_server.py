@@ -31,7 +31,7 @@ from angelia.mail.model import Status
 from angelia.mailbox import identity
 from angelia.mailbox.inbox import Opened
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.outgoing import Sent
+from angelia.mailbox.outbox_message import OutboxStatus
 from angelia.mailbox.receipt_log import ReceiptLog
 from client.letters import now, outgoing
 from client.recorder import Recorder
@@ -81,10 +81,10 @@ async def test_a_mailbox_that_is_served_answers_questions(alice: Person, bob: Pe
         answered = await alices.mail.ask(alice.mailbox, bob.name, b"shout", timeout=20)
         assert answered.body == b"SHOUT"
         for _ in range(100):
-            if outgoing(bob).status is Sent.DELIVERED:
+            if outgoing(bob).status is OutboxStatus.DELIVERED:
                 break
             await asyncio.sleep(0.1)
-        assert outgoing(bob).status is Sent.DELIVERED
+        assert outgoing(bob).status is OutboxStatus.DELIVERED
         mailbox_server.cancel()
         with pytest.raises(asyncio.CancelledError):
             await mailbox_server
@@ -135,8 +135,8 @@ async def test_a_stream_is_taken_up_by_the_pair_that_another_process_rotated_to(
     async with AsyncClient(recorder.url, identity=alice.mailbox) as client, aclosing(client.mail.stream()) as said:
         await anext(said)
         with Mailbox(alice.home, identity.load(alice.home, alice.name, lambda: ""), now()) as other:
-            other.own.begin_rotation(now(), signer=True)
-            other.own.finish_rotation(now())
+            other.own_keys.begin_rotation(now(), signer=True)
+            other.own_keys.finish_rotation(now())
             new = other.key_id
         await anext(said)
     named = [re.search('keyid="([^"]+)"', seen.headers["signature-input"]) for seen in recorder.seen[:2]]
@@ -201,7 +201,7 @@ async def test_a_served_mailbox_outlives_what_passes(
     async with served(alice) as task, AsyncClient(bob.url, identity=bob.mailbox) as bobs:
         await asyncio.to_thread(alice.client.mail.send, alice.mailbox, bob.name, b"hello")
         await bobs.mail.receive(bob.mailbox, wait=10)
-        await until(lambda: outgoing(alice).status is Sent.DELIVERED, task)
+        await until(lambda: outgoing(alice).status is OutboxStatus.DELIVERED, task)
     assert len(calls) >= 4
 
 
@@ -241,7 +241,12 @@ async def test_what_waits_in_the_outbox_is_sent_and_followed_whenever_a_stream_b
     alice.client.mail.seal(alice.mailbox, bob.name, b"never sent")
     monkeypatch.setattr(mailbox_keys, "now", lambda: now() + timedelta(seconds=2))  # it is due
     async with served(alice) as task:
-        await until(lambda: {row.status for row in alice.mailbox.outbox.page()} == {Sent.DELIVERED, Sent.QUEUED}, task)
+        await until(
+            lambda: (
+                {row.status for row in alice.mailbox.outbox.page()} == {OutboxStatus.DELIVERED, OutboxStatus.QUEUED}
+            ),
+            task,
+        )
 
 
 @pytest.mark.usefixtures("hasty")
@@ -358,7 +363,7 @@ async def test_a_word_of_the_relay_that_is_not_believed_ends_nothing(
         await until(lambda: len(recorder.asked("GET", f"/v1/receipts/{row.replay_key}")) > 3, task)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    assert outgoing(alice).status is Sent.QUEUED
+    assert outgoing(alice).status is OutboxStatus.QUEUED
 
 
 async def test_however_fast_a_stream_has_news_of_a_message_it_is_asked_about_once_a_second(
@@ -393,9 +398,9 @@ async def test_however_fast_a_stream_has_news_of_a_message_it_is_asked_about_onc
 
 async def test_a_mailbox_that_is_served_signs_its_bundle_again_after_three_days(join: Join) -> None:
     carol = join("carol", publishes=False)
-    link = carol.mailbox.own.first_bundle(now() - timedelta(days=4))
+    link = carol.mailbox.own_keys.first_bundle(now() - timedelta(days=4))
     carol.client.keys.publish_bundle(link)
-    carol.mailbox.own.finish_rotation(now(), link)
+    carol.mailbox.own_keys.finish_rotation(now(), link)
 
     async def ignore(opened: Opened) -> None: ...
 

@@ -18,7 +18,7 @@ import redis
 
 from angelia.cli.errors import exit_code
 from angelia.errors import AngeliaError
-from angelia.mailbox.outgoing import Sent
+from angelia.mailbox.outbox_message import OutboxStatus
 from angelia.runtime_file import read_runtime
 from processes import ServerProcess
 from smalldisk import SmallDisk, small_disk
@@ -98,7 +98,7 @@ def deliver(person: Talker) -> None:
 
 
 def stored(person: Talker) -> bool:
-    return any(row.status is Sent.STORED for row in person.mailbox.outbox.page(10))
+    return any(row.status is OutboxStatus.STORED for row in person.mailbox.outbox.page(10))
 
 
 def test_a_full_disk_is_called_so_reads_go_on_and_room_is_enough(

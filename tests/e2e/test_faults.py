@@ -32,7 +32,7 @@ from angelia.envelope.wire import Priority
 from angelia.errors import AngeliaError, MessageExpired
 from angelia.mailbox import identity
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.outgoing import Outgoing, Sent
+from angelia.mailbox.outbox_message import OutboxMessage, OutboxStatus
 from angelia.runtime_file import read_runtime
 from history import Handing, History, Opening, Try, Verdict
 from processes import ServerProcess
@@ -122,12 +122,12 @@ class Sender(Person):
     def finish(self) -> None:
         """What waits in the outbox and lives goes too."""
         deadline = time.monotonic() + 60
-        while any(row.status is Sent.STORED and row.expires_at > datetime.now(UTC) for row in self.outbox()):
+        while any(row.status is OutboxStatus.STORED and row.expires_at > datetime.now(UTC) for row in self.outbox()):
             assert time.monotonic() < deadline, "the outbox is not empty"
             self.deliver()
             time.sleep(0.2)
 
-    def outbox(self) -> list[Outgoing]:
+    def outbox(self) -> list[OutboxMessage]:
         return self.mailbox.outbox.page(100_000)
 
     def _took(self, replay_key: str) -> None:
@@ -362,8 +362,8 @@ def _check_receipts(server: ServerProcess, senders: list[Sender], delivered: set
     for sender in senders:
         assert sender.client.mail.update_outbox(sender.mailbox).doubts == ()
         states = {row.replay_key: row.status for row in sender.outbox()}
-        assert {states[key] for key in sender.taken & delivered} <= {Sent.DELIVERED, Sent.READ}, Counter(
-            states.values()
+        assert {states[key] for key in sender.taken & delivered} <= {OutboxStatus.DELIVERED, OutboxStatus.READ}, (
+            Counter(states.values())
         )
 
 

@@ -139,7 +139,7 @@ def test_a_hundred_keys_that_cannot_be_judged_keep_none_of_another_channel(peopl
     for one in (bait.name, channel):
         bob.subscribes(one)
     mallory.client._run(mailbox_keys.emergency_rotate_keys(mallory.mailbox, why="stolen"))
-    bob.mailbox.trust.drop_bundle(mallory.name)  # an hour later
+    bob.mailbox.pinned_keys.drop_bundle(mallory.name)  # an hour later
     known, _ = mallory.client.keys.find(mallory.mailbox, bob.name)
     body = ChannelKey(bait.channel_id, 1, EpochKey.generate(), pinned(mallory, bait.name).edition).encode()
     draft = Draft(recipient=known.bundle, body=body, channel_id=bait.channel_id, control=True, ttl_seconds=3600)
@@ -224,7 +224,7 @@ def test_rotating_the_pair_twice_locks_no_publisher_of_an_open_channel_out(peopl
     assert bob.hears(channel) == ["one"]
     for _ in range(2):
         alice.client.keys.rotate(alice.mailbox, signer=True)
-    bob.mailbox.trust.drop_bundle(alice.name)  # an hour later
+    bob.mailbox.pinned_keys.drop_bundle(alice.name)  # an hour later
     bob.says(channel, "still here")
     assert pinned(bob, channel).version == 3
 
@@ -238,11 +238,11 @@ def test_after_an_emergency_the_next_message_of_an_owner_or_a_publisher_has_anot
     assert bob.hears(channel) == ["one"]
     stolen = sealed_under(bob, channel)
     alice.client.keys.emergency_rotate(alice.mailbox, why="stolen")
-    bob.mailbox.trust.drop_bundle(alice.name)  # an hour later
+    bob.mailbox.pinned_keys.drop_bundle(alice.name)  # an hour later
     by_alice = sealed_under(alice, channel)
     assert stolen != by_alice == sealed_under(bob, channel)
     bob.client.keys.emergency_rotate(bob.mailbox, why="stolen")
-    alice.mailbox.trust.drop_bundle(bob.name)  # an hour later
+    alice.mailbox.pinned_keys.drop_bundle(bob.name)  # an hour later
     by_bob = sealed_under(bob, channel)
     assert by_alice != by_bob == sealed_under(alice, channel)
 
@@ -321,7 +321,7 @@ def test_an_owner_that_was_led_to_a_far_version_goes_on_with_a_new_pair(people: 
     assert pinned(alice, channel).version == 10**9
     alice.client.keys.emergency_rotate(alice.mailbox, why="stolen")
     assert pinned(alice, channel).version == 2
-    bob.mailbox.trust.drop_bundle(alice.name)  # an hour later
+    bob.mailbox.pinned_keys.drop_bundle(alice.name)  # an hour later
     alice.says(channel, "again")
     assert bob.hears(channel) == ["again"]
 
@@ -357,7 +357,7 @@ def test_a_waiting_word_of_a_pair_that_was_replaced_vouches_for_no_key(members: 
     alice.client.mail.receive(alice.mailbox)
     assert alice.client.channels.take_keys(alice.mailbox) == 0
     carol.client.keys.emergency_rotate(carol.mailbox, why="stolen")
-    alice.mailbox.trust.drop_bundle(carol.name)  # an hour later
+    alice.mailbox.pinned_keys.drop_bundle(carol.name)  # an hour later
     alice.client.keys.find(alice.mailbox, carol.name)
     alice.client.channels.disallow(alice.mailbox, channel, mallory.name)
     through(liar, alice)
@@ -392,7 +392,7 @@ def test_word_of_a_later_roster_outlives_the_pair_that_gave_it_and_its_message(
         later.setattr(channel_keys, "now", lambda: now() + timedelta(days=8))
         carol.client.channels.take_keys(carol.mailbox)
     alice.client.keys.rotate(alice.mailbox, signer=True)
-    carol.mailbox.trust.drop_bundle(alice.name)  # an hour later
+    carol.mailbox.pinned_keys.drop_bundle(alice.name)  # an hour later
     carol.client.keys.find(carol.mailbox, alice.name)
     refuses(carol, channel, liar)
 
@@ -413,7 +413,7 @@ def test_a_key_under_a_thiefs_roster_of_the_same_version_is_of_another_pair(peop
     alice.client.keys.emergency_rotate(alice.mailbox, why="stolen")
     assert pinned(alice, channel).version == true.version + 1
     for one in (bob, carol):
-        one.mailbox.trust.drop_bundle(alice.name)  # an hour later
+        one.mailbox.pinned_keys.drop_bundle(alice.name)  # an hour later
     liar.honest()
     for one in (carol, bob):
         assert sealed_under(one, channel) != key

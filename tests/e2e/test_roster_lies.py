@@ -22,12 +22,12 @@ from angelia.client.mailbox_keys import Renamed
 from angelia.envelope.refusals import NotAllowed
 from angelia.envelope.rosters import FIRST_PREVIOUS, Member, Roster, UntrustedRoster, encode_roster, roster_document
 from angelia.envelope.sealing import ChannelKey, EpochKey
+from angelia.envelope.times import unix_ms
 from angelia.errors import AngeliaError, Denied, NotFound
-from angelia.keys.model import unix_ms
 from angelia.mailbox import identity
 from angelia.mailbox.channels import ChannelMessage
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.notices import Kind
+from angelia.mailbox.notices import NoticeKind
 from liar import Answer, Asked, Liar, problem
 from rostered import (
     CHANNEL,
@@ -187,7 +187,7 @@ def test_a_former_pair_takes_no_place_of_a_later_ones_roster(people: People, lia
     stolen, before = alice.mailbox.identity.pair, unix_ms(now())
     liar.lie("GET", r"/v1/keys/.*", lambda _, answer: answer.changed(revoked=[]))
     alice.client.keys.emergency_rotate(alice.mailbox, why="stolen")
-    bob.mailbox.trust.drop_bundle(alice.name)  # an hour later
+    bob.mailbox.pinned_keys.drop_bundle(alice.name)  # an hour later
     bob.client.channels.find(bob.mailbox, channel)
     mended = pinned(bob, channel)
     entry = Member(mallory.name, may_publish=True, may_subscribe=True)
@@ -211,7 +211,7 @@ def test_a_reader_hears_within_the_hour_that_the_owners_pair_was_revoked(people:
     mallory.says(channel, "two")
     alice.client.keys.emergency_rotate(alice.mailbox, why="stolen")
     liar.lie("GET", CHANNEL + "/messages", lambda _, answer: answer.changed(roster_version=2))
-    bob.mailbox.trust.drop_bundle(alice.name)  # an hour later
+    bob.mailbox.pinned_keys.drop_bundle(alice.name)  # an hour later
     [first, second] = bob.client.channels.read(bob.mailbox, true.channel_id, after_offset=0).messages
     assert isinstance(first, ChannelMessage)  # it was read before
     assert isinstance(second, Unopened)
@@ -240,10 +240,10 @@ def test_an_emergency_that_was_interrupted_signs_the_rosters_all_the_same(people
     bob.subscribes(channel)
     alice.says(channel, "under a key that a thief may have")
     assert bob.hears(channel) == ["under a key that a thief may have"]
-    alice.mailbox.own.begin_rotation(now(), signer=True, emergency=True, why="stolen")  # and the process dies
+    alice.mailbox.own_keys.begin_rotation(now(), signer=True, emergency=True, why="stolen")  # and the process dies
     alice.reopen()
     alice.client.keys.publish(alice.mailbox)
-    bob.mailbox.trust.drop_bundle(alice.name)  # an hour later; alice is away
+    bob.mailbox.pinned_keys.drop_bundle(alice.name)  # an hour later; alice is away
     bob.says(channel, "the roster stands")
     assert pinned(bob, channel).version == 3
 
@@ -306,13 +306,13 @@ def test_a_relay_that_calls_the_middle_pair_revoked_takes_no_roster_back(people:
     bob.subscribes(channel)
     alice.client.keys.rotate(alice.mailbox, signer=True)
     alice.client.channels.disallow(alice.mailbox, channel, mallory.name)
-    bob.mailbox.trust.drop_bundle(alice.name)  # an hour later
+    bob.mailbox.pinned_keys.drop_bundle(alice.name)  # an hour later
     bob.client.channels.find(bob.mailbox, channel)
     removed, middle = pinned(bob, channel), alice.mailbox.identity.pair.public.signer_id
     assert removed.signer_id == middle
     alice.client.keys.rotate(alice.mailbox, signer=True)
     liar.lie("GET", r"/v1/keys/.*", lambda _, answer: answer.changed(revoked=[str(middle)]))
-    bob.mailbox.trust.drop_bundle(alice.name)
+    bob.mailbox.pinned_keys.drop_bundle(alice.name)
     shows(liar, of_first_pair)
     lists(liar, mallory)
     refuses(bob, channel, liar)
@@ -329,7 +329,7 @@ def test_a_pair_that_was_replaced_takes_over_no_name(people: People, liar: Liar)
     stolen = alice.mailbox.identity.pair
     liar.lie("GET", r"/v1/keys/.*", lambda _, answer: answer.changed(revoked=[]))
     alice.client.keys.emergency_rotate(alice.mailbox, why="stolen")
-    bob.mailbox.trust.drop_bundle(alice.name)  # an hour later
+    bob.mailbox.pinned_keys.drop_bundle(alice.name)  # an hour later
     bob.client.channels.find(bob.mailbox, channel)
     mended, other = pinned(bob, channel), uuid4()
     entry = Member(mallory.name, may_publish=True, may_subscribe=True)
@@ -392,7 +392,7 @@ def test_a_process_that_was_held_up_takes_back_nothing(
     [(late, at)] = held
     alice.mailbox.rosters.pin_own(late, at)
     assert pinned(alice, channel) == removed
-    alice.mailbox.own.refresh()
+    alice.mailbox.own_keys.refresh()
     through(liar, alice)
     shows(liar, late)
     for asked in (("PUT", ROSTER), ("POST", CHANNEL + "/epoch")):
@@ -412,7 +412,7 @@ def test_a_deleted_channel_is_not_asked_for_with_every_message(people: People, l
     for _ in range(2):
         alice.client.mail.send(alice.mailbox, bob.name, b"hello")
     assert liar.count("GET", CHANNEL) == 0
-    assert Kind.WARNING not in [one.kind for one in alice.mailbox.notices.take()]
+    assert NoticeKind.WARNING not in [one.kind for one in alice.mailbox.notices.take()]
 
 
 def test_a_fault_of_the_disk_while_rosters_are_looked_at_spoils_no_send(people: People) -> None:

@@ -21,8 +21,8 @@ from angelia.envelope.rosters import (
     sign_roster,
 )
 from angelia.envelope.sealing import ChannelKey, EpochKey
+from angelia.envelope.times import unix_ms
 from angelia.errors import NotFound
-from angelia.keys.model import unix_ms
 from angelia.mailbox.channels import ChannelMessage
 from liar import Answer, Asked, Liar, problem
 from rostered import (
@@ -371,7 +371,7 @@ def test_after_an_emergency_the_rosters_are_signed_anew_and_those_of_the_stolen_
     alice.client.keys.emergency_rotate(alice.mailbox, why="stolen")
     mended = pinned(alice, channel)
     assert (mended.version, [one.nhi for one in mended.members]) == (signed.version + 1, [bob.name])
-    bob.mailbox.trust.drop_bundle(alice.name)  # an hour later
+    bob.mailbox.pinned_keys.drop_bundle(alice.name)  # an hour later
     assert bob.client.channels.publish(bob.mailbox, channel, b"without mallory").unreached == {}
     assert pinned(bob, channel) == mended
     through(liar, bob)

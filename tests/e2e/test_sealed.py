@@ -13,7 +13,7 @@ import pytest
 from angelia.client import mailbox_keys
 from angelia.client.ack_plan import Told
 from angelia.envelope.refusals import NotAllowed, Replayed
-from angelia.mailbox.outgoing import Sent
+from angelia.mailbox.outbox_message import OutboxStatus
 from people import NO_LIMITS, Person
 from processes import ServerProcess
 
@@ -59,7 +59,7 @@ def test_a_message_goes_from_one_agent_to_another_and_opens_once(people: Callabl
     with pytest.raises(Replayed):
         bob.client.mail.open(bob.mailbox, sent.envelope.wire)
     alice.client.mail.update_outbox(alice.mailbox)
-    assert alice.mailbox.outbox.outgoing(sent.replay_key).status is Sent.DELIVERED
+    assert alice.mailbox.outbox.message(sent.replay_key).status is OutboxStatus.DELIVERED
 
 
 class Traffic:
@@ -137,12 +137,12 @@ def test_ten_rotations_under_continuous_sending_lose_nothing_and_show_nothing_tw
         resent += len(news.resent)
         traffic.receive()
     assert sorted(traffic.received) == sorted(traffic.sent)
-    sealed_again = [row.status for row in alice.mailbox.outbox.page(1000)].count(Sent.RESEALED)
+    sealed_again = [row.status for row in alice.mailbox.outbox.page(1000)].count(OutboxStatus.RESEALED)
     assert sealed_again > resent > 0
     traffic.receive()
     assert len(traffic.received) == len(traffic.sent)
     alice.client.mail.update_outbox(alice.mailbox)
-    assert {row.status for row in alice.mailbox.outbox.page(1000)} == {Sent.DELIVERED, Sent.RESEALED}
+    assert {row.status for row in alice.mailbox.outbox.page(1000)} == {OutboxStatus.DELIVERED, OutboxStatus.RESEALED}
     print(
         f"{len(traffic.sent)} messages through {ROTATIONS} rotations, {sealed_again} sealed again, "
         f"{resent} of them after the relay had taken them"

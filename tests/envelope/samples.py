@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from angelia.envelope import sealing, wire
 from angelia.envelope.ids import KeyType, valid_handle
 from angelia.envelope.kem import KemPrivateKey
-from angelia.envelope.merkle_batch import Proof, VerifiedRoots, depth
+from angelia.envelope.merkle_batch import MerkleProof, VerifiedRoots, depth
 from angelia.envelope.sealing import Letter
 from angelia.envelope.signing import Signatures, SigningPair, VerifyingPair
 from angelia.envelope.wire import Compression, Envelope, Header, Priority, Suite
@@ -101,10 +101,12 @@ def headers(draw: st.DrawFn) -> Header:
 
 
 @st.composite
-def proofs(draw: st.DrawFn) -> Proof:
+def proofs(draw: st.DrawFn) -> MerkleProof:
     count = draw(st.integers(1, 256))
     index = draw(st.integers(0, count - 1))
-    return Proof(index, count, tuple(draw(st.binary(min_size=32, max_size=32)) for _ in range(depth(index, count))))
+    return MerkleProof(
+        index, count, tuple(draw(st.binary(min_size=32, max_size=32)) for _ in range(depth(index, count)))
+    )
 
 
 @st.composite

@@ -16,11 +16,11 @@ from angelia.envelope.bundles import (
     FIRST_PREVIOUS,
     Bundle,
     KemEntry,
+    KemKeyStatus,
     Link,
-    Listed,
     OneTimeKey,
     RotationStatement,
-    Trusted,
+    TrustAnchor,
     UntrustedBundle,
     check_bundle,
     check_one_time_key,
@@ -46,14 +46,16 @@ NEXT = SigningPair.generate()
 
 
 def entry(kind: KeyType = XWING, **other: object) -> KemEntry:
-    values: dict[str, object] = {"key": BOB[kind].public, "status": Listed.ACTIVE, "created_at": NOW, **other}
+    values: dict[str, object] = {"key": BOB[kind].public, "status": KemKeyStatus.ACTIVE, "created_at": NOW, **other}
     return KemEntry(**values)  # type: ignore[arg-type]
 
 
-IN_GRACE = entry(key=OLD_XWING.public, status=Listed.GRACE, created_at=NOW - 9, expires_at=NOW + 9, rotated_at=NOW)
+IN_GRACE = entry(
+    key=OLD_XWING.public, status=KemKeyStatus.GRACE, created_at=NOW - 9, expires_at=NOW + 9, rotated_at=NOW
+)
 
 
-def made(pair: SigningPair = ALICE, *, after: Trusted | None = None, **other: object) -> Bundle:
+def made(pair: SigningPair = ALICE, *, after: TrustAnchor | None = None, **other: object) -> Bundle:
     values: dict[str, object] = {"agent_nhi": HANDLE, "issued_at": NOW, "kem_keys": (entry(),), **other}
     return sign_bundle(pair, after=after, **values)  # type: ignore[arg-type]
 
@@ -213,7 +215,7 @@ def test_signatures_of_two_pairs_do_not_make_one() -> None:
 
 
 TOO_MANY = tuple(
-    entry(key=KemPrivateKey.generate(XWING).public, status=Listed.GRACE, rotated_at=NOW) for _ in range(16)
+    entry(key=KemPrivateKey.generate(XWING).public, status=KemKeyStatus.GRACE, rotated_at=NOW) for _ in range(16)
 )
 ALONE = parse_kem_key(ML_KEM, BOB[XWING].public.raw[:ML_KEM_PUBLIC])
 HALF_RENEWED = parse_kem_key(XWING, BOB[XWING].public.raw[:ML_KEM_PUBLIC] + OLD_XWING.public.raw[ML_KEM_PUBLIC:])
@@ -236,7 +238,7 @@ WRONG: dict[str, dict[str, object]] = {
     "a mask without the key's suite": {"suites": 0b1000},
     "no keys": {"kem_keys": ()},
     "too many keys": {"kem_keys": (entry(), *TOO_MANY)},
-    "a key twice": {"kem_keys": (entry(), entry(status=Listed.GRACE, rotated_at=NOW))},
+    "a key twice": {"kem_keys": (entry(), entry(status=KemKeyStatus.GRACE, rotated_at=NOW))},
     "two active keys of one type": {"kem_keys": (entry(), entry(key=OLD_XWING.public))},
     "grace before active": {"kem_keys": (IN_GRACE, entry())},
     "no active key": {"kem_keys": (IN_GRACE,), "suites": 0b1000},
@@ -258,8 +260,8 @@ def test_a_bundle_that_is_signed_and_wrong_is_refused(changes: dict[str, object]
     "changes",
     [
         {"kem_keys": (entry(), entry(key=ALONE)), "suites": 0b1011},
-        {"kem_keys": (entry(), entry(key=ALONE, status=Listed.GRACE, rotated_at=NOW))},
-        {"kem_keys": (entry(), entry(key=HALF_RENEWED, status=Listed.GRACE, rotated_at=NOW))},
+        {"kem_keys": (entry(), entry(key=ALONE, status=KemKeyStatus.GRACE, rotated_at=NOW))},
+        {"kem_keys": (entry(), entry(key=HALF_RENEWED, status=KemKeyStatus.GRACE, rotated_at=NOW))},
     ],
     ids=["alone", "alone, in grace", "half renewed"],
 )

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from angelia.envelope import merkle_batch, sealing, wire
-from angelia.envelope.merkle_batch import Proof, VerifiedRoots
+from angelia.envelope.merkle_batch import MerkleProof, VerifiedRoots
 from angelia.envelope.refusals import Malformed, SignatureFailed
 from angelia.envelope.signing import Purpose, Signatures, VerifyingPair
 from angelia.envelope.wire import Envelope
@@ -56,7 +56,7 @@ def test_root_and_paths_are_those_of_rfc_9162(given_leaves: list[bytes], data: s
 def test_every_leaf_and_its_path_lead_to_the_root(given_leaves: list[bytes], data: st.DataObject) -> None:
     root, paths = merkle_batch.tree(given_leaves)
     index = data.draw(st.integers(0, len(given_leaves) - 1))
-    proof = Proof(index, len(given_leaves), paths[index])
+    proof = MerkleProof(index, len(given_leaves), paths[index])
     assert merkle_batch.root_of(given_leaves[index], proof) == root
     assert len(proof.path) == merkle_batch.depth(index, proof.count)
     if proof.path:

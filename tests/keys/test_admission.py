@@ -15,11 +15,12 @@ from angelia.envelope.bundles import Link
 from angelia.envelope.ids import KeyType
 from angelia.envelope.refusals import InvalidKey, SuiteRefused
 from angelia.envelope.signing import VerifyingPair
+from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Compression, Header, Priority, Suite
 from angelia.errors import AngeliaError, InvalidArgument, KeyNotFound, KeyRevoked, KeyStale
 from angelia.keys.admission import Signed, signers, spend_one_time, stale, standings
 from angelia.keys.bundle_succession import Emergency
-from angelia.keys.model import DESTROY_AFTER, ONE_TIME_USE, Reason, unix_ms
+from angelia.keys.model import DESTROY_AFTER, ONE_TIME_USE, Reason
 from angelia.stores.ledger import Tx
 from keyholder import KeyHolder, KeySlice
 

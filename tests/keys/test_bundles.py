@@ -20,9 +20,10 @@ from angelia.envelope.bundles import Link
 from angelia.envelope.ids import KeyType, hot_tag
 from angelia.envelope.json_form import to_text
 from angelia.envelope.signing import SigningPair
+from angelia.envelope.times import unix_ms
 from angelia.errors import ClockSkew, InvalidArgument, Unavailable
 from angelia.keys import routes, service, store
-from angelia.keys.model import BundleAnswer, LinkDocument, Reason, bundle_document, parse_links, unix_ms
+from angelia.keys.model import BundleAnswer, LinkDocument, Reason, bundle_document, parse_links
 from angelia.keys.service import Keys
 from angelia.keys.store import HotBundles
 from angelia.stores.valkey import HotTier
@@ -123,8 +124,8 @@ async def test_an_old_bundle_a_gap_and_a_broken_link_are_conflicts_with_the_pres
     assert (await alice.publish(server, alice.bundle())).status_code == 201
     present = alice.last
     assert present is not None
-    gap = bundles.Trusted(agent_nhi="alice", signer=first.signer, bundle_version=4, bundle_hash=present.bundle_hash)
-    broken = bundles.Trusted(agent_nhi="alice", signer=first.signer, bundle_version=3, bundle_hash=bytes(32))
+    gap = bundles.TrustAnchor(agent_nhi="alice", signer=first.signer, bundle_version=4, bundle_hash=present.bundle_hash)
+    broken = bundles.TrustAnchor(agent_nhi="alice", signer=first.signer, bundle_version=3, bundle_hash=bytes(32))
     for wrong in (
         old,
         alice.bundle(after=None),

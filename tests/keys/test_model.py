@@ -13,11 +13,12 @@ import msgspec
 import pytest
 
 from angelia.envelope import bundles
-from angelia.envelope.bundles import KemEntry, Link, Listed, trusted_by
+from angelia.envelope.bundles import KemEntry, KemKeyStatus, Link, trusted_by
 from angelia.envelope.ids import KeyType
 from angelia.envelope.kem import KemPrivateKey
 from angelia.envelope.refusals import InvalidKey, Malformed
 from angelia.envelope.signing import SigningPair
+from angelia.envelope.times import moment, unix_ms
 from angelia.errors import AngeliaError, InvalidArgument
 from angelia.keys.model import (
     DESTROY_AFTER,
@@ -30,14 +31,12 @@ from angelia.keys.model import (
     RotationDocument,
     bundle_document,
     link_document,
-    moment,
     one_time_document,
     parse_bundle,
     parse_link,
     parse_one_time_key,
     parse_rotation,
     rotation_document,
-    unix_ms,
 )
 
 NOW = 1_735_171_200_123
@@ -47,7 +46,7 @@ FIRST = bundles.sign_bundle(
     PAIR,
     agent_nhi="alice",
     issued_at=NOW,
-    kem_keys=(KemEntry(key=OLD.public, status=Listed.ACTIVE, created_at=NOW),),
+    kem_keys=(KemEntry(key=OLD.public, status=KemKeyStatus.ACTIVE, created_at=NOW),),
     after=None,
 )
 BUNDLE = bundles.sign_bundle(
@@ -55,9 +54,9 @@ BUNDLE = bundles.sign_bundle(
     agent_nhi="alice",
     issued_at=NOW,
     kem_keys=(
-        KemEntry(key=KEY.public, status=Listed.ACTIVE, created_at=NOW, expires_at=NOW + 1),
-        KemEntry(key=ML_KEM.public, status=Listed.ACTIVE, created_at=NOW),
-        KemEntry(key=OLD.public, status=Listed.GRACE, created_at=NOW - 5, rotated_at=NOW),
+        KemEntry(key=KEY.public, status=KemKeyStatus.ACTIVE, created_at=NOW, expires_at=NOW + 1),
+        KemEntry(key=ML_KEM.public, status=KemKeyStatus.ACTIVE, created_at=NOW),
+        KemEntry(key=OLD.public, status=KemKeyStatus.GRACE, created_at=NOW - 5, rotated_at=NOW),
     ),
     suites=0b1011,
     after=trusted_by(FIRST),

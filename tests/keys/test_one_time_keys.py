@@ -17,18 +17,10 @@ from angelia.envelope import bundles
 from angelia.envelope.bundles import Link, OneTimeKey
 from angelia.envelope.ids import KeyType
 from angelia.envelope.signing import SigningPair
+from angelia.envelope.times import moment, unix_ms
 from angelia.errors import AngeliaError, Conflict, InvalidArgument, KeyNotFound
 from angelia.keys import service
-from angelia.keys.model import (
-    ONE_TIME_LIFE,
-    ONE_TIME_USE,
-    BundleAnswer,
-    Reason,
-    moment,
-    one_time_document,
-    parse_one_time_key,
-    unix_ms,
-)
+from angelia.keys.model import ONE_TIME_LIFE, ONE_TIME_USE, BundleAnswer, Reason, one_time_document, parse_one_time_key
 from keyholder import KeyHolder, KeySlice, audited
 from support import Agent, Server
 

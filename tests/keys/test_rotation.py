@@ -16,14 +16,15 @@ import pytest
 from angelia.agents import service as agents_service
 from angelia.audit import service as audit
 from angelia.envelope import bundles
-from angelia.envelope.bundles import KemEntry, Link, Listed
+from angelia.envelope.bundles import KemEntry, KemKeyStatus, Link
 from angelia.envelope.ids import KeyType, key_id
 from angelia.envelope.kem import KemPrivateKey
 from angelia.envelope.signing import SigningPair
+from angelia.envelope.times import unix_ms
 from angelia.errors import AngeliaError, Conflict, InvalidArgument, NotFound
 from angelia.keys import service
 from angelia.keys.bundle_succession import Emergency
-from angelia.keys.model import DESTROY_AFTER, KeyStatus, Policy, Reason, parse_links, rotation_document, unix_ms
+from angelia.keys.model import DESTROY_AFTER, KeyStatus, Policy, Reason, parse_links, rotation_document
 from keyholder import KeyHolder, KeySlice, audited, everything, fetched, publication
 from support import Server
 
@@ -234,7 +235,7 @@ async def test_a_bundle_does_not_lie_about_when_a_key_was_rotated(keys_slice: Ke
         await alice.accepted(keys_slice, Link(alice.bundle(at=unix_ms(now))))
     stranger = KemEntry(
         key=KemPrivateKey.generate(KeyType.XWING).public,
-        status=Listed.GRACE,
+        status=KemKeyStatus.GRACE,
         created_at=unix_ms(now),
         rotated_at=unix_ms(now),
     )
@@ -258,7 +259,7 @@ async def test_of_rotations_at_once_one_wins_and_nothing_is_half_done(
         key_id(KeyType.ED25519, winner.bundle.signer.ed25519),
         key_id(KeyType.ML_DSA_65, winner.bundle.signer.ml_dsa),
     }
-    assert active == signer_ids | {e.key.key_id for e in winner.bundle.kem_keys if e.status is Listed.ACTIVE}
+    assert active == signer_ids | {e.key.key_id for e in winner.bundle.kem_keys if e.status is KemKeyStatus.ACTIVE}
     request_key = await connection.fetchval("SELECT public_key FROM agents WHERE handle = 'alice'")
     assert request_key == winner.bundle.signer.ed25519
 

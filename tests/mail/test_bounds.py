@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 import asyncpg
 import pytest
 
+from angelia.envelope.times import unix_ms
 from angelia.errors import QueueFull
-from angelia.keys.model import unix_ms
 from angelia.mail import service
 from mailroom import Correspondent
 from postoffice import PostOffice, left

@@ -17,9 +17,9 @@ from angelia.envelope import wire as wire_form
 from angelia.envelope.ids import KeyType
 from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.receipts import ReceiptStatus, receipt_document
+from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Priority
 from angelia.errors import Conflict, KeyRevoked, LeaseLost, MessageExpired, NotFound, Unavailable
-from angelia.keys.model import unix_ms
 from angelia.mail import delivery as delivery_module
 from angelia.mail.acknowledgement import PutBack, Settled, new_ack
 from angelia.mail.delivery import Wanted

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from angelia.envelope.ids import bucket_of
+from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Envelope, Priority
 from angelia.errors import AngeliaError, Unavailable
-from angelia.keys.model import unix_ms
 from angelia.mail import ticks as upkeep_module
 from angelia.mail.acknowledgement import PutBack, Settled, new_ack, new_nack
 from angelia.mail.delivery import Wanted

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from angelia.envelope.ids import hot_tag
+from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Envelope, Priority
 from angelia.errors import DiskFull
-from angelia.keys.model import unix_ms
 from angelia.mail import store
 from angelia.mail.delivery import Handed, Wanted
 from angelia.mail.model import Place

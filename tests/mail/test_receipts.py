@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from angelia.envelope.receipts import Receipt, ReceiptStatus, check_receipt, parse_receipt, receipt_document
 from angelia.envelope.receipts import ReceiptDocument as Document
+from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Envelope
 from angelia.errors import Conflict, MessageExpired, ReceiptArchived
 from angelia.keys.bundle_succession import Emergency
-from angelia.keys.model import Reason, unix_ms
+from angelia.keys.model import Reason
 from angelia.mail.acknowledgement import Settled
 from angelia.mail.model import ARCHIVE_MARGIN, Attested, ReceiptRow, Status, Waiting, closed_before, settled_before
 from keyholder import now_ms

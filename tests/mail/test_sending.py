@@ -16,10 +16,11 @@ from angelia.envelope.ids import KeyType
 from angelia.envelope.kem import KemPublicKey
 from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.sealing import EpochKey, Post
+from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import MAX_ENVELOPE, Compression, Envelope, Priority
 from angelia.errors import AngeliaError, ClockSkew, KeyNotFound, KeyRevoked, KeyStale, MessageExpired, Unavailable
 from angelia.keys.bundle_succession import Emergency
-from angelia.keys.model import Reason, unix_ms
+from angelia.keys.model import Reason
 from angelia.mail.service import Sent
 from angelia.policy.model import Action, Effect
 from keyholder import now_ms

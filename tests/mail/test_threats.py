@@ -21,10 +21,11 @@ from angelia.envelope import json_form, sealing, wire
 from angelia.envelope.ids import KeyType
 from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.refusals import SignatureFailed
+from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Compression, Envelope, Priority
 from angelia.errors import Denied, Unavailable
 from angelia.keys.bundle_succession import Emergency
-from angelia.keys.model import Reason, unix_ms
+from angelia.keys.model import Reason
 from angelia.mail import model, service
 from angelia.mail.model import HOLD
 from angelia.policy.model import Action, Effect

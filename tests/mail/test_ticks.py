@@ -12,9 +12,9 @@ import asyncpg
 import pytest
 
 from angelia.envelope.ids import bucket_of
+from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Priority
 from angelia.errors import Unavailable
-from angelia.keys.model import unix_ms
 from angelia.mail import ticks as upkeep_module
 from angelia.mail.acknowledgement import Settled
 from angelia.mail.hot_store import events

@@ -18,16 +18,16 @@ NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 def made(home: Path, name: str) -> Mailbox:
     """A new agent with a mailbox and a first bundle."""
     box = Mailbox(home, identity.create(home, name), NOW)
-    box.own.first_bundle(NOW)
-    box.own.finish_rotation(NOW)
+    box.own_keys.first_bundle(NOW)
+    box.own_keys.finish_rotation(NOW)
     return box
 
 
 def pin(one: Mailbox, other: Mailbox) -> None:
     """Believe another agent, and allow its mail."""
-    link = other.own.newest()
+    link = other.own_keys.newest()
     assert link is not None
-    one.trust.pin_first(link, NOW)
+    one.pinned_keys.pin_first(link, NOW)
     one.allowlist.allow(other.identity.handle, NOW)
 
 
@@ -94,7 +94,7 @@ def send(alice: Mailbox) -> Callable[..., bytes]:
     """Seals a message from Alice to the newest bundle that she has of somebody; the wire form."""
 
     def seal(to: str = "bob", body: bytes = b"hello", now: datetime = NOW, **options: object) -> bytes:
-        known = alice.trust.bundle(to, now, max_age=None)
+        known = alice.pinned_keys.bundle(to, now, max_age=None)
         assert known is not None
         return alice.outbox.seal(known.link, body, now=now, **options).wire  # type: ignore[arg-type]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from angelia.mailbox import identity
-from angelia.mailbox.database import Database
+from angelia.mailbox.database import MailboxDatabase
 from angelia.mailbox.mailbox import Mailbox
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -42,25 +42,25 @@ def receive_two(home: Path, argument: str) -> Callable[[], object]:
 
 def seal(home: Path, argument: str) -> Callable[[], object]:
     box = opened(home, "alice")
-    known = box.trust.bundle("bob", NOW)
+    known = box.pinned_keys.bundle("bob", NOW)
     assert known is not None
     return lambda: box.outbox.seal(known.link, argument.encode(), now=NOW)
 
 
 def reseal(home: Path, argument: str) -> Callable[[], object]:
     box = opened(home, "alice")
-    known = box.trust.bundle("bob", NOW)
+    known = box.pinned_keys.bundle("bob", NOW)
     assert known is not None
     return lambda: box.outbox.reseal(argument, known.link, NOW + timedelta(minutes=10))
 
 
 def rotate(home: Path, argument: str) -> Callable[[], object]:
-    own, what = opened(home, "bob").own, {flag: flag in argument for flag in ("kem", "signer", "emergency")}
+    own, what = opened(home, "bob").own_keys, {flag: flag in argument for flag in ("kem", "signer", "emergency")}
     return lambda: (own.begin_rotation(NOW, suites=SUITES, **what), own.finish_rotation(NOW))
 
 
 def wait(home: Path, argument: str) -> Callable[[], object]:
-    own = opened(home, "bob").own
+    own = opened(home, "bob").own_keys
     return lambda: (
         own.begin_rotation(NOW, emergency=True, signer=True, why="laptop lost"),
         own.finish_rotation(NOW),  # the rotation that was under way
@@ -69,13 +69,13 @@ def wait(home: Path, argument: str) -> Callable[[], object]:
 
 
 def abandon(home: Path, argument: str) -> Callable[[], object]:
-    own = opened(home, "bob").own
+    own = opened(home, "bob").own_keys
     return lambda: (own.begin_rotation(NOW, signer=True, suites=SUITES), own.abandon_rotation())
 
 
 def begin_again(home: Path, argument: str) -> Callable[[], object]:
     box = opened(home, "carol")
-    return lambda: (box.own.first_bundle(NOW, SUITES), box.own.finish_rotation(NOW))
+    return lambda: (box.own_keys.first_bundle(NOW, SUITES), box.own_keys.finish_rotation(NOW))
 
 
 def migrate(home: Path, argument: str) -> Callable[[], object]:
@@ -109,13 +109,13 @@ def kill_before(step: int) -> None:
     real_open = os.open
     for name in STEPS:
         setattr(os, name, functools.partial(counted, getattr(os, name)))
-    commit = Database._commit
+    commit = MailboxDatabase._commit
 
-    def committed(self: Database, connection: sqlite3.Connection) -> None:
+    def committed(self: MailboxDatabase, connection: sqlite3.Connection) -> None:
         counted(commit, self, connection)
         counted(lambda: None)  # what was committed and not yet told
 
-    Database._commit = committed  # type: ignore[method-assign]
+    MailboxDatabase._commit = committed  # type: ignore[method-assign]
 
 
 def run(scenario: str, home: Path, argument: str, step: int) -> bool:

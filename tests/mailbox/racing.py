@@ -19,9 +19,9 @@ from pathlib import Path
 from angelia.envelope.refusals import Replayed
 from angelia.errors import AngeliaError
 from angelia.mailbox import identity, replay
-from angelia.mailbox.database import Database
+from angelia.mailbox.database import MailboxDatabase
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.replay import Seen
+from angelia.mailbox.replay import SeenEnvelope
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 
@@ -38,12 +38,12 @@ def receive(home: str, name: str, file: str) -> Counter[str]:
 
 
 def remember(directory: str, keys: str) -> Counter[str]:
-    database, outcomes = Database(Path(directory)), Counter[str]()
+    database, outcomes = MailboxDatabase(Path(directory)), Counter[str]()
     order = list(range(int(keys)))
     random.Random(os.getpid()).shuffle(order)
     wait()
     for number in order:
-        seen = Seen(
+        seen = SeenEnvelope(
             replay_key=f"{number:064x}",
             msg_id=str(number),
             sender="alice",

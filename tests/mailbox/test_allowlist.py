@@ -55,7 +55,7 @@ def test_a_label_comes_back_as_it_was_whatever_is_in_it(alice: Mailbox, bob: Mai
     exported = alice.allowlist.export_json()
     assert json.loads(exported)[0]["label"] == label
     assert b"\x1b" not in exported
-    assert alice.trust.pin("bob") is not None
+    assert alice.pinned_keys.pin("bob") is not None
 
 
 @pytest.mark.parametrize("label", ["x" * 257, "\ud800"])

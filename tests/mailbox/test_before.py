@@ -13,7 +13,7 @@ import pytest
 
 from angelia.mailbox import identity
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.outgoing import Outgoing, Sent
+from angelia.mailbox.outbox_message import OutboxMessage, OutboxStatus
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "before" / "home.tar.xz"
 # While its mail was alive, whenever the test runs.
@@ -41,45 +41,45 @@ def alice(home: Path) -> Iterator[Mailbox]:
         yield mailbox
 
 
-def told(row: Outgoing) -> tuple[Sent, Sent | None, bool, int]:
-    return row.status, row.said, row.resealable, row.reseals
+def told(row: OutboxMessage) -> tuple[OutboxStatus, OutboxStatus | None, bool, int]:
+    return row.status, row.reported, row.resealable, row.reseals
 
 
 def test_an_outbox_of_the_build_before_keeps_its_messages_and_what_is_known_of_them(alice: Mailbox) -> None:
     assert [told(row) for row in reversed(alice.outbox.page())] == [
-        (Sent.DELIVERED, None, False, 0),
-        (Sent.STORED, Sent.FAILED, True, 0),  # a server's word, whose content was kept
-        (Sent.DELIVERED, None, False, 0),
-        (Sent.QUEUED, None, True, 0),
-        (Sent.STORED, None, True, 0),
+        (OutboxStatus.DELIVERED, None, False, 0),
+        (OutboxStatus.STORED, OutboxStatus.FAILED, True, 0),  # a server's word, whose content was kept
+        (OutboxStatus.DELIVERED, None, False, 0),
+        (OutboxStatus.QUEUED, None, True, 0),
+        (OutboxStatus.STORED, None, True, 0),
     ]
     assert len(alice.outbox.due(THEN)) == 1
     assert alice.verify() == []
 
 
 def test_what_the_build_before_called_failed_is_sent_again_when_its_sender_says_so(alice: Mailbox) -> None:
-    (failed,) = [row for row in alice.outbox.page() if row.said is Sent.FAILED]
+    (failed,) = [row for row in alice.outbox.page() if row.reported is OutboxStatus.FAILED]
     assert failed.replay_key not in {row.replay_key for row in alice.outbox.due(THEN)}
     assert alice.outbox.retry_now(THEN) == 2
     assert failed.replay_key in {row.replay_key for row in alice.outbox.due(THEN)}
-    assert alice.outbox.mark(failed.replay_key, Sent.DELIVERED)
+    assert alice.outbox.mark(failed.replay_key, OutboxStatus.DELIVERED)
 
 
 def test_what_the_build_before_called_failed_is_asked_about_again_and_settled_by_a_signature(alice: Mailbox) -> None:
     """It did not write down whether the recipient had signed that."""
-    (failed,) = [row for row in alice.outbox.page() if row.said is Sent.FAILED]
+    (failed,) = [row for row in alice.outbox.page() if row.reported is OutboxStatus.FAILED]
     assert failed.replay_key in {row.replay_key for row in alice.outbox.unsettled(THEN)}
-    assert alice.outbox.mark(failed.replay_key, Sent.FAILED)
-    assert told(alice.outbox.outgoing(failed.replay_key)) == (Sent.FAILED, None, False, 0)
+    assert alice.outbox.mark(failed.replay_key, OutboxStatus.FAILED)
+    assert told(alice.outbox.message(failed.replay_key)) == (OutboxStatus.FAILED, None, False, 0)
 
 
 def test_what_waits_in_it_can_be_sealed_again_settled_and_deleted(alice: Mailbox) -> None:
     (waiting,) = alice.outbox.due(THEN)
-    known = alice.trust.bundle("bob", THEN, max_age=None)
+    known = alice.pinned_keys.bundle("bob", THEN, max_age=None)
     assert known is not None
     again = alice.outbox.reseal(waiting.replay_key, known.link, THEN)
     assert again.header.message_id == waiting.message_id
-    assert alice.outbox.mark(again.replay_key, Sent.DELIVERED)
+    assert alice.outbox.mark(again.replay_key, OutboxStatus.DELIVERED)
     alice.delete(again.replay_key, THEN)
     assert waiting.message_id not in {row.message_id for row in alice.outbox.page()}
     assert alice.verify() == []
@@ -101,6 +101,6 @@ def test_what_a_server_called_revoked_stays_so(home: Path) -> None:
         old.execute("""UPDATE bundles SET revoked = '["00000000-0000-4000-8000-000000000007"]' WHERE nhi = 'bob'""")
     old.close()
     with Mailbox(home, identity.load(home, "alice", lambda: ""), THEN) as alice:
-        known = alice.trust.bundle("bob", THEN, max_age=None)
+        known = alice.pinned_keys.bundle("bob", THEN, max_age=None)
         assert known is not None
         assert known.revoked == {UUID("00000000-0000-4000-8000-000000000007")}

@@ -17,7 +17,7 @@ import pytest
 from angelia.envelope.refusals import Replayed
 from angelia.errors import InvalidArgument, NotFound
 from angelia.mailbox import calyx_import
-from angelia.mailbox.database import Database, unstamp
+from angelia.mailbox.database import MailboxDatabase, unstamp
 from angelia.mailbox.mailbox import Mailbox
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -33,9 +33,9 @@ def runtime(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
+def database(tmp_path: Path) -> Iterator[MailboxDatabase]:
     (tmp_path / "mail").mkdir(mode=0o700)
-    made = Database(tmp_path / "mail")
+    made = MailboxDatabase(tmp_path / "mail")
     yield made
     made.close()
 
@@ -67,7 +67,7 @@ def seen(runtime: Path, msg_ids: object) -> Path:
     return path
 
 
-def rows(database: Database, table: str) -> list[tuple[Any, ...]]:
+def rows(database: MailboxDatabase, table: str) -> list[tuple[Any, ...]]:
     with database.transaction() as tx:
         return tx.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall()  # noqa: S608
 
@@ -86,7 +86,9 @@ def test_the_old_rule_hashes_sorted_compact_json_in_nfc() -> None:
             calyx_import.old_replay_key(bad)
 
 
-def test_ids_with_an_envelope_become_rows_and_the_others_are_denied_by_id(runtime: Path, database: Database) -> None:
+def test_ids_with_an_envelope_become_rows_and_the_others_are_denied_by_id(
+    runtime: Path, database: MailboxDatabase
+) -> None:
     old, new = envelope("old", None), envelope("new")
     store(runtime, old)
     store(runtime, new, f"{calyx_import.old_replay_key(new)}.json", folder="outbox")
@@ -102,7 +104,7 @@ def test_ids_with_an_envelope_become_rows_and_the_others_are_denied_by_id(runtim
     assert [row[0] for row in rows(database, "legacy_msg_ids")] == ["gone"]
 
 
-def test_a_second_run_changes_nothing_and_copies_nothing(runtime: Path, database: Database) -> None:
+def test_a_second_run_changes_nothing_and_copies_nothing(runtime: Path, database: MailboxDatabase) -> None:
     store(runtime, envelope("a"))
     seen(runtime, ["a", "b"])
     first = calyx_import.migrate(database, runtime, NOW)
@@ -114,7 +116,7 @@ def test_a_second_run_changes_nothing_and_copies_nothing(runtime: Path, database
     assert (rows(database, "replay_state"), rows(database, "legacy_msg_ids"), sorted(runtime.rglob("*"))) == before
 
 
-def test_what_was_copied_is_never_overwritten(runtime: Path, database: Database) -> None:
+def test_what_was_copied_is_never_overwritten(runtime: Path, database: MailboxDatabase) -> None:
     for number in range(3):
         seen(runtime, [f"id-{number}"])
         store(runtime, envelope(f"id-{number}"))
@@ -127,7 +129,9 @@ def test_what_was_copied_is_never_overwritten(runtime: Path, database: Database)
     assert not (mailbox / "outbox_backup_v0.1").exists()
 
 
-def test_copies_are_private_from_birth(runtime: Path, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_are_private_from_birth(
+    runtime: Path, database: MailboxDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store(runtime, envelope("a"))
     seen(runtime, ["a"])
     modes: list[int] = []
@@ -146,7 +150,7 @@ def test_copies_are_private_from_birth(runtime: Path, database: Database, monkey
     assert modes == [0o600, 0o600]
 
 
-def test_the_original_files_stay_as_they_are(runtime: Path, database: Database) -> None:
+def test_the_original_files_stay_as_they_are(runtime: Path, database: MailboxDatabase) -> None:
     cache, letter = seen(runtime, ["a"]), store(runtime, envelope("a"))
     before = [(path.read_bytes(), path.stat().st_mtime_ns) for path in (cache, letter)]
     calyx_import.migrate(database, runtime, NOW)
@@ -157,7 +161,7 @@ def test_the_original_files_stay_as_they_are(runtime: Path, database: Database) 
     "content", ["", "{", "nul", "[" * 100_000, '{"a": 1}', '"a"', "[1]", "[null]", '[""]', '["a\\u001b"]', "[[]]"]
 )
 def test_a_cache_that_is_no_list_of_ids_is_refused_and_nothing_is_done(
-    runtime: Path, database: Database, content: str
+    runtime: Path, database: MailboxDatabase, content: str
 ) -> None:
     (runtime / "mailbox" / "seen_cache.json").write_text(content)
     with pytest.raises(InvalidArgument):
@@ -167,7 +171,7 @@ def test_a_cache_that_is_no_list_of_ids_is_refused_and_nothing_is_done(
 
 
 def test_the_database_of_a_version_that_had_no_cache_is_not_taken_over_and_that_is_said(
-    runtime: Path, database: Database
+    runtime: Path, database: MailboxDatabase
 ) -> None:
     store(runtime, envelope("a"))
     old = runtime / "mailbox" / "replay_state.db"
@@ -194,7 +198,7 @@ def test_the_database_of_a_version_that_had_no_cache_is_not_taken_over_and_that_
     ],
 )
 def test_an_envelope_that_cannot_be_read_is_named_and_its_id_is_denied(
-    runtime: Path, database: Database, spoiled: bytes
+    runtime: Path, database: MailboxDatabase, spoiled: bytes
 ) -> None:
     (runtime / "mailbox" / "inbox" / "a.json").write_bytes(spoiled)
     seen(runtime, ["a"])
@@ -203,7 +207,7 @@ def test_an_envelope_that_cannot_be_read_is_named_and_its_id_is_denied(
 
 
 def test_links_and_pipes_among_the_envelopes_are_not_followed(
-    runtime: Path, database: Database, tmp_path: Path
+    runtime: Path, database: MailboxDatabase, tmp_path: Path
 ) -> None:
     (tmp_path / "outside.json").write_text(json.dumps(envelope("a")))
     (runtime / "mailbox" / "inbox" / "link.json").symlink_to(tmp_path / "outside.json")
@@ -214,7 +218,7 @@ def test_links_and_pipes_among_the_envelopes_are_not_followed(
     assert list((runtime / "mailbox" / "inbox_backup_v0").iterdir()) == []
 
 
-def test_ten_thousand_ids_go_over_in_transactions_of_a_thousand(runtime: Path, database: Database) -> None:
+def test_ten_thousand_ids_go_over_in_transactions_of_a_thousand(runtime: Path, database: MailboxDatabase) -> None:
     ids = [str(uuid.UUID(int=number)) for number in range(10_000)]
     seen(runtime, ids)
     commits = 0
@@ -231,7 +235,7 @@ def test_ten_thousand_ids_go_over_in_transactions_of_a_thousand(runtime: Path, d
 
 
 def test_a_migration_that_was_interrupted_goes_on_where_it_stopped(
-    runtime: Path, database: Database, monkeypatch: pytest.MonkeyPatch
+    runtime: Path, database: MailboxDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(3):
         store(runtime, envelope(f"id-{number}"))
@@ -256,7 +260,7 @@ def test_a_migration_that_was_interrupted_goes_on_where_it_stopped(
 
 
 def test_a_copy_that_was_cut_off_is_made_again(
-    runtime: Path, database: Database, monkeypatch: pytest.MonkeyPatch
+    runtime: Path, database: MailboxDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store(runtime, envelope("a"))
     seen(runtime, ["a"])

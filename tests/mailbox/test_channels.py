@@ -15,7 +15,7 @@ import pytest
 from angelia.envelope import sealing
 from angelia.envelope.refusals import (
     Expired,
-    FromFuture,
+    FutureEnvelope,
     IdConflict,
     Malformed,
     NotAllowed,
@@ -24,9 +24,9 @@ from angelia.envelope.refusals import (
     WrongRecipient,
 )
 from angelia.envelope.sealing import ChannelKey, EpochKey, Post
+from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Compression, Envelope, decode
 from angelia.errors import QueueFull
-from angelia.keys.model import unix_ms
 from angelia.mailbox import database, identity
 from angelia.mailbox.channels import ChannelMessage, EpochLeapt, EpochWentBack, Placed
 from angelia.mailbox.database import FILE, SCHEMA
@@ -129,9 +129,9 @@ def test_messages_of_strangers_are_not_opened_before_their_keys_are_known(
     envelope = carol.channels.seal(CHANNEL, key, b"who is this", NOW)
     with pytest.raises(NotAllowed):
         opened(bob, 1, envelope)
-    link = carol.own.newest()
+    link = carol.own_keys.newest()
     assert link is not None
-    bob.trust.pin_first(link, NOW)
+    bob.pinned_keys.pin_first(link, NOW)
     # Pinned is enough: who subscribes wants to hear all who publish.
     assert opened(bob, 1, envelope).body == b"who is this"
 
@@ -141,7 +141,7 @@ def test_messages_have_their_time(members: tuple[Mailbox, Mailbox], key: EpochKe
     envelope = alice.channels.seal(CHANNEL, key, b"short", NOW, ttl_seconds=60)
     with pytest.raises(Expired):
         opened(bob, 1, envelope, NOW + timedelta(seconds=60))
-    with pytest.raises(FromFuture):
+    with pytest.raises(FutureEnvelope):
         opened(bob, 1, envelope, NOW - timedelta(seconds=301))
     assert opened(bob, 1, envelope, NOW + timedelta(seconds=59)).body == b"short"
 

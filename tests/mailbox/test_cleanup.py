@@ -13,7 +13,7 @@ from angelia.envelope.refusals import IdConflict, Replayed
 from angelia.errors import NotFound
 from angelia.mailbox import identity
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.outgoing import Sent
+from angelia.mailbox.outbox_message import OutboxStatus
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -31,8 +31,8 @@ def on_disk(box: Mailbox, secret: bytes) -> bool:
 
 
 def rotate(box: Mailbox) -> None:
-    box.own.begin_rotation(NOW)
-    box.own.finish_rotation(NOW)
+    box.own_keys.begin_rotation(NOW)
+    box.own_keys.finish_rotation(NOW)
 
 
 @pytest.fixture
@@ -50,9 +50,9 @@ def test_a_clock_that_ran_ahead_for_a_moment_destroys_nothing(
     for now in (NOW + DAY, NOW + 400 * DAY, NOW + 400 * DAY + wrong_for, NOW + DAY + HOUR, NOW + DAY + 2 * HOUR):
         alice.receive_many([], now=now)
     assert len(seeds(alice)) == 1
-    assert alice.outbox.outgoing(unsent).status is Sent.STORED
+    assert alice.outbox.message(unsent).status is OutboxStatus.STORED
     assert [one.replay_key for one in alice.outbox.due(NOW + DAY)] == [unsent]
-    known = alice.trust.bundle("bob", NOW, max_age=None)
+    known = alice.pinned_keys.bundle("bob", NOW, max_age=None)
     assert known is not None
     alice.outbox.reseal(unsent, known.link, NOW + DAY)
 
@@ -63,7 +63,7 @@ def test_a_clock_that_runs_ahead_again_and_again_destroys_nothing(alice: Mailbox
         alice.receive_many([], now=NOW + (400 + n) * DAY)
         alice.receive_many([], now=NOW + n * MINUTE)
     assert len(seeds(alice)) == 1
-    assert alice.outbox.outgoing(unsent).resealable
+    assert alice.outbox.message(unsent).resealable
 
 
 def test_an_agent_that_was_away_for_a_month_destroys_soon_after_it_is_back(home: Path, alice: Mailbox) -> None:
@@ -78,13 +78,13 @@ def test_an_agent_that_was_away_for_a_month_destroys_soon_after_it_is_back(home:
 def test_a_message_past_its_time_is_not_tried_again_even_before_its_content_goes(
     alice: Mailbox, bob: Mailbox, unsent: str
 ) -> None:
-    expires = alice.outbox.outgoing(unsent).expires_at
+    expires = alice.outbox.message(unsent).expires_at
     assert len(alice.outbox.due(expires - MINUTE)) == 1
     assert alice.outbox.due(expires) == []
 
 
 def test_a_one_time_key_is_in_no_file_once_its_message_is_opened(bob: Mailbox, send: Send) -> None:
-    (key,) = bob.own.make_one_time_keys(1, NOW)
+    (key,) = bob.own_keys.make_one_time_keys(1, NOW)
     (seed,) = seeds(bob)
     sealed = send(one_time_key=key)
     assert on_disk(bob, seed)
@@ -103,12 +103,12 @@ def test_a_replaced_key_is_in_no_file_once_it_is_destroyed(bob: Mailbox) -> None
 
 @pytest.mark.parametrize("size", [100, 100_000])
 def test_the_content_of_a_message_is_in_no_file_once_it_is_delivered(alice: Mailbox, bob: Mailbox, size: int) -> None:
-    known = alice.trust.bundle("bob", NOW, max_age=None)
+    known = alice.pinned_keys.bundle("bob", NOW, max_age=None)
     assert known is not None
     key = alice.outbox.seal(known.link, bytes(size), now=NOW).replay_key
     _, content = alice.database.row("outbox_body", key)
     assert on_disk(alice, content[:60])
-    alice.outbox.mark(key, Sent.DELIVERED)
+    alice.outbox.mark(key, OutboxStatus.DELIVERED)
     assert not on_disk(alice, content[:60])
     assert not on_disk(alice, content[-60:])
 
@@ -116,9 +116,9 @@ def test_the_content_of_a_message_is_in_no_file_once_it_is_delivered(alice: Mail
 def test_what_a_killed_process_left_in_the_log_goes_when_the_mailbox_is_opened(
     home: Path, bob: Mailbox, send: Send, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (key,) = bob.own.make_one_time_keys(1, NOW)
+    (key,) = bob.own_keys.make_one_time_keys(1, NOW)
     (seed,) = seeds(bob)
-    monkeypatch.setattr("angelia.mailbox.database.Tx.empty_log", lambda _: None)
+    monkeypatch.setattr("angelia.mailbox.database.MailboxTx.empty_log", lambda _: None)
     bob.receive(send(one_time_key=key), now=NOW)
     assert on_disk(bob, seed)
     monkeypatch.undo()
@@ -143,9 +143,9 @@ def test_a_deleted_message_is_in_no_file_and_is_not_opened_again(bob: Mailbox, s
 def test_a_deleted_message_leaves_no_other_envelope_of_it_and_no_key_that_opens_one(
     alice: Mailbox, bob: Mailbox
 ) -> None:
-    known, later = alice.trust.bundle("bob", NOW, max_age=None), NOW + timedelta(minutes=10)
+    known, later = alice.pinned_keys.bundle("bob", NOW, max_age=None), NOW + timedelta(minutes=10)
     assert known is not None
-    keys = bob.own.make_one_time_keys(4, NOW)
+    keys = bob.own_keys.make_one_time_keys(4, NOW)
     first = alice.outbox.seal(known.link, b"destroy me", now=NOW, one_time_key=keys[0])
     second = alice.outbox.reseal(first.replay_key, known.link, later, one_time_key=keys[1])
     third = alice.outbox.reseal(second.replay_key, known.link, later + timedelta(minutes=10), one_time_key=keys[2])

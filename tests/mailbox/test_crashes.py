@@ -16,12 +16,12 @@ from angelia.envelope import sealing, wire
 from angelia.envelope.bundles import Bundle, Link, check_bundle, follow, trusted_by
 from angelia.envelope.refusals import Replayed, UnknownKey
 from angelia.envelope.sealing import Letter
-from angelia.keys.model import unix_ms
+from angelia.envelope.times import unix_ms
 from angelia.mailbox import identity, keyfile
 from angelia.mailbox.database import FILE
 from angelia.mailbox.inbox import Opened, ReadState
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.outgoing import Sent
+from angelia.mailbox.outbox_message import OutboxStatus
 from thief import CHANNEL, fill, opens, sealed_rows
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -79,7 +79,7 @@ def sealed_to(box: Mailbox, sender: Mailbox, bundle: Bundle) -> bytes:
 def test_a_message_is_neither_lost_nor_opened_twice(
     crash: Crash, bob: Mailbox, send: Send, tmp_path: Path, one_time: bool
 ) -> None:
-    (key,) = bob.own.make_one_time_keys(1, NOW)
+    (key,) = bob.own_keys.make_one_time_keys(1, NOW)
     sealed = send(one_time_key=key if one_time else None)
     (tmp_path / "sealed").write_bytes(sealed)
     was_there = []
@@ -135,7 +135,7 @@ def test_what_was_sealed_is_whole_or_was_never_there(crash: Crash) -> None:
 
 
 def test_a_message_is_sealed_again_whole_or_not_at_all(crash: Crash, alice: Mailbox, bob: Mailbox) -> None:
-    known = alice.trust.bundle("bob", NOW)
+    known = alice.pinned_keys.bundle("bob", NOW)
     assert known is not None
     old = alice.outbox.seal(known.link, b"again", now=NOW).replay_key
     for home in crash("reseal", old, least=5):
@@ -143,7 +143,7 @@ def test_a_message_is_sealed_again_whole_or_not_at_all(crash: Crash, alice: Mail
             rows = {row.replay_key: row for row in sender.outbox.page()}
             alive = [row for row in rows.values() if row.resealable]
             assert len(alive) == 1
-            assert rows[old].status is (Sent.STORED if len(rows) == 1 else Sent.RESEALED)
+            assert rows[old].status is (OutboxStatus.STORED if len(rows) == 1 else OutboxStatus.RESEALED)
 
 
 @pytest.mark.parametrize("what", ["kem", "signer", "kem signer"])
@@ -151,21 +151,21 @@ def test_a_rotation_loses_no_key_wherever_it_stops(
     crash: Crash, alice: Mailbox, bob: Mailbox, send: Send, what: str
 ) -> None:
     sealed = send(body=b"to the old key")
-    before = bob.own.newest()
+    before = bob.own_keys.newest()
     assert before is not None
     states = set()
     for home in crash("rotate", what, least=14):
         with opened(home) as box, opened(home, "alice") as sender:
             assert box.receive(sealed, now=NOW).body == b"to the old key"
-            pending = box.own.pending()
-            states.add((pending is not None, len(box.own.chain())))
+            pending = box.own_keys.pending()
+            states.add((pending is not None, len(box.own_keys.chain())))
             assert pending is None or not pending.accepted  # what a server took was completed by opening the mailbox
             if pending is not None:
                 published = sealed_to(box, sender, pending.link.bundle)
                 assert box.receive(published, now=NOW).body == b"to this bundle"
-            if len(box.own.chain()) == 1:
-                box.own.begin_rotation(NOW, kem="kem" in what, signer="signer" in what, suites=SUITES)
-                box.own.finish_rotation(NOW)
+            if len(box.own_keys.chain()) == 1:
+                box.own_keys.begin_rotation(NOW, kem="kem" in what, signer="signer" in what, suites=SUITES)
+                box.own_keys.finish_rotation(NOW)
             settled(box, before)
             assert box.receive(sealed_to(box, sender, newest(box)), now=NOW).body == b"to this bundle"
         with opened(home) as again:
@@ -175,19 +175,19 @@ def test_a_rotation_loses_no_key_wherever_it_stops(
 
 
 def newest(box: Mailbox) -> Bundle:
-    link = box.own.newest()
+    link = box.own_keys.newest()
     assert link is not None
     return link.bundle
 
 
 def settled(box: Mailbox, before: Link) -> None:
     """One step was made, others can follow it, and this agent signs as its newest bundle says."""
-    chain = box.own.chain()
+    chain = box.own_keys.chain()
     assert chain[0] == before
     reached = follow(trusted_by(before.bundle), chain[1:])
     assert reached.bundle_version == 2
     assert reached.signer.signer_id == box.identity.pair.public.signer_id
-    assert box.own.pending() is None
+    assert box.own_keys.pending() is None
     assert not any(name.startswith("next.") for name in box.identity.unlocked.seeds)
 
 
@@ -195,7 +195,7 @@ def test_an_emergency_is_complete_or_can_be_completed_and_then_nothing_old_is_le
     crash: Crash, alice: Mailbox, bob: Mailbox, send: Send
 ) -> None:
     channel_key = fill(bob, send)
-    sealed, before = send(), bob.own.newest()
+    sealed, before = send(), bob.own_keys.newest()
     stolen, rows = bob.identity.unlocked.seeds, list(sealed_rows(bob))
     assert before is not None
     under_two_keys = 0
@@ -205,10 +205,10 @@ def test_an_emergency_is_complete_or_can_be_completed_and_then_nothing_old_is_le
             (kept,) = bodies(box)
             assert kept == b"kept in the inbox"
             assert box.channels.key(CHANNEL, channel_key.key_id, NOW) == channel_key
-            if len(box.own.chain()) == 1:
-                if box.own.pending() is None:
-                    box.own.begin_rotation(NOW, emergency=True, signer=True, suites=SUITES)
-                box.own.finish_rotation(NOW)
+            if len(box.own_keys.chain()) == 1:
+                if box.own_keys.pending() is None:
+                    box.own_keys.begin_rotation(NOW, emergency=True, signer=True, suites=SUITES)
+                box.own_keys.finish_rotation(NOW)
             settled(box, before)
             with pytest.raises(UnknownKey):
                 box.receive(sealed, now=NOW)
@@ -225,20 +225,20 @@ def test_an_emergency_that_waits_for_a_rotation_is_not_forgotten_once_it_was_wri
     crash: Crash, bob: Mailbox, send: Send
 ) -> None:
     fill(bob, send)
-    bob.own.begin_rotation(NOW)
+    bob.own_keys.begin_rotation(NOW)
     stolen, noted = bob.identity.unlocked.seeds, []
     for home in crash("wait", least=20):
         with opened(home) as box:
-            plan = box.own.unsettled()
+            plan = box.own_keys.unconfirmed_plan()
             assert plan is not None
             noted.append(plan.emergency)
             assert bodies(box) == [b"kept in the inbox"]
-            if box.own.wanted() is not None and box.own.pending() is not None:
-                box.own.finish_rotation(NOW)
+            if box.own_keys.queued_emergency() is not None and box.own_keys.pending() is not None:
+                box.own_keys.finish_rotation(NOW)
             if plan.emergency:
-                box.own.begin_rotation(NOW, kem=False)
-                box.own.finish_rotation(NOW)
-                assert box.own.unsettled() is None
+                box.own_keys.begin_rotation(NOW, kem=False)
+                box.own_keys.finish_rotation(NOW)
+                assert box.own_keys.unconfirmed_plan() is None
                 assert set(stolen.values()).isdisjoint(box.identity.unlocked.seeds.values())
                 assert not any(opens(stolen["local"], *row) for row in sealed_rows(box))
                 assert box.verify() == []
@@ -247,15 +247,15 @@ def test_an_emergency_that_waits_for_a_rotation_is_not_forgotten_once_it_was_wri
 
 
 def test_an_abandoned_rotation_leaves_working_keys_wherever_it_stops(crash: Crash, bob: Mailbox, send: Send) -> None:
-    sealed, before = send(), bob.own.newest()
+    sealed, before = send(), bob.own_keys.newest()
     assert before is not None
     for home in crash("abandon", least=12):
         with opened(home) as box:
-            box.own.abandon_rotation()
-            assert box.own.chain() == [before]
+            box.own_keys.abandon_rotation()
+            assert box.own_keys.chain() == [before]
             assert box.receive(sealed, now=NOW).body == b"hello"
-            box.own.begin_rotation(NOW, signer=True)
-            box.own.finish_rotation(NOW)
+            box.own_keys.begin_rotation(NOW, signer=True)
+            box.own_keys.finish_rotation(NOW)
             settled(box, before)
 
 
@@ -263,9 +263,9 @@ def test_a_first_bundle_can_be_asked_for_again(crash: Crash, home: Path) -> None
     identity.create(home, "carol")
     for left in crash("begin_again", least=2):
         with opened(left, "carol") as box:
-            bundle = box.own.first_bundle(NOW, SUITES).bundle
+            bundle = box.own_keys.first_bundle(NOW, SUITES).bundle
             check_bundle(bundle)
-            assert box.own.finish_rotation(NOW).bundle == bundle
+            assert box.own_keys.finish_rotation(NOW).bundle == bundle
             assert [entry.key.kind.name for entry in bundle.kem_keys] == ["XWING", "ML_KEM_768"]
 
 
@@ -278,7 +278,7 @@ def test_a_mailbox_that_was_being_made_is_made_by_the_next_who_opens_it(crash: C
     for left in crash("open_first", least=8):
         with opened(left, "carol") as box:
             assert box.identity.public_key == made.public_key
-            assert box.own.first_bundle(NOW).bundle.bundle_version == 1
+            assert box.own_keys.first_bundle(NOW).bundle.bundle_version == 1
             assert box.verify() == []
 
 

@@ -14,7 +14,16 @@ import pytest
 
 from angelia.errors import DiskFull, Unavailable
 from angelia.mailbox import database as databases
-from angelia.mailbox.database import SCHEMA, SQL, BrokenDatabase, Database, NewerDatabase, stamp, unstamp, write_meta
+from angelia.mailbox.database import (
+    SCHEMA,
+    SQL,
+    BrokenDatabase,
+    MailboxDatabase,
+    NewerDatabase,
+    stamp,
+    unstamp,
+    write_meta,
+)
 from angelia.mailbox.private_files import UnsafeFile
 
 NAMES = ["replay_state.db", "replay_state.db-shm", "replay_state.db-wal"]
@@ -30,7 +39,7 @@ def directory(tmp_path: Path) -> Path:
 def test_all_its_files_are_private_whatever_the_umask(directory: Path) -> None:
     before = os.umask(0)
     try:
-        database = Database(directory)
+        database = MailboxDatabase(directory)
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()}
     finally:
         os.umask(before)
@@ -39,7 +48,7 @@ def test_all_its_files_are_private_whatever_the_umask(directory: Path) -> None:
 
 
 def test_every_connection_has_the_hardening(directory: Path) -> None:
-    database = Database(directory)
+    database = MailboxDatabase(directory)
     wanted = {
         "journal_mode": "wal",
         "foreign_keys": 1,
@@ -64,7 +73,7 @@ def test_every_connection_has_the_hardening(directory: Path) -> None:
 
 
 def test_every_statement_is_one_that_sqlite_understands(directory: Path) -> None:
-    database = Database(directory)
+    database = MailboxDatabase(directory)
     with database.transaction() as tx:
         for name, statement in SQL.items():
             numbered = [int(one) for one in re.findall(r"\?(\d)", statement)]
@@ -81,7 +90,7 @@ def test_a_file_that_others_can_touch_stops_the_start(directory: Path, name: str
     path.touch()
     path.chmod(loose)
     with pytest.raises(UnsafeFile, match=f"mode {loose:04o}") as refused:
-        Database(directory)
+        MailboxDatabase(directory)
     assert refused.value.hint == f"chmod 600 {path}"
 
 
@@ -90,47 +99,47 @@ def test_a_symlink_in_place_of_a_file_stops_the_start(directory: Path, tmp_path:
     (tmp_path / "elsewhere").touch(mode=0o600)
     (directory / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UnsafeFile, match="symlink"):
-        Database(directory)
+        MailboxDatabase(directory)
 
 
 def test_a_hard_link_to_the_database_stops_the_start(directory: Path, tmp_path: Path) -> None:
-    Database(directory).close()
+    MailboxDatabase(directory).close()
     (tmp_path / "elsewhere").hardlink_to(directory / databases.FILE)
     with pytest.raises(UnsafeFile, match="hard link"):
-        Database(directory)
+        MailboxDatabase(directory)
     (tmp_path / "elsewhere").unlink()
-    Database(directory).close()
+    MailboxDatabase(directory).close()
 
 
 def test_a_file_of_another_owner_stops_the_start(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Database(directory).close()
+    MailboxDatabase(directory).close()
     me = os.geteuid()
     monkeypatch.setattr(databases.private_files.os, "geteuid", lambda: me + 1)
     with pytest.raises(UnsafeFile, match="another user"):
-        Database(directory)
+        MailboxDatabase(directory)
 
 
 @pytest.mark.parametrize("loose", [0o750, 0o701, 0o770])
 def test_a_directory_that_others_can_enter_stops_the_start(directory: Path, loose: int) -> None:
     directory.chmod(loose)
     with pytest.raises(UnsafeFile) as refused:
-        Database(directory)
+        MailboxDatabase(directory)
     assert refused.value.hint == f"chmod 700 {directory}"
 
 
 def test_a_symlink_to_a_directory_stops_the_start(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(directory)
     with pytest.raises(UnsafeFile, match="symlink"):
-        Database(tmp_path / "link")
+        MailboxDatabase(tmp_path / "link")
 
 
 def test_a_newer_database_is_not_touched(directory: Path) -> None:
-    database = Database(directory)
+    database = MailboxDatabase(directory)
     with database.transaction() as tx:
         tx.execute("PRAGMA user_version = 9")
     database.close()
     with pytest.raises(NewerDatabase, match="version 9") as refused:
-        Database(directory)
+        MailboxDatabase(directory)
     assert refused.value.hint == "update Angelia"
 
 
@@ -138,11 +147,11 @@ def test_a_damaged_database_is_called_damaged(directory: Path) -> None:
     (directory / NAMES[0]).write_bytes(b"not a database " * 1000)
     (directory / NAMES[0]).chmod(0o600)
     with pytest.raises(BrokenDatabase):
-        Database(directory)
+        MailboxDatabase(directory)
 
 
 def test_a_transaction_that_fails_leaves_nothing(directory: Path) -> None:
-    database = Database(directory)
+    database = MailboxDatabase(directory)
 
     def fail() -> None:
         with database.transaction() as tx:
@@ -159,7 +168,7 @@ def test_a_transaction_that_fails_leaves_nothing(directory: Path) -> None:
 
 
 def test_a_full_disk_is_told_as_such(directory: Path) -> None:
-    database = Database(directory)
+    database = MailboxDatabase(directory)
     with database.transaction() as tx:
         (pages,) = tx.execute("PRAGMA page_count").fetchone()
         tx.execute(f"PRAGMA max_page_count = {pages}").fetchone()
@@ -170,7 +179,7 @@ def test_a_full_disk_is_told_as_such(directory: Path) -> None:
 
 def test_a_writer_that_waits_too_long_is_told_so(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(databases, "_PRAGMAS", ("busy_timeout=10", *databases._PRAGMAS[1:]))
-    one, other = Database(directory), Database(directory)
+    one, other = MailboxDatabase(directory), MailboxDatabase(directory)
     with one.transaction(), pytest.raises(Unavailable, match="busy"), other.transaction():
         pass
     one.close()
@@ -179,7 +188,7 @@ def test_a_writer_that_waits_too_long_is_told_so(directory: Path, monkeypatch: p
 
 def test_a_writer_that_was_passed_over_asks_again(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(databases, "_PRAGMAS", ("busy_timeout=1", *databases._PRAGMAS[1:]))
-    one, other = Database(directory), Database(directory)
+    one, other = MailboxDatabase(directory), MailboxDatabase(directory)
     taken, passed_over, busy = threading.Event(), threading.Event(), databases._busy
 
     def hold() -> None:
@@ -205,7 +214,7 @@ def test_a_writer_that_was_passed_over_asks_again(directory: Path, monkeypatch: 
 
 
 def test_threads_that_ended_leave_no_connection_behind(directory: Path) -> None:
-    database = Database(directory)
+    database = MailboxDatabase(directory)
     for _ in range(5):
         thread = threading.Thread(target=lambda: database.row("read_meta", "a"))
         thread.start()
@@ -215,7 +224,7 @@ def test_threads_that_ended_leave_no_connection_behind(directory: Path) -> None:
 
 
 def test_a_child_of_a_fork_does_not_use_its_parents_connection(directory: Path) -> None:
-    database = Database(directory)
+    database = MailboxDatabase(directory)
     with database.transaction() as tx:
         databases.write_meta(tx, "a", "1")
     child = os.fork()
@@ -238,7 +247,7 @@ def test_a_log_that_somebody_reads_is_emptied_after_the_next_transaction(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(databases, "_PRAGMAS", ("busy_timeout=10", *databases._PRAGMAS[1:]))
-    database, log = Database(directory), directory / NAMES[2]
+    database, log = MailboxDatabase(directory), directory / NAMES[2]
     reader = sqlite3.connect(directory / NAMES[0], isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT * FROM meta").fetchall()
@@ -258,7 +267,7 @@ def test_a_log_that_somebody_reads_is_emptied_after_the_next_transaction(
 
 
 def test_what_is_deleted_is_overwritten(directory: Path) -> None:
-    database = Database(directory)
+    database = MailboxDatabase(directory)
     marker = "a secret that must not stay " * 4
     with database.transaction() as tx:
         databases.write_meta(tx, "secret", marker)

@@ -281,7 +281,7 @@ def test_a_key_file_of_the_release_before_loads_and_gets_what_it_lacks_once(home
     assert again.pair.public.fingerprint == opened.pair.public.fingerprint
     assert again.unlocked.seeds == opened.unlocked.seeds
     with Mailbox(home, again, NOW) as box:
-        assert box.own.first_bundle(NOW).bundle.signer.ed25519 == public_key
+        assert box.own_keys.first_bundle(NOW).bundle.signer.ed25519 == public_key
 
 
 def test_a_protected_file_of_the_release_before_stays_protected_and_asks_once(home: Path) -> None:
@@ -326,9 +326,9 @@ def test_who_opened_the_keys_before_a_registration_does_not_wipe_it_from_the_car
     with Mailbox(home, identity.create(home, "alice"), NOW) as box:
         opened = identity.load(home, "alice", nobody)
         identity.record_registration(home, opened, id=ID, handle="alice-7", server="http://h")
-        assert box.own.first_bundle(NOW).bundle.agent_nhi == "alice-7"
-        box.own.begin_rotation(NOW, signer=True)
-        box.own.finish_rotation(NOW)
+        assert box.own_keys.first_bundle(NOW).bundle.agent_nhi == "alice-7"
+        box.own_keys.begin_rotation(NOW, signer=True)
+        box.own_keys.finish_rotation(NOW)
         assert (box.identity.id, box.identity.handle) == (ID, "alice-7")
     card = identity.card(home, "alice")
     assert card is not None

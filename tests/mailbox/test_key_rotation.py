@@ -14,8 +14,8 @@ import pytest
 from angelia.envelope.bundles import (
     DEFAULT_SUITES,
     MOST_KEM_KEYS,
+    KemKeyStatus,
     Link,
-    Listed,
     UntrustedBundle,
     check_bundle,
     check_one_time_key,
@@ -45,13 +45,13 @@ def nobody() -> str:
 
 
 def rotate(box: Mailbox, at: datetime = NOW, **what: bool | int) -> Link:
-    link = box.own.begin_rotation(at, **what)  # type: ignore[arg-type]
-    box.own.finish_rotation(at)
+    link = box.own_keys.begin_rotation(at, **what)  # type: ignore[arg-type]
+    box.own_keys.finish_rotation(at)
     return link
 
 
 def newest(box: Mailbox) -> Link:
-    link = box.own.newest()
+    link = box.own_keys.newest()
     assert link is not None
     return link
 
@@ -67,7 +67,7 @@ def seeds(home: Path, name: str) -> dict[str, bytes]:
 
 
 def without_private_halves_shown(box: Mailbox) -> str:
-    return repr(box.own.pending()) + repr(box.own.newest()) + repr(box.identity)
+    return repr(box.own_keys.pending()) + repr(box.own_keys.newest()) + repr(box.identity)
 
 
 # The first bundle.
@@ -78,41 +78,41 @@ def test_the_first_bundle_offers_one_xwing_key_and_says_so(alice: Mailbox) -> No
     check_bundle(bundle)
     assert (bundle.agent_nhi, bundle.bundle_version, bundle.suites) == ("alice", 1, DEFAULT_SUITES)
     assert bundle.signer.ed25519 == alice.identity.public_key
-    assert [(entry.key.kind, entry.status) for entry in bundle.kem_keys] == [(KeyType.XWING, Listed.ACTIVE)]
-    assert alice.own.first_bundle(NOW + DAY).bundle == bundle
+    assert [(entry.key.kind, entry.status) for entry in bundle.kem_keys] == [(KeyType.XWING, KemKeyStatus.ACTIVE)]
+    assert alice.own_keys.first_bundle(NOW + DAY).bundle == bundle
 
 
 def test_a_first_bundle_that_nobody_took_is_signed_anew_over_the_same_keys(home: Path) -> None:
     with Mailbox(home, identity.create(home, "alice"), NOW) as box:
-        first = box.own.first_bundle(NOW, BOTH).bundle
-        assert box.own.first_bundle(NOW + MINUTE).bundle == first
-        again = box.own.first_bundle(NOW + DAY).bundle
+        first = box.own_keys.first_bundle(NOW, BOTH).bundle
+        assert box.own_keys.first_bundle(NOW + MINUTE).bundle == first
+        again = box.own_keys.first_bundle(NOW + DAY).bundle
         assert again.issued_at > first.issued_at
         assert [entry.key.key_id for entry in again.kem_keys] == [entry.key.key_id for entry in first.kem_keys]
-        box.own.finish_rotation(NOW + DAY, Link(first))
+        box.own_keys.finish_rotation(NOW + DAY, Link(first))
         assert newest(box).bundle == first
-        assert box.own.first_bundle(NOW + 9 * DAY).bundle == first
+        assert box.own_keys.first_bundle(NOW + 9 * DAY).bundle == first
 
 
 def test_a_bundle_that_this_agent_did_not_sign_is_not_taken_for_its_own(home: Path, alice: Mailbox) -> None:
     with Mailbox(home, identity.create(home, "carol"), NOW) as box:
-        link = box.own.first_bundle(NOW)
+        link = box.own_keys.first_bundle(NOW)
         for foreign in (newest(alice), Link(dataclasses.replace(link.bundle, agent_nhi="alice"))):
             with pytest.raises((UntrustedBundle, SignatureFailed)):
-                box.own.finish_rotation(NOW, foreign)
+                box.own_keys.finish_rotation(NOW, foreign)
         assert newest(box).bundle == link.bundle
 
 
 @pytest.mark.parametrize("suites", [0, Suite.ML_KEM.bit, Suite.CHANNEL.bit, DEFAULT_SUITES | Suite.SESSION.bit, 1 << 9])
 def test_xwing_is_always_taken_and_nothing_unknown_is(alice: Mailbox, suites: int) -> None:
     with pytest.raises(InvalidArgument):
-        alice.own.begin_rotation(NOW, suites=suites)
-    assert alice.own.pending() is None
+        alice.own_keys.begin_rotation(NOW, suites=suites)
+    assert alice.own_keys.pending() is None
 
 
 def test_there_is_nothing_to_rotate_before_the_first_bundle(home: Path) -> None:
     with Mailbox(home, identity.create(home, "alice"), NOW) as box:
-        for step in (box.own.begin_rotation, box.own.finish_rotation):
+        for step in (box.own_keys.begin_rotation, box.own_keys.finish_rotation):
             with pytest.raises(Conflict):
                 step(NOW)
 
@@ -122,39 +122,39 @@ def test_there_is_nothing_to_rotate_before_the_first_bundle(home: Path) -> None:
 
 def test_a_chain_of_rotations_can_be_followed_from_its_first_link(alice: Mailbox) -> None:
     links = [rotate(alice, NOW + n * HOUR, signer=n % 3 == 0, kem=n % 2 == 0) for n in range(6)]
-    chain = alice.own.chain()
+    chain = alice.own_keys.chain()
     assert [link.bundle for link in chain[1:]] == [link.bundle for link in links]
     reached = follow(trusted_by(chain[0].bundle), chain[1:])
     assert (reached.bundle_version, reached.signer.signer_id) == (7, alice.identity.pair.public.signer_id)
 
 
 def test_a_rotation_under_way_gives_the_same_keys_whatever_is_asked_for(alice: Mailbox) -> None:
-    link = alice.own.begin_rotation(NOW, signer=True)
-    assert alice.own.begin_rotation(NOW + MINUTE, kem=False).bundle == link.bundle
-    later = alice.own.begin_rotation(NOW + DAY)
+    link = alice.own_keys.begin_rotation(NOW, signer=True)
+    assert alice.own_keys.begin_rotation(NOW + MINUTE, kem=False).bundle == link.bundle
+    later = alice.own_keys.begin_rotation(NOW + DAY)
     assert later.bundle.issued_at > link.bundle.issued_at
     assert later.bundle.signer == link.bundle.signer
     assert later.bundle.kem_keys[0].key.key_id == link.bundle.kem_keys[0].key.key_id
     assert later.bundle.kem_keys[1].rotated_at == later.bundle.issued_at
-    assert alice.own.pending() is not None
+    assert alice.own_keys.pending() is not None
 
 
 def test_of_two_signatures_over_one_step_the_one_that_a_server_took_counts(alice: Mailbox) -> None:
-    first = alice.own.begin_rotation(NOW, signer=True)
-    alice.own.begin_rotation(NOW + HOUR)
-    assert alice.own.finish_rotation(NOW + HOUR, first) == first
+    first = alice.own_keys.begin_rotation(NOW, signer=True)
+    alice.own_keys.begin_rotation(NOW + HOUR)
+    assert alice.own_keys.finish_rotation(NOW + HOUR, first) == first
     assert newest(alice) == first
     rotate(alice, NOW + 2 * HOUR)
-    assert follow(trusted_by(first.bundle), alice.own.chain()[2:]).bundle_version == 3
+    assert follow(trusted_by(first.bundle), alice.own_keys.chain()[2:]).bundle_version == 3
 
 
 def test_mail_opens_with_the_old_the_next_and_the_new_key(alice: Mailbox, bob: Mailbox, send: Send) -> None:
     old = send(body=b"old")
-    link = bob.own.begin_rotation(NOW)
-    alice.trust.advance("bob", [link], NOW)
+    link = bob.own_keys.begin_rotation(NOW)
+    alice.pinned_keys.advance("bob", [link], NOW)
     published = send(body=b"published before it was finished")
     assert bob.receive(published, now=NOW).body == b"published before it was finished"
-    bob.own.finish_rotation(NOW)
+    bob.own_keys.finish_rotation(NOW)
     assert bob.receive(old, now=NOW).body == b"old"
     assert bob.receive(send(body=b"new"), now=NOW).body == b"new"
 
@@ -164,7 +164,7 @@ def test_another_process_that_had_the_mailbox_open_learns_of_a_rotation(
 ) -> None:
     with Mailbox(home, identity.load(home, "bob", nobody), NOW) as other:
         link = rotate(bob, signer=True)
-        alice.trust.advance("bob", [link], NOW)
+        alice.pinned_keys.advance("bob", [link], NOW)
         assert other.receive(send(), now=NOW).body == b"hello"
         assert other.identity.key_id == bob.identity.key_id
 
@@ -198,7 +198,7 @@ def test_where_mail_lives_longer_a_replaced_key_is_kept_as_long(home: Path, alic
         Mailbox(home, identity.load(home, "alice", nobody), NOW, ttl_max=month // timedelta(seconds=1)) as patient,
         Mailbox(home, identity.load(home, "bob", nobody), NOW, ttl_max=month // timedelta(seconds=1)) as willing,
     ):
-        known = patient.trust.bundle("bob", NOW, max_age=None)
+        known = patient.pinned_keys.bundle("bob", NOW, max_age=None)
         assert known is not None
         made = NOW + HOUR  # from a copy of the keys that is an hour old
         long = patient.outbox.seal(known.link, b"long", now=made, ttl_seconds=month // timedelta(seconds=1))
@@ -218,20 +218,20 @@ def test_a_key_past_its_time_opens_nothing_even_before_it_was_deleted(bob: Mailb
 def test_a_revoked_key_can_be_destroyed_at_once(bob: Mailbox, send: Send) -> None:
     sealed, old = send(), newest(bob).bundle.kem_keys[0].key.key_id
     rotate(bob)
-    bob.own.destroy(old)
+    bob.own_keys.destroy_replaced(old)
     with pytest.raises(UnknownKey):
         bob.receive(sealed, now=NOW)
 
 
 def test_a_revoked_key_is_never_listed_again(bob: Mailbox) -> None:
     first, second = (_active(rotate(bob, NOW + n * HOUR)) for n in range(2))
-    pending = bob.own.begin_rotation(NOW + 2 * HOUR)
+    pending = bob.own_keys.begin_rotation(NOW + 2 * HOUR)
     assert {first, second} <= {entry.key.key_id for entry in pending.bundle.kem_keys}
-    bob.own.destroy(first)
-    again = bob.own.begin_rotation(NOW + 2 * HOUR)
+    bob.own_keys.destroy_replaced(first)
+    again = bob.own_keys.begin_rotation(NOW + 2 * HOUR)
     assert first not in {entry.key.key_id for entry in again.bundle.kem_keys}
-    bob.own.finish_rotation(NOW + 2 * HOUR, again)
-    bob.own.destroy(second)
+    bob.own_keys.finish_rotation(NOW + 2 * HOUR, again)
+    bob.own_keys.destroy_replaced(second)
     listed = {entry.key.key_id for entry in rotate(bob, NOW + 3 * HOUR).bundle.kem_keys}
     assert not listed & {first, second}
     assert _active(again) in listed
@@ -242,9 +242,9 @@ def _active(link: Link) -> UUID:
 
 
 def test_an_emergency_is_never_mistaken_for_the_lesser_rotation_under_way(bob: Mailbox) -> None:
-    link = bob.own.begin_rotation(NOW, signer=True)
-    assert bob.own.begin_rotation(NOW, signer=True, emergency=True) == link
-    pending = bob.own.pending()
+    link = bob.own_keys.begin_rotation(NOW, signer=True)
+    assert bob.own_keys.begin_rotation(NOW, signer=True, emergency=True) == link
+    pending = bob.own_keys.pending()
     assert pending is not None
     assert (pending.link, pending.plan.emergency) == (link, False)
 
@@ -253,42 +253,42 @@ def test_an_emergency_is_never_mistaken_for_the_lesser_rotation_under_way(bob: M
 def test_an_emergency_waits_for_the_rotation_under_way_and_nothing_begins_before_it(
     home: Path, bob: Mailbox, given_up: bool
 ) -> None:
-    link = bob.own.begin_rotation(NOW)
-    bob.own.begin_rotation(NOW, signer=True, emergency=True, why="laptop lost", compromised_since=NOW - DAY)
+    link = bob.own_keys.begin_rotation(NOW)
+    bob.own_keys.begin_rotation(NOW, signer=True, emergency=True, why="laptop lost", compromised_since=NOW - DAY)
     with Mailbox(home, identity.load(home, "bob", nobody), NOW) as other:
         if given_up:
-            other.own.abandon_rotation()
+            other.own_keys.abandon_rotation()
         else:
-            other.own.finish_rotation(NOW)
-        begun = other.own.begin_rotation(NOW, kem=False)
-        pending = other.own.pending()
+            other.own_keys.finish_rotation(NOW)
+        begun = other.own_keys.begin_rotation(NOW, kem=False)
+        pending = other.own_keys.pending()
         assert pending is not None
         assert (pending.plan.emergency, pending.plan.signer) == (True, True)
         assert (pending.plan.why, pending.plan.compromised_since) == ("laptop lost", NOW - DAY)
         assert _active(begun) != _active(link)
         assert len(begun.bundle.kem_keys) == 1
-        other.own.finish_rotation(NOW)
-        assert other.own.unsettled() is None, "one emergency was asked for"
+        other.own_keys.finish_rotation(NOW)
+        assert other.own_keys.unconfirmed_plan() is None, "one emergency was asked for"
 
 
 def test_an_emergency_that_waits_and_is_asked_for_again_revokes_all_that_was_said(bob: Mailbox) -> None:
-    bob.own.begin_rotation(NOW)
-    bob.own.begin_rotation(NOW, signer=True, emergency=True, why="laptop lost", compromised_since=NOW - DAY)
-    bob.own.begin_rotation(NOW, emergency=True, why="as I said")
-    bob.own.finish_rotation(NOW)
-    bob.own.begin_rotation(NOW)
-    pending = bob.own.pending()
+    bob.own_keys.begin_rotation(NOW)
+    bob.own_keys.begin_rotation(NOW, signer=True, emergency=True, why="laptop lost", compromised_since=NOW - DAY)
+    bob.own_keys.begin_rotation(NOW, emergency=True, why="as I said")
+    bob.own_keys.finish_rotation(NOW)
+    bob.own_keys.begin_rotation(NOW)
+    pending = bob.own_keys.pending()
     assert pending is not None
     assert (pending.plan.signer, pending.plan.compromised_since) == (True, NOW - DAY)
 
 
 def test_an_emergency_first_finishes_what_a_server_took(bob: Mailbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    link = bob.own.begin_rotation(NOW)
+    link = bob.own_keys.begin_rotation(NOW)
     with monkeypatch.context() as patch:
         patch.setattr(identity.KeyFile, "write", _crash)
         with pytest.raises(KeyboardInterrupt):
-            bob.own.finish_rotation(NOW)
-    after = bob.own.begin_rotation(NOW, emergency=True).bundle
+            bob.own_keys.finish_rotation(NOW)
+    after = bob.own_keys.begin_rotation(NOW, emergency=True).bundle
     assert newest(bob) == link
     assert (after.prev_bundle_hash, len(after.kem_keys)) == (link.bundle.hash, 1)
 
@@ -302,33 +302,33 @@ def test_an_emergency_uses_no_seed_that_an_interrupted_attempt_left(home: Path, 
     left = {f"next.{name}": made[name] for name in ("ed25519", "ml_dsa_65", "xwing")}
     with identity.key_file(home, bob.identity) as file:
         file.write(file.seeds | left)
-    link = bob.own.begin_rotation(NOW, signer=True, emergency=True)
+    link = bob.own_keys.begin_rotation(NOW, signer=True, emergency=True)
     present = seeds(home, "bob")
     assert all(present[name] != seed for name, seed in left.items())
     assert link.bundle.signer.ed25519 != identity.load(home, "carol", nobody).public_key
 
 
 def test_an_emergency_under_way_remembers_why_and_since_when(home: Path, bob: Mailbox) -> None:
-    bob.own.begin_rotation(NOW, emergency=True, why="laptop lost", compromised_since=NOW - DAY)
+    bob.own_keys.begin_rotation(NOW, emergency=True, why="laptop lost", compromised_since=NOW - DAY)
     with Mailbox(home, identity.load(home, "bob", nobody), NOW) as other:
-        pending = other.own.pending()
+        pending = other.own_keys.pending()
         assert pending is not None
         assert (pending.plan.why, pending.plan.compromised_since) == ("laptop lost", NOW - DAY)
 
 
 def test_a_second_emergency_uses_no_seed_of_the_first_which_has_to_be_settled_before(home: Path, bob: Mailbox) -> None:
-    bob.own.begin_rotation(NOW, signer=True, emergency=True)
+    bob.own_keys.begin_rotation(NOW, signer=True, emergency=True)
     stolen = set(seeds(home, "bob").values())
-    bob.own.begin_rotation(NOW + HOUR, signer=True, emergency=True)
-    bob.own.finish_rotation(NOW + HOUR)
+    bob.own_keys.begin_rotation(NOW + HOUR, signer=True, emergency=True)
+    bob.own_keys.finish_rotation(NOW + HOUR)
     rotate(bob, NOW + HOUR, signer=True, emergency=True)
     assert stolen.isdisjoint(seeds(home, "bob").values())
 
 
 def test_only_who_acts_as_the_next_pair_signs_with_it(alice: Mailbox, bob: Mailbox) -> None:
     present = bob.key_id
-    bob.own.begin_rotation(NOW, signer=True)
-    with bob.own.acting_as_next(), ThreadPoolExecutor(1) as others:
+    bob.own_keys.begin_rotation(NOW, signer=True)
+    with bob.own_keys.signing_as_next(), ThreadPoolExecutor(1) as others:
         assert bob.key_id != present
         assert others.submit(lambda: bob.key_id).result() == present
         assert alice.key_id == alice.identity.key_id
@@ -337,12 +337,12 @@ def test_only_who_acts_as_the_next_pair_signs_with_it(alice: Mailbox, bob: Mailb
 
 def test_an_emergency_leaves_nothing_that_opens_old_mail(home: Path, alice: Mailbox, bob: Mailbox, send: Send) -> None:
     to_first = send()
-    alice.trust.advance("bob", [rotate(bob)], NOW)
+    alice.pinned_keys.advance("bob", [rotate(bob)], NOW)
     to_second = send()
-    (one_time,) = bob.own.make_one_time_keys(1, NOW)
+    (one_time,) = bob.own_keys.make_one_time_keys(1, NOW)
     to_one_time = send(one_time_key=one_time)
     link = rotate(bob, NOW + HOUR, emergency=True, signer=True)
-    assert [entry.status for entry in link.bundle.kem_keys] == [Listed.ACTIVE]
+    assert [entry.status for entry in link.bundle.kem_keys] == [KemKeyStatus.ACTIVE]
     for sealed in (to_first, to_second):
         with pytest.raises(UnknownKey):
             bob.receive(sealed, now=NOW + HOUR)
@@ -362,9 +362,9 @@ def test_a_rotation_for_which_the_disk_has_no_room_is_refused_and_can_be_tried_a
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", full)
         with pytest.raises(DiskFull, match=str(home / "bob")):
-            bob.own.begin_rotation(NOW, signer=True)
+            bob.own_keys.begin_rotation(NOW, signer=True)
     assert seeds(home, "bob") == before
-    assert bob.own.pending() is None
+    assert bob.own_keys.pending() is None
     rotate(bob, signer=True)
 
 
@@ -392,22 +392,22 @@ def test_hourly_rotation_lists_what_finds_room_and_still_opens_the_rest(
     assert len(links[-1].bundle.kem_keys) == MOST_KEM_KEYS
     check_bundle(links[-1].bundle)
     assert bob.receive(first, now=NOW + 20 * HOUR).body == b"sealed to the very first key"
-    assert alice.trust.advance("bob", links, NOW + 20 * HOUR).bundle_version == 20
+    assert alice.pinned_keys.advance("bob", links, NOW + 20 * HOUR).bundle_version == 20
 
 
 def test_keys_whose_grace_is_over_leave_the_list(bob: Mailbox) -> None:
     rotate(bob)
     link = rotate(bob, NOW + 7 * DAY)
-    assert [entry.status for entry in link.bundle.kem_keys] == [Listed.ACTIVE, Listed.GRACE]
+    assert [entry.status for entry in link.bundle.kem_keys] == [KemKeyStatus.ACTIVE, KemKeyStatus.GRACE]
 
 
 def test_an_abandoned_rotation_leaves_the_keys_as_they_were(home: Path, bob: Mailbox, send: Send) -> None:
-    before, chain = seeds(home, "bob"), bob.own.chain()
-    bob.own.begin_rotation(NOW, signer=True, suites=BOTH)
-    bob.own.abandon_rotation()
-    assert (seeds(home, "bob"), bob.own.chain(), bob.own.pending(), stored(bob)) == (before, chain, None, [])
+    before, chain = seeds(home, "bob"), bob.own_keys.chain()
+    bob.own_keys.begin_rotation(NOW, signer=True, suites=BOTH)
+    bob.own_keys.abandon_rotation()
+    assert (seeds(home, "bob"), bob.own_keys.chain(), bob.own_keys.pending(), stored(bob)) == (before, chain, None, [])
     assert bob.receive(send(), now=NOW).body == b"hello"
-    bob.own.abandon_rotation()
+    bob.own_keys.abandon_rotation()
     assert rotate(bob).bundle.bundle_version == 2
 
 
@@ -423,7 +423,7 @@ def test_the_request_key_and_the_card_change_with_the_signer(home: Path, bob: Ma
 
 def test_a_passphrase_still_protects_the_keys_after_a_rotation(home: Path) -> None:
     with Mailbox(home, identity.create(home, "alice", "geheim"), NOW) as box:
-        box.own.first_bundle(NOW)
+        box.own_keys.first_bundle(NOW)
         rotate(box, signer=True)
         assert b'"protection":"scrypt-aes256gcm"' in (home / "alice" / "key").read_bytes()
         opened = identity.load(home, "alice", lambda: "geheim")
@@ -431,7 +431,7 @@ def test_a_passphrase_still_protects_the_keys_after_a_rotation(home: Path) -> No
 
 
 def test_no_private_half_shows_in_a_repr(home: Path, bob: Mailbox) -> None:
-    bob.own.begin_rotation(NOW, signer=True)
+    bob.own_keys.begin_rotation(NOW, signer=True)
     shown = without_private_halves_shown(bob)
     for seed in seeds(home, "bob").values():
         assert repr(seed)[2:-1] not in shown
@@ -448,7 +448,7 @@ def test_a_separate_ml_kem_key_is_offered_rotated_and_withdrawn_like_the_other(
     assert kinds == [KeyType.XWING, KeyType.ML_KEM_768]
     assert stored(bob) == [("ml_kem_768", "signed", "active", None)]
     rotated = rotate(bob, NOW + HOUR)
-    assert [entry.status for entry in rotated.bundle.kem_keys] == [Listed.ACTIVE] * 2 + [Listed.GRACE] * 2
+    assert [entry.status for entry in rotated.bundle.kem_keys] == [KemKeyStatus.ACTIVE] * 2 + [KemKeyStatus.GRACE] * 2
     assert {(kind, status) for kind, _, status, _ in stored(bob)} == {
         ("xwing", "grace"),
         ("ml_kem_768", "grace"),
@@ -457,9 +457,11 @@ def test_a_separate_ml_kem_key_is_offered_rotated_and_withdrawn_like_the_other(
     renewed = rotate(bob, NOW + 2 * HOUR, kem=False)
     assert renewed.bundle.kem_keys[1].key.key_id == rotated.bundle.kem_keys[1].key.key_id
     withdrawn = rotate(bob, NOW + 3 * HOUR, kem=False, suites=DEFAULT_SUITES)
-    assert [entry.key.kind for entry in withdrawn.bundle.kem_keys if entry.status is Listed.ACTIVE] == [KeyType.XWING]
+    assert [entry.key.kind for entry in withdrawn.bundle.kem_keys if entry.status is KemKeyStatus.ACTIVE] == [
+        KeyType.XWING
+    ]
     assert {status for _, _, status, _ in stored(bob)} == {"grace"}
-    alice.trust.advance("bob", [added, rotated, renewed, withdrawn], NOW + 3 * HOUR)
+    alice.pinned_keys.advance("bob", [added, rotated, renewed, withdrawn], NOW + 3 * HOUR)
     assert bob.receive(send(now=NOW + 3 * HOUR), now=NOW + 3 * HOUR).body == b"hello"
 
 
@@ -467,7 +469,7 @@ def test_a_separate_ml_kem_key_is_offered_rotated_and_withdrawn_like_the_other(
 
 
 def test_one_time_keys_are_signed_stored_and_destroyed_in_the_end(bob: Mailbox) -> None:
-    keys = bob.own.make_one_time_keys(3, NOW)
+    keys = bob.own_keys.make_one_time_keys(3, NOW)
     for one in keys:
         check_one_time_key(one, bob.identity.pair.public)
     assert len({one.key.key_id for one in keys}) == 3
@@ -483,12 +485,12 @@ def test_one_time_keys_are_signed_stored_and_destroyed_in_the_end(bob: Mailbox) 
 @pytest.mark.parametrize("count", [0, -1, 1001])
 def test_a_foolish_number_of_one_time_keys_is_refused(bob: Mailbox, count: int) -> None:
     with pytest.raises(InvalidArgument):
-        bob.own.make_one_time_keys(count, NOW)
+        bob.own_keys.make_one_time_keys(count, NOW)
 
 
 def test_a_private_key_in_the_database_is_of_no_use_without_the_key_file(home: Path, bob: Mailbox) -> None:
     rotate(bob)
-    old = bob.own.chain()[0].bundle.kem_keys[0].key.key_id
+    old = bob.own_keys.chain()[0].bundle.kem_keys[0].key.key_id
     held = bob._receiver.keyring.find(old, NOW)
     assert held is not None
     bob.close()

@@ -20,7 +20,7 @@ from angelia.keys.model import ONE_TIME_LIFE
 from angelia.mailbox import identity
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.outbox import MOST_RESEALS, Draft, SealStands
-from angelia.mailbox.outgoing import Sent
+from angelia.mailbox.outbox_message import OutboxStatus
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -29,7 +29,7 @@ Agent = Callable[[str], Mailbox]
 
 
 def bundle_of(box: Mailbox) -> Bundle:
-    link = box.own.newest()
+    link = box.own_keys.newest()
     assert link is not None
     return link.bundle
 
@@ -51,8 +51,8 @@ def test_the_bytes_are_on_disk_before_anybody_can_send_them(home: Path, alice: M
     alice.close()
     with Mailbox(home, identity.load(home, "alice", lambda: ""), NOW) as again:
         assert again.outbox.wire(key) == sealed.wire
-        row = again.outbox.outgoing(key[:8])
-        assert (row.recipient, row.status, row.attempts, row.resealable) == ("bob", Sent.STORED, 0, True)
+        row = again.outbox.message(key[:8])
+        assert (row.recipient, row.status, row.attempts, row.resealable) == ("bob", OutboxStatus.STORED, 0, True)
         assert row.message_id == sealed.header.message_id
 
 
@@ -89,11 +89,11 @@ def test_a_batch_is_durable_under_one_signature(alice: Mailbox, bob: Mailbox) ->
 
 def test_only_the_bundle_that_was_checked_last_is_sealed_to(alice: Mailbox, bob: Mailbox, agent: Agent) -> None:
     old = bundle_of(bob)
-    link = bob.own.begin_rotation(NOW)
-    bob.own.finish_rotation(NOW)
+    link = bob.own_keys.begin_rotation(NOW)
+    bob.own_keys.finish_rotation(NOW)
     with pytest.raises(UntrustedBundle):
         alice.outbox.seal(link, b"not followed yet", now=NOW)
-    alice.trust.advance("bob", [link], NOW)
+    alice.pinned_keys.advance("bob", [link], NOW)
     with pytest.raises(UntrustedBundle):
         alice.outbox.seal(old, b"stale", now=NOW)
     with pytest.raises(UnknownSigner):
@@ -118,21 +118,21 @@ def test_a_bundle_from_the_future_is_refused(alice: Mailbox, bob: Mailbox) -> No
 
 def test_a_revoked_key_is_refused(alice: Mailbox, bob: Mailbox) -> None:
     bundle = bundle_of(bob)
-    alice.trust.advance("bob", [Link(bundle)], NOW, revoked=[bundle.kem_keys[0].key.key_id])
+    alice.pinned_keys.advance("bob", [Link(bundle)], NOW, revoked=[bundle.kem_keys[0].key.key_id])
     with pytest.raises(KeyRevoked):
         alice.outbox.seal(bundle, b"no", now=NOW)
 
 
 def test_the_stronger_suite_is_chosen(alice: Mailbox, bob: Mailbox) -> None:
-    link = bob.own.begin_rotation(NOW, suites=DEFAULT_SUITES | Suite.ML_KEM.bit)
-    bob.own.finish_rotation(NOW)
-    alice.trust.advance("bob", [link], NOW)
+    link = bob.own_keys.begin_rotation(NOW, suites=DEFAULT_SUITES | Suite.ML_KEM.bit)
+    bob.own_keys.finish_rotation(NOW)
+    alice.pinned_keys.advance("bob", [link], NOW)
     assert alice.outbox.seal(link, b"x", now=NOW).header.suite is Suite.XWING
 
 
 def test_a_one_time_key_must_be_the_recipients_and_young(alice: Mailbox, bob: Mailbox, agent: Agent) -> None:
-    (one,) = bob.own.make_one_time_keys(1, NOW)
-    (foreign,) = agent("carol").own.make_one_time_keys(1, NOW)
+    (one,) = bob.own_keys.make_one_time_keys(1, NOW)
+    (foreign,) = agent("carol").own_keys.make_one_time_keys(1, NOW)
     for bad in (foreign, dataclasses.replace(one, created_at=one.created_at + 1)):
         with pytest.raises(SignatureFailed):
             alice.outbox.seal(bundle_of(bob), b"x", now=NOW, one_time_key=bad)
@@ -148,71 +148,84 @@ def test_a_one_time_key_must_be_the_recipients_and_young(alice: Mailbox, bob: Ma
 def test_the_content_is_kept_until_it_is_not_needed_any_more(alice: Mailbox, sealed: Envelope) -> None:
     key = sealed.replay_key
     assert kept(alice, key)
-    assert alice.outbox.mark(key, Sent.QUEUED)
+    assert alice.outbox.mark(key, OutboxStatus.QUEUED)
     assert kept(alice, key)
-    assert alice.outbox.mark(key, Sent.DELIVERED)
+    assert alice.outbox.mark(key, OutboxStatus.DELIVERED)
     assert not kept(alice, key)
-    assert alice.outbox.mark(key, Sent.READ)
+    assert alice.outbox.mark(key, OutboxStatus.READ)
 
 
-@pytest.mark.parametrize("end", [Sent.DELIVERED, Sent.READ, Sent.FAILED])
-def test_what_the_recipient_signs_clears_the_content(alice: Mailbox, sealed: Envelope, end: Sent) -> None:
+@pytest.mark.parametrize("end", [OutboxStatus.DELIVERED, OutboxStatus.READ, OutboxStatus.FAILED])
+def test_what_the_recipient_signs_clears_the_content(alice: Mailbox, sealed: Envelope, end: OutboxStatus) -> None:
     assert alice.outbox.mark(sealed.replay_key, end)
     assert not kept(alice, sealed.replay_key)
-    assert alice.outbox.outgoing(sealed.replay_key).status is end
+    assert alice.outbox.message(sealed.replay_key).status is end
 
 
 def test_news_that_comes_twice_or_late_changes_nothing(alice: Mailbox, sealed: Envelope) -> None:
     key = sealed.replay_key
-    assert alice.outbox.mark(key, Sent.READ)
-    for late in (Sent.READ, Sent.DELIVERED, Sent.QUEUED, Sent.FAILED, Sent.EXPIRED, Sent.STORED, Sent.RESEALED):
+    assert alice.outbox.mark(key, OutboxStatus.READ)
+    for late in (
+        OutboxStatus.READ,
+        OutboxStatus.DELIVERED,
+        OutboxStatus.QUEUED,
+        OutboxStatus.FAILED,
+        OutboxStatus.EXPIRED,
+        OutboxStatus.STORED,
+        OutboxStatus.RESEALED,
+    ):
         assert not alice.outbox.mark(key, late)
-    assert alice.outbox.outgoing(key).status is Sent.READ
-    assert not alice.outbox.mark("0" * 64, Sent.QUEUED)
+    assert alice.outbox.message(key).status is OutboxStatus.READ
+    assert not alice.outbox.mark("0" * 64, OutboxStatus.QUEUED)
 
 
 def test_a_withdrawn_message_has_failed_and_leaves_no_content(alice: Mailbox, sealed: Envelope) -> None:
     assert alice.outbox.withdraw(sealed.replay_key, NOW)
-    row = alice.outbox.outgoing(sealed.replay_key)
-    assert (row.status, row.withdrawn) == (Sent.FAILED, True)
+    row = alice.outbox.message(sealed.replay_key)
+    assert (row.status, row.withdrawn) == (OutboxStatus.FAILED, True)
     assert not kept(alice, sealed.replay_key)
 
 
-@pytest.mark.parametrize("said", [Sent.DELIVERED, Sent.EXPIRED, Sent.FAILED])
-@pytest.mark.parametrize("signed", [Sent.DELIVERED, Sent.READ, Sent.FAILED])
+@pytest.mark.parametrize("said", [OutboxStatus.DELIVERED, OutboxStatus.EXPIRED, OutboxStatus.FAILED])
+@pytest.mark.parametrize("signed", [OutboxStatus.DELIVERED, OutboxStatus.READ, OutboxStatus.FAILED])
 def test_a_servers_word_is_kept_beside_the_content_and_the_recipients_ends_it(
-    alice: Mailbox, sealed: Envelope, said: Sent, signed: Sent
+    alice: Mailbox, sealed: Envelope, said: OutboxStatus, signed: OutboxStatus
 ) -> None:
     key = sealed.replay_key
-    alice.outbox.mark(key, Sent.QUEUED)
-    assert alice.outbox.hear(key, said, "because", NOW)
-    assert not alice.outbox.hear(key, said, "because", NOW + MINUTE)
-    row = alice.outbox.outgoing(key)
-    assert (row.status, row.said, row.said_reason, row.said_at) == (Sent.QUEUED, said, "because", NOW)
+    alice.outbox.mark(key, OutboxStatus.QUEUED)
+    assert alice.outbox.record_report(key, said, "because", NOW)
+    assert not alice.outbox.record_report(key, said, "because", NOW + MINUTE)
+    row = alice.outbox.message(key)
+    assert (row.status, row.reported, row.reported_reason, row.reported_at) == (
+        OutboxStatus.QUEUED,
+        said,
+        "because",
+        NOW,
+    )
     assert kept(alice, key)
     assert [one.replay_key for one in alice.outbox.unsettled(NOW + DAY)] == [key]
     assert alice.outbox.mark(key, signed)
-    assert (alice.outbox.outgoing(key).status, alice.outbox.outgoing(key).said) == (signed, None)
+    assert (alice.outbox.message(key).status, alice.outbox.message(key).reported) == (signed, None)
     assert not kept(alice, key)
 
 
 def test_a_message_that_was_withdrawn_and_opened_all_the_same_was_delivered(alice: Mailbox, sealed: Envelope) -> None:
     alice.outbox.withdraw(sealed.replay_key, NOW)
-    assert alice.outbox.mark(sealed.replay_key, Sent.DELIVERED)
+    assert alice.outbox.mark(sealed.replay_key, OutboxStatus.DELIVERED)
 
 
-@pytest.mark.parametrize("signed", [Sent.DELIVERED, Sent.READ, Sent.FAILED])
+@pytest.mark.parametrize("signed", [OutboxStatus.DELIVERED, OutboxStatus.READ, OutboxStatus.FAILED])
 def test_what_the_recipient_signed_is_neither_withdrawn_nor_failed_later(
-    alice: Mailbox, sealed: Envelope, signed: Sent
+    alice: Mailbox, sealed: Envelope, signed: OutboxStatus
 ) -> None:
     key = sealed.replay_key
     alice.outbox.ask_withdrawal(key, NOW)  # the relay did not answer; what the recipient signs then is the recipient's
     assert alice.outbox.mark(key, signed)
     assert not alice.outbox.withdraw(key, NOW)
-    assert not alice.outbox.mark(key, Sent.FAILED)
+    assert not alice.outbox.mark(key, OutboxStatus.FAILED)
     with pytest.raises(Conflict, match="not taken back"):
         alice.outbox.ask_withdrawal(key, NOW)
-    row = alice.outbox.outgoing(key)
+    row = alice.outbox.message(key)
     assert (row.status, row.withdrawn, row.withdraw_asked_at) == (signed, False, None)
 
 
@@ -220,8 +233,8 @@ def test_an_envelope_that_was_replaced_may_fail_and_the_message_goes_on(
     alice: Mailbox, bob: Mailbox, sealed: Envelope
 ) -> None:
     again = alice.outbox.reseal(sealed.replay_key, bundle_of(bob), NOW + HOUR).replay_key
-    assert not alice.outbox.mark(sealed.replay_key, Sent.FAILED)
-    assert alice.outbox.outgoing(again).status is Sent.STORED
+    assert not alice.outbox.mark(sealed.replay_key, OutboxStatus.FAILED)
+    assert alice.outbox.message(again).status is OutboxStatus.STORED
     assert kept(alice, again)
 
 
@@ -235,18 +248,18 @@ def test_a_try_that_is_further_away_than_any_pause_is_due(alice: Mailbox, bob: M
 
 
 def test_what_the_sender_knows_to_be_untrue_is_called_so(alice: Mailbox, sealed: Envelope) -> None:
-    row, end = alice.outbox.outgoing(sealed.replay_key), NOW + 7 * DAY
-    assert row.untrue(Sent.EXPIRED, "", end - 10 * MINUTE)
-    assert row.untrue(Sent.EXPIRED, "", end) is None
-    assert row.untrue(Sent.FAILED, "withdrawn", NOW)
-    assert row.untrue(Sent.FAILED, "key_revoked", NOW) is None
+    row, end = alice.outbox.message(sealed.replay_key), NOW + 7 * DAY
+    assert row.contradiction(OutboxStatus.EXPIRED, "", end - 10 * MINUTE)
+    assert row.contradiction(OutboxStatus.EXPIRED, "", end) is None
+    assert row.contradiction(OutboxStatus.FAILED, "withdrawn", NOW)
+    assert row.contradiction(OutboxStatus.FAILED, "key_revoked", NOW) is None
     alice.outbox.ask_withdrawal(row.replay_key, NOW)
-    assert alice.outbox.outgoing(row.replay_key).untrue(Sent.FAILED, "withdrawn", NOW) is None
+    assert alice.outbox.message(row.replay_key).contradiction(OutboxStatus.FAILED, "withdrawn", NOW) is None
 
 
 def test_what_a_server_refused_is_not_tried_again_until_somebody_says_so(alice: Mailbox, sealed: Envelope) -> None:
     key = sealed.replay_key
-    alice.outbox.refuse(key, Sent.FAILED, "authorization_denied", NOW)
+    alice.outbox.refuse(key, OutboxStatus.FAILED, "authorization_denied", NOW)
     assert alice.outbox.due(NOW + DAY) == []
     assert kept(alice, key)
     assert alice.outbox.retry_now(NOW + DAY) == 1
@@ -256,21 +269,21 @@ def test_what_a_server_refused_is_not_tried_again_until_somebody_says_so(alice: 
 
 def test_the_outbox_says_why_a_message_waits(alice: Mailbox, sealed: Envelope) -> None:
     alice.outbox.retry_later(sealed.replay_key, NOW, "the server is full")
-    assert alice.outbox.outgoing(sealed.replay_key).waits_for == "the server is full"
-    alice.outbox.mark(sealed.replay_key, Sent.QUEUED)
-    assert alice.outbox.outgoing(sealed.replay_key).waits_for == ""
+    assert alice.outbox.message(sealed.replay_key).last_error == "the server is full"
+    alice.outbox.mark(sealed.replay_key, OutboxStatus.QUEUED)
+    assert alice.outbox.message(sealed.replay_key).last_error == ""
 
 
 def test_the_content_goes_a_day_after_the_end_of_a_message_by_this_clock(alice: Mailbox, bob: Mailbox) -> None:
     short = alice.outbox.seal(bundle_of(bob), b"short", now=NOW, ttl_seconds=60).replay_key
     queued = alice.outbox.seal(bundle_of(bob), b"queued", now=NOW, ttl_seconds=60).replay_key
-    alice.outbox.mark(queued, Sent.QUEUED)
+    alice.outbox.mark(queued, OutboxStatus.QUEUED)
     for at in (HOUR, 2 * HOUR, DAY, DAY + HOUR, DAY + HOUR + MINUTE):
         alice.receive_many([], now=NOW + at)
         assert kept(alice, short)
     alice.receive_many([], now=NOW + DAY + 2 * HOUR)
-    assert alice.outbox.outgoing(short).status is Sent.EXPIRED
-    assert alice.outbox.outgoing(queued).status is Sent.QUEUED  # only the relay knows
+    assert alice.outbox.message(short).status is OutboxStatus.EXPIRED
+    assert alice.outbox.message(queued).status is OutboxStatus.QUEUED  # only the relay knows
     assert not kept(alice, short)
     assert not kept(alice, queued)
     assert alice.outbox.due(NOW + DAY) == []
@@ -286,8 +299,8 @@ def test_tries_are_further_and_further_apart_but_never_more_than_five_minutes(al
         at = again
     assert waits[:9] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
     assert set(waits[9:]) == {300}
-    assert alice.outbox.outgoing(key).attempts == 12
-    alice.outbox.mark(key, Sent.QUEUED)
+    assert alice.outbox.message(key).attempts == 12
+    alice.outbox.mark(key, OutboxStatus.QUEUED)
     assert alice.outbox.due(NOW + DAY) == []
     with pytest.raises(Conflict):
         alice.outbox.retry_later(key, NOW)
@@ -299,7 +312,7 @@ def test_sent_mail_is_listed_newest_first_page_by_page(alice: Mailbox, bob: Mail
     rest = alice.outbox.page(limit=2, after=first[-1].replay_key)
     assert [row.replay_key for row in first + rest] == keys[::-1]
     with pytest.raises(NotFound):
-        alice.outbox.outgoing("0" * 8)
+        alice.outbox.message("0" * 8)
 
 
 # Sealing again.
@@ -309,15 +322,15 @@ def test_a_message_is_sealed_again_for_new_keys_under_its_own_id(alice: Mailbox,
     old = alice.outbox.seal(
         bundle_of(bob), b"text " * 99, now=NOW, priority=Priority.HIGH, compression=Compression.GZIP, padme=True
     )
-    link = bob.own.begin_rotation(NOW, emergency=True)
-    bob.own.finish_rotation(NOW)
-    alice.trust.advance("bob", [link], NOW)
+    link = bob.own_keys.begin_rotation(NOW, emergency=True)
+    bob.own_keys.finish_rotation(NOW)
+    alice.pinned_keys.advance("bob", [link], NOW)
     new = alice.outbox.reseal(old.replay_key, link, NOW + HOUR)
     assert new.header.message_id == old.header.message_id
     assert new.header.expires_at == old.header.expires_at
     assert (new.header.priority, new.header.compression) == (Priority.HIGH, Compression.GZIP)
     assert len(new.ciphertext) == len(old.ciphertext)
-    assert alice.outbox.outgoing(old.replay_key).status is Sent.RESEALED
+    assert alice.outbox.message(old.replay_key).status is OutboxStatus.RESEALED
     assert not kept(alice, old.replay_key)
     assert kept(alice, new.replay_key)
     assert bob.receive(new.wire, now=NOW + HOUR).body == b"text " * 99
@@ -326,32 +339,32 @@ def test_a_message_is_sealed_again_for_new_keys_under_its_own_id(alice: Mailbox,
 def test_a_message_whose_key_is_active_or_in_grace_is_not_sealed_again(
     alice: Mailbox, bob: Mailbox, sealed: Envelope
 ) -> None:
-    alice.outbox.mark(sealed.replay_key, Sent.QUEUED)
+    alice.outbox.mark(sealed.replay_key, OutboxStatus.QUEUED)
     with pytest.raises(SealStands):
         alice.outbox.reseal(sealed.replay_key, bundle_of(bob), NOW)
-    link = bob.own.begin_rotation(NOW)
-    bob.own.finish_rotation(NOW)
-    alice.trust.advance("bob", [link], NOW)
+    link = bob.own_keys.begin_rotation(NOW)
+    bob.own_keys.finish_rotation(NOW)
+    alice.pinned_keys.advance("bob", [link], NOW)
     with pytest.raises(SealStands):
         alice.outbox.reseal(sealed.replay_key, link, NOW + MINUTE)
     assert kept(alice, sealed.replay_key)
 
 
 def test_a_message_under_a_one_time_key_is_sealed_again_only_for_a_newer_bundle(alice: Mailbox, bob: Mailbox) -> None:
-    (one,) = bob.own.make_one_time_keys(1, NOW)
+    (one,) = bob.own_keys.make_one_time_keys(1, NOW)
     old = alice.outbox.seal(bundle_of(bob), b"x", now=NOW, one_time_key=one)
     with pytest.raises(SealStands):
         alice.outbox.reseal(old.replay_key, bundle_of(bob), NOW)
-    link = bob.own.begin_rotation(NOW, emergency=True)
-    bob.own.finish_rotation(NOW)
-    alice.trust.advance("bob", [link], NOW)
+    link = bob.own_keys.begin_rotation(NOW, emergency=True)
+    bob.own_keys.finish_rotation(NOW)
+    alice.pinned_keys.advance("bob", [link], NOW)
     assert alice.outbox.reseal(old.replay_key, link, NOW).header.message_id == old.header.message_id
 
 
 def test_a_one_time_key_that_is_handed_out_twice_is_refused_the_second_time(
     alice: Mailbox, bob: Mailbox, sealed: Envelope
 ) -> None:
-    one, other = bob.own.make_one_time_keys(2, NOW)
+    one, other = bob.own_keys.make_one_time_keys(2, NOW)
     alice.outbox.seal(bundle_of(bob), b"first", now=NOW, one_time_key=one)
     draft = Draft(recipient=bundle_of(bob), body=b"second", one_time_key=one)
     again: list[Callable[[], object]] = [
@@ -363,12 +376,12 @@ def test_a_one_time_key_that_is_handed_out_twice_is_refused_the_second_time(
         with pytest.raises(UntrustedBundle, match="used before"):
             attempt()
     assert len(alice.outbox.page()) == len(list((alice.directory / "outbox").iterdir())) == 2
-    assert alice.outbox.outgoing(sealed.replay_key).resealable
+    assert alice.outbox.message(sealed.replay_key).resealable
     alice.outbox.seal(bundle_of(bob), b"second", now=NOW, one_time_key=other)
 
 
 def test_a_one_time_key_is_remembered_until_it_is_too_old_to_be_used(alice: Mailbox, bob: Mailbox) -> None:
-    (one,) = bob.own.make_one_time_keys(1, NOW)
+    (one,) = bob.own_keys.make_one_time_keys(1, NOW)
     alice.outbox.seal(bundle_of(bob), b"first", now=NOW, one_time_key=one)
     for at, error in ((NOW + ONE_TIME_LIFE - SECOND, UntrustedBundle), (NOW + ONE_TIME_LIFE + HOUR, KeyStale)):
         alice.prune(at)
@@ -384,19 +397,21 @@ def test_a_message_is_sealed_again_five_times_at_most_over_its_whole_life(
     key = sealed.replay_key
     for n in range(1, MOST_RESEALS + 1):
         key = alice.outbox.reseal(key, bundle_of(bob), NOW + n * HOUR).replay_key
-        assert alice.outbox.outgoing(key).reseals == n
+        assert alice.outbox.message(key).reseals == n
     with pytest.raises(SealStands, match="5 times"):
         alice.outbox.reseal(key, bundle_of(bob), NOW + DAY)
     assert kept(alice, key)
-    assert alice.outbox.mark(sealed.replay_key, Sent.DELIVERED)  # a receipt of the first envelope is one of the message
-    assert alice.outbox.outgoing(key).status is Sent.DELIVERED
+    assert alice.outbox.mark(
+        sealed.replay_key, OutboxStatus.DELIVERED
+    )  # a receipt of the first envelope is one of the message
+    assert alice.outbox.message(key).status is OutboxStatus.DELIVERED
     assert not kept(alice, key)
 
 
 def test_the_few_envelopes_that_a_message_has_are_spread_over_a_day(alice: Mailbox, bob: Mailbox) -> None:
     key, at = alice.outbox.seal(bundle_of(bob), b"x", now=NOW).replay_key, NOW
-    while alice.outbox.outgoing(key).reseals < MOST_RESEALS:
-        while at <= alice.outbox.outgoing(key).created_at + 5 * MINUTE:
+    while alice.outbox.message(key).reseals < MOST_RESEALS:
+        while at <= alice.outbox.message(key).created_at + 5 * MINUTE:
             at = alice.outbox.retry_later(key, at)
         key = alice.outbox.reseal(key, bundle_of(bob), at).replay_key
     assert DAY / 4 < at - NOW < 2 * DAY
@@ -450,7 +465,7 @@ def test_a_message_is_never_sealed_again_for_somebody_else_or_after_its_time(
         alice.outbox.reseal(sealed.replay_key, bundle_of(carol), NOW + HOUR)
     with pytest.raises(Expired):
         alice.outbox.reseal(sealed.replay_key, bundle_of(bob), NOW + 7 * DAY)
-    assert alice.outbox.outgoing(sealed.replay_key).status is Sent.STORED
+    assert alice.outbox.message(sealed.replay_key).status is OutboxStatus.STORED
 
 
 def test_a_file_that_was_changed_is_not_sent(alice: Mailbox, sealed: Envelope) -> None:
@@ -468,14 +483,14 @@ def test_what_a_person_carries_is_not_sent_through_a_relay_as_well(alice: Mailbo
     assert [row.replay_key for row in alice.outbox.due(NOW + HOUR)] == [sealed.replay_key]
     alice.outbox.hand_over(sealed.replay_key)
     assert alice.outbox.due(NOW + HOUR) == []
-    assert alice.outbox.outgoing(sealed.replay_key).status is Sent.STORED
+    assert alice.outbox.message(sealed.replay_key).status is OutboxStatus.STORED
 
 
 def test_what_the_relay_has_is_followed_until_a_day_after_its_end(alice: Mailbox, sealed: Envelope) -> None:
     assert alice.outbox.unsettled(NOW) == []
-    for status in (Sent.QUEUED, Sent.DELIVERED):
+    for status in (OutboxStatus.QUEUED, OutboxStatus.DELIVERED):
         alice.outbox.mark(sealed.replay_key, status)
         assert [row.status for row in alice.outbox.unsettled(NOW + 8 * DAY - SECOND)] == [status]
         assert alice.outbox.unsettled(NOW + 8 * DAY) == []
-    alice.outbox.mark(sealed.replay_key, Sent.READ)
+    alice.outbox.mark(sealed.replay_key, OutboxStatus.READ)
     assert alice.outbox.unsettled(NOW) == []

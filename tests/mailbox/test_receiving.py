@@ -18,14 +18,14 @@ from angelia.envelope.bundles import DEFAULT_SUITES, Link
 from angelia.envelope.receipts import ReceiptStatus
 from angelia.envelope.refusals import (
     Expired,
-    FromFuture,
+    FutureEnvelope,
     IdConflict,
     Malformed,
     NotAllowed,
     OpenFailed,
     Replayed,
     SignatureFailed,
-    Stale,
+    StaleEnvelope,
     SuiteRefused,
     UnknownKey,
     UnknownSigner,
@@ -36,12 +36,12 @@ from angelia.envelope.wire import Compression, Envelope, Suite
 from angelia.errors import AngeliaError, DiskFull, NotFound, RateLimited
 from angelia.mailbox import identity, inbox, open_failures
 from angelia.mailbox.database import SQL
-from angelia.mailbox.files import Drawer
+from angelia.mailbox.envelope_files import EnvelopeFiles
 from angelia.mailbox.inbox import Opened, ReadState
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.outbox import Draft
 from angelia.mailbox.private_files import CannotWrite, UnsafeFile
-from angelia.mailbox.time_window import Profile
+from angelia.mailbox.time_window import DeliveryProfile
 from forgery import forged
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -52,8 +52,8 @@ Send = Callable[..., bytes]
 Agent = Callable[[str], Mailbox]
 
 
-def files(box: Mailbox, drawer: str) -> list[str]:
-    return sorted(path.stem for path in (box.directory / drawer).iterdir())
+def files(box: Mailbox, name: str) -> list[str]:
+    return sorted(path.stem for path in (box.directory / name).iterdir())
 
 
 def rows(box: Mailbox, table: str) -> int:
@@ -67,8 +67,8 @@ def untouched(box: Mailbox) -> bool:
     )
 
 
-@pytest.mark.parametrize("profile", Profile)
-def test_what_is_sealed_opens_once(bob: Mailbox, send: Send, profile: Profile) -> None:
+@pytest.mark.parametrize("profile", DeliveryProfile)
+def test_what_is_sealed_opens_once(bob: Mailbox, send: Send, profile: DeliveryProfile) -> None:
     sealed = send(body=b"deploy at 18:00")
     opened = bob.receive(sealed, now=NOW, profile=profile)
     assert opened.body == b"deploy at 18:00"
@@ -177,11 +177,11 @@ def test_an_envelope_to_another_key_or_of_another_type_is_refused_before_any_cry
 
 def test_a_suite_outside_the_mask_of_its_time_is_refused(alice: Mailbox, bob: Mailbox, send: Send) -> None:
     with_suite_1 = DEFAULT_SUITES | Suite.ML_KEM.bit
-    link = bob.own.begin_rotation(NOW + DAY, suites=with_suite_1)
-    bob.own.finish_rotation(NOW + DAY)
-    alice.trust.advance("bob", [link], NOW + DAY)
-    without = bob.own.begin_rotation(NOW + 2 * DAY, suites=DEFAULT_SUITES)
-    bob.own.finish_rotation(NOW + 2 * DAY)
+    link = bob.own_keys.begin_rotation(NOW + DAY, suites=with_suite_1)
+    bob.own_keys.finish_rotation(NOW + DAY)
+    alice.pinned_keys.advance("bob", [link], NOW + DAY)
+    without = bob.own_keys.begin_rotation(NOW + 2 * DAY, suites=DEFAULT_SUITES)
+    bob.own_keys.finish_rotation(NOW + 2 * DAY)
     separate = next(e.key for e in link.bundle.kem_keys if e.key.kind.name == "ML_KEM_768")
 
     def sealed(created_at: datetime) -> bytes:
@@ -224,7 +224,7 @@ def test_claiming_an_allowed_pair_without_its_keys_opens_nothing(
     bob.allowlist.deny("mallory")
     with pytest.raises(SignatureFailed):
         bob.receive(forged(wire.decode(send()), mallory), now=NOW)
-    known = mallory.trust.bundle("bob", NOW)
+    known = mallory.pinned_keys.bundle("bob", NOW)
     assert known is not None
     honest = mallory.outbox.seal(known.link, b"as myself", now=NOW).wire
     with pytest.raises(NotAllowed):
@@ -241,26 +241,26 @@ def test_an_empty_allowlist_is_nobody(bob: Mailbox, send: Send) -> None:
 
 
 def test_a_stranger_is_refused_without_asking_for_its_keys(agent: Agent, bob: Mailbox) -> None:
-    stranger, link = agent("stranger"), bob.own.newest()
+    stranger, link = agent("stranger"), bob.own_keys.newest()
     assert link is not None
-    stranger.trust.pin_first(link, NOW)
+    stranger.pinned_keys.pin_first(link, NOW)
     with pytest.raises(NotAllowed):
         bob.receive(stranger.outbox.seal(link, b"hi", now=NOW).wire, now=NOW)
     assert untouched(bob)
 
 
 def test_an_imported_entry_that_is_not_pinned_yet_asks_for_its_keys(agent: Agent, bob: Mailbox) -> None:
-    friend, link = agent("friend"), bob.own.newest()
+    friend, link = agent("friend"), bob.own_keys.newest()
     assert link is not None
-    friend.trust.pin_first(link, NOW)
+    friend.pinned_keys.pin_first(link, NOW)
     listed = [{"fingerprint": friend.identity.pair.public.fingerprint, "nhi": "friend"}]
     bob.allowlist.import_json(json.dumps(listed).encode(), NOW)
     sealed = friend.outbox.seal(link, b"hi", now=NOW).wire
     with pytest.raises(UnknownSigner):
         bob.receive(sealed, now=NOW)
-    newest = friend.own.newest()
+    newest = friend.own_keys.newest()
     assert newest is not None
-    bob.trust.pin_first(newest, NOW)
+    bob.pinned_keys.pin_first(newest, NOW)
     assert bob.receive(sealed, now=NOW).body == b"hi"
 
 
@@ -283,9 +283,9 @@ def test_one_good_signature_is_not_enough(bob: Mailbox, send: Send, half: str) -
 def test_the_window_comes_before_the_replay_state_and_leaves_it_alone(bob: Mailbox, send: Send) -> None:
     sealed = send()
     for now, profile, refusal in (
-        (NOW - 5 * MINUTE - MS, Profile.RELAY, FromFuture),
-        (NOW + 5 * MINUTE + MS, Profile.DIRECT, Stale),
-        (NOW + 7 * DAY, Profile.RELAY, Expired),
+        (NOW - 5 * MINUTE - MS, DeliveryProfile.RELAY, FutureEnvelope),
+        (NOW + 5 * MINUTE + MS, DeliveryProfile.DIRECT, StaleEnvelope),
+        (NOW + 7 * DAY, DeliveryProfile.RELAY, Expired),
     ):
         with pytest.raises(refusal):
             bob.receive(sealed, now=now, profile=profile)
@@ -361,10 +361,10 @@ def test_a_message_that_was_sealed_again_by_the_senders_next_pair_is_not_opened_
 ) -> None:
     first = send()
     assert bob.receive(first, now=NOW).body == b"hello"
-    link, at = alice.own.begin_rotation(NOW, signer=True), NOW + timedelta(minutes=10)
-    alice.own.finish_rotation(NOW)
-    bob.trust.advance("alice", [link], NOW)
-    known = alice.trust.bundle("bob", NOW, max_age=None)
+    link, at = alice.own_keys.begin_rotation(NOW, signer=True), NOW + timedelta(minutes=10)
+    alice.own_keys.finish_rotation(NOW)
+    bob.pinned_keys.advance("alice", [link], NOW)
+    known = alice.pinned_keys.bundle("bob", NOW, max_age=None)
     assert known is not None
     again = alice.outbox.reseal(alice.outbox.page()[0].replay_key, known.link, at)
     assert again.header.sender_key_id != wire.decode(first).header.sender_key_id
@@ -374,12 +374,12 @@ def test_a_message_that_was_sealed_again_by_the_senders_next_pair_is_not_opened_
 
 Heard = Callable[[Mailbox, Link, UUID], object]
 WAYS: dict[str, tuple[bool, Heard]] = {
-    "its revocation is heard of": (True, lambda box, link, old: box.trust.advance("alice", [link], NOW, [old])),
+    "its revocation is heard of": (True, lambda box, link, old: box.pinned_keys.advance("alice", [link], NOW, [old])),
     "a relay only says that it was revoked": (
         False,
-        lambda box, link, old: box.trust.advance("alice", [link], NOW, [old]),
+        lambda box, link, old: box.pinned_keys.advance("alice", [link], NOW, [old]),
     ),
-    "an operator pins the next one": (True, lambda box, link, _: box.trust.trust(link, NOW)),
+    "an operator pins the next one": (True, lambda box, link, _: box.pinned_keys.trust(link, NOW)),
 }
 
 
@@ -390,11 +390,11 @@ def test_a_message_is_not_opened_twice_whatever_is_heard_of_the_pair_that_signed
     emergency, hear = WAYS[way]
     first, old = send(), alice.identity.pair.public.signer_id
     bob.receive(first, now=NOW)
-    link, at = alice.own.begin_rotation(NOW, signer=True, emergency=emergency), NOW + 10 * MINUTE
-    alice.own.finish_rotation(NOW)
+    link, at = alice.own_keys.begin_rotation(NOW, signer=True, emergency=emergency), NOW + 10 * MINUTE
+    alice.own_keys.finish_rotation(NOW)
     hear(bob, link, old)
     bob.allowlist.allow("alice", NOW)
-    known = alice.trust.bundle("bob", NOW, max_age=None)
+    known = alice.pinned_keys.bundle("bob", NOW, max_age=None)
     assert known is not None
     again = alice.outbox.reseal(wire.decode(first).replay_key, known.link, at)
     with pytest.raises(IdConflict):
@@ -446,11 +446,11 @@ def test_what_was_committed_reaches_the_caller_although_no_receipt_could_be_writ
 def test_an_envelope_that_is_refused_while_its_message_is_deleted_is_not_kept(
     alice: Mailbox, bob: Mailbox, monkeypatch: pytest.MonkeyPatch, deleted: str
 ) -> None:
-    known, shared = alice.trust.bundle("bob", NOW, max_age=None), uuid.uuid4()
+    known, shared = alice.pinned_keys.bundle("bob", NOW, max_age=None), uuid.uuid4()
     assert known is not None
     first, second = (
         alice.outbox.seal(known.link, b"destroy me", now=NOW, message_id=shared, one_time_key=one)
-        for one in bob.own.make_one_time_keys(2, NOW)
+        for one in bob.own_keys.make_one_time_keys(2, NOW)
     )
     bob.receive(first.wire, now=NOW)
 
@@ -462,14 +462,14 @@ def test_an_envelope_that_is_refused_while_its_message_is_deleted_is_not_kept(
         bob.delete(first.replay_key, NOW)
 
     verb, act, meanwhile = ("move", refuse, delete) if deleted.startswith("before") else ("remove", delete, refuse)
-    real = getattr(Drawer, verb)
+    real = getattr(EnvelopeFiles, verb)
 
     def interrupted(*args: object) -> None:
         monkeypatch.undo()  # once
         meanwhile()
         real(*args)
 
-    monkeypatch.setattr(Drawer, verb, interrupted)
+    monkeypatch.setattr(EnvelopeFiles, verb, interrupted)
     act()
     assert files(bob, "dead") == files(bob, "inbox") == []
     with bob.database.transaction() as tx:
@@ -481,7 +481,7 @@ def test_a_message_that_lives_longer_than_this_mailbox_makes_them_opens_to_its_e
     home: Path, alice: Mailbox, bob: Mailbox, encode: Callable[[Envelope], bytes]
 ) -> None:
     with Mailbox(home, identity.load(home, "alice", lambda: ""), NOW, ttl_max=30 * 86_400) as patient:
-        known = patient.trust.bundle("bob", NOW, max_age=None)
+        known = patient.pinned_keys.bundle("bob", NOW, max_age=None)
         assert known is not None
         long = patient.outbox.seal(known.link, b"long", now=NOW, ttl_seconds=30 * 86_400)
     assert bob.receive(encode(long), now=NOW + 30 * DAY - MS).body == b"long"
@@ -519,7 +519,7 @@ def twice(sender: Mailbox, seal: Callable[[], bytes]) -> tuple[bytes, bytes]:
 
 
 def test_a_one_time_key_goes_with_its_message(alice: Mailbox, bob: Mailbox, send: Send) -> None:
-    one, other = bob.own.make_one_time_keys(2, NOW)
+    one, other = bob.own_keys.make_one_time_keys(2, NOW)
     sealed, second = twice(alice, lambda: send(one_time_key=one))
     assert rows(bob, "kem_keys") == 2
     assert bob.receive(sealed, now=NOW).body == b"hello"
@@ -535,7 +535,7 @@ def test_a_one_time_key_goes_with_its_message(alice: Mailbox, bob: Mailbox, send
 def test_two_messages_to_one_one_time_key_in_one_batch_are_one_message(
     alice: Mailbox, bob: Mailbox, send: Send
 ) -> None:
-    (one,) = bob.own.make_one_time_keys(1, NOW)
+    (one,) = bob.own_keys.make_one_time_keys(1, NOW)
     sealed, second = twice(alice, lambda: send(one_time_key=one))
     opened, refused = bob.receive_many([sealed, second], now=NOW)
     assert isinstance(opened, Opened)
@@ -627,7 +627,7 @@ def test_many_are_opened_in_one_transaction_and_each_has_its_own_outcome(
 def test_a_batch_under_one_signature_verifies_it_once_and_each_member_alone(
     alice: Mailbox, bob: Mailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link = bob.own.newest()
+    link = bob.own_keys.newest()
     assert link is not None
     envelopes = alice.outbox.seal_many([Draft(recipient=link.bundle, body=bytes([n])) for n in range(9)], NOW)
     alone = envelopes.pop(3)
@@ -706,7 +706,7 @@ def test_no_sender_has_more_than_a_hundred_controls_that_nobody_handled(
         introduce(sender, bob)
 
     def come(sender: Mailbox) -> Opened:
-        known = sender.trust.bundle("bob", NOW, max_age=None)
+        known = sender.pinned_keys.bundle("bob", NOW, max_age=None)
         assert known is not None
         return bob.receive(sender.outbox.seal(known.link, channel_key(), now=NOW, control=True).wire, now=NOW)
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from angelia.envelope.refusals import Expired, IdConflict, Replayed
 from angelia.errors import InvalidArgument
 from angelia.mailbox import replay
-from angelia.mailbox.database import Database, stamp
+from angelia.mailbox.database import MailboxDatabase, stamp
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.replay import Seen
+from angelia.mailbox.replay import SeenEnvelope
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 SECOND, HOUR, DAY = timedelta(seconds=1), timedelta(hours=1), timedelta(days=1)
@@ -26,15 +26,15 @@ RACING = Path(__file__).with_name("racing.py")
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
+def database(tmp_path: Path) -> Iterator[MailboxDatabase]:
     (tmp_path / "mail").mkdir(mode=0o700)
-    made = Database(tmp_path / "mail")
+    made = MailboxDatabase(tmp_path / "mail")
     yield made
     made.close()
 
 
-def seen(number: int, *, at: datetime = NOW, expires: datetime = NOW + 7 * DAY, msg_id: str = "") -> Seen:
-    return Seen(
+def seen(number: int, *, at: datetime = NOW, expires: datetime = NOW + 7 * DAY, msg_id: str = "") -> SeenEnvelope:
+    return SeenEnvelope(
         replay_key=f"{number:064x}",
         msg_id=msg_id or f"id-{number}",
         sender="alice",
@@ -46,13 +46,13 @@ def seen(number: int, *, at: datetime = NOW, expires: datetime = NOW + 7 * DAY, 
     )
 
 
-def remember(database: Database, *rows: Seen) -> None:
+def remember(database: MailboxDatabase, *rows: SeenEnvelope) -> None:
     with database.transaction() as tx:
         for row in rows:
             replay.remember(tx, row)
 
 
-def left(database: Database) -> int:
+def left(database: MailboxDatabase) -> int:
     with database.transaction() as tx:
         return int(tx.execute("SELECT count(*) FROM replay_state").fetchone()[0])
 
@@ -64,36 +64,39 @@ def race(*arguments: object) -> dict[str, int]:
     return result
 
 
-def test_a_key_is_claimed_once(database: Database) -> None:
+def test_a_key_is_claimed_once(database: MailboxDatabase) -> None:
     remember(database, seen(1))
     with pytest.raises(Replayed):
         remember(database, seen(1))
     assert left(database) == 1
 
 
-def test_a_senders_message_id_is_claimed_once_and_another_senders_is_another_id(database: Database) -> None:
+def test_a_senders_message_id_is_claimed_once_and_another_senders_is_another_id(database: MailboxDatabase) -> None:
     remember(database, seen(1, msg_id="same"))
     with pytest.raises(IdConflict):
         remember(database, seen(2, msg_id="same"))
     other = seen(3, msg_id="same")
     remember(
         database,
-        Seen(**{name: getattr(other, name) for name in Seen.__slots__} | {"sender": "carol", "sender_fp": "carol"}),
+        SeenEnvelope(
+            **{name: getattr(other, name) for name in SeenEnvelope.__slots__}
+            | {"sender": "carol", "sender_fp": "carol"}
+        ),
     )
     assert left(database) == 2
 
 
 @pytest.mark.parametrize("bad", ["", "0" * 63, "0" * 65, "G" * 64, "A" * 64, "0" * 63 + "\n"])
-def test_a_replay_key_has_64_hex_digits_in_lower_case(database: Database, bad: str) -> None:
+def test_a_replay_key_has_64_hex_digits_in_lower_case(database: MailboxDatabase, bad: str) -> None:
     import sqlite3
 
-    row = Seen(**{name: getattr(seen(1), name) for name in Seen.__slots__} | {"replay_key": bad})
+    row = SeenEnvelope(**{name: getattr(seen(1), name) for name in SeenEnvelope.__slots__} | {"replay_key": bad})
     with pytest.raises(sqlite3.IntegrityError):
         remember(database, row)
 
 
 def test_sixteen_processes_with_the_same_thousand_keys_win_a_thousand_times_in_all(
-    database: Database, tmp_path: Path
+    database: MailboxDatabase, tmp_path: Path
 ) -> None:
     outcomes = race("remember", tmp_path / "mail", 1000, 16)
     assert outcomes == {"won": 1000, "Replayed": 15_000}
@@ -112,7 +115,7 @@ def test_sixteen_processes_that_open_the_same_envelope_give_it_to_one(
 def test_sixteen_processes_with_one_one_time_key_open_one_message(
     home: Path, bob: Mailbox, send: Callable[..., bytes], tmp_path: Path
 ) -> None:
-    (one,) = bob.own.make_one_time_keys(1, NOW)
+    (one,) = bob.own_keys.make_one_time_keys(1, NOW)
     (tmp_path / "sealed").write_bytes(send(one_time_key=one))
     assert race("receive", home, "bob", tmp_path / "sealed", 16) == {"opened": 1, "Replayed": 15}
 
@@ -129,7 +132,7 @@ def test_a_row_goes_only_when_it_is_a_day_old_and_its_envelope_has_expired(
 ) -> None:
     directory = tmp_path_factory.getbasetemp() / "pruning"
     directory.mkdir(mode=0o700, exist_ok=True)
-    database = Database(directory)
+    database = MailboxDatabase(directory)
     with database.transaction() as tx:
         tx.execute("DELETE FROM replay_state")
         tx.execute("DELETE FROM meta")
@@ -140,7 +143,7 @@ def test_a_row_goes_only_when_it_is_a_day_old_and_its_envelope_has_expired(
     database.close()
 
 
-def test_the_borders_of_pruning_are_exact(database: Database) -> None:
+def test_the_borders_of_pruning_are_exact(database: MailboxDatabase) -> None:
     remember(
         database,
         seen(1, at=NOW - DAY, expires=NOW - DAY),
@@ -151,7 +154,7 @@ def test_the_borders_of_pruning_are_exact(database: Database) -> None:
     assert database.row("seen_at", f"{3:064x}") is None
 
 
-def test_more_than_one_chunk_goes_in_one_pruning(database: Database) -> None:
+def test_more_than_one_chunk_goes_in_one_pruning(database: MailboxDatabase) -> None:
     old = NOW - 3 * DAY
     remember(database, *(seen(number, at=old, expires=old) for number in range(12_001)), seen(99_999))
     assert replay.prune(database, NOW).rows == 12_001
@@ -159,7 +162,7 @@ def test_more_than_one_chunk_goes_in_one_pruning(database: Database) -> None:
 
 
 @pytest.mark.parametrize("hours", [23, 0, -1])
-def test_less_than_a_day_is_kept_only_by_force(database: Database, hours: int) -> None:
+def test_less_than_a_day_is_kept_only_by_force(database: MailboxDatabase, hours: int) -> None:
     remember(database, seen(1, at=NOW - 2 * HOUR, expires=NOW - HOUR), seen(2, at=NOW - 2 * HOUR))
     with pytest.raises(InvalidArgument) as refused:
         replay.prune(database, NOW, hours)
@@ -169,20 +172,20 @@ def test_less_than_a_day_is_kept_only_by_force(database: Database, hours: int) -
         assert left(database) == 1
 
 
-def test_more_than_a_day_can_be_kept(database: Database) -> None:
+def test_more_than_a_day_can_be_kept(database: MailboxDatabase) -> None:
     remember(database, seen(1, at=NOW - 3 * DAY, expires=NOW - 3 * DAY))
     assert replay.prune(database, NOW, 96).rows == 0
     assert replay.prune(database, NOW, 48).rows == 1
 
 
-def test_pruning_is_due_once_a_day(database: Database) -> None:
+def test_pruning_is_due_once_a_day(database: MailboxDatabase) -> None:
     assert replay.prune_due(database, NOW)
     replay.prune(database, NOW)
     assert not replay.prune_due(database, NOW + DAY - SECOND)
     assert replay.prune_due(database, NOW + DAY)
 
 
-def test_a_clock_that_was_set_back_prunes_nothing_and_says_so(database: Database) -> None:
+def test_a_clock_that_was_set_back_prunes_nothing_and_says_so(database: MailboxDatabase) -> None:
     old = NOW - 3 * DAY
     remember(database, seen(1, at=old, expires=old), seen(2, at=NOW))
     pruned = replay.prune(database, NOW - HOUR)
@@ -193,7 +196,7 @@ def test_a_clock_that_was_set_back_prunes_nothing_and_says_so(database: Database
     assert replay.prune(database, NOW).rows == 1
 
 
-def test_what_was_pruned_too_early_stays_closed_and_what_came_after_does_not(database: Database) -> None:
+def test_what_was_pruned_too_early_stays_closed_and_what_came_after_does_not(database: MailboxDatabase) -> None:
     remember(database, seen(1, expires=NOW + 7 * DAY))
     assert replay.prune(database, NOW + 30 * DAY).rows == 1
     with pytest.raises(Expired):
@@ -201,7 +204,7 @@ def test_what_was_pruned_too_early_stays_closed_and_what_came_after_does_not(dat
     replay.probe(database, f"{2:064x}", "id-2", NOW + 7 * DAY + SECOND, NOW)
 
 
-def test_ids_of_a_migration_are_forgotten_after_a_day(database: Database) -> None:
+def test_ids_of_a_migration_are_forgotten_after_a_day(database: MailboxDatabase) -> None:
     with database.transaction() as tx:
         tx.execute("INSERT INTO legacy_msg_ids VALUES ('old', ?)", (stamp(NOW),))
     replay.prune(database, NOW + DAY - SECOND)

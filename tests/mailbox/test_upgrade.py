@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from angelia.envelope.bundles import Link, follow, trusted_by
+from angelia.envelope.times import moment
 from angelia.errors import KeyStale
-from angelia.keys.model import moment
 from angelia.mailbox import identity
 from angelia.mailbox.database import FILE, SCHEMA
-from angelia.mailbox.key_rotation import Due
+from angelia.mailbox.key_rotation import RenewalDue
 from angelia.mailbox.mailbox import Mailbox
 
 BEFORE = Path(__file__).parent.parent / "fixtures" / "before" / "home.tar.xz"
@@ -62,21 +62,21 @@ def test_a_bundle_that_was_signed_for_a_year_is_signed_again_at_once_and_the_cha
     home: Path, name: str
 ) -> None:
     with opened(home, name) as box:
-        chain = box.own.chain()
+        chain = box.own_keys.chain()
         before = chain[-1].bundle
         assert moment(before.expires_at) - moment(before.issued_at) == timedelta(days=365)
         at = moment(before.issued_at) + timedelta(minutes=1)
-        assert box.own.due(at) is Due.SIGNATURES
-        link = box.own.begin_rotation(at, kem=False)
-        box.own.finish_rotation(at)
+        assert box.own_keys.renewal_due(at) is RenewalDue.SIGNATURES
+        link = box.own_keys.begin_rotation(at, kem=False)
+        box.own_keys.finish_rotation(at)
         assert link.bundle.kem_keys[0] == before.kem_keys[0]
         assert follow(trusted_by(chain[0].bundle), [*chain[1:], Link(link.bundle)]).bundle_hash == link.bundle.hash
-        assert box.own.due(at) is None
+        assert box.own_keys.renewal_due(at) is None
 
 
 def test_anothers_bundle_that_was_signed_for_a_year_ends_after_a_month(home: Path) -> None:
     with opened(home, "alice") as box:
-        known = box.trust.bundle("bob", MADE, max_age=None)
+        known = box.pinned_keys.bundle("bob", MADE, max_age=None)
         assert known is not None
         end = moment(known.bundle.issued_at) + timedelta(days=30)
         box.outbox.seal(known.link, b"in time", now=end - timedelta(seconds=1))
@@ -89,8 +89,8 @@ def test_an_emergency_replaces_the_local_key_of_an_earlier_release(home: Path, n
     with opened(home, name) as box:
         old = box.identity.unlocked.seeds["local"]
         bodies = [box.inbox.read(one.replay_key, MADE).body for one in box.inbox.page().messages]
-        box.own.begin_rotation(MADE, emergency=True, signer=True)
-        box.own.finish_rotation(MADE)
+        box.own_keys.begin_rotation(MADE, emergency=True, signer=True)
+        box.own_keys.finish_rotation(MADE)
     with opened(home, name) as again:
         assert old not in again.identity.unlocked.seeds.values()
         assert [again.inbox.read(one.replay_key, MADE).body for one in again.inbox.page().messages] == bodies

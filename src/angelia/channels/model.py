@@ -14,7 +14,6 @@ from angelia.envelope.rosters import valid_channel_name
 from angelia.envelope.wire import Envelope
 from angelia.errors import InvalidArgument, NotFound
 
-SKEW = timedelta(seconds=300)
 RETENTION, SHORTEST_RETENTION, LONGEST_RETENTION = 604_800, 3_600, 2_592_000
 MESSAGE_BYTES, LEAST_MESSAGE_BYTES, MOST_MESSAGE_BYTES = 1_048_576, 4_096, 1_122_304
 SUBSCRIBERS, MOST_SUBSCRIBERS = 10_000, 100_000

@@ -14,10 +14,11 @@ from angelia.audit.failures import SIGNATURE, Failures
 from angelia.audit.model import Detail, Event
 from angelia.channels import store
 from angelia.channels.admission import Admission
-from angelia.channels.model import SKEW, Channel, Publication, Published, Stored, no_channel
+from angelia.channels.model import Channel, Publication, Published, Stored, no_channel
 from angelia.channels.store import Known
 from angelia.envelope import sealing
 from angelia.envelope.refusals import SignatureFailed, SuiteRefused
+from angelia.envelope.times import SKEW, moment
 from angelia.envelope.wire import Envelope, Suite
 from angelia.errors import (
     AngeliaError,
@@ -32,7 +33,6 @@ from angelia.errors import (
 )
 from angelia.keys import admission as signatures
 from angelia.keys.admission import Signed
-from angelia.keys.model import moment
 from angelia.policy.model import Action
 from angelia.stores.group_commit import GroupCommit
 from angelia.stores.ledger import Ledger, Tx

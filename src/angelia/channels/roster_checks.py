@@ -5,11 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from uuid import UUID
 
-from angelia.channels.model import SKEW
 from angelia.envelope.rosters import Roster, check_roster
+from angelia.envelope.times import SKEW, moment
 from angelia.errors import AngeliaError, ClockSkew, InvalidArgument
 from angelia.keys.admission import Signed, signers
-from angelia.keys.model import moment
 from angelia.stores.ledger import Tx
 
 

@@ -123,7 +123,7 @@ def _enrol(
             if not session.shared.json and not session.shared.quiet:
                 session.out.thing(None, pairs, least=FACTS)
             error.hint = f"the keys are safe; go on with `angelia agent register --as {identity.name}`"
-        elif session.mailbox_of(identity).own.awaits_next_pair():
+        elif session.mailbox_of(identity).own_keys.awaits_next_pair():
             error.hint = f"its next signing pair may have taken over: angelia key publish --as {identity.name}"
         raise
     wanted = _wanted(agent, identity)
@@ -157,7 +157,7 @@ def _enrol(
 
 def _chain(session: Session, identity: Identity) -> list[Link]:
     """The bundles that the agent has, also those that it only handed over as files."""
-    return session.mailbox_of(identity).own.chain()
+    return session.mailbox_of(identity).own_keys.chain()
 
 
 def _refuse_other_handle(identity: Identity, chain: list[Link], handle: str) -> None:

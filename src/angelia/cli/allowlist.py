@@ -13,13 +13,13 @@ from angelia.cli.public_files import handing_over
 from angelia.cli.tables import Column
 
 if TYPE_CHECKING:
-    from angelia.mailbox.allowlist import Entry
+    from angelia.mailbox.allowlist import AllowedSender
     from angelia.mailbox.mailbox import Mailbox
 
 
 def import_list(session: Session, mailbox: Mailbox, file: Path) -> None:
     """Add the entries of a file."""
-    from angelia.mailbox.files import read_safely
+    from angelia.mailbox.envelope_files import read_safely
 
     imported = mailbox.allowlist.import_json(read_safely(file, file), datetime.now(UTC))
     for why in imported.refused:
@@ -39,7 +39,7 @@ def export_list(session: Session, mailbox: Mailbox, path: Path) -> None:
 
 def show_allowed(session: Session, mailbox: Mailbox) -> None:
     """List whose mail is opened."""
-    columns: list[Column[Entry]] = [
+    columns: list[Column[AllowedSender]] = [
         Column("NAME", lambda e: e.nhi, long=True),
         Column("FINGERPRINT", lambda e: e.fingerprint),
         Column("SINCE", lambda e: ago(e.added_at), right=True),

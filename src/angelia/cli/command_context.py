@@ -130,7 +130,7 @@ class Session:
         cards = [identity.card(self.settings.home, name) for name in names]
         known = {*names, *(card.handle for card in cards if card is not None)}
         if "mailbox" in self.__dict__:
-            known |= {pin.nhi for pin in self.mailbox.trust.pins()}
+            known |= {pin.nhi for pin in self.mailbox.pinned_keys.pins()}
         return [] if handle in known else difflib.get_close_matches(handle, known)
 
     @cached_property

@@ -80,7 +80,7 @@ def show(session: Session, name: str | None) -> None:
         _show_own(session, mailbox)
         return
     bundle, revoked = _seen(session, mailbox, name)
-    pin = mailbox.trust.pin(bundle.agent_nhi)
+    pin = mailbox.pinned_keys.pin(bundle.agent_nhi)
     state = _state(bundle, revoked)
     if pin is not None:
         state.trusted_by, state.pinned_at = pin.trusted_by.value, pin.pinned_at
@@ -122,9 +122,11 @@ def rotate(
         if mailbox.identity.id is None:
             # The server never saw these keys; it gets the whole chain when the agent registers.
             if emergency:
-                mailbox.own.abandon_rotation()  # nobody has seen its keys, unless the thief did
-            link = mailbox.own.begin_rotation(_now(), signer=signer or emergency, emergency=emergency, why=why or "")
-            mailbox.own.finish_rotation(_now(), link)
+                mailbox.own_keys.abandon_rotation()  # nobody has seen its keys, unless the thief did
+            link = mailbox.own_keys.begin_rotation(
+                _now(), signer=signer or emergency, emergency=emergency, why=why or ""
+            )
+            mailbox.own_keys.finish_rotation(_now(), link)
         elif emergency:
             client = session.as_agent(mailbox)
             done = client.keys.emergency_rotate(mailbox, why=str(why), compromised_since=stolen_since)
@@ -142,12 +144,12 @@ def revoke(session: Session, key_id: str) -> None:
     """Withdraw a replaced key before its week is over.
 
     KEY is an id of `angelia key show`, or its beginning."""
-    from angelia.envelope.bundles import Listed
+    from angelia.envelope.bundles import KemKeyStatus
 
     mailbox = session.mailbox
     entries = {str(entry.key.key_id): entry for entry in _own(mailbox).bundle.kem_keys}
     chosen = full_id(key_id, entries, "key", "angelia key show")
-    if entries[chosen].status is Listed.ACTIVE:
+    if entries[chosen].status is KemKeyStatus.ACTIVE:
         raise Conflict(
             "this is the active key: without it nothing could be sealed to the agent",
             hint='replace it: angelia key rotate --emergency --why "…"',
@@ -159,7 +161,7 @@ def revoke(session: Session, key_id: str) -> None:
     record: object = {"key_id": chosen, "status": "revoked"}
     if mailbox.identity.id is not None:
         record = session.as_agent(mailbox).keys.revoke(UUID(chosen))
-    mailbox.own.destroy(UUID(chosen))
+    mailbox.own_keys.destroy_replaced(UUID(chosen))
     session.out.done(record, f"revoked {chosen}, and destroyed its private half here")
 
 
@@ -183,7 +185,7 @@ def pin(session: Session, name: str, file: Path | None, fingerprint: str | None)
             f"the keys of {handle} have the fingerprint {found}, not the one that you gave",
             hint="do not use them; ask their owner by another way",
         )
-    before = mailbox.trust.pin(handle)
+    before = mailbox.pinned_keys.pin(handle)
     agreed = fingerprint is not None or session.shared.yes
     if session.shared.dry_run or (before is None and not agreed):
         if not _compared(session, handle, found):
@@ -191,7 +193,7 @@ def pin(session: Session, name: str, file: Path | None, fingerprint: str | None)
         agreed = True
     if before is not None and not _follows(mailbox, links, revoked, before, told=fingerprint is not None):
         agreed = True
-    pinned = mailbox.trust.trust(links[-1], _now(), revoked) if agreed else mailbox.trust.pin(handle)
+    pinned = mailbox.pinned_keys.trust(links[-1], _now(), revoked) if agreed else mailbox.pinned_keys.pin(handle)
     assert pinned is not None
     state = _state(newest, revoked or ())
     state.trusted_by, state.pinned_at = pinned.trusted_by.value, pinned.pinned_at
@@ -214,22 +216,22 @@ def publish_first(client: Client, mailbox: Mailbox) -> list[tuple[str, str]]:
 def _make_first(mailbox: Mailbox) -> None:
     """The first bundle, as it is handed over: from now on it is never signed anew, and a server gets it later. Without
     a server, nothing else follows it with fresh signatures, or with the key of the week."""
-    from angelia.mailbox.key_rotation import Due
+    from angelia.mailbox.key_rotation import RenewalDue
 
-    own = mailbox.own
+    own = mailbox.own_keys
     if own.newest() is None:
         own.first_bundle(_now())
     if own.pending() is None:
         own.finish_rotation(_now())
-    if mailbox.identity.id is None and (due := own.due(_now())) is not None:
-        link = own.begin_rotation(_now(), kem=due is Due.KEY)
+    if mailbox.identity.id is None and (due := own.renewal_due(_now())) is not None:
+        link = own.begin_rotation(_now(), kem=due is RenewalDue.KEY)
         own.finish_rotation(_now(), link)
 
 
 def _write_chain(mailbox: Mailbox, file: BinaryIO) -> None:
     from angelia.mailbox import bundle_file
 
-    file.write(bundle_file.encode(mailbox.own.chain()))
+    file.write(bundle_file.encode(mailbox.own_keys.chain()))
 
 
 def _say_published(
@@ -253,7 +255,7 @@ def _show_own(session: Session, mailbox: Mailbox) -> None:
     left, revoked, why = _server_says(session, mailbox)
     pairs = _facts(link.bundle, revoked)
     pairs.append(("one-time", f"not known: {why}" if left is None else f"{left} keys unused"))
-    if (plan := mailbox.own.unsettled()) is not None:
+    if (plan := mailbox.own_keys.unconfirmed_plan()) is not None:
         kind = "an emergency is" if plan.emergency else ""
         pairs.append(("rotation", f"{kind} under way; `angelia key publish` finishes it".lstrip()))
     state = _state(link.bundle, revoked, one_time_keys=left)
@@ -275,7 +277,7 @@ def _server_says(session: Session, mailbox: Mailbox) -> tuple[int | None, list[U
 def _seen(session: Session, mailbox: Mailbox, name: str) -> tuple[Bundle, list[UUID]]:
     """The bundle of another agent: the server's newest, or the copy here of an agent that is on no server."""
     if mailbox.identity.id is None:
-        known = mailbox.trust.bundle(name, _now(), max_age=None)
+        known = mailbox.pinned_keys.bundle(name, _now(), max_age=None)
         if known is None:
             raise not_known(name)
         return known.bundle, list(known.revoked)
@@ -305,7 +307,7 @@ def _presented(
     link = parse_link(LinkDocument(bundle=answer.bundle, rotation_statement=answer.rotation_statement))
     refuse_misnamed(name, link.bundle)
     check_bundle(link.bundle)
-    pin = mailbox.trust.pin(name)
+    pin = mailbox.pinned_keys.pin(name)
     if pin is None or link.bundle.bundle_version <= pin.bundle_version + 1:
         return [link], list(answer.revoked)
     links = []
@@ -336,7 +338,7 @@ def _follows(mailbox: Mailbox, links: list[Link], revoked: list[UUID] | None, be
 
     found = links[-1].bundle.signer.fingerprint
     try:
-        bundle_file.take(mailbox.trust, links, _now(), revoked)
+        bundle_file.take(mailbox.pinned_keys, links, _now(), revoked)
     except UntrustedBundle as refused:
         if told and before.fingerprint != found:
             return False
@@ -347,7 +349,7 @@ def _follows(mailbox: Mailbox, links: list[Link], revoked: list[UUID] | None, be
 
 
 def _own(mailbox: Mailbox) -> Link:
-    link = mailbox.own.newest()
+    link = mailbox.own_keys.newest()
     if link is None:
         raise KeyNotFound(
             f"{mailbox.identity.handle} has published no keys yet",
@@ -367,7 +369,7 @@ def _where(session: Session, mailbox: Mailbox) -> str:
 
 
 def _facts(bundle: Bundle, revoked: Collection[UUID] = ()) -> list[tuple[str, str]]:
-    from angelia.keys.model import moment as at
+    from angelia.envelope.times import moment as at
 
     pairs = [
         ("handle", bundle.agent_nhi),
@@ -388,8 +390,8 @@ def _status(entry: KemEntry, revoked: Collection[UUID]) -> str:
 
 
 def _state(bundle: Bundle, revoked: Collection[UUID] = (), one_time_keys: int | None = None) -> KeyState:
+    from angelia.envelope.times import moment as at
     from angelia.keys.model import TYPE_NAMES
-    from angelia.keys.model import moment as at
 
     return KeyState(
         handle=bundle.agent_nhi,

@@ -30,7 +30,7 @@ from angelia.errors import AngeliaError, NotFound
 if TYPE_CHECKING:
     from angelia.mailbox.inbox import Message
     from angelia.mailbox.mailbox import Mailbox
-    from angelia.mailbox.outbox import Wishes
+    from angelia.mailbox.outbox import SendOptions
 
 PRIORITIES = ("low", "normal", "high", "critical")
 STATES = ("pending", "delivered", "read", "expired", "failed")
@@ -82,7 +82,7 @@ def send(
         raise click.MissingParameter(ctx=context, param=context.command.params[0])
     longest_life(session, ttl)
     mailbox, content = session.mailbox, read_body(session, body)
-    wishes: Wishes = {
+    wishes: SendOptions = {
         "priority": Priority(PRIORITIES.index(priority)),
         "compression": Compression(COMPRESSIONS.index(compress)),
         "padme": pad,
@@ -302,8 +302,8 @@ def allow(
     if file is not None:
         from angelia.mailbox import bundle_file
 
-        bundle_file.take(mailbox.trust, chain_in(file, name), _now())
-    elif mailbox.trust.pin(name) is None:
+        bundle_file.take(mailbox.pinned_keys, chain_in(file, name), _now())
+    elif mailbox.pinned_keys.pin(name) is None:
         if mailbox.identity.id is None:
             raise not_known(name)
         session.as_agent(mailbox).keys.find(mailbox, name)

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from angelia.envelope.wire import Envelope
     from angelia.mailbox.inbox import Opened
     from angelia.mailbox.mailbox import Mailbox
-    from angelia.mailbox.outbox import Wishes
+    from angelia.mailbox.outbox import SendOptions
 
 
-def sealed_by_hand(session: Session, mailbox: Mailbox, recipient: str, content: bytes, wishes: Wishes) -> Envelope:
+def sealed_by_hand(session: Session, mailbox: Mailbox, recipient: str, content: bytes, wishes: SendOptions) -> Envelope:
     """Sealed to be handed over: for the keys that a server says are good, else for those that are known here."""
     from angelia.client import Unreachable
 
@@ -29,15 +29,15 @@ def sealed_by_hand(session: Session, mailbox: Mailbox, recipient: str, content: 
         mailbox.outbox.hand_over(envelope.replay_key)
         return envelope
     except Unreachable as error:
-        if mailbox.trust.pin(recipient) is None:
+        if mailbox.pinned_keys.pin(recipient) is None:
             raise
         session.out.note(f"warning: {error.message}, so the keys of {recipient} are those that were known here")
     return sealed_alone(mailbox, recipient, content, wishes)
 
 
-def sealed_alone(mailbox: Mailbox, recipient: str, content: bytes, wishes: Wishes) -> Envelope:
+def sealed_alone(mailbox: Mailbox, recipient: str, content: bytes, wishes: SendOptions) -> Envelope:
     """Sealed for the keys that are known here, however old that knowledge is."""
-    known = mailbox.trust.bundle(recipient, _now(), max_age=None)
+    known = mailbox.pinned_keys.bundle(recipient, _now(), max_age=None)
     if known is None:
         raise not_known(recipient)
     envelope = mailbox.outbox.seal(known.link, content, now=_now(), **wishes)
@@ -47,9 +47,9 @@ def sealed_alone(mailbox: Mailbox, recipient: str, content: bytes, wishes: Wishe
 
 def received_from(session: Session, mailbox: Mailbox, files: list[Path]) -> list[Opened | AngeliaError]:
     """Envelopes that lie in files, each opened or refused; what a refusal can be spared is tried."""
-    from angelia.envelope.refusals import Expired, Stale, UnknownSigner
-    from angelia.mailbox.files import read_safely
-    from angelia.mailbox.time_window import Profile
+    from angelia.envelope.refusals import Expired, StaleEnvelope, UnknownSigner
+    from angelia.mailbox.envelope_files import read_safely
+    from angelia.mailbox.time_window import DeliveryProfile
 
     contents: list[bytes | AngeliaError] = []
     for file in files:
@@ -60,13 +60,13 @@ def received_from(session: Session, mailbox: Mailbox, files: list[Path]) -> list
         except AngeliaError as error:
             contents.append(error)
     readable = [one for one in contents if isinstance(one, bytes)]
-    outcomes = iter(mailbox.receive_many(readable, now=_now(), profile=Profile.DIRECT))
+    outcomes = iter(mailbox.receive_many(readable, now=_now(), profile=DeliveryProfile.DIRECT))
     received = [next(outcomes) if isinstance(one, bytes) else one for one in contents]
     for at, content in enumerate(contents):
         refused = received[at]
         if isinstance(refused, UnknownSigner) and mailbox.identity.id is not None and isinstance(content, bytes):
             received[at] = _followed(session, mailbox, content, refused)
-        elif isinstance(refused, Stale | Expired) and isinstance(content, bytes):
+        elif isinstance(refused, StaleEnvelope | Expired) and isinstance(content, bytes):
             received[at] = _seen_before(mailbox, content) or refused
         if isinstance(refused := received[at], AngeliaError) and isinstance(content, bytes):
             _explain(session, refused, files[at], content)
@@ -107,10 +107,10 @@ def _seen_before(mailbox: Mailbox, content: bytes) -> AngeliaError | None:
 def _followed(session: Session, mailbox: Mailbox, content: bytes, unknown: UnknownSigner) -> Opened | AngeliaError:
     """The sender may have rotated its signing pair, and a server knows how its bundles follow."""
     from angelia.client import Unreachable
-    from angelia.mailbox.time_window import Profile
+    from angelia.mailbox.time_window import DeliveryProfile
 
     try:
-        return session.as_agent(mailbox).mail.open(mailbox, content, profile=Profile.DIRECT)
+        return session.as_agent(mailbox).mail.open(mailbox, content, profile=DeliveryProfile.DIRECT)
     except Unreachable as error:
         session.out.detail(error.message)
         return unknown

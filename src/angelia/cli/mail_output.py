@@ -98,7 +98,7 @@ def say_sent(session: Session, sent: SentMail) -> None:
 
 def say_sealed(session: Session, mailbox: Mailbox, envelope: Envelope, out: Path | None) -> None:
     """Tell what was sealed, and where its file is."""
-    from angelia.keys.model import moment
+    from angelia.envelope.times import moment
 
     header = envelope.header
     file = out or mailbox.directory / "outbox" / f"{envelope.replay_key}.agl"

@@ -17,14 +17,14 @@ from angelia.errors import AngeliaError, Conflict, NotFound, QueueFull, RateLimi
 if TYPE_CHECKING:
     from angelia.client import Client, Received, SentMail
     from angelia.mailbox.mailbox import Mailbox
-    from angelia.mailbox.outbox import Wishes
+    from angelia.mailbox.outbox import SendOptions
 
 MOST = 10
 ROUND = 30.0
 _NOTHING, _HINT = "no mail", "angelia mail receive --wait"
 
 
-def send(client: Client, mailbox: Mailbox, recipient: str, content: bytes, wishes: Wishes) -> SentMail:
+def send(client: Client, mailbox: Mailbox, recipient: str, content: bytes, wishes: SendOptions) -> SentMail:
     """Send a message; if the server could not take it, say that it is not lost."""
     from angelia.client.mail_sending import WAITING
 
@@ -92,7 +92,7 @@ def receive(session: Session, mailbox: Mailbox, wait: float | None) -> int:
 
 def withdraw(session: Session, mailbox: Mailbox, id_: str) -> None:
     """Take a message back, from the server as well if that has it."""
-    row = mailbox.outbox.present(id_)
+    row = mailbox.outbox.current(id_)
     if mailbox.identity.id is None:
         if not mailbox.outbox.withdraw(row.replay_key, datetime.now(UTC)):
             raise Conflict(f"the message to {row.recipient} is {row.status.value} and not taken back")

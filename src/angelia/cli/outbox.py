@@ -14,7 +14,7 @@ from angelia.cli.tables import Column
 
 if TYPE_CHECKING:
     from angelia.mailbox.mailbox import Mailbox
-    from angelia.mailbox.outgoing import Outgoing
+    from angelia.mailbox.outbox_message import OutboxMessage
 
 
 class SentLine(msgspec.Struct, kw_only=True):
@@ -56,7 +56,7 @@ def show_outbox(session: Session, mailbox: Mailbox) -> None:
     show_list(session, fetch, columns, nothing="nothing sent yet", hint='angelia mail send NAME "hello"')
 
 
-def _line(row: Outgoing) -> SentLine:
+def _line(row: OutboxMessage) -> SentLine:
     state, by, why = _standing(row)
     return SentLine(
         replay_key=row.replay_key,
@@ -77,17 +77,22 @@ def _line(row: Outgoing) -> SentLine:
     )
 
 
-def _standing(row: Outgoing) -> tuple[str, str, str]:
+def _standing(row: OutboxMessage) -> tuple[str, str, str]:
     """The state of a message, whose word that is, and the reason."""
-    from angelia.mailbox.outgoing import Sent
+    from angelia.mailbox.outbox_message import OutboxStatus
 
-    if row.said is not None:
-        assert row.said_at is not None, "they are written together"
-        untrue = row.untrue(row.said, row.said_reason, row.said_at)
-        return row.said.value, "relay", row.said_reason if untrue is None else f"untrue: {untrue}"
+    if row.reported is not None:
+        assert row.reported_at is not None, "they are written together"
+        untrue = row.contradiction(row.reported, row.reported_reason, row.reported_at)
+        return row.reported.value, "relay", row.reported_reason if untrue is None else f"untrue: {untrue}"
     if row.withdrawn:
         return "withdrawn", "you", ""
-    by = {Sent.QUEUED: "relay", Sent.DELIVERED: "recipient", Sent.READ: "recipient", Sent.FAILED: "recipient"}
+    by = {
+        OutboxStatus.QUEUED: "relay",
+        OutboxStatus.DELIVERED: "recipient",
+        OutboxStatus.READ: "recipient",
+        OutboxStatus.FAILED: "recipient",
+    }
     wanted_back = row.withdraw_asked_at is not None and row.withdrawable
-    why = "to be withdrawn, once the server answers" if wanted_back else row.waits_for
+    why = "to be withdrawn, once the server answers" if wanted_back else row.last_error
     return row.status.value, by.get(row.status, ""), why

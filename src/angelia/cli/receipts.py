@@ -102,8 +102,8 @@ def list_given(session: Session, mailbox: Mailbox) -> None:
 def take_file(session: Session, mailbox: Mailbox, file: Path) -> None:
     """Check a receipt that a recipient handed back, and write down what it says."""
     from angelia.envelope.receipts import ReceiptDocument, parse_receipt
-    from angelia.mailbox.files import read_safely
-    from angelia.mailbox.outgoing import Sent
+    from angelia.mailbox.envelope_files import read_safely
+    from angelia.mailbox.outbox_message import OutboxStatus
 
     try:
         document = msgspec.json.decode(read_safely(file, file), type=ReceiptDocument)
@@ -112,12 +112,12 @@ def take_file(session: Session, mailbox: Mailbox, file: Path) -> None:
         raise InvalidArgument(
             f"{file} is no receipt", hint="its recipient makes one by `angelia mail ack ID --out FILE`"
         ) from error
-    sent = mailbox.outbox.outgoing(receipt.replay_key)
+    sent = mailbox.outbox.message(receipt.replay_key)
     named = (receipt.replay_key, receipt.message_id, receipt.recipient_nhi)
     if (sent.replay_key, sent.message_id, sent.recipient) != named:
         raise InvalidArgument("the receipt names another message than its replay key")
     mailbox.check_receipt(receipt)
-    mailbox.outbox.mark(sent.replay_key, Sent(document.status))
+    mailbox.outbox.mark(sent.replay_key, OutboxStatus(document.status))
     when = ago(_moment(receipt.time_ms))
     session.out.done(document, f"{receipt.recipient_nhi} signed: {short(sent.replay_key)} {document.status} {when} ago")
 
@@ -138,6 +138,6 @@ def _checked(session: Session, client: Client, mailbox: Mailbox, answer: Receipt
 
 
 def _moment(at_ms: int) -> datetime:
-    from angelia.keys.model import moment
+    from angelia.envelope.times import moment
 
     return moment(at_ms)

@@ -32,7 +32,7 @@ from angelia.envelope.bundles import UntrustedBundle
 from angelia.envelope.receipts import Receipt, ReceiptStatus
 from angelia.envelope.refusals import (
     Expired,
-    FromFuture,
+    FutureEnvelope,
     NotAllowed,
     Refused,
     Replayed,
@@ -40,15 +40,15 @@ from angelia.envelope.refusals import (
     UnknownSigner,
     WrongRecipient,
 )
+from angelia.envelope.times import moment
 from angelia.envelope.wire import decode
 from angelia.errors import AngeliaError, Denied, KeyNotFound, NotFound, RateLimited
-from angelia.keys.model import moment
 from angelia.mail.model import ATTEMPTS, LONGEST_BACK_OFF, MOST_AT_ONCE
-from angelia.mailbox.held_mail import Waiting
+from angelia.mailbox.held_mail import HeldMessage
 from angelia.mailbox.inbox import Message, Opened, ReadState
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.private_files import CannotWrite
-from angelia.mailbox.repeated_envelopes import Said
+from angelia.mailbox.repeated_envelopes import LastReport
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ class Settling:
         self._acks: list[Ack] = []
         self._repeats: list[str] = []
         self._nacks: list[Nack] = []
-        self._strangers: list[Waiting] = []
+        self._strangers: list[HeldMessage] = []
         self._unsigned: AngeliaError | None = None
 
     def opened(self, one: Handed, opened: Opened) -> None:
@@ -112,16 +112,16 @@ class Settling:
         """Tell the relay; the first thing that went wrong, be it of the network or of this disk."""
         problem = self._unsigned
         try:
-            self._mailbox.repeats.tell(self._repeats, mailbox_keys.now())
+            self._mailbox.repeated_envelopes.record_report(self._repeats, mailbox_keys.now())
             for acks in _hundreds(self._acks):
                 results = yield from mail_calls.acknowledge(acks)
                 # The relay speaks of what it was told, in that order; the names are ours.
                 done = [ack.replay_key for ack, one in zip(acks, results, strict=True) if one.acknowledged]
                 self._mailbox.inbox.mark_acked(done, mailbox_keys.now())
-                self._mailbox.repeats.heard(set(self._repeats).intersection(done))
+                self._mailbox.repeated_envelopes.record_confirmation(set(self._repeats).intersection(done))
                 refused = (item_fault(one.problem) for one in results if one.problem is not None)
                 problem = problem or next(refused, None)
-            self._mailbox.kept_out.add(*self._strangers)
+            self._mailbox.held_mail.add(*self._strangers)
             for nacks in _hundreds(self._nacks):
                 yield from mail_calls.nack(nacks)
         except AngeliaError as error:
@@ -131,10 +131,10 @@ class Settling:
     def _settled(self, one: Handed, told: Told, error: AngeliaError, before: Message | None) -> Told:
         """Acknowledge a message that is not opened, or not again. The log gets one line of it, whatever comes."""
         now, mailbox = mailbox_keys.now(), self._mailbox
-        said = [found] if (found := mailbox.repeats.told(one.replay_key)) is not None else []
+        said = [found] if (found := mailbox.repeated_envelopes.last_report(one.replay_key)) is not None else []
         if before is not None and before.acked_at is not None:
             # The relay confirmed it once: whatever it answered since, that is enough for an hour.
-            said = [Said(at, 0) for at in (before.acked_at, *(one.at for one in said))]
+            said = [LastReport(at, 0) for at in (before.acked_at, *(one.at for one in said))]
         if any(one.is_recent(now) for one in said):
             return Told.REPEATED
         if told is Told.ACKNOWLEDGED:
@@ -172,7 +172,7 @@ def _verdict(error: AngeliaError, attempt: int, *, opened: bool) -> Told:
         case UnknownKey():
             # Another process may be about to write the key down that a server has published already.
             return Told.GIVEN_BACK if attempt < ATTEMPTS else Told.FAILED
-        case Expired() | FromFuture():
+        case Expired() | FutureEnvelope():
             return Told.NOTHING
         case Refused():
             return Told.FAILED
@@ -194,9 +194,9 @@ def _nack(one: Handed, told: Told, error: AngeliaError) -> Nack:
     )
 
 
-def _kept_out(one: Handed) -> Waiting:
+def _kept_out(one: Handed) -> HeldMessage:
     header = decode(one.wire).header
-    return Waiting(
+    return HeldMessage(
         replay_key=one.replay_key,
         sender=header.sender_nhi,
         lease_token=one.lease_token,

@@ -37,12 +37,12 @@ from angelia.client.namespaces import Batches, Iteration, Mode, OwnNamespace, Ow
 from angelia.client.operations import asking, naming
 from angelia.errors import AngeliaError, InvalidArgument, NotFound
 from angelia.mail.model import ReceiptAnswer, Side, Status
-from angelia.mailbox.allowlist import Entry
+from angelia.mailbox.allowlist import AllowedSender
 from angelia.mailbox.channels import ChannelMessage, PostWishes
 from angelia.mailbox.inbox import Message, Opened
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.outbox import Wishes
-from angelia.mailbox.outgoing import Outgoing
+from angelia.mailbox.outbox import SendOptions
+from angelia.mailbox.outbox_message import OutboxMessage
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,32 +58,32 @@ class CheckedReceipt(ReceiptAnswer, frozen=True, kw_only=True):
 
 
 def _send(
-    mailbox: Mailbox, recipient: str, body: str | bytes, *, one_time: OneTime = "prefer", **wishes: Unpack[Wishes]
+    mailbox: Mailbox, recipient: str, body: str | bytes, *, one_time: OneTime = "prefer", **options: Unpack[SendOptions]
 ) -> Exchange[SentMail]:
     """Seals a message and sends it.
 
     If the server cannot be reached, or has no room now, the message waits in the outbox, and the error says so in its
     member `waiting`; whatever sends or listens next delivers it."""
-    return mail_sending.send(mailbox, recipient, _bytes(body), one_time=one_time, **wishes)
+    return mail_sending.send(mailbox, recipient, _bytes(body), one_time=one_time, **options)
 
 
-def _reply(mailbox: Mailbox, message: Opened, body: str | bytes, **wishes: Unpack[Wishes]) -> Exchange[SentMail]:
+def _reply(mailbox: Mailbox, message: Opened, body: str | bytes, **options: Unpack[SendOptions]) -> Exchange[SentMail]:
     """Answers a message, in its conversation."""
-    return request_reply.answer(mailbox, message, _bytes(body), **wishes)
+    return request_reply.answer(mailbox, message, _bytes(body), **options)
 
 
 def _ask(
-    mailbox: Mailbox, recipient: str, body: str | bytes, *, timeout: float = 30.0, **wishes: Unpack[Wishes]
+    mailbox: Mailbox, recipient: str, body: str | bytes, *, timeout: float = 30.0, **options: Unpack[SendOptions]
 ) -> Exchange[Opened]:
     """Sends a question and returns the answer; of several, the first. Other mail is left alone.
 
     After `timeout` seconds it raises DeadlineExceeded; an answer that comes later is mail like any other."""
-    return request_reply.send_and_wait(mailbox, recipient, _bytes(body), timeout=timeout, **wishes)
+    return request_reply.send_and_wait(mailbox, recipient, _bytes(body), timeout=timeout, **options)
 
 
-def _allow(mailbox: Mailbox, agent: str, *, label: str | None = None) -> Exchange[Entry]:
+def _allow(mailbox: Mailbox, agent: str, *, label: str | None = None) -> Exchange[AllowedSender]:
     """Opens the mail of an agent from now on. Its keys come from the server, unless they are known already."""
-    if mailbox.trust.pin(agent) is None:
+    if mailbox.pinned_keys.pin(agent) is None:
         yield from mailbox_keys.find_keys(mailbox, agent)
     return mailbox.allowlist.allow(agent, now(), label)
 
@@ -95,7 +95,7 @@ def _deny(mailbox: Mailbox, agent: str) -> Exchange[None]:
         raise NotFound(f"{agent} is not on the allowlist", hint="angelia mail allow")
 
 
-def _allowed(mailbox: Mailbox) -> Exchange[list[Entry]]:
+def _allowed(mailbox: Mailbox) -> Exchange[list[AllowedSender]]:
     """Returns the agents whose mail is opened."""
     yield from ()
     return mailbox.allowlist.entries()
@@ -150,10 +150,10 @@ class AgentMail(OwnNamespace[Mode]):
         return Pages(page)
 
     @Iteration
-    def outbox(self) -> Batches[Outgoing]:
+    def outbox(self) -> Batches[OutboxMessage]:
         """The messages that were sealed here, newest first: how far each has come."""
 
-        def page(cursor: str | None) -> Exchange[tuple[Sequence[Outgoing], str | None]]:
+        def page(cursor: str | None) -> Exchange[tuple[Sequence[OutboxMessage], str | None]]:
             yield from ()
             found = self._mailbox.outbox.page(_PAGE, cursor)
             return found, found[-1].replay_key if found else None
@@ -217,13 +217,13 @@ def _create(
 
 
 def _publish(
-    mailbox: Mailbox, channel: str | UUID, body: str | bytes, **wishes: Unpack[PostWishes]
+    mailbox: Mailbox, channel: str | UUID, body: str | bytes, **options: Unpack[PostWishes]
 ) -> Exchange[Posted]:
     """Seals a message for all subscribers and publishes it. Members that lack the channel's key get it first.
 
     With a `message_id` of one's own a second try after a crash ends in message_id_conflict, not in a second
     message."""
-    return channel_publishing.publish(mailbox, channel, _bytes(body), **wishes)
+    return channel_publishing.publish(mailbox, channel, _bytes(body), **options)
 
 
 def _read_page(

@@ -24,9 +24,9 @@ from angelia.client.mailbox_keys import now
 from angelia.envelope.refusals import Refused
 from angelia.envelope.rosters import Roster, UntrustedRoster
 from angelia.envelope.sealing import ChannelKey, Edition, EpochKey
+from angelia.envelope.times import SKEW, unix_ms
 from angelia.envelope.wire import decode
 from angelia.errors import AngeliaError, Conflict, EpochStale, KeyNotFound, NotFound, Unavailable, VersionConflict
-from angelia.keys.model import SKEW, unix_ms
 from angelia.mail.model import MOST_AT_ONCE
 from angelia.mailbox.inbox import Message, Opened
 from angelia.mailbox.mailbox import Mailbox
@@ -342,7 +342,7 @@ def _is_later(mailbox: Mailbox, made_under: Edition, roster: Roster, message: Me
 def _signs_still(mailbox: Mailbox, message: Message) -> bool:
     """Whether the pair that signed a message is its sender's present one: one that was replaced may be in other hands,
     and vouches for no key."""
-    pin = mailbox.trust.pin(message.sender)
+    pin = mailbox.pinned_keys.pin(message.sender)
     return pin is not None and pin.fingerprint == message.sender_fingerprint
 
 

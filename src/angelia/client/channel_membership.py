@@ -54,7 +54,7 @@ def create_channel(
 ) -> Exchange[Shown]:
     """Make a channel with its first roster and its first key. One that was made without the key, by a process that
     crashed, gets it when its owner publishes."""
-    mailbox.own.refresh()  # the pair signs the roster before any request
+    mailbox.own_keys.refresh()  # the pair signs the roster before any request
     check_name(name)
     listed = [Member(one, may_publish=False, may_subscribe=True) for one in sorted(set(allow))]
     roster = first_roster(mailbox, name, policy, listed)

@@ -74,7 +74,7 @@ def read_channel(
     rotated = {_sender(one) for one, got in zip(placed, opened, strict=True) if isinstance(got, UnknownSigner)}
     if rotated:
         for sender in rotated:
-            mailbox.trust.drop_bundle(sender)
+            mailbox.pinned_keys.drop_bundle(sender)
         problems |= yield from know_senders(mailbox, rotated)
         opened = _opened(mailbox, channel_id, placed, strangers, problems)
     messages = [

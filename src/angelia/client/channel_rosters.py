@@ -17,10 +17,11 @@ from angelia.client.mailbox_keys import now
 from angelia.envelope.bundles import Link
 from angelia.envelope.refusals import Refused, UnknownSigner
 from angelia.envelope.rosters import FIRST_PREVIOUS, Member, Roster, UntrustedRoster, sign_roster
+from angelia.envelope.times import moment, unix_ms
 from angelia.errors import AngeliaError, Conflict, NotFound, VersionConflict
-from angelia.keys.model import moment, parse_links, unix_ms
+from angelia.keys.model import parse_links
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.notices import Kind
+from angelia.mailbox.notices import NoticeKind
 
 Members: TypeAlias = Iterable[Member]
 Change: TypeAlias = Callable[[Roster], tuple[Policy, Members]]
@@ -118,7 +119,7 @@ def publisher_rule(mailbox: Mailbox, channel_id: UUID, roster: Roster | None) ->
 def change_roster(mailbox: Mailbox, found: Channel, change: Change) -> Exchange[Shown]:
     """Sign the next roster of a channel of one's own. Of two changes at once, the later one is made on top of the
     first."""
-    mailbox.own.refresh()  # the pair signs the roster, and may have been rotated since the channel was asked for
+    mailbox.own_keys.refresh()  # the pair signs the roster, and may have been rotated since the channel was asked for
     pinned = mailbox.rosters.pinned(found.channel_id)
     if pinned is not None and pinned.version == found.roster_version:
         base = present = pinned
@@ -191,7 +192,7 @@ def kept_rights(mailbox: Mailbox, pinned: Roster, served: Roster | None) -> Rost
     if lost:
         others = f" and {len(lost) - 5} others" if len(lost) > 5 else ""
         mailbox.notices.tell(
-            Kind.WARNING,
+            NoticeKind.WARNING,
             f"an earlier pair of yours has taken rights in {pinned.name} from {', '.join(lost[:5])}{others}; "
             f"if you did not, give them back: angelia channel allow {pinned.channel_name}",
         )
@@ -249,7 +250,7 @@ def _pin(mailbox: Mailbox, served: Roster) -> Exchange[None]:
         try:
             mailbox.rosters.pin(served, now())
         except UnknownSigner:
-            pin = mailbox.trust.pin(served.owner_nhi)
+            pin = mailbox.pinned_keys.pin(served.owner_nhi)
             if pin is None:
                 raise
             yield from mailbox_keys.catch_up(mailbox, pin)
@@ -264,7 +265,7 @@ def _pin(mailbox: Mailbox, served: Roster) -> Exchange[None]:
 
 def know_earlier_pairs(mailbox: Mailbox, owner: str) -> Exchange[None]:
     """Learn the pairs of an owner that was met after it had rotated: along its chain, up to the pinned bundle."""
-    pin = mailbox.trust.pin(owner)
+    pin = mailbox.pinned_keys.pin(owner)
     if pin is None:
         return
     links, page = list[Link](), (yield from key_calls.bundles_since(owner, 0))
@@ -274,7 +275,7 @@ def know_earlier_pairs(mailbox: Mailbox, owner: str) -> Exchange[None]:
         if not page.has_more or max(reached, len(links)) >= pin.bundle_version:
             break
         page = yield from key_calls.bundles_since(owner, reached)
-    mailbox.trust.know_former(owner, links, now(), page.revoked)
+    mailbox.pinned_keys.learn_former_pairs(owner, links, now(), page.revoked)
 
 
 def _own_roster(mailbox: Mailbox, found: Channel) -> Exchange[Roster | None]:

@@ -30,10 +30,10 @@ def know_senders(mailbox: Mailbox, senders: set[str]) -> Exchange[dict[str, Ange
 def _meet(mailbox: Mailbox, agent: str) -> Exchange[None]:
     """Know an agent's present keys. Who was not known is believed from the beginning of its chain on: what it signed
     before it rotated its pair is still there to be read."""
-    if mailbox.trust.pin(agent) is None:
+    if mailbox.pinned_keys.pin(agent) is None:
         page = yield from key_calls.bundles_since(agent, 0)
         links = parse_links(page.bundles[:1])
         if links and links[0].bundle.agent_nhi == agent:
-            yield from mailbox_keys.catch_up(mailbox, mailbox.trust.pin_first(links[0], now(), page.revoked))
+            yield from mailbox_keys.catch_up(mailbox, mailbox.pinned_keys.pin_first(links[0], now(), page.revoked))
             return
     yield from mailbox_keys.find_keys(mailbox, agent)

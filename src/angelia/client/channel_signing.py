@@ -12,7 +12,7 @@ from angelia.client.exchange import Exchange
 from angelia.client.mailbox_keys import now
 from angelia.keys.model import Reason
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.notices import Kind
+from angelia.mailbox.notices import NoticeKind
 
 
 def publish_keys(mailbox: Mailbox, *, suites: int | None = None) -> Exchange[Published]:
@@ -47,7 +47,7 @@ def emergency_rotate_keys(
         told = (
             "the rosters of your channels are signed anew: look for members whom a thief let in (angelia channel allow)"
         )
-        mailbox.notices.tell(Kind.WARNING, told)
+        mailbox.notices.tell(NoticeKind.WARNING, told)
     return done
 
 
@@ -62,5 +62,5 @@ def tend_keys(mailbox: Mailbox) -> Exchange[None]:
     """Keep the agent's own keys fresh while it is in use, and its rosters signed by them. What cannot be done now is
     told, and done later."""
     yield from mailbox_keys.tend_keys(mailbox)
-    if not mailbox.own.left_alone(now()):
+    if not mailbox.own_keys.is_backing_off(now()):
         yield from resign_rosters(mailbox)

@@ -18,7 +18,7 @@ from angelia.envelope.refusals import IdConflict, SignatureFailed, UnknownSigner
 from angelia.errors import AngeliaError, KeyRevoked, NotFound, Unavailable
 from angelia.mail.model import Attested, Side, Status
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.outgoing import WITHDRAWN, Outgoing, Sent
+from angelia.mailbox.outbox_message import WITHDRAWN, OutboxMessage, OutboxStatus
 
 _PAGE = 200
 # So many are asked about by name; for more of them it is less work to go through what was sent.
@@ -37,7 +37,7 @@ class Told:
 
     replay_key: str
     recipient: str
-    status: Sent
+    status: OutboxStatus
     by: Attested
     reason: str = ""
 
@@ -46,7 +46,7 @@ class Told:
 class Doubt:
     """A message of which the relay said something that is not believed, or that could not be sealed again."""
 
-    message: Outgoing
+    message: OutboxMessage
     error: AngeliaError
 
 
@@ -71,7 +71,7 @@ class _Hearing:
     resent: list[SentMail] = field(default_factory=list)
     doubts: list[Doubt] = field(default_factory=list)
 
-    def take(self, row: Outgoing, answer: ReceiptAnswer) -> Exchange[None]:
+    def take(self, row: OutboxMessage, answer: ReceiptAnswer) -> Exchange[None]:
         try:
             found = yield from _taken(self.mailbox, row, answer)
         except (Unreachable, Unavailable):
@@ -105,7 +105,7 @@ def update_outbox(mailbox: Mailbox) -> Exchange[News]:
     return hearing.news()
 
 
-def _asked_by_name(hearing: _Hearing, open_: dict[str, Outgoing]) -> Exchange[None]:
+def _asked_by_name(hearing: _Hearing, open_: dict[str, OutboxMessage]) -> Exchange[None]:
     for replay_key, row in open_.items():
         try:
             answer = yield from mail_calls.receipt(replay_key)
@@ -117,7 +117,7 @@ def _asked_by_name(hearing: _Hearing, open_: dict[str, Outgoing]) -> Exchange[No
         yield from hearing.take(row, answer)
 
 
-def _asked_by_page(hearing: _Hearing, open_: dict[str, Outgoing]) -> Exchange[None]:
+def _asked_by_page(hearing: _Hearing, open_: dict[str, OutboxMessage]) -> Exchange[None]:
     since = min(row.created_at for row in open_.values())
     cursor: str | None = None
     for _ in range(MOST_PAGES):
@@ -134,7 +134,7 @@ def _asked_by_page(hearing: _Hearing, open_: dict[str, Outgoing]) -> Exchange[No
 
 def update_sent(mailbox: Mailbox, replay_key: str) -> Exchange[Told | SentMail | None]:
     """The same for one message: what is new of it, or its second sending; None if nothing is."""
-    row = mailbox.outbox.outgoing(replay_key)
+    row = mailbox.outbox.message(replay_key)
     answer = yield from mail_calls.receipt(row.replay_key)
     return (yield from _taken(mailbox, row, answer))
 
@@ -149,7 +149,7 @@ def check_attested(mailbox: Mailbox, answer: ReceiptAnswer) -> Exchange[Receipt 
     named = (receipt.replay_key, receipt.message_id, receipt.sender_nhi, receipt.recipient_nhi)
     if named != (answer.replay_key, answer.message_id, answer.sender, answer.recipient):
         raise SignatureFailed("the receipt is of another message")
-    pairs = mailbox.own.pairs() if answer.recipient == mailbox.identity.handle else {}
+    pairs = mailbox.own_keys.signing_pairs() if answer.recipient == mailbox.identity.handle else {}
     if receipt.signer_id in pairs:
         check_receipt(receipt, pairs[receipt.signer_id])
         return receipt
@@ -157,7 +157,7 @@ def check_attested(mailbox: Mailbox, answer: ReceiptAnswer) -> Exchange[Receipt 
     try:
         mailbox.check_receipt(receipt)
     except UnknownSigner:
-        pin = mailbox.trust.pin(receipt.recipient_nhi)
+        pin = mailbox.pinned_keys.pin(receipt.recipient_nhi)
         if pin is None:
             raise
         yield from mailbox_keys.catch_up(mailbox, pin)
@@ -165,8 +165,8 @@ def check_attested(mailbox: Mailbox, answer: ReceiptAnswer) -> Exchange[Receipt 
     return receipt
 
 
-def _taken(mailbox: Mailbox, row: Outgoing, answer: ReceiptAnswer) -> Exchange[Told | SentMail | None]:
-    known = row.status is Sent.DELIVERED and answer.status is Status.DELIVERED
+def _taken(mailbox: Mailbox, row: OutboxMessage, answer: ReceiptAnswer) -> Exchange[Told | SentMail | None]:
+    known = row.status is OutboxStatus.DELIVERED and answer.status is Status.DELIVERED
     if known or answer.status is Status.PENDING:
         return None  # nothing that is not written down already, so nothing to check
     named = (answer.replay_key, answer.message_id, answer.recipient, answer.sender)
@@ -175,37 +175,37 @@ def _taken(mailbox: Mailbox, row: Outgoing, answer: ReceiptAnswer) -> Exchange[T
     receipt = yield from check_attested(mailbox, answer)
     if receipt is None:
         return (yield from _heard(mailbox, row, answer))
-    status = Sent(receipt.status.name.lower())
-    if status is Sent.FAILED and receipt.reason == IdConflict.code and row.reseals:
-        status = Sent.DELIVERED  # an earlier envelope of the same message was opened: this one came too late
+    status = OutboxStatus(receipt.status.name.lower())
+    if status is OutboxStatus.FAILED and receipt.reason == IdConflict.code and row.reseals:
+        status = OutboxStatus.DELIVERED  # an earlier envelope of the same message was opened: this one came too late
     if not mailbox.outbox.mark(row.replay_key, status):
         return None
     return _told(row, status, answer, receipt.reason)
 
 
-def _heard(mailbox: Mailbox, row: Outgoing, answer: ReceiptAnswer) -> Exchange[Told | SentMail | None]:
+def _heard(mailbox: Mailbox, row: OutboxMessage, answer: ReceiptAnswer) -> Exchange[Told | SentMail | None]:
     """What the relay says on its own word. Of an envelope that was replaced only a signed word counts."""
-    if row.status is Sent.RESEALED:
+    if row.status is OutboxStatus.RESEALED:
         return None
     if answer.status is Status.READ:
         raise SignatureFailed(f"only {answer.recipient} can say that a message was read, and signed nothing")
-    now, said, reason = mailbox_keys.now(), Sent(answer.status.value), answer.failure_reason or ""
-    new = mailbox.outbox.hear(row.replay_key, said, reason, now)
-    if (untrue := row.untrue(said, reason, now)) is not None:
+    now, said, reason = mailbox_keys.now(), OutboxStatus(answer.status.value), answer.failure_reason or ""
+    new = mailbox.outbox.record_report(row.replay_key, said, reason, now)
+    if (untrue := row.contradiction(said, reason, now)) is not None:
         raise Untrue(untrue, hint="its content is kept; ask the server's operator")
-    if said is Sent.FAILED and reason == WITHDRAWN:
+    if said is OutboxStatus.FAILED and reason == WITHDRAWN:
         return _told(row, said, answer, reason) if mailbox.outbox.withdraw(row.replay_key, now) else None
-    wanted = row.status is Sent.QUEUED and row.resealable and row.withdraw_asked_at is None
-    if said is Sent.FAILED and reason == KeyRevoked.code and wanted:
+    wanted = row.status is OutboxStatus.QUEUED and row.resealable and row.withdraw_asked_at is None
+    if said is OutboxStatus.FAILED and reason == KeyRevoked.code and wanted:
         return (yield from _sent_again(mailbox, row))
     return _told(row, said, answer, reason) if new else None
 
 
-def _told(row: Outgoing, status: Sent, answer: ReceiptAnswer, reason: str) -> Told:
+def _told(row: OutboxMessage, status: OutboxStatus, answer: ReceiptAnswer, reason: str) -> Told:
     return Told(replay_key=row.replay_key, recipient=row.recipient, status=status, by=answer.attested_by, reason=reason)
 
 
-def _sent_again(mailbox: Mailbox, row: Outgoing) -> Exchange[SentMail]:
+def _sent_again(mailbox: Mailbox, row: OutboxMessage) -> Exchange[SentMail]:
     """Seal a message for the recipient's present keys whose own were revoked while it waited. The mailbox refuses if
     the recipient signed nothing of the kind."""
     envelope = yield from mailbox_keys.reseal(mailbox, row.replay_key, KeyRevoked())

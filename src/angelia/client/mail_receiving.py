@@ -18,10 +18,10 @@ from angelia.envelope.refusals import Refused, Replayed, UnknownSigner
 from angelia.envelope.wire import Envelope, decode
 from angelia.errors import AngeliaError, NotFound
 from angelia.mail.model import ATTEMPTS, MOST_AT_ONCE
-from angelia.mailbox.held_mail import Waiting
+from angelia.mailbox.held_mail import HeldMessage
 from angelia.mailbox.inbox import Message, Opened
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.time_window import Profile
+from angelia.mailbox.time_window import DeliveryProfile
 
 # How many pages are looked through for mail that can be shown.
 _MOST_PASSES = 100
@@ -147,7 +147,7 @@ def receive_admitted(mailbox: Mailbox, most: int = MOST_AT_ONCE, *, for_handler:
     """Fetch, open and acknowledge only mail that was kept out, from senders who are allowed by now. It is asked for by
     name, since the relay holds it back."""
     received = Received()
-    for waiting in mailbox.kept_out.admitted(mailbox_keys.now(), most):
+    for waiting in mailbox.held_mail.admitted(mailbox_keys.now(), most):
         try:
             received += yield from _admitted(mailbox, waiting, for_handler=for_handler)
         except AngeliaError as error:
@@ -161,7 +161,7 @@ def take_in(mailbox: Mailbox, handed: Sequence[Handed], *, for_handler: bool = F
     until `end_handling`."""
     if not handed:
         return Received()
-    mailbox.own.refresh()  # the pair signs receipts now, and may have been rotated while the poll waited
+    mailbox.own_keys.refresh()  # the pair signs receipts now, and may have been rotated while the poll waited
     handed = list({one.replay_key: one for one in handed}.values())  # of a message that was given twice, once
     outcomes = yield from _opened(mailbox, handed, for_handler=for_handler)
     settling, messages, not_opened, recovered, controls = Settling(mailbox), [], [], [], 0
@@ -203,7 +203,7 @@ def _opened(mailbox: Mailbox, handed: Sequence[Handed], *, for_handler: bool) ->
             outcomes[at] = problem
     left = [at for at in range(len(handed)) if at not in outcomes]
     wires = [handed[at].wire for at in left]
-    opened = mailbox.receive_many(wires, now=mailbox_keys.now(), profile=Profile.RELAY, for_handler=for_handler)
+    opened = mailbox.receive_many(wires, now=mailbox_keys.now(), profile=DeliveryProfile.RELAY, for_handler=for_handler)
     for at, outcome in zip(left, opened, strict=True):
         outcomes[at] = outcome
         if isinstance(outcome, UnknownSigner):
@@ -224,24 +224,26 @@ def _followed(
     mailbox: Mailbox, wire: bytes, unknown: UnknownSigner, *, for_handler: bool
 ) -> Exchange[Opened | AngeliaError]:
     """Open a message of a sender who has rotated its signing pair since."""
-    pin = mailbox.trust.pin(unknown.agent)
+    pin = mailbox.pinned_keys.pin(unknown.agent)
     if pin is None:
         return unknown
     try:
         yield from mailbox_keys.catch_up(mailbox, pin)
     except AngeliaError as error:
         return error
-    (outcome,) = mailbox.receive_many([wire], now=mailbox_keys.now(), profile=Profile.RELAY, for_handler=for_handler)
+    (outcome,) = mailbox.receive_many(
+        [wire], now=mailbox_keys.now(), profile=DeliveryProfile.RELAY, for_handler=for_handler
+    )
     return outcome
 
 
-def _admitted(mailbox: Mailbox, waiting: Waiting, *, for_handler: bool) -> Exchange[Received]:
+def _admitted(mailbox: Mailbox, waiting: HeldMessage, *, for_handler: bool) -> Exchange[Received]:
     try:
         found = yield from mail_calls.message_status(waiting.replay_key)
     except NotFound:
         found = None
     if found is None or found.envelope is None:
-        mailbox.kept_out.forget(waiting.replay_key)
+        mailbox.held_mail.forget(waiting.replay_key)
         return Received()
     try:
         envelope = json_form.decode(msgspec.json.encode(found.envelope))
@@ -256,7 +258,7 @@ def _admitted(mailbox: Mailbox, waiting: Waiting, *, for_handler: bool) -> Excha
     if any(one.told in _STILL_WAITS for one in came.not_opened):
         return came
     try:
-        mailbox.kept_out.forget(waiting.replay_key)
+        mailbox.held_mail.forget(waiting.replay_key)
     except AngeliaError as error:  # a fault of this disk, after the message was opened
         return replace(came, interrupted=error)
     return came

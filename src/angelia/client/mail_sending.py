@@ -14,6 +14,7 @@ from angelia.client.exchange import BadAnswer, Exchange
 from angelia.client.mail_answers import Accepted, SendOutcome
 from angelia.client.mailbox_keys import OneTime
 from angelia.envelope import json_form
+from angelia.envelope.times import SKEW, moment
 from angelia.envelope.wire import Envelope, decode
 from angelia.errors import (
     AngeliaError,
@@ -28,13 +29,12 @@ from angelia.errors import (
     Unauthenticated,
     Unavailable,
 )
-from angelia.keys.model import SKEW, moment
 from angelia.mail.model import MOST_AT_ONCE
-from angelia.mailbox.files import ChangedFile
+from angelia.mailbox.envelope_files import ChangedFile
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.notices import Kind
-from angelia.mailbox.outbox import SealStands, Wishes, check, next_envelope_at, not_taken_back
-from angelia.mailbox.outgoing import Outgoing, Sent
+from angelia.mailbox.notices import NoticeKind
+from angelia.mailbox.outbox import SealStands, SendOptions, check, next_envelope_at, not_taken_back
+from angelia.mailbox.outbox_message import OutboxMessage, OutboxStatus
 from angelia.mailbox.private_files import UnsafeFile
 
 WAITING = "waiting"  # the member of an error that names the message which waits in the outbox
@@ -74,7 +74,7 @@ class SentMail:
 class Unsent:
     """A message of the outbox that did not reach the relay, and why."""
 
-    message: Outgoing
+    message: OutboxMessage
     error: AngeliaError
 
 
@@ -88,7 +88,7 @@ class Delivered:
 
 
 def send(
-    mailbox: Mailbox, recipient: str, body: bytes, *, one_time: OneTime = "prefer", **wishes: Unpack[Wishes]
+    mailbox: Mailbox, recipient: str, body: bytes, *, one_time: OneTime = "prefer", **wishes: Unpack[SendOptions]
 ) -> Exchange[SentMail]:
     """Seal a message and hand it to the relay, sealing it again if the recipient's keys have changed.
 
@@ -167,7 +167,7 @@ def handed_over(mailbox: Mailbox, envelope: Envelope, *, at_once: bool = False) 
             now, created_at = mailbox_keys.now(), moment(envelope.header.created_at)
             if abs(now - created_at) <= SKEW:
                 raise  # by this clock it is fresh: sealing it again would not help
-            next_at = next_envelope_at(mailbox.outbox.outgoing(envelope.replay_key))
+            next_at = next_envelope_at(mailbox.outbox.message(envelope.replay_key))
             if created_at < now < next_at and not at_once:
                 raise
             # A relay that has a message answers for its bytes whatever their age, so it never took this one.
@@ -183,7 +183,7 @@ def _delivered(mailbox: Mailbox, *, at_once: bool = False) -> Exchange[Delivered
         except AngeliaError as error:
             if not _passes(error):
                 told = f"the message to {row.recipient} could not be withdrawn: {error.message}"
-                mailbox.notices.tell(Kind.WARNING, told)
+                mailbox.notices.tell(NoticeKind.WARNING, told)
                 continue
             error.members[WAITING] = row.replay_key
             unsent.append(Unsent(row, error))
@@ -208,7 +208,7 @@ def _delivered(mailbox: Mailbox, *, at_once: bool = False) -> Exchange[Delivered
     return Delivered(tuple(sent), tuple(unsent), left)
 
 
-def _taken_back(mailbox: Mailbox, row: Outgoing) -> Exchange[None]:
+def _taken_back(mailbox: Mailbox, row: OutboxMessage) -> Exchange[None]:
     """Ask the relay to withdraw a message. If it refuses, the message goes on as before; if it does not answer, the
     message stays to be withdrawn."""
     while not row.withdrawn:
@@ -218,18 +218,18 @@ def _taken_back(mailbox: Mailbox, row: Outgoing) -> Exchange[None]:
             except AngeliaError as error:
                 # It is asked also for what it never said to have: an answer may have been lost, or a crash kept the
                 # sender from hearing it.
-                if not isinstance(error, NotFound) or row.status is Sent.QUEUED:
+                if not isinstance(error, NotFound) or row.status is OutboxStatus.QUEUED:
                     if not _passes(error):
                         mailbox.outbox.forget_withdrawal(row.replay_key)
                     raise
         if mailbox.outbox.withdraw(row.replay_key, mailbox_keys.now(), seen=row.status):
             return
-        row = mailbox.outbox.present(row.replay_key)
+        row = mailbox.outbox.current(row.replay_key)
         if not row.withdrawable and not row.withdrawn:
             raise not_taken_back(row)
 
 
-def _due(mailbox: Mailbox, now: datetime) -> Iterator[Outgoing]:
+def _due(mailbox: Mailbox, now: datetime) -> Iterator[OutboxMessage]:
     """All that is due, some at a time: what was tried is not due any more, or at least not tried again."""
     tried = set[str]()
     while rows := [row for row in mailbox.outbox.due(now) if row.replay_key not in tried]:
@@ -255,7 +255,7 @@ def _posted(mailbox: Mailbox, envelope: Envelope) -> Exchange[SentMail]:
 def _refuse_withdrawn(mailbox: Mailbox, replay_key: str) -> None:
     """Just before a message is sent: another process may have withdrawn it since it was looked up."""
     try:
-        row = mailbox.outbox.outgoing(replay_key)
+        row = mailbox.outbox.message(replay_key)
     except NotFound:  # what is not of this outbox cannot be withdrawn from it
         return
     if row.withdraw_asked_at is not None:
@@ -290,11 +290,11 @@ def _note_refusal(mailbox: Mailbox, replay_key: str, error: AngeliaError) -> Non
         _put_off(mailbox, replay_key, error)
         error.members[WAITING] = replay_key
     else:
-        said = Sent.EXPIRED if isinstance(error, MessageExpired) else Sent.FAILED
+        said = OutboxStatus.EXPIRED if isinstance(error, MessageExpired) else OutboxStatus.FAILED
         mailbox.outbox.refuse(replay_key, said, error.code, mailbox_keys.now())
 
 
-def _note_unreadable(mailbox: Mailbox, row: Outgoing, error: AngeliaError) -> None:
+def _note_unreadable(mailbox: Mailbox, row: OutboxMessage, error: AngeliaError) -> None:
     """Without its bytes a message cannot be sent: never if they are gone, later if they are out of reach now."""
     if isinstance(error, ChangedFile | NotFound):
         mailbox.outbox.give_up(row.replay_key, error.message)

@@ -12,14 +12,14 @@ from angelia.client.mail_sending import SentMail
 from angelia.errors import DeadlineExceeded
 from angelia.mailbox.inbox import Opened
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.outbox import Wishes
+from angelia.mailbox.outbox import SendOptions
 
 # How soon an answer is noticed that another process of the same agent received.
 _LOOK = 5.0
 
 
 def send_and_wait(
-    mailbox: Mailbox, recipient: str, body: bytes, *, timeout: float = 30.0, **wishes: Unpack[Wishes]
+    mailbox: Mailbox, recipient: str, body: bytes, *, timeout: float = 30.0, **wishes: Unpack[SendOptions]
 ) -> Exchange[Opened]:
     """Send a question and wait for its answer; of several the first one counts. Nobody else's mail is touched.
 
@@ -45,7 +45,7 @@ def send_and_wait(
         yield from mail_receiving.receive(mailbox, wait=min(left, _LOOK), most=1, correlation_id=correlation_id)
 
 
-def answer(mailbox: Mailbox, question: Opened, body: bytes, **wishes: Unpack[Wishes]) -> Exchange[SentMail]:
+def answer(mailbox: Mailbox, question: Opened, body: bytes, **wishes: Unpack[SendOptions]) -> Exchange[SentMail]:
     """Answer a message, in its conversation; one that began none is named by its own id."""
     asked = question.message
     wishes.setdefault("correlation_id", asked.correlation_id or asked.message_id)

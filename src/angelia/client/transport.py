@@ -191,7 +191,7 @@ class Line:
         """The headers that say who calls; made anew for every attempt, since a nonce works once."""
         signer = self._signer_of(request)
         if isinstance(signer, Mailbox):
-            signer.own.refresh()  # another process may have rotated the pair; this looks at the key file's time only
+            signer.own_keys.refresh()  # another process may have rotated the pair; this looks at the key file's time only
         if signer is None:
             shown = self.token is not None and request.credential is not Credential.NONE
             return {"authorization": f"Bearer {self.token}"} if shown else {}
@@ -216,7 +216,7 @@ class Line:
         """The error that a refusal stands for. That it does not know a key is all that a server can say; whoever signed
         may know that a newer one takes its place."""
         error, signer = fault(response, now=self.clock()), self._signer_of(request)
-        if error.code == Unauthenticated.code and isinstance(signer, Mailbox) and signer.own.awaits_next_pair():
+        if error.code == Unauthenticated.code and isinstance(signer, Mailbox) and signer.own_keys.awaits_next_pair():
             goes_on = f"angelia key publish --as {signer.identity.name}"
             error.hint = f"this agent's next signing pair may have taken its place; to go on with that: {goes_on}"
         return error

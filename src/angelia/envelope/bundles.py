@@ -32,7 +32,7 @@ class UntrustedBundle(AngeliaError):
     code = "untrusted_bundle"
 
 
-class Listed(IntEnum):
+class KemKeyStatus(IntEnum):
     """The status of a KEM key inside a bundle, as the signed bytes spell it."""
 
     ACTIVE = 1
@@ -44,7 +44,7 @@ class KemEntry:
     """A KEM key in a bundle. Times in Unix milliseconds; 0 is none."""
 
     key: KemPublicKey
-    status: Listed
+    status: KemKeyStatus
     created_at: int
     expires_at: int = 0
     rotated_at: int = 0
@@ -94,7 +94,7 @@ class Bundle:
         return min(self.expires_at, self.issued_at + milliseconds(BUNDLE_LIFE))
 
     def active(self, kind: KeyType) -> KemEntry | None:
-        return next((e for e in self.kem_keys if e.key.kind is kind and e.status is Listed.ACTIVE), None)
+        return next((e for e in self.kem_keys if e.key.kind is kind and e.status is KemKeyStatus.ACTIVE), None)
 
     def takes(self, suite: Suite) -> bool:
         return bool(self.suites & suite.bit)
@@ -138,7 +138,7 @@ class RotationStatement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trusted:
+class TrustAnchor:
     """What is known for certain of an agent's keys: its pair, and the last bundle that was checked."""
 
     agent_nhi: str
@@ -161,7 +161,7 @@ def sign_bundle(
     agent_nhi: str,
     issued_at: int,
     kem_keys: tuple[KemEntry, ...],
-    after: Trusted | None,
+    after: TrustAnchor | None,
     suites: int = DEFAULT_SUITES,
     life: timedelta = BUNDLE_LIFE,
 ) -> Bundle:
@@ -238,7 +238,7 @@ def check_rotation(statement: RotationStatement, old: VerifyingPair, new: Verify
         raise SignatureFailed("the rotation statement does not hold")
 
 
-def follow(trusted: Trusted, links: Iterable[Link]) -> Trusted:
+def follow(trusted: TrustAnchor, links: Iterable[Link]) -> TrustAnchor:
     """Walk from what is trusted to the newest bundle, checking every step: no gap, no way back, no silent signer."""
     for link in links:
         bundle = link.bundle
@@ -262,9 +262,9 @@ def follow(trusted: Trusted, links: Iterable[Link]) -> Trusted:
     return trusted
 
 
-def trusted_by(bundle: Bundle) -> Trusted:
+def trusted_by(bundle: Bundle) -> TrustAnchor:
     """A bundle as the ground to stand on; whoever calls this says why it may be believed."""
-    return Trusted(
+    return TrustAnchor(
         agent_nhi=bundle.agent_nhi,
         signer=bundle.signer,
         bundle_version=bundle.bundle_version,
@@ -296,11 +296,11 @@ def _check_kem_keys(bundle: Bundle) -> None:
         raise InvalidArgument("active KEM keys come before those in grace")
     for entry in entries:
         rotated, expires = entry.rotated_at, entry.expires_at
-        if (entry.status is Listed.GRACE) != bool(rotated) or not 0 < entry.created_at < LATEST:
+        if (entry.status is KemKeyStatus.GRACE) != bool(rotated) or not 0 < entry.created_at < LATEST:
             raise InvalidArgument("a KEM key in grace says when it was rotated, an active one does not")
         if max(rotated, expires) >= LATEST or (expires and expires <= entry.created_at):
             raise InvalidArgument("the times of a KEM key are out of range")
-    kinds = [entry.key.kind for entry in entries if entry.status is Listed.ACTIVE]
+    kinds = [entry.key.kind for entry in entries if entry.status is KemKeyStatus.ACTIVE]
     if not kinds or len(set(kinds)) != len(kinds):
         raise InvalidArgument("a bundle has one active KEM key of each type that it has")
     if bundle.takes(Suite.XWING) != (KeyType.XWING in kinds) or bundle.takes(Suite.ML_KEM) != (

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 from uuid import UUID
 
 from angelia.envelope import merkle_batch, wire
-from angelia.envelope.merkle_batch import Proof
+from angelia.envelope.merkle_batch import MerkleProof
 from angelia.envelope.refusals import Malformed, SuiteRefused
 from angelia.envelope.signing import ED25519_SIGNATURE, Signatures
 from angelia.envelope.wire import TAG, TTL_CEILING, VERSION, Compression, Envelope, Header, Priority, Suite
@@ -182,7 +182,7 @@ def from_text(text: object) -> bytes:
     return raw
 
 
-def _proof(given: object) -> Proof:
+def _proof(given: object) -> MerkleProof:
     if not isinstance(given, dict) or given.keys() != {"index", "count", "path"} or not isinstance(given["path"], list):
         raise Malformed("batch has the members index, count and path")
     if len(given["path"]) > merkle_batch.MOST_LEAVES.bit_length():
@@ -190,7 +190,7 @@ def _proof(given: object) -> Proof:
     path = tuple(from_text(one) for one in given["path"])
     if any(len(one) != 32 for one in path):
         raise Malformed("the path of a batch is made of 32-byte hashes")
-    return Proof(_integer(given, "index"), _integer(given, "count"), path)
+    return MerkleProof(_integer(given, "index"), _integer(given, "count"), path)
 
 
 def _integer(fields: Fields, name: str) -> int:

@@ -18,7 +18,7 @@ _MOST_ROOTS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class MerkleProof:
     """Where an envelope stands in its batch; siblings from the leaf upwards, none where a node is promoted."""
 
     index: int
@@ -55,7 +55,7 @@ def tree(leaves: Sequence[bytes]) -> tuple[bytes, list[tuple[bytes, ...]]]:
     return level[0], [tuple(path) for path in paths]
 
 
-def root_of(leaf: bytes, proof: Proof) -> bytes:
+def root_of(leaf: bytes, proof: MerkleProof) -> bytes:
     """The root that a leaf and its path lead to."""
     node, index, count, siblings = leaf, proof.index, proof.count, iter(proof.path)
     while count > 1:

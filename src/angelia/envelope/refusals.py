@@ -35,13 +35,13 @@ class SuiteRefused(Refused):
     code = "suite_refused"
 
 
-class Stale(Refused):
+class StaleEnvelope(Refused):
     """The envelope is too old to be handed over"""
 
     code = "stale"
 
 
-class FromFuture(Refused):
+class FutureEnvelope(Refused):
     """The envelope was made later than this clock allows"""
 
     code = "from_future"

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from angelia.envelope import frame, merkle_batch, wire
 from angelia.envelope.ids import KeyType, key_id
 from angelia.envelope.kem import KemPrivateKey, KemPublicKey
-from angelia.envelope.merkle_batch import Proof, VerifiedRoots
+from angelia.envelope.merkle_batch import MerkleProof, VerifiedRoots
 from angelia.envelope.refusals import InvalidKey, Malformed, OpenFailed, SignatureFailed
 from angelia.envelope.signing import Purpose, SigningPair, VerifyingPair
 from angelia.envelope.wire import (
@@ -199,7 +199,7 @@ def seal_batch(
     root, paths = merkle_batch.tree([_leaf(one.head, one.ciphertext, one.tag) for one in made])
     signatures = pair.sign(Purpose.BATCH_ROOT, merkle_batch.signed_root(len(made), root))
     return [
-        wire.assemble(one.header, one.head, one.ciphertext, one.tag, signatures, Proof(index, len(made), path))
+        wire.assemble(one.header, one.head, one.ciphertext, one.tag, signatures, MerkleProof(index, len(made), path))
         for index, (one, path) in enumerate(zip(made, paths, strict=True))
     ]
 

@@ -19,7 +19,7 @@ from uuid import UUID
 
 from angelia.envelope import kem, merkle_batch, signing
 from angelia.envelope.ids import KeyType, valid_handle
-from angelia.envelope.merkle_batch import Proof
+from angelia.envelope.merkle_batch import MerkleProof
 from angelia.envelope.refusals import Malformed, SuiteRefused
 from angelia.envelope.signing import Signatures
 
@@ -120,7 +120,7 @@ class Envelope:
     ciphertext: bytes = field(repr=False)
     tag: bytes = field(repr=False)
     signatures: Signatures = field(repr=False)
-    proof: Proof | None = field(repr=False)
+    proof: MerkleProof | None = field(repr=False)
     wire: bytes = field(repr=False)
 
     @property
@@ -169,7 +169,7 @@ def encode_head(header: Header, ttl_max: int = TTL_MAX) -> bytes:
 
 
 def assemble(
-    header: Header, head: bytes, ciphertext: bytes, tag: bytes, signatures: Signatures, proof: Proof | None = None
+    header: Header, head: bytes, ciphertext: bytes, tag: bytes, signatures: Signatures, proof: MerkleProof | None = None
 ) -> Envelope:
     """An envelope from its parts."""
     parts = [
@@ -276,11 +276,11 @@ def _check(header: Header, ttl_max: int) -> None:
         raise Malformed("a channel carries no control messages")
 
 
-def _take_proof(reader: _Reader) -> Proof:
+def _take_proof(reader: _Reader) -> MerkleProof:
     index, count, depth = struct.unpack(">HHB", reader.take(5))
     if not 1 <= count <= merkle_batch.MOST_LEAVES or index >= count or depth != merkle_batch.depth(index, count):
         raise Malformed("the envelope's place in its batch is not possible")
-    return Proof(index, count, tuple(reader.take(32) for _ in range(depth)))
+    return MerkleProof(index, count, tuple(reader.take(32) for _ in range(depth)))
 
 
 def counted(content: bytes) -> bytes:

@@ -15,10 +15,11 @@ import msgspec
 from angelia.envelope.ids import KeyType
 from angelia.envelope.refusals import InvalidKey, SuiteRefused
 from angelia.envelope.signing import VerifyingPair, parse_pair
+from angelia.envelope.times import moment
 from angelia.envelope.wire import Header
 from angelia.errors import AngeliaError, KeyNotFound, KeyRevoked, KeyStale
 from angelia.keys import store
-from angelia.keys.model import KEM_TYPES, ONE_TIME_USE, TYPE_NAMES, KeyRecord, KeyStatus, moment
+from angelia.keys.model import KEM_TYPES, ONE_TIME_USE, TYPE_NAMES, KeyRecord, KeyStatus
 from angelia.keys.service import answer_of, no_bundle
 from angelia.stores.ledger import Tx
 

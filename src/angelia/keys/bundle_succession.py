@@ -11,25 +11,14 @@ from angelia.agents import service as agents
 from angelia.api import AgentRow
 from angelia.audit import service as audit
 from angelia.audit.model import Event
-from angelia.envelope.bundles import BUNDLE_LIFE, FIRST_PREVIOUS, Bundle, KemEntry, Link, Listed, check_rotation
+from angelia.envelope.bundles import BUNDLE_LIFE, FIRST_PREVIOUS, Bundle, KemEntry, KemKeyStatus, Link, check_rotation
 from angelia.envelope.ids import KeyType, key_id
 from angelia.envelope.json_form import to_text
 from angelia.envelope.signing import VerifyingPair
+from angelia.envelope.times import SKEW, moment, unix_ms
 from angelia.errors import ClockSkew, Conflict, InvalidArgument, VersionConflict
 from angelia.keys import store
-from angelia.keys.model import (
-    CACHE,
-    SKEW,
-    TYPE_NAMES,
-    Change,
-    KeyRecord,
-    KeyStatus,
-    NewRecord,
-    Reason,
-    moment,
-    parse_links,
-    unix_ms,
-)
+from angelia.keys.model import CACHE, TYPE_NAMES, Change, KeyRecord, KeyStatus, NewRecord, Reason, parse_links
 from angelia.stores.ledger import Tx
 
 REQUEST_GRACE = timedelta(seconds=300)  # how long a replaced signing key still signs requests
@@ -67,7 +56,7 @@ class Succession:
             raise Conflict("there is nothing to rotate yet", hint="publish the first bundle: POST /v1/keys/bundle")
         if self.bundle.signer.ed25519 != self.agent.public_key:
             raise InvalidArgument("the first bundle must be signed by the key that the agent registered with")
-        if any(entry.status is Listed.GRACE for entry in self.bundle.kem_keys):
+        if any(entry.status is KemKeyStatus.GRACE for entry in self.bundle.kem_keys):
             raise InvalidArgument("a first bundle has no keys in grace")
         await agents.fix_handle(tx, self.agent.id)
         kem_keys = [_kem_record(entry) for entry in self.bundle.kem_keys]
@@ -95,7 +84,7 @@ class Succession:
         before = parse_links(await store.links_since(tx, handle, version - 2, 1))[0].bundle if version > 1 else None
         replaced: list[UUID] = []
         if before is not None:
-            replaced += [entry.key.key_id for entry in before.kem_keys if entry.status is Listed.ACTIVE]
+            replaced += [entry.key.key_id for entry in before.kem_keys if entry.status is KemKeyStatus.ACTIVE]
             if before.signer.signer_id != self.bundle.signer.signer_id:
                 replaced += [_pair_id(kind, before.signer) for kind in (KeyType.ED25519, KeyType.ML_DSA_65)]
         records = await store.records(tx, handle, replaced)
@@ -159,8 +148,8 @@ class Succession:
     async def _kem_keys(self, tx: Tx) -> bool:
         handle = self.agent.handle
         living = {one.key_id: one for one in await store.living_records(tx, handle) if one.usage != "identity"}
-        active = {e.key.key_id: e for e in self.bundle.kem_keys if e.status is Listed.ACTIVE}
-        in_grace = {e.key.key_id: e for e in self.bundle.kem_keys if e.status is Listed.GRACE}
+        active = {e.key.key_id: e for e in self.bundle.kem_keys if e.status is KemKeyStatus.ACTIVE}
+        in_grace = {e.key.key_id: e for e in self.bundle.kem_keys if e.status is KemKeyStatus.GRACE}
         await self._check_grace(tx, in_grace, living)
         fresh = [entry for id_, entry in active.items() if id_ not in living]
         await self._refuse_used_before(tx, fresh)

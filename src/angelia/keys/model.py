@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from uuid import UUID
 
 import msgspec
 
-from angelia.envelope.bundles import Bundle, KemEntry, Link, Listed, OneTimeKey, RotationStatement
+from angelia.envelope.bundles import Bundle, KemEntry, KemKeyStatus, Link, OneTimeKey, RotationStatement
 from angelia.envelope.ids import KeyType
 from angelia.envelope.json_form import from_text, to_text
 from angelia.envelope.kem import KemPublicKey, parse_kem_key
 from angelia.envelope.refusals import InvalidKey
 from angelia.envelope.signing import Signatures, VerifyingPair, parse_pair
+from angelia.envelope.times import SKEW, unix_ms
 from angelia.envelope.wire import Suite
-from angelia.errors import InvalidArgument
 
 GRACE = timedelta(seconds=604_800)
 CACHE = timedelta(seconds=3_600)  # how old a sender's copy of a bundle may be
-SKEW = timedelta(seconds=300)
 DESTROY_AFTER = GRACE + CACHE + SKEW  # the longest that an admitted envelope can need the private half
 ONE_TIME_USE = timedelta(seconds=3_900)
 ONE_TIME_LIFE = timedelta(days=30)
@@ -409,18 +408,6 @@ def parse_kem(type_name: str, text: str, named: UUID) -> KemPublicKey:
     return key
 
 
-def moment(at_ms: int) -> datetime:
-    """Unix milliseconds as a time; exact, unlike a float."""
-    try:
-        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms)
-    except OverflowError:
-        raise InvalidArgument("a time is beyond the year 9999") from None
-
-
-def unix_ms(at: datetime) -> int:
-    return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
-
-
 def _signer_document(pair: VerifyingPair) -> SignerDocument:
     return SignerDocument(
         signer_id=pair.signer_id,
@@ -436,9 +423,9 @@ def _parse_signer(document: SignerDocument) -> VerifyingPair:
     return pair
 
 
-def _listed(text: str) -> Listed:
+def _listed(text: str) -> KemKeyStatus:
     try:
-        return {"active": Listed.ACTIVE, "grace": Listed.GRACE}[text]
+        return {"active": KemKeyStatus.ACTIVE, "grace": KemKeyStatus.GRACE}[text]
     except KeyError:
         raise InvalidKey("the status of a KEM key in a bundle is active or grace") from None
 

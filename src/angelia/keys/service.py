@@ -21,6 +21,7 @@ from angelia.envelope.bundles import Bundle, Link, OneTimeKey, check_bundle, che
 from angelia.envelope.ids import MAX_HANDLE, KeyType, hot_tag, key_id
 from angelia.envelope.refusals import SignatureFailed
 from angelia.envelope.signing import VerifyingPair
+from angelia.envelope.times import SKEW, moment
 from angelia.errors import Conflict, Denied, InvalidArgument, KeyNotFound, NotFound, Unavailable
 from angelia.keys import schedules_store, store
 from angelia.keys.bundle_succession import Emergency, Succession, check_times
@@ -35,7 +36,6 @@ from angelia.keys.model import (
     ONE_TIME_LIFE,
     ONE_TIME_USE,
     ONE_TIME_WINDOW,
-    SKEW,
     TYPE_NAMES,
     BundleAnswer,
     Change,
@@ -46,7 +46,6 @@ from angelia.keys.model import (
     Reason,
     Rotation,
     link_document,
-    moment,
     one_time_answer,
     parse_bundle,
 )

@@ -15,14 +15,13 @@ from angelia.api import AgentRow
 from angelia.audit import service as audit
 from angelia.audit.model import Event
 from angelia.envelope.receipts import Receipt
+from angelia.envelope.times import SKEW, moment
 from angelia.errors import AngeliaError, Conflict, InvalidArgument, LeaseLost, MessageExpired, NotFound, Unavailable
-from angelia.keys.model import moment
 from angelia.mail import receipts_store, store
 from angelia.mail.hot_store import HotMail
 from angelia.mail.model import (
     ATTEMPTS,
     LATEST_ACK,
-    SKEW,
     Attested,
     Lease,
     Queued,

@@ -22,7 +22,6 @@ SENDER_SHARE = 0.5  # of a recipient's queue
 HOT_COPY_MAX = 65_536  # larger envelopes have no copy in the hot tier
 HOT_COPY_LIFE = timedelta(minutes=10)  # most mail is fetched at once; the ledger has the bytes of the rest
 REMEMBER_IDS = timedelta(seconds=300)  # how long after its end a message's id is still known
-SKEW = timedelta(seconds=300)
 ATTEMPTS = 5
 BACK_OFF = (1, 2, 4, 8, 16)
 LONGEST_BACK_OFF = 3600

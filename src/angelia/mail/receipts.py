@@ -14,16 +14,15 @@ from angelia.audit.failures import SIGNATURE, Failures
 from angelia.envelope import receipts
 from angelia.envelope.receipts import Receipt, ReceiptDocument, parse_receipt, receipt_document
 from angelia.envelope.refusals import SignatureFailed
+from angelia.envelope.times import SKEW, moment
 from angelia.envelope.wire import TTL_MAX
 from angelia.errors import AngeliaError, InvalidArgument, NotFound, ReceiptArchived, Unavailable
 from angelia.keys import admission
 from angelia.keys.admission import Signed
-from angelia.keys.model import moment
 from angelia.mail import receipts_store, store
 from angelia.mail.acknowledgement import check_receipt_fits
 from angelia.mail.hot_store import HotMail
 from angelia.mail.model import (
-    SKEW,
     Attested,
     ReceiptAnswer,
     ReceiptRow,

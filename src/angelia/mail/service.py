@@ -23,6 +23,7 @@ from angelia.envelope import sealing
 from angelia.envelope.merkle_batch import VerifiedRoots
 from angelia.envelope.refusals import SignatureFailed, SuiteRefused
 from angelia.envelope.signing import VerifyingPair
+from angelia.envelope.times import SKEW, moment, unix_ms
 from angelia.envelope.wire import Envelope, Suite
 from angelia.errors import (
     AngeliaError,
@@ -35,7 +36,6 @@ from angelia.errors import (
 )
 from angelia.keys import admission
 from angelia.keys.admission import Signed
-from angelia.keys.model import moment, unix_ms
 from angelia.mail import receipts_store, store
 from angelia.mail.hot_store import HotMail
 from angelia.mail.model import (
@@ -43,7 +43,6 @@ from angelia.mail.model import (
     QUEUE_MAX,
     REMEMBER_IDS,
     SENDER_SHARE,
-    SKEW,
     Accepted,
     NewEnvelope,
     Place,

@@ -14,8 +14,8 @@ from angelia.envelope.ids import valid_handle
 from angelia.envelope.refusals import NotAllowed, UnknownSigner
 from angelia.envelope.signing import VerifyingPair
 from angelia.errors import InvalidArgument
-from angelia.mailbox.database import SQL, Database, stamp, unstamp
-from angelia.mailbox.pinned_keys import Pin, Trust
+from angelia.mailbox.database import SQL, MailboxDatabase, stamp, unstamp
+from angelia.mailbox.pinned_keys import Pin, PinnedKeys
 
 MOST_LABEL = 256
 _FINGERPRINT = re.compile(r"\A[A-Za-z0-9_-]{43}\Z")
@@ -23,7 +23,7 @@ _CALYX_FINGERPRINT = re.compile(r"\A[A-Za-z0-9+/]{22}\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class AllowedSender:
     """A pair whose mail is opened."""
 
     fingerprint: str
@@ -33,7 +33,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class AllowlistImport:
     """What became of an imported list: how many entries are new, and why others were refused."""
 
     added: int
@@ -50,24 +50,24 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Allowlist:
     """The table `allowlist`."""
 
-    def __init__(self, database: Database, trust: Trust) -> None:
+    def __init__(self, database: MailboxDatabase, pinned_keys: PinnedKeys) -> None:
         self._database = database
-        self._trust = trust
+        self._pinned_keys = pinned_keys
 
     def check(self, pair: VerifyingPair, nhi: str) -> None:
         """Refuse a pair that is not listed."""
         if self._database.row("is_allowed", pair.fingerprint) is None:
             raise NotAllowed(f"{nhi} is not on the allowlist", hint=f"angelia mail allow {nhi}")
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[AllowedSender]:
         return [
-            Entry(fingerprint=fingerprint, nhi=nhi, label=label, added_at=unstamp(added_at))
+            AllowedSender(fingerprint=fingerprint, nhi=nhi, label=label, added_at=unstamp(added_at))
             for fingerprint, nhi, label, added_at in self._database.rows("allowlist")
         ]
 
-    def allow(self, nhi: str, now: datetime, label: str | None = None) -> Entry:
+    def allow(self, nhi: str, now: datetime, label: str | None = None) -> AllowedSender:
         """Open mail of an agent from now on; its pair must be pinned, so that it is known which one."""
-        pin = self._trust.pin(nhi)
+        pin = self._pinned_keys.pin(nhi)
         if pin is None:
             raise UnknownSigner(
                 f"{nhi} is not pinned yet, so its signing pair is not known", hint=f"angelia key pin {nhi}"
@@ -85,7 +85,7 @@ class Allowlist:
         documents = [_Document(one.fingerprint, one.nhi, one.label, stamp(one.added_at)) for one in self.entries()]
         return msgspec.json.format(msgspec.json.encode(documents)) + b"\n"
 
-    def import_json(self, content: bytes, now: datetime) -> Imported:
+    def import_json(self, content: bytes, now: datetime) -> AllowlistImport:
         """Add the entries of a JSON array: exported ones, or the 22-character fingerprints of a Calyx allowlist.
 
         A Calyx fingerprint is of an Ed25519 key alone and cut to 128 bits, so it only selects among pairs that are
@@ -95,7 +95,7 @@ class Allowlist:
             listed = msgspec.json.decode(content, type=list[_Document | str])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidArgument(f"the allowlist is no JSON array of entries: {error}") from error
-        pins = self._trust.pins()
+        pins = self._pinned_keys.pins()
         accepted, refused = list[_Document](), list[str]()
         for one in listed:
             try:
@@ -104,7 +104,7 @@ class Allowlist:
                 )
             except InvalidArgument as error:
                 refused.append(error.message)
-        return Imported(self._add(accepted, now), tuple(refused))
+        return AllowlistImport(self._add(accepted, now), tuple(refused))
 
     def _add(self, documents: list[_Document], now: datetime) -> int:
         known = {entry.fingerprint for entry in self.entries()}

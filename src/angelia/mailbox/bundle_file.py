@@ -12,8 +12,8 @@ import msgspec
 from angelia.envelope.bundles import Link, UntrustedBundle
 from angelia.errors import InvalidArgument
 from angelia.keys.model import LinkDocument, link_document, parse_links
-from angelia.mailbox.files import read_safely
-from angelia.mailbox.pinned_keys import Pin, Trust
+from angelia.mailbox.envelope_files import read_safely
+from angelia.mailbox.pinned_keys import Pin, PinnedKeys
 
 MOST_BYTES = 16 << 20
 
@@ -38,12 +38,12 @@ def read(path: Path) -> list[Link]:
     return links
 
 
-def take(trust: Trust, links: Sequence[Link], now: datetime, revoked: Sequence[UUID] | None = None) -> Pin:
+def take(pinned_keys: PinnedKeys, links: Sequence[Link], now: datetime, revoked: Sequence[UUID] | None = None) -> Pin:
     """Pin an agent at first sight, or follow its chain on from the pin."""
     newest = links[-1]
-    pin = trust.pin(newest.bundle.agent_nhi)
+    pin = pinned_keys.pin(newest.bundle.agent_nhi)
     if pin is None:
-        return trust.pin_first(newest, now, revoked)
+        return pinned_keys.pin_first(newest, now, revoked)
     ahead = [link for link in links if link.bundle.bundle_version >= pin.bundle_version]
     if not ahead:
         old, seen = newest.bundle.bundle_version, pin.bundle_version
@@ -51,4 +51,4 @@ def take(trust: Trust, links: Sequence[Link], now: datetime, revoked: Sequence[U
             f"bundle {old} of {pin.nhi} is older than bundle {seen}, which was seen before",
             hint=f"ask {pin.nhi} for its newest",
         )
-    return trust.advance(pin.nhi, ahead, now, revoked)
+    return pinned_keys.advance(pin.nhi, ahead, now, revoked)

@@ -18,10 +18,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from angelia.envelope.times import SKEW
 from angelia.errors import InvalidArgument, NotFound
-from angelia.keys.model import SKEW
-from angelia.mailbox.database import FILE, SQL, Database, Tx, stamp
-from angelia.mailbox.files import Problem, read_safely
+from angelia.mailbox.database import FILE, SQL, MailboxDatabase, MailboxTx, stamp
+from angelia.mailbox.envelope_files import FileProblem, read_safely
 from angelia.mailbox.private_files import FILE_MODE, UnsafeFile
 
 MOST_CACHE_BYTES = 16 << 20
@@ -32,7 +32,7 @@ _TIME = re.compile(r"\A\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ\Z", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Migrated:
+class MigrationResult:
     """What a migration did: ids by what became of them, the copies that it made, and files that it could not read."""
 
     ids: int
@@ -40,7 +40,7 @@ class Migrated:
     without_envelope: int
     already_there: int
     backups: tuple[Path, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[FileProblem, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def old_replay_key(envelope: dict[str, Any]) -> str:
     return hashlib.sha256(unicodedata.normalize("NFC", text).encode()).hexdigest()
 
 
-def migrate(database: Database, runtime: Path, now: datetime) -> Migrated:
+def migrate(database: MailboxDatabase, runtime: Path, now: datetime) -> MigrationResult:
     """Copy what Calyx has seen into the replay state. Calyx's own files are copied first and never changed."""
     mailbox = runtime / "mailbox"
     if not mailbox.is_dir():
@@ -71,7 +71,7 @@ def migrate(database: Database, runtime: Path, now: datetime) -> Migrated:
     envelopes, problems = _envelopes(mailbox)
     if os.path.lexists(mailbox / FILE):
         # Nothing it has seen can come back here: Angelia opens no envelope of Calyx.
-        problems.append(Problem(mailbox / FILE, "is the memory of version 0.1, and is not taken over"))
+        problems.append(FileProblem(mailbox / FILE, "is the memory of version 0.1, and is not taken over"))
     found = missing = 0
     for start in range(0, len(msg_ids), _BATCH):
         with database.transaction() as tx:
@@ -80,7 +80,7 @@ def migrate(database: Database, runtime: Path, now: datetime) -> Migrated:
                     found += _remember(tx, envelopes[msg_id], now)
                 else:
                     missing += tx.execute(SQL["add_legacy"], (msg_id, stamp(now))).fetchone() is not None
-    return Migrated(len(msg_ids), found, missing, len(msg_ids) - found - missing, backups, tuple(problems))
+    return MigrationResult(len(msg_ids), found, missing, len(msg_ids) - found - missing, backups, tuple(problems))
 
 
 def _seen(path: Path) -> list[str]:
@@ -162,15 +162,15 @@ def _copy_content(original: Path, copy: Path) -> None:
             shutil.copyfileobj(reading, writing)
 
 
-def _envelopes(mailbox: Path) -> tuple[dict[str, _OldEnvelope], list[Problem]]:
+def _envelopes(mailbox: Path) -> tuple[dict[str, _OldEnvelope], list[FileProblem]]:
     """The envelopes that are still there, by message id."""
     found: dict[str, _OldEnvelope] = {}
-    problems: list[Problem] = []
+    problems: list[FileProblem] = []
     for path in _envelope_files(mailbox):
         try:
             envelope = _parse(read_safely(path, path, most=MOST_ENVELOPE_BYTES))
         except (InvalidArgument, UnsafeFile, NotFound) as error:
-            problems.append(Problem(path, f"is left out: {error.message}"))
+            problems.append(FileProblem(path, f"is left out: {error.message}"))
             continue
         found.setdefault(envelope.msg_id, envelope)
     return found, problems
@@ -204,7 +204,7 @@ def _parse(content: bytes) -> _OldEnvelope:
         raise InvalidArgument("a value in it cannot be read") from error
 
 
-def _remember(tx: Tx, envelope: _OldEnvelope, now: datetime) -> bool:
+def _remember(tx: MailboxTx, envelope: _OldEnvelope, now: datetime) -> bool:
     """A row as Calyx would have it. Its envelopes are acceptable for five minutes, so that is their life."""
     values: Sequence[str | None] = (
         envelope.replay_key,

@@ -14,6 +14,7 @@ from angelia.envelope.merkle_batch import VerifiedRoots
 from angelia.envelope.refusals import Expired, IdConflict, Malformed, Refused, SuiteRefused, UnknownKey, WrongRecipient
 from angelia.envelope.sealing import CHANNEL_KEY_LENGTHS, ChannelKey, Edition, EpochKey, Post
 from angelia.envelope.signing import VerifyingPair
+from angelia.envelope.times import SKEW, moment, unix_ms
 from angelia.envelope.wire import (
     LATEST,
     TTL_CEILING,
@@ -26,13 +27,12 @@ from angelia.envelope.wire import (
     Suite,
 )
 from angelia.errors import AngeliaError
-from angelia.keys.model import SKEW, moment, unix_ms
-from angelia.mailbox.database import SQL, Database, Tx, read_meta, stamp, unstamp, write_meta
+from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, read_meta, stamp, unstamp, write_meta
 from angelia.mailbox.key_rotation import STOLEN_AT, OwnKeys
 from angelia.mailbox.key_share_retries import Unreached, forget_before
 from angelia.mailbox.local_key import LocalKey
-from angelia.mailbox.pinned_keys import Trust
-from angelia.mailbox.time_window import Profile, check_window
+from angelia.mailbox.pinned_keys import PinnedKeys
+from angelia.mailbox.time_window import DeliveryProfile, check_window
 
 _PRUNED_TO = "channels_pruned_to"
 _CHUNK = 5_000
@@ -113,7 +113,9 @@ class HeldKey:
 class Channels:
     """The tables `channels`, `channel_keys`, `channel_epochs` and `channel_opened`."""
 
-    def __init__(self, database: Database, local: LocalKey, own: OwnKeys, trust: Trust, ttl_max: int = TTL_MAX) -> None:
+    def __init__(
+        self, database: MailboxDatabase, local: LocalKey, own: OwnKeys, trust: PinnedKeys, ttl_max: int = TTL_MAX
+    ) -> None:
         self._database = database
         self._local = local
         self._own = own
@@ -291,9 +293,9 @@ class Channels:
         key = self.key(channel_id, header.key_id, now)
         if key is None:
             raise UnknownKey("the key of this message's epoch is not here", hint="it may be under way; or it is older")
-        if not self._own.takes(header.suite, header.created_at):
+        if not self._own.accepts_suite(header.suite, header.created_at):
             raise SuiteRefused("this agent took no messages of channels when the envelope was made")
-        check_window(header, Profile.RELAY, now)
+        check_window(header, DeliveryProfile.RELAY, now)
         pruned_to = self._database.row("read_meta", _PRUNED_TO)
         if pruned_to and stamp(moment(header.expires_at)) <= pruned_to[0]:
             raise Expired("this mailbox no longer remembers where the message stood, so it does not open it")
@@ -316,7 +318,7 @@ class Channels:
         return stamp(now + timedelta(seconds=TTL_CEILING) + SKEW)
 
 
-def prune(database: Database, now: datetime) -> None:
+def prune(database: MailboxDatabase, now: datetime) -> None:
     """Forget where messages stood that have expired."""
     before, chunk = stamp(now - SKEW), _CHUNK
     while chunk == _CHUNK:
@@ -327,7 +329,7 @@ def prune(database: Database, now: datetime) -> None:
         chunk = len(expiries)
 
 
-def _claim(tx: Tx, message: ChannelMessage) -> Refused | None:
+def _claim(tx: MailboxTx, message: ChannelMessage) -> Refused | None:
     channel_id, msg_id = str(message.channel_id), str(message.message_id)
     values = (channel_id, message.offset, message.replay_key, message.sender_fingerprint, msg_id)
     tx.execute(SQL["add_channel_opened"], (*values, stamp(message.expires_at)))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from angelia.keys.model import SKEW
+from angelia.envelope.times import SKEW
 from angelia.mailbox import channels, replay
-from angelia.mailbox.database import SQL, Database, stamp, unstamp, write_meta
-from angelia.mailbox.files import Drawer
-from angelia.mailbox.notices import Kind, Notices
-from angelia.mailbox.replay import RETENTION_HOURS, Pruned
+from angelia.mailbox.database import SQL, MailboxDatabase, stamp, unstamp, write_meta
+from angelia.mailbox.envelope_files import EnvelopeFiles
+from angelia.mailbox.notices import NoticeKind, Notices
+from angelia.mailbox.replay import RETENTION_HOURS, PruneResult
 
 _CLOCK = "clock_shown"
 _BELIEVED_AFTER = timedelta(hours=1)
@@ -19,20 +19,22 @@ _CHUNK = 1_000
 KEPT_AFTER_END = timedelta(days=1)
 
 
-class Upkeep:
+class Cleanup:
     """Runs at the start and, cheaply, with every operation that writes."""
 
-    def __init__(self, database: Database, drawers: Sequence[Drawer], inbox: Drawer, notices: Notices) -> None:
+    def __init__(
+        self, database: MailboxDatabase, files: Sequence[EnvelopeFiles], inbox_files: EnvelopeFiles, notices: Notices
+    ) -> None:
         self._database = database
-        self._drawers = drawers
-        self._inbox = inbox
+        self._files = files
+        self._inbox_files = inbox_files
         self._notices = notices
 
     def start(self, now: datetime) -> None:
         self._tidy(now)
-        self.tend(now)
+        self.run_due(now)
 
-    def tend(self, now: datetime) -> None:
+    def run_due(self, now: datetime) -> None:
         """Destroy private keys and plaintexts whose time is surely over; once a day, prune as well."""
         reached = self._reached(now)
         ended = None if reached is None else stamp(reached - KEPT_AFTER_END)
@@ -44,15 +46,15 @@ class Upkeep:
         if replay.prune_due(self._database, now):
             self._tidy(now)
 
-    def prune(self, now: datetime, retention_hours: int = RETENTION_HOURS, *, force: bool = False) -> Pruned:
+    def prune(self, now: datetime, retention_hours: int = RETENTION_HOURS, *, force: bool = False) -> PruneResult:
         """Forget what can be forgotten now."""
         pruned = replay.prune(self._database, now, retention_hours, force=force)
         if pruned.warning is None:
             channels.prune(self._database, now)
             self._prune_spent(now)
             self._prune_controls(now)
-        for drawer in self._drawers:
-            drawer.sweep(now)
+        for directory in self._files:
+            directory.sweep(now)
         return pruned
 
     def _reached(self, now: datetime) -> datetime | None:
@@ -74,7 +76,7 @@ class Upkeep:
         while self._database.row("something_handled", before):
             with self._database.transaction() as tx:
                 keys = [key for (key,) in tx.execute(SQL["prune_controls"], (before, _CHUNK))]
-            self._inbox.remove(keys)
+            self._inbox_files.remove(keys)
 
     def _prune_spent(self, now: datetime) -> None:
         """Others' one-time keys that are too old to be used."""
@@ -84,4 +86,4 @@ class Upkeep:
     def _tidy(self, now: datetime) -> None:
         warning = self.prune(now).warning
         if warning is not None:
-            self._notices.tell(Kind.WARNING, warning)
+            self._notices.tell(NoticeKind.WARNING, warning)

@@ -43,7 +43,7 @@ SQL = {found[1]: found[2].strip() for found in _BLOCK.finditer((_BESIDE / "state
 _DESTROYS = frozenset(statement for statement in SQL.values() if statement.startswith("-- destroys\n"))
 
 
-class Tx(sqlite3.Connection):
+class MailboxTx(sqlite3.Connection):
     """A connection inside `Database.transaction`. It notes when a secret is destroyed, of which the log has a copy."""
 
     log_holds_secrets = False
@@ -87,10 +87,10 @@ def unstamp(text: str) -> datetime:
 class _Opened(NamedTuple):
     process: int
     thread: threading.Thread
-    connection: Tx
+    connection: MailboxTx
 
 
-class Database:
+class MailboxDatabase:
     """The file `replay_state.db` of one mailbox directory."""
 
     def __init__(self, directory: Path) -> None:
@@ -118,7 +118,7 @@ class Database:
         return found[0] if found else None
 
     @contextmanager
-    def transaction(self) -> Iterator[Tx]:
+    def transaction(self) -> Iterator[MailboxTx]:
         """One transaction that may write from its beginning on: at the end all of it is durable, or nothing."""
         with wrapped():
             connection = self._connection
@@ -142,7 +142,7 @@ class Database:
         self._own = threading.local()
 
     @property
-    def _connection(self) -> Tx:
+    def _connection(self) -> MailboxTx:
         """This thread's connection. It must not cross a fork: the child opens its own and leaves the parent's alone."""
         opened: _Opened | None = getattr(self._own, "opened", None)
         if opened is None or opened.process != os.getpid():
@@ -162,7 +162,7 @@ class Database:
                 os.close(os.open(FILE, flags, private_files.FILE_MODE, dir_fd=directory))
                 os.fsync(directory)
 
-    def _prepare(self, tx: Tx) -> None:
+    def _prepare(self, tx: MailboxTx) -> None:
         (version,) = tx.execute("PRAGMA user_version").fetchone()
         if version > SCHEMA:
             raise NewerDatabase(
@@ -175,7 +175,9 @@ class Database:
 
     def _connect(self) -> _Opened:
         address = self._path.absolute().as_uri() + "?mode=rw"
-        connection = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False, factory=Tx)
+        connection = sqlite3.connect(
+            address, uri=True, isolation_level=None, check_same_thread=False, factory=MailboxTx
+        )
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}").fetchall()
         opened = _Opened(os.getpid(), threading.current_thread(), connection)
@@ -208,12 +210,12 @@ def wrapped() -> Iterator[None]:
         ) from error
 
 
-def read_meta(tx: Tx, name: str) -> str | None:
+def read_meta(tx: MailboxTx, name: str) -> str | None:
     found = tx.execute(SQL["read_meta"], (name,)).fetchone()
     return None if found is None else str(found[0])
 
 
-def write_meta(tx: Tx, name: str, value: str) -> None:
+def write_meta(tx: MailboxTx, name: str, value: str) -> None:
     tx.execute(SQL["write_meta"], (name, value))
 
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from angelia.mailbox.database import SQL, Database, stamp, unstamp
+from angelia.mailbox.database import SQL, MailboxDatabase, stamp, unstamp
 
 # A stranger must not fill this disk; what is beyond comes again by itself.
 MOST = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class HeldMessage:
     """A message that waits at the relay until its sender is allowed, or until it expires."""
 
     replay_key: str
@@ -23,13 +23,13 @@ class Waiting:
     expires_at: datetime
 
 
-class KeptOut:
+class HeldMail:
     """The table `kept_out`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: MailboxDatabase) -> None:
         self._database = database
 
-    def add(self, *waiting: Waiting) -> None:
+    def add(self, *waiting: HeldMessage) -> None:
         """Remember messages, each with the token of a lease; the oldest beyond a thousand are forgotten.
 
         One that comes again costs nothing: any of its leases settles it, once nobody else has it."""
@@ -40,7 +40,7 @@ class KeptOut:
             tx.executemany(SQL["keep_out"], [_values(one) for one in new])
             tx.execute(SQL["prune_kept_out"], (stamp(max(one.kept_at for one in new)), MOST))
 
-    def admitted(self, now: datetime, limit: int = 100) -> list[Waiting]:
+    def admitted(self, now: datetime, limit: int = 100) -> list[HeldMessage]:
         """What waits from senders who are allowed by now, oldest first."""
         return [_waiting(row) for row in self._database.rows("admitted", stamp(now), limit)]
 
@@ -49,13 +49,13 @@ class KeptOut:
             tx.execute(SQL["forget_kept_out"], (replay_key,))
 
 
-def _values(one: Waiting) -> tuple[str, ...]:
+def _values(one: HeldMessage) -> tuple[str, ...]:
     return one.replay_key, one.sender, one.lease_token, stamp(one.kept_at), stamp(one.expires_at)
 
 
-def _waiting(row: tuple[Any, ...]) -> Waiting:
+def _waiting(row: tuple[Any, ...]) -> HeldMessage:
     replay_key, sender, token, kept_at, expires_at = row
-    return Waiting(
+    return HeldMessage(
         replay_key=replay_key,
         sender=sender,
         lease_token=token,

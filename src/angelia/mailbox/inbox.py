@@ -12,11 +12,11 @@ from uuid import UUID
 
 from angelia.envelope.receipts import Receipt, ReceiptStatus, sign_receipt
 from angelia.envelope.sealing import CHANNEL_KEY_LENGTHS, Control
+from angelia.envelope.times import moment, unix_ms
 from angelia.envelope.wire import MAX_PLAINTEXT, TAG, Envelope, Priority
 from angelia.errors import AngeliaError, InvalidArgument, NotFound, RateLimited
-from angelia.keys.model import moment, unix_ms
-from angelia.mailbox.database import SQL, Database, Tx, stamp, unstamp
-from angelia.mailbox.files import Drawer, Problem
+from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, stamp, unstamp
+from angelia.mailbox.envelope_files import EnvelopeFiles, FileProblem
 from angelia.mailbox.key_rotation import OwnKeys
 from angelia.mailbox.local_key import LocalKey
 from angelia.mailbox.private_files import UnsafeFile
@@ -90,30 +90,36 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class InboxPage:
     """Messages, newest first; `after` continues the list. Warnings name sealed files that are missing or changed."""
 
     messages: tuple[Message, ...]
     after: str | None
-    warnings: tuple[Problem, ...]
+    warnings: tuple[FileProblem, ...]
 
 
 class Inbox:
     """The tables `inbox` and `controls`."""
 
     def __init__(
-        self, database: Database, local: LocalKey, drawer: Drawer, dead: Drawer, receipts: ReceiptLog, own: OwnKeys
+        self,
+        database: MailboxDatabase,
+        local: LocalKey,
+        files: EnvelopeFiles,
+        dead_files: EnvelopeFiles,
+        receipts: ReceiptLog,
+        own_keys: OwnKeys,
     ) -> None:
         self._database = database
         self._local = local
-        self._drawer = drawer
-        self._dead = dead
+        self._files = files
+        self._dead_files = dead_files
         self._receipts = receipts
-        self._own = own
+        self._own_keys = own_keys
 
     def add(
         self,
-        tx: Tx,
+        tx: MailboxTx,
         envelope: Envelope,
         replay_key: str,
         sender_fp: str,
@@ -146,7 +152,7 @@ class Inbox:
             tx.execute(SQL["add_unhandled"], (replay_key,))
         return message
 
-    def page(self, limit: int = PAGE, after: str | None = None) -> Page:
+    def page(self, limit: int = PAGE, after: str | None = None) -> InboxPage:
         """Mail, newest first, headers only; control messages are not mail."""
         since = _NEWEST
         if after is not None:
@@ -155,7 +161,7 @@ class Inbox:
         messages = tuple(_message(row) for row in self._database.rows("inbox_page", *since, limit))
         warnings = tuple(self._file_problems(message.replay_key for message in messages))
         more = messages[-1].replay_key if len(messages) == limit else None
-        return Page(messages, more, warnings)
+        return InboxPage(messages, more, warnings)
 
     def message(self, replay_key: str) -> Message:
         """One message by its replay key, or by the beginning of it if no other begins so."""
@@ -253,8 +259,8 @@ class Inbox:
         found = self.mail(replay_key)
         # Keys, then files, then the row: after a crash the row is there, and saying it again ends what was begun.
         self._destroy_refused(found)
-        self._drawer.remove([found.replay_key])
-        self._drawer.sync()
+        self._files.remove([found.replay_key])
+        self._files.sync()
         with self._database.transaction() as tx:
             tx.execute(SQL["delete_inbox"], (found.replay_key,))
         # What another process refused meanwhile: from now on it sees that the message was deleted.
@@ -263,7 +269,7 @@ class Inbox:
     def _destroy_refused(self, message: Message) -> None:
         refused = {
             key: envelope.header.key_id
-            for key, envelope in self._dead.envelopes()
+            for key, envelope in self._dead_files.envelopes()
             if (envelope.header.sender_nhi, envelope.header.message_id) == (message.sender, message.message_id)
         }
         if not refused:
@@ -271,8 +277,8 @@ class Inbox:
         with self._database.transaction() as tx:
             for used in refused.values():
                 tx.execute(SQL["use_one_time"], (str(used),))
-        self._dead.remove(refused)
-        self._dead.sync()
+        self._dead_files.remove(refused)
+        self._dead_files.sync()
 
     def was_deleted(self, sender: str, message_id: UUID) -> bool:
         """Whether a message of a sender was opened here and is kept no more."""
@@ -295,7 +301,7 @@ class Inbox:
     def sign_receipts(
         self, messages: Sequence[Message], status: ReceiptStatus, now: datetime, reason: str = ""
     ) -> list[Receipt]:
-        pair = self._own.identity.pair
+        pair = self._own_keys.identity.pair
         unsigned = [
             Receipt(
                 status=status,
@@ -313,11 +319,11 @@ class Inbox:
         self._receipts.append(signed, now)
         return signed
 
-    def missing(self) -> Iterable[Problem]:
+    def missing(self) -> Iterable[FileProblem]:
         """Messages whose sealed file is gone."""
         for (replay_key,) in self._database.rows("inbox_keys"):
-            if not self._drawer.has(replay_key):
-                yield Problem(self._drawer.path / f"{replay_key}.agl", "is missing")
+            if not self._files.has(replay_key):
+                yield FileProblem(self._files.path / f"{replay_key}.agl", "is missing")
 
     def _rows_of_controls(self, since: tuple[str, str], least: int, most: int, limit: int) -> list[Any]:
         return self._database.rows("inbox_controls", *since, least + TAG, most + TAG, limit)
@@ -328,18 +334,18 @@ class Inbox:
             raise NotFound(f"the message {replay_key[:12]} was deleted meanwhile")
         return self._local.decrypt("inbox", replay_key, *found)
 
-    def _file_problems(self, replay_keys: Iterable[str]) -> Iterable[Problem]:
+    def _file_problems(self, replay_keys: Iterable[str]) -> Iterable[FileProblem]:
         for replay_key in replay_keys:
-            path = self._drawer.path / f"{replay_key}.agl"
+            path = self._files.path / f"{replay_key}.agl"
             try:
-                self._drawer.get(replay_key)
+                self._files.get(replay_key)
             except NotFound:
-                yield Problem(path, "is missing")
+                yield FileProblem(path, "is missing")
             except UnsafeFile as error:
-                yield Problem(path, error.message.removeprefix(f"{path} "))
+                yield FileProblem(path, error.message.removeprefix(f"{path} "))
 
 
-def resolve(database: Database, statement: str, prefix: str) -> str:
+def resolve(database: MailboxDatabase, statement: str, prefix: str) -> str:
     """The whole replay key that a beginning of 8 or more characters stands for."""
     if _PREFIX.match(prefix) is None:
         raise InvalidArgument(

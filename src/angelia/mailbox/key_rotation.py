@@ -24,10 +24,11 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.envelope.bundles import DEFAULT_SUITES, Bundle, Link, Listed, OneTimeKey, sign_one_time_key
+from angelia.envelope.bundles import DEFAULT_SUITES, Bundle, KemKeyStatus, Link, OneTimeKey, sign_one_time_key
 from angelia.envelope.ids import KeyType
 from angelia.envelope.kem import KemPrivateKey, KemPublicKey
 from angelia.envelope.signing import VerifyingPair
+from angelia.envelope.times import SKEW, moment, unix_ms
 from angelia.envelope.wire import TTL_CEILING, TTL_MAX, Suite
 from angelia.errors import Conflict, InvalidArgument
 from angelia.keys.model import (
@@ -36,21 +37,18 @@ from angelia.keys.model import (
     MOST_ONE_TIME,
     ONE_TIME_LIFE,
     ONE_TIME_USE,
-    SKEW,
     LinkDocument,
     link_document,
-    moment,
     parse_link,
-    unix_ms,
 )
 from angelia.mailbox import identity as identities
 from angelia.mailbox import next_bundle
-from angelia.mailbox.database import SQL, Database, Tx, stamp, unstamp, write_meta
+from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, stamp, unstamp, write_meta
 from angelia.mailbox.identity import KEY, Identity, KeyFile
 from angelia.mailbox.keyfile import LOCAL, NEXT, XWING
 from angelia.mailbox.keyring import Keyring
 from angelia.mailbox.local_key import LocalKey
-from angelia.mailbox.next_bundle import Plan
+from angelia.mailbox.next_bundle import RotationPlan
 
 # A server takes a bundle that was issued within SKEW of its clock; an older link is signed anew, over the same keys.
 SIGNED_ANEW_AFTER = SKEW / 2
@@ -73,7 +71,7 @@ _COUNTED, _MADE = "one_time_keys_counted", "one_time_keys_made"
 _acting: ContextVar[tuple[OwnKeys, Identity] | None] = ContextVar("acting", default=None)
 
 
-class Due(Enum):
+class RenewalDue(Enum):
     """What an agent's newest bundle needs."""
 
     SIGNATURES = "signatures"
@@ -88,16 +86,16 @@ class _Made(msgspec.Struct, frozen=True):
 
 
 class _PendingRow(msgspec.Struct, frozen=True, kw_only=True):
-    plan: Plan
+    plan: RotationPlan
     link: LinkDocument
     accepted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingRotation:
     """A rotation under way. Its keys are fixed; once it is accepted there is no way back."""
 
-    plan: Plan
+    plan: RotationPlan
     link: Link
     accepted: bool
 
@@ -109,7 +107,7 @@ class OwnKeys:
         self,
         home: Path,
         identity: Identity,
-        database: Database,
+        database: MailboxDatabase,
         keyring: Keyring,
         local: LocalKey,
         ttl_max: int = TTL_MAX,
@@ -142,7 +140,7 @@ class OwnKeys:
         return acting[1] if acting is not None and acting[0] is self else self.identity
 
     @contextmanager
-    def acting_as_next(self) -> Iterator[None]:
+    def signing_as_next(self) -> Iterator[None]:
         """Sign requests with the pair of a rotation under way. That a server knows it proves that it took the bundle,
         where the answer was lost and the old pair signs no more."""
         before = _acting.get()
@@ -166,26 +164,26 @@ class OwnKeys:
         """All bundles of this agent, oldest first."""
         return [_parsed(text) for (text,) in self._database.rows("own_links")]
 
-    def pending(self) -> Pending | None:
+    def pending(self) -> PendingRotation | None:
         """The rotation that was begun and neither finished nor abandoned."""
         found = self._database.row("read_meta", _PENDING)
         if found is None:
             return None
         row = msgspec.json.decode(found[0], type=_PendingRow)
-        return Pending(row.plan, parse_link(row.link), row.accepted)
+        return PendingRotation(row.plan, parse_link(row.link), row.accepted)
 
-    def wanted(self) -> Plan | None:
+    def queued_emergency(self) -> RotationPlan | None:
         """The emergency that was asked for and begins when the rotation under way is settled."""
         found = self._database.row("read_meta", _WANTED)
-        return None if found is None else msgspec.json.decode(found[0], type=Plan)
+        return None if found is None else msgspec.json.decode(found[0], type=RotationPlan)
 
-    def unsettled(self) -> Plan | None:
+    def unconfirmed_plan(self) -> RotationPlan | None:
         """What was begun or asked for and no server has confirmed yet: an emergency that waits, else the rotation under
         way."""
         pending = self.pending()
-        return self.wanted() or (None if pending is None else pending.plan)
+        return self.queued_emergency() or (None if pending is None else pending.plan)
 
-    def takes(self, suite: Suite, created_at: int) -> bool:
+    def accepts_suite(self, suite: Suite, created_at: int) -> bool:
         """Whether a bundle of that time (Unix milliseconds) took the suite; the sender's clock may be 300 s off."""
         at = moment(min(created_at, _LATEST))
         masks = [suites for (suites,) in self._database.rows("masks_between", stamp(at - SKEW), stamp(at + SKEW))]
@@ -194,27 +192,27 @@ class OwnKeys:
             masks.append(pending.plan.suites)  # it may have been published already
         return any(mask & suite.bit for mask in masks)
 
-    def due(self, now: datetime) -> Due | None:
+    def renewal_due(self, now: datetime) -> RenewalDue | None:
         """What the newest bundle needs now, of an agent that has one."""
         if now < self._nothing_due_before or (newest := self.newest()) is None:
             return None
         bundle = newest.bundle
-        made_at = min(entry.created_at for entry in bundle.kem_keys if entry.status is Listed.ACTIVE)
+        made_at = min(entry.created_at for entry in bundle.kem_keys if entry.status is KemKeyStatus.ACTIVE)
         key_due, signatures_due = moment(made_at) + ROTATED_EVERY, moment(bundle.issued_at) + SIGNED_EVERY
         if bundle.expires_at > bundle.not_after:  # an earlier release signed it, for a year
             signatures_due = moment(bundle.issued_at)
         if now >= key_due:
-            return Due.KEY
+            return RenewalDue.KEY
         if now >= signatures_due:
-            return Due.SIGNATURES
+            return RenewalDue.SIGNATURES
         self._nothing_due_before = min(key_due, signatures_due)
         return None
 
-    def put_off(self, now: datetime) -> None:
+    def back_off(self, now: datetime) -> None:
         """What was due could not be done now, and is left alone for a while."""
         self._left_alone_until = now + _RETRIED_AFTER
 
-    def left_alone(self, now: datetime) -> bool:
+    def is_backing_off(self, now: datetime) -> bool:
         return now < self._left_alone_until
 
     def one_time_count_due(self, now: datetime, low: int) -> bool:
@@ -249,7 +247,7 @@ class OwnKeys:
     def _signer_id(self) -> UUID:
         return self.identity.pair.public.signer_id
 
-    def pairs(self) -> dict[UUID, VerifyingPair]:
+    def signing_pairs(self) -> dict[UUID, VerifyingPair]:
         """The pairs that sign or signed for this agent, by their ids."""
         links = [link.bundle.signer for link in self.chain()]
         return {pair.signer_id: pair for pair in (*links, self.identity.pair.public)}
@@ -283,7 +281,7 @@ class OwnKeys:
         with self._key_file() as file:
             with self._database.transaction() as tx:
                 for key in keys:
-                    self._keyring.keep(tx, key, "one_time", created_at=now, destroy_at=now + ONE_TIME_DESTROY_AFTER)
+                    self._keyring.store(tx, key, "one_time", created_at=now, destroy_at=now + ONE_TIME_DESTROY_AFTER)
             pair, handle, at = file.identity.pair, self.identity.handle, unix_ms(now)
         return [sign_one_time_key(pair, handle, key.public, at) for key in keys]
 
@@ -311,9 +309,9 @@ class OwnKeys:
             newest, pending = self.newest(), self.pending()
             if newest is None:
                 raise Conflict("there is no bundle to rotate yet", hint="angelia key publish")
-            before, wish = newest.bundle, self.wanted()
+            before, wish = newest.bundle, self.queued_emergency()
             kept = before.suites if pending is None else pending.plan.suites
-            plan = Plan(
+            plan = RotationPlan(
                 kem=kem or emergency,
                 signer=signer,
                 emergency=emergency,
@@ -326,7 +324,7 @@ class OwnKeys:
                 plan = plan.with_earlier(wish)
             if pending is not None:
                 if emergency:
-                    self._want(file, plan, now)
+                    self._queue_emergency(file, plan, now)
                 return pending.link if pending.accepted else self._signed_again(file, before, pending, now)
             if wish is not None and not emergency:
                 plan = wish
@@ -342,7 +340,7 @@ class OwnKeys:
                     _spend_channel_keys(tx, now)
                 revoked = self._revoked()
                 link = next_bundle.next_link(before, file.identity.pair, file.seeds, separate, plan, now, revoked)
-                _set_pending(tx, Pending(plan, link, accepted=False))
+                _set_pending(tx, PendingRotation(plan, link, accepted=False))
                 tx.execute(SQL["drop_meta"], (_WANTED,))
             return link
 
@@ -357,7 +355,7 @@ class OwnKeys:
                 return self._confirm_first(accepted)
             link = next_bundle.same_keys(pending.link, accepted)
             with self._database.transaction() as tx:
-                _set_pending(tx, Pending(pending.plan, link, accepted=True))
+                _set_pending(tx, PendingRotation(pending.plan, link, accepted=True))
                 if not pending.plan.emergency:
                     self._keep_replaced(tx, file, link.bundle)
             if pending.plan.emergency:
@@ -391,7 +389,7 @@ class OwnKeys:
                     self._drop_separate_except(tx, newest.bundle)
             self._take(file.write(next_bundle.without_next(file.seeds)))
 
-    def destroy(self, key_id: UUID) -> None:
+    def destroy_replaced(self, key_id: UUID) -> None:
         """Destroy the private half of a replaced key before its time; no later bundle lists it."""
         with self._key_file():
             newest = self.newest()
@@ -410,7 +408,7 @@ class OwnKeys:
                 self._end_replacing_local(file)  # a crash interrupted it
             yield file
 
-    def _want(self, file: KeyFile, plan: Plan, now: datetime) -> None:
+    def _queue_emergency(self, file: KeyFile, plan: RotationPlan, now: datetime) -> None:
         with self._database.transaction() as tx:
             write_meta(tx, _WANTED, msgspec.json.encode(plan).decode())
             _spend_channel_keys(tx, now)
@@ -428,17 +426,17 @@ class OwnKeys:
 
     def _take(self, identity: Identity) -> None:
         self.identity = identity
-        self._keyring.take_seeds(identity.unlocked.seeds)
-        self._local.take_seeds(identity.unlocked.seeds)
+        self._keyring.load_seeds(identity.unlocked.seeds)
+        self._local.load_seeds(identity.unlocked.seeds)
 
-    def _signed_again(self, file: KeyFile, before: Bundle, pending: Pending, now: datetime) -> Link:
+    def _signed_again(self, file: KeyFile, before: Bundle, pending: PendingRotation, now: datetime) -> Link:
         revoked = self._revoked()
         if not _too_old(pending.link, now) and not any(e.key.key_id in revoked for e in pending.link.bundle.kem_keys):
             return pending.link
         separate = _separate(pending.link.bundle)
         link = next_bundle.next_link(before, file.identity.pair, file.seeds, separate, pending.plan, now, revoked)
         with self._database.transaction() as tx:
-            _set_pending(tx, Pending(pending.plan, link, accepted=False))
+            _set_pending(tx, PendingRotation(pending.plan, link, accepted=False))
         return link
 
     def _confirm_first(self, accepted: Link | None) -> Link:
@@ -461,13 +459,13 @@ class OwnKeys:
         found = self._database.row("read_meta", _REVOKED)
         return set() if found is None else msgspec.json.decode(found[0], type=set[UUID])
 
-    def _new_separate(self, tx: Tx, now: datetime) -> KemPublicKey:
+    def _new_separate(self, tx: MailboxTx, now: datetime) -> KemPublicKey:
         """The key of suite 1, which has no place in the key file."""
         key = KemPrivateKey.generate(KeyType.ML_KEM_768)
-        self._keyring.keep(tx, key, "signed", created_at=now)
+        self._keyring.store(tx, key, "signed", created_at=now)
         return key.public
 
-    def _keep_replaced(self, tx: Tx, file: KeyFile, bundle: Bundle) -> None:
+    def _keep_replaced(self, tx: MailboxTx, file: KeyFile, bundle: Bundle) -> None:
         """Rows for the keys that the bundle replaces, for as long as an envelope may need them."""
         rotated_at, listed = moment(bundle.issued_at), next_bundle.active_ids(bundle)
         old = next_bundle.xwing(file.seeds[XWING])
@@ -475,7 +473,7 @@ class OwnKeys:
             created = next(
                 (e.created_at for e in bundle.kem_keys if e.key.key_id == old.public.key_id), bundle.issued_at
             )
-            self._keyring.keep(
+            self._keyring.store(
                 tx,
                 old,
                 "signed",
@@ -487,21 +485,21 @@ class OwnKeys:
             if key_id not in map(str, listed):
                 tx.execute(SQL["retire_kem_key"], (stamp(rotated_at), stamp(rotated_at + self._destroy_after), key_id))
 
-    def _destroy_earlier(self, tx: Tx, bundle: Bundle, now: datetime) -> None:
+    def _destroy_earlier(self, tx: MailboxTx, bundle: Bundle, now: datetime) -> None:
         """After an emergency: nothing old opens anything, save one-time keys of mail that a relay already has."""
         tx.execute(SQL["destroy_grace"])
         _spend_channel_keys(tx, now)
         tx.execute(SQL["hasten_one_time"], (stamp(now + self._destroy_after),))
         self._drop_separate_except(tx, bundle)
 
-    def _drop_separate_except(self, tx: Tx, bundle: Bundle) -> None:
+    def _drop_separate_except(self, tx: MailboxTx, bundle: Bundle) -> None:
         listed = {str(key_id) for key_id in next_bundle.active_ids(bundle)}
         for (key_id,) in tx.execute(SQL["active_separate"]).fetchall():
             if key_id not in listed:
                 tx.execute(SQL["drop_kem_key"], (key_id,))
 
 
-def _spend_channel_keys(tx: Tx, now: datetime) -> None:
+def _spend_channel_keys(tx: MailboxTx, now: datetime) -> None:
     """A thief may have the keys of channels too, also those that lie in the inbox."""
     tx.execute(SQL["spend_all_channel_keys"])
     write_meta(tx, STOLEN_AT, stamp(now))
@@ -520,17 +518,17 @@ def _parsed(text: str) -> Link:
     return parse_link(msgspec.json.decode(text, type=LinkDocument))
 
 
-def _start_chain(tx: Tx, link: Link) -> None:
+def _start_chain(tx: MailboxTx, link: Link) -> None:
     tx.execute(SQL["drop_own"])
     _add_own(tx, link)
 
 
-def _add_own(tx: Tx, link: Link) -> None:
+def _add_own(tx: MailboxTx, link: Link) -> None:
     bundle = link.bundle
     document = msgspec.json.encode(link_document(link)).decode()
     tx.execute(SQL["add_own"], (bundle.bundle_version, stamp(moment(bundle.issued_at)), bundle.suites, document))
 
 
-def _set_pending(tx: Tx, pending: Pending) -> None:
+def _set_pending(tx: MailboxTx, pending: PendingRotation) -> None:
     row = _PendingRow(plan=pending.plan, link=link_document(pending.link), accepted=pending.accepted)
     write_meta(tx, _PENDING, msgspec.json.encode(row).decode())

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from angelia.errors import AngeliaError
-from angelia.mailbox.database import SQL, Database, Tx, stamp
+from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, stamp
 
 FIRST_WAIT, LONGEST_WAIT = timedelta(minutes=1), timedelta(hours=1)
 _DOUBLINGS = 6  # from a minute to more than an hour
@@ -25,7 +25,7 @@ class Failure:
 class Unreached:
     """The table `channel_unreached`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: MailboxDatabase) -> None:
         self._database = database
 
     def waiting(self, channel_id: UUID, epoch: int, now: datetime) -> dict[str, Failure | None]:
@@ -51,6 +51,6 @@ class Unreached:
                 tx.execute(SQL["put_off_channel_key"], values)
 
 
-def forget_before(tx: Tx, channel_id: UUID, epoch: int) -> None:
+def forget_before(tx: MailboxTx, channel_id: UUID, epoch: int) -> None:
     """The channel is at that epoch: nobody is sent earlier keys any more."""
     tx.execute(SQL["forget_unreached"], (str(channel_id), epoch))

@@ -10,7 +10,7 @@ from angelia.envelope.ids import KeyType
 from angelia.envelope.kem import KemPrivateKey
 from angelia.envelope.wire import Suite
 from angelia.keys.model import TYPE_NAMES
-from angelia.mailbox.database import SQL, Database, Tx, stamp
+from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, stamp
 from angelia.mailbox.keyfile import NEXT, XWING, Seeds
 from angelia.mailbox.local_key import LocalKey
 
@@ -19,7 +19,7 @@ _KINDS = {name: kind for kind, name in TYPE_NAMES.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class KeyringEntry:
     """A private key that is there; a one-time key goes with the message that used it."""
 
     key: KemPrivateKey
@@ -31,19 +31,19 @@ class Keyring:
     destroyed, nothing in memory keeps them.
     """
 
-    def __init__(self, database: Database, local: LocalKey, seeds: Seeds) -> None:
+    def __init__(self, database: MailboxDatabase, local: LocalKey, seeds: Seeds) -> None:
         self._database = database
         self._local = local
-        self._in_file: dict[UUID, Held] = {}
-        self.take_seeds(seeds)
+        self._in_file: dict[UUID, KeyringEntry] = {}
+        self.load_seeds(seeds)
 
-    def take_seeds(self, seeds: Seeds) -> None:
+    def load_seeds(self, seeds: Seeds) -> None:
         """The keys of the key file as it is now."""
         present = [seeds[name] for name in (XWING, NEXT + XWING) if name in seeds]
         keys = [KemPrivateKey.from_seed(KeyType.XWING, seed) for seed in present]
-        self._in_file = {key.public.key_id: Held(key) for key in keys}
+        self._in_file = {key.public.key_id: KeyringEntry(key) for key in keys}
 
-    def find(self, key_id: UUID, now: datetime) -> Held | None:
+    def find(self, key_id: UUID, now: datetime) -> KeyringEntry | None:
         if held := self._in_file.get(key_id):
             return held
         found = self._database.row("kem_key", str(key_id), stamp(now))
@@ -51,11 +51,11 @@ class Keyring:
             return None
         type_name, usage, nonce, sealed = found
         seed = self._local.decrypt("kem_keys", str(key_id), nonce, sealed)
-        return Held(KemPrivateKey.from_seed(_KINDS[type_name], seed), usage == "one_time")
+        return KeyringEntry(KemPrivateKey.from_seed(_KINDS[type_name], seed), usage == "one_time")
 
-    def keep(
+    def store(
         self,
-        tx: Tx,
+        tx: MailboxTx,
         key: KemPrivateKey,
         usage: str,
         *,

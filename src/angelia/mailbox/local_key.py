@@ -18,7 +18,7 @@ from typing import NamedTuple
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from angelia.mailbox.database import SQL, BrokenDatabase, Database, write_meta
+from angelia.mailbox.database import SQL, BrokenDatabase, MailboxDatabase, write_meta
 from angelia.mailbox.keyfile import LOCAL, NEXT, Seeds
 
 NONCE = 12
@@ -33,7 +33,7 @@ _NAMED = "local_key"
 _TOGETHER = 100  # rows of one transaction: another process waits no longer than that
 
 
-class Kept(NamedTuple):
+class EncryptedBytes(NamedTuple):
     """Encrypted bytes, as two columns of a row."""
 
     nonce: bytes
@@ -45,27 +45,27 @@ class LocalKey:
 
     `reread` gives the seeds of the key file as it is now: another process may have replaced the key."""
 
-    def __init__(self, database: Database, seeds: Seeds, reread: Callable[[], Seeds]) -> None:
+    def __init__(self, database: MailboxDatabase, seeds: Seeds, reread: Callable[[], Seeds]) -> None:
         self._database = database
         self._reread = reread
         self._ciphers: dict[str, AESGCM] = {}
-        self.take_seeds(seeds)
+        self.load_seeds(seeds)
 
-    def take_seeds(self, seeds: Seeds) -> None:
+    def load_seeds(self, seeds: Seeds) -> None:
         """The keys of the key file as it is now."""
         keys = [seeds[name] for name in (LOCAL, NEXT + LOCAL) if name in seeds]
         self._ciphers = {_id(key): AESGCM(key) for key in keys}
         self._first = _id(seeds[LOCAL])
 
-    def encrypt(self, table: str, row: str, plain: bytes) -> Kept:
+    def encrypt(self, table: str, row: str, plain: bytes) -> EncryptedBytes:
         """Encrypt for a row, inside the transaction that writes it: so the key is the one that the database names."""
         nonce = os.urandom(NONCE)
-        return Kept(nonce, self._present().encrypt(nonce, plain, _bound_to(table, row)))
+        return EncryptedBytes(nonce, self._present().encrypt(nonce, plain, _bound_to(table, row)))
 
     def decrypt(self, table: str, row: str, nonce: bytes, content: bytes) -> bytes:
         opened = self._opened(nonce, content, _bound_to(table, row))
         if opened is None:
-            self.take_seeds(self._reread())
+            self.load_seeds(self._reread())
             opened = self._opened(nonce, content, _bound_to(table, row))
         if opened is None:
             raise _not_ours(table)
@@ -78,7 +78,7 @@ class LocalKey:
     def replace(self, seeds: Seeds) -> None:
         """Put every row under the key that the seeds have as `next`. A row that does not open stays as it is: it must
         not keep the others under a key that may be stolen."""
-        self.take_seeds(seeds)
+        self.load_seeds(seeds)
         self.check()
         with self._database.transaction() as tx:
             write_meta(tx, _NAMED, _id(seeds[NEXT + LOCAL]))
@@ -116,7 +116,7 @@ class LocalKey:
         found = self._database.row("read_meta", _NAMED)
         named = self._first if found is None else str(found[0])
         if named not in self._ciphers:
-            self.take_seeds(self._reread())
+            self.load_seeds(self._reread())
         if named not in self._ciphers:
             raise _not_ours("the mailbox")
         return self._ciphers[named]

@@ -15,18 +15,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from angelia.envelope.receipts import Receipt, ReceiptStatus, check_receipt, sign_receipt
 from angelia.envelope.refusals import Refused, SignatureFailed
+from angelia.envelope.times import moment, unix_ms
 from angelia.envelope.wire import TTL_MAX, decode
 from angelia.errors import AngeliaError, NotFound
-from angelia.keys.model import moment, unix_ms
 from angelia.mailbox import calyx_import, private_files
 from angelia.mailbox import identity as identities
 from angelia.mailbox.allowlist import Allowlist
-from angelia.mailbox.calyx_import import Migrated
+from angelia.mailbox.calyx_import import MigrationResult
 from angelia.mailbox.channels import Channels
-from angelia.mailbox.cleanup import Upkeep
-from angelia.mailbox.database import FILE, Database
-from angelia.mailbox.files import Drawer, Problem
-from angelia.mailbox.held_mail import KeptOut
+from angelia.mailbox.cleanup import Cleanup
+from angelia.mailbox.database import FILE, MailboxDatabase
+from angelia.mailbox.envelope_files import EnvelopeFiles, FileProblem
+from angelia.mailbox.held_mail import HeldMail
 from angelia.mailbox.identity import Identity
 from angelia.mailbox.inbox import Inbox, Opened
 from angelia.mailbox.key_rotation import OwnKeys
@@ -34,19 +34,19 @@ from angelia.mailbox.keyring import Keyring
 from angelia.mailbox.local_key import LocalKey
 from angelia.mailbox.notices import Notices
 from angelia.mailbox.outbox import Outbox
-from angelia.mailbox.pinned_keys import Trust
-from angelia.mailbox.receipt_log import Logged, ReceiptLog
+from angelia.mailbox.pinned_keys import PinnedKeys
+from angelia.mailbox.receipt_log import LoggedReceipts, ReceiptLog
 from angelia.mailbox.receiving import Receiver
-from angelia.mailbox.repeated_envelopes import Repeats
-from angelia.mailbox.replay import RETENTION_HOURS, Pruned
+from angelia.mailbox.repeated_envelopes import RepeatedEnvelopes
+from angelia.mailbox.replay import RETENTION_HOURS, PruneResult
 from angelia.mailbox.rosters import Rosters
-from angelia.mailbox.time_window import Profile
+from angelia.mailbox.time_window import DeliveryProfile
 
 DIRECTORY = "mail"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundMessage:
     """Which message somebody means, and who is at its other end."""
 
     replay_key: str
@@ -60,37 +60,39 @@ class Mailbox:
     def __init__(self, home: Path, identity: Identity, now: datetime, *, ttl_max: int = TTL_MAX) -> None:
         self.directory = home / identity.name / DIRECTORY
         private_files.make_below(self.directory)
-        self.database = Database(self.directory)
-        self._drawers = [Drawer(self.directory / name) for name in ("inbox", "outbox", "dead")]
-        inbox_files, outbox_files, dead_files = self._drawers
+        self.database = MailboxDatabase(self.directory)
+        self._files = [EnvelopeFiles(self.directory / name) for name in ("inbox", "outbox", "dead")]
+        inbox_files, outbox_files, dead_files = self._files
         local = LocalKey(self.database, identity.unlocked.seeds, lambda: identities.present_seeds(home, identity))
         self._local = local
         keyring = Keyring(self.database, local, identity.unlocked.seeds)
         self._log = ReceiptLog(self.directory)
         self.notices = Notices()
-        self._upkeep = Upkeep(self.database, self._drawers, inbox_files, self.notices)
-        self.own = OwnKeys(home, identity, self.database, keyring, local, ttl_max)
-        self.trust = Trust(self.database, self.notices)
-        self.allowlist = Allowlist(self.database, self.trust)
-        self.kept_out = KeptOut(self.database)
-        self.repeats = Repeats(self.database)
-        self.inbox = Inbox(self.database, local, inbox_files, dead_files, self._log, self.own)
-        self.outbox = Outbox(self.database, local, outbox_files, self.own, self.trust, self._upkeep, ttl_max)
-        self.channels = Channels(self.database, local, self.own, self.trust, ttl_max)
-        self.rosters = Rosters(self.database, self.own, self.trust)
+        self._cleanup = Cleanup(self.database, self._files, inbox_files, self.notices)
+        self.own_keys = OwnKeys(home, identity, self.database, keyring, local, ttl_max)
+        self.pinned_keys = PinnedKeys(self.database, self.notices)
+        self.allowlist = Allowlist(self.database, self.pinned_keys)
+        self.held_mail = HeldMail(self.database)
+        self.repeated_envelopes = RepeatedEnvelopes(self.database)
+        self.inbox = Inbox(self.database, local, inbox_files, dead_files, self._log, self.own_keys)
+        self.outbox = Outbox(
+            self.database, local, outbox_files, self.own_keys, self.pinned_keys, self._cleanup, ttl_max
+        )
+        self.channels = Channels(self.database, local, self.own_keys, self.pinned_keys, ttl_max)
+        self.rosters = Rosters(self.database, self.own_keys, self.pinned_keys)
         self._receiver = Receiver(
             database=self.database,
-            own=self.own,
+            own_keys=self.own_keys,
             keyring=keyring,
-            trust=self.trust,
+            pinned_keys=self.pinned_keys,
             allowlist=self.allowlist,
             channels=self.channels,
             inbox=self.inbox,
             inbox_files=inbox_files,
             dead_files=dead_files,
         )
-        self.own.resume(now)
-        self._upkeep.start(now)
+        self.own_keys.resume(now)
+        self._cleanup.start(now)
 
     def __enter__(self) -> Self:
         return self
@@ -102,24 +104,24 @@ class Mailbox:
 
     def close(self) -> None:
         self.database.close()
-        for drawer in self._drawers:
-            drawer.close()
+        for files in self._files:
+            files.close()
 
     @property
     def key(self) -> Ed25519PrivateKey:
         """What signs requests now; so a client that is given a mailbox as its identity goes on through a rotation."""
-        return self.own.signer.key
+        return self.own_keys.signer.key
 
     @property
     def key_id(self) -> UUID:
-        return self.own.signer.key_id
+        return self.own_keys.signer.key_id
 
     @property
     def identity(self) -> Identity:
         """The agent with its present keys; a rotation replaces them."""
-        return self.own.identity
+        return self.own_keys.identity
 
-    def receive(self, content: bytes, *, now: datetime, profile: Profile = Profile.RELAY) -> Opened:
+    def receive(self, content: bytes, *, now: datetime, profile: DeliveryProfile = DeliveryProfile.RELAY) -> Opened:
         """Open an envelope, in its wire form or in JSON. It is in the inbox before this returns, and opens once."""
         (outcome,) = self.receive_many([content], now=now, profile=profile)
         if isinstance(outcome, AngeliaError):
@@ -127,11 +129,16 @@ class Mailbox:
         return outcome
 
     def receive_many(
-        self, contents: Sequence[bytes], *, now: datetime, profile: Profile = Profile.RELAY, for_handler: bool = False
+        self,
+        contents: Sequence[bytes],
+        *,
+        now: datetime,
+        profile: DeliveryProfile = DeliveryProfile.RELAY,
+        for_handler: bool = False,
     ) -> list[Opened | AngeliaError]:
         """Open envelopes in one transaction; each has its own outcome, in the same order. `for_handler` remembers which
         of them a handler has not ended with."""
-        self._upkeep.tend(now)
+        self._cleanup.run_due(now)
         return self._receiver.receive(contents, profile, now, for_handler=for_handler)
 
     def refuse(self, content: bytes, reason: str, now: datetime) -> Receipt:
@@ -162,28 +169,28 @@ class Mailbox:
         """Whether an envelope was opened here, whatever became of its content since."""
         return self.database.row("seen_at", replay_key) is not None
 
-    def find(self, replay_key: str) -> Found:
+    def find(self, replay_key: str) -> FoundMessage:
         """A message of the inbox or, if there is none, of the outbox, by its replay key or the beginning of it."""
         try:
             message = self.inbox.mail(replay_key)
         except NotFound:
-            row = self.outbox.outgoing(replay_key)
-            return Found(row.replay_key, row.recipient, received=False)
-        return Found(message.replay_key, message.sender, received=True)
+            row = self.outbox.message(replay_key)
+            return FoundMessage(row.replay_key, row.recipient, received=False)
+        return FoundMessage(message.replay_key, message.sender, received=True)
 
     def delete(self, replay_key: str, now: datetime) -> None:
         """Destroy a message for good: its content, its sealed files, and one-time keys that would open them."""
-        self._upkeep.tend(now)
+        self._cleanup.run_due(now)
         for box in (self.inbox, self.outbox):  # a message to oneself is in both
             with contextlib.suppress(NotFound):
                 box.delete(replay_key)
-        dead = self._drawers[-1]
+        dead = self._files[-1]
         dead.remove([replay_key])
         dead.sync()
 
-    def receipts(self) -> Logged:
+    def receipts(self) -> LoggedReceipts:
         """The receipts that this agent gave; those whose signatures do not hold are among the problems."""
-        logged, pairs = self._log.read(), self.own.pairs()
+        logged, pairs = self._log.read(), self.own_keys.signing_pairs()
         problems, sound = list(logged.problems), list[Receipt]()
         for receipt in logged.receipts:
             try:
@@ -192,29 +199,29 @@ class Mailbox:
                 check_receipt(receipt, pairs[receipt.signer_id])
                 sound.append(receipt)
             except Refused as error:
-                problems.append(Problem(self.directory, f"has a bad receipt of {receipt.replay_key[:12]}: {error}"))
-        return Logged(tuple(sound), tuple(problems))
+                problems.append(FileProblem(self.directory, f"has a bad receipt of {receipt.replay_key[:12]}: {error}"))
+        return LoggedReceipts(tuple(sound), tuple(problems))
 
     def check_receipt(self, receipt: Receipt) -> None:
         """Whether a receipt for mail that this agent sent is truly its recipient's."""
-        signer = self.trust.signer(receipt.recipient_nhi, receipt.signer_id, moment(receipt.time_ms))
+        signer = self.pinned_keys.signer(receipt.recipient_nhi, receipt.signer_id, moment(receipt.time_ms))
         check_receipt(receipt, signer)
 
-    def verify(self) -> list[Problem]:
+    def verify(self) -> list[FileProblem]:
         """Everything that is wrong with the mailbox's files, and with what its database has under the local key."""
-        misplaced = [problem for drawer in self._drawers for problem in drawer.problems()]
+        misplaced = [problem for files in self._files for problem in files.problems()]
         database = self.directory / FILE
         unreadable = [
-            Problem(database, f"has a row of {table} that does not open with this agent's local key: {key}")
+            FileProblem(database, f"has a row of {table} that does not open with this agent's local key: {key}")
             for table, key in self._local.unreadable()
         ]
         return [*misplaced, *self.inbox.missing(), *self.outbox.missing(), *unreadable]
 
-    def prune(self, now: datetime, retention_hours: int = RETENTION_HOURS, *, force: bool = False) -> Pruned:
+    def prune(self, now: datetime, retention_hours: int = RETENTION_HOURS, *, force: bool = False) -> PruneResult:
         """Forget replay state that nothing needs any more."""
-        return self._upkeep.prune(now, retention_hours, force=force)
+        return self._cleanup.prune(now, retention_hours, force=force)
 
-    def migrate(self, runtime: Path, now: datetime) -> Migrated:
+    def migrate(self, runtime: Path, now: datetime) -> MigrationResult:
         """Take over what a Calyx mailbox has seen."""
         return calyx_import.migrate(self.database, runtime, now)
 

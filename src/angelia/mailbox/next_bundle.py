@@ -14,8 +14,8 @@ from angelia.envelope.bundles import (
     MOST_KEM_KEYS,
     Bundle,
     KemEntry,
+    KemKeyStatus,
     Link,
-    Listed,
     UntrustedBundle,
     check_bundle,
     milliseconds,
@@ -26,13 +26,14 @@ from angelia.envelope.bundles import (
 from angelia.envelope.ids import KeyType
 from angelia.envelope.kem import KemPrivateKey, KemPublicKey
 from angelia.envelope.signing import SigningPair
+from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Suite
 from angelia.errors import InvalidArgument
-from angelia.keys.model import GRACE, unix_ms
+from angelia.keys.model import GRACE
 from angelia.mailbox.keyfile import ED25519, LOCAL, LOCAL_BYTES, ML_DSA, NEXT, XWING, Seeds
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class RotationPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a rotation changes."""
 
     kem: bool
@@ -48,7 +49,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it replaces no key: the same ones are signed again, so that others see that they still stand."""
         return not self.kem and not self.signer
 
-    def with_earlier(self, wish: Plan | None) -> Plan:
+    def with_earlier(self, wish: RotationPlan | None) -> RotationPlan:
         """This emergency together with one that was asked for before and has not begun: no pair that was called stolen
         stays, and none for less long than was said."""
         if wish is None:
@@ -80,13 +81,13 @@ def next_link(
     pair: SigningPair,
     seeds: Seeds,
     separate: KemPublicKey | None,
-    plan: Plan,
+    plan: RotationPlan,
     now: datetime,
     revoked: Collection[UUID] = (),
 ) -> Link:
     """The bundle after `before`: new keys are active, those that they replace stay listed for their grace."""
     at = unix_ms(now)
-    old = {entry.key.key_id: entry for entry in before.kem_keys if entry.status is Listed.ACTIVE}
+    old = {entry.key.key_id: entry for entry in before.kem_keys if entry.status is KemKeyStatus.ACTIVE}
     keys = [xwing(seeds[NEXT + XWING if plan.kem else XWING]).public, *([separate] if separate else [])]
     # A key that stays keeps its times: only a new key lives for another year.
     active = [old.get(key.key_id) or _active(key, at) for key in keys]
@@ -94,7 +95,9 @@ def next_link(
     if not plan.emergency:
         listed = {entry.key.key_id for entry in active}
         grace = [_in_grace(entry, at) for id_, entry in old.items() if id_ not in listed]
-        grace += [e for e in before.kem_keys if e.status is Listed.GRACE and at < e.rotated_at + milliseconds(GRACE)]
+        grace += [
+            e for e in before.kem_keys if e.status is KemKeyStatus.GRACE and at < e.rotated_at + milliseconds(GRACE)
+        ]
         grace = [entry for entry in grace if entry.key.key_id not in revoked]
     signing = next_pair(seeds) if plan.signer else pair
     bundle = sign_bundle(
@@ -109,7 +112,7 @@ def next_link(
     return Link(bundle, sign_rotation(pair, signing, before.agent_nhi, at) if plan.signer else None)
 
 
-def with_next(seeds: Seeds, plan: Plan) -> dict[str, bytes]:
+def with_next(seeds: Seeds, plan: RotationPlan) -> dict[str, bytes]:
     """The seeds with those that the plan needs; what an interrupted attempt made is used, what it made in vain goes.
 
     An emergency makes its own: whoever read the key file has what lay there.
@@ -154,7 +157,7 @@ def same_keys(link: Link, accepted: Link | None) -> Link:
 
 
 def active_ids(bundle: Bundle) -> set[UUID]:
-    return {entry.key.key_id for entry in bundle.kem_keys if entry.status is Listed.ACTIVE}
+    return {entry.key.key_id for entry in bundle.kem_keys if entry.status is KemKeyStatus.ACTIVE}
 
 
 def xwing(seed: bytes) -> KemPrivateKey:
@@ -172,13 +175,13 @@ def _step(bundle: Bundle) -> tuple[object, ...]:
 
 
 def _active(key: KemPublicKey, at: int) -> KemEntry:
-    return KemEntry(key=key, status=Listed.ACTIVE, created_at=at, expires_at=at + milliseconds(KEY_LIFE))
+    return KemEntry(key=key, status=KemKeyStatus.ACTIVE, created_at=at, expires_at=at + milliseconds(KEY_LIFE))
 
 
 def _in_grace(entry: KemEntry, at: int) -> KemEntry:
     return KemEntry(
         key=entry.key,
-        status=Listed.GRACE,
+        status=KemKeyStatus.GRACE,
         created_at=entry.created_at,
         expires_at=entry.expires_at,
         rotated_at=at,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class NoticeKind(StrEnum):
     """What a notice is about."""
 
     WARNING = "warning"
@@ -20,7 +20,7 @@ class Kind(StrEnum):
 class Notice:
     """One thing to tell, in one line."""
 
-    kind: Kind
+    kind: NoticeKind
     text: str
 
 
@@ -31,7 +31,7 @@ class Notices:
         self._waiting: list[Notice] = []
         self._listener: Callable[[Notice], None] | None = None
 
-    def tell(self, kind: Kind, text: str) -> None:
+    def tell(self, kind: NoticeKind, text: str) -> None:
         notice = Notice(kind, text)
         if self._listener is not None:
             self._listener(notice)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from angelia.errors import RateLimited
-from angelia.mailbox.database import SQL, Database, stamp
+from angelia.mailbox.database import SQL, MailboxDatabase, stamp
 
 MOST = 10
 SPAN = timedelta(hours=1)
 
 
-def check(database: Database, sender_fp: str, sender: str, now: datetime) -> None:
+def check(database: MailboxDatabase, sender_fp: str, sender: str, now: datetime) -> None:
     """Refuse a sender with too many failures before a private key is used for it."""
     (count,) = database.row("count_failures", sender_fp, stamp(now - SPAN))
     if count >= MOST:
@@ -22,7 +22,7 @@ def check(database: Database, sender_fp: str, sender: str, now: datetime) -> Non
         )
 
 
-def record(database: Database, replay_key: str, sender_fp: str, now: datetime) -> None:
+def record(database: MailboxDatabase, replay_key: str, sender_fp: str, now: datetime) -> None:
     """Count a failure; the same envelope again is the same failure."""
     with database.transaction() as tx:
         tx.execute(SQL["prune_failures"], (stamp(now - SPAN),))

@@ -14,17 +14,18 @@ from angelia.envelope.bundles import Bundle, Link, OneTimeKey, UntrustedBundle, 
 from angelia.envelope.kem import KemPublicKey
 from angelia.envelope.refusals import Expired, InvalidKey, UnknownSigner
 from angelia.envelope.sealing import Letter
+from angelia.envelope.times import SKEW, moment, unix_ms
 from angelia.envelope.wire import TTL_DEFAULT, TTL_MAX, Compression, Envelope, Header, Priority, Suite
 from angelia.errors import AngeliaError, Conflict, InvalidArgument, KeyRevoked, KeyStale
-from angelia.keys.model import ONE_TIME_LIFE, SKEW, moment, unix_ms
-from angelia.mailbox.cleanup import KEPT_AFTER_END, Upkeep
-from angelia.mailbox.database import SQL, Database, Tx, stamp
-from angelia.mailbox.files import Drawer, Problem
+from angelia.keys.model import ONE_TIME_LIFE
+from angelia.mailbox.cleanup import KEPT_AFTER_END, Cleanup
+from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, stamp
+from angelia.mailbox.envelope_files import EnvelopeFiles, FileProblem
 from angelia.mailbox.inbox import PAGE, resolve
 from angelia.mailbox.key_rotation import OwnKeys
 from angelia.mailbox.local_key import LocalKey
-from angelia.mailbox.outgoing import SIGNED, Outgoing, Sent, outgoing_of
-from angelia.mailbox.pinned_keys import Pin, Trust
+from angelia.mailbox.outbox_message import SIGNED, OutboxMessage, OutboxStatus, outbox_message
+from angelia.mailbox.pinned_keys import Pin, PinnedKeys
 
 LONGEST_WAIT = timedelta(minutes=5)
 # How many times longer each envelope of a message is kept in use than the one before, if no server takes it.
@@ -44,7 +45,7 @@ class SealStands(AngeliaError):
     code = "seal_stands"
 
 
-class Wishes(TypedDict, total=False):
+class SendOptions(TypedDict, total=False):
     """How a sender wants a message to travel; what is left out is as in `Draft`."""
 
     ttl_seconds: int
@@ -73,7 +74,7 @@ class Draft:
     message_id: UUID | None = None
 
     def __post_init__(self) -> None:
-        wishes: Wishes = {
+        wishes: SendOptions = {
             "priority": self.priority,
             "compression": self.compression,
             "channel_id": self.channel_id,
@@ -82,7 +83,7 @@ class Draft:
         check(self.body, wishes)
 
 
-def check(body: bytes, wishes: Wishes) -> None:
+def check(body: bytes, wishes: SendOptions) -> None:
     """Refuse what is of the wrong type, before a key is fetched for it and anything is stored."""
     if not isinstance(body, bytes | bytearray):
         raise InvalidArgument(
@@ -107,20 +108,20 @@ class Outbox:
 
     def __init__(
         self,
-        database: Database,
+        database: MailboxDatabase,
         local: LocalKey,
-        drawer: Drawer,
-        own: OwnKeys,
-        trust: Trust,
-        upkeep: Upkeep,
+        files: EnvelopeFiles,
+        own_keys: OwnKeys,
+        pinned_keys: PinnedKeys,
+        cleanup: Cleanup,
         ttl_max: int = TTL_MAX,
     ) -> None:
         self._database = database
         self._local = local
-        self._drawer = drawer
-        self._own = own
-        self._trust = trust
-        self._upkeep = upkeep
+        self._files = files
+        self._own_keys = own_keys
+        self._pinned_keys = pinned_keys
+        self._cleanup = cleanup
         self._ttl_max = ttl_max
 
     def seal(
@@ -131,23 +132,25 @@ class Outbox:
         now: datetime,
         one_time_key: OneTimeKey | None = None,
         message_id: UUID | None = None,
-        **wishes: Unpack[Wishes],
+        **wishes: Unpack[SendOptions],
     ) -> Envelope:
         """Seal one message; when this returns, its bytes are on disk."""
         draft = Draft(
             recipient=_bundle(recipient), body=body, one_time_key=one_time_key, message_id=message_id, **wishes
         )
-        self._upkeep.tend(now)
+        self._cleanup.run_due(now)
         letter = self._letter(draft, now)
-        envelope = sealing.seal(letter, self._own.identity.handle, self._own.identity.pair, ttl_max=self._ttl_max)
+        envelope = sealing.seal(
+            letter, self._own_keys.identity.handle, self._own_keys.identity.pair, ttl_max=self._ttl_max
+        )
         self._store([envelope], [draft], now)
         return envelope
 
     def seal_many(self, drafts: Sequence[Draft], now: datetime) -> list[Envelope]:
         """Seal up to 256 messages under one pair of signatures."""
-        self._upkeep.tend(now)
+        self._cleanup.run_due(now)
         letters = [self._letter(draft, now) for draft in drafts]
-        identity = self._own.identity
+        identity = self._own_keys.identity
         envelopes = sealing.seal_batch(letters, identity.handle, identity.pair, ttl_max=self._ttl_max)
         self._store(envelopes, drafts, now)
         return envelopes
@@ -165,8 +168,8 @@ class Outbox:
         It keeps its id, so that its recipient opens one of the two at most. `check_reseal` says what is a reason.
         """
         self.check_reseal(replay_key, recipient, now)
-        before = self.outgoing(replay_key)
-        old = wire.decode(self._drawer.get(before.replay_key))
+        before = self.message(replay_key)
+        old = wire.decode(self._files.get(before.replay_key))
         body = self._body(before)
         bundle, header = _bundle(recipient), old.header
         seconds_left = (before.expires_at - now) // timedelta(seconds=1)
@@ -184,7 +187,7 @@ class Outbox:
             one_time_key=one_time_key,
             message_id=header.message_id,
         )
-        identity = self._own.identity
+        identity = self._own_keys.identity
         envelope = sealing.seal(self._letter(draft, now), identity.handle, identity.pair, ttl_max=self._ttl_max)
         self._store([envelope], [draft], now, replaces=before)
         return envelope
@@ -193,65 +196,65 @@ class Outbox:
         """Refuse to seal a message again without a reason; a server's word is none. A signed bundle has to name its key
         no more, this agent's own pair has to be another one by now, or the envelope has to be too old for a server that
         has not taken it."""
-        row, bundle = self.outgoing(replay_key), _bundle(recipient)
+        row, bundle = self.message(replay_key), _bundle(recipient)
         _refuse_unless_resealable(row)
         if bundle.agent_nhi != row.recipient:
             raise UntrustedBundle(f"the message is for {row.recipient}, the bundle is {bundle.agent_nhi}'s")
         if row.expires_at - now < timedelta(seconds=1):
             raise Expired(f"the message to {row.recipient} has expired, so it is not sealed again")
-        header = wire.decode(self._drawer.get(row.replay_key)).header
-        _refuse_needless(row, header, bundle, self._own.identity.pair.public.signer_id, now)
+        header = wire.decode(self._files.get(row.replay_key)).header
+        _refuse_needless(row, header, bundle, self._own_keys.identity.pair.public.signer_id, now)
 
     def wire(self, replay_key: str) -> bytes:
         """The bytes to send: always those that were sealed."""
-        return self._drawer.get(self.outgoing(replay_key).replay_key)
+        return self._files.get(self.message(replay_key).replay_key)
 
-    def outgoing(self, replay_key: str) -> Outgoing:
+    def message(self, replay_key: str) -> OutboxMessage:
         """One message by its replay key, or by the beginning of it if no other begins so."""
-        return outgoing_of(self._database.row("outbox_one", resolve(self._database, "outbox_between", replay_key)))
+        return outbox_message(self._database.row("outbox_one", resolve(self._database, "outbox_between", replay_key)))
 
-    def present(self, replay_key: str) -> Outgoing:
+    def current(self, replay_key: str) -> OutboxMessage:
         """The same, or what it was sealed into since."""
-        row = self.outgoing(replay_key)
+        row = self.message(replay_key)
         with self._database.transaction() as tx:
-            return self._present(tx, row.replay_key) or row
+            return self._current(tx, row.replay_key) or row
 
-    def page(self, limit: int = PAGE, after: str | None = None) -> list[Outgoing]:
+    def page(self, limit: int = PAGE, after: str | None = None) -> list[OutboxMessage]:
         """Sent mail, newest first; `after` is the last replay key of the page before."""
         since = _NEWEST
         if after is not None:
-            last = self.outgoing(after)
+            last = self.message(after)
             since = (stamp(last.created_at), last.replay_key)
-        return [outgoing_of(row) for row in self._database.rows("outbox_page", *since, limit)]
+        return [outbox_message(row) for row in self._database.rows("outbox_page", *since, limit)]
 
-    def due(self, now: datetime, limit: int = 100) -> list[Outgoing]:
+    def due(self, now: datetime, limit: int = 100) -> list[OutboxMessage]:
         """What has not reached the relay and should be tried now. A time that is further away than any pause was
         written down by a clock that ran ahead, and is not waited for."""
         times = stamp(now), stamp(now + LONGEST_WAIT), stamp(now + LONGEST_PAUSE)
-        return [outgoing_of(row) for row in self._database.rows("outbox_due", *times, limit)]
+        return [outbox_message(row) for row in self._database.rows("outbox_due", *times, limit)]
 
-    def to_withdraw(self, now: datetime) -> list[Outgoing]:
+    def to_withdraw(self, now: datetime) -> list[OutboxMessage]:
         """What its sender wants back, of which the relay has not been told."""
-        return [outgoing_of(row) for row in self._database.rows("outbox_to_withdraw", stamp(now))]
+        return [outbox_message(row) for row in self._database.rows("outbox_to_withdraw", stamp(now))]
 
-    def unsettled(self, now: datetime) -> list[Outgoing]:
+    def unsettled(self, now: datetime) -> list[OutboxMessage]:
         """What the relay has, or had, and of which there may be news, oldest first."""
-        return [outgoing_of(row) for row in self._database.rows("outbox_unsettled", stamp(now - FOLLOWED))]
+        return [outbox_message(row) for row in self._database.rows("outbox_unsettled", stamp(now - FOLLOWED))]
 
     def hand_over(self, replay_key: str) -> None:
         """A person carries the message: it is not sent through a relay as well."""
         with self._database.transaction() as tx:
             tx.execute(SQL["hand_over"], (replay_key,))
 
-    def mark(self, replay_key: str, status: Sent) -> bool:
+    def mark(self, replay_key: str, status: OutboxStatus) -> bool:
         """Move a message on, by the server's acceptance or its recipient's signed word; False when it was there already
         or further. What the recipient signed ends the need for its content. A word on an envelope that was sealed again
         is one on the message."""
         with self._database.transaction() as tx:
-            row = self._present(tx, replay_key)
+            row = self._current(tx, replay_key)
             if row is None or status not in row.onward:
                 return False
-            if row.replay_key != replay_key and status is Sent.FAILED:
+            if row.replay_key != replay_key and status is OutboxStatus.FAILED:
                 return False  # an envelope that was replaced may fail: the next one may not
             tx.execute(SQL["set_outbox_status"], (status.value, row.replay_key))
             if status in SIGNED:
@@ -259,31 +262,31 @@ class Outbox:
                 tx.execute(SQL["clear_outbox_body"], (row.replay_key,))
         return True
 
-    def accept(self, replay_key: str) -> Outgoing | None:
+    def accept(self, replay_key: str) -> OutboxMessage | None:
         """The server has the message. Also one that was withdrawn while it was sent, which is to be withdrawn again."""
         with self._database.transaction() as tx:
-            row = self._present(tx, replay_key)
-            if row is not None and (Sent.QUEUED in row.onward or row.withdrawn):
-                tx.execute(SQL["set_outbox_status"], (Sent.QUEUED.value, row.replay_key))
-            return self._present(tx, replay_key)
+            row = self._current(tx, replay_key)
+            if row is not None and (OutboxStatus.QUEUED in row.onward or row.withdrawn):
+                tx.execute(SQL["set_outbox_status"], (OutboxStatus.QUEUED.value, row.replay_key))
+            return self._current(tx, replay_key)
 
-    def hear(self, replay_key: str, said: Sent, reason: str, now: datetime) -> bool:
+    def record_report(self, replay_key: str, said: OutboxStatus, reason: str, now: datetime) -> bool:
         """Write down what the server says by itself; False when that is known. Nothing is destroyed for it, and the
         recipient's signed word still counts."""
         with self._database.transaction() as tx:
             found = tx.execute(SQL["outbox_one"], (replay_key,)).fetchone()
-            row = None if found is None else outgoing_of(found)
-            if row is None or row.status not in (Sent.STORED, Sent.QUEUED):
+            row = None if found is None else outbox_message(found)
+            if row is None or row.status not in (OutboxStatus.STORED, OutboxStatus.QUEUED):
                 return False
             reason = reason[:_LONGEST_REASON]
-            if (row.said, row.said_reason) == (said, reason):
+            if (row.reported, row.reported_reason) == (said, reason):
                 return False
             tx.execute(SQL["set_outbox_said"], (said.value, reason, stamp(now), row.replay_key))
         return True
 
-    def refuse(self, replay_key: str, said: Sent, reason: str, now: datetime) -> None:
+    def refuse(self, replay_key: str, said: OutboxStatus, reason: str, now: datetime) -> None:
         """The server did not take the message, for a reason that does not pass: it is not tried again by itself."""
-        self.hear(replay_key, said, reason, now)
+        self.record_report(replay_key, said, reason, now)
         with self._database.transaction() as tx:
             tx.execute(SQL["forget_outbox_try"], (replay_key,))
 
@@ -293,11 +296,11 @@ class Outbox:
         with self._database.transaction() as tx:
             tx.execute(SQL["give_up_outbox"], (why[:_LONGEST_REASON], replay_key))
 
-    def ask_withdrawal(self, replay_key: str, now: datetime) -> Outgoing:
+    def ask_withdrawal(self, replay_key: str, now: datetime) -> OutboxMessage:
         """Before the server is asked to take a message back: only then may it say that it did, and nobody sends it."""
-        row = self.outgoing(replay_key)
+        row = self.message(replay_key)
         with self._database.transaction() as tx:
-            row = self._present(tx, row.replay_key) or row
+            row = self._current(tx, row.replay_key) or row
             if not row.withdrawable and not row.withdrawn:
                 raise not_taken_back(row)
             tx.execute(SQL["ask_withdrawal"], (stamp(now), row.replay_key))
@@ -308,15 +311,15 @@ class Outbox:
         with self._database.transaction() as tx:
             tx.execute(SQL["forget_withdrawal"], (replay_key,))
 
-    def withdraw(self, replay_key: str, now: datetime, *, seen: Sent | None = None) -> bool:
+    def withdraw(self, replay_key: str, now: datetime, *, seen: OutboxStatus | None = None) -> bool:
         """The sender took it back: it failed, and its content is not kept. False if it is too late for that, or if it
         is no longer as it was `seen`."""
         with self._database.transaction() as tx:
-            row = self._present(tx, replay_key)
+            row = self._current(tx, replay_key)
             if row is None or not row.withdrawable or (seen is not None and row.status is not seen):
                 return False
             tx.execute(SQL["ask_withdrawal"], (stamp(now), row.replay_key))
-            tx.execute(SQL["set_outbox_status"], (Sent.FAILED.value, row.replay_key))
+            tx.execute(SQL["set_outbox_status"], (OutboxStatus.FAILED.value, row.replay_key))
             tx.execute(SQL["clear_outbox_body"], (row.replay_key,))
         return True
 
@@ -327,8 +330,8 @@ class Outbox:
         next try comes when another one may be made."""
         with self._database.transaction() as tx:
             found = tx.execute(SQL["outbox_one"], (replay_key,)).fetchone()
-            row = None if found is None else outgoing_of(found)
-            if row is None or row.status is not Sent.STORED:
+            row = None if found is None else outbox_message(found)
+            if row is None or row.status is not OutboxStatus.STORED:
                 raise Conflict("only a message that the relay does not have yet is tried again")
             at = now + _wait(row.attempts)
             if row.reseals and at > row.created_at + SKEW:
@@ -343,19 +346,19 @@ class Outbox:
 
     def delete(self, replay_key: str) -> None:
         """Destroy a message for good, with every envelope that it was sealed into."""
-        row = self.outgoing(replay_key)
+        row = self.message(replay_key)
         named = str(row.message_id), row.recipient
         # The files first: after a crash the row is there, and saying it again ends what was begun.
-        self._drawer.remove(key for (key,) in self._database.rows("outbox_of_message", *named))
-        self._drawer.sync()
+        self._files.remove(key for (key,) in self._database.rows("outbox_of_message", *named))
+        self._files.sync()
         with self._database.transaction() as tx:
             tx.execute(SQL["delete_outbox"], named)
 
-    def missing(self) -> Iterable[Problem]:
+    def missing(self) -> Iterable[FileProblem]:
         """Messages whose sealed file is gone."""
         for (replay_key,) in self._database.rows("outbox_keys"):
-            if not self._drawer.has(replay_key):
-                yield Problem(self._drawer.path / f"{replay_key}.agl", "is missing")
+            if not self._files.has(replay_key):
+                yield FileProblem(self._files.path / f"{replay_key}.agl", "is missing")
 
     def _letter(self, draft: Draft, now: datetime) -> Letter:
         return Letter(
@@ -376,27 +379,31 @@ class Outbox:
     def _key(self, bundle: Bundle, one_time: OneTimeKey | None, now: datetime) -> KemPublicKey:
         """The key to seal to; only a bundle that the pin leads to is believed."""
         nhi = bundle.agent_nhi
-        pin = self._trust.pin(nhi)
+        pin = self._pinned_keys.pin(nhi)
         if pin is None:
             raise UnknownSigner(f"{nhi} is not pinned yet, so nothing is sealed to it", hint=f"angelia key pin {nhi}")
         if bundle.hash != pin.bundle_hash:
             raise UntrustedBundle(f"bundle {bundle.bundle_version} of {nhi} is not the one that was checked last")
-        self._trust.check_age(bundle, now)
+        self._pinned_keys.check_age(bundle, now)
         key = bundle.best_key(unix_ms(now)) if one_time is None else _one_time(one_time, bundle, pin, now)
         if key is None:
             raise KeyStale(
                 f"the key bundle of {nhi} has no key that is still good", hint=f"{nhi} runs `angelia key rotate`"
             )
-        known = self._trust.bundle(nhi, now, max_age=None)
+        known = self._pinned_keys.bundle(nhi, now, max_age=None)
         if known is not None and key.key_id in known.revoked:
             raise KeyRevoked(f"the key of {nhi} was revoked", hint=f"{nhi} runs `angelia key rotate`")
         return key
 
     def _store(
-        self, envelopes: Sequence[Envelope], drafts: Sequence[Draft], now: datetime, replaces: Outgoing | None = None
+        self,
+        envelopes: Sequence[Envelope],
+        drafts: Sequence[Draft],
+        now: datetime,
+        replaces: OutboxMessage | None = None,
     ) -> None:
         keys = [envelope.replay_key for envelope in envelopes]
-        self._drawer.put(zip(keys, (envelope.wire for envelope in envelopes), strict=True))
+        self._files.put(zip(keys, (envelope.wire for envelope in envelopes), strict=True))
         try:
             with self._database.transaction() as tx:
                 if replaces is not None:
@@ -404,10 +411,10 @@ class Outbox:
                 for envelope, draft in zip(envelopes, drafts, strict=True):
                     self._add(tx, envelope, draft, now, 0 if replaces is None else replaces.reseals + 1)
         except (Conflict, UntrustedBundle):
-            self._drawer.remove(keys)
+            self._files.remove(keys)
             raise
 
-    def _add(self, tx: Tx, envelope: Envelope, draft: Draft, now: datetime, reseals: int) -> None:
+    def _add(self, tx: MailboxTx, envelope: Envelope, draft: Draft, now: datetime, reseals: int) -> None:
         header, replay_key = envelope.header, envelope.replay_key
         if draft.one_time_key is not None:
             _spend(tx, draft.one_time_key)
@@ -427,24 +434,24 @@ class Outbox:
         )
         tx.execute(SQL["add_outbox"], values)
 
-    def _supersede(self, tx: Tx, before: Outgoing) -> None:
+    def _supersede(self, tx: MailboxTx, before: OutboxMessage) -> None:
         found = tx.execute(SQL["outbox_one"], (before.replay_key,)).fetchone()
         if found is None:
             raise _deleted(before)
-        _refuse_unless_resealable(outgoing_of(found))
-        tx.execute(SQL["set_outbox_status"], (Sent.RESEALED.value, before.replay_key))
+        _refuse_unless_resealable(outbox_message(found))
+        tx.execute(SQL["set_outbox_status"], (OutboxStatus.RESEALED.value, before.replay_key))
         tx.execute(SQL["clear_outbox_body"], (before.replay_key,))
 
-    def _present(self, tx: Tx, replay_key: str) -> Outgoing | None:
+    def _current(self, tx: MailboxTx, replay_key: str) -> OutboxMessage | None:
         """The row of a message; of one that was sealed again the newest, by its id."""
         found = tx.execute(SQL["outbox_one"], (replay_key,)).fetchone()
-        row = None if found is None else outgoing_of(found)
-        if row is not None and row.status is Sent.RESEALED:
+        row = None if found is None else outbox_message(found)
+        if row is not None and row.status is OutboxStatus.RESEALED:
             found = tx.execute(SQL["outbox_successor"], (str(row.message_id), row.recipient)).fetchone()
-            row = None if found is None else outgoing_of(found)
+            row = None if found is None else outbox_message(found)
         return row
 
-    def _body(self, row: Outgoing) -> bytes:
+    def _body(self, row: OutboxMessage) -> bytes:
         _refuse_unless_resealable(row)
         found = self._database.row("outbox_body", row.replay_key)
         if found is None:
@@ -452,29 +459,29 @@ class Outbox:
         return self._local.decrypt("outbox", row.replay_key, *found)
 
 
-def next_envelope_at(row: Outgoing) -> datetime:
+def next_envelope_at(row: OutboxMessage) -> datetime:
     """When a message that no server took may be sealed again by itself. At most five envelopes replace the first, so
     each lasts longer than the one before: together a day."""
     return row.created_at + (LONGEST_WAIT * _GROWS**row.reseals if row.reseals else SKEW)
 
 
-def not_taken_back(row: Outgoing) -> Conflict:
+def not_taken_back(row: OutboxMessage) -> Conflict:
     """Why a message cannot be withdrawn."""
     return Conflict(f"the message to {row.recipient} is {row.status} and not taken back")
 
 
-def _deleted(row: Outgoing) -> Conflict:
+def _deleted(row: OutboxMessage) -> Conflict:
     return Conflict(f"the message to {row.recipient} was deleted meanwhile")
 
 
-def _refuse_unless_resealable(row: Outgoing) -> None:
+def _refuse_unless_resealable(row: OutboxMessage) -> None:
     if row.withdraw_asked_at is not None:
         raise Conflict(f"the message to {row.recipient} is being withdrawn, so it is not sealed again")
     if not row.resealable:
         raise Conflict(f"the message to {row.recipient} is {row.status}: its content is not kept any more")
 
 
-def _refuse_needless(row: Outgoing, header: Header, bundle: Bundle, own_signer: UUID, now: datetime) -> None:
+def _refuse_needless(row: OutboxMessage, header: Header, bundle: Bundle, own_signer: UUID, now: datetime) -> None:
     if row.reseals >= MOST_RESEALS:
         raise SealStands(
             f"the message to {row.recipient} was sealed again {MOST_RESEALS} times, and is not once more",
@@ -482,7 +489,7 @@ def _refuse_needless(row: Outgoing, header: Header, bundle: Bundle, own_signer: 
         )
     if header.sender_key_id != own_signer:
         return
-    taken = row.status is not Sent.STORED
+    taken = row.status is not OutboxStatus.STORED
     if not taken and abs(now - moment(header.created_at)) > SKEW:
         return
     # No bundle lists a one-time key, and its private half outlives even an emergency for as long as a message lives.
@@ -514,7 +521,7 @@ def _one_time(one: OneTimeKey, bundle: Bundle, pin: Pin, now: datetime) -> KemPu
     return one.key
 
 
-def _spend(tx: Tx, one: OneTimeKey) -> None:
+def _spend(tx: MailboxTx, one: OneTimeKey) -> None:
     """Use a one-time key for good. Its recipient opens one message with it, so a second one would be lost."""
     until = moment(one.created_at) + ONE_TIME_LIFE
     if tx.execute(SQL["spend_one_time"], (str(one.key.key_id), stamp(until))).fetchone() is None:

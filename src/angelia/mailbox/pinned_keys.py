@@ -13,13 +13,23 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.envelope.bundles import Bundle, Link, Listed, Trusted, UntrustedBundle, check_bundle, follow, trusted_by
+from angelia.envelope.bundles import (
+    Bundle,
+    KemKeyStatus,
+    Link,
+    TrustAnchor,
+    UntrustedBundle,
+    check_bundle,
+    follow,
+    trusted_by,
+)
 from angelia.envelope.refusals import NotAllowed, SignatureFailed, UnknownSigner
 from angelia.envelope.signing import VerifyingPair, parse_pair
+from angelia.envelope.times import SKEW, moment
 from angelia.errors import KeyStale
-from angelia.keys.model import CACHE, SKEW, LinkDocument, link_document, moment, parse_link
-from angelia.mailbox.database import SQL, Database, Tx, ago, stamp, unstamp
-from angelia.mailbox.notices import Kind, Notices
+from angelia.keys.model import CACHE, LinkDocument, link_document, parse_link
+from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, ago, stamp, unstamp
+from angelia.mailbox.notices import NoticeKind, Notices
 
 # When a sender wonders why a bundle was not signed again.
 OLD_AFTER = timedelta(days=7)
@@ -53,8 +63,8 @@ class Pin:
         return self.signer.fingerprint
 
     @property
-    def trusted(self) -> Trusted:
-        return Trusted(
+    def anchor(self) -> TrustAnchor:
+        return TrustAnchor(
             agent_nhi=self.nhi,
             signer=self.signer,
             bundle_version=self.bundle_version,
@@ -76,10 +86,10 @@ class KnownBundle:
         return self.link.bundle
 
 
-class Trust:
+class PinnedKeys:
     """Pins, pairs that were replaced, and the newest bundle of every agent that is pinned."""
 
-    def __init__(self, database: Database, notices: Notices) -> None:
+    def __init__(self, database: MailboxDatabase, notices: Notices) -> None:
         self._database = database
         self._notices = notices
         self._no_one_time_until: dict[str, datetime] = {}
@@ -103,7 +113,7 @@ class Trust:
         if met:
             seen = link.bundle.signer.fingerprint
             self._notices.tell(
-                Kind.FIRST_CONTACT, f"first contact with {nhi}, fingerprint {seen}; compare it by another way"
+                NoticeKind.FIRST_CONTACT, f"first contact with {nhi}, fingerprint {seen}; compare it by another way"
             )
         return self.advance(nhi, [link], now, revoked)
 
@@ -118,7 +128,7 @@ class Trust:
             if pin is None:
                 raise UnknownSigner(f"{nhi} is not pinned yet")
             ahead = _after_pin(pin, links)
-            reached = follow(pin.trusted, ahead)
+            reached = follow(pin.anchor, ahead)
             signers = itertools.pairwise([pin.signer, *(link.bundle.signer for link in ahead)])
             for (old, new), link in zip(signers, ahead, strict=True):
                 if link.statement is not None and old.fingerprint != new.fingerprint:
@@ -131,7 +141,9 @@ class Trust:
         assert present is not None
         return present
 
-    def know_former(self, nhi: str, links: Sequence[Link], now: datetime, revoked: Sequence[UUID] | None = ()) -> None:
+    def learn_former_pairs(
+        self, nhi: str, links: Sequence[Link], now: datetime, revoked: Sequence[UUID] | None = ()
+    ) -> None:
         """Learn an agent's pairs of before it was met, from the beginning of its chain to the pinned bundle, whose hash
         vouches for them. An operator who compared a fingerprint believes no pair before it."""
         with self._database.transaction() as tx:
@@ -141,7 +153,7 @@ class Trust:
                 return
             check_bundle(before[0].bundle)
             reached = follow(trusted_by(before[0].bundle), before[1:])
-            if reached != pin.trusted:
+            if reached != pin.anchor:
                 raise _rolled_back(pin, before[-1].bundle)
             for earlier, later in itertools.pairwise(before):
                 old, new = earlier.bundle.signer, later.bundle.signer
@@ -215,7 +227,7 @@ class Trust:
         if now - issued_at > OLD_AFTER:
             age, end = ago(issued_at, now), stamp(not_after)[:10]
             self._notices.tell(
-                Kind.WARNING,
+                NoticeKind.WARNING,
                 f"the newest keys of {nhi} that were shown here are {age} old: it was away since, or newer ones are "
                 f"withheld. They are used until {end}",
             )
@@ -224,7 +236,7 @@ class Trust:
         """Whether a one-time key of an agent may be had again; there was none a short while ago otherwise."""
         return now >= self._no_one_time_until.get(nhi, now)
 
-    def no_one_time(self, nhi: str, until: datetime) -> None:
+    def note_no_one_time_key(self, nhi: str, until: datetime) -> None:
         self._no_one_time_until[nhi] = until
 
     def drop_bundle(self, nhi: str) -> None:
@@ -234,7 +246,7 @@ class Trust:
 
     def _revoked(self, bundle: Bundle) -> frozenset[UUID]:
         """What the server called revoked. What its agent signed later as active is not: a revocation is unsigned."""
-        active = {entry.key.key_id for entry in bundle.kem_keys if entry.status is Listed.ACTIVE}
+        active = {entry.key.key_id for entry in bundle.kem_keys if entry.status is KemKeyStatus.ACTIVE}
         heard = [(UUID(key_id), version) for key_id, version in self._database.rows("revoked", bundle.agent_nhi)]
         overruled = {key_id for key_id, version in heard if version < bundle.bundle_version} & active
         return frozenset(key_id for key_id, _ in heard) - overruled
@@ -258,13 +270,15 @@ def _rolled_back(pin: Pin, bundle: Bundle) -> UntrustedBundle:
     )
 
 
-def _succeed(tx: Tx, nhi: str, old: VerifyingPair, new: VerifyingPair, rotated_at: datetime, now: datetime) -> None:
+def _succeed(
+    tx: MailboxTx, nhi: str, old: VerifyingPair, new: VerifyingPair, rotated_at: datetime, now: datetime
+) -> None:
     values = (nhi, str(old.signer_id), old.fingerprint, old.ed25519, old.ml_dsa, stamp(rotated_at))
     tx.execute(SQL["add_former"], values)
     tx.execute(SQL["allow_successor"], (new.fingerprint, stamp(now), old.fingerprint))
 
 
-def _read_pin(tx: Tx, nhi: str) -> Pin | None:
+def _read_pin(tx: MailboxTx, nhi: str) -> Pin | None:
     found = tx.execute(SQL["pin"], (nhi,)).fetchone()
     return None if found is None else _pin(found)
 
@@ -281,14 +295,14 @@ def _pin(row: tuple[Any, ...]) -> Pin:
     )
 
 
-def _set_pin(tx: Tx, trusted: Trusted, by: TrustedBy, at: datetime) -> None:
+def _set_pin(tx: MailboxTx, trusted: TrustAnchor, by: TrustedBy, at: datetime) -> None:
     signer = trusted.signer
     keys = (str(signer.signer_id), signer.fingerprint, signer.ed25519, signer.ml_dsa)
     values = (trusted.agent_nhi, *keys, trusted.bundle_version, trusted.bundle_hash, by.value, stamp(at))
     tx.execute(SQL["set_pin"], values)
 
 
-def _set_bundle(tx: Tx, link: Link, revoked: Sequence[UUID] | None, now: datetime) -> None:
+def _set_bundle(tx: MailboxTx, link: Link, revoked: Sequence[UUID] | None, now: datetime) -> None:
     """Keep an agent's newest bundle. What was revoked stays so; `revoked` is None where no server was asked."""
     nhi, fetched_at = link.bundle.agent_nhi, stamp(now)
     if revoked is None:

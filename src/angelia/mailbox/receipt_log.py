@@ -15,18 +15,18 @@ import msgspec
 from angelia.envelope.receipts import Receipt, ReceiptDocument, parse_receipt, receipt_document
 from angelia.envelope.refusals import Refused
 from angelia.mailbox import private_files
-from angelia.mailbox.files import Problem
+from angelia.mailbox.envelope_files import FileProblem
 from angelia.mailbox.private_files import UnsafeFile
 
 _NAME = re.compile(r"\Areceipts_(\d{4}-\d\d-\d\d)\.jsonl\Z", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Logged:
+class LoggedReceipts:
     """The receipts of a log, oldest first, and the lines that are none."""
 
     receipts: tuple[Receipt, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[FileProblem, ...]
 
 
 class ReceiptLog:
@@ -65,17 +65,17 @@ class ReceiptLog:
         found = (_NAME.match(path.name) for path in sorted(self._directory.iterdir()))
         return [date.fromisoformat(one[1]) for one in found if one]
 
-    def read(self, day: date | None = None) -> Logged:
+    def read(self, day: date | None = None) -> LoggedReceipts:
         """The receipts of a day, or of all days."""
-        receipts, problems = list[Receipt](), list[Problem]()
+        receipts, problems = list[Receipt](), list[FileProblem]()
         for one in self.days() if day is None else [day]:
             path = self._directory / f"receipts_{one.isoformat()}.jsonl"
             for number, line in enumerate(_lines(path), 1):
                 try:
                     receipts.append(parse_receipt(msgspec.json.decode(line, type=ReceiptDocument)))
                 except (msgspec.DecodeError, UnicodeDecodeError, Refused) as error:
-                    problems.append(Problem(path, f"line {number} is no receipt: {error}"))
-        return Logged(tuple(receipts), tuple(problems))
+                    problems.append(FileProblem(path, f"line {number} is no receipt: {error}"))
+        return LoggedReceipts(tuple(receipts), tuple(problems))
 
 
 def _lines(path: Path) -> Iterator[bytes]:

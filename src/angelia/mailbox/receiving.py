@@ -20,21 +20,21 @@ from angelia.envelope.refusals import (
 )
 from angelia.envelope.sealing import Control
 from angelia.envelope.signing import VerifyingPair
+from angelia.envelope.times import moment, unix_ms
 from angelia.envelope.wire import Envelope, Header
 from angelia.errors import AngeliaError, RateLimited
-from angelia.keys.model import moment, unix_ms
 from angelia.mailbox import open_failures, replay
 from angelia.mailbox.allowlist import Allowlist
 from angelia.mailbox.channels import Channels
-from angelia.mailbox.database import SQL, Database, Tx
-from angelia.mailbox.files import Drawer
+from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx
+from angelia.mailbox.envelope_files import EnvelopeFiles
 from angelia.mailbox.inbox import Inbox, Message, Opened
 from angelia.mailbox.key_rotation import OwnKeys
-from angelia.mailbox.keyring import KIND_OF_SUITE, Held, Keyring
-from angelia.mailbox.pinned_keys import Trust
+from angelia.mailbox.keyring import KIND_OF_SUITE, Keyring, KeyringEntry
+from angelia.mailbox.pinned_keys import PinnedKeys
 from angelia.mailbox.private_files import UnsafeFile
-from angelia.mailbox.replay import Seen
-from angelia.mailbox.time_window import Profile, check_window
+from angelia.mailbox.replay import SeenEnvelope
+from angelia.mailbox.time_window import DeliveryProfile, check_window
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class _Unsealed:
     envelope: Envelope
     replay_key: str
     pair: VerifyingPair
-    held: Held = field(repr=False)
+    held: KeyringEntry = field(repr=False)
     body: bytes = field(repr=False)
 
 
@@ -52,19 +52,19 @@ class _Unsealed:
 class Receiver:
     """Everything that it takes to open an envelope."""
 
-    database: Database
-    own: OwnKeys
+    database: MailboxDatabase
+    own_keys: OwnKeys
     keyring: Keyring
-    trust: Trust
+    pinned_keys: PinnedKeys
     allowlist: Allowlist
     channels: Channels
     inbox: Inbox
-    inbox_files: Drawer
-    dead_files: Drawer
+    inbox_files: EnvelopeFiles
+    dead_files: EnvelopeFiles
     roots: VerifiedRoots = field(default_factory=VerifiedRoots)
 
     def receive(
-        self, contents: Sequence[bytes], profile: Profile, now: datetime, *, for_handler: bool = False
+        self, contents: Sequence[bytes], profile: DeliveryProfile, now: datetime, *, for_handler: bool = False
     ) -> list[Opened | AngeliaError]:
         """Open envelopes, all that can be opened in one transaction; what cannot comes back as its error.
 
@@ -110,7 +110,7 @@ class Receiver:
             self.dead_files.remove([one.replay_key])
             self.dead_files.sync()
 
-    def _unsealed(self, content: bytes, profile: Profile, now: datetime) -> _Unsealed | AngeliaError:
+    def _unsealed(self, content: bytes, profile: DeliveryProfile, now: datetime) -> _Unsealed | AngeliaError:
         try:
             one = self._open(content, profile, now)
             self.inbox_files.place(one.replay_key, one.envelope.wire)
@@ -118,17 +118,17 @@ class Receiver:
             return refused
         return one
 
-    def _open(self, content: bytes, profile: Profile, now: datetime) -> _Unsealed:
+    def _open(self, content: bytes, profile: DeliveryProfile, now: datetime) -> _Unsealed:
         envelope = decoded(content)
         header, replay_key = envelope.header, envelope.replay_key
-        if header.recipient_nhi != self.own.identity.handle:
+        if header.recipient_nhi != self.own_keys.identity.handle:
             raise WrongRecipient(f"the envelope is for {header.recipient_nhi or 'a channel'}")
         held = self._held(header, replay_key, now)
-        if not self.own.takes(header.suite, header.created_at):
+        if not self.own_keys.accepts_suite(header.suite, header.created_at):
             raise SuiteRefused(f"this agent did not take suite {int(header.suite)} when the envelope was made")
         check_window(header, profile, now)
         replay.probe(self.database, replay_key, str(header.message_id), moment(header.expires_at), now)
-        pair = self.trust.signer(header.sender_nhi, header.sender_key_id, moment(header.created_at))
+        pair = self.pinned_keys.signer(header.sender_nhi, header.sender_key_id, moment(header.created_at))
         refusal = self._stranger(envelope, pair)
         sealing.verify(envelope, pair, self.roots, unix_ms(now))
         open_failures.check(self.database, pair.fingerprint, header.sender_nhi, now)
@@ -154,10 +154,10 @@ class Receiver:
             return stranger
         return None
 
-    def _held(self, header: Header, replay_key: str, now: datetime) -> Held:
+    def _held(self, header: Header, replay_key: str, now: datetime) -> KeyringEntry:
         """The private key, by the id and the type that the envelope names."""
         held = self.keyring.find(header.key_id, now)
-        if held is None and self.own.refresh():
+        if held is None and self.own_keys.refresh():
             held = self.keyring.find(header.key_id, now)
         if held is None or held.key.kind is not KIND_OF_SUITE[header.suite]:
             # A one-time key goes with its message, so its second delivery would look like an unknown key.
@@ -165,14 +165,14 @@ class Receiver:
             raise UnknownKey("the envelope is sealed to a key that this agent does not have, or not any more")
         return held
 
-    def _claim(self, tx: Tx, one: _Unsealed, now: datetime, *, for_handler: bool) -> Message:
+    def _claim(self, tx: MailboxTx, one: _Unsealed, now: datetime, *, for_handler: bool) -> Message:
         header = one.envelope.header
-        seen = Seen(
+        seen = SeenEnvelope(
             replay_key=one.replay_key,
             msg_id=str(header.message_id),
             sender=header.sender_nhi,
             sender_fp=one.pair.fingerprint,
-            recipient_fp=self.own.identity.pair.public.fingerprint,
+            recipient_fp=self.own_keys.identity.pair.public.fingerprint,
             seen_at=now,
             envelope_timestamp=moment(header.created_at),
             expires_at=moment(header.expires_at),

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from angelia.mailbox.database import SQL, Database, stamp, unstamp
+from angelia.mailbox.database import SQL, MailboxDatabase, stamp, unstamp
 
 SPAN = timedelta(hours=1)
 # After which an acknowledgment is said again that the relay did not confirm: well before the last lease of an opened
@@ -21,30 +21,30 @@ _KEPT = timedelta(days=31)
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class LastReport:
     """When the relay was told something; `unheard` is how often in succession it did not confirm that."""
 
     at: datetime
-    unheard: int
+    unconfirmed: int
 
     def is_recent(self, now: datetime) -> bool:
         """Whether it is too early to say it again. A time in the future is that of a clock that was wrong."""
-        pause = SPAN if not self.unheard else min(SOON * 2 ** min(self.unheard - 1, _MOST_DOUBLINGS), SPAN)
+        pause = SPAN if not self.unconfirmed else min(SOON * 2 ** min(self.unconfirmed - 1, _MOST_DOUBLINGS), SPAN)
         return self.at <= now < self.at + pause
 
 
-class Repeats:
+class RepeatedEnvelopes:
     """The table `repeated`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: MailboxDatabase) -> None:
         self._database = database
 
-    def told(self, replay_key: str) -> Said | None:
+    def last_report(self, replay_key: str) -> LastReport | None:
         """When the relay was last told of an envelope that was not opened, and whether it heard that."""
         found = self._database.row("repeated_told", replay_key)
-        return None if found is None else Said(unstamp(found[0]), found[1])
+        return None if found is None else LastReport(unstamp(found[0]), found[1])
 
-    def tell(self, replay_keys: Iterable[str], now: datetime) -> None:
+    def record_report(self, replay_keys: Iterable[str], now: datetime) -> None:
         """The relay is about to be told. It counts as unheard until `heard`, so that a crash in between silences
         nothing."""
         rows = [(replay_key, stamp(now)) for replay_key in replay_keys]
@@ -54,7 +54,7 @@ class Repeats:
             tx.executemany(SQL["tell_repeated"], rows)
             tx.execute(SQL["prune_repeated"], (stamp(now - _KEPT),))
 
-    def heard(self, replay_keys: Iterable[str]) -> None:
+    def record_confirmation(self, replay_keys: Iterable[str]) -> None:
         """The relay confirmed it."""
         rows = [(replay_key,) for replay_key in replay_keys]
         if rows:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from angelia.envelope.refusals import Expired, IdConflict, Replayed
+from angelia.envelope.times import SKEW
 from angelia.errors import InvalidArgument
-from angelia.keys.model import SKEW
-from angelia.mailbox.database import SQL, Database, Tx, ago, read_meta, stamp, unstamp, write_meta
+from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, ago, read_meta, stamp, unstamp, write_meta
 
 LEGACY_DENIED = timedelta(hours=24)
 RETENTION_HOURS = 24
@@ -19,7 +19,7 @@ _JITTER = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class SeenEnvelope:
     """A row of the replay state."""
 
     replay_key: str
@@ -33,14 +33,14 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Pruned:
+class PruneResult:
     """How many rows were forgotten; a warning says why none could be."""
 
     rows: int
     warning: str | None = None
 
 
-def probe(database: Database, replay_key: str, msg_id: str, expires_at: datetime, now: datetime) -> None:
+def probe(database: MailboxDatabase, replay_key: str, msg_id: str, expires_at: datetime, now: datetime) -> None:
     """Refuse early what is known to have been opened. The decision itself is `remember`."""
     refuse_seen(database, replay_key, now)
     if database.row("legacy_since", msg_id, stamp(now - LEGACY_DENIED)):
@@ -51,12 +51,12 @@ def probe(database: Database, replay_key: str, msg_id: str, expires_at: datetime
         raise Expired("this mailbox no longer remembers whether it has opened the envelope, so it does not open it")
 
 
-def refuse_seen(database: Database, replay_key: str, now: datetime) -> None:
+def refuse_seen(database: MailboxDatabase, replay_key: str, now: datetime) -> None:
     if found := database.row("seen_at", replay_key):
         raise replayed(replay_key, unstamp(found[0]), now)
 
 
-def remember(tx: Tx, seen: Seen) -> None:
+def remember(tx: MailboxTx, seen: SeenEnvelope) -> None:
     """Claim an envelope, once and for all. Of any number of processes exactly one comes back without an error."""
     if tx.execute(SQL["id_used"], (seen.msg_id, seen.replay_key, seen.sender)).fetchone():
         raise _id_conflict()
@@ -88,19 +88,21 @@ def replayed(replay_key: str, seen_at: datetime, now: datetime) -> Replayed:
     )
 
 
-def prune_due(database: Database, now: datetime) -> bool:
+def prune_due(database: MailboxDatabase, now: datetime) -> bool:
     last = database.row("read_meta", _LAST_PRUNE)
     return last is None or abs(now - unstamp(last[0])) >= timedelta(hours=RETENTION_HOURS)
 
 
-def prune(database: Database, now: datetime, retention_hours: int = RETENTION_HOURS, *, force: bool = False) -> Pruned:
+def prune(
+    database: MailboxDatabase, now: datetime, retention_hours: int = RETENTION_HOURS, *, force: bool = False
+) -> PruneResult:
     """Forget rows that were seen long ago *and* whose envelopes could not be opened any more in any case."""
     if retention_hours < 0 or (retention_hours < RETENTION_HOURS and not force):
         raise InvalidArgument(
             f"replay state is kept for at least {RETENTION_HOURS} hours", hint="--force keeps it for less"
         )
     if warning := _clock_warning(database, now):
-        return Pruned(0, warning)
+        return PruneResult(0, warning)
     seen_before, expired_before = stamp(now - timedelta(hours=retention_hours)), stamp(now - SKEW)
     rows, chunk = 0, _CHUNK
     while chunk == _CHUNK:
@@ -113,10 +115,10 @@ def prune(database: Database, now: datetime, retention_hours: int = RETENTION_HO
     with database.transaction() as tx:
         tx.execute(SQL["prune_legacy"], (stamp(now - LEGACY_DENIED),))
         write_meta(tx, _LAST_PRUNE, stamp(now))
-    return Pruned(rows)
+    return PruneResult(rows)
 
 
-def _clock_warning(database: Database, now: datetime) -> str | None:
+def _clock_warning(database: MailboxDatabase, now: datetime) -> str | None:
     marks = [row[0] for row in (database.row("read_meta", _LAST_PRUNE), database.row("newest_seen")) if row and row[0]]
     latest = unstamp(max(marks)) if marks else now
     if now >= latest - _JITTER:

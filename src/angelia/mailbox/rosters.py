@@ -17,10 +17,10 @@ from angelia.envelope.rosters import (
     encode_roster,
 )
 from angelia.envelope.signing import VerifyingPair
-from angelia.keys.model import moment
-from angelia.mailbox.database import SQL, Database, Tx, stamp
+from angelia.envelope.times import moment
+from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, stamp
 from angelia.mailbox.key_rotation import OwnKeys
-from angelia.mailbox.pinned_keys import Trust
+from angelia.mailbox.pinned_keys import PinnedKeys
 
 # Ten thousand members take 30 ms to read, and every message asks for them.
 _decoded = functools.lru_cache(maxsize=16)(decode_roster)
@@ -29,7 +29,7 @@ _decoded = functools.lru_cache(maxsize=16)(decode_roster)
 class Rosters:
     """The table `channel_rosters`."""
 
-    def __init__(self, database: Database, own: OwnKeys, trust: Trust) -> None:
+    def __init__(self, database: MailboxDatabase, own: OwnKeys, trust: PinnedKeys) -> None:
         self._database = database
         self._own = own
         self._trust = trust
@@ -117,7 +117,7 @@ class Rosters:
                 self._pin(tx, roster, now)
             return True
 
-    def _pin(self, tx: Tx, roster: Roster, now: datetime) -> None:
+    def _pin(self, tx: MailboxTx, roster: Roster, now: datetime) -> None:
         before, forgotten = _read(tx, roster.channel_id)
         if before is None or roster.hash != before.hash:
             self._check_present_pair(roster)
@@ -130,7 +130,7 @@ class Rosters:
         what = (roster.policy, roster.version, roster.keys_since, encode_roster(roster))
         tx.execute(SQL["pin_roster"], (*who, *what, stamp(now)))
 
-    def _take_name(self, tx: Tx, roster: Roster) -> None:
+    def _take_name(self, tx: MailboxTx, roster: Roster) -> None:
         found = tx.execute(SQL["named_roster"], (roster.name,)).fetchone()
         if found is None or (other := _decoded(found[0])).channel_id == roster.channel_id:
             return
@@ -166,7 +166,7 @@ class Rosters:
         return own.pair.public
 
 
-def _read(tx: Tx, channel_id: UUID) -> tuple[Roster | None, bool]:
+def _read(tx: MailboxTx, channel_id: UUID) -> tuple[Roster | None, bool]:
     """What is pinned of a channel, and whether that was forgotten."""
     found = tx.execute(SQL["pinned_roster"], (str(channel_id),)).fetchone()
     return (None, False) if found is None else (_decoded(found[0]), bool(found[1]))

@@ -28,7 +28,7 @@ class ChangedFile(UnsafeFile):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class FileProblem:
     """A file that is not what it should be."""
 
     path: Path
@@ -38,7 +38,7 @@ class Problem:
         return f"{self.path} {self.what}"
 
 
-class Drawer:
+class EnvelopeFiles:
     """One directory of envelopes, ours alone."""
 
     def __init__(self, path: Path) -> None:
@@ -82,7 +82,7 @@ class Drawer:
     def has(self, replay_key: str) -> bool:
         return private_files.exists(self._directory, f"{replay_key}.agl")
 
-    def move(self, replay_key: str, other: Drawer) -> None:
+    def move(self, replay_key: str, other: EnvelopeFiles) -> None:
         """Put an envelope into another drawer; one that is not here any more was put there by somebody else."""
         name = f"{replay_key}.agl"
         with private_files.writing(other.path / name):
@@ -106,19 +106,19 @@ class Drawer:
                 with suppress(UnsafeFile, NotFound, Refused):
                     yield found[1], decode(self.get(found[1]))
 
-    def problems(self) -> Iterator[Problem]:
+    def problems(self) -> Iterator[FileProblem]:
         """Everything in the directory that is not an envelope under its own hash."""
         for name in self._names():
             if _TEMPORARY.match(name):
                 continue
             found = _NAME.match(name)
             if found is None:
-                yield Problem(self.path / name, "is not named as an envelope is")
+                yield FileProblem(self.path / name, "is not named as an envelope is")
                 continue
             try:
                 self.get(found[1])
             except (UnsafeFile, NotFound) as error:
-                yield Problem(self.path / name, error.message.removeprefix(f"{self.path / name} "))
+                yield FileProblem(self.path / name, error.message.removeprefix(f"{self.path / name} "))
 
     def _names(self) -> list[str]:
         with os.scandir(self._directory) as entries:

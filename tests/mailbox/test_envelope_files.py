@@ -13,7 +13,7 @@ import pytest
 
 from angelia.envelope.wire import MAX_ENVELOPE
 from angelia.errors import DiskFull, NotFound
-from angelia.mailbox.files import Drawer
+from angelia.mailbox.envelope_files import EnvelopeFiles
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.private_files import CannotWrite, UnsafeFile
 
@@ -22,15 +22,15 @@ KEY = hashlib.sha256(WIRE).hexdigest()
 
 
 @pytest.fixture
-def drawer(tmp_path: Path) -> Iterator[Drawer]:
-    made = Drawer(tmp_path / "inbox")
+def directory(tmp_path: Path) -> Iterator[EnvelopeFiles]:
+    made = EnvelopeFiles(tmp_path / "inbox")
     yield made
     made.close()
 
 
-def plant(drawer: Drawer, kind: str, name: str = f"{KEY}.agl") -> None:
+def plant(directory: EnvelopeFiles, kind: str, name: str = f"{KEY}.agl") -> None:
     """Something in the place of an envelope that an honest writer would not put there."""
-    path, elsewhere = drawer.path / name, drawer.path.parent / "elsewhere"
+    path, elsewhere = directory.path / name, directory.path.parent / "elsewhere"
     match kind:
         case "symlink":
             elsewhere.write_bytes(WIRE)
@@ -54,36 +54,38 @@ def plant(drawer: Drawer, kind: str, name: str = f"{KEY}.agl") -> None:
 PLANTED = ["symlink", "dangling symlink", "hard link", "pipe", "directory", "too big", "changed"]
 
 
-def test_a_file_is_private_and_proves_itself(drawer: Drawer) -> None:
+def test_a_file_is_private_and_proves_itself(directory: EnvelopeFiles) -> None:
     before = os.umask(0)
     try:
-        drawer.put([(KEY, WIRE)])
+        directory.put([(KEY, WIRE)])
     finally:
         os.umask(before)
-    path = drawer.path / f"{KEY}.agl"
+    path = directory.path / f"{KEY}.agl"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert hashlib.sha256(path.read_bytes()).hexdigest() == path.stem
-    assert drawer.get(KEY) == WIRE
-    drawer.put([(KEY, WIRE)])
-    assert list(drawer.problems()) == []
+    assert directory.get(KEY) == WIRE
+    directory.put([(KEY, WIRE)])
+    assert list(directory.problems()) == []
 
 
-def test_a_missing_file_is_said_to_be_missing(drawer: Drawer) -> None:
+def test_a_missing_file_is_said_to_be_missing(directory: EnvelopeFiles) -> None:
     with pytest.raises(NotFound):
-        drawer.get(KEY)
+        directory.get(KEY)
 
 
 @pytest.mark.parametrize("kind", PLANTED)
-def test_what_is_no_envelope_is_neither_read_nor_overwritten_nor_waited_for(drawer: Drawer, kind: str) -> None:
-    plant(drawer, kind)
-    before = os.lstat(drawer.path / f"{KEY}.agl")
+def test_what_is_no_envelope_is_neither_read_nor_overwritten_nor_waited_for(
+    directory: EnvelopeFiles, kind: str
+) -> None:
+    plant(directory, kind)
+    before = os.lstat(directory.path / f"{KEY}.agl")
     with pytest.raises(UnsafeFile):
-        drawer.get(KEY)
+        directory.get(KEY)
     with pytest.raises(UnsafeFile):
-        drawer.put([(KEY, WIRE)])
-    after = os.lstat(drawer.path / f"{KEY}.agl")
+        directory.put([(KEY, WIRE)])
+    after = os.lstat(directory.path / f"{KEY}.agl")
     assert (before.st_ino, before.st_size, before.st_mode) == (after.st_ino, after.st_size, after.st_mode)
-    (problem,) = drawer.problems()
+    (problem,) = directory.problems()
     assert problem.path.name == f"{KEY}.agl"
 
 
@@ -91,32 +93,34 @@ def test_what_is_no_envelope_is_neither_read_nor_overwritten_nor_waited_for(draw
     "name",
     [f"{KEY}.agl\n", f"{KEY.upper()}.agl", f"{KEY[:-1]}.agl", f"{KEY}.json", f"{KEY}.agl.bak", "x", "\x1b[2J.agl"],
 )
-def test_a_name_that_is_not_a_hash_is_named_as_a_problem(drawer: Drawer, name: str) -> None:
-    (drawer.path / name).write_bytes(WIRE)
-    (problem,) = drawer.problems()
+def test_a_name_that_is_not_a_hash_is_named_as_a_problem(directory: EnvelopeFiles, name: str) -> None:
+    (directory.path / name).write_bytes(WIRE)
+    (problem,) = directory.problems()
     assert problem.what == "is not named as an envelope is"
 
 
-def test_a_file_that_cannot_be_written_leaves_nothing(drawer: Drawer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_written_leaves_nothing(
+    directory: EnvelopeFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "rename", full)
     with pytest.raises(DiskFull, match=KEY):
-        drawer.put([(KEY, WIRE)])
-    assert list(drawer.path.iterdir()) == []
+        directory.put([(KEY, WIRE)])
+    assert list(directory.path.iterdir()) == []
 
 
 @pytest.mark.parametrize("act", ["rename", "unlink", "fsync"])
 def test_what_the_operating_system_refuses_is_told_with_its_path(
-    drawer: Drawer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str
+    directory: EnvelopeFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str
 ) -> None:
-    drawer.put([(KEY, WIRE)])
-    other = Drawer(tmp_path / "other")
+    directory.put([(KEY, WIRE)])
+    other = EnvelopeFiles(tmp_path / "other")
     uses: dict[str, Callable[[], None]] = {
-        "rename": lambda: drawer.move(KEY, other),
-        "unlink": lambda: drawer.remove([KEY]),
-        "fsync": drawer.sync,
+        "rename": lambda: directory.move(KEY, other),
+        "unlink": lambda: directory.remove([KEY]),
+        "fsync": directory.sync,
     }
 
     def broken(*_: object, **__: object) -> None:
@@ -129,30 +133,30 @@ def test_what_the_operating_system_refuses_is_told_with_its_path(
     other.close()
 
 
-def test_what_a_crash_left_half_written_is_swept_away_but_not_what_is_being_written(drawer: Drawer) -> None:
-    old, young = (drawer.path / f".{KEY}.agl.{n:016x}" for n in range(2))
+def test_what_a_crash_left_half_written_is_swept_away_but_not_what_is_being_written(directory: EnvelopeFiles) -> None:
+    old, young = (directory.path / f".{KEY}.agl.{n:016x}" for n in range(2))
     for path in (old, young):
         path.write_bytes(WIRE[:5])
     now = datetime.now(UTC)
     past = (now - timedelta(hours=2)).timestamp()
     os.utime(old, (past, past))
-    drawer.sweep(now)
-    assert list(drawer.path.iterdir()) == [young]
-    assert list(drawer.problems()) == []
+    directory.sweep(now)
+    assert list(directory.path.iterdir()) == [young]
+    assert list(directory.problems()) == []
 
 
 def test_a_drawer_that_is_a_symlink_is_refused(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir(mode=0o700)
     (tmp_path / "inbox").symlink_to(tmp_path / "real")
     with pytest.raises(UnsafeFile):
-        Drawer(tmp_path / "inbox")
+        EnvelopeFiles(tmp_path / "inbox")
 
 
-def test_moving_what_somebody_else_has_moved_is_no_fault(drawer: Drawer, tmp_path: Path) -> None:
-    other = Drawer(tmp_path / "dead")
-    drawer.put([(KEY, WIRE)])
-    drawer.move(KEY, other)
-    drawer.move(KEY, other)
+def test_moving_what_somebody_else_has_moved_is_no_fault(directory: EnvelopeFiles, tmp_path: Path) -> None:
+    other = EnvelopeFiles(tmp_path / "dead")
+    directory.put([(KEY, WIRE)])
+    directory.move(KEY, other)
+    directory.move(KEY, other)
     assert other.get(KEY) == WIRE
     other.close()
 
