@@ -133,7 +133,7 @@ async def test_of_exchanges_that_run_at_once_only_the_one_that_acts_as_the_next_
         return (yield Request("GET", path)).status
 
     def acting() -> Exchange[int]:
-        with box.own_keys.acting_as_next():
+        with box.own_keys.signing_as_next():
             return (yield from exchange("/next"))
 
     for path in ("/next", "/present"):

@@ -191,7 +191,7 @@ class Line:
         """The headers that say who calls; made anew for every attempt, since a nonce works once."""
         signer = self._signer_of(request)
         if isinstance(signer, Mailbox):
-            signer.own_keys.refresh()  # another process may have rotated the pair; this looks at the key file's time only
+            signer.own_keys.refresh()  # another process may have rotated the pair; it costs one stat
         if signer is None:
             shown = self.token is not None and request.credential is not Credential.NONE
             return {"authorization": f"Bearer {self.token}"} if shown else {}
