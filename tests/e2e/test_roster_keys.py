@@ -17,7 +17,7 @@ from angelia.envelope.rosters import Member, Roster, encode_roster, roster_docum
 from angelia.envelope.sealing import ChannelKey, Edition, EpochKey
 from angelia.errors import AngeliaError
 from angelia.mailbox.channels import ChannelMessage, EpochWentBack
-from angelia.mailbox.outbox import Draft
+from angelia.mailbox.drafts import Draft, SendOptions
 from liar import Liar
 from rostered import (
     CHANNEL,
@@ -142,7 +142,8 @@ def test_a_hundred_keys_that_cannot_be_judged_keep_none_of_another_channel(peopl
     bob.mailbox.pinned_keys.drop_bundle(mallory.name)  # an hour later
     known, _ = mallory.client.keys.find(mallory.mailbox, bob.name)
     body = ChannelKey(bait.channel_id, 1, EpochKey.generate(), pinned(mallory, bait.name).edition).encode()
-    draft = Draft(recipient=known.bundle, body=body, channel_id=bait.channel_id, control=True, ttl_seconds=3600)
+    options: SendOptions = {"channel_id": bait.channel_id, "control": True, "ttl_seconds": 3600}
+    draft = Draft(recipient=known.bundle, body=body, options=options)
     assert not any(
         mallory.client.mail.send_sealed(mallory.mailbox, mallory.mailbox.outbox.seal_many([draft] * 100, now()))
     )

@@ -28,9 +28,9 @@ from angelia.cli.tables import Column, counted
 from angelia.errors import AngeliaError, NotFound
 
 if TYPE_CHECKING:
+    from angelia.mailbox.drafts import SendOptions
     from angelia.mailbox.inbox import Message
     from angelia.mailbox.mailbox import Mailbox
-    from angelia.mailbox.outbox import SendOptions
 
 PRIORITIES = ("low", "normal", "high", "critical")
 STATES = ("pending", "delivered", "read", "expired", "failed")
@@ -82,21 +82,21 @@ def send(
         raise click.MissingParameter(ctx=context, param=context.command.params[0])
     longest_life(session, ttl)
     mailbox, content = session.mailbox, read_body(session, body)
-    wishes: SendOptions = {
+    options: SendOptions = {
         "priority": Priority(PRIORITIES.index(priority)),
         "compression": Compression(COMPRESSIONS.index(compress)),
         "padme": pad,
         "correlation_id": None if correlation is None else _answered(mailbox, correlation),
     }
     if ttl is not None:
-        wishes["ttl_seconds"] = int(ttl.total_seconds())
+        options["ttl_seconds"] = int(ttl.total_seconds())
     if out is None and mailbox.identity.id is not None:
         client = session.as_agent(mailbox)
-        say_sent(session, mail_server.send(client, mailbox, recipient, content, wishes))
+        say_sent(session, mail_server.send(client, mailbox, recipient, content, options))
         mail_server.deliver_due(session, client, mailbox)
         return 0
     with handing_over(out) as file:
-        envelope = sealed_by_hand(session, mailbox, recipient, content, wishes)
+        envelope = sealed_by_hand(session, mailbox, recipient, content, options)
         if file is not None:
             file.write(envelope.wire)
     say_sealed(session, mailbox, envelope, out)

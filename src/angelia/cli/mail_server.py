@@ -16,20 +16,20 @@ from angelia.errors import AngeliaError, Conflict, NotFound, QueueFull, RateLimi
 
 if TYPE_CHECKING:
     from angelia.client import Client, Received, SentMail
+    from angelia.mailbox.drafts import SendOptions
     from angelia.mailbox.mailbox import Mailbox
-    from angelia.mailbox.outbox import SendOptions
 
 MOST = 10
 ROUND = 30.0
 _NOTHING, _HINT = "no mail", "angelia mail receive --wait"
 
 
-def send(client: Client, mailbox: Mailbox, recipient: str, content: bytes, wishes: SendOptions) -> SentMail:
+def send(client: Client, mailbox: Mailbox, recipient: str, content: bytes, options: SendOptions) -> SentMail:
     """Send a message; if the server could not take it, say that it is not lost."""
     from angelia.client.mail_sending import WAITING
 
     try:
-        return client.mail.send(mailbox, recipient, content, **wishes)
+        return client.mail.send(mailbox, recipient, content, **options)
     except NotFound as error:
         if recipient != recipient.lower():
             error.hint = f"handles are lower case: angelia mail send {recipient.lower()}"
@@ -94,7 +94,7 @@ def withdraw(session: Session, mailbox: Mailbox, id_: str) -> None:
     """Take a message back, from the server as well if that has it."""
     row = mailbox.outbox.current(id_)
     if mailbox.identity.id is None:
-        if not mailbox.outbox.withdraw(row.replay_key, datetime.now(UTC)):
+        if not mailbox.withdrawals.complete(row.replay_key, datetime.now(UTC)):
             raise Conflict(f"the message to {row.recipient} is {row.status.value} and not taken back")
     else:
         session.as_agent(mailbox).mail.withdraw(mailbox, row.replay_key)

@@ -18,9 +18,9 @@ from angelia.envelope.rosters import Roster
 from angelia.envelope.sealing import ChannelKey, EpochKey
 from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError, KeyRevoked, KeyStale, RateLimited, Unavailable
+from angelia.mailbox.drafts import Draft
 from angelia.mailbox.key_share_retries import Failure
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.outbox import Draft
 
 _SEALED_TOGETHER, _SENT_TOGETHER = 256, 100
 _MOST_PAGES = 2 * MOST_SUBSCRIBERS // _SEALED_TOGETHER
@@ -101,9 +101,7 @@ def _drafted(
             Draft(
                 recipient=known.bundle,
                 body=body,
-                channel_id=found.channel_id,
-                control=True,
-                ttl_seconds=mailbox.channels.ttl,
+                options={"channel_id": found.channel_id, "control": True, "ttl_seconds": mailbox.channels.ttl},
             )
         )
     return drafts

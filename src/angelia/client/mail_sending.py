@@ -30,12 +30,14 @@ from angelia.errors import (
     Unavailable,
 )
 from angelia.mail.model import MOST_AT_ONCE
+from angelia.mailbox.drafts import SendOptions, check
 from angelia.mailbox.envelope_files import ChangedFile
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.notices import NoticeKind
-from angelia.mailbox.outbox import SealStands, SendOptions, check, next_envelope_at, not_taken_back
 from angelia.mailbox.outbox_message import OutboxMessage, OutboxStatus
 from angelia.mailbox.private_files import UnsafeFile
+from angelia.mailbox.retry_rules import SealStands, next_envelope_at
+from angelia.mailbox.withdrawal import too_late
 
 WAITING = "waiting"  # the member of an error that names the message which waits in the outbox
 _BATCH_BYTES = 15 << 20
@@ -88,14 +90,14 @@ class Delivered:
 
 
 def send(
-    mailbox: Mailbox, recipient: str, body: bytes, *, one_time: OneTime = "prefer", **wishes: Unpack[SendOptions]
+    mailbox: Mailbox, recipient: str, body: bytes, *, one_time: OneTime = "prefer", **options: Unpack[SendOptions]
 ) -> Exchange[SentMail]:
     """Seal a message and hand it to the relay, sealing it again if the recipient's keys have changed.
 
     If the relay cannot be reached, or has no room now, the message waits in the outbox for `deliver_outbox`; the
     error says so in its member `waiting`."""
-    check(body, wishes)
-    envelope = yield from mailbox_keys.seal(mailbox, recipient, body, one_time=one_time, **wishes)
+    check(body, options)
+    envelope = yield from mailbox_keys.seal(mailbox, recipient, body, one_time=one_time, **options)
     sent = yield from handed_over(mailbox, envelope)
     yield from channel_signing.tend_keys(mailbox)
     return sent
@@ -152,7 +154,7 @@ def withdraw(mailbox: Mailbox, replay_key: str) -> Exchange[None]:
 
     While the relay does not answer, the message is not sent either: `deliver_outbox` asks again."""
     mailbox.own_keys.refresh()
-    row = mailbox.outbox.ask_withdrawal(replay_key, mailbox_keys.now())
+    row = mailbox.withdrawals.request(replay_key, mailbox_keys.now())
     yield from _taken_back(mailbox, row)
 
 
@@ -179,7 +181,7 @@ def _delivered(mailbox: Mailbox, *, at_once: bool = False) -> Exchange[Delivered
     sent, unsent, left = list[SentMail](), list[Unsent](), 0
     mailbox.own_keys.refresh()  # another process may have rotated the pair that signs requests
     now = mailbox_keys.now()
-    for row in mailbox.outbox.to_withdraw(now):
+    for row in mailbox.withdrawals.pending(now):
         try:
             yield from _taken_back(mailbox, row)
         except AngeliaError as error:
@@ -222,13 +224,13 @@ def _taken_back(mailbox: Mailbox, row: OutboxMessage) -> Exchange[None]:
                 # sender from hearing it.
                 if not isinstance(error, NotFound) or row.status is OutboxStatus.QUEUED:
                     if not _passes(error):
-                        mailbox.outbox.forget_withdrawal(row.replay_key)
+                        mailbox.withdrawals.cancel(row.replay_key)
                     raise
-        if mailbox.outbox.withdraw(row.replay_key, mailbox_keys.now(), seen=row.status):
+        if mailbox.withdrawals.complete(row.replay_key, mailbox_keys.now(), seen=row.status):
             return
         row = mailbox.outbox.current(row.replay_key)
         if not row.withdrawable and not row.withdrawn:
-            raise not_taken_back(row)
+            raise too_late(row)
 
 
 def _due(mailbox: Mailbox, now: datetime) -> Iterator[OutboxMessage]:

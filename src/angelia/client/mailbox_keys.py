@@ -44,12 +44,12 @@ from angelia.keys.model import (
     parse_links,
     parse_one_time_key,
 )
+from angelia.mailbox.drafts import SendOptions
 from angelia.mailbox.inbox import Opened
 from angelia.mailbox.key_rotation import RenewalDue
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.next_bundle import RotationPlan
 from angelia.mailbox.notices import NoticeKind
-from angelia.mailbox.outbox import SendOptions
 from angelia.mailbox.pinned_keys import KnownBundle, Pin
 from angelia.mailbox.receiving import decoded
 from angelia.mailbox.time_window import DeliveryProfile
@@ -247,7 +247,7 @@ def seal(
     body: bytes,
     *,
     one_time: OneTime = "prefer",
-    **wishes: Unpack[SendOptions],
+    **options: Unpack[SendOptions],
 ) -> Exchange[Envelope]:
     """Seal a message; its bytes are in the outbox when this returns.
 
@@ -265,7 +265,7 @@ def seal(
             raise NoOneTimeKey(
                 f"{recipient} has no one-time key for this sender now", hint='one_time="prefer" does without one'
             )
-    return mailbox.outbox.seal(found.link, body, now=now(), one_time_key=key, **wishes)
+    return mailbox.outbox.seal(found.link, body, now=now(), one_time_key=key, **options)
 
 
 def reseal(mailbox: Mailbox, replay_key: str, refusal: KeyStale | KeyRevoked | None = None) -> Exchange[Envelope]:
