@@ -14,7 +14,7 @@ from angelia.envelope.rosters import Member, Roster, RosterDocument, UntrustedRo
 from angelia.envelope.sealing import ChannelKey
 from angelia.envelope.signing import SigningPair
 from angelia.envelope.times import unix_ms
-from angelia.mailbox.outbox import Draft, SendOptions
+from angelia.mailbox.drafts import Draft, SendOptions
 from liar import Answer, Liar
 from people import Lossy
 from talkers import Talker

@@ -42,8 +42,8 @@ from angelia.mailbox import key_rotation
 from angelia.mailbox.database import stamp
 from angelia.mailbox.inbox import Opened
 from angelia.mailbox.notices import NoticeKind
-from angelia.mailbox.outbox import MOST_RESEALS, SealStands
 from angelia.mailbox.outbox_message import OutboxMessage, OutboxStatus
+from angelia.mailbox.retry_rules import MOST_RESEALS, SealStands
 from client.letters import now
 from client.test_mailbox_server import served, until
 from liar import Answer, Asked, Liar, page, problem

@@ -258,7 +258,7 @@ def test_a_message_that_was_given_before_it_could_be_taken_back_is_followed_and_
     key = letter.replay_key
 
     def withdrawn_and_received() -> None:
-        alice.mailbox.outbox.withdraw(key, now())
+        alice.mailbox.withdrawals.complete(key, now())
         alice.client.mail.send_envelope(letter.wire)
         assert bodies(bob) == [b"too late"]
 

@@ -22,7 +22,7 @@ from angelia.keys.model import RotationPolicy, link_document, one_time_document
 from angelia.mailbox import identity
 from angelia.mailbox.key_rotation import OwnKeys
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.outbox import SealStands
+from angelia.mailbox.retry_rules import SealStands
 from angelia.mailbox.time_window import DeliveryProfile
 from angelia.runtime_file import read_runtime
 from client.recorder import Recorder

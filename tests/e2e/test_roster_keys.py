@@ -17,7 +17,7 @@ from angelia.envelope.rosters import Member, Roster, encode_roster, roster_docum
 from angelia.envelope.sealing import ChannelKey, Edition, EpochKey
 from angelia.errors import AngeliaError
 from angelia.mailbox.channels import ChannelMessage, EpochWentBack
-from angelia.mailbox.outbox import Draft, SendOptions
+from angelia.mailbox.drafts import Draft, SendOptions
 from liar import Liar
 from rostered import (
     CHANNEL,

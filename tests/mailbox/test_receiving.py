@@ -36,10 +36,10 @@ from angelia.envelope.wire import Compression, Envelope, Suite
 from angelia.errors import AngeliaError, DiskFull, NotFound, RateLimited
 from angelia.mailbox import identity, inbox, open_failures
 from angelia.mailbox.database import SQL
+from angelia.mailbox.drafts import Draft
 from angelia.mailbox.envelope_files import EnvelopeFiles
 from angelia.mailbox.inbox import Opened, ReadState
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.outbox import Draft
 from angelia.mailbox.private_files import CannotWrite, UnsafeFile
 from angelia.mailbox.time_window import DeliveryProfile
 from forgery import forged

@@ -13,9 +13,9 @@ from angelia.errors import AngeliaError, NotFound
 if TYPE_CHECKING:
     from angelia.envelope.refusals import UnknownSigner
     from angelia.envelope.wire import Envelope
+    from angelia.mailbox.drafts import MessageOptions
     from angelia.mailbox.inbox import Opened
     from angelia.mailbox.mailbox import Mailbox
-    from angelia.mailbox.outbox import MessageOptions
 
 
 def sealed_by_hand(

@@ -16,8 +16,8 @@ from angelia.errors import AngeliaError, Conflict, NotFound, QueueFull, RateLimi
 
 if TYPE_CHECKING:
     from angelia.client import Client, Received, SentMail
+    from angelia.mailbox.drafts import MessageOptions
     from angelia.mailbox.mailbox import Mailbox
-    from angelia.mailbox.outbox import MessageOptions
 
 MOST = 10
 ROUND = 30.0
@@ -94,7 +94,7 @@ def withdraw(session: Session, mailbox: Mailbox, id_: str) -> None:
     """Take a message back, from the server as well if that has it."""
     row = mailbox.outbox.current(id_)
     if mailbox.identity.id is None:
-        if not mailbox.outbox.withdraw(row.replay_key, datetime.now(UTC)):
+        if not mailbox.withdrawals.complete(row.replay_key, datetime.now(UTC)):
             raise Conflict(f"the message to {row.recipient} is {row.status.value} and not taken back")
     else:
         session.as_agent(mailbox).mail.withdraw(mailbox, row.replay_key)

@@ -17,7 +17,7 @@ from angelia.cli.times import age
 from angelia.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from angelia.mailbox.outbox import MessageOptions
+    from angelia.mailbox.drafts import MessageOptions
 
 MOST = 1 << 20
 _PRIORITIES = ("low", "normal", "high", "critical")

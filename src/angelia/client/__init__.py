@@ -23,8 +23,8 @@ from angelia.mailbox.envelope_files import ChangedFile
 from angelia.mailbox.inbox import Message, Opened
 from angelia.mailbox.keyfile import BrokenKeyFile, WrongPassphrase
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.outbox import SealStands
 from angelia.mailbox.private_files import CannotWrite, UnsafeFile
+from angelia.mailbox.retry_rules import SealStands
 
 __all__ = [
     "Agent",

@@ -39,9 +39,9 @@ from angelia.errors import AngeliaError, InvalidArgument, NotFound
 from angelia.mail.model import ReceiptAnswer, Side, Status
 from angelia.mailbox.allowlist import AllowedSender
 from angelia.mailbox.channels import ChannelMessage
+from angelia.mailbox.drafts import MessageOptions, SendOptions
 from angelia.mailbox.inbox import Message, Opened
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.outbox import MessageOptions, SendOptions
 from angelia.mailbox.outbox_message import OutboxMessage
 
 P = ParamSpec("P")

@@ -17,8 +17,8 @@ from angelia.client.exchange import Exchange
 from angelia.client.mailbox_keys import now
 from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError, EpochStale, VersionConflict
+from angelia.mailbox.drafts import MessageOptions
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.outbox import MessageOptions
 
 T = TypeVar("T")
 

@@ -20,9 +20,9 @@ from angelia.envelope.rosters import Roster
 from angelia.envelope.sealing import ChannelKey, EpochKey
 from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError, KeyRevoked, KeyStale, RateLimited, Unavailable
+from angelia.mailbox.drafts import Draft
 from angelia.mailbox.key_share_retries import KeyShareFailure
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.outbox import Draft
 
 _SEALED_TOGETHER, _SENT_TOGETHER = 256, 100
 _MOST_PAGES = 2 * MOST_SUBSCRIBERS // _SEALED_TOGETHER

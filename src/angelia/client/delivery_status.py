@@ -194,7 +194,7 @@ def _heard(mailbox: Mailbox, row: OutboxMessage, answer: ReceiptAnswer) -> Excha
     if (untrue := row.contradiction(said, reason, now)) is not None:
         raise Untrue(untrue, hint="its content is kept; ask the server's operator")
     if said is OutboxStatus.FAILED and reason == WITHDRAWN:
-        return _told(row, said, answer, reason) if mailbox.outbox.withdraw(row.replay_key, now) else None
+        return _told(row, said, answer, reason) if mailbox.withdrawals.complete(row.replay_key, now) else None
     wanted = row.status is OutboxStatus.QUEUED and row.resealable and row.withdraw_asked_at is None
     if said is OutboxStatus.FAILED and reason == KeyRevoked.code and wanted:
         return (yield from _sent_again(mailbox, row))

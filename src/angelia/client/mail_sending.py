@@ -30,12 +30,14 @@ from angelia.errors import (
     Unavailable,
 )
 from angelia.mail.model import MOST_AT_ONCE
+from angelia.mailbox.drafts import SendOptions, check
 from angelia.mailbox.envelope_files import ChangedFile
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.notices import NoticeKind
-from angelia.mailbox.outbox import SealStands, SendOptions, check, next_envelope_at, not_taken_back
 from angelia.mailbox.outbox_message import OutboxMessage, OutboxStatus
 from angelia.mailbox.private_files import UnsafeFile
+from angelia.mailbox.retry_rules import SealStands, next_envelope_at
+from angelia.mailbox.withdrawal import too_late
 
 WAITING = "waiting"  # the member of an error that names the message which waits in the outbox
 _BATCH_BYTES = 15 << 20
@@ -151,7 +153,7 @@ def withdraw(mailbox: Mailbox, replay_key: str) -> Exchange[None]:
     sealed again is named by any of its envelopes.
 
     While the relay does not answer, the message is not sent either: `deliver_outbox` asks again."""
-    row = mailbox.outbox.ask_withdrawal(replay_key, mailbox_keys.now())
+    row = mailbox.withdrawals.request(replay_key, mailbox_keys.now())
     yield from _taken_back(mailbox, row)
 
 
@@ -177,7 +179,7 @@ def handed_over(mailbox: Mailbox, envelope: Envelope, *, at_once: bool = False) 
 def _delivered(mailbox: Mailbox, *, at_once: bool = False) -> Exchange[Delivered]:
     sent, unsent, left = list[SentMail](), list[Unsent](), 0
     now = mailbox_keys.now()
-    for row in mailbox.outbox.to_withdraw(now):
+    for row in mailbox.withdrawals.pending(now):
         try:
             yield from _taken_back(mailbox, row)
         except AngeliaError as error:
@@ -220,13 +222,13 @@ def _taken_back(mailbox: Mailbox, row: OutboxMessage) -> Exchange[None]:
                 # sender from hearing it.
                 if not isinstance(error, NotFound) or row.status is OutboxStatus.QUEUED:
                     if not _passes(error):
-                        mailbox.outbox.forget_withdrawal(row.replay_key)
+                        mailbox.withdrawals.cancel(row.replay_key)
                     raise
-        if mailbox.outbox.withdraw(row.replay_key, mailbox_keys.now(), seen=row.status):
+        if mailbox.withdrawals.complete(row.replay_key, mailbox_keys.now(), seen=row.status):
             return
         row = mailbox.outbox.current(row.replay_key)
         if not row.withdrawable and not row.withdrawn:
-            raise not_taken_back(row)
+            raise too_late(row)
 
 
 def _due(mailbox: Mailbox, now: datetime) -> Iterator[OutboxMessage]:

@@ -47,12 +47,12 @@ from angelia.keys.model import (
     parse_links,
     parse_one_time_key,
 )
+from angelia.mailbox.drafts import SendOptions
 from angelia.mailbox.inbox import Opened
 from angelia.mailbox.key_rotation import RenewalDue
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.next_bundle import RotationPlan
 from angelia.mailbox.notices import NoticeKind
-from angelia.mailbox.outbox import SendOptions
 from angelia.mailbox.pinned_keys import KnownBundle, Pin
 from angelia.mailbox.receiving import decoded
 from angelia.mailbox.time_window import DeliveryProfile

@@ -10,9 +10,9 @@ from angelia.client import mail_receiving, mail_sending, mailbox_keys
 from angelia.client.exchange import Exchange
 from angelia.client.mail_sending import SentMail
 from angelia.errors import DeadlineExceeded
+from angelia.mailbox.drafts import SendOptions
 from angelia.mailbox.inbox import Opened
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.outbox import SendOptions
 
 # How soon an answer is noticed that another process of the same agent received.
 _LOOK = 5.0

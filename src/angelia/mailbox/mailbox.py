@@ -41,6 +41,7 @@ from angelia.mailbox.repeated_envelopes import RepeatedEnvelopes
 from angelia.mailbox.replay import RETENTION_HOURS, PruneResult
 from angelia.mailbox.rosters import PinnedRosters
 from angelia.mailbox.time_window import DeliveryProfile
+from angelia.mailbox.withdrawal import Withdrawals
 
 DIRECTORY = "mail"
 
@@ -78,6 +79,7 @@ class Mailbox:
         self.outbox = Outbox(
             self.database, local, outbox_files, self.own_keys, self.pinned_keys, self._cleanup, ttl_max
         )
+        self.withdrawals = Withdrawals(self.database, self.outbox)
         self.channels = MailboxChannels(self.database, local, self.own_keys, self.pinned_keys, ttl_max)
         self.rosters = PinnedRosters(self.database, self.own_keys, self.pinned_keys)
         self._receiver = Receiver(
