@@ -79,6 +79,11 @@ def span(text: str) -> timedelta:
     return length
 
 
+def seconds(text: str) -> int:
+    """The type of a flag that takes a length of time, for what counts it in seconds."""
+    return int(span(text).total_seconds())
+
+
 def message_uuid(text: str) -> UUID:
     """The type of a flag that takes a message's UUID."""
     try:
