@@ -138,6 +138,7 @@ def take(params: dict[str, Any]) -> Shared:
     return Shared(**{f.name: params.pop(f.name) for f in fields(Shared) if f.name in params})
 
 
+_SIGNER = "which agent of this machine signs"
 _SECONDS = click.FloatRange(0, 3600, min_open=True)
 _FILE = click.Path(exists=True, dir_okay=False)
 _WHEN = click.Choice(["auto", "always", "never"])
@@ -156,14 +157,7 @@ _OPTIONS = {
         click.Option(["--yes"], is_flag=True, help="do it without asking"),
         click.Option(["--dry-run"], is_flag=True, help="say what would be done, do nothing"),
     ),
-    Needs.AGENT: (
-        click.Option(
-            ["--as", "identity"],
-            metavar="HANDLE",
-            shell_complete=local_agents,
-            help="which agent of this machine signs",
-        ),
-    ),
+    Needs.AGENT: (click.Option(["--as", "identity"], metavar="HANDLE", shell_complete=local_agents, help=_SIGNER),),
     Needs.OPERATOR: (click.Option(["--token-file"], metavar="F", type=_FILE, help="file with the operator's token"),),
     Needs.SERVER: (
         click.Option(["--url"], metavar="URL", help="the server"),
