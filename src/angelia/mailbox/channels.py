@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 from uuid import UUID
 
 from angelia.envelope import frame, sealing
@@ -31,9 +31,11 @@ from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, read_meta,
 from angelia.mailbox.key_rotation import STOLEN_AT, OwnKeys
 from angelia.mailbox.key_share_retries import KeyShareRetries, forget_before
 from angelia.mailbox.local_key import LocalKey
-from angelia.mailbox.outbox import MessageOptions
 from angelia.mailbox.pinned_keys import PinnedKeys
 from angelia.mailbox.time_window import DeliveryProfile, check_window
+
+if TYPE_CHECKING:
+    from angelia.mailbox.outbox import MessageOptions  # which imports this module by way of the cleanup
 
 _PRUNED_TO = "channels_pruned_to"
 _CHUNK = 5_000
