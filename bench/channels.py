@@ -18,7 +18,7 @@ import msgspec
 from angelia.envelope import sealing
 from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.sealing import EpochKey, Post
-from angelia.stores.embedded.datadir import Runtime
+from angelia.runtime_file import Runtime
 from fleet import Line, Member, enroll, server
 from harness import Result
 

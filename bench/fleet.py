@@ -33,7 +33,7 @@ from angelia.keys.service import Keys
 from angelia.keys.store import HotBundles
 from angelia.policy.service import Policy
 from angelia.policy.store import HotRates
-from angelia.stores.embedded.datadir import Runtime, read_runtime
+from angelia.runtime_file import Runtime, read_runtime
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
 from angelia.stores.wake import Wake

@@ -30,7 +30,7 @@ from angelia.envelope.ids import bucket_of
 from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.receipts import Receipt, ReceiptStatus, receipt_document, sign_receipt
 from angelia.envelope.wire import Envelope
-from angelia.stores.embedded.datadir import Runtime
+from angelia.runtime_file import Runtime
 from fleet import Line, Member, enroll, server
 from harness import Result, interleaved
 

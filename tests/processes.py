@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from angelia.stores.embedded.datadir import Runtime, read_runtime
+from angelia.runtime_file import Runtime, read_runtime
 
 START_SECONDS = 60
 

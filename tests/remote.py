@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from angelia.stores.embedded.datadir import read_runtime
+from angelia.runtime_file import read_runtime
 from processes import ServerProcess
 from support import Server
 

@@ -14,8 +14,9 @@ from angelia.doctor import Finding, State, examine, judge_archive, judge_clock, 
 from angelia.mail.model import Waiting
 from angelia.pipeline.lake.commit import Mark, commit, opened
 from angelia.pipeline.lake.tables import RECEIPTS
+from angelia.runtime_file import Runtime
 from angelia.settings import load
-from angelia.stores.embedded.datadir import DataDir, Runtime
+from angelia.stores.embedded.datadir import DataDir
 from angelia.stores.objects import Objects
 from filled import OLD, fill
 

@@ -23,8 +23,8 @@ import pytest
 
 from angelia.errors import StartFailed
 from angelia.listener import bind, local_url
+from angelia.runtime_file import Runtime, read_runtime
 from angelia.settings import Context, Loaded, Settings, load
-from angelia.stores.embedded.datadir import Runtime, read_runtime
 from angelia.stores.embedded.process import exists
 from angelia.worker import Handover
 

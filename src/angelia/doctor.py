@@ -27,11 +27,12 @@ from angelia.envelope import crypto_support
 from angelia.errors import AngeliaError, StartFailed
 from angelia.mail import receipts
 from angelia.mail.model import Waiting
+from angelia.runtime_file import Runtime, read_runtime
 from angelia.settings import Loaded, Settings, mask_url
 from angelia.stores import migrations
 from angelia.stores.disk import RESERVE
 from angelia.stores.embedded.binaries import OLDEST_POSTGRES, locate_postgres, locate_valkey, version_of
-from angelia.stores.embedded.datadir import DataDir, Runtime, read_runtime
+from angelia.stores.embedded.datadir import DataDir
 from angelia.stores.embedded.owner import Owner
 
 _OLDEST_VALKEY = 7

@@ -9,6 +9,7 @@ class AngeliaError(Exception):
     """Something went wrong inside Angelia"""
 
     code: ClassVar[str] = "internal"
+    _hint = ""
 
     def __init__(self, message: str = "", *, hint: str = "", retry_after: int | None = None) -> None:
         self.message = message or (type(self).__doc__ or "").strip()
@@ -17,6 +18,17 @@ class AngeliaError(Exception):
         self.headers: dict[str, str] = {}
         self.members: dict[str, object] = {}  # what a problem document says beyond its words
         super().__init__(self.message)
+
+    @property
+    def hint(self) -> str:
+        """The next step. It is the exception's note as well, so that a traceback shows it."""
+        return self._hint
+
+    @hint.setter
+    def hint(self, hint: str) -> None:
+        others = [note for note in getattr(self, "__notes__", []) if note != f"hint: {self._hint}"]
+        self._hint = hint
+        self.__notes__ = [*others, f"hint: {hint}"] if hint else others
 
 
 class InvalidArgument(AngeliaError):

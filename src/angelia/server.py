@@ -26,9 +26,10 @@ from angelia.http import logs
 from angelia.keys.node_key import load_or_make
 from angelia.listener import bind, local_url
 from angelia.pipeline_schedule import Schedule
+from angelia.runtime_file import Runtime
 from angelia.settings import OUR_OWN, Loaded, Settings, with_values
 from angelia.stores.embedded import EmbeddedStores, ledger_alone
-from angelia.stores.embedded.datadir import DataDir, Runtime
+from angelia.stores.embedded.datadir import DataDir
 from angelia.stores.embedded.owner import Owner
 from angelia.stores.embedded.private import make_private_directory
 from angelia.worker_pool import Shared, Workers

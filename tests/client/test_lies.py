@@ -21,7 +21,6 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from client.test_serving import served, until
 
 from angelia.client import (
     ack_plan,
@@ -46,6 +45,7 @@ from angelia.mailbox.notices import NoticeKind
 from angelia.mailbox.outbox import MOST_RESEALS, SealStands
 from angelia.mailbox.outbox_message import OutboxMessage, OutboxStatus
 from client.letters import now
+from client.test_mailbox_server import served, until
 from liar import Answer, Asked, Liar, page, problem
 from people import Person
 

@@ -24,7 +24,7 @@ from angelia.mailbox.key_rotation import OwnKeys
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.outbox import SealStands
 from angelia.mailbox.time_window import DeliveryProfile
-from angelia.stores.embedded.datadir import read_runtime
+from angelia.runtime_file import read_runtime
 from client.recorder import Recorder
 from people import Person
 from processes import ServerProcess

@@ -388,7 +388,7 @@ async def test_however_fast_a_stream_has_news_of_a_message_it_is_asked_about_onc
             await heard.wait()
             heard.clear()
 
-    serves = mailbox_server.Serving(alice.mailbox, lambda _: asyncio.sleep(0), run, listen)
+    serves = mailbox_server.Serving(alice.mailbox, lambda _: asyncio.sleep(0), run, asyncio.to_thread, listen)
     task = asyncio.create_task(serves.forever())
     await until(lambda: len(asked_at) > 3, task)
     task.cancel()

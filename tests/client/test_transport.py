@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
-from angelia.client import Unreachable
+from angelia.client import Client, Unreachable
 from angelia.client.exchange import Exchange, Request, Response
 from angelia.client.transport import PAUSE_AFTER_STALE, Failed, Line, Outcome, Pause, Send
 from angelia.errors import AngeliaError, NotFound, RateLimited, Stale, Unavailable
+from angelia.mailbox import identity
+from angelia.mailbox.mailbox import Mailbox
+from client.letters import now
+from client.recorder import Recorder
 from client.test_verbs import NODE, TOKEN, server, tokens
 
 STALE = (401, {"title": "too old", "code": "stale"}, {})
@@ -137,3 +145,57 @@ def test_a_call_may_know_better_than_an_error() -> None:
     world = World([(404, {"error": "no"}, {}), FOUND])
     assert world.run(first_or_second()) == "second: 200"
     assert [send.url for send in world.sent] == ["http://h/first", "http://h/second"]
+
+
+CHANNEL = UUID("c9a3a2e0-1234-5678-9abc-def012345678")
+SIGNED_BY_THE_PRESENT_PAIR: dict[str, Callable[[Client, Mailbox], object]] = {
+    "channels.read": lambda client, box: client.channels.read(box, CHANNEL),
+    "channels.tail": lambda client, box: next(iter(client.channels.tail(box, CHANNEL))),
+    "channels.subscribe": lambda client, box: client.channels.subscribe(box, CHANNEL),
+    "channels.unsubscribe": lambda client, box: client.channels.unsubscribe(box, CHANNEL),
+    "channels.list": lambda client, box: client.channels.list(),
+    "mail.receive": lambda client, box: client.mail.receive(box),
+    "mail.receipts": lambda client, box: client.mail.receipts(),
+    "keys.find": lambda client, box: client.keys.find(box, "carol"),
+    "agents.me": lambda client, box: client.agents.me(),
+}
+
+
+@pytest.fixture
+def rotated_elsewhere(tmp_path: Path, boxes: Callable[[str], Mailbox]) -> Iterator[tuple[Mailbox, Mailbox]]:
+    """A mailbox of bob, and the same one in another process that has rotated his signing pair since."""
+    here = boxes("bob")
+    with Mailbox(tmp_path, identity.load(tmp_path, "bob", lambda: ""), now()) as other:
+        other.own_keys.begin_rotation(now(), signer=True)
+        other.own_keys.finish_rotation(now())
+        yield here, other
+
+
+@pytest.mark.parametrize("verb", SIGNED_BY_THE_PRESENT_PAIR)
+def test_every_verb_signs_with_the_pair_that_another_process_rotated_to(
+    recorder: Recorder, rotated_elsewhere: tuple[Mailbox, Mailbox], verb: str
+) -> None:
+    here, other = rotated_elsewhere
+    assert here.key_id != other.key_id
+    with Client(recorder.url, identity=here) as client, pytest.raises(NotFound):
+        SIGNED_BY_THE_PRESENT_PAIR[verb](client, here)
+    assert recorder.seen
+    for seen in recorder.seen:
+        assert re.search('keyid="([^"]+)"', seen.headers["signature-input"])[1] == str(other.key_id)  # type: ignore[index]
+
+
+def test_a_key_file_that_cannot_be_read_is_a_fault_that_an_exchange_may_recover_from(
+    tmp_path: Path, boxes: Callable[[str], Mailbox]
+) -> None:
+    def exchange() -> Exchange[str]:
+        try:
+            yield Request("GET", "/v1/agents/me")
+        except OSError:
+            return "recovered"
+        return "not reached"
+
+    line = Line("http://h", signer=boxes("bob"))
+    (tmp_path / "bob" / "key").unlink()
+    with pytest.raises(StopIteration) as done:
+        next(line.run(exchange()))
+    assert done.value.value == "recovered"

@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from angelia.channels.model import ChannelPolicy
-from angelia.stores.embedded.datadir import read_runtime
+from angelia.runtime_file import read_runtime
 from liar import Liar, lying
 from processes import ServerProcess
 from rostered import Members, People, through

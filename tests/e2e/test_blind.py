@@ -14,7 +14,7 @@ import redis.asyncio
 
 from angelia.channels.model import ChannelPolicy
 from angelia.envelope.wire import Compression
-from angelia.stores.embedded.datadir import read_runtime
+from angelia.runtime_file import read_runtime
 from mailroom import Correspondent
 from processes import ServerProcess
 from remote import RemoteServer

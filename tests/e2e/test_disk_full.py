@@ -19,7 +19,7 @@ import redis
 from angelia.cli.errors import exit_code
 from angelia.errors import AngeliaError
 from angelia.mailbox.outbox_message import OutboxStatus
-from angelia.stores.embedded.datadir import read_runtime
+from angelia.runtime_file import read_runtime
 from processes import ServerProcess
 from smalldisk import SmallDisk, small_disk
 from support import Agent

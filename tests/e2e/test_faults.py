@@ -33,7 +33,7 @@ from angelia.errors import AngeliaError, MessageExpired
 from angelia.mailbox import identity
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.outbox_message import OutboxMessage, OutboxStatus
-from angelia.stores.embedded.datadir import read_runtime
+from angelia.runtime_file import read_runtime
 from history import Handing, History, Opening, Try, Verdict
 from processes import ServerProcess
 from smalldisk import SmallDisk, can_mount, small_disk

@@ -17,7 +17,7 @@ import pytest
 from angelia.audit.model import Verdict, Verifier
 from angelia.audit.service import Audit
 from angelia.keys.node_key import load_or_make
-from angelia.stores.embedded.datadir import Runtime
+from angelia.runtime_file import Runtime
 from angelia.stores.ledger import Ledger
 from processes import ServerProcess
 from support import Agent

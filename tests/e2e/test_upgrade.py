@@ -13,7 +13,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from angelia.stores.embedded.datadir import Runtime
+from angelia.runtime_file import Runtime
 from processes import ServerProcess
 from storekeeping import until
 

@@ -29,8 +29,9 @@ from angelia.pipeline.jobs.simulate import simulate
 from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS, KEY_DAYS, KEY_GRACE, LATENCIES, STORAGE
 from angelia.pipeline.lake.tables import RECEIPTS, Table
 from angelia.pipeline.runs import Run
+from angelia.runtime_file import Runtime
 from angelia.settings import Settings
-from angelia.stores.embedded.datadir import DataDir, Runtime
+from angelia.stores.embedded.datadir import DataDir
 from angelia.stores.objects import Objects
 from filled import NOW, OLD, fill
 

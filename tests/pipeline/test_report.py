@@ -14,7 +14,7 @@ import pytest
 
 from angelia.errors import NotFound
 from angelia.pipeline import report
-from angelia.pipeline.lake import small_writes
+from angelia.pipeline.lake import small_tables
 from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS, KEY_DAYS, KEY_GRACE, LATENCIES, STORAGE
 from angelia.pipeline.lake.table import Table
 from angelia.pipeline.report import formatting
@@ -60,7 +60,7 @@ def put(objects: Objects, table: Table, *given: dict[str, Any]) -> None:
         run_id=str(uuid.uuid4()), job="analytics", app_id="analytics", version=1, lo=None, hi=None, cutoff=None,
         state=RunState.PLANNED, row_count=None, id_hash_sum=None, started_at=NOW,
     )  # fmt: skip
-    small_writes.put(objects, table, pa.Table.from_pylist(list(given), table.schema), run)
+    small_tables.put(objects, table, pa.Table.from_pylist(list(given), table.schema), run)
 
 
 def fill(objects: Objects, day: date = DAY, handle: str = "alice") -> None:

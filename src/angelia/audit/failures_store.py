@@ -24,9 +24,9 @@ class FailureCounts:
 
     async def above(self, most: int, minute: datetime) -> list[tuple[str, str, int]]:
         """Kind, source and count of the failures of the sources that had more than `most` in a minute."""
-        told = await self._hot.run(_TAKE, [_minute(minute)], [most])
-        named = [bytes(name).decode().partition(" ") for name in told[::2]]
-        return [(kind, source, int(count)) for (kind, _, source), count in zip(named, told[1::2], strict=True)]
+        counts = await self._hot.run(_TAKE, [_minute(minute)], [most])
+        named = [bytes(name).decode().partition(" ") for name in counts[::2]]
+        return [(kind, source, int(count)) for (kind, _, source), count in zip(named, counts[1::2], strict=True)]
 
     async def forget(self, minute: datetime) -> None:
         await self._hot.forget(_minute(minute))

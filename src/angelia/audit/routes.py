@@ -54,12 +54,12 @@ def routes(audit: Audit, witnessed: Witnessed) -> list[Route]:
                 "agents are no nodes to witness for",
                 hint="an operator makes the node a token: angelia token create --role read-write",
             )
-        told = call.json(api.Testimony)
+        testimony = call.json(api.Testimony)
         try:
-            public_key = base64.b64decode(told.public_key, validate=True)
+            public_key = base64.b64decode(testimony.public_key, validate=True)
         except ValueError as error:
             raise InvalidArgument("public_key is not base64") from error
-        return Answer(body=api.WitnessedPosition(await witnessed.take(public_key, told.checkpoints, call.now)))
+        return Answer(body=api.WitnessedPosition(await witnessed.take(public_key, testimony.checkpoints, call.now)))
 
     async def list_witnessed(call: Call) -> Answer:
         query = call.query(api.WitnessQuery)

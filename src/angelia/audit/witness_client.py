@@ -151,9 +151,9 @@ class NodeWitness:
         raise Unavailable(f"the checkpoints of {self._url} did not end after {_MOST_PAGES:,} pages")
 
     def _tell(self, public_key: bytes, checkpoints: Sequence[Checkpoint]) -> int:
-        told = Testimony(public_key=base64.b64encode(public_key).decode(), checkpoints=list(checkpoints))
+        testimony = Testimony(public_key=base64.b64encode(public_key).decode(), checkpoints=list(checkpoints))
         headers = {"content-type": "application/json"}
-        return self._answer(WitnessedPosition, "POST", content=msgspec.json.encode(told), headers=headers).position
+        return self._answer(WitnessedPosition, "POST", content=msgspec.json.encode(testimony), headers=headers).position
 
     def _answer(self, kind: type[T], method: str, **what: Any) -> T:
         headers = self._headers | what.pop("headers", {})

@@ -22,7 +22,7 @@ class Witnessed:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
-    async def take(self, public_key: bytes, told: Sequence[Checkpoint], now: datetime) -> int:
+    async def take(self, public_key: bytes, checkpoints: Sequence[Checkpoint], now: datetime) -> int:
         """Keeps a node's next checkpoints, in order. Returns the newest position that is kept of the node.
 
         If one goes back, or differs from the checkpoint that is kept, none of them is kept and Conflict is raised.
@@ -30,15 +30,15 @@ class Witnessed:
         if len(public_key) != 32:
             raise InvalidArgument("a node's key has 32 bytes")
         node = key_id(KeyType.ED25519, public_key)
-        for checkpoint in told:
+        for checkpoint in checkpoints:
             if checkpoint.node_key_id != node or not checkpoint.is_signed_by(public_key) or not _fits(checkpoint):
                 raise InvalidArgument(f"checkpoint {checkpoint.position:,} is not signed by the key that is named")
         async with self._ledger.transaction() as tx:
             newest = await store.newest(tx, node)
             position = newest.position if newest else 0
-            if newest is None and told and await store.nodes(tx) >= MOST_NODES:
+            if newest is None and checkpoints and await store.nodes(tx) >= MOST_NODES:
                 raise Denied(f"this server witnesses for {MOST_NODES} nodes already")
-            for checkpoint in told:
+            for checkpoint in checkpoints:
                 if newest and checkpoint.position == newest.position and checkpoint.entry_hash == newest.entry_hash:
                     continue  # a repetition
                 if checkpoint.position <= position:

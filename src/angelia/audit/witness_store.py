@@ -24,9 +24,11 @@ async def nodes(tx: Tx) -> int:
     return int(await tx.fetchval(SQL["nodes"]))
 
 
-async def add(tx: Tx, told: Checkpoint, now: datetime) -> None:
-    head, signature = bytes.fromhex(told.entry_hash), bytes.fromhex(told.signature)
-    await tx.execute(SQL["add"], told.node_key_id, told.position, head, told.signed_at, signature, now)
+async def add(tx: Tx, checkpoint: Checkpoint, now: datetime) -> None:
+    head, signature = bytes.fromhex(checkpoint.entry_hash), bytes.fromhex(checkpoint.signature)
+    await tx.execute(
+        SQL["add"], checkpoint.node_key_id, checkpoint.position, head, checkpoint.signed_at, signature, now
+    )
 
 
 async def thin(tx: Tx, node_key_id: UUID, position: int, entries: int, age: timedelta) -> None:

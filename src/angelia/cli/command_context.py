@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from angelia.mailbox.notices import Notice
     from angelia.settings import Context, Loaded, Settings
 
-FALLBACK_URL = "http://localhost:8080"
-
 
 class Session:
     """One run of one verb. Everything is found when it is first asked for, so that help stays fast."""
@@ -60,12 +58,12 @@ class Session:
     @cached_property
     def url(self) -> str:
         """The server: --url, --context, the setting, a server running here, the default port."""
-        from angelia.client.transport import origin
+        from angelia.client.opening import server_url
 
         if self.shared.url and self.shared.context:
             raise Usage("--url and --context both name a server", hint="say one of them")
         try:
-            return origin(self._named_url or self._running_here or FALLBACK_URL)
+            return server_url(self.settings.data_dir, self._named_url)
         except InvalidArgument as error:
             raise Usage(error.message, hint=error.hint) from error
 
@@ -146,12 +144,12 @@ class Session:
         from angelia.mailbox import identity
 
         home = self.settings.home
-        names = identity.names(home)
         wanted = self.shared.identity or (self._context and self._context.identity) or self.settings.identity
+        name, names = identity.local_name(home, wanted or None), identity.names(home)
+        if name is not None:
+            return name
         if wanted:
-            return self.local_name(wanted) or _refuse_unknown(wanted, names, home)
-        if len(names) == 1:
-            return names[0]
+            raise _unknown(wanted, names, home)
         if not names:
             raise Usage(f"no agent has keys in {home}", hint="angelia agent new NAME --register")
         raise Usage(f"{len(names)} agents have keys here: {_listed(names)}", hint=f"say which: --as {names[0]}")
@@ -166,14 +164,7 @@ class Session:
         """The local name of an agent of this machine, found by that name or by its handle."""
         from angelia.mailbox import identity
 
-        names = identity.names(self.settings.home)
-        if handle in names:
-            return handle
-        for name in names:
-            card = identity.public_identity(self.settings.home, name)
-            if card is not None and card.handle == handle:
-                return name
-        return None
+        return identity.local_name(self.settings.home, handle)
 
     @cached_property
     def mailbox(self) -> Mailbox:
@@ -234,7 +225,7 @@ class Session:
 
     @cached_property
     def _running_here(self) -> str | None:
-        from angelia.stores.embedded.datadir import read_runtime
+        from angelia.runtime_file import read_runtime
 
         running = read_runtime(self.settings.data_dir)
         return None if running is None else running.url
@@ -293,12 +284,11 @@ def _first_line(path: Path) -> str:
     return token
 
 
-def _refuse_unknown(wanted: str, names: list[str], home: Path) -> str:
+def _unknown(wanted: str, names: list[str], home: Path) -> NotFound:
     near = difflib.get_close_matches(wanted, names, n=1)
     meant = f"did you mean --as {near[0]}? " if near else ""
     known = f"{meant}here are: {_listed(names)}" if names else f"angelia agent new {wanted}"
-    error: AngeliaError = NotFound(f"the agent {wanted} has no keys in {home}", hint=known)
-    raise error
+    return NotFound(f"the agent {wanted} has no keys in {home}", hint=known)
 
 
 def _listed(names: list[str], most: int = 10) -> str:

@@ -134,7 +134,7 @@ def _tables(objects: Objects) -> Iterator[ArchiveTable]:
 
     made_up = commit.is_simulated(objects)
     for table in TABLES.values():
-        found = commit.find(objects, table)
+        found = listing.find(objects, table)
         if found is None:
             continue
         files = listing.files(objects, table)

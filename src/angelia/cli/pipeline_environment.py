@@ -113,9 +113,9 @@ def errors_in_one_sentence(session: Session, hint: str) -> Iterator[None]:
 @contextmanager
 def ledger(settings: Settings) -> Iterator[str]:
     """The URL of the ledger: that of the settings, the running server's, or one that is started for this block."""
+    from angelia.runtime_file import read_runtime
     from angelia.stores import migrations
     from angelia.stores.embedded import ledger_alone
-    from angelia.stores.embedded.datadir import read_runtime
 
     running = read_runtime(settings.data_dir)
     url = settings.database_url or (running.database_url if running else None)
@@ -134,8 +134,8 @@ def ledger(settings: Settings) -> Iterator[str]:
 
 def with_hot_tier(settings: Settings) -> Settings:
     """The settings with the running server's own hot tier where none is named; analytics measures its memory."""
+    from angelia.runtime_file import read_runtime
     from angelia.settings import with_values
-    from angelia.stores.embedded.datadir import read_runtime
 
     running = read_runtime(settings.data_dir)
     if settings.redis_url is not None or running is None:

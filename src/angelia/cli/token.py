@@ -104,7 +104,7 @@ def _made_offline(
     session: Session, data_dir: Path | None, role: str, agent: str | None, expires: timedelta | None, label: str
 ) -> MadeToken:
     from angelia import server, settings
-    from angelia.stores.embedded.datadir import read_runtime
+    from angelia.runtime_file import read_runtime
 
     loaded = settings.load({"data_dir": data_dir})
     where = loaded.settings.data_dir

@@ -1,9 +1,67 @@
-"""The SDK: everything that the HTTP API can do, as one agent or with one token."""
+"""The SDK: an agent of this machine, and everything that the HTTP API can do, as one agent or with one token.
 
+What is named here can be imported from `angelia` as well, and so can every error."""
+
+from angelia.client.agent import Agent, AsyncAgent
+from angelia.client.agent_verbs import CheckedReceipt
 from angelia.client.api_errors import ApiError, NotAngelia, Unreachable
+from angelia.client.channel_reading import Unopened
+from angelia.client.channel_rosters import MissingRoster
 from angelia.client.clients import AsyncClient, Client
+from angelia.client.delivery_status import Untrue
 from angelia.client.exchange import BadAnswer
-from angelia.client.mail_receiving import Received
-from angelia.client.mail_sending import SentMail
+from angelia.client.mail_receiving import NotOpened, Received
+from angelia.client.mail_sending import SentMail, TakenBack
+from angelia.client.mailbox_keys import NoOneTimeKey, Renamed
+from angelia.envelope.bundles import UntrustedBundle
+from angelia.envelope.crypto_support import UnsupportedCryptography
+from angelia.envelope.rosters import UntrustedRoster
+from angelia.envelope.wire import Compression, Priority
+from angelia.mailbox.channels import ChannelMessage, EpochLeapt, EpochWentBack
+from angelia.mailbox.database import BrokenDatabase, NewerDatabase
+from angelia.mailbox.envelope_files import ChangedFile
+from angelia.mailbox.inbox import Message, Opened
+from angelia.mailbox.keyfile import BrokenKeyFile, WrongPassphrase
+from angelia.mailbox.mailbox import Mailbox
+from angelia.mailbox.outbox import SealStands
+from angelia.mailbox.private_files import CannotWrite, UnsafeFile
 
-__all__ = ["ApiError", "AsyncClient", "BadAnswer", "Client", "NotAngelia", "Received", "SentMail", "Unreachable"]
+__all__ = [
+    "Agent",
+    "ApiError",
+    "AsyncAgent",
+    "AsyncClient",
+    "BadAnswer",
+    "BrokenDatabase",
+    "BrokenKeyFile",
+    "CannotWrite",
+    "ChangedFile",
+    "ChannelMessage",
+    "CheckedReceipt",
+    "Client",
+    "Compression",
+    "EpochLeapt",
+    "EpochWentBack",
+    "Mailbox",
+    "Message",
+    "MissingRoster",
+    "NewerDatabase",
+    "NoOneTimeKey",
+    "NotAngelia",
+    "NotOpened",
+    "Opened",
+    "Priority",
+    "Received",
+    "Renamed",
+    "SealStands",
+    "SentMail",
+    "TakenBack",
+    "Unopened",
+    "Unreachable",
+    "UnsafeFile",
+    "UnsupportedCryptography",
+    "Untrue",
+    "UntrustedBundle",
+    "UntrustedRoster",
+    "WrongPassphrase",
+]

@@ -60,7 +60,7 @@ def create_channel(
 ) -> Exchange[ChannelView]:
     """Creates a channel with its first roster and its first key, and returns it. After a crash between the two, the
     owner's next publish makes the key."""
-    mailbox.own_keys.refresh()  # another process may have rotated the pair that signs
+    mailbox.own_keys.refresh()  # the pair signs the roster before any request
     check_name(name)
     listed = [Member(one, may_publish=False, may_subscribe=True) for one in sorted(set(allow))]
     roster = first_roster(mailbox, name, policy, listed)

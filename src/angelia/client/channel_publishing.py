@@ -81,7 +81,6 @@ def _offered_key(mailbox: Mailbox, found: ChannelView) -> Exchange[tuple[Sealing
 
 
 def _found(mailbox: Mailbox, channel: str | UUID) -> Exchange[ChannelView]:
-    mailbox.own_keys.refresh()
     found = yield from find_channel(mailbox, channel)
     # Publishers are sent the next keys. So is an owner, also if its mailbox was not there when the channel was created.
     owns = found.owner_nhi == mailbox.identity.handle

@@ -119,7 +119,7 @@ def publisher_rule(mailbox: Mailbox, channel_id: UUID, roster: Roster | None) ->
 def change_roster(mailbox: Mailbox, found: Channel, change: Change) -> Exchange[ChannelView]:
     """Signs and stores the next roster of a channel of the agent's own, and returns the channel. Of two concurrent
     changes the second is applied on top of the first."""
-    mailbox.own_keys.refresh()  # another process may have rotated the pair that signs
+    mailbox.own_keys.refresh()  # the pair signs the roster, and may have been rotated since
     pinned = mailbox.rosters.pinned(found.channel_id)
     if pinned is not None and pinned.version == found.roster_version:
         base = present = pinned
@@ -173,7 +173,6 @@ def _is_behind(present: Roster | None, seen: Roster) -> bool:
 def served_roster(mailbox: Mailbox, found: Channel) -> Exchange[Roster | None]:
     """Returns the server's roster of a channel of the agent's own, signed by a pair that this agent has or had; None if
     the server has none."""
-    mailbox.own_keys.refresh()  # another process may have rotated the pair that signs
     if not found.roster_version:
         return None
     served = yield from _served(found)
@@ -283,7 +282,6 @@ def know_earlier_pairs(mailbox: Mailbox, owner: str) -> Exchange[None]:
 
 def _own_roster(mailbox: Mailbox, found: Channel) -> Exchange[Roster | None]:
     """Returns the pinned roster of the agent's own channel; one that an earlier pair signed is signed again first."""
-    mailbox.own_keys.refresh()
     pinned = mailbox.rosters.pinned(found.channel_id)
     if pinned is None and not found.roster_version:
         return None

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
-from uuid import UUID
+from typing import Any, Generic, Self, TypeVar, TypeVarTuple
 
 import httpx
 
-from angelia.client import channel_reading, mail_stream, mailbox_server
-from angelia.client.channel_reading import Unopened
+from angelia.client import mail_stream, mailbox_server
 from angelia.client.exchange import Exchange, Response
 from angelia.client.mail_stream import Event
 from angelia.client.namespaces import Awaited, Blocking, Mode, Run
@@ -42,10 +41,10 @@ from angelia.client.verbs import (
     ServerVerbs,
     TokenVerbs,
 )
-from angelia.mailbox.channels import ChannelMessage
 from angelia.mailbox.mailbox import Mailbox
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class _Namespaces(Generic[Mode]):
@@ -57,6 +56,7 @@ class _Namespaces(Generic[Mode]):
         self.guard: GuardVerbs[Mode] = GuardVerbs(run)
         self.policy: PolicyVerbs[Mode] = PolicyVerbs(run)
         self.keys: KeyVerbs[Mode] = KeyVerbs(run)
+        self.channels: ChannelVerbs[Mode] = ChannelVerbs(run)
         self.audit: AuditVerbs[Mode] = AuditVerbs(run)
         self.runs: RunVerbs[Mode] = RunVerbs(run)
         self.server: ServerVerbs[Mode] = ServerVerbs(run)
@@ -81,7 +81,6 @@ class AsyncClient(_Namespaces[Awaited]):
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="angelia-client")
         super().__init__(self._run)
         self.mail = AsyncMail(self)
-        self.channels = AsyncChannels(self._run)
 
     async def __aenter__(self) -> Self:
         return self
@@ -92,20 +91,21 @@ class AsyncClient(_Namespaces[Awaited]):
         await self.close()
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connections, after the work in hand."""
         await self._http.aclose()
-        self._worker.shutdown(wait=False)
+        await asyncio.to_thread(self._worker.shutdown)
 
     async def _run(self, exchange: Exchange[T]) -> T:
-        steps, outcome = self._line.run(exchange), None
+        # A context of its own: which pair signs is a matter of one exchange, and others share the thread meanwhile.
+        steps, outcome, context = self._line.run(exchange), None, contextvars.copy_context()
         while True:
-            step = await self._aside(_next, steps, outcome)
+            step = await self._aside(context.run, _next, steps, outcome)
             if isinstance(step, _Done):
                 answer: T = step.answer
                 return answer
             outcome = await self._take(step)
 
-    async def _aside(self, work: Callable[..., T], *args: Any) -> T:
+    async def _aside(self, work: Callable[[*Ts], T], /, *args: *Ts) -> T:
         """Runs work on the client's own thread."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, work, *args)
 
@@ -136,7 +136,8 @@ class AsyncMail(MailVerbs[Awaited]):
         """Mail as it comes, and what concerns the agent's keys and its own mail; taken up again when it breaks off.
 
         `take_in` opens and acknowledges what comes; `contextlib.aclosing` ends the listening in time."""
-        return mail_stream.events(self._client._line, self._client._http, lease_seconds)
+        client = self._client
+        return mail_stream.events(client._line, client._http, client._aside, lease_seconds)
 
     async def serve(self, mailbox: Mailbox, handler: mailbox_server.Handler) -> None:
         """Serves a mailbox until cancelled: mail goes to the handler one by one, also mail that was held and whose
@@ -147,24 +148,10 @@ class AsyncMail(MailVerbs[Awaited]):
         get it again."""
 
         def listen(connected: Callable[[], None]) -> AsyncGenerator[Event, None]:
-            return mail_stream.events(self._client._line, self._client._http, connected=connected)
+            return mail_stream.events(client._line, client._http, client._aside, connected=connected)
 
-        await mailbox_server.Serving(mailbox, handler, self._client._run, listen).forever()
-
-
-class AsyncChannels(ChannelVerbs[Awaited]):
-    """Channels, with what goes on without an end."""
-
-    async def tail(
-        self, mailbox: Mailbox, channel: str | UUID, *, after_offset: int | None = None
-    ) -> AsyncIterator[ChannelMessage | Unopened]:
-        """The messages of a channel as they come, without an end; `commit` sets the offset up to which they are
-        done."""
-        found = await self.find(mailbox, channel)
-        following = channel_reading.Tail(mailbox, found.channel_id, after_offset, name=found.name)
-        while True:
-            for one in await self._run(following.next()):
-                yield one
+        client = self._client
+        await mailbox_server.Serving(mailbox, handler, client._run, client._aside, listen).forever()
 
 
 class Client(_Namespaces[Blocking]):
@@ -182,7 +169,6 @@ class Client(_Namespaces[Blocking]):
         self._http = httpx.Client(trust_env=not is_loopback(url))
         super().__init__(self._run)
         self.mail = BlockingMail(self)
-        self.channels = BlockingChannels(self._run)
 
     def __enter__(self) -> Self:
         return self
@@ -231,20 +217,6 @@ class BlockingMail(MailVerbs[Blocking]):
 
         `take_in` opens and acknowledges what comes; `contextlib.closing` ends the listening in time."""
         return mail_stream.blocking_events(self._client._line, self._client._http, lease_seconds)
-
-
-class BlockingChannels(ChannelVerbs[Blocking]):
-    """Channels, with what goes on without an end."""
-
-    def tail(
-        self, mailbox: Mailbox, channel: str | UUID, *, after_offset: int | None = None
-    ) -> Iterator[ChannelMessage | Unopened]:
-        """The messages of a channel as they come, without an end; `commit` sets the offset up to which they are
-        done."""
-        found = self.find(mailbox, channel)
-        following = channel_reading.Tail(mailbox, found.channel_id, after_offset, name=found.name)
-        while True:
-            yield from self._run(following.next())
 
 
 class _Done:

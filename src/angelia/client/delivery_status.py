@@ -94,7 +94,6 @@ def update_outbox(mailbox: Mailbox) -> Exchange[News]:
     """Ask what became of the mail that is under way, check every signature, and write it down in the outbox.
 
     An error that comes after something was heard is told in `interrupted`."""
-    mailbox.own_keys.refresh()
     open_ = {row.replay_key: row for row in mailbox.outbox.unsettled(mailbox_keys.now())}
     hearing = _Hearing(mailbox)
     try:
@@ -135,7 +134,6 @@ def _asked_by_page(hearing: _Hearing, open_: dict[str, OutboxMessage]) -> Exchan
 
 def update_sent(mailbox: Mailbox, replay_key: str) -> Exchange[Told | SentMail | None]:
     """The same for one message: what is new of it, or its second sending; None if nothing is."""
-    mailbox.own_keys.refresh()
     row = mailbox.outbox.message(replay_key)
     answer = yield from mail_calls.receipt(row.replay_key)
     return (yield from _taken(mailbox, row, answer))

@@ -103,21 +103,22 @@ def receive(
     channel_id: UUID | None = None,
     correlation_id: UUID | None = None,
     lease_seconds: int = 30,
+    for_handler: bool = False,
 ) -> Exchange[Received]:
     """Fetch mail, open it and acknowledge it; for up to `wait` seconds until there is some.
 
     Every message is in the inbox before this returns. Mail of a sender who was allowed since it was kept out comes
-    first. An error that comes after something is told in `interrupted`: what was opened is the caller's."""
+    first. An error that comes after something is told in `interrupted`: what was opened is the caller's. `for_handler`
+    remembers messages in the inbox until `end_handling`."""
     deadline = time.monotonic() + wait
     received, repeats = Received(), _Repeats(for_good=wait <= 0)
     if channel_id is None and correlation_id is None and not min_priority:
-        received = yield from receive_admitted(mailbox, most)
+        received = yield from receive_admitted(mailbox, most, for_handler=for_handler)
     for _ in range(_MOST_PASSES):
         pause = min(repeats.pause, max(0.0, deadline - time.monotonic()))
         room, left = most - len(received.messages), deadline - time.monotonic() - pause
         if received.interrupted is not None or room < 1:
             break
-        mailbox.own_keys.refresh()  # another process may have rotated the pair that signs requests
         asked_at = time.monotonic() + pause
         try:
             page = yield from mail_calls.poll(
@@ -131,7 +132,7 @@ def receive(
             )
             early = time.monotonic() - asked_at < min(left, mail_calls.MOST_WAIT) / 2
             new = repeats.left_out(page.messages, early=early)
-            came = yield from take_in(mailbox, new)
+            came = yield from take_in(mailbox, new, for_handler=for_handler)
         except AngeliaError as error:
             return _cut_short(received, error)
         received += replace(came, has_more=page.has_more)
@@ -146,7 +147,6 @@ def receive_admitted(mailbox: Mailbox, most: int = MOST_AT_ONCE, *, for_handler:
     """Fetch, open and acknowledge only mail that was kept out, from senders who are allowed by now. It is asked for by
     name, since the relay holds it back."""
     received = Received()
-    mailbox.own_keys.refresh()
     for waiting in mailbox.held_mail.admitted(mailbox_keys.now(), most):
         try:
             received += yield from _admitted(mailbox, waiting, for_handler=for_handler)
@@ -161,7 +161,7 @@ def take_in(mailbox: Mailbox, handed: Sequence[Handed], *, for_handler: bool = F
     until `end_handling`."""
     if not handed:
         return Received()
-    mailbox.own_keys.refresh()
+    mailbox.own_keys.refresh()  # the pair signs receipts now, and may have been rotated while the poll waited
     handed = list({one.replay_key: one for one in handed}.values())  # of a message that was given twice, once
     outcomes = yield from _opened(mailbox, handed, for_handler=for_handler)
     settling, messages, not_opened, recovered, controls = Settling(mailbox), [], [], [], 0

@@ -151,7 +151,6 @@ def withdraw(mailbox: Mailbox, replay_key: str) -> Exchange[None]:
     sealed again is named by any of its envelopes.
 
     While the relay does not answer, the message is not sent either: `deliver_outbox` asks again."""
-    mailbox.own_keys.refresh()
     row = mailbox.outbox.ask_withdrawal(replay_key, mailbox_keys.now())
     yield from _taken_back(mailbox, row)
 
@@ -177,7 +176,6 @@ def handed_over(mailbox: Mailbox, envelope: Envelope, *, at_once: bool = False) 
 
 def _delivered(mailbox: Mailbox, *, at_once: bool = False) -> Exchange[Delivered]:
     sent, unsent, left = list[SentMail](), list[Unsent](), 0
-    mailbox.own_keys.refresh()  # another process may have rotated the pair that signs requests
     now = mailbox_keys.now()
     for row in mailbox.outbox.to_withdraw(now):
         try:

@@ -15,11 +15,10 @@ import msgspec
 from angelia.client.api_errors import ApiError, Unreachable
 from angelia.client.exchange import BadAnswer, Request, Response, query
 from angelia.client.mail_answers import Handed, MessageNews, PrekeysLow, RotationDue
-from angelia.client.transport import Line, Send
+from angelia.client.transport import Aside, Line, Send
 from angelia.envelope import json_form
 from angelia.envelope.refusals import Refused
 from angelia.errors import AngeliaError, Stale, Unavailable
-from angelia.mailbox.mailbox import Mailbox
 
 EVENT_STREAM = "text/event-stream"
 PATH = "/v1/messages/stream"
@@ -75,12 +74,10 @@ class _Listening:
         self.timeout = httpx.Timeout(line.timeout, read=SILENCE)
 
     def begin(self) -> Send:
-        """The next attempt, signed by the pair that signs now: another process may have rotated it."""
+        """The next attempt, signed."""
         self._name = self._data = ""
         self._line_begun = b""
         self._asked_for = 0.0
-        if isinstance(self._line.signer, Mailbox):
-            self._line.signer.own_keys.refresh()
         return self._line.prepared(self._request, timeout=self._line.timeout)
 
     @staticmethod
@@ -125,18 +122,23 @@ class _Listening:
 
 
 async def events(
-    line: Line, http: httpx.AsyncClient, lease_seconds: int = 30, connected: Callable[[], None] | None = None
+    line: Line,
+    http: httpx.AsyncClient,
+    aside: Aside,
+    lease_seconds: int = 30,
+    connected: Callable[[], None] | None = None,
 ) -> AsyncGenerator[Event, None]:
     """Every event, for as long as somebody listens. A refusal that would be repeated is raised.
 
     `connected` is called whenever the stream begins anew: something may have happened while nobody listened."""
     listening = _Listening(line, lease_seconds)
     while True:
-        step = listening.begin()
+        step = await aside(listening.begin)
         try:
             async with http.stream(step.method, step.url, headers=step.headers, timeout=listening.timeout) as answer:
                 if not listening.is_stream(answer):
-                    listening.refused(answer, await anext(answer.aiter_bytes(MOST_REFUSAL), b""))
+                    body = await anext(answer.aiter_bytes(MOST_REFUSAL), b"")
+                    await aside(listening.refused, answer, body)
                 else:
                     if connected is not None:
                         connected()

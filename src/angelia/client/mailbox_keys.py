@@ -256,7 +256,7 @@ def seal(
 
     Each message has a one-time key of its own while the recipient has any for this sender; then, unless `one_time` is
     True, it is sealed to the recipient's static key, and the mailbox's notices say so."""
-    mailbox.own_keys.refresh()  # another process may have rotated the pair that signs
+    mailbox.own_keys.refresh()  # the pair signs the envelope, perhaps before any request
     if one_time == "prefer":
         found, key = yield from _preferably_one_time(mailbox, recipient)
         if key is None:
@@ -276,7 +276,7 @@ def reseal(mailbox: Mailbox, replay_key: str, refusal: KeyStale | KeyRevoked | N
 
     Without a `refusal` of its keys it only waited too long. The mailbox decides whether there is reason to. A message
     that had a one-time key gets another one, or the mailbox's notices say that there was none."""
-    mailbox.own_keys.refresh()
+    mailbox.own_keys.refresh()  # as in `seal`
     row = mailbox.outbox.message(replay_key)
     if refusal is not None:
         mailbox.pinned_keys.drop_bundle(row.recipient)
@@ -394,7 +394,7 @@ def _settled(
         else:
             done = yield from _confirmed(mailbox, link)
     except Unauthenticated:
-        mailbox.own_keys.refresh()
+        mailbox.own_keys.refresh()  # since the request that was refused
         pending = mailbox.own_keys.pending()
         if mailbox.own_keys.identity.key_id != signed_by:  # another process was faster; its pair signs now
             done = yield from _confirmed(mailbox, link)

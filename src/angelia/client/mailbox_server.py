@@ -18,6 +18,7 @@ from angelia.client.exchange import BadAnswer, Exchange
 from angelia.client.mail_answers import Handed, MessageNews, PrekeysLow, RotationDue
 from angelia.client.mail_receiving import Received
 from angelia.client.mail_stream import BackOff, Event, is_passing
+from angelia.client.transport import Aside
 from angelia.errors import AngeliaError
 from angelia.mailbox.inbox import Opened
 from angelia.mailbox.mailbox import Mailbox
@@ -42,12 +43,14 @@ class Run(Protocol):
 
 
 class Serving:
-    """One mailbox that is served; `listen` gives the events of a stream, and says when it begins anew."""
+    """One mailbox that is served; `listen` gives the events of a stream, and says when it begins anew. What it asks of
+    the mailbox itself goes by way of `aside`."""
 
-    def __init__(self, mailbox: Mailbox, handler: Handler, run: Run, listen: Listen) -> None:
+    def __init__(self, mailbox: Mailbox, handler: Handler, run: Run, aside: Aside, listen: Listen) -> None:
         self._mailbox = mailbox
         self._handler = handler
         self._run = run
+        self._aside = aside
         self._listen = listen
         self._handling = asyncio.Lock()  # one message at a time, whoever received it
         self._bell = asyncio.Event()
@@ -76,7 +79,7 @@ class Serving:
 
     async def _hear_mail(self) -> None:
         # What a crash or a cancellation kept from the handler.
-        await self._handle(dict.fromkeys(self._mailbox.inbox.unhandled()))
+        await self._handle(dict.fromkeys(await self._aside(self._mailbox.inbox.unhandled)))
         async with contextlib.aclosing(self._listen(self._begin_round)) as events:
             async for event in events:
                 match event:
@@ -113,19 +116,22 @@ class Serving:
         """Give messages to the handler that it has not ended with; None is one that only the inbox has."""
         async with self._handling:
             for replay_key, opened in messages.items():
-                waiting = None if replay_key in self._ended else self._mailbox.inbox.to_handle(replay_key)
+                if replay_key in self._ended:
+                    continue
+                waiting = await self._aside(self._mailbox.inbox.to_handle, replay_key)
                 if waiting is None:
                     continue
                 try:
                     await self._handler(opened or waiting)
                 except Exception:  # an end as well; being interrupted is none
-                    self._end(replay_key)
+                    await self._end(replay_key)
                     raise
-                self._end(replay_key)
+                await self._end(replay_key)
 
-    def _end(self, replay_key: str) -> None:
+    async def _end(self, replay_key: str) -> None:
+        ending = asyncio.ensure_future(self._aside(self._mailbox.inbox.end_handling, replay_key))
         try:
-            self._mailbox.inbox.end_handling(replay_key)
+            await asyncio.shield(ending)  # to be cancelled from now on does not make the handler get it again
         except AngeliaError:  # a fault of this disk: at least here it is known
             self._ended.add(replay_key)
 
@@ -155,7 +161,6 @@ class Serving:
 
     async def _passing_problem(self) -> AngeliaError | None:
         """Do whatever is due. What keeps some of it from being done now comes back, and that stays due."""
-        self._mailbox.own_keys.refresh()  # another process may have rotated the pair that signs requests
         problems = [
             await _each(self._news_of, self._hear_of),
             await _each(self._keys_due, self._renew_keys),

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import Callable, Coroutine
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+import inspect
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from types import MethodType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from angelia.client.exchange import Exchange
+from angelia.mailbox.mailbox import Mailbox
 
 P = ParamSpec("P")
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 class Blocking:
@@ -31,12 +37,23 @@ class Namespace(Generic[Mode]):
         self._run = run
 
 
+class OwnNamespace(Namespace[Mode]):
+    """The verbs of one slice for one agent, whose mailbox they work with."""
+
+    def __init__(self, run: Run, mailbox: Mailbox) -> None:
+        super().__init__(run)
+        self._mailbox = mailbox
+
+
 class Verb(Generic[P, T]):
     """A verb as a method of a namespace, with the signature and the docstring of its exchange."""
 
     def __init__(self, exchange: Callable[P, Exchange[T]]) -> None:
         self._exchange = exchange
         self.__doc__ = exchange.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
 
     @overload
     def __get__(self, namespace: None, owner: type) -> Verb[P, T]: ...
@@ -45,11 +62,84 @@ class Verb(Generic[P, T]):
     @overload
     def __get__(self, namespace: Namespace[Awaited], owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
     def __get__(self, namespace: Namespace[Any] | None, owner: type) -> Any:
+        return self if namespace is None else _method(namespace._run, self._exchange, self._name)
+
+
+class OwnVerb(Generic[P, T]):
+    """A verb as a method of an agent's namespace: its exchange is given the agent's mailbox as its first argument."""
+
+    def __init__(self, exchange: Callable[Concatenate[Mailbox, P], Exchange[T]]) -> None:
+        self._exchange = exchange
+        self.__doc__ = exchange.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, namespace: None, owner: type) -> OwnVerb[P, T]: ...
+    @overload
+    def __get__(self, namespace: OwnNamespace[Blocking], owner: type) -> Callable[P, T]: ...
+    @overload
+    def __get__(self, namespace: OwnNamespace[Awaited], owner: type) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    def __get__(self, namespace: OwnNamespace[Any] | None, owner: type) -> Any:
         if namespace is None:
             return self
+        return _method(namespace._run, MethodType(self._exchange, namespace._mailbox), self._name)
 
-        @functools.wraps(self._exchange)
+
+def _method(run: Run, exchange: Callable[P, Exchange[T]], name: str) -> Callable[P, Any]:
+    @functools.wraps(exchange)
+    def method(*args: P.args, **kwargs: P.kwargs) -> Any:
+        return run(exchange(*args, **kwargs))
+
+    method.__name__ = method.__qualname__ = name
+    return method
+
+
+class Batches(Protocol[T_co]):
+    """Results that come some at a time; `pause` is how many seconds to wait before the next ones are asked for."""
+
+    @property
+    def pause(self) -> float: ...
+
+    def next(self) -> Exchange[Sequence[T_co] | None]:
+        """Returns the next results, or None after the last of them."""
+
+
+class Iteration(Generic[P, T]):
+    """A verb as a method that goes through batches of results, one by one: with `for`, or with `async for`."""
+
+    def __init__(self, batches: Callable[Concatenate[Any, P], Batches[T]]) -> None:
+        self._batches = batches
+        self.__doc__ = batches.__doc__
+
+    @overload
+    def __get__(self, namespace: None, owner: type) -> Iteration[P, T]: ...
+    @overload
+    def __get__(self, namespace: Namespace[Blocking], owner: type) -> Callable[P, Generator[T, None, None]]: ...
+    @overload
+    def __get__(self, namespace: Namespace[Awaited], owner: type) -> Callable[P, AsyncGenerator[T, None]]: ...
+    def __get__(self, namespace: Namespace[Any] | None, owner: type) -> Any:
+        if namespace is None:
+            return self
+        each = _each_awaited if inspect.iscoroutinefunction(namespace._run) else _each
+        batches = MethodType(self._batches, namespace)
+
+        @functools.wraps(batches)
         def method(*args: P.args, **kwargs: P.kwargs) -> Any:
-            return namespace._run(self._exchange(*args, **kwargs))
+            return each(namespace._run, batches(*args, **kwargs))
 
         return method
+
+
+def _each(run: Run, batches: Batches[T]) -> Generator[T, None, None]:
+    while (some := run(batches.next())) is not None:
+        yield from some
+        time.sleep(batches.pause)
+
+
+async def _each_awaited(run: Run, batches: Batches[T]) -> AsyncGenerator[T, None]:
+    while (some := await run(batches.next())) is not None:
+        for one in some:
+            yield one
+        await asyncio.sleep(batches.pause)

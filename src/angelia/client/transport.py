@@ -9,9 +9,9 @@ import ipaddress
 import re
 import secrets
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar, TypeVarTuple
 from uuid import UUID
 
 import httpx
@@ -31,10 +31,11 @@ from angelia.client.api_errors import (
     retry_after,
 )
 from angelia.client.exchange import Credential, Exchange, Request, Response
-from angelia.errors import InvalidArgument, Stale, Unauthenticated
+from angelia.errors import AngeliaError, InvalidArgument, Stale, Unauthenticated
 from angelia.mailbox.mailbox import Mailbox
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 TRIES = 3
 FIRST_PAUSE = 0.2
@@ -54,6 +55,12 @@ class Signer(Protocol):
     def key(self) -> Ed25519PrivateKey: ...
     @property
     def key_id(self) -> UUID: ...
+
+
+class Aside(Protocol):
+    """Runs work on a thread beside the event loop: files, SQLite and signatures."""
+
+    def __call__(self, work: Callable[[*Ts], T], /, *args: *Ts) -> Awaitable[T]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +144,13 @@ class Line:
     stopwatch: Callable[[], float] = time.monotonic
 
     def run(self, call: Exchange[T]) -> Generator[Step, Outcome, T]:
-        """Take a call to its end; a failure is thrown into it, so that it may know better."""
+        """Takes an exchange to its end and returns its answer; a failure is thrown into it, so that it may recover."""
         try:
             request = next(call)
             while True:
                 try:
                     response = yield from self._exchange(request)
-                except (ApiError, Unreachable) as error:
+                except (AngeliaError, OSError) as error:  # the server's, the network's, or of the key file
                     request = call.throw(error)
                 else:
                     request = call.send(response)
@@ -183,6 +190,8 @@ class Line:
     def _proof(self, request: Request, url: httpx.URL) -> dict[str, str]:
         """The headers that say who calls; made anew for every attempt, since a nonce works once."""
         signer = self._signer_of(request)
+        if isinstance(signer, Mailbox):
+            signer.own_keys.refresh()  # another process may have rotated the pair; it costs one stat
         if signer is None:
             shown = self.token is not None and request.credential is not Credential.NONE
             return {"authorization": f"Bearer {self.token}"} if shown else {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 from angelia.agents import api as agents
 from angelia.api import PageQuery
 from angelia.audit import api as audit
@@ -24,10 +26,14 @@ from angelia.client import (
     registration,
     request_reply,
 )
-from angelia.client.namespaces import Mode, Namespace, Verb
+from angelia.client.batches import Following
+from angelia.client.channel_reading import Unopened
+from angelia.client.namespaces import Batches, Iteration, Mode, Namespace, Verb
 from angelia.client.operations import asking, naming, naming_and_asking, plain
 from angelia.guard import api as guard
 from angelia.keys import api as keys
+from angelia.mailbox.channels import ChannelMessage
+from angelia.mailbox.mailbox import Mailbox
 from angelia.monitoring import api as monitoring
 from angelia.policy import api as policy
 from angelia.runs import api as runs
@@ -163,6 +169,13 @@ class ChannelVerbs(Namespace[Mode]):
     commit = Verb(naming_and_asking(channels.COMMIT, channels.CommitBody))
     set_epoch = Verb(naming_and_asking(channels.SET_EPOCH, channels.EpochBody))
     subscribers = Verb(naming_and_asking(channels.LIST_SUBSCRIBERS, channels.SubscribersQuery))
+
+    @Iteration
+    def tail(
+        self, mailbox: Mailbox, channel: str | UUID, *, after_offset: int | None = None
+    ) -> Batches[ChannelMessage | Unopened]:
+        """The messages of a channel as they come, without end; `commit` sets the offset up to which they are done."""
+        return Following(mailbox, channel, after_offset)
 
 
 class AuditVerbs(Namespace[Mode]):

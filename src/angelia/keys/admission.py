@@ -105,9 +105,9 @@ async def signers(tx: Tx, signed: Sequence[Signed], accepted_at: datetime) -> li
     return [_signer(one, halves.get((one.agent, one.signer_id), {}), accepted_at) for one in signed]
 
 
-async def fallen(tx: Tx, held: Sequence[EnvelopeKeys]) -> set[int]:
+async def with_revoked_keys(tx: Tx, held: Sequence[EnvelopeKeys]) -> set[int]:
     """The places of the envelopes that must not be delivered, because a key of theirs was revoked since."""
-    return await store.fallen(
+    return await store.with_revoked_keys(
         tx, [(one.recipient, one.key_id, one.sender, one.signer_id, one.accepted_at) for one in held]
     )
 

@@ -46,7 +46,7 @@ UPDATE ratchet_states AS s SET due_since = coalesce(s.due_since, $1),
 FROM due WHERE s.bucket = due.in_bucket AND s.session_id = due.id AND s.next_rotation_at <= $1
 RETURNING {schedule_columns}
 
--- name: kill
+-- name: make_all_due
 -- After an emergency the earlier keys are dropped, and every schedule of the agent is due at once.
 UPDATE ratchet_states SET grace_period_keys = NULL, due_since = coalesce(due_since, $3), updated_at = $3
 WHERE bucket = $1 AND agent_a_nhi = $2

@@ -72,8 +72,8 @@ async def announce_due(tx: Tx, now: datetime, limit: int) -> Sequence[RotationSc
     return [_schedule(row) for row in await tx.fetch(SQL["announce_due"], now, limit)]
 
 
-async def kill(tx: Tx, handle: str, now: datetime) -> None:
-    await tx.execute(SQL["kill"], bucket_of(handle), handle, now)
+async def make_all_due(tx: Tx, handle: str, now: datetime) -> None:
+    await tx.execute(SQL["make_all_due"], bucket_of(handle), handle, now)
 
 
 def _schedule(row: Row) -> RotationSchedule:

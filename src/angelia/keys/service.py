@@ -116,7 +116,7 @@ class Keys:
                 await store.add_bundle(tx, document, bundle.hash, bundle.prev_bundle_hash, issued, expires, now)
                 await _add_one_time(tx, bundle, one_time, now)
                 if emergency is not None:
-                    await schedules_store.kill(tx, present.handle, now)
+                    await schedules_store.make_all_due(tx, present.handle, now)
                 await audit.record(tx, [step.event()])
                 await self._invalidate(tx, present.handle)
             held = await store.count_one_time(tx, present.handle, now - ONE_TIME_LIFE)

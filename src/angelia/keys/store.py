@@ -101,9 +101,9 @@ async def signers(tx: Tx, wanted: Sequence[tuple[str, UUID]]) -> dict[tuple[str,
     return pairs
 
 
-async def fallen(tx: Tx, wanted: Sequence[tuple[str, UUID, str, UUID, datetime]]) -> set[int]:
+async def with_revoked_keys(tx: Tx, wanted: Sequence[tuple[str, UUID, str, UUID, datetime]]) -> set[int]:
     """The places of the envelopes with a revoked key; of each: recipient, key, sender, signer, time of acceptance."""
-    return {row["n"] for row in await tx.fetch(SQL["fallen"], *columns(wanted, 5))}
+    return {row["n"] for row in await tx.fetch(SQL["with_revoked_keys"], *columns(wanted, 5))}
 
 
 async def changed_since(tx: Tx, at: datetime, after: str, limit: int) -> list[str]:

@@ -35,7 +35,7 @@ SELECT o.agent_nhi, o.key_id, o.key_type FROM unnest($1::varchar[], $2::uuid[], 
 JOIN one_time_keys AS o ON o.agent_nhi = w.recipient AND o.key_id = w.key_id
 WHERE o.issued_to = w.sender AND o.used_at IS NULL AND o.issued_at >= $4
 
--- name: fallen
+-- name: with_revoked_keys
 SELECT w.n::int - 1 AS n FROM unnest($1::varchar[], $2::uuid[], $3::varchar[], $4::uuid[], $5::timestamptz[])
   WITH ORDINALITY AS w (recipient, key_id, sender, signer_id, accepted_at, n)
 WHERE EXISTS (

@@ -45,4 +45,4 @@ async def withheld(tx: Tx, policy: Policy, rows: Sequence[Queued], now: datetime
 async def fallen(tx: Tx, rows: Sequence[Queued]) -> set[bytes]:
     """Which of these, by mref, are under a key that was revoked since."""
     held = [EnvelopeKeys(row.recipient, row.key_id, row.sender, row.signer_id, row.accepted_at) for row in rows]
-    return {rows[at].mref for at in await admission.fallen(tx, held)}
+    return {rows[at].mref for at in await admission.with_revoked_keys(tx, held)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Unpack
 from uuid import UUID
@@ -58,7 +58,7 @@ class EpochWentBack(AngeliaError):
     code = "conflict"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ChannelMessage:
     """A message of a channel, opened: its signatures hold, and its offset is the one that it had before."""
 
@@ -72,7 +72,16 @@ class ChannelMessage:
     priority: Priority
     created_at: datetime
     expires_at: datetime
-    body: bytes = field(repr=False)
+    body: bytes
+
+    def __repr__(self) -> str:
+        """Which message it is, and nothing of its content: it may end up in a log."""
+        return f"<message {self.offset} of channel {self.channel_id} from {self.sender}, {len(self.body):,} bytes>"
+
+    @property
+    def text(self) -> str:
+        """The content as text; bytes that are no UTF-8 become U+FFFD."""
+        return self.body.decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,6 +170,18 @@ def names(home: Path) -> list[str]:
     return sorted(path.parent.name for path in home.glob(f"*/{KEY}") if valid_handle(path.parent.name))
 
 
+def local_name(home: Path, handle: str | None) -> str | None:
+    """The local name of an agent of this home, found by that name or by its handle; without either, that of the only
+    one. None if there is no such agent, or more than one."""
+    known = names(home)
+    if handle is None:
+        return known[0] if len(known) == 1 else None
+    if handle in known:
+        return handle
+    found = ((name, public_identity(home, name)) for name in known)
+    return next((name for name, one in found if one is not None and one.handle == handle), None)
+
+
 def public_identity(home: Path, name: str) -> PublicIdentity | None:
     """Returns an agent's public identity; None when a crash came between the writing of its two files."""
     with _locked(home, name) as directory:

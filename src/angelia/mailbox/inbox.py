@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -58,14 +58,28 @@ class Message:
     acked_at: datetime | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Opened:
     """A message with its content, and the receipt that was signed when it was opened or read, if any."""
 
     message: Message
-    body: bytes = field(repr=False)
+    body: bytes
     control: bool = False
     receipt: Receipt | None = None
+
+    def __repr__(self) -> str:
+        """Which message it is, and nothing of its content: it may end up in a log."""
+        message = self.message
+        return f"<message {message.replay_key[:12]} from {message.sender}, {len(self.body):,} bytes>"
+
+    @property
+    def sender(self) -> str:
+        return self.message.sender
+
+    @property
+    def text(self) -> str:
+        """The content as text; bytes that are no UTF-8 become U+FFFD."""
+        return self.body.decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)

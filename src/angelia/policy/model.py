@@ -156,7 +156,7 @@ def check_wish(wish: Wish) -> None:
     """Raises InvalidArgument unless subject and object are names: only rules have patterns."""
     for what, text, names in (("subject", wish.subject, _AGENTS), ("object", wish.object, _objects(wish.action))):
         if not names.valid(text):
-            raise InvalidArgument(f"{what}: {text[:60]!r} names nobody", hint=f"it is {names.told}")
+            raise InvalidArgument(f"{what}: {text[:60]!r} names nobody", hint=f"it is {names.described}")
 
 
 def _check_pattern(what: str, text: str, names: _Names) -> None:
@@ -165,7 +165,7 @@ def _check_pattern(what: str, text: str, names: _Names) -> None:
     whole = [text] if beginning == text else [beginning, beginning + "0", beginning + "0/0", beginning + "/0"]
     if any(names.valid(one) for one in whole):
         return
-    hint = f"it is {names.told}, or the beginning of one and a *, and nothing else"
+    hint = f"it is {names.described}, or the beginning of one and a *, and nothing else"
     raise InvalidArgument(f"{what}: {text[:60]!r} is no pattern", hint=hint)
 
 
@@ -179,7 +179,7 @@ class _Names:
     """Which names a part of a rule may have, and how an error message describes them."""
 
     valid: Callable[[str], bool]
-    told: str
+    described: str
 
 
 _AGENTS = _Names(valid_handle, "a handle, such as alice")

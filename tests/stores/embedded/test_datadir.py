@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 
 from angelia.errors import StartFailed
-from angelia.stores.embedded.datadir import DataDir, read_runtime, write_private
+from angelia.runtime_file import read_runtime
+from angelia.stores.embedded.datadir import DataDir, write_private
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from angelia.stores.embedded.datadir import DataDir, Runtime
+from angelia.runtime_file import Runtime
+from angelia.stores.embedded.datadir import DataDir
 data_dir = DataDir(Path(sys.argv[1]))
 data_dir.prepare()
 data_dir.lock()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from angelia.audit.model import ERASED, Detail
 from angelia.errors import InvalidArgument
-from angelia.pipeline import audit_events, runs
+from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.agent_rows import NAMING, about, asked_about, in_ledger
 from angelia.pipeline.jobs.job_context import Report, Work
@@ -77,10 +77,9 @@ def _foreseen(work: Work, database: Database, agent: str, report: Report) -> Rep
         AUDIT.name: _count(database, in_ledger(work, AUDIT), agent, "redacted_at IS NULL"),
     }
     lake = {table.name: sum(_days(work, table, agent).values()) for table in NAMING}
-    report.state, report.rows = "dry run", sum(ledger.values()) + sum(lake.values())
-    report.figures |= {"ledger": ledger, "archive": lake, "pending": pending}
-    report.summary = f"{report.rows:,} rows would be erased in ledger and archive"
-    return report
+    rows = sum(ledger.values()) + sum(lake.values())
+    summary = f"{rows:,} rows would be erased in ledger and archive"
+    return report.foreseen(rows, summary, ledger=ledger, archive=lake, pending=pending)
 
 
 def _count(database: Database, projection: str, agent: str, where: str = "true") -> int:
@@ -138,7 +137,7 @@ def _record(
     work: Work, database: Database, run: Run, reason: str, place: str, rows: dict[str, int], at: datetime | None = None
 ) -> None:
     detail: Detail = {"run": run.run_id, "reason": reason, "in": place, **rows}
-    audit_events.record(work, database, ERASED, detail, at)
+    work.record(database, ERASED, detail, at)
 
 
 def _from_archive(work: Work, run: Run, table: Table, said: dict[str, Any]) -> int:

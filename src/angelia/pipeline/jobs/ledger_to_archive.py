@@ -10,7 +10,7 @@ from angelia.errors import AngeliaError
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.job_context import Report, Work
-from angelia.pipeline.lake import commit, fsync, rewrite, writer
+from angelia.pipeline.lake import commit, fsync, listing, rewrite, writer
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.tables import Table
 from angelia.pipeline.runs import Run
@@ -58,9 +58,14 @@ def finish(work: Work, database: Database, run: Run, move: Move, report: Report)
     report.add(run)
 
 
+def resumed_first(run: Run | None) -> str:
+    """What a dry run adds to its summary when the run before it died."""
+    return f"; run {run.run_id[:8]}, which died, would be finished first" if run else ""
+
+
 def is_committed(work: Work, table: Table, run: Run) -> bool:
     """Whether a run's rows are in the archive: a crash may have come after its commit."""
-    found = commit.find(work.objects, table)
+    found = listing.find(work.objects, table)
     return found is not None and commit.is_done(found, Mark(run.app_id, run.version))
 
 

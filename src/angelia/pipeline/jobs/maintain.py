@@ -11,7 +11,7 @@ from angelia.pipeline import runs
 from angelia.pipeline.jobs import analytics, erase, retention
 from angelia.pipeline.jobs.job_context import Report, Work
 from angelia.pipeline.jobs.table_locks import BY_FILES
-from angelia.pipeline.lake import commit, maintenance
+from angelia.pipeline.lake import listing, maintenance
 from angelia.pipeline.lake.analytics_tables import ANALYTICS
 from angelia.pipeline.lake.maintenance import KEPT
 from angelia.pipeline.lake.tables import AUDIT, TABLES, Table
@@ -48,7 +48,7 @@ def maintain(work: Work) -> Report:
 def _all(work: Work, kept: timedelta, report: Report) -> None:
     work.progress.stage("maintaining")
     for table in TABLES.values():
-        if commit.find(work.objects, table) is None:
+        if listing.find(work.objects, table) is None:
             continue
         try:
             with _undisturbed(work.database_url, table):

@@ -16,7 +16,7 @@ from angelia.pipeline.database import Database
 from angelia.pipeline.jobs import archive_receipts
 from angelia.pipeline.jobs.job_context import Report, Work
 from angelia.pipeline.lake import simulated
-from angelia.pipeline.lake.chain_floor import archive_floor
+from angelia.pipeline.lake.audit_chain import archive_floor
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS
 from angelia.pipeline.sources import archive, ledger
 from angelia.runs.model import RunState

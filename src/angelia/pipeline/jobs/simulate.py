@@ -41,7 +41,8 @@ def simulate(work: Work) -> Report:
             held.enter_context(runs.only_one(work.database_url, audit.APP_ID))
         _refuse_real(work)
         if work.dry_run:
-            return _foreseen(report, sum(rows.values()))
+            many, span = sum(rows.values()), f"from {report.figures['from']} to {report.figures['to']}"
+            return report.foreseen(many, f"{many:,} receipts would be simulated, {span}")
         commit.opened(work.objects, RECEIPTS.marked())
         lo, hi = midnight(days[0]), midnight(days[-1]) + timedelta(days=1)
         database, run = held.enter_context(runs.one_run(work.database_url, JOB, work.clock, lo=lo, hi=hi))
@@ -97,12 +98,6 @@ def _refuse_real(work: Work) -> None:
         raise Conflict(f"the archive at {root} is not a simulated one, and its rows may be real", hint=hint)
     if work.options.get("audit") and size(work.objects, AUDIT).rows:
         raise Conflict(f"the archive at {root} holds an audit chain already", hint=_ELSEWHERE)
-
-
-def _foreseen(report: Report, rows: int) -> Report:
-    report.state, report.rows = "dry run", rows
-    report.summary = f"{rows:,} receipts would be simulated, from {report.figures['from']} to {report.figures['to']}"
-    return report
 
 
 def _write(work: Work, run: Run, fleet: Fleet, days: Sequence[date]) -> None:

@@ -17,7 +17,7 @@ from angelia.pipeline.chain_verification import NodeKey, Result
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.job_context import Report, Work
 from angelia.pipeline.lake import simulated
-from angelia.pipeline.lake.chain_floor import archive_floor
+from angelia.pipeline.lake.audit_chain import archive_floor
 from angelia.pipeline.redactions import Redactions
 from angelia.pipeline.sources import audit
 from angelia.runs.model import RunState
@@ -62,7 +62,7 @@ def _verified(work: Work, database: Database, floor: Floor, last: int, node: Nod
     if last <= floor.position:
         return Result()
     signed = functools.partial(database.table, work.sql("audit")["checkpoints"])
-    result = chain_verification.verify_by_spans(work.spark, work.objects, floor, last, signed, node)
+    result = chain_verification.verify(work.spark, work.objects, floor, last, signed, node)
     if result.redacted:
         recorded = _erasures(work, database, result.redactions)
         result.faults += chain_verification.unexplained(work.spark, work.objects, result.redactions, recorded)

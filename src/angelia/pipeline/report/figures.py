@@ -15,7 +15,7 @@ from angelia.envelope.wire import Priority
 from angelia.errors import NotFound
 from angelia.pipeline.analytics.histogram import SHARES, added, percentile
 from angelia.pipeline.lake import archive_locations
-from angelia.pipeline.lake import small_reads as lake
+from angelia.pipeline.lake import small_tables as lake
 from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS, KEY_DAYS, KEY_GRACE, LATENCIES, STORAGE
 from angelia.pipeline.lake.table import DAY
 from angelia.settings import Settings
@@ -45,7 +45,7 @@ class Day:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Agent:
+class AgentFigures:
     """One agent over the whole period."""
 
     handle: str
@@ -63,8 +63,8 @@ class Contents:
     overall: Times
     by_priority: dict[str, tuple[int, Times]]  # how many were delivered, and when
     buckets: list[int]  # messages of each of the 256
-    senders: list[Agent]
-    recipients: list[Agent]
+    senders: list[AgentFigures]
+    recipients: list[AgentFigures]
     storage: dict[datetime, dict[str, int]]
     rotations: list[dict[str, Any]]
     grace: list[dict[str, Any]]
@@ -145,13 +145,13 @@ def _buckets(objects: Objects) -> list[int]:
     return loads
 
 
-def _top(objects: Objects, messages: str, size: str, failed: str | None) -> list[Agent]:
+def _top(objects: Objects, messages: str, size: str, failed: str | None) -> list[AgentFigures]:
     """The agents with most of it; those with as much in the order of their handles."""
     columns = {name: pc.field(name) for name in (messages, size, *([failed] if failed else []))}
     summed = lake.sums(objects, AGENTS, "agent", columns, pc.field(messages) > 0)
     top = pc.select_k_unstable(summed, _TOP, [(messages, "descending"), ("agent", "ascending")])
     return [
-        Agent(
+        AgentFigures(
             handle=row["agent"],
             messages=row[messages],
             wire_bytes=row[size],

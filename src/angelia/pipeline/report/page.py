@@ -11,7 +11,7 @@ from angelia.pipeline.analytics.histogram import SHARES
 from angelia.pipeline.lake import commit, simulated
 from angelia.pipeline.report import charts, formatting
 from angelia.pipeline.report.charts import at
-from angelia.pipeline.report.figures import OUTCOMES, TIERS, Agent, Contents, read
+from angelia.pipeline.report.figures import OUTCOMES, TIERS, AgentFigures, Contents, read
 from angelia.pipeline.report.svg import drawn
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
@@ -241,7 +241,7 @@ def _agents(contents: Contents) -> str:
     )
 
 
-def _agent(one: Agent, sent: int) -> list[str]:
+def _agent(one: AgentFigures, sent: int) -> list[str]:
     return [
         formatting.foreign(one.handle),
         f"{one.messages:,}",

@@ -16,10 +16,10 @@ from pathlib import Path
 import msgspec
 
 from angelia.errors import StartFailed
+from angelia.runtime_file import LOCK, RUNTIME, Runtime
 from angelia.stores.embedded.owner import Owner, choose_owner
 from angelia.stores.embedded.private import make_private_directory
 from angelia.stores.embedded.private import write_private as write_private
-from angelia.stores.embedded.process import is_taken
 
 # Linux takes 107 bytes of socket path, macOS 103; PostgreSQL's name is the longer of the two.
 LONGEST_SOCKET_PATH = 100
@@ -29,16 +29,6 @@ VALKEY_SOCKET = "valkey.sock"
 # The agents' home and the archive with its checkpoints lie here by default and may be older than the first server, a
 # fresh volume has lost+found, and a start that was cut short may have come no further than the logs.
 _NEIGHBOURS = {"agents", "checkpoints", "lake", "lake-simulated", "lost+found", "log", ".DS_Store"}
-
-
-class Runtime(msgspec.Struct, frozen=True, kw_only=True):
-    """A running server, as `runtime.json` shows it to other programs on this machine; its URLs carry passwords."""
-
-    pid: int
-    url: str
-    database_url: str
-    redis_url: str
-    sockets: str
 
 
 class DataDir:
@@ -67,11 +57,11 @@ class DataDir:
 
     @property
     def lock_file(self) -> Path:
-        return self.path / "lock"
+        return self.path / LOCK
 
     @property
     def runtime_file(self) -> Path:
-        return self.path / "runtime.json"
+        return self.path / RUNTIME
 
     @property
     def admin_token(self) -> Path:
@@ -261,28 +251,6 @@ class DataDir:
                 f"the stores run as {self.owner.name}, who cannot reach {self.sockets}",
                 hint="set TMPDIR to a directory that everybody may pass through, such as /tmp",
             )
-
-
-def read_runtime(path: Path) -> Runtime | None:
-    """The server that runs on a data directory, or None; a file left by a dead server does not count."""
-    data_dir = DataDir(path)
-    try:
-        runtime = msgspec.json.decode(data_dir.runtime_file.read_bytes(), type=Runtime)
-        # Both: a pid may belong to another process by now, and the lock to the next server, which is just starting.
-        return runtime if _is_locked(data_dir.lock_file) and is_taken(runtime.pid) else None
-    except (OSError, msgspec.DecodeError):
-        return None
-
-
-def _is_locked(path: Path) -> bool:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def _flock_shortly(descriptor: int) -> bool:

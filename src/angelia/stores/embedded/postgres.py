@@ -12,14 +12,17 @@ import sys
 from pathlib import Path
 from urllib.parse import quote
 
+import asyncpg
+
 from angelia.errors import StartFailed
+from angelia.runtime_file import is_taken
 from angelia.stores.disk import Disk
 from angelia.stores.embedded.binaries import Programs
 from angelia.stores.embedded.datadir import POSTGRES_SOCKET, DataDir
 from angelia.stores.embedded.orphans import Trace
 from angelia.stores.embedded.owner import store_environment
 from angelia.stores.embedded.private import make_private_directory, open_log, sync_directory, write_private
-from angelia.stores.embedded.process import Program, Steps, end, is_taken, start
+from angelia.stores.embedded.process import Program, Steps, end, start
 from angelia.stores.sql import statements
 
 SQL = statements(__file__, "roles.sql")
@@ -106,8 +109,6 @@ class Postgres:
 
     def is_ready(self) -> bool:
         """Whether a real connection works; the first one finds, or makes, our database and its owner."""
-        import asyncpg  # here, because the command line imports this package for runtime.json alone
-
         try:
             return asyncio.run(self._connects())
         except asyncpg.DiskFullError as error:
@@ -122,8 +123,6 @@ class Postgres:
         return None
 
     async def _connects(self) -> bool:
-        import asyncpg
-
         try:
             connection = await asyncpg.connect(self.url, timeout=5)
         except asyncpg.InvalidCatalogNameError:
@@ -151,8 +150,6 @@ class Postgres:
         return True
 
     async def _create_database(self) -> None:
-        import asyncpg
-
         try:
             connection = await asyncpg.connect(self._url("postgres"), timeout=30)
         except asyncpg.InsufficientPrivilegeError as error:

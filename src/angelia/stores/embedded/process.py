@@ -161,17 +161,6 @@ def wait_for_death(pid: int, seconds: float) -> bool:
     return True
 
 
-def is_taken(pid: int) -> bool:
-    """Whether a pid belongs to a process, be it one that ended and was not waited for."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def exists(pid: int) -> bool:
     """Whether a process lives; one that ended and was not waited for does not."""
     try:

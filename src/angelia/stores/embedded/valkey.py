@@ -9,6 +9,10 @@ import signal
 from pathlib import Path
 from urllib.parse import quote
 
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
 from angelia.stores.embedded.binaries import Programs
 from angelia.stores.embedded.datadir import VALKEY_SOCKET, DataDir
 from angelia.stores.embedded.orphans import Trace
@@ -94,10 +98,6 @@ class Valkey:
 
     def is_ready(self) -> bool:
         """Whether it answers; while it loads its file it does not."""
-        import redis  # here, because the command line imports this package for runtime.json alone
-        from redis.backoff import NoBackoff
-        from redis.retry import Retry
-
         client = redis.Redis.from_url(self.url, socket_timeout=5, retry=Retry(NoBackoff(), 0))
         try:
             return bool(client.ping())

@@ -1,0 +1,151 @@
+"""The object that a person meets first: an agent of this machine, with its mailbox and its server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Generator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, Self
+
+from angelia.client.agent_verbs import AgentChannels, AgentKeys, AgentMail
+from angelia.client.clients import AsyncClient, Client
+from angelia.client.namespaces import Awaited, Blocking, Mode, Run
+from angelia.client.opening import Passphrase, open_mailbox
+from angelia.mailbox.mailbox import Mailbox
+
+
+class _Namespaces(Generic[Mode]):
+    """What both kinds of agents have."""
+
+    def __init__(self, run: Run, url: str, mailbox: Mailbox) -> None:
+        self.url = url
+        self.mailbox = mailbox
+        self.mail: AgentMail[Mode] = AgentMail(run, mailbox)
+        self.channels: AgentChannels[Mode] = AgentChannels(run, mailbox)
+        self.keys: AgentKeys[Mode] = AgentKeys(run, mailbox)
+
+    @property
+    def handle(self) -> str:
+        """The name by which other agents know this one."""
+        return self.mailbox.identity.handle
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.handle} at {self.url}>"
+
+    def _close_mailbox(self) -> None:
+        try:
+            self.mail.listening.end()
+        finally:
+            self.mailbox.close()
+
+    def _note_interruption(self, kind: type[BaseException] | None) -> None:
+        """A loop over `listen` that Ctrl-C or a cancellation ended is not done with its message; any other one is."""
+        if kind is not None and not issubclass(kind, Exception):
+            self.mail.listening.interrupt()
+
+
+class Agent(_Namespaces[Blocking]):
+    """An agent of this machine. `mail`, `channels` and `keys` have its verbs, which block until they are done;
+    `client` is the longer form, with everything else that the server can do, and `mailbox` its own side."""
+
+    def __init__(self, client: Client, url: str, mailbox: Mailbox) -> None:
+        super().__init__(client._run, url, mailbox)
+        self.client = client
+
+    @classmethod
+    def open(
+        cls,
+        name: str | None = None,
+        *,
+        home: Path | str | None = None,
+        url: str | None = None,
+        passphrase: Passphrase = None,
+        timeout: float = 30.0,
+    ) -> Self:
+        """Opens an agent that `angelia agent new NAME --register` has made.
+
+        Home and server are found as the command line finds them; with one agent in the home the name may be left out.
+        `passphrase` is the key's, if it has one, or a function that returns it, such as `getpass.getpass`."""
+        server, mailbox = open_mailbox(name, home, url, passphrase)
+        return cls(Client(server, mailbox, timeout=timeout), server, mailbox)
+
+    def close(self) -> None:
+        """Closes the mailbox and the connections."""
+        try:
+            self._close_mailbox()
+        finally:
+            self.client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._note_interruption(kind)
+        self.close()
+
+
+class AsyncAgent(_Namespaces[Awaited]):
+    """An agent of this machine. `mail`, `channels` and `keys` have its verbs, which are awaited; `client` is the longer
+    form, with everything else that the server can do, and `mailbox` its own side.
+
+    Files, SQLite and signatures are worked on in a thread of its own, never on the event loop."""
+
+    def __init__(self, client: AsyncClient, url: str, mailbox: Mailbox) -> None:
+        super().__init__(client._run, url, mailbox)
+        self.client = client
+
+    @classmethod
+    def open(
+        cls,
+        name: str | None = None,
+        *,
+        home: Path | str | None = None,
+        url: str | None = None,
+        passphrase: Passphrase = None,
+        timeout: float = 30.0,
+    ) -> Opening:
+        """Opens an agent as `Agent.open` does: `async with AsyncAgent.open("bob") as bob`, or with `await`."""
+
+        async def opened() -> AsyncAgent:
+            server, mailbox = await asyncio.to_thread(open_mailbox, name, home, url, passphrase)
+            return cls(AsyncClient(server, mailbox, timeout=timeout), server, mailbox)
+
+        return Opening(opened())
+
+    async def close(self) -> None:
+        """Closes the connections and the mailbox."""
+        try:
+            await self.client.close()
+        finally:
+            await asyncio.to_thread(self._close_mailbox)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._note_interruption(kind)
+        await self.close()
+
+
+class Opening:
+    """An agent that is being opened: `async with` opens and closes it, `await` opens it."""
+
+    def __init__(self, opened: Coroutine[Any, Any, AsyncAgent]) -> None:
+        self._opened = opened
+
+    def __await__(self) -> Generator[Any, Any, AsyncAgent]:
+        return self._opened.__await__()
+
+    async def __aenter__(self) -> AsyncAgent:
+        self._agent = await self._opened
+        return self._agent
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._agent.__aexit__(kind, error, traceback)

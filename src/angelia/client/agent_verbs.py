@@ -1,0 +1,307 @@
+"""The verbs of an agent, by slice: those of the clients with its mailbox given, and text where those take bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Concatenate, Literal, ParamSpec, TypeVar, Unpack
+from uuid import UUID
+
+import msgspec
+
+from angelia.agents import api as agents
+from angelia.api import PageQuery
+from angelia.channels import api as channels
+from angelia.channels.model import ChannelPolicy, ChannelView, Subscription
+from angelia.client import (
+    channel_membership,
+    channel_publishing,
+    channel_reading,
+    channel_signing,
+    delivery_status,
+    mail_calls,
+    mail_receiving,
+    mail_sending,
+    mailbox_keys,
+    request_reply,
+)
+from angelia.client.batches import Following, Pages
+from angelia.client.channel_publishing import PublishResult
+from angelia.client.channel_reading import OpenedPage, Unopened
+from angelia.client.exchange import Exchange
+from angelia.client.mail_listening import Listening
+from angelia.client.mail_sending import SentMail
+from angelia.client.mail_stream import is_passing
+from angelia.client.mailbox_keys import OneTime, now
+from angelia.client.namespaces import Batches, Iteration, Mode, OwnNamespace, OwnVerb, Run, Verb
+from angelia.client.operations import ask, asking, naming
+from angelia.errors import AngeliaError, InvalidArgument, NotFound
+from angelia.mail.model import ReceiptAnswer, Side, Status
+from angelia.mailbox.allowlist import AllowedSender
+from angelia.mailbox.channels import ChannelMessage
+from angelia.mailbox.inbox import Message, Opened
+from angelia.mailbox.mailbox import Mailbox
+from angelia.mailbox.outbox import MessageOptions, SendOptions
+from angelia.mailbox.outbox_message import OutboxMessage
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_PAGE = 200
+
+
+class CheckedReceipt(ReceiptAnswer, frozen=True, kw_only=True):
+    """What became of one message. `by` is on whose word: `recipient` only if its signatures hold, and `status` is then
+    what it signed; `relay` if only the server says so; `unproven` if a signature does not hold; empty while the
+    message waits."""
+
+    by: Literal["recipient", "relay", "unproven", ""]
+
+
+def _send(
+    mailbox: Mailbox, recipient: str, body: str | bytes, *, one_time: OneTime = "prefer", **options: Unpack[SendOptions]
+) -> Exchange[SentMail]:
+    """Seals a message and sends it.
+
+    If the server cannot be reached, or has no room now, the message waits in the outbox, and the error says so in its
+    member `waiting`; whatever sends or listens next delivers it."""
+    return mail_sending.send(mailbox, recipient, _bytes(body), one_time=one_time, **options)
+
+
+def _reply(mailbox: Mailbox, message: Opened, body: str | bytes, **options: Unpack[SendOptions]) -> Exchange[SentMail]:
+    """Answers a message, in its conversation."""
+    return request_reply.answer(mailbox, message, _bytes(body), **options)
+
+
+def _ask(
+    mailbox: Mailbox, recipient: str, body: str | bytes, *, timeout: float = 30.0, **options: Unpack[SendOptions]
+) -> Exchange[Opened]:
+    """Sends a question and returns the answer; of several, the first. Other mail is left alone.
+
+    After `timeout` seconds it raises DeadlineExceeded; an answer that comes later is mail like any other."""
+    return request_reply.send_and_wait(mailbox, recipient, _bytes(body), timeout=timeout, **options)
+
+
+def _allow(mailbox: Mailbox, agent: str, *, label: str | None = None) -> Exchange[AllowedSender]:
+    """Opens the mail of an agent from now on. Its keys come from the server, unless they are known already."""
+    if mailbox.pinned_keys.pin(agent) is None:
+        yield from mailbox_keys.find_keys(mailbox, agent)
+    return mailbox.allowlist.allow(agent, now(), label)
+
+
+def _deny(mailbox: Mailbox, agent: str) -> Exchange[None]:
+    """Opens no more mail of an agent."""
+    yield from ()
+    if not mailbox.allowlist.deny(agent):
+        raise NotFound(f"{agent} is not on the allowlist", hint="angelia mail allow")
+
+
+def _allowed(mailbox: Mailbox) -> Exchange[list[AllowedSender]]:
+    """Returns the agents whose mail is opened."""
+    yield from ()
+    return mailbox.allowlist.entries()
+
+
+def _read(mailbox: Mailbox, replay_key: str) -> Exchange[Opened]:
+    """Returns a message of the inbox with its content, by its id or the beginning of that, and marks it read."""
+    yield from ()
+    return mailbox.inbox.read(replay_key, now())
+
+
+class AgentMail(OwnNamespace[Mode]):
+    """Sealed mail of one agent."""
+
+    def __init__(self, run: Run, mailbox: Mailbox) -> None:
+        super().__init__(run, mailbox)
+        self.listening = Listening(mailbox)
+
+    send = OwnVerb(_send)
+    reply = OwnVerb(_reply)
+    ask = OwnVerb(_ask)
+    receive = OwnVerb(mail_receiving.receive)
+    read = OwnVerb(_read)
+    withdraw = OwnVerb(mail_sending.withdraw)
+    deliver_outbox = OwnVerb(mail_sending.deliver_outbox)
+    update_outbox = OwnVerb(delivery_status.update_outbox)
+    allow = OwnVerb(_allow)
+    deny = OwnVerb(_deny)
+    allowed = OwnVerb(_allowed)
+    block = Verb(naming(agents.BLOCK))
+    unblock = Verb(naming(agents.UNBLOCK))
+    blocked = Verb(asking(agents.LIST_BLOCKED, PageQuery))
+
+    @Iteration
+    def listen(self) -> Batches[Opened]:
+        """Mail as it comes, without end: opened, in the inbox and acknowledged. Beside it the outbox is sent, receipts
+        are fetched and keys are kept fresh. A server that is away is waited for.
+
+        A message is done with when the loop asks for the next one or is left. A process that is killed before gets the
+        message again."""
+        return self.listening.anew()
+
+    @Iteration
+    def inbox(self) -> Batches[Message]:
+        """The messages that were received, newest first, without their content."""
+
+        def page(cursor: str | None) -> Exchange[tuple[Sequence[Message], str | None]]:
+            yield from ()
+            found = self._mailbox.inbox.page(_PAGE, cursor)
+            return found.messages, found.after
+
+        return Pages(page)
+
+    @Iteration
+    def outbox(self) -> Batches[OutboxMessage]:
+        """The messages that were sealed here, newest first: how far each has come."""
+
+        def page(cursor: str | None) -> Exchange[tuple[Sequence[OutboxMessage], str | None]]:
+            yield from ()
+            found = self._mailbox.outbox.page(_PAGE, cursor)
+            return found, found[-1].replay_key if found else None
+
+        return Pages(page)
+
+    @Iteration
+    def receipts(
+        self, *, status: Status | None = None, since: datetime | None = None, side: Side | None = None
+    ) -> Batches[CheckedReceipt]:
+        """What became of all messages that the agent sent and received, or of one side, newest first. Every signature
+        is checked."""
+
+        def page(cursor: str | None) -> Exchange[tuple[Sequence[CheckedReceipt], str | None]]:
+            found = yield from mail_calls.receipts(status=status, since=since, side=side, cursor=cursor, limit=_PAGE)
+            checked = []
+            for answer in found.receipts:
+                checked.append((yield from _checked(self._mailbox, answer)))
+            return checked, found.next
+
+        return Pages(page)
+
+
+def _checked(mailbox: Mailbox, answer: ReceiptAnswer) -> Exchange[CheckedReceipt]:
+    facts = msgspec.structs.asdict(answer)
+    if answer.status is Status.PENDING:
+        return CheckedReceipt(**facts, by="")
+    try:
+        receipt = yield from delivery_status.check_attested(mailbox, answer)
+    except AngeliaError as error:
+        if is_passing(error):
+            raise
+        return CheckedReceipt(**facts, by="unproven")
+    if receipt is None:
+        return CheckedReceipt(**facts, by="relay")
+    return CheckedReceipt(**{**facts, "status": Status(receipt.status.name.lower())}, by="recipient")
+
+
+def _create(
+    mailbox: Mailbox,
+    name: str,
+    policy: str = ChannelPolicy.ALLOWLIST,
+    *,
+    allow: Sequence[str] = (),
+    retention_seconds: int | None = None,
+    max_message_size_bytes: int | None = None,
+    max_subscribers: int | None = None,
+) -> Exchange[ChannelView]:
+    """Makes a channel with its first roster and key. Without a policy, the agents of `allow` may subscribe."""
+    if policy not in list(ChannelPolicy):
+        raise InvalidArgument(f"{policy!r} is no policy of a channel", hint=f"one of {', '.join(ChannelPolicy)}")
+    return channel_membership.create_channel(
+        mailbox,
+        name,
+        ChannelPolicy(policy),
+        allow=allow,
+        retention_seconds=retention_seconds,
+        max_message_size_bytes=max_message_size_bytes,
+        max_subscribers=max_subscribers,
+    )
+
+
+def _publish(
+    mailbox: Mailbox, channel: str | UUID, body: str | bytes, **options: Unpack[MessageOptions]
+) -> Exchange[PublishResult]:
+    """Seals a message for all subscribers and publishes it. Members that lack the channel's key get it first.
+
+    With a `message_id` of one's own a second try after a crash ends in message_id_conflict, not in a second
+    message."""
+    return channel_publishing.publish(mailbox, channel, _bytes(body), **options)
+
+
+def _read_page(
+    mailbox: Mailbox,
+    channel: str | UUID,
+    *,
+    after_offset: int | None = None,
+    max_messages: int = 10,
+    wait: int = 0,
+) -> Exchange[OpenedPage]:
+    """Returns the next messages of a channel: after an offset, or after what was committed. To read commits nothing."""
+    found = yield from channel_membership.find_channel(mailbox, channel)
+    return (
+        yield from channel_reading.read_channel(
+            mailbox,
+            found.channel_id,
+            after_offset=after_offset,
+            max_messages=max_messages,
+            wait=wait,
+            name=found.name,
+        )
+    )
+
+
+def _commit(message: ChannelMessage) -> Exchange[Subscription]:
+    """Commits a message: the next reading begins after it."""
+    return ask(channels.COMMIT, message.channel_id, body=channels.CommitBody(message.offset))
+
+
+def _named(
+    act: Callable[Concatenate[UUID, P], Exchange[T]],
+) -> Callable[Concatenate[Mailbox, str | UUID, P], Exchange[T]]:
+    """The verb for a channel that is named by its id, as `owner/name`, or by the name of one's own."""
+
+    def verb(mailbox: Mailbox, channel: str | UUID, /, *args: P.args, **kwargs: P.kwargs) -> Exchange[T]:
+        found = yield from channel_membership.look_up_channel(mailbox, channel)
+        return (yield from act(found.channel_id, *args, **kwargs))
+
+    verb.__doc__ = act.__doc__
+    return verb
+
+
+class AgentChannels(OwnNamespace[Mode]):
+    """Sealed topics, for one agent. A channel is named by its id, as `owner/name`, or by the name of one's own."""
+
+    create = OwnVerb(_create)
+    find = OwnVerb(channel_membership.find_channel)
+    list = Verb(asking(channels.LIST, channels.ChannelQuery))
+    update = OwnVerb(channel_membership.update_channel)
+    delete = OwnVerb(channel_membership.delete_channel)
+    allow = OwnVerb(channel_membership.allow)
+    disallow = OwnVerb(channel_membership.disallow)
+    roster = OwnVerb(channel_membership.roster)
+    subscribe = OwnVerb(channel_membership.subscribe)
+    unsubscribe = OwnVerb(channel_membership.unsubscribe)
+    pause = OwnVerb(_named(naming(channels.PAUSE)))
+    resume = OwnVerb(_named(naming(channels.RESUME)))
+    publish = OwnVerb(_publish)
+    share_key = OwnVerb(channel_publishing.share_key)
+    read = OwnVerb(_read_page)
+    commit = Verb(_commit)
+
+    @Iteration
+    def tail(self, channel: str | UUID, *, after_offset: int | None = None) -> Batches[ChannelMessage | Unopened]:
+        """The messages of a channel as they come, without end; `commit` says that one is done with."""
+        return Following(self._mailbox, channel, after_offset)
+
+
+class AgentKeys(OwnNamespace[Mode]):
+    """The keys of one agent, and whose keys it believes."""
+
+    publish = OwnVerb(channel_signing.publish_keys)
+    rotate = OwnVerb(channel_signing.rotate_keys)
+    emergency_rotate = OwnVerb(channel_signing.emergency_rotate_keys)
+    rotate_due = OwnVerb(channel_signing.rotate_due_keys)
+    renew_due = OwnVerb(channel_signing.tend_keys)
+    find = OwnVerb(mailbox_keys.find_keys)
+
+
+def _bytes(body: str | bytes) -> bytes:
+    return body.encode() if isinstance(body, str) else body

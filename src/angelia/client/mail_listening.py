@@ -1,0 +1,90 @@
+"""Mail for a loop that handles it message by message, and what has to be done beside it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Self
+
+from angelia.client import channel_signing, delivery_status, mail_receiving, mail_sending
+from angelia.client.exchange import Exchange
+from angelia.client.mail_stream import LONGEST_PAUSE, BackOff, is_passing
+from angelia.errors import AngeliaError
+from angelia.mailbox.inbox import Opened
+from angelia.mailbox.mailbox import Mailbox
+
+WAIT = 20.0
+# How often the outbox is sent, receipts are fetched and schedules of keys are looked at.
+ROUND = 180.0
+
+
+class Listening:
+    """The messages of a mailbox as batches of one, without end; faults that pass are waited for.
+
+    A loop is done with a message when it asks for the next one, and when `end` is called. What it was not done with
+    when its process died is the first that the next loop gets."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self.pause = 0.0
+        self._mailbox = mailbox
+        self._waiting: deque[str] | None = None
+        self._in_hand: str | None = None
+        self._back_off = BackOff()
+        self._round_at = 0.0
+
+    def anew(self) -> Self:
+        """The same for another loop, which begins with what earlier ones were not given."""
+        self._waiting = None
+        return self
+
+    def end(self) -> None:
+        """The loop is done with the message that it was given last."""
+        if self._in_hand is not None:
+            self._mailbox.inbox.end_handling(self._in_hand)
+            self._in_hand = None
+
+    def interrupt(self) -> None:
+        """The loop was cut short: the message that it was given last is given to the next one again."""
+        self._in_hand = None
+
+    def next(self) -> Exchange[list[Opened]]:
+        """Returns the next message; after a while without any, an empty list."""
+        self.end()
+        if self._waiting is None:
+            self._waiting = deque(self._mailbox.inbox.unhandled())
+        if not self._waiting:
+            self._waiting.extend((yield from self._fetched()))
+        while self._waiting:
+            replay_key = self._waiting.popleft()
+            message = self._mailbox.inbox.to_handle(replay_key)
+            if message is not None:
+                self._in_hand = replay_key
+                return [message]
+        return []
+
+    def _fetched(self) -> Exchange[list[str]]:
+        """Returns the replay keys of messages that came and were opened."""
+        due = time.monotonic() >= self._round_at
+        try:
+            came = yield from mail_receiving.receive(self._mailbox, wait=0.0 if due else WAIT, for_handler=True)
+            if due:
+                yield from self._do_round()
+        except AngeliaError as error:
+            if not is_passing(error):
+                raise
+            self.pause = self._back_off.next(error.retry_after or 0.0)
+            return []
+        self._back_off.reset()
+        self.pause = 0.0
+        return [one.message.replay_key for one in came.messages]
+
+    def _do_round(self) -> Exchange[None]:
+        """Sends the outbox, asks what became of mail that was sent, and rotates keys that a schedule wants rotated."""
+        self._round_at = time.monotonic() + ROUND
+        for chore in (mail_sending.deliver_outbox, delivery_status.update_outbox, channel_signing.rotate_due_keys):
+            try:
+                yield from chore(self._mailbox)
+            except AngeliaError as error:
+                if not is_passing(error):
+                    raise
+                self._round_at = time.monotonic() + LONGEST_PAUSE
