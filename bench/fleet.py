@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from angelia.agents.service import Agents
+from angelia.api import http_signature
 from angelia.envelope import bundles, sealing
 from angelia.envelope.bundles import KemEntry, Link, Listed
 from angelia.envelope.ids import KeyType, key_id
@@ -28,7 +29,6 @@ from angelia.envelope.kem import KemPrivateKey
 from angelia.envelope.sealing import Letter
 from angelia.envelope.signing import SigningPair
 from angelia.envelope.wire import Envelope
-from angelia.guard import http_signature
 from angelia.keys.service import Keys
 from angelia.keys.store import HotBundles
 from angelia.policy.service import Policy

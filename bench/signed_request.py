@@ -23,9 +23,8 @@ import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from angelia.agents.service import Agents
-from angelia.api import NOTHING, Access, Answer, Call, Operation, Route, clock
+from angelia.api import NOTHING, Access, Answer, Call, Operation, Route, clock, http_signature
 from angelia.envelope.ids import KeyType, key_id
-from angelia.guard import http_signature
 from angelia.guard.blocks import Blocks
 from angelia.guard.rate_limiter import Limiter
 from angelia.guard.service import Guard

@@ -19,11 +19,13 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
 from angelia import settings as angelia_settings
-from angelia.app import Application, prepare, sealing
+from angelia.app import Application
 from angelia.audit.service import Audit
+from angelia.audit_sealer import sealing
 from angelia.keys.node_key import NodeIdentity, load_or_make
 from angelia.mail import receipts_store
 from angelia.settings import OUR_OWN, Loaded, Settings, with_values
+from angelia.start import prepare
 from angelia.stores import migrations
 from angelia.stores.embedded import EmbeddedStores
 from angelia.stores.embedded.binaries import postgres_for
@@ -200,10 +202,10 @@ async def start(database_url: str, redis_url: str, tmp_path: Path) -> AsyncItera
             )
             effective = Loaded(chosen, {**loaded.origins, "redis_url": OUR_OWN})
             node = load_or_make(tmp_path / "node.key")
-            prepared = await prepare(effective, tmp_path, node, rotate_master_key=rotate_master_key)
+            open_mode = await prepare(effective, tmp_path, node, rotate_master_key=rotate_master_key)
             await stack.enter_async_context(sealing(effective, tmp_path, node))
             public = NodeIdentity.of(node.public_key, tmp_path)
-            application = Application(effective, open_mode=prepared.open_mode, worker=0, data_dir=tmp_path, node=public)
+            application = Application(effective, open_mode=open_mode, worker=0, data_dir=tmp_path, node=public)
             await stack.enter_async_context(application.running())
             server = Server(application, (tmp_path / "admin.token").read_text().strip(), database_url, redis_url)
             await stack.enter_async_context(server)

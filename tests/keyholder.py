@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -12,8 +11,8 @@ import asyncpg
 import httpx
 import msgspec
 
-from angelia.agents.service import Agents
 from angelia.api import AgentRow as AgentRecord
+from angelia.api import Tick
 from angelia.envelope import bundles
 from angelia.envelope.bundles import Bundle, KemEntry, Link, Listed, OneTimeKey, Trusted
 from angelia.envelope.ids import KeyType
@@ -22,12 +21,8 @@ from angelia.envelope.signing import SigningPair
 from angelia.envelope.times import moment, unix_ms
 from angelia.keys.bundle_succession import Emergency
 from angelia.keys.model import BundleAnswer, Reason, bundle_document, one_time_document, parse_bundle, rotation_document
-from angelia.keys.schedules import Schedules
-from angelia.keys.service import Keys, Published
-from angelia.keys.store import HotBundles
-from angelia.policy.service import Policy
-from angelia.stores.ledger import Ledger
-from angelia.stores.wake import Wake
+from angelia.keys.service import Published
+from assembled import Assembled
 from support import Agent, Server
 
 NO_LIMITS = {"keys": "off", "bundles": "off", "register": "off", "identity": "off"}
@@ -49,17 +44,21 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-@dataclass(frozen=True)
 class KeySlice:
     """The services of the keys slice, to be called with any time."""
 
-    ledger: Ledger
-    hot: HotBundles
-    agents: Agents
-    policy: Policy
-    wake: Wake
-    keys: Keys
-    schedules: Schedules
+    def __init__(self, process: Assembled) -> None:
+        self.process = process
+        self.ledger = process.stores.ledger
+        self.wake = process.stores.wake
+        self.agents = process.slices.agents.agents
+        self.policy = process.slices.policy.policy
+        self.keys = process.slices.keys.keys
+        self.schedules = process.slices.keys.schedules
+        self.hot = self.keys._hot
+
+    def tick(self, name: str) -> Tick:
+        return next(one for one in self.process.slices.keys.ticks() if one.name == name)
 
     async def fetched(self, name: str) -> BundleAnswer:
         return msgspec.json.decode(await self.read(name), type=BundleAnswer)

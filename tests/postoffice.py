@@ -11,32 +11,16 @@ from typing import Any
 
 import asyncpg
 
-from angelia.agents import routes as agent_routes
 from angelia.agents.service import Agents
 from angelia.api import AgentRow as AgentRecord
 from angelia.audit.failures import Failures
-from angelia.audit.failures_store import Counts
 from angelia.envelope.receipts import Receipt
 from angelia.envelope.times import unix_ms
-from angelia.envelope.wire import TTL_MAX, Envelope
+from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError
-from angelia.guard import routes as guard_routes
-from angelia.guard import store as guard_store
-from angelia.guard.blocks import Blocks
-from angelia.guard.service import Guard
-from angelia.guard.tokens import Tokens, new_text, token_row
-from angelia.http.edge import Edge
-from angelia.keys import master_key
-from angelia.keys import routes as key_routes
 from angelia.keys.bundle_succession import Emergency
-from angelia.keys.field_encryption import Fields
 from angelia.keys.model import Reason
-from angelia.keys.node_key import load_or_make
-from angelia.keys.schedules import Schedules
 from angelia.keys.service import Keys
-from angelia.keys.store import HotBundles
-from angelia.mail import receipt_routes
-from angelia.mail import routes as mail_routes
 from angelia.mail.acknowledgement import PutBack, Settled, Settling, new_ack, new_nack
 from angelia.mail.dead_letters import DeadLetters
 from angelia.mail.delivery import Delivery, Handed, Wanted
@@ -46,14 +30,11 @@ from angelia.mail.receipts import Receipts
 from angelia.mail.service import Mail, Sent
 from angelia.mail.ticks import Upkeep
 from angelia.mail.withdrawal import UnderWay
-from angelia.policy import routes as policy_routes
 from angelia.policy.service import Policy
-from angelia.policy.store import HotRates
-from angelia.settings import Settings
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
 from angelia.stores.wake import Wake
-from edges import edge_of, limiter_of
+from assembled import Assembled, assembled
 from mailroom import NO_LIMITS, Correspondent
 
 
@@ -61,6 +42,7 @@ from mailroom import NO_LIMITS, Correspondent
 class PostOffice:
     """One process that carries mail, without the ticks: a test calls them when it wants them."""
 
+    process: Assembled
     ledger: Ledger
     hot: HotTier
     wake: Wake
@@ -149,70 +131,39 @@ class PostOffice:
 
 
 @asynccontextmanager
-async def open_office(database_url: str, redis_url: str, *, read_only: bool = False) -> AsyncIterator[PostOffice]:
+async def open_office(
+    database_url: str, redis_url: str, directory: Path, *, read_only: bool = False, **values: object
+) -> AsyncIterator[PostOffice]:
     """The services of one process; any number of them may share stores."""
     if read_only:
         database_url += f"{'&' if '?' in database_url else '?'}default_transaction_read_only=on"
     ledger, hot = await Ledger.open(database_url), HotTier(redis_url)
-    agents, policy, wake, queues = Agents(ledger), Policy(ledger, HotRates(hot)), Wake(hot), HotMail(hot)
-    failures = Failures(ledger, Counts(hot))
-    keys = Keys(ledger, HotBundles(hot), agents, policy, wake)
-    mail, settling = Mail(ledger, queues, policy, failures), Settling(ledger, queues)
-    if not read_only:
-        await policy.start_with(datetime.now(UTC), loopback=True)
     try:
-        yield PostOffice(
-            ledger,
-            hot,
-            wake,
-            agents,
-            policy,
-            keys,
-            failures,
-            queues,
-            mail,
-            UnderWay(ledger, queues, policy),
-            Delivery(ledger, queues, wake, policy, failures),
-            settling,
-            Receipts(ledger, queues, failures),
-            DeadLetters(ledger, queues, agents),
-            Upkeep(ledger, queues, keys),
-        )
+        async with assembled(ledger, hot, directory, limits=NO_LIMITS, **values) as process:
+            if not read_only:
+                await process.slices.policy.policy.start_with(datetime.now(UTC), loopback=True)
+            opened = process.slices
+            yield PostOffice(
+                process,
+                ledger,
+                hot,
+                process.stores.wake,
+                opened.agents.agents,
+                opened.policy.policy,
+                opened.keys.keys,
+                opened.audit.failures,
+                opened.mail.queues,
+                opened.mail.mail,
+                opened.mail.under_way,
+                opened.mail.delivery,
+                opened.mail.settling,
+                opened.mail.receipts,
+                opened.mail.dead_letters,
+                opened.mail.upkeep,
+            )
     finally:
-        await wake.close()
-        await settling.close()
-        await mail.close()
-        await agents.close()
         await hot.close()
         await ledger.close()
-
-
-def edge(office: PostOffice, directory: Path, ttl_max: int = TTL_MAX) -> Edge:
-    """The office's routes behind a guard, with those that a correspondent needs beside them."""
-    settings = Settings(limits=NO_LIMITS, data_dir=directory)
-    tokens, blocks = Tokens(office.ledger, office.agents), Blocks(office.ledger, office.hot)
-    schedules = Schedules(office.ledger, office.keys, Fields(master_key.make(directory / "master.key")), office.wake)
-    routes = [
-        *agent_routes.routes(office.agents, show_email=False),
-        *guard_routes.routes(tokens, blocks),
-        *policy_routes.routes(office.policy),
-        *key_routes.routes(office.keys, schedules, load_or_make(directory / "node.key")),
-        *mail_routes.routes(
-            office.mail, office.under_way, office.delivery, office.settling, office.receipts, ttl_max=ttl_max
-        ),
-        *receipt_routes.routes(office.receipts, office.dead_letters),
-    ]
-    limiter = limiter_of(routes, office.hot, blocks, settings)
-    guard = Guard(agents=office.agents, tokens=tokens, limiter=limiter, settings=settings, open_mode=False)
-    return edge_of(routes, guard, settings, open_mode=False)
-
-
-async def admin_token(office: PostOffice) -> str:
-    text = new_text()
-    async with office.ledger.transaction() as tx:
-        row = token_row(text, "admin", "admin", None, datetime.now(UTC), None)
-        await guard_store.make_token(tx, row, first_admin=True)
-    return text
 
 
 async def told(connection: asyncpg.Connection, *kinds: str) -> list[tuple[str, str | None, str | None]]:

@@ -15,9 +15,8 @@ import httpx
 import redis.asyncio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from angelia.app import Application
+from angelia.api import http_signature
 from angelia.envelope.ids import KeyType, key_id
-from angelia.guard import http_signature
 
 HOST = "localhost:8080"
 
@@ -75,7 +74,7 @@ class Agent:
 class Server:
     """An application that runs in this process, and a client to it."""
 
-    def __init__(self, application: Application, admin_token: str, database_url: str, redis_url: str) -> None:
+    def __init__(self, application: Any, admin_token: str, database_url: str, redis_url: str) -> None:
         self.admin_token = admin_token
         self.database_url = database_url
         self.redis_url = redis_url

@@ -21,13 +21,12 @@ USES = {
     "rooms": {"audit", "agents"},
     "queues": {"audit", "agents", "keys"},
     "grouplog": set(),
-    "runs": set(),
+    "runs": {"audit", "mail"},
+    "monitoring": set(),
 }
 SLICES = set(USES)
-FREE = {"angelia", "errors", "settings", "metrics"}  # for everybody but the pure core
+FREE = {"angelia", "api", "errors", "settings", "metrics"}  # for everybody but the pure core
 PURE = {"errors", "envelope"}
-# The guard stands before the slices: what they declare to it is not its service.
-DECLARATIONS = {"guard.declarations", "guard.model"}
 SHARED_STORES = {"stores.ledger", "stores.wake", "stores.group_commit", "stores.partitions"}
 
 
@@ -102,7 +101,8 @@ def role_of(module: str) -> str:
     slice_name, _, role = module.partition(".")
     if role.endswith(("_store", "_routes")):
         return role.rpartition("_")[2]
-    return role if slice_name not in SLICES or role in ("", "model", "store", "routes") else "service"
+    plain = ("", "model", "store", "api", "routes", "ticks", "slice")
+    return role if slice_name not in SLICES | {"guard"} or role in plain else "service"
 
 
 def broken(rule: object) -> list[str]:
@@ -112,11 +112,26 @@ def broken(rule: object) -> list[str]:
 # Slices.
 
 
-def test_a_model_imports_the_pure_core_only() -> None:
+def test_what_all_slices_share_knows_none_of_them() -> None:
     def rule(found: Import) -> bool:
-        if part_of(found.module) not in SLICES | {"guard"} or role_of(found.module) != "model" or found.for_types:
+        return part_of(found.module) != "api" or part_of(found.target) in {"api", "errors"}
+
+    assert broken(rule) == []
+
+
+def test_no_two_packages_import_each_other() -> None:
+    """A door that opens both ways is a package that was cut in the wrong place."""
+    edges = {(part_of(found.module), part_of(found.target)) for found in imports()}
+    packages = {part_of(name) for name in NAMES if "." in name}
+    both = {(a, b) for a, b in edges if a < b and {a, b} <= packages and (b, a) in edges}
+    assert both == set()
+
+
+def test_a_model_imports_the_pure_core_and_what_all_slices_share() -> None:
+    def rule(found: Import) -> bool:
+        if part_of(found.module) not in SLICES | {"guard"} or role_of(found.module) != "model":
             return True
-        return part_of(found.target) in PURE
+        return part_of(found.target) in PURE | {"api"}
 
     assert broken(rule) == []
 
@@ -126,7 +141,7 @@ def test_a_store_imports_its_own_model_the_pure_core_and_the_stores_only() -> No
         slice_name = part_of(found.module)
         if slice_name not in SLICES | {"guard"} or role_of(found.module) != "store":
             return True
-        return found.target == f"{slice_name}.model" or part_of(found.target) in PURE | {"stores"}
+        return found.target == f"{slice_name}.model" or part_of(found.target) in PURE | {"api", "stores"}
 
     assert broken(rule) == []
 
@@ -135,7 +150,7 @@ def test_a_store_is_imported_by_its_own_slice_only() -> None:
     def rule(found: Import) -> bool:
         if role_of(found.target) != "store" or part_of(found.target) not in SLICES | {"guard"}:
             return True
-        return part_of(found.target) == part_of(found.module) or found.module == "app"
+        return part_of(found.target) == part_of(found.module) or found.module == "start"
 
     assert broken(rule) == []
 
@@ -143,7 +158,11 @@ def test_a_store_is_imported_by_its_own_slice_only() -> None:
 def test_services_form_a_directed_acyclic_graph() -> None:
     def rule(found: Import) -> bool:
         slice_name, other = part_of(found.module), part_of(found.target)
-        if slice_name not in SLICES or role_of(found.module) in ("model", "store", "routes") or other == slice_name:
+        if (
+            slice_name not in SLICES
+            or role_of(found.module) in ("model", "store", "api", "routes", "slice")
+            or other == slice_name
+        ):
             return True
         if other in SLICES:
             return other in USES[slice_name] and role_of(found.target) in ("service", "model")
@@ -154,33 +173,53 @@ def test_services_form_a_directed_acyclic_graph() -> None:
     assert broken(rule) == []
 
 
-def test_routes_import_their_own_slice_and_what_they_declare_to_the_guard() -> None:
+def test_operations_are_declared_with_the_own_model_and_the_pure_core() -> None:
     def rule(found: Import) -> bool:
         slice_name = part_of(found.module)
-        if slice_name not in SLICES or role_of(found.module) != "routes":
+        if slice_name not in SLICES | {"guard"} or role_of(found.module) != "api":
             return True
-        if part_of(found.target) == slice_name:
-            return role_of(found.target) != "store"
-        return found.target in DECLARATIONS or part_of(found.target) in FREE | PURE
+        return found.target == f"{slice_name}.model" or part_of(found.target) in PURE | {"api"}
 
     assert broken(rule) == []
 
 
-def test_the_guard_uses_agents_and_audit_and_is_used_by_no_service() -> None:
-    def uses(found: Import) -> bool:
-        if part_of(found.module) != "guard" or found.for_types:
+def test_routes_import_their_own_slice() -> None:
+    def rule(found: Import) -> bool:
+        slice_name = part_of(found.module)
+        if slice_name not in SLICES | {"guard"} or role_of(found.module) != "routes":
             return True
-        other = part_of(found.target)
-        return other in FREE | PURE | {"guard", "stores"} or found.target in (
-            "agents.service",
-            "agents.model",
-            "audit.service",
+        if part_of(found.target) == slice_name:
+            return role_of(found.target) not in ("store", "slice")
+        # What answers for the stores asks them.
+        return part_of(found.target) in FREE | PURE or (
+            slice_name == "monitoring" and part_of(found.target) == "stores"
         )
 
-    def used(found: Import) -> bool:
-        if part_of(found.target) != "guard" or part_of(found.module) not in SLICES:
+    assert broken(rule) == []
+
+
+def test_a_slice_builds_on_the_slices_before_it() -> None:
+    def rule(found: Import) -> bool:
+        slice_name, other = part_of(found.module), part_of(found.target)
+        if slice_name not in SLICES | {"guard"} or role_of(found.module) != "slice" or other == slice_name:
             return True
-        return role_of(found.module) == "routes"
+        if other in SLICES:
+            before = USES.get(slice_name, {"agents", "audit"})
+            return other in before and (role_of(found.target) == "slice" or slice_name == "runs")
+        return other in FREE | PURE or found.target == "stores.opened"
+
+    assert broken(rule) == []
+
+
+def test_the_guard_uses_agents_and_audit_and_is_used_by_no_slice() -> None:
+    def uses(found: Import) -> bool:
+        if part_of(found.module) != "guard" or role_of(found.module) == "slice":
+            return True
+        other = part_of(found.target)
+        return other in FREE | PURE | {"guard", "stores"} or found.target in ("agents.service", "audit.service")
+
+    def used(found: Import) -> bool:
+        return part_of(found.target) != "guard" or part_of(found.module) not in SLICES
 
     assert broken(uses) + broken(used) == []
 
@@ -204,27 +243,14 @@ def test_the_pure_core_imports_nothing_of_ours_but_errors() -> None:
 # Around them.
 
 
-def test_jobs_import_services_only() -> None:
-    def rule(found: Import) -> bool:
-        if part_of(found.module) != "jobs":
-            return True
-        if found.module == "jobs.ticks":
-            return found.target in {"errors", "metrics", "stores.ledger", "guard.declarations"}
-        return found.target in {"jobs.ticks", "metrics", "guard.blocks"} or role_of(found.target) == "service"
-
-    assert broken(rule) == []
-
-
 @pytest.mark.parametrize("package", ["client", "mailbox"])
-def test_client_and_mailbox_import_envelope_and_models_and_never_a_store(package: str) -> None:
+def test_client_and_mailbox_import_what_is_declared_and_never_a_store(package: str) -> None:
     def rule(found: Import) -> bool:
         if part_of(found.module) != package:
             return True
-        allowed = {package, "mailbox", "envelope", "errors", "settings", "angelia"}
-        return (
-            part_of(found.target) in allowed
-            or found.target == "guard.profile"
-            or (part_of(found.target) in SLICES | {"guard"} and role_of(found.target) == "model")
+        allowed = {package, "mailbox", "api", "envelope", "errors", "settings", "angelia"}
+        return part_of(found.target) in allowed or (
+            part_of(found.target) in SLICES | {"guard"} and role_of(found.target) in ("model", "api")
         )
 
     assert broken(rule) == []
@@ -265,7 +291,7 @@ def test_the_pipeline_imports_settings_objects_and_models_only() -> None:
 
 def test_only_the_processes_around_it_import_the_application() -> None:
     def rule(found: Import) -> bool:
-        return found.target != "app" or part_of(found.module) in {"cli", "sealer", "server", "worker"}
+        return found.target != "app" or part_of(found.module) in {"audit_sealer", "start", "worker"}
 
     assert broken(rule) == []
 
@@ -322,5 +348,5 @@ def late():
 
 
 def test_the_rules_look_at_real_modules() -> None:
-    assert {"app", "agents.service", "guard.service", "http.edge", "jobs.ticks", "cli.main", "client"} <= set(NAMES)
+    assert {"app", "agents.service", "guard.service", "http.edge", "mail.slice", "cli.main", "client"} <= set(NAMES)
     assert len(imports()) > 200

@@ -4,17 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import structlog
 
-from angelia import app
+from angelia.api import Tick
+from angelia.app import disk_of
+from angelia.audit import ticks
+from angelia.audit.service import Audit
+from angelia.audit.witness_client import Handing, witness_at
 from angelia.keys.node_key import NodeKey
 from angelia.settings import Loaded
+from angelia.stores.ledger import Ledger
+from angelia.ticker import Ticker
 
 log = structlog.get_logger(__name__)
 _FAREWELL_SECONDS = 10.0
 _AGAIN_SECONDS = 5.0
+
+
+@asynccontextmanager
+async def sealing(loaded: Loaded, data_dir: Path, node: NodeKey) -> AsyncIterator[None]:
+    """The sealer's ticks at work, in the one process that holds the node key."""
+    settings = loaded.settings
+    assert settings.database_url
+    ledger = await Ledger.open(settings.database_url, connections=3, disk=disk_of(loaded, data_dir))
+    work = [ticks.sealing(Audit(ledger), node)]
+    if settings.audit_witness is not None:
+        handing = Handing(node, witness_at(settings.audit_witness, begins=node.signed() is None))
+        work.append(Tick("audit witness", 1.0, handing.hand_over, everywhere=True))
+    ticker = Ticker(ledger, work)
+    ticker.start()
+    try:
+        yield
+    finally:
+        await ticker.stop()
+        await ledger.close()
 
 
 class Sealer:
@@ -44,5 +71,5 @@ class Sealer:
                 self._stopped.wait(_AGAIN_SECONDS)
 
     async def _seal(self) -> None:
-        async with app.sealing(self._loaded, self._data_dir, self._node):
+        async with sealing(self._loaded, self._data_dir, self._node):
             await asyncio.to_thread(self._stopped.wait)

@@ -19,7 +19,7 @@ from datetime import timedelta
 from types import FrameType
 
 import angelia
-from angelia import app, command_path
+from angelia import command_path, start
 from angelia.audit_sealer import Sealer
 from angelia.guard.api import MadeToken
 from angelia.http import logs
@@ -63,10 +63,10 @@ def set_schema(loaded: Loaded, version: int, may_go_back: Callable[[int], bool])
     logs.configure(loaded.settings)
     with ledger_alone(loaded.settings) as database_url:
         settings = with_values(loaded.settings, database_url=database_url)
-        present = asyncio.run(app.schema_version(settings))
+        present = asyncio.run(start.schema_version(settings))
         if version < present and not may_go_back(present):
             return []
-        return asyncio.run(app.set_schema(settings, version))
+        return asyncio.run(start.set_schema(settings, version))
 
 
 def create_token(loaded: Loaded, *, role: str, agent: str | None, label: str, life: timedelta | None) -> MadeToken:
@@ -74,7 +74,7 @@ def create_token(loaded: Loaded, *, role: str, agent: str | None, label: str, li
     logs.configure(with_values(loaded.settings, log_level="warning"))
     with ledger_alone(loaded.settings) as database_url:
         effective = _with_urls(loaded, loaded.settings, database_url, loaded.settings.redis_url)
-        return asyncio.run(app.create_token(effective, role=role, agent=agent, label=label, life=life))
+        return asyncio.run(start.create_token(effective, role=role, agent=agent, label=label, life=life))
 
 
 def _start(
@@ -95,12 +95,12 @@ def _start(
         database_url, redis_url = stores.start(tell)
     effective = _with_urls(loaded, settings, database_url, redis_url)
     node = load_or_make(data_dir.node_key)
-    prepared = asyncio.run(app.prepare(effective, data_dir.path, node, rotate_master_key=rotate_master_key))
+    open_mode = asyncio.run(start.prepare(effective, data_dir.path, node, rotate_master_key=rotate_master_key))
 
     _fresh_metrics(data_dir)
     shared = Shared(
         loaded=effective,
-        open_mode=prepared.open_mode,
+        open_mode=open_mode,
         data_dir=data_dir.path,
         node_public_key=node.public_key,
         metrics=data_dir.metrics,
@@ -118,7 +118,7 @@ def _start(
     schedule = Schedule(effective.settings, data_dir, time.monotonic())
     cleanup.callback(schedule.stop)
     _write_runtime(data_dir, effective.settings, database_url, redis_url)
-    _greet(effective, open_mode=prepared.open_mode)
+    _greet(effective, open_mode=open_mode)
     return stores, workers, schedule, listener
 
 

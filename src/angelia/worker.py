@@ -76,7 +76,7 @@ def run(handover: Handover, report: StartReport) -> None:
     # Imported late, so that an application that cannot even be imported is reported too.
     import uvicorn
 
-    from angelia import app
+    from angelia.app import Application
     from angelia.http import logs
     from angelia.http.protocol import BoundedProtocol
     from angelia.keys.node_key import NodeIdentity
@@ -94,7 +94,7 @@ def run(handover: Handover, report: StartReport) -> None:
     settings = handover.settings
     logs.configure(settings)
     logging.getLogger("uvicorn.error").addHandler(report)
-    application = app.build(
+    application = Application(
         loaded=Loaded(settings, handover.origins),
         open_mode=handover.open_mode,
         worker=handover.worker,

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from angelia.api import http_signature
 from angelia.envelope.ids import KeyType, key_id
-from angelia.guard import http_signature
 from angelia.stores import migrations
 from processes import ServerProcess
 

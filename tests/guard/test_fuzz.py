@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from angelia.api import http_signature
 from angelia.errors import Unauthenticated
-from angelia.guard import aicq_signature, http_signature
+from angelia.guard import aicq_signature
 from gate import Gate
 from support import Agent
 

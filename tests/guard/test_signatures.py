@@ -22,8 +22,9 @@ from http_message_signatures import (
 )
 from http_message_signatures.structures import CaseInsensitiveDict
 
+from angelia.api import http_signature
 from angelia.errors import StartFailed
-from angelia.guard import aicq_signature, http_signature
+from angelia.guard import aicq_signature
 from support import HOST, Agent
 
 VECTOR_SEED = bytes(range(32))

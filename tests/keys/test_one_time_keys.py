@@ -19,7 +19,6 @@ from angelia.envelope.ids import KeyType
 from angelia.envelope.signing import SigningPair
 from angelia.envelope.times import moment, unix_ms
 from angelia.errors import AngeliaError, Conflict, InvalidArgument, KeyNotFound
-from angelia.jobs import one_time_keys
 from angelia.keys import service
 from angelia.keys.model import ONE_TIME_LIFE, ONE_TIME_USE, BundleAnswer, Reason, one_time_document, parse_one_time_key
 from keyholder import KeyHolder, KeySlice, audited
@@ -140,7 +139,7 @@ async def test_a_tick_drops_what_is_too_old_to_be_used_by_anybody(
     await publisher(keys_slice, now, 3)
     (bob,) = await requesters(keys_slice, 1, now)
     await take(keys_slice, bob, now)
-    tick = one_time_keys.tick(keys_slice.keys)
+    tick = keys_slice.tick("one-time keys")
     over = now + ONE_TIME_LIFE + ONE_TIME_USE
     assert await tick.run(over) is False
     assert await connection.fetchval("SELECT count(*) FROM one_time_keys") == 3

@@ -22,7 +22,6 @@ from angelia.envelope.kem import KemPrivateKey
 from angelia.envelope.signing import SigningPair
 from angelia.envelope.times import unix_ms
 from angelia.errors import AngeliaError, Conflict, InvalidArgument, NotFound
-from angelia.jobs import grace_periods
 from angelia.keys import service
 from angelia.keys.bundle_succession import Emergency
 from angelia.keys.model import DESTROY_AFTER, KeyStatus, Policy, Reason, parse_links, rotation_document
@@ -277,7 +276,7 @@ async def test_grace_ends_at_the_very_moment_and_is_audited_once_though_two_tick
     old = {*alice.kem_ids, *pair_ids(alice.pair)}
     await alice.rotated(keys_slice, start, signer=True)
     seen = len(await audited(connection))
-    tick = grace_periods.tick(keys_slice.keys)
+    tick = keys_slice.tick("grace periods")
     await tick.run(now - MS)
     assert {status for key, status in (await statuses(connection)).items() if key in old} == {"grace"}
     assert await asyncio.gather(*(tick.run(now) for _ in range(4))) == [False] * 4

@@ -15,7 +15,6 @@ import pytest
 from angelia.api import AgentRow as AgentRecord
 from angelia.envelope.ids import KeyType, bucket_of, hot_tag
 from angelia.errors import InvalidArgument, KeyNotFound, NotFound, VersionConflict
-from angelia.jobs import rotations
 from angelia.keys import model, schedules
 from angelia.keys.master_key import CorruptRecord
 from angelia.keys.model import DESTROY_AFTER, Policy
@@ -259,7 +258,7 @@ async def test_a_due_rotation_is_announced_once_though_ticks_run_at_once(
     await keys_slice.schedules.put(alice, bob.handle, Policy.HOURLY, now)
     counted: list[int] = []
     monkeypatch.setattr(schedules.metrics.ROTATIONS_ANNOUNCED, "inc", counted.append)
-    tick = rotations.tick(keys_slice.schedules)
+    tick = keys_slice.tick("rotations")
     await tick.run(now + HOUR - MS)
     assert (await only(keys_slice, alice, now)).schedule.due_since is None
     due = now + HOUR

@@ -16,7 +16,7 @@ import structlog
 
 from keyholder import whole_ms
 from mailroom import Correspondent
-from postoffice import PostOffice, admin_token, edge, open_office
+from postoffice import PostOffice, open_office
 from support import Server
 
 _EMPTY = """
@@ -84,12 +84,12 @@ def now() -> datetime:
 
 
 @pytest.fixture
-async def another(database_url: str, redis_url: str) -> AsyncIterator[Callable[[], Any]]:
+async def another(database_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Callable[[], Any]]:
     """`await another()` gives a post office on the same stores, as another process has it."""
     async with AsyncExitStack() as stack:
 
         async def begin(**how: Any) -> PostOffice:
-            return await stack.enter_async_context(open_office(database_url, redis_url, **how))
+            return await stack.enter_async_context(open_office(database_url, redis_url, tmp_path, **how))
 
         yield begin
 
@@ -101,12 +101,9 @@ async def office(another) -> PostOffice:
 
 
 @pytest.fixture
-async def server(office: PostOffice, database_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Server]:
+async def server(office: PostOffice, database_url: str, redis_url: str) -> AsyncIterator[Server]:
     """The office over HTTP."""
-    token = await admin_token(office)
-    async with Server(edge(office, tmp_path), token, database_url, redis_url) as server:  # type: ignore[arg-type]
-        await office.hot.birth()
-        await server.hot_tier_is_old_enough()
+    async with office.process.serving(database_url, redis_url) as server:
         yield server
 
 

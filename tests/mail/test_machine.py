@@ -48,11 +48,11 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(shared_database: str, stores: Any) -> Iterator[World]:
+def world(shared_database: str, stores: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     @asynccontextmanager
     async def opened(runner: asyncio.Runner) -> AsyncIterator[World]:
         connection = await asyncpg.connect(shared_database)
-        async with open_office(shared_database, stores.redis_url) as office:
+        async with open_office(shared_database, stores.redis_url, tmp_path_factory.mktemp("office")) as office:
             now = whole_ms(datetime.now(UTC))
             alice, bob = Correspondent(), Correspondent()
             await alice.enter(office, "alice", now)  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,9 +26,9 @@ SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 
 
 @pytest.fixture
-async def cut_off(database_url: str, office: PostOffice) -> AsyncIterator[PostOffice]:
+async def cut_off(database_url: str, office: PostOffice, tmp_path: Path) -> AsyncIterator[PostOffice]:
     """Another web process on the same ledger that cannot reach the hot tier."""
-    async with open_office(database_url, "unix:///none") as office:
+    async with open_office(database_url, "unix:///none", tmp_path) as office:
         yield office
 
 

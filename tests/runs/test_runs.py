@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -12,13 +13,13 @@ import pytest
 from angelia.audit.archive_backlog import Leaving
 from angelia.audit.failures import Failures
 from angelia.audit.failures_store import Counts
-from angelia.jobs import pipeline_state, pipeline_waiting
 from angelia.mail.hot_store import HotMail
 from angelia.mail.receipts import Receipts
 from angelia.runs.model import State
 from angelia.runs.service import Runs
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
+from assembled import assembled
 from filled import NOW, OLD, fill
 from support import Server
 
@@ -108,15 +109,15 @@ async def test_of_each_job_it_is_known_how_it_stands(runs: Runs, add: Callable[.
 
 
 async def test_what_waits_and_when_a_job_was_done_is_measured(
-    start: Any, add: Callable[..., Any], ledger: Ledger, hot: HotTier, database_url: str
+    start: Any, add: Callable[..., Any], ledger: Ledger, hot: HotTier, database_url: str, tmp_path: Path
 ) -> None:
     server: Server = await start()
     await fill(database_url, OLD, 12)
     await add(RECEIPTS, at=NOW)
     await add(AUDIT, "planned")
-    receipts = Receipts(ledger, HotMail(hot), Failures(ledger, Counts(hot)))
-    assert await pipeline_state.tick(Runs(ledger)).run(NOW) is False
-    assert await pipeline_waiting.tick(receipts, Leaving(ledger)).run(NOW) is False
+    async with assembled(ledger, hot, tmp_path) as process:
+        for tick in process.slices.runs.ticks():
+            assert not await tick.run(NOW)
     lines = (await server.get("/metrics")).text.splitlines()
     shown = dict(line.rsplit(" ", 1) for line in lines if line.startswith("angelia_pipeline"))
     done = (NOW + timedelta(minutes=1)).timestamp()

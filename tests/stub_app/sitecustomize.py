@@ -1,4 +1,5 @@
-"""Puts a tiny application in the place of `angelia.app`, for tests of the processes around it.
+"""Puts a tiny application in the place of `angelia.app`, `angelia.start` and the sealer, for tests of the processes
+around it.
 
 Every Python process with this directory on PYTHONPATH loads it. STUB_FAILS makes workers fail: in `build`, or in
 the `lifespan`.
@@ -7,34 +8,31 @@ the `lifespan`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import sys
 import types
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
 FAILS = os.environ.get("STUB_FAILS", "")
 
 
-@dataclass
-class Prepared:
-    open_mode: bool
-
-
-async def prepare(loaded: Any, data_dir: Any, node: Any, *, rotate_master_key: bool) -> Prepared:
+async def prepare(loaded: Any, data_dir: Any, node: Any, *, rotate_master_key: bool) -> bool:
     assert data_dir.is_dir()
-    return Prepared(open_mode=loaded.settings.loopback)
+    return bool(loaded.settings.loopback)
 
 
-@contextlib.asynccontextmanager
-async def sealing(loaded: Any, data_dir: Any, node: Any) -> AsyncIterator[None]:
-    yield
+class Sealer:
+    def __init__(self, loaded: Any, data_dir: Any, node: Any) -> None: ...
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
 
 
-def build(*, loaded: Any, open_mode: bool, worker: int, data_dir: Any, node: Any) -> Any:
+def Application(  # noqa: N802 - it stands for a class
+    *, loaded: Any, open_mode: bool, worker: int, data_dir: Any, node: Any
+) -> Any:
     if FAILS == "build":
         raise ValueError("the stub was told to fail")
 
@@ -60,6 +58,10 @@ def build(*, loaded: Any, open_mode: bool, worker: int, data_dir: Any, node: Any
     return application
 
 
-module = types.ModuleType("angelia.app")
-module.__dict__.update(prepare=prepare, build=build, sealing=sealing, Prepared=Prepared)
-sys.modules["angelia.app"] = module
+for name, members in {
+    "angelia.app": {"Application": Application},
+    "angelia.start": {"prepare": prepare},
+    "angelia.audit_sealer": {"Sealer": Sealer},
+}.items():
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__dict__.update(members)

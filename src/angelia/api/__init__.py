@@ -7,6 +7,7 @@ from angelia.api.outcomes import ItemProblem, item_problem
 from angelia.api.paging import Moment, PageQuery, PageSize, cursor_after, parse_cursor, uuid_of
 from angelia.api.route import Answer, Call, Handler, Prove, Route
 from angelia.api.sse import EVENT_STREAM, HEARTBEAT, HEARTBEAT_SECONDS, sse
+from angelia.api.tick import Tick
 
 __all__ = [
     "EVENT_STREAM",
@@ -33,6 +34,7 @@ __all__ = [
     "Route",
     "Rule",
     "Surface",
+    "Tick",
     "clock",
     "cursor_after",
     "item_problem",

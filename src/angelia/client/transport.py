@@ -18,6 +18,7 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from angelia import __version__
+from angelia.api import http_signature
 from angelia.client.api_errors import (
     NOTABLE_SKEW,
     ApiError,
@@ -31,7 +32,6 @@ from angelia.client.api_errors import (
 )
 from angelia.client.exchange import Credential, Exchange, Request, Response
 from angelia.errors import InvalidArgument, Stale, Unauthenticated
-from angelia.guard import http_signature
 from angelia.mailbox.mailbox import Mailbox
 
 T = TypeVar("T")

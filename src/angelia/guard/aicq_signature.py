@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from angelia.api import uuid_of
+from angelia.api.http_signature import NONCE_MAX
 from angelia.errors import InvalidArgument, Unauthenticated
-from angelia.guard.http_signature import NONCE_MAX
 
 HEADERS = tuple(f"x-aicq-{name}" for name in ("agent", "nonce", "timestamp", "signature"))
 NONCE_MIN = 24

@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from angelia import metrics
 from angelia.agents.service import Agents
-from angelia.api import Access, Address, AgentRow, Caller, Operation, Role, Surface
+from angelia.api import Access, Address, AgentRow, Caller, Operation, Role, Surface, http_signature
 from angelia.envelope.ids import KeyType, key_id
 from angelia.errors import Denied, FromFuture, NotFound, Stale, Unauthenticated
-from angelia.guard import aicq_signature, http_signature
+from angelia.guard import aicq_signature
 from angelia.guard.jwt import JwtVerifier
 from angelia.guard.rate_limiter import Limiter, Proof
 from angelia.guard.tokens import Tokens

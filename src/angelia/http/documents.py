@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
+from typing import Any
 
 import msgspec
 import yaml
@@ -46,11 +48,25 @@ OPENAPI_YAML = Operation(
 def routes(described: Sequence[Route]) -> list[Route]:
     """The documents of an API that consists of `described` and of these routes themselves."""
 
+    # Made when they are first asked for: most processes never are.
+    @functools.cache
+    def api() -> dict[str, Any]:
+        return document([route.operation for route in (*described, *own)])
+
+    @functools.cache
+    def json_text() -> bytes:
+        return msgspec.json.encode(api())
+
+    @functools.cache
+    def yaml_text() -> bytes:
+        text: str = yaml.dump(msgspec.to_builtins(api()), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+        return text.encode()
+
     async def openapi_json(call: Call) -> Answer:
-        return Answer(body=json_text)
+        return Answer(body=json_text())
 
     async def openapi_yaml(call: Call) -> Answer:
-        return Answer(body=yaml_text, content_type="application/yaml")
+        return Answer(body=yaml_text(), content_type="application/yaml")
 
     own = [
         Route(WELCOME, _page("welcome.md")),
@@ -58,9 +74,6 @@ def routes(described: Sequence[Route]) -> list[Route]:
         Route(OPENAPI_JSON, openapi_json),
         Route(OPENAPI_YAML, openapi_yaml),
     ]
-    api = document([route.operation for route in (*described, *own)])
-    json_text = msgspec.json.encode(api)
-    yaml_text = yaml.dump(msgspec.to_builtins(api), Dumper=_Dumper, sort_keys=False, allow_unicode=True).encode()
     return own
 
 

@@ -1,45 +1,30 @@
-"""Runs the background ticks of a server. Any number of processes may; an advisory lock lets one work at a time."""
+"""Runs the background ticks of a process. Of several processes, an advisory lock lets one at a time run a tick."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Sequence
 
 import structlog
 
 from angelia import metrics
-from angelia.api import clock
+from angelia.api import Tick, clock
 from angelia.errors import AngeliaError, DiskFull
 from angelia.stores.ledger import GONE, Ledger, StatementError
 
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Something that is done again and again; `run` says whether more waits, and then does not wait itself."""
-
-    name: str
-    every_seconds: float
-    run: Callable[[datetime], Awaitable[bool]]
-    everywhere: bool = False  # in each process, for what a process remembers
-
-    @property
-    def lock(self) -> int:
-        return int.from_bytes(hashlib.sha256(f"angelia/tick/{self.name}".encode()).digest()[:8], "big", signed=True)
-
-
-class Ticks:
-    """The running ticks of one process."""
+class Ticker:
+    """The running ticks of one process. They take turns in the order in which they are due: one that always has more
+    to do goes to the end of the line after each round, and holds up no other."""
 
     def __init__(self, ledger: Ledger, ticks: Sequence[Tick]) -> None:
         self._ledger = ledger
         self._ticks = ticks
         self._tasks: list[asyncio.Task[None]] = []
-        # A tick that works alone holds one connection for its lock and needs others; so few at a time.
+        # A tick that works alone holds one connection for its lock and needs others; so few at a time. A semaphore
+        # serves in order of arrival.
         self._turns = asyncio.Semaphore(2)
 
     def start(self) -> None:
@@ -60,21 +45,20 @@ class Ticks:
             try:
                 more = await self._once(tick)
             except DiskFull:
-                metrics.TICK_FAILURES.labels(tick.name).inc()  # the log has it once, from whom it happened to
+                metrics.TICK_FAILURES.labels(tick.name).inc()  # the store that met it has logged it
             except (AngeliaError, StatementError, *GONE) as error:
                 metrics.TICK_FAILURES.labels(tick.name).inc()
                 log.warning("a tick failed and will be tried again", tick=tick.name, error=str(error))
             except Exception:  # a fault in one round must not end the tick for as long as the process lives
                 metrics.TICK_FAILURES.labels(tick.name).inc()
                 log.exception("a tick failed and will be tried again", tick=tick.name)
-            if not more:
-                await asyncio.sleep(tick.every_seconds)
+            await asyncio.sleep(0 if more else tick.every_seconds)
 
     async def _once(self, tick: Tick) -> bool:
         if tick.everywhere:
-            return await tick.run(clock())
+            return bool(await tick.run(clock()))
         # This transaction only holds the lock. It takes no xid, so it does not hold the audit's sealer back.
         async with self._turns, self._ledger.transaction() as tx:
             if not await tx.fetchval("SELECT pg_try_advisory_xact_lock($1)", tick.lock):
                 return False
-            return await tick.run(clock())
+            return bool(await tick.run(clock()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,9 +11,10 @@ import pytest
 import structlog
 from prometheus_client import REGISTRY
 
+from angelia.api import Tick
 from angelia.errors import Unavailable
-from angelia.jobs.ticks import Tick, Ticks
 from angelia.stores.ledger import Ledger
+from angelia.ticker import Ticker
 
 
 class Work:
@@ -64,12 +65,12 @@ async def ledger(stores: Any) -> AsyncIterator[Ledger]:
 @pytest.fixture
 async def started(stores: Any) -> AsyncIterator[Any]:
     """Start ticks as so many processes would, each with a pool of its own."""
-    running: list[tuple[Ticks, Ledger]] = []
+    running: list[tuple[Ticker, Ledger]] = []
 
-    async def start(work: Work, *, processes: int = 1, every: float = 0.001, **how: Any) -> list[Ticks]:
+    async def start(work: Work, *, processes: int = 1, every: float = 0.001, **how: Any) -> list[Ticker]:
         for number in range(processes):
             ledger = await Ledger.open(stores.database_url, 2)
-            ticks = Ticks(ledger, [Tick("probe", every, work.of(number), **how)])
+            ticks = Ticker(ledger, [Tick("probe", every, work.of(number), **how)])
             running.append((ticks, ledger))
             ticks.start()
         return [ticks for ticks, _ in running]
@@ -109,7 +110,7 @@ async def test_different_ticks_do_not_wait_for_each_other(ledger: Ledger) -> Non
         await meeting.wait()
         return False
 
-    ticks = Ticks(ledger, [Tick("one", 60, meet), Tick("two", 60, meet)])
+    ticks = Ticker(ledger, [Tick("one", 60, meet), Tick("two", 60, meet)])
     ticks.start()
     async with asyncio.timeout(5):
         await meeting.wait()
@@ -137,7 +138,7 @@ async def test_a_tick_that_fails_is_counted_and_tried_again(started, fault: Exce
 async def test_a_ledger_that_is_away_is_a_failure_and_no_end() -> None:
     ledger = await Ledger.open("postgresql://nobody@/nothing?host=/nonexistent")
     before, work = failures(), Work()
-    ticks = Ticks(ledger, [Tick("probe", 0.001, work.of(0))])
+    ticks = Ticker(ledger, [Tick("probe", 0.001, work.of(0))])
     with structlog.testing.capture_logs() as lines:
         ticks.start()
         async with asyncio.timeout(5):
@@ -172,7 +173,7 @@ async def test_stop_ends_ticks_even_in_mid_work_and_frees_the_lock(started, ledg
         return False
 
     held = Tick("probe", 0.001, never_ending)
-    ticks = Ticks(ledger, [held])
+    ticks = Ticker(ledger, [held])
     ticks.start()
     async with asyncio.timeout(5):
         await entered.wait()
@@ -184,4 +185,29 @@ async def test_stop_ends_ticks_even_in_mid_work_and_frees_the_lock(started, ledg
 
 
 async def test_stop_before_start_is_no_error(ledger: Ledger) -> None:
-    await Ticks(ledger, []).stop()
+    await Ticker(ledger, []).stop()
+
+
+async def test_a_tick_that_always_has_more_to_do_holds_up_no_other(ledger: Ledger) -> None:
+    rounds: list[str] = []
+    enough = asyncio.Event()
+
+    def work(name: str) -> Callable[[datetime], Awaitable[bool]]:
+        async def run(now: datetime) -> bool:
+            rounds.append(name)
+            if rounds.count("rare") == 3:
+                enough.set()
+            return name != "rare"  # the busy ones are never done
+
+        return run
+
+    names = ["busy 1", "busy 2", "busy 3", "rare"]
+    ticker = Ticker(ledger, [Tick(name, 0.001, work(name)) for name in names])
+    ticker.start()
+    async with asyncio.timeout(10):
+        await enough.wait()
+    await ticker.stop()
+    between = [rounds[at] for at in range(rounds.index("rare") + 1, len(rounds))]
+    assert all(between.count(name) > 0 for name in names)
+    # Of those that are due, each has its turn before another has a third one.
+    assert max(between.count(name) for name in names[:3]) <= 3 * (min(between.count(name) for name in names[:3]) + 1)

@@ -1,0 +1,28 @@
+"""The slice of agents: what the application opens, and what tests open as well."""
+
+from __future__ import annotations
+
+from angelia.agents import routes
+from angelia.agents.routes import Meet
+from angelia.agents.service import Agents
+from angelia.api import Route, Tick
+from angelia.settings import Settings
+from angelia.stores.opened import Stores
+
+
+class AgentsSlice:
+    """Registration, profiles, handles and block lists."""
+
+    def __init__(self, stores: Stores, settings: Settings, meet: Meet | None = None) -> None:
+        self.agents = Agents(stores.ledger)
+        self._meet = meet
+        self._show_email = settings.show_email
+
+    def routes(self) -> list[Route]:
+        return routes.routes(self.agents, show_email=self._show_email, meet=self._meet)
+
+    def ticks(self) -> list[Tick]:
+        return []
+
+    async def close(self) -> None:
+        await self.agents.close()

@@ -1,0 +1,23 @@
+"""A tick: background work of a slice, done again and again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """One bounded piece of work and how often it is due. `run` returns whether more waits: then the next round comes
+    as soon as the other ticks had their turn."""
+
+    name: str
+    every_seconds: float
+    run: Callable[[datetime], Awaitable[bool | None]]
+    everywhere: bool = False  # in each process, for what a process remembers
+
+    @property
+    def lock(self) -> int:
+        return int.from_bytes(hashlib.sha256(f"angelia/tick/{self.name}".encode()).digest()[:8], "big", signed=True)

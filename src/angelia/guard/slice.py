@@ -1,0 +1,28 @@
+"""The guard's own slice: tokens and blocked addresses, for operators."""
+
+from __future__ import annotations
+
+from angelia.agents.slice import AgentsSlice
+from angelia.api import Route, Tick
+from angelia.guard import routes
+from angelia.guard.blocks import Blocks
+from angelia.guard.tokens import Tokens
+from angelia.stores.opened import Stores
+
+
+class GuardSlice:
+    """Bearer tokens and blocked addresses."""
+
+    def __init__(self, stores: Stores, agents: AgentsSlice) -> None:
+        self.tokens = Tokens(stores.ledger, agents.agents)
+        self.blocks = Blocks(stores.ledger, stores.hot)
+
+    def routes(self) -> list[Route]:
+        return routes.routes(self.tokens, self.blocks)
+
+    def ticks(self) -> list[Tick]:
+        # Each process keeps its memory fresh, so that blocks hold without the hot tier.
+        return [Tick("block list", 5.0, self.blocks.refresh, everywhere=True)]
+
+    async def close(self) -> None:
+        """Nothing is held open."""

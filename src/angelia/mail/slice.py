@@ -1,0 +1,77 @@
+"""The mail slice: what the application opens, and what tests open as well."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from angelia import metrics
+from angelia.agents.slice import AgentsSlice
+from angelia.api import Route, Tick
+from angelia.audit.slice import AuditSlice
+from angelia.keys.slice import KeysSlice
+from angelia.mail import receipt_routes, routes
+from angelia.mail.acknowledgement import Settling
+from angelia.mail.dead_letters import DeadLetters
+from angelia.mail.delivery import Delivery
+from angelia.mail.hot_store import HotMail
+from angelia.mail.receipts import Receipts
+from angelia.mail.service import Mail
+from angelia.mail.ticks import Upkeep
+from angelia.mail.withdrawal import UnderWay
+from angelia.policy.slice import PolicySlice
+from angelia.settings import Settings
+from angelia.stores.opened import Stores
+
+
+class MailSlice:
+    """Sealed delivery: send, receive, acknowledge, receipts, dead letters, expiry."""
+
+    def __init__(
+        self,
+        stores: Stores,
+        settings: Settings,
+        audit: AuditSlice,
+        agents: AgentsSlice,
+        policy: PolicySlice,
+        keys: KeysSlice,
+    ) -> None:
+        ledger, rules, failures = stores.ledger, policy.policy, audit.failures
+        self.queues = HotMail(stores.hot)
+        self.mail = Mail(ledger, self.queues, rules, failures)
+        self.under_way = UnderWay(ledger, self.queues, rules)
+        self.delivery = Delivery(ledger, self.queues, stores.wake, rules, failures)
+        self.settling = Settling(ledger, self.queues)
+        self.receipts = Receipts(ledger, self.queues, failures, settings.max_ttl_seconds)
+        self.dead_letters = DeadLetters(ledger, self.queues, agents.agents)
+        self.upkeep = Upkeep(ledger, self.queues, keys.keys)
+        self._hot, self._ttl_max = stores.hot, settings.max_ttl_seconds
+
+    def routes(self) -> list[Route]:
+        return [
+            *routes.routes(
+                self.mail, self.under_way, self.delivery, self.settling, self.receipts, ttl_max=self._ttl_max
+            ),
+            *receipt_routes.routes(self.receipts, self.dead_letters),
+        ]
+
+    def ticks(self) -> list[Tick]:
+        upkeep = self.upkeep
+        return [
+            Tick("receipt partitions", 3600.0, self._make_partitions),
+            Tick("mail expiry", 2.0, upkeep.expire),
+            Tick("mail reconcile", 10.0, upkeep.reconcile),
+            Tick("mail rebuild", 1.0, self._rebuild),
+            Tick("mail under revoked keys", 5.0, upkeep.fail_revoked),
+            Tick("sent ids", 60.0, upkeep.forget_ids),
+        ]
+
+    async def close(self) -> None:
+        await self.settling.close()
+        await self.mail.close()
+
+    async def _make_partitions(self, now: datetime) -> None:
+        metrics.RECEIPTS_UNPARTITIONED.set(await self.receipts.make_partitions(now))
+
+    async def _rebuild(self, now: datetime) -> bool:
+        """Fills a hot tier whose memory was lost with the queues that the ledger has."""
+        return await self.upkeep.rebuild(await self._hot.birth_mark())
