@@ -16,7 +16,7 @@ from angelia.envelope.wire import Priority
 from angelia.errors import InvalidArgument
 from angelia.mail import model
 from angelia.mail.hot_store import HotMail, arrivals, departures
-from angelia.mail.store import Place
+from angelia.mail.model import QueuePlace
 from angelia.stores.valkey import HotTier
 from angelia.stores.wake import Wake
 from mailroom import Correspondent
@@ -48,8 +48,8 @@ def number(name: bytes) -> int:
     return (1 << 100) - int.from_bytes(name, "big")
 
 
-def place(n: int, priority: int = 1, seq: int | None = None, recipient: str = "bob") -> Place:
-    return Place(recipient, mref(n), Priority(priority), n if seq is None else seq, NOW)
+def place(n: int, priority: int = 1, seq: int | None = None, recipient: str = "bob") -> QueuePlace:
+    return QueuePlace(recipient, mref(n), Priority(priority), n if seq is None else seq, NOW)
 
 
 async def claimed(queues: HotMail, at: datetime = NOW, most: int = 100, min_priority: int = 0) -> list[int]:
@@ -326,7 +326,7 @@ async def test_an_enqueue_that_arrives_after_the_acknowledgment_delivers_nothing
     await office.sent(alice, bob, now)
     (got,) = await office.poll(bob, now)
     await office.ack(bob, got, now)
-    ghost = Place("bob", got.row.mref, got.row.priority, got.row.seq, now)
+    ghost = QueuePlace("bob", got.row.mref, got.row.priority, got.row.seq, now)
     assert await office.queues.enqueue(ghost, got.wire)
     assert await office.poll(bob, now) == []
     assert await office.hot._redis.keys("ang:mail:*") == []

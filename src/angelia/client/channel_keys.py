@@ -19,14 +19,14 @@ from angelia.client import channel_calls, mail_calls, mail_receiving
 from angelia.client.api_errors import ApiError, Unreachable
 from angelia.client.channel_rosters import know_earlier_pairs, known_roster, publisher_rule, signed_roster
 from angelia.client.exchange import Exchange
-from angelia.client.mail_answers import Handed
+from angelia.client.mail_calls import LeasedMessage
 from angelia.client.mailbox_keys import now
-from angelia.envelope.refusals import Refused
 from angelia.envelope.rosters import Roster, UntrustedRoster
 from angelia.envelope.sealing import ChannelKey, Edition, EpochKey
 from angelia.envelope.times import SKEW, unix_ms
-from angelia.envelope.wire import decode
+from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError, Conflict, EpochStale, KeyNotFound, NotFound, Unavailable, VersionConflict
+from angelia.mail.api import NackItem
 from angelia.mail.model import MOST_AT_ONCE
 from angelia.mailbox.inbox import Message, Opened
 from angelia.mailbox.mailbox import Mailbox
@@ -214,7 +214,7 @@ def _collect(mailbox: Mailbox, channel_id: UUID, *, wait: float = 0.0) -> Exchan
     Other mail may name the channel too, and is not ours to take. It is put back as it was, and only at the end: the
     next look would find nothing else."""
     deadline = time.monotonic() + wait
-    others: list[Handed] = []
+    others: list[LeasedMessage] = []
     try:
         for _ in range(_MOST_PAGES):
             page = yield from mail_calls.poll(
@@ -235,25 +235,20 @@ def _collect(mailbox: Mailbox, channel_id: UUID, *, wait: float = 0.0) -> Exchan
     return (yield from take_keys(mailbox))
 
 
-def _put_back(others: list[Handed]) -> Exchange[None]:
+def _put_back(others: list[LeasedMessage]) -> Exchange[None]:
     with contextlib.suppress(ApiError, Unreachable):  # then their leases run out
         for start in range(0, len(others), MOST_AT_ONCE):
             some = others[start : start + MOST_AT_ONCE]
             yield from mail_calls.nack(
                 [
-                    mail_calls.Nack(
-                        replay_key=one.replay_key, lease_token=one.lease_token, retry_after=0, counted=False
-                    )
+                    NackItem(replay_key=one.replay_key, lease_token=one.lease_token, retry_after=0, counted=False)
                     for one in some
                 ]
             )
 
 
-def _is_control(one: Handed) -> bool:
-    try:
-        return decode(one.wire).header.control
-    except Refused:
-        return False
+def _is_control(one: LeasedMessage) -> bool:
+    return isinstance(one.envelope, Envelope) and one.envelope.header.control
 
 
 class _Known:

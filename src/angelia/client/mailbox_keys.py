@@ -294,21 +294,21 @@ def open_envelope(mailbox: Mailbox, content: bytes, *, profile: Profile = Profil
 
     Before a pair is believed, its agent's keys are looked up if that was more than an hour ago: it may have been
     stolen and revoked since. A server that is away, or does not know the agent, keeps nobody from reading."""
-    yield from meet_sender(mailbox, content)
+    envelope = decoded(content)
+    yield from meet_sender(mailbox, envelope)
     try:
-        return mailbox.receive(content, now=now(), profile=profile)
+        return mailbox.receive(envelope, now=now(), profile=profile)
     except UnknownSigner as unknown:
         pin = mailbox.trust.pin(unknown.agent)
         if pin is None:
             raise
         yield from catch_up(mailbox, pin)
-    return mailbox.receive(content, now=now(), profile=profile)
+    return mailbox.receive(envelope, now=now(), profile=profile)
 
 
-def meet_sender(mailbox: Mailbox, content: bytes) -> Exchange[None]:
-    """Before an envelope is opened: hear of its sender's keys. Nobody's keys are looked up for a stranger, except for
-    one that brings the key of a channel that this agent has joined."""
-    envelope = decoded(content)
+def meet_sender(mailbox: Mailbox, envelope: Envelope) -> Exchange[None]:
+    """Looks up the keys of a sender before its envelope is opened. Not those of a stranger, except for one that brings
+    the key of a channel that this agent has joined."""
     sender = envelope.header.sender_nhi
     if mailbox.channels.expects(envelope) and mailbox.trust.pin(sender) is None:
         with contextlib.suppress(Unreachable, Unavailable, NotFound, KeyNotFound):

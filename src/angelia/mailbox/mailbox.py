@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from angelia.envelope.receipts import Receipt, ReceiptStatus, check_receipt, sign_receipt
 from angelia.envelope.refusals import Refused, SignatureFailed
 from angelia.envelope.times import moment, unix_ms
-from angelia.envelope.wire import TTL_MAX, decode
+from angelia.envelope.wire import TTL_MAX, Envelope
 from angelia.errors import AngeliaError, NotFound
 from angelia.mailbox import calyx_import, private_files
 from angelia.mailbox import identity as identities
@@ -119,7 +119,7 @@ class Mailbox:
         """The agent with its present keys; a rotation replaces them."""
         return self.own.identity
 
-    def receive(self, content: bytes, *, now: datetime, profile: Profile = Profile.RELAY) -> Opened:
+    def receive(self, content: bytes | Envelope, *, now: datetime, profile: Profile = Profile.RELAY) -> Opened:
         """Open an envelope, in its wire form or in JSON. It is in the inbox before this returns, and opens once."""
         (outcome,) = self.receive_many([content], now=now, profile=profile)
         if isinstance(outcome, AngeliaError):
@@ -127,22 +127,26 @@ class Mailbox:
         return outcome
 
     def receive_many(
-        self, contents: Sequence[bytes], *, now: datetime, profile: Profile = Profile.RELAY, for_handler: bool = False
+        self,
+        contents: Sequence[bytes | Envelope],
+        *,
+        now: datetime,
+        profile: Profile = Profile.RELAY,
+        for_handler: bool = False,
     ) -> list[Opened | AngeliaError]:
-        """Open envelopes in one transaction; each has its own outcome, in the same order. `for_handler` remembers which
-        of them a handler has not ended with."""
+        """Opens envelopes in one transaction; returns one outcome each. `for_handler` remembers which of them a handler
+        has not ended with."""
         self._upkeep.tend(now)
         return self._receiver.receive(contents, profile, now, for_handler=for_handler)
 
-    def refuse(self, content: bytes, reason: str, now: datetime) -> Receipt:
-        """Sign and log a receipt `failed` for an envelope that could not be opened."""
-        receipt = self.sign(content, ReceiptStatus.FAILED, now, reason)
+    def refuse(self, envelope: Envelope, reason: str, now: datetime) -> Receipt:
+        """Signs and logs a receipt `failed` for an envelope that could not be opened."""
+        receipt = self.sign(envelope, ReceiptStatus.FAILED, now, reason)
         self._log.append([receipt], now)
         return receipt
 
-    def sign(self, content: bytes, status: ReceiptStatus, now: datetime, reason: str = "") -> Receipt:
-        """A receipt for an envelope that was handed out again: the log has one of it already."""
-        envelope = decode(content)
+    def sign(self, envelope: Envelope, status: ReceiptStatus, now: datetime, reason: str = "") -> Receipt:
+        """A receipt for an envelope that came again: the log has one of it already."""
         header, pair = envelope.header, self.identity.pair
         return sign_receipt(
             Receipt(

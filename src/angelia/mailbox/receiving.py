@@ -64,7 +64,7 @@ class Receiver:
     roots: VerifiedRoots = field(default_factory=VerifiedRoots)
 
     def receive(
-        self, contents: Sequence[bytes], profile: Profile, now: datetime, *, for_handler: bool = False
+        self, contents: Sequence[bytes | Envelope], profile: Profile, now: datetime, *, for_handler: bool = False
     ) -> list[Opened | AngeliaError]:
         """Open envelopes, all that can be opened in one transaction; what cannot comes back as its error.
 
@@ -110,7 +110,7 @@ class Receiver:
             self.dead_files.remove([one.replay_key])
             self.dead_files.sync()
 
-    def _unsealed(self, content: bytes, profile: Profile, now: datetime) -> _Unsealed | AngeliaError:
+    def _unsealed(self, content: bytes | Envelope, profile: Profile, now: datetime) -> _Unsealed | AngeliaError:
         try:
             one = self._open(content, profile, now)
             self.inbox_files.place(one.replay_key, one.envelope.wire)
@@ -118,8 +118,8 @@ class Receiver:
             return refused
         return one
 
-    def _open(self, content: bytes, profile: Profile, now: datetime) -> _Unsealed:
-        envelope = decoded(content)
+    def _open(self, content: bytes | Envelope, profile: Profile, now: datetime) -> _Unsealed:
+        envelope = content if isinstance(content, Envelope) else decoded(content)
         header, replay_key = envelope.header, envelope.replay_key
         if header.recipient_nhi != self.own.identity.handle:
             raise WrongRecipient(f"the envelope is for {header.recipient_nhi or 'a channel'}")
