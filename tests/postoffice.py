@@ -21,7 +21,7 @@ from angelia.errors import AngeliaError
 from angelia.keys.bundle_succession import Emergency
 from angelia.keys.model import Reason
 from angelia.keys.service import Keys
-from angelia.mail.acknowledgement import Acknowledged, Acknowledgements, Nacked, new_ack, new_nack
+from angelia.mail.acknowledgement import Ack, Acknowledged, Acknowledgements, Nack, Nacked
 from angelia.mail.dead_letters import DeadLetters
 from angelia.mail.delivery import Delivery, LeasedEnvelope, LeaseRequest
 from angelia.mail.hot_store import HotMail
@@ -83,14 +83,14 @@ class PostOffice:
         self, who: Correspondent, handed: LeasedEnvelope, now: datetime, receipt: Receipt | None = None
     ) -> Acknowledged | AngeliaError | None:
         document = None if receipt is None else receipt_document(receipt)
-        ack = new_ack(handed.row.replay_key, handed.token, document)
+        ack = Ack(handed.row.replay_key, handed.token, document)
         (done,) = await self.acknowledgements.acknowledge(await self.agent(who), [ack], now)
         return done
 
     async def nack(
         self, who: Correspondent, handed: LeasedEnvelope, now: datetime, **how: Any
     ) -> Nacked | AngeliaError:
-        nack = new_nack(handed.row.replay_key, handed.token, **how)
+        nack = Nack(handed.row.replay_key, handed.token, **how)
         (done,) = await self.acknowledgements.nack(await self.agent(who), [nack], now)
         return done
 

@@ -21,7 +21,7 @@ from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Priority
 from angelia.errors import Conflict, KeyRevoked, LeaseLost, MessageExpired, NotFound, Unavailable
 from angelia.mail import delivery as delivery_module
-from angelia.mail.acknowledgement import Acknowledged, Nacked, new_ack
+from angelia.mail.acknowledgement import Ack, Acknowledged, Nacked
 from angelia.mail.delivery import LeaseRequest
 from angelia.mail.model import DeliveryStatus
 from angelia.policy.model import Action, Effect
@@ -344,7 +344,7 @@ async def test_what_expired_or_was_withdrawn_cannot_be_acknowledged(
     assert isinstance(await office.ack(bob, got, now + MINUTE), MessageExpired)
     envelope = await office.sent(alice, bob, now)
     await office.withdraw(alice, envelope, now)
-    ack = new_ack(bytes.fromhex(envelope.replay_key), got.token, None)
+    ack = Ack(bytes.fromhex(envelope.replay_key), got.token, None)
     (done,) = await office.acknowledgements.acknowledge(await office.agent(bob), [ack], now)
     assert isinstance(done, Conflict)
 
@@ -903,7 +903,7 @@ async def test_whoever_goes_away_at_whatever_moment_takes_no_message_along(
         else:
             (got,) = await office.poll(bob, now)
         assert got.attempt == 1, f"lost after {steps} steps"
-        await office.queues.put_back("bob", [got.held], now, uncounted=True)
+        await office.queues.put_back("bob", [got.token], now, uncounted=True)
 
 
 async def test_a_wait_that_is_given_up_when_mail_comes_takes_no_message_along(
@@ -938,7 +938,7 @@ async def test_what_a_poll_that_goes_away_had_leased_comes_back_all_at_once(
         while not (claimed := await office.queues.claim("bob", 10, 0, now, now + MINUTE)).messages:
             if leaving.done() and not leaving.cancelled():
                 break  # it had them before it was told to go
-        held = [(one.mref, one.secret) for one in claimed.messages] or [one.held for one in await leaving]
+        held = [one.token for one in claimed.messages] or [one.token for one in await leaving]
         assert len(held) == 4, steps
         await asyncio.gather(leaving, return_exceptions=True)
         await office.queues.put_back("bob", held, now, uncounted=True)

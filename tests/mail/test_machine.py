@@ -21,9 +21,9 @@ from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Envelope, Priority
 from angelia.errors import AngeliaError, Unavailable
 from angelia.mail import ticks
-from angelia.mail.acknowledgement import Acknowledged, Nacked, new_ack, new_nack
+from angelia.mail.acknowledgement import Ack, Acknowledged, Nack, Nacked
 from angelia.mail.delivery import LeaseRequest
-from angelia.mail.model import Accepted, EnvelopeRow
+from angelia.mail.model import Accepted, EnvelopeRow, LeaseToken
 from keyholder import whole_ms
 from mailroom import Correspondent
 from postoffice import PostOffice, open_office
@@ -84,13 +84,13 @@ class Message:
     indexed: bool = False
     attempts: int = 0
     until: datetime | None = None
-    token: str | None = None
-    tokens: list[str] = field(default_factory=list)
+    token: LeaseToken | None = None
+    tokens: list[LeaseToken] = field(default_factory=list)
 
     def forget(self) -> None:
         self.indexed, self.attempts, self.until, self.token = False, 0, None, None
 
-    def held_by_other(self, token: str, now: datetime) -> bool:
+    def held_by_other(self, token: LeaseToken, now: datetime) -> bool:
         return self.token is not None and self.until is not None and self.until > now and self.token != token
 
 
@@ -228,7 +228,7 @@ class MailMachine(RuleBasedStateMachine):
         """What waits in the ledger and the hot tier does not know of."""
         return [one for one in self.messages if one.state == "queued" and one.expires_at > self.now and not one.indexed]
 
-    def _given(self, n: int, k: int) -> tuple[Message, str] | None:
+    def _given(self, n: int, k: int) -> tuple[Message, LeaseToken] | None:
         given = [one for one in self.messages if one.tokens]
         if not given:
             return None
@@ -241,7 +241,7 @@ class MailMachine(RuleBasedStateMachine):
         chosen = self._given(n, k)
         assert chosen is not None
         message, token = chosen
-        ack = new_ack(bytes.fromhex(message.envelope.replay_key), token, None)
+        ack = Ack(bytes.fromhex(message.envelope.replay_key), token, None)
         agent = self.run(self.world.office.agent(self.world.bob))
         (told,) = self.run(self.world.office.acknowledgements.acknowledge(agent, [ack], self.now))
         if message.held_by_other(token, self.now):
@@ -277,8 +277,8 @@ class MailMachine(RuleBasedStateMachine):
             if message.token is not None:
                 self._give_back(message, message.token)
 
-    def _give_back(self, message: Message, token: str) -> None:
-        nack = new_nack(bytes.fromhex(message.envelope.replay_key), token, "no")
+    def _give_back(self, message: Message, token: LeaseToken) -> None:
+        nack = Nack(bytes.fromhex(message.envelope.replay_key), token, "no")
         agent = self.run(self.world.office.agent(self.world.bob))
         (told,) = self.run(self.world.office.acknowledgements.nack(agent, [nack], self.now))
         if message.state != "queued" or message.expires_at <= self.now:

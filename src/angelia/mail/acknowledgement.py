@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import structlog
@@ -14,10 +14,11 @@ from angelia import metrics
 from angelia.api import AgentRow
 from angelia.audit import service as audit
 from angelia.audit.failures import Failures
-from angelia.audit.model import Event
+from angelia.audit.model import Detail, Event
 from angelia.envelope.receipts import Receipt, ReceiptDocument
 from angelia.errors import AngeliaError, Conflict, InvalidArgument, LeaseLost, MessageExpired, NotFound, Unavailable
 from angelia.mail import receipts_store, store
+from angelia.mail.audit_events import audit_event
 from angelia.mail.hot_store import HotMail
 from angelia.mail.model import (
     ATTEMPTS,
@@ -28,9 +29,9 @@ from angelia.mail.model import (
     EnvelopeRow,
     EnvelopeState,
     Lease,
+    LeaseToken,
     ReceiptRow,
     back_off,
-    parse_token,
     status_of,
 )
 from angelia.mail.receipt_checks import check_fits, checked_receipts
@@ -48,8 +49,7 @@ class Ack:
     """That a recipient has a message; the receipt that may come along is not checked yet."""
 
     replay_key: bytes
-    mref: bytes
-    secret: str = field(repr=False)
+    token: LeaseToken
     receipt: ReceiptDocument | None = None
 
 
@@ -59,8 +59,7 @@ class Nack:
     for a while, and never makes a dead letter."""
 
     replay_key: bytes
-    mref: bytes
-    secret: str = field(repr=False)
+    token: LeaseToken
     reason: str = ""
     retry_after: timedelta | None = None
     counted: bool = True
@@ -126,7 +125,7 @@ class Acknowledgements:
 
         Neither a lease that ran out nor a hot tier that forgot it is a reason to refuse; another living lease is."""
         receipts = await checked_receipts(self._ledger, self._failures, agent, [ack.receipt for ack in acks], now)
-        leases = await self._leases(agent, [ack.mref for ack in acks])
+        leases = await self._leases(agent, [ack.token.mref for ack in acks])
         outcomes = await asyncio.gather(
             *(
                 self._acknowledge(agent, ack, receipt, lease, now)
@@ -142,14 +141,14 @@ class Acknowledgements:
     async def nack(self, agent: AgentRow, nacks: Sequence[Nack], now: datetime) -> list[Nacked | AngeliaError]:
         """Gives messages back: after a while they are delivered again, after five attempts they are dead letters.
         Returns one outcome each."""
-        mrefs = [nack.mref for nack in nacks]
+        mrefs = [nack.token.mref for nack in nacks]
         leases = await self._hot.leases(agent.handle, mrefs)
         async with self._ledger.reading() as tx:
             rows = await store.claimable(tx, agent.handle, mrefs, [], now)
         outcomes: list[Nacked | AngeliaError] = []
         for nack, lease in zip(nacks, leases, strict=True):
             try:
-                outcomes.append(await self._nack(agent, nack, rows.get(nack.mref), lease, now))
+                outcomes.append(await self._nack(agent, nack, rows.get(nack.token.mref), lease, now))
             except AngeliaError as error:
                 outcomes.append(error)
         return outcomes
@@ -161,7 +160,7 @@ class Acknowledgements:
             return receipt
         if receipt is not None and receipt.replay_key != ack.replay_key.hex():
             return InvalidArgument("the receipt is of another message")
-        if lease is not None and lease.held_by_other(ack.secret, now):
+        if lease is not None and lease.held_by_other(ack.token.secret, now):
             return LeaseLost(
                 "somebody else has this message by now", hint="whoever has it settles it; else it comes again"
             )
@@ -185,15 +184,13 @@ class Acknowledgements:
             raise NotFound("there is no such message for you", hint="it was settled, or its time was over")
         if row.replay_key != nack.replay_key:
             raise LeaseLost("the lease token is another message's")
-        if lease is None or not lease.held_by(nack.secret):
+        if lease is None or not lease.held_by(nack.token.secret):
             raise _lease_over()
         if nack.counted and lease.attempts >= ATTEMPTS:
             await self._bury(agent, nack, lease, now)
             return Nacked(None)
         retry_at = now + (back_off(lease.attempts) if nack.retry_after is None else nack.retry_after)
-        if not await self._hot.put_back(
-            agent.handle, [(nack.mref, nack.secret)], retry_at, uncounted=not nack.counted, given=True
-        ):
+        if not await self._hot.put_back(agent.handle, [nack.token], retry_at, uncounted=not nack.counted, given=True):
             raise _lease_over()
         return Nacked(retry_at)
 
@@ -201,11 +198,11 @@ class Acknowledgements:
         """Makes a dead letter of a message. Its lease ends first, so that of several nacks only one does it; a crash
         before the commit leaves the message in the queue."""
         reason = nack.reason or "given back too often"
-        if not await self._hot.put_back(agent.handle, [(nack.mref, nack.secret)], now + _BURIAL):
+        if not await self._hot.put_back(agent.handle, [nack.token], now + _BURIAL):
             raise _lease_over()
         async with self._ledger.transaction() as tx:
-            row = (await store.lock(tx, [(agent.handle, nack.replay_key)])).get((agent.handle, nack.replay_key))
-            if row is None or row.mref != nack.mref or row.state is not EnvelopeState.QUEUED:
+            row = await store.lock_one(tx, agent.handle, nack.replay_key)
+            if row is None or row.mref != nack.token.mref or row.state is not EnvelopeState.QUEUED:
                 raise NotFound("there is no such message for you")
             await store.bury(tx, [(row, reason)], now)
             step = ReceiptStep(
@@ -216,39 +213,19 @@ class Acknowledgements:
                 last_attempt_at=now,
             )
             statuses = await receipts_store.move(tx, [step])
-            event = audit.event(
-                "message_dead_lettered",
-                now,
-                actor=agent.handle,
-                object=row.sender,
-                message_id=row.message_id,
-                replay_key=row.replay_key,
-                detail={"attempts": lease.attempts},
-            )
-            await audit.record(tx, [event])
+            detail: Detail = {"attempts": lease.attempts}
+            await audit.record(tx, [audit_event("message_dead_lettered", row, now, agent.handle, row.sender, detail)])
         metrics.MAIL_ENDED.labels("dead").inc()
         changed = statuses.get(row.replay_key) is DeliveryStatus.FAILED
         with contextlib.suppress(Unavailable):
             events = [delivery_event(row, DeliveryStatus.FAILED, now, reason)] if changed else []
-            await self._hot.remove(agent.handle, [nack.mref], events)
+            await self._hot.remove(agent.handle, [nack.token.mref], events)
 
     async def _leases(self, agent: AgentRow, mrefs: Sequence[bytes]) -> list[Lease | None]:
         try:
             return await self._hot.leases(agent.handle, mrefs)
         except Unavailable:
             return [None] * len(mrefs)  # as if forgotten
-
-
-def new_ack(replay_key: bytes, token: str, receipt: ReceiptDocument | None) -> Ack:
-    mref, secret = parse_token(token)
-    return Ack(replay_key, mref, secret, receipt)
-
-
-def new_nack(
-    replay_key: bytes, token: str, reason: str = "", retry_after: timedelta | None = None, *, counted: bool = True
-) -> Nack:
-    mref, secret = parse_token(token)
-    return Nack(replay_key, mref, secret, reason, retry_after, counted)
 
 
 async def _commit(tx: Tx, acks: Sequence[_CheckedAck]) -> list[Acknowledged | AngeliaError | None]:
@@ -283,7 +260,7 @@ async def _commit(tx: Tx, acks: Sequence[_CheckedAck]) -> list[Acknowledged | An
 
 
 def _check(ack: _CheckedAck, row: EnvelopeRow) -> None:
-    if row.mref != ack.ack.mref:
+    if row.mref != ack.ack.token.mref:
         raise LeaseLost("the lease token is another message's")
     if row.state is EnvelopeState.DEAD:
         raise Conflict("the message is a dead letter", hint="requeue it, then acknowledge it")
@@ -322,12 +299,7 @@ def _step(ack: _CheckedAck, row: EnvelopeRow) -> ReceiptStep:
 
 def _events(ack: _CheckedAck, row: EnvelopeRow) -> list[Event]:
     ended = "message_failed" if ack.status is DeliveryStatus.FAILED else "message_acknowledged"
-    return [
-        audit.event(
-            kind, ack.at, actor=ack.recipient, object=row.sender, message_id=row.message_id, replay_key=row.replay_key
-        )
-        for kind in ("message_received", ended)
-    ]
+    return [audit_event(kind, row, ack.at, ack.recipient, row.sender) for kind in ("message_received", ended)]
 
 
 def _status_now(ack: _CheckedAck, stored: DeliveryStatus | None) -> DeliveryStatus:

@@ -9,6 +9,7 @@ from angelia.agents.service import Agents
 from angelia.audit import service as audit
 from angelia.errors import Conflict, KeyRevoked, MessageExpired, NotFound, Unavailable
 from angelia.mail import receipts_store, store
+from angelia.mail.audit_events import audit_event
 from angelia.mail.delivery_checks import under_revoked_keys
 from angelia.mail.hot_store import HotMail
 from angelia.mail.model import EnvelopeRow, EnvelopeState, QueuePlace
@@ -34,10 +35,10 @@ class DeadLetters:
 
         `owner` is the recipient whose dead letter it must be; None for an operator."""
         async with self._ledger.transaction() as tx:
-            known = (await receipts_store.of_messages(tx, [replay_key])).get(replay_key)
+            known = await receipts_store.one(tx, replay_key)
             if known is None or owner not in (None, known.recipient):
                 raise NotFound("there is no such dead letter")
-            row = (await store.lock(tx, [(known.recipient, replay_key)])).get((known.recipient, replay_key))
+            row = await store.lock_one(tx, known.recipient, replay_key)
             if row is None:
                 raise NotFound("there is no such dead letter", hint="it was settled, or its time was over")
             if row.state is not EnvelopeState.DEAD:
@@ -48,15 +49,7 @@ class DeadLetters:
                 raise KeyRevoked("a key of this message was revoked since: nobody can open it, or believe it")
             requeued = await store.requeue(tx, row.recipient, replay_key, now)
             assert requeued is not None, "it is locked, and dead"
-            event = audit.event(
-                "message_requeued",
-                now,
-                actor=by,
-                object=requeued.recipient,
-                message_id=requeued.message_id,
-                replay_key=replay_key,
-            )
-            await audit.record(tx, [event])
+            await audit.record(tx, [audit_event("message_requeued", requeued, now, by, requeued.recipient)])
         with contextlib.suppress(Unavailable):
             await self._hot.enqueue(QueuePlace(requeued.recipient, requeued.mref, requeued.priority, requeued.seq, now))
         return requeued

@@ -18,7 +18,7 @@ from angelia.errors import Unavailable
 from angelia.mail import store
 from angelia.mail.delivery_checks import withheld
 from angelia.mail.hot_store import AT_ONCE, Claimed, Claims, HotMail, arrivals, departures, events
-from angelia.mail.model import HOLD, MOST_AT_ONCE, EnvelopeRow, Match, last_score, lease_token, parse_token, score
+from angelia.mail.model import HOLD, MOST_AT_ONCE, EnvelopeRow, LeaseToken, Match, last_score, score
 from angelia.policy.service import Policy
 from angelia.stores.ledger import Ledger
 from angelia.stores.wake import LOOK, RequestTime, Wake, told
@@ -44,13 +44,8 @@ class LeasedEnvelope:
 
     row: EnvelopeRow
     wire: bytes = field(repr=False)
-    token: str = field(repr=False)
+    token: LeaseToken
     attempt: int
-
-    @property
-    def held(self) -> tuple[bytes, str]:
-        """The mref and the secret of its lease."""
-        return parse_token(self.token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +67,9 @@ class _Leases:
         self._claims.append(claiming := asyncio.ensure_future(claim))
         return await asyncio.shield(claiming)
 
-    async def held(self) -> list[tuple[bytes, str]]:
-        """The mref and the secret of each lease."""
+    async def tokens(self) -> list[LeaseToken]:
         done = await asyncio.gather(*self._claims, return_exceptions=True)
-        return [(one.mref, one.secret) for got in done if isinstance(got, Claims) for one in got.messages]
+        return [one.token for got in done if isinstance(got, Claims) for one in got.messages]
 
 
 class Delivery:
@@ -101,7 +95,7 @@ class Delivery:
             topics = [arrivals(agent.handle)]
             return await self._wake.poll(topics, look, lambda found: bool(found.messages), now, wait, _until_next_look)
         except BaseException:  # the caller went away between the lease and the answer
-            await self._release(agent, [one.held for one in got.messages])
+            await self._release(agent, [one.token for one in got.messages])
             raise
 
     async def stream(
@@ -122,7 +116,7 @@ class Delivery:
                         leased = await self._still_leased(agent, leased, at, LOOK)
                     room = MOST_AT_ONCE - len(leased)
                     got = await self._next(agent, LeaseRequest(most=room, lease=lease), at) if room else Batch([], True)
-                    leased |= [one.held for one in got.messages]
+                    leased |= [one.token for one in got.messages]
                     unsaid.extend(got.messages)
                     while unsaid:
                         yield unsaid.popleft()
@@ -133,7 +127,7 @@ class Delivery:
                         rest = max(0.0, beat - (clock.passed() - beaten))
                         await bell.wait(min(rest, _until_next_look(got, at)))
         finally:
-            await self._release(agent, [one.held for one in unsaid])
+            await self._release(agent, [one.token for one in unsaid])
 
     async def _next(self, agent: AgentRow, wanted: LeaseRequest, now: datetime) -> Batch:
         """Leases the next messages that may be delivered; messages that may not do not stand in their way."""
@@ -150,10 +144,10 @@ class Delivery:
             got = await leases.take(self._claim(agent, wanted, now))
             found, reach = await self._deliverable(agent, wanted, got, leases, now)
             page = _page(found, wanted.most, reach)
-            await self._release(agent, [one.held for one in found[len(page) :]])
+            await self._release(agent, [one.token for one in found[len(page) :]])
         except BaseException:
             # No recipient got them, so none has to wait until the leases run out.
-            await self._release(agent, await leases.held())
+            await self._release(agent, await leases.tokens())
             raise
         if not got.messages:
             return Batch([], got.more, got.next_return)
@@ -242,8 +236,8 @@ class Delivery:
 
         Mail under a revoked key too, though it only waits for its end: the ledger has it until then, and every claim
         would find it there if it were not in the index."""
-        if held := [(one.mref, one.secret) for one in claims]:
-            await self._hot.put_back(agent.handle, held, now + HOLD, uncounted=True, quietly=True)
+        if tokens := [one.token for one in claims]:
+            await self._hot.put_back(agent.handle, tokens, now + HOLD, uncounted=True, quietly=True)
 
     async def _record_denied(self, row: EnvelopeRow, now: datetime) -> None:
         await self._failures.record(
@@ -256,12 +250,12 @@ class Delivery:
             detail={"at": "delivery"},
         )
 
-    async def _release(self, agent: AgentRow, held: Sequence[tuple[bytes, str]]) -> None:
+    async def _release(self, agent: AgentRow, tokens: Sequence[LeaseToken]) -> None:
         """Gives back messages that no recipient got, all in one step: nothing newer may be leased between them. If the
         hot tier is away, their leases run out by themselves."""
-        if held:
+        if tokens:
             with contextlib.suppress(Unavailable):
-                await self._hot.put_back(agent.handle, held, AT_ONCE, uncounted=True)
+                await self._hot.put_back(agent.handle, tokens, AT_ONCE, uncounted=True)
 
     async def _still_leased(
         self, agent: AgentRow, leased: dict[bytes, str], now: datetime, wait: float
@@ -286,7 +280,7 @@ class Delivery:
 def _leased(row: EnvelopeRow, claim: Claimed) -> LeasedEnvelope:
     wire = row.wire or claim.copy
     assert wire is not None, "asked for where there is no copy"
-    return LeasedEnvelope(row, wire, lease_token(row.mref, claim.secret), claim.attempt)
+    return LeasedEnvelope(row, wire, claim.token, claim.attempt)
 
 
 def _is_of(copy: bytes | None, row: EnvelopeRow) -> bool:

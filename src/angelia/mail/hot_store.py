@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from angelia.envelope.ids import hot_tag
 from angelia.envelope.times import moment, unix_ms
-from angelia.mail.model import HOT_COPY_LIFE, HOT_COPY_MAX, Lease, QueuePlace, last_score, new_secret, score
+from angelia.mail.model import HOT_COPY_LIFE, HOT_COPY_MAX, Lease, LeaseToken, QueuePlace, last_score, new_secret, score
 from angelia.stores.hot_line import Word
 from angelia.stores.valkey import HotTier, Script
 from angelia.stores.wake import topic
@@ -31,11 +31,14 @@ _GIVEN = "0"  # in the place of a secret: the message is not leased now, and its
 class Claimed:
     """One message that is leased now."""
 
-    mref: bytes
-    secret: str
+    token: LeaseToken
     attempt: int
     first_leased: datetime
     copy: bytes | None = field(repr=False)
+
+    @property
+    def mref(self) -> bytes:
+        return self.token.mref
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +117,18 @@ class HotMail:
     async def put_back(
         self,
         recipient: str,
-        held: Sequence[tuple[bytes, str]],
+        tokens: Sequence[LeaseToken],
         until: datetime,
         *,
         uncounted: bool = False,
         given: bool = False,
         quietly: bool = False,
     ) -> int:
-        """Ends leases, named by mref and secret, in one step, and holds the messages back until then.
+        """Ends leases in one step, and holds the messages back until then.
 
         Returns how many were still held. One that is `given` was delivered to its recipient: it cannot be withdrawn,
         though it may not count as an attempt. A waiting poll is woken, so that it looks in time, unless `quietly`."""
-        named: list[Word] = [part for mref, secret in held for part in (mref.hex(), secret)]
+        named: list[Word] = [part for mref, secret in tokens for part in (mref.hex(), secret)]
         said = "" if quietly else arrivals(recipient)
         args: list[Word] = [unix_ms(until), int(uncounted), said, _GIVEN if given else "", *named]
         return int(await self._hot.run(_PUT_BACK, _keys(recipient), args))
@@ -136,7 +139,7 @@ class HotMail:
 
     async def let_go(self, recipient: str, mref: bytes) -> None:
         """Gives a message that was held back its place again, unless it is leased by now."""
-        await self.put_back(recipient, [(mref, "")], AT_ONCE)
+        await self.put_back(recipient, [LeaseToken(mref, "")], AT_ONCE)
 
     async def remove(self, recipient: str, mrefs: Sequence[bytes], news: Sequence[tuple[str, bytes]] = ()) -> None:
         """Forgets messages that are gone from the ledger, and publishes what became of them: topics and events."""
@@ -157,7 +160,7 @@ def _copies(recipient: str) -> str:
 def _claimed(told: Sequence[bytes], secrets: Sequence[str]) -> list[Claimed]:
     parts = zip(told[::4], told[1::4], told[2::4], told[3::4], secrets, strict=False)
     return [
-        Claimed(bytes.fromhex(mref.decode()), secret, int(attempt), moment(int(since)), copy or None)
+        Claimed(LeaseToken(bytes.fromhex(mref.decode()), secret), int(attempt), moment(int(since)), copy or None)
         for mref, attempt, since, copy, secret in parts
     ]
 

@@ -199,6 +199,29 @@ class EnvelopeRow:
         return score(self.priority, self.seq)
 
 
+class LeaseToken(NamedTuple):
+    """What a recipient shows to ack or nack a message: which message it is, and the secret of its lease."""
+
+    mref: bytes
+    secret: str
+
+    @classmethod
+    def parse(cls, text: str) -> LeaseToken:
+        try:
+            raw = bytes.fromhex(text)
+        except ValueError:
+            raw = b""
+        if len(raw) != 2 * _TOKEN_BYTES or raw.hex() != text:
+            raise InvalidArgument("a lease token has 64 characters 0-9 a-f", hint="it comes with every message")
+        return cls(raw[:_TOKEN_BYTES], text[2 * _TOKEN_BYTES :])
+
+    def __str__(self) -> str:
+        return self.mref.hex() + self.secret
+
+    def __repr__(self) -> str:
+        return f"LeaseToken({self.mref.hex()})"
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
     """What the hot tier remembers of a message that was leased, or is held back for a while."""
@@ -284,22 +307,6 @@ def last_score(min_priority: int) -> int:
 
 def new_secret() -> str:
     return secrets.token_hex(_TOKEN_BYTES)
-
-
-def lease_token(mref: bytes, secret: str) -> str:
-    """What a recipient shows to ack or nack a message: which message it is, and the secret of its lease."""
-    return mref.hex() + secret
-
-
-def parse_token(token: str) -> tuple[bytes, str]:
-    """The mref and the secret of a lease token."""
-    try:
-        raw = bytes.fromhex(token)
-    except ValueError:
-        raw = b""
-    if len(raw) != 2 * _TOKEN_BYTES or raw.hex() != token:
-        raise InvalidArgument("a lease token has 64 characters 0-9 a-f", hint="it comes with every message")
-    return raw[:_TOKEN_BYTES], token[2 * _TOKEN_BYTES :]
 
 
 def parse_replay_key(text: str) -> bytes:

@@ -13,6 +13,7 @@ from angelia.envelope.receipts import Receipt, ReceiptDocument
 from angelia.envelope.wire import TTL_MAX
 from angelia.errors import AngeliaError, NotFound, ReceiptArchived, Unavailable
 from angelia.mail import receipts_store, store
+from angelia.mail.audit_events import audit_event
 from angelia.mail.hot_store import HotMail
 from angelia.mail.model import (
     NO_REASON,
@@ -44,7 +45,7 @@ class Receipts:
     async def one(self, agent: AgentRow, replay_key: bytes) -> ReceiptRow:
         """The receipt of a message that the agent sent or received."""
         async with self._ledger.reading() as tx:
-            found = (await receipts_store.of_messages(tx, [replay_key])).get(replay_key)
+            found = await receipts_store.one(tx, replay_key)
         if found is None or agent.handle not in (found.sender, found.recipient):
             raise NotFound("there is no receipt of such a message of yours", hint=_IN_THE_ARCHIVE)
         return found
@@ -71,7 +72,7 @@ class Receipts:
         replay_key, status = bytes.fromhex(receipt.replay_key), status_of(receipt)
         async with self._ledger.transaction() as tx:
             # The envelope before its receipt, as in every transaction that ends a message.
-            waiting = (await store.lock(tx, [(agent.handle, replay_key)])).get((agent.handle, replay_key))
+            waiting = await store.lock_one(tx, agent.handle, replay_key)
             row = await receipts_store.lock(tx, replay_key)
             if row is None:
                 # Its recipient signed it, so there was such a message; receipts leave the ledger for the archive only.
@@ -88,11 +89,7 @@ class Receipts:
             await receipts_store.move(tx, [_step(row, receipt, now, in_queue=waiting is not None)])
             if status is DeliveryStatus.FAILED and waiting is not None:
                 await store.bury(tx, [(waiting, receipt.reason or NO_REASON)], now)
-            kind = f"message_{status}"
-            event = audit.event(
-                kind, now, actor=agent.handle, object=row.sender, message_id=row.message_id, replay_key=replay_key
-            )
-            await audit.record(tx, [event])
+            await audit.record(tx, [audit_event(f"message_{status}", row, now, agent.handle, row.sender)])
             moved = await receipts_store.lock(tx, replay_key)
         assert moved is not None, "it is locked"
         with contextlib.suppress(Unavailable):

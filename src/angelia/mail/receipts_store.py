@@ -92,6 +92,10 @@ async def of_messages(tx: Tx, replay_keys: Sequence[bytes]) -> dict[bytes, Recei
     return {row.replay_key: row for row in rows}
 
 
+async def one(tx: Tx, replay_key: bytes) -> ReceiptRow | None:
+    return (await of_messages(tx, [replay_key])).get(replay_key)
+
+
 async def lock(tx: Tx, replay_key: bytes) -> ReceiptRow | None:
     row = await tx.fetchrow(SQL["lock"], replay_key)
     return None if row is None else _receipt(row)

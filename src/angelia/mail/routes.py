@@ -30,7 +30,7 @@ from angelia.envelope.receipts import ReceiptDocument, receipt_document
 from angelia.envelope.wire import MAX_ENVELOPE, Envelope
 from angelia.errors import AngeliaError, InvalidArgument, TooLarge
 from angelia.mail import api
-from angelia.mail.acknowledgement import Acknowledged, Acknowledgements, Nacked, new_ack, new_nack
+from angelia.mail.acknowledgement import Ack, Acknowledged, Acknowledgements, Nack, Nacked
 from angelia.mail.api import (
     AckOutcome,
     DeadLetter,
@@ -44,7 +44,7 @@ from angelia.mail.api import (
 )
 from angelia.mail.dead_letters import DeadLetters
 from angelia.mail.delivery import Batch, Delivery, LeasedEnvelope, LeaseRequest
-from angelia.mail.model import EnvelopeRow, EnvelopeState, ReceiptRow, parse_replay_key
+from angelia.mail.model import EnvelopeRow, EnvelopeState, LeaseToken, ReceiptRow, parse_replay_key
 from angelia.mail.receipts import Receipts
 from angelia.mail.service import Mail, SendResult
 from angelia.mail.withdrawal import InTransit
@@ -143,7 +143,7 @@ def _recipient_routes(delivery: Delivery, acknowledgements: Acknowledgements) ->
                     if one is None:
                         yield HEARTBEAT
                     elif isinstance(one, LeasedEnvelope):
-                        line = sse("message", _json(one), one.token)
+                        line = sse("message", _json(one), str(one.token))
                         if one.row.expires_at > clock():
                             yield line
                     else:
@@ -153,7 +153,7 @@ def _recipient_routes(delivery: Delivery, acknowledgements: Acknowledgements) ->
 
     async def acknowledge(call: Call) -> Answer:
         items = call.json(api.AckBody).acks
-        acks = [new_ack(parse_replay_key(one.replay_key), one.lease_token, one.receipt) for one in items]
+        acks = [Ack(parse_replay_key(one.replay_key), LeaseToken.parse(one.lease_token), one.receipt) for one in items]
         outcomes = await acknowledgements.acknowledge(call.agent, acks, call.now)
         results = [_ack_outcome(item.replay_key, one) for item, one in zip(items, outcomes, strict=True)]
         return Answer(body=api.AckOutcomes(results))
@@ -161,12 +161,12 @@ def _recipient_routes(delivery: Delivery, acknowledgements: Acknowledgements) ->
     async def nack(call: Call) -> Answer:
         items = call.json(api.NackBody).nacks
         nacks = [
-            new_nack(
+            Nack(
                 parse_replay_key(one.replay_key),
-                one.lease_token,
+                LeaseToken.parse(one.lease_token),
                 one.reason,
                 None if one.retry_after is None else timedelta(seconds=one.retry_after),
-                counted=one.counted,
+                one.counted,
             )
             for one in items
         ]
@@ -269,7 +269,7 @@ def _json(one: LeasedEnvelope) -> bytes:
         LeasedDocument(
             envelope=msgspec.Raw(json_form.encode(wire.decode(one.wire))),
             replay_key=one.row.replay_key.hex(),
-            lease_token=one.token,
+            lease_token=str(one.token),
             attempt=one.attempt,
         )
     )
@@ -277,7 +277,7 @@ def _json(one: LeasedEnvelope) -> bytes:
 
 def _record(one: LeasedEnvelope) -> bytes:
     """The binary form: attempt, lease token and length before the envelope."""
-    return _record_head.pack(one.attempt, bytes.fromhex(one.token), len(one.wire)) + one.wire
+    return _record_head.pack(one.attempt, bytes.fromhex(str(one.token)), len(one.wire)) + one.wire
 
 
 def _receipt(row: ReceiptRow) -> ReceiptRecord:

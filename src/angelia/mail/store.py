@@ -152,6 +152,10 @@ async def lock(tx: Tx, wanted: Sequence[tuple[str, bytes]]) -> dict[tuple[str, b
     return {(row.recipient, row.replay_key): row for row in rows}
 
 
+async def lock_one(tx: Tx, recipient: str, replay_key: bytes) -> EnvelopeRow | None:
+    return (await lock(tx, [(recipient, replay_key)])).get((recipient, replay_key))
+
+
 async def remove(tx: Tx, rows: Sequence[EnvelopeRow]) -> None:
     await tx.execute(SQL["remove"], *columns([(bucket_of(r.recipient), r.recipient, r.mref) for r in rows], 3))
 

@@ -11,12 +11,12 @@ import structlog
 
 from angelia import metrics
 from angelia.audit import service as audit
-from angelia.audit.model import Event
 from angelia.envelope.ids import BUCKETS
 from angelia.errors import Unavailable
 from angelia.keys.model import KeyRecord
 from angelia.keys.service import Keys
 from angelia.mail import receipts_store, store
+from angelia.mail.audit_events import audit_event
 from angelia.mail.hot_store import HotMail
 from angelia.mail.model import DeliveryStatus, EnvelopeRow, QueuePlace
 from angelia.mail.receipts_store import ReceiptStep
@@ -173,11 +173,5 @@ async def _end(
         return {}
     await store.remove(tx, rows)
     statuses = await receipts_store.move(tx, [ReceiptStep(message=row, status=status, reason=reason) for row in rows])
-    await audit.record(tx, [_event(f"message_{status}", row, now) for row in rows])
+    await audit.record(tx, [audit_event(f"message_{status}", row, now, "angelia", row.recipient) for row in rows])
     return statuses
-
-
-def _event(kind: str, row: EnvelopeRow, now: datetime) -> Event:
-    return audit.event(
-        kind, now, actor="angelia", object=row.recipient, message_id=row.message_id, replay_key=row.replay_key
-    )

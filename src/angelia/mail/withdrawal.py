@@ -13,6 +13,7 @@ from angelia.api import AgentRow
 from angelia.audit import service as audit
 from angelia.errors import Conflict, MessageExpired, NotFound, Unavailable
 from angelia.mail import receipts_store, store
+from angelia.mail.audit_events import audit_event
 from angelia.mail.delivery_checks import withheld
 from angelia.mail.hot_store import HotMail
 from angelia.mail.model import DeliveryStatus, EnvelopeRow, ReceiptRow
@@ -38,18 +39,18 @@ class InTransit:
         """Withdraws a message that its recipient has not been given. Idempotent."""
         clock = RequestTime(now)
         async with self._ledger.reading() as tx:
-            known = (await receipts_store.of_messages(tx, [replay_key])).get(replay_key)
+            known = await receipts_store.one(tx, replay_key)
             if known is None or known.sender != agent.handle:
                 raise NotFound("there is no such message of yours", hint="only what you sent can be withdrawn")
             row = await store.one(tx, known.recipient, replay_key)
             # It may have ended between the two statements: then the receipt says how.
-            known = (await receipts_store.of_messages(tx, [replay_key])).get(replay_key, known)
+            known = await receipts_store.one(tx, replay_key) or known
         if row is None or known.status is not DeliveryStatus.PENDING:
             _check_withdrawn(known)
             return
         async with self._ledger.transaction() as tx:
-            locked = (await store.lock(tx, [(row.recipient, replay_key)])).get((row.recipient, replay_key))
-            known = (await receipts_store.of_messages(tx, [replay_key])).get(replay_key, known)
+            locked = await store.lock_one(tx, row.recipient, replay_key)
+            known = await receipts_store.one(tx, replay_key) or known
             if locked is None or known.status is not DeliveryStatus.PENDING:
                 _check_withdrawn(known)
                 return
@@ -58,14 +59,7 @@ class InTransit:
                 await receipts_store.move(
                     tx, [ReceiptStep(message=locked, status=DeliveryStatus.FAILED, reason=WITHDRAWN)]
                 )
-                event = audit.event(
-                    "message_withdrawn",
-                    now,
-                    actor=agent.handle,
-                    object=locked.recipient,
-                    message_id=locked.message_id,
-                    replay_key=replay_key,
-                )
+                event = audit_event("message_withdrawn", locked, now, agent.handle, locked.recipient)
                 await audit.record(tx, [event])
         metrics.MAIL_ENDED.labels(WITHDRAWN).inc()
         with contextlib.suppress(Unavailable):
@@ -77,7 +71,7 @@ class InTransit:
 
         The envelope has its bytes for the recipient alone, and only if it may be delivered now."""
         async with self._ledger.reading() as tx:
-            known = (await receipts_store.of_messages(tx, [replay_key])).get(replay_key)
+            known = await receipts_store.one(tx, replay_key)
             if known is None or agent.handle not in (known.sender, known.recipient):
                 raise NotFound("there is no such message of yours")
             row = await store.one(tx, known.recipient, replay_key)
