@@ -14,11 +14,11 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from angelia.client.mail_answers import Handed
 
 from angelia.channels.model import ChannelPolicy
 from angelia.client import AsyncClient, mail_stream
 from angelia.client.exchange import Exchange, Request
-from angelia.client.mail_answers import Handed
 from angelia.errors import Unauthenticated
 from angelia.mailbox import identity
 from angelia.mailbox.channels import ChannelMessage

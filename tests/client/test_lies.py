@@ -32,7 +32,7 @@ from angelia.client import (
     mailbox_server,
     transport,
 )
-from angelia.client.mail_sending import Delivered
+from angelia.client.mail_sending import OutboxDelivery
 from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.receipts import Receipt, ReceiptStatus, receipt_document, sign_receipt
 from angelia.envelope.wire import Envelope, decode
@@ -83,7 +83,7 @@ class Plot:
             patch.setattr(mailbox_keys, "now", lambda: now() + timedelta(seconds=200))
             self.alice.client.mail.deliver_outbox(self.alice.mailbox)
 
-    def ask(self) -> delivery_status.News | None:
+    def ask(self) -> delivery_status.OutboxUpdate | None:
         try:
             return self.alice.client.mail.update_outbox(self.alice.mailbox)
         except AngeliaError:
@@ -448,7 +448,7 @@ def test_a_lie_settles_nothing_leaks_nothing_and_ends(
             assert plot.holds(header.key_id)
 
     liar.honest()
-    done: Delivered = alice.client.mail.retry_outbox(alice.mailbox)
+    done: OutboxDelivery = alice.client.mail.retry_outbox(alice.mailbox)
     assert len(done.sent) + len(done.unsent) <= 1
     bob.client.mail.receive(bob.mailbox)
     if about == "withdrawing":  # which is done as soon as somebody can be asked

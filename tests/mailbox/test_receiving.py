@@ -564,7 +564,7 @@ def test_what_an_allowed_sender_signed_and_cannot_be_opened_is_kept_apart_and_co
     assert files(bob, "dead") == [wire.decode(bad).replay_key]
     assert rows(bob, "failures") == 1
     assert rows(bob, "inbox") == rows(bob, "replay_state") == 0
-    receipt = bob.refuse(bad, "open_failed", NOW)
+    receipt = bob.refuse(wire.decode(bad), "open_failed", NOW)
     assert (receipt.status, receipt.reason) == (ReceiptStatus.FAILED, "open_failed")
     alice.check_receipt(receipt)
 

@@ -297,23 +297,23 @@ def open_envelope(
 ) -> Exchange[Opened]:
     """Open an envelope once. If the sender has rotated its signing pair since, its chain of bundles is followed.
 
-    The sender's keys are looked up first if that was more than an hour ago, since the pair may have been revoked. A
-    server that is away, or does not know the sender, does not prevent opening."""
-    yield from meet_sender(mailbox, content)
+    Before a pair is believed, its agent's keys are looked up if that was more than an hour ago: it may have been
+    stolen and revoked since. A server that is away, or does not know the agent, keeps nobody from reading."""
+    envelope = decoded(content)
+    yield from meet_sender(mailbox, envelope)
     try:
-        return mailbox.receive(content, now=now(), profile=profile)
+        return mailbox.receive(envelope, now=now(), profile=profile)
     except UnknownSigner as unknown:
         pin = mailbox.pinned_keys.pin(unknown.agent)
         if pin is None:
             raise
         yield from catch_up(mailbox, pin)
-    return mailbox.receive(content, now=now(), profile=profile)
+    return mailbox.receive(envelope, now=now(), profile=profile)
 
 
-def meet_sender(mailbox: Mailbox, content: bytes) -> Exchange[None]:
-    """Looks up the keys of an envelope's sender before it is opened. The keys of a sender without a pin are looked up
-    only if it brings the key of a channel that this agent has joined."""
-    envelope = decoded(content)
+def meet_sender(mailbox: Mailbox, envelope: Envelope) -> Exchange[None]:
+    """Looks up the keys of a sender before its envelope is opened. Not those of a stranger, except for one that brings
+    the key of a channel that this agent has joined."""
     sender = envelope.header.sender_nhi
     if mailbox.channels.expects(envelope) and mailbox.pinned_keys.pin(sender) is None:
         with contextlib.suppress(Unreachable, Unavailable, NotFound, KeyNotFound):

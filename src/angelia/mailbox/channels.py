@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 from uuid import UUID
 
 from angelia.envelope import frame, sealing
@@ -34,9 +34,6 @@ from angelia.mailbox.key_share_retries import KeyShareRetries, forget_before
 from angelia.mailbox.local_key import LocalKey
 from angelia.mailbox.pinned_keys import PinnedKeys
 from angelia.mailbox.time_window import DeliveryProfile, check_window
-
-if TYPE_CHECKING:
-    from angelia.mailbox.outbox import MessageOptions  # which imports this module by way of the cleanup
 
 _PRUNED_TO = "channels_pruned_to"
 _CHUNK = 5_000

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from angelia.envelope.receipts import Receipt, ReceiptStatus, check_receipt, sign_receipt
 from angelia.envelope.refusals import Refused, SignatureFailed
 from angelia.envelope.times import moment, unix_ms
-from angelia.envelope.wire import TTL_MAX, decode
+from angelia.envelope.wire import TTL_MAX, Envelope
 from angelia.errors import AngeliaError, NotFound
 from angelia.mailbox import calyx_import, private_files
 from angelia.mailbox import identity as identities
@@ -123,8 +123,10 @@ class Mailbox:
         """The agent with its present keys; a rotation replaces them."""
         return self.own_keys.identity
 
-    def receive(self, content: bytes, *, now: datetime, profile: DeliveryProfile = DeliveryProfile.RELAY) -> Opened:
-        """Opens an envelope, in its wire form or in JSON. It is in the inbox before this returns, and opens once."""
+    def receive(
+        self, content: bytes | Envelope, *, now: datetime, profile: DeliveryProfile = DeliveryProfile.RELAY
+    ) -> Opened:
+        """Open an envelope, in its wire form or in JSON. It is in the inbox before this returns, and opens once."""
         (outcome,) = self.receive_many([content], now=now, profile=profile)
         if isinstance(outcome, AngeliaError):
             raise outcome
@@ -132,26 +134,25 @@ class Mailbox:
 
     def receive_many(
         self,
-        contents: Sequence[bytes],
+        contents: Sequence[bytes | Envelope],
         *,
         now: datetime,
         profile: DeliveryProfile = DeliveryProfile.RELAY,
         for_handler: bool = False,
     ) -> list[Opened | AngeliaError]:
-        """Opens envelopes in one transaction. Returns a message or an error for each, in the same order. `for_handler`
-        lists the messages as unhandled until their handler has finished."""
+        """Opens envelopes in one transaction; returns one outcome each. `for_handler` remembers which of them a handler
+        has not ended with."""
         self._cleanup.run_due(now)
         return self._receiver.receive(contents, profile, now, for_handler=for_handler)
 
-    def refuse(self, content: bytes, reason: str, now: datetime) -> Receipt:
-        """Signs, logs and returns a receipt `failed` for an envelope that could not be opened."""
-        receipt = self.sign(content, ReceiptStatus.FAILED, now, reason)
+    def refuse(self, envelope: Envelope, reason: str, now: datetime) -> Receipt:
+        """Signs and logs a receipt `failed` for an envelope that could not be opened."""
+        receipt = self.sign(envelope, ReceiptStatus.FAILED, now, reason)
         self._log.append([receipt], now)
         return receipt
 
-    def sign(self, content: bytes, status: ReceiptStatus, now: datetime, reason: str = "") -> Receipt:
-        """Returns a signed receipt for an envelope that was delivered again; the log already has one of it."""
-        envelope = decode(content)
+    def sign(self, envelope: Envelope, status: ReceiptStatus, now: datetime, reason: str = "") -> Receipt:
+        """A receipt for an envelope that came again: the log has one of it already."""
         header, pair = envelope.header, self.identity.pair
         return sign_receipt(
             Receipt(

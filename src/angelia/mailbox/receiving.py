@@ -64,7 +64,12 @@ class Receiver:
     roots: VerifiedRoots = field(default_factory=VerifiedRoots)
 
     def receive(
-        self, contents: Sequence[bytes], profile: DeliveryProfile, now: datetime, *, for_handler: bool = False
+        self,
+        contents: Sequence[bytes | Envelope],
+        profile: DeliveryProfile,
+        now: datetime,
+        *,
+        for_handler: bool = False,
     ) -> list[Opened | AngeliaError]:
         """Opens envelopes in one transaction. Returns a message or an error for each, in the same order.
 
@@ -109,7 +114,7 @@ class Receiver:
             self.dead_files.remove([one.replay_key])
             self.dead_files.sync()
 
-    def _unsealed(self, content: bytes, profile: DeliveryProfile, now: datetime) -> _Unsealed | AngeliaError:
+    def _unsealed(self, content: bytes | Envelope, profile: DeliveryProfile, now: datetime) -> _Unsealed | AngeliaError:
         try:
             one = self._open(content, profile, now)
             self.inbox_files.place(one.replay_key, one.envelope.wire)
@@ -117,8 +122,8 @@ class Receiver:
             return refused
         return one
 
-    def _open(self, content: bytes, profile: DeliveryProfile, now: datetime) -> _Unsealed:
-        envelope = decoded(content)
+    def _open(self, content: bytes | Envelope, profile: DeliveryProfile, now: datetime) -> _Unsealed:
+        envelope = content if isinstance(content, Envelope) else decoded(content)
         header, replay_key = envelope.header, envelope.replay_key
         if header.recipient_nhi != self.own_keys.identity.handle:
             raise WrongRecipient(f"the envelope is for {header.recipient_nhi or 'a channel'}")
