@@ -31,10 +31,12 @@ from angelia import (
     Unreachable,
     WrongPassphrase,
 )
-from angelia.client import agent_verbs, mail_calls, mail_listening, mail_stream
+from angelia.api import Operation
+from angelia.client import agent_verbs, mail_listening, mail_stream
 from angelia.client.agent import Opening
 from angelia.client.api_errors import _FAMILY
 from angelia.client.namespaces import Iteration, OwnVerb, Verb
+from angelia.client.operations import ask
 from angelia.mailbox import identity
 from client.letters import now
 from client.test_event_loop import watched
@@ -346,15 +348,14 @@ def test_a_receipt_whose_signature_does_not_hold_is_called_unproven(
     sender.mail.send(bob.name, "hello")
     recipient.mail.receive(wait=10)
 
-    def forged(**options: Any) -> Generator[Any, Any, Any]:
-        page = yield from real(**options)
+    def forged(operation: Operation[Any], **how: Any) -> Generator[Any, Any, Any]:
+        page = yield from ask(operation, **how)
         signed = page.receipts[0].receipt
         assert signed is not None
         lie = replace(signed, status="read" if signed.status == "delivered" else "delivered")
         return replace(page, receipts=[replace(page.receipts[0], receipt=lie)])
 
-    real = mail_calls.receipts
-    monkeypatch.setattr(mail_calls, "receipts", forged)
+    monkeypatch.setattr(agent_verbs, "ask", forged)
     assert [one.by for one in sender.mail.receipts()] == ["unproven"]
 
 

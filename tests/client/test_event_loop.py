@@ -127,7 +127,7 @@ async def test_of_exchanges_that_run_at_once_only_the_one_that_acts_as_the_next_
 ) -> None:
     """They share a thread, and take turns on it."""
     box = boxes("bob")
-    box.own_keys.begin_rotation(now(), signer=True)
+    box.key_rotation.begin(now(), signer=True)
 
     def exchange(path: str) -> Exchange[int]:
         return (yield Request("GET", path)).status

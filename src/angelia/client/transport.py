@@ -216,7 +216,11 @@ class Line:
         """The error that a refusal stands for. That it does not know a key is all that a server can say; whoever signed
         may know that a newer one takes its place."""
         error, signer = fault(response, now=self.clock()), self._signer_of(request)
-        if error.code == Unauthenticated.code and isinstance(signer, Mailbox) and signer.own_keys.awaits_next_pair():
+        if (
+            error.code == Unauthenticated.code
+            and isinstance(signer, Mailbox)
+            and signer.key_rotation.awaits_next_pair()
+        ):
             goes_on = f"angelia key publish --as {signer.identity.name}"
             error.hint = f"this agent's next signing pair may have taken its place; to go on with that: {goes_on}"
         return error
