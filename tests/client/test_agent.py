@@ -32,7 +32,7 @@ from angelia import (
     WrongPassphrase,
 )
 from angelia.api import Operation
-from angelia.client import agent_verbs, mail_listening, mail_stream
+from angelia.client import agent_verbs, delivery_status, mail_calls, mail_listening, mail_stream
 from angelia.client.agent import Opening
 from angelia.client.api_errors import _FAMILY
 from angelia.client.namespaces import Iteration, OwnVerb, Verb
@@ -292,11 +292,11 @@ def test_a_loop_outlives_what_passes(
     monkeypatch.setattr(mail_stream, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(mail_stream, "LONGEST_PAUSE", 0.02)
     monkeypatch.setattr(mail_listening, "WAIT", 0.0)
-    name = "poll" if when == "polling" else "receipt"
-    verb, calls = failing_first(getattr(mail_calls, name), 2, Unreachable("gone"))
+    module, name = (mail_calls, "poll") if when == "polling" else (delivery_status, "ask")
+    verb, calls = failing_first(getattr(module, name), 2, Unreachable("gone"))
     agent = opened(bob)
     agent.mail.send(alice.name, "hello")
-    monkeypatch.setattr(mail_calls, name, verb)
+    monkeypatch.setattr(module, name, verb)
     opened(alice).mail.send(bob.name, "hello")
     assert next(agent.mail.listen()).text == "hello"
     assert calls
