@@ -21,7 +21,7 @@ from angelia.envelope.signing import SigningPair
 from angelia.envelope.times import moment, unix_ms
 from angelia.keys.bundle_succession import Emergency
 from angelia.keys.model import BundleAnswer, Reason, bundle_document, one_time_document, parse_bundle, rotation_document
-from angelia.keys.service import Published
+from angelia.keys.service import PublishedBundle
 from assembled import Assembled
 from support import Agent, Server
 
@@ -166,7 +166,7 @@ class KeyHolder(Agent):
     ) -> httpx.Response:
         answer = await self.post(server, path, publication(link, one_time or [], **extra))
         if answer.status_code == 201:
-            self.last = bundles.trusted_by(link.bundle)
+            self.last = bundles.anchor_of(link.bundle)
         return answer
 
     async def get(self, server: Server, url: str, **headers: str) -> httpx.Response:
@@ -208,14 +208,16 @@ class KeyHolder(Agent):
         now: datetime | None = None,
         reason: Reason | None = None,
         emergency: Emergency | None = None,
-    ) -> Published:
+    ) -> PublishedBundle:
         now = moment(link.bundle.issued_at) if now is None else now
         agent = await self.record(slice_)
         done = await slice_.keys.accept(agent, link, one_time or [], now, reason, emergency)
-        self.last = bundles.trusted_by(link.bundle)
+        self.last = bundles.anchor_of(link.bundle)
         return done
 
-    async def rotated(self, slice_: KeySlice, now: datetime, *, kem: bool = True, signer: bool = False) -> Published:
+    async def rotated(
+        self, slice_: KeySlice, now: datetime, *, kem: bool = True, signer: bool = False
+    ) -> PublishedBundle:
         link = self.rotation(at=unix_ms(now), kem=kem, signer=signer)
         return await self.accepted(slice_, link, reason=Reason.ON_DEMAND)
 

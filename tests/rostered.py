@@ -14,7 +14,7 @@ from angelia.envelope.rosters import Member, Roster, RosterDocument, UntrustedRo
 from angelia.envelope.sealing import ChannelKey
 from angelia.envelope.signing import SigningPair
 from angelia.envelope.times import unix_ms
-from angelia.mailbox.outbox import Draft
+from angelia.mailbox.drafts import Draft, SendOptions
 from liar import Answer, Liar
 from people import Lossy
 from talkers import Talker
@@ -57,7 +57,8 @@ def smuggle(sql: Sql, channel_id: UUID, agent: Talker) -> None:
 def give(sender: Talker, recipient: Talker, key: ChannelKey) -> None:
     """Send a channel's key as mail, as its publishers do."""
     known, _ = sender.client.keys.find(sender.mailbox, recipient.name)
-    draft = Draft(recipient=known.bundle, body=key.encode(), channel_id=key.channel_id, control=True, ttl_seconds=3600)
+    options: SendOptions = {"channel_id": key.channel_id, "control": True, "ttl_seconds": 3600}
+    draft = Draft(recipient=known.bundle, body=key.encode(), options=options)
     assert sender.client.mail.send_sealed(sender.mailbox, sender.mailbox.outbox.seal_many([draft], now())) == [None]
 
 

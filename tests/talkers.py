@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from angelia.channels.model import Policy
+from angelia.channels import api
+from angelia.channels.model import Channel, ChannelPolicy
 from angelia.client.channel_reading import Unopened
+from angelia.client.exchange import Exchange
+from angelia.client.operations import ask
 from angelia.mailbox.channels import ChannelMessage
 from people import Person
 from processes import ServerProcess
+
+
+def without_roster(policy: ChannelPolicy, *allowed: str) -> Exchange[Channel]:
+    """Makes a channel `news` as clients did before there were rosters."""
+    return ask(api.CREATE, body=api.NewChannel(channel_name="news", policy=policy, allowlist_nhis=list(allowed)))
 
 
 class Talker(Person):
@@ -19,7 +27,7 @@ class Talker(Person):
         self.register()
         self.client.keys.publish(self.mailbox)
 
-    def creates(self, policy: Policy, *allowed: Talker) -> str:
+    def creates(self, policy: ChannelPolicy, *allowed: Talker) -> str:
         channel = self.client.channels.create(self.mailbox, "news", policy, allow=[one.name for one in allowed])
         return channel.name
 

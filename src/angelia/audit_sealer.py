@@ -14,7 +14,7 @@ from angelia.api import Tick
 from angelia.app import disk_of
 from angelia.audit import ticks
 from angelia.audit.service import Audit
-from angelia.audit.witness_client import Handing, witness_at
+from angelia.audit.witness_client import CheckpointHandover, witness_at
 from angelia.keys.node_key import NodeKey
 from angelia.settings import Loaded
 from angelia.stores.ledger import Ledger
@@ -33,7 +33,7 @@ async def sealing(loaded: Loaded, data_dir: Path, node: NodeKey) -> AsyncIterato
     ledger = await Ledger.open(settings.database_url, connections=3, disk=disk_of(loaded, data_dir))
     work = [ticks.sealing(Audit(ledger), node)]
     if settings.audit_witness is not None:
-        handing = Handing(node, witness_at(settings.audit_witness, begins=node.signed() is None))
+        handing = CheckpointHandover(node, witness_at(settings.audit_witness, begins=node.signed() is None))
         work.append(Tick("audit witness", 1.0, handing.hand_over, everywhere=True))
     ticker = Ticker(ledger, work)
     ticker.start()

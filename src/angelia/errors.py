@@ -151,6 +151,12 @@ class MethodNotAllowed(AngeliaError):
     code = "method_not_allowed"
 
 
+class AmbiguousId(AngeliaError):
+    """Several ids begin like this"""
+
+    code = "ambiguous_id"
+
+
 class AlreadyExists(AngeliaError):
     """It exists already"""
 

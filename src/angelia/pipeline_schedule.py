@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from angelia.errors import Unavailable
-from angelia.runs.model import Latest, State
+from angelia.runs.model import Latest, RunState
 from angelia.runs.service import Runs
 from angelia.settings import Settings, period
 from angelia.stores.embedded.datadir import DataDir
@@ -68,7 +68,7 @@ def _next(length: timedelta, stands: Latest | None, tried: Attempt | None) -> da
     again = min(length, RETRY)
     turns = [datetime.min.replace(tzinfo=UTC)]
     if stands is not None:
-        turns.append(stands.started_at + (length if stands.state is State.DONE else again))
+        turns.append(stands.started_at + (length if stands.state is RunState.DONE else again))
     if tried is not None:
         turns.append(tried.at + (length if tried.good else again))
     return max(turns)

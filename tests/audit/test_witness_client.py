@@ -17,7 +17,7 @@ import structlog
 from angelia.audit import service
 from angelia.audit.model import Checkpoint, Verdict, Verifier
 from angelia.audit.service import Audit
-from angelia.audit.witness_client import FileWitness, Handing, NodeWitness, Witness, witness_at
+from angelia.audit.witness_client import CheckpointHandover, FileWitness, NodeWitness, Witness, witness_at
 from angelia.audit.witness_service import MOST_NODES, Witnessed
 from angelia.errors import Conflict, Denied, InvalidArgument, Unavailable
 from angelia.keys.node_key import NodeKey, load_or_make
@@ -65,7 +65,7 @@ async def test_a_file_keeps_every_checkpoint_and_finds_a_chain_that_was_signed_a
     ledger: Ledger, node: NodeKey, connection: asyncpg.Connection, tmp_path: Path
 ) -> None:
     witness = FileWitness(tmp_path / "elsewhere", begins=True)
-    handing = Handing(node, witness)
+    handing = CheckpointHandover(node, witness)
     for second in range(4):
         await seal(ledger, node, NOW + timedelta(seconds=second))
         await handing.hand_over(NOW)
@@ -88,7 +88,7 @@ async def test_two_forms_of_one_checkpoint_are_found_whichever_the_ledger_has(
 ) -> None:
     witness = FileWitness(tmp_path / "elsewhere", begins=True)
     await seal(ledger, node, NOW)
-    await Handing(node, witness).hand_over(NOW)
+    await CheckpointHandover(node, witness).hand_over(NOW)
     await rebuild(connection, node, ledger, tmp_path)
     await seal(ledger, node, NOW + timedelta(minutes=6), count=1)
     last = node.checkpoint()
@@ -102,20 +102,20 @@ async def test_a_file_that_a_power_cut_tore_goes_on_behind_the_tear(
     ledger: Ledger, node: NodeKey, tmp_path: Path
 ) -> None:
     path = tmp_path / "elsewhere"
-    handing = Handing(node, FileWitness(path, begins=True))
+    handing = CheckpointHandover(node, FileWitness(path, begins=True))
     await seal(ledger, node, NOW)
     await handing.hand_over(NOW)
     with path.open("ab") as file:
         file.write(b'{"position": 6, "entry_ha')
     await seal(ledger, node, NOW + timedelta(seconds=1))
-    await Handing(node, FileWitness(path)).hand_over(NOW)
+    await CheckpointHandover(node, FileWitness(path)).hand_over(NOW)
     assert [one.position for one in FileWitness(path).checkpoints(node.key_id)] == [3, 6]
 
 
 async def test_a_changed_line_of_the_file_is_no_proof(ledger: Ledger, node: NodeKey, tmp_path: Path) -> None:
     path = tmp_path / "elsewhere"
     await seal(ledger, node, NOW)
-    await Handing(node, FileWitness(path, begins=True)).hand_over(NOW)
+    await CheckpointHandover(node, FileWitness(path, begins=True)).hand_over(NOW)
     (line,) = FileWitness(path).checkpoints(node.key_id)
     path.write_bytes(msgspec.json.encode(msgspec.structs.replace(line, entry_hash="00" * 32)) + b"\n")
     (fault,) = (await verify(ledger, node, FileWitness(path))).broken
@@ -127,7 +127,7 @@ async def test_rows_that_sql_writes_keep_nothing_from_the_witness(
     ledger: Ledger, node: NodeKey, connection: asyncpg.Connection, tmp_path: Path, claimed: str
 ) -> None:
     witness = FileWitness(tmp_path / "elsewhere", begins=True)
-    handing = Handing(node, witness)
+    handing = CheckpointHandover(node, witness)
     await seal(ledger, node, NOW)
     await handing.hand_over(NOW)
     await connection.execute(
@@ -160,7 +160,7 @@ async def test_a_ledger_that_keeps_no_checkpoint_keeps_none_from_the_witness(
     ledger: Ledger, node: NodeKey, connection: asyncpg.Connection, tmp_path: Path, statement: str
 ) -> None:
     witness = FileWitness(tmp_path / "elsewhere", begins=True)
-    handing = Handing(node, witness)
+    handing = CheckpointHandover(node, witness)
     await seal(ledger, node, NOW)
     await handing.hand_over(NOW)
     await connection.execute(statement)
@@ -180,7 +180,7 @@ async def test_what_the_build_before_remembered_is_signed_again_for_the_witness(
     memory = {"position": newest.position, "entry_hash": newest.entry_hash}
     write_private(tmp_path / "node.signed", msgspec.json.encode(memory))
     witness = FileWitness(tmp_path / "elsewhere", begins=True)
-    handing = Handing(node, witness)
+    handing = CheckpointHandover(node, witness)
     await handing.hand_over(NOW)
     assert list(witness.checkpoints(node.key_id)) == []
     assert (await Audit(ledger).seal(node, NOW + timedelta(hours=1))).refused is None
@@ -196,13 +196,13 @@ async def test_a_line_that_the_node_did_not_sign_is_not_the_newest(
     path = tmp_path / "elsewhere"
     witness = FileWitness(path, begins=True)
     await seal(ledger, node, NOW)
-    await Handing(node, witness).hand_over(NOW)
+    await CheckpointHandover(node, witness).hand_over(NOW)
     (line,) = witness.checkpoints(node.key_id)
     with path.open("ab") as file:
         file.write(msgspec.json.encode(msgspec.structs.replace(line, position=2**50)) + b"\n")
     assert witness.newest(node.public_key) == 3
     await seal(ledger, node, NOW + timedelta(seconds=1))
-    await Handing(node, witness).hand_over(NOW)
+    await CheckpointHandover(node, witness).hand_over(NOW)
     assert [one.position for one in witness.checkpoints(node.key_id)] == [3, 2**50, 6]
 
 
@@ -210,7 +210,7 @@ async def test_a_witness_that_is_away_stops_no_sealing_and_gets_the_newest_when_
     ledger: Ledger, node: NodeKey, tmp_path: Path
 ) -> None:
     place = tmp_path / "not-mounted/elsewhere"
-    handing = Handing(node, FileWitness(place, begins=True))
+    handing = CheckpointHandover(node, FileWitness(place, begins=True))
     for minute in range(3):
         at = NOW + timedelta(minutes=minute)
         await seal(ledger, node, at)
@@ -224,7 +224,7 @@ async def test_a_witness_that_is_away_stops_no_sealing_and_gets_the_newest_when_
 
 async def test_the_log_says_how_far_a_witness_falls_behind(ledger: Ledger, node: NodeKey, tmp_path: Path) -> None:
     place = tmp_path / "elsewhere"
-    handing = Handing(node, FileWitness(place, begins=True))
+    handing = CheckpointHandover(node, FileWitness(place, begins=True))
     await seal(ledger, node, NOW)
     await handing.hand_over(NOW)
     place.unlink()
@@ -245,10 +245,10 @@ async def test_a_witness_that_knows_more_than_the_node_remembers_is_told(
     await seal(ledger, node, NOW)
     before = (tmp_path / "node.signed").read_bytes()
     await seal(ledger, node, NOW + timedelta(seconds=1))
-    await Handing(node, witness).hand_over(NOW)
+    await CheckpointHandover(node, witness).hand_over(NOW)
     write_private(tmp_path / "node.signed", before)
     with structlog.testing.capture_logs() as lines:
-        await Handing(node, witness).hand_over(NOW)
+        await CheckpointHandover(node, witness).hand_over(NOW)
     (line,) = lines
     assert line["log_level"] == "error"
     assert line["why"] == "it has checkpoint 6 of this node, which remembers 3 as its last"
@@ -267,11 +267,11 @@ def test_a_node_that_repeats_a_page_is_not_asked_for_ever(node: NodeKey) -> None
 async def test_a_witness_that_is_not_mounted_gets_no_second_file(ledger: Ledger, node: NodeKey, tmp_path: Path) -> None:
     place = tmp_path / "elsewhere"
     witness = FileWitness(place, begins=True)
-    handing = Handing(node, witness)
+    handing = CheckpointHandover(node, witness)
     await seal(ledger, node, NOW)
     await handing.hand_over(NOW)
     kept = place.rename(tmp_path / "not mounted")
-    for started_again in (handing, Handing(node, FileWitness(place))):
+    for started_again in (handing, CheckpointHandover(node, FileWitness(place))):
         await seal(ledger, node, NOW + timedelta(minutes=1))
         with structlog.testing.capture_logs() as lines:
             await started_again.hand_over(NOW + timedelta(minutes=1))
@@ -379,7 +379,7 @@ async def test_another_node_is_a_witness_that_comes_and_goes(
         token = (other.data_dir / "admin.token").read_text().strip()
         witness = witness_at(runtime.url.replace("://", f"://:{token}@"))
         assert isinstance(witness, NodeWitness)
-        handing = Handing(node, witness)
+        handing = CheckpointHandover(node, witness)
         await seal(ledger, node, NOW)
         await handing.hand_over(NOW)
         assert await asyncio.to_thread(other.stop) == 0
@@ -397,7 +397,7 @@ async def test_another_node_is_a_witness_that_comes_and_goes(
 
         await rebuild(connection, node, ledger, tmp_path)
         await seal(ledger, node, NOW + timedelta(minutes=6), count=20)
-        await Handing(node, witness).hand_over(NOW + timedelta(minutes=7))
+        await CheckpointHandover(node, witness).hand_over(NOW + timedelta(minutes=7))
         told = (await verify(ledger, node, witness)).broken
         assert {fault.position for fault in told} == {3, 9}
     finally:

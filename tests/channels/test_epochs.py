@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from angelia.channels.model import KEY_LIFE, Channel, Policy
+from angelia.channels.model import KEY_LIFE, Channel, ChannelPolicy
 from channels.conftest import ChannelSlice
 from channels.members import Member, code
 
@@ -299,8 +299,8 @@ NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
         ({"left_at": NOON, "epoch_at": NOON - KEY_LIFE}, True),
         ({"left_at": NOON, "epoch_at": NOON - KEY_LIFE + timedelta(seconds=1)}, False),
         ({"epoch_at": NOON - timedelta(days=300)}, False),
-        ({"left_at": NOON, "epoch_at": NOON - KEY_LIFE, "policy": Policy.OPEN}, False),
-        ({"policy": Policy.OPEN, "epoch_key_id": None}, True),
+        ({"left_at": NOON, "epoch_at": NOON - KEY_LIFE, "policy": ChannelPolicy.OPEN}, False),
+        ({"policy": ChannelPolicy.OPEN, "epoch_key_id": None}, True),
     ],
 )
 def test_a_key_is_due_when_there_is_none_or_when_somebody_left_and_it_is_a_day_old(
@@ -310,7 +310,7 @@ def test_a_key_is_due_when_there_is_none_or_when_somebody_left_and_it_is_a_day_o
         "channel_id": uuid4(),
         "owner_nhi": "alice",
         "channel_name": "news",
-        "policy": Policy.ALLOWLIST,
+        "policy": ChannelPolicy.ALLOWLIST,
         "retention_seconds": 3600,
         "max_message_size_bytes": 8192,
         "max_subscribers": 10,

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from angelia.channels import reading
-from angelia.channels.reading import Wanted
+from angelia.channels.reading import ReadRequest
 from angelia.envelope import json_form, wire
 from angelia.envelope.ids import KeyType
 from angelia.envelope.refusals import OpenFailed
@@ -198,11 +198,10 @@ async def test_an_honest_repeat_is_answered_also_when_its_time_is_long_over(
 ) -> None:
     channel, key = await alice.keyed()
     agent, envelope = await slices.agents.named("alice"), alice.seals(channel, key)
-    first = await slices.publishing.publish(agent, channel, envelope, now)
+    published, new = await slices.publishing.publish(agent, channel, envelope, now)
+    assert new
     again = await slices.publishing.publish(agent, channel, envelope, now + timedelta(hours=1))
-    assert first.new
-    assert not again.new
-    assert again.published == first.published
+    assert again == (published, False)
 
 
 async def test_an_expired_message_is_refused(alice: Member) -> None:
@@ -286,7 +285,7 @@ async def test_messages_leave_at_their_own_time_or_the_channels_and_offsets_belo
     agent = await slices.agents.named("alice")
 
     async def offsets(after: int, at: datetime) -> list[int]:
-        reading = await slices.readers.read(agent, Wanted(channel, after, 10), at, 0)
+        reading = await slices.readers.read(agent, ReadRequest(channel, after, 10), at, 0)
         return [one.offset for one in reading.messages]
 
     later = now + timedelta(minutes=2)
@@ -368,7 +367,7 @@ async def test_many_who_read_at_once_share_pages_and_the_later_ones_are_short_bu
     agent, at = await slices.agents.named("alice"), datetime.now(UTC)
 
     async def read() -> list[tuple[int, bool]]:
-        reads = [slices.readers.read(agent, Wanted(channel, after % 4, 10), at, 0) for after in range(64)]
+        reads = [slices.readers.read(agent, ReadRequest(channel, after % 4, 10), at, 0) for after in range(64)]
         return [(len(page.messages), page.has_more) for page in await asyncio.gather(*reads)]
 
     assert set(await read()) == {(4, False), (3, False), (2, False), (1, False)}

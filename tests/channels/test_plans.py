@@ -41,7 +41,7 @@ ASKED: dict[str, list[object]] = {
     "recheck_due": [],
     "listed": [ID, ["agent-7"]],
     "allowlist": [ID, "", 100],
-    "subscription": [ID, "agent-7"],
+    "subscriptions": [ID, ["agent-7"]],
     "commit": [ID, "agent-7", 3, NOW],
     "subscribers": [ID, "agent-7", 100],
     "without_key": [ID, "agent-7", 100, 1],

@@ -13,7 +13,7 @@ import pytest
 from angelia.mailbox import identity
 from cli.running import Angelia, Ended
 from client.recorder import Recorder, closed_port
-from client.test_calls import AGENT
+from client.test_verbs import AGENT
 
 ID = AGENT["id"]
 UNCLAIMED = {**AGENT, "handle": ID, "name": ""}
@@ -42,7 +42,7 @@ def test_a_new_agent_is_made_registered_and_named(accepting: Recorder, angelia: 
         f"fingerprint  {fingerprint}\n"
     )
     assert stat.S_IMODE((shell / "home" / "alice" / "key").stat().st_mode) == 0o600
-    card = identity.card(shell / "home", "alice")
+    card = identity.public_identity(shell / "home", "alice")
     assert card is not None
     assert (str(card.id), card.handle, card.server) == (ID, "alice", accepting.url)
 
@@ -114,7 +114,7 @@ def test_a_taken_handle_leaves_a_registered_agent_and_a_way_on(server: Recorder,
     again = angelia("agent", "handle", "alice-7", "--as", "alice")
     assert (again.code, again.out) == (0, "handle       alice-7 (claimed; a handle is for ever)\n")
     assert again.err == "next: angelia key publish --as alice\n"
-    card = identity.card(shell / "home", "alice")
+    card = identity.public_identity(shell / "home", "alice")
     assert card is not None
     assert card.handle == "alice-7"
 

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from angelia.audit.model import GENESIS, Event, Floor, checkpoint_bytes, entry_hash
 from angelia.cli import audit
 from angelia.envelope.ids import KeyType, key_id
-from angelia.pipeline.lake.chain_floor import properties
+from angelia.pipeline.lake.audit_chain import properties
 from angelia.pipeline.lake.commit import Mark, commit, opened
 from angelia.pipeline.lake.tables import AUDIT
 from angelia.pipeline.lake.writer import Files

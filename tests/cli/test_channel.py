@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from angelia.channels.model import Policy, Shown
+from angelia.channels.model import ChannelPolicy, ChannelView
 from angelia.client import Client, Unreachable
-from angelia.client.channel_calls import make_channel
 from angelia.client.channel_membership import update_channel
 from angelia.client.channel_reading import Tail
 from angelia.client.exchange import Exchange
@@ -24,6 +23,7 @@ from angelia.client.verbs import ChannelVerbs
 from angelia.errors import VersionConflict
 from angelia.mailbox import identity
 from cli.running import Angelia, Ended
+from talkers import without_roster
 
 
 @dataclass
@@ -190,7 +190,7 @@ def test_show_says_who_signed_the_roster_and_where_the_server_admits_readers(ali
 def test_a_channel_without_a_roster_is_looked_at_and_signed(alice: Member, bob: Member, live: str, shell: Path) -> None:
     owner = identity.load(shell / f"home-{alice.name}", alice.name, lambda: "")
     with Client(live, identity=owner) as client:
-        client._run(make_channel("news", Policy.ALLOWLIST, allow=[bob.name]))  # as the build before did
+        client._run(without_roster(ChannelPolicy.ALLOWLIST, bob.name))  # as the build before did
     assert "roster       none that" in alice.does("show", "news")
     refused = alice("publish", "news", "hello")
     assert refused.code == 1
@@ -320,7 +320,7 @@ def test_a_channel_without_messages_is_empty(alice: Member) -> None:
 def test_those_who_came_meanwhile_were_not_dropped(alice: Member, bob: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     alice.does("create", "news", "--policy", "open")
 
-    def later(*args: Any, **values: Any) -> Exchange[Shown]:
+    def later(*args: Any, **values: Any) -> Exchange[ChannelView]:
         bob.does("subscribe", f"{alice.name}/news")
         return update_channel(*args, **values)
 

@@ -15,7 +15,7 @@ from angelia.cli.output import Manner, Output
 from cli.running import Angelia, Ended
 from cli.test_output import Terminal
 from client.recorder import Recorder
-from client.test_calls import TOKEN
+from client.test_verbs import TOKEN
 
 LETTERS = Deed("purge", "purging", "3 dead letters of orders", look="angelia queue dlq list orders", count=3)
 

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 
 import pytest
 
 from angelia.cli.doctor import lines
 from angelia.cli.tables import Paint
+from angelia.doctor import Finding, State
 from cli.running import Angelia
 
 
-@dataclass(frozen=True)
-class Found:
-    name: str
-    state: str = "ok"
-    detail: str = ""
-    hint: str = ""
+def found(name: str, state: str = "ok", detail: str = "", hint: str = "") -> Finding:
+    return Finding(name, State(state), detail, hint)
 
 
-WELL = [Found(name) for name in ("python", "data directory", "disk", "postgres")]
+WELL = [found(name) for name in ("python", "data directory", "disk", "postgres")]
 ILL = [
-    Found("clock", "warn", "PostgreSQL is 1.8 s ahead", "run a time service; the server refuses to start at 5 s"),
-    Found(
+    found("clock", "warn", "PostgreSQL is 1.8 s ahead", "run a time service; the server refuses to start at 5 s"),
+    found(
         "archive", "warn", "1,204,311 receipts wait, the oldest is 12d late", "angelia pipeline run archive receipts"
     ),
 ]
@@ -41,7 +37,7 @@ def test_what_is_well_takes_one_line_and_what_is_not_has_a_hint() -> None:
 
 
 def test_verbose_shows_each() -> None:
-    assert list(lines([Found("python", detail="3.11.7"), *ILL[:1]], Paint(False), each=True)) == [
+    assert list(lines([found("python", detail="3.11.7"), *ILL[:1]], Paint(False), each=True)) == [
         "ok    python  3.11.7",
         "warn  clock   PostgreSQL is 1.8 s ahead",
         "              hint: run a time service; the server refuses to start at 5 s",
@@ -50,7 +46,7 @@ def test_verbose_shows_each() -> None:
 
 
 def test_many_that_are_well_stay_within_a_hundred_columns() -> None:
-    many = [Found(f"part number {i}") for i in range(40)]
+    many = [found(f"part number {i}") for i in range(40)]
     assert max(map(len, lines(many, Paint(False), each=False))) <= 100
 
 
@@ -62,8 +58,8 @@ def test_states_are_coloured() -> None:
 
 @pytest.mark.parametrize(("state", "code"), [("ok", 0), ("warn", 0), ("fail", 1)])
 def test_only_a_failure_fails(angelia: Angelia, monkeypatch: pytest.MonkeyPatch, state: str, code: int) -> None:
-    async def examine(_: object) -> list[Found]:
-        return [Found("disk", state, "detail", "hint")]
+    async def examine(_: object) -> list[Finding]:
+        return [found("disk", state, "detail", "hint")]
 
     monkeypatch.setattr("angelia.doctor.examine", examine)
     ended = angelia("doctor", "--json")

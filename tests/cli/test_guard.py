@@ -6,7 +6,7 @@ import json
 
 from cli.running import Angelia
 from client.recorder import Recorder
-from client.test_calls import BLOCK
+from client.test_verbs import BLOCK
 
 
 def test_addresses_are_blocked_listed_and_let_in_again(server: Recorder, angelia: Angelia) -> None:

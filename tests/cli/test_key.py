@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from angelia.envelope.bundles import Link, sign_bundle, trusted_by
+from angelia.envelope.bundles import Link, anchor_of, sign_bundle
 from angelia.envelope.signing import SigningPair
 from angelia.mailbox import bundle_file, identity
 from angelia.mailbox.mailbox import Mailbox
@@ -20,7 +20,7 @@ from cli.running import Angelia, Ended
 from cli.test_agent import PUBLISHED, TAKEN, UNCLAIMED
 from cli.test_mail import errors
 from client.recorder import Recorder
-from client.test_calls import AGENT
+from client.test_verbs import AGENT
 
 FINGERPRINT = r"[A-Za-z0-9_-]{43}"
 
@@ -140,7 +140,7 @@ def swapped(shell: Path) -> str:
         agent_nhi="alice",
         issued_at=before.issued_at + 1,
         kem_keys=before.kem_keys,
-        after=trusted_by(before),
+        after=anchor_of(before),
         suites=before.suites,
     )
     (shell / "forged.keys").write_bytes(bundle_file.encode([*links, Link(forged)]))

@@ -7,13 +7,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from angelia.cli.errors import AmbiguousId, Usage
+from angelia.cli.errors import Usage
 from angelia.cli.paging import Page, ago, every, full_id, until
 from angelia.client import BadAnswer
-from angelia.errors import NotFound
+from angelia.errors import AmbiguousId, NotFound
 from cli.running import Angelia
 from client.recorder import Recorder
-from client.test_calls import TOKEN
+from client.test_verbs import TOKEN
 
 IDS = [
     "32a040ba-429b-483b-8da8-76d0b634730f",

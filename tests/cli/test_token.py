@@ -12,7 +12,7 @@ import pytest
 
 from cli.running import Angelia, Ended
 from client.recorder import Recorder
-from client.test_calls import TOKEN
+from client.test_verbs import TOKEN
 from processes import ServerProcess
 
 MADE = {**TOKEN, "token": "agt_secret", "expires_at": "2026-12-15T20:14:02Z", "agent": "alice", "role": "read-write"}

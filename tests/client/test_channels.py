@@ -14,7 +14,7 @@ from uuid import UUID, uuid4
 import msgspec
 import pytest
 
-from angelia.channels.model import Policy
+from angelia.channels.model import ChannelPolicy
 from angelia.client import AsyncClient, BadAnswer, Client, transport
 from angelia.client.channel_reading import Tail, Unopened
 from angelia.envelope import json_form
@@ -681,7 +681,7 @@ def test_a_relay_that_is_away_keeps_a_message_from_going_out_under_a_key_that_no
     with pytest.raises(Unavailable):
         client.channels.publish(bob, CHANNEL, b"x")
     assert recorder.asked("POST", f"{PATH}/publish") == []
-    assert bob.channels.unreached.waiting(CHANNEL, 1, now()) == {}
+    assert bob.channels.key_share_retries.waiting(CHANNEL, 1, now()) == {}
 
 
 def test_who_cannot_be_reached_is_told_of_and_not_sealed_to_again_for_a_while(
@@ -700,7 +700,7 @@ def test_who_cannot_be_reached_is_told_of_and_not_sealed_to_again_for_a_while(
     assert len(recorder.asked("POST", "/v1/messages/batch")) == 1
     assert len(bob.outbox.page()) == 1
     bob.channels.retire_before(CHANNEL, 2, now())
-    assert bob.channels.unreached.waiting(CHANNEL, 1, now()) == {}
+    assert bob.channels.key_share_retries.waiting(CHANNEL, 1, now()) == {}
 
 
 def test_what_was_sent_and_does_not_count_is_not_sent_again_with_every_message(
@@ -979,5 +979,5 @@ def test_a_channel_without_a_roster_takes_no_other_name(
 def test_a_channel_that_the_server_made_otherwise_gets_no_key(recorder: Recorder, alice: Mailbox) -> None:
     recorder.tell("POST", "/v1/channels", shown(channel_name="other", roster_version=1), status=201)
     with Client(recorder.url, identity=alice) as client, pytest.raises(UntrustedRoster):
-        client.channels.create(alice, "other", Policy.PRIVATE)
+        client.channels.create(alice, "other", ChannelPolicy.PRIVATE)
     assert alice.channels.keys(CHANNEL) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -11,14 +10,14 @@ from typing import Any
 import pytest
 from http_message_signatures import HTTPMessageVerifier, HTTPSignatureKeyResolver, algorithms
 
-from angelia.client import AsyncClient, Client, Unreachable, calls, transport
+from angelia.client import AsyncClient, Client, Unreachable, transport
 from angelia.client.api_errors import NotAngelia
 from angelia.client.transport import Trip, origin
 from angelia.errors import InvalidArgument, NotFound, Stale
 from angelia.mailbox import identity
 from angelia.mailbox.identity import Identity
 from client.recorder import Recorder, Seen, closed_port
-from client.test_calls import AGENT, HEALTH, TOKEN
+from client.test_verbs import AGENT, HEALTH, TOKEN
 
 STALE = {"title": "signed before the nonce memory began", "code": "stale", "status": 401, "request_id": "r"}
 COMPONENTS = {'"@method"', '"@authority"', '"@path"', '"@query"', '"content-digest"'}
@@ -198,16 +197,3 @@ def test_a_url_has_one_spelling(given: str, meant: str) -> None:
 def test_what_is_no_server_url_is_refused(url: str) -> None:
     with pytest.raises(InvalidArgument):
         Client(url)
-
-
-def test_both_clients_have_every_verb_with_its_own_signature_and_words() -> None:
-    verbs = {
-        name: call for name, call in vars(calls).items()
-        if inspect.isgeneratorfunction(call) and not name.startswith("_")
-    }  # fmt: skip
-    assert len(verbs) >= 22
-    for name, call in verbs.items():
-        for client in (AsyncClient, Client):
-            method = getattr(client, name)
-            assert method.__doc__ == call.__doc__
-            assert inspect.signature(method).parameters.keys() == inspect.signature(call).parameters.keys()

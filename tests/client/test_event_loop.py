@@ -14,11 +14,11 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from angelia.client.mail_answers import Handed
 
-from angelia.channels.model import Policy
+from angelia.channels.model import ChannelPolicy
 from angelia.client import AsyncClient, mail_stream
 from angelia.client.exchange import Exchange, Request
-from angelia.client.mail_answers import Handed
 from angelia.errors import Unauthenticated
 from angelia.mailbox import identity
 from angelia.mailbox.channels import ChannelMessage
@@ -112,7 +112,7 @@ async def test_channels_leave_the_event_loop_alone(alice: Person, bob: Person) -
             AsyncClient(bob.url, identity=bob.mailbox) as bobs,
             AsyncClient(alice.url, identity=alice.mailbox) as alices,
         ):
-            made = await alices.channels.create(alice.mailbox, "news", Policy.ALLOWLIST, allow=[bob.name])
+            made = await alices.channels.create(alice.mailbox, "news", ChannelPolicy.ALLOWLIST, allow=[bob.name])
             await bobs.channels.subscribe(bob.mailbox, made.channel_id)
             await alices.channels.publish(alice.mailbox, made.channel_id, b"build 418 is green")
             async with aclosing(bobs.channels.tail(bob.mailbox, made.channel_id)) as incoming:  # type: ignore[type-var]

@@ -32,18 +32,18 @@ from angelia.client import (
     mailbox_server,
     transport,
 )
-from angelia.client.mail_sending import Delivered
+from angelia.client.mail_sending import OutboxDelivery
 from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.receipts import Receipt, ReceiptStatus, receipt_document, sign_receipt
 from angelia.envelope.wire import Envelope, decode
 from angelia.errors import AngeliaError
-from angelia.keys.model import ONE_TIME_LOW, Policy, link_document
+from angelia.keys.model import ONE_TIME_LOW, RotationPolicy, link_document
 from angelia.mailbox import key_rotation
 from angelia.mailbox.database import stamp
 from angelia.mailbox.inbox import Opened
 from angelia.mailbox.notices import NoticeKind
-from angelia.mailbox.outbox import MOST_RESEALS, SealStands
 from angelia.mailbox.outbox_message import OutboxMessage, OutboxStatus
+from angelia.mailbox.retry_rules import MOST_RESEALS, SealStands
 from client.letters import now
 from client.test_mailbox_server import served, until
 from liar import Answer, Asked, Liar, page, problem
@@ -83,7 +83,7 @@ class Plot:
             patch.setattr(mailbox_keys, "now", lambda: now() + timedelta(seconds=200))
             self.alice.client.mail.deliver_outbox(self.alice.mailbox)
 
-    def ask(self) -> delivery_status.News | None:
+    def ask(self) -> delivery_status.OutboxUpdate | None:
         try:
             return self.alice.client.mail.update_outbox(self.alice.mailbox)
         except AngeliaError:
@@ -448,7 +448,7 @@ def test_a_lie_settles_nothing_leaks_nothing_and_ends(
             assert plot.holds(header.key_id)
 
     liar.honest()
-    done: Delivered = alice.client.mail.retry_outbox(alice.mailbox)
+    done: OutboxDelivery = alice.client.mail.retry_outbox(alice.mailbox)
     assert len(done.sent) + len(done.unsent) <= 1
     bob.client.mail.receive(bob.mailbox)
     if about == "withdrawing":  # which is done as soon as somebody can be asked
@@ -751,7 +751,7 @@ def test_a_relay_whose_schedules_are_always_due_gets_a_new_key_once_an_hour(
     deceived: tuple[Person, Person], liar: Liar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alice, bob = deceived
-    alice.client.keys.put_schedule(bob.name, Policy.HOURLY)
+    alice.client.keys.put_schedule(bob.name, RotationPolicy.HOURLY)
 
     def due(_: Asked, true: Answer) -> Answer:
         at = stamp(now() + timedelta(minutes=1))

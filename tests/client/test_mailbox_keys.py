@@ -14,15 +14,15 @@ import msgspec
 import pytest
 
 from angelia.client import AsyncClient, BadAnswer, Client, Unreachable, mailbox_keys, transport
-from angelia.envelope.bundles import Bundle, Link, OneTimeKey, UntrustedBundle, sign_bundle, trusted_by
+from angelia.envelope.bundles import Bundle, Link, OneTimeKey, UntrustedBundle, anchor_of, sign_bundle
 from angelia.envelope.refusals import NotAllowed, SignatureFailed, UnknownSigner
 from angelia.envelope.signing import SigningPair
 from angelia.errors import KeyRevoked, KeyStale, Unauthenticated, Unavailable
-from angelia.keys.model import Policy, link_document, one_time_document
+from angelia.keys.model import RotationPolicy, link_document, one_time_document
 from angelia.mailbox import identity
 from angelia.mailbox.key_rotation import OwnKeys
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.outbox import SealStands
+from angelia.mailbox.retry_rules import SealStands
 from angelia.mailbox.time_window import DeliveryProfile
 from angelia.runtime_file import read_runtime
 from client.recorder import Recorder
@@ -204,7 +204,7 @@ def lies(alice: Mailbox, bob: Mailbox, fork: Link) -> dict[str, dict[str, Any]]:
 
     def stolen(after: Bundle) -> dict[str, Any]:
         at = after.issued_at
-        bundle = sign_bundle(thief, agent_nhi="bob", issued_at=at, kem_keys=after.kem_keys, after=trusted_by(after))
+        bundle = sign_bundle(thief, agent_nhi="bob", issued_at=at, kem_keys=after.kem_keys, after=anchor_of(after))
         return answer(Link(bundle))
 
     changed = answer(Link(second))
@@ -707,7 +707,7 @@ def test_a_schedule_makes_its_own_agent_rotate_and_its_peers_never(
 ) -> None:
     alice, bob, carol = join("alice"), join("bob"), join("carol")
     for peer in (bob, carol):
-        alice.client.keys.put_schedule(peer.name, Policy.HOURLY)
+        alice.client.keys.put_schedule(peer.name, RotationPolicy.HOURLY)
     assert alice.client.keys.rotate_due(alice.mailbox) == []
     assert alice.version == 1
     _make_due(server)
@@ -726,7 +726,7 @@ def test_of_two_processes_of_an_agent_whose_schedule_is_due_one_reports(
     join: Callable[..., Person], server: ServerProcess
 ) -> None:
     alice, bob = join("alice"), join("bob")
-    alice.client.keys.put_schedule(bob.name, Policy.HOURLY)
+    alice.client.keys.put_schedule(bob.name, RotationPolicy.HOURLY)
     _make_due(server)
     done: list[Any] = []
     mailbox, client = alice._opened()
@@ -745,7 +745,7 @@ def test_a_due_rotation_whose_report_was_cut_short_is_only_reported(
     join: Callable[..., Person], server: ServerProcess
 ) -> None:
     alice, bob = join("alice"), join("bob")
-    alice.client.keys.put_schedule(bob.name, Policy.HOURLY)
+    alice.client.keys.put_schedule(bob.name, RotationPolicy.HOURLY)
     _make_due(server)
 
     def crash() -> None:

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 
-from angelia.client import Client, Unreachable, calls
+from angelia.client import Client, Unreachable
 from angelia.client.exchange import Exchange, Request, Response
 from angelia.client.transport import PAUSE_AFTER_STALE, Failed, Line, Outcome, Pause, Send
 from angelia.errors import AngeliaError, NotFound, RateLimited, Stale, Unavailable
@@ -20,7 +20,7 @@ from angelia.mailbox import identity
 from angelia.mailbox.mailbox import Mailbox
 from client.letters import now
 from client.recorder import Recorder
-from client.test_calls import NODE, TOKEN
+from client.test_verbs import NODE, TOKEN, server, tokens
 
 STALE = (401, {"title": "too old", "code": "stale"}, {})
 AWAY = {"title": "later", "code": "unavailable"}
@@ -65,7 +65,7 @@ class World:
 @pytest.mark.parametrize("trouble", [(502, {}, {}), BUSY, (504, {}, {}), Failed("broke")])
 def test_a_passing_trouble_is_outlived_with_growing_pauses(trouble: Any) -> None:
     world = World([trouble, trouble, FOUND])
-    assert world.run(calls.node()).public_key
+    assert world.run(server.node()).public_key
     assert len(world.sent) == 3
     first, second = world.pauses
     assert 0.2 <= first <= 0.4 <= second <= 0.8
@@ -74,7 +74,7 @@ def test_a_passing_trouble_is_outlived_with_growing_pauses(trouble: Any) -> None
 def test_three_tries_are_all() -> None:
     world = World([BUSY])
     with pytest.raises(Unavailable):
-        world.run(calls.node())
+        world.run(server.node())
     assert len(world.sent) == 3
 
 
@@ -82,38 +82,38 @@ def test_three_tries_are_all() -> None:
 def test_what_may_have_been_done_is_not_done_twice(trouble: Any) -> None:
     world = World([trouble, MADE])
     with pytest.raises(AngeliaError):
-        world.run(calls.create_token("admin"))
+        world.run(tokens.create("admin"))
     assert len(world.sent) == 1
 
 
 def test_a_lost_answer_leaves_a_doubt_that_is_said() -> None:
     with pytest.raises(Unreachable, match="whether the request was carried out is not known"):
-        World([Failed("broke off")]).run(calls.create_token("admin"))
+        World([Failed("broke off")]).run(tokens.create("admin"))
 
 
 def test_a_stale_refusal_did_nothing_so_even_a_new_token_is_asked_for_again() -> None:
     world = World([STALE, MADE])
-    assert world.run(calls.create_token("admin")).token == "agt_x"
+    assert world.run(tokens.create("admin")).token == "agt_x"
     assert world.pauses == [PAUSE_AFTER_STALE]
 
 
 def test_a_clock_that_is_wrong_will_be_wrong_again() -> None:
     world = World([(401, STALE[1], {"date": "Fri, 15 Jan 2027 07:58:00 GMT"})])
     with pytest.raises(Stale, match="too old"):
-        world.run(calls.node())
+        world.run(server.node())
     assert len(world.sent) == 1
 
 
 def test_retry_after_is_honoured() -> None:
     world = World([(503, AWAY, {"retry-after": "4"}), FOUND])
-    world.run(calls.node())
+    world.run(server.node())
     assert world.pauses == [4]
 
 
 def test_no_pause_reaches_beyond_the_timeout() -> None:
     world = World([(503, AWAY, {"retry-after": "400"}), FOUND])
     with pytest.raises(Unavailable) as refused:
-        world.run(calls.node(), timeout=10)
+        world.run(server.node(), timeout=10)
     assert refused.value.retry_after == 400
     assert world.pauses == []
 
@@ -121,14 +121,14 @@ def test_no_pause_reaches_beyond_the_timeout() -> None:
 def test_the_time_of_all_tries_together_is_bounded() -> None:
     world = World([(503, AWAY, {"retry-after": "4"})])
     with pytest.raises(Unavailable):
-        world.run(calls.node(), timeout=7)
+        world.run(server.node(), timeout=7)
     assert [round(send.timeout) for send in world.sent] == [7, 3]
 
 
 def test_a_limit_is_reported_not_fought() -> None:
     world = World([(429, {"title": "slow down", "code": "rate_limited"}, {"retry-after": "9"})])
     with pytest.raises(RateLimited) as refused:
-        world.run(calls.node())
+        world.run(server.node())
     assert refused.value.retry_after == 9
     assert len(world.sent) == 1
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from angelia.channels.model import Policy
+from angelia.channels.model import ChannelPolicy
 from angelia.runtime_file import read_runtime
 from liar import Liar, lying
 from processes import ServerProcess
@@ -72,7 +72,7 @@ def sql(server: ServerProcess) -> Callable[..., None]:
 def members(people: People, liar: Liar) -> Members:
     """Alice's channel; Carol may publish in it, and speaks to the liar; Bob listens."""
     alice, bob, carol = people("alice"), people("bob"), people("carol")
-    channel = alice.creates(Policy.ALLOWLIST, bob)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob)
     alice.client.channels.allow(alice.mailbox, channel, carol.name, may_publish=True)
     bob.subscribes(channel)
     through(liar, carol)

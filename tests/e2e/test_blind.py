@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 import redis.asyncio
 
-from angelia.channels.model import Policy
+from angelia.channels.model import ChannelPolicy
 from angelia.envelope.wire import Compression
 from angelia.runtime_file import read_runtime
 from mailroom import Correspondent
@@ -79,7 +79,7 @@ def _talk(process: ServerProcess, homes: Path, read: str, unread: str) -> None:
     """In a channel: a message that a subscriber opened, and one after the key has changed."""
     carol, dora = Talker(process, homes, "carol"), Talker(process, homes, "dora")
     try:
-        channel = carol.creates(Policy.ALLOWLIST, dora)
+        channel = carol.creates(ChannelPolicy.ALLOWLIST, dora)
         dora.subscribes(channel)
         carol.says(channel, read)
         assert dora.hears(channel) == [read]

@@ -8,13 +8,15 @@ from uuid import UUID
 
 import pytest
 
-from angelia.channels.model import Policy
+from angelia.channels import api
+from angelia.channels.model import ChannelPolicy
 from angelia.client import Client
-from angelia.client.channel_calls import make_channel
 from angelia.client.channel_reading import Unopened
 from angelia.client.channel_rosters import first_roster
+from angelia.client.operations import ask
 from angelia.client.transport import Outcome, Send, Step
 from angelia.envelope.refusals import NotAllowed, UnknownKey
+from angelia.envelope.rosters import roster_document
 from angelia.errors import AlreadyExists, Denied, KeyNotFound
 from angelia.mailbox.channels import ChannelMessage
 from processes import ServerProcess
@@ -24,7 +26,7 @@ from talkers import Talker
 
 def test_who_joins_reads_what_is_published_next_without_having_allowed_anybody(people: People) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
-    channel = alice.creates(Policy.ALLOWLIST, bob, carol)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob, carol)
     bob.subscribes(channel)
     alice.says(channel, "one")
     assert bob.hears(channel) == ["one"]
@@ -38,7 +40,7 @@ def test_who_joins_reads_what_is_published_next_without_having_allowed_anybody(p
 
 def test_the_owner_gives_out_the_key_also_without_a_message(people: People) -> None:
     alice, bob = people("alice"), people("bob")
-    channel = alice.creates(Policy.ALLOWLIST, bob)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob)
     alice.says(channel, "before bob came")
     bob.subscribes(channel)
     shared = alice.client.channels.share_key(alice.mailbox, channel)
@@ -49,7 +51,7 @@ def test_the_owner_gives_out_the_key_also_without_a_message(people: People) -> N
 
 def test_a_removed_member_opens_nothing_that_comes_after(people: People) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
-    channel = alice.creates(Policy.ALLOWLIST, bob, carol)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob, carol)
     for one in (bob, carol):
         one.subscribes(channel)
     alice.says(channel, "all three")
@@ -71,7 +73,7 @@ def key_id(envelope: dict[str, object]) -> UUID:
 
 def test_a_joiner_cannot_open_what_was_published_under_an_earlier_key(people: People) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
-    channel = alice.creates(Policy.ALLOWLIST, bob, carol)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob, carol)
     carol.subscribes(channel)
     alice.says(channel, "of the first epoch")
     found = alice.client.channels.find(alice.mailbox, channel)
@@ -86,7 +88,7 @@ def test_a_joiner_cannot_open_what_was_published_under_an_earlier_key(people: Pe
 
 def test_an_absent_owner_stops_nobody(people: People) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
-    channel = alice.creates(Policy.ALLOWLIST, carol)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, carol)
     found = alice.client.channels.find(alice.mailbox, channel)
     alice.client.channels.allow(alice.mailbox, found.channel_id, bob.name, may_publish=True)
     bob.subscribes(channel)
@@ -102,7 +104,7 @@ def test_an_absent_owner_stops_nobody(people: People) -> None:
 
 def test_what_a_publisher_who_never_subscribed_says_is_read_by_all(people: People) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
-    channel = alice.creates(Policy.ALLOWLIST, carol)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, carol)
     carol.subscribes(channel)
     found = alice.client.channels.find(alice.mailbox, channel)
     alice.client.channels.allow(alice.mailbox, found.channel_id, bob.name, may_subscribe=False, may_publish=True)
@@ -114,7 +116,7 @@ def test_what_a_publisher_who_never_subscribed_says_is_read_by_all(people: Peopl
 
 def test_publishers_who_do_not_listen_agree_on_a_key_and_keep_it(people: People) -> None:
     alice, bob, carol, dave = (people(name) for name in ("alice", "bob", "carol", "dave"))
-    channel = alice.creates(Policy.ALLOWLIST, carol)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, carol)
     carol.subscribes(channel)
     found = alice.client.channels.find(alice.mailbox, channel)
     for one in (bob, dave):
@@ -136,7 +138,7 @@ def test_what_others_sealed_under_the_key_of_a_removed_publisher_still_opens_and
 ) -> None:
     """Whoever was removed could write more under its old key, and date it back."""
     alice, bob, carol = people("alice"), people("bob"), people("carol")
-    channel = alice.creates(Policy.ALLOWLIST, bob)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob)
     alice.client.channels.allow(alice.mailbox, channel, carol.name, may_publish=True)
     for one in (bob, alice):
         one.subscribes(channel)
@@ -156,7 +158,7 @@ def test_what_others_sealed_under_the_key_of_a_removed_publisher_still_opens_and
 
 def test_a_key_of_a_removed_publisher_that_comes_late_seals_nothing(people: People) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
-    channel = alice.creates(Policy.ALLOWLIST)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST)
     for one in (bob, carol):
         alice.client.channels.allow(alice.mailbox, channel, one.name, may_publish=True)
     for one in (bob, alice):
@@ -173,7 +175,7 @@ def test_a_key_of_a_removed_publisher_that_comes_late_seals_nothing(people: Peop
 
 def test_in_an_open_channel_a_subscriber_that_once_asked_is_not_sent_the_key_for_ever(people: People) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
-    channel = alice.creates(Policy.OPEN)
+    channel = alice.creates(ChannelPolicy.OPEN)
     carol.subscribes(channel)
     alice.says(channel, "for carol")
     assert carol.hears(channel) == ["for carol"]
@@ -191,7 +193,7 @@ def test_in_an_open_channel_a_subscriber_that_once_asked_is_not_sent_the_key_for
 
 def test_mail_about_a_channel_is_nobodys_but_its_recipients(people: People) -> None:
     alice, bob = people("alice"), people("bob")
-    channel = alice.creates(Policy.ALLOWLIST)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST)
     found = alice.client.channels.find(alice.mailbox, channel)
     alice.client.channels.allow(alice.mailbox, found.channel_id, bob.name, may_publish=True)
     bob.client.keys.find(bob.mailbox, alice.name)
@@ -203,7 +205,7 @@ def test_mail_about_a_channel_is_nobodys_but_its_recipients(people: People) -> N
 
 def test_whoever_blocks_a_publisher_costs_it_one_seal_and_not_one_a_message(people: People) -> None:
     alice, bob = people("alice"), people("bob")
-    channel = alice.creates(Policy.OPEN)
+    channel = alice.creates(ChannelPolicy.OPEN)
     bob.subscribes(channel)
     bob.client.agents.block(alice.name)
     for _ in range(4):
@@ -214,7 +216,7 @@ def test_whoever_blocks_a_publisher_costs_it_one_seal_and_not_one_a_message(peop
 
 def test_a_removal_while_the_key_is_given_out_makes_the_publisher_begin_again(people: People) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
-    channel = alice.creates(Policy.ALLOWLIST, bob, carol)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob, carol)
     found = alice.client.channels.find(alice.mailbox, channel)
     for one in (bob, carol):
         one.subscribes(channel)
@@ -235,10 +237,11 @@ def test_a_removal_while_the_key_is_given_out_makes_the_publisher_begin_again(pe
 
 def test_an_owner_whose_first_try_was_cut_off_goes_on_with_the_channel_that_it_has(people: People) -> None:
     alice, bob = people("alice"), people("bob")
-    roster = first_roster(alice.mailbox, "news", Policy.OPEN, [])
-    made = alice.client._run(make_channel("news", Policy.OPEN, roster=roster))  # and the process ended here
+    roster = first_roster(alice.mailbox, "news", ChannelPolicy.OPEN, [])
+    wanted = api.NewChannel(channel_name="news", policy=ChannelPolicy.OPEN, roster=roster_document(roster))
+    made = alice.client._run(ask(api.CREATE, body=wanted))  # and the process ended here
     with pytest.raises(AlreadyExists) as refused:
-        alice.creates(Policy.OPEN)
+        alice.creates(ChannelPolicy.OPEN)
     assert "angelia channel show news" in refused.value.hint
     bob.subscribes(made.name)
     alice.says(made.name, "the first")
@@ -247,7 +250,7 @@ def test_an_owner_whose_first_try_was_cut_off_goes_on_with_the_channel_that_it_h
 
 def test_who_left_and_publishes_in_the_same_epoch_makes_no_new_key(people: People) -> None:
     alice, bob = people("alice"), people("bob")
-    channel = alice.creates(Policy.ALLOWLIST)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST)
     found = alice.client.channels.find(alice.mailbox, channel)
     alice.client.channels.allow(alice.mailbox, found.channel_id, bob.name, may_publish=True)
     bob.subscribes(channel)
@@ -259,7 +262,7 @@ def test_who_left_and_publishes_in_the_same_epoch_makes_no_new_key(people: Peopl
 
 def test_an_open_channel_is_everybodys_and_its_key_is_the_owners_affair(people: People) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
-    channel = alice.creates(Policy.OPEN)
+    channel = alice.creates(ChannelPolicy.OPEN)
     bob.subscribes(channel)
     with pytest.raises(KeyNotFound):
         bob.client.channels.publish(bob.mailbox, channel, b"too early")
@@ -275,7 +278,7 @@ def test_an_open_channel_is_everybodys_and_its_key_is_the_owners_affair(people: 
 
 def test_rotations_of_publisher_and_subscriber_lose_nothing(people: People) -> None:
     alice, bob = people("alice"), people("bob")
-    channel = alice.creates(Policy.ALLOWLIST, bob)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob)
     bob.subscribes(channel)
     said = []
     for number in range(6):
@@ -292,7 +295,7 @@ def test_rotations_of_publisher_and_subscriber_lose_nothing(people: People) -> N
 
 def test_messages_of_a_publisher_who_rotated_since_open_for_who_meets_it_now(people: People) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
-    channel = alice.creates(Policy.ALLOWLIST, carol)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, carol)
     found = alice.client.channels.find(alice.mailbox, channel)
     alice.client.channels.allow(alice.mailbox, found.channel_id, bob.name, may_publish=True)
     bob.subscribes(channel)
@@ -307,7 +310,7 @@ def test_messages_of_a_publisher_who_rotated_since_open_for_who_meets_it_now(peo
 
 def test_a_lost_mailbox_gets_the_key_of_the_channel_again(people: People) -> None:
     alice, bob = people("alice"), people("bob")
-    channel = alice.creates(Policy.ALLOWLIST, bob)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob)
     bob.subscribes(channel)
     alice.says(channel, "first")
     assert bob.hears(channel) == ["first"]
@@ -322,7 +325,7 @@ def test_a_lost_mailbox_gets_the_key_of_the_channel_again(people: People) -> Non
 
 def test_two_publishers_at_once_and_a_reader_who_follows(people: People) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
-    channel = alice.creates(Policy.ALLOWLIST, carol)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, carol)
     found = alice.client.channels.find(alice.mailbox, channel)
     alice.client.channels.allow(alice.mailbox, found.channel_id, bob.name, may_publish=True)
     for one in (bob, carol):
@@ -352,7 +355,7 @@ def test_two_publishers_at_once_and_a_reader_who_follows(people: People) -> None
 
 def test_two_who_need_the_next_key_at_once_agree_on_one(people: People) -> None:
     alice, bob, carol, dave = (people(name) for name in ("alice", "bob", "carol", "dave"))
-    channel = alice.creates(Policy.ALLOWLIST, carol, dave)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, carol, dave)
     found = alice.client.channels.find(alice.mailbox, channel)
     alice.client.channels.allow(alice.mailbox, found.channel_id, bob.name, may_publish=True)
     for one in (alice, bob, carol, dave):
@@ -371,7 +374,7 @@ def test_two_who_need_the_next_key_at_once_agree_on_one(people: People) -> None:
 
 def test_everything_acknowledged_is_there_after_the_server_was_killed(people: People, server: ServerProcess) -> None:
     alice, bob = people("alice"), people("bob")
-    channel = alice.creates(Policy.ALLOWLIST, bob)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob)
     bob.subscribes(channel)
     said = [f"message {number}" for number in range(5)]
     for text in said:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import angelia
-from angelia.stores.embedded.datadir import read_runtime
+from angelia.runtime_file import read_runtime
 from processes import ServerProcess
 
 ROOT = Path(angelia.__file__).parent

@@ -8,8 +8,8 @@ from uuid import UUID, uuid4
 import msgspec
 import pytest
 
-from angelia.channels.model import Policy
-from angelia.client import channel_keys, mailbox_keys
+from angelia.channels.model import ChannelPolicy
+from angelia.client import channel_key_mail, mailbox_keys
 from angelia.client.channel_membership import forget_channel
 from angelia.client.channel_reading import Unopened
 from angelia.envelope.refusals import NotAllowed
@@ -17,7 +17,7 @@ from angelia.envelope.rosters import Member, Roster, encode_roster, roster_docum
 from angelia.envelope.sealing import ChannelKey, Edition, EpochKey
 from angelia.errors import AngeliaError
 from angelia.mailbox.channels import ChannelMessage, EpochWentBack
-from angelia.mailbox.outbox import Draft
+from angelia.mailbox.drafts import Draft, SendOptions
 from liar import Liar
 from rostered import (
     CHANNEL,
@@ -62,7 +62,7 @@ def sealed_under(who: Talker, channel: str) -> UUID:
 
 def test_a_subscriber_of_an_open_channel_who_names_a_far_version_locks_nobody_out(people: People) -> None:
     alice, bob, mallory = people("alice"), people("bob"), people("mallory")
-    channel = alice.creates(Policy.OPEN)
+    channel = alice.creates(ChannelPolicy.OPEN)
     for one in (bob, mallory):
         one.subscribes(channel)
     alice.says(channel, "one")
@@ -78,7 +78,7 @@ def test_a_subscriber_of_an_open_channel_who_names_a_far_version_locks_nobody_ou
 
 def test_a_removed_reader_who_names_a_far_version_locks_nobody_out(people: People) -> None:
     alice, bob, mallory = people("alice"), people("bob"), people("mallory")
-    channel = alice.creates(Policy.ALLOWLIST, mallory)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, mallory)
     alice.client.channels.allow(alice.mailbox, channel, bob.name, may_publish=True)
     for one in (bob, mallory):
         one.subscribes(channel)
@@ -101,7 +101,7 @@ def test_a_removed_reader_who_names_a_far_version_locks_nobody_out(people: Peopl
 
 def _with_publishers(owner: Talker, reader: Talker, *publishers: Talker) -> str:
     """A channel with a message, which the reader and the first of the publishers have subscribed to."""
-    channel = owner.creates(Policy.ALLOWLIST, reader)
+    channel = owner.creates(ChannelPolicy.ALLOWLIST, reader)
     for one in publishers:
         owner.client.channels.allow(owner.mailbox, channel, one.name, may_publish=True)
     for one in (reader, publishers[0]):
@@ -134,15 +134,16 @@ def test_a_removed_members_word_on_its_old_key_is_believed_by_nobody(people: Peo
 def test_a_hundred_keys_that_cannot_be_judged_keep_none_of_another_channel(people: People) -> None:
     """The owner of the one channel has revoked the pair that signed its roster, and signs it no more."""
     alice, bob, mallory = people("alice"), people("bob"), people("mallory")
-    bait = mallory.client.channels.create(mallory.mailbox, "bait", Policy.OPEN)
-    channel = alice.creates(Policy.ALLOWLIST, bob)
+    bait = mallory.client.channels.create(mallory.mailbox, "bait", ChannelPolicy.OPEN)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob)
     for one in (bait.name, channel):
         bob.subscribes(one)
     mallory.client._run(mailbox_keys.emergency_rotate_keys(mallory.mailbox, why="stolen"))
     bob.mailbox.pinned_keys.drop_bundle(mallory.name)  # an hour later
     known, _ = mallory.client.keys.find(mallory.mailbox, bob.name)
     body = ChannelKey(bait.channel_id, 1, EpochKey.generate(), pinned(mallory, bait.name).edition).encode()
-    draft = Draft(recipient=known.bundle, body=body, channel_id=bait.channel_id, control=True, ttl_seconds=3600)
+    options: SendOptions = {"channel_id": bait.channel_id, "control": True, "ttl_seconds": 3600}
+    draft = Draft(recipient=known.bundle, body=body, options=options)
     assert not any(
         mallory.client.mail.send_sealed(mallory.mailbox, mallory.mailbox.outbox.seal_many([draft] * 100, now()))
     )
@@ -158,7 +159,7 @@ def test_an_epoch_that_a_relay_made_up_is_cured_by_forgetting_and_no_removal_is_
     people: People, liar: Liar
 ) -> None:
     alice, bob, mallory = people("alice"), people("bob"), people("mallory")
-    channel = alice.creates(Policy.ALLOWLIST, bob, mallory)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob, mallory)
     with_mallory = pinned(alice, channel)
     alice.client.channels.disallow(alice.mailbox, channel, mallory.name)
     removed = pinned(alice, channel)
@@ -183,7 +184,7 @@ def test_an_epoch_that_a_relay_made_up_is_cured_by_forgetting_and_no_removal_is_
 
 def test_one_lie_about_the_present_key_costs_no_key(people: People, liar: Liar) -> None:
     alice, bob, eve = people("alice"), people("bob"), people("eve")
-    channel = alice.creates(Policy.ALLOWLIST, bob, eve)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob, eve)
     through(liar, bob)
     bob.subscribes(channel)
     alice.says(channel, "one")
@@ -218,7 +219,7 @@ def test_a_member_who_meets_the_channel_after_a_removal_seals_under_no_key_of_be
 
 def test_rotating_the_pair_twice_locks_no_publisher_of_an_open_channel_out(people: People) -> None:
     alice, bob = people("alice"), people("bob")
-    channel = alice.creates(Policy.OPEN)
+    channel = alice.creates(ChannelPolicy.OPEN)
     bob.subscribes(channel)
     alice.says(channel, "one")
     assert bob.hears(channel) == ["one"]
@@ -231,7 +232,7 @@ def test_rotating_the_pair_twice_locks_no_publisher_of_an_open_channel_out(peopl
 
 def test_after_an_emergency_the_next_message_of_an_owner_or_a_publisher_has_another_key(people: People) -> None:
     alice, bob = people("alice"), people("bob")
-    channel = alice.creates(Policy.ALLOWLIST)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST)
     alice.client.channels.allow(alice.mailbox, channel, bob.name, may_publish=True)
     bob.subscribes(channel)
     alice.says(channel, "one")
@@ -249,7 +250,7 @@ def test_after_an_emergency_the_next_message_of_an_owner_or_a_publisher_has_anot
 
 def test_a_member_who_was_away_reads_what_was_published_under_the_key_of_a_publisher_of_then(people: People) -> None:
     alice, carol, dave = people("alice"), people("carol"), people("dave")
-    channel = alice.creates(Policy.ALLOWLIST, carol)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, carol)
     carol.subscribes(channel)
     alice.says(channel, "first")
     assert carol.hears(channel) == ["first"]
@@ -294,7 +295,7 @@ def test_nothing_is_sealed_under_a_key_whose_maker_had_not_heard_of_the_removal(
 
 def test_a_key_that_went_by_while_a_member_was_added_and_removed_seals_nothing(people: People, sql: Sql) -> None:
     alice, carol, mallory = people("alice"), people("carol"), people("mallory")
-    channel = alice.creates(Policy.ALLOWLIST)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST)
     alice.client.channels.allow(alice.mailbox, channel, carol.name, may_publish=True)
     carol.subscribes(channel)
     alice.says(channel, "one")
@@ -311,7 +312,7 @@ def test_a_key_that_went_by_while_a_member_was_added_and_removed_seals_nothing(p
 
 def test_an_owner_that_was_led_to_a_far_version_goes_on_with_a_new_pair(people: People, liar: Liar) -> None:
     alice, bob = people("alice"), people("bob")
-    channel = alice.creates(Policy.ALLOWLIST, bob)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob)
     true, stolen = pinned(alice, channel), alice.mailbox.identity.pair
     bob.subscribes(channel)
     through(liar, alice)
@@ -328,7 +329,7 @@ def test_an_owner_that_was_led_to_a_far_version_goes_on_with_a_new_pair(people: 
 
 def test_what_was_forgotten_is_signed_past_what_members_have_seen(people: People, sql: Sql) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
-    channel = alice.creates(Policy.ALLOWLIST, bob)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob)
     old = pinned(alice, channel)
     bob.subscribes(channel)
     alice.client.channels.allow(alice.mailbox, channel, carol.name)
@@ -389,7 +390,7 @@ def test_word_of_a_later_roster_outlives_the_pair_that_gave_it_and_its_message(
     carol.client.mail.receive(carol.mailbox)
     refuses(carol, channel, liar)
     with monkeypatch.context() as later:
-        later.setattr(channel_keys, "now", lambda: now() + timedelta(days=8))
+        later.setattr(channel_key_mail, "now", lambda: now() + timedelta(days=8))
         carol.client.channels.take_keys(carol.mailbox)
     alice.client.keys.rotate(alice.mailbox, signer=True)
     carol.mailbox.pinned_keys.drop_bundle(alice.name)  # an hour later
@@ -399,7 +400,7 @@ def test_word_of_a_later_roster_outlives_the_pair_that_gave_it_and_its_message(
 
 def test_a_key_under_a_thiefs_roster_of_the_same_version_is_of_another_pair(people: People, liar: Liar) -> None:
     alice, bob, carol, mallory = (people(name) for name in ("alice", "bob", "carol", "mallory"))
-    channel = alice.creates(Policy.ALLOWLIST)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST)
     for one in (bob, carol):
         alice.client.channels.allow(alice.mailbox, channel, one.name, may_publish=True)
         one.subscribes(channel)
@@ -423,7 +424,7 @@ def test_a_right_that_was_given_while_another_process_replaced_the_pair_is_not_l
     people: People, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alice, bob = people("alice"), people("bob")
-    channel = alice.creates(Policy.ALLOWLIST)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST)
     pin_own, calls = alice.mailbox.rosters.pin_own, list[Roster]()
 
     def late(roster: Roster, at: datetime) -> bool:

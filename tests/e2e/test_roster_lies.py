@@ -14,11 +14,12 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from angelia.channels.model import Policy
+from angelia.channels import api as channels
+from angelia.channels.model import ChannelPolicy
 from angelia.client import Client
-from angelia.client.channel_calls import delete_channel, make_channel
 from angelia.client.channel_reading import Unopened
 from angelia.client.mailbox_keys import Renamed
+from angelia.client.operations import ask
 from angelia.envelope.refusals import NotAllowed
 from angelia.envelope.rosters import FIRST_PREVIOUS, Member, Roster, UntrustedRoster, encode_roster, roster_document
 from angelia.envelope.sealing import ChannelKey, EpochKey
@@ -47,7 +48,7 @@ from rostered import (
     through,
     told,
 )
-from talkers import Talker
+from talkers import Talker, without_roster
 
 
 def angelia(who: Talker, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -70,11 +71,11 @@ def test_another_channel_shown_for_the_one_that_is_read_makes_nobody_a_publisher
     people: People, liar: Liar, sql: Sql
 ) -> None:
     alice, bob, mallory = people("alice"), people("bob"), people("mallory")
-    channel = alice.creates(Policy.ALLOWLIST, bob)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob)
     through(liar, bob)
     bob.subscribes(channel)
     channel_id = id_of(alice, channel)
-    bait = mallory.client.channels.create(mallory.mailbox, "bait", Policy.OPEN)
+    bait = mallory.client.channels.create(mallory.mailbox, "bait", ChannelPolicy.OPEN)
     smuggle(sql, channel_id, mallory)
     key = EpochKey.generate()
     mallory.client.channels.set_epoch(channel_id, 2, key.key_id)
@@ -95,11 +96,11 @@ def test_another_channel_shown_for_the_one_that_is_read_makes_nobody_a_publisher
 
 def test_a_stale_epoch_moves_no_message_into_another_channel(people: People, liar: Liar) -> None:
     alice, dave, mallory = people("alice"), people("dave"), people("mallory")
-    channel = alice.creates(Policy.ALLOWLIST)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST)
     alice.client.channels.allow(alice.mailbox, channel, dave.name, may_publish=True)
     through(liar, dave)
     channel_id = id_of(dave, channel)
-    bait = mallory.client.channels.create(mallory.mailbox, "bait", Policy.ALLOWLIST)
+    bait = mallory.client.channels.create(mallory.mailbox, "bait", ChannelPolicy.ALLOWLIST)
     mallory.client.channels.allow(mallory.mailbox, bait.name, dave.name, may_publish=True)
     with Client(dave.url, identity=dave.mailbox) as other:
         swapped = told(msgspec.to_builtins(other.channels.show(bait.channel_id)))
@@ -114,7 +115,7 @@ def test_a_stale_epoch_moves_no_message_into_another_channel(people: People, lia
 def test_who_has_joined_a_channel_believes_no_other_owner_of_it(people: People, liar: Liar, sql: Sql) -> None:
     """Its own has signed no roster yet; another agent has signed one for the same id."""
     alice, bob, mallory = people("alice"), people("bob"), people("mallory")
-    made = alice.client._run(make_channel("news", Policy.ALLOWLIST, allow=[bob.name]))
+    made = alice.client._run(without_roster(ChannelPolicy.ALLOWLIST, bob.name))
     bob.subscribes(made.name)
     through(liar, bob)
     smuggle(sql, made.channel_id, mallory)
@@ -132,7 +133,7 @@ def test_who_has_joined_a_channel_believes_no_other_owner_of_it(people: People, 
 def test_the_command_line_publishes_under_the_name_that_was_said(people: People, liar: Liar) -> None:
     """The relay shows the channel as it is, then as another owner's."""
     alice, dave, mallory = people("alice"), people("dave"), people("mallory")
-    channel = alice.creates(Policy.ALLOWLIST)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST)
     alice.client.channels.allow(alice.mailbox, channel, dave.name, may_publish=True)
     channel_id = id_of(alice, channel)
     calls_it_hers(liar, mallory, channel_id, first=lambda answer: answer.changed(roster_version=0))
@@ -145,7 +146,7 @@ def test_the_command_line_publishes_under_the_name_that_was_said(people: People,
 def test_a_channel_that_was_taken_for_another_owners_can_be_forgotten(people: People, liar: Liar) -> None:
     """A first look by id believes what it is shown. What it then pinned must not stay in the way for ever."""
     alice, bob, mallory = people("alice"), people("bob"), people("mallory")
-    channel = alice.creates(Policy.ALLOWLIST, bob)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob)
     channel_id = id_of(alice, channel)
     through(liar, bob)
     calls_it_hers(liar, mallory, channel_id)
@@ -180,7 +181,7 @@ def calls_it_hers(
 def test_a_former_pair_takes_no_place_of_a_later_ones_roster(people: People, liar: Liar) -> None:
     """The relay hides that the pair was revoked, and the thief dates its roster back."""
     alice, bob, mallory = people("alice"), people("bob"), people("mallory")
-    channel = alice.creates(Policy.ALLOWLIST)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST)
     alice.client.channels.allow(alice.mailbox, channel, bob.name, may_publish=True)
     through(liar, bob)
     bob.subscribes(channel)
@@ -199,7 +200,7 @@ def test_a_former_pair_takes_no_place_of_a_later_ones_roster(people: People, lia
 
 def test_a_reader_hears_within_the_hour_that_the_owners_pair_was_revoked(people: People, liar: Liar) -> None:
     alice, bob, mallory = people("alice"), people("bob"), people("mallory")
-    channel = alice.creates(Policy.ALLOWLIST, bob)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob)
     through(liar, bob)
     bob.subscribes(channel)
     stolen, true = alice.mailbox.identity.pair, pinned(alice, channel)
@@ -219,7 +220,7 @@ def test_a_reader_hears_within_the_hour_that_the_owners_pair_was_revoked(people:
 
 def test_a_member_who_meets_the_channel_takes_no_roster_of_a_pair_that_was_replaced(people: People) -> None:
     alice, bob = people("alice"), people("bob")
-    channel = alice.creates(Policy.ALLOWLIST, bob)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob)
     alice.mailbox.channels.forget(id_of(alice, channel), now())  # so that she does not sign it again by herself
     alice.client.keys.rotate(alice.mailbox, signer=True)
     bob.client.keys.find(bob.mailbox, alice.name)
@@ -235,7 +236,7 @@ def test_a_member_who_meets_the_channel_takes_no_roster_of_a_pair_that_was_repla
 
 def test_an_emergency_that_was_interrupted_signs_the_rosters_all_the_same(people: People) -> None:
     alice, bob = people("alice"), people("bob")
-    channel = alice.creates(Policy.ALLOWLIST)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST)
     alice.client.channels.allow(alice.mailbox, channel, bob.name, may_publish=True)
     bob.subscribes(channel)
     alice.says(channel, "under a key that a thief may have")
@@ -252,7 +253,7 @@ def test_a_roster_that_could_not_be_signed_again_is_told_of_and_signed_with_the_
     people: People, liar: Liar
 ) -> None:
     alice = people("alice")
-    channel = alice.creates(Policy.ALLOWLIST)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST)
     through(liar, alice)
     liar.instead("PUT", ROSTER, problem(403, "forbidden"))
     alice.client.keys.rotate(alice.mailbox, signer=True)
@@ -268,7 +269,7 @@ def test_a_removal_that_was_not_written_down_before_the_pair_was_replaced_stands
     people: People, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
-    channel = alice.creates(Policy.ALLOWLIST, bob, carol)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob, carol)
     bob.subscribes(channel)
     alice.says(channel, "with bob")
     assert bob.hears(channel) == ["with bob"]
@@ -299,7 +300,7 @@ def removed_and_killed(alice: Talker, channel: str, bob: Talker, monkeypatch: py
 
 def test_a_relay_that_calls_the_middle_pair_revoked_takes_no_roster_back(people: People, liar: Liar) -> None:
     alice, bob, mallory = people("alice"), people("bob"), people("mallory")
-    channel = alice.creates(Policy.ALLOWLIST, mallory)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, mallory)
     alice.client.channels.allow(alice.mailbox, channel, bob.name, may_publish=True)
     of_first_pair = pinned(alice, channel)
     through(liar, bob)
@@ -322,7 +323,7 @@ def test_a_relay_that_calls_the_middle_pair_revoked_takes_no_roster_back(people:
 def test_a_pair_that_was_replaced_takes_over_no_name(people: People, liar: Liar) -> None:
     """The relay hides that it was revoked, and shows another channel under the name, which the thief has signed."""
     alice, bob, mallory = people("alice"), people("bob"), people("mallory")
-    channel = alice.creates(Policy.ALLOWLIST)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST)
     alice.client.channels.allow(alice.mailbox, channel, bob.name, may_publish=True)
     through(liar, bob)
     bob.subscribes(channel)
@@ -355,14 +356,14 @@ def test_a_pair_that_was_replaced_takes_over_no_name(people: People, liar: Liar)
 def test_an_owner_signs_on_top_of_no_forged_roster(people: People, liar: Liar) -> None:
     """Else a version that nobody signed would be the last one that there is room for."""
     alice, bob = people("alice"), people("bob")
-    channel = alice.creates(Policy.ALLOWLIST, bob)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob)
     true = pinned(alice, channel)
     shown = msgspec.to_builtins(alice.client.channels.show(true.channel_id))
     through(liar, alice)
     shows(liar, replace(true, version=2**53 - 2, prev_roster_hash=bytes([1]) * 32))
     liar.instead("PUT", ROSTER, told(shown))
     with pytest.raises(UntrustedRoster, match="forged"):
-        alice.client.channels.sign_roster(alice.mailbox, channel, Policy.ALLOWLIST, true.members)
+        alice.client.channels.sign_roster(alice.mailbox, channel, ChannelPolicy.ALLOWLIST, true.members)
     with pytest.raises(UntrustedRoster, match="forged"):
         alice.client.channels.propose_roster(alice.mailbox, channel)
     assert liar.count("PUT", ROSTER) == 0
@@ -376,7 +377,7 @@ def test_a_process_that_was_held_up_takes_back_nothing(
 ) -> None:
     """It wakes after another process of the agent has replaced the pair and removed a member."""
     alice, bob, mallory = people("alice"), people("bob"), people("mallory")
-    channel = alice.creates(Policy.ALLOWLIST, bob, mallory)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob, mallory)
     mallory.subscribes(channel)
     held: list[tuple[Roster, datetime]] = []
     with monkeypatch.context() as stopped:
@@ -404,9 +405,9 @@ def test_a_process_that_was_held_up_takes_back_nothing(
 
 def test_a_deleted_channel_is_not_asked_for_with_every_message(people: People, liar: Liar) -> None:
     alice, bob = people("alice"), people("bob")
-    alice.client.channels.delete(alice.mailbox, alice.creates(Policy.ALLOWLIST))
-    gone = alice.client.channels.create(alice.mailbox, "old", Policy.ALLOWLIST)
-    alice.client._run(delete_channel(gone.channel_id))  # from another mailbox of hers
+    alice.client.channels.delete(alice.mailbox, alice.creates(ChannelPolicy.ALLOWLIST))
+    gone = alice.client.channels.create(alice.mailbox, "old", ChannelPolicy.ALLOWLIST)
+    alice.client._run(ask(channels.DELETE, gone.channel_id))  # from another mailbox of hers
     alice.client.keys.rotate(alice.mailbox, signer=True)
     through(liar, alice)
     for _ in range(2):
@@ -429,7 +430,7 @@ def test_a_fault_of_the_disk_while_rosters_are_looked_at_spoils_no_send(people: 
 def test_to_sign_again_after_an_interruption_goes_past_what_was_seen(people: People, liar: Liar, sql: Sql) -> None:
     """The server was put back from an old copy, and the first run ended on its way."""
     alice, bob = people("alice"), people("bob")
-    channel = alice.creates(Policy.ALLOWLIST, bob)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob)
     first = pinned(alice, channel)
     alice.client.channels.disallow(alice.mailbox, channel, bob.name)
     alice.client.channels.allow(alice.mailbox, channel, bob.name)
@@ -450,7 +451,7 @@ def test_to_sign_again_after_an_interruption_goes_past_what_was_seen(people: Peo
 
 def test_a_bad_roster_keeps_nobody_in_a_channel(people: People, sql: Sql) -> None:
     alice, bob = people("alice"), people("bob")
-    channel = alice.creates(Policy.ALLOWLIST, bob)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob)
     bob.subscribes(channel)
     sql("UPDATE channels SET roster_version = 99 WHERE channel_id = $1", id_of(alice, channel))
     for who, *command in ((bob, "pause"), (bob, "unsubscribe"), (alice, "delete", "--yes")):
@@ -460,6 +461,6 @@ def test_a_bad_roster_keeps_nobody_in_a_channel(people: People, sql: Sql) -> Non
 
 def test_an_agent_is_listed_by_the_handle_that_it_has_claimed(people: People) -> None:
     alice, bob = people("alice"), people("bob")
-    channel = alice.creates(Policy.ALLOWLIST)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST)
     with pytest.raises(Renamed, match=bob.name):
         alice.client.channels.allow(alice.mailbox, channel, str(bob.mailbox.identity.id))

@@ -7,11 +7,10 @@ import threading
 import msgspec
 import pytest
 
-from angelia.channels.model import Policy
+from angelia.channels.model import ChannelPolicy
 from angelia.client import Client
-from angelia.client.channel_calls import make_channel
 from angelia.client.channel_reading import Unopened
-from angelia.client.channel_rosters import Unsigned
+from angelia.client.channel_rosters import MissingRoster
 from angelia.envelope.refusals import NotAllowed, UnknownKey
 from angelia.envelope.rosters import (
     Member,
@@ -43,19 +42,19 @@ from rostered import (
     through,
     told,
 )
-from talkers import Talker
+from talkers import Talker, without_roster
 
 # Two rows in the ledger.
 
 
-@pytest.mark.parametrize("policy", [Policy.ALLOWLIST, Policy.PRIVATE])
-def test_whom_only_the_ledger_lists_is_sent_no_key(people: People, sql: Sql, policy: Policy) -> None:
+@pytest.mark.parametrize("policy", [ChannelPolicy.ALLOWLIST, ChannelPolicy.PRIVATE])
+def test_whom_only_the_ledger_lists_is_sent_no_key(people: People, sql: Sql, policy: ChannelPolicy) -> None:
     alice, mallory = people("alice"), people("mallory")
     channel = alice.creates(policy)
     channel_id = id_of(alice, channel)
     mallory.mailbox.channels.join(channel_id, channel, now())  # she would take the key
     smuggle(sql, channel_id, mallory)
-    if policy is Policy.PRIVATE:
+    if policy is ChannelPolicy.PRIVATE:
         sql("UPDATE channels SET policy = 'allowlist' WHERE channel_id = $1", channel_id)
         with pytest.raises(UntrustedRoster):
             alice.client.channels.publish(alice.mailbox, channel, b"secret")
@@ -63,7 +62,7 @@ def test_whom_only_the_ledger_lists_is_sent_no_key(people: People, sql: Sql, pol
     posted = alice.client.channels.publish(alice.mailbox, channel, b"secret")
     shared = alice.client.channels.share_key(alice.mailbox, channel)
     assert shared.sent == []
-    if policy is Policy.ALLOWLIST:
+    if policy is ChannelPolicy.ALLOWLIST:
         assert isinstance(posted.unreached[mallory.name], NotAllowed)
     assert mallory.client.mail.receive(mallory.mailbox, most=50).controls == 0
     assert mallory.mailbox.channels.keys(channel_id) == []
@@ -71,7 +70,7 @@ def test_whom_only_the_ledger_lists_is_sent_no_key(people: People, sql: Sql, pol
 
 def test_a_member_who_publishes_gives_it_no_key_either(people: People, sql: Sql) -> None:
     alice, carol, mallory = people("alice"), people("carol"), people("mallory")
-    channel = alice.creates(Policy.ALLOWLIST)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST)
     alice.client.channels.allow(alice.mailbox, channel, carol.name, may_publish=True)
     channel_id = id_of(alice, channel)
     mallory.mailbox.channels.join(channel_id, channel, now())
@@ -86,7 +85,7 @@ def test_a_member_who_publishes_gives_it_no_key_either(people: People, sql: Sql)
 def test_a_post_of_who_is_no_publisher_is_not_opened(people: People, sql: Sql) -> None:
     """Bob may listen, so he has the key; the ledger calls him a publisher."""
     alice, bob, carol = people("alice"), people("bob"), people("carol")
-    channel = alice.creates(Policy.ALLOWLIST, bob, carol)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob, carol)
     for one in (bob, carol):
         one.subscribes(channel)
     alice.says(channel, "from alice")
@@ -107,7 +106,7 @@ def test_a_post_of_who_is_no_publisher_is_not_opened(people: People, sql: Sql) -
 
 def test_a_key_of_who_is_no_publisher_is_not_taken(people: People, sql: Sql) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
-    channel = alice.creates(Policy.ALLOWLIST, bob, carol)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob, carol)
     alice.client.channels.allow(alice.mailbox, channel, carol.name, may_publish=True)
     for one in (bob, carol):
         one.subscribes(channel)
@@ -129,7 +128,7 @@ def test_a_key_of_who_is_no_publisher_is_not_taken(people: People, sql: Sql) -> 
 
 def test_a_removed_member_gets_no_further_key_though_the_epoch_was_kept_open(people: People, sql: Sql) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
-    channel = alice.creates(Policy.ALLOWLIST, bob, carol)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob, carol)
     for one in (bob, carol):
         one.subscribes(channel)
     alice.says(channel, "for both")
@@ -192,7 +191,7 @@ def test_a_forged_roster_is_refused(members: Members, people: People, liar: Liar
 def test_the_roster_of_another_channel_is_refused(members: Members, liar: Liar) -> None:
     """All of it is alice's word, but for another of her channels."""
     alice, _, carol, channel = members
-    alice.client.channels.create(alice.mailbox, "open", Policy.OPEN)
+    alice.client.channels.create(alice.mailbox, "open", ChannelPolicy.OPEN)
     other = pinned(alice, f"{alice.name}/open")
     liar.lie("GET", ROSTER, lambda _, answer: said(answer, roster_document(other)))
     liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(roster_version=9))
@@ -220,14 +219,14 @@ def test_without_a_roster_nothing_is_sealed_at_first_contact_either(
     through(liar, dave)
     liar.lie("GET", CHANNEL, lambda _, answer: answer.changed(roster_version=0, policy="authz_required"))
     liar.asked.clear()
-    with pytest.raises(Unsigned):
+    with pytest.raises(MissingRoster):
         dave.client.channels.publish(dave.mailbox, channel, b"secret")
     assert liar.count("POST") == 0
 
 
 def test_a_name_stands_for_the_channel_that_the_owner_gave_it_to(members: Members, liar: Liar) -> None:
     alice, _, carol, channel = members
-    open_ = alice.client.channels.create(alice.mailbox, "open", Policy.OPEN)
+    open_ = alice.client.channels.create(alice.mailbox, "open", ChannelPolicy.OPEN)
 
     def instead_of_news(asked: Asked, answer: Answer) -> Answer:
         return answer.saying({"channels": [msgspec.to_builtins(open_)], "next": None})
@@ -242,7 +241,7 @@ def test_a_channel_that_was_made_again_is_followed_and_the_deleted_one_is_not(me
     alice, _, carol, channel = members
     old, shown = pinned(carol, channel), carol.client.channels.find(carol.mailbox, channel)
     alice.client.channels.delete(alice.mailbox, old.channel_id)
-    alice.client.channels.create(alice.mailbox, "news", Policy.ALLOWLIST, allow=[carol.name])
+    alice.client.channels.create(alice.mailbox, "news", ChannelPolicy.ALLOWLIST, allow=[carol.name])
     carol.subscribes(channel)
     assert pinned(carol, channel).channel_id != old.channel_id
     liar.instead("GET", "/v1/channels", told({"channels": [msgspec.to_builtins(shown)], "next": None}))
@@ -265,7 +264,7 @@ def test_a_lie_about_one_channel_takes_no_key_away(members: Members, liar: Liar)
 
 def test_an_owner_is_not_lied_to_either(people: People, liar: Liar) -> None:
     alice, bob = people("alice"), people("bob")
-    channel = alice.creates(Policy.ALLOWLIST, bob)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob)
     first = roster_document(pinned(alice, channel))
     alice.client.channels.disallow(alice.mailbox, channel, bob.name)
     through(liar, alice)
@@ -292,8 +291,8 @@ def test_publishing_asks_for_no_roster_as_long_as_it_is_the_same(members: Member
     ]
     carol.hears(channel)
     assert liar.count("GET", ROSTER) == 0
-    alice.client.channels.update(alice.mailbox, channel, policy=Policy.PRIVATE)
-    alice.client.channels.update(alice.mailbox, channel, policy=Policy.ALLOWLIST)
+    alice.client.channels.update(alice.mailbox, channel, policy=ChannelPolicy.PRIVATE)
+    alice.client.channels.update(alice.mailbox, channel, policy=ChannelPolicy.ALLOWLIST)
     carol.subscribes(channel)
     carol.says(channel, "three")
     assert liar.count("GET", ROSTER) == 1
@@ -304,7 +303,7 @@ def test_publishing_asks_for_no_roster_as_long_as_it_is_the_same(members: Member
 
 def test_an_owner_that_is_away_stops_nobody_on_the_roster(people: People) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
-    channel = alice.creates(Policy.ALLOWLIST, bob)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob)
     alice.client.channels.allow(alice.mailbox, channel, carol.name, may_publish=True)
     alice.close()
     carol.says(channel, "before bob came")
@@ -318,7 +317,7 @@ def test_an_owner_that_is_away_stops_nobody_on_the_roster(people: People) -> Non
 
 def test_changes_at_once_are_made_one_on_top_of_the_other(people: People) -> None:
     alice, others = people("alice"), [people(name) for name in ("bob", "carol", "dave")]
-    channel = alice.creates(Policy.ALLOWLIST)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST)
 
     def allow(other: Talker) -> None:
         with Client(alice.url, identity=alice.mailbox) as client:
@@ -335,7 +334,7 @@ def test_changes_at_once_are_made_one_on_top_of_the_other(people: People) -> Non
 
 def test_an_owner_who_rotates_is_followed(people: People) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
-    channel = alice.creates(Policy.ALLOWLIST, bob, carol)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob, carol)
     bob.subscribes(channel)
     alice.client.keys.rotate(alice.mailbox, signer=True)
     carol.subscribes(channel)  # meets her now, and the roster that her next pair signed
@@ -349,7 +348,7 @@ def test_after_an_emergency_the_rosters_are_signed_anew_and_those_of_the_stolen_
     people: People, liar: Liar
 ) -> None:
     alice, bob, mallory = people("alice"), people("bob"), people("mallory")
-    channel = alice.creates(Policy.ALLOWLIST)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST)
     alice.client.channels.allow(alice.mailbox, channel, bob.name, may_publish=True)
     bob.subscribes(channel)
     stolen = alice.mailbox.identity.pair
@@ -392,15 +391,15 @@ def test_after_an_emergency_the_rosters_are_signed_anew_and_those_of_the_stolen_
 
 def test_a_channel_of_the_time_before_rosters_waits_for_its_owners_signature(people: People) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
-    made = alice.client._run(make_channel("news", Policy.ALLOWLIST, allow=[bob.name, carol.name]))
+    made = alice.client._run(without_roster(ChannelPolicy.ALLOWLIST, bob.name, carol.name))
     bob.subscribes(made.name)
-    with pytest.raises(Unsigned) as refused:
+    with pytest.raises(MissingRoster) as refused:
         alice.client.channels.publish(alice.mailbox, made.name, b"x")
     assert refused.value.hint == "look at its list and sign it: angelia channel sign news"
     proposal = alice.client.channels.propose_roster(alice.mailbox, "news")
-    assert (proposal.policy, proposal.by_server) == (Policy.ALLOWLIST, True)
+    assert (proposal.policy, proposal.by_server) == (ChannelPolicy.ALLOWLIST, True)
     listed = [one for one in proposal.members if one.nhi != carol.name]  # whom alice never listed
-    signed = alice.client.channels.sign_roster(alice.mailbox, "news", Policy.ALLOWLIST, listed)
+    signed = alice.client.channels.sign_roster(alice.mailbox, "news", ChannelPolicy.ALLOWLIST, listed)
     assert signed.roster_version == 1
     alice.says(made.name, "signed")
     assert bob.hears(made.name) == ["signed"]
@@ -410,7 +409,7 @@ def test_a_channel_of_the_time_before_rosters_waits_for_its_owners_signature(peo
 
 def test_an_owner_whose_mailbox_was_lost_signs_what_it_has_looked_at(people: People) -> None:
     alice, bob = people("alice"), people("bob")
-    channel = alice.creates(Policy.ALLOWLIST, bob)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob)
     with alice.mailbox.database.transaction() as tx:
         tx.execute("DELETE FROM channel_rosters")
     alice.client.channels.publish(alice.mailbox, channel, b"her present pair signed it")
@@ -431,7 +430,7 @@ def test_after_a_server_was_put_back_its_rosters_are_signed_past_what_members_ha
     people: People, sql: Sql
 ) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
-    channel = alice.creates(Policy.ALLOWLIST, bob)
+    channel = alice.creates(ChannelPolicy.ALLOWLIST, bob)
     first = pinned(alice, channel)
     bob.subscribes(channel)
     alice.client.channels.allow(alice.mailbox, channel, carol.name)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from angelia.channels.model import Policy
+from angelia.channels.model import ChannelPolicy
 from angelia.client import Client
-from angelia.client.channel_rosters import Unsigned
+from angelia.client.channel_rosters import MissingRoster
 from angelia.mailbox import identity
 from angelia.mailbox.channels import ChannelMessage
 from angelia.mailbox.mailbox import Mailbox
@@ -55,9 +55,9 @@ def test_an_owner_signs_the_channels_of_the_build_before_and_they_go_on(place: P
         owner.keys.publish(alice)
         member.keys.publish(bob)
         before = owner.channels.find(alice, "news")
-        assert (before.policy, before.roster_version) == (Policy.ALLOWLIST, 0)
+        assert (before.policy, before.roster_version) == (ChannelPolicy.ALLOWLIST, 0)
         for channel in ("news", "team"):
-            with pytest.raises(Unsigned, match="alice has not signed yet who is in"):
+            with pytest.raises(MissingRoster, match="alice has not signed yet who is in"):
                 owner.channels.publish(alice, channel, b"x")
             proposal = owner.channels.propose_roster(alice, channel)
             owner.channels.sign_roster(alice, channel, proposal.policy, proposal.members)

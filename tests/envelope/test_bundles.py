@@ -22,6 +22,7 @@ from angelia.envelope.bundles import (
     RotationStatement,
     TrustAnchor,
     UntrustedBundle,
+    anchor_of,
     check_bundle,
     check_one_time_key,
     check_rotation,
@@ -29,7 +30,6 @@ from angelia.envelope.bundles import (
     sign_bundle,
     sign_one_time_key,
     sign_rotation,
-    trusted_by,
 )
 from angelia.envelope.ids import KeyType
 from angelia.envelope.kem import ML_KEM_PUBLIC, KemPrivateKey, parse_kem_key
@@ -74,7 +74,7 @@ def counted(content: bytes) -> bytes:
 FULL = made(
     kem_keys=(entry(XWING, expires_at=NOW + 5), entry(ML_KEM), IN_GRACE),
     suites=0b1011,
-    after=trusted_by(made()),
+    after=anchor_of(made()),
 )
 
 
@@ -109,7 +109,7 @@ def test_both_signatures_are_over_the_label_and_the_sha_512_of_the_bytes() -> No
 def test_the_first_bundle_is_version_1_and_chained_to_zeros() -> None:
     first = made()
     assert (first.bundle_version, first.prev_bundle_hash) == (1, bytes(32))
-    assert made(after=trusted_by(first)).prev_bundle_hash == first.hash
+    assert made(after=anchor_of(first)).prev_bundle_hash == first.hash
 
 
 def test_the_signed_bytes_of_a_one_time_key_are_those_of_the_contract() -> None:
@@ -273,7 +273,7 @@ def test_the_ml_kem_half_of_an_xwing_key_serves_nowhere_else(changes: dict[str, 
 def test_a_pair_with_the_same_id_is_another_pair_all_the_same() -> None:
     """122 bits of a hash can be searched for a second pair; then nothing but the fingerprint tells them apart."""
     twin = replace(MALLORY, public=replace(MALLORY.public, signer_id=ALICE.public.signer_id))
-    trusted = trusted_by(made())
+    trusted = anchor_of(made())
     with pytest.raises(UntrustedBundle, match="did not vouch"):
         follow(trusted, [Link(made(twin, after=trusted))])
     vouched = sign_rotation(ALICE, twin, HANDLE, NOW)
@@ -367,15 +367,15 @@ def test_a_statement_needs_all_four_signatures_over_what_it_names(changed: Rotat
 # What follows from what was trusted.
 
 FIRST = made()
-SECOND = made(after=trusted_by(FIRST), issued_at=NOW + 1)
-THIRD = made(after=trusted_by(SECOND), issued_at=NOW + 2)
-OTHER_SECOND = made(after=trusted_by(FIRST), issued_at=NOW + 3)
-NEW_SIGNER = made(NEXT, after=trusted_by(FIRST), issued_at=NOW + 1)
+SECOND = made(after=anchor_of(FIRST), issued_at=NOW + 1)
+THIRD = made(after=anchor_of(SECOND), issued_at=NOW + 2)
+OTHER_SECOND = made(after=anchor_of(FIRST), issued_at=NOW + 3)
+NEW_SIGNER = made(NEXT, after=anchor_of(FIRST), issued_at=NOW + 1)
 
 
 def test_a_chain_is_followed_link_by_link() -> None:
-    assert follow(trusted_by(FIRST), [Link(SECOND), Link(THIRD)]) == trusted_by(THIRD)
-    assert follow(trusted_by(FIRST), []) == trusted_by(FIRST)
+    assert follow(anchor_of(FIRST), [Link(SECOND), Link(THIRD)]) == anchor_of(THIRD)
+    assert follow(anchor_of(FIRST), []) == anchor_of(FIRST)
 
 
 UNTRUSTED: dict[str, tuple[Bundle, list[Link]]] = {
@@ -394,7 +394,7 @@ UNTRUSTED: dict[str, tuple[Bundle, list[Link]]] = {
 @pytest.mark.parametrize(("seen", "links"), UNTRUSTED.values(), ids=UNTRUSTED)
 def test_what_does_not_follow_is_not_believed(seen: Bundle, links: list[Link]) -> None:
     with pytest.raises(UntrustedBundle):
-        follow(trusted_by(seen), links)
+        follow(anchor_of(seen), links)
 
 
 @pytest.mark.parametrize(
@@ -410,27 +410,27 @@ def test_what_does_not_follow_is_not_believed(seen: Bundle, links: list[Link]) -
 )
 def test_a_new_signer_needs_a_statement_that_holds(statement: RotationStatement) -> None:
     with pytest.raises(SignatureFailed):
-        follow(trusted_by(FIRST), [Link(NEW_SIGNER, statement)])
+        follow(anchor_of(FIRST), [Link(NEW_SIGNER, statement)])
 
 
 def test_a_new_signer_with_the_word_of_both_pairs_is_believed_and_the_old_one_no_more() -> None:
-    trusted = follow(trusted_by(FIRST), [Link(NEW_SIGNER, STATEMENT)])
-    assert trusted == trusted_by(NEW_SIGNER)
+    trusted = follow(anchor_of(FIRST), [Link(NEW_SIGNER, STATEMENT)])
+    assert trusted == anchor_of(NEW_SIGNER)
     with pytest.raises(UntrustedBundle, match="new signing pair"):
         follow(trusted, [Link(made(after=trusted))])
 
 
 def test_every_link_is_checked_also_by_itself() -> None:
     with pytest.raises(SignatureFailed):
-        follow(trusted_by(FIRST), [Link(replace(SECOND, suites=0b0010)), Link(THIRD)])
+        follow(anchor_of(FIRST), [Link(replace(SECOND, suites=0b0010)), Link(THIRD)])
 
 
 def test_a_thousand_links_are_no_trouble() -> None:
     links, last = [], FIRST
     for number in range(1000):
-        last = made(after=trusted_by(last), issued_at=NOW + number)
+        last = made(after=anchor_of(last), issued_at=NOW + number)
         links.append(Link(last))
-    assert follow(trusted_by(FIRST), iter(links)) == trusted_by(last)
+    assert follow(anchor_of(FIRST), iter(links)) == anchor_of(last)
     assert last.bundle_version == 1001
 
 

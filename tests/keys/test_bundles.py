@@ -22,7 +22,7 @@ from angelia.envelope.json_form import to_text
 from angelia.envelope.signing import SigningPair
 from angelia.envelope.times import unix_ms
 from angelia.errors import ClockSkew, InvalidArgument, Unavailable
-from angelia.keys import routes, service, store
+from angelia.keys import api, service, store
 from angelia.keys.model import BundleAnswer, LinkDocument, Reason, bundle_document, parse_links
 from angelia.keys.service import Keys
 from angelia.keys.store import HotBundles
@@ -46,7 +46,7 @@ async def refused(answer: Any, status: int, code: str) -> dict[str, Any]:
 
 async def test_a_published_bundle_is_fetched_byte_for_byte(server: Server, alice: KeyHolder, bob: KeyHolder) -> None:
     found = fetched(await bob.get(server, "/v1/keys/bundle/alice"))
-    assert bundles.trusted_by(found) == alice.last
+    assert bundles.anchor_of(found) == alice.last
 
 
 async def test_publishing_answers_with_the_hash_the_version_and_the_one_time_keys(server: Server) -> None:
@@ -459,7 +459,7 @@ async def test_an_empty_hot_tier_is_filled_again_from_the_ledger(
     await bob.get(server, "/v1/keys/bundle/alice")
     client = await server.redis()
     await client.delete(f"ang:pk:{{{hot_tag('alice')}}}")
-    assert bundles.trusted_by(fetched(await bob.get(server, "/v1/keys/bundle/alice"))) == alice.last
+    assert bundles.anchor_of(fetched(await bob.get(server, "/v1/keys/bundle/alice"))) == alice.last
     assert await client.exists(f"ang:pk:{{{hot_tag('alice')}}}")
     await client.aclose()
 
@@ -635,7 +635,10 @@ async def test_keys_may_be_published_so_often_and_no_more(start: Start) -> None:
 
 
 def test_the_usual_limits_are_60_changes_and_600_reads_a_minute() -> None:
-    assert (Rule("keys", 60, 60_000, Per.AGENT), Rule("bundles", 600, 60_000, Per.AGENT)) == (routes.WRITE, routes.READ)
+    assert (Rule("keys", 60, 60_000, Per.AGENT), Rule("bundles", 600, 60_000, Per.AGENT)) == (
+        api.WRITE_RULE,
+        api.READ_RULE,
+    )
 
 
 async def test_a_body_may_have_a_mebibyte_and_a_hundred_one_time_keys_fit(server: Server) -> None:

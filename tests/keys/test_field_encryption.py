@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 from angelia.cli.main import run
 from angelia.errors import StartFailed, Unavailable
 from angelia.keys import master_key
-from angelia.keys.field_encryption import ACTIVE_FOR, Fields, Place, settle_master_key
+from angelia.keys.field_encryption import ACTIVE_FOR, FieldPlace, Fields, settle_master_key
 from angelia.keys.master_key import CorruptRecord, FileKeyProvider, next_of
 from angelia.stores.ledger import Ledger, Tx
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
-PLACE = Place("messages", b"row 1", "payload")
+PLACE = FieldPlace("messages", b"row 1", "payload")
 SECRET = b"a plaintext marker"
 
 
@@ -74,7 +74,7 @@ async def encrypt(
         return await fields.encrypt(tx, purpose, PLACE, plaintext, now)
 
 
-async def decrypt(ledger: Ledger, fields: Fields, sealed: bytes, place: Place = PLACE) -> bytes:
+async def decrypt(ledger: Ledger, fields: Fields, sealed: bytes, place: FieldPlace = PLACE) -> bytes:
     async with ledger.transaction() as tx:
         return await fields.decrypt(tx, place, sealed)
 
@@ -133,17 +133,17 @@ async def test_the_same_plaintext_never_looks_alike(ledger: Ledger, fields: Fiel
 @pytest.mark.parametrize(
     "place",
     [
-        Place("messages", b"row 2", "payload"),
-        Place("messages", b"row 1", "headers"),
-        Place("dead_letters", b"row 1", "payload"),
-        Place("messagesr", b"ow 1", "payload"),
-        Place("messages", b"row 1p", "ayload"),
-        Place("", b"", ""),
+        FieldPlace("messages", b"row 2", "payload"),
+        FieldPlace("messages", b"row 1", "headers"),
+        FieldPlace("dead_letters", b"row 1", "payload"),
+        FieldPlace("messagesr", b"ow 1", "payload"),
+        FieldPlace("messages", b"row 1p", "ayload"),
+        FieldPlace("", b"", ""),
     ],
     ids=str,
 )
 async def test_a_ciphertext_that_was_moved_elsewhere_opens_nowhere(
-    ledger: Ledger, fields: Fields, place: Place
+    ledger: Ledger, fields: Fields, place: FieldPlace
 ) -> None:
     sealed = await encrypt(ledger, fields)
     with pytest.raises(CorruptRecord):
@@ -152,11 +152,11 @@ async def test_a_ciphertext_that_was_moved_elsewhere_opens_nowhere(
 
 @given(a=st.tuples(st.text(), st.binary(), st.text()), b=st.tuples(st.text(), st.binary(), st.text()))
 def test_two_places_are_never_bound_alike(a: tuple[str, bytes, str], b: tuple[str, bytes, str]) -> None:
-    assert (Place(*a).bound() == Place(*b).bound()) == (a == b)
+    assert (FieldPlace(*a).bound() == FieldPlace(*b).bound()) == (a == b)
 
 
 def test_a_place_is_bound_by_its_parts_each_with_its_length() -> None:
-    assert Place("ab", b"\x01", "c").bound() == b"\0\x02ab\0\x01\x01\0\x01c"
+    assert FieldPlace("ab", b"\x01", "c").bound() == b"\0\x02ab\0\x01\x01\0\x01c"
 
 
 async def test_one_flipped_bit_or_lost_byte_is_one_error_that_says_nothing_more(ledger: Ledger, fields: Fields) -> None:

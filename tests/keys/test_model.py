@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from angelia.envelope import bundles
-from angelia.envelope.bundles import KemEntry, KemKeyStatus, Link, trusted_by
+from angelia.envelope.bundles import KemEntry, KemKeyStatus, Link, anchor_of
 from angelia.envelope.ids import KeyType
 from angelia.envelope.kem import KemPrivateKey
 from angelia.envelope.refusals import InvalidKey, Malformed
@@ -27,8 +27,8 @@ from angelia.keys.model import (
     KeyStatus,
     LinkDocument,
     OneTimeKeyDocument,
-    Policy,
     RotationDocument,
+    RotationPolicy,
     bundle_document,
     link_document,
     one_time_document,
@@ -59,7 +59,7 @@ BUNDLE = bundles.sign_bundle(
         KemEntry(key=OLD.public, status=KemKeyStatus.GRACE, created_at=NOW - 5, rotated_at=NOW),
     ),
     suites=0b1011,
-    after=trusted_by(FIRST),
+    after=anchor_of(FIRST),
 )
 STATEMENT = bundles.sign_rotation(PAIR, NEXT, "alice", NOW)
 ONE_TIME = bundles.sign_one_time_key(PAIR, "alice", KEY.public, NOW)
@@ -374,4 +374,4 @@ def test_a_pair_that_was_replaced_before_it_was_revoked_gets_no_longer_a_life_by
     ("policy", "seconds"), [("hourly", 3_600), ("daily", 86_400), ("weekly", 604_800), ("on_demand", None)]
 )
 def test_policies_have_the_intervals_of_the_contract(policy: str, seconds: int | None) -> None:
-    assert Policy(policy).interval == (None if seconds is None else timedelta(seconds=seconds))
+    assert RotationPolicy(policy).interval == (None if seconds is None else timedelta(seconds=seconds))

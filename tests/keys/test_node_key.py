@@ -12,7 +12,7 @@ import structlog
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from angelia.audit.model import Checkpoint, Signed
+from angelia.audit.model import Checkpoint, SignedEntry
 from angelia.envelope.ids import KeyType, key_id
 from angelia.errors import DiskFull, StartFailed
 from angelia.keys.node_key import NodeKey, load_or_make
@@ -114,14 +114,14 @@ def test_the_node_remembers_what_it_signed_in_a_file_of_its_own(tmp_path: Path) 
     assert node.signed() is None
     node.remember(checkpoint(node))
     again = load_or_make(tmp_path / "node.key")
-    assert (again.signed(), again.checkpoint()) == (Signed(7, "ab" * 32), checkpoint(node))
+    assert (again.signed(), again.checkpoint()) == (SignedEntry(7, "ab" * 32), checkpoint(node))
     assert (tmp_path / "node.signed").stat().st_mode & 0o777 == 0o600
 
 
 def test_what_the_build_before_remembered_is_known_without_a_signature(tmp_path: Path) -> None:
     write_private(tmp_path / "node.signed", b'{"position":7,"entry_hash":"' + b"ab" * 32 + b'"}')
     node = load_or_make(tmp_path / "node.key")
-    assert (node.signed(), node.checkpoint()) == (Signed(7, "ab" * 32), None)
+    assert (node.signed(), node.checkpoint()) == (SignedEntry(7, "ab" * 32), None)
 
 
 def test_what_another_key_signed_is_remembered_but_no_checkpoint_of_this_one(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_what_another_key_signed_is_remembered_but_no_checkpoint_of_this_one(tmp
     node.remember(checkpoint(node))
     (tmp_path / "node.key").unlink()
     other = load_or_make(tmp_path / "node.key")
-    assert (other.signed(), other.checkpoint()) == (Signed(7, "ab" * 32), None)
+    assert (other.signed(), other.checkpoint()) == (SignedEntry(7, "ab" * 32), None)
 
 
 def test_a_memory_without_room_is_told_once_and_again_when_there_is_some(directory: Path) -> None:

@@ -42,7 +42,7 @@ FROM generate_series(1, 10000) AS n, LATERAL (SELECT 'agent-' || n % 100) AS nam
 KEYS: dict[str, list[object]] = {
     "newest": ["agent-7"],
     "standings": [["agent-7"], [ID], [NOW]],
-    "fallen": [["agent-7"], [ID], ["agent-8"], [ID], [NOW]],
+    "with_revoked_keys": [["agent-7"], [ID], ["agent-8"], [ID], [NOW]],
     "changed_since": [NOW - HOUR, "", 500],
     "records": ["agent-7", [ID]],
     "living_records": ["agent-7"],
@@ -66,7 +66,7 @@ SCHEDULES: dict[str, list[object]] = {
     "of_agent": [bucket_of("peer-7"), "peer-7", "", 1001],
     "lock": [bucket_of("agent-7"), "agent-7", "peer-7"],
     "announce_due": [NOW + HOUR, 500],
-    "kill": [bucket_of("agent-7"), "agent-7", NOW],
+    "make_all_due": [bucket_of("agent-7"), "agent-7", NOW],
 }
 
 

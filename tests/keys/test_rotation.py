@@ -24,7 +24,7 @@ from angelia.envelope.times import unix_ms
 from angelia.errors import AngeliaError, Conflict, InvalidArgument, NotFound
 from angelia.keys import service
 from angelia.keys.bundle_succession import Emergency
-from angelia.keys.model import DESTROY_AFTER, KeyStatus, Policy, Reason, parse_links, rotation_document
+from angelia.keys.model import DESTROY_AFTER, KeyStatus, Reason, RotationPolicy, parse_links, rotation_document
 from keyholder import KeyHolder, KeySlice, audited, everything, fetched, publication
 from support import Server
 
@@ -107,7 +107,7 @@ async def test_a_rotation_completes_in_much_less_than_100_ms(keys_slice: KeySlic
     print(f"a rotation with new keys takes {sorted(took)[5] * 1000:.1f} ms (median of 10)")
     links = (await keys_slice.keys.links_since("alice", 0, None, now))[0]
     first, *rest = parse_links(links)
-    assert bundles.follow(bundles.trusted_by(first.bundle), rest) == alice.last
+    assert bundles.follow(bundles.anchor_of(first.bundle), rest) == alice.last
     assert agent.handle == "alice"
 
 
@@ -310,7 +310,7 @@ async def test_an_emergency_revokes_everything_old_at_once(
     pairs.append(alice.pair)
     await keys_slice.keys.add_one_time_keys(await alice.record(keys_slice), alice.one_time_keys(3, unix_ms(now)), now)
     await keys_slice.keys.bundle_with_one_time_key("alice", await bob.record(keys_slice), now)
-    await keys_slice.schedules.put(await alice.record(keys_slice), "bob", Policy.WEEKLY, now)
+    await keys_slice.schedules.put(await alice.record(keys_slice), "bob", RotationPolicy.WEEKLY, now)
     seen = len(await audited(connection))
 
     link = alice.rotation(at=unix_ms(now), signer=True, grace=False)
@@ -328,7 +328,7 @@ async def test_an_emergency_revokes_everything_old_at_once(
         assert await keys_slice.agents.by_key_id(request_key, now) is None
     assert await connection.fetchval("SELECT count(*) FROM one_time_keys") == 0
     (schedule,) = await keys_slice.schedules.of_agent(await alice.record(keys_slice), "", 10, now)
-    assert schedule.schedule.due_since == now
+    assert schedule.due_since == now
     assert await audited(connection, since=seen) == [("emergency_key_rotation", "alice", "alice")]
     detail = await connection.fetchval("SELECT detail FROM audit_events WHERE event_type = 'emergency_key_rotation'")
     assert msgspec.json.decode(detail)["why"] == "stolen"
@@ -611,7 +611,7 @@ async def test_a_crash_before_the_commit_leaves_no_trace(
         "emergency": lambda: alice.accepted(keys_slice, link, new, reason=Reason.EMERGENCY, emergency=emergency(now)),
         "revoke": lambda: keys_slice.keys.revoke(agent, alice.kem_ids[0], now, None),
         "end of grace": lambda: keys_slice.keys.end_grace(now + DESTROY_AFTER),
-        "schedule": lambda: keys_slice.schedules.put(agent, "bob", Policy.DAILY, now),
+        "schedule": lambda: keys_slice.schedules.put(agent, "bob", RotationPolicy.DAILY, now),
         "last key": lambda: keys_slice.keys.bundle_with_one_time_key("alice", other, now),
     }
     before = await everything(connection)

@@ -17,7 +17,7 @@ from angelia.envelope.ids import KeyType, bucket_of, hot_tag
 from angelia.errors import InvalidArgument, KeyNotFound, NotFound, VersionConflict
 from angelia.keys import model, schedules
 from angelia.keys.master_key import CorruptRecord
-from angelia.keys.model import DESTROY_AFTER, Policy
+from angelia.keys.model import DESTROY_AFTER, RotationPolicy, ScheduleRecord
 from angelia.stores.wake import topic
 from keyholder import KeyHolder, KeySlice, audited
 from support import Server
@@ -36,7 +36,7 @@ async def pair(keys_slice: KeySlice, now: datetime) -> tuple[KeyHolder, KeyHolde
     return alice, bob, await alice.record(keys_slice), await bob.record(keys_slice)
 
 
-async def only(keys_slice: KeySlice, agent: AgentRecord, now: datetime) -> schedules.Shown:
+async def only(keys_slice: KeySlice, agent: AgentRecord, now: datetime) -> ScheduleRecord:
     (found,) = await keys_slice.schedules.of_agent(agent, "", 10, now)
     return found
 
@@ -186,7 +186,7 @@ async def test_many_schedules_come_in_pages_by_peer(
     peers = ["aaa", "aab", "mmm", "zzy", "zzz"]
     for name in reversed(peers):
         await KeyHolder().enter(keys_slice, name, now)
-        await keys_slice.schedules.put(await alice.record(keys_slice), name, Policy.DAILY, now)
+        await keys_slice.schedules.put(await alice.record(keys_slice), name, RotationPolicy.DAILY, now)
     seen, url = [], "/v1/schedules?limit=2"
     while True:
         page = (await alice.get(server, url)).json()
@@ -213,7 +213,10 @@ async def test_an_agent_has_one_row_for_a_peer_and_the_ledger_sees_to_it(
 ) -> None:
     _, _, alice, bob = await pair(keys_slice, now)
     await asyncio.gather(
-        *(keys_slice.schedules.put(*who, Policy.DAILY, now) for who in [(alice, bob.handle), (bob, alice.handle)] * 5)
+        *(
+            keys_slice.schedules.put(*who, RotationPolicy.DAILY, now)
+            for who in [(alice, bob.handle), (bob, alice.handle)] * 5
+        )
     )
     rows = await connection.fetch("SELECT bucket, agent_a_nhi, agent_b_nhi FROM ratchet_states ORDER BY agent_a_nhi")
     assert [tuple(row) for row in rows] == [
@@ -241,7 +244,7 @@ async def test_rows_lie_in_the_four_partitions_of_their_buckets(
     await KeyHolder().enter(keys_slice, "zed", now)
     for name in wanted.values():
         peer = await KeyHolder().enter(keys_slice, name, now)
-        await keys_slice.schedules.put(await peer.record(keys_slice), "zed", Policy.DAILY, now)
+        await keys_slice.schedules.put(await peer.record(keys_slice), "zed", RotationPolicy.DAILY, now)
     rows = await connection.fetch("SELECT tableoid::regclass::text AS part, agent_a_nhi FROM ratchet_states")
     assert {row["part"]: row["agent_a_nhi"] for row in rows} == {
         f"ratchet_states_{part}": name for part, name in wanted.items()
@@ -255,28 +258,28 @@ async def test_a_due_rotation_is_announced_once_though_ticks_run_at_once(
     keys_slice: KeySlice, now: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, _, alice, bob = await pair(keys_slice, now)
-    await keys_slice.schedules.put(alice, bob.handle, Policy.HOURLY, now)
+    await keys_slice.schedules.put(alice, bob.handle, RotationPolicy.HOURLY, now)
     counted: list[int] = []
     monkeypatch.setattr(schedules.metrics.ROTATIONS_ANNOUNCED, "inc", counted.append)
     tick = keys_slice.tick("rotations")
     await tick.run(now + HOUR - MS)
-    assert (await only(keys_slice, alice, now)).schedule.due_since is None
+    assert (await only(keys_slice, alice, now)).due_since is None
     due = now + HOUR
     assert await asyncio.gather(*(tick.run(due) for _ in range(4))) == [False] * 4
     await tick.run(due + MS)
     assert sum(counted) == 1
-    schedule = (await only(keys_slice, alice, now)).schedule
+    schedule = await only(keys_slice, alice, now)
     assert (schedule.due_since, schedule.next_rotation_at) == (due, due + HOUR)
     assert await keys_slice.schedules.of_agent(bob, "", 10, now) == []
 
 
 async def test_what_was_missed_is_announced_once_and_counted_from_now(keys_slice: KeySlice, now: datetime) -> None:
     _, _, alice, bob = await pair(keys_slice, now)
-    await keys_slice.schedules.put(alice, bob.handle, Policy.HOURLY, now)
+    await keys_slice.schedules.put(alice, bob.handle, RotationPolicy.HOURLY, now)
     late = now + timedelta(days=3)
     await keys_slice.schedules.announce_due(late)
     await keys_slice.schedules.announce_due(late + HOUR)
-    schedule = (await only(keys_slice, alice, now)).schedule
+    schedule = await only(keys_slice, alice, now)
     assert (schedule.due_since, schedule.next_rotation_at) == (late, late + 2 * HOUR)
 
 
@@ -286,7 +289,7 @@ async def test_the_tick_goes_on_while_more_waits(
     zed = await KeyHolder().enter(keys_slice, "zed", now)
     for number in range(3):
         await KeyHolder().enter(keys_slice, f"p{number}", now)
-        await keys_slice.schedules.put(await zed.record(keys_slice), f"p{number}", Policy.HOURLY, now)
+        await keys_slice.schedules.put(await zed.record(keys_slice), f"p{number}", RotationPolicy.HOURLY, now)
     monkeypatch.setattr(schedules, "_TICK_BATCH", 2)
     assert [await keys_slice.schedules.announce_due(now + HOUR) for _ in range(2)] == [True, False]
 
@@ -296,29 +299,29 @@ async def test_a_policy_sets_the_time_of_the_next_rotation(
     keys_slice: KeySlice, now: datetime, policy: str, interval: timedelta
 ) -> None:
     _, _, alice, bob = await pair(keys_slice, now)
-    shown = await keys_slice.schedules.put(alice, bob.handle, Policy(policy), now)
-    assert shown.schedule.next_rotation_at == now + interval
+    shown = await keys_slice.schedules.put(alice, bob.handle, RotationPolicy(policy), now)
+    assert shown.next_rotation_at == now + interval
 
 
 async def test_on_demand_is_never_due(keys_slice: KeySlice, now: datetime) -> None:
     _, _, alice, bob = await pair(keys_slice, now)
-    await keys_slice.schedules.put(alice, bob.handle, Policy.HOURLY, now)
-    shown = await keys_slice.schedules.put(alice, bob.handle, Policy.ON_DEMAND, now)
-    assert shown.schedule.next_rotation_at is None
+    await keys_slice.schedules.put(alice, bob.handle, RotationPolicy.HOURLY, now)
+    shown = await keys_slice.schedules.put(alice, bob.handle, RotationPolicy.ON_DEMAND, now)
+    assert shown.next_rotation_at is None
     await keys_slice.schedules.announce_due(now + timedelta(days=9999))
-    assert (await only(keys_slice, alice, now)).schedule.due_since is None
+    assert (await only(keys_slice, alice, now)).due_since is None
 
 
 async def test_saying_the_same_policy_again_puts_nothing_off(keys_slice: KeySlice, now: datetime) -> None:
     _, _, alice, bob = await pair(keys_slice, now)
-    await keys_slice.schedules.put(alice, bob.handle, Policy.HOURLY, now)
+    await keys_slice.schedules.put(alice, bob.handle, RotationPolicy.HOURLY, now)
     later = now + HOUR - MS
-    same = await keys_slice.schedules.put(alice, bob.handle, Policy.HOURLY, later)
-    assert same.schedule.next_rotation_at == now + HOUR
+    same = await keys_slice.schedules.put(alice, bob.handle, RotationPolicy.HOURLY, later)
+    assert same.next_rotation_at == now + HOUR
     await keys_slice.schedules.announce_due(now + HOUR)
-    other = await keys_slice.schedules.put(alice, bob.handle, Policy.DAILY, now + HOUR)
-    assert other.schedule.next_rotation_at == now + 25 * HOUR
-    assert other.schedule.due_since == now + HOUR, "a rotation that is due is due until it is done"
+    other = await keys_slice.schedules.put(alice, bob.handle, RotationPolicy.DAILY, now + HOUR)
+    assert other.next_rotation_at == now + 25 * HOUR
+    assert other.due_since == now + HOUR, "a rotation that is due is due until it is done"
 
 
 # Reporting a new key.
@@ -326,16 +329,16 @@ async def test_saying_the_same_policy_again_puts_nothing_off(keys_slice: KeySlic
 
 async def test_a_report_moves_the_schedule_and_keeps_the_old_key_in_grace(keys_slice: KeySlice, now: datetime) -> None:
     holder, _, alice, bob = await pair(keys_slice, now)
-    await keys_slice.schedules.put(alice, bob.handle, Policy.HOURLY, now)
+    await keys_slice.schedules.put(alice, bob.handle, RotationPolicy.HOURLY, now)
     await keys_slice.schedules.announce_due(now + HOUR)
     old, at = holder.kem_ids[0], now + HOUR + MS
     await holder.rotated(keys_slice, at)
     shown = await keys_slice.schedules.rotated(alice, bob.handle, holder.kem_ids[0], 2, at)
-    schedule = shown.schedule
+    schedule = shown
     assert (schedule.current_key_id, schedule.current_key_version) == (holder.kem_ids[0], 2)
     assert (schedule.last_rotated_at, schedule.next_rotation_at, schedule.due_since) == (at, at + HOUR, None)
-    assert [(one.key_id, one.expires_at) for one in shown.grace_keys] == [(old, at + DESTROY_AFTER)]
-    assert (await only(keys_slice, alice, at)).grace_keys == shown.grace_keys
+    assert [(one.key_id, one.expires_at) for one in shown.grace_period_keys] == [(old, at + DESTROY_AFTER)]
+    assert (await only(keys_slice, alice, at)).grace_period_keys == shown.grace_period_keys
 
 
 async def test_of_twenty_reports_at_once_one_key_wins_and_the_others_learn_the_version(
@@ -344,15 +347,15 @@ async def test_of_twenty_reports_at_once_one_key_wins_and_the_others_learn_the_v
     alice = await KeyHolder(KeyType.XWING, KeyType.ML_KEM_768).enter(keys_slice, "alice", now)
     await KeyHolder().enter(keys_slice, "bob", now)
     record = await alice.record(keys_slice)
-    await keys_slice.schedules.put(record, "bob", Policy.DAILY, now)
+    await keys_slice.schedules.put(record, "bob", RotationPolicy.DAILY, now)
     await alice.rotated(keys_slice, now)
     calls = [alice.kem_ids[number % 2] for number in range(20)]
     done = await asyncio.gather(
         *(keys_slice.schedules.rotated(record, "bob", key, 2, now) for key in calls), return_exceptions=True
     )
-    won = {key for key, one in zip(calls, done, strict=True) if isinstance(one, schedules.Shown)}
+    won = {key for key, one in zip(calls, done, strict=True) if isinstance(one, ScheduleRecord)}
     assert len(won) == 1
-    lost = [one for one in done if not isinstance(one, schedules.Shown)]
+    lost = [one for one in done if not isinstance(one, ScheduleRecord)]
     assert len(lost) == 10
     for error in lost:
         assert isinstance(error, VersionConflict)
@@ -362,7 +365,7 @@ async def test_of_twenty_reports_at_once_one_key_wins_and_the_others_learn_the_v
 
 async def test_a_report_names_an_active_kem_key_of_the_one_who_reports(keys_slice: KeySlice, now: datetime) -> None:
     holder, other, alice, bob = await pair(keys_slice, now)
-    await keys_slice.schedules.put(alice, bob.handle, Policy.DAILY, now)
+    await keys_slice.schedules.put(alice, bob.handle, RotationPolicy.DAILY, now)
     old = holder.kem_ids[0]
     await holder.rotated(keys_slice, now)
     wrong: list[UUID] = [uuid4(), other.kem_ids[0], holder.key_id, holder.pair.public.signer_id]
@@ -388,7 +391,7 @@ async def test_grace_keys_are_ciphertext_in_the_ledger_and_bound_to_their_row(
     holder, _, alice, bob = await pair(keys_slice, now)
     carol = await KeyHolder().enter(keys_slice, "carol", now)
     for peer in (bob, await carol.record(keys_slice)):
-        await keys_slice.schedules.put(alice, peer.handle, Policy.DAILY, now)
+        await keys_slice.schedules.put(alice, peer.handle, RotationPolicy.DAILY, now)
     old = holder.kem_ids[0]
     await holder.rotated(keys_slice, now)
     for name in (bob.handle, "carol"):
@@ -409,31 +412,31 @@ async def test_grace_keys_are_ciphertext_in_the_ledger_and_bound_to_their_row(
 
 async def test_grace_keys_fall_out_when_their_time_is_over(keys_slice: KeySlice, now: datetime) -> None:
     holder, _, alice, bob = await pair(keys_slice, now)
-    await keys_slice.schedules.put(alice, bob.handle, Policy.DAILY, now)
+    await keys_slice.schedules.put(alice, bob.handle, RotationPolicy.DAILY, now)
     kept = holder.kem_ids[0]
     await holder.rotated(keys_slice, now)
     await keys_slice.schedules.rotated(alice, bob.handle, holder.kem_ids[0], 2, now)
     over = now + DESTROY_AFTER
-    assert [one.key_id for one in (await only(keys_slice, alice, over - MS)).grace_keys] == [kept]
-    assert (await only(keys_slice, alice, over)).grace_keys == []
+    assert [one.key_id for one in (await only(keys_slice, alice, over - MS)).grace_period_keys] == [kept]
+    assert (await only(keys_slice, alice, over)).grace_period_keys == []
 
 
 async def test_an_agent_that_reports_again_and_again_does_not_fill_the_ledger(
     keys_slice: KeySlice, now: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holder, _, alice, bob = await pair(keys_slice, now)
-    await keys_slice.schedules.put(alice, bob.handle, Policy.DAILY, now)
+    await keys_slice.schedules.put(alice, bob.handle, RotationPolicy.DAILY, now)
     replaced = []
     for version in range(2, 6):
         replaced.append(holder.kem_ids[0])
         await holder.rotated(keys_slice, now)
         shown = await keys_slice.schedules.rotated(alice, bob.handle, holder.kem_ids[0], version, now)
-    assert [one.key_id for one in shown.grace_keys] == replaced
+    assert [one.key_id for one in shown.grace_period_keys] == replaced
     assert model.MOST_GRACE_KEYS >= 7 * 24 + 2
     monkeypatch.setattr(schedules, "MOST_GRACE_KEYS", 1)
     await holder.rotated(keys_slice, now)
     last = await keys_slice.schedules.rotated(alice, bob.handle, holder.kem_ids[0], 6, now)
-    assert len(last.grace_keys) == 1
+    assert len(last.grace_period_keys) == 1
 
 
 async def test_a_peer_without_a_bundle_has_no_schedule(keys_slice: KeySlice, now: datetime) -> None:
@@ -442,7 +445,7 @@ async def test_a_peer_without_a_bundle_has_no_schedule(keys_slice: KeySlice, now
     for who, peer in ((alice, "bare"), (bare, "alice")):
         record = await who.record(keys_slice)
         with pytest.raises(KeyNotFound):
-            await keys_slice.schedules.put(record, peer, Policy.DAILY, now)
+            await keys_slice.schedules.put(record, peer, RotationPolicy.DAILY, now)
 
 
 async def test_a_schedule_of_an_earlier_release_goes_on_for_both_agents_and_each_can_remove_its_own(
@@ -450,13 +453,13 @@ async def test_a_schedule_of_an_earlier_release_goes_on_for_both_agents_and_each
 ) -> None:
     _, _, alice, bob = await pair(keys_slice, now)
     scripts = Path(schedules.__file__).parent.parent / "stores" / "migrations"
-    await keys_slice.schedules.put(alice, bob.handle, Policy.HOURLY, now)
+    await keys_slice.schedules.put(alice, bob.handle, RotationPolicy.HOURLY, now)
     await connection.execute((scripts / "0017_keys_freshness.down.sql").read_text())
     await connection.execute((scripts / "0017_keys_freshness.up.sql").read_text())
     await keys_slice.schedules.announce_due(now + HOUR)
     for agent, peer in ((alice, bob), (bob, alice)):
         shown = await only(keys_slice, agent, now + HOUR)
-        assert (shown.schedule.peer, shown.schedule.due_since) == (peer.handle, now + HOUR)
+        assert (shown.peer, shown.due_since) == (peer.handle, now + HOUR)
     await keys_slice.schedules.remove(bob, alice.handle, now + HOUR)
     assert await keys_slice.schedules.of_agent(bob, "", 10, now) == []
-    assert (await only(keys_slice, alice, now)).schedule.policy is Policy.HOURLY
+    assert (await only(keys_slice, alice, now)).policy is RotationPolicy.HOURLY

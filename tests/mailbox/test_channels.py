@@ -28,9 +28,9 @@ from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Compression, Envelope, decode
 from angelia.errors import QueueFull
 from angelia.mailbox import database, identity
-from angelia.mailbox.channels import ChannelMessage, EpochLeapt, EpochWentBack, Placed
+from angelia.mailbox.channels import ChannelMessage, EpochLeapt, EpochWentBack, PlacedEnvelope
 from angelia.mailbox.database import FILE, SCHEMA
-from angelia.mailbox.key_share_retries import Failure
+from angelia.mailbox.key_share_retries import KeyShareFailure
 from angelia.mailbox.mailbox import Mailbox
 
 CHANNEL = UUID("c9a3a2e0-1234-5678-9abc-def012345678")
@@ -53,7 +53,7 @@ def members(alice: Mailbox, bob: Mailbox, key: EpochKey) -> tuple[Mailbox, Mailb
 
 
 def opened(box: Mailbox, offset: int, envelope: Envelope, now: datetime = NOW) -> ChannelMessage:
-    (outcome,) = box.channels.open_many(CHANNEL, [Placed(offset, envelope)], now)
+    (outcome,) = box.channels.open_many(CHANNEL, [PlacedEnvelope(offset, envelope)], now)
     if not isinstance(outcome, ChannelMessage):
         raise outcome
     return outcome
@@ -101,7 +101,7 @@ def test_a_page_has_an_outcome_for_each(members: tuple[Mailbox, Mailbox], key: E
     good = alice.channels.seal(CHANNEL, key, b"good", NOW)
     stranger = alice.channels.seal(CHANNEL, EpochKey.generate(), b"closed", NOW)
     elsewhere = alice.channels.seal(uuid4(), key, b"elsewhere", NOW)
-    page = [Placed(1, good), Placed(2, stranger), Placed(3, elsewhere), Placed(4, good)]
+    page = [PlacedEnvelope(1, good), PlacedEnvelope(2, stranger), PlacedEnvelope(3, elsewhere), PlacedEnvelope(4, good)]
     kinds = [type(one) for one in bob.channels.open_many(CHANNEL, page, NOW)]
     assert kinds == [ChannelMessage, UnknownKey, WrongRecipient, IdConflict]
 
@@ -264,36 +264,36 @@ def test_a_server_goes_forward_only(members: tuple[Mailbox, Mailbox], key: Epoch
     assert bob.channels.present_key(CHANNEL, key.key_id) is None
     bob.channels.leave(CHANNEL, NOW)
     with pytest.raises(EpochWentBack):
-        bob.channels.follow(CHANNEL, 2)
-    bob.channels.follow(CHANNEL, 4)
+        bob.channels.check_epoch(CHANNEL, 2)
+    bob.channels.check_epoch(CHANNEL, 4)
     # A believed key tells the same.
     other = uuid4()
     bob.channels.keep(ChannelKey(other, 5, key), "alice", NOW)
     with pytest.raises(EpochWentBack):
-        bob.channels.follow(other, 4)
+        bob.channels.check_epoch(other, 4)
 
 
 def test_an_epoch_without_a_key_is_only_a_word(members: tuple[Mailbox, Mailbox], key: EpochKey) -> None:
     _, bob = members
-    bob.channels.follow(CHANNEL, 1_000)
-    bob.channels.follow(CHANNEL, 1)
+    bob.channels.check_epoch(CHANNEL, 1_000)
+    bob.channels.check_epoch(CHANNEL, 1)
     with pytest.raises(EpochLeapt):
-        bob.channels.follow(CHANNEL, 10**12)
+        bob.channels.check_epoch(CHANNEL, 10**12)
     assert bob.channels.keys(CHANNEL)[0].epoch == 1
 
 
 def test_who_cannot_be_reached_is_tried_after_a_minute_then_ever_more_seldom_up_to_an_hour(bob: Mailbox) -> None:
-    unreached, at, waits = bob.channels.unreached, NOW, []
+    retries, at, waits = bob.channels.key_share_retries, NOW, []
     for _ in range(8):
-        unreached.put_off(CHANNEL, 1, {"carol": QueueFull("no room")}, at)
-        assert unreached.waiting(CHANNEL, 1, at) == {"carol": Failure("queue_full", "no room")}
-        minutes = next(m for m in range(100) if not unreached.waiting(CHANNEL, 1, at + timedelta(minutes=m)))
+        retries.back_off(CHANNEL, 1, {"carol": QueueFull("no room")}, at)
+        assert retries.waiting(CHANNEL, 1, at) == {"carol": KeyShareFailure("queue_full", "no room")}
+        minutes = next(m for m in range(100) if not retries.waiting(CHANNEL, 1, at + timedelta(minutes=m)))
         waits.append(minutes)
         at += timedelta(minutes=minutes)
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
-    assert unreached.waiting(CHANNEL, 2, NOW) == {}
-    unreached.rest(CHANNEL, 1, ["dave"], at)
-    assert unreached.waiting(CHANNEL, 1, at)["dave"] is None
+    assert retries.waiting(CHANNEL, 2, NOW) == {}
+    retries.await_confirmation(CHANNEL, 1, ["dave"], at)
+    assert retries.waiting(CHANNEL, 1, at)["dave"] is None
 
 
 # Mailboxes of before.

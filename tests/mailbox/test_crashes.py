@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from angelia.envelope import sealing, wire
-from angelia.envelope.bundles import Bundle, Link, check_bundle, follow, trusted_by
+from angelia.envelope.bundles import Bundle, Link, anchor_of, check_bundle, follow
 from angelia.envelope.refusals import Replayed, UnknownKey
 from angelia.envelope.sealing import Letter
 from angelia.envelope.times import unix_ms
@@ -184,7 +184,7 @@ def settled(box: Mailbox, before: Link) -> None:
     """One step was made, others can follow it, and this agent signs as its newest bundle says."""
     chain = box.own_keys.chain()
     assert chain[0] == before
-    reached = follow(trusted_by(before.bundle), chain[1:])
+    reached = follow(anchor_of(before.bundle), chain[1:])
     assert reached.bundle_version == 2
     assert reached.signer.signer_id == box.identity.pair.public.signer_id
     assert box.own_keys.pending() is None

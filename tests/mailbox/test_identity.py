@@ -97,7 +97,7 @@ def test_a_crash_after_the_key_loses_nothing(home: Path) -> None:
     (home / "alice" / "agent.json").unlink()
     opened = identity.load(home, "alice", nobody)
     assert (opened.key_id, opened.handle) == (made.key_id, "alice")
-    assert identity.card(home, "alice") is None
+    assert identity.public_identity(home, "alice") is None
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +242,7 @@ def test_every_refusal_is_of_one_family() -> None:
 
 def test_a_new_agent_has_all_its_seeds(home: Path) -> None:
     identity.create(home, "alice")
-    seeds = keyfile.decode((home / "alice" / "key").read_bytes(), nobody)
+    seeds = keyfile.unlock((home / "alice" / "key").read_bytes(), nobody).seeds
     assert {name: len(seed) for name, seed in seeds.items()} == {
         "ed25519": 32,
         "ml_dsa_65": 32,
@@ -269,7 +269,7 @@ def older_key_file(home: Path, passphrase: str | None) -> bytes:
     """A key file as the release before wrote it: an Ed25519 seed and nothing else."""
     made = identity.create(home, "alice")
     seeds = {"ed25519": made.unlocked.seeds["ed25519"]}
-    (home / "alice" / "key").write_bytes(keyfile.encode(seeds, passphrase))
+    (home / "alice" / "key").write_bytes(keyfile.encode(seeds, keyfile.protect(passphrase)))
     return made.public_key
 
 
@@ -296,7 +296,7 @@ def test_a_protected_file_of_the_release_before_stays_protected_and_asks_once(ho
     assert asked == ["passphrase"]
     content = (home / "alice" / "key").read_bytes()
     assert json.loads(content)["protection"] == "scrypt-aes256gcm"
-    assert keyfile.decode(content, prompt) == opened.unlocked.seeds
+    assert keyfile.unlock(content, prompt).seeds == opened.unlocked.seeds
     assert mode(home / "alice" / "key") == 0o600
 
 
@@ -330,7 +330,7 @@ def test_who_opened_the_keys_before_a_registration_does_not_wipe_it_from_the_car
         box.own_keys.begin_rotation(NOW, signer=True)
         box.own_keys.finish_rotation(NOW)
         assert (box.identity.id, box.identity.handle) == (ID, "alice-7")
-    card = identity.card(home, "alice")
+    card = identity.public_identity(home, "alice")
     assert card is not None
     assert (card.id, card.handle, card.server, card.key_id) == (ID, "alice-7", "http://h", box.identity.key_id)
 

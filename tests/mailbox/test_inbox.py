@@ -10,9 +10,9 @@ import pytest
 
 from angelia.envelope.receipts import ReceiptStatus
 from angelia.envelope.wire import Priority
-from angelia.errors import InvalidArgument, NotFound
+from angelia.errors import AmbiguousId, InvalidArgument, NotFound
 from angelia.mailbox.database import BrokenDatabase
-from angelia.mailbox.inbox import AmbiguousId, ReadState
+from angelia.mailbox.inbox import ReadState
 from angelia.mailbox.mailbox import Mailbox
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)

@@ -17,10 +17,10 @@ from angelia.envelope.bundles import (
     KemKeyStatus,
     Link,
     UntrustedBundle,
+    anchor_of,
     check_bundle,
     check_one_time_key,
     follow,
-    trusted_by,
 )
 from angelia.envelope.ids import KeyType
 from angelia.envelope.refusals import SignatureFailed, UnknownKey
@@ -63,7 +63,7 @@ def stored(box: Mailbox) -> list[tuple[str, str, str, datetime | None]]:
 
 
 def seeds(home: Path, name: str) -> dict[str, bytes]:
-    return keyfile.decode((home / name / "key").read_bytes(), nobody)
+    return dict(keyfile.unlock((home / name / "key").read_bytes(), nobody).seeds)
 
 
 def without_private_halves_shown(box: Mailbox) -> str:
@@ -124,7 +124,7 @@ def test_a_chain_of_rotations_can_be_followed_from_its_first_link(alice: Mailbox
     links = [rotate(alice, NOW + n * HOUR, signer=n % 3 == 0, kem=n % 2 == 0) for n in range(6)]
     chain = alice.own_keys.chain()
     assert [link.bundle for link in chain[1:]] == [link.bundle for link in links]
-    reached = follow(trusted_by(chain[0].bundle), chain[1:])
+    reached = follow(anchor_of(chain[0].bundle), chain[1:])
     assert (reached.bundle_version, reached.signer.signer_id) == (7, alice.identity.pair.public.signer_id)
 
 
@@ -145,7 +145,7 @@ def test_of_two_signatures_over_one_step_the_one_that_a_server_took_counts(alice
     assert alice.own_keys.finish_rotation(NOW + HOUR, first) == first
     assert newest(alice) == first
     rotate(alice, NOW + 2 * HOUR)
-    assert follow(trusted_by(first.bundle), alice.own_keys.chain()[2:]).bundle_version == 3
+    assert follow(anchor_of(first.bundle), alice.own_keys.chain()[2:]).bundle_version == 3
 
 
 def test_mail_opens_with_the_old_the_next_and_the_new_key(alice: Mailbox, bob: Mailbox, send: Send) -> None:
@@ -415,7 +415,7 @@ def test_the_request_key_and_the_card_change_with_the_signer(home: Path, bob: Ma
     before = bob.identity
     rotate(bob, signer=True)
     opened = identity.load(home, "bob", nobody)
-    card = identity.card(home, "bob")
+    card = identity.public_identity(home, "bob")
     assert card is not None
     assert bob.identity.key_id == opened.key_id == card.key_id == bob.key_id != before.key_id
     assert opened.unlocked.seeds["local"] == before.unlocked.seeds["local"]

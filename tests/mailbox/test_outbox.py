@@ -18,9 +18,10 @@ from angelia.envelope.wire import Compression, Envelope, Priority, Suite
 from angelia.errors import Conflict, KeyRevoked, KeyStale, NotFound
 from angelia.keys.model import ONE_TIME_LIFE
 from angelia.mailbox import identity
+from angelia.mailbox.drafts import Draft
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.outbox import MOST_RESEALS, Draft, SealStands
 from angelia.mailbox.outbox_message import OutboxStatus
+from angelia.mailbox.retry_rules import MOST_RESEALS, SealStands
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -180,7 +181,7 @@ def test_news_that_comes_twice_or_late_changes_nothing(alice: Mailbox, sealed: E
 
 
 def test_a_withdrawn_message_has_failed_and_leaves_no_content(alice: Mailbox, sealed: Envelope) -> None:
-    assert alice.outbox.withdraw(sealed.replay_key, NOW)
+    assert alice.withdrawals.complete(sealed.replay_key, NOW)
     row = alice.outbox.message(sealed.replay_key)
     assert (row.status, row.withdrawn) == (OutboxStatus.FAILED, True)
     assert not kept(alice, sealed.replay_key)
@@ -210,7 +211,7 @@ def test_a_servers_word_is_kept_beside_the_content_and_the_recipients_ends_it(
 
 
 def test_a_message_that_was_withdrawn_and_opened_all_the_same_was_delivered(alice: Mailbox, sealed: Envelope) -> None:
-    alice.outbox.withdraw(sealed.replay_key, NOW)
+    alice.withdrawals.complete(sealed.replay_key, NOW)
     assert alice.outbox.mark(sealed.replay_key, OutboxStatus.DELIVERED)
 
 
@@ -219,12 +220,12 @@ def test_what_the_recipient_signed_is_neither_withdrawn_nor_failed_later(
     alice: Mailbox, sealed: Envelope, signed: OutboxStatus
 ) -> None:
     key = sealed.replay_key
-    alice.outbox.ask_withdrawal(key, NOW)  # the relay did not answer; what the recipient signs then is the recipient's
+    alice.withdrawals.request(key, NOW)  # the relay did not answer; what the recipient signs then is the recipient's
     assert alice.outbox.mark(key, signed)
-    assert not alice.outbox.withdraw(key, NOW)
+    assert not alice.withdrawals.complete(key, NOW)
     assert not alice.outbox.mark(key, OutboxStatus.FAILED)
     with pytest.raises(Conflict, match="not taken back"):
-        alice.outbox.ask_withdrawal(key, NOW)
+        alice.withdrawals.request(key, NOW)
     row = alice.outbox.message(key)
     assert (row.status, row.withdrawn, row.withdraw_asked_at) == (signed, False, None)
 
@@ -253,7 +254,7 @@ def test_what_the_sender_knows_to_be_untrue_is_called_so(alice: Mailbox, sealed:
     assert row.contradiction(OutboxStatus.EXPIRED, "", end) is None
     assert row.contradiction(OutboxStatus.FAILED, "withdrawn", NOW)
     assert row.contradiction(OutboxStatus.FAILED, "key_revoked", NOW) is None
-    alice.outbox.ask_withdrawal(row.replay_key, NOW)
+    alice.withdrawals.request(row.replay_key, NOW)
     assert alice.outbox.message(row.replay_key).contradiction(OutboxStatus.FAILED, "withdrawn", NOW) is None
 
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from angelia.envelope.bundles import Link, UntrustedBundle, sign_bundle, sign_rotation, trusted_by
+from angelia.envelope.bundles import Link, UntrustedBundle, anchor_of, sign_bundle, sign_rotation
 from angelia.envelope.refusals import NotAllowed, SignatureFailed, UnknownSigner
 from angelia.envelope.signing import SigningPair
 from angelia.errors import KeyRevoked
@@ -43,7 +43,7 @@ def resigned(link: Link, pair: SigningPair, *, after: Link) -> Link:
         agent_nhi=link.bundle.agent_nhi,
         issued_at=link.bundle.issued_at,
         kem_keys=link.bundle.kem_keys,
-        after=trusted_by(after.bundle),
+        after=anchor_of(after.bundle),
     )
     return Link(bundle)
 

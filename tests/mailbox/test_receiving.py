@@ -36,10 +36,10 @@ from angelia.envelope.wire import Compression, Envelope, Suite
 from angelia.errors import AngeliaError, DiskFull, NotFound, RateLimited
 from angelia.mailbox import identity, inbox, open_failures
 from angelia.mailbox.database import SQL
+from angelia.mailbox.drafts import Draft
 from angelia.mailbox.envelope_files import EnvelopeFiles
 from angelia.mailbox.inbox import Opened, ReadState
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.outbox import Draft
 from angelia.mailbox.private_files import CannotWrite, UnsafeFile
 from angelia.mailbox.time_window import DeliveryProfile
 from forgery import forged
@@ -325,10 +325,10 @@ def test_a_clock_that_ran_ahead_and_was_put_right_lets_no_replay_in(bob: Mailbox
 def test_a_clock_set_back_accepts_nothing_twice_and_prunes_nothing(bob: Mailbox, send: Send) -> None:
     sealed = send()
     bob.receive(sealed, now=NOW + 2 * DAY)
-    bob.take_warnings()
+    bob.notices.take()
     with pytest.raises(Replayed):
         bob.receive(sealed, now=NOW)
-    assert any("nothing is pruned" in warning for warning in bob.take_warnings())
+    assert any("nothing is pruned" in notice.text for notice in bob.notices.take())
     assert rows(bob, "replay_state") == 1
 
 
@@ -564,7 +564,7 @@ def test_what_an_allowed_sender_signed_and_cannot_be_opened_is_kept_apart_and_co
     assert files(bob, "dead") == [wire.decode(bad).replay_key]
     assert rows(bob, "failures") == 1
     assert rows(bob, "inbox") == rows(bob, "replay_state") == 0
-    receipt = bob.refuse(bad, "open_failed", NOW)
+    receipt = bob.refuse(wire.decode(bad), "open_failed", NOW)
     assert (receipt.status, receipt.reason) == (ReceiptStatus.FAILED, "open_failed")
     alice.check_receipt(receipt)
 

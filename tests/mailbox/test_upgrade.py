@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from angelia.envelope.bundles import Link, follow, trusted_by
+from angelia.envelope.bundles import Link, anchor_of, follow
 from angelia.envelope.times import moment
 from angelia.errors import KeyStale
 from angelia.mailbox import identity
@@ -70,7 +70,7 @@ def test_a_bundle_that_was_signed_for_a_year_is_signed_again_at_once_and_the_cha
         link = box.own_keys.begin_rotation(at, kem=False)
         box.own_keys.finish_rotation(at)
         assert link.bundle.kem_keys[0] == before.kem_keys[0]
-        assert follow(trusted_by(chain[0].bundle), [*chain[1:], Link(link.bundle)]).bundle_hash == link.bundle.hash
+        assert follow(anchor_of(chain[0].bundle), [*chain[1:], Link(link.bundle)]).bundle_hash == link.bundle.hash
         assert box.own_keys.renewal_due(at) is None
 
 

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from angelia.cli.pipeline_place import with_hot_tier
+from angelia.cli.pipeline_environment import with_hot_tier
 from angelia.errors import Conflict
 from angelia.pipeline import runs
 from angelia.pipeline.analytics import skew

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable
@@ -150,7 +151,7 @@ async def test_ledger_and_archive_make_the_same_sum_of_redactions(
     begun = work(settings=settings, options={"agent": "alice-1", "reason": "request 7"})
     erase(begun)
     with Database.open(database_url) as database:
-        signed = database.table(begun.sql("audit")["checkpoints"], 0, last)
+        signed = functools.partial(database.table, begun.sql("audit")["checkpoints"])
         there = chain_verification.verify(begun.spark, objects, Floor(), last, signed, None).redactions
         here = database.rows(begun.sql("audit")["redacted_sum"], 0, last)[0]
     assert (here["row_count"], int(here["hash_sum"])) == (there.count, there.hash_sum)
@@ -172,8 +173,8 @@ async def test_a_chain_is_verified_span_by_span_with_the_same_result(
             return database.table(begun.sql("audit")["checkpoints"], after, end)
 
         node = node_key(tmp_path)
-        whole = chain_verification.verify_by_spans(begun.spark, objects, Floor(), last, signed, node)
-        cut = chain_verification.verify_by_spans(begun.spark, objects, Floor(), last, signed, node, span_rows=20)
+        whole = chain_verification.verify(begun.spark, objects, Floor(), last, signed, node)
+        cut = chain_verification.verify(begun.spark, objects, Floor(), last, signed, node, span_rows=20)
     assert asked == [(0, 50), (0, 20), (20, 40), (40, 50)]
     assert (cut, cut.rows, cut.checkpoints, cut.faults) == (whole, 50, 1, [])
 

@@ -11,7 +11,8 @@ from deltalake import DeltaTable
 
 from angelia.errors import AngeliaError, Conflict
 from angelia.pipeline.lake import fsync
-from angelia.pipeline.lake.commit import Mark, commit, find, is_done
+from angelia.pipeline.lake.commit import Mark, commit, is_done
+from angelia.pipeline.lake.listing import find
 from angelia.pipeline.lake.table import Column, Table
 from angelia.pipeline.lake.writer import Files
 from angelia.stores.objects import Objects

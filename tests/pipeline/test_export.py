@@ -19,7 +19,7 @@ from angelia.errors import AlreadyExists, InvalidArgument, NotFound
 from angelia.pipeline import runs
 from angelia.pipeline.jobs.export import export
 from angelia.pipeline.jobs.job_context import Work
-from angelia.pipeline.lake import small_writes
+from angelia.pipeline.lake import small_tables
 from angelia.pipeline.lake.analytics_tables import AGENTS
 from angelia.stores.objects import Objects
 from known import AGENT, IN_ARCHIVE, IN_LEDGER, known
@@ -103,9 +103,9 @@ async def test_what_analytics_counted_of_the_agent_is_there(
     ]
     run = runs.Run(
         run_id="r", job="analytics", app_id="analytics", version=1, lo=None, hi=None, cutoff=None,
-        state=runs.State.PLANNED, row_count=None, id_hash_sum=None, started_at=work().now,
+        state=runs.RunState.PLANNED, row_count=None, id_hash_sum=None, started_at=work().now,
     )  # fmt: skip
-    small_writes.put(objects, AGENTS, pa.Table.from_pylist(counted, AGENTS.schema), run)
+    small_tables.put(objects, AGENTS, pa.Table.from_pylist(counted, AGENTS.schema), run)
     found = exported(work(), tmp_path / "out", "jsonl")
     assert found[AGENTS.name] == [{**counted[0], "day": "2026-11-10"}]
 

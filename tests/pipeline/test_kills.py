@@ -15,7 +15,7 @@ from angelia.pipeline.jobs.archive_receipts import archive_receipts
 from angelia.pipeline.jobs.job_context import Work
 from angelia.pipeline.jobs.retention import retained_from, retention
 from angelia.pipeline.jobs.verify_audit import verify_audit
-from angelia.pipeline.lake.chain_floor import archive_floor
+from angelia.pipeline.lake.audit_chain import archive_floor
 from angelia.pipeline.lake.tables import AUDIT
 from angelia.settings import Settings
 from angelia.stores.objects import Objects

@@ -14,13 +14,14 @@ import pytest
 
 from angelia.errors import NotFound
 from angelia.pipeline import report
-from angelia.pipeline.lake import small_writes
+from angelia.pipeline.lake import small_tables
 from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS, KEY_DAYS, KEY_GRACE, LATENCIES, STORAGE
 from angelia.pipeline.lake.table import Table
 from angelia.pipeline.report import formatting
 from angelia.pipeline.report.charts import latency, storage
 from angelia.pipeline.report.figures import read
-from angelia.pipeline.runs import Run, State
+from angelia.pipeline.runs import Run
+from angelia.runs.model import RunState
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
 
@@ -57,9 +58,9 @@ def objects(tmp_path: Path) -> Objects:
 def put(objects: Objects, table: Table, *given: dict[str, Any]) -> None:
     run = Run(
         run_id=str(uuid.uuid4()), job="analytics", app_id="analytics", version=1, lo=None, hi=None, cutoff=None,
-        state=State.PLANNED, row_count=None, id_hash_sum=None, started_at=NOW,
+        state=RunState.PLANNED, row_count=None, id_hash_sum=None, started_at=NOW,
     )  # fmt: skip
-    small_writes.put(objects, table, pa.Table.from_pylist(list(given), table.schema), run)
+    small_tables.put(objects, table, pa.Table.from_pylist(list(given), table.schema), run)
 
 
 def fill(objects: Objects, day: date = DAY, handle: str = "alice") -> None:

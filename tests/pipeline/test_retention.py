@@ -19,7 +19,7 @@ from angelia.pipeline.jobs.archive_receipts import archive_receipts
 from angelia.pipeline.jobs.job_context import Work
 from angelia.pipeline.jobs.replay_audit import replay_audit
 from angelia.pipeline.jobs.retention import JOB, retained_from, retention
-from angelia.pipeline.lake.chain_floor import archive_floor
+from angelia.pipeline.lake.audit_chain import archive_floor
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS
 from angelia.settings import Settings

@@ -59,8 +59,8 @@ def written(objects: Objects, run: str) -> list[str]:
 
 def test_what_a_run_took_out_is_known_from_the_log_and_removed_with_nothing_else(lake: Objects) -> None:
     first, second = written(lake, "one")
-    assert rewrite.replace(lake, SESSIONS, Mark("retention", 1), "run-1", [first], [], 1)
-    assert not rewrite.replace(lake, SESSIONS, Mark("retention", 1), "run-1", [second], [], 1), "a mark counts once"
+    assert commit.replace(lake, SESSIONS, Mark("retention", 1), "run-1", [first], [], 1)
+    assert not commit.replace(lake, SESSIONS, Mark("retention", 1), "run-1", [second], [], 1), "a mark counts once"
     change = rewrite.change(lake, SESSIONS, "run-1")
     assert (change.rows, change.gone) == (1, [first])
     rewrite.delete(lake, SESSIONS, change.gone)
@@ -72,7 +72,7 @@ def test_what_a_run_took_out_is_known_from_the_log_and_removed_with_nothing_else
 
 def test_leftovers_are_what_the_table_does_not_have_but_for_files_of_runs_at_work(lake: Objects) -> None:
     first, _ = written(lake, "one")
-    rewrite.replace(lake, SESSIONS, Mark("retention", 1), "run-1", [first], [], 1)
+    commit.replace(lake, SESSIONS, Mark("retention", 1), "run-1", [first], [], 1)
     with Files(lake, SESSIONS, "at-work") as files:
         files.add(pa.RecordBatch.from_pylist([], schema=SESSIONS.schema))
     assert rewrite.leftovers(lake, SESSIONS, lambda: ["at-work"]) == [first]
@@ -100,7 +100,7 @@ def test_a_simulated_archive_is_marked_wherever_it_lies(lake: Objects) -> None:
     with Files(lake, commit.as_in(lake, SESSIONS), "one") as files:
         files.add(row_of(DAYS[0]))
     commit.commit(lake, SESSIONS, files.written, Mark("test", 1))
-    found = commit.find(lake, SESSIONS)
+    found = listing.find(lake, SESSIONS)
     assert found is not None
     assert found.metadata().configuration["angelia.simulated"] == "true"
     assert found.to_pyarrow_table(columns=["simulated"]).to_pylist() == [{"simulated": True}]
@@ -126,15 +126,15 @@ def test_without_a_log_nothing_is_left_over(lake: Objects) -> None:
 
 def test_a_version_that_another_ledger_has_given_is_not_taken_for_the_runs_own(lake: Objects) -> None:
     first, second = written(lake, "one")
-    rewrite.replace(lake, SESSIONS, Mark("retention", 5), "of another ledger", [first], [], 1)
+    commit.replace(lake, SESSIONS, Mark("retention", 5), "of another ledger", [first], [], 1)
     assert not rewrite.is_done_by(lake, SESSIONS, Mark("retention", 1), "run-1")
-    assert rewrite.replace(lake, SESSIONS, Mark("retention", 6), "run-1", [second], [], 1)
+    assert commit.replace(lake, SESSIONS, Mark("retention", 6), "run-1", [second], [], 1)
     assert rewrite.is_done_by(lake, SESSIONS, Mark("retention", 1), "run-1")
 
 
 def test_a_file_that_somebody_else_replaced_is_no_longer_ours_to_take_out(lake: Objects) -> None:
     first, second = written(lake, "one")
-    rewrite.replace(lake, SESSIONS, Mark("compaction", 1), "run-1", [first], [], 0)
+    commit.replace(lake, SESSIONS, Mark("compaction", 1), "run-1", [first], [], 0)
     with pytest.raises(Conflict):
-        rewrite.replace(lake, SESSIONS, Mark("retention", 1), "run-2", [first, second], [], 2)
+        commit.replace(lake, SESSIONS, Mark("retention", 1), "run-2", [first, second], [], 2)
     assert [file.path for file in listing.files(lake, SESSIONS)] == [second]

@@ -22,7 +22,7 @@ from angelia.pipeline.jobs.archive_receipts import archive_receipts
 from angelia.pipeline.jobs.job_context import Work
 from angelia.pipeline.jobs.simulate import simulate
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, Table
-from angelia.pipeline.simulation.capacity import Load, Nodes, Sizes, needed
+from angelia.pipeline.simulation.capacity import OPTIONS, Assumptions, Load, needed
 from angelia.pipeline.simulation.fleet import Fleet
 from angelia.stores.objects import Objects
 from filled import OLD, fill
@@ -170,10 +170,28 @@ async def test_months_and_a_first_day_are_not_both_taken(work: Callable[..., Wor
 def test_capacity_follows_from_the_load_and_the_measured_size_of_a_receipt() -> None:
     load = Load(agents=0, messages_per_second=10.0, mean_wire_bytes=1000.0, ttl_share=0.0, settled_seconds=5.0,
                 signed_share=0.0)  # fmt: skip
-    sizes = Sizes(archived_receipt=100.0)
-    found = needed(load, sizes, Nodes())
+    assumed = Assumptions(load=load)
+    sizes, found = assumed.sizes, needed(assumed, archived_receipt=100.0)
     assert found["waiting_messages"] == 50
     assert found["hot_bytes"] == 50 * (1000 + sizes.hot_envelope)
     assert found["ledger_receipt_bytes"] == 10 * 86_400 * 30 * sizes.ledger_receipt
     assert found["archive_bytes"] == round(10 * 86_400 * 365.25 * 7 * 100)
     assert found["bandwidth_bits_per_second"] == 2 * 8 * 10 * 1000
+
+
+def test_every_figure_that_capacity_is_computed_from_can_be_given_and_is_told() -> None:
+    assumed = Assumptions.of({"capacity_messages_per_second": 500, "capacity_api_messages_per_second": 50})
+    found = needed(assumed, archived_receipt=100.0)
+    assert (found["api_processes"], found["nodes"]["api_messages_per_second"]) == (10, 50)
+    told = {f"capacity_{name}" for group in ("load", "sizes", "nodes") for name in found[group]}
+    assert told == {*OPTIONS, "capacity_archived_receipt"}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"capacity_ttl_share": 2}, {"capacity_agents": -1}, {"capacity_hot_bytes": 0}, {"capacity_copies": "x"}]
+)
+async def test_what_cannot_be_computed_with_is_refused_before_anything_is_simulated(
+    work: Callable[..., Work], wrong: dict[str, object]
+) -> None:
+    with pytest.raises(InvalidArgument, match="cannot be"):
+        simulate(work(dry_run=True, options={"months": 3, **wrong}))

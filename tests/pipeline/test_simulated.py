@@ -100,7 +100,7 @@ async def test_every_table_of_a_simulated_archive_says_so_to_every_reader(
     await fill(database_url, OLD, 5)
     simulated = simulate(work(since=SINCE, options={**SMALL, "audit": True}))
     counted = analytics(work())
-    written = [table for table in TABLES.values() if commit.find(objects, table) is not None]
+    written = [table for table in TABLES.values() if listing.find(objects, table) is not None]
     assert {RECEIPTS.name, AUDIT.name, DAYS.name, HOURS.name} < {table.name for table in written}
     for table in written:
         uri = objects.table(table.name)
@@ -178,7 +178,7 @@ async def test_the_servers_own_archive_takes_no_simulated_row_even_while_it_is_e
     with pytest.raises(Conflict, match="is the server's own") as refusal:
         simulate(work(settings=Settings(lake=objects.root), since=SINCE, options=SMALL))
     assert refusal.value.hint == "leave --lake out: angelia pipeline run simulate"
-    assert commit.find(objects, RECEIPTS) is None
+    assert listing.find(objects, RECEIPTS) is None
 
 
 def test_the_flag_of_a_hint_leads_to_the_archive_that_it_is_about(tmp_path: Path) -> None:

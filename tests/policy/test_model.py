@@ -14,8 +14,8 @@ from angelia.errors import InvalidArgument
 from angelia.policy.model import (
     Action,
     Effect,
+    PolicyRule,
     Rate,
-    Rule,
     RuleSet,
     Wish,
     check_rule,
@@ -32,7 +32,7 @@ NAMES = (*HANDLES, "a/x", "ab/x.y")
 PATTERNS = ("*", "a*", "ab*", "abc*", "b*", "b.*", *HANDLES)
 
 
-def rule(number: int = 1, **values: object) -> Rule:
+def rule(number: int = 1, **values: object) -> PolicyRule:
     plain = {
         "rule_id": UUID(int=number),
         "priority": 0,
@@ -45,14 +45,14 @@ def rule(number: int = 1, **values: object) -> Rule:
         "created_by": "operator",
         "created_at": NOW - timedelta(days=1),
     }
-    return Rule(**{**plain, **values})  # type: ignore[arg-type]
+    return PolicyRule(**{**plain, **values})  # type: ignore[arg-type]
 
 
 def wish(subject: str = "alice", object: str = "bob", action: Action = Action.SEND) -> Wish:
     return Wish(subject, action, object)
 
 
-def allowed(rules: list[Rule], wish: Wish, now: datetime = NOW) -> bool:
+def allowed(rules: list[PolicyRule], wish: Wish, now: datetime = NOW) -> bool:
     decided = decide(rules, wish, now)
     return decided is not None and decided.effect is Effect.ALLOW
 
@@ -84,10 +84,10 @@ rules_strategy = st.lists(
 wishes_strategy = st.builds(Wish, st.sampled_from(HANDLES), st.sampled_from(Action), st.sampled_from(NAMES))
 
 
-def plainly(rules: list[Rule], wish: Wish, now: datetime) -> bool:
+def plainly(rules: list[PolicyRule], wish: Wish, now: datetime) -> bool:
     """The contract, word by word: among the rules of the highest priority that speak, one deny is enough."""
 
-    def speaks(one: Rule) -> bool:
+    def speaks(one: PolicyRule) -> bool:
         in_time = one.expires_at is None or now < one.expires_at
         both = ((one.subject, wish.subject), (one.object, wish.object))
         return (
@@ -104,19 +104,19 @@ def plainly(rules: list[Rule], wish: Wish, now: datetime) -> bool:
 
 
 @given(rules_strategy, wishes_strategy, st.integers(-3, 3))
-def test_a_decision_is_what_the_contract_says(rules: list[Rule], wish: Wish, seconds: int) -> None:
+def test_a_decision_is_what_the_contract_says(rules: list[PolicyRule], wish: Wish, seconds: int) -> None:
     now = NOW + timedelta(seconds=seconds)
     assert allowed(rules, wish, now) is plainly(rules, wish, now)
 
 
 @given(rules_strategy, wishes_strategy, st.integers(-3, 3))
-def test_arranged_rules_decide_as_a_plain_list_of_them_does(rules: list[Rule], wish: Wish, seconds: int) -> None:
+def test_arranged_rules_decide_as_a_plain_list_of_them_does(rules: list[PolicyRule], wish: Wish, seconds: int) -> None:
     now = NOW + timedelta(seconds=seconds)
     assert RuleSet(rules).decide(wish, now) == decide(rules, wish, now)
 
 
 @given(rules_strategy, wishes_strategy, st.randoms())
-def test_the_order_in_which_rules_come_does_not_matter(rules: list[Rule], wish: Wish, random: object) -> None:
+def test_the_order_in_which_rules_come_does_not_matter(rules: list[PolicyRule], wish: Wish, random: object) -> None:
     shuffled = list(rules)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     assert decide(rules, wish, NOW) == decide(shuffled, wish, NOW)

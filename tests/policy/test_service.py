@@ -12,7 +12,7 @@ import structlog
 
 from angelia.errors import Conflict, Denied, NotFound, RateLimited, Unavailable
 from angelia.policy import service
-from angelia.policy.model import Action, Effect, Rule, Wish
+from angelia.policy.model import Action, Effect, PolicyRule, Wish
 from angelia.policy.service import CACHE, Policy
 from angelia.policy.store import HotRates
 from angelia.stores.ledger import Ledger
@@ -22,12 +22,12 @@ ALICE_TO_BOB = Wish("alice", Action.SEND, "bob")
 SECOND = timedelta(seconds=1)
 
 
-async def allow(policy: Policy, now: datetime, subject: str = "*", object: str = "*", **how: object) -> Rule:
+async def allow(policy: Policy, now: datetime, subject: str = "*", object: str = "*", **how: object) -> PolicyRule:
     action = how.pop("action", Action.SEND)
     return await policy.add("op", Effect.ALLOW, action, subject, object, now, **how)  # type: ignore[arg-type]
 
 
-async def deny(policy: Policy, now: datetime, subject: str = "*", object: str = "*", **how: object) -> Rule:
+async def deny(policy: Policy, now: datetime, subject: str = "*", object: str = "*", **how: object) -> PolicyRule:
     return await policy.add("op", Effect.DENY, Action.SEND, subject, object, now, **how)  # type: ignore[arg-type]
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import asyncpg
 import pytest
 
-from angelia.audit.archive_backlog import Leaving
+from angelia.audit.archive_backlog import entries_before
 from angelia.audit.failures import Failures
-from angelia.audit.failures_store import Counts
+from angelia.audit.failures_store import FailureCounts
 from angelia.mail.hot_store import HotMail
 from angelia.mail.receipts import Receipts
-from angelia.runs.model import State
+from angelia.runs.model import RunState
 from angelia.runs.service import Runs
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
@@ -102,8 +102,8 @@ async def test_of_each_job_it_is_known_how_it_stands(runs: Runs, add: Callable[.
     await add(AUDIT, "planned", NOW)
     stands = {one.job: (one.state, one.started_at, one.done_at) for one in await runs.latest()}
     assert stands == {
-        RECEIPTS: (State.FAILED, NOW + HOUR, NOW + timedelta(minutes=1)),
-        AUDIT: (State.PLANNED, NOW, None),
+        RECEIPTS: (RunState.FAILED, NOW + HOUR, NOW + timedelta(minutes=1)),
+        AUDIT: (RunState.PLANNED, NOW, None),
     }
     assert [str(run.run_id) for run in await runs.last_done()] == [done]
 
@@ -129,7 +129,7 @@ async def test_what_waits_and_when_a_job_was_done_is_measured(
 
 async def test_receipts_are_counted_no_further_than_wanted(ledger: Ledger, hot: HotTier, database_url: str) -> None:
     await fill(database_url, OLD, 12)
-    receipts = Receipts(ledger, HotMail(hot), Failures(ledger, Counts(hot)))
+    receipts = Receipts(ledger, HotMail(hot), Failures(ledger, FailureCounts(hot)))
     assert [await receipts.count_waiting(NOW, most) for most in (5, 100)] == [5, 12]
 
 
@@ -138,6 +138,5 @@ async def test_entries_of_the_audit_that_are_past_their_time_are_counted(
 ) -> None:
     add = "INSERT INTO audit_chain (position, event_id, occurred_at, entry_hash) VALUES ($1, gen_random_uuid(), $2, $3)"
     await connection.executemany(add, [(n, NOW + n * HOUR, bytes(32)) for n in range(1, 4)])
-    leaving = Leaving(ledger)
-    assert [await leaving.before(NOW + n * HOUR, 100) for n in (0, 3, 9)] == [0, 2, 3]
-    assert await leaving.before(NOW + 9 * HOUR, 2) == 2
+    assert [await entries_before(ledger, NOW + n * HOUR, 100) for n in (0, 3, 9)] == [0, 2, 3]
+    assert await entries_before(ledger, NOW + 9 * HOUR, 2) == 2

@@ -24,7 +24,7 @@ WHERE position > $1 AND position <= $2 ORDER BY position
 SELECT position, entry_hash FROM audit_floor
 
 -- name: trim_to
--- The last signed entry, among so many behind the floor, that is archived and has nothing younger before it.
+-- The last signed entry, among the next $3 behind the floor, that is archived and has no entry of $2 or later before it.
 SELECT k.position, k.entry_hash FROM audit_checkpoints AS k, audit_floor AS f
 WHERE k.position > f.position AND k.position <= least($1::bigint, f.position + $3::bigint)
   AND k.position < coalesce((SELECT c.position FROM audit_chain AS c WHERE c.occurred_at >= $2 ORDER BY c.position LIMIT 1),
@@ -32,7 +32,7 @@ WHERE k.position > f.position AND k.position <= least($1::bigint, f.position + $
 ORDER BY k.position DESC LIMIT 1
 
 -- name: waiting
--- How many entries could leave, and the time of the oldest.
+-- How many entries could be trimmed, and the time of the oldest.
 SELECT count(*) AS entries, min(c.occurred_at) AS oldest FROM audit_chain AS c WHERE c.occurred_at < $1
 
 -- name: entry
@@ -46,7 +46,7 @@ WITH gone AS (DELETE FROM audit_chain WHERE position <= $1 RETURNING event_id, o
 INSERT INTO trimmed SELECT event_id, occurred_at FROM gone
 
 -- name: trim_partitions
--- The partitions that what was trimmed can lie in.
+-- The partitions that may have events of trimmed entries.
 SELECT p.partition FROM (
   SELECT DISTINCT 'audit_events_' || to_char(occurred_at AT TIME ZONE 'UTC', 'YYYYMMDD') AS partition FROM trimmed
   UNION SELECT 'audit_events_default'
@@ -61,11 +61,12 @@ FROM {partition} AS e LEFT JOIN trimmed AS t ON t.event_id = e.event_id AND t.oc
 DELETE FROM {partition} AS e USING trimmed AS t WHERE t.event_id = e.event_id AND t.occurred_at = e.occurred_at
 
 -- name: patience
--- Whoever waits for the locks below holds up the sealer and every act that is recorded: not for long.
+-- Waiting for the locks below holds up the sealer and every act that is recorded, so it waits a second at the most.
 SET LOCAL lock_timeout = '1s'
 
 -- name: hold_sealer
--- It thins checkpoints out, but not those up to the floor: one that is there now stays, since the next round sees the new floor.
+-- The sealer thins out only checkpoints behind the floor: while it is held, the checkpoint of the new floor stays, and its next
+-- round sees the new floor.
 SELECT position FROM audit_sealer FOR UPDATE
 
 -- name: checkpoint
@@ -89,7 +90,7 @@ INSERT INTO audit_events (event_id, occurred_at, event_type, actor_nhi, object_n
 VALUES ($1::text::uuid, $2, $3, $4, $5, $6::text::jsonb, $7)
 
 -- name: about_agent
--- Sealed or not: whoever did something, whom it was done to, and whom the detail names.
+-- Events, sealed or not, that name the agent as actor, as object or in the detail.
 SELECT c.position, e.event_id::text AS event_id, e.occurred_at, e.event_type, e.actor_nhi, e.object_nhi,
   e.message_id::text AS message_id, encode(e.replay_key, 'hex') AS replay_key, e.detail::text AS detail, e.event_hash,
   c.entry_hash, e.redacted_at, (e.occurred_at AT TIME ZONE 'UTC')::date AS day

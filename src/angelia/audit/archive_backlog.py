@@ -1,20 +1,14 @@
-"""How much of the audit may leave the ledger, once it is archived, and has not."""
+"""How much of the audit waits for the pipeline to archive it and trim it from the ledger."""
 
 from __future__ import annotations
 
 from datetime import datetime
 
-from angelia.audit import leaving_store
+from angelia.audit import store
 from angelia.stores.ledger import Ledger
 
 
-class Leaving:
-    """Sealed entries that are past their time in the ledger."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-
-    async def before(self, at: datetime, most: int) -> int:
-        """How many are older than a time; no more than so many are looked at."""
-        async with self._ledger.reading() as tx:
-            return await leaving_store.entries_before(tx, at, most)
+async def entries_before(ledger: Ledger, at: datetime, most: int) -> int:
+    """The number of sealed entries older than a time, among the first `most` of the chain."""
+    async with ledger.reading() as tx:
+        return await store.entries_before(tx, at, most)

@@ -1,4 +1,4 @@
--- Counts a failure of one source, so that a stranger cannot fill the ledger with them.
+-- Counts a failure of one source, so that no source can fill the ledger with failures.
 -- KEYS  1  ang:fail:<minute>   "kind source" -> failures in that minute, "* source" -> all of its failures
 --       2  ang:fail:h:<hour>   "kind source" -> failures in that hour
 -- ARGV  1  "kind source"  2  "* source"

@@ -1,4 +1,4 @@
-"""Records what strangers fail at: ten events per source and minute, then one with a count for each kind."""
+"""Records failed requests of callers: ten events per source and minute, then one with a count for each kind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from uuid import UUID
 import structlog
 
 from angelia import metrics
-from angelia.audit.failures_store import Counts
+from angelia.audit.failures_store import FailureCounts
 from angelia.audit.model import Detail
 from angelia.audit.service import event, record
 from angelia.errors import Unavailable
@@ -24,9 +24,9 @@ log = structlog.get_logger(__name__)
 
 
 class Failures:
-    """The failures of all sources. What cannot be counted is not recorded: the hot tier is away, and so are callers."""
+    """The failures of all sources. While the hot tier is away none is recorded, since none can be counted."""
 
-    def __init__(self, ledger: Ledger, counts: Counts) -> None:
+    def __init__(self, ledger: Ledger, counts: FailureCounts) -> None:
         self._ledger = ledger
         self._counts = counts
 
@@ -41,7 +41,7 @@ class Failures:
         replay_key: bytes | None = None,
         detail: Detail | None = None,
     ) -> None:
-        """One failure. Its own outcome never changes the answer that the source gets."""
+        """Records one failure. Whether that succeeds never changes the answer to the source."""
         metrics.FAILURES.labels(kind).inc()
         with contextlib.suppress(Unavailable):
             minute, hour = await self._counts.add(kind, source, now)
@@ -55,7 +55,7 @@ class Failures:
                 await record(tx, [failed])
 
     async def summarise(self, now: datetime) -> bool:
-        """One tick: an event for each source that failed more often than was recorded, of the minutes that are over."""
+        """One tick: for the minutes that are over, an event for each source with more failures than were recorded."""
         for back in range(_MINUTES_BACK, 0, -1):
             minute = (now - timedelta(minutes=back)).replace(second=0, microsecond=0)
             often = await self._counts.above(ONE_BY_ONE, minute)

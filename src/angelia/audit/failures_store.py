@@ -1,4 +1,4 @@
-"""How often strangers failed lately, in the hot tier."""
+"""Counts of recent failures by source, in the hot tier."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ _COUNT = Script.read(__file__, "failures.lua")
 _TAKE = Script.read(__file__, "failures_take.lua")
 
 
-class Counts:
+class FailureCounts:
     """Failures by kind and source, per minute and per hour."""
 
     def __init__(self, hot: HotTier) -> None:
         self._hot = hot
 
     async def add(self, kind: str, source: str, now: datetime) -> tuple[int, int]:
-        """One more; how many of the source this minute, and how many of this kind this hour."""
+        """Counts one. Returns the source's failures of this minute, and those of this kind of this hour."""
         named = [f"{kind} {source}", f"* {source}"]
         minute, hour = await self._hot.run(_COUNT, [_minute(now), f"ang:fail:h:{now:%Y%m%d%H}"], named)
         return int(minute), int(hour)
 
     async def above(self, most: int, minute: datetime) -> list[tuple[str, str, int]]:
-        """Kind, source and count of the failures of those who failed more often than that in a minute."""
-        told = await self._hot.run(_TAKE, [_minute(minute)], [most])
-        named = [bytes(name).decode().partition(" ") for name in told[::2]]
-        return [(kind, source, int(count)) for (kind, _, source), count in zip(named, told[1::2], strict=True)]
+        """Kind, source and count of the failures of the sources that had more than `most` in a minute."""
+        counts = await self._hot.run(_TAKE, [_minute(minute)], [most])
+        named = [bytes(name).decode().partition(" ") for name in counts[::2]]
+        return [(kind, source, int(count)) for (kind, _, source), count in zip(named, counts[1::2], strict=True)]
 
     async def forget(self, minute: datetime) -> None:
         await self._hot.forget(_minute(minute))

@@ -1,4 +1,4 @@
--- What the sources that failed too often in a minute that is over failed at.
+-- The failures of a minute, of the sources that had more than were recorded one by one.
 -- KEYS  1  ang:fail:<minute>   "kind source" -> failures in that minute, "* source" -> all of its failures
 -- ARGV  1  how many of a source were recorded one by one
 -- Returns {"kind source", failures, …}.

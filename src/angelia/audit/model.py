@@ -1,13 +1,14 @@
-"""Audit events, their canonical bytes, the hash chain over them, and the verifier that anybody can run."""
+"""Audit events, their canonical bytes, the hash chain over them, and the verifier, which needs only public keys."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -15,21 +16,21 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 GENESIS = bytes(32)
-# How long after its own time an honest event can commit; an event older than that was written in afterwards.
+# How long after its own time a genuine event can commit; an event that is older than that was inserted afterwards.
 LATEST_COMMIT = timedelta(minutes=5)
-ERASED = "erased"  # the type of the event that an erasure leaves; its time is that of the redactions
+ERASED = "erased"  # the type of the event that records an erasure; its time equals that of the redactions
 ARCHIVE_RUN = "archive_run"
 CHECKPOINT_LABEL = b"angelia/v1/audit-checkpoint\0"
 _EVENT_LABEL = b"angelia/v1/audit-event\0"
 _MOST_SPANS = 1000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-# No floats: PostgreSQL's jsonb and JSON's text forms need not agree on them, and a hash must.
+# No floats: jsonb of PostgreSQL and JSON text may write them differently, and the hash must be the same for both.
 Detail = Mapping[str, str | int | bool | None]
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened: metadata only, never content, keys or tokens."""
+    """One recorded act: metadata only, never content, keys or tokens."""
 
     event_id: UUID
     occurred_at: datetime
@@ -44,7 +45,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(self.canonical()).digest()
 
     def canonical(self) -> bytes:
-        """One byte string per event: big-endian, each part with its length, absent parts marked as such."""
+        """The event as bytes, which are hashed: big-endian, each part with its length, absent parts marked."""
         detail = json.dumps(self.detail, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return b"".join(
             (
@@ -62,7 +63,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event as the ledger holds it. Redaction empties actor, object and detail and keeps the hash."""
+    """An event as the ledger has it. Redaction empties actor, object and detail and keeps the hash."""
 
     event_id: UUID
     occurred_at: datetime
@@ -71,14 +72,14 @@ class StoredEvent(msgspec.Struct, frozen=True, kw_only=True):
     object: str | None
     message_id: UUID | None
     replay_key: str | None
-    detail: Any  # whatever a forger wrote must be readable, to be named
+    detail: Any  # also what a forger wrote must be readable, so that the verifier can report it
     event_hash: str
     redacted_at: datetime | None
     position: int | None = None
-    ahead: bool = False  # its transaction id is later than the transaction that wrote it: it was not written by ours
+    ahead: bool = False  # it claims a later transaction than the one that wrote it, so Angelia did not write it
 
     def fault(self) -> str | None:
-        """What is wrong with the event by itself, if anything."""
+        """What is wrong with the event on its own, or None."""
         if self.ahead:
             return "claims a transaction beyond its neighbours'"
         if self.redacted_at is not None:
@@ -123,41 +124,44 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         return True
 
 
-class Checkpoints(msgspec.Struct, frozen=True):
-    """Some of them, in order of position."""
-
-    checkpoints: list[Checkpoint]
-
-
-class Newest(msgspec.Struct, frozen=True):
-    """The position of the newest checkpoint that is kept of a node; 0 for none."""
-
-    position: int
-
-
-class Testimony(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node hands to its witness: checkpoints in order, and the key that signed them, in base64."""
-
-    public_key: str
-    checkpoints: Annotated[list[Checkpoint], msgspec.Meta(max_length=100)]
-
-
-class Signed(msgspec.Struct, frozen=True):
-    """How far a node has signed the chain, kept by the node itself: a ledger cannot make it forget."""
+class SignedEntry(msgspec.Struct, frozen=True):
+    """The last entry that a node signed. The node remembers it outside the ledger, where SQL cannot change it."""
 
     position: int
     entry_hash: str
 
 
 class Floor(msgspec.Struct, frozen=True):
-    """The last entry that left the ledger for the archive: its chain goes on from there. Position 0: none has left."""
+    """The last entry that was moved from the ledger to the archive; the ledger's chain goes on from there. Position 0
+    means that none was moved."""
 
     position: int = 0
     entry_hash: str = GENESIS.hex()
 
 
+class ChainPage(msgspec.Struct, frozen=True):
+    """A page of the chain, the position up to which the sealer has sealed, and the floor of the ledger."""
+
+    entries: list[ChainEntry]
+    sealed_to: int
+    floor: Floor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventFilter:
+    """Which events a list has; newest first, before a cursor."""
+
+    event_type: str | None = None
+    actor: str | None = None
+    message_id: UUID | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    before: tuple[datetime, UUID] | None = None
+    limit: int = 50
+
+
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that a sound chain does not have, named exactly."""
+    """One fault of a chain: the entry or event that has it, and what is wrong."""
 
     position: int | None
     event_id: UUID | None
@@ -165,7 +169,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What verification found; `broken` is empty for a sound chain."""
+    """The result of a verification; `broken` is empty for a sound chain."""
 
     sealed: int
     archived: int
@@ -175,27 +179,27 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     witnessed: int
     broken: list[Fault]
     unsealed: list[StoredEvent]
-    witness_behind: int = 0  # how many of the entries that the node signed the witness was not shown
-    unproven: str | None = None  # why the archive does not vouch for the entries that left for it, if it does not
+    witness_behind: int = 0  # how many entries the node signed beyond the witness's newest checkpoint
+    unproven: str | None = None  # why the archive does not prove the entries that were moved to it, if it does not
 
 
 def entry_hash(previous: bytes, position: int, event_hash: bytes) -> bytes:
-    """Binds an event to its place and to everything before it."""
+    """The hash of an entry, which binds its event to the position and to all entries before it."""
     return hashlib.sha256(previous + position.to_bytes(8, "big") + event_hash).digest()
 
 
 def checkpoint_bytes(position: int, head: bytes, signed_at: datetime) -> bytes:
-    """What the node key signs."""
+    """The bytes that the node key signs for a checkpoint."""
     return CHECKPOINT_LABEL + position.to_bytes(8, "big") + head + _micros(signed_at).to_bytes(8, "big")
 
 
 class Verifier:
-    """Checks a chain page by page, from its floor. Collects every fault instead of stopping at the first.
+    """Verifies a chain page by page, from its floor. Collects all faults instead of stopping at the first.
 
-    `remembered` is the last entry that the node itself remembers to have signed, outside the ledger.
+    `remembered` is the last entry that the node signed, by its own memory outside the ledger.
     """
 
-    def __init__(self, node_key_id: UUID, node_public_key: bytes, remembered: Signed | None = None) -> None:
+    def __init__(self, node_key_id: UUID, node_public_key: bytes, remembered: SignedEntry | None = None) -> None:
         self._node_key_id = node_key_id
         self._public_key = node_public_key
         self._node_key = Ed25519PublicKey.from_public_bytes(node_public_key)
@@ -222,7 +226,7 @@ class Verifier:
         return self._position
 
     def days(self) -> list[tuple[datetime | None, datetime | None]]:
-        """The time that the fed events span, day by day and open at both ends: where to look for strays."""
+        """The time span of the events so far, day by day and open at both ends: the spans to search for strays."""
         if self._span is None:
             return [(None, None)]
         first, last = self._span
@@ -231,13 +235,13 @@ class Verifier:
         return list(pairwise([None, *bounds, None]))
 
     def expect(self, checkpoints: Iterable[Checkpoint], tail: Iterable[StoredEvent] = ()) -> None:
-        """Hand over the checkpoints before the entries that they cover; and once, what waited for its seal then."""
+        """Takes checkpoints, before the entries that they cover; and once, the unsealed tail of that time."""
         self._checkpoints |= {checkpoint.position: checkpoint for checkpoint in checkpoints}
         for event in tail:
             self._note_trim(event)
 
     def compare(self, witnessed: Iterable[Checkpoint]) -> None:
-        """Hand over what the node's witness was shown, before the entries that it is about."""
+        """Takes the checkpoints that the node's witness keeps, before the entries that they cover."""
         signed = self._remembered.position if self._remembered else 0
         newest = 0
         for checkpoint in witnessed:
@@ -250,7 +254,7 @@ class Verifier:
         self._witness_behind = max(0, signed - newest)
 
     def feed(self, entries: Iterable[ChainEntry], floor: Floor | None = None) -> None:
-        """The next entries, in order of position, and the floor that was read after them: it may rise on the way."""
+        """Checks the next entries, in order of position. `floor` was read after them: it may rise meanwhile."""
         if floor is not None and floor.position > self._position:
             if not self._position:
                 self._unexplained = floor.position
@@ -263,7 +267,8 @@ class Verifier:
             self._check(entry)
 
     def finish(self, sealed_to: int, strays: Iterable[StoredEvent], tail: Iterable[StoredEvent]) -> Verdict:
-        """After the last page: what the sealer says it sealed, rows that no seal explains, and the open tail."""
+        """The verdict, after the last page. `sealed_to` is the sealer's own position; `strays` are events that no entry
+        explains, `tail` are events that wait for the sealer."""
         self._expect_no_gap(sealed_to)
         if self._position and not (self._checked or self._foreign or self._checkpoints):
             self._fault(self._position, None, "and all before it are covered by no signed checkpoint")
@@ -276,7 +281,7 @@ class Verifier:
         for position in sorted(position for position in self._witnessed if position > self._archived):
             self._fault(position, None, "was shown to the witness, but the chain ends before it")
         for stray in strays:
-            # Where entries are missing, nobody can tell a forged event from one that lost its entry.
+            # Where entries are missing, a forged event cannot be told from one that lost its entry.
             what = "is in no entry of the chain" if self._gaps else "was inserted among the sealed events"
             self._fault(None, stray.event_id, what)
         unsealed = list(tail)
@@ -297,14 +302,14 @@ class Verifier:
         )
 
     def _check_redactions(self, unsealed: Iterable[StoredEvent]) -> None:
-        """No hash covers what is left of a redacted event, so an erasure of the same time must be on record."""
+        """A redacted event no longer matches its hash, so an erasure of the same time must be on record."""
         recorded = self._erasures | {event.occurred_at for event in unsealed if event.event_type == ERASED}
         for position, event_id, at in self._redactions:
             if at not in recorded:
                 self._fault(position, event_id, "is redacted, and no erasure of that time is on record")
 
     def _begin_behind(self, floor: Floor) -> None:
-        """What left is the archive's to prove. That it was what it was, a checkpoint of the node vouches for."""
+        """Begins behind the floor: the archive proves the entries up to it, and a checkpoint vouches for the floor."""
         if floor.position not in self._checkpoints:
             self._fault(floor.position, None, "is where the ledger begins, and no checkpoint vouches for it")
         vouched = {position: self._checkpoints.pop(position) for position in self._positions_to(floor.position)}
@@ -322,7 +327,7 @@ class Verifier:
         self._previous = bytes.fromhex(floor.entry_hash)
 
     def _note_trim(self, event: StoredEvent) -> None:
-        """An archive run that let entries go says up to where, and stays behind them."""
+        """Remembers up to which entry an archive run trimmed the ledger; the event of the run comes after them."""
         detail = event.detail if isinstance(event.detail, dict) else {}
         if event.event_type == ARCHIVE_RUN and detail.get("job") == "archive audit":
             self._trims.add(detail.get("to"))
@@ -363,7 +368,7 @@ class Verifier:
         self._compared += shown is not None
         if shown is not None and shown != entry.entry_hash:
             self._fault(entry.position, entry.event_id, "is not what the witness was shown")
-        # Going on from the stored hash keeps one bad entry from condemning all that come after it.
+        # Going on from the stored hash keeps one bad entry from making all later ones look broken.
         self._previous = stored
         if self._remembered is not None and self._remembered.position == entry.position:
             if self._remembered.entry_hash != entry.entry_hash:
@@ -373,7 +378,7 @@ class Verifier:
             self._check_signature(checkpoint, stored)
 
     def _check_signature(self, checkpoint: Checkpoint, head: bytes) -> None:
-        # What was signed can be compared without the key of whoever signed it.
+        # The signed hash can be compared also where the signing node's key is not known.
         same = checkpoint.entry_hash == head.hex()
         if not same:
             self._fault(checkpoint.position, None, "is not what its checkpoint signed")

@@ -1,8 +1,7 @@
-"""Records what happened, seals it into the chain, and shows it. Everybody hands over their own transaction."""
+"""Records events in the transaction of the act, seals them into the chain, and reads them."""
 
 from __future__ import annotations
 
-import dataclasses
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +12,12 @@ from uuid import UUID
 from angelia.audit import store
 from angelia.audit.model import (
     GENESIS,
-    ChainEntry,
+    ChainPage,
     Checkpoint,
     Detail,
     Event,
-    Floor,
-    Signed,
+    EventFilter,
+    SignedEntry,
     StoredEvent,
     checkpoint_bytes,
     entry_hash,
@@ -29,30 +28,30 @@ from angelia.stores.ledger import Ledger, Tx
 from angelia.stores.partitions import Daily, make_ahead
 
 SEAL_BATCH = 1000
-# Every round that sealed something is signed. Of older checkpoints one is kept for so many entries, or so much time.
+# Every round that sealed entries is signed. Of older checkpoints one is kept per so many entries, or so much time.
 KEPT_ENTRIES = 1000
 KEPT_AGE = timedelta(seconds=60)
-# How much of what others sealed since it signed last a node looks at in one statement.
+# How many entries, sealed by other nodes since it signed last, a node checks in one statement.
 _LINKS = 10_000
 _DAILY = Daily("audit_events", "occurred_at")
 
 
 class NodeSigner(Protocol):
-    """The node key, and the node's own memory of the last checkpoint that it signed."""
+    """The node key, and the last checkpoint that the node signed, which it remembers outside the ledger."""
 
     @property
     def key_id(self) -> UUID: ...
     @property
     def public_key(self) -> bytes: ...
     def sign(self, data: bytes) -> bytes: ...
-    def signed(self) -> Signed | None: ...
+    def signed(self) -> SignedEntry | None: ...
     def checkpoint(self) -> Checkpoint | None: ...
     def remember(self, checkpoint: Checkpoint) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
-    """What one tick did. `refused` says why the node would not sign: this is not what follows from what it signed."""
+class SealOutcome:
+    """What one tick sealed. `refused` is why the node did not sign: the chain does not follow from what it signed."""
 
     entries: int
     position: int
@@ -60,9 +59,9 @@ class Sealed:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How far the sealer is: events that wait and the time of the oldest, the last sealed entry, the time of the first
-    one that the node did not sign, and whether the sealer is to go on from a transaction that is still to come."""
+class SealingProgress:
+    """Events that wait for the sealer and the time of the oldest, the last sealed entry, the time of the first entry
+    that the node has not signed, and whether the sealer's position is ahead of all transactions that have begun."""
 
     waiting: int
     oldest: datetime | None
@@ -71,7 +70,7 @@ class Progress:
     ahead: bool
 
     def is_refused(self, now: datetime) -> bool:
-        """Whether a node refuses: entries stay without a signature, which sealing alone never leaves behind."""
+        """Whether the node refuses to sign: entries have been without a signature for too long."""
         return self.ahead or (self.unsigned_since is not None and now - self.unsigned_since > KEPT_AGE)
 
 
@@ -85,7 +84,7 @@ def event(
     replay_key: bytes | None = None,
     detail: Detail | None = None,
 ) -> Event:
-    """An event of now, with an id of its own. A token's subject may be longer than the ledger keeps of a name."""
+    """A new event. `actor` is cut to the length of the column, since a token's subject may be longer."""
     return Event(
         event_id=uuid.uuid4(),
         occurred_at=at,
@@ -99,48 +98,26 @@ def event(
 
 
 async def record(tx: Tx, events: Sequence[Event]) -> None:
-    """Write events in the transaction of the act that they record, so that neither exists without the other."""
+    """Writes events in the transaction of the act that they record, so that neither exists without the other."""
     if events:
         await store.record(tx, events)
 
 
-@dataclass(frozen=True, slots=True)
-class ChainPage:
-    """Entries of the chain, how far the sealer says it has come, and from where on the ledger has them."""
-
-    entries: list[ChainEntry]
-    sealed_to: int
-    floor: Floor
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Which events a listing wants; newest first, before a cursor."""
-
-    event_type: str | None = None
-    actor: str | None = None
-    message_id: UUID | None = None
-    since: datetime | None = None
-    until: datetime | None = None
-    before: tuple[datetime, UUID] | None = None
-    limit: int = 50
-
-
 class Audit:
-    """The sealer's side of the audit, and what operators may read of it."""
+    """Seals the audit, and reads it for operators."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
-    async def seal(self, node: NodeSigner, now: datetime) -> Sealed:
-        """One tick of the sealer: chain every event whose transaction can have no neighbour any more."""
+    async def seal(self, node: NodeSigner, now: datetime) -> SealOutcome:
+        """One tick of the sealer: chains the events of all transactions below the oldest one that is still open."""
         async with self._ledger.transaction() as tx:
             end = await store.sealer(tx)
             horizon, next_xid = await store.horizon(tx)
             if end.next_xid > next_xid:
-                return Sealed(0, end.position, _ahead(end.next_xid))
+                return SealOutcome(0, end.position, _ahead(end.next_xid))
             batch = await store.sealable(tx, end.next_xid, horizon, SEAL_BATCH)
-            # A full batch may end inside a transaction; what is left of that one comes first in the next.
+            # A full batch may end inside a transaction; the rest of its events come first in the next batch.
             next_xid = horizon if len(batch) < SEAL_BATCH else batch[-1].xid
             head, position, entries = end.entry_hash, end.position, []
             for item in batch:
@@ -149,11 +126,11 @@ class Audit:
                 entries.append((position, item.event_id, item.occurred_at, head))
             if entries:
                 await store.append_chain(tx, entries)
-                await store.advance(tx, store.Sealer(next_xid, position, head))
-            # By the node's own memory: a row in the ledger, which SQL can write, must not keep it from signing.
+                await store.advance(tx, store.SealerState(next_xid, position, head))
+            # By the node's own memory, since a row that SQL wrote into the ledger must not keep the node from signing.
             signed, made = node.signed(), None
-            due = Signed(position, head.hex()) != (signed or Signed(0, GENESIS.hex()))
-            # The build before remembered no signature: what it signed last is signed once more.
+            due = SignedEntry(position, head.hex()) != (signed or SignedEntry(0, GENESIS.hex()))
+            # An older build remembered no signature: the entry that it signed last is signed once more.
             due = due or (signed is not None and node.checkpoint() is None)
             refused = await _not_what_was_signed(tx, signed, end) if due else None
             if due and not refused:
@@ -162,26 +139,26 @@ class Audit:
                 if signed is not None and signed.position < position:
                     await store.thin_checkpoints(tx, signed.position, node.key_id, KEPT_ENTRIES, KEPT_AGE)
         if made is not None:
-            # After the commit: what the node remembers must be in the ledger, or it would never sign again.
+            # After the commit: were an entry remembered that is not in the ledger, the node would never sign again.
             node.remember(made)
-        return Sealed(len(entries), position, refused)
+        return SealOutcome(len(entries), position, refused)
 
-    async def progress(self, signed: Signed | None) -> Progress:
-        """How far the sealer has come, what waits for it, and what waits for the signature of a node that has signed
-        so far."""
+    async def progress(self, signed: SignedEntry | None) -> SealingProgress:
+        """How far the sealer has come, and what waits for it and for the signature of a node that signed up to
+        `signed`."""
         async with self._ledger.reading() as tx:
-            return Progress(**await store.progress(tx, signed.position if signed else 0))
+            return SealingProgress(**await store.progress(tx, signed.position if signed else 0))
 
     async def make_partitions(self, now: datetime) -> int:
-        """Make the daily partitions from yesterday to a week ahead; returns how many rows missed theirs."""
+        """Makes the daily partitions from yesterday to a week ahead. Returns how many rows are in none of them."""
         return await make_ahead(self._ledger, _DAILY, now)
 
-    async def events(self, page: Page) -> list[StoredEvent]:
+    async def events(self, wanted: EventFilter) -> list[StoredEvent]:
         async with self._ledger.reading() as tx:
-            return await store.events(tx, **dataclasses.asdict(page))
+            return await store.events(tx, wanted)
 
     async def chain(self, after: int, limit: int) -> ChainPage:
-        """The sealed entries after a position. The floor is read last: what it hides was still among the entries."""
+        """The sealed entries after a position. The floor is read last: it may have risen, never fallen, since."""
         async with self._ledger.reading() as tx:
             sealed_to = await store.sealed_to(tx)
             entries = await store.chain(tx, after, limit)
@@ -201,7 +178,7 @@ class Audit:
     async def unsealed(
         self, limit: int, since: datetime | None = None, until: datetime | None = None
     ) -> tuple[list[StoredEvent], list[StoredEvent]]:
-        """Rows of that time that no seal explains, and the tail that waits for its seal."""
+        """The strays of a time span, and the tail that waits for the sealer."""
         async with self._ledger.reading() as tx:
             return await store.strays(tx, since, until, limit), await store.tail(tx, limit)
 
@@ -217,15 +194,15 @@ def _sign(node: NodeSigner, position: int, head: bytes, now: datetime) -> Checkp
 
 
 def _ahead(next_xid: int) -> str:
-    """PostgreSQL counts transactions upwards: the sealer was never there, and would skip all events until it is."""
+    """PostgreSQL counts transactions upwards: from there the sealer would skip all events until that transaction."""
     return f"the sealer is to go on from transaction {next_xid:,}, which has not begun yet"
 
 
-async def _not_what_was_signed(tx: Tx, signed: Signed | None, end: store.Sealer) -> str | None:
-    """Why the chain up to its end does not go on from what the node signed last, if it does not."""
+async def _not_what_was_signed(tx: Tx, signed: SignedEntry | None, end: store.SealerState) -> str | None:
+    """Why the chain does not follow from the entry that the node signed last; None if it does."""
     if signed is None:
         return None
-    # Entries leave up to one that a node signed. Where it was another node, that one's word is the ledger's only.
+    # Entries are trimmed up to one that a node signed. If that was another node, only the ledger says so.
     floor = await store.floor(tx)
     if floor.position > signed.position:
         return (
@@ -239,7 +216,7 @@ async def _not_what_was_signed(tx: Tx, signed: Signed | None, end: store.Sealer)
         return f"entry {signed.position:,} is not the one this node signed"
     if end.position < signed.position:
         return f"the chain's end was set back to entry {end.position:,}, before what this node signed"
-    # Between that one and the round at hand may lie what another node sealed, or a round that was not remembered.
+    # Between that entry and this round there may be entries that another node sealed, or a round not remembered.
     position, head = signed.position, present
     while position < end.position:
         upto = min(position + _LINKS, end.position)

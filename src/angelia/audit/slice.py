@@ -7,8 +7,8 @@ from collections.abc import Callable
 from angelia.api import Route, Tick
 from angelia.audit import routes, ticks
 from angelia.audit.failures import Failures
-from angelia.audit.failures_store import Counts
-from angelia.audit.model import Signed
+from angelia.audit.failures_store import FailureCounts
+from angelia.audit.model import SignedEntry
 from angelia.audit.service import Audit
 from angelia.audit.witness_service import Witnessed
 from angelia.stores.opened import Stores
@@ -17,10 +17,10 @@ from angelia.stores.opened import Stores
 class AuditSlice:
     """Append-only, hash-chained events."""
 
-    def __init__(self, stores: Stores, signed: Callable[[], Signed | None]) -> None:
+    def __init__(self, stores: Stores, signed: Callable[[], SignedEntry | None]) -> None:
         """`signed` returns what the node signed last."""
         self.audit = Audit(stores.ledger)
-        self.failures = Failures(stores.ledger, Counts(stores.hot))
+        self.failures = Failures(stores.ledger, FailureCounts(stores.hot))
         self.witnessed = Witnessed(stores.ledger)
         self._signed = signed
 

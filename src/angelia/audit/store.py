@@ -8,7 +8,9 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from angelia.audit.model import ChainEntry, Checkpoint, Event, Floor, StoredEvent
+import msgspec
+
+from angelia.audit.model import ChainEntry, Checkpoint, Event, EventFilter, Floor, StoredEvent
 from angelia.stores.ledger import Row, Tx
 from angelia.stores.sql import statements
 
@@ -16,8 +18,8 @@ SQL = statements(__file__)
 
 
 @dataclass(frozen=True, slots=True)
-class Sealer:
-    """Where the chain ends and from which transaction it goes on."""
+class SealerState:
+    """The last entry of the chain, and the transaction from which the sealer goes on."""
 
     next_xid: int
     position: int
@@ -26,7 +28,7 @@ class Sealer:
 
 @dataclass(frozen=True, slots=True)
 class Sealable:
-    """What the sealer needs to know of one event."""
+    """An event as the sealer needs it."""
 
     event_id: UUID
     occurred_at: datetime
@@ -52,14 +54,15 @@ async def record(tx: Tx, events: Sequence[Event]) -> None:
     await tx.execute(SQL["record"], *(list(column) for column in zip(*columns, strict=True)))
 
 
-async def sealer(tx: Tx) -> Sealer:
+async def sealer(tx: Tx) -> SealerState:
+    """The sealer's state, locked until the transaction ends."""
     row = await tx.fetchrow(SQL["sealer"])
     assert row is not None, "migration 0002 inserts the row"
-    return Sealer(int(row["next_xid"]), row["position"], row["entry_hash"])
+    return SealerState(int(row["next_xid"]), row["position"], row["entry_hash"])
 
 
 async def horizon(tx: Tx) -> tuple[int, int]:
-    """The transaction below which all have ended, and the one that is to begin next."""
+    """The transaction below which all have ended, and the one that begins next."""
     row = await tx.fetchrow(SQL["horizon"])
     assert row is not None
     return int(row["ended_below"]), int(row["next_xid"])
@@ -74,7 +77,7 @@ async def append_chain(tx: Tx, entries: Sequence[tuple[int, UUID, datetime, byte
     await tx.execute(SQL["append_chain"], *(list(column) for column in zip(*entries, strict=True)))
 
 
-async def advance(tx: Tx, to: Sealer) -> None:
+async def advance(tx: Tx, to: SealerState) -> None:
     await tx.execute(SQL["advance"], str(to.next_xid), to.position, to.entry_hash)
 
 
@@ -88,7 +91,7 @@ async def thin_checkpoints(tx: Tx, position: int, node_key_id: UUID, entries: in
 
 
 async def first_broken(tx: Tx, after: int, head: bytes, upto: int) -> int | None:
-    """The first entry behind one, up to another, that is not there or does not follow from the one before it."""
+    """The first entry behind `after`, up to `upto`, that is missing or does not follow from the one before it."""
     found: int | None = await tx.fetchval(SQL["first_broken"], after, head, upto)
     return found
 
@@ -121,12 +124,12 @@ async def chain(tx: Tx, after: int, limit: int) -> list[ChainEntry]:
 
 
 async def checkpoints(tx: Tx, after: int, limit: int) -> list[Checkpoint]:
-    return [_checkpoint(row) for row in await tx.fetch(SQL["checkpoints"], after, limit)]
+    return [Checkpoint(**row) for row in await tx.fetch(SQL["checkpoints"], after, limit)]
 
 
 async def checkpoint(tx: Tx, position: int) -> Checkpoint | None:
     row = await tx.fetchrow(SQL["checkpoint"], position)
-    return None if row is None else _checkpoint(row)
+    return None if row is None else Checkpoint(**row)
 
 
 async def strays(tx: Tx, since: datetime | None, until: datetime | None, limit: int) -> list[StoredEvent]:
@@ -138,57 +141,29 @@ async def tail(tx: Tx, limit: int) -> list[StoredEvent]:
 
 
 async def progress(tx: Tx, signed_to: int) -> dict[str, Any]:
-    # In two statements: the planner takes the index for a transaction that it knows, and reads all tables for another.
+    # Two statements: with the transaction as a parameter the planner uses the index, with a subquery it reads all rows.
     last_sealed = await tx.fetchval(SQL["last_sealed"])
     row = await tx.fetchrow(SQL["progress"], signed_to, last_sealed or "0")
     assert row is not None
     return dict(row)
 
 
-async def events(
-    tx: Tx,
-    *,
-    event_type: str | None,
-    actor: str | None,
-    message_id: UUID | None,
-    since: datetime | None,
-    until: datetime | None,
-    before: tuple[datetime, UUID] | None,
-    limit: int,
-) -> list[StoredEvent]:
-    at, event_id = before or (None, None)
-    rows = await tx.fetch(SQL["events"], event_type, actor, message_id, since, until, at, event_id, limit)
+async def events(tx: Tx, wanted: EventFilter) -> list[StoredEvent]:
+    by = (wanted.event_type, wanted.actor, wanted.message_id, wanted.since, wanted.until)
+    rows = await tx.fetch(SQL["events"], *by, *(wanted.before or (None, None)), wanted.limit)
     return [_event(row) for row in rows]
 
 
+async def entries_before(tx: Tx, at: datetime, most: int) -> int:
+    return int(await tx.fetchval(SQL["entries_before"], at, most))
+
+
 def _event(row: Row) -> StoredEvent:
-    return StoredEvent(
-        event_id=row["event_id"],
-        occurred_at=row["occurred_at"],
-        event_type=row["event_type"],
-        actor=row["actor_nhi"],
-        object=row["object_nhi"],
-        message_id=row["message_id"],
-        replay_key=None if row["replay_key"] is None else row["replay_key"].hex(),
-        detail=row["detail"],
-        event_hash=row["event_hash"].hex(),
-        redacted_at=row["redacted_at"],
-        position=row["position"],
-        ahead=int(row["xid"]) > _written_by(int(row["written"]), int(row["next_xid"])),
-    )
+    ahead = int(row["xid"]) > _written_by(int(row["written"]), int(row["next_xid"]))
+    return msgspec.convert({**row, "ahead": ahead}, StoredEvent)
 
 
 def _written_by(xmin: int, next_xid: int) -> int:
-    """The transaction that wrote a row: PostgreSQL keeps its last 32 bits, and all that ever ran are below the next."""
+    """The full id of the transaction that wrote a row: `xmin` has its last 32 bits, and it is below the next one."""
     written = next_xid >> 32 << 32 | xmin
     return written if written < next_xid else written - (1 << 32)
-
-
-def _checkpoint(row: Row) -> Checkpoint:
-    return Checkpoint(
-        position=row["position"],
-        entry_hash=row["entry_hash"].hex(),
-        node_key_id=row["node_key_id"],
-        signed_at=row["signed_at"],
-        signature=row["signature"].hex(),
-    )

@@ -9,7 +9,7 @@ import structlog
 
 from angelia import metrics
 from angelia.api import Tick
-from angelia.audit.model import Signed
+from angelia.audit.model import SignedEntry
 from angelia.audit.service import SEAL_BATCH, Audit, NodeSigner
 
 log = structlog.get_logger(__name__)
@@ -29,7 +29,7 @@ def sealing(audit: Audit, node: NodeSigner) -> Tick:
     return Tick("audit sealer", 1.0, seal)
 
 
-def measuring(audit: Audit, signed: Callable[[], Signed | None]) -> Tick:
+def measuring(audit: Audit, signed: Callable[[], SignedEntry | None]) -> Tick:
     """Measures how sealing goes. For web processes, whose metrics are shown; it reads the ledger, so that it tells of a
     sealer that is gone, too."""
 

@@ -1,4 +1,4 @@
-"""The witness of this node's audit keeps its checkpoints out of reach of whoever can write to the ledger."""
+"""The witness of this node's audit: it keeps the checkpoints where write access to the ledger cannot change them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import httpx
 import msgspec
 import structlog
 
-from angelia.audit.model import Checkpoint, Checkpoints, Newest, Testimony
+from angelia.audit.api import WITNESS, CheckpointList, Testimony, WitnessedPosition
+from angelia.audit.model import Checkpoint
 from angelia.audit.service import NodeSigner
 from angelia.envelope.ids import KeyType, key_id
 from angelia.errors import Conflict, Unavailable
@@ -24,17 +25,16 @@ from angelia.errors import Conflict, Unavailable
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
-_MOST_PAGES = 100_000  # of a thousand: one checkpoint a minute, for longer than a witness lives
+_MOST_PAGES = 100_000  # of a thousand checkpoints each; at one checkpoint a minute that is 190 years
 _PAUSE = timedelta(seconds=30)
-_PATH = "/v1/audit/witnessed"
 _SECONDS = 10.0
 
 
 class Witness(Protocol):
-    """A place that checkpoints are handed to. It may be away, which is `Unavailable`; `Conflict` is its refusal."""
+    """A place that checkpoints are handed to. Raises Unavailable while it is away, Conflict if it refuses one."""
 
     def newest(self, public_key: bytes) -> int:
-        """The position of the newest checkpoint that it has of a node, or 0."""
+        """The position of the newest checkpoint that it has of a node; 0 for none."""
         ...
 
     def take(self, public_key: bytes, checkpoint: Checkpoint) -> None: ...
@@ -43,22 +43,22 @@ class Witness(Protocol):
 
 
 def witness_at(place: str, *, begins: bool = False) -> Witness:
-    """A file by its absolute path, or another node as https://:TOKEN@host. `begins` is a node that has signed nothing
-    yet, so that a file may be missing."""
+    """The witness at a place: a file by its absolute path, or another node as https://:TOKEN@host. With `begins`, for a
+    node that has signed nothing yet, a missing file is created."""
     return NodeWitness(place) if "://" in place else FileWitness(Path(place), begins=begins)
 
 
 class FileWitness:
-    """A file that is only ever appended to, one checkpoint a line; best on another disk.
+    """A file that is only appended to, one checkpoint per line; best on another disk.
 
-    It is made for a node that begins, once. Later a missing one means that its disk is not mounted."""
+    It is created once, for a node that begins. Later a missing file means that its disk is not mounted."""
 
     def __init__(self, path: Path, *, begins: bool = False) -> None:
         self._path = path
         self._begins = begins
 
     def newest(self, public_key: bytes) -> int:
-        """From the end: each is appended behind all before it. A line that the node did not sign counts for nothing."""
+        """The newest one stands last. Lines that the node did not sign are skipped."""
         node = key_id(KeyType.ED25519, public_key)
         kept = (one for one in self._from_the_end() if one.node_key_id == node and one.is_signed_by(public_key))
         return next((one.position for one in kept), 0)
@@ -71,7 +71,7 @@ class FileWitness:
                 self._begins = False
                 size = os.fstat(log.fileno()).st_size
                 if size and os.pread(log.fileno(), 1, size - 1) != b"\n":
-                    line = b"\n" + line  # a power cut tore the last one
+                    line = b"\n" + line  # a power cut left the last line incomplete
                 log.write(line)
                 log.flush()
                 os.fsync(log.fileno())
@@ -114,7 +114,7 @@ class FileWitness:
 
 
 def _parsed(line: bytes) -> Checkpoint | None:
-    """The checkpoint of a line; None for a torn one."""
+    """The checkpoint of a line; None for an incomplete line."""
     try:
         return msgspec.json.decode(line, type=Checkpoint)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -122,7 +122,7 @@ def _parsed(line: bytes) -> Checkpoint | None:
 
 
 class NodeWitness:
-    """Another node of Angelia, which refuses a checkpoint that goes back or differs from one that it has."""
+    """Another node of Angelia. It refuses a checkpoint that goes back or differs from one that it has."""
 
     def __init__(self, url: str) -> None:
         parsed = httpx.URL(url)
@@ -138,7 +138,7 @@ class NodeWitness:
     def checkpoints(self, node_key_id: UUID, after: int = 0) -> Iterator[Checkpoint]:
         for _ in range(_MOST_PAGES):
             query = {"node": str(node_key_id), "after": str(after)}
-            page = self._answer(Checkpoints, "GET", params=query).checkpoints
+            page = self._answer(CheckpointList, "GET", params=query).checkpoints
             if not page:
                 return
             for one in page:
@@ -151,14 +151,14 @@ class NodeWitness:
         raise Unavailable(f"the checkpoints of {self._url} did not end after {_MOST_PAGES:,} pages")
 
     def _tell(self, public_key: bytes, checkpoints: Sequence[Checkpoint]) -> int:
-        told = Testimony(public_key=base64.b64encode(public_key).decode(), checkpoints=list(checkpoints))
+        testimony = Testimony(public_key=base64.b64encode(public_key).decode(), checkpoints=list(checkpoints))
         headers = {"content-type": "application/json"}
-        return self._answer(Newest, "POST", content=msgspec.json.encode(told), headers=headers).position
+        return self._answer(WitnessedPosition, "POST", content=msgspec.json.encode(testimony), headers=headers).position
 
     def _answer(self, kind: type[T], method: str, **what: Any) -> T:
         headers = self._headers | what.pop("headers", {})
         try:
-            answer = httpx.request(method, f"{self._url}{_PATH}", headers=headers, timeout=_SECONDS, **what)
+            answer = httpx.request(method, f"{self._url}{WITNESS.path}", headers=headers, timeout=_SECONDS, **what)
             if answer.is_success:
                 return msgspec.json.decode(answer.content, type=kind)
         except httpx.HTTPError as error:
@@ -169,11 +169,11 @@ class NodeWitness:
         raise Conflict(said) if answer.status_code == 409 else Unavailable(said)
 
 
-class Handing:
-    """Hands a node's newest checkpoint over, which vouches for all before it. A witness that is away delays nothing but
-    itself.
+class CheckpointHandover:
+    """Hands a node's newest checkpoint, which vouches for all before it, to the witness. A witness that is away delays
+    nothing else.
 
-    By the node's own memory and not from the ledger, where SQL could keep it from the witness.
+    The checkpoint comes from the node's own memory: in the ledger, SQL could hide it from the witness.
     """
 
     def __init__(self, node: NodeSigner, witness: Witness) -> None:
@@ -184,7 +184,7 @@ class Handing:
         self._not_before: datetime | None = None
 
     async def hand_over(self, now: datetime) -> bool:
-        """One tick; nothing more ever waits, since the next checkpoint replaces this one."""
+        """One tick. Returns False: no more work waits, since the next checkpoint replaces this one."""
         newest = self._node.checkpoint()
         if newest is None or (self._not_before is not None and now < self._not_before):
             return False

@@ -1,4 +1,4 @@
-"""Keeps the checkpoints of other nodes, which cannot take one back here or tell another story."""
+"""Keeps the checkpoints of other nodes, which can neither withdraw nor change one here."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ MOST_NODES = 100
 
 
 class Witnessed:
-    """What other nodes signed, each under its own key."""
+    """The checkpoints of other nodes, by the key of each node."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
-    async def take(self, public_key: bytes, told: Sequence[Checkpoint], now: datetime) -> int:
-        """Keep a node's next checkpoints, in order; returns the newest position that is kept of it.
+    async def take(self, public_key: bytes, checkpoints: Sequence[Checkpoint], now: datetime) -> int:
+        """Keeps a node's next checkpoints, in order. Returns the newest position that is kept of the node.
 
-        A checkpoint that goes back, or that differs from one that is kept, is refused, and none of them is kept.
+        If one goes back, or differs from the checkpoint that is kept, none of them is kept and Conflict is raised.
         """
         if len(public_key) != 32:
             raise InvalidArgument("a node's key has 32 bytes")
         node = key_id(KeyType.ED25519, public_key)
-        for checkpoint in told:
+        for checkpoint in checkpoints:
             if checkpoint.node_key_id != node or not checkpoint.is_signed_by(public_key) or not _fits(checkpoint):
                 raise InvalidArgument(f"checkpoint {checkpoint.position:,} is not signed by the key that is named")
         async with self._ledger.transaction() as tx:
             newest = await store.newest(tx, node)
             position = newest.position if newest else 0
-            if newest is None and told and await store.nodes(tx) >= MOST_NODES:
+            if newest is None and checkpoints and await store.nodes(tx) >= MOST_NODES:
                 raise Denied(f"this server witnesses for {MOST_NODES} nodes already")
-            for checkpoint in told:
+            for checkpoint in checkpoints:
                 if newest and checkpoint.position == newest.position and checkpoint.entry_hash == newest.entry_hash:
-                    continue  # told again
+                    continue  # a repetition
                 if checkpoint.position <= position:
                     raise Conflict(
                         f"checkpoint {checkpoint.position:,} is not what follows {position:,}, the newest of this node",
@@ -58,5 +58,5 @@ class Witnessed:
 
 
 def _fits(checkpoint: Checkpoint) -> bool:
-    """Whether it is one that a chain can have: a node may sign what it likes."""
+    """Whether a chain can have such a checkpoint; a node could sign anything."""
     return 0 < checkpoint.position <= 2**62 and len(checkpoint.entry_hash) == 64

@@ -5,18 +5,18 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from angelia.audit.model import Checkpoint, Signed
+from angelia.audit.model import Checkpoint, SignedEntry
 from angelia.stores.ledger import Tx
 from angelia.stores.sql import statements
 
 SQL = statements(__file__, "witnessed.sql")
 
 
-async def newest(tx: Tx, node_key_id: UUID) -> Signed | None:
-    """How far a node has come, held until the transaction ends."""
+async def newest(tx: Tx, node_key_id: UUID) -> SignedEntry | None:
+    """The newest checkpoint of a node. Others that hand in for this node wait until the transaction ends."""
     await tx.execute(SQL["one_at_a_time"], node_key_id)
     row = await tx.fetchrow(SQL["newest"], node_key_id)
-    return None if row is None else Signed(row["position"], row["entry_hash"].hex())
+    return None if row is None else SignedEntry(**row)
 
 
 async def nodes(tx: Tx) -> int:
@@ -24,9 +24,11 @@ async def nodes(tx: Tx) -> int:
     return int(await tx.fetchval(SQL["nodes"]))
 
 
-async def add(tx: Tx, told: Checkpoint, now: datetime) -> None:
-    head, signature = bytes.fromhex(told.entry_hash), bytes.fromhex(told.signature)
-    await tx.execute(SQL["add"], told.node_key_id, told.position, head, told.signed_at, signature, now)
+async def add(tx: Tx, checkpoint: Checkpoint, now: datetime) -> None:
+    head, signature = bytes.fromhex(checkpoint.entry_hash), bytes.fromhex(checkpoint.signature)
+    await tx.execute(
+        SQL["add"], checkpoint.node_key_id, checkpoint.position, head, checkpoint.signed_at, signature, now
+    )
 
 
 async def thin(tx: Tx, node_key_id: UUID, position: int, entries: int, age: timedelta) -> None:
@@ -34,13 +36,4 @@ async def thin(tx: Tx, node_key_id: UUID, position: int, entries: int, age: time
 
 
 async def of_node(tx: Tx, node_key_id: UUID, after: int, limit: int) -> list[Checkpoint]:
-    return [
-        Checkpoint(
-            position=row["position"],
-            entry_hash=row["entry_hash"].hex(),
-            node_key_id=row["node_key_id"],
-            signed_at=row["signed_at"],
-            signature=row["signature"].hex(),
-        )
-        for row in await tx.fetch(SQL["of_node"], node_key_id, after, limit)
-    ]
+    return [Checkpoint(**row) for row in await tx.fetch(SQL["of_node"], node_key_id, after, limit)]

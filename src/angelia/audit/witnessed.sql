@@ -1,12 +1,12 @@
 -- name: one_at_a_time
--- Of one node; two tellings at once must not both be the newest.
+-- One transaction at a time for a node, so that two checkpoints handed in at once are not both the newest.
 SELECT pg_advisory_xact_lock(hashtextextended('angelia/witnessed/' || $1::uuid, 0))
 
 -- name: newest
-SELECT position, entry_hash FROM audit_witnessed WHERE node_key_id = $1 ORDER BY position DESC LIMIT 1
+SELECT position, encode(entry_hash, 'hex') AS entry_hash FROM audit_witnessed WHERE node_key_id = $1 ORDER BY position DESC LIMIT 1
 
 -- name: nodes
--- From one node to the next by the index, however many checkpoints each has.
+-- How many nodes have checkpoints: jumps from node to node by the index, however many checkpoints each has.
 WITH RECURSIVE nodes AS (
   (SELECT node_key_id FROM audit_witnessed ORDER BY node_key_id LIMIT 1)
   UNION ALL
@@ -20,12 +20,14 @@ INSERT INTO audit_witnessed (node_key_id, position, entry_hash, signed_at, signa
 VALUES ($1, $2, $3, $4, $5, $6)
 
 -- name: thin
--- As in the chain's own ledger: the newest vouches for all before it, and of those one a minute or a thousand entries stays.
+-- As `thin_checkpoints` in store.sql: the newest vouches for all before it, and of those one per minute or per thousand
+-- entries stays.
 DELETE FROM audit_witnessed AS w
 USING (SELECT position, signed_at FROM audit_witnessed WHERE node_key_id = $1 AND position < $2
        ORDER BY position DESC LIMIT 1) AS b
 WHERE w.node_key_id = $1 AND w.position = $2 AND w.position - b.position < $3 AND w.signed_at - b.signed_at < $4
 
 -- name: of_node
-SELECT position, entry_hash, node_key_id, signed_at, signature FROM audit_witnessed
+SELECT position, encode(entry_hash, 'hex') AS entry_hash, node_key_id, signed_at, encode(signature, 'hex') AS signature
+FROM audit_witnessed
 WHERE node_key_id = $1 AND position > $2 ORDER BY position LIMIT $3

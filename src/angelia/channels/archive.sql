@@ -13,12 +13,12 @@ SELECT channel_id::text AS channel_id, nhi, may_subscribe, may_publish, added_at
 FROM channel_allowlist WHERE nhi = $1 ORDER BY added_at, channel_id
 
 -- name: channel_messages_about_agent
--- What it published, without what is in it.
+-- The messages that the agent published, without their content.
 SELECT channel_id::text AS channel_id, channel_offset, sender_nhi, message_id::text AS message_id,
   encode(replay_key, 'hex') AS replay_key, created_at, accepted_at, expires_at, octet_length(wire) AS wire_bytes
 FROM channel_messages WHERE sender_nhi = $1 ORDER BY accepted_at, channel_id, channel_offset
 
 -- name: channel_epochs_about_agent
--- Keys of channels that it made: when, and which, not the keys.
+-- The keys of channels that the agent made: ids and times, not the keys.
 SELECT channel_id::text AS channel_id, epoch, key_id::text AS key_id, made_by, made_at, replaced_at
 FROM channel_epochs WHERE made_by = $1 ORDER BY made_at, channel_id, epoch

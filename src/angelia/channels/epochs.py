@@ -1,4 +1,6 @@
-"""The keys of channels: who names the next one, who lacks it, and from whom it may come. The keys are never here."""
+"""The epochs of channels: which key is the present one, which agents lack it, and which may give it out.
+
+The server knows the ids of keys, never the keys."""
 
 from __future__ import annotations
 
@@ -9,27 +11,28 @@ from uuid import UUID
 import msgspec
 
 from angelia.agents.service import Agents
-from angelia.api import AgentRow
+from angelia.api import AgentRow, PageQuery
 from angelia.channels import store
-from angelia.channels.admission import Admission
-from angelia.channels.model import ASK_AGAIN, Channel, Epoch, Policy, Subscription, no_channel, not_subscribed
+from angelia.channels.admission import ChannelAdmission
+from angelia.channels.model import ASK_AGAIN, Channel, ChannelPolicy, Epoch, Subscription, not_subscribed
 from angelia.errors import Denied, NotFound, VersionConflict
 from angelia.policy.model import Action
 from angelia.stores.ledger import Ledger, Tx
 
 
 class Epochs:
-    """What a server knows of a channel's keys: their ids, and to whom somebody says they were sent."""
+    """The ids of a channel's keys, and the agents to which they were sent, as publishers and subscribers report it."""
 
-    def __init__(self, ledger: Ledger, agents: Agents, admission: Admission) -> None:
+    def __init__(self, ledger: Ledger, agents: Agents, admission: ChannelAdmission) -> None:
         self._ledger = ledger
         self._agents = agents
         self._admission = admission
 
     async def set_epoch(self, agent: AgentRow, channel_id: UUID, epoch: int, key_id: UUID, now: datetime) -> Channel:
-        """Name the channel's next key. Of several who try at once, one is right; the others learn whose key it is.
+        """Sets the id of the channel's next key, and returns the channel. Of several agents that try at once one
+        succeeds; the others get the present epoch with the refusal.
 
-        In an open channel, where anybody may publish, only the owner does."""
+        In an open channel, where any agent may publish, only the owner does."""
         async with self._ledger.transaction() as tx:
             channel = await store.locked(tx, channel_id)
             await self._check_keeper(tx, channel, agent, now, of_open=False)
@@ -44,17 +47,17 @@ class Epochs:
     async def keys_sent(
         self, agent: AgentRow, channel_id: UUID, epoch: int, names: Sequence[str], now: datetime
     ) -> int:
-        """Somebody sent the key of an epoch to these; for how many of them that is new and counts."""
+        """Notes that the present key was sent to these agents. Returns for how many of them that is new and counts."""
         async with self._ledger.transaction() as tx:
             channel = await store.locked(tx, channel_id)
             await self._check_keeper(tx, channel, agent, now)
-            if epoch != channel.epoch or channel.epoch_key_id is None:
-                raise _other_epoch(channel)
-            by_anybody = channel.policy is Policy.OPEN and agent.handle != channel.owner_nhi
+            _check_present(channel, epoch)
+            by_anybody = channel.policy is ChannelPolicy.OPEN and agent.handle != channel.owner_nhi
             return await store.key_sent(tx, channel_id, names, epoch, by_anybody=by_anybody)
 
     async def key_taken(self, agent: AgentRow, channel_id: UUID, epoch: int, now: datetime) -> Subscription:
-        """The caller says that it has the present key; or, by epoch 0, that it has none, which counts once an hour."""
+        """Notes that the caller has the present key, or, for epoch 0, that it lost it, which counts once an hour.
+        Returns its subscription."""
         async with self._ledger.transaction() as tx:
             channel = await store.locked(tx, channel_id)
             held = await store.subscription(tx, channel_id, agent.handle)
@@ -63,16 +66,13 @@ class Epochs:
                 raise not_subscribed(channel)
             if not epoch:
                 return await store.key_lost(tx, channel_id, agent.handle, now, now - ASK_AGAIN) or held
-            if epoch != channel.epoch or channel.epoch_key_id is None:
-                raise _other_epoch(channel)
+            _check_present(channel, epoch)
             return await store.key_taken(tx, channel_id, agent.handle, epoch, now) or held
 
     async def epoch(self, agent: AgentRow, channel_id: UUID, number: int, now: datetime) -> Epoch:
-        """The key that a channel had in an epoch, for whoever may see the channel."""
+        """Returns the id of the key that a channel had in an epoch, to an agent that sees the channel."""
         async with self._ledger.reading() as tx:
-            channel = await store.channel(tx, channel_id)
-            if not await self._admission.sees(tx, channel, agent.handle, now):
-                raise no_channel(channel_id)
+            channel = await self._admission.seen(tx, channel_id, agent.handle, now)
             found = await store.epoch(tx, channel_id, number)
         if found is None:
             raise NotFound(
@@ -81,41 +81,41 @@ class Epochs:
         return found
 
     async def subscribers(
-        self, agent: AgentRow, channel_id: UUID, after: str, limit: int, now: datetime, *, without_key: bool
+        self, agent: AgentRow, channel_id: UUID, page: PageQuery, now: datetime, *, without_key: bool
     ) -> tuple[list[Subscription], str | None]:
-        """A page of who listens, by name, and where the next one begins; for those who give out the key. Who lacks
-        it may also be somebody who only publishes.
+        """Returns a page of subscribers, by name, and the cursor of the next one; for agents that give out the key.
+        Among the agents without the key are also publishers that do not subscribe.
 
-        Rules may have changed since somebody subscribed: who may no longer is left out."""
+        Policy rules may have changed since an agent subscribed: one that may no longer is left out."""
+        after, most = page.cursor or "", page.and_one_more
         async with self._ledger.reading() as tx:
             channel = await store.channel(tx, channel_id)
             await self._check_keeper(tx, channel, agent, now)
             if without_key:
-                found = await store.without_key(tx, channel_id, channel.epoch, after, limit + 1)
+                found = await store.without_key(tx, channel_id, channel.epoch, after, most)
             else:
-                found = await store.subscribers(tx, channel_id, after, limit + 1)
-            page = found[:limit]
-            refusals = await self._admission.staying(tx, channel, page, now)
-        following = page[-1].subscriber_nhi if len(found) > limit else None
-        return [one for one, refusal in zip(page, refusals, strict=True) if refusal is None], following
+                found = await store.subscribers(tx, channel_id, after, most)
+            some, following = page.cut(found, lambda one: one.subscriber_nhi)
+            refusals = await self._admission.staying(tx, channel, some, now)
+        return [one for one, refusal in zip(some, refusals, strict=True) if refusal is None], following
 
     async def may_give_key(self, agent: AgentRow, channel_id: UUID, name: str, now: datetime) -> tuple[str, bool]:
-        """The handle of an agent, and whether the channel's key may come from it; for whoever may see the channel."""
+        """Returns the handle of the agent `name`, and whether it may give out the channel's key; to a caller that sees
+        the channel."""
         nhi = (await self._agents.named(name)).handle
         async with self._ledger.reading() as tx:
-            channel = await store.channel(tx, channel_id)
-            if not await self._admission.sees(tx, channel, agent.handle, now):
-                raise no_channel(channel_id)
+            channel = await self._admission.seen(tx, channel_id, agent.handle, now)
             owns = nhi == channel.owner_nhi
             return nhi, owns or await self._admission.may(tx, channel, Action.PUBLISH, nhi, now)
 
     async def _check_keeper(
         self, tx: Tx, channel: Channel, agent: AgentRow, now: datetime, *, of_open: bool = True
     ) -> None:
-        """The key is the owner's affair, and that of whoever may publish; in an open channel, of who listens too."""
+        """Refuses agents that do not manage the channel's key. The owner does, and agents that may publish; in an open
+        channel, subscribers if `of_open`."""
         if agent.handle == channel.owner_nhi:
             return
-        if channel.policy is Policy.OPEN:
+        if channel.policy is ChannelPolicy.OPEN:
             held = await store.subscription(tx, channel.channel_id, agent.handle)
             if not of_open or held is None or not held.listens:
                 raise Denied(
@@ -123,6 +123,11 @@ class Epochs:
                     hint=f"who listens may give it out: angelia channel subscribe {channel.name}",
                 )
         await self._admission.check(tx, channel, Action.PUBLISH, agent.handle, now)
+
+
+def _check_present(channel: Channel, epoch: int) -> None:
+    if epoch != channel.epoch or channel.epoch_key_id is None:
+        raise _other_epoch(channel)
 
 
 def _other_epoch(channel: Channel) -> VersionConflict:

@@ -1,4 +1,4 @@
-"""What a channel is, who may do what in it, and when a message leaves it. No I/O, no clock."""
+"""Channels, subscriptions and messages as records, and their rules. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from uuid import UUID
 import msgspec
 
 from angelia.envelope.ids import valid_handle
-from angelia.envelope.rosters import valid_channel_name
+from angelia.envelope.rosters import Member, valid_channel_name
 from angelia.envelope.wire import Envelope
 from angelia.errors import InvalidArgument, NotFound
 
 RETENTION, SHORTEST_RETENTION, LONGEST_RETENTION = 604_800, 3_600, 2_592_000
 MESSAGE_BYTES, LEAST_MESSAGE_BYTES, MOST_MESSAGE_BYTES = 1_048_576, 4_096, 1_122_304
 SUBSCRIBERS, MOST_SUBSCRIBERS = 10_000, 100_000
-KEY_LIFE = timedelta(hours=24)  # after a voluntary leave, the next publish under an older key changes it
-ASK_AGAIN = timedelta(hours=1)  # how often a subscriber may say that it has lost the key
+KEY_LIFE = timedelta(hours=24)  # a key older than this is replaced at the next publish after a subscriber has left
+ASK_AGAIN = timedelta(hours=1)  # how often a subscriber may report that it has lost the key
 
 
-class Policy(StrEnum):
-    """Who may subscribe and publish."""
+class ChannelPolicy(StrEnum):
+    """How it is decided which agents may subscribe and publish."""
 
     OPEN = "open"
     PRIVATE = "private"
@@ -30,9 +30,9 @@ class Policy(StrEnum):
     ALLOWLIST = "allowlist"
 
 
-class Status(StrEnum):
-    """A subscription's life. A paused one keeps its offset and reads nothing; who only publishes holds the key, and
-    is sent the next ones, without listening."""
+class SubscriptionStatus(StrEnum):
+    """The state of a subscription. A paused one keeps its offset and reads nothing. `PUBLISHING` is a key holder that
+    is sent the channel's keys without being a subscriber."""
 
     ACTIVE = "active"
     PAUSED = "paused"
@@ -41,16 +41,16 @@ class Status(StrEnum):
 
 
 class Channel(msgspec.Struct, frozen=True, kw_only=True):
-    """A channel as those see it who may use it. `roster_version` is that of the roster which its owner signed last;
-    0 is none.
+    """A channel as agents see it that may use it. `roster_version` is the version of the roster that its owner signed
+    last; 0 is none.
 
-    Without an `epoch_key_id` nothing can be published until somebody who may publish sets the next key. `left_at` is
-    the last time that somebody left who has the present key."""
+    Without an `epoch_key_id` nothing can be published until a publisher sets the next key. `left_at` is the last time
+    that a holder of the present key left."""
 
     channel_id: UUID
     owner_nhi: str
     channel_name: str
-    policy: Policy
+    policy: ChannelPolicy
     retention_seconds: int
     max_message_size_bytes: int
     max_subscribers: int
@@ -68,7 +68,7 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Owner and name: what rules call it, and people."""
+        """Owner and name, as in `alice/news`: what policy rules and people call the channel."""
         return f"{self.owner_nhi}/{self.channel_name}"
 
     @property
@@ -77,20 +77,20 @@ class Channel(msgspec.Struct, frozen=True, kw_only=True):
         return self.next_offset - 1
 
     def key_is_due(self, now: datetime) -> bool:
-        """Whether the next publisher should change the key: there is none, or somebody left and it is a day old.
+        """Whether the next publisher should replace the key: there is none, or a holder left and it is a day old.
 
-        However many leave, that is once a day; an open channel keeps its key, since anybody may have it."""
+        However many leave, that is once a day. An open channel keeps its key, since any agent may have it."""
         if self.epoch_key_id is None or self.epoch_at is None:
             return True
-        left = self.left_at is not None and self.policy is not Policy.OPEN
+        left = self.left_at is not None and self.policy is not ChannelPolicy.OPEN
         return left and now - self.epoch_at >= KEY_LIFE
 
     def leaves_at(self, accepted_at: datetime, expires_at: datetime) -> datetime:
-        """When a message goes: its own time, or the channel's."""
+        """When a message is removed: at its own expiry or at the end of the channel's retention."""
         return min(expires_at, accepted_at + timedelta(seconds=self.retention_seconds))
 
 
-class Listed(msgspec.Struct, frozen=True, kw_only=True):
+class AllowlistEntry(msgspec.Struct, frozen=True, kw_only=True):
     """An entry of a channel's allowlist."""
 
     nhi: str
@@ -98,15 +98,20 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     may_publish: bool
     added_at: datetime
 
+    @property
+    def member(self) -> Member:
+        """The entry as a roster has it."""
+        return Member(self.nhi, may_publish=self.may_publish, may_subscribe=self.may_subscribe)
+
 
 class Subscription(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody listens to a channel, or holds its key to publish in it. `key_epoch` is the newest epoch whose key was
-    sent to it; 0 is none."""
+    """A subscriber of a channel, or a publisher that holds its key. `key_epoch` is the newest epoch whose key was sent
+    to it; 0 is none."""
 
     subscription_id: UUID
     channel_id: UUID
     subscriber_nhi: str
-    status: Status
+    status: SubscriptionStatus
     last_offset: int
     last_consumed_at: datetime | None
     key_epoch: int
@@ -116,17 +121,18 @@ class Subscription(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def listens(self) -> bool:
-        return self.status in (Status.ACTIVE, Status.PAUSED)
+        """Whether it is a subscription in the narrow sense, active or paused."""
+        return self.status in (SubscriptionStatus.ACTIVE, SubscriptionStatus.PAUSED)
 
     @property
     def holds(self) -> bool:
-        """Whether the channel's keys are sent to it."""
-        return self.status is not Status.DELETED
+        """Whether the channel's keys are sent to this agent."""
+        return self.status is not SubscriptionStatus.DELETED
 
 
 class Epoch(msgspec.Struct, frozen=True, kw_only=True):
-    """A key that a channel has, or had as long as anything under it may be read; never the key itself. Who made it is
-    not known of some old ones."""
+    """The id of a key that a channel has, or had as long as a message under it may be read; never the key itself. The
+    agent that made it is not known of some old ones."""
 
     epoch: int
     key_id: UUID
@@ -134,10 +140,10 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True):
     made_at: datetime
 
 
-class Shown(Channel, frozen=True, kw_only=True):
-    """A channel, and what the caller is in it. `without_key` counts, up to a thousand, those to whom nobody has sent
-    the present key; only those who give it out are told. `key_epoch` is the newest epoch whose key was sent to the
-    caller, and null for whom keys are not sent to."""
+class ChannelView(Channel, frozen=True, kw_only=True):
+    """A channel, and what the caller is and may do in it. `without_key` counts, up to a thousand, the agents to which
+    the present key was not sent yet; only agents that give out the key see it. `key_epoch` is the newest epoch whose
+    key was sent to the caller, and null if keys are not sent to it."""
 
     may_subscribe: bool
     may_publish: bool
@@ -146,18 +152,9 @@ class Shown(Channel, frozen=True, kw_only=True):
     key_epoch: int | None = None
 
 
-class Subscriber(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody who listens; `key_epoch` is the newest epoch whose key was sent to it."""
-
-    subscriber_nhi: str
-    status: str
-    key_epoch: int
-    created_at: datetime
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Publication:
-    """An envelope that may go into a channel: parsed, allowed, and its signatures hold."""
+class ChannelPublication:
+    """An envelope that may be published: parsed, of the calling agent, and for this channel."""
 
     channel_id: UUID
     envelope: Envelope = field(repr=False)
@@ -175,8 +172,8 @@ class Publication:
         return self.envelope.header.message_id
 
 
-class Published(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a message stands in its channel, and when it leaves."""
+class PublishedMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """The offset of a published message, and when it is removed."""
 
     message_id: UUID
     replay_key: str
@@ -186,8 +183,8 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """A message of a channel."""
+class StoredChannelMessage:
+    """A message of a channel as the ledger has it."""
 
     offset: int
     replay_key: bytes
@@ -197,10 +194,10 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """A page of messages, and where the channel stood when it was read."""
+class ReadResult:
+    """A page of messages, and the offsets and the roster's version that the channel had when it was read."""
 
-    messages: list[Stored]
+    messages: list[StoredChannelMessage]
     first_offset: int
     next_offset: int
     has_more: bool
@@ -208,7 +205,7 @@ class Reading:
 
 
 def check_name(name: str) -> str:
-    """A channel's name within its owner's."""
+    """Returns a channel's name without its owner, if it is valid."""
     if not valid_channel_name(name):
         raise InvalidArgument(
             f"{name[:70]!r} is no channel name", hint="1 to 64 of a-z 0-9 _ . / -, a letter or digit first"
@@ -217,7 +214,7 @@ def check_name(name: str) -> str:
 
 
 def check_limits(retention_seconds: int, max_message_size_bytes: int, max_subscribers: int) -> None:
-    """Whether a channel may be so; the error says which is out of bounds."""
+    """Refuses limits that a channel may not have; the error says which is out of bounds."""
     bounds = {
         "retention_seconds": (retention_seconds, SHORTEST_RETENTION, LONGEST_RETENTION),
         "max_message_size_bytes": (max_message_size_bytes, LEAST_MESSAGE_BYTES, MOST_MESSAGE_BYTES),

@@ -1,10 +1,10 @@
-"""Puts sealed messages into channels, each at the next offset of its channel, once."""
+"""Publishes sealed messages: each gets the next offset of its channel, once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
+from typing import TypeAlias
 from uuid import UUID
 
 from angelia import metrics
@@ -13,47 +13,41 @@ from angelia.audit import service as audit
 from angelia.audit.failures import SIGNATURE, Failures
 from angelia.audit.model import Detail, Event
 from angelia.channels import store
-from angelia.channels.admission import Admission
-from angelia.channels.model import Channel, Publication, Published, Stored, no_channel
+from angelia.channels.admission import ChannelAdmission
+from angelia.channels.model import Channel, ChannelPublication, PublishedMessage, StoredChannelMessage, no_channel
+from angelia.channels.reading import wake_topic
 from angelia.channels.store import Known
 from angelia.envelope import sealing
 from angelia.envelope.refusals import SignatureFailed, SuiteRefused
-from angelia.envelope.times import SKEW, moment
+from angelia.envelope.times import moment
 from angelia.envelope.wire import Envelope, Suite
 from angelia.errors import (
     AngeliaError,
-    ClockSkew,
     Denied,
     EpochStale,
     InvalidArgument,
-    MessageExpired,
     MessageIdConflict,
     NotFound,
     TooLarge,
 )
 from angelia.keys import admission as signatures
 from angelia.keys.admission import Signed
+from angelia.mail.model import id_conflict, untimely
 from angelia.policy.model import Action
 from angelia.stores.group_commit import GroupCommit
 from angelia.stores.ledger import Ledger, Tx
-from angelia.stores.wake import Wake, topic
+from angelia.stores.wake import Wake
 
 # Of one transaction, which holds the locks of its channels.
 _MOST_TOGETHER = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """Where a message is; `new` is false when it was published before."""
-
-    published: Published
-    new: bool
+# A published message, and whether it is new: false where the same bytes were published before.
+Outcome: TypeAlias = tuple[PublishedMessage, bool]
 
 
 class Publishing:
-    """Checks envelopes one by one, and writes those that came together in one transaction."""
+    """Checks envelopes one by one, and writes those that came at the same time in one transaction."""
 
-    def __init__(self, ledger: Ledger, wake: Wake, admission: Admission, failures: Failures) -> None:
+    def __init__(self, ledger: Ledger, wake: Wake, admission: ChannelAdmission, failures: Failures) -> None:
         self._ledger = ledger
         self._wake = wake
         self._admission = admission
@@ -63,8 +57,11 @@ class Publishing:
     async def close(self) -> None:
         await self._appends.close()
 
-    async def publish(self, agent: AgentRow, channel_id: UUID, envelope: Envelope, now: datetime) -> Placed:
-        """Cheap checks first; an honest repeat gets its first answer at any time, so the clock comes after the id."""
+    async def publish(self, agent: AgentRow, channel_id: UUID, envelope: Envelope, now: datetime) -> Outcome:
+        """Publishes an envelope. Returns where it stands, and whether it is new.
+
+        Cheap checks come first. A repeat of the same bytes gets its first answer at any time, so the check of the clock
+        comes after the one of the id."""
         header = envelope.header
         if header.suite is not Suite.CHANNEL:
             raise SuiteRefused(f"a channel takes suite {int(Suite.CHANNEL)}, this envelope has {int(header.suite)}")
@@ -73,7 +70,7 @@ class Publishing:
         if header.sender_nhi != agent.handle:
             await self._failed("message_delivery_denied", agent, envelope, now, "sender_is_another")
             raise Denied(f"the envelope is {header.sender_nhi}'s, and the caller is {agent.handle}")
-        wanted = Publication(
+        wanted = ChannelPublication(
             channel_id=channel_id,
             envelope=envelope,
             replay_key=bytes.fromhex(envelope.replay_key),
@@ -82,7 +79,7 @@ class Publishing:
             accepted_at=now,
         )
         try:
-            placed = await self._place(agent, wanted, now)
+            published, new = await self._place(agent, wanted, now)
         except (Denied, NotFound):
             await self._failed("message_delivery_denied", agent, envelope, now, "not_allowed")
             raise
@@ -92,22 +89,23 @@ class Publishing:
         except SignatureFailed:
             await self._failed(SIGNATURE, agent, envelope, now, "publish")
             raise
-        if placed.new:
+        if new:
             metrics.CHANNEL_MESSAGES.inc()
-            await self._wake.tell(topic("channel", str(channel_id)), b"")
-        return placed
+            await self._wake.tell(wake_topic(channel_id), b"")
+        return published, new
 
-    async def _place(self, agent: AgentRow, wanted: Publication, now: datetime) -> Placed:
+    async def _place(self, agent: AgentRow, wanted: ChannelPublication, now: datetime) -> Outcome:
         channel_id, envelope = wanted.channel_id, wanted.envelope
         async with self._ledger.reading() as tx:
             channel = await store.channel(tx, channel_id)
             before = (await store.known(tx, [_id(wanted)])).get(_id(wanted))
             if before is not None:
                 return _again(wanted, before)
-            # Before anything that tells about the channel: to outsiders there is none.
+            # Before any check that tells about the channel: to outsiders it does not exist.
             await self._admission.check(tx, channel, Action.PUBLISH, agent.handle, now)
             _check_size(channel, wanted)
-            _check_times(wanted, now)
+            if (refusal := untimely(wanted.created_at, wanted.expires_at, now)) is not None:
+                raise refusal
             _check_epoch(channel, wanted)
             [pair] = await signatures.signers(tx, [Signed.envelope(envelope.header)], now)
         if isinstance(pair, AngeliaError):
@@ -128,15 +126,15 @@ class Publishing:
         )
 
 
-async def append_batch(tx: Tx, wanted: Sequence[Publication]) -> list[Placed | AngeliaError]:
-    """Give each message the next offset of its channel, under the locks of all their channels.
+async def append_batch(tx: Tx, wanted: Sequence[ChannelPublication]) -> list[Outcome | AngeliaError]:
+    """Gives each message the next offset of its channel, under the locks of all their channels.
 
-    What was looked at before may have changed: the channel may be gone, its key another, the message published."""
+    What was checked before may have changed: the channel may be gone, its key replaced, the message published."""
     channels = await store.lock(tx, sorted({one.channel_id for one in wanted}))
     known = await store.known(tx, [_id(one) for one in wanted])
     ends = {channel_id: channel.next_offset for channel_id, channel in channels.items()}
-    results: list[Placed | AngeliaError] = []
-    fresh: list[tuple[Publication, Stored]] = []
+    results: list[Outcome | AngeliaError] = []
+    fresh: list[tuple[ChannelPublication, StoredChannelMessage]] = []
     for one in wanted:
         channel = channels.get(one.channel_id)
         try:
@@ -149,7 +147,7 @@ async def append_batch(tx: Tx, wanted: Sequence[Publication]) -> list[Placed | A
         except AngeliaError as refusal:
             results.append(refusal)
             continue
-        at = Stored(
+        at = StoredChannelMessage(
             offset=ends[one.channel_id],
             replay_key=one.replay_key,
             accepted_at=one.accepted_at,
@@ -159,14 +157,14 @@ async def append_batch(tx: Tx, wanted: Sequence[Publication]) -> list[Placed | A
         ends[one.channel_id] += 1
         known[_id(one)] = at
         fresh.append((one, at))
-        results.append(Placed(_answer(one, at), new=True))
+        results.append((_answer(one, at), True))
     if fresh:
         await store.append(tx, fresh)
         await audit.record(tx, [_sent(one, at, channels[one.channel_id]) for one, at in fresh])
     return results
 
 
-def _check_size(channel: Channel, wanted: Publication) -> None:
+def _check_size(channel: Channel, wanted: ChannelPublication) -> None:
     most, size = channel.max_message_size_bytes, len(wanted.envelope.wire)
     if size > most:
         raise TooLarge(
@@ -175,20 +173,7 @@ def _check_size(channel: Channel, wanted: Publication) -> None:
         )
 
 
-def _check_times(wanted: Publication, now: datetime) -> None:
-    """Exactly 300 s off is accepted, a millisecond more is not."""
-    ahead = wanted.created_at - now
-    if abs(ahead) > SKEW:
-        where = "ahead of" if ahead.total_seconds() > 0 else "behind"
-        raise ClockSkew(
-            f"the message was made {abs(ahead.total_seconds()):,.3f} s {where} this server's clock",
-            hint=f"at most {SKEW.seconds} s; run a time service, and seal the message again",
-        )
-    if wanted.expires_at <= now:
-        raise MessageExpired("the message expired before it came")
-
-
-def _check_epoch(channel: Channel, wanted: Publication) -> None:
+def _check_epoch(channel: Channel, wanted: ChannelPublication) -> None:
     if wanted.envelope.header.key_id == channel.epoch_key_id:
         return
     stale = EpochStale(
@@ -202,18 +187,15 @@ def _check_epoch(channel: Channel, wanted: Publication) -> None:
     raise stale
 
 
-def _again(wanted: Publication, before: Stored) -> Placed:
-    """The first answer, for the same bytes; a sender uses an id once."""
-    if before.replay_key != wanted.replay_key:
-        raise MessageIdConflict(
-            "this message id was used before, for another envelope; the first one stands",
-            hint="if that was the same message, it is published; another one needs another id",
-        )
-    return Placed(_answer(wanted, before), new=False)
+def _again(wanted: ChannelPublication, before: StoredChannelMessage) -> Outcome:
+    """Returns the first answer for the same bytes; another envelope under a used id is refused."""
+    if (conflict := id_conflict(wanted.replay_key, before.replay_key)) is not None:
+        raise conflict
+    return _answer(wanted, before), False
 
 
-def _answer(one: Publication, at: Stored) -> Published:
-    return Published(
+def _answer(one: ChannelPublication, at: StoredChannelMessage) -> PublishedMessage:
+    return PublishedMessage(
         message_id=one.message_id,
         replay_key=one.replay_key.hex(),
         offset=at.offset,
@@ -222,7 +204,7 @@ def _answer(one: Publication, at: Stored) -> Published:
     )
 
 
-def _sent(one: Publication, at: Stored, channel: Channel) -> Event:
+def _sent(one: ChannelPublication, at: StoredChannelMessage, channel: Channel) -> Event:
     detail: Detail = {"channel_id": str(channel.channel_id), "name": channel.name, "offset": at.offset}
     return audit.event(
         "message_sent",
@@ -235,5 +217,5 @@ def _sent(one: Publication, at: Stored, channel: Channel) -> Event:
     )
 
 
-def _id(one: Publication) -> Known:
+def _id(one: ChannelPublication) -> Known:
     return one.channel_id, one.sender, one.message_id

@@ -1,4 +1,4 @@
-"""Whether a roster is what it must be before a server stores it: of this channel, of now, and signed by its owner."""
+"""The checks of a roster before the server stores it: of this channel, of now, and signed by the channel's owner."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from angelia.stores.ledger import Tx
 
 
 def refuse_another(roster: Roster, channel_id: UUID, owner: str, name: str) -> None:
+    """Refuses the roster of another channel than this."""
     if (roster.channel_id, roster.owner_nhi, roster.channel_name) != (channel_id, owner, name):
         raise InvalidArgument("the roster is that of another channel", hint=f"sign one for {owner}/{name}")
 
 
 async def check_signed(tx: Tx, roster: Roster, now: datetime) -> None:
-    """Readers tell a channel that was deleted and made again from an old one by the times of their rosters, so an
+    """Refuses a roster whose time or signature does not hold.
+
+    Readers compare the times of rosters to tell a channel that was deleted and created again from the old one, so an
     owner whose clock is off must not sign."""
     issued_at = moment(roster.issued_at)
     if abs(issued_at - now) > SKEW:

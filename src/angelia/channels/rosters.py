@@ -1,4 +1,4 @@
-"""Keeps the roster that a channel's owner signed, and lists on the server exactly those whom it names."""
+"""Stores the roster that a channel's owner signed; the allowlist of the channel is exactly the roster's members."""
 
 from __future__ import annotations
 
@@ -10,36 +10,35 @@ from angelia.api import AgentRow
 from angelia.audit import service as audit
 from angelia.audit.model import Detail, Event
 from angelia.channels import store
-from angelia.channels.admission import Admission
+from angelia.channels.admission import ChannelAdmission
 from angelia.channels.member_removal import BATCH, channel_event, recheck_all, withdraw
-from angelia.channels.model import Channel, Listed, Policy, Shown, no_channel
+from angelia.channels.model import Channel, ChannelPolicy, ChannelView
+from angelia.channels.reading import wake_topic
 from angelia.channels.roster_checks import check_signed, refuse_another
 from angelia.channels.service import Channels
 from angelia.envelope.json_form import to_text
 from angelia.envelope.rosters import FIRST_PREVIOUS, Member, Roster
 from angelia.errors import NotFound, VersionConflict
 from angelia.stores.ledger import Ledger, Tx
-from angelia.stores.wake import Wake, topic
+from angelia.stores.wake import Wake
 
-_MOST_LISTED = 1 << 31  # an allowlist of the time before rosters has no bound
-_MOST_NAMED = 100  # changes of one roster that are told one by one
+_MOST_LISTED = 1 << 31  # an allowlist from before rosters has no bound
+_MOST_NAMED = 100  # changes of one roster that have an audit event each
 
 
 class Rosters:
-    """One transaction stores a roster, the allowlist that it means and its policy."""
+    """One transaction stores a roster, the allowlist of its members and its policy."""
 
-    def __init__(self, ledger: Ledger, wake: Wake, channels: Channels, admission: Admission) -> None:
+    def __init__(self, ledger: Ledger, wake: Wake, channels: Channels, admission: ChannelAdmission) -> None:
         self._ledger = ledger
         self._wake = wake
         self._channels = channels
         self._admission = admission
 
     async def roster(self, agent: AgentRow, channel_id: UUID, now: datetime) -> Roster:
-        """The newest roster, for all who may see the channel: publishers and readers check it themselves."""
+        """Returns the newest roster to an agent that sees the channel: publishers and readers check it themselves."""
         async with self._ledger.reading() as tx:
-            channel = await store.channel(tx, channel_id)
-            if not await self._admission.sees(tx, channel, agent.handle, now):
-                raise no_channel(channel_id)
+            channel = await self._admission.seen(tx, channel_id, agent.handle, now)
             found = await store.roster(tx, channel_id)
         if found is None:
             raise NotFound(
@@ -48,11 +47,11 @@ class Rosters:
             )
         return found
 
-    async def put(self, agent: AgentRow, channel_id: UUID, roster: Roster, now: datetime) -> Shown:
-        """Store the owner's next roster; the present one again changes nothing.
+    async def put(self, agent: AgentRow, channel_id: UUID, roster: Roster, now: datetime) -> ChannelView:
+        """Stores the owner's next roster, and returns the channel; the present roster again changes nothing.
 
-        Whoever loses a right loses what rested on it, and another policy checks everybody, as with the lists before
-        rosters: the epoch closes in the same transaction."""
+        As with an allowlist without a roster, a member that loses a right is removed, another policy checks all
+        members, and the epoch closes in the same transaction."""
         async with self._ledger.transaction() as tx:
             channel = await self._channels.owned(tx, channel_id, agent, now)
             refuse_another(roster, channel_id, channel.owner_nhi, channel.channel_name)
@@ -63,22 +62,22 @@ class Rosters:
                 rechecks = await self._replace(tx, channel, roster, now)
         if rechecks:
             await recheck_all(self._ledger, self._admission, channel_id, now)
-        await self._wake.tell(topic("channel", str(channel_id)), b"")
+        await self._wake.tell(wake_topic(channel_id), b"")
         return await self._channels.show(agent, channel_id, now)
 
     async def _replace(self, tx: Tx, channel: Channel, roster: Roster, now: datetime) -> bool:
-        """Whether all holders of the key are to be looked at again, in batches of their own."""
+        """Stores a roster and its allowlist. Returns whether all key holders must be checked again, in batches."""
         before = {one.nhi: one for one in await store.allowlist(tx, channel.channel_id, "", _MOST_LISTED)}
         named = {one.nhi: one for one in roster.members}
-        changed = [one for one in roster.members if _rights(before.get(one.nhi)) != _rights(one)]
+        changed = [one for one in roster.members if one.nhi not in before or before[one.nhi].member != one]
         await check_handles(tx, {one.nhi for one in changed} - before.keys())
         gone = [nhi for nhi in before if nhi not in named]
-        await store.put_all_listed(tx, channel.channel_id, changed, now)
+        await store.put_listed(tx, channel.channel_id, changed, now)
         await store.remove_listed(tx, channel.channel_id, gone)
         after = await store.put_roster(tx, roster, now)
         await audit.record(tx, _events(channel, roster, changed, gone, now))
-        lost = [one for one in before.values() if _loses(one, named.get(one.nhi))]
-        if after.policy is channel.policy and (len(lost) <= BATCH or after.policy is not Policy.ALLOWLIST):
+        lost = [one for one in before.values() if one.member.exceeds(named.get(one.nhi))]
+        if after.policy is channel.policy and (len(lost) <= BATCH or after.policy is not ChannelPolicy.ALLOWLIST):
             await withdraw(tx, self._admission, after, lost, now)
             return False
         await store.recheck_from(tx, channel.channel_id, "")
@@ -96,36 +95,22 @@ def _check_next(channel: Channel, present: Roster | None, roster: Roster) -> Non
         raise conflict
 
 
-def _rights(one: Listed | Member | None) -> tuple[bool, bool] | None:
-    return None if one is None else (one.may_subscribe, one.may_publish)
-
-
-def _loses(before: Listed, after: Member | None) -> bool:
-    if after is None:
-        return before.may_subscribe or before.may_publish
-    return before.may_subscribe > after.may_subscribe or before.may_publish > after.may_publish
-
-
 def _events(channel: Channel, roster: Roster, changed: list[Member], gone: list[str], now: datetime) -> list[Event]:
-    """One of the roster, and one of each change where they are few."""
-    owner, kind = channel.owner_nhi, "channel_policy_changed"
-    whole: Detail = {
-        "roster": roster.version,
-        "roster_hash": roster.hash.hex(),
-        "policy": roster.policy,
-        "before": channel.policy.value,
-        "members": len(roster.members),
-        "listed": len(changed),
-        "unlisted": len(gone),
-    }
-    events = [channel_event(kind, channel, owner, now, whole)]
+    """Returns the audit event of the roster, and one event for each change where they are few."""
+    details: list[Detail] = [
+        {
+            "roster": roster.version,
+            "roster_hash": roster.hash.hex(),
+            "policy": roster.policy,
+            "before": channel.policy.value,
+            "members": len(roster.members),
+            "listed": len(changed),
+            "unlisted": len(gone),
+        }
+    ]
     if len(changed) + len(gone) <= _MOST_NAMED:
-        rights = [(one.nhi, one.may_subscribe, one.may_publish) for one in changed]
-        events += [
-            channel_event(
-                kind, channel, owner, now, {"listed": nhi, "may_subscribe": listens, "may_publish": publishes}
-            )
-            for nhi, listens, publishes in rights
+        details += [
+            {"listed": one.nhi, "may_subscribe": one.may_subscribe, "may_publish": one.may_publish} for one in changed
         ]
-        events += [channel_event(kind, channel, owner, now, {"unlisted": nhi}) for nhi in gone]
-    return events
+        details += [{"unlisted": nhi} for nhi in gone]
+    return [channel_event("channel_policy_changed", channel, channel.owner_nhi, now, detail) for detail in details]

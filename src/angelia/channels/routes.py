@@ -1,163 +1,46 @@
-"""Channels over HTTP: their lives, who listens, and their keys."""
+"""Channels over HTTP: binds the operations to the services, and shapes the answers."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from uuid import UUID
 
 import msgspec
 
-from angelia.api import Access, Answer, Call, PageSize, Per, Route, Rule, cursor_after, parse_cursor, uuid_of
-from angelia.api.route import declared
+from angelia.api import EVENT_STREAM, HEARTBEAT, HEARTBEAT_SECONDS, Answer, Call, Route, sse, uuid_of
+from angelia.channels import api
 from angelia.channels.epochs import Epochs
-from angelia.channels.model import (
-    MESSAGE_BYTES,
-    RETENTION,
-    SUBSCRIBERS,
-    Channel,
-    Epoch,
-    Listed,
-    Policy,
-    Shown,
-    Subscriber,
-    Subscription,
-)
+from angelia.channels.model import ReadResult, StoredChannelMessage
+from angelia.channels.publishing import Publishing
+from angelia.channels.reading import Readers, ReadRequest
+from angelia.channels.rosters import Rosters
 from angelia.channels.service import Channels
-from angelia.envelope.rosters import RosterDocument, parse_roster
-from angelia.errors import InvalidArgument
+from angelia.envelope import json_form, media_type, wire
+from angelia.envelope.rosters import RosterDocument, parse_roster, roster_document
+from angelia.envelope.wire import MAX_ENVELOPE
+from angelia.errors import AngeliaError, InvalidArgument, TooLarge
 
-WRITE = Rule("channels", 120, 60_000, Per.AGENT)
-PUBLISH = Rule("publish", 1_200, 60_000, Per.AGENT)
-ROSTER_BODY = 4 << 20  # ten thousand of the longest handles, and their rights
-
-Name = Annotated[str, msgspec.Meta(max_length=255)]
-Handles = Annotated[list[Name], msgspec.Meta(max_length=100)]
-Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 _EPOCH = re.compile(r"[1-9][0-9]{0,14}")
+_STREAM_PAGE = 20
 
 
-class NewChannel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A channel to make. Who is in `allowlist_nhis` may subscribe. With a `roster`, which names the channel's id, its
-    members are listed instead."""
-
-    channel_name: Name
-    policy: Policy
-    allowlist_nhis: Handles = []
-    retention_seconds: int = RETENTION
-    max_message_size_bytes: int = MESSAGE_BYTES
-    max_subscribers: int = SUBSCRIBERS
-    roster: RosterDocument | None = None
-
-
-class ChannelChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is to change; what is left out stays. A policy, also the same one, checks every subscriber again."""
-
-    policy: Policy | None = None
-    retention_seconds: int | None = None
-    max_message_size_bytes: int | None = None
-    max_subscribers: int | None = None
-
-
-class ChannelQuery(msgspec.Struct, frozen=True):
-    """`owner` and `name` find one channel; `subscribed` lists those that the caller listens to."""
-
-    owner: Name | None = None
-    name: Name | None = None
-    subscribed: bool = False
-    limit: PageSize = 50
-    cursor: str | None = None
-
-
-class ChannelList(msgspec.Struct, frozen=True):
-    """A page of channels, oldest first; it may have fewer than were asked for and still have a next one."""
-
-    channels: list[Channel]
-    next: str | None
-
-
-class Rights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What somebody on the allowlist may do."""
-
-    may_subscribe: bool = True
-    may_publish: bool = False
-
-
-class NamesQuery(msgspec.Struct, frozen=True):
-    """`cursor` is the `next` of the page before."""
-
-    limit: PageSize = 100
-    cursor: Name = ""
-
-
-class Allowlist(msgspec.Struct, frozen=True):
-    """A page of who is listed, by name."""
-
-    allowlist: list[Listed]
-    next: str | None
-
-
-class SubscribeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`needs_key` says that the subscriber has lost the channel's key; it counts once an hour."""
-
-    needs_key: bool = False
-
-
-class EpochBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The channel's next key: the epoch after the present one, and the id of the key."""
-
-    epoch: Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)]
-    epoch_key_id: UUID
-
-
-class KeysSentBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """To whom the key of an epoch was sent."""
-
-    epoch: Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)]
-    subscribers: Annotated[list[Name], msgspec.Meta(max_length=1000)]
-
-
-class KeysSent(msgspec.Struct, frozen=True):
-    """For how many of them that is new, and counts."""
-
-    noted: int
-
-
-class KeyTakenBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The present epoch, whose key the caller has; 0 says that it has none, which counts once an hour."""
-
-    epoch: Number
-
-
-class SubscribersQuery(msgspec.Struct, frozen=True):
-    """`without_key` leaves out those to whom the present key was sent, and has those too who only publish."""
-
-    without_key: bool = False
-    limit: PageSize = 100
-    cursor: Name = ""
-
-
-class Subscribers(msgspec.Struct, frozen=True):
-    """A page of subscribers, by name."""
-
-    subscribers: list[Subscriber]
-    next: str | None
-
-
-class Publisher(msgspec.Struct, frozen=True):
-    """Whether the channel's key may come from an agent: its owner, or who may publish."""
-
-    nhi: str
-    may_give_key: bool
-
-
-def routes(channels: Channels, epochs: Epochs) -> list[Route]:
-    return [*_channel_routes(channels), *_subscription_routes(channels), *_key_routes(epochs)]
+def routes(
+    channels: Channels, epochs: Epochs, rosters: Rosters, publishing: Publishing, readers: Readers, ttl_max: int
+) -> list[Route]:
+    return [
+        *_channel_routes(channels),
+        *_roster_routes(rosters),
+        *_subscription_routes(channels),
+        *_key_routes(epochs),
+        *_message_routes(publishing, readers, ttl_max),
+    ]
 
 
 def _channel_routes(channels: Channels) -> list[Route]:
     async def create(call: Call) -> Answer:
-        body = call.json(NewChannel)
+        body = call.json(api.NewChannel)
         made = await channels.create(
             call.agent,
             body.channel_name,
@@ -172,198 +55,195 @@ def _channel_routes(channels: Channels) -> list[Route]:
         return Answer(201, made)
 
     async def list_channels(call: Call) -> Answer:
-        query = call.query(ChannelQuery)
-        found, next_page = await channels.page(
-            call.agent,
-            parse_cursor(query.cursor),
-            query.limit,
-            call.now,
-            owner=query.owner,
-            name=query.name,
-            subscribed=query.subscribed,
+        query = call.query(api.ChannelQuery)
+        page = await channels.page(
+            call.agent, query, call.now, owner=query.owner, name=query.name, subscribed=query.subscribed
         )
-        following = None if next_page is None else cursor_after(*next_page)
-        return Answer(body=ChannelList(found, following))
+        return Answer(body=api.ChannelList(*page))
 
     async def show(call: Call) -> Answer:
-        return Answer(body=await channels.show(call.agent, named_channel(call), call.now))
+        return Answer(body=await channels.show(call.agent, _channel_id(call), call.now))
 
-    async def change(call: Call) -> Answer:
-        body = call.json(ChannelChange)
-        changed = await channels.update(
-            call.agent,
-            named_channel(call),
-            call.now,
-            policy=body.policy,
-            retention_seconds=body.retention_seconds,
-            max_message_size_bytes=body.max_message_size_bytes,
-            max_subscribers=body.max_subscribers,
-        )
-        return Answer(body=changed)
+    async def update(call: Call) -> Answer:
+        changes = msgspec.structs.asdict(call.json(api.ChannelChange))
+        return Answer(body=await channels.update(call.agent, _channel_id(call), call.now, **changes))
 
     async def delete(call: Call) -> Answer:
-        await channels.delete(call.agent, named_channel(call), call.now)
+        await channels.delete(call.agent, _channel_id(call), call.now)
         return Answer(204)
 
     async def list_allowed(call: Call) -> Answer:
-        query = call.query(NamesQuery)
-        found = await channels.allowlist(call.agent, named_channel(call), query.cursor, query.limit + 1, call.now)
-        shown = found[: query.limit]
-        return Answer(body=Allowlist(shown, shown[-1].nhi if len(found) > query.limit else None))
+        query = call.query(api.NamePageQuery)
+        found = await channels.allowlist(call.agent, _channel_id(call), query.cursor, query.and_one_more, call.now)
+        return Answer(body=api.AllowlistPage(*query.cut(found, lambda entry: entry.nhi)))
 
     async def allow(call: Call) -> Answer:
-        rights = call.json(Rights) if call.body else Rights()
-        entry = await channels.allow(
-            call.agent,
-            named_channel(call),
-            call.path("agent"),
-            call.now,
-            may_subscribe=rights.may_subscribe,
-            may_publish=rights.may_publish,
-        )
-        return Answer(body=entry)
+        rights = call.json(api.AllowlistRights) if call.body else api.AllowlistRights()
+        given = msgspec.structs.asdict(rights)
+        return Answer(body=await channels.allow(call.agent, _channel_id(call), call.path("agent"), call.now, **given))
 
     async def disallow(call: Call) -> Answer:
-        await channels.disallow(call.agent, named_channel(call), call.path("agent"), call.now)
+        await channels.disallow(call.agent, _channel_id(call), call.path("agent"), call.now)
         return Answer(204)
 
     return [
-        declared(
-            "POST", "/v1/channels", create, Access.AGENT, "Make a channel",
-            {201: Channel}, takes=NewChannel, rule=WRITE, body_limit=ROSTER_BODY,
-        ),
-        declared(
-            "GET", "/v1/channels", list_channels, Access.AGENT, "The channels that the caller may know of",
-            {200: ChannelList}, query=ChannelQuery,
-        ),
-        declared("GET", "/v1/channels/{channel}", show, Access.AGENT, "One channel", {200: Shown}),
-        declared(
-            "PATCH", "/v1/channels/{channel}", change, Access.AGENT, "Change a channel; for its owner",
-            {200: Shown}, takes=ChannelChange, rule=WRITE,
-        ),
-        declared(
-            "DELETE", "/v1/channels/{channel}", delete, Access.AGENT, "Delete a channel and all in it; for its owner",
-            {204: None}, rule=WRITE,
-        ),
-        declared(
-            "GET", "/v1/channels/{channel}/allowlist", list_allowed, Access.AGENT,
-            "Whom a channel lists; for its owner", {200: Allowlist}, query=NamesQuery,
-        ),
-        declared(
-            "PUT", "/v1/channels/{channel}/allowlist/{agent}", allow, Access.AGENT,
-            "List an agent, or change what it may; for the owner of a channel without a roster",
-            {200: Listed}, takes=Rights, rule=WRITE,
-        ),
-        declared(
-            "DELETE", "/v1/channels/{channel}/allowlist/{agent}", disallow, Access.AGENT,
-            "Take an agent off the allowlist; for the owner of a channel without a roster", {204: None}, rule=WRITE,
-        ),
-    ]  # fmt: skip
+        Route(api.CREATE, create),
+        Route(api.LIST, list_channels),
+        Route(api.SHOW, show),
+        Route(api.UPDATE, update),
+        Route(api.DELETE, delete),
+        Route(api.LIST_ALLOWED, list_allowed),
+        Route(api.ALLOW, allow),
+        Route(api.DISALLOW, disallow),
+    ]
+
+
+def _roster_routes(rosters: Rosters) -> list[Route]:
+    async def show(call: Call) -> Answer:
+        return Answer(body=roster_document(await rosters.roster(call.agent, _channel_id(call), call.now)))
+
+    async def put(call: Call) -> Answer:
+        channel_id, roster = _channel_id(call), parse_roster(call.json(RosterDocument))
+        return Answer(body=await rosters.put(call.agent, channel_id, roster, call.now))
+
+    return [Route(api.SHOW_ROSTER, show), Route(api.PUT_ROSTER, put)]
 
 
 def _subscription_routes(channels: Channels) -> list[Route]:
     async def subscribe(call: Call) -> Answer:
-        body = call.json(SubscribeBody) if call.body else SubscribeBody()
-        held, new = await channels.subscribe(call.agent, named_channel(call), call.now, needs_key=body.needs_key)
+        body = call.json(api.SubscribeBody) if call.body else api.SubscribeBody()
+        held, new = await channels.subscribe(call.agent, _channel_id(call), call.now, needs_key=body.needs_key)
         return Answer(201 if new else 200, held)
 
     async def unsubscribe(call: Call) -> Answer:
-        return Answer(body=await channels.unsubscribe(call.agent, named_channel(call), call.now))
+        return Answer(body=await channels.unsubscribe(call.agent, _channel_id(call), call.now))
 
     async def pause(call: Call) -> Answer:
-        return Answer(body=await channels.pause(call.agent, named_channel(call), call.now))
+        return Answer(body=await channels.pause(call.agent, _channel_id(call), call.now))
 
     async def resume(call: Call) -> Answer:
-        return Answer(body=await channels.resume(call.agent, named_channel(call), call.now))
+        return Answer(body=await channels.resume(call.agent, _channel_id(call), call.now))
 
     return [
-        declared(
-            "POST", "/v1/channels/{channel}/subscribe", subscribe, Access.AGENT, "Listen to a channel from now on",
-            {201: Subscription, 200: Subscription}, takes=SubscribeBody, rule=WRITE,
-        ),
-        declared(
-            "POST", "/v1/channels/{channel}/unsubscribe", unsubscribe, Access.AGENT, "Listen no more",
-            {200: Subscription}, rule=WRITE,
-        ),
-        declared(
-            "POST", "/v1/channels/{channel}/pause", pause, Access.AGENT, "Keep the offset and read nothing",
-            {200: Subscription}, rule=WRITE,
-        ),
-        declared(
-            "POST", "/v1/channels/{channel}/resume", resume, Access.AGENT, "Go on after a pause",
-            {200: Subscription}, rule=WRITE,
-        ),
-    ]  # fmt: skip
+        Route(api.SUBSCRIBE, subscribe),
+        Route(api.UNSUBSCRIBE, unsubscribe),
+        Route(api.PAUSE, pause),
+        Route(api.RESUME, resume),
+    ]
 
 
 def _key_routes(epochs: Epochs) -> list[Route]:
     async def set_epoch(call: Call) -> Answer:
-        body = call.json(EpochBody)
-        changed = await epochs.set_epoch(call.agent, named_channel(call), body.epoch, body.epoch_key_id, call.now)
+        body = call.json(api.EpochBody)
+        changed = await epochs.set_epoch(call.agent, _channel_id(call), body.epoch, body.epoch_key_id, call.now)
         return Answer(body=changed)
 
     async def keys_sent(call: Call) -> Answer:
-        body = call.json(KeysSentBody)
-        noted = await epochs.keys_sent(call.agent, named_channel(call), body.epoch, body.subscribers, call.now)
-        return Answer(body=KeysSent(noted))
+        body = call.json(api.KeysSentBody)
+        noted = await epochs.keys_sent(call.agent, _channel_id(call), body.epoch, body.subscribers, call.now)
+        return Answer(body=api.KeysSent(noted))
 
     async def key_taken(call: Call) -> Answer:
-        epoch = call.json(KeyTakenBody).epoch
-        return Answer(body=await epochs.key_taken(call.agent, named_channel(call), epoch, call.now))
+        epoch = call.json(api.KeyTakenBody).epoch
+        return Answer(body=await epochs.key_taken(call.agent, _channel_id(call), epoch, call.now))
 
     async def epoch(call: Call) -> Answer:
         number = _epoch_number(call.path("epoch"))
-        return Answer(body=await epochs.epoch(call.agent, named_channel(call), number, call.now))
+        return Answer(body=await epochs.epoch(call.agent, _channel_id(call), number, call.now))
 
     async def subscribers(call: Call) -> Answer:
-        query = call.query(SubscribersQuery)
+        query = call.query(api.SubscribersQuery)
         found, following = await epochs.subscribers(
-            call.agent, named_channel(call), query.cursor, query.limit, call.now, without_key=query.without_key
+            call.agent, _channel_id(call), query, call.now, without_key=query.without_key
         )
-        shown = [
-            Subscriber(
-                subscriber_nhi=one.subscriber_nhi,
-                status=one.status.value,
-                key_epoch=one.key_epoch,
-                created_at=one.created_at,
-            )
-            for one in found
-        ]
-        return Answer(body=Subscribers(shown, following))
+        shown = [msgspec.convert(one, api.Subscriber, from_attributes=True) for one in found]
+        return Answer(body=api.SubscriberList(shown, following))
 
-    async def publisher(call: Call) -> Answer:
-        told = await epochs.may_give_key(call.agent, named_channel(call), call.path("agent"), call.now)
-        return Answer(body=Publisher(*told))
+    async def key_giver(call: Call) -> Answer:
+        told = await epochs.may_give_key(call.agent, _channel_id(call), call.path("agent"), call.now)
+        return Answer(body=api.KeyGiver(*told))
 
     return [
-        declared(
-            "POST", "/v1/channels/{channel}/epoch", set_epoch, Access.AGENT, "Name the channel's next key",
-            {200: Channel}, takes=EpochBody, rule=WRITE,
-        ),
-        declared(
-            "POST", "/v1/channels/{channel}/keys", keys_sent, Access.AGENT, "Say to whom the present key was sent",
-            {200: KeysSent}, takes=KeysSentBody, rule=PUBLISH,
-        ),
-        declared(
-            "POST", "/v1/channels/{channel}/key", key_taken, Access.AGENT, "Say that the caller has the key, or none",
-            {200: Subscription}, takes=KeyTakenBody, rule=WRITE,
-        ),
-        declared(
-            "GET", "/v1/channels/{channel}/epochs/{epoch}", epoch, Access.AGENT, "Which key a channel had in an epoch",
-            {200: Epoch},
-        ),
-        declared(
-            "GET", "/v1/channels/{channel}/subscribers", subscribers, Access.AGENT,
-            "Who listens; for those who give out the key", {200: Subscribers}, query=SubscribersQuery,
-        ),
-        declared(
-            "GET", "/v1/channels/{channel}/publishers/{agent}", publisher, Access.AGENT,
-            "Whether the channel's key may come from an agent", {200: Publisher},
-        ),
-    ]  # fmt: skip
+        Route(api.SET_EPOCH, set_epoch),
+        Route(api.KEYS_SENT, keys_sent),
+        Route(api.KEY_TAKEN, key_taken),
+        Route(api.SHOW_EPOCH, epoch),
+        Route(api.LIST_SUBSCRIBERS, subscribers),
+        Route(api.SHOW_KEY_GIVER, key_giver),
+    ]
 
 
-def named_channel(call: Call) -> UUID:
+def _message_routes(publishing: Publishing, readers: Readers, ttl_max: int) -> list[Route]:
+    async def publish(call: Call) -> Answer:
+        channel_id, content_type = _channel_id(call), call.headers.get("content-type", "")
+        if media_type.is_binary(content_type) and len(call.body) > MAX_ENVELOPE:
+            raise TooLarge(f"an envelope has at most {MAX_ENVELOPE:,} bytes", hint="publish it in parts")
+        envelope = media_type.read(content_type, call.body, ttl_max)
+        published, new = await publishing.publish(call.agent, channel_id, envelope, call.now)
+        return Answer(201 if new else 200, published)
+
+    async def read(call: Call) -> Answer:
+        query = call.query(api.ChannelReadQuery)
+        wanted = ReadRequest(_channel_id(call), query.after_offset, query.max_messages)
+        found = await readers.read(call.agent, wanted, call.now, query.wait_timeout_seconds)
+        page = api.ChannelMessagePage(
+            messages=[_message(one) for one in found.messages],
+            first_offset=found.first_offset,
+            next_offset=found.next_offset,
+            has_more=found.has_more,
+            roster_version=found.roster_version,
+        )
+        return Answer(body=page, headers={"cache-control": "no-store"})
+
+    async def stream(call: Call) -> Answer:
+        after = call.query(api.ChannelStreamQuery).after_offset
+        coming = readers.follow(
+            call.agent, ReadRequest(_channel_id(call), after, _STREAM_PAGE), call.now, HEARTBEAT_SECONDS
+        )
+        first = await anext(coming, None)  # what is wrong from the beginning is an error answer, and no stream
+        return Answer(content_type=EVENT_STREAM, stream=_events(first, coming))
+
+    async def commit(call: Call) -> Answer:
+        offset = call.json(api.CommitBody).offset
+        return Answer(body=await readers.commit(call.agent, _channel_id(call), offset, call.now))
+
+    return [
+        Route(api.PUBLISH, publish),
+        Route(api.READ, read),
+        Route(api.STREAM, stream),
+        Route(api.COMMIT, commit),
+    ]
+
+
+async def _events(first: ReadResult | None, coming: AsyncGenerator[ReadResult | None, None]) -> AsyncIterator[bytes]:
+    async with aclosing(coming):
+        try:
+            yield _lines(first)
+            async for found in coming:
+                yield _lines(found)
+        except AngeliaError as error:
+            # The answer has begun, so an event is the only way to say that the reader may not go on.
+            yield sse("error", msgspec.json.encode({"code": error.code, "title": error.message}))
+
+
+def _lines(found: ReadResult | None) -> bytes:
+    """The messages as events; a heartbeat where there are none."""
+    if found is None:
+        return HEARTBEAT
+    return b"".join(sse("message", msgspec.json.encode(_message(one)), str(one.offset)) for one in found.messages)
+
+
+def _message(one: StoredChannelMessage) -> api.SealedChannelMessage:
+    return api.SealedChannelMessage(
+        offset=one.offset,
+        replay_key=one.replay_key.hex(),
+        accepted_at=one.accepted_at,
+        expires_at=one.expires_at,
+        envelope=json_form.to_fields(wire.decode(one.wire)),
+    )
+
+
+def _channel_id(call: Call) -> UUID:
     return uuid_of(call.path("channel"), "a channel id is a UUID in lower case")
 
 

@@ -1,4 +1,6 @@
-"""Channels come and go, have a policy and subscribers, and a key that changes when somebody is removed."""
+"""Channels are created, changed and deleted by their owners, and agents subscribe to them.
+
+A removed member must not read on, so its removal closes the epoch: the next message is sealed under a new key."""
 
 from __future__ import annotations
 
@@ -9,44 +11,45 @@ from uuid import UUID, uuid4
 import msgspec
 
 from angelia.agents.service import Agents, check_handles
-from angelia.api import AgentRow
+from angelia.api import AgentRow, PageQuery, cursor_after, parse_cursor
 from angelia.audit import service as audit
 from angelia.audit.model import Detail
 from angelia.channels import store
-from angelia.channels.admission import Admission
+from angelia.channels.admission import ChannelAdmission
 from angelia.channels.member_removal import BATCH, channel_event, recheck, recheck_all, withdraw
 from angelia.channels.model import (
     ASK_AGAIN,
     LONGEST_RETENTION,
+    AllowlistEntry,
     Channel,
-    Listed,
-    Policy,
-    Shown,
-    Status,
+    ChannelPolicy,
+    ChannelView,
     Subscription,
+    SubscriptionStatus,
     check_limits,
     check_name,
     no_channel,
     not_subscribed,
 )
+from angelia.channels.reading import wake_topic
 from angelia.channels.roster_checks import check_signed, refuse_another
 from angelia.envelope.rosters import Member, Roster
 from angelia.errors import AlreadyExists, Conflict, Denied, InvalidArgument, NotFound
 from angelia.keys.service import Keys
 from angelia.policy.model import Action
 from angelia.stores.ledger import Ledger, Tx
-from angelia.stores.wake import Wake, topic
+from angelia.stores.wake import Wake
 
 MOST_COUNTED = 1_000
 _RECHECKED_TOGETHER = 20
-# As long as anything under a key that was replaced may be read; a day more than needed, for clocks that differ.
+# As long as a message under a replaced key may be read; a day more than needed, for clocks that differ.
 _EPOCHS_KEPT = timedelta(seconds=LONGEST_RETENTION) + timedelta(days=1)
 
 
 class Channels:
     """Every change is one ledger transaction under the channel's own lock."""
 
-    def __init__(self, ledger: Ledger, wake: Wake, agents: Agents, keys: Keys, admission: Admission) -> None:
+    def __init__(self, ledger: Ledger, wake: Wake, agents: Agents, keys: Keys, admission: ChannelAdmission) -> None:
         self._ledger = ledger
         self._wake = wake
         self._agents = agents
@@ -57,7 +60,7 @@ class Channels:
         self,
         owner: AgentRow,
         name: str,
-        policy: Policy,
+        policy: ChannelPolicy,
         now: datetime,
         *,
         allowlist: Sequence[str],
@@ -66,10 +69,10 @@ class Channels:
         max_subscribers: int,
         roster: Roster | None = None,
     ) -> Channel:
-        """A new channel. Whoever is listed may subscribe; who else may publish is said for each of them. With a roster
-        the channel has the id that its owner signed, and those are listed whom the roster names.
+        """Returns a new channel. Agents on the allowlist may subscribe; `allow` gives them more. With a roster the
+        channel has the id that its owner signed, and the roster's members are the allowlist.
 
-        Its owner has published keys: without them nothing can be published, and its handle might still change."""
+        The owner must have published keys: without them nothing can be published, and its handle might still change."""
         check_name(name)
         check_limits(retention_seconds, max_message_size_bytes, max_subscribers)
         await self._keys.bundle(owner.handle, owner, now)
@@ -97,40 +100,39 @@ class Channels:
                 await check_signed(tx, roster, now)
                 await check_handles(tx, [one.nhi for one in listed])
                 made = await store.put_roster(tx, roster, now)
-            await store.put_all_listed(tx, made.channel_id, listed, now)
+            await store.put_listed(tx, made.channel_id, listed, now)
             detail = {"channel_id": str(made.channel_id), "name": name, "policy": policy.value, "listed": len(listed)}
             event = audit.event("channel_created", now, actor=owner.handle, object=owner.handle, detail=detail)
             await audit.record(tx, [event])
         return made
 
-    async def show(self, agent: AgentRow, channel_id: UUID, now: datetime) -> Shown:
-        """A channel, for whoever has to do with it or may; to others there is none."""
+    async def show(self, agent: AgentRow, channel_id: UUID, now: datetime) -> ChannelView:
+        """Returns a channel to its owner, its subscribers and agents that may become one or publish; to others it does
+        not exist."""
         async with self._ledger.reading() as tx:
-            return await self._shown(tx, await store.channel(tx, channel_id), agent, now)
+            return await self._view(tx, await store.channel(tx, channel_id), agent, now)
 
     async def page(
         self,
         agent: AgentRow,
-        after: tuple[datetime, UUID] | None,
-        limit: int,
+        page: PageQuery,
         now: datetime,
         *,
         owner: str | None,
         name: str | None,
         subscribed: bool,
-    ) -> tuple[list[Channel], tuple[datetime, UUID] | None]:
-        """The channels that an agent may know of, oldest first, and after which the next page begins.
+    ) -> tuple[list[Channel], str | None]:
+        """Returns a page of the channels that an agent may know of, oldest first, and the cursor of the next page.
 
-        A page may be shorter than asked for: rules decide about some only after they were found."""
+        A page may be shorter than asked for: policy rules decide about some channels only after they were found."""
+        after = parse_cursor(page.cursor)
         async with self._ledger.reading() as tx:
-            found = await store.page(tx, agent.handle, after, limit + 1, owner=owner, name=name, subscribed=subscribed)
-            asked = [channel for channel, known in found[:limit] if not known]
-            allowed = await self._admission.admitting(tx, asked, agent.handle, now)
-        shown = [channel for channel, known in found[:limit] if known or channel.channel_id in allowed]
-        if len(found) <= limit:
-            return shown, None
-        last, _ = found[limit - 1]
-        return shown, (last.created_at, last.channel_id)
+            found = await store.page(
+                tx, agent.handle, after, page.and_one_more, owner=owner, name=name, subscribed=subscribed
+            )
+            some, following = page.cut(found, lambda one: cursor_after(one[0].created_at, one[0].channel_id))
+            allowed = await self._admission.admitting(tx, [one for one, known in some if not known], agent.handle, now)
+        return [one for one, known in some if known or one.channel_id in allowed], following
 
     async def update(
         self,
@@ -138,15 +140,15 @@ class Channels:
         channel_id: UUID,
         now: datetime,
         *,
-        policy: Policy | None,
+        policy: ChannelPolicy | None,
         retention_seconds: int | None,
         max_message_size_bytes: int | None,
         max_subscribers: int | None,
-    ) -> Shown:
-        """Change a channel; None leaves a value as it is. A policy, also the same one again, checks all subscribers.
+    ) -> ChannelView:
+        """Changes a channel; None leaves a value as it is. A policy, also the present one, checks all subscribers.
 
-        Another policy always closes the epoch: what was published for some must not open with a key that others
-        get, and who had the key under the old policy must not have the next."""
+        Another policy always closes the epoch: subscribers that it lets in must not open earlier messages, and those
+        that it drops must not open later ones."""
         async with self._ledger.transaction() as tx:
             before = await self.owned(tx, channel_id, agent, now)
             if policy not in (None, before.policy):
@@ -166,7 +168,7 @@ class Channels:
                 await audit.record(tx, [channel_event("channel_policy_changed", before, agent.handle, now, detail)])
         if policy is not None:
             await recheck_all(self._ledger, self._admission, channel_id, now)
-        await self._wake.tell(topic("channel", str(channel_id)), b"")
+        await self._wake.tell(wake_topic(channel_id), b"")
         return await self.show(agent, channel_id, now)
 
     async def delete(self, agent: AgentRow, channel_id: UUID, now: datetime) -> None:
@@ -175,10 +177,12 @@ class Channels:
             await store.remove(tx, channel_id, now)
             detail = {"messages": gone.total_messages, "subscribers": gone.total_subscribers}
             await audit.record(tx, [channel_event("channel_deleted", gone, agent.handle, now, detail)])
-        await self._wake.tell(topic("channel", str(channel_id)), b"")
+        await self._wake.tell(wake_topic(channel_id), b"")
 
-    async def allowlist(self, agent: AgentRow, channel_id: UUID, after: str, limit: int, now: datetime) -> list[Listed]:
-        """Whom a channel lists, by name, after a name; for its owner."""
+    async def allowlist(
+        self, agent: AgentRow, channel_id: UUID, after: str, limit: int, now: datetime
+    ) -> list[AllowlistEntry]:
+        """Returns the entries after a name, by name; for the channel's owner."""
         async with self._ledger.reading() as tx:
             await self._refuse_others(tx, await store.channel(tx, channel_id), agent, now)
             return await store.allowlist(tx, channel_id, after, limit)
@@ -192,27 +196,24 @@ class Channels:
         *,
         may_subscribe: bool,
         may_publish: bool,
-    ) -> Listed:
-        """List somebody, or change what it may; to take a right away is to remove it from those who have it."""
+    ) -> AllowlistEntry:
+        """Puts an agent on the allowlist, or changes its rights. An agent that loses a right is removed from the
+        subscribers or publishers."""
         nhi = (await self._agents.named(name)).handle
         async with self._ledger.transaction() as tx:
             channel = await self.owned(tx, channel_id, agent, now)
             _refuse_signed(channel)
             before = (await store.listed(tx, channel_id, [nhi])).get(nhi)
-            entry = await store.put_listed(
-                tx, channel_id, nhi, now, may_subscribe=may_subscribe, may_publish=may_publish
-            )
+            [entry] = await store.put_listed(tx, channel_id, [Member(nhi, may_publish, may_subscribe)], now)
             detail: Detail = {"listed": nhi, "may_subscribe": may_subscribe, "may_publish": may_publish}
             await audit.record(tx, [channel_event("channel_policy_changed", channel, agent.handle, now, detail)])
-            lost = before is not None and (
-                before.may_subscribe > entry.may_subscribe or before.may_publish > entry.may_publish
-            )
-            if before is not None and lost:
+            if before is not None and before.member.exceeds(entry.member):
                 await withdraw(tx, self._admission, channel, [before], now)
-        await self._wake.tell(topic("channel", str(channel_id)), b"")
+        await self._wake.tell(wake_topic(channel_id), b"")
         return entry
 
     async def disallow(self, agent: AgentRow, channel_id: UUID, name: str, now: datetime) -> None:
+        """Takes an agent off the allowlist, and removes it from the subscribers and publishers."""
         nhi = (await self._agents.named(name)).handle
         async with self._ledger.transaction() as tx:
             channel = await self.owned(tx, channel_id, agent, now)
@@ -227,14 +228,15 @@ class Channels:
                 tx, [channel_event("channel_policy_changed", channel, agent.handle, now, {"unlisted": nhi})]
             )
             await withdraw(tx, self._admission, channel, removed, now)
-        await self._wake.tell(topic("channel", str(channel_id)), b"")
+        await self._wake.tell(wake_topic(channel_id), b"")
 
     async def subscribe(
         self, agent: AgentRow, channel_id: UUID, now: datetime, *, needs_key: bool
     ) -> tuple[Subscription, bool]:
-        """Listen from now on; whether that is new. `needs_key` says that the key is lost, which counts once an hour.
+        """Subscribes from the channel's end on. The second value says whether the subscription is new. `needs_key`
+        reports that the subscriber has lost the key, which counts once an hour.
 
-        Who has published no keys cannot be sent the channel's key, so it cannot subscribe."""
+        The subscriber must have published keys: the channel's key is sealed to them."""
         await self._keys.bundle(agent.handle, agent, now)
         async with self._ledger.reading() as tx:
             seen = await store.channel(tx, channel_id)
@@ -258,8 +260,8 @@ class Channels:
         return held, new
 
     async def unsubscribe(self, agent: AgentRow, channel_id: UUID, now: datetime) -> Subscription:
-        """Listen no more. It moves no epoch, so that nobody forces others to make keys by coming and going. An owner
-        is still sent the keys of its channel."""
+        """Ends a subscription. It does not close the epoch: an agent that comes and goes must not make others create
+        keys. An owner is still sent the keys of its channel."""
         async with self._ledger.transaction() as tx:
             channel = await store.locked(tx, channel_id)
             held = await store.subscription(tx, channel_id, agent.handle)
@@ -268,26 +270,27 @@ class Channels:
                 raise not_subscribed(channel)
             if held.listens:
                 owns = agent.handle == channel.owner_nhi
-                status = Status.PUBLISHING if owns else Status.DELETED
+                status = SubscriptionStatus.PUBLISHING if owns else SubscriptionStatus.DELETED
                 await store.become(tx, channel_id, [agent.handle], status, now)
                 await store.count_subscribers(tx, channel_id, -1)
-                if channel.policy is not Policy.OPEN and not owns:
+                if channel.policy is not ChannelPolicy.OPEN and not owns:
                     await store.note_leave(tx, channel_id, now)
                 await audit.record(tx, [channel_event("unsubscribed", channel, agent.handle, now)])
                 held = msgspec.structs.replace(held, status=status, updated_at=now)
-        await self._wake.tell(topic("channel", str(channel_id)), b"")
+        await self._wake.tell(wake_topic(channel_id), b"")
         return held
 
     async def pause(self, agent: AgentRow, channel_id: UUID, now: datetime) -> Subscription:
-        held = await self._set_status(agent, channel_id, Status.PAUSED, now)
-        await self._wake.tell(topic("channel", str(channel_id)), b"")  # whoever reads under it hears of it
+        held = await self._set_status(agent, channel_id, SubscriptionStatus.PAUSED, now)
+        await self._wake.tell(wake_topic(channel_id), b"")  # a long poll or stream of this subscriber ends
         return held
 
     async def resume(self, agent: AgentRow, channel_id: UUID, now: datetime) -> Subscription:
-        return await self._set_status(agent, channel_id, Status.ACTIVE, now)
+        return await self._set_status(agent, channel_id, SubscriptionStatus.ACTIVE, now)
 
     async def tidy(self, now: datetime) -> bool:
-        """One tick: messages whose time is over, remains of channels, checks that are due by a crash or other rules."""
+        """One tick: removes expired messages and what deleted channels left, and rechecks subscribers where a crash
+        interrupted that or the policy rules have changed. Returns whether there may be more to do."""
         async with self._ledger.transaction() as tx:
             remains = await store.drop_remains(tx, BATCH)
         async with self._ledger.transaction() as tx:
@@ -300,7 +303,13 @@ class Channels:
             await recheck(self._ledger, self._admission, due, now)
         return remains or more or due is not None
 
-    async def _shown(self, tx: Tx, channel: Channel, agent: AgentRow, now: datetime) -> Shown:
+    async def owned(self, tx: Tx, channel_id: UUID, agent: AgentRow, now: datetime) -> Channel:
+        """Returns a channel under its lock to its owner, and refuses other agents."""
+        channel = await store.locked(tx, channel_id)
+        await self._refuse_others(tx, channel, agent, now)
+        return channel
+
+    async def _view(self, tx: Tx, channel: Channel, agent: AgentRow, now: datetime) -> ChannelView:
         nhi = agent.handle
         held = await store.subscription(tx, channel.channel_id, nhi)
         listens = held is not None and held.listens
@@ -310,11 +319,11 @@ class Channels:
         if not (owns or listens or may_subscribe or may_publish):
             raise no_channel(channel.channel_id)
         lacking = None
-        # Anybody may publish in an open channel; who listens to it is for those to know who listen too.
-        if owns or (listens if channel.policy is Policy.OPEN else may_publish):
+        # Any agent may publish in an open channel, so there only subscribers see how many lack the key.
+        if owns or (listens if channel.policy is ChannelPolicy.OPEN else may_publish):
             lacking = await store.count_without_key(tx, channel.channel_id, channel.epoch, MOST_COUNTED)
-        return Shown(
-            **{name: getattr(channel, name) for name in Channel.__struct_fields__},
+        return ChannelView(
+            **msgspec.structs.asdict(channel),
             may_subscribe=may_subscribe,
             may_publish=may_publish,
             subscription=held if listens else None,
@@ -322,7 +331,9 @@ class Channels:
             key_epoch=held.key_epoch if held is not None and held.holds else None,
         )
 
-    async def _set_status(self, agent: AgentRow, channel_id: UUID, status: Status, now: datetime) -> Subscription:
+    async def _set_status(
+        self, agent: AgentRow, channel_id: UUID, status: SubscriptionStatus, now: datetime
+    ) -> Subscription:
         async with self._ledger.transaction() as tx:
             channel = await store.channel(tx, channel_id)
             held = await store.set_status(tx, channel_id, agent.handle, status, now)
@@ -330,12 +341,6 @@ class Channels:
                 await self._admission.refuse_outsiders(tx, channel, agent.handle, now)
                 raise not_subscribed(channel)
         return held
-
-    async def owned(self, tx: Tx, channel_id: UUID, agent: AgentRow, now: datetime) -> Channel:
-        """A channel under its lock, for its owner."""
-        channel = await store.locked(tx, channel_id)
-        await self._refuse_others(tx, channel, agent, now)
-        return channel
 
     async def _refuse_others(self, tx: Tx, channel: Channel, agent: AgentRow, now: datetime) -> None:
         if channel.owner_nhi != agent.handle:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from angelia.agents.slice import AgentsSlice
 from angelia.api import Route, Tick
 from angelia.audit.slice import AuditSlice
-from angelia.channels import message_routes, roster_routes, routes
-from angelia.channels.admission import Admission
+from angelia.channels import routes
+from angelia.channels.admission import ChannelAdmission
 from angelia.channels.epochs import Epochs
 from angelia.channels.publishing import Publishing
 from angelia.channels.reading import Readers
@@ -30,7 +30,7 @@ class ChannelsSlice:
         policy: PolicySlice,
         keys: KeysSlice,
     ) -> None:
-        ledger, wake, admission = stores.ledger, stores.wake, Admission(policy.policy)
+        ledger, wake, admission = stores.ledger, stores.wake, ChannelAdmission(policy.policy)
         self.channels = Channels(ledger, wake, agents.agents, keys.keys, admission)
         self.epochs = Epochs(ledger, agents.agents, admission)
         self.rosters = Rosters(ledger, wake, self.channels, admission)
@@ -39,11 +39,7 @@ class ChannelsSlice:
         self._ttl_max = settings.max_ttl_seconds
 
     def routes(self) -> list[Route]:
-        return [
-            *routes.routes(self.channels, self.epochs),
-            *roster_routes.routes(self.rosters),
-            *message_routes.routes(self.publishing, self.readers, self._ttl_max),
-        ]
+        return routes.routes(self.channels, self.epochs, self.rosters, self.publishing, self.readers, self._ttl_max)
 
     def ticks(self) -> list[Tick]:
         return [Tick("channel retention", 5.0, self.channels.tidy)]

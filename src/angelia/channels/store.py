@@ -5,24 +5,27 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from datetime import datetime
+from typing import TypeVar
 from uuid import UUID, uuid4
 
 import msgspec
 
 from angelia.channels.model import (
+    AllowlistEntry,
     Channel,
+    ChannelPolicy,
+    ChannelPublication,
     Epoch,
-    Listed,
-    Policy,
-    Publication,
-    Status,
-    Stored,
+    StoredChannelMessage,
     Subscription,
+    SubscriptionStatus,
     no_channel,
 )
 from angelia.envelope.rosters import Member, Roster, decode_roster, encode_roster
 from angelia.stores.ledger import Row, Tx
 from angelia.stores.sql import columns, statements
+
+R = TypeVar("R", bound=msgspec.Struct)
 
 SQL = statements(__file__)
 Known = tuple[UUID, str, UUID]  # channel, sender, message id
@@ -36,26 +39,26 @@ async def add(
     channel_id: UUID,
     owner: str,
     name: str,
-    policy: Policy,
+    policy: ChannelPolicy,
     retention: int,
     size: int,
     subscribers: int,
     now: datetime,
 ) -> Channel | None:
-    """A new channel, or None where there is one of that id, or the owner has one of that name."""
-    row = await tx.fetchrow(SQL["add"], channel_id, owner, name, policy, retention, size, subscribers, now)
-    return None if row is None else _channel(row)
+    """Returns the new channel, or None if one has that id, or the owner has one of that name."""
+    values = (channel_id, owner, name, policy, retention, size, subscribers, now)
+    return _found(await tx.fetchrow(SQL["add"], *values), Channel)
 
 
 async def channel(tx: Tx, channel_id: UUID) -> Channel:
     row = await tx.fetchrow(SQL["channel"], channel_id)
     if row is None:
         raise no_channel(channel_id)
-    return _channel(row)
+    return _record(row, Channel)
 
 
 async def locked(tx: Tx, channel_id: UUID) -> Channel:
-    """One channel as it is, and stays until the transaction ends."""
+    """Returns one channel, under a lock until the transaction ends."""
     held = (await lock(tx, [channel_id])).get(channel_id)
     if held is None:
         raise no_channel(channel_id)
@@ -63,8 +66,8 @@ async def locked(tx: Tx, channel_id: UUID) -> Channel:
 
 
 async def lock(tx: Tx, channel_ids: Sequence[UUID]) -> dict[UUID, Channel]:
-    """These channels as they are, and stay until the transaction ends."""
-    return {row["channel_id"]: _channel(row) for row in await tx.fetch(SQL["lock"], channel_ids)}
+    """Returns those of the channels that exist, under locks until the transaction ends."""
+    return {row["channel_id"]: _record(row, Channel) for row in await tx.fetch(SQL["lock"], channel_ids)}
 
 
 async def page(
@@ -77,20 +80,22 @@ async def page(
     name: str | None,
     subscribed: bool,
 ) -> list[tuple[Channel, bool]]:
-    """Channels that an agent has to do with or may find; False where it is for the rules to say whether it may."""
+    """Returns channels that an agent uses or may find; the flag is False where policy rules decide whether it may."""
     at, id_ = after or (None, None)
     statement = SQL["subscribed_page" if subscribed else "page"]
-    return [(_channel(row), row["known"]) for row in await tx.fetch(statement, nhi, at, id_, owner, name, limit)]
+    return [
+        (_record(row, Channel), row["known"]) for row in await tx.fetch(statement, nhi, at, id_, owner, name, limit)
+    ]
 
 
 async def update(
-    tx: Tx, channel_id: UUID, policy: Policy, retention: int, size: int, subscribers: int, now: datetime
-) -> Channel:
-    return _changed(await tx.fetchrow(SQL["update"], channel_id, policy, retention, size, subscribers, now))
+    tx: Tx, channel_id: UUID, policy: ChannelPolicy, retention: int, size: int, subscribers: int, now: datetime
+) -> None:
+    await tx.execute(SQL["update"], channel_id, policy, retention, size, subscribers, now)
 
 
 async def recheck_from(tx: Tx, channel_id: UUID, after: str | None) -> None:
-    """From where the check of all subscribers goes on; None ends it."""
+    """Sets the name after which the check of all key holders goes on; None ends it."""
     await tx.execute(SQL["recheck_from"], channel_id, after)
 
 
@@ -104,28 +109,27 @@ async def recheck_after(tx: Tx, channel_id: UUID) -> str | None:
     return found
 
 
-async def recheck_behind(tx: Tx, version: int, limit: int) -> bool:
-    """Have the members of some channels looked at again whose rules have changed; whether there were any."""
+async def recheck_behind(tx: Tx, version: int, limit: int) -> None:
+    """Schedules a check of all key holders for some channels whose policy rules have changed."""
     found = [row["channel_id"] for row in await tx.fetch(SQL["rules_behind"], version, limit)]
     if found:
         await lock(tx, sorted(found))
         await tx.execute(SQL["recheck_under"], found, version)
-    return bool(found)
 
 
-async def close_epoch(tx: Tx, channel_id: UUID, now: datetime) -> Channel:
-    return _changed(await tx.fetchrow(SQL["close_epoch"], channel_id, now))
+async def close_epoch(tx: Tx, channel_id: UUID, now: datetime) -> None:
+    """Leaves the channel without a key: nothing is published until a publisher sets the next one."""
+    await tx.execute(SQL["close_epoch"], channel_id, now)
 
 
 async def set_epoch(tx: Tx, channel_id: UUID, epoch: int, key_id: UUID, by: str, now: datetime) -> Channel:
     await tx.execute(SQL["replace_epoch"], channel_id, now)
     await tx.execute(SQL["add_epoch"], channel_id, epoch, key_id, by, now)
-    return _changed(await tx.fetchrow(SQL["set_epoch"], channel_id, epoch, key_id, now))
+    return _changed(await tx.fetchrow(SQL["set_epoch"], channel_id, epoch, key_id, now), Channel)
 
 
 async def epoch(tx: Tx, channel_id: UUID, number: int) -> Epoch | None:
-    row = await tx.fetchrow(SQL["epoch"], channel_id, number)
-    return None if row is None else msgspec.convert(dict(row), Epoch)
+    return _found(await tx.fetchrow(SQL["epoch"], channel_id, number), Epoch)
 
 
 async def note_leave(tx: Tx, channel_id: UUID, now: datetime) -> None:
@@ -137,101 +141,94 @@ async def count_subscribers(tx: Tx, channel_id: UUID, more: int) -> None:
 
 
 async def remove(tx: Tx, channel_id: UUID, now: datetime) -> None:
-    """The channel is gone at once; what is left of it goes bit by bit."""
+    """Deletes a channel at once; its messages, subscriptions, allowlist and epochs are left to `drop_remains`."""
     await tx.execute(SQL["remove"], channel_id)
     await tx.execute(SQL["remove_roster"], channel_id)
     await tx.execute(SQL["add_remains"], channel_id, now)
 
 
-async def listed(tx: Tx, channel_id: UUID, nhis: Sequence[str]) -> dict[str, Listed]:
-    return {row["nhi"]: _listed(row) for row in await tx.fetch(SQL["listed"], channel_id, nhis)}
+async def listed(tx: Tx, channel_id: UUID, nhis: Sequence[str]) -> dict[str, AllowlistEntry]:
+    """Returns the allowlist entries of these agents, by name."""
+    return {one.nhi: one for one in _records(await tx.fetch(SQL["listed"], channel_id, nhis), AllowlistEntry)}
 
 
-async def allowlist(tx: Tx, channel_id: UUID, after: str, limit: int) -> list[Listed]:
-    return [_listed(row) for row in await tx.fetch(SQL["allowlist"], channel_id, after, limit)]
+async def allowlist(tx: Tx, channel_id: UUID, after: str, limit: int) -> list[AllowlistEntry]:
+    return _records(await tx.fetch(SQL["allowlist"], channel_id, after, limit), AllowlistEntry)
 
 
-async def put_listed(
-    tx: Tx, channel_id: UUID, nhi: str, now: datetime, *, may_subscribe: bool, may_publish: bool
-) -> Listed:
-    row = await tx.fetchrow(SQL["put_listed"], channel_id, nhi, may_subscribe, may_publish, now)
-    assert row is not None
-    return _listed(row)
-
-
-async def put_all_listed(tx: Tx, channel_id: UUID, members: Sequence[Member], now: datetime) -> None:
+async def put_listed(tx: Tx, channel_id: UUID, members: Sequence[Member], now: datetime) -> list[AllowlistEntry]:
+    """Puts agents on the allowlist, or changes their rights. Returns their entries."""
     nhis, subscribe, publish = columns([(one.nhi, one.may_subscribe, one.may_publish) for one in members], 3)
-    await tx.execute(SQL["put_all_listed"], channel_id, nhis, subscribe, publish, now)
+    return _records(await tx.fetch(SQL["put_listed"], channel_id, nhis, subscribe, publish, now), AllowlistEntry)
 
 
-async def remove_listed(tx: Tx, channel_id: UUID, nhis: Sequence[str]) -> list[Listed]:
-    return [_listed(row) for row in await tx.fetch(SQL["remove_listed"], channel_id, nhis)]
+async def remove_listed(tx: Tx, channel_id: UUID, nhis: Sequence[str]) -> list[AllowlistEntry]:
+    """Takes agents off the allowlist. Returns the entries that they had."""
+    return _records(await tx.fetch(SQL["remove_listed"], channel_id, nhis), AllowlistEntry)
 
 
 async def roster(tx: Tx, channel_id: UUID) -> Roster | None:
-    """The roster that the owner signed last."""
+    """Returns the roster that the owner signed last."""
     found = await tx.fetchval(SQL["roster"], channel_id)
     return None if found is None else _decoded(found)
 
 
 async def put_roster(tx: Tx, roster: Roster, now: datetime) -> Channel:
-    """Store a roster in the place of the one before; the channel has its policy from now on."""
+    """Replaces the channel's roster, and sets the channel's policy to the roster's. Returns the channel."""
     content = encode_roster(roster)
     await tx.execute(SQL["put_roster"], roster.channel_id, roster.version, roster.hash, content, now)
     row = await tx.fetchrow(SQL["set_roster_version"], roster.channel_id, roster.version, roster.policy, now)
-    return _changed(row)
+    return _changed(row, Channel)
 
 
 async def subscription(tx: Tx, channel_id: UUID, nhi: str) -> Subscription | None:
-    row = await tx.fetchrow(SQL["subscription"], channel_id, nhi)
-    return None if row is None else _subscription(row)
+    return (await subscriptions(tx, channel_id, [nhi])).get(nhi)
 
 
 async def subscriptions(tx: Tx, channel_id: UUID, nhis: Sequence[str]) -> dict[str, Subscription]:
-    """The subscriptions of several agents, by name."""
-    rows = [_subscription(row) for row in await tx.fetch(SQL["subscriptions"], channel_id, nhis)]
-    return {row.subscriber_nhi: row for row in rows}
+    """Returns the subscriptions of several agents, by name; also deleted ones."""
+    found = _records(await tx.fetch(SQL["subscriptions"], channel_id, nhis), Subscription)
+    return {one.subscriber_nhi: one for one in found}
 
 
 async def put_subscription(tx: Tx, channel_id: UUID, nhi: str, last_offset: int, now: datetime) -> Subscription:
     row = await tx.fetchrow(SQL["put_subscription"], uuid4(), channel_id, nhi, last_offset, now)
-    assert row is not None
-    return _subscription(row)
+    return _changed(row, Subscription)
 
 
-async def set_status(tx: Tx, channel_id: UUID, nhi: str, status: Status, now: datetime) -> Subscription | None:
-    """Pause or resume a subscription; None where there is none, or not any more."""
-    row = await tx.fetchrow(SQL["set_status"], channel_id, nhi, status, now)
-    return None if row is None else _subscription(row)
+async def set_status(
+    tx: Tx, channel_id: UUID, nhi: str, status: SubscriptionStatus, now: datetime
+) -> Subscription | None:
+    """Pauses or resumes a subscription; returns None if the agent is no subscriber."""
+    return _found(await tx.fetchrow(SQL["set_status"], channel_id, nhi, status, now), Subscription)
 
 
 async def hold_key(tx: Tx, channel_id: UUID, nhi: str, epoch: int, now: datetime) -> None:
-    """Somebody has the key of an epoch, and is sent the next ones, whether it listens or not."""
+    """Notes that an agent has the key of an epoch; the next ones are sent to it, whether it subscribes or not."""
     await tx.execute(SQL["hold_key"], uuid4(), channel_id, nhi, epoch, now)
 
 
-async def become(tx: Tx, channel_id: UUID, nhis: Sequence[str], status: Status, now: datetime) -> None:
-    """Make those who listen or hold the key something else."""
+async def become(tx: Tx, channel_id: UUID, nhis: Sequence[str], status: SubscriptionStatus, now: datetime) -> None:
+    """Sets the status of several key holders."""
     await tx.execute(SQL["become"], channel_id, nhis, status, now)
 
 
 async def commit(tx: Tx, channel_id: UUID, nhi: str, offset: int, now: datetime) -> Subscription | None:
-    row = await tx.fetchrow(SQL["commit"], channel_id, nhi, offset, now)
-    return None if row is None else _subscription(row)
+    return _found(await tx.fetchrow(SQL["commit"], channel_id, nhi, offset, now), Subscription)
 
 
 async def subscribers(tx: Tx, channel_id: UUID, after: str, limit: int) -> list[Subscription]:
-    return [_subscription(row) for row in await tx.fetch(SQL["subscribers"], channel_id, after, limit)]
+    return _records(await tx.fetch(SQL["subscribers"], channel_id, after, limit), Subscription)
 
 
 async def holders(tx: Tx, channel_id: UUID, after: str, limit: int) -> list[Subscription]:
-    """Who listens, and who holds the key to publish, by name."""
-    return [_subscription(row) for row in await tx.fetch(SQL["holders"], channel_id, after, limit)]
+    """Returns subscribers, and publishers that hold the key, by name."""
+    return _records(await tx.fetch(SQL["holders"], channel_id, after, limit), Subscription)
 
 
 async def without_key(tx: Tx, channel_id: UUID, epoch: int, after: str, limit: int) -> list[Subscription]:
-    """Subscribers and publishers to whom nobody has sent the key of that epoch."""
-    return [_subscription(row) for row in await tx.fetch(SQL["without_key"], channel_id, after, limit, epoch)]
+    """Returns the key holders to which the key of that epoch was not sent yet, by name."""
+    return _records(await tx.fetch(SQL["without_key"], channel_id, after, limit, epoch), Subscription)
 
 
 async def count_without_key(tx: Tx, channel_id: UUID, epoch: int, most: int) -> int:
@@ -239,37 +236,26 @@ async def count_without_key(tx: Tx, channel_id: UUID, epoch: int, most: int) -> 
 
 
 async def key_sent(tx: Tx, channel_id: UUID, nhis: Sequence[str], epoch: int, *, by_anybody: bool) -> int:
-    """Note that the key of an epoch was sent to these; of how many that is new."""
+    """Notes that the key of an epoch was sent to these agents. Returns for how many that is new."""
     return len(await tx.fetch(SQL["key_sent"], channel_id, nhis, epoch, by_anybody))
 
 
 async def key_taken(tx: Tx, channel_id: UUID, nhi: str, epoch: int, now: datetime) -> Subscription | None:
-    row = await tx.fetchrow(SQL["key_taken"], channel_id, nhi, epoch, now)
-    return None if row is None else _subscription(row)
+    return _found(await tx.fetchrow(SQL["key_taken"], channel_id, nhi, epoch, now), Subscription)
 
 
 async def key_lost(tx: Tx, channel_id: UUID, nhi: str, now: datetime, asked_before: datetime) -> Subscription | None:
-    row = await tx.fetchrow(SQL["key_lost"], channel_id, nhi, now, asked_before)
-    return None if row is None else _subscription(row)
+    return _found(await tx.fetchrow(SQL["key_lost"], channel_id, nhi, now, asked_before), Subscription)
 
 
-async def known(tx: Tx, ids: Sequence[Known]) -> dict[Known, Stored]:
-    """What was published under these ids, without its bytes."""
+async def known(tx: Tx, ids: Sequence[Known]) -> dict[Known, StoredChannelMessage]:
+    """Returns the messages that were published under these ids, without their bytes."""
     rows = await tx.fetch(SQL["known"], *columns(ids, 3))
-    return {
-        (row["channel_id"], row["sender_nhi"], row["message_id"]): Stored(
-            offset=row["channel_offset"],
-            replay_key=row["replay_key"],
-            accepted_at=row["accepted_at"],
-            expires_at=row["expires_at"],
-            wire=b"",
-        )
-        for row in rows
-    }
+    return {(row["channel_id"], row["sender_nhi"], row["message_id"]): _stored(row, b"") for row in rows}
 
 
-async def append(tx: Tx, placed: Sequence[tuple[Publication, Stored]]) -> None:
-    """Write messages at the offsets that they were given, and move the ends of their channels."""
+async def append(tx: Tx, placed: Sequence[tuple[ChannelPublication, StoredChannelMessage]]) -> None:
+    """Writes messages at the offsets that they were given, and moves the ends of their channels."""
     await tx.execute(
         SQL["append"],
         [one.channel_id for one, _ in placed],
@@ -290,28 +276,21 @@ async def append(tx: Tx, placed: Sequence[tuple[Publication, Stored]]) -> None:
     await tx.execute(SQL["advance"], list(counts), list(counts.values()))
 
 
-async def read(tx: Tx, channel_id: UUID, after: int, now: datetime, limit: int, most_bytes: int) -> list[Stored]:
+async def read(
+    tx: Tx, channel_id: UUID, after: int, now: datetime, limit: int, most_bytes: int
+) -> list[StoredChannelMessage]:
     rows = await tx.fetch(SQL["read"], channel_id, after, now, limit, most_bytes)
-    return [
-        Stored(
-            offset=row["channel_offset"],
-            replay_key=row["replay_key"],
-            accepted_at=row["accepted_at"],
-            expires_at=row["expires_at"],
-            wire=row["wire"],
-        )
-        for row in rows
-    ]
+    return [_stored(row, row["wire"]) for row in rows]
 
 
 async def drop_expired(tx: Tx, now: datetime, limit: int) -> bool:
-    """Take away one small batch of messages whose time is over; whether there may be more.
+    """Deletes one small batch of expired messages. Returns whether there may be more.
 
-    It waits for the locks of a few channels: one that is published in without a pause is never found free."""
+    It waits for the locks of a few channels: a channel with constant publishing is never found unlocked."""
     due = [row["channel_id"] for row in await tx.fetch(SQL["expired"], now, limit, _FEW + 1)]
     held = list(await lock(tx, sorted(due[:_FEW])))
     if not held:
-        return False  # what is left of deleted channels goes with them
+        return False  # messages of deleted channels are left to `drop_remains`
     dropped = await tx.fetch(SQL["drop_expired"], held, now, limit)
     await tx.execute(SQL["move_first"], held)
     return len(dropped) == limit or len(due) > _FEW
@@ -322,7 +301,7 @@ async def forget_epochs(tx: Tx, replaced_before: datetime, limit: int) -> None:
 
 
 async def drop_remains(tx: Tx, limit: int) -> bool:
-    """Take away one small batch of what is left of a channel that is gone; whether there was one."""
+    """Deletes one small batch of what a deleted channel left. Returns whether there was such a channel."""
     channel_id = await tx.fetchval(SQL["remains"])
     if channel_id is None:
         return False
@@ -333,18 +312,29 @@ async def drop_remains(tx: Tx, limit: int) -> bool:
     return True
 
 
-def _channel(row: Row) -> Channel:
-    return msgspec.convert({name: row[name] for name in Channel.__struct_fields__}, Channel)
+def _record(row: Row, kind: type[R]) -> R:
+    """Returns a row as the record whose members are columns of it."""
+    return msgspec.convert({name: row[name] for name in kind.__struct_fields__}, kind)
 
 
-def _changed(row: Row | None) -> Channel:
+def _records(rows: Sequence[Row], kind: type[R]) -> list[R]:
+    return [_record(row, kind) for row in rows]
+
+
+def _found(row: Row | None, kind: type[R]) -> R | None:
+    return None if row is None else _record(row, kind)
+
+
+def _changed(row: Row | None, kind: type[R]) -> R:
     assert row is not None, "the caller holds the channel's lock"
-    return _channel(row)
+    return _record(row, kind)
 
 
-def _listed(row: Row) -> Listed:
-    return msgspec.convert(dict(row), Listed)
-
-
-def _subscription(row: Row) -> Subscription:
-    return msgspec.convert({name: row[name] for name in Subscription.__struct_fields__}, Subscription)
+def _stored(row: Row, wire: bytes) -> StoredChannelMessage:
+    return StoredChannelMessage(
+        offset=row["channel_offset"],
+        replay_key=row["replay_key"],
+        accepted_at=row["accepted_at"],
+        expires_at=row["expires_at"],
+        wire=wire,
+    )

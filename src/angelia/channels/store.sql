@@ -1,3 +1,9 @@
+-- part: of_page
+-- Of `channels AS c`: those that the caller's filters let through, after the cursor, in the order of the list.
+AND ($4::text IS NULL OR c.owner_nhi = $4) AND ($5::text IS NULL OR c.channel_name = $5)
+  AND ($2::timestamptz IS NULL OR (c.created_at, c.channel_id) > ($2, $3::uuid))
+ORDER BY c.created_at, c.channel_id LIMIT $6
+
 -- name: add
 INSERT INTO channels (channel_id, owner_nhi, channel_name, policy, retention_seconds, max_message_size_bytes,
   max_subscribers, created_at, updated_at)
@@ -14,31 +20,20 @@ SELECT * FROM channels WHERE channel_id = $1
 SELECT * FROM channels WHERE channel_id = ANY ($1::uuid[]) ORDER BY channel_id FOR UPDATE
 
 -- name: page
--- What a caller owns, is listed in or listens to, and what is open or decided by rules: each by an index of its own,
--- so that nobody's page costs more for the channels of others. `known` is false where only the rules can tell.
+-- Channels that the caller owns, is on the allowlist of or subscribes to, and those that are open or under policy
+-- rules: each kind by an index of its own, so that a page costs no more for the channels of other agents. `known` is
+-- false where only policy rules decide whether the caller may know of the channel.
 WITH found AS (
-  (SELECT channel_id, created_at, true AS known FROM channels
-    WHERE owner_nhi = $1 AND ($4::text IS NULL OR owner_nhi = $4) AND ($5::text IS NULL OR channel_name = $5)
-      AND ($2::timestamptz IS NULL OR (created_at, channel_id) > ($2, $3::uuid))
-    ORDER BY created_at, channel_id LIMIT $6)
+  (SELECT c.channel_id, c.created_at, true AS known FROM channels AS c WHERE c.owner_nhi = $1 {of_page})
   UNION ALL
-  (SELECT channel_id, created_at, policy = 'open' FROM channels
-    WHERE policy IN ('open', 'authz_required')
-      AND ($4::text IS NULL OR owner_nhi = $4) AND ($5::text IS NULL OR channel_name = $5)
-      AND ($2::timestamptz IS NULL OR (created_at, channel_id) > ($2, $3::uuid))
-    ORDER BY created_at, channel_id LIMIT $6)
+  (SELECT c.channel_id, c.created_at, c.policy = 'open' FROM channels AS c
+    WHERE c.policy IN ('open', 'authz_required') {of_page})
   UNION ALL
-  (SELECT channel_id, c.created_at, true FROM channel_allowlist AS a JOIN channels AS c USING (channel_id)
-    WHERE a.nhi = $1 AND (a.may_subscribe OR a.may_publish) AND c.policy = 'allowlist'
-      AND ($4::text IS NULL OR c.owner_nhi = $4) AND ($5::text IS NULL OR c.channel_name = $5)
-      AND ($2::timestamptz IS NULL OR (c.created_at, channel_id) > ($2, $3::uuid))
-    ORDER BY c.created_at, channel_id LIMIT $6)
+  (SELECT c.channel_id, c.created_at, true FROM channel_allowlist AS a JOIN channels AS c USING (channel_id)
+    WHERE a.nhi = $1 AND (a.may_subscribe OR a.may_publish) AND c.policy = 'allowlist' {of_page})
   UNION ALL
-  (SELECT channel_id, c.created_at, true FROM channel_subscriptions AS s JOIN channels AS c USING (channel_id)
-    WHERE s.subscriber_nhi = $1 AND s.status IN ('active', 'paused')
-      AND ($4::text IS NULL OR c.owner_nhi = $4) AND ($5::text IS NULL OR c.channel_name = $5)
-      AND ($2::timestamptz IS NULL OR (c.created_at, channel_id) > ($2, $3::uuid))
-    ORDER BY c.created_at, channel_id LIMIT $6)
+  (SELECT c.channel_id, c.created_at, true FROM channel_subscriptions AS s JOIN channels AS c USING (channel_id)
+    WHERE s.subscriber_nhi = $1 AND s.status IN ('active', 'paused') {of_page})
 ), page AS (
   SELECT channel_id, bool_or(known) AS known FROM found
   GROUP BY created_at, channel_id ORDER BY created_at, channel_id LIMIT $6
@@ -47,15 +42,12 @@ SELECT c.*, page.known FROM page JOIN channels AS c USING (channel_id) ORDER BY 
 
 -- name: subscribed_page
 SELECT c.*, true AS known FROM channels AS c JOIN channel_subscriptions AS s USING (channel_id)
-WHERE s.subscriber_nhi = $1 AND s.status IN ('active', 'paused')
-  AND ($2::timestamptz IS NULL OR (c.created_at, c.channel_id) > ($2, $3::uuid))
-  AND ($4::text IS NULL OR c.owner_nhi = $4) AND ($5::text IS NULL OR c.channel_name = $5)
-ORDER BY c.created_at, c.channel_id LIMIT $6
+WHERE s.subscriber_nhi = $1 AND s.status IN ('active', 'paused') {of_page}
 
 -- name: update
 UPDATE channels SET policy = $2, retention_seconds = $3, max_message_size_bytes = $4, max_subscribers = $5,
   updated_at = $6
-WHERE channel_id = $1 RETURNING *
+WHERE channel_id = $1
 
 -- name: recheck_from
 UPDATE channels SET recheck_after = $2 WHERE channel_id = $1
@@ -67,7 +59,7 @@ SELECT channel_id FROM channels WHERE recheck_after IS NOT NULL ORDER BY channel
 SELECT recheck_after FROM channels WHERE channel_id = $1
 
 -- name: rules_behind
--- Channels whose members were last looked at under other rules.
+-- Channels whose key holders were last checked under an older version of the policy rules.
 SELECT channel_id FROM channels WHERE policy = 'authz_required' AND rules_version < $1
 ORDER BY rules_version, channel_id LIMIT $2
 
@@ -75,8 +67,8 @@ ORDER BY rules_version, channel_id LIMIT $2
 UPDATE channels SET rules_version = $2, recheck_after = '' WHERE channel_id = ANY ($1::uuid[])
 
 -- name: close_epoch
--- The number stays: whoever sets the next key names the one after it.
-UPDATE channels SET epoch_key_id = NULL, updated_at = $2 WHERE channel_id = $1 RETURNING *
+-- The number of the epoch stays: the publisher that sets the next key names the number after it.
+UPDATE channels SET epoch_key_id = NULL, updated_at = $2 WHERE channel_id = $1
 
 -- name: set_epoch
 UPDATE channels SET epoch = $2, epoch_key_id = $3, epoch_at = $4, left_at = NULL, updated_at = $4
@@ -107,32 +99,24 @@ DELETE FROM channel_rosters WHERE channel_id = $1
 INSERT INTO channel_remains (channel_id, deleted_at) VALUES ($1, $2)
 
 
--- Who may.
+-- The allowlist and the roster.
 
 -- name: listed
-SELECT nhi, may_subscribe, may_publish, added_at FROM channel_allowlist
-WHERE channel_id = $1 AND nhi = ANY ($2::varchar[])
+SELECT * FROM channel_allowlist WHERE channel_id = $1 AND nhi = ANY ($2::varchar[])
 
 -- name: allowlist
-SELECT nhi, may_subscribe, may_publish, added_at FROM channel_allowlist
-WHERE channel_id = $1 AND nhi > $2 ORDER BY nhi LIMIT $3
+SELECT * FROM channel_allowlist WHERE channel_id = $1 AND nhi > $2 ORDER BY nhi LIMIT $3
 
 -- name: put_listed
-INSERT INTO channel_allowlist (channel_id, nhi, may_subscribe, may_publish, added_at) VALUES ($1, $2, $3, $4, $5)
-ON CONFLICT (channel_id, nhi) DO UPDATE
-SET may_subscribe = excluded.may_subscribe, may_publish = excluded.may_publish
-RETURNING nhi, may_subscribe, may_publish, added_at
-
--- name: put_all_listed
 INSERT INTO channel_allowlist (channel_id, nhi, may_subscribe, may_publish, added_at)
 SELECT $1, nhi, may_subscribe, may_publish, $5
 FROM unnest($2::varchar[], $3::boolean[], $4::boolean[]) AS given (nhi, may_subscribe, may_publish)
 ON CONFLICT (channel_id, nhi) DO UPDATE
 SET may_subscribe = excluded.may_subscribe, may_publish = excluded.may_publish
+RETURNING *
 
 -- name: remove_listed
-DELETE FROM channel_allowlist WHERE channel_id = $1 AND nhi = ANY ($2::varchar[])
-RETURNING nhi, may_subscribe, may_publish, added_at
+DELETE FROM channel_allowlist WHERE channel_id = $1 AND nhi = ANY ($2::varchar[]) RETURNING *
 
 -- name: roster
 SELECT roster FROM channel_rosters WHERE channel_id = $1
@@ -147,16 +131,13 @@ SET version = excluded.version, roster_hash = excluded.roster_hash, roster = exc
 UPDATE channels SET roster_version = $2, policy = $3, updated_at = $4 WHERE channel_id = $1 RETURNING *
 
 
--- Who listens, and who holds the key to publish without listening ('publishing').
-
--- name: subscription
-SELECT * FROM channel_subscriptions WHERE channel_id = $1 AND subscriber_nhi = $2
+-- Subscribers ('active', 'paused'), and publishers that hold the key without a subscription ('publishing').
 
 -- name: subscriptions
 SELECT * FROM channel_subscriptions WHERE channel_id = $1 AND subscriber_nhi = ANY ($2::varchar[])
 
 -- name: hold_key
--- Whoever makes a key has it, and is sent the next ones; 0 is for who has made none yet.
+-- An agent that makes a key has it, and is sent the next ones; epoch 0 is for an owner that has made none yet.
 INSERT INTO channel_subscriptions
   (subscription_id, channel_id, subscriber_nhi, status, key_epoch, created_at, updated_at)
 VALUES ($1, $2, $3, 'publishing', $4, $5, $5)
@@ -166,7 +147,7 @@ SET status = CASE channel_subscriptions.status WHEN 'deleted' THEN 'publishing' 
   updated_at = excluded.updated_at
 
 -- name: put_subscription
--- Whoever comes back has the same id, begins at the end, and is not sent a key again that it has.
+-- A subscriber that comes back has the same id, begins at the end, and is not sent a key again that it has.
 INSERT INTO channel_subscriptions (subscription_id, channel_id, subscriber_nhi, last_offset, created_at, updated_at)
 VALUES ($1, $2, $3, $4, $5, $5)
 ON CONFLICT (channel_id, subscriber_nhi) DO UPDATE
@@ -200,21 +181,22 @@ WHERE channel_id = $1 AND status <> 'deleted' AND subscriber_nhi > $2 AND key_ep
 ORDER BY subscriber_nhi LIMIT $3
 
 -- name: count_without_key
--- Also those whom the rules refuse by now: to ask them about a thousand names with every look at a channel would cost
--- more than the list does, which leaves them out.
+-- Counts also agents that policy rules refuse by now: to check a thousand names with every look at a channel would cost
+-- too much. The list of subscribers leaves them out.
 SELECT count(*) FROM (
   SELECT 1 FROM channel_subscriptions WHERE channel_id = $1 AND status <> 'deleted' AND key_epoch < $2 LIMIT $3
 ) AS lacking
 
 -- name: key_sent
--- Where anybody may say so, it does not count for a subscriber who has said that it has no key, until it has one.
+-- In an open channel ($4) any subscriber may report this, so it does not count for a subscriber that has reported its
+-- key as lost and not confirmed one since.
 UPDATE channel_subscriptions SET key_epoch = $3
 WHERE channel_id = $1 AND subscriber_nhi = ANY ($2::varchar[]) AND key_epoch < $3 AND status <> 'deleted'
   AND (NOT $4::boolean OR asked_at IS NULL OR confirmed_at >= asked_at)
 RETURNING subscriber_nhi
 
 -- name: key_taken
--- When it was asked for stays: who confirms may not ask the oftener for it.
+-- `asked_at` stays: a confirmation must not allow the subscriber to ask more often.
 UPDATE channel_subscriptions SET key_epoch = $3, confirmed_at = $4
 WHERE channel_id = $1 AND subscriber_nhi = $2 AND status <> 'deleted' RETURNING *
 
@@ -224,10 +206,10 @@ WHERE channel_id = $1 AND subscriber_nhi = $2 AND status <> 'deleted' AND (asked
 RETURNING *
 
 
--- What was published.
+-- Messages.
 
 -- name: known
--- What senders have published under these ids.
+-- The messages that senders have published under these ids.
 SELECT channel_id, sender_nhi, message_id, channel_offset, replay_key, accepted_at, expires_at
 FROM channel_messages
 WHERE (channel_id, sender_nhi, message_id) IN (SELECT * FROM unnest($1::uuid[], $2::varchar[], $3::uuid[]))
@@ -255,11 +237,11 @@ FROM page JOIN channel_messages AS m ON m.channel_id = $1 AND m.channel_offset =
 WHERE page.before < $5 ORDER BY m.channel_offset
 
 
--- What the ticks take away.
+-- What the ticks delete.
 
 -- name: expired
--- The channels that hold the oldest of what has expired, the oldest first. What is looked for stands twice, so that
--- its index serves twice.
+-- The channels of the messages that expired first. The order by `expires_at` stands in both queries, so that its index
+-- serves both.
 SELECT channel_id FROM (
   SELECT channel_id, expires_at FROM channel_messages WHERE expires_at <= $1 ORDER BY expires_at LIMIT $2
 ) AS due GROUP BY channel_id ORDER BY min(expires_at) LIMIT $3
@@ -296,7 +278,7 @@ DELETE FROM channel_epochs WHERE channel_id = $1 AND epoch IN (
   SELECT epoch FROM channel_epochs WHERE channel_id = $1 LIMIT $2)
 
 -- name: forget_epochs
--- Nothing under them can be read any more.
+-- No message under their keys can be read any more.
 DELETE FROM channel_epochs WHERE (channel_id, epoch) IN (
   SELECT channel_id, epoch FROM channel_epochs WHERE replaced_at <= $1 ORDER BY replaced_at LIMIT $2)
 

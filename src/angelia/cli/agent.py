@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from angelia.agents.api import AgentProfile, AgentRecord
     from angelia.client import Client
     from angelia.envelope.bundles import Link
-    from angelia.mailbox.identity import Card, Identity
+    from angelia.mailbox.identity import Identity, PublicIdentity
 
 # The width of `fingerprint`, so that all facts about an agent stand in one column.
 FACTS = 11
@@ -42,7 +42,7 @@ def new(session: Session, name: str, register: bool, passphrase: bool, display_n
     try:
         made = identity.create(session.settings.home, name, secret)
     except AlreadyExists as error:
-        known = identity.card(session.settings.home, name)
+        known = identity.public_identity(session.settings.home, name)
         unregistered = register and (known is None or known.id is None)
         error.hint = f"angelia agent register --as {name}" if unregistered else f"angelia agent show {name}"
         raise
@@ -52,7 +52,7 @@ def new(session: Session, name: str, register: bool, passphrase: bool, display_n
         _enrol(session, made, pairs, display_name, None)
         return
     pairs += [("key id", str(made.key_id)), ("fingerprint", made.pair.public.fingerprint)]
-    session.out.thing(_card(made), pairs, quietly=str(made.key_id), least=FACTS)
+    session.out.thing(_public_identity(made), pairs, quietly=str(made.key_id), least=FACTS)
     session.out.note(_next_step(name))
 
 
@@ -76,7 +76,7 @@ def show(session: Session, name: str | None) -> None:
         ("fingerprint", mine.pair.public.fingerprint),
         ("registered", "no"),
     ]
-    session.out.thing(_card(mine), pairs, quietly=str(mine.key_id), least=FACTS)
+    session.out.thing(_public_identity(mine), pairs, quietly=str(mine.key_id), least=FACTS)
     session.out.note(_next_step(local))
 
 
@@ -254,10 +254,10 @@ def _next_step(name: str) -> str:
     return f"next: angelia agent register --as {name}; {alone}"
 
 
-def _card(identity: Identity) -> Card:
-    from angelia.mailbox.identity import Card
+def _public_identity(identity: Identity) -> PublicIdentity:
+    from angelia.mailbox.identity import PublicIdentity
 
-    return Card(handle=identity.handle, public_key=identity.public_key, key_id=identity.key_id)
+    return PublicIdentity(handle=identity.handle, public_key=identity.public_key, key_id=identity.key_id)
 
 
 def _base64(raw: bytes) -> str:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from angelia.cli.command_context import Session
-from angelia.cli.mail_output import Counted
 from angelia.cli.paging import ago, pages_of, show_list
 from angelia.cli.public_files import handing_over
 from angelia.cli.tables import Column
@@ -34,7 +33,7 @@ def export_list(session: Session, mailbox: Mailbox, path: Path) -> None:
         assert file is not None, "it has a name"
         file.write(mailbox.allowlist.export_json())
     count = len(mailbox.allowlist.entries())
-    session.out.done(Counted(done="exported", count=count), f"exported {_entries(count)} to {path}")
+    session.out.done({"done": "exported", "count": count}, f"exported {_entries(count)} to {path}")
 
 
 def show_allowed(session: Session, mailbox: Mailbox) -> None:

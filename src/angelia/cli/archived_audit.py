@@ -36,10 +36,10 @@ def look(session: Session, floor: Floor, node_key_id: UUID, lake: str | None) ->
     from deltalake.exceptions import DeltaError
     from pyarrow.lib import ArrowException
 
-    from angelia.cli.pipeline_place import archive
+    from angelia.cli.pipeline_environment import PipelineFlags
 
     try:
-        return _compared(archive(session.settings, lake), floor)
+        return _compared(PipelineFlags(lake=lake).archive(session.settings), floor)
     except AngeliaError as error:
         return _unread(error.message)
     except (DeltaError, ArrowException, OSError) as error:
@@ -47,8 +47,7 @@ def look(session: Session, floor: Floor, node_key_id: UUID, lake: str | None) ->
 
 
 def _compared(objects: Objects, floor: Floor) -> Archived:
-    from angelia.pipeline.lake.audit_entries import entry_hash
-    from angelia.pipeline.lake.chain_floor import archive_floor
+    from angelia.pipeline.lake.audit_chain import archive_floor, entry_hash
 
     begins = archive_floor(objects)
     present = begins.entry_hash if begins.position == floor.position else entry_hash(objects, floor.position)

@@ -14,10 +14,10 @@ from angelia.cli import archived_audit
 from angelia.cli.archived_audit import Archived
 from angelia.cli.command_context import Session
 from angelia.cli.errors import Usage
-from angelia.cli.flags import Needs
+from angelia.cli.flags import Needs, message_uuid
 from angelia.cli.grammar import Noun
 from angelia.cli.paging import Page, short, show_list
-from angelia.cli.progress import Progress
+from angelia.cli.progress import ProgressBar
 from angelia.cli.tables import Column, counted
 from angelia.cli.times import full
 from angelia.errors import AuditBroken, NotFound
@@ -25,7 +25,7 @@ from angelia.errors import AuditBroken, NotFound
 if TYPE_CHECKING:
     from angelia.audit.model import ChainEntry, Checkpoint, Fault, StoredEvent, Verdict
     from angelia.client import Client
-    from angelia.client.answers import Node
+    from angelia.keys.api import NodeRecord
 
 PAGE = 1_000
 _ON_ITS_WAY_SECONDS = 2.5  # a checkpoint is handed to the witness by the next tick, a second later
@@ -68,14 +68,14 @@ def verify(session: Session, witness: str | None, lake: str | None) -> None:
 @click.option("--around", type=click.IntRange(0, 500), metavar="N", help="so many entries on either side of POSITION")
 @click.option("--type", "event_type", metavar="TYPE", help="only events of this type")
 @click.option("--actor", metavar="HANDLE", help="only what this one did")
-@click.option("--message", metavar="ID", help="only what concerns this message")
+@click.option("--message", type=message_uuid, metavar="ID", help="only what concerns this message")
 def show(
     session: Session,
     position: str | None,
     around: int | None,
     event_type: str | None,
     actor: str | None,
-    message: str | None,
+    message: UUID | None,
 ) -> None:
     """Show events, or the entry of the chain at POSITION.
 
@@ -103,22 +103,23 @@ def show(
 
 
 def _verified(session: Session, client: Client, witness: str | None, lake: str | None) -> Verdict:
-    from angelia.audit.model import Verifier
+    from angelia.audit.model import SignedEntry, Verifier
     from angelia.client import BadAnswer
 
     node = client.server.node()
-    verifier = Verifier(node.key_id, node.public_key, node.signed)
+    signed = None if node.signed is None else SignedEntry(node.signed.position, node.signed.entry_hash)
+    verifier = Verifier(node.key_id, node.public_key, signed)
     if witness is not None:
         verifier.compare(_witnessed(witness, node))
     # Checkpoints first: the chain that is read after them cannot be shorter than what they sign.
     after = 0
     verifier.expect([], client.audit.unsealed(limit=PAGE).tail)
-    while checkpoints := client.audit.checkpoints(after=after, limit=PAGE):
+    while checkpoints := client.audit.checkpoints(after=after, limit=PAGE).checkpoints:
         verifier.expect(checkpoints)
         if checkpoints[-1].position <= after:
             raise BadAnswer(f"asked for the checkpoints after {after}, the server gave earlier ones")
         after = checkpoints[-1].position
-    with Progress(session.out, "verifying", "entries") as progress:
+    with ProgressBar(session.out, "verifying", "entries") as progress:
         while True:
             before = verifier.position
             page = client.audit.chain(after=before, limit=PAGE)
@@ -149,7 +150,7 @@ def _with_archive(verdict: Verdict, archived: Archived) -> Verdict:
     return msgspec.structs.replace(verdict, broken=broken, unproven=archived.unproven)
 
 
-def _witnessed(place: str, node: Node) -> list[Checkpoint]:
+def _witnessed(place: str, node: NodeRecord) -> list[Checkpoint]:
     from angelia.audit.witness_client import witness_at
 
     witness = witness_at(place)

@@ -16,21 +16,18 @@ from angelia.cli.confirm import Deed, may
 from angelia.cli.errors import Usage
 from angelia.cli.flags import Needs, message_uuid, span
 from angelia.cli.grammar import Noun
-from angelia.cli.message_body import PAD, longest_life, read_body
+from angelia.cli.message_body import compress_flag, message_options, pad_flag, priority_flag, read_body
 from angelia.cli.paging import SHORTEST_PREFIX, Page, ago, every, full_id, pages_of, short, show_list
 from angelia.cli.tables import Column, counted
 from angelia.cli.times import age
 from angelia.errors import AngeliaError, NotFound, Unavailable
 
 if TYPE_CHECKING:
-    from angelia.channels.model import Channel, Shown, Subscription
+    from angelia.channels.model import Channel, ChannelView, Subscription
     from angelia.client import Client
     from angelia.envelope.rosters import Member
-    from angelia.mailbox.channels import PostWishes
 
 POLICIES = ("open", "private", "authz_required", "allowlist")
-PRIORITIES = ("low", "normal", "high", "critical")
-COMPRESSIONS = ("none", "gzip", "zstd")
 WAIT_SECONDS = 20
 _PREFIX = re.compile(rf"[0-9a-f][0-9a-f-]{{{SHORTEST_PREFIX - 1},34}}")
 _ACTS = Needs.SERVER | Needs.AGENT
@@ -69,12 +66,12 @@ def create(
     max_subscribers: int | None,
 ) -> None:
     """Make a channel with its first key. Without --policy, those may listen whom --allow names."""
-    from angelia.channels.model import Policy
+    from angelia.channels.model import ChannelPolicy
 
     made = _client(session).channels.create(
         session.mailbox,
         name,
-        Policy(policy or "allowlist"),
+        ChannelPolicy(policy or "allowlist"),
         allow=allowed,
         retention_seconds=_seconds(retention),
         max_message_size_bytes=max_size,
@@ -135,7 +132,7 @@ def update(
     max_subscribers: int | None,
 ) -> None:
     """Change a channel of yours. --policy looks at every subscriber again and drops who may not stay."""
-    from angelia.channels.model import Policy
+    from angelia.channels.model import ChannelPolicy
 
     if (policy, retention, max_size, max_subscribers) == (None, None, None, None):
         raise Usage("nothing to change", hint="--policy, --retention, --max-size or --max-subscribers")
@@ -144,14 +141,15 @@ def update(
     changed = client.channels.update(
         session.mailbox,
         _said(name, before),
-        policy=Policy(policy) if policy else None,
+        policy=ChannelPolicy(policy) if policy else None,
         retention_seconds=_seconds(retention),
         max_message_size_bytes=max_size,
         max_subscribers=max_subscribers,
     )
     roster = session.mailbox.rosters.pinned(changed.channel_id)
     session.out.thing(changed, facts_of(changed, roster), quietly=str(changed.channel_id))
-    if policy == Policy.OPEN and before.policy is not Policy.OPEN:  # where only the owner makes the next key
+    # In an open channel only the owner makes the next key.
+    if policy == ChannelPolicy.OPEN and before.policy is not ChannelPolicy.OPEN:
         warn_unreached(session, client.channels.share_key(session.mailbox, _said(name, before)).failed)
     if (dropped := before.total_subscribers - changed.total_subscribers) > 0:
         session.out.note(f"dropped {counted(dropped, 'subscriber')}; the next message has another key")
@@ -294,16 +292,13 @@ def forget(session: Session, name: str) -> None:
 @click.argument("name", metavar="NAME")
 @click.argument("body", metavar="[TEXT]", required=False)
 @click.option("--ttl", type=span, metavar="D", help="how long it may be read (7d)")
-@click.option("--priority", type=click.Choice(PRIORITIES), default="normal", metavar="P", help=", ".join(PRIORITIES))
+@priority_flag
 @click.option("--correlation", type=message_uuid, metavar="UUID", help="the message_id of the message that it answers")
 @click.option(
     "--id", "message_id", type=message_uuid, metavar="UUID", help="its own; under one id it is published once"
 )
-@click.option("--pad", is_flag=True, help=PAD)
-@click.option(
-    "--compress", type=click.Choice(COMPRESSIONS), default="none", metavar="C",
-    help="gzip or zstd (none): the length may tell about the content",
-)  # fmt: skip
+@pad_flag
+@compress_flag
 def publish(
     session: Session,
     name: str,
@@ -319,23 +314,15 @@ def publish(
 
     Who lacks the channel's key is sent it before; a key that is due is changed."""
     from angelia.client import Unreachable
-    from angelia.envelope.wire import Compression, Priority
 
-    longest_life(session, ttl)
+    options = message_options(session, ttl, priority, pad, compress, correlation)
+    options["message_id"] = message_id or uuid4()
     client, content = _client(session), read_body(session, body)
     found = _find(session, client, name)
-    wishes: PostWishes = {
-        "message_id": message_id or uuid4(),
-        "ttl_seconds": session.mailbox.channels.ttl if ttl is None else int(ttl.total_seconds()),
-        "priority": Priority(PRIORITIES.index(priority)),
-        "compression": Compression(COMPRESSIONS.index(compress)),
-        "padme": pad,
-        "correlation_id": correlation,
-    }
     try:
-        posted = client.channels.publish(session.mailbox, _said(name, found), content, **wishes)
+        posted = client.channels.publish(session.mailbox, _said(name, found), content, **options)
     except (Unreachable, Unavailable) as error:
-        error.hint = f"say it again with --id {wishes['message_id']}, and it is published once; {error.hint}"
+        error.hint = f"say it again with --id {options['message_id']}, and it is published once; {error.hint}"
         raise
     published, size = posted.published, len(posted.envelope.wire)
     if session.shared.json:
@@ -397,7 +384,7 @@ def tail(
     return codes.pop() if len(codes) == 1 else min(len(codes), 1)
 
 
-def _share(session: Session, client: Client, name: str, found: Shown) -> None:
+def _share(session: Session, client: Client, name: str, found: ChannelView) -> None:
     """Whoever reads and may give out the key does so, so that those who joined need not wait for a message. Whatever
     comes of it, the reading goes on."""
     if found.without_key is None:
@@ -411,12 +398,12 @@ def _share(session: Session, client: Client, name: str, found: Shown) -> None:
         session.out.note(f"warning: the key was not given out: {error.message} ({error.code})")
 
 
-def _say_what_the_list_decides(session: Session, channel: Shown) -> None:
+def _say_what_the_list_decides(session: Session, channel: ChannelView) -> None:
     if channel.policy.value != "allowlist":
         session.out.note(f"the list decides nothing while the policy of {channel.name} is {channel.policy.value}")
 
 
-def _show_allowed(session: Session, client: Client, name: str, found: Shown) -> None:
+def _show_allowed(session: Session, client: Client, name: str, found: ChannelView) -> None:
     roster = client.channels.roster(session.mailbox, _said(name, found))
     hint = f"angelia channel allow {found.channel_name} AGENT"
     if roster is None:
@@ -433,11 +420,11 @@ def _member_columns() -> list[Column[Member]]:
     ]
 
 
-def _done(what: str, channel: Shown, agent: str | None = None) -> Done:
+def _done(what: str, channel: ChannelView, agent: str | None = None) -> Done:
     return Done(done=what, channel_id=str(channel.channel_id), name=channel.name, agent=agent)
 
 
-def _find(session: Session, client: Client, name: str) -> Shown:
+def _find(session: Session, client: Client, name: str) -> ChannelView:
     """A channel as people name it: `owner/name`, the name of one's own, its id, or the beginning of that."""
     try:
         return client.channels.find(session.mailbox, name)
@@ -445,7 +432,7 @@ def _find(session: Session, client: Client, name: str) -> Shown:
         return client.channels.find(session.mailbox, _whole_id(client, name, unknown))
 
 
-def _look_up(session: Session, client: Client, name: str) -> Shown:
+def _look_up(session: Session, client: Client, name: str) -> ChannelView:
     """The same whatever the server says of its roster: nobody is kept in a channel by that."""
     try:
         return client.channels.look_up(session.mailbox, name)
@@ -466,7 +453,7 @@ def _whole_id(client: Client, name: str, unknown: NotFound) -> UUID:
     return UUID(full_id(name, known, "channel", "angelia channel list"))
 
 
-def _said(name: str, found: Shown) -> str | UUID:
+def _said(name: str, found: ChannelView) -> str | UUID:
     """A channel as it was named on the command line: found by its name it stays that, whatever is shown next."""
     by_id = _PREFIX.fullmatch(name.lower()) is not None and str(found.channel_id).startswith(name.lower())
     return found.channel_id if by_id else found.name

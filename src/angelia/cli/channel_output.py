@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from angelia.cli.command_context import Session
 from angelia.cli.errors import exit_code
+from angelia.cli.mail_output import body_members
 from angelia.cli.paging import ago
 from angelia.cli.tables import counted
 from angelia.cli.times import age, full
 from angelia.errors import AngeliaError
 
 if TYPE_CHECKING:
-    from angelia.channels.model import Shown
+    from angelia.channels.model import ChannelView
     from angelia.client.channel_reading import Unopened
     from angelia.envelope.rosters import Roster
     from angelia.mailbox.channels import ChannelMessage
@@ -24,45 +23,24 @@ if TYPE_CHECKING:
 _NAMED = 8
 
 
-class Heard(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What `--json` says of a message that was read; `body` where it is text, else `body_base64`."""
-
-    channel_id: str
-    offset: int
-    replay_key: str
-    message_id: str
-    sender: str
-    fingerprint: str
-    created_at: datetime
-    priority: int
-    correlation_id: str | None = None
-    body: str | None = None
-    body_base64: str | None = None
-
-
 def print_post(session: Session, message: ChannelMessage, *, alone: bool = False) -> None:
-    """One message as a line; one that is `alone` and no text goes into a file or a pipe as it is."""
-    try:
-        text, encoded = message.body.decode(), None
-    except UnicodeDecodeError:
-        from angelia.envelope.json_form import to_text
-
-        text, encoded = None, to_text(message.body)
+    """Prints a message as one line. Content that is no text goes into a file or a pipe byte for byte if the message is
+    printed `alone`."""
+    text, members = body_members(message.body)
     if session.shared.json:
-        heard = Heard(
-            channel_id=str(message.channel_id),
-            offset=message.offset,
-            replay_key=message.replay_key,
-            message_id=str(message.message_id),
-            sender=message.sender,
-            fingerprint=message.sender_fingerprint,
-            created_at=message.created_at,
-            priority=int(message.priority),
-            correlation_id=None if message.correlation_id is None else str(message.correlation_id),
-            body=text,
-            body_base64=encoded,
-        )
-        session.out.records([heard])
+        record = {
+            "channel_id": message.channel_id,
+            "offset": message.offset,
+            "replay_key": message.replay_key,
+            "message_id": message.message_id,
+            "sender": message.sender,
+            "fingerprint": message.sender_fingerprint,
+            "created_at": message.created_at,
+            "priority": message.priority,
+            **({"correlation_id": message.correlation_id} if message.correlation_id else {}),
+            **members,
+        }
+        session.out.records([record])
         return
     about, size = f"{full(message.created_at)[11:]}  {message.offset}  {message.sender}", f"{len(message.body):,} bytes"
     if text is None and alone and session.out.raw(message.body):
@@ -76,9 +54,8 @@ def print_post(session: Session, message: ChannelMessage, *, alone: bool = False
 def show_page(
     session: Session, came: Sequence[ChannelMessage | Unopened], *, skip: bool, alone: bool
 ) -> tuple[set[int], int]:
-    """Print messages; the exit codes of what could not be opened, and up to which offset all is done with.
-
-    What could not be opened is not, nor what follows it on the page, unless it is to be skipped."""
+    """Prints messages. Returns the exit codes of those that could not be opened, and the offset to commit: that before
+    the first of them, or the last one of the page with `skip`."""
     from angelia.client.channel_reading import Unopened
 
     codes, done = set[int](), 0
@@ -98,7 +75,7 @@ def warn_unreached(session: Session, unreached: dict[str, AngeliaError]) -> None
         session.out.note(f"warning: {agent} has no key yet: {error.message} ({error.code})")
 
 
-def facts_of(channel: Shown, roster: Roster | None) -> list[tuple[str, str]]:
+def facts_of(channel: ChannelView, roster: Roster | None) -> list[tuple[str, str]]:
     held = channel.subscription
     pairs = [
         ("channel", channel.name),
@@ -121,7 +98,7 @@ def facts_of(channel: Shown, roster: Roster | None) -> list[tuple[str, str]]:
     return pairs
 
 
-def _roster(channel: Shown, roster: Roster | None) -> str:
+def _roster(channel: ChannelView, roster: Roster | None) -> str:
     if roster is None:
         return (
             f"none that {channel.owner_nhi} signed: nothing can be published, and only {channel.owner_nhi} is believed"
@@ -131,17 +108,17 @@ def _roster(channel: Shown, roster: Roster | None) -> str:
     return f"version {roster.version}, signed by {roster.owner_nhi}: {counted(len(names), 'member')}{named}"
 
 
-def _messages(channel: Shown) -> str:
+def _messages(channel: ChannelView) -> str:
     if channel.first_offset < channel.next_offset:
         return f"{channel.total_messages:,}, offsets {channel.first_offset} to {channel.next_offset - 1} are kept"
     return f"{channel.total_messages:,}, none is kept any more" if channel.total_messages else "none, it is empty"
 
 
-def _rights(channel: Shown) -> list[str]:
+def _rights(channel: ChannelView) -> list[str]:
     return [word for word, has in (("subscribe", channel.may_subscribe), ("publish", channel.may_publish)) if has]
 
 
-def _epoch(channel: Shown) -> str:
+def _epoch(channel: ChannelView) -> str:
     if channel.epoch_key_id is None or channel.epoch_at is None:
         return f"{channel.epoch}, closed: whoever publishes next makes a new key"
     return f"{channel.epoch}, key {channel.epoch_key_id}, {ago(channel.epoch_at)} old"

@@ -127,7 +127,7 @@ class Session:
         from angelia.mailbox import identity
 
         names = self._local_names()
-        cards = [identity.card(self.settings.home, name) for name in names]
+        cards = [identity.public_identity(self.settings.home, name) for name in names]
         known = {*names, *(card.handle for card in cards if card is not None)}
         if "mailbox" in self.__dict__:
             known |= {pin.nhi for pin in self.mailbox.pinned_keys.pins()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,27 +12,20 @@ from angelia.cli.flags import Needs
 from angelia.cli.grammar import Noun
 from angelia.cli.tables import Column
 
+if TYPE_CHECKING:
+    from angelia.monitoring.api import SettingLine
+    from angelia.settings import Shown
+
 command = Noun("config", "show every setting and where it came from; completion")
-
-
-class _Line(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def value(self) -> str: ...
-    @property
-    def origin(self) -> str: ...
-    @property
-    def about(self) -> str: ...
 
 
 @command.verb(example="angelia config show", needs=Needs.SERVER | Needs.OPERATOR)
 @click.option("--server", is_flag=True, help="those of the running server, not of this shell")
 def show(session: Session, server: bool) -> None:
     """Show each setting and where it came from; secrets are masked. -v adds what each is for."""
-    lines: list[_Line] = []
-    lines += session.as_operator().server.settings() if server else session.loaded.shown()
-    columns: list[Column[_Line]] = [
+    lines: list[Shown | SettingLine] = []
+    lines += session.as_operator().server.settings().settings if server else session.loaded.shown()
+    columns: list[Column[Shown | SettingLine]] = [
         Column("NAME", lambda s: s.name),
         Column("VALUE", lambda s: s.value, long=True),
         Column("FROM", lambda s: s.origin, long=True),

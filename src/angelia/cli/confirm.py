@@ -33,27 +33,30 @@ class Deed:
 
 
 def may(session: Session, deed: Deed) -> bool:
-    """Whether to go on: False for a dry run; an error when nobody said yes."""
+    """Whether to go on: False for a dry run; an error if neither --yes nor a person agrees."""
     if session.shared.dry_run:
         session.out.note(f"dry run: would {deed.verb} {deed.what} at {deed.where or session.url}; nothing done")
         return False
-    if session.shared.yes:
-        return True
-    if not (sys.stdin.isatty() and session.out.stderr.isatty()):
+    require_terminal(session, deed)
+    if not session.shared.yes and not _agreed(session, deed):
+        raise Declined("nothing was done")
+    return True
+
+
+def require_terminal(session: Session, deed: Deed) -> None:
+    """Raises ConfirmationRequired where a person would have to be asked, and there is no terminal to ask."""
+    asked = not (session.shared.yes or session.shared.dry_run)
+    if asked and not (sys.stdin.isatty() and session.out.stderr.isatty()):
         raise ConfirmationRequired(
             f"{deed.doing} {deed.what} needs a yes, and there is no terminal to ask",
             hint=f"look first with `{deed.look}`, then add --yes",
         )
-    if not _agreed(session, deed):
-        raise Declined("nothing was done")
-    return True
 
 
 def _agreed(session: Session, deed: Deed) -> bool:
     question = f"{deed.verb.capitalize()} {deed.what} at {deed.where or session.url}, for good?"
     name = deed.whole or (str(deed.count) if deed.count > MANY else None)
     wanted = "[y/N]" if name is None else f"Type {name} to go on:"
-    session.out.stderr.write(escape_line(f"{question} {wanted} "))
-    session.out.stderr.flush()
+    session.out.prompt(escape_line(f"{question} {wanted} "))
     answer = sys.stdin.readline().strip()
     return answer.lower() in ("y", "yes") if name is None else answer == name

@@ -12,7 +12,7 @@ from angelia.cli.tables import Column
 if TYPE_CHECKING:
     from angelia.cli.paging import Fetch
     from angelia.client import Client
-    from angelia.client.mail_answers import DeadLetter
+    from angelia.mail.api import DeadLetter
 
 _LIST = "angelia mail dead"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,21 +15,11 @@ from angelia.cli.escaping import escape_line
 from angelia.cli.grammar import Verb
 from angelia.cli.tables import Paint, counted
 
+if TYPE_CHECKING:
+    from angelia.doctor import Finding
+
 WIDTH = 100
 STATE = 6  # the widest state word and its gap
-
-
-class Finding(Protocol):
-    """One thing that was looked at: ok, warn or fail."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def state(self) -> str: ...
-    @property
-    def detail(self) -> str: ...
-    @property
-    def hint(self) -> str: ...
 
 
 @click.command(cls=Verb, example="angelia doctor")
@@ -46,7 +36,7 @@ def command(session: Session) -> int:
 
 
 def lines(findings: Sequence[Finding], paint: Paint, *, each: bool) -> Iterator[str]:
-    """What is well in one line, what is not with its hint, and a count; `each` shows the well ones too."""
+    """Names what is well in one line, or with `each` in a line each; everything else has its hint."""
     well = [f for f in findings if f.state == "ok"]
     shown = [f for f in findings if each or f.state != "ok"]
     if well and not each:

@@ -41,12 +41,6 @@ class Usage(AngeliaError):
     code = "usage"
 
 
-class AmbiguousId(AngeliaError):
-    """Several ids begin like this"""
-
-    code = "ambiguous_id"
-
-
 class ConfirmationRequired(AngeliaError):
     """This destroys something and needs a yes"""
 

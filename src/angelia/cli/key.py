@@ -23,8 +23,8 @@ from angelia.errors import AngeliaError, Conflict, KeyNotFound
 
 if TYPE_CHECKING:
     from angelia.client import Client
-    from angelia.client.answers import Published
     from angelia.envelope.bundles import Bundle, KemEntry, Link
+    from angelia.keys.api import PublicationAnswer
     from angelia.mailbox.mailbox import Mailbox
     from angelia.mailbox.pinned_keys import Pin
 
@@ -60,7 +60,7 @@ def publish(session: Session, out: Path | None) -> None:
     Saying it again does no harm: it tops up one-time keys, signs keys again that are three days old,
     and replaces those of last week. An agent that sends or receives mail does so by itself."""
     mailbox = session.mailbox
-    done: Published | None = None
+    done: PublicationAnswer | None = None
     with handing_over(out) as file:
         if file is None:
             refuse_unregistered(mailbox)
@@ -115,7 +115,7 @@ def rotate(
         return
     if session.shared.dry_run:
         raise Usage("--dry-run goes with --emergency; nothing else is destroyed here")
-    done: Published | None = None
+    done: PublicationAnswer | None = None
     with handing_over(out) as file:
         if file is None:
             refuse_unregistered(mailbox)
@@ -160,7 +160,8 @@ def revoke(session: Session, key_id: str) -> None:
         return
     record: object = {"key_id": chosen, "status": "revoked"}
     if mailbox.identity.id is not None:
-        record = session.as_agent(mailbox).keys.revoke(UUID(chosen))
+        revoked = msgspec.structs.asdict(session.as_agent(mailbox).keys.revoke(chosen))
+        record = {name: value for name, value in revoked.items() if value is not None}
     mailbox.own_keys.destroy_replaced(UUID(chosen))
     session.out.done(record, f"revoked {chosen}, and destroyed its private half here")
 
@@ -235,7 +236,7 @@ def _write_chain(mailbox: Mailbox, file: BinaryIO) -> None:
 
 
 def _say_published(
-    session: Session, mailbox: Mailbox, done: Published | None, more: list[tuple[str, str]], out: Path | None
+    session: Session, mailbox: Mailbox, done: PublicationAnswer | None, more: list[tuple[str, str]], out: Path | None
 ) -> None:
     link = _own(mailbox)
     version, left = f"v{link.bundle.bundle_version}", None if done is None else done.prekeys_uploaded
@@ -268,7 +269,7 @@ def _server_says(session: Session, mailbox: Mailbox) -> tuple[int | None, list[U
         return None, [], "no server has any"
     try:
         client = session.as_agent(mailbox)
-        return client.keys.count_one_time_keys(), list(client.keys.bundle(mailbox.identity.handle).revoked), ""
+        return client.keys.count_one_time_keys().count, list(client.keys.bundle(mailbox.identity.handle).revoked), ""
     except AngeliaError as error:
         session.out.detail(f"{error.message} ({error.code})")
         return None, [], "the server did not say (-v tells why)"

@@ -18,8 +18,8 @@ from angelia.cli.errors import Usage, exit_code, one_of, report
 from angelia.cli.flags import Needs, moment, span
 from angelia.cli.grammar import Noun
 from angelia.cli.mail_files import received_from, sealed_by_hand
-from angelia.cli.mail_output import Counted, Deleted, print_message, say_control, say_sealed, say_sent
-from angelia.cli.message_body import PAD, longest_life, read_body
+from angelia.cli.mail_output import print_message, say_control, say_sealed, say_sent
+from angelia.cli.message_body import compress_flag, message_options, pad_flag, priority_flag, read_body
 from angelia.cli.outbox import show_outbox
 from angelia.cli.paging import SHORTEST_PREFIX, Page, ago, short, show_list
 from angelia.cli.public_files import chain_in, handing_over, not_known, refuse_unregistered
@@ -30,11 +30,8 @@ from angelia.errors import AngeliaError, NotFound
 if TYPE_CHECKING:
     from angelia.mailbox.inbox import Message
     from angelia.mailbox.mailbox import Mailbox
-    from angelia.mailbox.outbox import SendOptions
 
-PRIORITIES = ("low", "normal", "high", "critical")
 STATES = ("pending", "delivered", "read", "expired", "failed")
-COMPRESSIONS = ("none", "gzip", "zstd")
 _file = click.Path(path_type=Path, dir_okay=False)
 _HEX = re.compile(r"[0-9a-f]{1,64}")
 
@@ -47,13 +44,10 @@ command = Noun("mail", "sealed mail: send, receive, allow, inbox, receipts")
 @click.option("--retry", is_flag=True, help="send what waits in the outbox now, also what was refused; no NAME")
 @click.option("--out", type=_file, metavar="FILE", help="write the envelope there, to be handed over, and send nothing")
 @click.option("--ttl", type=span, metavar="D", help="how long it may be opened (7d)")
-@click.option("--priority", type=click.Choice(PRIORITIES), default="normal", metavar="P", help=", ".join(PRIORITIES))
+@priority_flag
 @click.option("--correlation", metavar="ID", help="the message of the inbox that this one answers, or a UUID")
-@click.option("--pad", is_flag=True, help=PAD)
-@click.option(
-    "--compress", type=click.Choice(COMPRESSIONS), default="none", metavar="C",
-    help="gzip or zstd (none): the length may tell about the content",
-)  # fmt: skip
+@pad_flag
+@compress_flag
 def send(
     session: Session,
     recipient: str | None,
@@ -70,8 +64,6 @@ def send(
 
     With --out, and for an agent that is on no server, the sealed envelope is a file:
     NAME opens it with `angelia mail open FILE`."""
-    from angelia.envelope.wire import Compression, Priority
-
     if retry:
         if recipient is not None:
             raise Usage("--retry sends what waits, and takes no NAME", hint="angelia mail send --retry")
@@ -80,23 +72,17 @@ def send(
     if recipient is None:
         context = click.get_current_context()
         raise click.MissingParameter(ctx=context, param=context.command.params[0])
-    longest_life(session, ttl)
-    mailbox, content = session.mailbox, read_body(session, body)
-    wishes: SendOptions = {
-        "priority": Priority(PRIORITIES.index(priority)),
-        "compression": Compression(COMPRESSIONS.index(compress)),
-        "padme": pad,
-        "correlation_id": None if correlation is None else _answered(mailbox, correlation),
-    }
-    if ttl is not None:
-        wishes["ttl_seconds"] = int(ttl.total_seconds())
+    mailbox = session.mailbox
+    answered = None if correlation is None else _answered(mailbox, correlation)
+    options = message_options(session, ttl, priority, pad, compress, answered)
+    content = read_body(session, body)
     if out is None and mailbox.identity.id is not None:
         client = session.as_agent(mailbox)
-        say_sent(session, mail_server.send(client, mailbox, recipient, content, wishes))
+        say_sent(session, mail_server.send(client, mailbox, recipient, content, options))
         mail_server.deliver_due(session, client, mailbox)
         return 0
     with handing_over(out) as file:
-        envelope = sealed_by_hand(session, mailbox, recipient, content, wishes)
+        envelope = sealed_by_hand(session, mailbox, recipient, content, options)
         if file is not None:
             file.write(envelope.wire)
     say_sealed(session, mailbox, envelope, out)
@@ -213,7 +199,7 @@ def delete(session: Session, id_: str) -> None:
     look = "angelia mail inbox" if found.received else "angelia mail outbox"
     if may(session, Deed("delete", "deleting", what, look, where="this machine")):
         mailbox.delete(found.replay_key, _now())
-        session.out.done(Deleted(replay_key=found.replay_key), f"deleted {what}")
+        session.out.done({"replay_key": found.replay_key}, f"deleted {what}")
 
 
 @command.verb(example="angelia mail dead", needs=Needs.SERVER | Needs.AGENT | Needs.OPERATOR | Needs.PAGES)
@@ -318,7 +304,7 @@ def deny(session: Session, name: str) -> None:
     removed = session.mailbox.allowlist.deny(name)
     if not removed:
         raise NotFound(f"{name} is not on the allowlist", hint="angelia mail allow")
-    session.out.done(Counted(done="denied", count=removed), f"denied {name}; what it sent before stays in the inbox")
+    session.out.done({"done": "denied", "count": removed}, f"denied {name}; what it sent before stays in the inbox")
 
 
 @command.verb(example="angelia mail prune --retention-hours 48", needs=Needs.AGENT)
@@ -329,7 +315,7 @@ def prune(session: Session, retention_hours: int, force: bool) -> None:
     pruned = session.mailbox.prune(_now(), retention_hours, force=force)
     if pruned.warning:
         session.out.note(f"warning: {pruned.warning}")
-    session.out.done(Counted(done="pruned", count=pruned.rows), f"pruned {counted(pruned.rows, 'row')}")
+    session.out.done({"done": "pruned", "count": pruned.rows}, f"pruned {counted(pruned.rows, 'row')}")
 
 
 @command.verb(example="angelia mail migrate --from ~/calyx/runtime --as bob", needs=Needs.AGENT)
@@ -361,7 +347,7 @@ def verify(session: Session) -> int:
     for problem in problems:
         session.out.note(f"warning: {problem}")
     text = counted(len(problems), "problem") if problems else "every file is what its name says"
-    session.out.done(Counted(done="problems", count=len(problems)), text)
+    session.out.done({"done": "problems", "count": len(problems)}, text)
     return 3 if problems else 0
 
 

@@ -13,34 +13,36 @@ from angelia.errors import AngeliaError, NotFound
 if TYPE_CHECKING:
     from angelia.envelope.refusals import UnknownSigner
     from angelia.envelope.wire import Envelope
+    from angelia.mailbox.drafts import MessageOptions
     from angelia.mailbox.inbox import Opened
     from angelia.mailbox.mailbox import Mailbox
-    from angelia.mailbox.outbox import SendOptions
 
 
-def sealed_by_hand(session: Session, mailbox: Mailbox, recipient: str, content: bytes, wishes: SendOptions) -> Envelope:
+def sealed_by_hand(
+    session: Session, mailbox: Mailbox, recipient: str, content: bytes, options: MessageOptions
+) -> Envelope:
     """Sealed to be handed over: for the keys that a server says are good, else for those that are known here."""
     from angelia.client import Unreachable
 
     if mailbox.identity.id is None:
-        return sealed_alone(mailbox, recipient, content, wishes)
+        return sealed_alone(mailbox, recipient, content, options)
     try:
-        envelope = session.as_agent(mailbox).mail.seal(mailbox, recipient, content, **wishes)
+        envelope = session.as_agent(mailbox).mail.seal(mailbox, recipient, content, **options)
         mailbox.outbox.hand_over(envelope.replay_key)
         return envelope
     except Unreachable as error:
         if mailbox.pinned_keys.pin(recipient) is None:
             raise
         session.out.note(f"warning: {error.message}, so the keys of {recipient} are those that were known here")
-    return sealed_alone(mailbox, recipient, content, wishes)
+    return sealed_alone(mailbox, recipient, content, options)
 
 
-def sealed_alone(mailbox: Mailbox, recipient: str, content: bytes, wishes: SendOptions) -> Envelope:
+def sealed_alone(mailbox: Mailbox, recipient: str, content: bytes, options: MessageOptions) -> Envelope:
     """Sealed for the keys that are known here, however old that knowledge is."""
     known = mailbox.pinned_keys.bundle(recipient, _now(), max_age=None)
     if known is None:
         raise not_known(recipient)
-    envelope = mailbox.outbox.seal(known.link, content, now=_now(), **wishes)
+    envelope = mailbox.outbox.seal(known.link, content, now=_now(), **options)
     mailbox.outbox.hand_over(envelope.replay_key)
     return envelope
 

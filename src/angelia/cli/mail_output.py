@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from datetime import datetime, timedelta
+from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from angelia.cli.command_context import Session
 from angelia.cli.escaping import escape_text, folded, width
@@ -24,129 +23,46 @@ if TYPE_CHECKING:
 _MARK = "│ "
 
 
-class Read(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What `--json` says of a message that was opened; `body` where it is text, else `body_base64`."""
-
-    replay_key: str
-    message_id: str
-    sender: str
-    fingerprint: str
-    created_at: datetime
-    received_at: datetime
-    priority: int
-    correlation_id: str | None = None
-    body: str | None = None
-    body_base64: str | None = None
-
-
-class Sealed(msgspec.Struct, kw_only=True):
-    """What `--json` says of a message that was sealed."""
-
-    replay_key: str
-    message_id: str
-    recipient: str
-    bytes: int
-    expires_at: datetime
-    file: str
-
-
-class SentOut(msgspec.Struct, kw_only=True):
-    """What `--json` says of a message that the server has."""
-
-    replay_key: str
-    message_id: str
-    recipient: str
-    bytes: int
-    enqueued_at: datetime
-    expires_at: datetime
-
-
-class Withdrawn(msgspec.Struct, kw_only=True):
-    """What `--json` says of a message that was taken back."""
-
-    replay_key: str
-    message_id: str
-    recipient: str
-
-
-class Deleted(msgspec.Struct, kw_only=True):
-    """What `--json` says of a message that was deleted here."""
-
-    replay_key: str
-
-
-class Counted(msgspec.Struct, kw_only=True):
-    """What `--json` says of something that was done to several things."""
-
-    done: str
-    count: int
-
-
 def say_sent(session: Session, sent: SentMail) -> None:
-    """Tell what the server took."""
-    envelope, accepted = sent.envelope, sent.accepted
-    record = SentOut(
-        replay_key=envelope.replay_key,
-        message_id=str(envelope.header.message_id),
-        recipient=envelope.header.recipient_nhi,
-        bytes=len(envelope.wire),
-        enqueued_at=accepted.enqueued_at,
-        expires_at=accepted.expires_at,
-    )
-    _say_new(session, record, envelope, f"sent to {envelope.header.recipient_nhi}, sealed ({_suite(envelope)})")
+    """Says what the server accepted."""
+    more = {"enqueued_at": sent.accepted.enqueued_at, "expires_at": sent.accepted.expires_at}
+    _say_new(session, sent.envelope, f"sent to {sent.envelope.header.recipient_nhi}, sealed", more)
 
 
 def say_sealed(session: Session, mailbox: Mailbox, envelope: Envelope, out: Path | None) -> None:
-    """Tell what was sealed, and where its file is."""
+    """Says what was sealed, and where its file is."""
     from angelia.envelope.times import moment
 
     header = envelope.header
     file = out or mailbox.directory / "outbox" / f"{envelope.replay_key}.agl"
-    sealed = Sealed(
-        replay_key=envelope.replay_key,
-        message_id=str(header.message_id),
-        recipient=header.recipient_nhi,
-        bytes=len(envelope.wire),
-        expires_at=moment(header.expires_at),
-        file=str(file),
-    )
-    _say_new(session, sealed, envelope, f"sealed for {header.recipient_nhi} ({_suite(envelope)})")
+    more = {"expires_at": moment(header.expires_at), "file": str(file)}
+    _say_new(session, envelope, f"sealed for {header.recipient_nhi}", more)
     session.out.note(f"hand it over within 5 minutes, for `angelia mail open FILE`: {file}")
 
 
 def say_control(session: Session) -> None:
-    """A control message is for the SDK: it stays unread until that handles it, and is never shown as mail."""
+    """A control message is for the SDK, which handles it later; it is never shown as mail."""
     session.out.note("a control message for the SDK was stored")
 
 
 def print_message(session: Session, opened: Opened, *, fresh: bool, named: bool = True, alone: bool = True) -> None:
-    """The content on stdout, everything about it on stderr; with its id if it is `named`.
-
-    One that is `alone` and no text goes into a file or a pipe as it is."""
+    """Prints the content on stdout and everything about it on stderr, with its id if `named`. Content that is no text
+    goes into a file or a pipe byte for byte if the message is printed `alone`."""
     message = opened.message
-    try:
-        text, encoded = opened.body.decode(), None
-    except UnicodeDecodeError:
-        from angelia.envelope.json_form import to_text
-
-        text, encoded = None, to_text(opened.body)
+    text, members = body_members(opened.body)
     if session.shared.json:
-        session.out.records(
-            [
-                Read(
-                    replay_key=message.replay_key,
-                    message_id=str(message.message_id),
-                    sender=message.sender,
-                    fingerprint=message.sender_fingerprint,
-                    created_at=message.created_at,
-                    received_at=message.received_at,
-                    priority=int(message.priority),
-                    correlation_id=None if message.correlation_id is None else str(message.correlation_id),
-                    body=text,
-                    body_base64=encoded,
-                )
-            ]
-        )
+        record = {
+            "replay_key": message.replay_key,
+            "message_id": message.message_id,
+            "sender": message.sender,
+            "fingerprint": message.sender_fingerprint,
+            "created_at": message.created_at,
+            "received_at": message.received_at,
+            "priority": message.priority,
+            **({"correlation_id": message.correlation_id} if message.correlation_id else {}),
+            **members,
+        }
+        session.out.records([record])
         return
     state = "signature ok, not seen before" if fresh else "signature ok"
     id_ = f", {short(message.replay_key)}" if named else ""
@@ -160,9 +76,20 @@ def print_message(session: Session, opened: Opened, *, fresh: bool, named: bool 
         session.out.note(f"{len(opened.body):,} bytes that are no text; {ways}")
 
 
+def body_members(body: bytes) -> tuple[str | None, dict[str, object]]:
+    """The text of a body, None if it is no UTF-8; and its member in JSON: `body`, or `body_base64` if it is no text."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        from angelia.envelope.json_form import to_text
+
+        return None, {"body_base64": to_text(body)}
+    return text, {"body": text}
+
+
 def print_body(session: Session, text: str) -> None:
-    """The content of a message. On a terminal each of its lines is marked, so that none can pose as one of ours, also
-    where a long one wraps; a file or a pipe gets the text alone."""
+    """Prints the content of a message. On a terminal every line of it is marked, also where a long one wraps, so that
+    none can pose as one of ours; a file or a pipe gets the text alone."""
     out = session.out
     if not out.stdout.isatty():
         out.text(text)
@@ -172,15 +99,17 @@ def print_body(session: Session, text: str) -> None:
         out.painted(_MARK + piece for piece in folded(line, columns))
 
 
-def _say_new(session: Session, record: object, envelope: Envelope, what: str) -> None:
-    """Something new: what it is, and its id; with -q only the id, whole."""
+def _say_new(session: Session, envelope: Envelope, what: str, more: Mapping[str, object]) -> None:
+    """Says what was made, and its id; with -q only the id, whole."""
+    header, size = envelope.header, len(envelope.wire)
     if session.shared.json:
-        session.out.records([record])
+        named = {"replay_key": envelope.replay_key, "message_id": header.message_id, "recipient": header.recipient_nhi}
+        session.out.records([{**named, "bytes": size, **more}])
     elif session.shared.quiet:
         session.out.line(envelope.replay_key)
     else:
-        left = age(timedelta(seconds=envelope.header.ttl_seconds))
-        session.out.line(f"{what}, {len(envelope.wire):,} bytes, expires in {left}")
+        left = age(timedelta(seconds=header.ttl_seconds))
+        session.out.line(f"{what} ({_suite(envelope)}), {size:,} bytes, expires in {left}")
         session.out.line(short(envelope.replay_key))
 
 

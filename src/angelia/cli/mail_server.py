@@ -9,27 +9,27 @@ from typing import TYPE_CHECKING
 
 from angelia.cli.command_context import Session
 from angelia.cli.errors import exit_code, one_of, report
-from angelia.cli.mail_output import Counted, Withdrawn, print_message, say_control
+from angelia.cli.mail_output import print_message, say_control
 from angelia.cli.paging import short
 from angelia.cli.times import duration
 from angelia.errors import AngeliaError, Conflict, NotFound, QueueFull, RateLimited
 
 if TYPE_CHECKING:
     from angelia.client import Client, Received, SentMail
+    from angelia.mailbox.drafts import MessageOptions
     from angelia.mailbox.mailbox import Mailbox
-    from angelia.mailbox.outbox import SendOptions
 
 MOST = 10
 ROUND = 30.0
 _NOTHING, _HINT = "no mail", "angelia mail receive --wait"
 
 
-def send(client: Client, mailbox: Mailbox, recipient: str, content: bytes, wishes: SendOptions) -> SentMail:
+def send(client: Client, mailbox: Mailbox, recipient: str, content: bytes, options: MessageOptions) -> SentMail:
     """Send a message; if the server could not take it, say that it is not lost."""
     from angelia.client.mail_sending import WAITING
 
     try:
-        return client.mail.send(mailbox, recipient, content, **wishes)
+        return client.mail.send(mailbox, recipient, content, **options)
     except NotFound as error:
         if recipient != recipient.lower():
             error.hint = f"handles are lower case: angelia mail send {recipient.lower()}"
@@ -47,7 +47,7 @@ def retry(session: Session, mailbox: Mailbox) -> int:
         report(one.error, session.shared.manner, session.out.stderr)
     total = len(done.sent) + len(done.unsent) + done.left
     text = f"sent {len(done.sent):,} of {_messages(total)} that waited" if total else "nothing waits in the outbox"
-    session.out.done(Counted(done="sent", count=len(done.sent)), text)
+    session.out.done({"done": "sent", "count": len(done.sent)}, text)
     return one_of({exit_code(one.error) for one in done.unsent})
 
 
@@ -94,12 +94,12 @@ def withdraw(session: Session, mailbox: Mailbox, id_: str) -> None:
     """Take a message back, from the server as well if that has it."""
     row = mailbox.outbox.current(id_)
     if mailbox.identity.id is None:
-        if not mailbox.outbox.withdraw(row.replay_key, datetime.now(UTC)):
+        if not mailbox.withdrawals.complete(row.replay_key, datetime.now(UTC)):
             raise Conflict(f"the message to {row.recipient} is {row.status.value} and not taken back")
     else:
         session.as_agent(mailbox).mail.withdraw(mailbox, row.replay_key)
-    taken_back = Withdrawn(replay_key=row.replay_key, message_id=str(row.message_id), recipient=row.recipient)
-    session.out.done(taken_back, f"withdrew {short(row.replay_key)} to {row.recipient}")
+    record = {"replay_key": row.replay_key, "message_id": row.message_id, "recipient": row.recipient}
+    session.out.done(record, f"withdrew {short(row.replay_key)} to {row.recipient}")
 
 
 def refresh_outbox(session: Session, mailbox: Mailbox) -> None:
@@ -121,7 +121,7 @@ def refresh_outbox(session: Session, mailbox: Mailbox) -> None:
 
 
 def _show(session: Session, received: Received) -> None:
-    from angelia.client.ack_plan import Told
+    from angelia.client.ack_plan import AckVerdict
 
     out = session.out
     for opened in received.messages:
@@ -137,15 +137,15 @@ def _show(session: Session, received: Received) -> None:
         say_control(session)
     if received.interrupted is not None and (received.messages or received.recovered):
         out.note(f"warning: there may be more: {received.interrupted.message}")
-    kept_out = Counter(one.sender for one in received.not_opened if one.told is Told.KEPT_OUT)
+    kept_out = Counter(one.sender for one in received.not_opened if one.verdict is AckVerdict.HELD)
     for sender, count in kept_out.items():
         out.note(f"{_messages(count)} of {sender}, who is not allowed: angelia mail allow {sender}")
     for one in received.not_opened:
-        if one.told is Told.FAILED:
+        if one.verdict is AckVerdict.FAILED:
             out.note(f"warning: {one.sender} is told that its message was refused: {one.error.message}")
-        elif one.told is Told.REPEATED:
+        elif one.verdict is AckVerdict.REPEATED:
             out.note(f"the server hands out a message of {one.sender or 'somebody'} again: {one.error.message}")
-        elif one.told in (Told.GIVEN_BACK, Told.PUT_OFF, Told.NOTHING):
+        elif one.verdict in (AckVerdict.NACKED, AckVerdict.DEFERRED, AckVerdict.NOTHING):
             out.note(f"warning: a message of {one.sender or 'somebody'} waits: {one.error.message}")
     if received.has_more:
         out.note("more waits: angelia mail receive")
@@ -153,11 +153,11 @@ def _show(session: Session, received: Received) -> None:
 
 def _refusals(received: Received) -> set[int]:
     """The exit codes of messages that were tampered with, replayed, or refused for good; what waits is no failure."""
-    from angelia.client.ack_plan import Told
+    from angelia.client.ack_plan import AckVerdict
 
     again = {message.replay_key for message in received.recovered}
-    settled = (Told.FAILED, Told.ACKNOWLEDGED, Told.REPEATED)
-    refused = [one for one in received.not_opened if one.told in settled]
+    settled = (AckVerdict.FAILED, AckVerdict.ACKNOWLEDGED, AckVerdict.REPEATED)
+    refused = [one for one in received.not_opened if one.verdict in settled]
     return {exit_code(one.error) for one in refused if one.replay_key not in again}
 
 

@@ -1,4 +1,4 @@
-"""Where the words of a message come from: the argument, or stdin."""
+"""What `mail send` and `channel publish` share: their flags, and where the words of a message come from."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import shlex
 import sys
 from datetime import timedelta
+from typing import TYPE_CHECKING
+from uuid import UUID
 
 import click
 
@@ -14,14 +16,50 @@ from angelia.cli.errors import Usage
 from angelia.cli.times import age
 from angelia.errors import InvalidArgument
 
+if TYPE_CHECKING:
+    from angelia.mailbox.drafts import MessageOptions
+
 MOST = 1 << 20
-PAD = "blur the length (Padmé: by at most 12 %)"
+_PRIORITIES = ("low", "normal", "high", "critical")
+_COMPRESSIONS = ("none", "gzip", "zstd")
+
+priority_flag = click.option(
+    "--priority", type=click.Choice(_PRIORITIES), default="normal", metavar="P", help=", ".join(_PRIORITIES)
+)
+pad_flag = click.option("--pad", is_flag=True, help="blur the length (Padmé: by at most 12 %)")
+compress_flag = click.option(
+    "--compress", type=click.Choice(_COMPRESSIONS), default="none", metavar="C",
+    help="gzip or zstd (none): the length may tell about the content",
+)  # fmt: skip
+
+
+def message_options(
+    session: Session, ttl: timedelta | None, priority: str, pad: bool, compress: str, correlation_id: UUID | None
+) -> MessageOptions:
+    """What the flags say, as the SDK takes it; raises Usage for a life that is longer than the setting allows."""
+    from angelia.envelope.wire import Compression, Priority
+
+    options: MessageOptions = {
+        "priority": Priority(_PRIORITIES.index(priority)),
+        "compression": Compression(_COMPRESSIONS.index(compress)),
+        "padme": pad,
+        "correlation_id": correlation_id,
+    }
+    if ttl is not None:
+        longest = timedelta(seconds=session.settings.max_ttl_seconds)
+        if ttl > longest:
+            raise Usage(
+                f"--ttl: a message lives for {age(longest)} at most",
+                hint="the setting max_ttl_seconds says so, here and on the server",
+            )
+        options["ttl_seconds"] = int(ttl.total_seconds())
+    return options
 
 
 def read_body(session: Session, given: str | None) -> bytes:
     """The bytes of a message; `-` or nothing means stdin."""
     if given is not None and given != "-":
-        _notice_file(session, given)
+        _warn_of_file_name(session, given)
         try:
             return given.encode()
         except UnicodeEncodeError as error:
@@ -34,21 +72,11 @@ def read_body(session: Session, given: str | None) -> bytes:
     return body
 
 
-def _notice_file(session: Session, given: str) -> None:
-    """The name of a file is sent as a text like any other, which is seldom what its writer meant."""
+def _warn_of_file_name(session: Session, given: str) -> None:
+    """Says how to send a file's content: its name is sent as text like any other, which is seldom meant."""
     if not os.path.isfile(given):  # noqa: PTH113  a text is often no path at all
         return
     context = click.get_current_context()
     to = next(str(context.params[p.name]) for p in context.command.params if isinstance(p, click.Argument) and p.name)
     command = shlex.join([*context.command_path.split(), to])
     session.out.note(f"{given!r} is sent as text; the content of that file: `{command} < {shlex.quote(given)}`")
-
-
-def longest_life(session: Session, ttl: timedelta | None) -> None:
-    """Refuse a life that is longer than the setting allows."""
-    longest = timedelta(seconds=session.settings.max_ttl_seconds)
-    if ttl is not None and ttl > longest:
-        raise Usage(
-            f"--ttl: a message lives for {age(longest)} at most",
-            hint="the setting max_ttl_seconds says so, here and on the server",
-        )

@@ -58,23 +58,9 @@ def show_outbox(session: Session, mailbox: Mailbox) -> None:
 
 def _line(row: OutboxMessage) -> SentLine:
     state, by, why = _standing(row)
-    return SentLine(
-        replay_key=row.replay_key,
-        message_id=row.message_id,
-        recipient=row.recipient,
-        channel_id=row.channel_id,
-        correlation_id=row.correlation_id,
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-        status=row.status.value,
-        state=state,
-        by=by,
-        why=why,
-        attempts=row.attempts,
-        next_try_at=row.next_try_at,
-        reseals=row.reseals,
-        content_kept=row.resealable,
-    )
+    named = SentLine.__struct_fields__
+    fields = {name: getattr(row, name) for name in row.__slots__ if name in named}
+    return SentLine(**fields, state=state, by=by, why=why, content_kept=row.resealable)
 
 
 def _standing(row: OutboxMessage) -> tuple[str, str, str]:

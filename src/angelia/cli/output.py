@@ -131,6 +131,11 @@ class Output:
         if self.manner.verbose:
             self.stderr.write(escape_line(text) + "\n")
 
+    def prompt(self, text: str) -> None:
+        """Text on stderr that is seen at once, though its line goes on."""
+        self.stderr.write(text)
+        self.stderr.flush()
+
     def _width(self) -> int | None:
         return shutil.get_terminal_size().columns if self.stdout.isatty() else None
 

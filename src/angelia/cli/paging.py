@@ -9,11 +9,11 @@ from itertools import islice
 from typing import Generic, TypeVar
 
 from angelia.cli.command_context import Session
-from angelia.cli.errors import AmbiguousId, Usage
+from angelia.cli.errors import Usage
 from angelia.cli.flags import PAGE
 from angelia.cli.tables import Column
 from angelia.cli.times import age
-from angelia.errors import AngeliaError, NotFound
+from angelia.errors import AmbiguousId, AngeliaError, NotFound
 
 T = TypeVar("T")
 SHORT_ID, SHORTEST_PREFIX = 12, 8

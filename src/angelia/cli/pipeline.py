@@ -1,31 +1,47 @@
-"""`angelia pipeline`: bulk work on ledger and archive, and what came of it."""
+"""`angelia pipeline`: bulk work on ledger and archive, and the list of its runs, which needs no Spark."""
 
 from __future__ import annotations
 
 import json
-import signal
-import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import fields
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+import msgspec
 
+from angelia.cli import pipeline_archive, pipeline_environment, pipeline_run
 from angelia.cli.command_context import Session
-from angelia.cli.errors import INTERRUPTED, Usage
+from angelia.cli.errors import Usage, nearest
 from angelia.cli.flags import Needs, moment
 from angelia.cli.grammar import Noun
+from angelia.cli.paging import Page, ago, full_id, short, show_list
+from angelia.cli.pipeline_environment import PipelineFlags
+from angelia.cli.tables import Column, counted
+from angelia.cli.times import age, full
 
 if TYPE_CHECKING:
-    from angelia.pipeline.jobs.job_context import Job, Report, Work
+    from angelia.mail.model import ReceiptBacklog
+    from angelia.runs.model import Run, RunState
+    from angelia.stores.ledger import Ledger
+
+F = TypeVar("F", bound=Callable[..., Any])
+_FIRST = "angelia pipeline run archive receipts"
+_MANY = 100  # ids that begin alike, and are not shown
 
 command = Noun("pipeline", "archive, analyse, export and erase in bulk, with Spark")
 
 _lake = click.option("--lake", metavar="URL", help="the archive: a directory, or s3://bucket/prefix")
 _simulated = click.option("--simulated", is_flag=True, help="the archive of simulated fleets")
-_master = click.option("--master", metavar="URL", help="run on a Spark cluster, as spark://host:7077")
-_remote = click.option("--remote", metavar="URL", help="run on a Spark Connect server, as sc://host:15002")
-_conf = click.option("--conf", multiple=True, metavar="K=V", help="a setting of Spark's own; repeatable")
+
+
+def _spark(verb: F) -> F:
+    """The flags that say where Spark runs."""
+    verb = click.option("--conf", multiple=True, metavar="K=V", help="a setting of Spark's own; repeatable")(verb)
+    verb = click.option("--remote", metavar="URL", help="run on a Spark Connect server, as sc://host:15002")(verb)
+    return click.option("--master", metavar="URL", help="run on a Spark cluster, as spark://host:7077")(verb)
 
 
 @command.verb(example="angelia pipeline run archive receipts", needs=Needs.YES)
@@ -33,21 +49,21 @@ _conf = click.option("--conf", multiple=True, metavar="K=V", help="a setting of 
 @click.option("--from", "since", type=moment, metavar="T", help="only data from then on: 2026-11-15, 7d")
 @click.option("--to", "until", type=moment, metavar="T", help="only data before then")
 @click.option("--agent", metavar="HANDLE", help="export, erase: whose rows")
-@click.option("--out", type=click.Path(), metavar="PATH", help="export: the new directory")
+@click.option("--out", type=click.Path(path_type=Path), metavar="PATH", help="export: the new directory")
 @click.option("--format", type=click.Choice(["parquet", "jsonl"]), metavar="F", help="export: parquet or jsonl")
 @click.option("--reason", metavar="TEXT", help="erase: why, for the audit; without the handle")
 @click.option("--agents", type=click.IntRange(2, 1_000_000), metavar="N", help="simulate: how many agents (1,000)")
 @click.option("--months", type=click.IntRange(1, 1200), metavar="N", help="simulate: up to yesterday (3)")
-@click.option("--messages-per-day", type=float, metavar="X", help="simulate: of each agent (4.5)")
+@click.option(
+    "--messages-per-day", "messages_per_agent_per_day", type=float, metavar="X", help="simulate: of each agent (4.5)"
+)
 @click.option("--seed", type=int, metavar="N", help="simulate: the same seed gives the same rows (1)")
 @click.option("--audit", is_flag=True, help="simulate: a chain of audit events, too")
 @click.option("--set", "settings", multiple=True, metavar="K=V", help="simulate: another option; repeatable")
 @_lake
 @_simulated
-@_master
-@_remote
-@_conf
-def run(session: Session, /, job: tuple[str, ...], **said: Any) -> int:
+@_spark
+def run(session: Session, /, job: tuple[str, ...], settings: tuple[str, ...], **said: Any) -> int:
     """Run a job, here or on a cluster. Its report is one line of JSON on stdout.
 
     JOB is one of:
@@ -64,60 +80,21 @@ def run(session: Session, /, job: tuple[str, ...], **said: Any) -> int:
       remove simulated  take simulated rows out of an archive of real ones
       maintain          join small files of the archive, and clear away what crashes left
     """
-    from angelia.cli import pipeline_run
-
-    shared = ("lake", "simulated", "master", "remote", "conf")
-    own = {name: value for name, value in said.items() if name not in (*shared, "settings")}
-    given = {name: value for name, value in own.items() if value is not None and value is not False}
-    if "messages_per_day" in given:
-        given["messages_per_agent_per_day"] = given.pop("messages_per_day")
-    given |= dict(map(_setting, said["settings"]))
-    if "out" in given:
-        given["out"] = Path(given["out"])
-    where = {name: said[name] for name in shared}
-    wish = pipeline_run.Wish(since=session.shared.since, until=session.shared.until, options=given, **where)
-    return pipeline_run.run(session, pipeline_run.entry_of(job), wish)
+    flags = PipelineFlags(**{field.name: said.pop(field.name) for field in fields(PipelineFlags)})
+    options = {name: value for name, value in said.items() if value is not None and value is not False}
+    return pipeline_run.run(session, job, flags, options | dict(map(_setting, settings)))
 
 
 @command.verb(example="angelia pipeline stream audit")
 @click.argument("what", type=click.Choice(["audit"]), metavar="WHAT")
 @_lake
-@_master
-@_remote
-@_conf
-def stream(
-    session: Session, what: str, lake: str | None, master: str | None, remote: str | None, conf: tuple[str, ...]
-) -> int:
+@_spark
+def stream(session: Session, /, what: str, **flags: Any) -> int:
     """Archive the audit as it is sealed, until Ctrl-C.
 
     What was committed is safe, and the rest comes again with the next one. A second Ctrl-C does
     not wait."""
-    from angelia.cli import pipeline_place, pipeline_run
-
-    pipeline_place.require_pipeline()
-    stop, signals = threading.Event(), []
-
-    def asked_to_stop(number: int, _: FrameType | None) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        signals.append(number)
-        stop.set()
-
-    def load() -> Job:
-        from angelia.pipeline.jobs.stream_audit import stream_audit
-
-        def until_stopped(work: Work) -> Report:
-            work.spark.version  # noqa: B018 - Spark takes Ctrl-C for itself when it starts
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, asked_to_stop)
-            session.out.note("archiving what is sealed; Ctrl-C stops it")
-            return stream_audit(work)
-
-        return until_stopped
-
-    wish = pipeline_run.Wish(lake=lake, master=master, remote=remote, conf=conf, options={"stop": stop})
-    pipeline_run.watched(session, "archive audit", wish, load)
-    return INTERRUPTED if signal.SIGINT in signals else 0
+    return pipeline_run.stream_audit(session, PipelineFlags(**flags))
 
 
 @command.verb(example="angelia pipeline status")
@@ -126,12 +103,42 @@ def status(session: Session, run_id: str | None) -> None:
     """Show what runs now, what was done last and how much waits; or one RUN in full.
 
     RUN is a run's id or its first 8 characters or more."""
-    from angelia.cli import pipeline_runs
+    if run_id is not None:
+        _show_run(session, run_id)
+        return
+    if not pipeline_environment.has_ledger(session.settings):
+        session.out.note("no runs yet")
+        session.out.note(f"hint: {_FIRST}")
+        return
 
-    if run_id is None:
-        pipeline_runs.show_status(session)
+    async def look(ledger: Ledger) -> tuple[list[Run], list[Run], ReceiptBacklog]:
+        from angelia.mail import receipts
+        from angelia.runs.service import Runs
+
+        runs = Runs(ledger)
+        async with ledger.reading() as tx:
+            waiting = await receipts.waiting(tx, datetime.now(UTC), session.settings.max_ttl_seconds)
+        return await runs.unfinished(), await runs.last_done(), waiting
+
+    with pipeline_environment.ledger(session.settings) as url:
+        unfinished, done, waiting = pipeline_environment.ask(url, look)
+    late = waiting.late
+    if session.shared.json:
+        lateness = None if late is None else int(late.total_seconds())
+        record = {"open": unfinished, "last_done": done, "receipts_waiting": waiting.rows}
+        session.out.records([record | {"oldest_late_seconds": lateness}])
+        return
+    shown = [*unfinished, *done]
+    if shown:
+        session.out.rows(shown, _COLUMNS)
     else:
-        pipeline_runs.show_run(session, run_id)
+        session.out.note("no runs yet")
+    oldest = "" if late is None else f", the oldest is {age(late)} late"
+    session.out.line(
+        f"{counted(waiting.rows, 'receipt')} {'waits' if waiting.rows == 1 else 'wait'} for the archive{oldest}"
+    )
+    if waiting.rows:
+        session.out.note(f"hint: {_FIRST}")
 
 
 @command.verb(example="angelia pipeline history --job 'archive receipts'", needs=Needs.PAGES)
@@ -139,9 +146,31 @@ def status(session: Session, run_id: str | None) -> None:
 @click.option("--state", metavar="STATE", help="planned, committed, verified, purged, done or failed")
 def history(session: Session, job: str | None, state: str | None) -> None:
     """List runs, newest first."""
-    from angelia.cli import pipeline_runs
+    wanted = _state(state)
+    _check_job(job)
+    nothing, hint = "no such runs", "angelia pipeline history"
+    if job is None and state is None:
+        nothing, hint = "no runs yet", _FIRST
+    if not pipeline_environment.has_ledger(session.settings):
+        show_list(session, lambda cursor, limit: Page([], None), _COLUMNS, nothing=nothing, hint=hint)
+        return
 
-    pipeline_runs.list_runs(session, job, state)
+    def fetch(cursor: str | None, limit: int) -> Page[Run]:
+        from angelia.api import cursor_after, parse_cursor
+
+        before = parse_cursor(cursor)
+
+        def look(ledger: Ledger) -> Awaitable[list[Run]]:
+            from angelia.runs.service import Runs
+
+            return Runs(ledger).page(job, wanted, before, limit + 1)
+
+        found = pipeline_environment.ask(url, look)
+        shown, more = found[:limit], len(found) > limit
+        return Page(shown, cursor_after(shown[-1].started_at, shown[-1].run_id) if more else None)
+
+    with pipeline_environment.ledger(session.settings) as url:
+        show_list(session, fetch, _COLUMNS, nothing=nothing, hint=hint)
 
 
 @command.verb(example="angelia pipeline report --open")
@@ -151,21 +180,17 @@ def history(session: Session, job: str | None, state: str | None) -> None:
 @click.option("--open", "open_", is_flag=True, help="show it in the browser")
 @_lake
 @_simulated
-def report(session: Session, out: str, open_: bool, lake: str | None, simulated: bool) -> None:
+def report(session: Session, /, out: str, open_: bool, **flags: Any) -> None:
     """Make one page of what analytics found. It needs nothing but itself, and no Spark."""
-    from angelia.cli import pipeline_archive
-
-    pipeline_archive.write_report(session, Path(out), lake, simulated=simulated, browse=open_)
+    pipeline_archive.write_report(session, Path(out), PipelineFlags(**flags), browse=open_)
 
 
 @command.verb(example="angelia pipeline tables")
 @_lake
 @_simulated
-def tables(session: Session, lake: str | None, simulated: bool) -> None:
+def tables(session: Session, /, **flags: Any) -> None:
     """List the tables of the archive: how large they are, and from when to when."""
-    from angelia.cli import pipeline_archive
-
-    pipeline_archive.list_tables(session, lake, simulated=simulated)
+    pipeline_archive.list_tables(session, PipelineFlags(**flags))
 
 
 @command.verb(example='angelia pipeline sql "SELECT day, count(*) FROM delivery_receipts GROUP BY day"')
@@ -173,22 +198,10 @@ def tables(session: Session, lake: str | None, simulated: bool) -> None:
 @click.option("-n", "--limit", type=click.IntRange(1, 100_000), metavar="N", help="so many rows at most (50)")
 @_lake
 @_simulated
-@_master
-@_remote
-@_conf
-def sql(
-    session: Session,
-    query: str,
-    lake: str | None,
-    simulated: bool,
-    master: str | None,
-    remote: str | None,
-    conf: tuple[str, ...],
-) -> None:
+@_spark
+def sql(session: Session, /, query: str, **flags: Any) -> None:
     """Ask the archive in Spark's SQL. Its tables have the names that `angelia pipeline tables` shows."""
-    from angelia.cli import pipeline_archive
-
-    pipeline_archive.query(session, query, lake, master, remote, conf, simulated=simulated)
+    pipeline_archive.query(session, query, PipelineFlags(**flags))
 
 
 def _setting(text: str) -> tuple[str, Any]:
@@ -199,3 +212,64 @@ def _setting(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except ValueError as error:
         raise Usage(f"--set {text}: the value is a number, true, false, or a list such as [1,2]") from error
+
+
+def _show_run(session: Session, given: str) -> None:
+    """One run in full, found by the beginning of its id."""
+
+    async def look(ledger: Ledger) -> list[Run]:
+        from angelia.runs.service import Runs
+
+        return await Runs(ledger).beginning_with(given.lower(), _MANY)
+
+    found: list[Run] = []
+    if pipeline_environment.has_ledger(session.settings):
+        with pipeline_environment.ledger(session.settings) as url:
+            found = pipeline_environment.ask(url, look)
+    known = {str(run.run_id): run for run in found}
+    run = known[full_id(given, known, "run", "angelia pipeline history")]
+    session.out.thing(run, _facts(run), quietly=str(run.run_id))
+
+
+def _state(text: str | None) -> RunState | None:
+    from angelia.runs.model import RunState
+
+    try:
+        return None if text is None else RunState(text)
+    except ValueError as error:
+        raise Usage(f"--state: {text!r} is no state of a run", hint=f"one of {', '.join(RunState)}") from error
+
+
+def _check_job(name: str | None) -> None:
+    from angelia.pipeline.jobs.catalog import JOBS
+
+    if name is not None and name not in JOBS:
+        near = nearest(name, JOBS)
+        hint = f"did you mean --job {near!r}?" if near else f"one of: {', '.join(JOBS)}"
+        raise Usage(f"there is no job {name!r}", hint=hint)
+
+
+def _facts(run: Run) -> list[tuple[str, str]]:
+    times = {"from": run.since, "to": run.until, "cutoff": run.cutoff}
+    return [
+        ("run", str(run.run_id)),
+        ("job", run.job),
+        ("state", run.standing),
+        ("rows", "" if run.rows is None else f"{run.rows:,}"),
+        *((name, "" if at is None else full(at)) for name, at in times.items()),
+        ("version", f"{run.version:,}"),
+        ("started", full(run.started_at)),
+        ("changed", full(run.updated_at)),
+        ("report", "" if run.report is None else msgspec.json.encode(run.report).decode()),
+    ]
+
+
+_COLUMNS: list[Column[Run]] = [
+    Column("RUN", lambda r: short(r.run_id)),
+    Column("JOB", lambda r: r.job),
+    Column("STATE", lambda r: r.standing),
+    Column("ROWS", lambda r: "" if r.rows is None else f"{r.rows:,}", right=True),
+    Column("TIME", lambda r: age(r.took) if r.took >= timedelta(seconds=1) else "", right=True),
+    Column("STARTED", lambda r: ago(r.started_at), right=True),
+    Column("WHY", lambda r: str((r.report or {}).get("error", "")), long=True),
+]

@@ -19,7 +19,7 @@ from angelia.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from angelia.client import Client
-    from angelia.policy.model import Rule
+    from angelia.policy.model import PolicyRule
 
 EFFECTS = ("allow", "deny")
 ACTIONS = ("send", "channel.publish", "channel.subscribe", "keys.read")
@@ -80,7 +80,7 @@ def add(
 @command.verb(name="list", example="angelia policy list", needs=Needs.SERVER | Needs.OPERATOR | Needs.PAGES)
 def list_(session: Session) -> None:
     """List the rules, in the order in which they were made."""
-    columns: list[Column[Rule]] = [
+    columns: list[Column[PolicyRule]] = [
         Column("ID", lambda r: short(r.rule_id)),
         Column("PRIORITY", lambda r: f"{r.priority:,}", right=True),
         Column("EFFECT", lambda r: r.effect),
@@ -144,10 +144,10 @@ def check(session: Session, action: str, subject: str, object_: str) -> int:
     return NOT_ALLOWED
 
 
-def _page(client: Client, cursor: str | None, limit: int) -> Page[Rule]:
+def _page(client: Client, cursor: str | None, limit: int) -> Page[PolicyRule]:
     page = client.policy.list(cursor=cursor, limit=limit)
     return Page(page.policies, page.next, page.total)
 
 
-def _worded(rule: Rule) -> str:
+def _worded(rule: PolicyRule) -> str:
     return f"{rule.effect} {rule.action}, {rule.subject} to {rule.object}"

@@ -17,7 +17,7 @@ from angelia.errors import AngeliaError, InvalidArgument, ReceiptArchived
 if TYPE_CHECKING:
     from angelia.client import Client
     from angelia.envelope.receipts import Receipt, ReceiptDocument
-    from angelia.mail.model import ReceiptAnswer
+    from angelia.mail.api import ReceiptRecord
     from angelia.mailbox.mailbox import Mailbox
 
 
@@ -51,10 +51,10 @@ class ReceiptLine(msgspec.Struct, kw_only=True):
 
 def list_all(session: Session, mailbox: Mailbox, state: str | None) -> None:
     """What the server has of this agent's receipts, each signature checked."""
-    from angelia.mail.model import Status
+    from angelia.mail.model import DeliveryStatus
 
     client = session.as_agent(mailbox)
-    wanted = None if state is None else Status(state)
+    wanted = None if state is None else DeliveryStatus(state)
     columns: list[Column[ReceiptLine]] = [
         Column("ID", lambda r: short(r.replay_key)),
         Column("FROM", lambda r: r.sender, long=True),
@@ -122,7 +122,7 @@ def take_file(session: Session, mailbox: Mailbox, file: Path) -> None:
     session.out.done(document, f"{receipt.recipient_nhi} signed: {short(sent.replay_key)} {document.status} {when} ago")
 
 
-def _checked(session: Session, client: Client, mailbox: Mailbox, answer: ReceiptAnswer) -> ReceiptLine:
+def _checked(session: Session, client: Client, mailbox: Mailbox, answer: ReceiptRecord) -> ReceiptLine:
     fields = {name: getattr(answer, name) for name in answer.__struct_fields__}
     fields |= {"status": answer.status.value, "attested_by": answer.attested_by.value}
     if answer.status == "pending":

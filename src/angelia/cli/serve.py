@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -18,28 +19,16 @@ from angelia.cli.grammar import Verb
 @click.option("--port", type=int, metavar="N", help="port to listen on (8080); 0 takes a free one")
 @click.option("--workers", type=int, metavar="N", help="web processes (1)")
 @click.option("--public-url", metavar="URL", help="the URL clients use; needed beyond loopback")
-@click.option("--trusted-proxy", multiple=True, metavar="NET", help="believe its X-Forwarded-For; repeatable")
+@click.option(
+    "--trusted-proxy", "trusted_proxies", multiple=True, metavar="NET", help="believe its X-Forwarded-For; repeatable"
+)
 @click.option("--insecure", is_flag=True, default=None, help="listen beyond loopback without tokens or JWT")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error (info)")
 @click.option("--log-format", metavar="FORMAT", help="json, text or auto (auto: text on a terminal)")
 @click.option("--drain-seconds", type=int, metavar="S", help="how long a stop lets requests finish (30)")
 @click.option("--rotate-master-key", is_flag=True, help="wrap the data keys by a new master key first")
 @click.option("--schema", type=int, metavar="N", help="bring the ledger's schema to version N and stop")
-def command(
-    session: Session,
-    data_dir: Path | None,
-    host: str | None,
-    port: int | None,
-    workers: int | None,
-    public_url: str | None,
-    trusted_proxy: tuple[str, ...],
-    insecure: bool | None,
-    log_level: str | None,
-    log_format: str | None,
-    drain_seconds: int | None,
-    rotate_master_key: bool,
-    schema: int | None,
-) -> int:
+def command(session: Session, /, rotate_master_key: bool, schema: int | None, **flags: Any) -> int:
     """Run a server, with its own PostgreSQL and Valkey unless DATABASE_URL and REDIS_URL name others.
 
     It listens on this machine only, without tokens, until --host says otherwise."""
@@ -47,20 +36,7 @@ def command(
 
     if rotate_master_key and (schema is not None or session.shared.dry_run):
         raise click.UsageError("--rotate-master-key goes with neither --schema nor --dry-run")
-    loaded = settings.load(
-        {
-            "data_dir": data_dir,
-            "host": host,
-            "port": port,
-            "workers": workers,
-            "public_url": public_url,
-            "trusted_proxies": trusted_proxy or None,
-            "insecure": insecure,
-            "log_level": log_level,
-            "log_format": log_format,
-            "drain_seconds": drain_seconds,
-        }
-    )
+    loaded = settings.load({**flags, "trusted_proxies": flags["trusted_proxies"] or None})
     if schema is None:
         return server.serve(loaded, rotate_master_key=rotate_master_key)
     url = loaded.settings.database_url

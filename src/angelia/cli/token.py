@@ -20,7 +20,6 @@ from angelia.errors import AngeliaError, Conflict
 
 if TYPE_CHECKING:
     from angelia.client import Client
-    from angelia.client.answers import NewToken
     from angelia.guard.api import MadeToken
     from angelia.guard.model import Token
 
@@ -117,7 +116,7 @@ def _made_offline(
     return server.create_token(loaded, role=role, agent=agent, label=label, life=expires)
 
 
-def _show(session: Session, made: NewToken | MadeToken) -> None:
+def _show(session: Session, made: MadeToken) -> None:
     pairs = [
         ("token", made.token),
         ("id", str(made.id)),

@@ -6,12 +6,12 @@ from angelia.client.agent import Agent, AsyncAgent
 from angelia.client.agent_verbs import CheckedReceipt
 from angelia.client.api_errors import ApiError, NotAngelia, Unreachable
 from angelia.client.channel_reading import Unopened
-from angelia.client.channel_rosters import Unsigned
+from angelia.client.channel_rosters import MissingRoster
 from angelia.client.clients import AsyncClient, Client
 from angelia.client.delivery_status import Untrue
 from angelia.client.exchange import BadAnswer
 from angelia.client.mail_receiving import NotOpened, Received
-from angelia.client.mail_sending import SentMail, TakenBack
+from angelia.client.mail_sending import AlreadyWithdrawn, SentMail
 from angelia.client.mailbox_keys import NoOneTimeKey, Renamed
 from angelia.envelope.bundles import UntrustedBundle
 from angelia.envelope.crypto_support import UnsupportedCryptography
@@ -20,15 +20,15 @@ from angelia.envelope.wire import Compression, Priority
 from angelia.mailbox.channels import ChannelMessage, EpochLeapt, EpochWentBack
 from angelia.mailbox.database import BrokenDatabase, NewerDatabase
 from angelia.mailbox.envelope_files import ChangedFile
-from angelia.mailbox.inbox import AmbiguousId, Message, Opened
+from angelia.mailbox.inbox import Message, Opened
 from angelia.mailbox.keyfile import BrokenKeyFile, WrongPassphrase
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.outbox import SealStands
 from angelia.mailbox.private_files import CannotWrite, UnsafeFile
+from angelia.mailbox.retry_rules import SealStands
 
 __all__ = [
     "Agent",
-    "AmbiguousId",
+    "AlreadyWithdrawn",
     "ApiError",
     "AsyncAgent",
     "AsyncClient",
@@ -45,6 +45,7 @@ __all__ = [
     "EpochWentBack",
     "Mailbox",
     "Message",
+    "MissingRoster",
     "NewerDatabase",
     "NoOneTimeKey",
     "NotAngelia",
@@ -55,11 +56,9 @@ __all__ = [
     "Renamed",
     "SealStands",
     "SentMail",
-    "TakenBack",
     "Unopened",
     "Unreachable",
     "UnsafeFile",
-    "Unsigned",
     "UnsupportedCryptography",
     "Untrue",
     "UntrustedBundle",

@@ -11,37 +11,38 @@ import msgspec
 
 from angelia.agents import api as agents
 from angelia.api import PageQuery
-from angelia.channels.model import Policy, Shown, Subscription
+from angelia.channels import api as channels
+from angelia.channels.model import ChannelPolicy, ChannelView, Subscription
 from angelia.client import (
-    channel_calls,
     channel_membership,
     channel_publishing,
     channel_reading,
     channel_signing,
     delivery_status,
-    mail_calls,
     mail_receiving,
     mail_sending,
     mailbox_keys,
     request_reply,
 )
 from angelia.client.batches import Following, Pages
-from angelia.client.channel_publishing import Posted
-from angelia.client.channel_reading import Page, Unopened
+from angelia.client.channel_publishing import PublishResult
+from angelia.client.channel_reading import OpenedPage, Unopened
 from angelia.client.exchange import Exchange
 from angelia.client.mail_listening import Listening
 from angelia.client.mail_sending import SentMail
 from angelia.client.mail_stream import is_passing
 from angelia.client.mailbox_keys import OneTime, now
 from angelia.client.namespaces import Batches, Iteration, Mode, OwnNamespace, OwnVerb, Run, Verb
-from angelia.client.operations import asking, naming
+from angelia.client.operations import ask, asking, naming
 from angelia.errors import AngeliaError, InvalidArgument, NotFound
-from angelia.mail.model import ReceiptAnswer, Side, Status
+from angelia.mail import api as mail
+from angelia.mail.api import ReceiptRecord
+from angelia.mail.model import DeliveryStatus, Side
 from angelia.mailbox.allowlist import AllowedSender
-from angelia.mailbox.channels import ChannelMessage, PostWishes
+from angelia.mailbox.channels import ChannelMessage
+from angelia.mailbox.drafts import MessageOptions, SendOptions
 from angelia.mailbox.inbox import Message, Opened
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.outbox import SendOptions
 from angelia.mailbox.outbox_message import OutboxMessage
 
 P = ParamSpec("P")
@@ -49,7 +50,7 @@ T = TypeVar("T")
 _PAGE = 200
 
 
-class CheckedReceipt(ReceiptAnswer, frozen=True, kw_only=True):
+class CheckedReceipt(ReceiptRecord, frozen=True, kw_only=True):
     """What became of one message. `by` is on whose word: `recipient` only if its signatures hold, and `status` is then
     what it signed; `relay` if only the server says so; `unproven` if a signature does not hold; empty while the
     message waits."""
@@ -162,13 +163,14 @@ class AgentMail(OwnNamespace[Mode]):
 
     @Iteration
     def receipts(
-        self, *, status: Status | None = None, since: datetime | None = None, side: Side | None = None
+        self, *, status: DeliveryStatus | None = None, since: datetime | None = None, side: Side | None = None
     ) -> Batches[CheckedReceipt]:
         """What became of all messages that the agent sent and received, or of one side, newest first. Every signature
         is checked."""
 
         def page(cursor: str | None) -> Exchange[tuple[Sequence[CheckedReceipt], str | None]]:
-            found = yield from mail_calls.receipts(status=status, since=since, side=side, cursor=cursor, limit=_PAGE)
+            query = mail.ReceiptQuery(status=status, since=since, side=side, cursor=cursor, limit=_PAGE)
+            found = yield from ask(mail.LIST_RECEIPTS, query=query)
             checked = []
             for answer in found.receipts:
                 checked.append((yield from _checked(self._mailbox, answer)))
@@ -177,9 +179,9 @@ class AgentMail(OwnNamespace[Mode]):
         return Pages(page)
 
 
-def _checked(mailbox: Mailbox, answer: ReceiptAnswer) -> Exchange[CheckedReceipt]:
+def _checked(mailbox: Mailbox, answer: ReceiptRecord) -> Exchange[CheckedReceipt]:
     facts = msgspec.structs.asdict(answer)
-    if answer.status is Status.PENDING:
+    if answer.status is DeliveryStatus.PENDING:
         return CheckedReceipt(**facts, by="")
     try:
         receipt = yield from delivery_status.check_attested(mailbox, answer)
@@ -189,26 +191,26 @@ def _checked(mailbox: Mailbox, answer: ReceiptAnswer) -> Exchange[CheckedReceipt
         return CheckedReceipt(**facts, by="unproven")
     if receipt is None:
         return CheckedReceipt(**facts, by="relay")
-    return CheckedReceipt(**{**facts, "status": Status(receipt.status.name.lower())}, by="recipient")
+    return CheckedReceipt(**{**facts, "status": DeliveryStatus(receipt.status.name.lower())}, by="recipient")
 
 
 def _create(
     mailbox: Mailbox,
     name: str,
-    policy: str = Policy.ALLOWLIST,
+    policy: str = ChannelPolicy.ALLOWLIST,
     *,
     allow: Sequence[str] = (),
     retention_seconds: int | None = None,
     max_message_size_bytes: int | None = None,
     max_subscribers: int | None = None,
-) -> Exchange[Shown]:
+) -> Exchange[ChannelView]:
     """Makes a channel with its first roster and key. Without a policy, the agents of `allow` may subscribe."""
-    if policy not in list(Policy):
-        raise InvalidArgument(f"{policy!r} is no policy of a channel", hint=f"one of {', '.join(Policy)}")
+    if policy not in list(ChannelPolicy):
+        raise InvalidArgument(f"{policy!r} is no policy of a channel", hint=f"one of {', '.join(ChannelPolicy)}")
     return channel_membership.create_channel(
         mailbox,
         name,
-        Policy(policy),
+        ChannelPolicy(policy),
         allow=allow,
         retention_seconds=retention_seconds,
         max_message_size_bytes=max_message_size_bytes,
@@ -217,8 +219,8 @@ def _create(
 
 
 def _publish(
-    mailbox: Mailbox, channel: str | UUID, body: str | bytes, **options: Unpack[PostWishes]
-) -> Exchange[Posted]:
+    mailbox: Mailbox, channel: str | UUID, body: str | bytes, **options: Unpack[MessageOptions]
+) -> Exchange[PublishResult]:
     """Seals a message for all subscribers and publishes it. Members that lack the channel's key get it first.
 
     With a `message_id` of one's own a second try after a crash ends in message_id_conflict, not in a second
@@ -231,9 +233,9 @@ def _read_page(
     channel: str | UUID,
     *,
     after_offset: int | None = None,
-    max_messages: int | None = None,
-    wait: int | None = None,
-) -> Exchange[Page]:
+    max_messages: int = 10,
+    wait: int = 0,
+) -> Exchange[OpenedPage]:
     """Returns the next messages of a channel: after an offset, or after what was committed. To read commits nothing."""
     found = yield from channel_membership.find_channel(mailbox, channel)
     return (
@@ -250,7 +252,7 @@ def _read_page(
 
 def _commit(message: ChannelMessage) -> Exchange[Subscription]:
     """Commits a message: the next reading begins after it."""
-    return channel_calls.commit(message.channel_id, message.offset)
+    return ask(channels.COMMIT, message.channel_id, body=channels.CommitBody(message.offset))
 
 
 def _named(
@@ -271,7 +273,7 @@ class AgentChannels(OwnNamespace[Mode]):
 
     create = OwnVerb(_create)
     find = OwnVerb(channel_membership.find_channel)
-    list = Verb(channel_calls.channels)
+    list = Verb(asking(channels.LIST, channels.ChannelQuery))
     update = OwnVerb(channel_membership.update_channel)
     delete = OwnVerb(channel_membership.delete_channel)
     allow = OwnVerb(channel_membership.allow)
@@ -279,8 +281,8 @@ class AgentChannels(OwnNamespace[Mode]):
     roster = OwnVerb(channel_membership.roster)
     subscribe = OwnVerb(channel_membership.subscribe)
     unsubscribe = OwnVerb(channel_membership.unsubscribe)
-    pause = OwnVerb(_named(channel_calls.pause))
-    resume = OwnVerb(_named(channel_calls.resume))
+    pause = OwnVerb(_named(naming(channels.PAUSE)))
+    resume = OwnVerb(_named(naming(channels.RESUME)))
     publish = OwnVerb(_publish)
     share_key = OwnVerb(channel_publishing.share_key)
     read = OwnVerb(_read_page)

@@ -1,4 +1,5 @@
-"""Being in channels with a mailbox and a server: find, make, change, join, leave."""
+"""Channels with a mailbox and a server: owners create, change and delete them and sign their rosters; subscribers join
+and leave."""
 
 from __future__ import annotations
 
@@ -7,7 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from angelia.channels.model import Policy, Shown, Subscription, check_name, split_name
+import msgspec
+
+from angelia.channels import api
+from angelia.channels.model import ChannelPolicy, ChannelView, Subscription, check_name, split_name
 from angelia.client import channel_calls, key_calls
 from angelia.client.channel_keys import expect_keys, has_key, rekey
 from angelia.client.channel_rosters import (
@@ -21,14 +25,16 @@ from angelia.client.channel_rosters import (
 from angelia.client.channel_senders import know_senders
 from angelia.client.exchange import MOST_PAGES, BadAnswer, Exchange
 from angelia.client.mailbox_keys import is_id, now, refuse_misnamed
-from angelia.envelope.rosters import MOST_MEMBERS, Member, Roster, UntrustedRoster
+from angelia.client.operations import ask
+from angelia.envelope.rosters import MOST_MEMBERS, Member, Roster, UntrustedRoster, roster_document
 from angelia.errors import AngeliaError, Denied, KeyNotFound, NotFound, VersionConflict
 from angelia.keys.model import parse_bundle
 from angelia.mailbox.mailbox import Mailbox
 
 
-def find_channel(mailbox: Mailbox, name: str | UUID) -> Exchange[Shown]:
-    """A channel by its id, as `owner/name`, or by the name of one's own; its roster, if it has one, agrees."""
+def find_channel(mailbox: Mailbox, name: str | UUID) -> Exchange[ChannelView]:
+    """Returns a channel by its id, as `owner/name`, or by the name alone if the agent owns it; its roster, if it has
+    one, must agree."""
     found = yield from look_up_channel(mailbox, name)
     for last_try in (False, True):
         try:
@@ -45,27 +51,27 @@ def find_channel(mailbox: Mailbox, name: str | UUID) -> Exchange[Shown]:
 def create_channel(
     mailbox: Mailbox,
     name: str,
-    policy: Policy,
+    policy: ChannelPolicy,
     *,
     allow: Sequence[str] = (),
     retention_seconds: int | None = None,
     max_message_size_bytes: int | None = None,
     max_subscribers: int | None = None,
-) -> Exchange[Shown]:
-    """Make a channel with its first roster and its first key. One that was made without the key, by a process that
-    crashed, gets it when its owner publishes."""
+) -> Exchange[ChannelView]:
+    """Creates a channel with its first roster and its first key, and returns it. After a crash between the two, the
+    owner's next publish makes the key."""
     mailbox.own_keys.refresh()  # the pair signs the roster before any request
     check_name(name)
     listed = [Member(one, may_publish=False, may_subscribe=True) for one in sorted(set(allow))]
     roster = first_roster(mailbox, name, policy, listed)
-    made = yield from channel_calls.make_channel(
-        name,
-        policy,
-        retention_seconds=retention_seconds,
-        max_message_size_bytes=max_message_size_bytes,
-        max_subscribers=max_subscribers,
-        roster=roster,
-    )
+    limits = {
+        "retention_seconds": retention_seconds,
+        "max_message_size_bytes": max_message_size_bytes,
+        "max_subscribers": max_subscribers,
+    }
+    wanted = api.NewChannel(channel_name=name, policy=policy, roster=roster_document(roster))
+    given = {limit: value for limit, value in limits.items() if value is not None}
+    made = yield from ask(api.CREATE, body=msgspec.structs.replace(wanted, **given))
     if (made.channel_id, made.name) != (roster.channel_id, roster.name):
         raise UntrustedRoster(f"the server was asked to make {roster.name}, and made {made.name}")
     mailbox.rosters.pin_own(roster, now())
@@ -78,34 +84,32 @@ def update_channel(
     mailbox: Mailbox,
     channel: str | UUID,
     *,
-    policy: Policy | None = None,
+    policy: ChannelPolicy | None = None,
     retention_seconds: int | None = None,
     max_message_size_bytes: int | None = None,
     max_subscribers: int | None = None,
-) -> Exchange[Shown]:
-    """Change a channel of one's own; what is not given stays. Another policy is signed with the next roster, and drops
-    those who may not stay; the same one again only checks all subscribers."""
+) -> Exchange[ChannelView]:
+    """Changes a channel of the agent's own; what is not given stays. Another policy is signed with the next roster, and
+    removes subscribers that it does not admit; the present policy again only checks all subscribers."""
     found = yield from find_channel(mailbox, channel)
     if policy is not None and policy != found.policy:
         wanted, policy = policy, None
         found = yield from change_roster(mailbox, found, lambda before: (wanted, before.members))
         if retention_seconds is max_message_size_bytes is max_subscribers is None:
             return found
-    return (
-        yield from channel_calls.update_channel(
-            found.channel_id,
-            policy=policy,
-            retention_seconds=retention_seconds,
-            max_message_size_bytes=max_message_size_bytes,
-            max_subscribers=max_subscribers,
-        )
+    change = api.ChannelChange(
+        policy=policy,
+        retention_seconds=retention_seconds,
+        max_message_size_bytes=max_message_size_bytes,
+        max_subscribers=max_subscribers,
     )
+    return (yield from channel_calls.change_channel(found.channel_id, change))
 
 
 def allow(
     mailbox: Mailbox, channel: str | UUID, agent: str, *, may_subscribe: bool = True, may_publish: bool = False
 ) -> Exchange[Member]:
-    """Put an agent on the roster of a channel of one's own, or change what it may."""
+    """Puts an agent on the roster of a channel of the agent's own, or changes its rights. Returns its entry."""
     found = yield from find_channel(mailbox, channel)
     if is_id(agent):  # it may have claimed a handle since, which a roster has to name
         with contextlib.suppress(KeyNotFound, NotFound):
@@ -115,115 +119,118 @@ def allow(
     roster = mailbox.rosters.pinned(found.channel_id)
     if roster is None or roster.member(agent) != entry:
         yield from change_roster(
-            mailbox, found, lambda before: (Policy(before.policy), [*_without(before, agent), entry])
+            mailbox, found, lambda before: (ChannelPolicy(before.policy), [*_without(before, agent), entry])
         )
     return entry
 
 
 def disallow(mailbox: Mailbox, channel: str | UUID, agent: str) -> Exchange[None]:
-    """Take an agent off the roster of a channel of one's own; it is removed, and the channel gets another key."""
-    # Not found by its roster: that may be the very one which the owner is to set right.
+    """Takes an agent off the roster of a channel of the agent's own; the server removes it, and the next message has
+    another key."""
+    # The roster is not checked first: it may be the very one that the owner has to correct.
     found = yield from look_up_channel(mailbox, channel)
     _refuse_others(mailbox, found)
 
-    def change(before: Roster) -> tuple[Policy, list[Member]]:
+    def change(before: Roster) -> tuple[ChannelPolicy, list[Member]]:
         if before.member(agent) is None:
             raise NotFound(
                 f"{agent} is not on the roster of {found.name}",
                 hint=f"who is: angelia channel allow {found.channel_name}",
             )
-        return Policy(before.policy), _without(before, agent)
+        return ChannelPolicy(before.policy), _without(before, agent)
 
     yield from change_roster(mailbox, found, change)
 
 
 def roster(mailbox: Mailbox, channel: str | UUID) -> Exchange[Roster | None]:
-    """Who is in a channel, as its owner signed it and this mailbox has pinned it; None where it has signed nothing."""
+    """Returns the roster that the channel's owner signed, as this mailbox has pinned it; None if it has signed none."""
     found = yield from find_channel(mailbox, channel)
     return (yield from known_roster(mailbox, found))
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
+class RosterProposal:
     """What an owner is asked to sign. `by_server` says that only the server vouches for the policy and the members."""
 
-    channel: Shown
-    policy: Policy
+    channel: ChannelView
+    policy: ChannelPolicy
     members: list[Member]
     by_server: bool
 
 
-def propose_roster(mailbox: Mailbox, channel: str | UUID) -> Exchange[Proposal]:
-    """What `sign_roster` may be given: the roster that this mailbox has pinned, else what the server lists."""
+def propose_roster(mailbox: Mailbox, channel: str | UUID) -> Exchange[RosterProposal]:
+    """Returns what the owner may give to `sign_roster`: the pinned roster, else the server's allowlist."""
     found = yield from look_up_channel(mailbox, channel)
     pinned = mailbox.rosters.seen(found.channel_id) if found.owner_nhi == mailbox.identity.handle else None
     if pinned is not None:
         kept = kept_rights(mailbox, pinned, (yield from served_roster(mailbox, found)))
-        return Proposal(found, Policy(kept.policy), list(kept.members), by_server=False)
+        return RosterProposal(found, ChannelPolicy(kept.policy), list(kept.members), by_server=False)
     members, cursor = list[Member](), ""
     for _ in range(MOST_PAGES):
-        page = yield from channel_calls.channel_allowlist(found.channel_id, cursor=cursor)
-        members += [Member(one.nhi, one.may_publish, one.may_subscribe) for one in page.allowlist]
+        page = yield from ask(api.LIST_ALLOWED, found.channel_id, query=api.NamePageQuery(cursor=cursor))
+        members += [one.member for one in page.allowlist]
         if page.next is None or page.next <= cursor or len(members) > MOST_MEMBERS:
             break
         cursor = page.next
     else:
         raise BadAnswer("the server's pages of members do not come to an end")
     members = [one for one in members if one.nhi != found.owner_nhi]
-    return Proposal(found, found.policy, members, by_server=True)
+    return RosterProposal(found, found.policy, members, by_server=True)
 
 
-def sign_roster(mailbox: Mailbox, channel: str | UUID, policy: Policy, members: Iterable[Member]) -> Exchange[Shown]:
-    """Sign that exactly these are in a channel of one's own, and publish its roster.
+def sign_roster(
+    mailbox: Mailbox, channel: str | UUID, policy: ChannelPolicy, members: Iterable[Member]
+) -> Exchange[ChannelView]:
+    """Signs and stores a roster with exactly these members, for a channel of the agent's own.
 
-    For a channel of an earlier version, which has none, and for a mailbox that was lost: the list is then only the
-    server's word, so look at it first."""
+    It serves a channel from before rosters, and an owner that lost its mailbox. The list is then only the server's
+    word, so the owner should review it first."""
     found = yield from look_up_channel(mailbox, channel)
     _refuse_others(mailbox, found)
     return (yield from replace_roster(mailbox, found, policy, members))
 
 
 def subscribe(mailbox: Mailbox, channel: str | UUID) -> Exchange[Subscription]:
-    """Listen to a channel from now on. Its key comes with the next message, or sooner."""
+    """Subscribes to a channel, from its end on. Its key comes with the next message, or sooner."""
     found = yield from find_channel(mailbox, channel)
-    # First here: the key may come before the server's answer does.
+    # The mailbox comes first: the key may come before the server's answer does.
     joined = mailbox.channels.name(found.channel_id) is not None
     mailbox.channels.join(found.channel_id, found.name, now())
     try:
         problems = yield from know_senders(mailbox, {found.owner_nhi})
         if found.owner_nhi in problems:
             raise problems[found.owner_nhi]
-        held = yield from channel_calls.join_channel(found.channel_id)
+        held = yield from ask(api.SUBSCRIBE, found.channel_id)
     except AngeliaError:
         if not joined:
             mailbox.channels.leave(found.channel_id, now())
         raise
     if held.key_epoch and held.key_epoch == found.epoch and not has_key(mailbox, found):
-        held = yield from channel_calls.join_channel(found.channel_id, needs_key=True)
+        held = yield from ask(api.SUBSCRIBE, found.channel_id, body=api.SubscribeBody(needs_key=True))
     return held
 
 
 def unsubscribe(mailbox: Mailbox, channel: str | UUID) -> Exchange[Subscription]:
-    """Listen no more; an owner still keeps the channel's key."""
+    """Ends the subscription; an owner still keeps the channel's key."""
     found = yield from look_up_channel(mailbox, channel)
-    held = yield from channel_calls.leave_channel(found.channel_id)
+    held = yield from ask(api.UNSUBSCRIBE, found.channel_id)
     if found.owner_nhi != mailbox.identity.handle:
         mailbox.channels.leave(found.channel_id, now())
     return held
 
 
 def delete_channel(mailbox: Mailbox, channel: str | UUID) -> Exchange[None]:
-    """Delete a channel of one's own, with its messages."""
+    """Deletes a channel of the agent's own, with its messages."""
     found = yield from look_up_channel(mailbox, channel)
-    yield from channel_calls.delete_channel(found.channel_id)
+    yield from ask(api.DELETE, found.channel_id)
     mailbox.channels.forget(found.channel_id, now())
 
 
 def forget_channel(mailbox: Mailbox, channel: str | UUID) -> UUID:
-    """Unlearn whose a channel is, who is in it and at which epoch: after a look at what was no true answer.
+    """Forgets a channel's owner, roster and epoch, after a server has shown another channel for it. Returns its id.
 
-    Nothing more is sealed under its keys. The next use is a first contact, so name it by `owner/name` then; if its
-    roster is of the same owner and name, its version still does not go back."""
+    Nothing more is sealed under its keys. The next use pins the channel as if for the first time, so name it by
+    `owner/name` then; if its roster has the same owner and name, its version still does not go back."""
     known = UUID(str(channel)) if isinstance(channel, UUID) or is_id(channel) else None
     for name in [] if known is not None else [str(channel), f"{mailbox.identity.handle}/{channel}"]:
         roster = mailbox.rosters.named(name)
@@ -234,16 +241,16 @@ def forget_channel(mailbox: Mailbox, channel: str | UUID) -> UUID:
     return known
 
 
-def look_up_channel(mailbox: Mailbox, name: str | UUID) -> Exchange[Shown]:
-    """The channel that the server shows under a name, if it is at least called so. Nothing of its roster is checked: to
-    leave it, to pause or to delete it needs no more."""
+def look_up_channel(mailbox: Mailbox, name: str | UUID) -> Exchange[ChannelView]:
+    """Returns the channel that the server shows under a name, if it has that name. Its roster is not checked: to leave,
+    to pause or to delete a channel needs no more."""
     if isinstance(name, UUID) or is_id(name):
         return (yield from channel_calls.channel(UUID(str(name))))
     candidates = [(mailbox.identity.handle, name)]
     if (named := split_name(name)) is not None:
         candidates.insert(0, named)
     for owner, short in candidates:
-        page = yield from channel_calls.channels(owner=owner, name=short)
+        page = yield from ask(api.LIST, query=api.ChannelQuery(owner=owner, name=short))
         if page.channels:
             found = yield from channel_calls.channel(page.channels[0].channel_id)
             if (found.owner_nhi, found.channel_name) != (owner, short):
@@ -252,7 +259,7 @@ def look_up_channel(mailbox: Mailbox, name: str | UUID) -> Exchange[Shown]:
     raise NotFound(f"there is no channel {name}", hint="angelia channel list")
 
 
-def _refuse_others(mailbox: Mailbox, found: Shown) -> None:
+def _refuse_others(mailbox: Mailbox, found: ChannelView) -> None:
     if found.owner_nhi != mailbox.identity.handle:
         raise Denied(f"only {found.owner_nhi} signs who is in {found.name}")
 

@@ -3,82 +3,87 @@ old key."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Unpack
+from typing import TypeVar, Unpack
 from uuid import UUID
 
-from angelia.channels.model import Policy, Shown
+from angelia.channels.model import ChannelPolicy, ChannelView, PublishedMessage
 from angelia.client import channel_calls
-from angelia.client.channel_answers import PublishedMessage
-from angelia.client.channel_keys import Present, check_roster_stands, expect_keys, present_key
+from angelia.client.channel_keys import SealingKey, check_roster_stands, expect_keys, sealing_key
 from angelia.client.channel_membership import find_channel
-from angelia.client.channel_sharing import Shared, share
+from angelia.client.channel_sharing import KeyShareResult, share
 from angelia.client.exchange import Exchange
 from angelia.client.mailbox_keys import now
 from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError, EpochStale, VersionConflict
-from angelia.mailbox.channels import PostWishes
+from angelia.mailbox.drafts import MessageOptions
 from angelia.mailbox.mailbox import Mailbox
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Posted:
-    """A message that was published, and those to whom the key could not be sent, with the reason."""
+class PublishResult:
+    """A published message, and the members to which the key could not be sent, each with the reason."""
 
-    channel: Shown
+    channel: ChannelView
     published: PublishedMessage
     envelope: Envelope
     unreached: dict[str, AngeliaError]
 
 
-def publish(mailbox: Mailbox, channel: str | UUID, body: bytes, **wishes: Unpack[PostWishes]) -> Exchange[Posted]:
-    """Seal a message for all who listen, and publish it. Who lacks the key is sent it before; under a new key nothing
-    is published before all were offered it who can be reached.
+def publish(
+    mailbox: Mailbox, channel: str | UUID, body: bytes, **options: Unpack[MessageOptions]
+) -> Exchange[PublishResult]:
+    """Seals a message for all subscribers, and publishes it. Members that lack the key are sent it first; under a new
+    key nothing is published before it was offered to all members that can be reached.
 
-    With a `message_id` of one's own a second try after a crash ends in message_id_conflict, not in a second
+    With a `message_id` of the caller's own a second try after a crash ends in message_id_conflict, not in a second
     message."""
+
+    def attempt(found: ChannelView) -> Exchange[PublishResult]:
+        key, shared = yield from _offered_key(mailbox, found)
+        check_roster_stands(mailbox, key.roster)  # to send the key to many members takes its time
+        envelope = mailbox.channels.seal(found.channel_id, key.key, body, now(), **options)
+        published = yield from channel_calls.publish_envelope(found.channel_id, envelope)
+        return PublishResult(key.channel, published, envelope, shared.failed)
+
+    return (yield from _twice(mailbox, channel, attempt))
+
+
+def share_key(mailbox: Mailbox, channel: str | UUID) -> Exchange[KeyShareResult]:
+    """Sends the present key to all members that lack it; for the owner and publishers."""
+
+    def attempt(found: ChannelView) -> Exchange[KeyShareResult]:
+        key = yield from sealing_key(mailbox, found)
+        return (yield from share(mailbox, key.channel, key.key, key.roster))
+
+    return (yield from _twice(mailbox, channel, attempt))
+
+
+def _twice(mailbox: Mailbox, channel: str | UUID, attempt: Callable[[ChannelView], Exchange[T]]) -> Exchange[T]:
+    """Tries a second time if the channel's key was replaced during the first attempt."""
     found = yield from _found(mailbox, channel)
-    for last_try in (False, True):
-        try:
-            present, shared = yield from _offered(mailbox, found)
-            check_roster_stands(mailbox, present.roster)  # to send the key to many takes its time
-            envelope = mailbox.channels.seal(found.channel_id, present.key, body, now(), **wishes)
-            published = yield from channel_calls.publish_envelope(found.channel_id, envelope)
-        except (EpochStale, VersionConflict):  # the key changed meanwhile
-            if last_try:
-                raise
-        else:
-            return Posted(present.channel, published, envelope, shared.failed)
+    try:
+        return (yield from attempt(found))
+    except (EpochStale, VersionConflict):
         found = yield from channel_calls.channel_again(found)
-    raise AssertionError("the last try returns or raises")
+    return (yield from attempt(found))
 
 
-def share_key(mailbox: Mailbox, channel: str | UUID) -> Exchange[Shared]:
-    """Send the present key to all who lack it; for the owner and those who may publish."""
-    found = yield from _found(mailbox, channel)
-    for last_try in (False, True):
-        try:
-            present = yield from present_key(mailbox, found)
-            return (yield from share(mailbox, present.channel, present.key, present.roster))
-        except (EpochStale, VersionConflict):
-            if last_try:
-                raise
-        found = yield from channel_calls.channel_again(found)
-    raise AssertionError("the last try returns or raises")
+def _offered_key(mailbox: Mailbox, found: ChannelView) -> Exchange[tuple[SealingKey, KeyShareResult]]:
+    """Returns the present key, after it was sent to members that lack it."""
+    key = yield from sealing_key(mailbox, found)
+    if key.new or key.channel.without_key:
+        return key, (yield from share(mailbox, key.channel, key.key, key.roster))
+    return key, KeyShareResult([], {})
 
 
-def _offered(mailbox: Mailbox, found: Shown) -> Exchange[tuple[Present, Shared]]:
-    """The present key, after those were sent it who lack it; a new one nobody has yet."""
-    present = yield from present_key(mailbox, found)
-    if present.new or present.channel.without_key:
-        return present, (yield from share(mailbox, present.channel, present.key, present.roster))
-    return present, Shared([], {})
-
-
-def _found(mailbox: Mailbox, channel: str | UUID) -> Exchange[Shown]:
+def _found(mailbox: Mailbox, channel: str | UUID) -> Exchange[ChannelView]:
     found = yield from find_channel(mailbox, channel)
-    # Who publishes is sent the next keys. So is an owner, also one whose mailbox missed the making of its channel.
+    # Publishers are sent the next keys. So is an owner, also if its mailbox was not there when the channel was created.
     owns = found.owner_nhi == mailbox.identity.handle
-    if owns or (found.may_publish and found.policy is not Policy.OPEN):
+    if owns or (found.may_publish and found.policy is not ChannelPolicy.OPEN):
         expect_keys(mailbox, found)
     return found

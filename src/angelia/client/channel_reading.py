@@ -1,4 +1,5 @@
-"""Reads channels: what a server shows is opened where it stands. Who wrote it, and who may, is not its word."""
+"""Reads channels: opens the messages that a server shows. Their senders, and which agents may publish, are checked by
+signatures and the roster, not by the server's word."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from angelia.envelope import json_form
 from angelia.envelope.refusals import Malformed, NotAllowed, UnknownKey, UnknownSigner
 from angelia.envelope.rosters import UntrustedRoster
 from angelia.errors import AngeliaError, OffsetGone
-from angelia.mailbox.channels import ChannelMessage, Placed
+from angelia.mailbox.channels import ChannelMessage, PlacedEnvelope
 from angelia.mailbox.mailbox import Mailbox
 
 
@@ -32,7 +33,7 @@ class Unopened:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class OpenedPage:
     """Messages of a channel in their order, opened where that was possible; `last` is the offset to go on after."""
 
     messages: list[ChannelMessage | Unopened]
@@ -45,15 +46,15 @@ def read_channel(
     channel_id: UUID,
     *,
     after_offset: int | None = None,
-    max_messages: int | None = None,
-    wait: int | None = None,
+    max_messages: int = 10,
+    wait: int = 0,
     name: str | None = None,
-) -> Exchange[Page]:
-    """The next messages, opened: after an offset, or after what was committed. To read commits nothing.
+) -> Exchange[OpenedPage]:
+    """Returns the next messages, opened: after an offset, or after the committed one. It commits nothing.
 
-    Of a channel that was found by its `name`, nothing is believed that another owner has signed.
+    With the `name` that the channel was found by, a roster of another owner or name is refused.
 
-    What is wrong with one message, or with the keys of one publisher, keeps no other from being read."""
+    A problem with one message, or with the keys of one publisher, does not keep the others from being opened."""
     page = yield from channel_calls.channel_messages(
         channel_id, after_offset=after_offset, max_messages=max_messages, wait=wait
     )
@@ -61,14 +62,14 @@ def read_channel(
     if any(later <= earlier for earlier, later in itertools.pairwise(offsets)):
         raise BadAnswer(f"asked for what comes after {offsets[0]}, the server gave earlier messages, or not in order")
     try:
-        placed = [Placed(one.offset, json_form.from_fields(one.envelope)) for one in page.messages]
+        placed = [PlacedEnvelope(one.offset, json_form.from_fields(one.envelope)) for one in page.messages]
     except Malformed as error:
         raise BadAnswer(f"a message of the channel cannot be read: {error.message}") from error
     strangers = yield from _strangers(mailbox, channel_id, placed, page.roster_version, name)
     problems = yield from know_senders(mailbox, {_sender(one) for one in placed} - strangers.keys())
     opened = _opened(mailbox, channel_id, placed, strangers, problems)
     if any(isinstance(one, UnknownKey) for one in opened):
-        with contextlib.suppress(ApiError, Unreachable):  # what cannot be asked for now is asked for the next time
+        with contextlib.suppress(ApiError, Unreachable):  # else the next read asks for it
             yield from ask_for_key(mailbox, channel_id)
         opened = _opened(mailbox, channel_id, placed, strangers, problems)
     rotated = {_sender(one) for one, got in zip(placed, opened, strict=True) if isinstance(got, UnknownSigner)}
@@ -82,17 +83,18 @@ def read_channel(
         for one, outcome in zip(placed, opened, strict=True)
     ]
     last = placed[-1].offset if placed else page.next_offset - 1 if after_offset is None else after_offset
-    return Page(messages, last, page.has_more)
+    return OpenedPage(messages, last, page.has_more)
 
 
 def _strangers(
-    mailbox: Mailbox, channel_id: UUID, placed: Sequence[Placed], version: int, name: str | None
+    mailbox: Mailbox, channel_id: UUID, placed: Sequence[PlacedEnvelope], version: int, name: str | None
 ) -> Exchange[dict[str, AngeliaError]]:
-    """Senders who are no publishers on the newest roster; their keys are not even looked up."""
+    """Returns the senders that are no publishers on the newest roster, each with its refusal. Their keys are not looked
+    up."""
     if not placed:
         return {}
     pinned = mailbox.rosters.pinned(channel_id)
-    if pinned is not None:  # its owner may have revoked the pair that signed it, which is asked once an hour
+    if pinned is not None:  # its owner may have revoked the pair that signed it; that is looked up once an hour
         yield from mailbox_keys.look_up(mailbox, pinned.owner_nhi)
     roster = mailbox.rosters.believed(channel_id)
     if roster is None or roster.version != version:
@@ -119,15 +121,15 @@ def _refuse_renamed(name: str | None, called: str) -> None:
 def _opened(
     mailbox: Mailbox,
     channel_id: UUID,
-    placed: Sequence[Placed],
+    placed: Sequence[PlacedEnvelope],
     strangers: Mapping[str, AngeliaError],
     problems: Mapping[str, AngeliaError],
 ) -> list[ChannelMessage | AngeliaError]:
-    """Each message opened, or why not; those of a publisher whose keys are in doubt are not even tried.
+    """Returns each message opened, or why not; messages of strangers and of publishers with a problem are not tried.
 
-    What was opened before opens again: a publisher who is removed takes nothing back."""
+    A message that was opened before opens again, also if its publisher was removed since."""
 
-    def refusal(one: Placed) -> AngeliaError | None:
+    def refusal(one: PlacedEnvelope) -> AngeliaError | None:
         stranger = strangers.get(_sender(one))
         if stranger is not None and not mailbox.channels.was_opened(channel_id, one):
             return stranger
@@ -139,12 +141,13 @@ def _opened(
     return [next(tried) if refused is None else refused for refused in refusals]
 
 
-def _sender(one: Placed) -> str:
+def _sender(one: PlacedEnvelope) -> str:
     return one.envelope.header.sender_nhi
 
 
 class Tail:
-    """Follows a channel from where its reader stands; what was lost to retention is told in `lost`."""
+    """Follows a channel from an offset, or from the committed one; `lost` are the first and last offset that expired
+    before they were read."""
 
     def __init__(
         self, mailbox: Mailbox, channel_id: UUID, after_offset: int | None = None, *, name: str | None = None
@@ -156,7 +159,7 @@ class Tail:
         self.lost: tuple[int, int] | None = None
 
     def next(self, wait: int = 20, max_messages: int = 100) -> Exchange[list[ChannelMessage | Unopened]]:
-        """The next messages; after a while without any, an empty list."""
+        """Returns the next messages; after `wait` seconds without any, an empty list."""
         try:
             page = yield from read_channel(
                 self._mailbox,
@@ -169,8 +172,8 @@ class Tail:
         except OffsetGone as gone:
             first, wanted = gone.members.get("first_offset"), gone.members.get("offset")
             if not isinstance(first, int) or first - 1 <= (self.after or 0):
-                raise  # it leads nowhere
-            # Where it stood the server knows: after what was committed, if no offset was asked for.
+                raise  # to go on from there would not move forward
+            # Without an offset the server began after the committed one, and names where that was.
             self.lost = (wanted if isinstance(wanted, int) else (self.after or 0) + 1, first - 1)
             self.after = first - 1
             return []

@@ -1,6 +1,6 @@
-"""Whom a member believes to be in a channel: what its owner signed, checked and pinned, and never the server's list.
+"""The rosters of channels: members believe a roster that the owner signed, checked and pinned, never the server's list.
 
-The pinned copy serves until a server tells of another version, so that publishing asks for no roster.
+The pinned copy is used until the server shows another version, so that publishing fetches no roster.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 from uuid import UUID, uuid4
 
-from angelia.channels.model import Channel, Policy, Shown
+from angelia.channels.model import Channel, ChannelPolicy, ChannelView
 from angelia.client import channel_calls, key_calls, mailbox_keys
 from angelia.client.channel_senders import know_senders
 from angelia.client.exchange import Exchange
@@ -24,19 +24,19 @@ from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.notices import NoticeKind
 
 Members: TypeAlias = Iterable[Member]
-Change: TypeAlias = Callable[[Roster], tuple[Policy, Members]]
+Change: TypeAlias = Callable[[Roster], tuple[ChannelPolicy, Members]]
 _TRIES = 5
 _NOT_NOW = "could not be signed with your present pair now"
-# As many rosters are signed in a row for a server that was put back from an old copy.
+# So many rosters at the most are signed in a row for a server that was restored from an old backup.
 MOST_AHEAD = 1_000
 
 
-class Unsigned(Conflict):
+class MissingRoster(Conflict):
     """The channel has no roster that its owner signed"""
 
 
-def first_roster(mailbox: Mailbox, name: str, policy: Policy, members: Members) -> Roster:
-    """The roster of a channel that is still to be made; its id is made here."""
+def first_roster(mailbox: Mailbox, name: str, policy: ChannelPolicy, members: Members) -> Roster:
+    """Returns the signed roster of a channel that is still to be created, with the channel's new id."""
     identity = mailbox.identity
     before = mailbox.rosters.seen_as(f"{identity.handle}/{name}")
     return sign_roster(
@@ -46,17 +46,16 @@ def first_roster(mailbox: Mailbox, name: str, policy: Policy, members: Members) 
         channel_name=name,
         policy=policy.value,
         members=members,
-        # Of two channels of one name the later one counts, and this clock may have gone back.
+        # Of two channels of one name the one with the later roster counts, and this clock may have gone back.
         issued_at=max(unix_ms(now()), 0 if before is None else before.issued_at + 1),
     )
 
 
 def known_roster(mailbox: Mailbox, found: Channel) -> Exchange[Roster | None]:
-    """The newest roster of a channel, in agreement with what the server says of the channel; None where the owner has
-    signed none yet.
+    """Returns the newest roster of a channel, which must agree with the server's view of the channel; None if the owner
+    has signed none yet.
 
-    Nothing but the owner's signature makes a channel another one than it was: not its name, its policy or its
-    members."""
+    Name, policy and members of a channel change by the owner's signature alone."""
     joined = mailbox.channels.name(found.channel_id)
     if joined not in (None, found.name):
         raise UntrustedRoster(
@@ -91,23 +90,24 @@ def known_roster(mailbox: Mailbox, found: Channel) -> Exchange[Roster | None]:
 
 
 def signed_roster(mailbox: Mailbox, found: Channel) -> Exchange[Roster]:
-    """The same for those who seal: without a roster nobody knows who may have the key."""
+    """Returns the newest roster for an agent that seals; without a roster it is not known which agents may have the
+    key."""
     roster = yield from known_roster(mailbox, found)
     if roster is None:
-        raise unsigned(mailbox, found)
+        raise missing_roster(mailbox, found)
     return roster
 
 
-def unsigned(mailbox: Mailbox, found: Channel) -> Unsigned:
+def missing_roster(mailbox: Mailbox, found: Channel) -> MissingRoster:
     hint = f"{found.owner_nhi} runs `angelia channel sign {found.channel_name}`, once"
     if found.owner_nhi == mailbox.identity.handle:
         hint = f"look at its list and sign it: angelia channel sign {found.channel_name}"
-    return Unsigned(f"{found.owner_nhi} has not signed yet who is in {found.name}", hint=hint)
+    return MissingRoster(f"{found.owner_nhi} has not signed yet who is in {found.name}", hint=hint)
 
 
 def publisher_rule(mailbox: Mailbox, channel_id: UUID, roster: Roster | None) -> Callable[[str], bool]:
-    """Of whom posts and keys of a channel are believed. Without a roster that is its owner, under whose name the
-    channel was joined."""
+    """Returns the rule that says whether messages and keys of an agent are believed in a channel. Without a roster only
+    the owner is believed, by the name under which the channel was joined."""
     if roster is not None:
         if roster.channel_id != channel_id:
             raise UntrustedRoster(f"the roster of {roster.name} says nothing of the channel {channel_id}")
@@ -116,33 +116,33 @@ def publisher_rule(mailbox: Mailbox, channel_id: UUID, roster: Roster | None) ->
     return lambda sender: sender == owner
 
 
-def change_roster(mailbox: Mailbox, found: Channel, change: Change) -> Exchange[Shown]:
-    """Sign the next roster of a channel of one's own. Of two changes at once, the later one is made on top of the
-    first."""
-    mailbox.own_keys.refresh()  # the pair signs the roster, and may have been rotated since the channel was asked for
+def change_roster(mailbox: Mailbox, found: Channel, change: Change) -> Exchange[ChannelView]:
+    """Signs and stores the next roster of a channel of the agent's own, and returns the channel. Of two concurrent
+    changes the second is applied on top of the first."""
+    mailbox.own_keys.refresh()  # the pair signs the roster, and may have been rotated since
     pinned = mailbox.rosters.pinned(found.channel_id)
     if pinned is not None and pinned.version == found.roster_version:
         base = present = pinned
     else:
-        base, present = yield from _own_ground(mailbox, found)
+        base, present = yield from _base_and_served(mailbox, found)
     for _ in range(_TRIES):
         signed = _next(mailbox, base, present, *change(base))
         try:
             shown = yield from channel_calls.put_roster(signed)
         except VersionConflict:
-            base, present = yield from _own_ground(mailbox, found)
+            base, present = yield from _base_and_served(mailbox, found)
         else:
             if mailbox.rosters.pin_own(signed, now()):
                 return shown
-            base, present = yield from _own_ground(mailbox, found)
+            base, present = yield from _base_and_served(mailbox, found)
     raise VersionConflict(f"the roster of {found.name} changes faster than it can be signed", hint="try again")
 
 
-def replace_roster(mailbox: Mailbox, found: Channel, policy: Policy, members: Members) -> Exchange[Shown]:
-    """Sign exactly these members, whatever is pinned: for an owner who has looked at them.
+def replace_roster(mailbox: Mailbox, found: Channel, policy: ChannelPolicy, members: Members) -> Exchange[ChannelView]:
+    """Signs and stores a roster with exactly these members, whatever is pinned; for an owner that has reviewed them.
 
-    Members refuse versions of one pair that go back, so a server that was put back from an old copy is brought past the
-    version that they may have seen."""
+    Members refuse a lower version of the same pair. So, for a server that was restored from an old backup, versions are
+    signed until they pass the one that members may have seen."""
     members, present = list(members), (yield from served_roster(mailbox, found))
     seen, wanted = mailbox.rosters.seen(found.channel_id), 0
     if seen is not None and mailbox.rosters.names_present_pair(seen) and _is_behind(present, seen):
@@ -165,13 +165,14 @@ def replace_roster(mailbox: Mailbox, found: Channel, policy: Policy, members: Me
 
 
 def _is_behind(present: Roster | None, seen: Roster) -> bool:
-    """Also after a run that was interrupted on its way: what it left on the server does not follow from the pin."""
+    """Whether the server has an older roster than this mailbox has seen; also after an interrupted `replace_roster`,
+    whose last roster does not follow from the pinned one."""
     return present is None or (present.hash != seen.hash and present.version <= seen.version + 1)
 
 
 def served_roster(mailbox: Mailbox, found: Channel) -> Exchange[Roster | None]:
-    """The roster that the server has of a channel of one's own, signed by some pair that this agent has or had; None
-    where it has none."""
+    """Returns the server's roster of a channel of the agent's own, signed by a pair that this agent has or had; None if
+    the server has none."""
     if not found.roster_version:
         return None
     served = yield from _served(found)
@@ -183,9 +184,9 @@ def served_roster(mailbox: Mailbox, found: Channel) -> Exchange[Roster | None]:
 
 
 def kept_rights(mailbox: Mailbox, pinned: Roster, served: Roster | None) -> Roster:
-    """What is pinned of a channel of one's own, without the rights that a later roster takes which only an earlier pair
-    signed: a process may have died before it wrote that down. What such a roster gives is not taken over, since the
-    pair may be in other hands. The owner is told, and gives a right back that a thief took."""
+    """Returns the pinned roster of a channel of the agent's own, without rights that a later roster took, if an earlier
+    pair signed that one: a process may have died before it pinned it. Rights that such a roster gives are not taken
+    over, since a thief may have the pair. The owner gets a notice, and can give back a right that a thief took."""
     if served is None or served.version <= pinned.version or mailbox.rosters.names_present_pair(pinned):
         return pinned
     lost = [one.nhi for one in pinned.members if one.exceeds(served.member(one.nhi))]
@@ -200,9 +201,9 @@ def kept_rights(mailbox: Mailbox, pinned: Roster, served: Roster | None) -> Rost
 
 
 def resign_rosters(mailbox: Mailbox) -> Exchange[int]:
-    """Sign the rosters of one's own channels with the present pair where an earlier one did; how many.
+    """Signs those rosters of the agent's own channels again that an earlier pair signed. Returns how many.
 
-    Those that cannot be signed now are told of, and signed later."""
+    For a roster that cannot be signed now there is a notice, and it is signed later."""
     done = 0
     try:
         former = mailbox.rosters.signed_by_former()
@@ -222,7 +223,7 @@ def resign_rosters(mailbox: Mailbox) -> Exchange[int]:
 
 
 def _roster_of_another(mailbox: Mailbox, found: Channel) -> Exchange[Roster | None]:
-    # Its owner may have revoked the pair that signed: heard of once an hour, as before everything that is believed.
+    # The owner may have revoked the pair that signed; that is looked up once an hour.
     yield from mailbox_keys.look_up(mailbox, found.owner_nhi)
     pinned = mailbox.rosters.believed(found.channel_id)
     if pinned is not None and pinned.version == found.roster_version:
@@ -235,14 +236,14 @@ def _roster_of_another(mailbox: Mailbox, found: Channel) -> Exchange[Roster | No
 
 
 def _served(found: Channel) -> Exchange[Roster]:
-    served = yield from channel_calls.channel_roster(found.channel_id)
+    served = yield from channel_calls.stored_roster(found.channel_id)
     if (served.channel_id, served.name) != (found.channel_id, found.name):
         raise UntrustedRoster(f"the server shows the roster of {served.name} for {found.name}")
     return served
 
 
 def _pin(mailbox: Mailbox, served: Roster) -> Exchange[None]:
-    """Believe a roster of another agent's channel, along its chain of bundles if it has rotated since."""
+    """Pins a roster of another agent's channel, after following the owner's chain of bundles if it has rotated."""
     problems = yield from know_senders(mailbox, {served.owner_nhi})
     if served.owner_nhi in problems:
         raise problems[served.owner_nhi]
@@ -264,7 +265,8 @@ def _pin(mailbox: Mailbox, served: Roster) -> Exchange[None]:
 
 
 def know_earlier_pairs(mailbox: Mailbox, owner: str) -> Exchange[None]:
-    """Learn the pairs of an owner that was met after it had rotated: along its chain, up to the pinned bundle."""
+    """Learns the earlier pairs of an owner that had rotated before it was first pinned: its chain up to the pinned
+    bundle."""
     pin = mailbox.pinned_keys.pin(owner)
     if pin is None:
         return
@@ -279,26 +281,26 @@ def know_earlier_pairs(mailbox: Mailbox, owner: str) -> Exchange[None]:
 
 
 def _own_roster(mailbox: Mailbox, found: Channel) -> Exchange[Roster | None]:
-    """An owner knows its rosters, and signs those anew that an earlier pair signed."""
+    """Returns the pinned roster of the agent's own channel; one that an earlier pair signed is signed again first."""
     pinned = mailbox.rosters.pinned(found.channel_id)
     if pinned is None and not found.roster_version:
         return None
     if pinned is not None and pinned.version == found.roster_version and mailbox.rosters.names_present_pair(pinned):
         return pinned
-    base, present = yield from _own_ground(mailbox, found)
+    base, present = yield from _base_and_served(mailbox, found)
     if base.hash != present.hash or not mailbox.rosters.names_present_pair(base):
         yield from change_roster(mailbox, found, _unchanged)
     return mailbox.rosters.pinned(found.channel_id)
 
 
-def _own_ground(mailbox: Mailbox, found: Channel) -> Exchange[tuple[Roster, Roster]]:
-    """What the next roster says as long as nothing changes, and the roster that the server has and it follows. What
-    another process of this agent signed meanwhile is taken over."""
+def _base_and_served(mailbox: Mailbox, found: Channel) -> Exchange[tuple[Roster, Roster]]:
+    """Returns the roster that the next change starts from, and the server's roster, whose hash the next one names. A
+    roster that another process of this agent has signed is taken over."""
     pinned = mailbox.rosters.pinned(found.channel_id)
     hint = f"look at its members and sign them: angelia channel sign {found.channel_name}"
     served = yield from served_roster(mailbox, found)
     if served is None and pinned is None:
-        raise unsigned(mailbox, found)
+        raise missing_roster(mailbox, found)
     is_ours = pinned is not None and mailbox.rosters.names_present_pair(pinned)
     if served is None or (pinned is not None and is_ours and served.version < pinned.version):
         at, signed = (0 if one is None else one.version for one in (served, pinned))
@@ -315,10 +317,10 @@ def _own_ground(mailbox: Mailbox, found: Channel) -> Exchange[tuple[Roster, Rost
 
 
 def _next(
-    mailbox: Mailbox, named: Channel | Roster, present: Roster | None, policy: Policy, members: Members
+    mailbox: Mailbox, named: Channel | Roster, present: Roster | None, policy: ChannelPolicy, members: Members
 ) -> Roster:
-    """The roster after `present`. If it takes a right from anybody, or a thief may have the keys, no key of before
-    seals any more; nor if what the server has is not what this mailbox knew."""
+    """Returns the signed roster after `present`. Earlier keys seal no more if it takes a right from a member, if they
+    may be stolen, or if the server's roster is not the one that this mailbox knew."""
     members, base = list(members), named if isinstance(named, Roster) else None
     keys_since = None
     if base is not None and present is not None and base.hash == present.hash:
@@ -340,5 +342,5 @@ def _next(
     )
 
 
-def _unchanged(roster: Roster) -> tuple[Policy, Members]:
-    return Policy(roster.policy), roster.members
+def _unchanged(roster: Roster) -> tuple[ChannelPolicy, Members]:
+    return ChannelPolicy(roster.policy), roster.members

@@ -1,4 +1,4 @@
-"""Whom a reader of channels believes: publishers along their chains of bundles, each on its own."""
+"""The keys of publishers: pinned at first sight, and followed along their chains of bundles."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from angelia.mailbox.mailbox import Mailbox
 
 
 def know_senders(mailbox: Mailbox, senders: set[str]) -> Exchange[dict[str, AngeliaError]]:
-    """Who publishes is believed as in mail: at first sight, and from then on along its chain of bundles. Whose keys
-    cannot be had or believed is told, with the reason; it is nobody else's trouble.
+    """Learns the keys of publishers, as for mail: pinned at first sight, later followed along the chain of bundles.
+    Returns those publishers whose keys are not believed, with the reason.
 
-    A server that is away, or does not know the agent, keeps nobody from reading whom it knows."""
+    If the server is away, or does not know a publisher, messages still open with keys that are pinned here."""
     problems: dict[str, AngeliaError] = {}
     for sender in sorted(senders - {mailbox.identity.handle}):
         try:
@@ -28,8 +28,8 @@ def know_senders(mailbox: Mailbox, senders: set[str]) -> Exchange[dict[str, Ange
 
 
 def _meet(mailbox: Mailbox, agent: str) -> Exchange[None]:
-    """Know an agent's present keys. Who was not known is believed from the beginning of its chain on: what it signed
-    before it rotated its pair is still there to be read."""
+    """Learns an agent's present keys. An agent that was not known is pinned from the beginning of its chain: messages
+    that it signed before it rotated its pair may still be read."""
     if mailbox.pinned_keys.pin(agent) is None:
         page = yield from key_calls.bundles_since(agent, 0)
         links = parse_links(page.bundles[:1])

@@ -1,4 +1,4 @@
-"""Gives a channel's key to those who lack it: sealed to each of them, and sent as mail."""
+"""Shares a channel's key with the members that lack it: sealed to each of them, and sent as mail."""
 
 from __future__ import annotations
 
@@ -6,93 +6,101 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from angelia.api import ItemProblem
-from angelia.channels.model import MOST_SUBSCRIBERS, Shown
-from angelia.client import channel_calls, mailbox_keys
+from angelia.channels import api
+from angelia.channels.model import MOST_SUBSCRIBERS, ChannelView
+from angelia.client import mailbox_keys
 from angelia.client.api_errors import Unreachable, item_fault
 from angelia.client.exchange import BadAnswer, Exchange
 from angelia.client.mail_sending import send_sealed
 from angelia.client.mailbox_keys import now
+from angelia.client.operations import ask
 from angelia.client.rate_limit_wait import Patience, patiently
 from angelia.envelope.refusals import NotAllowed
 from angelia.envelope.rosters import Roster
 from angelia.envelope.sealing import ChannelKey, EpochKey
 from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError, KeyRevoked, KeyStale, RateLimited, Unavailable
-from angelia.mailbox.key_share_retries import Failure
+from angelia.mailbox.drafts import Draft
+from angelia.mailbox.key_share_retries import KeyShareFailure
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.outbox import Draft
 
 _SEALED_TOGETHER, _SENT_TOGETHER = 256, 100
 _MOST_PAGES = 2 * MOST_SUBSCRIBERS // _SEALED_TOGETHER
 # Ten thousand subscribers whose keys have to be looked up first take a quarter of an hour at 600 a minute.
 _PATIENCE_SECONDS = 1_800.0
-# Nobody's own trouble: to go on would leave out all who come after.
-_NOBODY_REACHED = (Unreachable, Unavailable, BadAnswer)
+# Errors that concern no single recipient: the others would fail as well.
+_SERVER_ERRORS = (Unreachable, Unavailable, BadAnswer)
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """To whom a channel's key was sent, and to whom it could not be."""
+class KeyShareResult:
+    """The agents to which a channel's key was sent, and those to which it could not be, with the reason."""
 
     sent: list[str]
     failed: dict[str, AngeliaError]
 
 
-def share(mailbox: Mailbox, found: Shown, key: EpochKey, roster: Roster) -> Exchange[Shared]:
-    """Seal the key to those who lack it: one pair of signatures for 256 of them, a hundred in a request.
+def share(mailbox: Mailbox, found: ChannelView, key: EpochKey, roster: Roster) -> Exchange[KeyShareResult]:
+    """Seals the key to the members that lack it, and sends it: one pair of signatures for 256 of them, a hundred in a
+    request.
 
-    Who lacks it is the server's word; that they may have it is the roster's. Whom the server lists and the roster does
-    not is sent nothing, and told of. Whoever could not be reached is left alone for a while, and told of. A server that
-    wants to be asked more slowly is asked more slowly; if that takes too long it is RateLimited, and the next try goes
-    on from there."""
-    shared, patience = Shared([], {}), Patience(_PATIENCE_SECONDS)
+    The server says which agents lack it; the roster, which may have it. An agent that only the server lists is sent
+    nothing, and is among the failed. So is a member that could not be reached, which is retried after a back-off. Rate
+    limits of the server are waited for; if that takes too long it is RateLimited, and the next call goes on from
+    there."""
+    shared, patience = KeyShareResult([], {}), Patience(_PATIENCE_SECONDS)
     made_under = mailbox.channels.made_under(found.channel_id, key.key_id)
     body = ChannelKey(found.channel_id, found.epoch, key, made_under).encode()
-    put_off = mailbox.channels.unreached.waiting(found.channel_id, found.epoch, now())
-    cursor: str | None = None
+    put_off = mailbox.channels.key_share_retries.waiting(found.channel_id, found.epoch, now())
+    cursor = ""
     for _ in range(_MOST_PAGES):
-        asking = channel_calls.subscribers(found.channel_id, without_key=True, cursor=cursor, limit=_SEALED_TOGETHER)
-        page = yield from patiently(asking, patience)
+        wanted = api.SubscribersQuery(without_key=True, cursor=cursor, limit=_SEALED_TOGETHER)
+        page = yield from patiently(ask(api.LIST_SUBSCRIBERS, found.channel_id, query=wanted), patience)
         lacking = [one.subscriber_nhi for one in page.subscribers]
         names = [name for name in lacking if roster.lets_hold_key(name)]
         shared.failed.update({name: _not_listed(roster, name) for name in lacking if not roster.lets_hold_key(name)})
-        shared.failed.update({name: _told(why) for name in names if (why := put_off.get(name)) is not None})
+        shared.failed.update({name: _last_failure(why) for name in names if (why := put_off.get(name)) is not None})
         some = yield from _offered(mailbox, found, [name for name in names if name not in put_off], body, patience)
         shared.sent.extend(some.sent)
         shared.failed.update(some.failed)
         if page.next is None:
             return shared
-        if cursor is not None and page.next <= cursor:
+        if page.next <= cursor:
             break
         cursor = page.next
     raise BadAnswer("the server's pages of subscribers do not come to an end")
 
 
-def _offered(mailbox: Mailbox, found: Shown, names: Sequence[str], body: bytes, patience: Patience) -> Exchange[Shared]:
-    """Send the key to these, and note what became of it, here and with the server."""
+def _offered(
+    mailbox: Mailbox, found: ChannelView, names: Sequence[str], body: bytes, patience: Patience
+) -> Exchange[KeyShareResult]:
+    """Sends the key to these members, and notes the outcomes, here and with the server."""
     own = [name for name in names if name == mailbox.identity.handle]
-    some = Shared(list(own), {})
+    some = KeyShareResult(list(own), {})
     drafts = yield from _drafted(mailbox, [name for name in names if name not in own], found, body, some, patience)
     envelopes = _sealed(mailbox, drafts, some)
     yield from _sent(mailbox, envelopes, some, patience)
-    unreached = mailbox.channels.unreached
+    retries = mailbox.channels.key_share_retries
     if some.failed:
-        unreached.put_off(found.channel_id, found.epoch, some.failed, now())
+        retries.back_off(found.channel_id, found.epoch, some.failed, now())
     if some.sent:
-        noted = yield from patiently(channel_calls.keys_sent(found.channel_id, found.epoch, some.sent), patience)
-        if noted < len(some.sent):
-            unreached.rest(found.channel_id, found.epoch, [name for name in some.sent if name not in own], now())
+        sent = api.KeysSentBody(epoch=found.epoch, subscribers=some.sent)
+        answer = yield from patiently(ask(api.KEYS_SENT, found.channel_id, body=sent), patience)
+        if answer.noted < len(some.sent):
+            retries.await_confirmation(
+                found.channel_id, found.epoch, [name for name in some.sent if name not in own], now()
+            )
     return some
 
 
 def _drafted(
-    mailbox: Mailbox, names: Sequence[str], found: Shown, body: bytes, some: Shared, patience: Patience
+    mailbox: Mailbox, names: Sequence[str], found: ChannelView, body: bytes, some: KeyShareResult, patience: Patience
 ) -> Exchange[list[Draft]]:
     drafts: list[Draft] = []
     for name in names:
         try:
             known, _ = yield from patiently(mailbox_keys.find_keys(mailbox, name), patience)
-        except (*_NOBODY_REACHED, RateLimited):
+        except (*_SERVER_ERRORS, RateLimited):
             raise
         except AngeliaError as error:
             some.failed[name] = error
@@ -101,23 +109,21 @@ def _drafted(
             Draft(
                 recipient=known.bundle,
                 body=body,
-                channel_id=found.channel_id,
-                control=True,
-                ttl_seconds=mailbox.channels.ttl,
+                options={"channel_id": found.channel_id, "control": True, "ttl_seconds": mailbox.channels.ttl},
             )
         )
     return drafts
 
 
-def _sealed(mailbox: Mailbox, drafts: Sequence[Draft], some: Shared) -> list[Envelope]:
+def _sealed(mailbox: Mailbox, drafts: Sequence[Draft], some: KeyShareResult) -> list[Envelope]:
     try:
         return mailbox.outbox.seal_many(drafts, now()) if drafts else []
     except AngeliaError:
         return _sealed_one_by_one(mailbox, drafts, some)
 
 
-def _sealed_one_by_one(mailbox: Mailbox, drafts: Sequence[Draft], some: Shared) -> list[Envelope]:
-    """One of them cannot be sealed to, and the others must not wait for it."""
+def _sealed_one_by_one(mailbox: Mailbox, drafts: Sequence[Draft], some: KeyShareResult) -> list[Envelope]:
+    """Seals to each member alone: one of them cannot be sealed to, and the others must not wait for it."""
     envelopes = []
     for draft in drafts:
         try:
@@ -127,7 +133,7 @@ def _sealed_one_by_one(mailbox: Mailbox, drafts: Sequence[Draft], some: Shared) 
     return envelopes
 
 
-def _sent(mailbox: Mailbox, envelopes: Sequence[Envelope], some: Shared, patience: Patience) -> Exchange[None]:
+def _sent(mailbox: Mailbox, envelopes: Sequence[Envelope], some: KeyShareResult, patience: Patience) -> Exchange[None]:
     for start in range(0, len(envelopes), _SENT_TOGETHER):
         batch = envelopes[start : start + _SENT_TOGETHER]
         outcomes = yield from patiently(send_sealed(mailbox, batch), patience)
@@ -137,14 +143,14 @@ def _sent(mailbox: Mailbox, envelopes: Sequence[Envelope], some: Shared, patienc
                 refusal = yield from _sent_again(mailbox, envelope, refusal)
             if refusal is None:
                 some.sent.append(name)
-            elif isinstance(refusal, _NOBODY_REACHED):
+            elif isinstance(refusal, _SERVER_ERRORS):
                 raise refusal
             else:
                 some.failed[name] = refusal
 
 
 def _sent_again(mailbox: Mailbox, envelope: Envelope, refusal: KeyStale | KeyRevoked) -> Exchange[AngeliaError | None]:
-    """The recipient has other keys by now."""
+    """Seals and sends a key again, to the keys that the recipient has by now. Returns the error, if any."""
     try:
         again = yield from mailbox_keys.reseal(mailbox, envelope.replay_key, refusal)
     except AngeliaError as error:
@@ -157,6 +163,6 @@ def _not_listed(roster: Roster, name: str) -> NotAllowed:
     return NotAllowed(f"the server lists {name}, and the roster that {roster.owner_nhi} signed does not")
 
 
-def _told(failure: Failure) -> AngeliaError:
-    """What kept the key from somebody the last time, and still counts."""
+def _last_failure(failure: KeyShareFailure) -> AngeliaError:
+    """Returns the error of the last attempt for a member whose next retry is not due yet."""
     return item_fault(ItemProblem(code=failure.code, title=failure.reason))

@@ -1,66 +1,51 @@
-"""The verbs of an agent's own keys, each with its rosters signed by its present pair at the end: members believe
-nothing that a revoked pair signed, and an owner that rotated and went away must stop nobody."""
+"""The verbs of an agent's own keys, each with the agent's rosters signed again by the present pair at the end: members
+believe no roster of a revoked pair, and the owner may be away when they need it."""
 
 from __future__ import annotations
 
-from datetime import datetime
+import functools
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar
 
 from angelia.client import mailbox_keys
-from angelia.client.answers import Published, Schedule
 from angelia.client.channel_rosters import resign_rosters
 from angelia.client.exchange import Exchange
 from angelia.client.mailbox_keys import now
-from angelia.keys.model import Reason
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.notices import NoticeKind
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
-def publish_keys(mailbox: Mailbox, *, suites: int | None = None) -> Exchange[Published]:
-    """Make the agent reachable: publish its bundle, finish what a crash interrupted, and top up one-time keys."""
-    done = yield from mailbox_keys.publish_keys(mailbox, suites=suites)
-    yield from resign_rosters(mailbox)
-    return done
-
-
-def rotate_keys(
-    mailbox: Mailbox,
-    *,
-    kem: bool = True,
-    signer: bool = False,
-    suites: int | None = None,
-    reason: Reason = Reason.ON_DEMAND,
-) -> Exchange[Published]:
-    """Replace the agent's keys; the old ones go into grace. A rotation that was interrupted is finished instead."""
-    done = yield from mailbox_keys.rotate_keys(mailbox, kem=kem, signer=signer, suites=suites, reason=reason)
-    yield from resign_rosters(mailbox)
-    return done
+_AFTER_THEFT = (
+    "the rosters of your channels are signed anew: look for members whom a thief let in (angelia channel allow)"
+)
 
 
-def emergency_rotate_keys(
-    mailbox: Mailbox, *, why: str, signer: bool = True, compromised_since: datetime | None = None
-) -> Exchange[Published]:
-    """Replace keys that somebody else may have. Nothing of them is kept: mail still sealed to them cannot be opened."""
-    done = yield from mailbox_keys.emergency_rotate_keys(
-        mailbox, why=why, signer=signer, compromised_since=compromised_since
-    )
-    if (yield from resign_rosters(mailbox)):
-        told = (
-            "the rosters of your channels are signed anew: look for members whom a thief let in (angelia channel allow)"
-        )
-        mailbox.notices.tell(NoticeKind.WARNING, told)
-    return done
+def with_rosters(
+    verb: Callable[Concatenate[Mailbox, P], Exchange[T]], warning: str | None = None
+) -> Callable[Concatenate[Mailbox, P], Exchange[T]]:
+    """Returns the verb followed by `resign_rosters`; if that signed any, the warning becomes a notice."""
+
+    @functools.wraps(verb)
+    def exchange(mailbox: Mailbox, /, *args: P.args, **kwargs: P.kwargs) -> Exchange[T]:
+        done = yield from verb(mailbox, *args, **kwargs)
+        if (yield from resign_rosters(mailbox)) and warning is not None:
+            mailbox.notices.tell(NoticeKind.WARNING, warning)
+        return done
+
+    return exchange
 
 
-def rotate_due_keys(mailbox: Mailbox) -> Exchange[list[Schedule]]:
-    """Rotate once if any schedule asks for it, and report the new key to all that do; returns those."""
-    reported = yield from mailbox_keys.rotate_due_keys(mailbox)
-    yield from resign_rosters(mailbox)
-    return reported
+publish_keys = with_rosters(mailbox_keys.publish_keys)
+rotate_keys = with_rosters(mailbox_keys.rotate_keys)
+emergency_rotate_keys = with_rosters(mailbox_keys.emergency_rotate_keys, _AFTER_THEFT)
+rotate_due_keys = with_rosters(mailbox_keys.rotate_due_keys)
 
 
 def tend_keys(mailbox: Mailbox) -> Exchange[None]:
-    """Keep the agent's own keys fresh while it is in use, and its rosters signed by them. What cannot be done now is
-    told, and done later."""
+    """Keeps the agent's own keys fresh while it is in use, and its rosters signed by them. For what cannot be done now
+    there is a notice, and it is done later."""
     yield from mailbox_keys.tend_keys(mailbox)
     if not mailbox.own_keys.is_backing_off(now()):
         yield from resign_rosters(mailbox)

@@ -1,7 +1,8 @@
-"""Sealing and opening with a mailbox and a server: whose keys, how fresh, what to do when they change.
+"""Keys of a mailbox and a server: publishes and renews the agent's own, finds and checks those of other agents, and
+seals and opens with them.
 
-Each function is a verb like those of `calls`: it yields requests and returns the answer. The mailbox decides whom to
-believe; nothing that a server says is taken on its word.
+Each function is an exchange: it yields requests and returns the answer. The mailbox decides which keys to trust; what a
+server says is believed only if the agent concerned signed it.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from uuid import UUID
 import msgspec
 
 from angelia.client import key_calls
-from angelia.client.answers import Published, Schedule
 from angelia.client.api_errors import Unreachable
 from angelia.client.exchange import MOST_PAGES, BadAnswer, Exchange
+from angelia.client.operations import ask
 from angelia.envelope.bundles import Bundle, KemKeyStatus, Link, OneTimeKey, UntrustedBundle
 from angelia.envelope.refusals import Refused, UnknownSigner
 from angelia.envelope.times import moment, unix_ms
@@ -32,6 +33,7 @@ from angelia.errors import (
     Unavailable,
     VersionConflict,
 )
+from angelia.keys.api import COUNT_ONE_TIME_KEYS, REPORT_ROTATION, PublicationAnswer, RotatedBody
 from angelia.keys.model import (
     ONE_TIME_A_PAIR,
     ONE_TIME_BATCH,
@@ -40,25 +42,26 @@ from angelia.keys.model import (
     BundleAnswer,
     LinkDocument,
     Reason,
+    ScheduleRecord,
     parse_link,
     parse_links,
     parse_one_time_key,
 )
+from angelia.mailbox.drafts import SendOptions
 from angelia.mailbox.inbox import Opened
 from angelia.mailbox.key_rotation import RenewalDue
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.next_bundle import RotationPlan
 from angelia.mailbox.notices import NoticeKind
-from angelia.mailbox.outbox import SendOptions
 from angelia.mailbox.pinned_keys import KnownBundle, Pin
 from angelia.mailbox.receiving import decoded
 from angelia.mailbox.time_window import DeliveryProfile
 
-# A sender who was given no one-time key asks again when the first of the last hour's is an hour old, on average.
+# After an answer without a one-time key a sender waits this long: on average, the next one of its hourly share is free.
 ONE_TIME_PAUSE = ONE_TIME_WINDOW / ONE_TIME_A_PAIR
 SCHEDULED_EVERY = timedelta(hours=1)
 
-# True: a one-time key or nothing; "prefer": one as long as there are any; False: none.
+# True: only with a one-time key; "prefer": with one if there is one; False: without.
 OneTime: TypeAlias = Literal[True, False, "prefer"]
 
 
@@ -79,15 +82,15 @@ class Renamed(AngeliaError):
 
 
 def is_id(agent: str) -> bool:
-    """Whether an agent is named by its id: its handle until it claims another one, and no other handle looks so."""
+    """Whether a name is an id. An agent that claimed no handle has its id as handle; no other handle looks like one."""
     try:
         return str(UUID(agent)) == agent
     except ValueError:
         return False
 
 
-def publish_keys(mailbox: Mailbox, *, suites: int | None = None) -> Exchange[Published]:
-    """Make the agent reachable: publish its bundle, finish what a crash interrupted, and top up one-time keys."""
+def publish_keys(mailbox: Mailbox, *, suites: int | None = None) -> Exchange[PublicationAnswer]:
+    """Make the agent reachable: publish its bundle, finish an interrupted rotation, and top up one-time keys."""
     own = mailbox.own_keys
     if own.unconfirmed_plan() is not None:
         return (yield from rotate_keys(mailbox, kem=False))
@@ -98,10 +101,9 @@ def publish_keys(mailbox: Mailbox, *, suites: int | None = None) -> Exchange[Pub
 
 
 def tend_keys(mailbox: Mailbox) -> Exchange[None]:
-    """Keep the agent's own keys fresh while it is in use: signed again every three days, a new KEM key every week,
-    one-time keys in stock, and what was cut short finished. Nothing is asked when nothing is due; what cannot be done
-    now is told, and done later: what was sent or received before it is safe, and stays so whatever the server or this
-    disk does."""
+    """Renew the agent's own keys if that is due: signed again every three days, a new KEM key every week, one-time keys
+    topped up, an interrupted rotation finished. No request is made if nothing is due. A failure is put into the
+    mailbox's notices and the work is done later; it never fails the sending or receiving that came before."""
     own = mailbox.own_keys
     if own.is_backing_off(now()):
         return
@@ -113,7 +115,7 @@ def tend_keys(mailbox: Mailbox) -> Exchange[None]:
         elif (due := own.renewal_due(now())) is not None:
             yield from _renewed(mailbox, due)
         elif own.one_time_count_due(now(), ONE_TIME_LOW):
-            yield from _stocked(mailbox, (yield from key_calls.count_one_time_keys()))
+            yield from _stocked(mailbox, (yield from ask(COUNT_ONE_TIME_KEYS)).count)
     except (AngeliaError, OSError) as error:
         if plan is not None and own.unconfirmed_plan() is None:
             return  # another process was faster
@@ -122,7 +124,7 @@ def tend_keys(mailbox: Mailbox) -> Exchange[None]:
 
 
 def put_off(mailbox: Mailbox, told: str, error: AngeliaError | OSError) -> None:
-    """Leave the agent's keys alone for a while, and tell what could not be done now and why."""
+    """Waits a while before the agent's keys are renewed again, and notes what could not be done now and why."""
     mailbox.own_keys.back_off(now())
     why = error.message if isinstance(error, AngeliaError) else error.strerror or str(error)
     mailbox.notices.tell(NoticeKind.WARNING, f"{told}: {why}")
@@ -135,7 +137,7 @@ def rotate_keys(
     signer: bool = False,
     suites: int | None = None,
     reason: Reason = Reason.ON_DEMAND,
-) -> Exchange[Published]:
+) -> Exchange[PublicationAnswer]:
     """Replace the agent's keys; the old ones go into grace. A rotation that was interrupted is finished instead, and an
     emergency that waits for it is carried out."""
     own = mailbox.own_keys
@@ -152,12 +154,12 @@ def rotate_keys(
 
 def emergency_rotate_keys(
     mailbox: Mailbox, *, why: str, signer: bool = True, compromised_since: datetime | None = None
-) -> Exchange[Published]:
-    """Replace keys that somebody else may have. Nothing of them is kept: mail still sealed to them cannot be opened.
+) -> Exchange[PublicationAnswer]:
+    """Replace keys that may be stolen. They are not kept: mail that is still sealed to them cannot be opened.
 
-    The local key is replaced before the server is asked. Without the server the rest is written down, and whatever uses
-    the mailbox next goes on with it. A rotation under way is settled before: the server may have it already, and only
-    then is it known which keys must be revoked."""
+    The local key is replaced before the server is asked. If the server is away, the plan is stored, and the next
+    process that uses the mailbox goes on with it. A rotation under way is finished first: the server may have it
+    already, and only then is it known which keys must be revoked."""
     own = mailbox.own_keys
     own.begin_rotation(now(), signer=signer, emergency=True, why=why, compromised_since=compromised_since)
     try:
@@ -170,13 +172,13 @@ def emergency_rotate_keys(
         raise
 
 
-def rotate_due_keys(mailbox: Mailbox) -> Exchange[list[Schedule]]:
-    """Rotate once if any schedule asks for it and the key is an hour old, and report the key to all that do; returns
-    those."""
+def rotate_due_keys(mailbox: Mailbox) -> Exchange[list[ScheduleRecord]]:
+    """Rotate once if any schedule asks for it and the key is an hour old, and report the key for all schedules that
+    ask. Returns those."""
     due = [one for one in (yield from key_calls.schedules()) if one.due_since is not None]
     if not due:
         return []
-    # No schedule asks more often; a server that calls it due all the time makes no key after key.
+    # No schedule asks more often than hourly; a server that always says due must not cause a key each time.
     fresh = now() - SCHEDULED_EVERY
     if not all(_replaced_since(mailbox, min(one.due_since or fresh, fresh)) for one in due):
         yield from rotate_keys(mailbox, reason=Reason.SCHEDULED)
@@ -187,10 +189,10 @@ def rotate_due_keys(mailbox: Mailbox) -> Exchange[list[Schedule]]:
     reported = []
     for one in due:
         if one.current_key_id == key.key_id:
-            continue  # younger than an hour, and reported
+            continue  # less than an hour old, and reported
         try:
-            version = one.current_key_version + 1
-            reported.append((yield from key_calls.report_rotation(one.peer, key.key_id, version)))
+            done = RotatedBody(key.key_id, one.current_key_version + 1)
+            reported.append((yield from ask(REPORT_ROTATION, one.peer, body=done)))
         except VersionConflict:
             continue  # another process of this agent was faster, and its key is as new
     return reported
@@ -216,7 +218,8 @@ def find_keys(
 
 
 def take_bundle(mailbox: Mailbox, agent: str, answer: BundleAnswer) -> Exchange[Pin]:
-    """Believe what a server says is an agent's bundle, as far as it follows from what is known of the agent."""
+    """Trusts the bundle of a server's answer, if it follows from the agent's pin; the first one is pinned. Returns the
+    pin."""
     link = parse_link(_link_document(answer))
     refuse_misnamed(agent, link.bundle)
     pin = mailbox.pinned_keys.pin(agent)
@@ -228,8 +231,8 @@ def take_bundle(mailbox: Mailbox, agent: str, answer: BundleAnswer) -> Exchange[
 
 
 def refuse_misnamed(agent: str, bundle: Bundle) -> None:
-    """A bundle is that of the agent that it names, whatever name it was asked for by. Only the server could tell which
-    handle belongs to an id, and it is not believed."""
+    """Raises unless a bundle is that of the agent that was asked for. Which handle belongs to an id only the server
+    could tell, and it is not trusted with that."""
     named = bundle.agent_nhi
     if named == agent:
         return
@@ -247,7 +250,7 @@ def seal(
     body: bytes,
     *,
     one_time: OneTime = "prefer",
-    **wishes: Unpack[SendOptions],
+    **options: Unpack[SendOptions],
 ) -> Exchange[Envelope]:
     """Seal a message; its bytes are in the outbox when this returns.
 
@@ -265,7 +268,7 @@ def seal(
             raise NoOneTimeKey(
                 f"{recipient} has no one-time key for this sender now", hint='one_time="prefer" does without one'
             )
-    return mailbox.outbox.seal(found.link, body, now=now(), one_time_key=key, **wishes)
+    return mailbox.outbox.seal(found.link, body, now=now(), one_time_key=key, **options)
 
 
 def reseal(mailbox: Mailbox, replay_key: str, refusal: KeyStale | KeyRevoked | None = None) -> Exchange[Envelope]:
@@ -292,25 +295,25 @@ def reseal(mailbox: Mailbox, replay_key: str, refusal: KeyStale | KeyRevoked | N
 def open_envelope(
     mailbox: Mailbox, content: bytes, *, profile: DeliveryProfile = DeliveryProfile.RELAY
 ) -> Exchange[Opened]:
-    """Open an envelope once. A sender who has rotated its signing pair since is followed along its chain.
+    """Open an envelope once. If the sender has rotated its signing pair since, its chain of bundles is followed.
 
     Before a pair is believed, its agent's keys are looked up if that was more than an hour ago: it may have been
     stolen and revoked since. A server that is away, or does not know the agent, keeps nobody from reading."""
-    yield from meet_sender(mailbox, content)
+    envelope = decoded(content)
+    yield from meet_sender(mailbox, envelope)
     try:
-        return mailbox.receive(content, now=now(), profile=profile)
+        return mailbox.receive(envelope, now=now(), profile=profile)
     except UnknownSigner as unknown:
         pin = mailbox.pinned_keys.pin(unknown.agent)
         if pin is None:
             raise
         yield from catch_up(mailbox, pin)
-    return mailbox.receive(content, now=now(), profile=profile)
+    return mailbox.receive(envelope, now=now(), profile=profile)
 
 
-def meet_sender(mailbox: Mailbox, content: bytes) -> Exchange[None]:
-    """Before an envelope is opened: hear of its sender's keys. Nobody's keys are looked up for a stranger, except for
-    one that brings the key of a channel that this agent has joined."""
-    envelope = decoded(content)
+def meet_sender(mailbox: Mailbox, envelope: Envelope) -> Exchange[None]:
+    """Looks up the keys of a sender before its envelope is opened. Not those of a stranger, except for one that brings
+    the key of a channel that this agent has joined."""
     sender = envelope.header.sender_nhi
     if mailbox.channels.expects(envelope) and mailbox.pinned_keys.pin(sender) is None:
         with contextlib.suppress(Unreachable, Unavailable, NotFound, KeyNotFound):
@@ -319,7 +322,7 @@ def meet_sender(mailbox: Mailbox, content: bytes) -> Exchange[None]:
 
 
 def look_up(mailbox: Mailbox, agent: str) -> Exchange[None]:
-    """Hear of an agent's keys if that was more than an hour ago, before something is believed that they signed."""
+    """Looks up the keys of an agent that has a pin, if that was more than an hour ago."""
     pin = mailbox.pinned_keys.pin(agent)
     if pin is not None and mailbox.pinned_keys.bundle(pin.nhi, now()) is None:
         with contextlib.suppress(Unreachable, Unavailable, NotFound, KeyNotFound):
@@ -327,8 +330,8 @@ def look_up(mailbox: Mailbox, agent: str) -> Exchange[None]:
 
 
 def catch_up(mailbox: Mailbox, pin: Pin) -> Exchange[Pin]:
-    """Follow an agent's chain from the pin to its end, checking every link as it comes. Of a chain that is too long to
-    be followed now, the next call goes on from where this one came to."""
+    """Follows an agent's chain of bundles from the pin to its end, checking every link. Returns the new pin. A chain
+    too long for one call is followed further by the next."""
     for _ in range(MOST_PAGES):
         page = yield from key_calls.bundles_since(pin.nhi, pin.bundle_version)
         links = parse_links(page.bundles)
@@ -340,15 +343,15 @@ def catch_up(mailbox: Mailbox, pin: Pin) -> Exchange[Pin]:
     else:
         raise BadAnswer(f"the bundles of {pin.nhi} did not end after {MOST_PAGES} pages")
     known = mailbox.pinned_keys.bundle(pin.nhi, now(), max_age=None)
-    if known is None:  # the copy was dropped, and nothing has followed it
+    if known is None:  # the copy was dropped, and there is no newer bundle
         answer = yield from key_calls.bundle(pin.nhi)
         return mailbox.pinned_keys.advance(pin.nhi, [parse_link(_link_document(answer))], now(), answer.revoked)
     return mailbox.pinned_keys.advance(pin.nhi, [known.link], now(), page.revoked)
 
 
 def _preferably_one_time(mailbox: Mailbox, recipient: str) -> Exchange[tuple[KnownBundle, OneTimeKey | None]]:
-    """The recipient's keys, with one for this message alone if it can be had. A copy of the last hour serves without
-    the server, unless what the server says is a lie. Where there was none the caller tells so, for every message."""
+    """The recipient's keys, with a one-time key if there is one; None is for the caller to note. If the request fails,
+    a copy of the last hour is used, unless the server's answer was untrustworthy."""
     known = mailbox.pinned_keys.bundle(recipient, now())
     if known is not None and not mailbox.pinned_keys.may_ask_one_time(recipient, now()):
         return known, None
@@ -371,11 +374,13 @@ def _known(mailbox: Mailbox, agent: str) -> KnownBundle:
     return known
 
 
-def _settled(mailbox: Mailbox, publish: Callable[[], Exchange[Published]], link: Link) -> Exchange[Published]:
-    """Publish; make the bundle ours once the server has it, also when it had taken it before and we never heard.
+def _settled(
+    mailbox: Mailbox, publish: Callable[[], Exchange[PublicationAnswer]], link: Link
+) -> Exchange[PublicationAnswer]:
+    """Publishes a bundle, and stores it as the agent's own once the server has it, also if an earlier answer was lost.
 
-    A server that is behind, because the agent handed its bundles over as files, gets the chain from where it is. An
-    emergency that waited for this follows."""
+    A server that is behind, because the agent handed its bundles over as files, gets the missing links first. Then an
+    emergency that waited for this rotation is carried out."""
     signed_by = mailbox.own_keys.identity.key_id
     try:
         done = yield from publish()
@@ -391,12 +396,12 @@ def _settled(mailbox: Mailbox, publish: Callable[[], Exchange[Published]], link:
     except Unauthenticated:
         mailbox.own_keys.refresh()  # since the request that was refused
         pending = mailbox.own_keys.pending()
-        if mailbox.own_keys.identity.key_id != signed_by:  # another process was faster, and its pair signs now
+        if mailbox.own_keys.identity.key_id != signed_by:  # another process was faster; its pair signs now
             done = yield from _confirmed(mailbox, link)
         elif pending is None or not pending.plan.signer:
             raise
         else:
-            # The old pair signs no more. If the new one does, the server took the bundle, and only its answer was lost.
+            # The old pair is refused. If the new one is not, the server took the bundle, and its answer was lost.
             with mailbox.own_keys.signing_as_next():
                 done = yield from _confirmed(mailbox, link)
     else:
@@ -407,15 +412,15 @@ def _settled(mailbox: Mailbox, publish: Callable[[], Exchange[Published]], link:
 
 
 def _finish(mailbox: Mailbox, link: Link) -> None:
-    """Make the very bundle ours that the server took; what is pending may have been signed anew meanwhile."""
+    """Stores the bundle that the server took as the agent's own; the pending one may have been signed again since."""
     newest = mailbox.own_keys.newest()
     if mailbox.own_keys.pending() is not None and newest is not None and newest.bundle.hash == link.bundle.hash:
         return  # another process was faster, and has begun the next rotation
     mailbox.own_keys.finish_rotation(now(), link)
 
 
-def _emergency(link: Link, plan: RotationPlan) -> Exchange[Published]:
-    """Publish the bundle of an emergency that was interrupted, with what was said of it when it began."""
+def _emergency(link: Link, plan: RotationPlan) -> Exchange[PublicationAnswer]:
+    """Publishes the bundle of an interrupted emergency, with the reason that was given when it began."""
     why = plan.why or "an emergency rotation that was interrupted"
     return key_calls.emergency_bundle(link, why=why, compromised_since=plan.compromised_since)
 
@@ -425,20 +430,20 @@ def _named(plan: RotationPlan) -> str:
     return f"{kind} of this agent's keys"
 
 
-def _renewed(mailbox: Mailbox, due: RenewalDue) -> Exchange[Published]:
+def _renewed(mailbox: Mailbox, due: RenewalDue) -> Exchange[PublicationAnswer]:
     return (yield from rotate_keys(mailbox, kem=due is RenewalDue.KEY, reason=Reason.SCHEDULED))
 
 
 def _replaced_since(mailbox: Mailbox, at: datetime) -> bool:
-    """Whether the active keys are newer than that: another process, or one that crashed, has rotated already."""
+    """Whether all active keys are newer than a time: another process, or one that crashed, has rotated already."""
     newest = mailbox.own_keys.newest()
     if newest is None or mailbox.own_keys.pending() is not None:
         return False
     return all(moment(e.created_at) > at for e in newest.bundle.kem_keys if e.status is KemKeyStatus.ACTIVE)
 
 
-def _posted(mailbox: Mailbox, link: Link, reason: Reason = Reason.ON_DEMAND) -> Exchange[Published]:
-    """Publish one bundle of our own chain: as a rotation if it has other keys than the one before."""
+def _posted(mailbox: Mailbox, link: Link, reason: Reason = Reason.ON_DEMAND) -> Exchange[PublicationAnswer]:
+    """Publishes one bundle of the agent's own chain: as a rotation if it has other keys than the one before."""
     before = next((one for one in mailbox.own_keys.chain() if one.bundle.hash == link.bundle.prev_bundle_hash), None)
     if before is None or _keys_of(before.bundle) == _keys_of(link.bundle):
         return (yield from key_calls.publish_bundle(link))
@@ -451,15 +456,15 @@ def _keys_of(bundle: Bundle) -> tuple[object, ...]:
     }
 
 
-def _topped_up(mailbox: Mailbox, done: Published) -> Exchange[Published]:
-    """More one-time keys when few are left; a new signing pair has none, since the old one signed them."""
+def _topped_up(mailbox: Mailbox, done: PublicationAnswer) -> Exchange[PublicationAnswer]:
+    """Adds one-time keys if few are left; after a new signing pair there are none, since the old one signed them."""
     count = yield from _stocked(mailbox, done.prekeys_uploaded)
     return msgspec.structs.replace(done, prekeys_uploaded=count)
 
 
 def _stocked(mailbox: Mailbox, left: int) -> Exchange[int]:
-    """How many one-time keys the server has after those that were missing. That any are is the server's word, which
-    makes no keys without end."""
+    """Adds one-time keys if the server says that few are left, within a limit per day, since the server might lie.
+    Returns how many the server has now."""
     if left <= ONE_TIME_LOW and mailbox.own_keys.may_make_one_time_keys(now(), 3 * ONE_TIME_BATCH):
         made = mailbox.own_keys.make_one_time_keys(ONE_TIME_BATCH - left, now())
         left = (yield from key_calls.add_one_time_keys(made)).count
@@ -468,10 +473,10 @@ def _stocked(mailbox: Mailbox, left: int) -> Exchange[int]:
     return left
 
 
-def _confirmed(mailbox: Mailbox, link: Link) -> Exchange[Published]:
-    """Make the bundle ours that the server has, if it is one that we signed."""
+def _confirmed(mailbox: Mailbox, link: Link) -> Exchange[PublicationAnswer]:
+    """Stores the server's bundle as the agent's own, if this mailbox signed it."""
     answer = yield from key_calls.bundle(link.bundle.agent_nhi)
-    left = yield from key_calls.count_one_time_keys()
+    left = (yield from ask(COUNT_ONE_TIME_KEYS)).count
     theirs = parse_link(_link_document(answer))
     ours = mailbox.own_keys.finish_rotation(now(), theirs)
     if ours.bundle.hash != theirs.bundle.hash:
@@ -480,7 +485,9 @@ def _confirmed(mailbox: Mailbox, link: Link) -> Exchange[Published]:
             f"bundle {ours.bundle.bundle_version}, which it does not follow",
             hint="was the mailbox put back from an old copy? its newest copy has the keys",
         )
-    return Published(bundle_id=answer.bundle_id, bundle_version=answer.bundle.bundle_version, prekeys_uploaded=left)
+    return PublicationAnswer(
+        bundle_id=answer.bundle_id, bundle_version=answer.bundle.bundle_version, prekeys_uploaded=left
+    )
 
 
 def _bundle_of(refusal: KeyStale | KeyRevoked) -> BundleAnswer:

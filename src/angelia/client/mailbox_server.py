@@ -15,11 +15,12 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from angelia.client import channel_signing, delivery_status, mail_receiving, mail_sending
 from angelia.client.exchange import BadAnswer, Exchange
-from angelia.client.mail_answers import Handed, MessageNews, PrekeysLow, RotationDue
+from angelia.client.mail_calls import LeasedMessage
 from angelia.client.mail_receiving import Received
-from angelia.client.mail_stream import BackOff, Event, is_passing
+from angelia.client.mail_stream import BackOff, Event, PrekeysLow, RotationDue, is_passing
 from angelia.client.transport import Aside
 from angelia.errors import AngeliaError
+from angelia.mail.model import DeliveryEvent
 from angelia.mailbox.inbox import Opened
 from angelia.mailbox.mailbox import Mailbox
 
@@ -83,9 +84,9 @@ class Serving:
         async with contextlib.aclosing(self._listen(self._begin_round)) as events:
             async for event in events:
                 match event:
-                    case Handed() if self._is_due(event.replay_key):
+                    case LeasedMessage() if self._is_due(event.replay_key):
                         await self._take(event)
-                    case MessageNews():
+                    case DeliveryEvent():
                         self._news_of[event.replay_key] = None
                         self._bell.set()
                     case RotationDue() | PrekeysLow():
@@ -102,15 +103,15 @@ class Serving:
         self._handed.add(replay_key)
         return is_due
 
-    async def _take(self, handed: Handed) -> None:
+    async def _take(self, leased: LeasedMessage) -> None:
         try:
-            received = await self._run(mail_receiving.take_in(self._mailbox, [handed], for_handler=True))
+            received = await self._run(mail_receiving.take_in(self._mailbox, [leased], for_handler=True))
         except AngeliaError as error:
             if not is_passing(error):
                 raise
             return  # its lease ends, and it comes again
         # Also one that was opened before, when a fault came between the inbox and the handler.
-        await self._handle({handed.replay_key: None} | _by_key(received))
+        await self._handle({leased.replay_key: None} | _by_key(received))
 
     async def _handle(self, messages: Mapping[str, Opened | None]) -> None:
         """Give messages to the handler that it has not ended with; None is one that only the inbox has."""

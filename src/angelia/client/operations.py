@@ -58,6 +58,11 @@ def request_for(
     )
 
 
+def credential_for(named: str | None) -> Credential:
+    """The preferred credential of an operation on the caller's own things, unless an operator names another agent."""
+    return Credential.AGENT if named is None else Credential.OPERATOR
+
+
 def answer_of(operation: Operation[A], response: Response) -> A:
     if operation.answer is NOTHING:
         response.nothing()
@@ -91,6 +96,8 @@ def naming_and_asking(operation: Operation[A], record: Callable[P, R]) -> Callab
     def verb(name: object, /, *args: P.args, **kwargs: P.kwargs) -> Exchange[A]:
         return _taking(operation, record(*args, **kwargs), name)
 
+    named = inspect.Parameter("name", inspect.Parameter.POSITIONAL_ONLY)
+    verb.__signature__ = inspect.Signature([named, *inspect.signature(record).parameters.values()])  # type: ignore[attr-defined]
     return _documented(verb, operation)
 
 

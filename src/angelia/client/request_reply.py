@@ -10,16 +10,16 @@ from angelia.client import mail_receiving, mail_sending, mailbox_keys
 from angelia.client.exchange import Exchange
 from angelia.client.mail_sending import SentMail
 from angelia.errors import DeadlineExceeded
+from angelia.mailbox.drafts import SendOptions
 from angelia.mailbox.inbox import Opened
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.outbox import SendOptions
 
 # How soon an answer is noticed that another process of the same agent received.
 _LOOK = 5.0
 
 
 def send_and_wait(
-    mailbox: Mailbox, recipient: str, body: bytes, *, timeout: float = 30.0, **wishes: Unpack[SendOptions]
+    mailbox: Mailbox, recipient: str, body: bytes, *, timeout: float = 30.0, **options: Unpack[SendOptions]
 ) -> Exchange[Opened]:
     """Send a question and wait for its answer; of several the first one counts. Nobody else's mail is touched.
 
@@ -29,8 +29,8 @@ def send_and_wait(
     # An answer that would not be opened is not worth waiting for.
     mailbox.allowlist.check(found.bundle.signer, found.bundle.agent_nhi)
     correlation_id = uuid.uuid4()  # always a new one: an earlier answer must not be taken for this one
-    wishes["correlation_id"] = correlation_id
-    sent = yield from mail_sending.send(mailbox, recipient, body, **wishes)
+    options["correlation_id"] = correlation_id
+    sent = yield from mail_sending.send(mailbox, recipient, body, **options)
     answerer = sent.envelope.header.recipient_nhi
     while True:
         answer = mailbox.inbox.answer_to(correlation_id, answerer)
@@ -45,8 +45,8 @@ def send_and_wait(
         yield from mail_receiving.receive(mailbox, wait=min(left, _LOOK), most=1, correlation_id=correlation_id)
 
 
-def answer(mailbox: Mailbox, question: Opened, body: bytes, **wishes: Unpack[SendOptions]) -> Exchange[SentMail]:
+def answer(mailbox: Mailbox, question: Opened, body: bytes, **options: Unpack[SendOptions]) -> Exchange[SentMail]:
     """Answer a message, in its conversation; one that began none is named by its own id."""
     asked = question.message
-    wishes.setdefault("correlation_id", asked.correlation_id or asked.message_id)
-    return (yield from mail_sending.send(mailbox, asked.sender, body, **wishes))
+    options.setdefault("correlation_id", asked.correlation_id or asked.message_id)
+    return (yield from mail_sending.send(mailbox, asked.sender, body, **options))

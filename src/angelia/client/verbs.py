@@ -6,10 +6,11 @@ from uuid import UUID
 
 from angelia.agents import api as agents
 from angelia.api import PageQuery
+from angelia.audit import api as audit
+from angelia.channels import api as channels
 from angelia.client import (
-    calls,
     channel_calls,
-    channel_keys,
+    channel_key_mail,
     channel_membership,
     channel_publishing,
     channel_reading,
@@ -21,23 +22,28 @@ from angelia.client import (
     mail_receiving,
     mail_sending,
     mailbox_keys,
-    policy_calls,
+    policy_check,
+    registration,
     request_reply,
 )
 from angelia.client.batches import Following
 from angelia.client.channel_reading import Unopened
 from angelia.client.namespaces import Batches, Iteration, Mode, Namespace, Verb
-from angelia.client.operations import asking, naming, plain
+from angelia.client.operations import asking, naming, naming_and_asking, plain
 from angelia.guard import api as guard
+from angelia.keys import api as keys
+from angelia.mail import api as mail
 from angelia.mailbox.channels import ChannelMessage
 from angelia.mailbox.mailbox import Mailbox
 from angelia.monitoring import api as monitoring
+from angelia.policy import api as policy
+from angelia.runs import api as runs
 
 
 class AgentVerbs(Namespace[Mode]):
     """Who an agent is, and whom it does not want to hear from."""
 
-    register = Verb(calls.register)
+    register = Verb(registration.register)
     profile = Verb(naming(agents.WHO))
     me = Verb(plain(agents.ME))
     claim_handle = Verb(asking(agents.CLAIM_HANDLE, agents.HandleBody))
@@ -68,10 +74,10 @@ class GuardVerbs(Namespace[Mode]):
 class PolicyVerbs(Namespace[Mode]):
     """Who may send, publish, subscribe and read keys."""
 
-    list = Verb(policy_calls.policies)
-    add = Verb(policy_calls.add_policy)
-    remove = Verb(policy_calls.remove_policy)
-    check = Verb(policy_calls.check_policy)
+    list = Verb(asking(policy.LIST, PageQuery))
+    add = Verb(asking(policy.ADD, policy.PolicyRuleBody))
+    remove = Verb(naming(policy.REMOVE))
+    check = Verb(policy_check.check_policy)
 
 
 class KeyVerbs(Namespace[Mode]):
@@ -83,13 +89,13 @@ class KeyVerbs(Namespace[Mode]):
     bundle = Verb(key_calls.bundle)
     bundles_since = Verb(key_calls.bundles_since)
     add_one_time_keys = Verb(key_calls.add_one_time_keys)
-    count_one_time_keys = Verb(key_calls.count_one_time_keys)
-    revoke = Verb(key_calls.revoke_key)
-    history = Verb(key_calls.key_history)
+    count_one_time_keys = Verb(plain(keys.COUNT_ONE_TIME_KEYS))
+    revoke = Verb(naming_and_asking(keys.REVOKE, keys.RevokeBody))
+    history = Verb(naming_and_asking(keys.HISTORY, PageQuery))
     schedules = Verb(key_calls.schedules)
     put_schedule = Verb(key_calls.put_schedule)
     remove_schedule = Verb(key_calls.remove_schedule)
-    report_rotation = Verb(key_calls.report_rotation)
+    report_rotation = Verb(naming_and_asking(keys.REPORT_ROTATION, keys.RotatedBody))
     publish = Verb(channel_signing.publish_keys)
     rotate = Verb(channel_signing.rotate_keys)
     emergency_rotate = Verb(channel_signing.emergency_rotate_keys)
@@ -122,48 +128,48 @@ class MailVerbs(Namespace[Mode]):
     poll = Verb(mail_calls.poll)
     acknowledge = Verb(mail_calls.acknowledge)
     nack = Verb(mail_calls.nack)
-    status = Verb(mail_calls.message_status)
-    withdraw_message = Verb(mail_calls.withdraw_message)
-    receipts = Verb(mail_calls.receipts)
-    receipt = Verb(mail_calls.receipt)
+    status = Verb(naming(mail.STATUS))
+    withdraw_message = Verb(naming(mail.WITHDRAW))
+    receipts = Verb(asking(mail.LIST_RECEIPTS, mail.ReceiptQuery))
+    receipt = Verb(naming(mail.SHOW_RECEIPT))
     hand_in_receipt = Verb(mail_calls.hand_in_receipt)
     dead_letters = Verb(mail_calls.dead_letters)
-    requeue = Verb(mail_calls.requeue_dead_letter)
+    requeue = Verb(naming(mail.REQUEUE))
 
 
 class ChannelVerbs(Namespace[Mode]):
-    """Sealed topics: their lives, their members, their keys and what is published in them."""
+    """Sealed topics: their lives, members, keys and messages."""
 
     create = Verb(channel_membership.create_channel)
     find = Verb(channel_membership.find_channel)
     look_up = Verb(channel_membership.look_up_channel)
-    list = Verb(channel_calls.channels)
+    list = Verb(asking(channels.LIST, channels.ChannelQuery))
     show = Verb(channel_calls.channel)
     update = Verb(channel_membership.update_channel)
     delete = Verb(channel_membership.delete_channel)
-    allowlist = Verb(channel_calls.channel_allowlist)
+    allowlist = Verb(naming_and_asking(channels.LIST_ALLOWED, channels.NamePageQuery))
     allow = Verb(channel_membership.allow)
     disallow = Verb(channel_membership.disallow)
     roster = Verb(channel_membership.roster)
     propose_roster = Verb(channel_membership.propose_roster)
     sign_roster = Verb(channel_membership.sign_roster)
-    stored_roster = Verb(channel_calls.channel_roster)
+    stored_roster = Verb(channel_calls.stored_roster)
     put_roster = Verb(channel_calls.put_roster)
     resign_rosters = Verb(channel_rosters.resign_rosters)
     subscribe = Verb(channel_membership.subscribe)
     unsubscribe = Verb(channel_membership.unsubscribe)
-    pause = Verb(channel_calls.pause)
-    resume = Verb(channel_calls.resume)
+    pause = Verb(naming(channels.PAUSE))
+    resume = Verb(naming(channels.RESUME))
     publish = Verb(channel_publishing.publish)
     publish_envelope = Verb(channel_calls.publish_envelope)
     share_key = Verb(channel_publishing.share_key)
-    take_keys = Verb(channel_keys.take_keys)
+    take_keys = Verb(channel_key_mail.take_keys)
     messages = Verb(channel_calls.channel_messages)
     read = Verb(channel_reading.read_channel)
     follow = Verb(channel_reading.Tail.next)
-    commit = Verb(channel_calls.commit)
-    set_epoch = Verb(channel_calls.set_epoch)
-    subscribers = Verb(channel_calls.subscribers)
+    commit = Verb(naming_and_asking(channels.COMMIT, channels.CommitBody))
+    set_epoch = Verb(naming_and_asking(channels.SET_EPOCH, channels.EpochBody))
+    subscribers = Verb(naming_and_asking(channels.LIST_SUBSCRIBERS, channels.SubscribersQuery))
 
     @Iteration
     def tail(
@@ -176,23 +182,23 @@ class ChannelVerbs(Namespace[Mode]):
 class AuditVerbs(Namespace[Mode]):
     """What happened, and the chain that proves it."""
 
-    events = Verb(calls.audit_events)
-    chain = Verb(calls.audit_chain)
-    checkpoints = Verb(calls.audit_checkpoints)
-    checkpoint = Verb(calls.audit_checkpoint)
-    unsealed = Verb(calls.audit_unsealed)
+    events = Verb(asking(audit.EVENTS, audit.EventQuery))
+    chain = Verb(asking(audit.CHAIN, audit.PositionQuery))
+    checkpoints = Verb(asking(audit.CHECKPOINTS, audit.PositionQuery))
+    checkpoint = Verb(naming(audit.CHECKPOINT))
+    unsealed = Verb(asking(audit.UNSEALED, audit.UnsealedQuery))
 
 
 class RunVerbs(Namespace[Mode]):
     """Runs of the pipeline."""
 
-    list = Verb(calls.runs)
+    list = Verb(asking(runs.LIST, runs.RunQuery))
 
 
 class ServerVerbs(Namespace[Mode]):
     """The server itself: its state, its settings and its key."""
 
     health = Verb(plain(monitoring.HEALTH))
-    alive = Verb(calls.alive)
-    settings = Verb(calls.settings)
-    node = Verb(calls.node)
+    alive = Verb(plain(monitoring.ALIVE))
+    settings = Verb(plain(monitoring.SETTINGS))
+    node = Verb(plain(keys.NODE))

@@ -258,11 +258,11 @@ def follow(trusted: TrustAnchor, links: Iterable[Link]) -> TrustAnchor:
                     hint="ask its owner for the fingerprint, then `angelia key pin`",
                 )
             check_rotation(link.statement, trusted.signer, bundle.signer, bundle.agent_nhi)
-        trusted = trusted_by(bundle)
+        trusted = anchor_of(bundle)
     return trusted
 
 
-def trusted_by(bundle: Bundle) -> TrustAnchor:
+def anchor_of(bundle: Bundle) -> TrustAnchor:
     """A bundle as the ground to stand on; whoever calls this says why it may be believed."""
     return TrustAnchor(
         agent_nhi=bundle.agent_nhi,

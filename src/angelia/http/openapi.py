@@ -176,7 +176,8 @@ def _inlined(part: Any, defined: dict[str, Any]) -> Any:
     if not isinstance(part, dict):
         return part
     if "$ref" in part:
-        return _inlined(defined[part["$ref"].rpartition("/")[2]], defined)
+        beside = {name: one for name, one in part.items() if name != "$ref"}
+        return {**_inlined(defined[part["$ref"].rpartition("/")[2]], defined), **beside}
     return {name: _inlined(one, defined) for name, one in part.items()}
 
 

@@ -1,6 +1,6 @@
-"""Whether envelopes may be taken, and handed over: by the keys that they were sealed to and signed with.
+"""Whether envelopes may be accepted and delivered, by the keys that they are sealed to and signed with.
 
-Everything here is about many envelopes at once, and reads: what a relay does with the answers is its own affair.
+Each function checks many envelopes at once; the caller decides what to do with the outcomes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _HALVES = {TYPE_NAMES[KeyType.ED25519], TYPE_NAMES[KeyType.ML_DSA_65]}
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How the key stands that an envelope is sealed to. A one-time key is still to be spent; that a key is stale is
-    told with the present bundle, which `stale` looks up."""
+    """Whether the key that an envelope is sealed to is good. A one-time key is still to be spent; the error for a stale
+    key carries the present bundle, which `stale` looks up."""
 
     refusal: AngeliaError | None = None
     one_time: bool = False
@@ -38,7 +38,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """Something that an agent says it signed: with which of its pairs, and when."""
+    """The claim that an agent signed something: the agent, its signing pair, and the time."""
 
     agent: str
     signer_id: UUID
@@ -50,8 +50,8 @@ class Signed:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What tells whether the keys of an envelope that was taken before still stand."""
+class EnvelopeKeys:
+    """The keys of an accepted envelope, by which it is checked again before delivery."""
 
     recipient: str
     key_id: UUID
@@ -61,7 +61,7 @@ class Held:
 
 
 async def standings(tx: Tx, headers: Sequence[Header], now: datetime) -> list[Standing]:
-    """Whether each envelope is sealed, in a suite that its recipient takes, to a key that stands."""
+    """For each envelope, whether it is sealed in a suite that its recipient accepts, and to a key that is good."""
     found = await store.standings(tx, [(h.recipient_nhi, h.key_id, moment(h.created_at)) for h in headers])
     unknown = [
         (header.recipient_nhi, header.key_id, header.sender_nhi)
@@ -76,8 +76,9 @@ async def standings(tx: Tx, headers: Sequence[Header], now: datetime) -> list[St
 
 
 async def spend_one_time(tx: Tx, headers: Sequence[Header], now: datetime) -> list[AngeliaError | None]:
-    """Use up the one-time keys of these envelopes, in the transaction that stores them; each serves one of them. Of a
-    key that serves no more the answer says only that: the rules on reading keys are not asked here."""
+    """Marks the one-time keys of envelopes as used, in the transaction that stores them; each key serves one envelope.
+    Returns one outcome per envelope: None, or an error without a bundle, since the rules on reading keys are not asked
+    here."""
     wanted = [(h.recipient_nhi, h.key_id, h.sender_nhi) for h in headers]
     spent = await store.spend_one_time(tx, wanted, now, now - ONE_TIME_USE)
     outcomes: list[AngeliaError | None] = []
@@ -88,31 +89,26 @@ async def spend_one_time(tx: Tx, headers: Sequence[Header], now: datetime) -> li
 
 
 async def stale(tx: Tx, recipients: Iterable[str]) -> dict[str, AngeliaError]:
-    """What is told of a key that is no longer the one to use: with the present bundle, so that the sender seals again
-    without asking. It is for senders who may read the recipient's keys."""
+    """The errors for stale keys of recipients, with the present bundle, so that the sender can seal again without
+    another request. Only for senders that may read the recipient's keys."""
     return {recipient: await _stale(tx, recipient) for recipient in recipients}
 
 
 def bare_stale(recipient: str) -> KeyStale:
-    """The same for everybody else."""
+    """The same error without the bundle, for all other senders."""
     return KeyStale(f"this key of {recipient} is no longer the one to seal to", hint="fetch its bundle and seal again")
 
 
 async def signers(tx: Tx, signed: Sequence[Signed], accepted_at: datetime) -> list[VerifyingPair | AngeliaError]:
-    """The pair that must have signed each of these: the agent's own, by the id that it names."""
+    """For each claim the signing pair to verify it with, or why there is none."""
     halves = await store.signers(tx, list({(one.agent, one.signer_id) for one in signed}))
     return [_signer(one, halves.get((one.agent, one.signer_id), {}), accepted_at) for one in signed]
 
 
-async def fallen(tx: Tx, held: Sequence[Held]) -> set[int]:
-    """Which of these envelopes, by their place, must not be handed over: a key of theirs was revoked since."""
-    return await store.fallen(
-        tx,
-        [one.recipient for one in held],
-        [one.key_id for one in held],
-        [one.sender for one in held],
-        [one.signer_id for one in held],
-        [one.accepted_at for one in held],
+async def with_revoked_keys(tx: Tx, held: Sequence[EnvelopeKeys]) -> set[int]:
+    """The places of the envelopes that must not be delivered, because a key of theirs was revoked since."""
+    return await store.with_revoked_keys(
+        tx, [(one.recipient, one.key_id, one.sender, one.signer_id, one.accepted_at) for one in held]
     )
 
 

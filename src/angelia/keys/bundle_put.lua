@@ -1,4 +1,4 @@
--- Keeps the copy of an agent's bundle, unless a newer one is there: a slow reader must not undo a writer.
+-- Stores the copy of an agent's bundle, unless there is a newer one: a slow reader must not undo a writer.
 -- KEYS[1]  ang:pk:{rid}   hash: stamp, answer
 -- ARGV     stamp (rises with every change), answer (JSON), life in seconds
 local held = redis.call('HGET', KEYS[1], 'stamp')

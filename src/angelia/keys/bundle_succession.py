@@ -1,4 +1,4 @@
-"""What one bundle after another does to an agent's keys: which become active, go into grace, or are revoked."""
+"""What an agent's next bundle does to its keys: which become active, go into grace, or are revoked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from angelia.envelope.signing import VerifyingPair
 from angelia.envelope.times import SKEW, moment, unix_ms
 from angelia.errors import ClockSkew, Conflict, InvalidArgument, VersionConflict
 from angelia.keys import store
-from angelia.keys.model import CACHE, TYPE_NAMES, Change, KeyRecord, KeyStatus, NewRecord, Reason, parse_links
+from angelia.keys.model import CACHE, TYPE_NAMES, KeyChange, KeyRecord, KeyStatus, NewRecord, Reason, parse_links
 from angelia.stores.ledger import Tx
 
 REQUEST_GRACE = timedelta(seconds=300)  # how long a replaced signing key still signs requests
@@ -27,16 +27,16 @@ _ROTATE = "a bundle with other active keys is a rotation: POST /v1/keys/rotate"
 
 @dataclass(frozen=True, slots=True)
 class Emergency:
-    """Keys that somebody else may have: no grace."""
+    """Keys that may be stolen: the old ones get no grace."""
 
     why: str
     compromised_since: datetime
-    operator: str | None  # who acts for the agent, and vouches for a new pair when the old one is lost
+    operator: str | None  # who acts for the agent; vouches for a new pair if the old one is lost
 
 
 @dataclass(frozen=True, slots=True)
 class Succession:
-    """One step of an agent's chain of bundles, in the transaction that takes it."""
+    """The next bundle of an agent's chain, in the transaction that accepts it."""
 
     agent: AgentRow
     link: Link
@@ -49,7 +49,7 @@ class Succession:
         return self.link.bundle
 
     async def first(self, tx: Tx) -> None:
-        """The first bundle: its Ed25519 key is the one that the agent registered with, and its handle is now fixed."""
+        """Accepts the first bundle: its Ed25519 key must be the registered one. The handle is fixed from now on."""
         if self.bundle.bundle_version != 1 or self.bundle.prev_bundle_hash != FIRST_PREVIOUS:
             raise _conflict(None)
         if self.reason is not None:
@@ -63,7 +63,7 @@ class Succession:
         await store.add_records(tx, self.agent.handle, [*self._signer_records(), *kem_keys])
 
     async def after(self, tx: Tx, before: Bundle) -> None:
-        """Every later bundle: linked to the one before, and honest about what it replaces."""
+        """Accepts a later bundle: it must link to the one before, and account for every key that it replaces."""
         if (self.bundle.bundle_version, self.bundle.prev_bundle_hash) != (before.bundle_version + 1, before.hash):
             raise _conflict(before)
         if self.bundle.issued_at < before.issued_at:
@@ -77,7 +77,7 @@ class Succession:
             raise InvalidArgument("this bundle rotates nothing", hint="to renew a bundle: POST /v1/keys/bundle")
 
     async def check_repeated(self, tx: Tx) -> None:
-        """A bundle that was taken before is no emergency now, unless what it replaced was revoked then."""
+        """Raises Conflict for an emergency with a bundle that was accepted before as an ordinary one."""
         if self.emergency is None:
             return
         handle, version = self.agent.handle, self.bundle.bundle_version
@@ -95,7 +95,7 @@ class Succession:
             )
 
     def event(self) -> Event:
-        """What the audit says of it."""
+        """The audit event of this step."""
         kind = {None: "key_published", Reason.EMERGENCY: "emergency_key_rotation"}.get(self.reason, "key_rotated")
         detail: dict[str, str | int | bool | None] = {
             "bundle_version": self.bundle.bundle_version,
@@ -110,7 +110,8 @@ class Succession:
         return audit.event(kind, self.now, actor=actor, object=self.agent.handle, detail=detail)
 
     async def _signer(self, tx: Tx, before: Bundle) -> bool:
-        """A new signing pair needs the word of the old one; its Ed25519 half signs requests from now on."""
+        """Accepts the signing pair; a new one needs a statement by the old one, and signs requests from now on. Returns
+        whether it is new."""
         new, old = self.bundle.signer, before.signer
         if new.fingerprint == old.fingerprint:
             return False
@@ -128,21 +129,21 @@ class Succession:
         await agents.replace_key(tx, self.agent.id, new.ed25519, self.now, old_valid_for=spare)
         replaced = [_pair_id(KeyType.ED25519, old), _pair_id(KeyType.ML_DSA_65, old)]
         changes = [
-            Change(TYPE_NAMES[kind], _pair_id(kind, old), _pair_id(kind, new))
+            KeyChange(TYPE_NAMES[kind], _pair_id(kind, old), _pair_id(kind, new))
             for kind in (KeyType.ED25519, KeyType.ML_DSA_65)
         ]
         await self._replace(tx, replaced, changes)
         await store.add_records(tx, self.agent.handle, self._signer_records())
-        # What the old pair signed would not verify any more by the pair that the bundle names.
+        # One-time keys signed by the old pair would not verify by the pair of the new bundle.
         await store.drop_free_one_time(tx, self.agent.handle)
         return True
 
     async def _revoke_earlier_pairs(self, tx: Tx) -> None:
-        """Pairs that an earlier rotation left in grace; whoever has the present one may have them too."""
+        """Revokes pairs that an earlier rotation left in grace: they may be stolen together with the present one."""
         living = await store.living_records(tx, self.agent.handle)
         earlier = [one for one in living if one.usage == "identity" and one.status is KeyStatus.GRACE]
         await self._replace(
-            tx, [one.key_id for one in earlier], [Change(one.key_type, one.key_id, None) for one in earlier]
+            tx, [one.key_id for one in earlier], [KeyChange(one.key_type, one.key_id, None) for one in earlier]
         )
 
     async def _kem_keys(self, tx: Tx) -> bool:
@@ -163,7 +164,7 @@ class Succession:
         elif gone and self.reason is None:
             raise Conflict("the bundle leaves active keys out", hint=_ROTATE)
         by_type = {TYPE_NAMES[entry.key.kind]: entry.key.key_id for entry in fresh}
-        changes = [Change(one.key_type, one.key_id, by_type.get(one.key_type)) for one in gone]
+        changes = [KeyChange(one.key_type, one.key_id, by_type.get(one.key_type)) for one in gone]
         await self._replace(tx, [one.key_id for one in gone], changes)
         await store.add_records(tx, handle, [_kem_record(entry) for entry in fresh])
         await store.renew(tx, handle, {id_: _expiry(e) for id_, e in active.items() if id_ in living})
@@ -176,7 +177,7 @@ class Succession:
         for id_, entry in listed.items():
             known = living.get(id_)
             if id_ in records and records[id_].status is KeyStatus.REVOKED:
-                continue  # its owner may not know yet; whoever fetches the bundle is told so beside it
+                continue  # its owner may not know yet; the answer beside the bundle says so
             if known is None:
                 raise InvalidArgument(f"the key {id_} in grace is not one of this agent's living keys")
             rotated_at = self.bundle.issued_at if known.rotated_at is None else unix_ms(known.rotated_at)
@@ -193,7 +194,7 @@ class Succession:
         if await store.any_one_time_among(tx, self.agent.handle, ids):
             raise Conflict("a one-time key is good for one message only", hint="make a new key")
 
-    async def _replace(self, tx: Tx, key_ids: Sequence[UUID], changes: Sequence[Change]) -> None:
+    async def _replace(self, tx: Tx, key_ids: Sequence[UUID], changes: Sequence[KeyChange]) -> None:
         if not key_ids:
             return
         handle, rotated_at = self.agent.handle, moment(self.bundle.issued_at)
@@ -220,10 +221,10 @@ class Succession:
 
 
 def check_times(link: Link, now: datetime) -> None:
-    """Nothing comes from the future: the clocks of grace and admission start with a bundle.
+    """Raises for a bundle or statement from the future, since grace and admission count from its time.
 
-    One from the past only shortens the grace of its own agent's keys, and a chain that was first handed over by
-    hand must find its way here later, with links that have ended or were signed for longer than is usual now.
+    One from the past only shortens the grace of its own agent's keys. It may have expired, or have a longer life than
+    is allowed now: an agent that first handed its bundles over as files publishes the chain later.
     """
     for issued_at in (link.bundle.issued_at, *((link.statement.issued_at,) if link.statement else ())):
         ahead = moment(issued_at) - now

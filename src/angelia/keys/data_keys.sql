@@ -1,5 +1,5 @@
 -- name: lock
--- Readers pass. Whoever adds or wraps keys anew goes alone, so that all rows are always wrapped by one master key.
+-- Readers pass. Writers go one at a time, so that all rows are always wrapped by one master key.
 LOCK TABLE data_keys IN SHARE ROW EXCLUSIVE MODE
 
 -- name: active
@@ -27,5 +27,5 @@ UPDATE data_keys d SET wrapped_key = n.wrapped_key, master_key_id = $3
 FROM unnest($1::uuid[], $2::bytea[]) AS n (key_id, wrapped_key) WHERE d.key_id = n.key_id
 
 -- name: lock_master_key
--- Servers that share a ledger may share the key's file too: from the first look at it to the last rename, one at a time.
+-- Servers that share a ledger may share the file of the master key too: one at a time reads, replaces and renames it.
 SELECT pg_advisory_xact_lock(hashtextextended('angelia/master key', 0))

@@ -15,7 +15,7 @@ SQL = statements(__file__, "data_keys.sql")
 
 @dataclass(frozen=True, slots=True)
 class WrappedKey:
-    """A data key as the ledger has it: only the master key opens it."""
+    """A data key as the ledger has it, encrypted by the master key."""
 
     purpose: str
     key_id: UUID
@@ -24,17 +24,17 @@ class WrappedKey:
 
 
 async def lock(tx: Tx) -> None:
-    """Add and wrap keys alone, until the transaction ends."""
+    """Keeps other writers of data keys waiting until the transaction ends."""
     await tx.execute(SQL["lock"])
 
 
 async def lock_master_key(tx: Tx) -> None:
-    """Look at the master key's file and change it alone, until the transaction ends."""
+    """Keeps other servers away from the file of the master key until the transaction ends."""
     await tx.execute(SQL["lock_master_key"])
 
 
 async def active(tx: Tx, purpose: str) -> tuple[WrappedKey, str | None] | None:
-    """The key of a purpose that serves new writes, and the transaction that we are in, if it has a number."""
+    """The active key of a purpose, and the id of the present transaction, if it has one."""
     row = await tx.fetchrow(SQL["active"], purpose)
     return None if row is None else (_key(row), row["xid"])
 
@@ -49,12 +49,12 @@ async def all_keys(tx: Tx) -> list[WrappedKey]:
 
 
 async def master_keys(tx: Tx) -> set[str]:
-    """Which master keys the rows are wrapped by: one, or none when there are no rows."""
+    """The ids of the master keys that wrap the data keys: one, or none if there are no data keys."""
     return {row["master_key_id"] for row in await tx.fetch(SQL["master_keys"])}
 
 
 async def add(tx: Tx, key: WrappedKey, now: datetime) -> str:
-    """Make a key its purpose's active one; the number of the transaction that did."""
+    """Makes a key the active one of its purpose. Returns the id of the present transaction."""
     await tx.execute(SQL["retire"], key.purpose)
     made_by: str = await tx.fetchval(SQL["add"], key.purpose, key.key_id, key.wrapped, key.master_key_id, now)
     return made_by

@@ -1,4 +1,4 @@
-"""Field encryption: what the server must read is stored under data keys, and those under the master key."""
+"""Field encryption: fields that the server must read are encrypted by data keys, and those by the master key."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _HEAD_BYTES = _ID_BYTES + NONCE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The one field of the ledger that a ciphertext belongs to."""
+class FieldPlace:
+    """The field of the ledger that a ciphertext is bound to."""
 
     table: str
     row: bytes
@@ -41,7 +41,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class _Active:
-    """A data key that serves new writes, as of a moment."""
+    """The active data key of a purpose, as it was read at a time."""
 
     key_id: bytes
     cipher: AESGCM
@@ -49,24 +49,26 @@ class _Active:
 
 
 class Fields:
-    """Encrypts and decrypts fields; each data key is unwrapped once and stays in memory while the process runs."""
+    """Encrypts and decrypts fields. Each data key is unwrapped once and kept in memory while the process runs."""
 
     def __init__(self, provider: KeyProvider) -> None:
         self._provider = provider
         self._ciphers: dict[bytes, AESGCM] = {}
         self._active: dict[str, _Active] = {}
-        self._made: dict[bytes, str] = {}  # data keys made here, by the transaction that may still roll back
+        self._made: dict[
+            bytes, str
+        ] = {}  # data keys made here, with the transaction that made them and may still roll back
 
-    async def encrypt(self, tx: Tx, purpose: str, place: Place, plaintext: bytes, now: datetime) -> bytes:
-        """Data key id, nonce, ciphertext and tag; the purpose's data key is made in this transaction if it has none."""
+    async def encrypt(self, tx: Tx, purpose: str, place: FieldPlace, plaintext: bytes, now: datetime) -> bytes:
+        """Returns data key id, nonce, ciphertext and tag. Makes the purpose's first data key in this transaction."""
         active = self._active.get(purpose)
         if active is None or abs(now - active.seen) >= ACTIVE_FOR:
             active = await self._look_up_active(tx, purpose, now)
         nonce = os.urandom(NONCE_BYTES)
         return active.key_id + nonce + active.cipher.encrypt(nonce, plaintext, place.bound())
 
-    async def decrypt(self, tx: Tx, place: Place, sealed: bytes) -> bytes:
-        """The plaintext of that very place; CorruptRecord for anything else, whatever the reason."""
+    async def decrypt(self, tx: Tx, place: FieldPlace, sealed: bytes) -> bytes:
+        """Returns the plaintext of a field. Raises CorruptRecord if the ciphertext is damaged or of another field."""
         if len(sealed) < _HEAD_BYTES + TAG_BYTES:
             raise CorruptRecord
         cipher = self._ciphers.get(sealed[:_ID_BYTES]) or await self._look_up(tx, sealed[:_ID_BYTES])
@@ -76,9 +78,9 @@ class Fields:
             raise CorruptRecord from None
 
     async def rotate_data_key(self, tx: Tx, purpose: str, now: datetime) -> UUID:
-        """Make a new active data key, whose id is returned; what older ones encrypted stays readable.
+        """Makes a new active data key and returns its id. Fields encrypted by older ones stay readable.
 
-        A purpose needs one before 2^32 encryptions: beyond that, random nonces of 12 bytes may repeat.
+        A purpose needs a new one before 2^32 encryptions: beyond that, random nonces of 12 bytes may repeat.
         """
         await store.lock(tx)
         key_id = await self._make(tx, purpose, now)
@@ -89,14 +91,16 @@ class Fields:
         found = await store.active(tx, purpose)
         if found is None:
             await store.lock(tx)
-            found = await store.active(tx, purpose)  # of two that race here, the second finds the first's
+            found = await store.active(
+                tx, purpose
+            )  # of two transactions that race here, the second finds the key of the first
         if found is None:
             await self._make(tx, purpose, now)
             found = await store.active(tx, purpose)
             assert found is not None
         key, xid = found
         active = _Active(key.key_id.bytes, self._unwrapped(key), now)
-        # Remembered only when committed: if a roll-back took the key away, what it encrypts later could never be read.
+        # Remembered only when committed: after a roll-back, fields encrypted by this key could never be read.
         made_by = self._made.get(active.key_id)
         if made_by is None or made_by != xid:
             self._made.pop(active.key_id, None)
@@ -128,15 +132,16 @@ class Fields:
 
 
 async def settle_master_key(ledger: Ledger, path: Path, now: datetime, *, rotate: bool) -> None:
-    """Before anything is encrypted: make the first master key, rotate it, or finish a rotation that was cut short.
+    """At the start, before anything is encrypted: makes the first master key, rotates it, or finishes a rotation that
+    was interrupted.
 
-    The next key is on disk before a row is wrapped by it, and takes its place after the rows are committed; so which
-    master key the rows name tells how far a rotation came.
+    The next key is on disk before a row is wrapped by it, and replaces the present one after the rows are committed; so
+    the master key that the rows name tells how far a rotation came.
     """
     async with ledger.transaction() as alone:
         await store.lock_master_key(alone)
         async with ledger.transaction() as tx:
-            # A rotation whose server died may still be committing; behind its lock the rows have their last word.
+            # A rotation whose server died may still be committing; its lock is waited for, and then the rows are final.
             await store.lock(tx)
             wrapped_by = await store.master_keys(tx)
         pending = master.find(master.next_of(path))
@@ -161,7 +166,7 @@ async def _rewrap(ledger: Ledger, old: KeyProvider, path: Path, now: datetime) -
         await store.lock(tx)
         keys = await store.all_keys(tx)
         data_keys = [_unwrap_at_start(old, key) for key in keys]
-        # A next key that lies there already is used: were it replaced, rows that it wraps unseen would be lost.
+        # A next key that is there already is used: were it replaced, rows that it wraps could never be read.
         new = master.find(master.next_of(path)) or master.make(master.next_of(path))
         contexts = [_context(key.purpose, key.key_id) for key in keys]
         wrapped = [new.wrap(data_key, context) for data_key, context in zip(data_keys, contexts, strict=True)]

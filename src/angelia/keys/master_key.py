@@ -1,4 +1,4 @@
-"""The master key, which wraps the data keys and encrypts nothing else: who holds it, and the file that does now."""
+"""The master key, which only wraps data keys: the interface of its holder, and the file that holds it."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class CorruptRecord(AngeliaError):
 
 
 class KeyProvider(Protocol):
-    """Whoever holds the master key; it need not leave there. A hardware module fits behind the same three calls."""
+    """The holder of the master key, which need not hand it out: a hardware module fits these three calls."""
 
     def master_key_id(self) -> str:
-        """Names the master key, tells nothing of it, and is the same for ever."""
+        """The id of the master key; it never changes and reveals nothing of the key."""
 
     def wrap(self, data_key: bytes, context: bytes) -> bytes:
-        """The data key, for no eyes but `unwrap` with the same context."""
+        """Encrypts a data key, to be decrypted by `unwrap` with the same context."""
 
     def unwrap(self, wrapped: bytes, context: bytes) -> bytes:
-        """The data key again; CorruptRecord if one bit of either argument is another."""
+        """Returns the data key. Raises CorruptRecord if either argument was changed."""
 
 
 class FileKeyProvider:
-    """Holds a master key that came from a file."""
+    """A master key that was read from a file."""
 
     def __init__(self, key: bytes) -> None:
         self._cipher = AESGCM(key)
@@ -76,7 +76,7 @@ def find(path: Path) -> FileKeyProvider | None:
 
 
 def load(path: Path) -> FileKeyProvider:
-    """The master key of a file that must be there: a new one would open nothing that is stored."""
+    """The master key of a file. Raises StartFailed if it is missing: a new key could not decrypt what is stored."""
     found = find(path)
     if found is None:
         raise StartFailed(f"the master key {path} is missing", hint="restore it from a back-up; no other will do")
@@ -84,7 +84,7 @@ def load(path: Path) -> FileKeyProvider:
 
 
 def make(path: Path) -> FileKeyProvider:
-    """Write a new master key, 0600 and safe from a power cut, before anything is wrapped by it."""
+    """Makes a new master key and writes it with mode 0600, synced to disk before any key is wrapped by it."""
     key = os.urandom(KEY_BYTES)
     try:
         write_private(path, key)
@@ -97,12 +97,12 @@ def make(path: Path) -> FileKeyProvider:
 
 
 def next_of(path: Path) -> Path:
-    """Where the next master key lies until all data keys are wrapped by it."""
+    """The file of the next master key, until all data keys are wrapped by it."""
     return path.with_name(f"{path.name}.next")
 
 
 def promote(path: Path) -> None:
-    """Put the next master key in the place of the present one, which is gone then."""
+    """Replaces the present master key by the next one."""
     try:
         next_of(path).replace(path)
         sync_directory(path.parent)

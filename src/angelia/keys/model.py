@@ -1,4 +1,4 @@
-"""What the keys slice says and stores: the JSON forms of bundles, and what a key's status allows at a given time."""
+"""Records of keys, the JSON forms of bundles, and what a key's status allows at a given time."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from angelia.envelope.wire import Suite
 
 GRACE = timedelta(seconds=604_800)
 CACHE = timedelta(seconds=3_600)  # how old a sender's copy of a bundle may be
-DESTROY_AFTER = GRACE + CACHE + SKEW  # the longest that an admitted envelope can need the private half
+DESTROY_AFTER = GRACE + CACHE + SKEW  # how long an admitted envelope may need the private half
 ONE_TIME_USE = timedelta(seconds=3_900)
 ONE_TIME_LIFE = timedelta(days=30)
-# How many one-time keys an agent keeps with its server, and at how many it makes new ones.
+# How many one-time keys an agent keeps on its server, at how many it makes new ones, at how many it is alerted.
 ONE_TIME_BATCH, ONE_TIME_LOW, ONE_TIME_ALERT = 100, 50, 10
-# What one sender is given of one agent's one-time keys.
+# How many one-time keys of an agent one sender is given in that time.
 ONE_TIME_A_PAIR, ONE_TIME_WINDOW = 10, timedelta(hours=1)
 MOST_ONE_TIME = 1_000
-MOST_GRACE_KEYS = 256  # of one schedule: a week of hourly rotations, and some
+MOST_GRACE_KEYS = 256  # of one schedule; hourly rotation makes 168 in a week
 TYPE_NAMES = {
     KeyType.ML_KEM_768: "ml_kem_768",
     KeyType.ED25519: "ed25519",
@@ -41,7 +41,7 @@ _KEM_KINDS = {"ml_kem_768": KeyType.ML_KEM_768, "xwing": KeyType.XWING}
 
 
 class KeyStatus(StrEnum):
-    """A key's life: in use, still good for what was under way, over, or withdrawn."""
+    """A key is in use, replaced but still good for messages under way, retired, or revoked."""
 
     ACTIVE = "active"
     GRACE = "grace"
@@ -57,7 +57,7 @@ class Reason(StrEnum):
     EMERGENCY = "emergency"
 
 
-class Policy(StrEnum):
+class RotationPolicy(StrEnum):
     """How often an agent wants new keys."""
 
     HOURLY = "hourly"
@@ -71,15 +71,15 @@ class Policy(StrEnum):
 
 
 _INTERVALS = {
-    Policy.HOURLY: timedelta(hours=1),
-    Policy.DAILY: timedelta(days=1),
-    Policy.WEEKLY: timedelta(weeks=1),
+    RotationPolicy.HOURLY: timedelta(hours=1),
+    RotationPolicy.DAILY: timedelta(days=1),
+    RotationPolicy.WEEKLY: timedelta(weeks=1),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRecord:
-    """One public key of an agent, for as long as anybody may ask about it."""
+    """One public key of an agent and its status."""
 
     agent_nhi: str
     key_id: UUID
@@ -95,7 +95,7 @@ class KeyRecord:
     signer_id: UUID | None = None
 
     def takes_envelope_of(self, created_at: datetime, now: datetime) -> bool:
-        """Whether the relay still admits an envelope sealed to this KEM key; the sender's copy may be an hour old."""
+        """Whether the server admits an envelope sealed to this KEM key; the sender's copy may be an hour old."""
         if self.status is KeyStatus.ACTIVE:
             return self.expires_at is None or now < self.expires_at
         return (
@@ -106,7 +106,7 @@ class KeyRecord:
         )
 
     def signs_envelope_of(self, created_at: datetime, accepted_at: datetime) -> bool:
-        """Whether this signing key speaks for its agent in an envelope of that time, accepted at that time."""
+        """Whether a signature by this key is valid in an envelope that was made and accepted at these times."""
         if self.revoked_at is not None and accepted_at >= (self.compromised_since or self.revoked_at):
             return False
         return self.rotated_at is None or created_at <= self.rotated_at + SKEW
@@ -114,7 +114,7 @@ class KeyRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRecord:
-    """A public key that becomes active."""
+    """A public key to add; it becomes active."""
 
     key_id: UUID
     key_type: str
@@ -126,8 +126,8 @@ class NewRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """One key taking another's place; `new` is None where nothing did."""
+class KeyChange:
+    """A key that was replaced, and the key that replaced it, if any."""
 
     key_type: str
     old: UUID
@@ -136,7 +136,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneTimeRow:
-    """A one-time key as the ledger keeps it."""
+    """A one-time key as the ledger has it."""
 
     key_id: UUID
     key_type: str
@@ -158,41 +158,44 @@ class Rotation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
-    """How often an agent, `agent_a_nhi`, wants new keys for a peer, `agent_b_nhi`, and where it stands."""
+class RotationSchedule:
+    """How often an agent wants new keys for a peer, as the ledger has it: with its earlier keys encrypted."""
 
     session_id: UUID
-    agent_a_nhi: str
-    agent_b_nhi: str
+    agent: str
+    peer: str
+    policy: RotationPolicy
     current_key_id: UUID
     current_key_version: int
-    policy: Policy
     last_rotated_at: datetime
     next_rotation_at: datetime | None
     due_since: datetime | None
-    last_used_at: datetime
-    grace_period_keys: bytes | None = field(repr=False)
-    created_at: datetime
-    updated_at: datetime
-
-    @property
-    def agent(self) -> str:
-        return self.agent_a_nhi
-
-    @property
-    def peer(self) -> str:
-        return self.agent_b_nhi
+    sealed_grace_keys: bytes | None = field(repr=False)
 
 
 class GraceKey(msgspec.Struct, frozen=True):
-    """A key that a pair used before, and until when it still opens what was sealed to it."""
+    """An earlier key of a schedule, and until when it still opens messages that were sealed to it."""
 
     key_id: UUID
     expires_at: datetime
 
 
+class ScheduleRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A rotation schedule as its agent sees it. `due_since` is set while a rotation is asked for."""
+
+    session_id: UUID
+    peer: str
+    policy: RotationPolicy
+    current_key_id: UUID
+    current_key_version: int
+    last_rotated_at: datetime
+    next_rotation_at: datetime | None
+    due_since: datetime | None
+    grace_period_keys: list[GraceKey]
+
+
 class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A JSON form. Bytes are base64url without padding, times Unix milliseconds."""
+    """The JSON form of a signed object. Bytes are base64url without padding, times are Unix milliseconds."""
 
 
 class SignerDocument(Document, frozen=True, kw_only=True):
@@ -212,7 +215,7 @@ class KemKeyDocument(Document, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class BundleDocument(Document, frozen=True, kw_only=True):
-    """An agent's public keys, signed by itself."""
+    """An agent's public keys, signed by the agent."""
 
     agent_nhi: str
     bundle_version: int
@@ -240,7 +243,7 @@ class OneTimeKeyDocument(Document, frozen=True, kw_only=True):
 
 
 class RotationDocument(Document, frozen=True, kw_only=True):
-    """Old and new pair both say that the new one follows."""
+    """The statement, signed by the old signing pair and by the new one, that the new one replaces the old."""
 
     agent_nhi: str
     old_signer_id: UUID
@@ -253,14 +256,14 @@ class RotationDocument(Document, frozen=True, kw_only=True):
 
 
 class LinkDocument(Document, frozen=True, kw_only=True):
-    """A bundle, with the statement that explains a new signer."""
+    """A bundle, and the statement about its signing pair if that is new."""
 
     bundle: BundleDocument
     rotation_statement: RotationDocument | None = None
 
 
 class BundleAnswer(Document, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """A bundle as the server gives it out. What stands beside the bundle is the server's word, not signed with it."""
+    """A bundle as the server answers with it. Only `bundle` and `rotation_statement` are signed by the agent."""
 
     bundle: BundleDocument
     bundle_id: str
@@ -271,7 +274,7 @@ class BundleAnswer(Document, frozen=True, kw_only=True, forbid_unknown_fields=Fa
 
 
 def one_time_answer(answer: BundleAnswer, taken: OneTimeRow | None) -> BundleAnswer:
-    """The answer to somebody who asked for a one-time key."""
+    """The answer to a request for a one-time key; `taken` is None if there was none to give."""
     if taken is None:
         return msgspec.structs.replace(answer, one_time=False)
     document = OneTimeKeyDocument(
@@ -314,7 +317,7 @@ def bundle_document(bundle: Bundle) -> BundleDocument:
 
 
 def parse_bundle(document: BundleDocument) -> Bundle:
-    """The bundle of a document; its signatures are for `check_bundle`, its ids are recomputed here."""
+    """The bundle of a document. Checks its ids; `check_bundle` checks its signatures."""
     return Bundle(
         agent_nhi=document.agent_nhi,
         bundle_version=_natural(document.bundle_version),
@@ -399,7 +402,7 @@ def parse_links(documents: Sequence[LinkDocument]) -> list[Link]:
 
 
 def parse_kem(type_name: str, text: str, named: UUID) -> KemPublicKey:
-    """A KEM key as a document names it: its id must be what its bytes give."""
+    """The KEM key of a document; raises InvalidKey unless its id follows from its bytes."""
     if type_name not in _KEM_KINDS:
         raise InvalidKey(f"{type_name[:20]!r} is not the type of a KEM key", hint="ml_kem_768 or xwing")
     key = parse_kem_key(_KEM_KINDS[type_name], from_text(text))

@@ -1,4 +1,4 @@
-"""The node key: one Ed25519 key per data directory, which signs for this server and for nobody else."""
+"""The node key: one Ed25519 key per data directory, with which this server signs its audit checkpoints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from angelia.audit.model import Checkpoint, Signed
+from angelia.audit.model import Checkpoint, SignedEntry
 from angelia.envelope.ids import KeyType, key_id
 from angelia.errors import DiskFull, StartFailed, Unavailable
 from angelia.stores.embedded.private import read_private, write_private
@@ -22,16 +22,8 @@ _MEMORY_BYTES = 1000
 log = structlog.get_logger(__name__)
 
 
-class Node(msgspec.Struct, frozen=True):
-    """The key that signs this server's audit checkpoints, and the last entry that it remembers to have signed."""
-
-    key_id: str
-    public_key: str
-    signed: Signed | None
-
-
 class NodeIdentity:
-    """The public half of the node key, which is all that web processes are given."""
+    """The public half of the node key; web processes have only this."""
 
     def __init__(self, public_key: bytes, memory: Path) -> None:
         self._public_key = public_key
@@ -50,10 +42,10 @@ class NodeIdentity:
     def key_id(self) -> UUID:
         return self._key_id
 
-    def signed(self) -> Signed | None:
-        """The last entry of the audit chain that this node signed; read anew, since the main process signs."""
+    def signed(self) -> SignedEntry | None:
+        """The last entry of the audit chain that this node signed. Read each time: another process signs."""
         try:
-            return msgspec.json.decode(read_private(self._memory, _MEMORY_BYTES), type=Signed)
+            return msgspec.json.decode(read_private(self._memory, _MEMORY_BYTES), type=SignedEntry)
         except FileNotFoundError:
             return None
         except msgspec.DecodeError as error:
@@ -64,7 +56,7 @@ class NodeIdentity:
 
 
 class NodeKey(NodeIdentity):
-    """Signs audit checkpoints, and remembers the last one, whole, in a file of its own beside the key."""
+    """Signs audit checkpoints, and remembers the last one in a file beside the key."""
 
     def __init__(self, key: Ed25519PrivateKey, memory: Path) -> None:
         super().__init__(key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw), memory)
@@ -75,7 +67,7 @@ class NodeKey(NodeIdentity):
         return self._key.sign(data)
 
     def checkpoint(self) -> Checkpoint | None:
-        """The last checkpoint that this key signed; None also where the build before kept it without its signature."""
+        """The last checkpoint that this key signed; None also for a file of an older build."""
         try:
             found = msgspec.json.decode(read_private(self._memory, _MEMORY_BYTES), type=Checkpoint)
         except (FileNotFoundError, msgspec.DecodeError):
@@ -94,7 +86,7 @@ class NodeKey(NodeIdentity):
         self._tell(full=False)
 
     def _tell(self, *, full: bool) -> None:
-        """Once, however often it is tried."""
+        """Logs once that the disk is full, and once that it is not any more."""
         if full and not self._full:
             log.error("the disk is full: the node cannot remember what it signed", directory=str(self._memory.parent))
         elif self._full and not full:
@@ -103,7 +95,7 @@ class NodeKey(NodeIdentity):
 
 
 def public_key_in(data_dir: Path) -> bytes | None:
-    """The public half of the key in a data directory; None where there is none, or none that this user may read."""
+    """The public half of the key in a data directory; None if there is no key, or none that this user may read."""
     try:
         seed = read_private(data_dir / _KEY, 33)
     except (OSError, StartFailed):
@@ -112,7 +104,7 @@ def public_key_in(data_dir: Path) -> bytes | None:
 
 
 def load_or_make(path: Path) -> NodeKey:
-    """Read the key file, or make it 0600 at the first start."""
+    """The node key of a file, which is made with mode 0600 at the first start."""
     try:
         seed = read_private(path, 33)
     except FileNotFoundError:
@@ -123,5 +115,5 @@ def load_or_make(path: Path) -> NodeKey:
             raise StartFailed(f"the node key {path} is damaged: it must hold 32 bytes", hint="restore it from a backup")
         key = Ed25519PrivateKey.from_private_bytes(seed)
     node = NodeKey(key, path.with_name(_MEMORY))
-    node.signed()  # a memory that cannot be read is told at the start
+    node.signed()  # raises at the start if the file beside the key is damaged
     return node

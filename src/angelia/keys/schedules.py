@@ -1,7 +1,8 @@
-"""Rotation schedules of agents. The server only says when; the agent makes the key and reports what it did."""
+"""Rotation schedules of agents. The server announces when one is due; the agent makes the key and reports it."""
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,8 +19,16 @@ from angelia.audit.model import Event
 from angelia.envelope.ids import MAX_HANDLE, hot_tag
 from angelia.errors import InvalidArgument, KeyNotFound, NotFound, VersionConflict
 from angelia.keys import schedules_store, store
-from angelia.keys.field_encryption import Fields, Place
-from angelia.keys.model import DESTROY_AFTER, MOST_GRACE_KEYS, GraceKey, KeyStatus, Policy, Schedule
+from angelia.keys.field_encryption import FieldPlace, Fields
+from angelia.keys.model import (
+    DESTROY_AFTER,
+    MOST_GRACE_KEYS,
+    GraceKey,
+    KeyStatus,
+    RotationPolicy,
+    RotationSchedule,
+    ScheduleRecord,
+)
 from angelia.keys.service import Keys
 from angelia.stores.ledger import Ledger, Tx
 from angelia.stores.wake import Wake, news, topic
@@ -31,25 +40,17 @@ Detail: TypeAlias = dict[str, str | int | bool | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """A schedule with its grace keys readable."""
-
-    schedule: Schedule
-    grace_keys: list[GraceKey]
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """Whose schedules are meant; `operator` is who acts for the agent."""
+class ScheduleOwner:
+    """The agent whose schedules are meant, and the operator that acts for it, if any."""
 
     agent: AgentRow
     operator: str | None = None
 
 
 class Schedules:
-    """An agent's schedules make that agent rotate and nobody else: it sets them itself, or an operator does.
+    """An agent's schedules concern only its own rotations: the agent sets them, or an operator does.
 
-    Who a peer is, is told only to those who may read its keys."""
+    Only an agent that may read a peer's keys learns whether that peer exists."""
 
     def __init__(self, ledger: Ledger, keys: Keys, fields: Fields, wake: Wake) -> None:
         self._ledger = ledger
@@ -57,16 +58,16 @@ class Schedules:
         self._fields = fields
         self._wake = wake
 
-    async def of_agent(self, agent: AgentRow, after: str, limit: int, now: datetime) -> list[Shown]:
-        """An agent's schedules in the order of its peers, after one of them."""
+    async def of_agent(self, agent: AgentRow, after: str, limit: int, now: datetime) -> list[ScheduleRecord]:
+        """A page of an agent's schedules in the order of its peers, after a peer."""
         async with self._ledger.reading() as tx:
             held = await schedules_store.of_agent(tx, agent.handle, after, limit)
             return [await self._shown(tx, one, now) for one in held]
 
     async def put(
-        self, agent: AgentRow, peer: str, policy: Policy, now: datetime, operator: str | None = None
-    ) -> Shown:
-        """Make or change an agent's schedule with a peer; it begins with the agent's active key."""
+        self, agent: AgentRow, peer: str, policy: RotationPolicy, now: datetime, operator: str | None = None
+    ) -> ScheduleRecord:
+        """Makes or changes an agent's schedule with a peer; it begins with the agent's active key."""
         other = await self._keys.readable(peer, agent if operator is None else None, now)
         if other.id == agent.id:
             raise InvalidArgument("a schedule is between two agents")
@@ -86,15 +87,15 @@ class Schedules:
             detail: Detail = {"session_id": str(removed), "policy": None}
             await audit.record(tx, [_changed(agent, named, operator, detail, now)])
 
-    async def rotated(self, agent: AgentRow, peer: str, key_id: UUID, version: int, now: datetime) -> Shown:
-        """An agent reports its new key: set only if nobody else reported this version, or a later one, before."""
+    async def rotated(self, agent: AgentRow, peer: str, key_id: UUID, version: int, now: datetime) -> ScheduleRecord:
+        """Sets the key that an agent made, unless another process of the agent reported this version or a later one."""
         async with self._ledger.transaction() as tx:
             named = await _handle(tx, peer)
             held = await schedules_store.lock(tx, agent.handle, named)
             if held is None:
                 raise _none_with(peer)
             if (held.current_key_version, held.current_key_id) == (version, key_id):
-                return await self._shown(tx, held, now)  # the answer to the first report was lost on its way
+                return await self._shown(tx, held, now)  # a repeated report, whose first answer was lost
             if version != held.current_key_version + 1:
                 raise _version_conflict(held)
             if key_id == held.current_key_id:
@@ -117,10 +118,10 @@ class Schedules:
             }
             event = audit.event("session_key_rotated", now, actor=agent.handle, object=named, detail=detail)
             await audit.record(tx, [event])
-            return Shown(changed, grace)
+            return _record(changed, grace)
 
     async def announce_due(self, now: datetime) -> bool:
-        """One tick: mark what is due, so that the agent learns of it; whether more wait."""
+        """One tick: marks due schedules and tells their agents. Returns whether more wait."""
         async with self._ledger.transaction() as tx:
             due = await schedules_store.announce_due(tx, now, _TICK_BATCH)
         metrics.ROTATIONS_ANNOUNCED.inc(len(due))
@@ -129,13 +130,13 @@ class Schedules:
             await self._wake.tell(topic("events", hot_tag(one.agent)), news("rotation_due", msgspec.json.encode(said)))
         return len(due) == _TICK_BATCH
 
-    async def _shown(self, tx: Tx, held: Schedule, now: datetime) -> Shown:
-        return Shown(held, await self._grace_keys(tx, held, now))
+    async def _shown(self, tx: Tx, held: RotationSchedule, now: datetime) -> ScheduleRecord:
+        return _record(held, await self._grace_keys(tx, held, now))
 
-    async def _grace_keys(self, tx: Tx, held: Schedule, now: datetime) -> list[GraceKey]:
-        if held.grace_period_keys is None:
+    async def _grace_keys(self, tx: Tx, held: RotationSchedule, now: datetime) -> list[GraceKey]:
+        if held.sealed_grace_keys is None:
             return []
-        content = await self._fields.decrypt(tx, _place(held), held.grace_period_keys)
+        content = await self._fields.decrypt(tx, _place(held), held.sealed_grace_keys)
         return [key for key in _GRACE_KEYS.decode(content) if key.expires_at > now]
 
 
@@ -148,7 +149,7 @@ async def _active_key(tx: Tx, handle: str) -> UUID:
 
 
 async def _handle(tx: Tx, peer: str) -> str:
-    """The handle of a peer; an unknown one is answered like one with which there is no schedule."""
+    """The handle of a peer; an unknown name stays as it is, so that it is answered like a peer without a schedule."""
     found = await agents_service.find(tx, peer)
     return peer if found is None else found.handle
 
@@ -159,8 +160,12 @@ def _changed(agent: AgentRow, peer: str, operator: str | None, detail: Detail, n
     return audit.event("schedule_changed", now, actor=operator or agent.handle, object=peer, detail=detail)
 
 
-def _place(held: Schedule) -> Place:
-    return Place("ratchet_states", held.session_id.bytes, "grace_period_keys")
+def _record(held: RotationSchedule, grace_keys: list[GraceKey]) -> ScheduleRecord:
+    return msgspec.convert({**dataclasses.asdict(held), "grace_period_keys": grace_keys}, ScheduleRecord)
+
+
+def _place(held: RotationSchedule) -> FieldPlace:
+    return FieldPlace("ratchet_states", held.session_id.bytes, "grace_period_keys")
 
 
 def _none_with(peer: str) -> NotFound:
@@ -168,7 +173,7 @@ def _none_with(peer: str) -> NotFound:
     return NotFound(f"there is no schedule with {named}", hint=f"PUT /v1/schedules/{named} makes one")
 
 
-def _version_conflict(held: Schedule) -> VersionConflict:
+def _version_conflict(held: RotationSchedule) -> VersionConflict:
     error = VersionConflict(f"the schedule is at version {held.current_key_version} already")
     error.members = {
         "current_key_version": held.current_key_version,

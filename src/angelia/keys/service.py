@@ -1,4 +1,4 @@
-"""Agents publish, rotate and revoke their keys; others fetch them, and learn whether a key still stands."""
+"""Agents publish, rotate and revoke their keys; other agents fetch them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from angelia.keys.model import (
     ONE_TIME_WINDOW,
     TYPE_NAMES,
     BundleAnswer,
-    Change,
+    KeyChange,
     KeyRecord,
     KeyStatus,
     LinkDocument,
@@ -49,7 +49,7 @@ from angelia.keys.model import (
     one_time_answer,
     parse_bundle,
 )
-from angelia.keys.store import HotBundles, Newest
+from angelia.keys.store import HotBundles, NewestBundle
 from angelia.policy import service as policy_service
 from angelia.policy.model import Action, Wish
 from angelia.policy.service import Policy
@@ -61,8 +61,8 @@ _TICK_BATCH = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """What came of a publication. `new` is false when the same bundle was published before."""
+class PublishedBundle:
+    """A bundle that was accepted. `new` is false if the same bundle was published before."""
 
     bundle_hash: bytes
     bundle_version: int
@@ -80,8 +80,8 @@ class Keys:
         self._policy = policy
         self._wake = wake
         self._to_invalidate: set[str] = set()
-        self._counted_to, self._low = "", 0  # how far the look for agents with few one-time keys has come
-        self._changed_after: str | None = ""  # how far the search for what changed before our time has come
+        self._counted_to, self._low = "", 0  # how far the search for agents with few one-time keys has come
+        self._changed_after: str | None = ""  # how far the search for changes before this start has come
 
     async def accept(
         self,
@@ -91,8 +91,8 @@ class Keys:
         now: datetime,
         reason: Reason | None = None,
         emergency: Emergency | None = None,
-    ) -> Published:
-        """An agent's next bundle: a publication without a reason, a rotation with one, an emergency without grace."""
+    ) -> PublishedBundle:
+        """Accepts an agent's next bundle. With a reason it is a rotation; in an emergency old keys get no grace."""
         bundle = link.bundle
         await asyncio.to_thread(_check, link, one_time)
         async with self._ledger.transaction() as tx:
@@ -101,7 +101,7 @@ class Keys:
                 raise InvalidArgument(f"the bundle is for {bundle.agent_nhi}, and this agent is {present.handle}")
             newest = await store.newest(tx, present.handle)
             repeated = newest is not None and newest.bundle_hash == bundle.hash
-            # An honest repeat gets its first answer at any time, so the clock comes after it.
+            # A repeated request gets its first answer at any time, so the clock is checked only for a new bundle.
             step = Succession(present, link, now, reason, emergency)
             if repeated:
                 await step.check_repeated(tx)
@@ -116,7 +116,7 @@ class Keys:
                 await store.add_bundle(tx, document, bundle.hash, bundle.prev_bundle_hash, issued, expires, now)
                 await _add_one_time(tx, bundle, one_time, now)
                 if emergency is not None:
-                    await schedules_store.kill(tx, present.handle, now)
+                    await schedules_store.make_all_due(tx, present.handle, now)
                 await audit.record(tx, [step.event()])
                 await self._invalidate(tx, present.handle)
             held = await store.count_one_time(tx, present.handle, now - ONE_TIME_LIFE)
@@ -124,10 +124,10 @@ class Keys:
             metrics.BUNDLES_PUBLISHED.labels(reason.value if reason else "published").inc()
             for changed in {agent.key_id, key_id(KeyType.ED25519, bundle.signer.ed25519)}:
                 self._agents.forget_key(changed)
-        return Published(bundle.hash, bundle.bundle_version, held, new=not repeated)
+        return PublishedBundle(bundle.hash, bundle.bundle_version, held, new=not repeated)
 
     async def revoke(self, agent: AgentRow, id: UUID, now: datetime, compromised_since: datetime | None) -> KeyRecord:
-        """Withdraw one key, without grace. The active signing pair is only ever replaced, never just withdrawn."""
+        """Revokes one key, without grace. The active signing pair can only be replaced, not revoked alone."""
         async with self._ledger.transaction() as tx:
             present = await agents_service.lock(tx, agent.id)
             found = (await store.records(tx, present.handle, [id])).get(id)
@@ -147,7 +147,7 @@ class Keys:
                 withdrawn = list((await store.signers(tx, [pair]))[pair].values())
             since = min(compromised_since or now, now)
             await store.revoke(tx, present.handle, [one.key_id for one in withdrawn], now, since)
-            changes = [Change(one.key_type, one.key_id, None) for one in withdrawn]
+            changes = [KeyChange(one.key_type, one.key_id, None) for one in withdrawn]
             await store.add_rotations(tx, present.handle, changes, now, "revoked")
             detail = {"key_id": str(id), "key_type": found.key_type}
             event = audit.event("key_revoked", now, actor=present.handle, object=present.handle, detail=detail)
@@ -156,10 +156,10 @@ class Keys:
         return dataclasses.replace(found, status=KeyStatus.REVOKED, revoked_at=now, compromised_since=since)
 
     async def add_one_time_keys(self, agent: AgentRow, keys: Sequence[OneTimeKey], now: datetime) -> tuple[int, int]:
-        """Top up an agent's one-time keys; how many are new, and how many there are."""
+        """Adds one-time keys of an agent. Returns how many are new, and how many unused ones there are."""
         async with self._ledger.reading() as tx:
             bundle = parse_bundle(_known(await store.newest(tx, agent.handle), agent.handle).link.bundle)
-        # Checking a hundred takes a while, and nobody waits for it: that the pair is still the same is seen below.
+        # Checking a hundred takes a while, so no lock is held; that the pair is still the same is checked below.
         await asyncio.to_thread(_check_one_time, bundle.signer, keys)
         async with self._ledger.transaction() as tx:
             present = await agents_service.lock(tx, agent.id)
@@ -174,16 +174,16 @@ class Keys:
             return await store.count_one_time(tx, agent.handle, now - ONE_TIME_LIFE)
 
     async def agent(self, name: str) -> AgentRow:
-        """The agent of a handle or id, for whoever acts for it."""
+        """The agent of a handle or id, for an operator who acts for it."""
         return await self._agents.named(name)
 
     async def bundle(self, name: str, reader: AgentRow | None, now: datetime) -> bytes:
-        """The JSON of an agent's newest bundle; the hot tier has it, or gets it."""
+        """The JSON of an agent's newest bundle: the hot tier's copy, which is made from the ledger if it is missing."""
         agent = await self.readable(name, reader, now)
         try:
             held = await self._hot.get(agent.handle)
         except Unavailable:
-            held = None  # a cache that is away makes nothing wrong
+            held = None  # the ledger has it too
         if held is not None:
             return held
         async with self._ledger.reading() as tx:
@@ -194,7 +194,7 @@ class Keys:
         return answer
 
     async def bundle_with_one_time_key(self, name: str, requester: AgentRow, now: datetime) -> BundleAnswer:
-        """The newest bundle and a key for one message; without a key when none is left or the pair had enough."""
+        """The newest bundle and a one-time key; without a key if none is left, or if the requester had its share."""
         agent = await self.readable(name, requester, now)
         async with self._ledger.transaction() as tx:
             newest = _known(await store.newest(tx, agent.handle), agent.handle)
@@ -225,7 +225,7 @@ class Keys:
     async def links_since(
         self, name: str, version: int, reader: AgentRow | None, now: datetime
     ) -> tuple[list[LinkDocument], bool, list[UUID]]:
-        """A page of the bundles after a version, whether there are more, and which keys of the newest are revoked."""
+        """A page of the bundles after a version, whether there are more, and the revoked keys of the newest."""
         agent = await self.readable(name, reader, now)
         async with self._ledger.reading() as tx:
             newest = _known(await store.newest(tx, agent.handle), agent.handle)
@@ -236,13 +236,13 @@ class Keys:
     async def history(
         self, name: str, before: tuple[datetime, UUID] | None, limit: int, reader: AgentRow | None, now: datetime
     ) -> list[Rotation]:
-        """The rotations of an agent's keys, newest first."""
+        """A page of the rotations of an agent's keys, newest first."""
         agent = await self.readable(name, reader, now)
         async with self._ledger.reading() as tx:
             return await store.rotations(tx, agent.handle, before, limit)
 
     async def end_grace(self, now: datetime) -> bool:
-        """One tick: keys whose grace is over are retired; whether more wait."""
+        """One tick: retires keys whose grace is over. Returns whether more wait."""
         async with self._ledger.transaction() as tx:
             ended = await store.end_grace(tx, now - DESTROY_AFTER, _TICK_BATCH)
             events = [
@@ -255,13 +255,13 @@ class Keys:
         return len(ended) == _TICK_BATCH
 
     async def drop_old_one_time_keys(self, now: datetime) -> bool:
-        """One tick: a one-time key dies 30 days after it was made; whether more wait."""
+        """One tick: deletes one-time keys that are too old. Returns whether more wait."""
         async with self._ledger.transaction() as tx:
             dropped = await store.drop_old_one_time(tx, now - ONE_TIME_LIFE - ONE_TIME_USE, _TICK_BATCH)
         return dropped == _TICK_BATCH
 
     async def alert_low_one_time_keys(self, now: datetime) -> bool:
-        """One tick: a page of agents; those with few one-time keys hear of it on their streams."""
+        """One tick: counts a page of agents; those with few one-time keys are told on their event streams."""
         async with self._ledger.transaction() as tx:
             after, made_after = self._counted_to, now - ONE_TIME_LIFE
             page = await store.few_one_time(tx, after, _TICK_BATCH, made_after, ONE_TIME_ALERT)
@@ -278,10 +278,11 @@ class Keys:
         return False
 
     async def repeat_invalidations(self, now: datetime) -> bool:
-        """One tick: copies in the hot tier that could not be invalidated when their bundle changed.
+        """One tick: invalidates copies in the hot tier where that failed when the bundle changed. Returns whether more
+        wait.
 
-        A process that starts does not know what the one before it left undone, so it first takes all that changed
-        while a copy lives."""
+        A process that starts does not know what its predecessor left undone, so it first takes all agents whose bundle
+        changed during the life of a copy."""
         if self._changed_after is not None:
             async with self._ledger.reading() as tx:
                 changed = await store.changed_since(tx, now - CACHE - SKEW, self._changed_after, _TICK_BATCH)
@@ -290,20 +291,20 @@ class Keys:
         for handle in tuple(self._to_invalidate):
             async with self._ledger.reading() as tx:
                 newest = await store.newest(tx, handle)
-            if newest is not None:  # its first publication may have been rolled back
+            if newest is not None:  # the first publication may have been rolled back
                 await self._hot.put(handle, newest.stamp, b"")
             self._to_invalidate.discard(handle)
         return self._changed_after is not None
 
     async def revoked_since(self, at: datetime, after: KeyRecord | None, limit: int) -> list[KeyRecord]:
-        """A page of the keys revoked since then, for whoever holds mail sealed to them or signed by them."""
+        """A page of the keys revoked since a time, for the mail that was sealed to them or signed by them."""
         async with self._ledger.reading() as tx:
             return await store.revoked_since(tx, at, after, limit)
 
     async def readable(self, name: str, reader: AgentRow | None, now: datetime) -> AgentRow:
-        """The agent of a name, if the rules let the reader read its keys; an operator, who is no agent, is not asked.
+        """The agent of a name, if the rules let the reader read its keys. None is an operator, who always may.
 
-        Whoever may not read a name's keys does not learn whether there is such an agent either."""
+        A reader who may not read a name's keys does not learn either whether there is such an agent."""
         wish: Wish | None = None
         async with self._ledger.reading() as tx:
             agent = await agents_service.find(tx, name)
@@ -311,7 +312,7 @@ class Keys:
                 asked = Wish(reader.handle, Action.READ_KEYS, name)
                 wish = asked if agent is None else dataclasses.replace(asked, object=agent.handle)
                 if not await self._allowed(tx, wish, now):
-                    # An id answers like one that nobody has, not by what is denied about the handle behind it.
+                    # An id is answered like an unknown one: the rules about the handle behind it must not show.
                     if wish == asked or not await self._allowed(tx, asked, now):
                         raise policy_service.denial(dataclasses.replace(asked, object=name[:MAX_HANDLE]))
                     agent, wish = None, asked
@@ -324,9 +325,8 @@ class Keys:
         return agent
 
     async def meet(self, name: str, reader: AgentRow, now: datetime) -> None:
-        """Refuse a name whose keys the rules do not let an agent read, unless they let its mail come to the agent.
-
-        An agent that does not exist is refused in the same words."""
+        """Raises Denied for a name whose keys the rules do not let an agent read, unless they let that name send to the
+        agent. A name that no agent has is refused in the same words."""
         try:
             await self.readable(name, reader, now)
         except Denied:
@@ -341,8 +341,8 @@ class Keys:
         return refusal is None
 
     async def _invalidate(self, tx: Tx, handle: str) -> None:
-        """Before the commit, so that a crash between the two leaves no old copy: an empty one with the new stamp
-        keeps readers out who still see what was, and those who come after the commit fill it."""
+        """Invalidates the hot tier's copy before the commit, so that a crash after the commit leaves no old copy. An
+        empty copy with the new stamp keeps out readers that still see the old bundle; later readers fill it."""
         newest = _known(await store.newest(tx, handle), handle)
         try:
             await self._hot.put(handle, newest.stamp, b"")
@@ -396,8 +396,8 @@ async def _add_one_time(tx: Tx, bundle: Bundle, keys: Sequence[OneTimeKey], now:
     return added
 
 
-async def answer_of(tx: Tx, newest: Newest) -> BundleAnswer:
-    """A bundle as it goes out: signed by its agent, with our word on which of its keys and pairs were revoked since."""
+async def answer_of(tx: Tx, newest: NewestBundle) -> BundleAnswer:
+    """The answer for a bundle, with the keys and signing pairs of it that were revoked since."""
     bundle = newest.link.bundle
     listed = await store.records(tx, bundle.agent_nhi, [entry.key_id for entry in bundle.kem_keys])
     revoked = [id_ for id_, record in listed.items() if record.status is KeyStatus.REVOKED]
@@ -410,7 +410,7 @@ async def answer_of(tx: Tx, newest: Newest) -> BundleAnswer:
     )
 
 
-def _known(newest: Newest | None, handle: str) -> Newest:
+def _known(newest: NewestBundle | None, handle: str) -> NewestBundle:
     if newest is None:
         raise no_bundle(handle)
     return newest

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 from uuid import UUID
 
 import msgspec
@@ -13,15 +14,12 @@ import msgspec
 from angelia.envelope.ids import hot_tag
 from angelia.keys.model import (
     CACHE,
-    BundleDocument,
-    Change,
+    KeyChange,
     KeyRecord,
-    KeyStatus,
     LinkDocument,
     NewRecord,
     OneTimeRow,
     Rotation,
-    RotationDocument,
 )
 from angelia.stores.ledger import Row, Tx
 from angelia.stores.sql import columns, statements
@@ -32,8 +30,12 @@ _PUT = Script.read(__file__, "bundle_put.lua")
 _GET = Script.read(__file__, "bundle_get.lua")
 
 
+_NEW_KEY = attrgetter("key_id", "key_type", "usage", "public_key", "created_at", "expires_at", "signer_id")
+_ONE_TIME = attrgetter("key_id", "key_type", "public_key", "signature_ed25519", "signature_ml_dsa", "created_at")
+
+
 @dataclass(frozen=True, slots=True)
-class Newest:
+class NewestBundle:
     """An agent's newest bundle; `stamp` rises with every change that a reader must see."""
 
     link: LinkDocument
@@ -41,9 +43,9 @@ class Newest:
     stamp: int
 
 
-async def newest(tx: Tx, agent_nhi: str) -> Newest | None:
+async def newest(tx: Tx, agent_nhi: str) -> NewestBundle | None:
     row = await tx.fetchrow(SQL["newest"], agent_nhi)
-    return None if row is None else Newest(_link(row), row["bundle_hash"], row["stamp"])
+    return None if row is None else NewestBundle(_link(row), row["bundle_hash"], row["stamp"])
 
 
 async def links_since(tx: Tx, agent_nhi: str, version: int, limit: int) -> list[LinkDocument]:
@@ -70,7 +72,7 @@ async def add_bundle(
 
 
 async def standings(tx: Tx, wanted: Sequence[tuple[str, UUID, datetime]]) -> list[tuple[int | None, KeyRecord | None]]:
-    """For each recipient, key and time: the suites that the recipient took then, and the record of the key."""
+    """For each recipient, key and time: the suites that the recipient accepted then, and the record of the key."""
     rows = await tx.fetch(SQL["standings"], *columns(wanted, 3))
     return [(row["suites"], None if row["agent_nhi"] is None else _record(row)) for row in rows]
 
@@ -78,7 +80,7 @@ async def standings(tx: Tx, wanted: Sequence[tuple[str, UUID, datetime]]) -> lis
 async def one_time_issued(
     tx: Tx, wanted: Sequence[tuple[str, UUID, str]], issued_after: datetime
 ) -> dict[tuple[str, UUID], str]:
-    """The types of those keys that were issued to their senders and not used yet."""
+    """The types of those keys that were issued to these senders and are not used yet."""
     rows = await tx.fetch(SQL["one_time_issued"], *columns(wanted, 3), issued_after)
     return {(row["agent_nhi"], row["key_id"]): row["key_type"] for row in rows}
 
@@ -86,7 +88,7 @@ async def one_time_issued(
 async def spend_one_time(
     tx: Tx, wanted: Sequence[tuple[str, UUID, str]], now: datetime, issued_after: datetime
 ) -> set[tuple[str, UUID]]:
-    """Use up keys that were issued to these senders; those that were."""
+    """Marks one-time keys as used by these senders. Returns those that were issued to them and still unused."""
     rows = await tx.fetch(SQL["spend_one_time"], *columns(wanted, 3), now, issued_after)
     return {(row["agent_nhi"], row["key_id"]) for row in rows}
 
@@ -99,35 +101,18 @@ async def signers(tx: Tx, wanted: Sequence[tuple[str, UUID]]) -> dict[tuple[str,
     return pairs
 
 
-async def fallen(
-    tx: Tx,
-    recipients: Sequence[str],
-    key_ids: Sequence[UUID],
-    senders: Sequence[str],
-    signer_ids: Sequence[UUID],
-    accepted_at: Sequence[datetime],
-) -> set[int]:
-    rows = await tx.fetch(SQL["fallen"], recipients, key_ids, senders, signer_ids, accepted_at)
-    return {row["n"] for row in rows}
+async def with_revoked_keys(tx: Tx, wanted: Sequence[tuple[str, UUID, str, UUID, datetime]]) -> set[int]:
+    """The places of the envelopes with a revoked key; of each: recipient, key, sender, signer, time of acceptance."""
+    return {row["n"] for row in await tx.fetch(SQL["with_revoked_keys"], *columns(wanted, 5))}
 
 
 async def changed_since(tx: Tx, at: datetime, after: str, limit: int) -> list[str]:
-    """Agents whose newest bundle, or what is revoked of it, changed since then; in order, after a name."""
+    """Agents whose newest bundle or its revocations changed since a time; ordered by name, after a name."""
     return [row["agent_nhi"] for row in await tx.fetch(SQL["changed_since"], at, after, limit)]
 
 
 async def add_records(tx: Tx, agent_nhi: str, new: Sequence[NewRecord]) -> None:
-    await tx.execute(
-        SQL["add_records"],
-        agent_nhi,
-        [one.key_id for one in new],
-        [one.key_type for one in new],
-        [one.usage for one in new],
-        [one.public_key for one in new],
-        [one.created_at for one in new],
-        [one.expires_at for one in new],
-        [one.signer_id for one in new],
-    )
+    await tx.execute(SQL["add_records"], agent_nhi, *columns([_NEW_KEY(one) for one in new], 7))
 
 
 async def records(tx: Tx, agent_nhi: str, key_ids: Sequence[UUID]) -> dict[UUID, KeyRecord]:
@@ -140,7 +125,7 @@ async def living_records(tx: Tx, agent_nhi: str) -> list[KeyRecord]:
 
 
 async def revoked_signers(tx: Tx, agent_nhi: str) -> list[UUID]:
-    """The signing pairs that an agent withdrew."""
+    """The signing pairs of an agent that are revoked."""
     return [row["signer_id"] for row in await tx.fetch(SQL["revoked_signers"], agent_nhi)]
 
 
@@ -166,48 +151,19 @@ async def revoked_since(tx: Tx, at: datetime, after: KeyRecord | None, limit: in
     return [_record(row) for row in await tx.fetch(SQL["revoked_since"], at, *last, limit)]
 
 
-async def add_rotations(tx: Tx, agent_nhi: str, changes: Sequence[Change], at: datetime, reason: str) -> None:
-    await tx.execute(
-        SQL["add_rotations"],
-        agent_nhi,
-        at,
-        reason,
-        [uuid.uuid4() for _ in changes],
-        [change.key_type for change in changes],
-        [change.old for change in changes],
-        [change.new for change in changes],
-    )
+async def add_rotations(tx: Tx, agent_nhi: str, changes: Sequence[KeyChange], at: datetime, reason: str) -> None:
+    rows = [(uuid.uuid4(), change.key_type, change.old, change.new) for change in changes]
+    await tx.execute(SQL["add_rotations"], agent_nhi, at, reason, *columns(rows, 4))
 
 
 async def rotations(tx: Tx, agent_nhi: str, before: tuple[datetime, UUID] | None, limit: int) -> list[Rotation]:
     at, id_ = before or (None, None)
-    rows = await tx.fetch(SQL["rotations"], agent_nhi, at, id_, limit)
-    return [
-        Rotation(
-            event_id=row["event_id"],
-            key_type=row["key_type"],
-            old_key_id=row["old_key_id"],
-            new_key_id=row["new_key_id"],
-            rotated_at=row["rotated_at"],
-            reason=row["reason"],
-        )
-        for row in rows
-    ]
+    return [Rotation(**row) for row in await tx.fetch(SQL["rotations"], agent_nhi, at, id_, limit)]
 
 
 async def add_one_time(tx: Tx, agent_nhi: str, signer_id: UUID, keys: Sequence[OneTimeRow]) -> int:
-    rows = await tx.fetch(
-        SQL["add_one_time"],
-        agent_nhi,
-        signer_id,
-        [one.key_id for one in keys],
-        [one.key_type for one in keys],
-        [one.public_key for one in keys],
-        [one.signature_ed25519 for one in keys],
-        [one.signature_ml_dsa for one in keys],
-        [one.created_at for one in keys],
-    )
-    return len(rows)
+    """Adds one-time keys. Returns how many are new."""
+    return len(await tx.fetch(SQL["add_one_time"], agent_nhi, signer_id, *columns([_ONE_TIME(one) for one in keys], 6)))
 
 
 async def any_one_time_among(tx: Tx, agent_nhi: str, key_ids: Sequence[UUID]) -> bool:
@@ -219,18 +175,18 @@ async def count_one_time(tx: Tx, agent_nhi: str, made_after: datetime) -> int:
 
 
 async def free_one_time(tx: Tx, agent_nhi: str, made_after: datetime, signer_id: UUID, most: int) -> int:
-    """How many unused keys of a pair there are, counted up to `most`."""
+    """The number of unused one-time keys that a signing pair signed, counted up to `most`."""
     return int(await tx.fetchval(SQL["free_one_time"], agent_nhi, made_after, signer_id, most))
 
 
 async def few_one_time(tx: Tx, after: str, limit: int, made_after: datetime, most: int) -> list[tuple[str, int]]:
-    """A page of agents by name, with the number of their unused keys, counted up to `most`."""
+    """A page of agents by name, with the number of their unused one-time keys, counted up to `most`."""
     rows = await tx.fetch(SQL["few_one_time"], after, limit, made_after, most)
     return [(row["agent_nhi"], row["keys"]) for row in rows]
 
 
 async def issued_to_since(tx: Tx, agent_nhi: str, requester: str, at: datetime) -> int:
-    """How many one-time keys a requester has had since then; nobody else asks for this pair until we are done."""
+    """How many one-time keys a requester was given since a time. Others of the pair wait for this transaction."""
     await tx.execute(SQL["lock_pair"], agent_nhi, requester)
     return int(await tx.fetchval(SQL["issued_to_since"], agent_nhi, requester, at))
 
@@ -246,16 +202,7 @@ async def take_one_time(
     key_types: Sequence[str],
 ) -> OneTimeRow | None:
     row = await tx.fetchrow(SQL["take_one_time"], agent_nhi, requester, now, made_after, signer_id, key_types)
-    if row is None:
-        return None
-    return OneTimeRow(
-        key_id=row["key_id"],
-        key_type=row["key_type"],
-        public_key=row["public_key"],
-        signature_ed25519=row["signature_ed25519"],
-        signature_ml_dsa=row["signature_ml_dsa"],
-        created_at=row["created_at"],
-    )
+    return None if row is None else OneTimeRow(**row)
 
 
 async def drop_free_one_time(tx: Tx, agent_nhi: str) -> None:
@@ -272,18 +219,18 @@ async def drop_old_one_time(tx: Tx, made_before: datetime, limit: int) -> int:
 
 
 class HotBundles:
-    """The hot tier's copies of bundles, kept for an hour. A copy is told by its stamp, which only ever rises."""
+    """The hot tier's copies of bundles, kept for an hour. A copy has a stamp, which only rises."""
 
     def __init__(self, hot: HotTier) -> None:
         self._hot = hot
 
     async def get(self, agent_nhi: str) -> bytes | None:
-        """The copy, or None where there is none."""
+        """The copy, or None if there is none."""
         found: bytes | None = await self._hot.run(_GET, [_key(agent_nhi)], [])
         return found or None
 
     async def put(self, agent_nhi: str, stamp: int, answer: bytes) -> None:
-        """Keep a copy, unless a newer one is there. An empty answer keeps older ones out."""
+        """Stores a copy, unless there is a newer one. An empty answer only keeps out older copies."""
         await self._hot.run(_PUT, [_key(agent_nhi)], [stamp, answer, int(CACHE.total_seconds())])
 
 
@@ -292,25 +239,8 @@ def _key(agent_nhi: str) -> str:
 
 
 def _link(row: Row) -> LinkDocument:
-    statement = row["rotation_statement"]
-    return LinkDocument(
-        bundle=msgspec.convert(row["bundle"], BundleDocument),
-        rotation_statement=None if statement is None else msgspec.convert(statement, RotationDocument),
-    )
+    return msgspec.convert({name: row[name] for name in ("bundle", "rotation_statement")}, LinkDocument)
 
 
 def _record(row: Row) -> KeyRecord:
-    return KeyRecord(
-        agent_nhi=row["agent_nhi"],
-        key_id=row["key_id"],
-        key_type=row["key_type"],
-        usage=row["usage"],
-        public_key=row["public_key"],
-        status=KeyStatus(row["status"]),
-        created_at=row["created_at"],
-        expires_at=row["expires_at"],
-        rotated_at=row["rotated_at"],
-        revoked_at=row["revoked_at"],
-        compromised_since=row["compromised_since"],
-        signer_id=row["signer_id"],
-    )
+    return msgspec.convert(dict(row), KeyRecord)

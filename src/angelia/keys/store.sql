@@ -1,3 +1,8 @@
+-- part: key_columns
+-- As the members of KeyRecord are named.
+agent_nhi, key_id, key_type, usage, public_key, status, created_at, expires_at, rotated_at, revoked_at, compromised_since,
+  signer_id
+
 -- name: newest
 SELECT bundle, rotation_statement, bundle_hash,
   bundle_version + (SELECT count(*) FROM key_records AS k WHERE k.agent_nhi = $1 AND k.status = 'revoked') AS stamp
@@ -13,18 +18,16 @@ INSERT INTO bundles (agent_nhi, bundle_version, bundle_hash, prev_bundle_hash, i
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
 
 -- name: standings
--- Of each envelope's recipient: which suites it took at the envelope's time (those of the bundle of that time, or of its
+-- For each envelope: which suites its recipient accepted at the envelope's time (those of the bundle of that time, or of its
 -- first one), and the record of the key.
 SELECT w.n, coalesce(
-    (SELECT suites FROM bundles AS b WHERE b.agent_nhi = w.recipient AND b.issued_at <= w.created_at
+    (SELECT suites FROM bundles AS b WHERE b.agent_nhi = w.recipient AND b.issued_at <= w.at
      ORDER BY b.bundle_version DESC LIMIT 1),
     (SELECT suites FROM bundles AS b WHERE b.agent_nhi = w.recipient ORDER BY b.bundle_version LIMIT 1)
   ) AS suites,
-  k.agent_nhi, k.key_id, k.key_type, k.usage, k.public_key, k.status, k.created_at, k.expires_at, k.rotated_at,
-  k.revoked_at, k.compromised_since, k.signer_id
-FROM unnest($1::varchar[], $2::uuid[], $3::timestamptz[])
-  WITH ORDINALITY AS w (recipient, key_id, created_at, n)
-LEFT JOIN key_records AS k ON k.agent_nhi = w.recipient AND k.key_id = w.key_id
+  {key_columns}
+FROM unnest($1::varchar[], $2::uuid[], $3::timestamptz[]) WITH ORDINALITY AS w (recipient, id, at, n)
+LEFT JOIN key_records AS k ON k.agent_nhi = w.recipient AND k.key_id = w.id
 ORDER BY w.n
 
 -- name: one_time_issued
@@ -32,7 +35,7 @@ SELECT o.agent_nhi, o.key_id, o.key_type FROM unnest($1::varchar[], $2::uuid[], 
 JOIN one_time_keys AS o ON o.agent_nhi = w.recipient AND o.key_id = w.key_id
 WHERE o.issued_to = w.sender AND o.used_at IS NULL AND o.issued_at >= $4
 
--- name: fallen
+-- name: with_revoked_keys
 SELECT w.n::int - 1 AS n FROM unnest($1::varchar[], $2::uuid[], $3::varchar[], $4::uuid[], $5::timestamptz[])
   WITH ORDINALITY AS w (recipient, key_id, sender, signer_id, accepted_at, n)
 WHERE EXISTS (
@@ -43,13 +46,12 @@ WHERE EXISTS (
 )
 
 -- name: signers
-SELECT k.agent_nhi, k.key_id, k.key_type, k.usage, k.public_key, k.status, k.created_at, k.expires_at, k.rotated_at,
-  k.revoked_at, k.compromised_since, k.signer_id
-FROM unnest($1::varchar[], $2::uuid[]) AS w (sender, signer_id)
-JOIN key_records AS k ON k.agent_nhi = w.sender AND k.signer_id = w.signer_id
+SELECT {key_columns}
+FROM unnest($1::varchar[], $2::uuid[]) AS w (sender, pair)
+JOIN key_records AS k ON k.agent_nhi = w.sender AND k.signer_id = w.pair
 
 -- name: changed_since
--- Agents whose bundle or key statuses changed, by name; what the hot tier says of them may be old.
+-- Agents whose bundle or key statuses changed, by name; the hot tier's copy of their bundle may be old.
 SELECT agent_nhi FROM bundles WHERE published_at >= $1 AND agent_nhi > $2
 UNION SELECT agent_nhi FROM key_records WHERE revoked_at >= $1 AND agent_nhi > $2
 ORDER BY agent_nhi LIMIT $3
@@ -61,13 +63,11 @@ FROM unnest($2::uuid[], $3::text[], $4::text[], $5::bytea[], $6::timestamptz[], 
   AS given (key_id, key_type, usage, public_key, created_at, expires_at, signer_id)
 
 -- name: records
-SELECT agent_nhi, key_id, key_type, usage, public_key, status, created_at, expires_at, rotated_at, revoked_at,
-  compromised_since, signer_id
+SELECT {key_columns}
 FROM key_records WHERE agent_nhi = $1 AND key_id = ANY ($2::uuid[])
 
 -- name: living_records
-SELECT agent_nhi, key_id, key_type, usage, public_key, status, created_at, expires_at, rotated_at, revoked_at,
-  compromised_since, signer_id
+SELECT {key_columns}
 FROM key_records WHERE agent_nhi = $1 AND status IN ('active', 'grace')
 
 -- name: revoked_signers
@@ -86,8 +86,8 @@ FROM unnest($2::uuid[], $3::timestamptz[]) AS given (key_id, expires_at)
 WHERE agent_nhi = $1 AND key_records.key_id = given.key_id
 
 -- name: end_grace
--- One small batch; another process's tick takes other rows. What is looked for stands twice, so that its index serves
--- twice.
+-- One small batch; another process's tick takes other rows. The condition stands twice, so that its index serves both
+-- statements.
 WITH ended AS (
   SELECT agent_nhi, key_id FROM key_records
   WHERE status = 'grace' AND rotated_at <= $1 ORDER BY rotated_at LIMIT $2 FOR UPDATE SKIP LOCKED
@@ -97,8 +97,7 @@ WHERE k.agent_nhi = ended.agent_nhi AND k.key_id = ended.key_id AND k.status = '
 RETURNING k.agent_nhi, k.key_id, k.key_type
 
 -- name: revoked_since
-SELECT agent_nhi, key_id, key_type, usage, public_key, status, created_at, expires_at, rotated_at, revoked_at,
-  compromised_since, signer_id
+SELECT {key_columns}
 FROM key_records
 WHERE revoked_at >= $1
   AND ($2::timestamptz IS NULL OR (revoked_at, agent_nhi, key_id) > ($2, $3::varchar COLLATE "C", $4::uuid))
@@ -110,12 +109,12 @@ SELECT event_id, $1, key_type, old_key_id, new_key_id, $2, $3
 FROM unnest($4::uuid[], $5::text[], $6::uuid[], $7::uuid[]) AS given (event_id, key_type, old_key_id, new_key_id)
 
 -- name: rotations
-SELECT event_id, agent_nhi, key_type, old_key_id, new_key_id, rotated_at, reason FROM rotation_events
+SELECT event_id, key_type, old_key_id, new_key_id, rotated_at, reason FROM rotation_events
 WHERE agent_nhi = $1 AND ($2::timestamptz IS NULL OR (rotated_at, event_id) < ($2, $3::uuid))
 ORDER BY rotated_at DESC, event_id DESC LIMIT $4
 
 -- name: add_one_time
--- A key that was uploaded before stays as it is, issued or not: a repeated upload brings nothing back.
+-- A key that was uploaded before stays as it is, issued or not: a repeated upload makes no key available again.
 INSERT INTO one_time_keys (agent_nhi, key_id, key_type, public_key, signer_id, signature_ed25519, signature_ml_dsa, created_at)
 SELECT $1, key_id, key_type, public_key, $2, signature_ed25519, signature_ml_dsa, created_at
 FROM unnest($3::uuid[], $4::text[], $5::bytea[], $6::bytea[], $7::bytea[], $8::timestamptz[])
@@ -130,7 +129,7 @@ SELECT key_id FROM one_time_keys WHERE agent_nhi = $1 AND key_id = ANY ($2::uuid
 SELECT count(*) FROM one_time_keys WHERE agent_nhi = $1 AND issued_at IS NULL AND created_at > $2
 
 -- name: free_one_time
--- Not how many there are, only whether there are that many.
+-- Counts up to $4 only.
 SELECT count(*) FROM (
   SELECT FROM one_time_keys WHERE agent_nhi = $1 AND issued_at IS NULL AND created_at > $2 AND signer_id = $3 LIMIT $4
 ) AS free
@@ -148,21 +147,21 @@ CROSS JOIN LATERAL (
 ORDER BY a.agent_nhi
 
 -- name: lock_pair
--- One hand-out at a time between two agents, so that the hourly limit is exact.
+-- One issue at a time between two agents, so that the hourly limit is exact.
 SELECT pg_advisory_xact_lock(hashtextextended($1 || ' ' || $2, 0))
 
 -- name: issued_to_since
 SELECT count(*) FROM one_time_keys WHERE agent_nhi = $1 AND issued_to = $2 AND issued_at > $3
 
 -- name: take_one_time
--- Of any number of requesters at once, each gets another key or none.
+-- Requesters at the same time each get another key, or none.
 UPDATE one_time_keys SET issued_to = $2, issued_at = $3
 WHERE agent_nhi = $1 AND key_id = (
   SELECT key_id FROM one_time_keys
   WHERE agent_nhi = $1 AND issued_at IS NULL AND created_at > $4 AND signer_id = $5 AND key_type = ANY ($6::text[])
   ORDER BY created_at, key_id LIMIT 1 FOR UPDATE SKIP LOCKED
 )
-RETURNING key_id, key_type, public_key, signer_id, signature_ed25519, signature_ml_dsa, created_at
+RETURNING key_id, key_type, public_key, signature_ed25519, signature_ml_dsa, created_at
 
 -- name: spend_one_time
 UPDATE one_time_keys AS o SET used_at = $4
@@ -182,7 +181,7 @@ DELETE FROM one_time_keys WHERE agent_nhi = $1 AND issued_at IS NULL
 DELETE FROM one_time_keys WHERE agent_nhi = $1 AND used_at IS NULL
 
 -- name: drop_old_one_time
--- The age stands twice, so that its index serves twice.
+-- The age stands twice, so that its index serves both statements.
 DELETE FROM one_time_keys WHERE created_at < $1 AND (agent_nhi, key_id) IN (
   SELECT agent_nhi, key_id FROM one_time_keys WHERE created_at < $1 ORDER BY created_at LIMIT $2 FOR UPDATE SKIP LOCKED
 )

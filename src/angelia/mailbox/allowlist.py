@@ -1,4 +1,4 @@
-"""Whose mail is opened at all. Empty means nobody; what counts is the pair that verified, never a claimed name."""
+"""The senders whose mail is opened. An empty list admits none; entries name signing pairs, never claimed handles."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CALYX_FINGERPRINT = re.compile(r"\A[A-Za-z0-9+/]{22}\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllowedSender:
-    """A pair whose mail is opened."""
+    """A signing pair whose mail is opened."""
 
     fingerprint: str
     nhi: str
@@ -34,7 +34,7 @@ class AllowedSender:
 
 @dataclass(frozen=True, slots=True)
 class AllowlistImport:
-    """What became of an imported list: how many entries are new, and why others were refused."""
+    """The outcome of an import: how many entries are new, and why others were refused."""
 
     added: int
     refused: tuple[str, ...]
@@ -55,7 +55,7 @@ class Allowlist:
         self._pinned_keys = pinned_keys
 
     def check(self, pair: VerifyingPair, nhi: str) -> None:
-        """Refuse a pair that is not listed."""
+        """Raises NotAllowed for a pair that is not listed."""
         if self._database.row("is_allowed", pair.fingerprint) is None:
             raise NotAllowed(f"{nhi} is not on the allowlist", hint=f"angelia mail allow {nhi}")
 
@@ -66,7 +66,7 @@ class Allowlist:
         ]
 
     def allow(self, nhi: str, now: datetime, label: str | None = None) -> AllowedSender:
-        """Open mail of an agent from now on; its pair must be pinned, so that it is known which one."""
+        """Opens mail of an agent from now on, and returns its entry. Its signing pair must be pinned."""
         pin = self._pinned_keys.pin(nhi)
         if pin is None:
             raise UnknownSigner(
@@ -76,7 +76,7 @@ class Allowlist:
         return next(entry for entry in self.entries() if entry.fingerprint == pin.fingerprint)
 
     def deny(self, nhi: str) -> int:
-        """Open no more mail of an agent, by whichever of its pairs; how many were listed."""
+        """Opens no more mail of an agent, whichever pair signs it. Returns how many of its pairs were listed."""
         with self._database.transaction() as tx:
             return len(tx.execute(SQL["deny"], (nhi,)).fetchall())
 
@@ -86,10 +86,9 @@ class Allowlist:
         return msgspec.json.format(msgspec.json.encode(documents)) + b"\n"
 
     def import_json(self, content: bytes, now: datetime) -> AllowlistImport:
-        """Add the entries of a JSON array: exported ones, or the 22-character fingerprints of a Calyx allowlist.
+        """Adds the entries of a JSON array: exported ones, or the 22-character fingerprints of a Calyx allowlist.
 
-        A Calyx fingerprint is of an Ed25519 key alone and cut to 128 bits, so it only selects among pairs that are
-        pinned already; it never admits one by itself.
+        A Calyx fingerprint covers the Ed25519 key alone and is cut to 128 bits, so it only selects among pinned pairs.
         """
         try:
             listed = msgspec.json.decode(content, type=list[_Document | str])
@@ -115,7 +114,7 @@ class Allowlist:
 
 
 def calyx_fingerprint(ed25519: bytes) -> str:
-    """Calyx's short form of a public key."""
+    """Returns Calyx's fingerprint of a public key."""
     return base64.b64encode(hashlib.sha256(ed25519).digest()[:16]).decode("ascii").rstrip("=")
 
 

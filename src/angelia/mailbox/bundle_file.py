@@ -1,4 +1,4 @@
-"""Key bundles as a file that one person hands to another: the agent's whole chain, oldest first."""
+"""Key bundles as a file, for exchange without a server: the agent's whole chain, oldest first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def encode(links: Sequence[Link]) -> bytes:
 
 
 def read(path: Path) -> list[Link]:
-    """The chain in a file; nothing of it is believed yet."""
+    """Returns the chain in a file. Its signatures are not verified yet."""
     content = read_safely(path, path, most=MOST_BYTES)
     try:
         links = parse_links(msgspec.json.decode(content, type=list[LinkDocument]))
@@ -39,7 +39,7 @@ def read(path: Path) -> list[Link]:
 
 
 def take(pinned_keys: PinnedKeys, links: Sequence[Link], now: datetime, revoked: Sequence[UUID] | None = None) -> Pin:
-    """Pin an agent at first sight, or follow its chain on from the pin."""
+    """Pins an agent at first contact, or advances its pin along the chain. Returns the pin."""
     newest = links[-1]
     pin = pinned_keys.pin(newest.bundle.agent_nhi)
     if pin is None:

@@ -1,6 +1,6 @@
-"""Takes over the memory of a Calyx mailbox: what it had seen is not accepted here as new.
+"""Imports the replay state of a Calyx mailbox, so that messages it has seen are not accepted here as new.
 
-Every step may be repeated: a run that was interrupted is run again, and one that was complete changes nothing.
+The import is idempotent: an interrupted run is run again, and a second complete run changes nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TIME = re.compile(r"\A\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ\Z", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class MigrationResult:
-    """What a migration did: ids by what became of them, the copies that it made, and files that it could not read."""
+    """The outcome of a migration: counts of message ids, the backups that it made, and files that it could not read."""
 
     ids: int
     with_envelope: int
@@ -53,7 +53,7 @@ class _OldEnvelope:
 
 
 def old_replay_key(envelope: dict[str, Any]) -> str:
-    """Calyx's rule: the hash of JSON with sorted keys and no spaces, normalised to NFC."""
+    """Returns Calyx's replay key: the hash of JSON with sorted keys and no spaces, normalised to NFC."""
     if envelope.get("protocol_version", "0.1") != "0.1":
         raise InvalidArgument("the envelope is of no version of Calyx that is known")
     _refuse_floats(envelope)
@@ -62,7 +62,7 @@ def old_replay_key(envelope: dict[str, Any]) -> str:
 
 
 def migrate(database: MailboxDatabase, runtime: Path, now: datetime) -> MigrationResult:
-    """Copy what Calyx has seen into the replay state. Calyx's own files are copied first and never changed."""
+    """Copies Calyx's replay state into this one. Calyx's own files are backed up first and never changed."""
     mailbox = runtime / "mailbox"
     if not mailbox.is_dir():
         raise NotFound(f"there is no Calyx mailbox in {runtime}", hint="name the directory that holds `mailbox`")
@@ -70,7 +70,7 @@ def migrate(database: MailboxDatabase, runtime: Path, now: datetime) -> Migratio
     backups = _back_up(mailbox)
     envelopes, problems = _envelopes(mailbox)
     if os.path.lexists(mailbox / FILE):
-        # Nothing it has seen can come back here: Angelia opens no envelope of Calyx.
+        # Envelopes that it lists cannot be replayed here: Angelia opens no envelope of Calyx.
         problems.append(FileProblem(mailbox / FILE, "is the memory of version 0.1, and is not taken over"))
     found = missing = 0
     for start in range(0, len(msg_ids), _BATCH):
@@ -84,7 +84,7 @@ def migrate(database: MailboxDatabase, runtime: Path, now: datetime) -> Migratio
 
 
 def _seen(path: Path) -> list[str]:
-    """The message ids of `seen_cache.json`, each once, in their order."""
+    """Returns the message ids of `seen_cache.json`, each once, in their order."""
     try:
         content = read_safely(path, path, most=MOST_CACHE_BYTES)
     except NotFound:
@@ -102,7 +102,8 @@ def _seen(path: Path) -> list[str]:
 
 
 def _back_up(mailbox: Path) -> tuple[Path, ...]:
-    """Copies beside the originals. One that holds the same is enough; one that differs is never overwritten."""
+    """Makes backups beside the originals and returns those it made. An equal backup is not repeated, another one is
+    never overwritten."""
     copies = []
     cache = mailbox / "seen_cache.json"
     if cache.is_file() and (copy := _free(cache.with_name("seen_cache.json.backup"), cache)):
@@ -117,7 +118,7 @@ def _back_up(mailbox: Path) -> tuple[Path, ...]:
 
 
 def _free(wanted: Path, original: Path) -> Path | None:
-    """The first free name for a copy; None when a copy of the same content is there."""
+    """Returns the first free name for a backup; None when a backup of the same content exists."""
     for number in count():
         path = wanted if number == 0 else wanted.with_name(f"{wanted.name}.{number}")
         if not os.path.lexists(path):
@@ -128,7 +129,7 @@ def _free(wanted: Path, original: Path) -> Path | None:
 
 
 def _content(path: Path) -> dict[str, str] | None:
-    """What a file or a folder holds, by hash; None for anything else."""
+    """Returns the hashes of a file or of a directory's files, by name; None for anything else."""
     if path.is_symlink() or not (path.is_file() or path.is_dir()):
         return None
     files = [path] if path.is_file() else [one for one in path.iterdir() if one.is_file() and not one.is_symlink()]
@@ -136,7 +137,7 @@ def _content(path: Path) -> dict[str, str] | None:
 
 
 def _copy_file(original: Path, copy: Path) -> None:
-    # Whole or not at all: a copy that a crash cut off would be taken for another content and stay for ever.
+    # Whole or not at all: a copy that a crash cut off would count as different content and stay for ever.
     half = copy.with_name(f".{copy.name}.half")
     half.unlink(missing_ok=True)
     _copy_content(original, half)
@@ -154,7 +155,7 @@ def _copy_folder(original: Path, copy: Path) -> None:
 
 
 def _copy_content(original: Path, copy: Path) -> None:
-    """A new file with the same content that is private from birth."""
+    """Copies into a new file that is private from its creation on."""
     source = os.open(original, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(source, "rb") as reading:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -163,7 +164,7 @@ def _copy_content(original: Path, copy: Path) -> None:
 
 
 def _envelopes(mailbox: Path) -> tuple[dict[str, _OldEnvelope], list[FileProblem]]:
-    """The envelopes that are still there, by message id."""
+    """Returns the envelopes that still exist as files, by message id, and the files that are none."""
     found: dict[str, _OldEnvelope] = {}
     problems: list[FileProblem] = []
     for path in _envelope_files(mailbox):
@@ -205,7 +206,7 @@ def _parse(content: bytes) -> _OldEnvelope:
 
 
 def _remember(tx: MailboxTx, envelope: _OldEnvelope, now: datetime) -> bool:
-    """A row as Calyx would have it. Its envelopes are acceptable for five minutes, so that is their life."""
+    """Adds a row as Calyx would have it; returns whether it is new. Calyx accepts an envelope for five minutes."""
     values: Sequence[str | None] = (
         envelope.replay_key,
         envelope.msg_id,

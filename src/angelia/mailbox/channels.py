@@ -1,4 +1,4 @@
-"""The agent's side of channels: their keys, sealing under them, and opening what was published, without a network."""
+"""The agent's side of channels: their keys, sealing under them, and opening messages, without a network."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TypedDict, Unpack
+from typing import Unpack
 from uuid import UUID
 
 from angelia.envelope import frame, sealing
@@ -28,8 +28,9 @@ from angelia.envelope.wire import (
 )
 from angelia.errors import AngeliaError
 from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, read_meta, stamp, unstamp, write_meta
+from angelia.mailbox.drafts import MessageOptions
 from angelia.mailbox.key_rotation import STOLEN_AT, OwnKeys
-from angelia.mailbox.key_share_retries import Unreached, forget_before
+from angelia.mailbox.key_share_retries import KeyShareRetries, forget_before
 from angelia.mailbox.local_key import LocalKey
 from angelia.mailbox.pinned_keys import PinnedKeys
 from angelia.mailbox.time_window import DeliveryProfile, check_window
@@ -55,20 +56,9 @@ class EpochWentBack(AngeliaError):
     code = "conflict"
 
 
-class PostWishes(TypedDict, total=False):
-    """How a publisher wants a message to be; what is left out is as in `Post`."""
-
-    message_id: UUID
-    ttl_seconds: int
-    priority: Priority
-    compression: Compression
-    padme: bool
-    correlation_id: UUID | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ChannelMessage:
-    """A message of a channel, opened: its signatures hold, and it stands where it always stood."""
+    """A message of a channel, opened: its signatures hold, and its offset is the one that it had before."""
 
     channel_id: UUID
     offset: int
@@ -93,8 +83,8 @@ class ChannelMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """An envelope, and the offset at which a server says it stands."""
+class PlacedEnvelope:
+    """An envelope, and its offset by the server's word."""
 
     offset: int
     envelope: Envelope
@@ -110,58 +100,64 @@ class HeldKey:
     received_at: datetime
 
 
-class Channels:
+class MailboxChannels:
     """The tables `channels`, `channel_keys`, `channel_epochs` and `channel_opened`."""
 
     def __init__(
-        self, database: MailboxDatabase, local: LocalKey, own: OwnKeys, trust: PinnedKeys, ttl_max: int = TTL_MAX
+        self,
+        database: MailboxDatabase,
+        local: LocalKey,
+        own_keys: OwnKeys,
+        pinned_keys: PinnedKeys,
+        ttl_max: int = TTL_MAX,
     ) -> None:
         self._database = database
         self._local = local
-        self._own = own
-        self._trust = trust
+        self._own_keys = own_keys
+        self._pinned_keys = pinned_keys
         self._ttl_max = ttl_max
-        self.unreached = Unreached(database)
+        self.key_share_retries = KeyShareRetries(database)
         self._roots = VerifiedRoots()
 
     @property
     def ttl(self) -> int:
-        """How long a message or a key lives of which nobody says otherwise, in seconds."""
+        """The default lifetime of a message or a key, in seconds."""
         return min(TTL_DEFAULT, self._ttl_max)
 
     def join(self, channel_id: UUID, name: str, now: datetime) -> None:
-        """From now on mail that brings this channel's keys is expected, whoever its sender is."""
+        """Expects mail with this channel's keys from now on, from any sender."""
         with self._database.transaction() as tx:
             tx.execute(SQL["join_channel"], (str(channel_id), name, stamp(now)))
             tx.execute(SQL["revive_channel_key"], (str(channel_id),))
 
     def leave(self, channel_id: UUID, now: datetime) -> None:
-        """Expect no more; the keys that are here go as those do that were replaced."""
+        """Expects no more keys; the keys that are here are destroyed later, like replaced ones."""
         with self._database.transaction() as tx:
             tx.execute(SQL["leave_channel"], (str(channel_id),))
             tx.execute(SQL["retire_channel_keys"], (self._destroy_at(now), str(channel_id), LATEST))
 
     def forget(self, channel_id: UUID, now: datetime) -> None:
-        """Know nothing of a channel any more but the keys that open its messages; they seal nothing."""
+        """Forgets all about a channel except its keys; they still open messages, and seal nothing."""
         self.leave(channel_id, now)
         with self._database.transaction() as tx:
             for statement in ("forget_roster", "forget_epoch", "spend_channel_keys"):
                 tx.execute(SQL[statement], (str(channel_id),))
 
     def joined_as(self, name: str) -> UUID | None:
-        """The channel that was joined under a name."""
+        """Returns the id of the channel that was joined under a name."""
         found = self._database.row("channel_joined_as", name)
         return None if found is None else UUID(found[0])
 
     def name(self, channel_id: UUID) -> str | None:
+        """Returns the `owner/name` under which a channel was joined."""
         found = self._database.row("joined_channel", str(channel_id))
         return None if found is None else str(found[0])
 
     def expects(self, envelope: Envelope) -> bool:
-        """Whether an envelope claims to bring the key of a channel that this agent has joined, and is exactly as long.
+        """Whether an envelope claims to bring the key of a channel that this agent has joined, and has a key's length.
 
-        To join is to agree: such mail needs no place on the allowlist. What it brings is believed only if its sender
-        may give out the channel's key."""
+        To join a channel is to agree to such mail: its sender need not be on the allowlist. The key is accepted only if
+        the sender may give it out."""
         header = envelope.header
         bare = header.compression is Compression.NONE and len(envelope.ciphertext) in KEY_BYTES
         joined = header.channel_id is not None and self.name(header.channel_id) is not None
@@ -170,8 +166,8 @@ class Channels:
     def keep(
         self, brought: ChannelKey, sender: str, now: datetime, *, seals: bool = True, came_at: datetime | None = None
     ) -> None:
-        """Keep a key that is believed, or that was made here; or one that only opens. One that lay in this mailbox when
-        its keys were stolen is spent."""
+        """Stores a key that was accepted or made here; `seals` is False for one that only opens. A key that was in this
+        mailbox when its keys were stolen seals nothing either."""
         roster = brought.made_under if seals else None
         if not 1 <= brought.epoch < LATEST:
             raise Malformed("the epoch of a channel's key is out of range")
@@ -183,27 +179,27 @@ class Channels:
             spent = came_at is not None and stolen_at is not None and stamp(came_at) <= stolen_at
             values = (channel_id, key_id, brought.epoch, *kept, sender, stamp(now), *made_under, spent)
             tx.execute(SQL["add_channel_key"], values)
-            (newest,) = tx.execute(SQL["newest_epoch"], (channel_id, self._own.identity.handle)).fetchone()
+            (newest,) = tx.execute(SQL["newest_epoch"], (channel_id, self._own_keys.identity.handle)).fetchone()
             tx.execute(SQL["retire_channel_keys"], (self._destroy_at(now), channel_id, newest or 0))
 
     def retire(self, channel_id: UUID, epoch: int, now: datetime) -> None:
-        """The channel has gone on after that epoch: keys up to it seal nothing any more."""
+        """Retires the keys up to an epoch that the channel has left: they seal nothing any more."""
         with self._database.transaction() as tx:
             tx.execute(SQL["retire_channel_keys"], (self._destroy_at(now), str(channel_id), epoch + 1))
 
     def retire_before(self, channel_id: UUID, epoch: int, now: datetime) -> None:
-        """The channel is at that epoch, whose key was made here: keys of earlier ones seal nothing any more, and live
-        on until nothing under them can be read."""
+        """Retires the keys of earlier epochs, after a key of this epoch was made here: they seal nothing any more, and
+        are kept until no message under them can be read."""
         with self._database.transaction() as tx:
             tx.execute(SQL["heard_epoch"], (str(channel_id), epoch))
             tx.execute(SQL["retire_channel_keys"], (self._destroy_at(now), str(channel_id), epoch))
             forget_before(tx, channel_id, epoch)
 
-    def follow(self, channel_id: UUID, epoch: int) -> None:
-        """A server says at which epoch the channel is. One that goes back is refused: what is sealed under a key of
-        before opens for those who were removed since. Only keys that are believed or were made here say where it was:
-        nobody signs an epoch."""
-        (newest,) = self._database.row("newest_epoch", str(channel_id), self._own.identity.handle)
+    def check_epoch(self, channel_id: UUID, epoch: int) -> None:
+        """Refuses an epoch of the server that goes back, or leaps far ahead: a message under an earlier key opens for
+        members that were removed since. Epochs are not signed, so the keys that were accepted or made here say which
+        one was the newest."""
+        (newest,) = self._database.row("newest_epoch", str(channel_id), self._own_keys.identity.handle)
         if newest is not None and epoch > newest + MOST_EPOCHS_AHEAD:
             raise EpochLeapt(f"the server says that the channel is at epoch {epoch}; it was at epoch {newest} before")
         if newest is not None and epoch < newest:
@@ -218,42 +214,45 @@ class Channels:
         return None if found is None else self._decrypted(key_id, *found)
 
     def made_under(self, channel_id: UUID, key_id: UUID) -> Edition | None:
-        """The roster that the maker of a key had."""
+        """Returns the roster, by signer and version, under which a key was made."""
         found = self._database.row("key_made_under", str(channel_id), str(key_id))
         return None if found is None else Edition(UUID(found[0]), found[1])
 
     @property
     def stolen_at(self) -> datetime | None:
-        """When the keys of channels that lay here may have been stolen last."""
+        """The last time at which the keys of channels in this mailbox may have been stolen."""
         found = self._database.row("read_meta", STOLEN_AT)
         return None if found is None else unstamp(found[0])
 
     def present_key(self, channel_id: UUID, key_id: UUID) -> EpochKey | None:
-        """A key to seal under: one that was not replaced, by a publisher's word, and not too old for the roster."""
+        """Returns a key if it may seal: it was not replaced, a publisher vouched for it, and the roster still accepts
+        keys of its version."""
         found = self._database.row("present_channel_key", str(channel_id), str(key_id))
         return None if found is None else self._decrypted(key_id, *found)
 
     def keys(self, channel_id: UUID) -> list[HeldKey]:
-        """The keys of a channel, newest epoch first."""
+        """Returns the keys of a channel, newest epoch first."""
         return [
             HeldKey(key_id=UUID(key_id), epoch=epoch, sender=sender, received_at=unstamp(received))
             for key_id, epoch, sender, received in self._database.rows("channel_keys", str(channel_id))
         ]
 
     def seal(
-        self, channel_id: UUID, key: EpochKey, body: bytes, now: datetime, **wishes: Unpack[PostWishes]
+        self, channel_id: UUID, key: EpochKey, body: bytes, now: datetime, **options: Unpack[MessageOptions]
     ) -> Envelope:
-        """Seal a message for everybody who has the key."""
-        values: PostWishes = {"message_id": uuid.uuid4(), "ttl_seconds": self.ttl, **wishes}
+        """Returns a message sealed for all agents that have the key."""
+        values: MessageOptions = {"message_id": uuid.uuid4(), "ttl_seconds": self.ttl, **options}
         post = Post(channel_id=channel_id, key=key, body=body, created_at=unix_ms(now), **values)
-        identity = self._own.identity
+        identity = self._own_keys.identity
         return sealing.seal_post(post, identity.handle, identity.pair, ttl_max=self._ttl_max)
 
-    def open_many(self, channel_id: UUID, messages: Sequence[Placed], now: datetime) -> list[ChannelMessage | Refused]:
-        """Open messages where they stand; each has its own outcome. What stood there before opens again.
+    def open_many(
+        self, channel_id: UUID, messages: Sequence[PlacedEnvelope], now: datetime
+    ) -> list[ChannelMessage | Refused]:
+        """Opens messages, and returns one outcome for each. A message that was opened before opens again.
 
-        The offset is the guard: a message at a second offset, or another message at an offset that was opened, is
-        refused, whoever says so. A commit, and nothing here, ends the reading of a message."""
+        Offsets guard against replay: a message at a second offset, or another message at an offset that was opened, is
+        refused. Only a commit, which is not made here, ends the reading of a message."""
         outcomes: list[ChannelMessage | Refused] = [self._opened(channel_id, one, now) for one in messages]
         with self._database.transaction() as tx:
             for at, one in enumerate(outcomes):
@@ -261,12 +260,12 @@ class Channels:
                     outcomes[at] = refusal
         return outcomes
 
-    def was_opened(self, channel_id: UUID, placed: Placed) -> bool:
-        """Whether this very message was opened here before, at this offset."""
+    def was_opened(self, channel_id: UUID, placed: PlacedEnvelope) -> bool:
+        """Whether this message was opened here before, at this offset."""
         found = self._database.row("channel_opened", str(channel_id), placed.offset)
         return found is not None and found[0] == placed.envelope.replay_key
 
-    def _opened(self, channel_id: UUID, placed: Placed, now: datetime) -> ChannelMessage | Refused:
+    def _opened(self, channel_id: UUID, placed: PlacedEnvelope, now: datetime) -> ChannelMessage | Refused:
         try:
             pair, body = self._open(channel_id, placed.envelope, now)
         except Refused as refusal:
@@ -293,7 +292,7 @@ class Channels:
         key = self.key(channel_id, header.key_id, now)
         if key is None:
             raise UnknownKey("the key of this message's epoch is not here", hint="it may be under way; or it is older")
-        if not self._own.accepts_suite(header.suite, header.created_at):
+        if not self._own_keys.accepts_suite(header.suite, header.created_at):
             raise SuiteRefused("this agent took no messages of channels when the envelope was made")
         check_window(header, DeliveryProfile.RELAY, now)
         pruned_to = self._database.row("read_meta", _PRUNED_TO)
@@ -304,22 +303,22 @@ class Channels:
         return pair, sealing.unseal_post(envelope, channel_id, key)
 
     def _signer(self, header: Header) -> VerifyingPair:
-        own = self._own.identity
+        own = self._own_keys.identity
         if (header.sender_nhi, header.sender_key_id) == (own.handle, own.pair.public.signer_id):
             return own.pair.public
-        return self._trust.signer(header.sender_nhi, header.sender_key_id, moment(header.created_at))
+        return self._pinned_keys.signer(header.sender_nhi, header.sender_key_id, moment(header.created_at))
 
     def _decrypted(self, key_id: UUID, nonce: bytes, secret: bytes) -> EpochKey | None:
         key = EpochKey.of(self._local.decrypt("channel_keys", str(key_id), nonce, secret))
         return key if key.key_id == key_id else None
 
     def _destroy_at(self, now: datetime) -> str:
-        """Others may publish messages that live as long as any server allows."""
+        """When a retired key is destroyed: other publishers' messages live as long as any server allows."""
         return stamp(now + timedelta(seconds=TTL_CEILING) + SKEW)
 
 
 def prune(database: MailboxDatabase, now: datetime) -> None:
-    """Forget where messages stood that have expired."""
+    """Forgets the offsets of expired messages."""
     before, chunk = stamp(now - SKEW), _CHUNK
     while chunk == _CHUNK:
         with database.transaction() as tx:
@@ -330,6 +329,7 @@ def prune(database: MailboxDatabase, now: datetime) -> None:
 
 
 def _claim(tx: MailboxTx, message: ChannelMessage) -> Refused | None:
+    """Notes the offset of a message. Returns the refusal if the message or the offset was used before."""
     channel_id, msg_id = str(message.channel_id), str(message.message_id)
     values = (channel_id, message.offset, message.replay_key, message.sender_fingerprint, msg_id)
     tx.execute(SQL["add_channel_opened"], (*values, stamp(message.expires_at)))

@@ -1,4 +1,4 @@
-"""What the mailbox does without being asked: forget in time, destroy in time, and clear away after a crash."""
+"""Housekeeping of the mailbox: prunes old rows, destroys keys and plaintexts in time, clears away after a crash."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from angelia.mailbox.replay import RETENTION_HOURS, PruneResult
 _CLOCK = "clock_shown"
 _BELIEVED_AFTER = timedelta(hours=1)
 _CHUNK = 1_000
-# How long the content of a sent message outlives it: until then its recipient's receipt may come.
+# How long the content of a sent message is kept after the message expired: until then a receipt may arrive.
 KEPT_AFTER_END = timedelta(days=1)
 
 
 class Cleanup:
-    """Runs at the start and, cheaply, with every operation that writes."""
+    """Runs when the mailbox is opened and, cheaply, with every operation that writes."""
 
     def __init__(
         self, database: MailboxDatabase, files: Sequence[EnvelopeFiles], inbox_files: EnvelopeFiles, notices: Notices
@@ -35,7 +35,7 @@ class Cleanup:
         self.run_due(now)
 
     def run_due(self, now: datetime) -> None:
-        """Destroy private keys and plaintexts whose time is surely over; once a day, prune as well."""
+        """Destroys private keys and plaintexts whose time has surely passed; once a day it prunes as well."""
         reached = self._reached(now)
         ended = None if reached is None else stamp(reached - KEPT_AFTER_END)
         if reached is not None and self._database.row("something_overdue", stamp(reached), ended):
@@ -47,7 +47,7 @@ class Cleanup:
             self._tidy(now)
 
     def prune(self, now: datetime, retention_hours: int = RETENTION_HOURS, *, force: bool = False) -> PruneResult:
-        """Forget what can be forgotten now."""
+        """Prunes replay state, channel offsets, spent one-time keys and handled control messages that are too old."""
         pruned = replay.prune(self._database, now, retention_hours, force=force)
         if pruned.warning is None:
             channels.prune(self._database, now)
@@ -58,9 +58,9 @@ class Cleanup:
         return pruned
 
     def _reached(self, now: datetime) -> datetime | None:
-        """A time that has surely come: the clock showed it, and at least an hour later it has not gone back.
+        """Returns a time that has surely passed: the clock showed it, and an hour later it had not gone back.
 
-        What is destroyed stays destroyed, so a clock that runs ahead for a moment must not be believed.
+        Destruction is final, so a clock that runs ahead for a moment must not be believed.
         """
         found = self._database.row("read_meta", _CLOCK)
         shown = None if found is None else unstamp(found[0])
@@ -71,7 +71,7 @@ class Cleanup:
         return shown if shown is not None and shown <= now else None
 
     def _prune_controls(self, now: datetime) -> None:
-        """Control messages that were handled and have expired: nobody looks for them again."""
+        """Deletes control messages that were handled and have expired: they cannot be delivered again."""
         before = stamp(now - SKEW)
         while self._database.row("something_handled", before):
             with self._database.transaction() as tx:
@@ -79,7 +79,7 @@ class Cleanup:
             self._inbox_files.remove(keys)
 
     def _prune_spent(self, now: datetime) -> None:
-        """Others' one-time keys that are too old to be used."""
+        """Forgets one-time keys of recipients that are too old to be handed out again."""
         with self._database.transaction() as tx:
             tx.execute(SQL["prune_spent"], (stamp(now - SKEW),))
 

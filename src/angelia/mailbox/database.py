@@ -1,6 +1,6 @@
-"""The mailbox's SQLite database: private files, one long-lived connection a thread, one way to write.
+"""The mailbox's SQLite database: private files, one long-lived connection per thread, one way to write.
 
-Statements are named blocks of `statements.sql`; tables are in `schema.sql` and what follows it.
+Statements are named blocks of `statements.sql`; tables are in `schema.sql` and the numbered scripts after it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from angelia.mailbox import private_files
 from angelia.mailbox.private_files import UnsafeFile
 
 FILE = "replay_state.db"
-# A new mailbox is made of all of them in turn, one of an earlier version of those that it lacks.
+# A new mailbox runs all of them in turn, an older one those that it lacks.
 _SCHEMAS = ("schema.sql", *(f"schema_{number}.sql" for number in range(2, 7)))
 SCHEMA = len(_SCHEMAS)
 BUSY_MS = 5_000
-# SQLite asks for a taken lock ever more seldom, so who waits longest is served last; a new try asks often again.
+# SQLite polls a taken lock ever more seldom, so the longest waiter would be served last; a new try polls often again.
 _TRIES = 4
 _PRAGMAS = (
     f"busy_timeout={BUSY_MS}",
@@ -36,15 +36,22 @@ _PRAGMAS = (
     "trusted_schema=OFF",
     "secure_delete=ON",
 )
-_BLOCK = re.compile(r"^-- name: (\w+)\n(.*?)(?=^-- name: |\Z)", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^-- (name|columns): (\w+)\n(.*?)(?=^-- (?:name|columns): |\Z)", re.MULTILINE | re.DOTALL)
 _BESIDE = Path(__file__).parent
-SQL = {found[1]: found[2].strip() for found in _BLOCK.finditer((_BESIDE / "statements.sql").read_text("utf-8"))}
 
+
+def _statements_by_name(script: str) -> dict[str, str]:
+    blocks = [(found[1], found[2], found[3].strip()) for found in _BLOCK.finditer(script)]
+    columns = {name: text for kind, name, text in blocks if kind == "columns"}
+    return {name: text.format_map(columns) for kind, name, text in blocks if kind == "name"}
+
+
+SQL = _statements_by_name((_BESIDE / "statements.sql").read_text("utf-8"))
 _DESTROYS = frozenset(statement for statement in SQL.values() if statement.startswith("-- destroys\n"))
 
 
 class MailboxTx(sqlite3.Connection):
-    """A connection inside `Database.transaction`. It notes when a secret is destroyed, of which the log has a copy."""
+    """A connection inside `MailboxDatabase.transaction`. It notes when the write-ahead log holds destroyed secrets."""
 
     log_holds_secrets = False
 
@@ -54,11 +61,11 @@ class MailboxTx(sqlite3.Connection):
         return super().execute(sql, parameters)
 
     def empty_log(self) -> None:
-        """Move what the write-ahead log holds into the database and cut the log to nothing.
+        """Checkpoints the write-ahead log and truncates it.
 
         While another process reads, SQLite cannot; then the end of the next transaction tries again.
         """
-        with suppress(sqlite3.OperationalError):  # the transaction is durable, whatever becomes of this
+        with suppress(sqlite3.OperationalError):  # the transaction is durable even if this fails
             (busy, _, _) = self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             self.log_holds_secrets = bool(busy)
 
@@ -76,7 +83,7 @@ class NewerDatabase(AngeliaError):
 
 
 def stamp(at: datetime) -> str:
-    """A time as the tables have it: UTC, and always of the same width."""
+    """Returns a time as the tables have it: UTC, and always of the same width."""
     return at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
@@ -100,26 +107,26 @@ class MailboxDatabase:
         self._opened: list[_Opened] = []
         private_files.check_directory(directory)
         with private_files.opened_directory(directory) as descriptor:
-            # Processes that open a new mailbox together make its tables once; switching to WAL does not wait for locks.
+            # Of processes that open a new mailbox together one makes the tables; switching to WAL waits for no lock.
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             self._make_file(descriptor)
             with self.transaction() as tx:
-                tx.log_holds_secrets = True  # a process that was killed may have left them
+                tx.log_holds_secrets = True  # a killed process may have left some
                 self._prepare(tx)
 
     def rows(self, name: str, *values: object) -> list[Any]:
-        """What a named statement that only reads gives."""
+        """Returns the rows of a named statement that only reads."""
         with wrapped():
             return self._connection.execute(SQL[name], values).fetchall()
 
     def row(self, name: str, *values: object) -> Any:
-        """The one row that a named statement gives, or None."""
+        """Returns the first row of a named statement that only reads, or None."""
         found = self.rows(name, *values)
         return found[0] if found else None
 
     @contextmanager
     def transaction(self) -> Iterator[MailboxTx]:
-        """One transaction that may write from its beginning on: at the end all of it is durable, or nothing."""
+        """One transaction that holds the write lock from its beginning; at its end all of it is durable, or nothing."""
         with wrapped():
             connection = self._connection
             _begin(connection)
@@ -143,7 +150,7 @@ class MailboxDatabase:
 
     @property
     def _connection(self) -> MailboxTx:
-        """This thread's connection. It must not cross a fork: the child opens its own and leaves the parent's alone."""
+        """This thread's connection. After a fork the child opens its own and leaves the parent's alone."""
         opened: _Opened | None = getattr(self._own, "opened", None)
         if opened is None or opened.process != os.getpid():
             opened = self._own.opened = self._connect()
@@ -156,7 +163,7 @@ class MailboxDatabase:
         for name in (FILE, f"{FILE}-wal", f"{FILE}-shm"):
             _refuse_unsafe(directory, name, self._path.with_name(name))
         if not private_files.exists(directory, FILE):
-            # SQLite gives its two other files the mode of this one.
+            # SQLite creates its -wal and -shm files with the mode of this one.
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             with private_files.writing(self._path):
                 os.close(os.open(FILE, flags, private_files.FILE_MODE, dir_fd=directory))
@@ -191,7 +198,7 @@ class MailboxDatabase:
 
 @contextmanager
 def wrapped() -> Iterator[None]:
-    """SQLite's own faults as ours."""
+    """Turns SQLite's errors into Angelia's."""
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -220,7 +227,7 @@ def write_meta(tx: MailboxTx, name: str, value: str) -> None:
 
 
 def ago(since: datetime, now: datetime) -> str:
-    """An age as people read it: 4s, 12m, 3h, 5d."""
+    """Returns an age for display: 4s, 12m, 3h, 5d."""
     seconds = max(0, (now - since) // timedelta(seconds=1))
     for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
         if seconds >= size:
@@ -245,7 +252,7 @@ def _busy(error: sqlite3.OperationalError) -> bool:
 
 
 def _statements(script: str) -> Iterator[str]:
-    """The statements of a script one by one: `executescript` would commit the transaction that it runs in."""
+    """Yields the statements of a script one by one: `executescript` would commit the transaction that it runs in."""
     pending = ""
     for line in script.splitlines(keepends=True):
         pending += line

@@ -29,7 +29,7 @@ class ChangedFile(UnsafeFile):
 
 @dataclass(frozen=True, slots=True)
 class FileProblem:
-    """A file that is not what it should be."""
+    """A file that is missing, changed or misplaced, and what is wrong with it."""
 
     path: Path
     what: str
@@ -39,7 +39,7 @@ class FileProblem:
 
 
 class EnvelopeFiles:
-    """One directory of envelopes, ours alone."""
+    """One private directory of envelopes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -53,13 +53,13 @@ class EnvelopeFiles:
             self._directory = -1
 
     def put(self, envelopes: Iterable[tuple[str, bytes]]) -> None:
-        """Store envelopes durably: a crash leaves whole files or none. The same one again changes nothing."""
+        """Stores envelopes durably: a crash leaves whole files or none. Idempotent."""
         for replay_key, wire in envelopes:
             self.place(replay_key, wire)
         self.sync()
 
     def place(self, replay_key: str, wire: bytes) -> None:
-        """As `put` for one envelope, but it is durable only after `sync`."""
+        """Stores one envelope; it is durable only after `sync`."""
         name = f"{replay_key}.agl"
         if not private_files.exists(self._directory, name):
             with private_files.writing(self.path / name):
@@ -72,18 +72,15 @@ class EnvelopeFiles:
             os.fsync(self._directory)
 
     def get(self, replay_key: str) -> bytes:
-        """An envelope whose content is what its name says."""
+        """Returns an envelope's bytes, after a check that their hash is the file's name."""
         name = f"{replay_key}.agl"
         wire = read_safely(name, self.path / name, directory=self._directory)
         if hashlib.sha256(wire).hexdigest() != replay_key:
             raise ChangedFile(f"{self.path / name} was changed: its hash is not its name")
         return wire
 
-    def has(self, replay_key: str) -> bool:
-        return private_files.exists(self._directory, f"{replay_key}.agl")
-
     def move(self, replay_key: str, other: EnvelopeFiles) -> None:
-        """Put an envelope into another drawer; one that is not here any more was put there by somebody else."""
+        """Moves an envelope to another directory. If it is not here any more, another process has moved it."""
         name = f"{replay_key}.agl"
         with private_files.writing(other.path / name):
             try:
@@ -94,47 +91,64 @@ class EnvelopeFiles:
         self.sync()
 
     def remove(self, replay_keys: Iterable[str]) -> None:
-        """Forget envelopes; one that is not here is forgotten already."""
+        """Deletes envelopes; those that do not exist are skipped."""
         for replay_key in replay_keys:
             with private_files.writing(self.path / f"{replay_key}.agl"), suppress(FileNotFoundError):
                 os.unlink(f"{replay_key}.agl", dir_fd=self._directory)
 
     def envelopes(self) -> Iterator[tuple[str, Envelope]]:
-        """The envelopes that are here, by their replay keys; what is none is among the problems."""
+        """Yields the envelopes of the directory with their replay keys; skips files that `problems` reports."""
         for name in self._names():
             if found := _NAME.match(name):
                 with suppress(UnsafeFile, NotFound, Refused):
                     yield found[1], decode(self.get(found[1]))
 
     def problems(self) -> Iterator[FileProblem]:
-        """Everything in the directory that is not an envelope under its own hash."""
+        """Yields every file of the directory that is not an envelope under its own hash."""
         for name in self._names():
             if _TEMPORARY.match(name):
                 continue
-            found = _NAME.match(name)
-            if found is None:
+            if (found := _NAME.match(name)) is None:
                 yield FileProblem(self.path / name, "is not named as an envelope is")
-                continue
-            try:
-                self.get(found[1])
-            except (UnsafeFile, NotFound) as error:
-                yield FileProblem(self.path / name, error.message.removeprefix(f"{self.path / name} "))
+            elif problem := self.problem(found[1]):
+                yield problem
 
-    def _names(self) -> list[str]:
-        with os.scandir(self._directory) as entries:
-            return sorted(entry.name for entry in entries)
+    def problem(self, replay_key: str) -> FileProblem | None:
+        """Returns what is wrong with an envelope's file: it is missing, changed or unsafe."""
+        path = self.path / f"{replay_key}.agl"
+        try:
+            self.get(replay_key)
+        except NotFound:
+            return FileProblem(path, "is missing")
+        except UnsafeFile as error:
+            return FileProblem(path, error.message.removeprefix(f"{path} "))
+        return None
+
+    def missing(self, replay_keys: Iterable[str]) -> list[FileProblem]:
+        """Returns those of the envelopes that have no file."""
+        names = (f"{replay_key}.agl" for replay_key in replay_keys)
+        return [
+            FileProblem(self.path / name, "is missing")
+            for name in names
+            if not private_files.exists(self._directory, name)
+        ]
 
     def sweep(self, now: datetime) -> None:
-        """Remove what a crash left half written."""
+        """Removes temporary files that a crash left half written."""
         for name in self._names():
             if _TEMPORARY.match(name):
                 status = os.stat(name, dir_fd=self._directory, follow_symlinks=False)
                 if now.timestamp() - status.st_mtime > _LEFT_OVER.total_seconds():
                     os.unlink(name, dir_fd=self._directory)
 
+    def _names(self) -> list[str]:
+        with os.scandir(self._directory) as entries:
+            return sorted(entry.name for entry in entries)
+
 
 def read_safely(name: str | Path, shown: Path, *, directory: int | None = None, most: int = MAX_ENVELOPE) -> bytes:
-    """The bytes of a file that somebody else may have put there: no link of either kind, no pipe, not too big."""
+    """Returns the bytes of a file that another user may have put there. Refuses symlinks, hard links, pipes, and files
+    that are too big."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(name, flags, dir_fd=directory)

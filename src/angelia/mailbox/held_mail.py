@@ -1,4 +1,4 @@
-"""Mail of senders who are not allowed. The relay keeps it; here is only what it takes to ask for it by name."""
+"""Mail of senders that are not on the allowlist. The server keeps it; here are only the ids to ask for it later."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from angelia.mailbox.database import SQL, MailboxDatabase, stamp, unstamp
 
-# A stranger must not fill this disk; what is beyond comes again by itself.
+# A stranger must not fill this disk; messages beyond the limit are delivered again anyway.
 MOST = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldMessage:
-    """A message that waits at the relay until its sender is allowed, or until it expires."""
+    """A message that waits at the server until its sender is allowed, or until it expires."""
 
     replay_key: str
     sender: str
@@ -29,11 +29,11 @@ class HeldMail:
     def __init__(self, database: MailboxDatabase) -> None:
         self._database = database
 
-    def add(self, *waiting: HeldMessage) -> None:
-        """Remember messages, each with the token of a lease; the oldest beyond a thousand are forgotten.
+    def add(self, *messages: HeldMessage) -> None:
+        """Remembers messages, each with its lease token; the oldest beyond a thousand are forgotten.
 
-        One that comes again costs nothing: any of its leases settles it, once nobody else has it."""
-        new = [one for one in waiting if self._database.row("is_kept_out", one.replay_key) is None]
+        A redelivery writes nothing: any of the message's leases settles it, once no other process holds it."""
+        new = [one for one in messages if self._database.row("is_kept_out", one.replay_key) is None]
         if not new:
             return
         with self._database.transaction() as tx:
@@ -41,8 +41,8 @@ class HeldMail:
             tx.execute(SQL["prune_kept_out"], (stamp(max(one.kept_at for one in new)), MOST))
 
     def admitted(self, now: datetime, limit: int = 100) -> list[HeldMessage]:
-        """What waits from senders who are allowed by now, oldest first."""
-        return [_waiting(row) for row in self._database.rows("admitted", stamp(now), limit)]
+        """Returns the held messages of senders that are allowed by now, oldest first."""
+        return [_held_message(row) for row in self._database.rows("admitted", stamp(now), limit)]
 
     def forget(self, replay_key: str) -> None:
         with self._database.transaction() as tx:
@@ -53,7 +53,7 @@ def _values(one: HeldMessage) -> tuple[str, ...]:
     return one.replay_key, one.sender, one.lease_token, stamp(one.kept_at), stamp(one.expires_at)
 
 
-def _waiting(row: tuple[Any, ...]) -> HeldMessage:
+def _held_message(row: tuple[Any, ...]) -> HeldMessage:
     replay_key, sender, token, kept_at, expires_at = row
     return HeldMessage(
         replay_key=replay_key,

@@ -1,6 +1,6 @@
 """The agents of this user: one directory each, `<home>/<name>/`, with two files of mode 0600 and its mailbox.
 
-`key` holds the private seeds, `agent.json` what others may know: handle, id, public key, key_id and server.
+`key` holds the private seeds, `agent.json` the public identity: handle, id, public key, key_id and server.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ from angelia.mailbox.keyfile import (
     PassphrasePrompt,
     Unlocked,
 )
+from angelia.mailbox.next_bundle import next_pair
 
-KEY, CARD = "key", "agent.json"
+KEY, PUBLIC = "key", "agent.json"
 _LENGTHS = {ED25519: ED25519_BYTES, ML_DSA: ML_DSA_SEED, XWING: SEED_BYTES[KeyType.XWING], LOCAL: LOCAL_BYTES}
 
 
-class Card(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be known of an agent without opening its key."""
+class PublicIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of `agent.json`: what can be read without the key's passphrase."""
 
     handle: str
     public_key: bytes
@@ -51,7 +52,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """An agent whose private keys are at hand."""
+    """An agent with its private keys."""
 
     name: str
     handle: str
@@ -75,99 +76,95 @@ class Identity:
 
 
 class KeyFile:
-    """An agent's key file while nobody else can change it."""
+    """An agent's key file, locked against other processes."""
 
     def __init__(self, directory: int, home: Path, identity: Identity) -> None:
         self._directory = directory
         self._home = home
         content = private_files.read(directory, KEY, shown=home / identity.name / KEY)
         opened = keyfile.unlock_again(content, identity.unlocked.protection)
-        self.identity = _with_seeds(_as_on_card(directory, home, identity), opened)
+        self.identity = _with_seeds(_as_published(directory, home, identity), opened)
 
     @property
     def seeds(self) -> dict[str, bytes]:
         return dict(self.identity.unlocked.seeds)
 
     def write(self, seeds: keyfile.Seeds) -> Identity:
-        """Replace all seeds at once, under the protection that the file has.
+        """Replaces all seeds at once, under the file's passphrase. Returns the changed identity.
 
-        The card is first to name a new pair: a card that names the `next` pair can be read, one that names a pair
-        that is gone cannot.
+        `agent.json` names a new pair first: one that names the `next` pair can be read, one that names a pair that is
+        gone cannot.
         """
         protection = self.identity.unlocked.protection
         changed = _with_seeds(self.identity, Unlocked(seeds, protection))
         if changed.key_id != self.identity.key_id:
-            _write_card(self._directory, changed)
-        private_files.write(self._directory, KEY, keyfile.encode_again(seeds, protection))
+            _write_public(self._directory, changed)
+        private_files.write(self._directory, KEY, keyfile.encode(seeds, protection))
         self.identity = changed
         return changed
 
 
 def create(home: Path, name: str, passphrase: str | None = None) -> Identity:
-    """Make a new agent's keys; an existing agent is never overwritten."""
+    """Makes a new agent's keys and returns its identity; an existing agent is never overwritten."""
     _check_name(name)
     crypto_support.require()
-    protection = None if passphrase is None else keyfile.protection(passphrase)
+    protection = keyfile.protect(passphrase)
     private_files.make_directory(home)
     with _locked(home, name, make=True) as directory:
         if private_files.exists(directory, KEY):
             raise AlreadyExists(f"{name} has keys already, and they are never overwritten")
         seeds = _completed({})
-        identity = Identity(
-            name, name, SigningPair.from_seeds(seeds[ED25519], seeds[ML_DSA]), Unlocked(seeds, protection)
-        )
-        private_files.write(directory, KEY, keyfile.encode_again(seeds, protection))
-        _write_card(directory, identity)
+        identity = Identity(name, name, _signing_pair(seeds), Unlocked(seeds, protection))
+        private_files.write(directory, KEY, keyfile.encode(seeds, protection))
+        _write_public(directory, identity)
     return identity
 
 
 def load(home: Path, name: str, passphrase_prompt: PassphrasePrompt) -> Identity:
-    """Open an agent's keys. The file of an older release lacks some; it gets them here, before anything needs them."""
+    """Opens an agent's keys and returns its identity. A file of an older release lacks some seeds; they are made here,
+    before anything needs them."""
     crypto_support.require()
     with _locked(home, name) as directory:
         content = private_files.read(directory, KEY, shown=home / name / KEY)
     opened = keyfile.unlock(content, passphrase_prompt)
     with _locked(home, name) as directory:
-        # Asking may have taken minutes: what counts is what lies there now.
+        # The passphrase prompt may have taken minutes, so the file is read again.
         content = private_files.read(directory, KEY, shown=home / name / KEY)
         opened = keyfile.unlock_again(content, opened.protection)
         _check_seeds(opened.seeds, home / name / KEY)
-        card = _read_card(directory, home, name)
-        _check_card(card, opened.seeds, home, name)
+        public = _read_public(directory, home, name)
+        _check_public(public, opened.seeds, home, name)
         seeds = _completed(opened.seeds)
         if seeds != opened.seeds:
-            private_files.write(directory, KEY, keyfile.encode_again(seeds, opened.protection))
-    pair = SigningPair.from_seeds(seeds[ED25519], seeds[ML_DSA])
-    unlocked = Unlocked(seeds, opened.protection)
-    if card is None:
+            private_files.write(directory, KEY, keyfile.encode(seeds, opened.protection))
+    pair, unlocked = _signing_pair(seeds), Unlocked(seeds, opened.protection)
+    if public is None:
         return Identity(name, name, pair, unlocked)
-    return Identity(name, card.handle, pair, unlocked, card.id, card.server)
+    return Identity(name, public.handle, pair, unlocked, public.id, public.server)
 
 
 @contextmanager
 def key_file(home: Path, identity: Identity) -> Iterator[KeyFile]:
-    """The key file of an open agent, for one process at a time, as it is now."""
+    """The key file of an open agent as it is now, locked against other processes."""
     with _locked(home, identity.name) as directory:
         yield KeyFile(directory, home, identity)
 
 
 def present_seeds(home: Path, identity: Identity) -> keyfile.Seeds:
-    """The seeds of an open agent's key file as it is now. Without the lock, for a caller that holds the database's: the
-    file is replaced whole."""
+    """Returns the seeds of an open agent's key file as it is now. It takes no lock, since its caller holds the
+    database's; the file is only ever replaced whole."""
     with private_files.opened_directory(home / identity.name) as directory:
         content = private_files.read(directory, KEY, shown=home / identity.name / KEY)
     return keyfile.unlock_again(content, identity.unlocked.protection).seeds
 
 
 def next_of(identity: Identity) -> Identity:
-    """The agent as it will be when its rotation is finished."""
-    seeds = identity.unlocked.seeds
-    pair = SigningPair.from_seeds(seeds[NEXT + ED25519], seeds[NEXT + ML_DSA])
-    return dataclasses.replace(identity, pair=pair)
+    """Returns the identity as it will be when its rotation is finished."""
+    return dataclasses.replace(identity, pair=next_pair(identity.unlocked.seeds))
 
 
 def names(home: Path) -> list[str]:
-    """The agents of this home, in alphabetical order."""
+    """Returns the names of the agents of this home, in alphabetical order."""
     if not home.is_dir():
         return []
     return sorted(path.parent.name for path in home.glob(f"*/{KEY}") if valid_handle(path.parent.name))
@@ -181,42 +178,46 @@ def local_name(home: Path, handle: str | None) -> str | None:
         return known[0] if len(known) == 1 else None
     if handle in known:
         return handle
-    return next((name for name in known if (found := card(home, name)) is not None and found.handle == handle), None)
+    found = ((name, public_identity(home, name)) for name in known)
+    return next((name for name, one in found if one is not None and one.handle == handle), None)
 
 
-def card(home: Path, name: str) -> Card | None:
-    """An agent's public facts; None when a crash came between its two files."""
+def public_identity(home: Path, name: str) -> PublicIdentity | None:
+    """Returns an agent's public identity; None when a crash came between the writing of its two files."""
     with _locked(home, name) as directory:
-        return _read_card(directory, home, name)
+        return _read_public(directory, home, name)
 
 
 def record_registration(home: Path, identity: Identity, *, id: UUID, handle: str, server: str) -> Identity:
-    """Keep what a server said about the agent: its id there, and the handle by which others know it."""
+    """Stores the id and the handle that a server gave the agent. Returns the registered identity."""
     with _locked(home, identity.name) as directory:
         present = KeyFile(directory, home, identity).identity
         registered = dataclasses.replace(present, id=id, handle=handle, server=server)
-        _write_card(directory, registered)
+        _write_public(directory, registered)
     return registered
 
 
 def _completed(seeds: keyfile.Seeds) -> dict[str, bytes]:
-    """The seeds with those made that are not there yet."""
+    """Returns the seeds, with new ones for those that are missing."""
     made = {LOCAL: os.urandom(LOCAL_BYTES), XWING: KemPrivateKey.generate(KeyType.XWING).seed}
     made[ED25519], made[ML_DSA] = SigningPair.generate().seeds
     return made | dict(seeds)
 
 
 def _with_seeds(identity: Identity, opened: Unlocked) -> Identity:
-    pair = SigningPair.from_seeds(opened.seeds[ED25519], opened.seeds[ML_DSA])
-    return dataclasses.replace(identity, pair=pair, unlocked=opened)
+    return dataclasses.replace(identity, pair=_signing_pair(opened.seeds), unlocked=opened)
 
 
-def _as_on_card(directory: int, home: Path, identity: Identity) -> Identity:
-    """The agent as its card has it now: another process may have registered it since it was opened."""
-    card = _read_card(directory, home, identity.name)
-    if card is None:
+def _signing_pair(seeds: keyfile.Seeds) -> SigningPair:
+    return SigningPair.from_seeds(seeds[ED25519], seeds[ML_DSA])
+
+
+def _as_published(directory: int, home: Path, identity: Identity) -> Identity:
+    """Returns the identity as `agent.json` has it now: another process may have registered it meanwhile."""
+    public = _read_public(directory, home, identity.name)
+    if public is None:
         return identity
-    return dataclasses.replace(identity, handle=card.handle, id=card.id, server=card.server)
+    return dataclasses.replace(identity, handle=public.handle, id=public.id, server=public.server)
 
 
 def _check_seeds(seeds: keyfile.Seeds, shown: Path) -> None:
@@ -227,13 +228,13 @@ def _check_seeds(seeds: keyfile.Seeds, shown: Path) -> None:
             raise BrokenKeyFile(f"{shown} is damaged: its seed {name[:40]!r} has {len(seed)} bytes")
 
 
-def _check_card(card: Card | None, seeds: keyfile.Seeds, home: Path, name: str) -> None:
-    if card is None:
+def _check_public(public: PublicIdentity | None, seeds: keyfile.Seeds, home: Path, name: str) -> None:
+    if public is None:
         return
     present = [seeds[one] for one in (ED25519, NEXT + ED25519) if one in seeds]
-    if card.key_id not in [_key_id_of(seed) for seed in present]:
+    if public.key_id not in [_key_id_of(seed) for seed in present]:
         raise BrokenKeyFile(
-            f"the key of {name} is not the one that {home / name / CARD} names",
+            f"the key of {name} is not the one that {home / name / PUBLIC} names",
             hint="put both files back from the same back-up",
         )
 
@@ -252,7 +253,7 @@ def _check_name(name: str) -> None:
 
 @contextmanager
 def _locked(home: Path, name: str, *, make: bool = False) -> Iterator[int]:
-    """The agent's directory, for one process at a time, so that two makers cannot both win."""
+    """The descriptor of an agent's directory, locked, so that only one process makes its keys."""
     _check_name(name)
     try:
         with private_files.opened_directory(home) as above:
@@ -262,7 +263,7 @@ def _locked(home: Path, name: str, *, make: bool = False) -> Iterator[int]:
             with private_files.opened_directory(home / name, within=above) as directory:
                 fcntl.flock(directory, fcntl.LOCK_EX)
                 with private_files.writing(home / name):
-                    private_files.sweep(directory, KEY, CARD)
+                    private_files.sweep(directory, KEY, PUBLIC)
                     yield directory
     except NotFound as error:
         raise NotFound(f"there is no agent {name} in {home}", hint=f"angelia agent new {name}") from error
@@ -271,27 +272,27 @@ def _locked(home: Path, name: str, *, make: bool = False) -> Iterator[int]:
 def _make_below(above: int, name: str) -> None:
     try:
         os.mkdir(name, private_files.DIRECTORY_MODE, dir_fd=above)
-    except FileExistsError:  # another maker was faster; the lock decides which of us writes the key
+    except FileExistsError:  # another process was faster; the lock decides which one writes the key
         return
     os.fsync(above)
 
 
-def _read_card(directory: int, home: Path, name: str) -> Card | None:
-    if not private_files.exists(directory, CARD):
+def _read_public(directory: int, home: Path, name: str) -> PublicIdentity | None:
+    if not private_files.exists(directory, PUBLIC):
         return None
-    content = private_files.read(directory, CARD, shown=home / name / CARD)
+    content = private_files.read(directory, PUBLIC, shown=home / name / PUBLIC)
     try:
-        return msgspec.json.decode(content, type=Card)
+        return msgspec.json.decode(content, type=PublicIdentity)
     except msgspec.DecodeError as error:
-        raise BrokenKeyFile(f"{home / name / CARD} is damaged: {error}") from error
+        raise BrokenKeyFile(f"{home / name / PUBLIC} is damaged: {error}") from error
 
 
-def _write_card(directory: int, identity: Identity) -> None:
-    known = Card(
+def _write_public(directory: int, identity: Identity) -> None:
+    public = PublicIdentity(
         handle=identity.handle,
         public_key=identity.public_key,
         key_id=identity.key_id,
         id=identity.id,
         server=identity.server,
     )
-    private_files.write(directory, CARD, msgspec.json.format(msgspec.json.encode(known)) + b"\n")
+    private_files.write(directory, PUBLIC, msgspec.json.format(msgspec.json.encode(public)) + b"\n")

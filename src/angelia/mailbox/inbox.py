@@ -1,4 +1,4 @@
-"""Mail that was received and opened: rows with the plaintext under the local key, beside the sealed file."""
+"""Received mail: rows with the plaintext under the local key, beside the sealed files."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from angelia.envelope.receipts import Receipt, ReceiptStatus, sign_receipt
 from angelia.envelope.sealing import CHANNEL_KEY_LENGTHS, Control
 from angelia.envelope.times import moment, unix_ms
 from angelia.envelope.wire import MAX_PLAINTEXT, TAG, Envelope, Priority
-from angelia.errors import AngeliaError, InvalidArgument, NotFound, RateLimited
+from angelia.errors import AmbiguousId, InvalidArgument, NotFound, RateLimited
 from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, stamp, unstamp
 from angelia.mailbox.envelope_files import EnvelopeFiles, FileProblem
 from angelia.mailbox.key_rotation import OwnKeys
 from angelia.mailbox.local_key import LocalKey
-from angelia.mailbox.private_files import UnsafeFile
 from angelia.mailbox.receipt_log import ReceiptLog
 
 PAGE = 50
@@ -27,18 +26,12 @@ SHORTEST_PREFIX = 8
 _PREFIX = re.compile(r"\A[0-9a-f]{8,64}\Z")
 _NEWEST = ("~", "~", "~")  # after every time and every replay key
 _OLDEST = ("", "")
-# How many control messages of one sender may wait to be handled, and how many of all are shown at a time.
+# How many control messages of one sender may wait to be handled, and how many of all are returned at a time.
 MOST_CONTROLS = 100
 _CONTROLS_AT_ONCE, _CONTROL_BYTES_AT_ONCE = 100, 1 << 20
 _ROOM_LATER = 300
-# How long the content of each kind is: that of a key, of this build or the one before; or a type and what follows it.
+# Shortest and longest content of each kind; the shorter channel key is that of the previous release.
 _LENGTHS = {Control.CHANNEL_KEY: CHANNEL_KEY_LENGTHS, Control.GROUP_KEY: (1, MAX_PLAINTEXT)}
-
-
-class AmbiguousId(AngeliaError):
-    """More than one message begins with that"""
-
-    code = "ambiguous_id"
 
 
 class ReadState(StrEnum):
@@ -48,7 +41,7 @@ class ReadState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What is known of a message without its content."""
+    """A received message without its content."""
 
     replay_key: str
     message_id: UUID
@@ -67,12 +60,12 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Opened:
-    """A message with its content. `receipt` is the recipient's word for the sender, when this act gave one."""
+    """A message with its content, and the receipt that was signed when it was opened or read, if any."""
 
     message: Message
     body: bytes
-    control: bool
-    receipt: Receipt | None
+    control: bool = False
+    receipt: Receipt | None = None
 
     def __repr__(self) -> str:
         """Which message it is, and nothing of its content: it may end up in a log."""
@@ -91,7 +84,8 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class InboxPage:
-    """Messages, newest first; `after` continues the list. Warnings name sealed files that are missing or changed."""
+    """Messages, newest first; `after` is the cursor of the next page. Warnings name sealed files that are missing or
+    changed."""
 
     messages: tuple[Message, ...]
     after: str | None
@@ -128,7 +122,8 @@ class Inbox:
         *,
         for_handler: bool = False,
     ) -> Message:
-        """Store an opened message, in the transaction that claims it; `for_handler`, also that a handler gets it."""
+        """Stores an opened message in the transaction that claims it. With `for_handler` it stays listed in `unhandled`
+        until `end_handling`."""
         header = envelope.header
         message = Message(
             replay_key=replay_key,
@@ -153,34 +148,34 @@ class Inbox:
         return message
 
     def page(self, limit: int = PAGE, after: str | None = None) -> InboxPage:
-        """Mail, newest first, headers only; control messages are not mail."""
+        """Returns mail without content, newest first; control messages are not mail."""
         since = _NEWEST
         if after is not None:
             last = self.message(after)
             since = (stamp(last.received_at), stamp(last.created_at), last.replay_key)
         messages = tuple(_message(row) for row in self._database.rows("inbox_page", *since, limit))
-        warnings = tuple(self._file_problems(message.replay_key for message in messages))
+        checked = [self._files.problem(message.replay_key) for message in messages]
         more = messages[-1].replay_key if len(messages) == limit else None
-        return InboxPage(messages, more, warnings)
+        return InboxPage(messages, more, tuple(problem for problem in checked if problem is not None))
 
     def message(self, replay_key: str) -> Message:
-        """One message by its replay key, or by the beginning of it if no other begins so."""
+        """Returns a message by its replay key or a unique prefix of it."""
         found = self._database.row("inbox_one", resolve(self._database, "inbox_between", replay_key))
         return _message(found)
 
     def mail(self, replay_key: str) -> Message:
-        """As `message`, for whoever reads mail: control messages are not found."""
+        """Returns a message as `message` does; a control message is NotFound."""
         found = self.message(replay_key)
         if self.is_control(found.replay_key):
             raise NotFound(f"{found.replay_key[:12]} is a control message for the SDK, and no mail")
         return found
 
     def is_control(self, replay_key: str) -> bool:
-        """Whether a received message is for the SDK and not for a reader."""
+        """Whether a received message is for the SDK and not for the agent's owner."""
         return self._database.row("is_control", replay_key) is not None
 
     def unacked(self, limit: int = 100) -> list[Message]:
-        """What was received and not yet acknowledged to the relay, oldest first; control messages too."""
+        """Returns received messages that the server has no ack of yet, oldest first, control messages too."""
         return [_message(row) for row in self._database.rows("inbox_unacked", limit)]
 
     def controls(
@@ -190,18 +185,19 @@ class Inbox:
         *,
         after: Message | None = None,
     ) -> list[Opened]:
-        """The oldest control messages of a kind that were not handled yet, a hundred or a mebibyte of them; the next
-        ones after the last of these, handled or not."""
+        """Returns the oldest unhandled control messages of a kind, at most a hundred or a mebibyte of them; `after` is
+        the last one of the call before."""
         found, size = list[Opened](), 0
         since = _OLDEST if after is None else (stamp(after.received_at), after.replay_key)
         least, most = _LENGTHS[kind]
         while True:
-            page = [_message(row) for row in self._rows_of_controls(since, least, most, limit)]
+            rows = self._database.rows("inbox_controls", *since, least + TAG, most + TAG, limit)
+            page = [_message(row) for row in rows]
             for message in page:
                 body = self._body(message.replay_key)
                 if body[0] != kind:
                     continue
-                found.append(Opened(message=message, body=body, control=True, receipt=None))
+                found.append(Opened(message=message, body=body, control=True))
                 size += len(body)
                 if len(found) == limit or size >= _CONTROL_BYTES_AT_ONCE:
                     return found
@@ -210,7 +206,7 @@ class Inbox:
             since = (stamp(page[-1].received_at), page[-1].replay_key)
 
     def check_room_for_control(self, sender_fp: str, sender: str) -> None:
-        """Refuse a sender that has too many control messages here which nobody handled."""
+        """Raises RateLimited for a sender with too many unhandled control messages."""
         (count,) = self._database.row("count_controls", sender_fp)
         if count >= MOST_CONTROLS:
             raise RateLimited(
@@ -220,50 +216,50 @@ class Inbox:
             )
 
     def read(self, replay_key: str, now: datetime) -> Opened:
-        """A message with its content; the first reading gives a receipt."""
+        """Returns a message with its content; the first reading signs a receipt."""
         message = self.mail(replay_key)
         body, receipt = self._body(message.replay_key), None
         if message.status is ReadState.UNREAD:
-            # The receipt first: after a crash in between there may be two of them, but never none.
+            # The receipt first: after a crash in between there may be two receipts, but never none.
             receipt = self.receipt(message.replay_key, ReceiptStatus.READ, now)
             with self._database.transaction() as tx:
                 tx.execute(SQL["mark_read"], (message.replay_key,))
-        return Opened(message=replace(message, status=ReadState.READ), body=body, control=False, receipt=receipt)
+        return Opened(message=replace(message, status=ReadState.READ), body=body, receipt=receipt)
 
     def unhandled(self) -> list[str]:
-        """What was received for a handler that has not ended with it, oldest first."""
+        """Returns the replay keys of messages whose handler has not finished, oldest first."""
         return [key for (key,) in self._database.rows("unhandled")]
 
     def to_handle(self, replay_key: str) -> Opened | None:
-        """One of these, with its content; None if a handler has ended with it."""
+        """Returns an unhandled message with its content; None if its handler has finished."""
         if self._database.row("is_unhandled", replay_key) is None:
             return None
-        return Opened(message=self.message(replay_key), body=self._body(replay_key), control=False, receipt=None)
+        return Opened(message=self.message(replay_key), body=self._body(replay_key))
 
     def end_handling(self, replay_key: str) -> None:
-        """The handler has ended with a message: it is not given to it again."""
+        """Records that the handler has finished with a message: it is not handed to it again."""
         with self._database.transaction() as tx:
             tx.execute(SQL["end_unhandled"], (replay_key,))
 
     def answer_to(self, correlation_id: UUID, sender: str) -> Opened | None:
-        """The first message of a sender in a conversation, whoever received it."""
+        """Returns the first message of a sender in a conversation, whichever process received it."""
         found = self._database.row("inbox_answer", str(correlation_id), sender)
         if found is None:
             return None
         message = _message(found)
-        return Opened(message=message, body=self._body(message.replay_key), control=False, receipt=None)
+        return Opened(message=message, body=self._body(message.replay_key))
 
     def delete(self, replay_key: str) -> None:
-        """Destroy a message for good, with the envelopes of it that were refused: they have the same content. That it
-        was opened stays known, so it is not accepted again."""
+        """Destroys a message, with the refused envelopes of the same message, which have the same content. Its replay
+        state stays, so that it is not accepted again."""
         found = self.mail(replay_key)
-        # Keys, then files, then the row: after a crash the row is there, and saying it again ends what was begun.
+        # Keys, then files, then the row: after a crash the row still exists, and a second call completes the deletion.
         self._destroy_refused(found)
         self._files.remove([found.replay_key])
         self._files.sync()
         with self._database.transaction() as tx:
             tx.execute(SQL["delete_inbox"], (found.replay_key,))
-        # What another process refused meanwhile: from now on it sees that the message was deleted.
+        # Envelopes that another process refused meanwhile; from now on that process sees that the message was deleted.
         self._destroy_refused(found)
 
     def _destroy_refused(self, message: Message) -> None:
@@ -281,21 +277,21 @@ class Inbox:
         self._dead_files.sync()
 
     def was_deleted(self, sender: str, message_id: UUID) -> bool:
-        """Whether a message of a sender was opened here and is kept no more."""
+        """Whether a message of a sender was opened here and deleted since."""
         return self._database.row("was_deleted", str(message_id), sender) is not None
 
     def mark_handled(self, replay_key: str) -> None:
-        """The SDK did what a control message asks for."""
+        """Records that the SDK has processed a control message."""
         with self._database.transaction() as tx:
             tx.execute(SQL["mark_handled"], (replay_key,))
 
     def mark_acked(self, replay_keys: Iterable[str], now: datetime) -> None:
-        """The relay knows that these arrived."""
+        """Records that the server has the acks of these messages."""
         with self._database.transaction() as tx:
             tx.executemany(SQL["mark_acked"], [(stamp(now), replay_key) for replay_key in replay_keys])
 
     def receipt(self, replay_key: str, status: ReceiptStatus, now: datetime, reason: str = "") -> Receipt:
-        """Sign a receipt for a received message, and log it."""
+        """Signs a receipt for a received message, logs and returns it."""
         return self.sign_receipts([self.message(replay_key)], status, now, reason)[0]
 
     def sign_receipts(
@@ -319,34 +315,15 @@ class Inbox:
         self._receipts.append(signed, now)
         return signed
 
-    def missing(self) -> Iterable[FileProblem]:
-        """Messages whose sealed file is gone."""
-        for (replay_key,) in self._database.rows("inbox_keys"):
-            if not self._files.has(replay_key):
-                yield FileProblem(self._files.path / f"{replay_key}.agl", "is missing")
-
-    def _rows_of_controls(self, since: tuple[str, str], least: int, most: int, limit: int) -> list[Any]:
-        return self._database.rows("inbox_controls", *since, least + TAG, most + TAG, limit)
-
     def _body(self, replay_key: str) -> bytes:
         found = self._database.row("inbox_body", replay_key)
         if found is None:
             raise NotFound(f"the message {replay_key[:12]} was deleted meanwhile")
         return self._local.decrypt("inbox", replay_key, *found)
 
-    def _file_problems(self, replay_keys: Iterable[str]) -> Iterable[FileProblem]:
-        for replay_key in replay_keys:
-            path = self._files.path / f"{replay_key}.agl"
-            try:
-                self._files.get(replay_key)
-            except NotFound:
-                yield FileProblem(path, "is missing")
-            except UnsafeFile as error:
-                yield FileProblem(path, error.message.removeprefix(f"{path} "))
-
 
 def resolve(database: MailboxDatabase, statement: str, prefix: str) -> str:
-    """The whole replay key that a beginning of 8 or more characters stands for."""
+    """Returns the replay key that begins with a prefix of 8 or more characters."""
     if _PREFIX.match(prefix) is None:
         raise InvalidArgument(
             f"{prefix[:70]!r} is not the beginning of a message's id",
@@ -378,21 +355,8 @@ def _values(message: Message) -> tuple[Any, ...]:
 
 
 def _message(row: tuple[Any, ...]) -> Message:
-    (
-        key,
-        msg_id,
-        sender,
-        sender_fp,
-        recipient,
-        channel,
-        correlation,
-        priority,
-        created,
-        received,
-        expires,
-        read,
-        acked,
-    ) = row
+    key, msg_id, sender, sender_fp, recipient, channel, correlation, priority = row[:8]
+    created, received, expires, status, acked = row[8:]
     return Message(
         replay_key=key,
         message_id=UUID(msg_id),
@@ -405,6 +369,6 @@ def _message(row: tuple[Any, ...]) -> Message:
         created_at=unstamp(created),
         received_at=unstamp(received),
         expires_at=unstamp(expires),
-        status=ReadState(read),
+        status=ReadState(status),
         acked_at=unstamp(acked) if acked else None,
     )

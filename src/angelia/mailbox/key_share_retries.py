@@ -1,4 +1,4 @@
-"""To whom a channel's key could not be sent: nobody is sealed to again at every message for nothing."""
+"""Members to which a channel's key could not be sent, with a back-off: not every message tries to reach them again."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ _DOUBLINGS = 6  # from a minute to more than an hour
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class KeyShareFailure:
     """Why the key could not be sent the last time."""
 
     code: str
     reason: str
 
 
-class Unreached:
+class KeyShareRetries:
     """The table `channel_unreached`."""
 
     def __init__(self, database: MailboxDatabase) -> None:
         self._database = database
 
-    def waiting(self, channel_id: UUID, epoch: int, now: datetime) -> dict[str, Failure | None]:
-        """To whom the key of an epoch is not sent yet; None for who was sent it and has only to say so."""
+    def waiting(self, channel_id: UUID, epoch: int, now: datetime) -> dict[str, KeyShareFailure | None]:
+        """Returns the members whose next retry is not due yet; None for a member that was sent the key and has not
+        confirmed it."""
         rows = self._database.rows("channel_unreached", str(channel_id), epoch, stamp(now))
-        return {nhi: None if code is None else Failure(code, reason) for nhi, code, reason in rows}
+        return {nhi: None if code is None else KeyShareFailure(code, reason) for nhi, code, reason in rows}
 
-    def put_off(self, channel_id: UUID, epoch: int, failed: Mapping[str, AngeliaError], now: datetime) -> None:
-        """It could not be sent: a minute until the next try, and twice as long each time, up to an hour."""
+    def back_off(self, channel_id: UUID, epoch: int, failed: Mapping[str, AngeliaError], now: datetime) -> None:
+        """Notes failed attempts: the next retry is after a minute, and after twice as long each time, up to an hour."""
         with self._database.transaction() as tx:
             for nhi, error in failed.items():
                 found = tx.execute(SQL["channel_failures"], (str(channel_id), epoch, nhi)).fetchone()
@@ -43,8 +44,8 @@ class Unreached:
                 values = (str(channel_id), epoch, nhi, failures + 1, stamp(now + wait), error.code, error.message)
                 tx.execute(SQL["put_off_channel_key"], values)
 
-    def rest(self, channel_id: UUID, epoch: int, names: Sequence[str], now: datetime) -> None:
-        """It was sent, which a server takes on nobody's word but the subscriber's: it may be sent again in an hour."""
+    def await_confirmation(self, channel_id: UUID, epoch: int, names: Sequence[str], now: datetime) -> None:
+        """Only the subscriber can confirm receipt, so the key is sent again after an hour."""
         with self._database.transaction() as tx:
             for nhi in names:
                 values = (str(channel_id), epoch, nhi, 0, stamp(now + LONGEST_WAIT), None, None)
@@ -52,5 +53,5 @@ class Unreached:
 
 
 def forget_before(tx: MailboxTx, channel_id: UUID, epoch: int) -> None:
-    """The channel is at that epoch: nobody is sent earlier keys any more."""
+    """Drops the retries of earlier epochs, whose keys are not sent any more."""
     tx.execute(SQL["forget_unreached"], (str(channel_id), epoch))

@@ -1,6 +1,6 @@
 """The format of an agent's key file: named seeds as JSON, plain or under a passphrase.
 
-The file says its version and its protection; a reader takes the seeds that it knows by name.
+The file names its version and its protection; a reader takes the seeds whose names it knows.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from angelia.errors import AngeliaError, InvalidArgument
 
 VERSION = 1
-# The seeds by name. `local` encrypts the mailbox's rows, and is replaced in an emergency only; `next.` are those of a
-# rotation under way.
+# The names of the seeds. `local` encrypts the mailbox's rows and is replaced in an emergency only; `next.` begins the
+# names of a pending rotation's seeds.
 ED25519, ML_DSA, XWING, LOCAL, NEXT = "ed25519", "ml_dsa_65", "xwing", "local", "next."
 LOCAL_BYTES = 32
 SCRYPT_N, SCRYPT_R, SCRYPT_P = 2**17, 8, 1
-# A tampered file must not make its reader take all memory: 128 * n * r bytes.
+# A tampered file must not exhaust its reader's memory: scrypt takes 128 * n * r bytes.
 MOST_N, MOST_R, MOST_P = 2**20, 8, 4
 _BOUND_TO = b"angelia/v1/key-file\0scrypt-aes256gcm"
 
@@ -45,7 +45,7 @@ class WrongPassphrase(AngeliaError):
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """A stretched passphrase: what writes a protected file again without asking a second time."""
+    """A stretched passphrase, which writes a protected file again without a second prompt."""
 
     n: int
     r: int
@@ -56,7 +56,7 @@ class Protection:
 
 @dataclass(frozen=True, slots=True)
 class Unlocked:
-    """The seeds of a key file, and how the file is protected; None is not at all."""
+    """The seeds of a key file, and its protection; None for a plain file."""
 
     seeds: Seeds = field(repr=False)
     protection: Protection | None = field(repr=False)
@@ -81,25 +81,22 @@ class _Protected(msgspec.Struct, tag_field="protection", tag="scrypt-aes256gcm")
     sealed: bytes
 
 
-def encode(seeds: Seeds, passphrase: str | None, random: Callable[[int], bytes] = os.urandom) -> bytes:
-    """The bytes of a key file."""
-    return encode_again(seeds, None if passphrase is None else protection(passphrase, random), random)
-
-
-def protection(passphrase: str, random: Callable[[int], bytes] = os.urandom) -> Protection:
-    """Stretch a new passphrase."""
-    salt = random(16)
+def protect(passphrase: str | None) -> Protection | None:
+    """Stretches a new passphrase with a fresh salt; None for none."""
+    if passphrase is None:
+        return None
+    salt = os.urandom(16)
     key = _stretched(passphrase, salt, SCRYPT_N, SCRYPT_R, SCRYPT_P)
     return Protection(SCRYPT_N, SCRYPT_R, SCRYPT_P, salt, key)
 
 
-def encode_again(seeds: Seeds, protection: Protection | None, random: Callable[[int], bytes] = os.urandom) -> bytes:
-    """The bytes of a key file under a passphrase that was given before."""
+def encode(seeds: Seeds, protection: Protection | None) -> bytes:
+    """Returns the bytes of a key file, encrypted under the protection if there is one."""
     content: _Plain | _Protected
     if protection is None:
         content = _Plain(angelia_key=VERSION, seeds=dict(seeds))
     else:
-        nonce = random(12)
+        nonce = os.urandom(12)
         content = _Protected(
             angelia_key=VERSION,
             n=protection.n,
@@ -112,13 +109,8 @@ def encode_again(seeds: Seeds, protection: Protection | None, random: Callable[[
     return msgspec.json.encode(content) + b"\n"
 
 
-def decode(content: bytes, passphrase_prompt: PassphrasePrompt) -> dict[str, bytes]:
-    """The seeds of a key file; the passphrase is asked for only when the file has one."""
-    return dict(unlock(content, passphrase_prompt).seeds)
-
-
 def unlock(content: bytes, passphrase_prompt: PassphrasePrompt) -> Unlocked:
-    """The seeds of a key file, with what it takes to write the file again."""
+    """Opens a key file. The passphrase is prompted for only when the file has one."""
     parsed = _parse(content)
     if isinstance(parsed, _Plain):
         return Unlocked(parsed.seeds, None)
@@ -128,7 +120,7 @@ def unlock(content: bytes, passphrase_prompt: PassphrasePrompt) -> Unlocked:
 
 
 def unlock_again(content: bytes, protection: Protection | None) -> Unlocked:
-    """The seeds of a key file that was open before, perhaps written since by another process."""
+    """Opens a key file that was unlocked before, without a prompt; another process may have written it meanwhile."""
     parsed = _parse(content)
     if isinstance(parsed, _Plain):
         return Unlocked(parsed.seeds, None)
@@ -169,6 +161,6 @@ def _check(parsed: _Protected) -> None:
 def _stretched(passphrase: str, salt: bytes, n: int, r: int, p: int) -> bytes:
     if not passphrase:
         raise InvalidArgument("an empty passphrase protects nothing")
-    # The same words typed on another system may arrive decomposed.
+    # The same passphrase typed on another system may arrive in decomposed Unicode.
     typed = unicodedata.normalize("NFC", passphrase).encode()
     return Scrypt(salt=salt, length=32, n=n, r=r, p=p).derive(typed)

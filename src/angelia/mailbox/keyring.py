@@ -1,4 +1,4 @@
-"""The agent's private KEM keys: the current and the next one of the key file, the others in `kem_keys`."""
+"""The agent's private KEM keys: the current and the next one in the key file, the others in the table `kem_keys`."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ _KINDS = {name: kind for kind, name in TYPE_NAMES.items()}
 
 @dataclass(frozen=True, slots=True)
 class KeyringEntry:
-    """A private key that is there; a one-time key goes with the message that used it."""
+    """A private key. A one-time key is destroyed together with the message that used it."""
 
     key: KemPrivateKey
     one_time: bool = False
 
 
 class Keyring:
-    """Finds the private key that an envelope was sealed to. Keys in the database are parsed anew each time: once
-    destroyed, nothing in memory keeps them.
-    """
+    """Finds the private key that an envelope was sealed to. Keys of the database are parsed anew each time, so that
+    none stays in memory once it is destroyed."""
 
     def __init__(self, database: MailboxDatabase, local: LocalKey, seeds: Seeds) -> None:
         self._database = database
@@ -38,14 +37,14 @@ class Keyring:
         self.load_seeds(seeds)
 
     def load_seeds(self, seeds: Seeds) -> None:
-        """The keys of the key file as it is now."""
+        """Takes over the keys of the key file as it is now."""
         present = [seeds[name] for name in (XWING, NEXT + XWING) if name in seeds]
         keys = [KemPrivateKey.from_seed(KeyType.XWING, seed) for seed in present]
         self._in_file = {key.public.key_id: KeyringEntry(key) for key in keys}
 
     def find(self, key_id: UUID, now: datetime) -> KeyringEntry | None:
-        if held := self._in_file.get(key_id):
-            return held
+        if entry := self._in_file.get(key_id):
+            return entry
         found = self._database.row("kem_key", str(key_id), stamp(now))
         if found is None:
             return None
@@ -63,16 +62,16 @@ class Keyring:
         rotated_at: datetime | None = None,
         destroy_at: datetime | None = None,
     ) -> None:
-        """Store a private key as a row: active, or in grace once it was rotated."""
+        """Stores a private key as a row: active, or in grace if it was rotated."""
         key_id = str(key.public.key_id)
-        kept = self._local.encrypt("kem_keys", key_id, key.seed)
+        encrypted = self._local.encrypt("kem_keys", key_id, key.seed)
         values = (
             key_id,
             TYPE_NAMES[key.kind],
             usage,
             "active" if rotated_at is None else "grace",
             key.public.raw,
-            *kept,
+            *encrypted,
             stamp(created_at),
             rotated_at and stamp(rotated_at),
             destroy_at and stamp(destroy_at),

@@ -1,11 +1,11 @@
-"""Contents and private keys in the database are encrypted under the agent's local key, each bound to its row.
+"""Message contents and private keys in the database are encrypted under the agent's local key, each bound to its row.
 
-An emergency rotation replaces that key too. Both keys lie in the key file until every row is under the new one:
+An emergency rotation replaces that key too. Both keys are in the key file until every row is under the new one:
 
-    the key file gets `next.local`     then the database names it, and what is written from now on is under it
-    rows are encrypted again, some at a time     then the key file promotes `next.local`, and the old key is gone
+    the key file gets `next.local`     then the database names it, and new rows are encrypted under it
+    rows are encrypted again, in batches     then the key file promotes `next.local`, and the old key is gone
 
-A crash anywhere leaves rows under two keys that are both at hand; the whole is done again from the beginning.
+A crash anywhere leaves rows under two keys that are both in the key file; the replacement starts again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from angelia.mailbox.database import SQL, BrokenDatabase, MailboxDatabase, write
 from angelia.mailbox.keyfile import LOCAL, NEXT, Seeds
 
 NONCE = 12
-# The tables with columns under the local key, and the statements that read and write those.
+# The tables with columns under the local key, and the statements that read and write these columns.
 TABLES = {
     "inbox": ("inbox_sealed", "inbox_seal_again"),
     "outbox": ("outbox_sealed", "outbox_seal_again"),
@@ -30,7 +30,7 @@ TABLES = {
     "channel_keys": ("channel_keys_sealed", "channel_keys_seal_again"),
 }
 _NAMED = "local_key"
-_TOGETHER = 100  # rows of one transaction: another process waits no longer than that
+_TOGETHER = 100  # rows of one transaction: other processes wait no longer than that
 
 
 class EncryptedBytes(NamedTuple):
@@ -43,7 +43,7 @@ class EncryptedBytes(NamedTuple):
 class LocalKey:
     """AES-256-GCM with a fresh nonce; table and row id are authenticated, so that no row passes for another.
 
-    `reread` gives the seeds of the key file as it is now: another process may have replaced the key."""
+    `reread` returns the seeds of the key file as it is now: another process may have replaced the key."""
 
     def __init__(self, database: MailboxDatabase, seeds: Seeds, reread: Callable[[], Seeds]) -> None:
         self._database = database
@@ -52,13 +52,14 @@ class LocalKey:
         self.load_seeds(seeds)
 
     def load_seeds(self, seeds: Seeds) -> None:
-        """The keys of the key file as it is now."""
+        """Takes over the keys of the key file as it is now."""
         keys = [seeds[name] for name in (LOCAL, NEXT + LOCAL) if name in seeds]
         self._ciphers = {_id(key): AESGCM(key) for key in keys}
         self._first = _id(seeds[LOCAL])
 
     def encrypt(self, table: str, row: str, plain: bytes) -> EncryptedBytes:
-        """Encrypt for a row, inside the transaction that writes it: so the key is the one that the database names."""
+        """Encrypts for a row. Called inside the transaction that writes it, so that the key is the one that the
+        database names."""
         nonce = os.urandom(NONCE)
         return EncryptedBytes(nonce, self._present().encrypt(nonce, plain, _bound_to(table, row)))
 
@@ -72,12 +73,12 @@ class LocalKey:
         return opened
 
     def check(self) -> None:
-        """Refuse a key file that is not this mailbox's."""
+        """Raises if the key file does not belong to this mailbox."""
         self._present()
 
     def replace(self, seeds: Seeds) -> None:
-        """Put every row under the key that the seeds have as `next`. A row that does not open stays as it is: it must
-        not keep the others under a key that may be stolen."""
+        """Encrypts every row again, under `next.local` of the seeds. A row that cannot be decrypted stays as it is: it
+        must not keep the others under a key that may be stolen."""
         self.load_seeds(seeds)
         self.check()
         with self._database.transaction() as tx:
@@ -88,7 +89,7 @@ class LocalKey:
                 after = last
 
     def unreadable(self) -> Iterator[tuple[str, str]]:
-        """The rows that do not open: their tables and keys."""
+        """Yields table and key of every row that cannot be decrypted."""
         for table, (read, _) in TABLES.items():
             after = ""
             while found := self._database.rows(read, after, _TOGETHER):
@@ -100,7 +101,7 @@ class LocalKey:
                         yield table, str(key)
 
     def _sealed_again(self, table: str, after: str) -> str | None:
-        """Some rows after one; the last of them."""
+        """Encrypts the next rows of a table again; returns the key of the last one, or None if there are no more."""
         read, write = TABLES[table]
         with self._database.transaction() as tx:
             found = tx.execute(SQL[read], (after, _TOGETHER)).fetchall()
@@ -138,7 +139,7 @@ def _not_ours(table: str) -> BrokenDatabase:
 
 
 def _id(key: bytes) -> str:
-    """What stands for a local key in the database; a hash of random bytes tells nothing of them."""
+    """Returns the id of a local key in the database: a hash, which does not reveal the key."""
     return hashlib.sha256(b"angelia/v1/local-key-id\0" + key).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""An agent's mailbox, `<home>/<name>/mail/`: keys, trust, mail in and mail out, without a network."""
+"""An agent's mailbox, `<home>/<name>/mail/`: own keys, pinned keys, inbox and outbox. No network."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from angelia.envelope.receipts import Receipt, ReceiptStatus, check_receipt, sign_receipt
 from angelia.envelope.refusals import Refused, SignatureFailed
 from angelia.envelope.times import moment, unix_ms
-from angelia.envelope.wire import TTL_MAX, decode
+from angelia.envelope.wire import TTL_MAX, Envelope
 from angelia.errors import AngeliaError, NotFound
 from angelia.mailbox import calyx_import, private_files
 from angelia.mailbox import identity as identities
 from angelia.mailbox.allowlist import Allowlist
 from angelia.mailbox.calyx_import import MigrationResult
-from angelia.mailbox.channels import Channels
+from angelia.mailbox.channels import MailboxChannels
 from angelia.mailbox.cleanup import Cleanup
 from angelia.mailbox.database import FILE, MailboxDatabase
 from angelia.mailbox.envelope_files import EnvelopeFiles, FileProblem
@@ -39,15 +39,16 @@ from angelia.mailbox.receipt_log import LoggedReceipts, ReceiptLog
 from angelia.mailbox.receiving import Receiver
 from angelia.mailbox.repeated_envelopes import RepeatedEnvelopes
 from angelia.mailbox.replay import RETENTION_HOURS, PruneResult
-from angelia.mailbox.rosters import Rosters
+from angelia.mailbox.rosters import PinnedRosters
 from angelia.mailbox.time_window import DeliveryProfile
+from angelia.mailbox.withdrawal import Withdrawals
 
 DIRECTORY = "mail"
 
 
 @dataclass(frozen=True, slots=True)
 class FoundMessage:
-    """Which message somebody means, and who is at its other end."""
+    """A message that was looked up by a prefix of its id: `peer` is its sender or its recipient."""
 
     replay_key: str
     peer: str
@@ -78,8 +79,9 @@ class Mailbox:
         self.outbox = Outbox(
             self.database, local, outbox_files, self.own_keys, self.pinned_keys, self._cleanup, ttl_max
         )
-        self.channels = Channels(self.database, local, self.own_keys, self.pinned_keys, ttl_max)
-        self.rosters = Rosters(self.database, self.own_keys, self.pinned_keys)
+        self.withdrawals = Withdrawals(self.database, self.outbox)
+        self.channels = MailboxChannels(self.database, local, self.own_keys, self.pinned_keys, ttl_max)
+        self.rosters = PinnedRosters(self.database, self.own_keys, self.pinned_keys)
         self._receiver = Receiver(
             database=self.database,
             own_keys=self.own_keys,
@@ -109,7 +111,7 @@ class Mailbox:
 
     @property
     def key(self) -> Ed25519PrivateKey:
-        """What signs requests now; so a client that is given a mailbox as its identity goes on through a rotation."""
+        """The key that signs requests now, so that a client with a mailbox as its identity survives a rotation."""
         return self.own_keys.signer.key
 
     @property
@@ -121,7 +123,9 @@ class Mailbox:
         """The agent with its present keys; a rotation replaces them."""
         return self.own_keys.identity
 
-    def receive(self, content: bytes, *, now: datetime, profile: DeliveryProfile = DeliveryProfile.RELAY) -> Opened:
+    def receive(
+        self, content: bytes | Envelope, *, now: datetime, profile: DeliveryProfile = DeliveryProfile.RELAY
+    ) -> Opened:
         """Open an envelope, in its wire form or in JSON. It is in the inbox before this returns, and opens once."""
         (outcome,) = self.receive_many([content], now=now, profile=profile)
         if isinstance(outcome, AngeliaError):
@@ -130,26 +134,25 @@ class Mailbox:
 
     def receive_many(
         self,
-        contents: Sequence[bytes],
+        contents: Sequence[bytes | Envelope],
         *,
         now: datetime,
         profile: DeliveryProfile = DeliveryProfile.RELAY,
         for_handler: bool = False,
     ) -> list[Opened | AngeliaError]:
-        """Open envelopes in one transaction; each has its own outcome, in the same order. `for_handler` remembers which
-        of them a handler has not ended with."""
+        """Opens envelopes in one transaction; returns one outcome each. `for_handler` remembers which of them a handler
+        has not ended with."""
         self._cleanup.run_due(now)
         return self._receiver.receive(contents, profile, now, for_handler=for_handler)
 
-    def refuse(self, content: bytes, reason: str, now: datetime) -> Receipt:
-        """Sign and log a receipt `failed` for an envelope that could not be opened."""
-        receipt = self.sign(content, ReceiptStatus.FAILED, now, reason)
+    def refuse(self, envelope: Envelope, reason: str, now: datetime) -> Receipt:
+        """Signs and logs a receipt `failed` for an envelope that could not be opened."""
+        receipt = self.sign(envelope, ReceiptStatus.FAILED, now, reason)
         self._log.append([receipt], now)
         return receipt
 
-    def sign(self, content: bytes, status: ReceiptStatus, now: datetime, reason: str = "") -> Receipt:
-        """A receipt for an envelope that was handed out again: the log has one of it already."""
-        envelope = decode(content)
+    def sign(self, envelope: Envelope, status: ReceiptStatus, now: datetime, reason: str = "") -> Receipt:
+        """A receipt for an envelope that came again: the log has one of it already."""
         header, pair = envelope.header, self.identity.pair
         return sign_receipt(
             Receipt(
@@ -166,11 +169,11 @@ class Mailbox:
         )
 
     def has_opened(self, replay_key: str) -> bool:
-        """Whether an envelope was opened here, whatever became of its content since."""
+        """Whether an envelope was opened here, even if its message was deleted since."""
         return self.database.row("seen_at", replay_key) is not None
 
     def find(self, replay_key: str) -> FoundMessage:
-        """A message of the inbox or, if there is none, of the outbox, by its replay key or the beginning of it."""
+        """Returns a message of the inbox, else of the outbox, by its replay key or a unique prefix of it."""
         try:
             message = self.inbox.mail(replay_key)
         except NotFound:
@@ -179,9 +182,9 @@ class Mailbox:
         return FoundMessage(message.replay_key, message.sender, received=True)
 
     def delete(self, replay_key: str, now: datetime) -> None:
-        """Destroy a message for good: its content, its sealed files, and one-time keys that would open them."""
+        """Destroys a message: its content, its sealed files, and one-time keys that would open them."""
         self._cleanup.run_due(now)
-        for box in (self.inbox, self.outbox):  # a message to oneself is in both
+        for box in (self.inbox, self.outbox):  # a message to the agent itself is in both
             with contextlib.suppress(NotFound):
                 box.delete(replay_key)
         dead = self._files[-1]
@@ -189,7 +192,7 @@ class Mailbox:
         dead.sync()
 
     def receipts(self) -> LoggedReceipts:
-        """The receipts that this agent gave; those whose signatures do not hold are among the problems."""
+        """Returns the receipts that this agent signed; those with bad signatures are among the problems."""
         logged, pairs = self._log.read(), self.own_keys.signing_pairs()
         problems, sound = list(logged.problems), list[Receipt]()
         for receipt in logged.receipts:
@@ -203,28 +206,27 @@ class Mailbox:
         return LoggedReceipts(tuple(sound), tuple(problems))
 
     def check_receipt(self, receipt: Receipt) -> None:
-        """Whether a receipt for mail that this agent sent is truly its recipient's."""
+        """Raises unless the recipient of a sent message signed the receipt."""
         signer = self.pinned_keys.signer(receipt.recipient_nhi, receipt.signer_id, moment(receipt.time_ms))
         check_receipt(receipt, signer)
 
     def verify(self) -> list[FileProblem]:
-        """Everything that is wrong with the mailbox's files, and with what its database has under the local key."""
+        """Returns everything that is wrong with the mailbox's files and with the encrypted columns of its database."""
         misplaced = [problem for files in self._files for problem in files.problems()]
+        inbox_files, outbox_files, _ = self._files
+        missing = inbox_files.missing(key for (key,) in self.database.rows("inbox_keys"))
+        missing += outbox_files.missing(key for (key,) in self.database.rows("outbox_keys"))
         database = self.directory / FILE
         unreadable = [
             FileProblem(database, f"has a row of {table} that does not open with this agent's local key: {key}")
             for table, key in self._local.unreadable()
         ]
-        return [*misplaced, *self.inbox.missing(), *self.outbox.missing(), *unreadable]
+        return [*misplaced, *missing, *unreadable]
 
     def prune(self, now: datetime, retention_hours: int = RETENTION_HOURS, *, force: bool = False) -> PruneResult:
-        """Forget replay state that nothing needs any more."""
+        """Prunes replay state that is not needed any more."""
         return self._cleanup.prune(now, retention_hours, force=force)
 
     def migrate(self, runtime: Path, now: datetime) -> MigrationResult:
-        """Take over what a Calyx mailbox has seen."""
+        """Imports the replay state of a Calyx mailbox."""
         return calyx_import.migrate(self.database, runtime, now)
-
-    def take_warnings(self) -> list[str]:
-        """What the last operations want somebody to know, once."""
-        return [notice.text for notice in self.notices.take()]

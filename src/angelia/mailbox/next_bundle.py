@@ -1,4 +1,4 @@
-"""How an agent's next bundle follows from its present one. Pure: keys and times come in, a signed link comes out."""
+"""Makes an agent's next key bundle from its present one. Pure: keys and times come in, a signed link comes out."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from angelia.envelope.bundles import (
     KemKeyStatus,
     Link,
     UntrustedBundle,
+    anchor_of,
     check_bundle,
     milliseconds,
     sign_bundle,
     sign_rotation,
-    trusted_by,
 )
 from angelia.envelope.ids import KeyType
 from angelia.envelope.kem import KemPrivateKey, KemPublicKey
@@ -40,28 +40,28 @@ class RotationPlan(msgspec.Struct, frozen=True, kw_only=True):
     signer: bool
     emergency: bool
     suites: int
-    # Of an emergency, for whoever finishes it: the reason, and since when the keys may be stolen.
+    # Of an emergency, for the process that finishes it: the reason, and since when the keys may be stolen.
     why: str = ""
     compromised_since: datetime | None = None
 
     @property
     def renews(self) -> bool:
-        """Whether it replaces no key: the same ones are signed again, so that others see that they still stand."""
+        """Whether it replaces no key: the same keys are signed again, so that senders see that they are still valid."""
         return not self.kem and not self.signer
 
-    def with_earlier(self, wish: RotationPlan | None) -> RotationPlan:
-        """This emergency together with one that was asked for before and has not begun: no pair that was called stolen
-        stays, and none for less long than was said."""
-        if wish is None:
+    def with_earlier(self, queued: RotationPlan | None) -> RotationPlan:
+        """Returns this emergency merged with a queued one: it replaces the signing pair if either does, and takes the
+        earlier time of compromise."""
+        if queued is None:
             return self
-        since = [one for one in (self.compromised_since, wish.compromised_since) if one is not None]
+        since = [one for one in (self.compromised_since, queued.compromised_since) if one is not None]
         return msgspec.structs.replace(
-            self, signer=self.signer or wish.signer, compromised_since=min(since, default=None)
+            self, signer=self.signer or queued.signer, compromised_since=min(since, default=None)
         )
 
 
 def check_suites(suites: int) -> None:
-    """The X-Wing key of the key file is always offered; suite 1 may be taken beside it."""
+    """Raises for a mask without X-Wing, whose key is always in the key file, or with unknown suites."""
     if not suites & Suite.XWING.bit or suites & ~(Suite.ML_KEM.bit | Suite.XWING.bit | Suite.CHANNEL.bit):
         raise InvalidArgument("the mask of suites has suite 2, and suites 1 and 4 if wanted", hint="suites 1, 2 and 4")
 
@@ -69,7 +69,7 @@ def check_suites(suites: int) -> None:
 def first_link(
     pair: SigningPair, handle: str, seeds: Seeds, separate: KemPublicKey | None, suites: int, now: datetime
 ) -> Link:
-    """The first bundle of a chain."""
+    """Returns the first bundle of a chain."""
     at = unix_ms(now)
     keys = [xwing(seeds[XWING]).public, *([separate] if separate else [])]
     entries = tuple(_active(key, at) for key in keys)
@@ -85,11 +85,11 @@ def next_link(
     now: datetime,
     revoked: Collection[UUID] = (),
 ) -> Link:
-    """The bundle after `before`: new keys are active, those that they replace stay listed for their grace."""
+    """Returns the bundle after `before`: new keys are active, replaced keys stay listed for their grace period."""
     at = unix_ms(now)
     old = {entry.key.key_id: entry for entry in before.kem_keys if entry.status is KemKeyStatus.ACTIVE}
     keys = [xwing(seeds[NEXT + XWING if plan.kem else XWING]).public, *([separate] if separate else [])]
-    # A key that stays keeps its times: only a new key lives for another year.
+    # A key that stays keeps its times: only a new key is valid for another year.
     active = [old.get(key.key_id) or _active(key, at) for key in keys]
     grace: list[KemEntry] = []
     if not plan.emergency:
@@ -104,19 +104,17 @@ def next_link(
         signing,
         agent_nhi=before.agent_nhi,
         issued_at=at,
-        # The newest come first; what finds no room any more is still opened, only not listed.
+        # The newest come first; a key without room in the list still opens envelopes.
         kem_keys=tuple([*active, *grace][:MOST_KEM_KEYS]),
-        after=trusted_by(before),
+        after=anchor_of(before),
         suites=plan.suites,
     )
     return Link(bundle, sign_rotation(pair, signing, before.agent_nhi, at) if plan.signer else None)
 
 
 def with_next(seeds: Seeds, plan: RotationPlan) -> dict[str, bytes]:
-    """The seeds with those that the plan needs; what an interrupted attempt made is used, what it made in vain goes.
-
-    An emergency makes its own: whoever read the key file has what lay there.
-    """
+    """Returns the seeds with the `next.` seeds that the plan needs, and no others. Seeds of an interrupted attempt are
+    used again, except in an emergency: a thief may have read the key file."""
     made = {NEXT + XWING: KemPrivateKey.generate(KeyType.XWING).seed}
     made[NEXT + ED25519], made[NEXT + ML_DSA] = SigningPair.generate().seeds
     wanted = ([NEXT + XWING] if plan.kem else []) + ([NEXT + ED25519, NEXT + ML_DSA] if plan.signer else [])
@@ -129,24 +127,24 @@ def without_next(seeds: Seeds) -> dict[str, bytes]:
 
 
 def promoted(seeds: Seeds) -> dict[str, bytes]:
-    """The seeds with `next` in the place of those before."""
+    """Returns the seeds with the `next.` seeds in the place of the current ones."""
     return without_next(seeds) | {
         name.removeprefix(NEXT): seed for name, seed in seeds.items() if name.startswith(NEXT)
     }
 
 
 def with_next_local(seeds: Seeds) -> dict[str, bytes]:
-    """The seeds with a local key that nobody has seen."""
+    """Returns the seeds with a new local key as `next.local`."""
     return dict(seeds) | {NEXT + LOCAL: os.urandom(LOCAL_BYTES)}
 
 
 def with_local_promoted(seeds: Seeds) -> dict[str, bytes]:
-    """The seeds with the next local key in the place of the one before; a rotation under way goes on."""
+    """Returns the seeds with `next.local` as the local key; the seeds of a pending rotation stay."""
     return {name: seed for name, seed in seeds.items() if name != NEXT + LOCAL} | {LOCAL: seeds[NEXT + LOCAL]}
 
 
 def same_keys(link: Link, accepted: Link | None) -> Link:
-    """What a server accepted in place of our own copy: another signature of ours over the same step, nothing else."""
+    """Returns the server's copy of a link, if given, else the link. The copy may differ only in its signatures."""
     if accepted is None:
         return link
     ours, theirs = link.bundle, accepted.bundle
@@ -169,7 +167,7 @@ def next_pair(seeds: Seeds) -> SigningPair:
 
 
 def _step(bundle: Bundle) -> tuple[object, ...]:
-    """What two signatures over the same step have in common; a key in grace may have left the list in between."""
+    """Returns what two signatures over the same step share; a key in grace may have left the list in between."""
     chained = (bundle.agent_nhi, bundle.bundle_version, bundle.prev_bundle_hash)
     return (*chained, bundle.signer.signer_id, bundle.suites, active_ids(bundle))
 

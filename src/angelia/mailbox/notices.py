@@ -1,4 +1,4 @@
-"""What an agent's owner should be told although nothing failed: first contact, old keys, a clock that went back."""
+"""Notices to an agent's owner when nothing failed: first contact, old keys, a clock that went back."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ class NoticeKind(StrEnum):
 
     WARNING = "warning"
     FIRST_CONTACT = "first_contact"
-    KEYS_SETTLED = "keys_settled"  # a rotation that was cut short is finished
-    FALLBACK = "fallback"  # sealed to the static key, because no one-time key was to be had
+    KEYS_SETTLED = "keys_settled"  # an interrupted rotation is finished
+    FALLBACK = "fallback"  # sealed to the static key, because no one-time key was available
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """One thing to tell, in one line."""
+    """One notice, in one line."""
 
     kind: NoticeKind
     text: str
 
 
 class Notices:
-    """Each notice is told once: to the listener as it comes, or to the next that takes them."""
+    """Delivers each notice once: to the listener as it comes, or to the next caller of `take`."""
 
     def __init__(self) -> None:
         self._waiting: list[Notice] = []
@@ -43,7 +43,7 @@ class Notices:
         return taken
 
     def listen(self, listener: Callable[[Notice], None]) -> None:
-        """From now on the listener hears each notice at once; those that wait, now."""
+        """Calls the listener with the notices that wait, and with each new one at once."""
         self._listener = listener
         for notice in self.take():
             listener(notice)

@@ -1,4 +1,4 @@
-"""How often a sender's envelopes did not open. Each failure tells a prober a little, so there are not many an hour."""
+"""Limits how often a sender's envelopes may fail to open: each failure tells an attacker a little."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SPAN = timedelta(hours=1)
 
 
 def check(database: MailboxDatabase, sender_fp: str, sender: str, now: datetime) -> None:
-    """Refuse a sender with too many failures before a private key is used for it."""
+    """Raises RateLimited for a sender with too many failures, before a private key is used for its envelope."""
     (count,) = database.row("count_failures", sender_fp, stamp(now - SPAN))
     if count >= MOST:
         raise RateLimited(
@@ -23,7 +23,7 @@ def check(database: MailboxDatabase, sender_fp: str, sender: str, now: datetime)
 
 
 def record(database: MailboxDatabase, replay_key: str, sender_fp: str, now: datetime) -> None:
-    """Count a failure; the same envelope again is the same failure."""
+    """Counts a failure; the same envelope counts once."""
     with database.transaction() as tx:
         tx.execute(SQL["prune_failures"], (stamp(now - SPAN),))
         tx.execute(SQL["add_failure"], (replay_key, sender_fp, stamp(now)))

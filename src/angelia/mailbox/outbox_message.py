@@ -1,4 +1,4 @@
-"""What is known of a message that was sent: what its recipient signed, and beside it what the server says."""
+"""A sent message: the status that its recipient signed and, apart from it, the status that the server reports."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from uuid import UUID
 
 from angelia.envelope.times import SKEW
-from angelia.mailbox.database import stamp, unstamp
+from angelia.mailbox.database import SQL, MailboxTx, stamp, unstamp
 
-WITHDRAWN = "withdrawn"  # the reason of a message that its sender took back
+WITHDRAWN = "withdrawn"  # the reason that a server gives for a withdrawn message
 
 
 class OutboxStatus(StrEnum):
-    """How far a message has come. DELIVERED, READ and FAILED are the recipient's signed word, or FAILED is the sender's
-    own, who took it back; what the server says by itself is in `OutboxMessage.reported`."""
+    """The status of a sent message. DELIVERED, READ and FAILED are signed by the recipient, except that a withdrawn
+    message is FAILED too; what the server reports without a signature is in `OutboxMessage.reported`."""
 
     STORED = "stored"
     QUEUED = "queued"
@@ -28,7 +28,7 @@ class OutboxStatus(StrEnum):
 
 
 SIGNED = {OutboxStatus.DELIVERED, OutboxStatus.READ, OutboxStatus.FAILED}
-# There is no way back: what is not named here is ignored, so that news may come twice or out of order.
+# All other transitions are ignored, so that reports may arrive twice or out of order.
 _ONWARD = {
     OutboxStatus.STORED: {OutboxStatus.QUEUED, *SIGNED},
     OutboxStatus.QUEUED: SIGNED,
@@ -52,68 +52,65 @@ class OutboxMessage:
     attempts: int
     next_try_at: datetime | None
     resealable: bool  # its content is kept
-    reported: OutboxStatus | None  # what the server says, which the recipient has not signed
+    reported: OutboxStatus | None  # by the server, without the recipient's signature
     reported_reason: str
     reported_at: datetime | None
     withdraw_asked_at: datetime | None
     reseals: int
     bundle_version: int
-    one_time: bool  # sealed to a key for this message alone
+    one_time: bool  # sealed to a one-time key
     last_error: str
 
     @property
     def withdrawn(self) -> bool:
-        """Whether its sender took it back."""
+        """Whether its sender withdrew it."""
         return self.status is OutboxStatus.FAILED and self.withdraw_asked_at is not None
 
     @property
     def withdrawable(self) -> bool:
-        """Whether its sender may still take it back: nothing that its recipient signed is left for a server's word."""
+        """Whether its sender can still withdraw it: not once its recipient signed a status."""
         return self.status in (OutboxStatus.STORED, OutboxStatus.QUEUED, OutboxStatus.EXPIRED)
 
     @property
     def carried(self) -> bool:
-        """Whether a person carries it, so that no server was ever offered it."""
-        waits = self.next_try_at is not None or self.attempts or self.last_error or self.reported is not None
-        return self.status is OutboxStatus.STORED and not waits
+        """Whether a person carries it: it was never sent to a server and never will be."""
+        sent = self.next_try_at is not None or self.attempts or self.last_error or self.reported is not None
+        return self.status is OutboxStatus.STORED and not sent
 
     @property
     def onward(self) -> set[OutboxStatus]:
-        """What may become of it. That its sender took it back is no end: the recipient may have it all the same."""
+        """The statuses that may follow. A withdrawn message may still get one: its recipient may have received it."""
         return SIGNED if self.withdrawn else _ONWARD.get(self.status, set())
 
-    def contradiction(self, said: OutboxStatus, reason: str, at: datetime) -> str | None:
-        """Why a server's word cannot be true, by what the sender itself knows."""
-        if said is OutboxStatus.EXPIRED and at < self.expires_at - SKEW:
+    def contradiction(self, reported: OutboxStatus, reason: str, at: datetime) -> str | None:
+        """Returns why a status that the server reports cannot be true, by what the sender itself knows; else None."""
+        if reported is OutboxStatus.EXPIRED and at < self.expires_at - SKEW:
             return f"the server says that it has expired, which it does not before {stamp(self.expires_at)[:19]}Z"
-        if said is OutboxStatus.FAILED and reason == WITHDRAWN and self.withdraw_asked_at is None:
+        if reported is OutboxStatus.FAILED and reason == WITHDRAWN and self.withdraw_asked_at is None:
             return "the server says that it was withdrawn, and this agent never asked for that"
         return None
 
 
+def read_row(tx: MailboxTx, replay_key: str) -> OutboxMessage | None:
+    """Returns the row of an envelope."""
+    found = tx.execute(SQL["outbox_one"], (replay_key,)).fetchone()
+    return None if found is None else outbox_message(found)
+
+
+def current_row(tx: MailboxTx, replay_key: str) -> OutboxMessage | None:
+    """Returns the row of an envelope's message; of a resealed message that of its newest envelope."""
+    row = read_row(tx, replay_key)
+    if row is None or row.status is not OutboxStatus.RESEALED:
+        return row
+    found = tx.execute(SQL["outbox_successor"], (str(row.message_id), row.recipient)).fetchone()
+    return None if found is None else outbox_message(found)
+
+
 def outbox_message(row: tuple[Any, ...]) -> OutboxMessage:
-    """A row as the statements on the outbox select it."""
-    (
-        key,
-        msg_id,
-        recipient,
-        channel,
-        correlation,
-        created,
-        expires,
-        status,
-        attempts,
-        next_try,
-        resealable,
-        said,
-        said_reason,
-        said_at,
-        withdraw_asked_at,
-        reseals,
-        bundle_version,
-        one_time,
-        waits_for,
-    ) = row
+    """Returns the message of a row with the `outbox_columns`."""
+    key, msg_id, recipient, channel, correlation, created, expires, status = row[:8]
+    attempts, next_try, resealable, said, said_reason, said_at = row[8:14]
+    withdraw_asked_at, reseals, bundle_version, one_time, waits_for = row[14:]
     return OutboxMessage(
         replay_key=key,
         message_id=UUID(msg_id),

@@ -1,9 +1,9 @@
-"""Whom this agent believes: a signing pair pinned per agent, moved only along a chain of bundles that was checked."""
+"""The keys of other agents that this agent trusts: one pinned signing pair each, which changes only along a verified
+chain of bundles."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -19,9 +19,9 @@ from angelia.envelope.bundles import (
     Link,
     TrustAnchor,
     UntrustedBundle,
+    anchor_of,
     check_bundle,
     follow,
-    trusted_by,
 )
 from angelia.envelope.refusals import NotAllowed, SignatureFailed, UnknownSigner
 from angelia.envelope.signing import VerifyingPair, parse_pair
@@ -31,16 +31,16 @@ from angelia.keys.model import CACHE, LinkDocument, link_document, parse_link
 from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, ago, stamp, unstamp
 from angelia.mailbox.notices import NoticeKind, Notices
 
-# When a sender wonders why a bundle was not signed again.
+# When a sender warns that a bundle was not signed again.
 OLD_AFTER = timedelta(days=7)
-# A bundle from the future would end too late; clocks that differ by less are told of by the server.
+# A bundle from the future would expire too late. The server reports clocks that differ by less.
 _AHEAD = timedelta(days=1)
-# When a bundle was fetched that no server gave: too long ago to be used without asking one.
+# The fetch time of a bundle that came from no server: so long ago that a server is asked before it is used.
 NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class TrustedBy(StrEnum):
-    """Why a pair is believed."""
+    """Why a pair is trusted."""
 
     FIRST_USE = "first_use"
     ROTATION = "rotation"
@@ -49,7 +49,7 @@ class TrustedBy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """An agent's pair, the newest bundle of it that was checked, and why it is believed."""
+    """An agent's signing pair, its newest verified bundle, and why the pair is trusted."""
 
     nhi: str
     signer: VerifyingPair
@@ -74,8 +74,8 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class KnownBundle:
-    """A bundle as it was last fetched; `revoked` is the server's word about single keys, where no later bundle says
-    otherwise."""
+    """A bundle as it was last fetched; `revoked` are the keys that the server called revoked and that no later bundle
+    lists as active."""
 
     link: Link
     revoked: frozenset[UUID]
@@ -87,7 +87,7 @@ class KnownBundle:
 
 
 class PinnedKeys:
-    """Pins, pairs that were replaced, and the newest bundle of every agent that is pinned."""
+    """Pins, replaced signing pairs, and the newest bundle of every pinned agent."""
 
     def __init__(self, database: MailboxDatabase, notices: Notices) -> None:
         self._database = database
@@ -102,13 +102,13 @@ class PinnedKeys:
         return [_pin(row) for row in self._database.rows("pins")]
 
     def pin_first(self, link: Link, now: datetime, revoked: Sequence[UUID] | None = ()) -> Pin:
-        """Believe an agent that was not known before (trust on first use); one that is known goes on from its pin."""
+        """Pins an unknown agent (trust on first use); the pin of a known one is advanced. Returns the pin."""
         check_bundle(link.bundle)
         nhi = link.bundle.agent_nhi
         with self._database.transaction() as tx:
             met = _read_pin(tx, nhi) is None
             if met:
-                _set_pin(tx, trusted_by(link.bundle), TrustedBy.FIRST_USE, now)
+                _set_pin(tx, anchor_of(link.bundle), TrustedBy.FIRST_USE, now)
                 _set_bundle(tx, link, revoked, now)
         if met:
             seen = link.bundle.signer.fingerprint
@@ -118,55 +118,47 @@ class PinnedKeys:
         return self.advance(nhi, [link], now, revoked)
 
     def advance(self, nhi: str, links: Sequence[Link], now: datetime, revoked: Sequence[UUID] | None = ()) -> Pin:
-        """Follow an agent's chain from its pin to the newest link; the pin's own bundle may come first.
+        """Moves an agent's pin along its chain to the newest link, and returns it; the pin's own bundle may come first.
 
-        A way back, a gap, a broken chain or a new pair that the old one did not vouch for is refused, and the pin
-        stays where it was.
-        """
+        A rollback, a gap, a broken chain or a new pair that the old one did not vouch for is refused, and the pin stays
+        where it was."""
         with self._database.transaction() as tx:
             pin = _read_pin(tx, nhi)
             if pin is None:
                 raise UnknownSigner(f"{nhi} is not pinned yet")
             ahead = _after_pin(pin, links)
             reached = follow(pin.anchor, ahead)
-            signers = itertools.pairwise([pin.signer, *(link.bundle.signer for link in ahead)])
-            for (old, new), link in zip(signers, ahead, strict=True):
-                if link.statement is not None and old.fingerprint != new.fingerprint:
-                    _succeed(tx, nhi, old, new, min(moment(link.statement.issued_at), now), now)
-            rotated = reached.signer.fingerprint != pin.signer.fingerprint
-            _set_pin(tx, reached, TrustedBy.ROTATION if rotated else pin.trusted_by, now if rotated else pin.pinned_at)
+            _record_rotations(tx, nhi, pin.signer, ahead, now)
+            by, at = pin.trusted_by, pin.pinned_at
+            if reached.signer.fingerprint != pin.signer.fingerprint:
+                by, at = TrustedBy.ROTATION, now
+            pin = _set_pin(tx, reached, by, at)
             if links:
                 _set_bundle(tx, links[-1], revoked, now)
-            present = _read_pin(tx, nhi)
-        assert present is not None
-        return present
+        return pin
 
     def learn_former_pairs(
         self, nhi: str, links: Sequence[Link], now: datetime, revoked: Sequence[UUID] | None = ()
     ) -> None:
-        """Learn an agent's pairs of before it was met, from the beginning of its chain to the pinned bundle, whose hash
-        vouches for them. An operator who compared a fingerprint believes no pair before it."""
+        """Learns the pairs that an agent had before it was pinned, from the start of its chain to the pinned bundle,
+        whose hash vouches for them. After an operator compared a fingerprint, no earlier pair is trusted."""
         with self._database.transaction() as tx:
             pin = _read_pin(tx, nhi)
             before = [one for one in links if pin is not None and one.bundle.bundle_version <= pin.bundle_version]
             if pin is None or not before or pin.trusted_by is TrustedBy.OPERATOR:
                 return
             check_bundle(before[0].bundle)
-            reached = follow(trusted_by(before[0].bundle), before[1:])
+            reached = follow(anchor_of(before[0].bundle), before[1:])
             if reached != pin.anchor:
                 raise _rolled_back(pin, before[-1].bundle)
-            for earlier, later in itertools.pairwise(before):
-                old, new = earlier.bundle.signer, later.bundle.signer
-                if later.statement is not None and old.fingerprint != new.fingerprint:
-                    _succeed(tx, nhi, old, new, min(moment(later.statement.issued_at), now), now)
+            _record_rotations(tx, nhi, before[0].bundle.signer, before[1:], now)
             tx.executemany(SQL["hear_revoked"], [(nhi, str(one), pin.bundle_version) for one in revoked or ()])
 
     def trust(self, link: Link, now: datetime, revoked: Sequence[UUID] | None = ()) -> Pin:
-        """Believe a pair because an operator compared its fingerprint; pairs before it are believed no more, and what
-        was called revoked is forgotten.
+        """Pins a pair because an operator compared its fingerprint, and returns the pin. Earlier pairs are no longer
+        trusted, and the server's revocations are forgotten.
 
-        A fingerprint says nothing about a bundle's age, so an older bundle of the same pair is refused all the same.
-        """
+        A fingerprint says nothing about a bundle's age, so an older bundle of the same pair is still refused."""
         check_bundle(link.bundle)
         nhi = link.bundle.agent_nhi
         with self._database.transaction() as tx:
@@ -175,20 +167,19 @@ class PinnedKeys:
                 tx.execute(SQL["drop_former"], (nhi,))
             elif before is not None and link.bundle.bundle_version < before.bundle_version:
                 raise _rolled_back(before, link.bundle)
-            _set_pin(tx, trusted_by(link.bundle), TrustedBy.OPERATOR, now)
+            pin = _set_pin(tx, anchor_of(link.bundle), TrustedBy.OPERATOR, now)
             tx.execute(SQL["forget_revoked"], (nhi,))
             _set_bundle(tx, link, revoked, now)
-            present = _read_pin(tx, nhi)
-        assert present is not None
-        return present
+        return pin
 
     def signer(self, nhi: str, signer_id: UUID, at: datetime) -> VerifyingPair:
-        """The pair that may speak for an agent at a time. Always looked up by both: an id alone names nobody."""
+        """Returns the pair that may sign for an agent at a time. It is always looked up by agent and id: an id alone
+        proves nothing."""
         pin = self.pin(nhi)
         if pin is not None and pin.signer.signer_id == signer_id:
             return pin.signer
         if pin is None and self._database.row("is_listed", nhi) is None:
-            # Nobody's keys are looked up for a stranger; only an imported entry can be listed before it is pinned.
+            # No keys are fetched for a sender that is not allowed. An imported entry may be allowed and not pinned yet.
             raise NotAllowed(f"{nhi} is not on the allowlist", hint=f"angelia mail allow {nhi}")
         former = self._database.row("former", nhi, str(signer_id))
         if former is None:
@@ -203,7 +194,7 @@ class PinnedKeys:
         return parse_pair(ed25519, ml_dsa)
 
     def bundle(self, nhi: str, now: datetime, max_age: timedelta | None = CACHE) -> KnownBundle | None:
-        """An agent's bundle if it was fetched recently enough; with no `max_age`, however long ago."""
+        """Returns an agent's bundle if it was fetched within `max_age`; with None, of any age."""
         found = self._database.row("bundle", nhi)
         if found is None:
             return None
@@ -214,8 +205,8 @@ class PinnedKeys:
         return KnownBundle(link, self._revoked(link.bundle), fetched_at)
 
     def check_age(self, bundle: Bundle, now: datetime) -> None:
-        """Before something is sealed to a bundle: an agent in use signs it again every few days, so that an old one
-        may hide a newer one. It is used with a warning, and refused after its end."""
+        """Checks a bundle's age before sealing to it: warns about an old one, raises KeyStale for an expired one. An
+        active agent signs its bundle again every few days, so an old one may mean that the server withholds a newer."""
         nhi, issued_at, not_after = bundle.agent_nhi, moment(bundle.issued_at), moment(bundle.not_after)
         if not_after <= now:
             raise KeyStale(
@@ -233,19 +224,20 @@ class PinnedKeys:
             )
 
     def may_ask_one_time(self, nhi: str, now: datetime) -> bool:
-        """Whether a one-time key of an agent may be had again; there was none a short while ago otherwise."""
+        """Whether to ask the server for a one-time key of an agent; not shortly after it had none."""
         return now >= self._no_one_time_until.get(nhi, now)
 
     def note_no_one_time_key(self, nhi: str, until: datetime) -> None:
         self._no_one_time_until[nhi] = until
 
     def drop_bundle(self, nhi: str) -> None:
-        """Forget a bundle that a server called stale or revoked; the pin stays."""
+        """Drops a bundle that a server called stale or revoked; the pin stays."""
         with self._database.transaction() as tx:
             tx.execute(SQL["drop_bundle"], (nhi,))
 
     def _revoked(self, bundle: Bundle) -> frozenset[UUID]:
-        """What the server called revoked. What its agent signed later as active is not: a revocation is unsigned."""
+        """Returns the keys that the server called revoked, without those that the agent signed as active in a later
+        bundle: the server's word is unsigned."""
         active = {entry.key.key_id for entry in bundle.kem_keys if entry.status is KemKeyStatus.ACTIVE}
         heard = [(UUID(key_id), version) for key_id, version in self._database.rows("revoked", bundle.agent_nhi)]
         overruled = {key_id for key_id, version in heard if version < bundle.bundle_version} & active
@@ -253,7 +245,7 @@ class PinnedKeys:
 
 
 def _after_pin(pin: Pin, links: Sequence[Link]) -> list[Link]:
-    """The links without the pin's own bundle; what is older must not come at all."""
+    """Returns the links after the pin's own bundle; refuses links that begin with an older bundle."""
     if links and links[0].bundle.bundle_version <= pin.bundle_version:
         bundle = links[0].bundle
         check_bundle(bundle)
@@ -270,12 +262,16 @@ def _rolled_back(pin: Pin, bundle: Bundle) -> UntrustedBundle:
     )
 
 
-def _succeed(
-    tx: MailboxTx, nhi: str, old: VerifyingPair, new: VerifyingPair, rotated_at: datetime, now: datetime
-) -> None:
-    values = (nhi, str(old.signer_id), old.fingerprint, old.ed25519, old.ml_dsa, stamp(rotated_at))
-    tx.execute(SQL["add_former"], values)
-    tx.execute(SQL["allow_successor"], (new.fingerprint, stamp(now), old.fingerprint))
+def _record_rotations(tx: MailboxTx, nhi: str, old: VerifyingPair, links: Sequence[Link], now: datetime) -> None:
+    """Keeps the pairs that the links replaced, from the pair before them on; allowed senders stay allowed."""
+    for link in links:
+        new = link.bundle.signer
+        if link.statement is not None and old.fingerprint != new.fingerprint:
+            rotated_at = stamp(min(moment(link.statement.issued_at), now))
+            keys = (str(old.signer_id), old.fingerprint, old.ed25519, old.ml_dsa)
+            tx.execute(SQL["add_former"], (nhi, *keys, rotated_at))
+            tx.execute(SQL["allow_successor"], (new.fingerprint, stamp(now), old.fingerprint))
+        old = new
 
 
 def _read_pin(tx: MailboxTx, nhi: str) -> Pin | None:
@@ -287,7 +283,7 @@ def _pin(row: tuple[Any, ...]) -> Pin:
     nhi, _signer_id, _fingerprint, ed25519, ml_dsa, version, hash_, by, at = row
     return Pin(
         nhi=nhi,
-        signer=parse_pair(ed25519, ml_dsa),  # ids follow from the keys; those in the row are for people and indexes
+        signer=parse_pair(ed25519, ml_dsa),  # its ids are computed from the keys, not read from the row
         bundle_version=version,
         bundle_hash=hash_,
         trusted_by=TrustedBy(by),
@@ -295,15 +291,16 @@ def _pin(row: tuple[Any, ...]) -> Pin:
     )
 
 
-def _set_pin(tx: MailboxTx, trusted: TrustAnchor, by: TrustedBy, at: datetime) -> None:
-    signer = trusted.signer
+def _set_pin(tx: MailboxTx, anchor: TrustAnchor, by: TrustedBy, at: datetime) -> Pin:
+    signer = anchor.signer
     keys = (str(signer.signer_id), signer.fingerprint, signer.ed25519, signer.ml_dsa)
-    values = (trusted.agent_nhi, *keys, trusted.bundle_version, trusted.bundle_hash, by.value, stamp(at))
+    values = (anchor.agent_nhi, *keys, anchor.bundle_version, anchor.bundle_hash, by.value, stamp(at))
     tx.execute(SQL["set_pin"], values)
+    return _pin(tx.execute(SQL["pin"], (anchor.agent_nhi,)).fetchone())
 
 
 def _set_bundle(tx: MailboxTx, link: Link, revoked: Sequence[UUID] | None, now: datetime) -> None:
-    """Keep an agent's newest bundle. What was revoked stays so; `revoked` is None where no server was asked."""
+    """Stores an agent's newest bundle and adds to its revoked keys; `revoked` is None if no server was asked."""
     nhi, fetched_at = link.bundle.agent_nhi, stamp(now)
     if revoked is None:
         before = tx.execute(SQL["bundle"], (nhi,)).fetchone()

@@ -1,4 +1,4 @@
-"""Files that only their owner may read: 0600 from birth, replaced whole or not at all, no symlinks."""
+"""Files that only their owner may read: created with mode 0600, replaced whole or not at all, no symlinks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CannotWrite(AngeliaError):
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """What the operating system says against writing there, as one of our errors."""
+    """Turns the operating system's errors on writing to the path into Angelia's."""
     try:
         yield
     except OSError as error:
@@ -38,14 +38,14 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory that is ours alone, with its parents; others must not be able to write to it."""
+    """Makes a directory with its parents, and refuses one that another user may write to."""
     with writing(path):
         path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
     _refuse_changed_by_others(path, path.stat())
 
 
 def make_below(path: Path) -> None:
-    """Make a directory inside a private one, and refuse what is there already if others could touch it."""
+    """Makes a directory inside a private one, and refuses an existing one that another user may read or change."""
     try:
         path.mkdir(mode=DIRECTORY_MODE)
     except FileExistsError:
@@ -58,7 +58,7 @@ def make_below(path: Path) -> None:
 
 
 def check_directory(path: Path) -> None:
-    """Refuse a directory that is not ours alone, or a symlink in its place."""
+    """Refuses a directory that another user may read or change, or a symlink in its place."""
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode):
         raise UnsafeFile(f"{path} is a symlink or not a directory, and is not followed")
@@ -66,7 +66,7 @@ def check_directory(path: Path) -> None:
 
 
 def refuse_shared(path: Path, status: os.stat_result, *, hint: str) -> None:
-    """Refuse what another user owns, or anybody else may read or change."""
+    """Refuses a file or directory that another user owns, or may read or change."""
     refuse_foreign(path, status)
     if status.st_mode & 0o077:
         mode = stat.S_IMODE(status.st_mode)
@@ -74,14 +74,14 @@ def refuse_shared(path: Path, status: os.stat_result, *, hint: str) -> None:
 
 
 def refuse_foreign(path: Path, status: os.stat_result) -> None:
-    """Refuse what belongs to another user, who can put anything there at any time. Root may open it, and must not."""
+    """Refuses what belongs to another user, who can change it at any time. That includes root's access to it."""
     if status.st_uid != os.geteuid():
         raise UnsafeFile(f"{path} belongs to another user", hint="run this as that user, or make agents of your own")
 
 
 @contextmanager
 def opened_directory(path: Path, *, within: int | None = None) -> Iterator[int]:
-    """A descriptor of a private directory; below another one (`within`) a symlink in its place is refused."""
+    """The descriptor of a private directory; below another one (`within`) a symlink in its place is refused."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if within is None else os.O_NOFOLLOW)
     try:
         descriptor = os.open(path, flags, dir_fd=within)
@@ -95,7 +95,7 @@ def opened_directory(path: Path, *, within: int | None = None) -> Iterator[int]:
 
 
 def read(directory: int, name: str, *, shown: Path, most: int = 1 << 20) -> bytes:
-    """The content of a private file; `shown` is how errors call it."""
+    """Returns the content of a private file; `shown` is its path in errors."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(name, flags, dir_fd=directory)
@@ -115,13 +115,13 @@ def read(directory: int, name: str, *, shown: Path, most: int = 1 << 20) -> byte
 
 
 def write(directory: int, name: str, content: bytes) -> None:
-    """Put a whole file in place, or nothing: a crash leaves the old one or the new one."""
+    """Replaces a file atomically and durably: a crash leaves the old one or the new one."""
     place(directory, name, content)
     os.fsync(directory)
 
 
 def place(directory: int, name: str, content: bytes) -> None:
-    """As `write`, but the name is durable only once the directory is synced."""
+    """Replaces a file atomically; its name is durable only once the directory is synced."""
     temporary = f".{name}.{secrets.token_hex(8)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(temporary, flags, FILE_MODE, dir_fd=directory)
@@ -137,7 +137,7 @@ def place(directory: int, name: str, content: bytes) -> None:
 
 
 def sweep(directory: int, *names: str) -> None:
-    """Remove what writers of these files left half written; nobody may be writing them now."""
+    """Removes temporary files that a crash left half written. The caller makes sure that no process is writing now."""
     left_over = re.compile(rf"\A\.(?:{'|'.join(map(re.escape, names))})\.[0-9a-f]{{16}}\Z")
     with os.scandir(directory) as entries:
         found = [entry.name for entry in entries if left_over.match(entry.name)]
@@ -146,7 +146,7 @@ def sweep(directory: int, *names: str) -> None:
 
 
 def exists(directory: int, name: str) -> bool:
-    """Whether a name is taken, by whatever it may be."""
+    """Whether a name is taken, be it by a file, a directory or a link."""
     try:
         os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
@@ -161,7 +161,7 @@ def _refuse_changed_by_others(path: Path, status: os.stat_result) -> None:
 
 
 def unwritten(path: Path, error: OSError) -> AngeliaError:
-    """Why a file could not be written, as one of our errors."""
+    """Returns the error for a file that could not be written."""
     said = f"{path} cannot be written: {error.strerror or error}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(said, hint="make room on its disk, then try again")
@@ -169,7 +169,7 @@ def unwritten(path: Path, error: OSError) -> AngeliaError:
 
 
 def explained(path: Path, error: OSError) -> AngeliaError:
-    """Why a file could not be opened, as one of our errors."""
+    """Returns the error for a file that could not be opened."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return unwritten(path, error)
     if error.errno == errno.ENOENT:

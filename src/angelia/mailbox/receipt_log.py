@@ -1,4 +1,4 @@
-"""The receipts that this agent gave, one signed JSON line each, in one file a day: `receipts_YYYY-MM-DD.jsonl`."""
+"""The log of receipts that this agent signed: one JSON line each, one file a day, `receipts_YYYY-MM-DD.jsonl`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAME = re.compile(r"\Areceipts_(\d{4}-\d\d-\d\d)\.jsonl\Z", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class LoggedReceipts:
-    """The receipts of a log, oldest first, and the lines that are none."""
+    """The receipts of a log, oldest first, and the lines that are no receipts."""
 
     receipts: tuple[Receipt, ...]
     problems: tuple[FileProblem, ...]
@@ -36,7 +36,7 @@ class ReceiptLog:
         self._directory = directory
 
     def append(self, receipts: Sequence[Receipt], now: datetime) -> None:
-        """Add receipts, durably."""
+        """Appends receipts durably."""
         if not receipts:
             return
         path = self._directory / f"receipts_{now.astimezone(UTC):%Y-%m-%d}.jsonl"
@@ -51,7 +51,7 @@ class ReceiptLog:
                 raise UnsafeFile(f"{path} is not a regular file of its own")
             private_files.refuse_shared(path, status, hint=f"chmod 600 {path}")
             if status.st_size and os.pread(descriptor, 1, status.st_size - 1) != b"\n":
-                log.write(b"\n")  # a crash cut the last line: the next one must not be joined to it
+                log.write(b"\n")  # a crash cut off the last line: the next one must not be joined to it
             for receipt in receipts:
                 log.write(msgspec.json.encode(receipt_document(receipt)) + b"\n")
             log.flush()
@@ -61,12 +61,12 @@ class ReceiptLog:
                 os.fsync(directory)
 
     def days(self) -> list[date]:
-        """The days that have receipts."""
+        """Returns the days that have receipts."""
         found = (_NAME.match(path.name) for path in sorted(self._directory.iterdir()))
         return [date.fromisoformat(one[1]) for one in found if one]
 
     def read(self, day: date | None = None) -> LoggedReceipts:
-        """The receipts of a day, or of all days."""
+        """Returns the receipts of a day, or of all days."""
         receipts, problems = list[Receipt](), list[FileProblem]()
         for one in self.days() if day is None else [day]:
             path = self._directory / f"receipts_{one.isoformat()}.jsonl"

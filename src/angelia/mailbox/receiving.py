@@ -1,4 +1,4 @@
-"""Opens envelopes, cheap checks first. No plaintext leaves before the replay row and the inbox row are committed."""
+"""Opens envelopes, cheap checks first. The plaintext is returned only after replay row and inbox row are committed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from angelia.envelope.wire import Envelope, Header
 from angelia.errors import AngeliaError, RateLimited
 from angelia.mailbox import open_failures, replay
 from angelia.mailbox.allowlist import Allowlist
-from angelia.mailbox.channels import Channels
+from angelia.mailbox.channels import MailboxChannels
 from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx
 from angelia.mailbox.envelope_files import EnvelopeFiles
 from angelia.mailbox.inbox import Inbox, Message, Opened
@@ -39,37 +39,41 @@ from angelia.mailbox.time_window import DeliveryProfile, check_window
 
 @dataclass(frozen=True, slots=True)
 class _Unsealed:
-    """An envelope that passed every check but the last: that nobody opened it before."""
+    """A decrypted envelope, before the last check: that it was not opened before."""
 
     envelope: Envelope
     replay_key: str
     pair: VerifyingPair
-    held: KeyringEntry = field(repr=False)
+    entry: KeyringEntry = field(repr=False)
     body: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receiver:
-    """Everything that it takes to open an envelope."""
+    """Opens envelopes of one mailbox."""
 
     database: MailboxDatabase
     own_keys: OwnKeys
     keyring: Keyring
     pinned_keys: PinnedKeys
     allowlist: Allowlist
-    channels: Channels
+    channels: MailboxChannels
     inbox: Inbox
     inbox_files: EnvelopeFiles
     dead_files: EnvelopeFiles
     roots: VerifiedRoots = field(default_factory=VerifiedRoots)
 
     def receive(
-        self, contents: Sequence[bytes], profile: DeliveryProfile, now: datetime, *, for_handler: bool = False
+        self,
+        contents: Sequence[bytes | Envelope],
+        profile: DeliveryProfile,
+        now: datetime,
+        *,
+        for_handler: bool = False,
     ) -> list[Opened | AngeliaError]:
-        """Open envelopes, all that can be opened in one transaction; what cannot comes back as its error.
+        """Opens envelopes in one transaction. Returns a message or an error for each, in the same order.
 
-        What was committed reaches the caller, whatever the disk does then: without a receipt if none could be written
-        down."""
+        A committed message is returned even if the disk fails afterwards: then without a receipt."""
         outcomes: list[_Unsealed | Opened | AngeliaError] = [self._unsealed(one, profile, now) for one in contents]
         claimed: list[tuple[int, _Unsealed, Message]] = []
         unsealed = [(at, one) for at, one in enumerate(outcomes) if isinstance(one, _Unsealed)]
@@ -89,7 +93,7 @@ class Receiver:
             if isinstance(outcomes[at], IdConflict | UnknownKey):
                 try:
                     self._put_away(one, conflict=isinstance(outcomes[at], IdConflict))
-                except AngeliaError as fault:  # nothing is said of it, so it comes again
+                except AngeliaError as fault:  # it is neither acked nor nacked, so it is delivered again
                     outcomes[at] = fault
         return [one for one in outcomes if not isinstance(one, _Unsealed)]
 
@@ -100,8 +104,8 @@ class Receiver:
             return [None] * len(messages)
 
     def _put_away(self, one: _Unsealed, *, conflict: bool) -> None:
-        """Keep what was refused apart; of a message that was deleted nothing is kept. It is moved before that is asked,
-        and a deletion looks after it has deleted: so one of the two sees the other."""
+        """Moves a refused envelope to the dead files, or destroys it if its message was deleted. The move comes before
+        that check, and a deletion looks for dead files after it deleted: so one of the two sees the other."""
         header = one.envelope.header
         self.inbox_files.move(one.replay_key, self.dead_files)
         if conflict and self.inbox.was_deleted(header.sender_nhi, header.message_id):
@@ -110,7 +114,7 @@ class Receiver:
             self.dead_files.remove([one.replay_key])
             self.dead_files.sync()
 
-    def _unsealed(self, content: bytes, profile: DeliveryProfile, now: datetime) -> _Unsealed | AngeliaError:
+    def _unsealed(self, content: bytes | Envelope, profile: DeliveryProfile, now: datetime) -> _Unsealed | AngeliaError:
         try:
             one = self._open(content, profile, now)
             self.inbox_files.place(one.replay_key, one.envelope.wire)
@@ -118,12 +122,12 @@ class Receiver:
             return refused
         return one
 
-    def _open(self, content: bytes, profile: DeliveryProfile, now: datetime) -> _Unsealed:
-        envelope = decoded(content)
+    def _open(self, content: bytes | Envelope, profile: DeliveryProfile, now: datetime) -> _Unsealed:
+        envelope = content if isinstance(content, Envelope) else decoded(content)
         header, replay_key = envelope.header, envelope.replay_key
         if header.recipient_nhi != self.own_keys.identity.handle:
             raise WrongRecipient(f"the envelope is for {header.recipient_nhi or 'a channel'}")
-        held = self._held(header, replay_key, now)
+        entry = self._private_key(header, replay_key, now)
         if not self.own_keys.accepts_suite(header.suite, header.created_at):
             raise SuiteRefused(f"this agent did not take suite {int(header.suite)} when the envelope was made")
         check_window(header, profile, now)
@@ -135,17 +139,18 @@ class Receiver:
         if header.control:
             self.inbox.check_room_for_control(pair.fingerprint, header.sender_nhi)
         try:
-            body = sealing.unseal(envelope, held.key)
+            body = sealing.unseal(envelope, entry.key)
         except OpenFailed:
             self.dead_files.put([(replay_key, envelope.wire)])
             open_failures.record(self.database, replay_key, pair.fingerprint, now)
             raise
         if refusal is not None and body[0] != Control.CHANNEL_KEY:
             raise refusal
-        return _Unsealed(envelope, replay_key, pair, held, body)
+        return _Unsealed(envelope, replay_key, pair, entry, body)
 
     def _stranger(self, envelope: Envelope, pair: VerifyingPair) -> NotAllowed | None:
-        """Refuse a stranger; the refusal comes back for one that may bring the key of a channel, and nothing else."""
+        """Raises NotAllowed for a sender that is not on the allowlist. If the envelope may bring the key of a joined
+        channel, returns the error instead: then nothing else is accepted from it."""
         try:
             self.allowlist.check(pair, envelope.header.sender_nhi)
         except NotAllowed as stranger:
@@ -154,16 +159,16 @@ class Receiver:
             return stranger
         return None
 
-    def _held(self, header: Header, replay_key: str, now: datetime) -> KeyringEntry:
-        """The private key, by the id and the type that the envelope names."""
-        held = self.keyring.find(header.key_id, now)
-        if held is None and self.own_keys.refresh():
-            held = self.keyring.find(header.key_id, now)
-        if held is None or held.key.kind is not KIND_OF_SUITE[header.suite]:
-            # A one-time key goes with its message, so its second delivery would look like an unknown key.
+    def _private_key(self, header: Header, replay_key: str, now: datetime) -> KeyringEntry:
+        """Returns the private key by the id and the type that the envelope names."""
+        entry = self.keyring.find(header.key_id, now)
+        if entry is None and self.own_keys.refresh():
+            entry = self.keyring.find(header.key_id, now)
+        if entry is None or entry.key.kind is not KIND_OF_SUITE[header.suite]:
+            # A one-time key is destroyed with its message, so a second delivery would look like an unknown key.
             replay.refuse_seen(self.database, replay_key, now)
             raise UnknownKey("the envelope is sealed to a key that this agent does not have, or not any more")
-        return held
+        return entry
 
     def _claim(self, tx: MailboxTx, one: _Unsealed, now: datetime, *, for_handler: bool) -> Message:
         header = one.envelope.header
@@ -178,7 +183,7 @@ class Receiver:
             expires_at=moment(header.expires_at),
         )
         replay.remember(tx, seen)
-        if one.held.one_time and not tx.execute(SQL["use_one_time"], (str(header.key_id),)).fetchone():
+        if one.entry.one_time and not tx.execute(SQL["use_one_time"], (str(header.key_id),)).fetchone():
             tx.execute(SQL["forget"], (one.replay_key,))
             raise UnknownKey("another envelope used this one-time key first")
         return self.inbox.add(
@@ -186,14 +191,9 @@ class Receiver:
         )
 
 
-def sender_of(content: bytes) -> str:
-    """Who an envelope claims to be from; nothing of it has been checked."""
-    return decoded(content).header.sender_nhi
-
-
 def decoded(content: bytes) -> Envelope:
-    """An envelope from its wire form or its JSON form; whatever was handed in, the replay key is the wire's.
+    """Returns an envelope from its wire form or its JSON form; in both cases the replay key is that of the wire form.
 
-    It may live as long as any server allows: what a setting says is for those that are made here."""
+    It may have any TTL that a server can be set to: the own setting limits only envelopes that are sealed here."""
     is_json = content.lstrip()[:1] == b"{"
     return json_form.decode(content) if is_json else wire.decode(content)

@@ -1,4 +1,4 @@
-"""What was opened is not opened again: content-addressed replay keys, and the rule when they may be forgotten."""
+"""Replay protection: an envelope opens once. Replay keys are content hashes, pruned once the envelope cannot open."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ class SeenEnvelope:
 
 @dataclass(frozen=True, slots=True)
 class PruneResult:
-    """How many rows were forgotten; a warning says why none could be."""
+    """How many rows were pruned; the warning says why none could be."""
 
     rows: int
     warning: str | None = None
 
 
 def probe(database: MailboxDatabase, replay_key: str, msg_id: str, expires_at: datetime, now: datetime) -> None:
-    """Refuse early what is known to have been opened. The decision itself is `remember`."""
+    """Raises early for an envelope that was opened before. The decision itself is made by `remember`."""
     refuse_seen(database, replay_key, now)
     if database.row("legacy_since", msg_id, stamp(now - LEGACY_DENIED)):
         raise Replayed("a message of this id was received before this mailbox was migrated")
-    # With a clock that ran ahead, rows may have been pruned before their time; what they covered stays closed.
+    # A clock that ran ahead may have pruned rows too early; the envelopes that they covered stay closed.
     pruned_to = database.row("read_meta", _PRUNED_TO)
     if pruned_to and stamp(expires_at) <= pruned_to[0]:
         raise Expired("this mailbox no longer remembers whether it has opened the envelope, so it does not open it")
@@ -57,7 +57,7 @@ def refuse_seen(database: MailboxDatabase, replay_key: str, now: datetime) -> No
 
 
 def remember(tx: MailboxTx, seen: SeenEnvelope) -> None:
-    """Claim an envelope, once and for all. Of any number of processes exactly one comes back without an error."""
+    """Claims an envelope. Of any number of processes exactly one returns without an error."""
     if tx.execute(SQL["id_used"], (seen.msg_id, seen.replay_key, seen.sender)).fetchone():
         raise _id_conflict()
     values = (
@@ -96,7 +96,7 @@ def prune_due(database: MailboxDatabase, now: datetime) -> bool:
 def prune(
     database: MailboxDatabase, now: datetime, retention_hours: int = RETENTION_HOURS, *, force: bool = False
 ) -> PruneResult:
-    """Forget rows that were seen long ago *and* whose envelopes could not be opened any more in any case."""
+    """Prunes rows that were seen long ago *and* whose envelopes have expired, so that they cannot open in any case."""
     if retention_hours < 0 or (retention_hours < RETENTION_HOURS and not force):
         raise InvalidArgument(
             f"replay state is kept for at least {RETENTION_HOURS} hours", hint="--force keeps it for less"

@@ -1,4 +1,4 @@
-"""Whom this agent believes to be in a channel: the newest roster of each that its owner signed, pinned."""
+"""Pinned rosters: of each channel the newest one that its owner signed, which names its members."""
 
 from __future__ import annotations
 
@@ -26,89 +26,92 @@ from angelia.mailbox.pinned_keys import PinnedKeys
 _decoded = functools.lru_cache(maxsize=16)(decode_roster)
 
 
-class Rosters:
+class PinnedRosters:
     """The table `channel_rosters`."""
 
-    def __init__(self, database: MailboxDatabase, own: OwnKeys, trust: PinnedKeys) -> None:
+    def __init__(self, database: MailboxDatabase, own_keys: OwnKeys, pinned_keys: PinnedKeys) -> None:
         self._database = database
-        self._own = own
-        self._trust = trust
+        self._own_keys = own_keys
+        self._pinned_keys = pinned_keys
 
     def pinned(self, channel_id: UUID) -> Roster | None:
-        """The roster that was believed last, whatever became of the pair that signed it."""
+        """Returns the roster that was pinned last, even if the pair that signed it was revoked since."""
         return _known(self._database.row("pinned_roster", str(channel_id)))
 
     def believed(self, channel_id: UUID) -> Roster | None:
-        """The pinned roster, unless its owner has revoked the pair that signed it."""
+        """Returns the pinned roster, unless its owner has revoked the pair that signed it."""
         pinned = self.pinned(channel_id)
         return pinned if pinned is not None and self._stands(pinned) else None
 
     def named(self, name: str) -> Roster | None:
-        """The roster of the channel that an `owner/name` stands for."""
+        """Returns the pinned roster of the channel `owner/name`."""
         return _known(self._database.row("named_roster", name))
 
     def seen(self, channel_id: UUID) -> Roster | None:
-        """The roster that was believed last, also of a channel that was forgotten."""
+        """Returns the roster that was pinned last, also of a forgotten channel."""
         found = self._database.row("pinned_roster", str(channel_id))
         return None if found is None else _decoded(found[0])
 
     def seen_as(self, name: str) -> Roster | None:
-        """The roster that was believed last under a name, also of a channel that was forgotten."""
+        """Returns the roster that was pinned last under `owner/name`, also of a forgotten channel."""
         found = self._database.row("named_roster", name)
         return None if found is None else _decoded(found[0])
 
     def forget(self, channel_id: UUID) -> None:
-        """Unlearn whose a channel is. If it is the same one's after all, its version still does not go back."""
+        """Forgets a channel's owner and members. If it turns out to be the same owner's, its version still does not go
+        back."""
         with self._database.transaction() as tx:
             tx.execute(SQL["forget_roster"], (str(channel_id),))
 
     def signed_by_former(self) -> list[Roster]:
-        """The rosters of this agent's own channels that its present pair has not signed."""
-        own = self._own.identity
+        """Returns the rosters of this agent's own channels that an earlier pair signed."""
+        own = self._own_keys.identity
         rows = self._database.rows("rosters_of_former_pairs", own.handle, str(own.pair.public.signer_id))
         return [_decoded(row[0]) for row in rows]
 
     def names_present_pair(self, roster: Roster) -> bool:
-        """Whether a roster says that its owner's present pair signed it; `pin` checks that it did. Another process may
-        have replaced this agent's pair since its identity was read."""
-        own = self._own.identity
+        """Whether a roster names its owner's present pair as its signer; `pin` checks the signature. Another process
+        may have replaced this agent's pair since its identity was read."""
+        own = self._own_keys.identity
         if roster.owner_nhi != own.handle:
-            pin = self._trust.pin(roster.owner_nhi)
+            pin = self._pinned_keys.pin(roster.owner_nhi)
             return pin is not None and pin.signer.signer_id == roster.signer_id
-        newest = self._own.newest()
+        newest = self._own_keys.newest()
         if roster.signer_id != own.pair.public.signer_id or newest is None:
             return roster.signer_id == own.pair.public.signer_id
         # A pair that is not in the chain yet is the next one, of a rotation that is just being finished.
         replaced = newest.bundle.signer.signer_id != roster.signer_id
-        return not (replaced and any(link.bundle.signer.signer_id == roster.signer_id for link in self._own.chain()))
+        return not (
+            replaced and any(link.bundle.signer.signer_id == roster.signer_id for link in self._own_keys.chain())
+        )
 
     def knows_as_earlier(self, roster: Roster, signer_id: UUID) -> bool:
-        """Whether a pair is one that the roster's owner had before the one that signed it."""
-        if roster.owner_nhi != self._own.identity.handle:
+        """Whether a pair is an earlier one of the roster's owner than the one that signed the roster."""
+        if roster.owner_nhi != self._own_keys.identity.handle:
             return self._database.row("was_pair", roster.owner_nhi, str(signer_id)) is not None
-        return any(link.bundle.signer.signer_id == signer_id for link in self._own.chain())
+        return any(link.bundle.signer.signer_id == signer_id for link in self._own_keys.chain())
 
     def check_own(self, roster: Roster) -> None:
-        """Whether some pair that this agent has or had signed a roster of its own; a stolen one may have."""
-        pairs = [self._own.identity.pair.public, *(link.bundle.signer for link in self._own.chain())]
+        """Raises unless a present or earlier pair of this agent, perhaps a stolen one, signed its roster."""
+        pairs = [self._own_keys.identity.pair.public, *(link.bundle.signer for link in self._own_keys.chain())]
         pair = next((one for one in pairs if one.signer_id == roster.signer_id), None)
         if pair is None:
             raise UnknownSigner("no pair of this agent signed the roster")
         check_roster(roster, pair)
 
     def pin(self, roster: Roster, now: datetime) -> None:
-        """Believe a roster: signed by its owner's present pair, and not older than what that pair signed before.
+        """Pins a roster: signed by its owner's present pair, and not older than what that pair signed before.
 
-        A pair that was replaced may be in other hands, and can date what it signs back: it confirms what is pinned, and
-        nothing else. What it signed last holds no roster of a new pair back, whatever its version. Another channel
-        takes a name over only with a later roster, as after its owner deleted it and made it anew."""
+        A thief may have a replaced pair, and can backdate what it signs: that pair confirms the pinned roster, and
+        nothing else. A roster of a new pair may have any version. Another channel takes over a name only with a later
+        roster, as after its owner deleted the channel and created it again."""
         check_roster(roster, self._signer(roster))
         with self._database.transaction() as tx:
             self._pin(tx, roster, now)
 
     def pin_own(self, roster: Roster, now: datetime) -> bool:
-        """Pin what was signed here, unless another process of this agent has signed a later one by now; False if it has
-        replaced the pair, so that nobody takes this one."""
+        """Pins a roster that was signed here, unless another process of this agent has signed a later one. Returns
+        False if that process has replaced the pair, so that members would refuse this roster."""
         with self._database.transaction() as tx:
             if not self.names_present_pair(roster):
                 return False
@@ -158,16 +161,16 @@ class Rosters:
         return True
 
     def _signer(self, roster: Roster) -> VerifyingPair:
-        own = self._own.identity
+        own = self._own_keys.identity
         if roster.owner_nhi != own.handle:
-            return self._trust.signer(roster.owner_nhi, roster.signer_id, moment(roster.issued_at))
+            return self._pinned_keys.signer(roster.owner_nhi, roster.signer_id, moment(roster.issued_at))
         if roster.signer_id != own.pair.public.signer_id:
             raise UnknownSigner("an earlier pair of this agent signed the roster")
         return own.pair.public
 
 
 def _read(tx: MailboxTx, channel_id: UUID) -> tuple[Roster | None, bool]:
-    """What is pinned of a channel, and whether that was forgotten."""
+    """Returns the pinned roster of a channel, and whether the channel was forgotten."""
     found = tx.execute(SQL["pinned_roster"], (str(channel_id),)).fetchone()
     return (None, False) if found is None else (_decoded(found[0]), bool(found[1]))
 

@@ -1,5 +1,6 @@
--- The statements of the mailbox, by the module that uses them. Values are always bound.
--- After a transaction with one that is marked `destroys`, what it destroyed is in no file of the database any more.
+-- The statements of the mailbox, by the module that uses them. Values are always bound. The text of a `columns` block
+-- replaces its name in braces. After a transaction with a statement that is marked `destroys`, no file of the database
+-- holds the destroyed bytes any more.
 
 -- name: read_meta
 SELECT value FROM meta WHERE name = ?
@@ -14,15 +15,15 @@ DELETE FROM meta WHERE name = ?
 -- replay.py
 
 -- name: remember
--- The one statement that decides who opened an envelope first.
+-- The one statement that decides which process opens an envelope.
 INSERT INTO replay_state (replay_key, msg_id, sender_nhi, sender_fp, recipient_fp, seen_at, envelope_timestamp,
                           expires_at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO NOTHING RETURNING 1
 
 -- name: id_used
--- Another envelope of the sender under the same id, whichever pair signed it and whatever became of that pair since.
--- An unknown sender may have been this one.
+-- Another envelope of the sender under the same id, also if another of its pairs signed it, or one that was revoked since.
+-- A row without a sender may be this sender's.
 SELECT 1 FROM replay_state
 WHERE msg_id = ? AND replay_key <> ? AND (sender_nhi = ? OR sender_nhi IS NULL)
 
@@ -47,7 +48,7 @@ DELETE FROM replay_state WHERE replay_key IN (
 DELETE FROM legacy_msg_ids WHERE imported_at <= ?
 
 
--- failures.py
+-- open_failures.py
 
 -- name: count_failures
 SELECT count(*) FROM failures WHERE sender_fp = ? AND failed_at > ?
@@ -61,6 +62,10 @@ DELETE FROM failures WHERE failed_at <= ?
 
 
 -- inbox.py
+
+-- columns: inbox_columns
+replay_key, msg_id, sender_nhi, sender_fp, recipient_nhi, channel_id, correlation_id, priority,
+created_at, received_at, expires_at, status, acked_at
 
 -- name: add_inbox
 INSERT INTO inbox (replay_key, msg_id, sender_nhi, sender_fp, recipient_nhi, channel_id, correlation_id, priority,
@@ -83,32 +88,24 @@ SELECT replay_key FROM unhandled JOIN inbox USING (replay_key) ORDER BY received
 DELETE FROM unhandled WHERE replay_key = ?
 
 -- name: inbox_page
--- What was fetched together has one time of receipt; then the time of sending decides.
-SELECT replay_key, msg_id, sender_nhi, sender_fp, recipient_nhi, channel_id, correlation_id, priority,
-       created_at, received_at, expires_at, status, acked_at
-FROM inbox
+-- Messages that were fetched together have the same received_at; then created_at decides.
+SELECT {inbox_columns} FROM inbox
 WHERE (received_at, created_at, replay_key) < (?, ?, ?) AND replay_key NOT IN (SELECT replay_key FROM controls)
 ORDER BY received_at DESC, created_at DESC, replay_key DESC LIMIT ?
 
 -- name: inbox_one
-SELECT replay_key, msg_id, sender_nhi, sender_fp, recipient_nhi, channel_id, correlation_id, priority,
-       created_at, received_at, expires_at, status, acked_at
-FROM inbox WHERE replay_key = ?
+SELECT {inbox_columns} FROM inbox WHERE replay_key = ?
 
 -- name: inbox_between
 -- Two rows are enough to know that a prefix is not unique.
 SELECT replay_key FROM inbox WHERE replay_key >= ? AND replay_key < ? ORDER BY replay_key LIMIT 2
 
 -- name: inbox_unacked
-SELECT replay_key, msg_id, sender_nhi, sender_fp, recipient_nhi, channel_id, correlation_id, priority,
-       created_at, received_at, expires_at, status, acked_at
-FROM inbox WHERE acked_at IS NULL ORDER BY received_at LIMIT ?
+SELECT {inbox_columns} FROM inbox WHERE acked_at IS NULL ORDER BY received_at LIMIT ?
 
 -- name: inbox_controls
--- Of a length: what is of another kind is mostly not even looked at.
-SELECT replay_key, msg_id, sender_nhi, sender_fp, recipient_nhi, channel_id, correlation_id, priority,
-       created_at, received_at, expires_at, status, acked_at
-FROM inbox JOIN controls USING (replay_key)
+-- By length of the content: so most control messages of another kind are not read at all.
+SELECT {inbox_columns} FROM inbox JOIN controls USING (replay_key)
 WHERE status = 'unread' AND (received_at, replay_key) > (?, ?) AND length(body) BETWEEN ? AND ?
 ORDER BY received_at, replay_key LIMIT ?
 
@@ -120,15 +117,13 @@ SELECT 1 FROM controls JOIN inbox USING (replay_key) WHERE status = 'read' AND e
 
 -- name: prune_controls
 -- destroys
--- What was handled, and cannot come a second time. It may hold a key that has no other place any more.
+-- Handled control messages that cannot be delivered again. Their content may be the last copy of a key.
 DELETE FROM inbox WHERE replay_key IN (
   SELECT replay_key FROM controls JOIN inbox USING (replay_key) WHERE status = 'read' AND expires_at < ? LIMIT ?
 ) RETURNING replay_key
 
 -- name: inbox_answer
-SELECT replay_key, msg_id, sender_nhi, sender_fp, recipient_nhi, channel_id, correlation_id, priority,
-       created_at, received_at, expires_at, status, acked_at
-FROM inbox
+SELECT {inbox_columns} FROM inbox
 WHERE correlation_id = ? AND sender_nhi = ? AND replay_key NOT IN (SELECT replay_key FROM controls)
 ORDER BY received_at LIMIT 1
 
@@ -161,66 +156,47 @@ UPDATE inbox SET acked_at = ? WHERE replay_key = ? AND acked_at IS NULL
 
 -- outbox.py
 
+-- columns: outbox_columns
+replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
+next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, one_time,
+waits_for
+
 -- name: add_outbox
 INSERT INTO outbox (replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at,
                     next_try_at, reseals, bundle_version, one_time, body_nonce, body)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: outbox_one
-SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
-       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, one_time,
-       waits_for
-FROM outbox WHERE replay_key = ?
+SELECT {outbox_columns} FROM outbox WHERE replay_key = ?
 
 -- name: outbox_successor
--- What became of a message that was sealed again: the one of its envelopes that was not replaced.
-SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
-       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, one_time,
-       waits_for
-FROM outbox WHERE msg_id = ? AND recipient_nhi = ? AND status <> 'resealed'
+-- Of a message that was resealed: its one envelope that was not replaced.
+SELECT {outbox_columns} FROM outbox WHERE msg_id = ? AND recipient_nhi = ? AND status <> 'resealed'
 
 -- name: outbox_between
 SELECT replay_key FROM outbox WHERE replay_key >= ? AND replay_key < ? ORDER BY replay_key LIMIT 2
 
 -- name: outbox_page
-SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
-       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, one_time,
-       waits_for
-FROM outbox WHERE (created_at, replay_key) < (?, ?) ORDER BY created_at DESC, replay_key DESC LIMIT ?
+SELECT {outbox_columns} FROM outbox WHERE (created_at, replay_key) < (?, ?) ORDER BY created_at DESC, replay_key DESC LIMIT ?
 
 -- name: outbox_due
-SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
-       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, one_time,
-       waits_for
-FROM outbox
+SELECT {outbox_columns} FROM outbox
 WHERE (next_try_at <= ?1 OR (next_try_at > ?2 AND (reseals = 0 OR next_try_at > ?3)))
   AND expires_at > ?1 AND withdraw_asked_at IS NULL
 ORDER BY next_try_at LIMIT ?4
 
 -- name: outbox_to_withdraw
-SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
-       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, one_time,
-       waits_for
-FROM outbox WHERE withdraw_asked_at IS NOT NULL AND status IN ('stored', 'queued') AND expires_at > ?
+SELECT {outbox_columns} FROM outbox WHERE withdraw_asked_at IS NOT NULL AND status IN ('stored', 'queued') AND expires_at > ?
 ORDER BY withdraw_asked_at
 
 -- name: outbox_unsettled
--- Also what the server is said to have refused, and of a message that was sealed again, and is not settled, the envelopes
--- before: a recipient may have one of them.
-SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
-       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, one_time,
-       waits_for
-FROM outbox WHERE status IN ('queued', 'delivered') AND expires_at > ?1
+-- Also messages that the server refused by its own word, and the replaced envelopes of resealed messages that are not
+-- settled: a recipient may have one of them.
+SELECT {outbox_columns} FROM outbox WHERE status IN ('queued', 'delivered') AND expires_at > ?1
 UNION ALL
-SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
-       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, one_time,
-       waits_for
-FROM outbox WHERE status = 'stored' AND said IS NOT NULL AND expires_at > ?1
+SELECT {outbox_columns} FROM outbox WHERE status = 'stored' AND said IS NOT NULL AND expires_at > ?1
 UNION ALL
-SELECT replay_key, msg_id, recipient_nhi, channel_id, correlation_id, created_at, expires_at, status, attempts,
-       next_try_at, body IS NOT NULL, said, said_reason, said_at, withdraw_asked_at, reseals, bundle_version, one_time,
-       waits_for
-FROM outbox WHERE status = 'resealed' AND expires_at > ?1
+SELECT {outbox_columns} FROM outbox WHERE status = 'resealed' AND expires_at > ?1
   AND msg_id IN (SELECT msg_id FROM outbox WHERE reseals > 0 AND status IN ('stored', 'queued'))
 ORDER BY created_at
 
@@ -256,14 +232,14 @@ UPDATE outbox SET withdraw_asked_at = NULL WHERE replay_key = ?
 UPDATE outbox SET next_try_at = NULL, waits_for = ? WHERE replay_key = ? AND status = 'stored'
 
 -- name: retry_outbox_now
--- What a person carries is neither tried nor refused nor given up.
+-- Not messages that a person carries: they were never tried, refused or given up.
 UPDATE outbox SET next_try_at = ?, said = NULL, said_reason = NULL, said_at = NULL
 WHERE status = 'stored' AND (next_try_at IS NOT NULL OR said IS NOT NULL OR waits_for IS NOT NULL)
   AND body IS NOT NULL AND expires_at > ? AND withdraw_asked_at IS NULL
 
 -- name: delete_outbox
 -- destroys
--- With the envelopes that it replaced.
+-- Together with the envelopes that it replaced.
 DELETE FROM outbox WHERE msg_id = ? AND recipient_nhi = ? RETURNING replay_key
 
 -- name: outbox_of_message
@@ -281,29 +257,27 @@ UPDATE outbox SET attempts = ?, next_try_at = ?, waits_for = ? WHERE replay_key 
 
 -- name: expire_outbox
 -- destroys
--- A day after its end, by this clock. What was never accepted by a relay has expired; of the others only their
--- recipients know how they ended.
+-- A day after a message expired, by this clock. It is `expired` only if no relay accepted it; otherwise only its
+-- recipient knows the outcome.
 UPDATE outbox SET
   status = CASE status WHEN 'stored' THEN 'expired' ELSE status END, next_try_at = NULL, body_nonce = NULL, body = NULL
 WHERE body IS NOT NULL AND expires_at <= ?
 
 
--- trust.py
+-- pinned_keys.py
+
+-- columns: pin_columns
+nhi, signer_id, fingerprint, ed25519_public_key, ml_dsa_public_key, bundle_version, bundle_hash, trusted_by,
+pinned_at
 
 -- name: pin
-SELECT nhi, signer_id, fingerprint, ed25519_public_key, ml_dsa_public_key, bundle_version, bundle_hash, trusted_by,
-       pinned_at
-FROM pins WHERE nhi = ?
+SELECT {pin_columns} FROM pins WHERE nhi = ?
 
 -- name: pins
-SELECT nhi, signer_id, fingerprint, ed25519_public_key, ml_dsa_public_key, bundle_version, bundle_hash, trusted_by,
-       pinned_at
-FROM pins ORDER BY nhi
+SELECT {pin_columns} FROM pins ORDER BY nhi
 
 -- name: set_pin
-INSERT INTO pins (nhi, signer_id, fingerprint, ed25519_public_key, ml_dsa_public_key, bundle_version, bundle_hash,
-                  trusted_by, pinned_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO pins ({pin_columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (nhi) DO UPDATE SET
   signer_id = excluded.signer_id, fingerprint = excluded.fingerprint, ed25519_public_key = excluded.ed25519_public_key,
   ml_dsa_public_key = excluded.ml_dsa_public_key, bundle_version = excluded.bundle_version,
@@ -321,7 +295,7 @@ DELETE FROM former_signers WHERE nhi = ?
 SELECT 1 FROM former_signers WHERE nhi = ? AND signer_id = ?
 
 -- name: former
--- A pair that may be stolen can date its envelopes back, so nothing of one that was revoked is believed.
+-- A thief of a pair can backdate envelopes, so a revoked pair is trusted for none.
 SELECT ed25519_public_key, ml_dsa_public_key, rotated_at FROM former_signers
 WHERE nhi = ?1 AND signer_id = ?2
   AND NOT EXISTS (SELECT 1 FROM revocations WHERE nhi = ?1 AND key_id = ?2)
@@ -360,7 +334,7 @@ INSERT INTO allowlist (fingerprint, nhi, label, added_at) VALUES (?, ?, ?, ?)
 ON CONFLICT (fingerprint) DO UPDATE SET nhi = excluded.nhi, label = coalesce(excluded.label, label)
 
 -- name: allow_successor
--- Whoever was allowed stays allowed when the old pair vouched for the new one.
+-- An allowed sender stays allowed when its old pair vouched for the new one.
 INSERT INTO allowlist (fingerprint, nhi, label, added_at)
 SELECT ?, nhi, label, ? FROM allowlist WHERE fingerprint = ?
 ON CONFLICT (fingerprint) DO NOTHING
@@ -372,8 +346,8 @@ DELETE FROM allowlist WHERE nhi = ? RETURNING fingerprint
 SELECT fingerprint, nhi, label, added_at FROM allowlist ORDER BY nhi, added_at, fingerprint
 
 
--- local_key.py: what lies under the local key, by table. The order is that of the rows' own keys; each gives the key,
--- what its content is bound to, nonce and content.
+-- local_key.py: the columns under the local key, by table, in the order of the primary key. Each row gives its key, the
+-- id that its content is bound to, nonce and content.
 
 -- name: inbox_sealed
 SELECT replay_key, replay_key, body_nonce, body FROM inbox WHERE replay_key > ? ORDER BY replay_key LIMIT ?
@@ -406,7 +380,7 @@ WHERE channel_id || '/' || key_id > ? ORDER BY 1 LIMIT ?
 UPDATE channel_keys SET secret_nonce = ?, secret = ? WHERE channel_id || '/' || key_id = ?
 
 
--- keyring.py and rotation.py
+-- keyring.py and key_rotation.py
 
 -- name: kem_key
 SELECT key_type, usage, seed_nonce, seed FROM kem_keys WHERE key_id = ? AND (destroy_at IS NULL OR destroy_at > ?)
@@ -461,7 +435,7 @@ SELECT link FROM own_bundles ORDER BY bundle_version DESC LIMIT 1
 SELECT link FROM own_bundles ORDER BY bundle_version
 
 -- name: masks_between
--- The bundles that were in force at some moment between two times.
+-- The suites of the bundles that were in force at some time between two times.
 SELECT suites FROM own_bundles
 WHERE issued_at <= ?2 AND issued_at >= coalesce((SELECT max(issued_at) FROM own_bundles WHERE issued_at < ?1), '')
 
@@ -480,7 +454,7 @@ INSERT INTO channels (channel_id, name, joined_at) VALUES (?, ?, ?)
 ON CONFLICT (channel_id) DO UPDATE SET name = excluded.name
 
 -- name: revive_channel_key
--- Whoever comes back in the same epoch is not sent its key again.
+-- A subscriber that rejoins in the same epoch is not sent its key again.
 UPDATE channel_keys SET destroy_at = NULL
 WHERE channel_id = ?1 AND epoch = (SELECT max(epoch) FROM channel_keys WHERE channel_id = ?1)
   AND epoch >= coalesce((SELECT epoch FROM channel_epochs WHERE channel_id = ?1), 0)
@@ -495,8 +469,8 @@ SELECT name FROM channels WHERE channel_id = ?
 SELECT channel_id FROM channels WHERE name = ?
 
 -- name: add_channel_key
--- A key that comes again is in use again. Only a publisher's word says under which roster it was made, and the first such
--- word stands: a later one could make an old key a new one.
+-- A key that arrives again is in use again. Only a publisher says under which roster a key was made, and its first
+-- statement stands: a later one could make an old key look new.
 INSERT INTO channel_keys (channel_id, key_id, epoch, secret_nonce, secret, sender_nhi, received_at, roster_signer,
   roster_version, spent)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
@@ -513,8 +487,8 @@ SELECT secret_nonce, secret FROM channel_keys
 WHERE channel_id = ? AND key_id = ? AND (destroy_at IS NULL OR destroy_at > ?)
 
 -- name: present_channel_key
--- One that was replaced opens what was sealed under it, and seals nothing; nor does one that the roster calls too old, or
--- does not know yet. The key of an open channel anybody may have.
+-- A replaced key only opens; so does a key that is too old for the roster, or newer than the roster that is pinned here.
+-- The key of an open channel is no secret.
 SELECT secret_nonce, secret FROM channel_keys WHERE channel_id = ?1 AND key_id = ?2 AND destroy_at IS NULL AND (
   EXISTS (SELECT 1 FROM channel_rosters WHERE channel_id = ?1 AND policy = 'open')
   OR NOT spent AND roster_version IS NOT NULL AND NOT EXISTS (
@@ -527,7 +501,7 @@ SELECT secret_nonce, secret FROM channel_keys WHERE channel_id = ?1 AND key_id =
 SELECT roster_signer, roster_version FROM channel_keys WHERE channel_id = ? AND key_id = ? AND roster_signer IS NOT NULL
 
 -- name: newest_epoch
--- What a server has told, and the keys that came from others: those of one's own may never have reached a server.
+-- By the server's word, and by keys that other members sent: a key that was made here may never have reached a server.
 SELECT max(epoch) FROM (
   SELECT epoch FROM channel_epochs WHERE channel_id = ?1
   UNION ALL SELECT epoch FROM channel_keys
@@ -607,7 +581,7 @@ UPDATE channel_rosters SET forgotten = TRUE WHERE channel_id = ?
 DELETE FROM channel_rosters WHERE channel_id = ?
 
 
--- kept_out.py
+-- held_mail.py
 
 -- name: keep_out
 INSERT INTO kept_out (replay_key, sender_nhi, lease_token, kept_at, expires_at) VALUES (?, ?, ?, ?, ?)
@@ -628,7 +602,7 @@ WHERE expires_at > ? AND sender_nhi IN (SELECT nhi FROM allowlist) ORDER BY kept
 DELETE FROM kept_out WHERE replay_key = ?
 
 
--- repeats.py
+-- repeated_envelopes.py
 
 -- name: repeated_told
 SELECT told_at, unheard FROM repeated WHERE replay_key = ?
@@ -644,7 +618,7 @@ UPDATE repeated SET unheard = 0 WHERE replay_key = ?
 DELETE FROM repeated WHERE told_at <= ?
 
 
--- calyx.py
+-- calyx_import.py
 
 -- name: add_legacy
 INSERT INTO legacy_msg_ids (msg_id, imported_at) VALUES (?, ?) ON CONFLICT (msg_id) DO NOTHING RETURNING 1

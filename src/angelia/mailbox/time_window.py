@@ -1,4 +1,4 @@
-"""When an envelope may be opened, by its own times and this clock. Pure; to the millisecond."""
+"""When an envelope may be opened, by its times and this clock. Pure; exact to the millisecond."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _SKEW = SKEW // timedelta(microseconds=1)
 
 
 class DeliveryProfile(StrEnum):
-    """How an envelope came: handed over here and now, or through a relay that may have kept it for days."""
+    """How an envelope arrived: handed over directly, or through a server that may have kept it for days."""
 
     DIRECT = "direct"
     RELAY = "relay"
 
 
 def check_window(header: Header, profile: DeliveryProfile, now: datetime) -> None:
-    """Refuse an envelope outside its time. Exactly 300 s off is accepted, a millisecond more is not."""
+    """Raises for an envelope outside its time window. Exactly 300 s off is accepted, a millisecond more is not."""
     # Whole microseconds: a clock between two milliseconds must not round an envelope in.
     present = (now - _EPOCH) // timedelta(microseconds=1)
     age = present - 1000 * header.created_at

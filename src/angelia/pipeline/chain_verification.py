@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from angelia.audit.model import ERASED, LATEST_COMMIT, Floor, StoredEvent, checkpoint_bytes, entry_hash
 from angelia.pipeline.lake import listing
-from angelia.pipeline.lake.audit_entries import files_within
+from angelia.pipeline.lake.audit_chain import files_within
 from angelia.pipeline.lake.tables import AUDIT
 from angelia.pipeline.redactions import Redactions
 from angelia.pipeline.sources import archive
@@ -89,25 +89,14 @@ def verify(
     objects: Objects,
     floor: Floor,
     last: int,
-    checkpoints: pa.Table,
-    node: NodeKey | None,
-) -> Result:
-    """Check the entries behind a floor, up to a position: each event against its hash, each entry against the one
-    before it, and the signatures under them. Whether a redaction is on record, `unexplained` tells."""
-    return verify_by_spans(spark, objects, floor, last, lambda _after, _last: checkpoints, node)
-
-
-def verify_by_spans(
-    spark: SparkSession,
-    objects: Objects,
-    floor: Floor,
-    last: int,
     signed: Signed,
     node: NodeKey | None,
     *,
     span_rows: int = SPAN_ROWS,
 ) -> Result:
-    """The same for a chain of any length: no more of it than a span is in hand at a time."""
+    """Checks the entries behind a floor, up to a position: each event against its hash, each entry against the one
+    before it, and the signatures under them. No more than a span of the chain is in memory at a time. Whether a
+    redaction is on record, `unexplained` tells."""
     result = Result(first=floor.position + 1, last=floor.position, head=bytes.fromhex(floor.entry_hash))
     for after in range(floor.position, last, span_rows):
         end = min(last, after + span_rows)

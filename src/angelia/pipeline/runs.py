@@ -13,7 +13,7 @@ from typing import Any
 from angelia.errors import Conflict, Unavailable
 from angelia.pipeline.database import Database
 from angelia.pipeline.spark_errors import telling
-from angelia.runs.model import State as State
+from angelia.runs.model import RunState
 from angelia.stores.sql import statements
 
 SQL = statements(__file__, "runs.sql")
@@ -30,7 +30,7 @@ class Run:
     lo: datetime | None
     hi: datetime | None
     cutoff: datetime | None
-    state: State
+    state: RunState
     row_count: int | None
     id_hash_sum: int | None
     started_at: datetime
@@ -73,7 +73,7 @@ def plan(
 def advance(
     database: Database,
     run: Run,
-    state: State,
+    state: RunState,
     now: datetime,
     *,
     row_count: int | None = None,
@@ -131,7 +131,7 @@ def one_run(
 
 
 def _failed(database: Database, run: Run, now: datetime, why: str) -> None:
-    advance(database, run, State.FAILED, now, report={"error": why})
+    advance(database, run, RunState.FAILED, now, report={"error": why})
 
 
 class AtWork(Conflict):
@@ -149,5 +149,5 @@ def _at_work(app_id: str, run: Run | None) -> AtWork:
 
 def _run(row: Mapping[str, Any]) -> Run:
     total = row["id_hash_sum"]
-    values = {**row, "state": State(row["state"]), "id_hash_sum": None if total is None else int(total)}
+    values = {**row, "state": RunState(row["state"]), "id_hash_sum": None if total is None else int(total)}
     return Run(**values)

@@ -1,4 +1,5 @@
-"""Who may do what to whom: rules, the patterns in them, and how a set of rules decides. No I/O, no clock."""
+"""Rules of access: which subject may do which action to which object, and how a set of rules decides. No I/O, no
+clock."""
 
 from __future__ import annotations
 
@@ -15,14 +16,14 @@ import msgspec
 from angelia.envelope.ids import valid_handle
 from angelia.errors import InvalidArgument
 
-MOST_IN_WINDOW = 100_000  # the hot tier remembers each act of a window
+MOST_IN_WINDOW = 100_000  # the hot tier has an entry for each act in a window
 _UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _RATE = re.compile(r"([0-9]{1,9})/([0-9]{1,6})?([smhd])")
 _CHANNEL_NAME = re.compile(r"\A[a-z0-9][a-z0-9_./-]{0,63}\Z")
 
 
 class Action(StrEnum):
-    """What the rules are asked about."""
+    """What an agent may do, or may not."""
 
     SEND = "send"
     PUBLISH = "channel.publish"
@@ -41,13 +42,13 @@ class Effect(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """So many acts of one subject in any window of that length."""
+    """At most `limit` acts of one subject in any window of that length."""
 
     limit: int
     window_ms: int
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True):
+class PolicyRule(msgspec.Struct, frozen=True, kw_only=True):
     """One rule. `subject` and `object` are patterns: a whole name, or the beginning of one and a `*`."""
 
     rule_id: UUID
@@ -70,7 +71,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Somebody wants to do something to somebody: names, never patterns."""
+    """An act to be allowed or denied: who wants to do what to whom. Subject and object are names, never patterns."""
 
     subject: str
     action: Action
@@ -81,16 +82,15 @@ def fits(pattern: str, name: str) -> bool:
     return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
 
 
-def decide(rules: Iterable[Rule], wish: Wish, now: datetime) -> Rule | None:
-    """The rule that has the last word, or None where no rule speaks, which denies."""
-    speaking = (rule for rule in rules if rule.applies(now) and rule.matches(wish))
-    return min(speaking, key=precedence, default=None)
+def decide(rules: Iterable[PolicyRule], wish: Wish, now: datetime) -> PolicyRule | None:
+    """The rule that decides: of those that match, the first in order of precedence. None denies."""
+    matching = (rule for rule in rules if rule.applies(now) and rule.matches(wish))
+    return min(matching, key=precedence, default=None)
 
 
-def precedence(rule: Rule) -> tuple[int, bool, float, datetime, UUID]:
-    """Rules in the order in which they have the last word: higher priority first, and of equals the stricter one.
-
-    So deny comes before allow, and a lower rate before a higher one or none."""
+def precedence(rule: PolicyRule) -> tuple[int, bool, float, datetime, UUID]:
+    """The sort key of a rule; the lowest decides. Higher priority comes first, and of equals the stricter rule: deny
+    before allow, a lower rate before a higher one or none."""
     allows = rule.effect is Effect.ALLOW
     per_ms = math.inf
     if rule.rate is not None:
@@ -100,13 +100,13 @@ def precedence(rule: Rule) -> tuple[int, bool, float, datetime, UUID]:
 
 
 class RuleSet:
-    """All rules of one version, found by their patterns: a decision looks up those few that a wish can fit.
+    """All rules of one version, indexed by their patterns, so that a decision looks only at rules that can match.
 
-    Decides as `decide` does, however many rules there are."""
+    Decides as `decide` does, in a time that does not grow with the number of rules."""
 
-    def __init__(self, rules: Iterable[Rule]) -> None:
-        self._placed: dict[tuple[Action, str, str], list[tuple[int, Rule]]] = {}
-        self._subjects: set[int] = set()  # how long the beginnings are that stand before a *
+    def __init__(self, rules: Iterable[PolicyRule]) -> None:
+        self._placed: dict[tuple[Action, str, str], list[tuple[int, PolicyRule]]] = {}
+        self._subjects: set[int] = set()  # the lengths of the prefixes before a *
         self._objects: set[int] = set()
         self.rates: dict[UUID, Rate] = {}
         for place, rule in enumerate(sorted(rules, key=precedence)):
@@ -117,8 +117,8 @@ class RuleSet:
             if rule.rate is not None and rule.effect is Effect.ALLOW:
                 self.rates[rule.rule_id] = parse_rate(rule.rate)
 
-    def decide(self, wish: Wish, now: datetime) -> Rule | None:
-        found: list[tuple[int, Rule]] = []
+    def decide(self, wish: Wish, now: datetime) -> PolicyRule | None:
+        found: list[tuple[int, PolicyRule]] = []
         objects = _patterns_of(wish.object, self._objects)
         for subject in _patterns_of(wish.subject, self._subjects):
             for object_ in objects:
@@ -128,7 +128,7 @@ class RuleSet:
 
 
 def _patterns_of(name: str, lengths: Iterable[int]) -> list[str]:
-    """Every pattern that a name fits, of those with beginnings of these lengths."""
+    """Every pattern that matches a name: the name itself, and its prefixes of these lengths with a *."""
     return [name, *(f"{name[:length]}*" for length in lengths if length <= len(name))]
 
 
@@ -143,7 +143,7 @@ def parse_rate(text: str) -> Rate:
 
 
 def check_rule(effect: Effect, action: Action, subject: str, object: str, rate: str | None) -> None:
-    """Whether a rule can be one; the error says what is wrong with it."""
+    """Raises InvalidArgument, with what is wrong, for a rule that cannot be added."""
     _check_pattern("subject", subject, _AGENTS)
     _check_pattern("object", object, _objects(action))
     if rate is not None:
@@ -153,19 +153,19 @@ def check_rule(effect: Effect, action: Action, subject: str, object: str, rate: 
 
 
 def check_wish(wish: Wish) -> None:
-    """Whether a wish names whom it is about; rules have patterns, wishes do not."""
+    """Raises InvalidArgument unless subject and object are names: only rules have patterns."""
     for what, text, names in (("subject", wish.subject, _AGENTS), ("object", wish.object, _objects(wish.action))):
         if not names.valid(text):
-            raise InvalidArgument(f"{what}: {text[:60]!r} names nobody", hint=f"it is {names.told}")
+            raise InvalidArgument(f"{what}: {text[:60]!r} names nobody", hint=f"it is {names.described}")
 
 
 def _check_pattern(what: str, text: str, names: _Names) -> None:
     beginning = text.removesuffix("*")
-    # A beginning may end where no whole name does: in a dot, within an owner, or right after the slash of a channel.
+    # A prefix may end where no whole name does: in a dot, within an owner, or right after the slash of a channel.
     whole = [text] if beginning == text else [beginning, beginning + "0", beginning + "0/0", beginning + "/0"]
     if any(names.valid(one) for one in whole):
         return
-    hint = f"it is {names.told}, or the beginning of one and a *, and nothing else"
+    hint = f"it is {names.described}, or the beginning of one and a *, and nothing else"
     raise InvalidArgument(f"{what}: {text[:60]!r} is no pattern", hint=hint)
 
 
@@ -176,10 +176,10 @@ def _valid_channel(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """What can stand in a place of a rule, and how we tell whoever wrote something else."""
+    """Which names a part of a rule may have, and how an error message describes them."""
 
     valid: Callable[[str], bool]
-    told: str
+    described: str
 
 
 _AGENTS = _Names(valid_handle, "a handle, such as alice")

@@ -1,7 +1,7 @@
--- Counts acts of one subject under one rule: as many as the window still has room for, the rest are refused.
+-- Counts acts of one subject under one rule: as many as the window has room for; the others are refused.
 -- KEYS  1  ang:rl:{tag}:policy:<rule>   sorted set of the acts in the window, score = Unix ms; tag = the subject's hash
 -- ARGV  1  now, Unix ms    2  limit    3  window, ms    4  how many acts    5  unique beginning of their members
--- Returns {how many were counted, when the next one will be, in Unix ms}.
+-- Returns {how many were counted, when the window has room for the next one, in Unix ms}.
 local now, limit, window, wanted = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - window)
 local used = redis.call('ZCARD', KEYS[1])

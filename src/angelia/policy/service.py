@@ -1,4 +1,5 @@
-"""Decides who may do what, by rules that operators make; whatever no rule allows is denied, and so is what fails."""
+"""Decides what agents may do, by the operators' rules. What no rule allows is denied; so is everything while the rules
+cannot be read."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from uuid import UUID
 
+import msgspec
 import structlog
 
 from angelia import metrics
@@ -18,14 +20,14 @@ from angelia.audit.model import Event
 from angelia.envelope.ids import MAX_HANDLE
 from angelia.errors import AngeliaError, Conflict, Denied, NotFound, RateLimited, Unavailable
 from angelia.policy import store
-from angelia.policy.model import Action, Effect, Rule, RuleSet, Wish, check_rule
+from angelia.policy.model import Action, Effect, PolicyRule, RuleSet, Wish, check_rule
 from angelia.policy.store import HotRates
 from angelia.stores.ledger import GONE, Ledger, StatementError, Tx
 
 CACHE = timedelta(seconds=300)
 MOST_CACHED = 10_000
-MOST_RULES = 10_000  # every process has all of them in memory
-STARTER = "angelia"  # who made the starter rules
+MOST_RULES = 10_000  # every process keeps all of them in memory
+STARTER = "angelia"  # `created_by` of the starter rules
 _ENGINE_SECONDS = 2.0
 _BELIEVED_SECONDS = 1.0
 _DOING = {
@@ -39,7 +41,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Held:
-    """The rules of one version, and what they allowed: until when each answer may be given again."""
+    """The rules of one version, and a cache of what they allowed: until when each answer may be given again."""
 
     version: int
     rules: RuleSet
@@ -59,7 +61,7 @@ class _Held:
 
 
 class Policy:
-    """The rules, and the answers to who may. Other slices ask in their own transaction, many wishes at a time."""
+    """The rules and their decisions. Other slices ask in their own transaction, about many wishes at a time."""
 
     def __init__(self, ledger: Ledger, hot: HotRates) -> None:
         self._ledger = ledger
@@ -68,26 +70,26 @@ class Policy:
         self._read_at = 0.0
 
     async def check(self, tx: Tx, wishes: Sequence[Wish], now: datetime) -> list[AngeliaError | None]:
-        """One answer per wish: None is yes. Rules that cannot be read allow nothing: Unavailable is raised.
-
-        A change of the rules is seen by the next check, in whatever process."""
+        """Returns one answer per wish: None if it is allowed, else the denial. Raises Unavailable if the rules cannot
+        be read. The next check in any process sees a change of the rules."""
         if not wishes:
             return []
         held = await self._current(tx)
         return [None if held.allows(wish, now) else _counted_denial(wish) for wish in wishes]
 
     async def allowed(self, wish: Wish, now: datetime) -> None:
-        """The same for a single wish, in a transaction of its own; raises Denied."""
+        """Checks a single wish, in a transaction of its own; raises Denied."""
         async with self._ledger.reading() as tx:
             [refusal] = await self.check(tx, [wish], now)
         if refusal is not None:
             raise refusal
 
     async def spend(self, wishes: Sequence[Wish], now: datetime) -> list[AngeliaError | None]:
-        """Count wishes against the rates of the rules that allow them; what they deny is for `check` to say.
+        """Counts wishes against the rates of the rules that allow them. Returns one answer per wish: None, or
+        RateLimited; whether the rules deny a wish is for `check`.
 
-        For callers to run before their transaction. A new rate may be a second late: the ledger is asked for the
-        version only if no check has read it just before. A hot tier that is away allows nothing."""
+        Callers run it before their transaction. A new rate may take effect a second late: the ledger is asked for the
+        version only if no check has read it within a second. Raises Unavailable while the hot tier is away."""
         answers: list[AngeliaError | None] = [None] * len(wishes)
         rules = (await self._recent()).rules
         if not rules.rates:
@@ -110,17 +112,17 @@ class Policy:
         return answers
 
     async def version(self, tx: Tx) -> int:
-        """Which rules there are: every change makes it a higher one. Others keep it to see that something changed."""
+        """The version of the rules, which rises with every change."""
         return await store.version(tx)
 
-    async def decision(self, wish: Wish, now: datetime) -> Rule | None:
-        """The rule that has the last word about a wish, for operators; None denies."""
+    async def decision(self, wish: Wish, now: datetime) -> PolicyRule | None:
+        """The rule that decides about a wish, for operators; None denies."""
         async with self._ledger.reading() as tx:
             held = await self._current(tx)
         return held.rules.decide(wish, now)
 
-    async def rules(self, after: tuple[datetime, UUID] | None, limit: int) -> tuple[list[Rule], int]:
-        """Rules in the order in which they were made, and how many there are."""
+    async def rules(self, after: tuple[datetime, UUID] | None, limit: int) -> tuple[list[PolicyRule], int]:
+        """A page of rules in order of creation, and the number of all rules."""
         async with self._ledger.reading() as tx:
             return await store.page(tx, after, limit), await store.count(tx)
 
@@ -136,10 +138,10 @@ class Policy:
         priority: int = 0,
         life: timedelta | None = None,
         rate: str | None = None,
-    ) -> Rule:
-        """Make a rule, which counts from its commit on, everywhere."""
+    ) -> PolicyRule:
+        """Adds a rule; it is in force in all processes from its commit on."""
         check_rule(effect, action, subject, object, rate)
-        rule = Rule(
+        rule = PolicyRule(
             rule_id=uuid.uuid4(),
             priority=priority,
             effect=effect,
@@ -162,8 +164,8 @@ class Policy:
         self._read_at = 0.0
         return rule
 
-    async def remove(self, by: str, rule_id: UUID, now: datetime) -> Rule:
-        """Take a rule away; what only it allowed is denied from now on."""
+    async def remove(self, by: str, rule_id: UUID, now: datetime) -> PolicyRule:
+        """Removes a rule; what only it allowed is denied from now on."""
         async with self._ledger.transaction() as tx:
             await store.bump_version(tx)
             rule = await store.remove(tx, rule_id)
@@ -174,15 +176,14 @@ class Policy:
         return rule
 
     async def start_with(self, now: datetime, *, loopback: bool) -> bool:
-        """Let everybody do everything on a new server that only this machine reaches; whether that was done now.
-
-        Once: rules that an operator took away do not come back."""
+        """On the first start of a server that only this machine reaches, adds rules that allow every agent everything.
+        Returns whether it did. It happens once: starter rules that an operator removed do not come back."""
         if not loopback:
             await self._warn_of_starter_rules()
         async with self._ledger.transaction() as tx:
             if await store.lock_version(tx) or await store.count(tx):
                 return False
-            await store.bump_version(tx)  # this was the first start, whatever comes of it
+            await store.bump_version(tx)  # marks the first start as over
             if not loopback:
                 return False
             starter = [_starter_rule(action, now) for action in Action]
@@ -206,18 +207,18 @@ class Policy:
             return await self._current(tx)
 
     async def _current(self, tx: Tx) -> _Held:
-        """The rules as they are now. A fault of any kind, also in what is stored, allows nothing."""
+        """The present rules. Raises Unavailable for a fault of any kind, also in a stored rule."""
         try:
             async with asyncio.timeout(_ENGINE_SECONDS):
-                # The version first: the rules that are read after it are never older than it says.
+                # The version is read first: the rules read after it are never older than that version.
                 version = await store.version(tx)
                 held = self._held
                 if held is None or held.version != version:
                     rules = await store.every_rule(tx)
-                    held = self._held  # somebody else may have been here meanwhile, and arranging takes a while
+                    held = self._held  # another task may have loaded them meanwhile; indexing takes a while
                     if held is None or held.version != version:
                         held = _Held(version, RuleSet(rules))
-        except (*GONE, StatementError, AngeliaError, TypeError, ValueError) as error:
+        except (*GONE, StatementError, AngeliaError, msgspec.ValidationError, TypeError, ValueError) as error:
             raise Unavailable(
                 "the rules cannot be read at the moment, so nothing is allowed", hint="try again", retry_after=1
             ) from error
@@ -226,7 +227,7 @@ class Policy:
 
 
 def denial(wish: Wish) -> Denied:
-    """What whoever wished is told: never which rule it was, nor whether there was one."""
+    """The error for the subject: it tells neither which rule denied, nor whether there was one."""
     return Denied(
         f"the rules do not let {wish.subject} {_DOING[wish.action]} {wish.object}",
         hint=f"operators see why: angelia policy check {wish.action} --subject {wish.subject} --object {wish.object}",
@@ -247,8 +248,8 @@ def _too_often(wish: Wish, wait: int) -> RateLimited:
     )
 
 
-def _starter_rule(action: Action, now: datetime) -> Rule:
-    return Rule(
+def _starter_rule(action: Action, now: datetime) -> PolicyRule:
+    return PolicyRule(
         rule_id=uuid.uuid4(),
         priority=0,
         effect=Effect.ALLOW,
@@ -262,7 +263,7 @@ def _starter_rule(action: Action, now: datetime) -> Rule:
     )
 
 
-def _changed(rule: Rule, change: str, by: str, now: datetime) -> Event:
+def _changed(rule: PolicyRule, change: str, by: str, now: datetime) -> Event:
     detail = {
         "change": change,
         "rule_id": str(rule.rule_id),

@@ -1,12 +1,14 @@
-"""Every SQL statement about rules, and the hot tier's count of what was done under them."""
+"""Every SQL statement about rules, and the hot tier's counts of acts under rules that have a rate."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from uuid import UUID, uuid4
 
+import msgspec
+
 from angelia.envelope.ids import hot_tag
-from angelia.policy.model import Action, Effect, Rate, Rule
+from angelia.policy.model import PolicyRule, Rate
 from angelia.stores.ledger import Row, Tx
 from angelia.stores.sql import statements
 from angelia.stores.valkey import HotTier, Script
@@ -20,20 +22,20 @@ async def version(tx: Tx) -> int:
 
 
 async def lock_version(tx: Tx) -> int:
-    """The version, which stays until the transaction ends."""
+    """The version; locked, so that it stays the same until the transaction ends."""
     return int(await tx.fetchval(SQL["lock_version"]))
 
 
 async def bump_version(tx: Tx) -> int:
-    """Make the version another one; whoever else changes rules waits until this transaction ends."""
+    """Raises the version. Other changes of rules wait until this transaction ends."""
     return int(await tx.fetchval(SQL["bump_version"]))
 
 
-async def every_rule(tx: Tx) -> list[Rule]:
+async def every_rule(tx: Tx) -> list[PolicyRule]:
     return [_rule(row) for row in await tx.fetch(SQL["every_rule"])]
 
 
-async def page(tx: Tx, after: tuple[datetime, UUID] | None, limit: int) -> list[Rule]:
+async def page(tx: Tx, after: tuple[datetime, UUID] | None, limit: int) -> list[PolicyRule]:
     at, id_ = after or (None, None)
     return [_rule(row) for row in await tx.fetch(SQL["page"], at, id_, limit)]
 
@@ -46,50 +48,27 @@ async def count_made_by(tx: Tx, name: str) -> int:
     return int(await tx.fetchval(SQL["count_made_by"], name))
 
 
-async def add(tx: Tx, rule: Rule) -> None:
-    await tx.execute(
-        SQL["add"],
-        rule.rule_id,
-        rule.priority,
-        rule.effect.value,
-        rule.action.value,
-        rule.subject,
-        rule.object,
-        rule.expires_at,
-        rule.rate,
-        rule.created_by,
-        rule.created_at,
-    )
+async def add(tx: Tx, rule: PolicyRule) -> None:
+    await tx.execute(SQL["add"], *msgspec.structs.astuple(rule))
 
 
-async def remove(tx: Tx, rule_id: UUID) -> Rule | None:
+async def remove(tx: Tx, rule_id: UUID) -> PolicyRule | None:
     row = await tx.fetchrow(SQL["remove"], rule_id)
     return None if row is None else _rule(row)
 
 
 class HotRates:
-    """The hot tier's memory of what was done under rules that have a rate."""
+    """Counts acts under rules that have a rate, in the hot tier."""
 
     def __init__(self, hot: HotTier) -> None:
         self._hot = hot
 
     async def spend(self, rule_id: UUID, rate: Rate, subject: str, acts: int, now_ms: int) -> tuple[int, int]:
-        """How many of these acts the window has room for, and when it has room again, in Unix ms."""
+        """Counts acts. Returns how many of them the window has room for, and when it has room again, in Unix ms."""
         key = f"ang:rl:{{{hot_tag(subject)}}}:policy:{rule_id}"
         counted, free_ms = await self._hot.run(_RATE, [key], [now_ms, rate.limit, rate.window_ms, acts, uuid4().hex])
         return int(counted), int(free_ms)
 
 
-def _rule(row: Row) -> Rule:
-    return Rule(
-        rule_id=row["rule_id"],
-        priority=row["priority"],
-        effect=Effect(row["effect"]),
-        action=Action(row["action"]),
-        subject=row["subject"],
-        object=row["object"],
-        expires_at=row["expires_at"],
-        rate=row["rate"],
-        created_by=row["created_by"],
-        created_at=row["created_at"],
-    )
+def _rule(row: Row) -> PolicyRule:
+    return msgspec.convert(dict(row), PolicyRule)

@@ -1,21 +1,23 @@
+-- part: rule_columns
+-- As the members of PolicyRule, in their order.
+rule_id, priority, effect, action, subject, object, expires_at, rate, created_by, created_at
+
 -- name: version
--- Asked with every check: what was decided under another version is not believed.
+-- Read with every check: decisions cached under another version are not used.
 SELECT version FROM policy_version
 
 -- name: lock_version
 SELECT version FROM policy_version FOR UPDATE
 
 -- name: bump_version
--- The row's lock makes changes of the rules queue up; it is held until the change is committed.
+-- The row lock, held until the commit, makes changes of the rules happen one after another.
 UPDATE policy_version SET version = version + 1 RETURNING version
 
 -- name: every_rule
-SELECT rule_id, priority, effect, action, subject, object, expires_at, rate, created_by, created_at
-FROM policies
+SELECT {rule_columns} FROM policies
 
 -- name: page
-SELECT rule_id, priority, effect, action, subject, object, expires_at, rate, created_by, created_at
-FROM policies
+SELECT {rule_columns} FROM policies
 WHERE $1::timestamptz IS NULL OR (created_at, rule_id) > ($1, $2::uuid)
 ORDER BY created_at, rule_id LIMIT $3
 
@@ -26,10 +28,9 @@ SELECT count(*) FROM policies
 SELECT count(*) FROM policies WHERE created_by = $1
 
 -- name: add
-INSERT INTO policies
-  (rule_id, priority, effect, action, subject, object, expires_at, rate, created_by, created_at)
+INSERT INTO policies ({rule_columns})
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
 
 -- name: remove
 DELETE FROM policies WHERE rule_id = $1
-RETURNING rule_id, priority, effect, action, subject, object, expires_at, rate, created_by, created_at
+RETURNING {rule_columns}

@@ -11,8 +11,8 @@ from uuid import UUID
 import msgspec
 
 
-class State(StrEnum):
-    """How far a run has come. What is committed is in the archive; what is purged has left the ledger."""
+class RunState(StrEnum):
+    """How far a run has come: committed rows are in the archive, purged rows have left the ledger."""
 
     PLANNED = "planned"
     COMMITTED = "committed"
@@ -23,15 +23,15 @@ class State(StrEnum):
 
     @property
     def open(self) -> bool:
-        return self not in (State.DONE, State.FAILED)
+        return self not in (RunState.DONE, RunState.FAILED)
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a job. One that is open and at which nobody works has died: the next run of its job takes it up."""
+    """One run of a job. A run that is open but not `at_work` has died; the next run of its job resumes it."""
 
     run_id: UUID
     job: str
-    state: State
+    state: RunState
     at_work: bool
     version: int  # tells its commits to the archive from those of other runs
     since: datetime | None = msgspec.field(name="from")  # the data's time, up to and without `to`
@@ -48,7 +48,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def standing(self) -> str:
-        """The state in the words that people read."""
+        """The state in words: whether a run that is open is at work or has died."""
         if not self.state.open:
             return self.state.value
         return f"at work, {self.state}" if self.at_work else f"died, {self.state}"
@@ -56,9 +56,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """How a job stands: the run of it that began last, and when one was done last."""
+    """The state of a job: its last run to begin, and the time when a run was done last."""
 
     job: str
-    state: State
+    state: RunState
     started_at: datetime
     done_at: datetime | None

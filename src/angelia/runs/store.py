@@ -1,11 +1,13 @@
-"""Every SQL statement of the list of runs, which reads only: the pipeline writes it."""
+"""Every SQL statement about runs. All of them read; the pipeline writes."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from uuid import UUID
 
-from angelia.runs.model import Latest, Run, State
+import msgspec
+
+from angelia.runs.model import Latest, Run, RunState
 from angelia.stores.ledger import Row, Tx
 from angelia.stores.sql import statements
 
@@ -16,7 +18,7 @@ async def page(
     tx: Tx,
     *,
     job: str | None = None,
-    state: State | None = None,
+    state: RunState | None = None,
     before: tuple[datetime, UUID] | None = None,
     limit: int,
     prefix: str | None = None,
@@ -28,10 +30,7 @@ async def page(
 
 
 async def latest(tx: Tx) -> list[Latest]:
-    return [
-        Latest(row["job"], State(row["state"]), row["started_at"], row["done_at"])
-        for row in await tx.fetch(SQL["latest"])
-    ]
+    return [msgspec.convert(dict(row), Latest) for row in await tx.fetch(SQL["latest"])]
 
 
 async def last_done(tx: Tx) -> list[Run]:
@@ -39,17 +38,4 @@ async def last_done(tx: Tx) -> list[Run]:
 
 
 def _run(row: Row) -> Run:
-    return Run(
-        run_id=row["run_id"],
-        job=row["job"],
-        state=State(row["state"]),
-        at_work=row["at_work"],
-        version=row["version"],
-        since=row["lo"],
-        until=row["hi"],
-        cutoff=row["cutoff"],
-        rows=row["row_count"],
-        report=row["report"],
-        started_at=row["started_at"],
-        updated_at=row["updated_at"],
-    )
+    return msgspec.convert(dict(row), Run)

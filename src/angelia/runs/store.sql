@@ -1,6 +1,10 @@
+-- part: run_columns
+-- As the members of Run are named in JSON.
+run_id, job, state, version, lo AS "from", hi AS "to", cutoff, row_count AS rows, report, started_at, updated_at
+
 -- name: page
--- Newest first. Whoever works on a run holds the lock of its app id, until the process ends.
-SELECT run_id, job, state, version, lo, hi, cutoff, row_count, report, started_at, updated_at,
+-- Newest first. A process that works on a run holds the advisory lock of its app id until it ends.
+SELECT {run_columns},
   state NOT IN ('done', 'failed') AND EXISTS (
     SELECT 1 FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database AND d.datname = current_database()
     WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
@@ -13,13 +17,13 @@ WHERE ($1::text IS NULL OR job = $1) AND ($2::text IS NULL OR state = $2)
 ORDER BY started_at DESC, run_id DESC LIMIT $5
 
 -- name: latest
--- Of each job the run that began last, and when one was done last.
+-- The last run of each job to begin, and the time when a run of it was done last.
 SELECT DISTINCT ON (job) job, state, started_at,
   max(updated_at) FILTER (WHERE state = 'done') OVER (PARTITION BY job) AS done_at
 FROM pipeline_runs ORDER BY job, started_at DESC, version DESC
 
 -- name: last_done
--- Of each job the run that was done last.
-SELECT DISTINCT ON (job) run_id, job, state, version, lo, hi, cutoff, row_count, report, started_at, updated_at,
+-- The last run of each job that was done.
+SELECT DISTINCT ON (job) {run_columns},
   false AS at_work
 FROM pipeline_runs WHERE state = 'done' ORDER BY job, updated_at DESC, version DESC

@@ -6,13 +6,22 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-_BLOCK = re.compile(r"^-- name: (\w+)\n(.*?)(?=^-- name: |\Z)", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^-- (name|part): (\w+)\n(.*?)(?=^-- (?:name|part): |\Z)", re.MULTILINE | re.DOTALL)
+_COMMENT = re.compile(r"^--.*\n", re.MULTILINE)
 
 
 def statements(beside: str, name: str = "store.sql") -> Mapping[str, str]:
-    """The statements of the file `name` that lies beside the module `beside` (its `__file__`)."""
+    """The statements of the file `name` that lies beside the module `beside` (its `__file__`).
+
+    `{part}` in a statement stands for a block `-- part: …` of the file, such as the columns of a record."""
     text = (Path(beside).parent / name).read_text("utf-8")
-    return {found[1]: found[2].strip() for found in _BLOCK.finditer(text)}
+    blocks = [(kind, block, content.strip()) for kind, block, content in _BLOCK.findall(text)]
+    found = {block: content for kind, block, content in blocks if kind == "name"}
+    for kind, part, content in blocks:
+        if kind == "part":
+            text = _COMMENT.sub("", content)
+            found = {block: statement.replace(f"{{{part}}}", text) for block, statement in found.items()}
+    return found
 
 
 def columns(rows: Sequence[tuple[object, ...]], width: int) -> list[list[object]]:

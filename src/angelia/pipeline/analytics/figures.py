@@ -8,7 +8,7 @@ from datetime import date
 
 from angelia.envelope.wire import Priority
 from angelia.pipeline.analytics.histogram import SHARES, added, percentile_ms
-from angelia.pipeline.lake import small_reads
+from angelia.pipeline.lake import small_tables
 from angelia.pipeline.lake.analytics_tables import HOURS, LATENCIES
 from angelia.pipeline.lake.table import DAY
 from angelia.stores.objects import Objects
@@ -33,8 +33,8 @@ class Figures:
 
 def figures(objects: Objects, first: date | None, end: date | None) -> Figures:
     """Of the days from the first up to, and without, the end."""
-    rows = small_reads.rows(objects, HOURS, first, end)
-    late = small_reads.rows(objects, LATENCIES, first, end)
+    rows = small_tables.rows(objects, HOURS, first, end)
+    late = small_tables.rows(objects, LATENCIES, first, end)
     by_priority = {
         one: added((row["buckets"], row["counts"]) for row in late if row["priority"] == one) for one in Priority
     }

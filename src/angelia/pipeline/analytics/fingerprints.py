@@ -12,7 +12,7 @@ from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs import archive_receipts
 from angelia.pipeline.jobs.job_context import Work
-from angelia.pipeline.lake import commit, listing
+from angelia.pipeline.lake import listing
 from angelia.pipeline.lake.analytics_tables import DAYS
 from angelia.pipeline.lake.tables import DAY, RECEIPTS
 
@@ -80,7 +80,7 @@ def present(work: Work, database: Database) -> dict[date, Day]:
 
 def computed(work: Work) -> dict[date, str]:
     """The fingerprints of the days that were computed."""
-    table = commit.find(work.objects, DAYS)
+    table = listing.find(work.objects, DAYS)
     if table is None:
         return {}
     rows = table.to_pyarrow_table(columns=[DAY, "fingerprint"]).to_pylist()

@@ -11,7 +11,7 @@ import redis
 
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.job_context import Work
-from angelia.pipeline.lake import commit, listing, small_writes
+from angelia.pipeline.lake import listing, small_tables
 from angelia.pipeline.lake.analytics_tables import KEY_DAYS, KEY_GRACE, STORAGE
 from angelia.pipeline.lake.tables import DAY, TABLES
 from angelia.pipeline.runs import Run
@@ -25,11 +25,11 @@ def measure(work: Work, database: Database, run: Run) -> dict[str, int]:
     """Write down what there is now; the bytes of each tier. A simulated fleet has an archive and nothing else."""
     found = [*_archive(work)] if work.simulated else [*_hot(work), *_ledger(database), *_archive(work)]
     stamped = [{DAY: work.now.date(), "measured_at": work.now, **row} for row in found]
-    small_writes.put(work.objects, STORAGE, pa.Table.from_pylist(stamped, STORAGE.schema), run)
+    small_tables.put(work.objects, STORAGE, pa.Table.from_pylist(stamped, STORAGE.schema), run)
     grace = [] if work.simulated else database.rows(work.sql("keys")["keys_in_grace"], work.now)
     if grace:
         aged = [{DAY: work.now.date(), "measured_at": work.now, **row} for row in grace]
-        small_writes.put(work.objects, KEY_GRACE, pa.Table.from_pylist(aged, KEY_GRACE.schema), run)
+        small_tables.put(work.objects, KEY_GRACE, pa.Table.from_pylist(aged, KEY_GRACE.schema), run)
     totals: dict[str, int] = {}
     for row in found:
         totals[row["tier"]] = totals.get(row["tier"], 0) + row["bytes"]
@@ -39,12 +39,12 @@ def measure(work: Work, database: Database, run: Run) -> dict[str, int]:
 def rotations(work: Work, database: Database, run: Run) -> None:
     """Rotations of keys by day, written when they are other than they were."""
     found = _ordered(database.table(work.sql("keys")["rotations_by_day"]))
-    table = commit.find(work.objects, KEY_DAYS)
+    table = listing.find(work.objects, KEY_DAYS)
     before = _ordered(KEY_DAYS.schema.empty_table() if table is None else table.to_pyarrow_table())
     if before == found:
         return
     days = [*before[DAY].to_pylist(), *found[DAY].to_pylist()]
-    small_writes.put(work.objects, KEY_DAYS, found, run, replacing=(min(days), max(days) + timedelta(days=1)))
+    small_tables.put(work.objects, KEY_DAYS, found, run, replacing=(min(days), max(days) + timedelta(days=1)))
 
 
 def _ordered(table: pa.Table) -> pa.Table:

@@ -17,13 +17,14 @@ from angelia.pipeline.analytics.receipts import Counts
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs import archive_receipts
 from angelia.pipeline.jobs.job_context import Report, Work
-from angelia.pipeline.lake import simulated, small_reads, small_writes, writer
+from angelia.pipeline.lake import simulated, small_tables, writer
 from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS, LATENCIES
 from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.tables import DAY, RECEIPTS
-from angelia.pipeline.runs import Run, State
+from angelia.pipeline.runs import Run
 from angelia.pipeline.sources import ledger
 from angelia.pipeline.sources.ledger import Snapshot
+from angelia.runs.model import RunState
 
 JOB = "analytics"
 
@@ -56,12 +57,11 @@ def analytics(work: Work) -> Report:
 
 
 def _foreseen(report: Report, ranges: Sequence[Range]) -> Report:
-    report.state, report.rows = "dry run", sum(days.rows for days in ranges)
-    report.figures["days"] = sum(len(days.days) for days in ranges)
-    report.figures["ranges"] = [[f"{days.days[0].day}", f"{days.days[-1].day}"] for days in ranges]
-    spans = ", ".join(f"{first} .. {last}" for first, last in report.figures["ranges"])
-    report.summary = f"{report.figures['days']} days would be computed" + (f": {spans}" if spans else "")
-    return report
+    days = sum(len(one.days) for one in ranges)
+    bounds = [[f"{one.days[0].day}", f"{one.days[-1].day}"] for one in ranges]
+    spans = ", ".join(f"{first} .. {last}" for first, last in bounds)
+    summary = f"{days} days would be computed" + (f": {spans}" if spans else "")
+    return report.foreseen(sum(one.rows for one in ranges), summary, days=days, ranges=bounds)
 
 
 def _compute(work: Work, run: Run, days: Range, snapshot: Snapshot) -> None:
@@ -74,12 +74,12 @@ def _compute(work: Work, run: Run, days: Range, snapshot: Snapshot) -> None:
             writer.write(receipts.agents(frame), work.objects, AGENTS, mark, run.run_id, replacing=replaced)
     else:  # whatever there was of them is gone
         counts = receipts.nothing()
-        small_writes.put(work.objects, AGENTS, AGENTS.schema.empty_table(), run, replacing=replaced)
-    small_writes.put(work.objects, HOURS, counts.hours, run, replacing=replaced)
-    small_writes.put(work.objects, LATENCIES, counts.latencies, run, replacing=replaced)
-    small_writes.put(work.objects, BUCKETS, counts.buckets, run, replacing=replaced)
+        small_tables.put(work.objects, AGENTS, AGENTS.schema.empty_table(), run, replacing=replaced)
+    small_tables.put(work.objects, HOURS, counts.hours, run, replacing=replaced)
+    small_tables.put(work.objects, LATENCIES, counts.latencies, run, replacing=replaced)
+    small_tables.put(work.objects, BUCKETS, counts.buckets, run, replacing=replaced)
     work.step("computed", run)
-    small_writes.put(work.objects, DAYS, _summaries(work, days, counts), run, replacing=replaced)
+    small_tables.put(work.objects, DAYS, _summaries(work, days, counts), run, replacing=replaced)
     work.step("fingerprinted", run)
 
 
@@ -110,7 +110,7 @@ def _summaries(work: Work, days: Range, counts: Counts) -> pa.Table:
 def _different_agents(work: Work, days: Range) -> dict[date, tuple[int, int]]:
     """How many sent and how many were sent to, on each day: counted in what was just written."""
     within = (pc.field(DAY) >= days.first) & (pc.field(DAY) < days.end)
-    counted = small_reads.sums(
+    counted = small_tables.sums(
         work.objects, AGENTS, DAY, {name: pc.field(name) > 0 for name in ("sent", "received")}, within
     )
     return {row[DAY]: (row["sent"], row["received"]) for row in counted.to_pylist()}
@@ -136,7 +136,7 @@ def _conclude(work: Work, database: Database, run: Run, report: Report, ranges: 
         "priorities": found.by_priority,
     }
     row_count = sum(days.rows for days in ranges)
-    report.add(runs.advance(database, run, State.DONE, work.clock(), row_count=row_count, report=report.figures))
+    report.add(runs.advance(database, run, RunState.DONE, work.clock(), row_count=row_count, report=report.figures))
     unchanged = "" if ranges else "nothing changed: "
     came = f", delivered {share:.1%}".replace("%", " %") if share is not None else ""
     p99 = found.times["p99_ms"]

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 from angelia.audit.model import ARCHIVE_RUN, Detail, Floor
 from angelia.errors import AuditBroken
 from angelia.mail.model import closed_before
-from angelia.pipeline import audit_events, chain_verification, runs
+from angelia.pipeline import chain_verification, runs
 from angelia.pipeline.database import Busy, Database
 from angelia.pipeline.jobs.job_context import Report, Work
 from angelia.pipeline.jobs.verify_audit import node_key
 from angelia.pipeline.lake import commit, fsync, simulated
-from angelia.pipeline.lake.audit_entries import files_within
-from angelia.pipeline.lake.chain_floor import properties
+from angelia.pipeline.lake.audit_chain import files_within, properties
 from angelia.pipeline.lake.tables import AUDIT
-from angelia.pipeline.runs import Run, State
+from angelia.pipeline.runs import Run
 from angelia.pipeline.sources import audit
+from angelia.runs.model import RunState
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -41,12 +42,12 @@ def archive_audit(work: Work) -> Report:
         work.step("planned", run)
         rows = _catch_up(work, database, run)
         work.step("committed", run)
-        run = runs.advance(database, run, State.COMMITTED, work.clock(), row_count=rows)
+        run = runs.advance(database, run, RunState.COMMITTED, work.clock(), row_count=rows)
         trimmed = 0
         while step := trim(work, database, run):
             trimmed += step
         said = {"rows": rows, "trimmed": trimmed}
-        run = runs.advance(database, run, State.DONE, work.clock(), report=said)
+        run = runs.advance(database, run, RunState.DONE, work.clock(), report=said)
         report.add(run)
         report.figures = {"archived_to": audit.archived_to(work.objects), "trimmed": trimmed}
     report.summary = f"{rows:,} events archived, {trimmed:,} left the ledger"
@@ -57,12 +58,9 @@ def _foreseen(work: Work, report: Report) -> Report:
     with Database.open(work.database_url) as database:
         have = audit.archived_to(work.objects)
         sealed = database.rows(work.sql("audit")["sealed_to"])[0]["position"]
-        target = _trim_target(work, database)
-        floor = ledger_floor(work, database)
-    report.state, report.rows = "dry run", max(0, sealed - have)
-    report.figures = {"archived_to": have, "trimmed": 0 if target is None else target.position - floor.position}
-    report.summary = f"{report.rows:,} events would be archived"
-    return report
+        target, floor = _trim_target(work, database), ledger_floor(work, database)
+    rows, trimmed = max(0, sealed - have), 0 if target is None else target.position - floor.position
+    return report.foreseen(rows, f"{rows:,} events would be archived", archived_to=have, trimmed=trimmed)
 
 
 def _catch_up(work: Work, database: Database, run: Run) -> int:
@@ -104,7 +102,7 @@ def trim(work: Work, database: Database, run: Run) -> int:
     def act() -> None:
         _remove(work, database, target)
         detail: Detail = {"run": run.run_id, "job": JOB, "from": floor.position + 1, "to": target.position}
-        audit_events.record(work, database, ARCHIVE_RUN, detail)
+        work.record(database, ARCHIVE_RUN, detail)
         work.step("purging", run)
 
     try:
@@ -118,9 +116,9 @@ def trim(work: Work, database: Database, run: Run) -> int:
 def _prove(work: Work, database: Database, floor: Floor, target: Floor) -> None:
     """The archive's own rows must make the very hash that the node signed; and they must outlive a power cut."""
     sql = work.sql("audit")
-    checkpoints = database.table(sql["checkpoints"], floor.position, target.position)
+    signed = functools.partial(database.table, sql["checkpoints"])
     node = node_key(work.settings.data_dir)
-    found = chain_verification.verify(work.spark, work.objects, floor, target.position, checkpoints, node)
+    found = chain_verification.verify(work.spark, work.objects, floor, target.position, signed, node)
     if found.faults:
         first = found.faults[0]
         raise AuditBroken(f"entry {first.position:,} {first.what}", hint="angelia pipeline run verify audit")

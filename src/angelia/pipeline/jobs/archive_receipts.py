@@ -9,14 +9,23 @@ from datetime import UTC, date, datetime, timedelta
 from angelia.audit.model import ARCHIVE_RUN, Detail
 from angelia.errors import InvalidArgument
 from angelia.mail.model import closed_before
-from angelia.pipeline import audit_events, runs
+from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.job_context import Report, Work, midnight
-from angelia.pipeline.jobs.ledger_to_archive import Move, NotTheSame, copy, files_of, finish, is_committed
+from angelia.pipeline.jobs.ledger_to_archive import (
+    Move,
+    NotTheSame,
+    copy,
+    files_of,
+    finish,
+    is_committed,
+    resumed_first,
+)
 from angelia.pipeline.lake import commit, simulated
 from angelia.pipeline.lake.tables import RECEIPTS
-from angelia.pipeline.runs import Run, State
+from angelia.pipeline.runs import Run
 from angelia.pipeline.sources import archive
+from angelia.runs.model import RunState
 
 JOB = "archive receipts"
 _MOST_DAYS = 7  # of one run: what a crash makes the next one do again
@@ -94,12 +103,9 @@ def _ready(days: Sequence[Day]) -> list[list[Day]]:
 
 
 def _foreseen(report: Report, run: Run | None, ready: Sequence[Sequence[Day]]) -> Report:
-    report.state = "dry run"
-    report.rows = sum(day.row_count for days in ready for day in days)
-    report.figures["ranges"] = [[f"{days[0].day}", f"{days[-1].day}"] for days in ready]
-    resumed = f"; run {run.run_id[:8]}, which died, would be finished first" if run else ""
-    report.summary = f"{report.rows:,} receipts would be archived in {len(ready)} runs{resumed}"
-    return report
+    rows = sum(day.row_count for days in ready for day in days)
+    summary = f"{rows:,} receipts would be archived in {len(ready)} runs{resumed_first(run)}"
+    return report.foreseen(rows, summary, ranges=[[f"{days[0].day}", f"{days[-1].day}"] for days in ready])
 
 
 def _commit(work: Work, database: Database, run: Run) -> None:
@@ -141,9 +147,9 @@ def _drop_days(work: Work, database: Database, run: Run) -> bool:
 def _conclude(work: Work, database: Database, run: Run) -> Run:
     lo, hi = _bounds(run)
     detail: Detail = {"run": run.run_id, "job": JOB, "rows": run.row_count, "from": f"{lo:%F}", "to": f"{hi:%F}"}
-    audit_events.record(work, database, ARCHIVE_RUN, detail)
+    work.record(database, ARCHIVE_RUN, detail)
     work.step("purging", run)
-    return runs.advance(database, run, State.DONE, work.clock(), report={"rows": run.row_count})
+    return runs.advance(database, run, RunState.DONE, work.clock(), report={"rows": run.row_count})
 
 
 def _partitions(work: Work, database: Database, run: Run) -> list[str]:

@@ -10,15 +10,24 @@ from datetime import UTC, datetime, timedelta
 
 from angelia.audit.model import ARCHIVE_RUN, Detail
 from angelia.errors import InvalidArgument
-from angelia.pipeline import audit_events, runs
+from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.job_context import Report, Work
-from angelia.pipeline.jobs.ledger_to_archive import Move, NotTheSame, copy, files_of, finish, is_committed
+from angelia.pipeline.jobs.ledger_to_archive import (
+    Move,
+    NotTheSame,
+    copy,
+    files_of,
+    finish,
+    is_committed,
+    resumed_first,
+)
 from angelia.pipeline.lake import commit, rewrite, simulated
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.tables import SESSIONS
-from angelia.pipeline.runs import Run, State
+from angelia.pipeline.runs import Run
 from angelia.pipeline.sources import archive
+from angelia.runs.model import RunState
 
 JOB = "archive sessions"
 IDLE = timedelta(days=90)
@@ -35,7 +44,7 @@ def archive_sessions(work: Work) -> Report:
         run, idle = runs.open_run(database, JOB), _idle(work, database, cutoff)
         work.progress.stage("archiving", idle)
         if work.dry_run:
-            return _foreseen(report, run, idle)
+            return report.foreseen(idle, f"{idle:,} sessions would be archived{resumed_first(run)}")
         if run is not None:
             finish(work, database, run, MOVE, report)
             idle = _idle(work, database, cutoff)
@@ -61,13 +70,6 @@ def _idle(work: Work, database: Database, cutoff: datetime) -> int:
     return int(database.rows(work.sql("keys")["sessions_idle"], cutoff)[0]["row_count"])
 
 
-def _foreseen(report: Report, run: Run | None, idle: int) -> Report:
-    report.state, report.rows = "dry run", idle
-    resumed = f"; run {run.run_id[:8]}, which died, would be finished first" if run else ""
-    report.summary = f"{idle:,} sessions would be archived{resumed}"
-    return report
-
-
 def _commit(work: Work, database: Database, run: Run) -> None:
     if not is_committed(work, SESSIONS, run):
         copy(work, SESSIONS, run, work.sql("keys")["sessions"], {"idle_since": (_EVER, _cutoff_of(run))})
@@ -76,12 +78,12 @@ def _commit(work: Work, database: Database, run: Run) -> None:
 def _purge(work: Work, database: Database, run: Run) -> Run:
     """What is still idle leaves the ledger; then what is not leaves the archive. The ledger decides, in one statement:
     whoever uses a schedule at this moment either keeps it or makes a new one."""
-    if run.state is State.VERIFIED:
+    if run.state is RunState.VERIFIED:
         with database.transaction():
             _hand_over(work, database, run)
             database.rows(work.sql("keys")["sessions_purge_ids"], _cutoff_of(run))
             work.step("purging", run)
-            run = runs.advance(database, run, State.PURGED, work.clock())
+            run = runs.advance(database, run, RunState.PURGED, work.clock())
         work.step("purged", run)
     used = _used(work, database, run)
     if used:
@@ -91,8 +93,8 @@ def _purge(work: Work, database: Database, run: Run) -> Run:
     done = {"rows": rows, "used_meanwhile": rewrite.change(work.objects, SESSIONS, _correction(run)).rows}
     with database.transaction():
         detail: Detail = {"run": run.run_id, "job": JOB, "to": f"{_cutoff_of(run):%F}", **done}
-        audit_events.record(work, database, ARCHIVE_RUN, detail)
-        return runs.advance(database, run, State.DONE, work.clock(), row_count=rows, report=done)
+        work.record(database, ARCHIVE_RUN, detail)
+        return runs.advance(database, run, RunState.DONE, work.clock(), row_count=rows, report=done)
 
 
 def _hand_over(work: Work, database: Database, run: Run) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from angelia.settings import SCHEDULABLE
+from angelia.pipeline.simulation import capacity
+from angelia.pipeline.simulation.fleet import Fleet
 
 if TYPE_CHECKING:
     from angelia.pipeline.jobs.job_context import Job
-
-_FLEET = "sizes priorities failure_share expiry_share delays delay_sigma attempts hours skew"
-_LOAD = "agents messages_per_second mean_wire_bytes ttl_share ttl_days settled_seconds signed_share"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +36,6 @@ class Entry:
     looks: bool = True  # whether it can tell what it would do, and do nothing
     destroys: Deed | None = None
 
-    @property
-    def schedulable(self) -> bool:
-        return self.name in SCHEDULABLE
-
     def load(self) -> Job:
         module, _, name = self.function.partition(":")
         job: Job = getattr(importlib.import_module(f"angelia.pipeline.jobs.{module}"), name)
@@ -49,49 +43,14 @@ class Entry:
 
 
 _ALL = (
-    Entry(
-        name="archive receipts",
-        function="archive_receipts:archive_receipts",
-        since=True,
-        until=True,
-    ),
-    Entry(
-        name="archive sessions",
-        function="archive_sessions:archive_sessions",
-        until=True,
-    ),
-    Entry(
-        name="archive audit",
-        function="archive_audit:archive_audit",
-    ),
-    Entry(
-        name="retention",
-        function="retention:retention",
-        destroys=Deed(verb="remove", doing="removing"),
-    ),
-    Entry(
-        name="analytics",
-        function="analytics:analytics",
-        simulated=True,
-        since=True,
-        until=True,
-    ),
-    Entry(
-        name="replay audit",
-        function="replay_audit:replay_audit",
-        looks=False,
-    ),
-    Entry(
-        name="verify audit",
-        function="verify_audit:verify_audit",
-        looks=False,
-    ),
-    Entry(
-        name="export",
-        function="export:export",
-        options=("agent", "out", "format"),
-        looks=False,
-    ),
+    Entry(name="archive receipts", function="archive_receipts:archive_receipts", since=True, until=True),
+    Entry(name="archive sessions", function="archive_sessions:archive_sessions", until=True),
+    Entry(name="archive audit", function="archive_audit:archive_audit"),
+    Entry(name="retention", function="retention:retention", destroys=Deed(verb="remove", doing="removing")),
+    Entry(name="analytics", function="analytics:analytics", simulated=True, since=True, until=True),
+    Entry(name="replay audit", function="replay_audit:replay_audit", looks=False),
+    Entry(name="verify audit", function="verify_audit:verify_audit", looks=False),
+    Entry(name="export", function="export:export", options=("agent", "out", "format"), looks=False),
     Entry(
         name="erase",
         function="erase:erase",
@@ -103,18 +62,11 @@ _ALL = (
         function="simulate:simulate",
         simulated=True,
         options=("agents", "months", "messages_per_agent_per_day", "seed", "audit"),
-        more=(*_FLEET.split(), *(f"capacity_{name}" for name in f"{_LOAD} receipt_days archive_years".split())),
+        more=(*(field.name for field in fields(Fleet)), *capacity.OPTIONS),
         since=True,
         until=True,
     ),
-    Entry(
-        name="remove simulated",
-        function="remove_simulated:remove_simulated",
-    ),
-    Entry(
-        name="maintain",
-        function="maintain:maintain",
-        simulated=True,
-    ),
+    Entry(name="remove simulated", function="remove_simulated:remove_simulated"),
+    Entry(name="maintain", function="maintain:maintain", simulated=True),
 )
 JOBS = {entry.name: entry for entry in _ALL}

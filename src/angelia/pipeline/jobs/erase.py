@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from angelia.audit.model import ERASED, Detail
 from angelia.errors import InvalidArgument
-from angelia.pipeline import audit_events, runs
+from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.agent_rows import NAMING, about, asked_about, in_ledger
 from angelia.pipeline.jobs.job_context import Report, Work
@@ -21,8 +21,9 @@ from angelia.pipeline.lake import listing, rewrite, simulated
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, SESSIONS, Table
-from angelia.pipeline.runs import Run, State
+from angelia.pipeline.runs import Run
 from angelia.pipeline.sources import archive
+from angelia.runs.model import RunState
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -44,7 +45,7 @@ def erase(work: Work) -> Report:
         with database.transaction():
             run = runs.plan(database, JOB, JOB, work.clock())
             # The handle stays in the run only as long as the run is open: another process must be able to finish it.
-            run = runs.advance(database, run, State.PLANNED, work.clock(), report={"agent": agent, "reason": reason})
+            run = runs.advance(database, run, RunState.PLANNED, work.clock(), report={"agent": agent, "reason": reason})
         _finish(work, database, run, report)
         pending = report.figures["pending"] = _pending(work, database, agent)
     report.summary = f"{report.rows:,} rows erased in ledger and archive"
@@ -76,10 +77,9 @@ def _foreseen(work: Work, database: Database, agent: str, report: Report) -> Rep
         AUDIT.name: _count(database, in_ledger(work, AUDIT), agent, "redacted_at IS NULL"),
     }
     lake = {table.name: sum(_days(work, table, agent).values()) for table in NAMING}
-    report.state, report.rows = "dry run", sum(ledger.values()) + sum(lake.values())
-    report.figures |= {"ledger": ledger, "archive": lake, "pending": pending}
-    report.summary = f"{report.rows:,} rows would be erased in ledger and archive"
-    return report
+    rows = sum(ledger.values()) + sum(lake.values())
+    summary = f"{rows:,} rows would be erased in ledger and archive"
+    return report.foreseen(rows, summary, ledger=ledger, archive=lake, pending=pending)
 
 
 def _count(database: Database, projection: str, agent: str, where: str = "true") -> int:
@@ -92,7 +92,7 @@ def _pending(work: Work, database: Database, agent: str) -> int:
 
 def _finish(work: Work, database: Database, run: Run, report: Report) -> None:
     work.step("planned", run)
-    if run.state is State.PLANNED:
+    if run.state is RunState.PLANNED:
         run = _from_ledger(work, database, run)
         work.step("ledger", run)
     said = runs.report_of(database, run)
@@ -110,7 +110,7 @@ def _finish(work: Work, database: Database, run: Run, report: Report) -> None:
     done = {"reason": said["reason"], "ledger": said["ledger"], "archive": lake}
     with database.transaction():
         _record(work, database, run, said["reason"], "archive", lake)
-        run = runs.advance(database, run, State.DONE, work.clock(), row_count=rows, report=done)
+        run = runs.advance(database, run, RunState.DONE, work.clock(), row_count=rows, report=done)
     work.step("done", run)
     report.add(run)
     report.figures |= {"ledger": said["ledger"], "archive": lake}
@@ -130,14 +130,14 @@ def _from_ledger(work: Work, database: Database, run: Run) -> Run:
         _record(work, database, run, said["reason"], "ledger", erased, at)
         work.step("erasing", run)
         said |= {"ledger": erased, "at": at.isoformat()}
-        return runs.advance(database, run, State.PURGED, work.clock(), report=said)
+        return runs.advance(database, run, RunState.PURGED, work.clock(), report=said)
 
 
 def _record(
     work: Work, database: Database, run: Run, reason: str, place: str, rows: dict[str, int], at: datetime | None = None
 ) -> None:
     detail: Detail = {"run": run.run_id, "reason": reason, "in": place, **rows}
-    audit_events.record(work, database, ERASED, detail, at)
+    work.record(database, ERASED, detail, at)
 
 
 def _from_archive(work: Work, run: Run, table: Table, said: dict[str, Any]) -> int:

@@ -15,16 +15,17 @@ import pyarrow.compute as pc
 
 from angelia.audit.model import ARCHIVE_RUN, Detail
 from angelia.errors import AlreadyExists, InvalidArgument, NotFound
-from angelia.pipeline import audit_events, runs
+from angelia.pipeline import runs
 from angelia.pipeline.database import Database
-from angelia.pipeline.export_files import FORMATS, Sink
+from angelia.pipeline.export_files import FORMATS, ExportFile
 from angelia.pipeline.jobs.agent_rows import NAMING, about, asked_about, in_ledger
 from angelia.pipeline.jobs.job_context import Report, Work
-from angelia.pipeline.lake import commit, simulated
+from angelia.pipeline.lake import listing, simulated
 from angelia.pipeline.lake.analytics_tables import AGENTS
 from angelia.pipeline.lake.tables import Table
-from angelia.pipeline.runs import Run, State
+from angelia.pipeline.runs import Run
 from angelia.pipeline.sources import archive, ledger
+from angelia.runs.model import RunState
 
 JOB = "export"
 _BATCH = 10_000
@@ -84,13 +85,13 @@ def export(work: Work) -> Report:
             work.step("written", run)
             # Without the handle: an event that names somebody would be one more about them.
             detail: Detail = {"run": run.run_id, "job": JOB, "rows": sum(counts.values())}
-            audit_events.record(work, database, ARCHIVE_RUN, detail)
+            work.record(database, ARCHIVE_RUN, detail)
             partial.rename(asked.out)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
         rows = sum(counts.values())
-        run = runs.advance(database, run, State.DONE, work.clock(), row_count=rows, report={"kinds": counts})
+        run = runs.advance(database, run, RunState.DONE, work.clock(), row_count=rows, report={"kinds": counts})
     report.add(run)
     report.figures |= {"out": str(asked.out), "kinds": counts}
     report.summary = f"{rows:,} records about {asked.agent} in {asked.out}"
@@ -144,7 +145,7 @@ def _written(work: Work, asked: Asked, directory: Path) -> dict[str, int]:
 def _ledger(then: Database, statement: str, asked: Asked, kind: str, directory: Path) -> int:
     """What only the ledger has."""
     schema = then.table(f"SELECT * FROM ({statement}) AS r LIMIT 0", asked.agent).schema  # noqa: S608
-    with Sink.open(directory, kind, schema, asked.format) as sink:
+    with ExportFile.open(directory, kind, schema, asked.format) as sink:
         for rows in _streamed(then, statement):
             sink.add(rows)
         return sink.rows
@@ -152,8 +153,8 @@ def _ledger(then: Database, statement: str, asked: Asked, kind: str, directory: 
 
 def _figures(work: Work, asked: Asked, directory: Path) -> int:
     """What analytics counted of it, day by day."""
-    table = commit.find(work.objects, AGENTS)
-    with Sink.open(directory, AGENTS.name, AGENTS.schema, asked.format) as sink:
+    table = listing.find(work.objects, AGENTS)
+    with ExportFile.open(directory, AGENTS.name, AGENTS.schema, asked.format) as sink:
         if table is not None:
             of_agent = pc.field("agent") == asked.agent
             found = table.to_pyarrow_dataset().scanner(columns=AGENTS.schema.names, filter=of_agent).to_table()
@@ -173,7 +174,7 @@ def _both(work: Work, then: Database, asked: Asked, table: Table, directory: Pat
     schema = pa.schema(
         [field.with_nullable(True) for field in table.schema]
     )  # an event that is not sealed has no position
-    with Sink.open(directory, table.name, schema, asked.format) as sink:
+    with ExportFile.open(directory, table.name, schema, asked.format) as sink:
         for given in _streamed(then, in_ledger(work, table)):
             rows = given.select(schema.names).cast(schema)
             here.update(rows[table.id].to_pylist())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -14,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import angelia
+from angelia.audit.model import Detail, Event
+from angelia.pipeline.database import Database
 from angelia.pipeline.lake.commit import is_simulated
 from angelia.pipeline.runs import Run
 from angelia.pipeline.session import Where, session
@@ -28,8 +32,8 @@ _READERS_ELSEWHERE = 16
 _PACKAGE = Path(angelia.__file__).parent
 
 
-class Progress(Protocol):
-    """Whoever wants to know how far a job has come."""
+class JobProgress(Protocol):
+    """What a job tells of how far it has come; these methods show nothing."""
 
     def stage(self, doing: str, rows: int | None = None) -> None:
         """What is done now, and of how many rows, where that is known."""
@@ -41,17 +45,8 @@ class Progress(Protocol):
         """Spark has started, and can be watched."""
 
 
-class Silent:
-    """Nobody looks."""
-
-    def stage(self, doing: str, rows: int | None = None) -> None:
-        pass
-
-    def advance(self, rows: int) -> None:
-        pass
-
-    def started(self, spark: SparkSession) -> None:
-        pass
+class _Silent(JobProgress):
+    pass
 
 
 @dataclass(kw_only=True)
@@ -68,7 +63,7 @@ class Work:
     until: datetime | None = None
     dry_run: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)  # what only this job takes
-    progress: Progress = field(default_factory=Silent)
+    progress: JobProgress = field(default_factory=_Silent)
     began: float = field(default_factory=time.monotonic)
     step: Callable[[str, Run], None] = lambda _name, _run: None  # told at each step that a crash may follow
 
@@ -101,6 +96,13 @@ class Work:
         """What a slice lets the pipeline read and purge."""
         return _archive_sql(slice_name)
 
+    def record(self, database: Database, kind: str, detail: Detail, at: datetime | None = None) -> None:
+        """Writes an audit event into the transaction of the act that it is about, by the audit's own statement. `at` is
+        now or a moment ago: an event that commits much later than it says looks like one that was slipped in."""
+        event = Event(event_id=uuid.uuid4(), occurred_at=at or self.clock(), event_type=kind, detail=detail)
+        about = (event.actor, event.object, json.dumps(detail), event.hash())
+        database.execute(self.sql("audit")["record"], str(event.event_id), event.occurred_at, kind, *about)
+
 
 @functools.cache
 def _archive_sql(slice_name: str) -> Mapping[str, str]:
@@ -121,6 +123,12 @@ class Report:
     def add(self, run: Run) -> None:
         self.runs.append(run.run_id)
         self.rows += run.row_count or 0
+
+    def foreseen(self, rows: int, summary: str, **figures: Any) -> Report:
+        """The report of a dry run: how many rows it would be about."""
+        self.state, self.rows, self.summary = "dry run", rows, summary
+        self.figures |= figures
+        return self
 
     def document(self) -> dict[str, Any]:
         """As programs read it: the run that ended last, then the rest."""

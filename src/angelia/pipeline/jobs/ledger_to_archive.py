@@ -10,11 +10,12 @@ from angelia.errors import AngeliaError
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.job_context import Report, Work
-from angelia.pipeline.lake import commit, fsync, rewrite, writer
+from angelia.pipeline.lake import commit, fsync, listing, rewrite, writer
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.tables import Table
-from angelia.pipeline.runs import Run, State
+from angelia.pipeline.runs import Run
 from angelia.pipeline.sources import archive, ledger
+from angelia.runs.model import RunState
 
 
 class NotTheSame(AngeliaError):
@@ -35,13 +36,13 @@ class Move:
 def finish(work: Work, database: Database, run: Run, move: Move, report: Report) -> None:
     """Bring a run to its end from wherever it is."""
     work.step("planned", run)
-    if run.state is State.PLANNED:
+    if run.state is RunState.PLANNED:
         move.commit(work, database, run)
         work.step("written", run)
         written = rewrite.count(work.objects, move.table, files_of(work, move.table, run))
-        run = runs.advance(database, run, State.COMMITTED, work.clock(), row_count=written)
+        run = runs.advance(database, run, RunState.COMMITTED, work.clock(), row_count=written)
         work.step("committed", run)
-    if run.state is State.COMMITTED:
+    if run.state is RunState.COMMITTED:
         rows, total = archived(work, move.table, run)
         if rows != run.row_count:
             raise NotTheSame(
@@ -49,7 +50,7 @@ def finish(work: Work, database: Database, run: Run, move: Move, report: Report)
                 hint="nothing was removed from the ledger; has somebody changed the archive by hand?",
             )
         fsync.settle(work.objects, move.table, files_of(work, move.table, run))
-        run = runs.advance(database, run, State.VERIFIED, work.clock(), row_count=rows, id_hash_sum=total)
+        run = runs.advance(database, run, RunState.VERIFIED, work.clock(), row_count=rows, id_hash_sum=total)
         work.step("verified", run)
     run = move.purge(work, database, run)
     work.step("done", run)
@@ -57,9 +58,14 @@ def finish(work: Work, database: Database, run: Run, move: Move, report: Report)
     report.add(run)
 
 
+def resumed_first(run: Run | None) -> str:
+    """What a dry run adds to its summary when the run before it died."""
+    return f"; run {run.run_id[:8]}, which died, would be finished first" if run else ""
+
+
 def is_committed(work: Work, table: Table, run: Run) -> bool:
     """Whether a run's rows are in the archive: a crash may have come after its commit."""
-    found = commit.find(work.objects, table)
+    found = listing.find(work.objects, table)
     return found is not None and commit.is_done(found, Mark(run.app_id, run.version))
 
 

@@ -11,11 +11,11 @@ from angelia.pipeline import runs
 from angelia.pipeline.jobs import analytics, erase, retention
 from angelia.pipeline.jobs.job_context import Report, Work
 from angelia.pipeline.jobs.table_locks import BY_FILES
-from angelia.pipeline.lake import commit, maintenance
+from angelia.pipeline.lake import listing, maintenance
 from angelia.pipeline.lake.analytics_tables import ANALYTICS
 from angelia.pipeline.lake.maintenance import KEPT
 from angelia.pipeline.lake.tables import AUDIT, TABLES, Table
-from angelia.pipeline.runs import State
+from angelia.runs.model import RunState
 
 JOB = "maintain"
 # These take out every file that a table does not have, so nobody may be about to add one.
@@ -39,7 +39,7 @@ def maintain(work: Work) -> Report:
             begun = runs.one_run(work.database_url, JOB, work.clock, job=work.titled(JOB))
             database, run = held.enter_context(begun)
             _all(work, kept, report)
-            run = runs.advance(database, run, State.DONE, work.clock(), row_count=report.rows, report=report.figures)
+            run = runs.advance(database, run, RunState.DONE, work.clock(), row_count=report.rows, report=report.figures)
             report.runs.append(run.run_id)
     report.summary = _summary(report)
     return report
@@ -48,7 +48,7 @@ def maintain(work: Work) -> Report:
 def _all(work: Work, kept: timedelta, report: Report) -> None:
     work.progress.stage("maintaining")
     for table in TABLES.values():
-        if commit.find(work.objects, table) is None:
+        if listing.find(work.objects, table) is None:
             continue
         try:
             with _undisturbed(work.database_url, table):

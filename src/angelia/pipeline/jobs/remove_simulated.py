@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from angelia.audit.model import ARCHIVE_RUN, Detail
 from angelia.errors import Conflict
-from angelia.pipeline import audit_events, runs
+from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs import analytics, archive_receipts, erase, retention
 from angelia.pipeline.jobs.job_context import Report, Work
@@ -26,9 +26,10 @@ from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.listing import File
 from angelia.pipeline.lake.tables import AUDIT, DAY, RECEIPTS, Table
-from angelia.pipeline.runs import Run, State
+from angelia.pipeline.runs import Run
 from angelia.pipeline.simulation import simulated_ids
 from angelia.pipeline.sources import archive, audit
+from angelia.runs.model import RunState
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -73,13 +74,9 @@ def _refuse_all_simulated(work: Work) -> None:
 
 
 def _foreseen(work: Work, database: Database, report: Report, tables: Sequence[Table]) -> Report:
-    report.state = "dry run"
-    report.figures["archive"] = found = {
-        table.name: sum(_days(work, table, _files(work, database, table)).values()) for table in tables
-    }
-    report.rows = sum(found.values())
-    report.summary = f"{report.rows:,} simulated rows would be taken out of {work.objects.root}"
-    return report
+    found = {table.name: sum(_days(work, table, _files(work, database, table)).values()) for table in tables}
+    rows = sum(found.values())
+    return report.foreseen(rows, f"{rows:,} simulated rows would be taken out of {work.objects.root}", archive=found)
 
 
 def _finish(work: Work, database: Database, run: Run, report: Report) -> None:
@@ -102,9 +99,9 @@ def _finish(work: Work, database: Database, run: Run, report: Report) -> None:
     said = {"archive": removed, "uncounted": sum(changes[table.name].rows for table in _COUNTED)}
     with database.transaction():
         detail: Detail = {"run": run.run_id, "job": JOB, **removed}
-        audit_events.record(work, database, ARCHIVE_RUN, detail)
+        work.record(database, ARCHIVE_RUN, detail)
         work.step("recording", run)
-        run = runs.advance(database, run, State.DONE, work.clock(), row_count=sum(removed.values()), report=said)
+        run = runs.advance(database, run, RunState.DONE, work.clock(), row_count=sum(removed.values()), report=said)
     report.add(run)
     report.figures |= said
 
@@ -137,7 +134,7 @@ def _remove(work: Work, database: Database, run: Run, table: Table) -> None:
 
 def _take_out(work: Work, run: Run, table: Table, mark: Mark, files: Collection[File]) -> None:
     rows, paths = sum(file.rows for file in files), [file.path for file in files]
-    rewrite.replace(work.objects, table, mark, run.run_id, paths, [], rows)
+    commit.replace(work.objects, table, mark, run.run_id, paths, [], rows)
 
 
 def _days(work: Work, table: Table, files: Collection[File]) -> Counter[date]:

@@ -16,10 +16,10 @@ from angelia.pipeline.database import Database
 from angelia.pipeline.jobs import archive_receipts
 from angelia.pipeline.jobs.job_context import Report, Work
 from angelia.pipeline.lake import simulated
-from angelia.pipeline.lake.chain_floor import archive_floor
+from angelia.pipeline.lake.audit_chain import archive_floor
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS
-from angelia.pipeline.runs import State
 from angelia.pipeline.sources import archive, ledger
+from angelia.runs.model import RunState
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -51,7 +51,7 @@ def replay_audit(work: Work) -> Report:
             "chain_faults": sum(one.count for one in faults.values()),
         }
         # Names of agents are told, and not kept: an erasure does not look for them among the runs.
-        run = runs.advance(database, run, State.DONE, work.clock(), row_count=rows, report=found)
+        run = runs.advance(database, run, RunState.DONE, work.clock(), row_count=rows, report=found)
     report.add(run)
     report.figures |= found | {kind: one.document() for kind, one in {**doubles, **faults}.items()}
     report.summary = (

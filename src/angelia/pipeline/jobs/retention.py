@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date
 
 from angelia.audit.model import ARCHIVE_RUN, Detail
-from angelia.pipeline import audit_events, runs
+from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.job_context import Report, Work, midnight
 from angelia.pipeline.jobs.table_locks import nothing_is_half_moved
-from angelia.pipeline.lake import listing, rewrite, simulated
-from angelia.pipeline.lake.chain_floor import archive_floor, floor_above, properties
+from angelia.pipeline.lake import commit, listing, rewrite, simulated
+from angelia.pipeline.lake.audit_chain import archive_floor, floor_above, properties
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.listing import File
 from angelia.pipeline.lake.rewrite import Change
 from angelia.pipeline.lake.tables import AUDIT, TABLES, Table
-from angelia.pipeline.runs import Run, State
+from angelia.pipeline.runs import Run
 from angelia.pipeline.sources import archive
+from angelia.runs.model import RunState
 
 JOB = "retention"
 RETAINED_YEARS = 7
@@ -53,7 +53,8 @@ def retention(work: Work) -> Report:
             _finish(work, database, run, report)
         due = [one for one in _due(work, retained_from(work.now.date())) if one.files]
         if work.dry_run:
-            return _foreseen(report, due)
+            rows, tables = sum(one.rows for one in due), [one.figures() for one in due]
+            return report.foreseen(rows, f"{rows:,} rows of {len(due)} tables would leave the archive", tables=tables)
         if due:
             run = runs.plan(database, JOB, JOB, work.clock(), cutoff=midnight(retained_from(work.now.date())))
             _finish(work, database, run, report)
@@ -70,19 +71,10 @@ def retained_from(today: date) -> date:
 
 
 def _due(work: Work, first: date) -> list[Due]:
-    found = []
-    for table in TABLES.values():
-        old = [file for file in listing.files(work.objects, table) if file.day < first]
-        found.append(Due(table, old))
-    return found
-
-
-def _foreseen(report: Report, due: Sequence[Due]) -> Report:
-    report.state = "dry run"
-    report.rows = sum(one.rows for one in due)
-    report.figures["tables"] = [one.figures() for one in due]
-    report.summary = f"{report.rows:,} rows of {len(due)} tables would leave the archive"
-    return report
+    return [
+        Due(table, [file for file in listing.files(work.objects, table) if file.day < first])
+        for table in TABLES.values()
+    ]
 
 
 def _finish(work: Work, database: Database, run: Run, report: Report) -> None:
@@ -101,9 +93,9 @@ def _finish(work: Work, database: Database, run: Run, report: Report) -> None:
     with database.transaction():
         for one in tables:
             detail: Detail = {"run": run.run_id, "job": JOB, "before": f"{_first(run)}", **one}
-            audit_events.record(work, database, ARCHIVE_RUN, detail)
+            work.record(database, ARCHIVE_RUN, detail)
         work.step("recording", run)
-        run = runs.advance(database, run, State.DONE, work.clock(), row_count=rows, report={"tables": tables})
+        run = runs.advance(database, run, RunState.DONE, work.clock(), row_count=rows, report={"tables": tables})
     report.add(run)
     report.figures["tables"] = [*report.figures.get("tables", []), *tables]
 
@@ -117,7 +109,7 @@ def _remove(work: Work, run: Run, due: Due) -> None:
     else:
         gone = [file.path for file in due.files]
         mark = next_mark(work.objects, due.table, run)
-        rewrite.replace(work.objects, due.table, mark, run.run_id, gone, [], due.rows)
+        commit.replace(work.objects, due.table, mark, run.run_id, gone, [], due.rows)
 
 
 def _remove_events(work: Work, run: Run, due: Due) -> None:

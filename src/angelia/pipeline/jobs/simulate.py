@@ -14,12 +14,13 @@ from angelia.pipeline.lake import archive_locations, commit, simulated, writer
 from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.listing import size
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS
-from angelia.pipeline.runs import Run, State
-from angelia.pipeline.simulation.capacity import capacity
+from angelia.pipeline.runs import Run
+from angelia.pipeline.simulation.capacity import Assumptions, needed
 from angelia.pipeline.simulation.events import chained
 from angelia.pipeline.simulation.fleet import Fleet, days_between, pieces
 from angelia.pipeline.simulation.receipts import receipts
 from angelia.pipeline.sources import archive, audit
+from angelia.runs.model import RunState
 
 JOB = simulated.APP_ID
 _MONTHS = 3
@@ -29,7 +30,7 @@ _ELSEWHERE = "simulate into one of its own: angelia pipeline run simulate --lake
 
 def simulate(work: Work) -> Report:
     """Receipts up to yesterday, in an archive that is marked. Days that were simulated before are replaced."""
-    fleet, days = Fleet.of(work.options), _days(work)
+    fleet, assumed, days = Fleet.of(work.options), Assumptions.of(work.options), _days(work)
     rows = {day: fleet.messages(day) for day in days}
     report = Report(job=JOB)
     report.figures |= {"days": len(days), "agents": fleet.agents, "from": f"{days[0]}", "to": f"{days[-1]}"}
@@ -40,7 +41,8 @@ def simulate(work: Work) -> Report:
             held.enter_context(runs.only_one(work.database_url, audit.APP_ID))
         _refuse_real(work)
         if work.dry_run:
-            return _foreseen(report, sum(rows.values()))
+            many, span = sum(rows.values()), f"from {report.figures['from']} to {report.figures['to']}"
+            return report.foreseen(many, f"{many:,} receipts would be simulated, {span}")
         commit.opened(work.objects, RECEIPTS.marked())
         lo, hi = midnight(days[0]), midnight(days[-1]) + timedelta(days=1)
         database, run = held.enter_context(runs.one_run(work.database_url, JOB, work.clock, lo=lo, hi=hi))
@@ -50,9 +52,9 @@ def simulate(work: Work) -> Report:
             work.progress.advance(sum(rows[day] for day in piece))
         if work.options.get("audit"):
             report.figures["events"] = _write_audit(work, run, days)
-        report.figures["capacity"] = capacity(work)
-        total = sum(rows.values())
-        report.add(runs.advance(database, run, State.DONE, work.clock(), row_count=total, report=report.figures))
+        written, total = size(work.objects, RECEIPTS), sum(rows.values())
+        report.figures["capacity"] = needed(assumed, written.bytes / written.rows)
+        report.add(runs.advance(database, run, RunState.DONE, work.clock(), row_count=total, report=report.figures))
     events = f" and {report.figures['events']:,} audit events" if "events" in report.figures else ""
     report.summary = (
         f"{report.rows:,} receipts{events} of {fleet.agents:,} agents, {len(days)} days, in {work.objects.root};"
@@ -96,12 +98,6 @@ def _refuse_real(work: Work) -> None:
         raise Conflict(f"the archive at {root} is not a simulated one, and its rows may be real", hint=hint)
     if work.options.get("audit") and size(work.objects, AUDIT).rows:
         raise Conflict(f"the archive at {root} holds an audit chain already", hint=_ELSEWHERE)
-
-
-def _foreseen(report: Report, rows: int) -> Report:
-    report.state, report.rows = "dry run", rows
-    report.summary = f"{rows:,} receipts would be simulated, from {report.figures['from']} to {report.figures['to']}"
-    return report
 
 
 def _write(work: Work, run: Run, fleet: Fleet, days: Sequence[date]) -> None:

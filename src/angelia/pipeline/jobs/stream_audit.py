@@ -14,9 +14,10 @@ from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.archive_audit import JOB, go_on, schema, trim
 from angelia.pipeline.jobs.job_context import Report, Work
-from angelia.pipeline.runs import Run, State
+from angelia.pipeline.runs import Run
 from angelia.pipeline.sources import audit
 from angelia.pipeline.spark_errors import raised_by_us, telling
+from angelia.runs.model import RunState
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -66,7 +67,7 @@ def _stream(work: Work, stop: threading.Event, report: Report) -> None:
             raise (raised_by_us(error) or StreamFailed(f"the stream ended: {telling(error)}")) from error
         report.figures["archived_to"] = audit.archived_to(work.objects)
         rows = report.figures["archived_to"] - began
-        report.add(runs.advance(database, run, State.DONE, work.clock(), row_count=rows, report={"rows": rows}))
+        report.add(runs.advance(database, run, RunState.DONE, work.clock(), row_count=rows, report={"rows": rows}))
 
 
 def _started(work: Work, run: Run) -> StreamingQuery:

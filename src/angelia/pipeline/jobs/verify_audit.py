@@ -17,10 +17,10 @@ from angelia.pipeline.chain_verification import NodeKey, Result
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.job_context import Report, Work
 from angelia.pipeline.lake import simulated
-from angelia.pipeline.lake.chain_floor import archive_floor
+from angelia.pipeline.lake.audit_chain import archive_floor
 from angelia.pipeline.redactions import Redactions
-from angelia.pipeline.runs import State
 from angelia.pipeline.sources import audit
+from angelia.runs.model import RunState
 
 JOB = "verify audit"
 _SEED_BYTES = 32
@@ -45,7 +45,7 @@ def verify_audit(work: Work) -> Report:
         report.figures = _figures(result) | ({"warning": warning} if warning else {})
         broken = _broken(result, floor)
         said = report.figures if broken is None else {"error": broken.message, **report.figures}
-        state = State.DONE if broken is None else State.FAILED
+        state = RunState.DONE if broken is None else RunState.FAILED
         run = runs.advance(database, run, state, work.clock(), row_count=result.rows, report=said)
         report.add(run)
     if broken is not None:
@@ -62,7 +62,7 @@ def _verified(work: Work, database: Database, floor: Floor, last: int, node: Nod
     if last <= floor.position:
         return Result()
     signed = functools.partial(database.table, work.sql("audit")["checkpoints"])
-    result = chain_verification.verify_by_spans(work.spark, work.objects, floor, last, signed, node)
+    result = chain_verification.verify(work.spark, work.objects, floor, last, signed, node)
     if result.redacted:
         recorded = _erasures(work, database, result.redactions)
         result.faults += chain_verification.unexplained(work.spark, work.objects, result.redactions, recorded)

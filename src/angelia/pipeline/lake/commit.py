@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import date
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
-from deltalake.transaction import AddAction
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction, RemoveAction
 
 from angelia.errors import Conflict
+from angelia.pipeline.lake.listing import files as files_of
+from angelia.pipeline.lake.listing import find
 from angelia.pipeline.lake.table import SIMULATED_PROPERTY
 from angelia.pipeline.lake.tables import DAY, RECEIPTS, Table
 from angelia.stores.objects import Objects
+
+RUN, ROWS = "angelia.run", "angelia.rows"  # what a commit says of itself, for the run that goes on after a crash
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +28,6 @@ class Mark:
 
     app_id: str
     version: int
-
-
-def find(objects: Objects, table: Table) -> DeltaTable | None:
-    """The table as it is now; None before its first write."""
-    try:
-        return DeltaTable(objects.table(table.name), storage_options=dict(objects.options))
-    except TableNotFoundError:
-        return None
 
 
 def opened(objects: Objects, table: Table) -> DeltaTable:
@@ -115,5 +112,39 @@ def commit(
     except CommitFailedError as error:
         if is_done(opened(objects, table), mark):
             return False
+        raise Conflict(f"somebody else writes {table.name}", hint="run it again") from error
+    return True
+
+
+def replace(
+    objects: Objects, table: Table, mark: Mark, run: str, gone: Collection[str], come: Sequence[AddAction], rows: int
+) -> bool:
+    """Files go and others come, once for a mark: False when that was done before. `rows` is how many the change is
+    about; the commit keeps it.
+
+    Whoever changed one of the files meanwhile makes this fail, and nothing is changed."""
+    present = find(objects, table)
+    assert present is not None
+    if is_done(present, mark):
+        return False
+    now = time.time_ns() // 1_000_000
+    out = [
+        RemoveAction(file.path, True, now, file.size, {DAY: f"{file.day}"})
+        for file in files_of(objects, table)
+        if file.path in gone
+    ]
+    if len(out) != len(gone):
+        raise Conflict(f"files of {table.name} were replaced by somebody else", hint="run it again")
+    try:
+        present.create_write_transaction(
+            [*out, *come],
+            "append",
+            present.schema(),
+            partition_by=[DAY],
+            commit_properties=CommitProperties(
+                custom_metadata={RUN: run, ROWS: rows}, app_transactions=[Transaction(mark.app_id, mark.version)]
+            ),
+        )
+    except CommitFailedError as error:
         raise Conflict(f"somebody else writes {table.name}", hint="run it again") from error
     return True

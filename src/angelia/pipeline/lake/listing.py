@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from datetime import date
 
 import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
 
-from angelia.pipeline.lake.commit import find
 from angelia.pipeline.lake.table import DAY, Table
 from angelia.stores.objects import Objects
 
@@ -35,6 +36,14 @@ class Size:
     files: int
     rows: int
     bytes: int
+
+
+def find(objects: Objects, table: Table) -> DeltaTable | None:
+    """The table as it is now; None before its first write."""
+    try:
+        return DeltaTable(objects.table(table.name), storage_options=dict(objects.options))
+    except TableNotFoundError:
+        return None
 
 
 def files(objects: Objects, table: Table) -> list[File]:

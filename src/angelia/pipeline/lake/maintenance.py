@@ -15,7 +15,7 @@ from deltalake import CommitProperties, DeltaTable, WriterProperties
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from angelia.errors import AngeliaError, Conflict, InvalidArgument
-from angelia.pipeline.lake import commit, listing, rewrite
+from angelia.pipeline.lake import listing, rewrite
 from angelia.pipeline.lake.listing import File
 from angelia.pipeline.lake.rewrite import StoreRefuses
 from angelia.pipeline.lake.tables import DAY, Table
@@ -59,7 +59,7 @@ def compact(objects: Objects, table: Table, day: date) -> Day:
     so does what jobs have committed. Gives the day as it is now.
 
     delta-rs does this to a table to which rows are only added as well."""
-    present = commit.find(objects, table)
+    present = listing.find(objects, table)
     assert present is not None
     before, own = present.version(), str(uuid.uuid4())
     try:
@@ -79,7 +79,7 @@ def compact(objects: Objects, table: Table, day: date) -> Day:
 def compare(objects: Objects, table: Table, own: str, before: int) -> None:
     """The rows of the files that a compaction's own commits took out, and of those that they put in their place. What
     others added behind a version, before and after them, is not looked at."""
-    found = commit.find(objects, table)
+    found = listing.find(objects, table)
     assert found is not None
     behind = found.history(found.version() - before) if found.version() > before else []
     for version in [one["version"] for one in behind if one.get(MADE_BY) == own]:
@@ -109,7 +109,7 @@ def vacuum(objects: Objects, table: Table, kept: timedelta, *, dry_run: bool) ->
             f"files are kept for {LEAST_KEPT.days} day at least: a job may be about to commit younger ones",
             hint="leave kept_hours out, or say 24 or more",
         )
-    present = commit.find(objects, table)
+    present = listing.find(objects, table)
     assert present is not None
     gone = _vacuum(present, kept, dry_run=True)
     if gone and not dry_run:

@@ -1,33 +1,25 @@
-"""Takes files out of a table and puts others in their place, in one commit; and removes files that no commit names."""
+"""Rewrites files of a table in one commit, tells after a crash what a run did, and removes files no table has."""
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from deltalake import CommitProperties, Transaction
-from deltalake.exceptions import CommitFailedError
-from deltalake.transaction import AddAction, RemoveAction
 from pyarrow import fs
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 
-from angelia.errors import AngeliaError, Conflict
-from angelia.pipeline.lake.commit import Mark, find, is_done
-from angelia.pipeline.lake.listing import files
+from angelia.errors import AngeliaError
+from angelia.pipeline.lake.commit import ROWS, RUN, Mark, is_done
+from angelia.pipeline.lake.listing import files, find
 from angelia.pipeline.lake.tables import DAY, Table
-from angelia.pipeline.lake.writer import LakeWriter, Written, options
+from angelia.pipeline.lake.writer import options, save
 from angelia.stores.objects import Objects
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
-NAME = "angelia_rewrite"
 _APPEND_ONLY = "delta.appendOnly"
-_RUN, _ROWS = "angelia.run", "angelia.rows"  # what a commit says of itself, for whoever goes on after a crash
 
 
 class StoreRefuses(AngeliaError):
@@ -42,73 +34,12 @@ def count(objects: Objects, table: Table, uris: Collection[str]) -> int:
     return sum(file.rows for file in files(objects, table) if f"/{file.path}" in wanted)
 
 
-def replace(
-    objects: Objects, table: Table, mark: Mark, run: str, gone: Collection[str], come: Sequence[AddAction], rows: int
-) -> bool:
-    """Files go and others come, once for a mark: False when that was done before. `rows` is how many the change is
-    about; the commit keeps it.
-
-    Whoever changed one of the files meanwhile makes this fail, and nothing is changed."""
-    present = find(objects, table)
-    assert present is not None
-    if is_done(present, mark):
-        return False
-    now = time.time_ns() // 1_000_000
-    out = [
-        RemoveAction(file.path, True, now, file.size, {DAY: f"{file.day}"})
-        for file in files(objects, table)
-        if file.path in gone
-    ]
-    if len(out) != len(gone):
-        raise Conflict(f"files of {table.name} were replaced by somebody else", hint="run it again")
-    try:
-        present.create_write_transaction(
-            [*out, *come],
-            "append",
-            present.schema(),
-            partition_by=[DAY],
-            commit_properties=CommitProperties(
-                custom_metadata={_RUN: run, _ROWS: rows}, app_transactions=[Transaction(mark.app_id, mark.version)]
-            ),
-        )
-    except CommitFailedError as error:
-        raise Conflict(f"somebody else writes {table.name}", hint="run it again") from error
-    return True
-
-
 def rewrite(
     frame: DataFrame, objects: Objects, table: Table, mark: Mark, run: str, uris: Collection[str], rows: int
 ) -> None:
     """Let a frame take the place of files of a table, in one commit."""
-    frame.sparkSession.dataSource.register(RewriteSink)
-    told = options(objects, table, mark, run)
     gone = json.dumps([below(objects, table, uri) for uri in uris])
-    frame.write.format(NAME).mode("append").options(**told, gone=gone, rows=str(rows)).save()
-
-
-class RewriteSink(DataSource):
-    """The data source that `rewrite` registers."""
-
-    @classmethod
-    def name(cls) -> str:
-        return NAME
-
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        return RewriteWriter(self.options)
-
-
-class RewriteWriter(LakeWriter):
-    """Writes files as the other does; its commit takes files out as well."""
-
-    def __init__(self, options: Any) -> None:
-        super().__init__(options)
-        self._gone = set(json.loads(options["gone"]))
-        self._rows = int(options["rows"])
-
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        come = [file for message in messages if isinstance(message, Written) for file in message.files]
-        if not replace(self._objects, self._table, self._mark, self._run, self._gone, come, self._rows):
-            raise Conflict(f"somebody else has written {self._table.name} meanwhile", hint="run it again")
+    save(frame, {**options(objects, table, mark, run), "gone": gone, "rows": str(rows)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +53,11 @@ class Change:
 def change(objects: Objects, table: Table, run: str) -> Change:
     """What a run did to a table in its one commit, by the log: it is known after a crash as well."""
     found = find(objects, table)
-    said = [] if found is None else [one for one in found.history() if one.get(_RUN) == run]
+    said = [] if found is None else [one for one in found.history() if one.get(RUN) == run]
     if not said:
         return Change(0, [])
     done = actions(objects, table, said[0]["version"])
-    return Change(int(said[0][_ROWS]), [one["remove"]["path"] for one in done if "remove" in one])
+    return Change(int(said[0][ROWS]), [one["remove"]["path"] for one in done if "remove" in one])
 
 
 def is_done_by(objects: Objects, table: Table, mark: Mark, run: str) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from angelia.errors import Conflict
 from angelia.pipeline.lake import archive_locations
-from angelia.pipeline.lake.commit import find, is_simulated
+from angelia.pipeline.lake.commit import is_simulated
+from angelia.pipeline.lake.listing import find
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, TABLES, Table
 from angelia.settings import Settings
 from angelia.stores.objects import Objects

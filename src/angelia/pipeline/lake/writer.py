@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,9 @@ from deltalake.transaction import AddAction
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 
+from angelia.errors import Conflict
 from angelia.pipeline.lake import tables
-from angelia.pipeline.lake.commit import Mark, commit, is_simulated
+from angelia.pipeline.lake.commit import Mark, commit, is_simulated, replace
 from angelia.pipeline.lake.table import SIMULATED
 from angelia.pipeline.lake.tables import DAY, Table
 from angelia.pipeline.secret_options import hidden, shown
@@ -51,9 +52,14 @@ def write(
 ) -> None:
     """Append a frame to a table in one commit, or let it take the place of the days from one up to, and without,
     another. Done once for a mark, however often it is asked for."""
-    frame.sparkSession.dataSource.register(LakeSink)
     days = json.dumps(replacing and [f"{day}" for day in replacing])
-    frame.write.format(NAME).mode("append").options(**options(objects, table, mark, run), replacing=days).save()
+    save(frame, {**options(objects, table, mark, run), "replacing": days})
+
+
+def save(frame: DataFrame, options: Mapping[str, str]) -> None:
+    """Writes a frame by `LakeWriter`, which is given the options."""
+    frame.sparkSession.dataSource.register(LakeSink)
+    frame.write.format(NAME).mode("append").options(**options).save()
 
 
 def options(objects: Objects, table: Table, mark: Mark, run: str) -> dict[str, str]:
@@ -70,7 +76,7 @@ def options(objects: Objects, table: Table, mark: Mark, run: str) -> dict[str, s
 
 
 class LakeSink(DataSource):
-    """The data source that `write` registers."""
+    """The data source that `save` registers."""
 
     @classmethod
     def name(cls) -> str:
@@ -91,6 +97,8 @@ class LakeWriter(DataSourceArrowWriter):
         self._run = options["run"]
         days = json.loads(options.get("replacing", "null"))
         self._replacing = days and (date.fromisoformat(days[0]), date.fromisoformat(days[1]))
+        self._gone = json.loads(options.get("gone", "null"))
+        self._rows = int(options.get("rows", 0))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         context = TaskContext.get()
@@ -103,7 +111,10 @@ class LakeWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         files = [file for message in messages if isinstance(message, Written) for file in message.files]
-        commit(self._objects, self._table, files, self._mark, replacing=self._replacing)
+        if self._gone is None:
+            commit(self._objects, self._table, files, self._mark, replacing=self._replacing)
+        elif not replace(self._objects, self._table, self._mark, self._run, self._gone, files, self._rows):
+            raise Conflict(f"somebody else has written {self._table.name} meanwhile", hint="run it again")
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nobody sees the files that are there; vacuum takes them away."""

@@ -34,22 +34,18 @@ def files(objects: Objects, table: Table, days: tuple[date, date] | None = None)
     return [file.uri for file in listing.files(objects, table) if days is None or days[0] <= file.day < days[1]]
 
 
-def read(
-    spark: SparkSession, objects: Objects, table: Table, uris: Sequence[str], columns: Sequence[str] | None = None
-) -> DataFrame:
-    """Rows of these files, of all columns or of these. A column that a file is too old to have is null.
+def read(spark: SparkSession, objects: Objects, table: Table, uris: Sequence[str]) -> DataFrame:
+    """Rows of these files, of the columns that `table` has; one that a file is too old to have is null.
 
-    Spark reads local files itself; it knows no bucket, so those are read in Python, which has to be told what columns
-    are wanted."""
+    Spark reads local files itself; it knows no bucket, so those are read in Python."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    schema = table.schema if columns is None else pa.schema([table.schema.field(name) for name in columns])
+    schema = table.schema
     if not uris:
         return spark.createDataFrame([], from_arrow_schema(schema))
     if not objects.remote:
-        whole = from_arrow_schema(table.schema)
-        rows = spark.read.option("basePath", objects.table(table.name)).schema(whole).parquet(*uris)
-        return rows if columns is None else rows.select(*columns)
+        local = spark.read.option("basePath", objects.table(table.name))
+        return local.schema(from_arrow_schema(schema)).parquet(*uris)
     spark.dataSource.register(ArchiveSource)
     options = {
         "root": objects.root,

@@ -33,8 +33,7 @@ from pyspark.sql.streaming.datasource import (
 from angelia.errors import AuditBroken
 from angelia.pipeline.database import Database
 from angelia.pipeline.lake import commit
-from angelia.pipeline.lake.audit_entries import entry_hash
-from angelia.pipeline.lake.chain_floor import archive_floor
+from angelia.pipeline.lake.audit_chain import archive_floor, entry_hash
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.tables import AUDIT
 from angelia.pipeline.lake.writer import Files, Written

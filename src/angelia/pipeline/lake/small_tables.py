@@ -1,4 +1,4 @@
-"""Reads small tables of the archive without Spark, and sums large ones a batch at a time."""
+"""Reads and writes small tables of the archive without Spark, and sums large ones a batch at a time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyarrow.acero import AggregateNodeOptions, Declaration, FilterNodeOptions, ProjectNodeOptions, ScanNodeOptions
 
-from angelia.pipeline.lake import commit
+from angelia.pipeline.lake import commit, listing
+from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.table import DAY, Table
+from angelia.pipeline.lake.writer import Files
+from angelia.pipeline.runs import Run
 from angelia.stores.objects import Objects
 
 
 def rows(objects: Objects, table: Table, first: date | None = None, end: date | None = None) -> list[dict[str, Any]]:
     """All rows of the days from the first up to, and without, the end; none before the table's first write."""
-    found = commit.find(objects, table)
+    found = listing.find(objects, table)
     if found is None:
         return []
     known: list[dict[str, Any]] = found.to_pyarrow_table().to_pylist()
@@ -27,7 +30,7 @@ def rows(objects: Objects, table: Table, first: date | None = None, end: date | 
 
 def sums(objects: Objects, table: Table, by: str, of: Mapping[str, pc.Expression], where: pc.Expression) -> pa.Table:
     """Sums for each value of a column. Only these are in memory, however many rows there are."""
-    found = commit.find(objects, table)
+    found = listing.find(objects, table)
     if found is None:
         return pa.table({name: [] for name in (by, *of)})
     dataset: ds.Dataset = found.to_pyarrow_dataset()
@@ -38,3 +41,14 @@ def sums(objects: Objects, table: Table, by: str, of: Mapping[str, pc.Expression
         Declaration("aggregate", AggregateNodeOptions([(name, "hash_sum", None, name) for name in of], keys=[by])),
     ]
     return Declaration.from_sequence(steps).to_table()
+
+
+def put(
+    objects: Objects, table: Table, rows: pa.Table, run: Run, *, replacing: tuple[date, date] | None = None
+) -> None:
+    """Append rows in one commit, or let them take the place of the days from one up to, and without, another."""
+    mark = next_mark(objects, table, run)
+    with Files(objects, commit.as_in(objects, table), f"{run.run_id}-{mark.version}") as files:
+        for batch in rows.select(table.schema.names).cast(table.schema).combine_chunks().to_batches():
+            files.add(batch)
+    commit.commit(objects, table, files.written, mark, replacing=replacing)

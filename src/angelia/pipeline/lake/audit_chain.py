@@ -1,12 +1,17 @@
-"""Where the chain of the archive begins: of what left it after its time the last hash is kept; the rest verifies."""
+"""The audit chain of the archive, without Spark: where it begins, and its entries by their position.
+
+Entries leave the archive after their time; the hash of the last one that left is kept, so that the rest verifies.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import pyarrow.parquet as pq
+
 from angelia.audit.model import Floor
-from angelia.pipeline.lake.commit import find
+from angelia.pipeline.lake.listing import find
 from angelia.pipeline.lake.tables import AUDIT
 from angelia.stores.objects import Objects
 
@@ -40,3 +45,24 @@ def floor_above(old: DataFrame, first: int | None) -> Floor | None:
         0
     ]
     return None if last["position"] is None else Floor(last["position"], bytes(last["hash"]).hex())
+
+
+def entry_hash(objects: Objects, position: int) -> str | None:
+    """The hash of the entry at a position; None if the archive does not have it."""
+    for uri in files_within(objects, position - 1, position):
+        with objects.filesystem().open_input_file(objects.path(uri)) as opened:
+            rows = pq.read_table(opened, columns=["position", "entry_hash"], filters=[("position", "=", position)])
+        if rows.num_rows:
+            return bytes(rows["entry_hash"][0].as_py()).hex()
+    return None
+
+
+def files_within(objects: Objects, after: int, last: int) -> list[str]:
+    """The files of the archive that have entries behind one position, up to another."""
+    table = find(objects, AUDIT)
+    if table is None:
+        return []
+    found = table.get_add_actions(flatten=True)
+    held = zip(*(found.column(name).to_pylist() for name in ("path", "min.position", "max.position")), strict=True)
+    root = objects.table(AUDIT.name)
+    return [f"{root}/{path}" for path, least, most in held if most > after and least <= last]
