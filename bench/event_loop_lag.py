@@ -46,9 +46,9 @@ def main(*, quick: bool) -> list[Result]:
 
 
 def _make(name: str, home: Path, data_dir: Path) -> None:
-    places = {"HOME": str(home), "ANGELIA_HOME": str(home), "ANGELIA_DATA_DIR": str(data_dir)}
+    environ = {**os.environ, "ANGELIA_HOME": str(home), "ANGELIA_DATA_DIR": str(data_dir)}
     command = [Path(sys.executable).parent / "angelia", "agent", "new", name, "--register", "-q"]
-    subprocess.run(command, env={"PATH": os.environ["PATH"], **places}, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, env=environ, check=True, stdout=subprocess.DEVNULL)
 
 
 async def _measure(url: str, home: Path) -> tuple[float, float]:
