@@ -14,11 +14,11 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from angelia.client.mail_answers import Handed
 
 from angelia.channels.model import ChannelPolicy
 from angelia.client import AsyncClient, mail_stream
 from angelia.client.exchange import Exchange, Request
+from angelia.client.mail_calls import LeasedMessage
 from angelia.errors import Unauthenticated
 from angelia.mailbox import identity
 from angelia.mailbox.channels import ChannelMessage
@@ -71,9 +71,9 @@ async def test_mail_leaves_the_event_loop_alone(alice: Person, bob: Person) -> N
             (message,) = (await bobs.mail.receive(bob.mailbox, wait=10)).messages
             await bobs.mail.reply(bob.mailbox, message, b"hello yourself")
             async with aclosing(alices.mail.stream()) as incoming:
-                handed = await anext(incoming)
-                assert isinstance(handed, Handed)
-                await alices.mail.take_in(alice.mailbox, [handed])
+                leased = await anext(incoming)
+                assert isinstance(leased, LeasedMessage)
+                await alices.mail.take_in(alice.mailbox, [leased])
             await alices.mail.update_outbox(alice.mailbox)
             await alices.keys.rotate(alice.mailbox, signer=True)
     assert found == []
