@@ -37,7 +37,7 @@ Listen: TypeAlias = Callable[[Callable[[], None]], AsyncGenerator[Event, None]]
 _Keys: TypeAlias = type[RotationDue] | type[PrekeysLow]
 
 
-class Run(Protocol):
+class RunExchange(Protocol):
     """Takes a call to its end."""
 
     def __call__(self, call: Exchange[T], /) -> Awaitable[T]: ...
@@ -47,7 +47,7 @@ class Serving:
     """One mailbox that is served; `listen` gives the events of a stream, and says when it begins anew. What it asks of
     the mailbox itself goes by way of `aside`."""
 
-    def __init__(self, mailbox: Mailbox, handler: Handler, run: Run, aside: Aside, listen: Listen) -> None:
+    def __init__(self, mailbox: Mailbox, handler: Handler, run: RunExchange, aside: Aside, listen: Listen) -> None:
         self._mailbox = mailbox
         self._handler = handler
         self._run = run
