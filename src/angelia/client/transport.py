@@ -208,13 +208,13 @@ class Line:
         return http_signature.sign(signer.key, signer.key_id, target, created=created, nonce=nonce)
 
     def _signer_of(self, request: Request) -> Signer | None:
-        """Returns the signer of a request; None where a token stands for the caller, or the request has no credential."""
+        """Returns the signer of a request; None if a token stands for the caller, or the request has no credential."""
         shows_token = self.token is not None and request.credential is Credential.OPERATOR
         return None if shows_token or request.credential is Credential.NONE else self.signer
 
     def refusal(self, request: Request, response: Response) -> ApiError | NotAngelia:
-        """Returns the error that a refusal stands for. A server can only say that it does not know a key; the signer may
-        know that a newer pair takes its place."""
+        """Returns the error that a refusal stands for. A server can only say that it does not know a key; the signer
+        may know that a newer pair takes its place."""
         error, signer = fault(response, now=self.clock()), self._signer_of(request)
         if (
             error.code == Unauthenticated.code
