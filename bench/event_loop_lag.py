@@ -18,6 +18,7 @@ import tempfile
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from angelia import AsyncAgent
 from fleet import server
@@ -46,9 +47,9 @@ def main(*, quick: bool) -> list[Result]:
 
 
 def _make(name: str, home: Path, data_dir: Path) -> None:
-    places = {"HOME": str(home), "ANGELIA_HOME": str(home), "ANGELIA_DATA_DIR": str(data_dir)}
+    environ = {**os.environ, "ANGELIA_HOME": str(home), "ANGELIA_DATA_DIR": str(data_dir)}
     command = [Path(sys.executable).parent / "angelia", "agent", "new", name, "--register", "-q"]
-    subprocess.run(command, env={"PATH": os.environ["PATH"], **places}, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, env=environ, check=True, stdout=subprocess.DEVNULL)
 
 
 async def _measure(url: str, home: Path) -> tuple[float, float]:
@@ -82,7 +83,7 @@ def _idle(pipe: Connection) -> None:
     pipe.send(asyncio.run(until_told()))
 
 
-async def _lag(work: asyncio.Future[object]) -> float:
+async def _lag(work: asyncio.Future[Any]) -> float:
     """Returns how late a short sleep ends while the work is done, at the 99th percentile."""
     late = []
     while not work.done():

@@ -14,22 +14,22 @@ import asyncpg
 from angelia.agents.service import Agents
 from angelia.api import AgentRow as AgentRecord
 from angelia.audit.failures import Failures
-from angelia.envelope.receipts import Receipt
+from angelia.envelope.receipts import Receipt, receipt_document
 from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError
 from angelia.keys.bundle_succession import Emergency
 from angelia.keys.model import Reason
 from angelia.keys.service import Keys
-from angelia.mail.acknowledgement import PutBack, Settled, Settling, new_ack, new_nack
+from angelia.mail.acknowledgement import Ack, Acknowledged, Acknowledgements, Nack, Nacked
 from angelia.mail.dead_letters import DeadLetters
-from angelia.mail.delivery import Delivery, Handed, Wanted
+from angelia.mail.delivery import Delivery, LeasedEnvelope, LeaseRequest
 from angelia.mail.hot_store import HotMail
-from angelia.mail.model import Queued, ReceiptRow
+from angelia.mail.model import EnvelopeRow, ReceiptRow
 from angelia.mail.receipts import Receipts
-from angelia.mail.service import Mail, Sent
-from angelia.mail.ticks import Upkeep
-from angelia.mail.withdrawal import UnderWay
+from angelia.mail.service import Mail, SendResult
+from angelia.mail.ticks import MailTicks
+from angelia.mail.withdrawal import InTransit
 from angelia.policy.service import Policy
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
@@ -52,12 +52,12 @@ class PostOffice:
     failures: Failures
     queues: HotMail
     mail: Mail
-    under_way: UnderWay
+    in_transit: InTransit
     delivery: Delivery
-    settling: Settling
+    acknowledgements: Acknowledgements
     receipts: Receipts
     dead_letters: DeadLetters
-    upkeep: Upkeep
+    background: MailTicks
     _known: dict[str, AgentRecord] = field(default_factory=dict)
 
     async def agent(self, who: Correspondent) -> AgentRecord:
@@ -65,7 +65,7 @@ class PostOffice:
             self._known[who.handle] = await self.agents.named(who.handle)
         return self._known[who.handle]
 
-    async def send(self, who: Correspondent, envelope: Envelope, now: datetime) -> Sent:
+    async def send(self, who: Correspondent, envelope: Envelope, now: datetime) -> SendResult:
         return await self.mail.send(await self.agent(who), envelope, now)
 
     async def sent(
@@ -76,23 +76,26 @@ class PostOffice:
         assert (await self.send(who, envelope, now)).new
         return envelope
 
-    async def poll(self, who: Correspondent, now: datetime, *, wait: float = 0, **wanted: Any) -> list[Handed]:
-        return (await self.delivery.receive(await self.agent(who), Wanted(**wanted), wait, now)).messages
+    async def poll(self, who: Correspondent, now: datetime, *, wait: float = 0, **wanted: Any) -> list[LeasedEnvelope]:
+        return (await self.delivery.receive(await self.agent(who), LeaseRequest(**wanted), wait, now)).messages
 
     async def ack(
-        self, who: Correspondent, handed: Handed, now: datetime, receipt: Receipt | None = None
-    ) -> Settled | AngeliaError | None:
-        ack = new_ack(handed.row.replay_key, handed.token, receipt)
-        (done,) = await self.settling.acknowledge(await self.agent(who), [ack], now)
+        self, who: Correspondent, handed: LeasedEnvelope, now: datetime, receipt: Receipt | None = None
+    ) -> Acknowledged | AngeliaError | None:
+        document = None if receipt is None else receipt_document(receipt)
+        ack = Ack(handed.row.replay_key, handed.token, document)
+        (done,) = await self.acknowledgements.acknowledge(await self.agent(who), [ack], now)
         return done
 
-    async def nack(self, who: Correspondent, handed: Handed, now: datetime, **how: Any) -> PutBack | AngeliaError:
-        nack = new_nack(handed.row.replay_key, handed.token, **how)
-        (done,) = await self.settling.put_back(await self.agent(who), [nack], now)
+    async def nack(
+        self, who: Correspondent, handed: LeasedEnvelope, now: datetime, **how: Any
+    ) -> Nacked | AngeliaError:
+        nack = Nack(handed.row.replay_key, handed.token, **how)
+        (done,) = await self.acknowledgements.nack(await self.agent(who), [nack], now)
         return done
 
     async def withdraw(self, who: Correspondent, envelope: Envelope, now: datetime) -> None:
-        await self.under_way.withdraw(await self.agent(who), bytes.fromhex(envelope.replay_key), now)
+        await self.in_transit.withdraw(await self.agent(who), bytes.fromhex(envelope.replay_key), now)
 
     async def revoke(self, who: Correspondent, at: datetime, since: datetime, *, signer: bool = False) -> None:
         """An emergency: the keys of an agent, or its signing pair, were stolen at some time and are replaced."""
@@ -101,7 +104,7 @@ class PostOffice:
             self, link, reason=Reason.EMERGENCY, emergency=Emergency("stolen", since, None)
         )
 
-    async def requeue(self, who: Correspondent, envelope: Envelope, now: datetime) -> Queued:
+    async def requeue(self, who: Correspondent, envelope: Envelope, now: datetime) -> EnvelopeRow:
         return await self.dead_letters.requeue(bytes.fromhex(envelope.replay_key), who.handle, who.handle, now)
 
     async def receipt(self, who: Correspondent, envelope: Envelope) -> ReceiptRow:
@@ -113,7 +116,7 @@ class PostOffice:
         for _ in range(5):
             (got,) = await self.poll(to, now)
             done = await self.nack(to, got, now, reason="cannot be read")
-            assert isinstance(done, PutBack)
+            assert isinstance(done, Nacked)
             now += timedelta(seconds=10)
         assert done.retry_at is None
         return envelope, now - timedelta(seconds=10)
@@ -121,7 +124,7 @@ class PostOffice:
     async def rebuild(self, memory: str) -> int:
         """Let the rebuild tick run until it has nothing to do; how often it had."""
         runs = 0
-        while await self.upkeep.rebuild(memory):
+        while await self.background.rebuild(memory):
             runs += 1
         return runs
 
@@ -154,12 +157,12 @@ async def open_office(
                 opened.audit.failures,
                 opened.mail.queues,
                 opened.mail.mail,
-                opened.mail.under_way,
+                opened.mail.in_transit,
                 opened.mail.delivery,
-                opened.mail.settling,
+                opened.mail.acknowledgements,
                 opened.mail.receipts,
                 opened.mail.dead_letters,
-                opened.mail.upkeep,
+                opened.mail.background,
             )
     finally:
         await hot.close()

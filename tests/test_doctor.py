@@ -11,7 +11,7 @@ import pytest
 import redis.asyncio
 
 from angelia.doctor import Finding, State, examine, judge_archive, judge_clock, judge_postgres
-from angelia.mail.model import Waiting
+from angelia.mail.model import ReceiptBacklog
 from angelia.pipeline.lake.commit import Mark, commit, opened
 from angelia.pipeline.lake.tables import RECEIPTS
 from angelia.runtime_file import Runtime
@@ -166,7 +166,7 @@ async def test_receipts_that_should_have_left_for_the_archive_are_a_warning(tmp_
 
 
 def test_the_worked_example_of_an_archive_that_is_late() -> None:
-    found = judge_archive(Waiting(1_204_311, timedelta(days=12, hours=7)))
+    found = judge_archive(ReceiptBacklog(1_204_311, timedelta(days=12, hours=7)))
     assert (found.state, found.detail, found.hint) == (
         State.WARN,
         "1,204,311 receipts wait, the oldest is 12d late",
@@ -176,7 +176,7 @@ def test_the_worked_example_of_an_archive_that_is_late() -> None:
 
 @pytest.mark.parametrize(("late", "state"), [(48, State.OK), (49, State.WARN)])
 def test_what_the_next_daily_run_takes_is_no_reason_to_warn(late: int, state: State) -> None:
-    assert judge_archive(Waiting(5, timedelta(hours=late))).state is state
+    assert judge_archive(ReceiptBacklog(5, timedelta(hours=late))).state is state
 
 
 @pytest.mark.parametrize(("version", "state"), [("14.9", State.FAIL), ("15.0", State.OK), ("18.4", State.OK)])

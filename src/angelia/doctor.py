@@ -26,7 +26,7 @@ from redis.exceptions import RedisError
 from angelia.envelope import crypto_support
 from angelia.errors import AngeliaError, StartFailed
 from angelia.mail import receipts
-from angelia.mail.model import Waiting
+from angelia.mail.model import ReceiptBacklog
 from angelia.runtime_file import Runtime, read_runtime
 from angelia.settings import Loaded, Settings, mask_url
 from angelia.stores import migrations
@@ -280,7 +280,7 @@ def _refusal(settings: Settings) -> Finding | None:
     return None
 
 
-def judge_archive(waiting: Waiting) -> Finding:
+def judge_archive(waiting: ReceiptBacklog) -> Finding:
     """How many receipts wait for the archive. What closed since yesterday is the next daily run's."""
     if not waiting.rows or waiting.late is None:
         return Finding("archive", State.OK, "no receipts wait")

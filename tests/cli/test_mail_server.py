@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from angelia.client import Client, Unreachable, mail_calls, mailbox_keys
-from angelia.client.mail_calls import Nack
 from angelia.client.mail_sending import WAITING
 from angelia.client.verbs import MailVerbs
 from angelia.errors import AngeliaError, QueueFull, RateLimited, Unavailable
+from angelia.mail.api import NackItem
 from angelia.mailbox import identity, open_failures
 from angelia.mailbox.mailbox import Mailbox
 from cli.pasting import commands_in
@@ -265,7 +265,7 @@ def test_dead_letters_are_listed_and_tried_again_by_their_owner_and_by_an_operat
         with bob.mailbox() as mailbox, Client(live, identity=mailbox) as client:
             for _ in range(5):
                 (one,) = client.mail.poll(wait=5).messages
-                nack = Nack(replay_key=one.replay_key, lease_token=one.lease_token, reason="full", retry_after=0)
+                nack = NackItem(replay_key=one.replay_key, lease_token=one.lease_token, reason="full", retry_after=0)
                 client.mail.nack([nack])
 
     bury()

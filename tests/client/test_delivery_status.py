@@ -91,19 +91,19 @@ def test_what_a_relay_invents_is_reported_and_never_believed(
     ]  # fmt: skip
     for lie in lies:
         news = told_by(recorder, alice, said(sent, alice, bob, **lie))
-        assert news.told == (), lie
+        assert news.changes == (), lie
         assert len(news.doubts) == 1, lie
         assert outgoing(alice).status is OutboxStatus.QUEUED
     # The signed word counts, not what the relay makes of it.
     news = told_by(recorder, alice, said(sent, alice, bob, status="read", attested_by="recipient", receipt=true))
-    assert [one.status for one in news.told] == [OutboxStatus.DELIVERED]
+    assert [one.status for one in news.changes] == [OutboxStatus.DELIVERED]
 
 
 def test_a_relays_own_word_is_taken_as_its_word(
     recorder: Recorder, alice: Person, bob: Person, sent: OutboxMessage
 ) -> None:
     news = told_by(recorder, alice, said(sent, alice, bob, status="failed", failure_reason="too many attempts"))
-    assert [(one.status, one.by) for one in news.told] == [(OutboxStatus.FAILED, Attested.RELAY)]
+    assert [(one.status, one.by) for one in news.changes] == [(OutboxStatus.FAILED, Attested.RELAY)]
     row = outgoing(alice)
     assert (row.status, row.reported, row.reported_reason) == (
         OutboxStatus.QUEUED,
@@ -112,7 +112,8 @@ def test_a_relays_own_word_is_taken_as_its_word(
     )
     assert row.resealable
     assert (
-        told_by(recorder, alice, said(sent, alice, bob, status="failed", failure_reason="too many attempts")).told == ()
+        told_by(recorder, alice, said(sent, alice, bob, status="failed", failure_reason="too many attempts")).changes
+        == ()
     )
 
 
@@ -123,7 +124,7 @@ def test_one_bad_receipt_keeps_nobody_from_the_others(
     good, bad = said(outgoing(alice), alice, bob, status="failed"), said(sent, alice, bob, status="read")
     news = told_by(recorder, alice, bad, good)
     assert [type(one.error) for one in news.doubts] == [SignatureFailed]
-    assert [one.replay_key for one in news.told] == [good["replay_key"]]
+    assert [one.replay_key for one in news.changes] == [good["replay_key"]]
 
 
 def test_a_few_messages_are_asked_about_by_name_and_many_among_what_was_sent(
@@ -140,7 +141,7 @@ def test_a_few_messages_are_asked_about_by_name_and_many_among_what_was_sent(
         page = {"receipts": [said(row, alice, bob, status="failed")], "next": following}
         recorder.tell("GET", "/v1/receipts", page)
     with Client(recorder.url, identity=alice.mailbox) as client:
-        assert len(client.mail.update_outbox(alice.mailbox).told) == 2
+        assert len(client.mail.update_outbox(alice.mailbox).changes) == 2
     asked = [parse_qs(seen.query) for seen in recorder.asked("GET", "/v1/receipts")]
     assert [(one["side"], one.get("cursor")) for one in asked] == [(["sent"], None), (["sent"], ["c"])]
     assert len(recorder.seen) == 2
@@ -156,7 +157,7 @@ def test_many_messages_are_followed_through_a_real_relay(
         bob.client.mail.send(bob.mailbox, alice.name, b"something else")
     assert len(bodies(bob)) == 5
     news = alice.client.mail.update_outbox(alice.mailbox)
-    assert [(one.status, one.by) for one in news.told] == [(OutboxStatus.DELIVERED, Attested.RECIPIENT)] * 5
+    assert [(one.status, one.by) for one in news.changes] == [(OutboxStatus.DELIVERED, Attested.RECIPIENT)] * 5
     assert FEW > 2
 
 
@@ -164,16 +165,16 @@ def test_a_receipt_that_was_checked_is_not_checked_again(
     alice: Person, bob: Person, sent: OutboxMessage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert bodies(bob) == [b"hello"]
-    assert len(alice.client.mail.update_outbox(alice.mailbox).told) == 1
+    assert len(alice.client.mail.update_outbox(alice.mailbox).changes) == 1
 
     def never(*_: object) -> None:
         raise AssertionError
 
     with monkeypatch.context() as patch:
         patch.setattr(delivery_status, "check_attested", never)
-        assert alice.client.mail.update_outbox(alice.mailbox) == delivery_status.News()
+        assert alice.client.mail.update_outbox(alice.mailbox) == delivery_status.OutboxUpdate()
     bob.client.mail.hand_in_receipt(bob.mailbox.inbox.receipt(sent.replay_key, ReceiptStatus.READ, now()))
-    assert [one.status for one in alice.client.mail.update_outbox(alice.mailbox).told] == [OutboxStatus.READ]
+    assert [one.status for one in alice.client.mail.update_outbox(alice.mailbox).changes] == [OutboxStatus.READ]
 
 
 def test_what_was_heard_before_the_relay_went_away_is_told_and_written_down(
@@ -185,7 +186,7 @@ def test_what_was_heard_before_the_relay_went_away_is_told_and_written_down(
     recorder.tell("GET", f"/v1/receipts/{sent.replay_key}", said(sent, alice, bob, status="failed"))
     with Client(recorder.url, identity=alice.mailbox) as client:
         news = client.mail.update_outbox(alice.mailbox)
-        assert [one.replay_key for one in news.told] == [sent.replay_key]
+        assert [one.replay_key for one in news.changes] == [sent.replay_key]
         assert isinstance(news.interrupted, Unavailable)
         assert alice.mailbox.outbox.message(sent.replay_key).reported is OutboxStatus.FAILED
         with pytest.raises(Unavailable):  # and nothing new was heard before it
@@ -201,5 +202,5 @@ def test_a_message_that_the_relay_has_forgotten_keeps_nobody_from_the_others(
     recorder.tell("GET", f"/v1/receipts/{second.replay_key}", said(second, alice, bob, status="failed"))
     with Client(recorder.url, identity=alice.mailbox) as client:
         news = client.mail.update_outbox(alice.mailbox)
-    assert ([one.replay_key for one in news.told], news.interrupted) == ([second.replay_key], None)
+    assert ([one.replay_key for one in news.changes], news.interrupted) == ([second.replay_key], None)
     assert alice.mailbox.outbox.message(sent.replay_key).status is OutboxStatus.QUEUED

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from angelia.client.mail_answers import Handed
+from angelia.client.mail_calls import LeasedMessage
 from angelia.errors import RateLimited
 from client.letters import bodies
 from liar import Liar, problem
@@ -38,5 +38,5 @@ def test_events_of_a_stream_are_passed_on_as_they_come_and_can_be_rewritten(
     with closing(bob.client.mail.stream()) as events:
         alice.client.mail.send(alice.mailbox, bob.name, b"hello")
         came = next(events)
-    assert isinstance(came, Handed)
+    assert isinstance(came, LeasedMessage)
     assert came.attempt == 7

@@ -32,13 +32,13 @@ from angelia.client import (
     mailbox_server,
     transport,
 )
-from angelia.client.mail_sending import Delivered
+from angelia.client.mail_sending import OutboxDelivery
 from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.receipts import Receipt, ReceiptStatus, receipt_document, sign_receipt
 from angelia.envelope.wire import Envelope, decode
 from angelia.errors import AngeliaError
 from angelia.keys.model import ONE_TIME_LOW, RotationPolicy, link_document
-from angelia.mailbox import key_rotation
+from angelia.mailbox import own_keys
 from angelia.mailbox.database import stamp
 from angelia.mailbox.inbox import Opened
 from angelia.mailbox.notices import NoticeKind
@@ -83,7 +83,7 @@ class Plot:
             patch.setattr(mailbox_keys, "now", lambda: now() + timedelta(seconds=200))
             self.alice.client.mail.deliver_outbox(self.alice.mailbox)
 
-    def ask(self) -> delivery_status.News | None:
+    def ask(self) -> delivery_status.OutboxUpdate | None:
         try:
             return self.alice.client.mail.update_outbox(self.alice.mailbox)
         except AngeliaError:
@@ -367,7 +367,7 @@ answers("handing out", "acknowledgments go to a captive portal", "POST", ACK, pa
 def _(plot: Plot) -> None:
     """The bundle that is known already comes again and again, and there is always more."""
     known = msgspec.to_builtins(link_document(plot.alice.mailbox.own_keys.chain()[-1]))
-    told = {"bundles": [known], "has_more": True}
+    told = {"bundles": [known], "has_more": True, "revoked": []}
     plot.bob.mailbox.pinned_keys.drop_bundle(plot.alice.name)
     plot.liar.lie(
         "GET", f"/v1/keys/bundle/{plot.alice.name}", lambda asked, true: true.saying(told) if asked.query else true
@@ -448,7 +448,7 @@ def test_a_lie_settles_nothing_leaks_nothing_and_ends(
             assert plot.holds(header.key_id)
 
     liar.honest()
-    done: Delivered = alice.client.mail.retry_outbox(alice.mailbox)
+    done: OutboxDelivery = alice.client.mail.retry_outbox(alice.mailbox)
     assert len(done.sent) + len(done.unsent) <= 1
     bob.client.mail.receive(bob.mailbox)
     if about == "withdrawing":  # which is done as soon as somebody can be asked
@@ -736,7 +736,7 @@ def test_a_relay_that_always_runs_out_of_one_time_keys_gets_some_once_an_hour_an
     for _ in range(5):
         alice.client.keys.publish(alice.mailbox)
     assert living() == before
-    monkeypatch.setattr(key_rotation, "ONE_TIME_MADE_EVERY", timedelta(0))
+    monkeypatch.setattr(own_keys, "ONE_TIME_MADE_EVERY", timedelta(0))
     for _ in range(8):
         alice.client.keys.publish(alice.mailbox)
     assert living() < 4 * mailbox_keys.ONE_TIME_BATCH

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from angelia.client import Client, Unreachable, key_calls, mail_calls, mailbox_keys
-from angelia.client.ack_plan import LATER, MUCH_LATER, Told
+from angelia.api import Operation
+from angelia.client import Client, Unreachable, key_calls, mail_calls, mail_receiving, mailbox_keys
+from angelia.client.ack_plan import LATER, MUCH_LATER, AckVerdict
 from angelia.client.api_errors import _class_of
-from angelia.client.mail_answers import Handed
-from angelia.client.mail_calls import Nack
+from angelia.client.mail_calls import LeasedMessage
 from angelia.errors import RateLimited
+from angelia.mail.api import MessageStatus, NackItem
 from angelia.mail.model import ATTEMPTS, LONGEST_BACK_OFF
 from angelia.mailbox import identity, inbox, open_failures
 from angelia.mailbox.mailbox import Mailbox
@@ -28,11 +29,11 @@ pytestmark = pytest.mark.usefixtures("short_work")
 
 
 @pytest.fixture
-def given_back(monkeypatch: pytest.MonkeyPatch) -> list[Nack]:
+def given_back(monkeypatch: pytest.MonkeyPatch) -> list[NackItem]:
     """Everything that is given back; the relay hears nothing of it."""
-    said: list[Nack] = []
+    said: list[NackItem] = []
 
-    def nack(nacks: Sequence[Nack]) -> Iterator[object]:
+    def nack(nacks: Sequence[NackItem]) -> Iterator[object]:
         said.extend(nacks)
         return iter(())
 
@@ -48,8 +49,8 @@ def refusing(code: str, retry_after: int | None = None) -> Callable[..., Iterato
     return refused
 
 
-def handed(sent: mail_calls.Accepted, wire: bytes, attempt: int = 1) -> Handed:
-    return Handed(wire=wire, replay_key=sent.replay_key, lease_token="ab" * 32, attempt=attempt)
+def handed(sent: mail_calls.Accepted, wire: bytes, attempt: int = 1) -> LeasedMessage:
+    return LeasedMessage.decoded(wire, "ab" * 32, attempt)
 
 
 # Keys that cannot be looked up.
@@ -67,7 +68,7 @@ def handed(sent: mail_calls.Accepted, wire: bytes, attempt: int = 1) -> Handed:
 def test_a_fault_of_a_key_lookup_says_nothing_about_the_message_and_never_counts(
     alice: Person,
     bob: Person,
-    given_back: list[Nack],
+    given_back: list[NackItem],
     monkeypatch: pytest.MonkeyPatch,
     code: str,
     asks_for: int | None,
@@ -78,7 +79,7 @@ def test_a_fault_of_a_key_lookup_says_nothing_about_the_message_and_never_counts
     monkeypatch.setattr(key_calls, "bundles_since", refusing(code, asks_for))
     for attempt in range(1, ATTEMPTS + 2):
         received = bob.client.mail.take_in(bob.mailbox, [handed(sent.accepted, sent.envelope.wire, attempt)])
-        assert [(one.told, one.error.code) for one in received.not_opened] == [(Told.PUT_OFF, code)]
+        assert [(one.verdict, one.error.code) for one in received.not_opened] == [(AckVerdict.DEFERRED, code)]
     assert {(one.counted, one.retry_after) for one in given_back} == {(False, pause)}
 
 
@@ -90,7 +91,9 @@ def test_mail_whose_senders_keys_could_not_be_looked_up_comes_when_they_can(
     with monkeypatch.context() as patch:
         patch.setattr(key_calls, "bundles_since", refusing("rate_limited", 1))
         for _ in range(2):
-            assert [one.told for one in bob.client.mail.receive(bob.mailbox, wait=3).not_opened][:1] == [Told.PUT_OFF]
+            assert [one.verdict for one in bob.client.mail.receive(bob.mailbox, wait=3).not_opened][:1] == [
+                AckVerdict.DEFERRED
+            ]
     assert bodies(bob, wait=5) == [b"precious"]
     assert alice.client.mail.receipt(sent.replay_key).delivery_attempts == 1
 
@@ -99,7 +102,7 @@ def test_mail_whose_senders_keys_could_not_be_looked_up_comes_when_they_can(
 
 
 def test_a_stranger_is_kept_out_for_an_hour_each_time_and_no_time_counts(
-    join: Join, given_back: list[Nack], monkeypatch: pytest.MonkeyPatch
+    join: Join, given_back: list[NackItem], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alice, bob = join("alice"), join("bob")
     sent = alice.client.mail.send(alice.mailbox, bob.name, b"may I?")
@@ -112,31 +115,31 @@ def test_that_a_stranger_was_kept_out_is_no_attempt_for_the_relay_either(join: J
     alice, bob = join("alice"), join("bob")
     sent = alice.client.mail.send(alice.mailbox, bob.name, b"may I?")
     (first,) = bob.client.mail.receive(bob.mailbox).not_opened
-    assert first.told is Told.KEPT_OUT
+    assert first.verdict is AckVerdict.HELD
     bob.allow(alice)
     assert bodies(bob) == [b"may I?"]
     assert alice.client.mail.receipt(sent.replay_key).delivery_attempts == 1
 
 
 def test_an_allowed_sender_that_failed_too_often_is_put_off_and_not_called_a_stranger(
-    alice: Person, bob: Person, given_back: list[Nack], monkeypatch: pytest.MonkeyPatch
+    alice: Person, bob: Person, given_back: list[NackItem], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alice.client.mail.send(alice.mailbox, bob.name, b"not now")
     monkeypatch.setattr(open_failures, "MOST", 0)
     received = bob.client.mail.receive(bob.mailbox)
-    assert [(type(one.error), one.told) for one in received.not_opened] == [(RateLimited, Told.PUT_OFF)]
+    assert [(type(one.error), one.verdict) for one in received.not_opened] == [(RateLimited, AckVerdict.DEFERRED)]
     assert [(one.counted, one.retry_after) for one in given_back] == [(False, 3600)]
     assert bob.mailbox.held_mail.admitted(now()) == []
 
 
 def test_controls_beyond_what_one_sender_may_have_here_wait_at_the_relay(
-    alice: Person, bob: Person, given_back: list[Nack], monkeypatch: pytest.MonkeyPatch
+    alice: Person, bob: Person, given_back: list[NackItem], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inbox, "MOST_CONTROLS", 1)
     for _ in range(2):
         alice.client.mail.send(alice.mailbox, bob.name, b"\x02key of a group", control=True)
     received = bob.client.mail.receive(bob.mailbox, most=1)
-    assert (received.controls, [one.told for one in received.not_opened]) == (1, [Told.PUT_OFF])
+    assert (received.controls, [one.verdict for one in received.not_opened]) == (1, [AckVerdict.DEFERRED])
     assert [one.counted for one in given_back] == [False]
 
 
@@ -169,16 +172,16 @@ def test_of_several_that_are_admitted_those_before_an_error_are_shown_and_the_ot
         alice.client.mail.send(alice.mailbox, bob.name, body)
     bob.client.mail.receive(bob.mailbox)
     bob.allow(alice)
-    real, asked = mail_calls.message_status, []
+    real, asked = mail_receiving.ask, []
 
-    def once(replay_key: str) -> mail_calls.Exchange[mail_calls.MessageStatus]:
+    def once(operation: Operation[MessageStatus], replay_key: str) -> mail_calls.Exchange[MessageStatus]:
         asked.append(replay_key)
         if len(asked) > 1:
             raise Unreachable("gone")
-        return (yield from real(replay_key))
+        return (yield from real(operation, replay_key))
 
     with monkeypatch.context() as patch:
-        patch.setattr(mail_calls, "message_status", once)
+        patch.setattr(mail_receiving, "ask", once)
         received = bob.client.mail.receive(bob.mailbox)
     assert [one.body for one in received.messages] == [b"1"]
     assert isinstance(received.interrupted, Unreachable)
@@ -190,7 +193,7 @@ def test_what_was_refused_is_told_although_the_next_request_fails(join: Join, mo
     alice.client.mail.send(alice.mailbox, bob.name, b"may I?")
     real, asked = mail_calls.poll, []
 
-    def once(**wishes: int) -> mail_calls.Exchange[mail_calls.HandedPage]:
+    def once(**wishes: int) -> mail_calls.Exchange[mail_calls.LeasedMessages]:
         asked.append(wishes)
         if len(asked) > 1:
             raise Unreachable("gone")
@@ -198,7 +201,7 @@ def test_what_was_refused_is_told_although_the_next_request_fails(join: Join, mo
 
     monkeypatch.setattr(mail_calls, "poll", once)
     received = bob.client.mail.receive(bob.mailbox)
-    assert [one.told for one in received.not_opened] == [Told.KEPT_OUT]
+    assert [one.verdict for one in received.not_opened] == [AckVerdict.HELD]
     assert isinstance(received.interrupted, Unreachable)
 
 

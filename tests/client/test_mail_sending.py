@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from angelia.client import Client, Unreachable, mail_sending, mailbox_keys, transport
-from angelia.client.ack_plan import Told
-from angelia.client.mail_answers import Handed
-from angelia.client.mail_calls import Nack
+from angelia.client.ack_plan import AckVerdict
+from angelia.client.mail_calls import LeasedMessage
 from angelia.envelope import wire
 from angelia.envelope.receipts import ReceiptStatus
 from angelia.envelope.refusals import IdConflict, NotAllowed, OpenFailed, Replayed
 from angelia.envelope.sealing import Control
 from angelia.envelope.wire import Priority
 from angelia.errors import Conflict, DeadlineExceeded, Denied, InvalidArgument, KeyRevoked, Unavailable
+from angelia.mail.api import NackItem
 from angelia.mail.model import ATTEMPTS, Attested
 from angelia.mailbox import identity
 from angelia.mailbox.mailbox import Mailbox
@@ -57,14 +57,14 @@ def test_a_message_opens_once_and_its_sender_gets_a_signed_receipt(alice: Person
     assert bodies(bob) == []
 
     news = alice.client.mail.update_outbox(alice.mailbox)
-    assert [(one.replay_key, one.status, one.by) for one in news.told] == [
+    assert [(one.replay_key, one.status, one.by) for one in news.changes] == [
         (sent.replay_key, OutboxStatus.DELIVERED, Attested.RECIPIENT)
     ]
     assert not outgoing(alice).resealable
-    assert alice.client.mail.update_outbox(alice.mailbox).told == ()
+    assert alice.client.mail.update_outbox(alice.mailbox).changes == ()
 
     bob.client.mail.hand_in_receipt(bob.mailbox.inbox.receipt(sent.replay_key, ReceiptStatus.READ, now()))
-    assert [one.status for one in alice.client.mail.update_outbox(alice.mailbox).told] == [OutboxStatus.READ]
+    assert [one.status for one in alice.client.mail.update_outbox(alice.mailbox).changes] == [OutboxStatus.READ]
 
 
 def test_a_receipt_of_a_recipient_who_rotated_its_pair_is_followed(alice: Person, bob: Person) -> None:
@@ -72,7 +72,7 @@ def test_a_receipt_of_a_recipient_who_rotated_its_pair_is_followed(alice: Person
     bob.client.keys.rotate(bob.mailbox, signer=True)
     assert bodies(bob) == [b"hello"]
     news = alice.client.mail.update_outbox(alice.mailbox)
-    assert [(one.status, one.by) for one in news.told] == [(OutboxStatus.DELIVERED, Attested.RECIPIENT)]
+    assert [(one.status, one.by) for one in news.changes] == [(OutboxStatus.DELIVERED, Attested.RECIPIENT)]
     pin = alice.mailbox.pinned_keys.pin(bob.name)
     assert pin is not None
     assert pin.bundle_version == 2
@@ -243,10 +243,10 @@ def test_a_message_that_another_process_withdraws_while_it_is_sent_is_taken_back
         alice.client.before = (path, lambda: second.mail.withdraw(other, letter.replay_key))
         if how == "alone":
             alice.mailbox.outbox.retry_now(now())
-            assert alice.client.mail.deliver_outbox(alice.mailbox) == mail_sending.Delivered((), ())
+            assert alice.client.mail.deliver_outbox(alice.mailbox) == mail_sending.OutboxDelivery((), ())
         else:
             (error,) = alice.client.mail.send_sealed(alice.mailbox, [letter])
-            assert isinstance(error, mail_sending.TakenBack)
+            assert isinstance(error, mail_sending.AlreadyWithdrawn)
     assert outgoing(alice).withdrawn
     assert bodies(bob) == []
 
@@ -286,7 +286,7 @@ def test_what_could_not_be_withdrawn_is_not_sent_and_the_next_delivery_withdraws
     (unsent,) = alice.client.mail.retry_outbox(alice.mailbox).unsent
     assert (unsent.message.replay_key, unsent.error.code) == (key, "unavailable")
     liar.honest()
-    assert alice.client.mail.retry_outbox(alice.mailbox) == mail_sending.Delivered((), ())
+    assert alice.client.mail.retry_outbox(alice.mailbox) == mail_sending.OutboxDelivery((), ())
     assert outgoing(alice).withdrawn
     assert bodies(bob) == []
 
@@ -302,7 +302,7 @@ def test_a_message_that_was_given_before_the_next_delivery_is_not_withdrawn_and_
     assert bodies(bob) == [b"pay 100"]
     liar.honest()
     alice.mailbox.notices.take()
-    assert alice.client.mail.deliver_outbox(alice.mailbox) == mail_sending.Delivered((), ())
+    assert alice.client.mail.deliver_outbox(alice.mailbox) == mail_sending.OutboxDelivery((), ())
     (notice,) = alice.mailbox.notices.take()
     assert f"to {bob.name} could not be withdrawn" in notice.text
     assert (outgoing(alice).status, outgoing(alice).withdraw_asked_at) == (OutboxStatus.QUEUED, None)
@@ -331,7 +331,7 @@ def test_a_message_that_the_server_said_it_refused_is_settled_by_its_recipients_
     alice, bob = deceived
     _send_what_is_taken_and_called_refused(alice, bob, liar)
     assert bodies(bob) == [b"pay 100"]
-    assert [one.status for one in alice.client.mail.update_outbox(alice.mailbox).told] == [OutboxStatus.DELIVERED]
+    assert [one.status for one in alice.client.mail.update_outbox(alice.mailbox).changes] == [OutboxStatus.DELIVERED]
 
 
 # A relay that is away, full, or changes its mind about keys.
@@ -460,7 +460,7 @@ def test_mail_whose_key_was_revoked_while_it_waited_is_sent_again_under_its_id(a
     assert again.envelope.header.message_id == first.envelope.header.message_id
     assert bodies(bob, wait=5) == [b"in the queue"]
     assert alice.mailbox.outbox.message(first.replay_key).status is OutboxStatus.RESEALED
-    assert [one.status for one in alice.client.mail.update_outbox(alice.mailbox).told] == [OutboxStatus.DELIVERED]
+    assert [one.status for one in alice.client.mail.update_outbox(alice.mailbox).changes] == [OutboxStatus.DELIVERED]
 
 
 def test_what_is_refused_has_failed_on_the_servers_word_and_goes_out_when_it_is_asked_again(
@@ -548,10 +548,10 @@ def test_killed_between_opening_and_acknowledging_it_is_recognised_acknowledged_
     received = bob.client.mail.receive(bob.mailbox, wait=8)
     assert received.messages == ()
     assert [one.replay_key for one in received.recovered] == [sent.replay_key]
-    assert [(type(one.error), one.told) for one in received.not_opened] == [(Replayed, Told.ACKNOWLEDGED)]
+    assert [(type(one.error), one.verdict) for one in received.not_opened] == [(Replayed, AckVerdict.ACKNOWLEDGED)]
     assert bob.mailbox.inbox.unacked() == []
     assert bob.mailbox.inbox.read(sent.replay_key, now()).body == b"once"
-    told = alice.client.mail.update_outbox(alice.mailbox).told
+    told = alice.client.mail.update_outbox(alice.mailbox).changes
     assert [(one.status, one.by) for one in told] == [(OutboxStatus.DELIVERED, Attested.RECIPIENT)]
     assert bob.client.mail.status(sent.replay_key).envelope is None
 
@@ -571,7 +571,7 @@ def test_what_was_handed_over_by_hand_as_well_is_acknowledged_and_not_shown_agai
     bob.mailbox.inbox.read(sent.replay_key, now())
     received = bob.client.mail.receive(bob.mailbox)
     assert (received.messages, received.unacknowledged) == ((), None)
-    assert [one.status for one in alice.client.mail.update_outbox(alice.mailbox).told] == [OutboxStatus.READ]
+    assert [one.status for one in alice.client.mail.update_outbox(alice.mailbox).changes] == [OutboxStatus.READ]
 
 
 # Mail that is not opened.
@@ -583,17 +583,17 @@ def test_mail_of_a_stranger_waits_at_the_relay_and_is_there_once_it_is_allowed(j
     received = bob.client.mail.receive(bob.mailbox)
     assert received.messages == ()
     (refused,) = received.not_opened
-    assert (type(refused.error), refused.told, refused.sender) == (NotAllowed, Told.KEPT_OUT, alice.name)
+    assert (type(refused.error), refused.verdict, refused.sender) == (NotAllowed, AckVerdict.HELD, alice.name)
     assert bob.client.mail.receive(bob.mailbox) == type(received)()
     assert bob.client.mail.status(sent.replay_key).status == "pending"
     alice.client.mail.send(alice.mailbox, bob.name, b"please")
-    assert [one.told for one in bob.client.mail.receive(bob.mailbox).not_opened] == [Told.KEPT_OUT]
+    assert [one.verdict for one in bob.client.mail.receive(bob.mailbox).not_opened] == [AckVerdict.HELD]
 
     bob.allow(alice)
     assert bodies(bob) == [b"may I?", b"please"]
     assert bodies(bob) == []
     assert bob.mailbox.held_mail.admitted(now()) == []
-    told = alice.client.mail.update_outbox(alice.mailbox).told
+    told = alice.client.mail.update_outbox(alice.mailbox).changes
     assert {(one.status, one.by) for one in told} == {(OutboxStatus.DELIVERED, Attested.RECIPIENT)}
 
 
@@ -601,18 +601,18 @@ def test_however_often_a_stranger_is_kept_out_its_mail_does_not_die(join: Join) 
     alice, bob = join("alice"), join("bob")
     sent = alice.client.mail.send(alice.mailbox, bob.name, b"patience")
     for attempt in range(1, ATTEMPTS + 3):
-        handed = Handed(wire=sent.envelope.wire, replay_key=sent.replay_key, lease_token="ab" * 32, attempt=attempt)
+        handed = LeasedMessage.of(sent.envelope, "ab" * 32, attempt)
         if attempt <= 2:
             (handed,) = bob.client.mail.poll(wait=5).messages
             bob.client.mail.nack([at_once(handed)])
         received = bob.client.mail.take_in(bob.mailbox, [handed])
-        assert [one.told for one in received.not_opened] == [Told.KEPT_OUT]
+        assert [one.verdict for one in received.not_opened] == [AckVerdict.HELD]
     assert bob.client.mail.dead_letters().dead_letters == []
     assert bob.client.mail.status(sent.replay_key).state == "queued"
 
 
-def at_once(handed: Handed) -> Nack:
-    return Nack(replay_key=handed.replay_key, lease_token=handed.lease_token, retry_after=0)
+def at_once(handed: LeasedMessage) -> NackItem:
+    return NackItem(replay_key=handed.replay_key, lease_token=handed.lease_token, retry_after=0)
 
 
 def test_strangers_do_not_hide_the_mail_behind_them(join: Join, alice: Person, bob: Person) -> None:
@@ -628,7 +628,7 @@ def test_what_cannot_be_opened_comes_to_an_end_with_a_signed_receipt(alice: Pers
     bad = forged(dataclasses.replace(envelope, tag=bytes(16)), alice.mailbox)
     alice.client.mail.send_envelope(bad)
     received = bob.client.mail.receive(bob.mailbox)
-    assert [(type(one.error), one.told) for one in received.not_opened] == [(OpenFailed, Told.FAILED)]
+    assert [(type(one.error), one.verdict) for one in received.not_opened] == [(OpenFailed, AckVerdict.FAILED)]
     receipt = alice.client.mail.receipt(wire.decode(bad).replay_key)
     assert (receipt.status, receipt.attested_by, receipt.failure_reason) == ("failed", "recipient", "open_failed")
     signed = alice.client.mail.check_attested(alice.mailbox, receipt)
@@ -646,8 +646,8 @@ def test_a_message_that_was_opened_and_sealed_again_is_not_opened_twice_and_was_
     again = alice.client.mail.reseal(alice.mailbox, first.replay_key, KeyRevoked())
     assert alice.client.mail.send_sealed(alice.mailbox, [again]) == [None]
     received = bob.client.mail.receive(bob.mailbox)
-    assert [(type(one.error), one.told) for one in received.not_opened] == [(IdConflict, Told.FAILED)]
-    (told,) = alice.client.mail.update_outbox(alice.mailbox).told
+    assert [(type(one.error), one.verdict) for one in received.not_opened] == [(IdConflict, AckVerdict.FAILED)]
+    (told,) = alice.client.mail.update_outbox(alice.mailbox).changes
     assert (told.status, told.by, told.reason) == (OutboxStatus.DELIVERED, Attested.RECIPIENT, "message_id_conflict")
 
 

@@ -17,17 +17,18 @@ from angelia.client import (
     AsyncClient,
     Client,
     Unreachable,
-    mail_calls,
+    delivery_status,
     mail_stream,
     mailbox_keys,
     mailbox_server,
     transport,
 )
 from angelia.client.api_errors import _class_of
-from angelia.client.mail_answers import Handed, MessageNews, PrekeysLow
+from angelia.client.mail_calls import LeasedMessage
+from angelia.client.mail_stream import PrekeysLow
 from angelia.envelope.receipts import Receipt
 from angelia.errors import DiskFull
-from angelia.mail.model import Status
+from angelia.mail.model import DeliveryEvent, DeliveryStatus
 from angelia.mailbox import identity
 from angelia.mailbox.inbox import Opened
 from angelia.mailbox.mailbox import Mailbox
@@ -55,7 +56,7 @@ async def test_a_stream_says_what_comes_and_what_became_of_it(alice: Person, bob
     ):
         await alices.mail.send(alice.mailbox, bob.name, b"hello")
         handed = await anext(incoming)
-        assert isinstance(handed, Handed)
+        assert isinstance(handed, LeasedMessage)
         waiting = asyncio.create_task(anext(news))
         for _ in range(100):  # until the second stream is heard as well
             await asyncio.sleep(0.05)
@@ -64,7 +65,7 @@ async def test_a_stream_says_what_comes_and_what_became_of_it(alice: Person, bob
         received = await bobs.mail.take_in(bob.mailbox, [handed])
         assert [one.body for one in received.messages] == [b"hello"]
         said = await asyncio.wait_for(waiting, 10)
-        assert isinstance(said, MessageNews)
+        assert isinstance(said, DeliveryEvent)
         assert (said.replay_key, said.status) == (handed.replay_key, "delivered")
 
 
@@ -111,7 +112,7 @@ def test_a_stream_can_be_listened_to_without_a_loop(recorder: Recorder, alice: P
     alice.client.mail.send(alice.mailbox, bob.name, b"hello")
     with closing(bob.client.mail.stream()) as incoming:
         handed = next(incoming)
-        assert isinstance(handed, Handed)
+        assert isinstance(handed, LeasedMessage)
         assert [one.body for one in bob.client.mail.take_in(bob.mailbox, [handed]).messages] == [b"hello"]
     event = 'event: prekeys_low\ndata: {"count":3}\n\n'
     recorder.tell("GET", "/v1/messages/stream", {"code": "unavailable"}, status=503)
@@ -135,8 +136,8 @@ async def test_a_stream_is_taken_up_by_the_pair_that_another_process_rotated_to(
     async with AsyncClient(recorder.url, identity=alice.mailbox) as client, aclosing(client.mail.stream()) as said:
         await anext(said)
         with Mailbox(alice.home, identity.load(alice.home, alice.name, lambda: ""), now()) as other:
-            other.own_keys.begin_rotation(now(), signer=True)
-            other.own_keys.finish_rotation(now())
+            other.key_rotation.begin(now(), signer=True)
+            other.key_rotation.finish(now())
             new = other.key_id
         await anext(said)
     named = [re.search('keyid="([^"]+)"', seen.headers["signature-input"]) for seen in recorder.seen[:2]]
@@ -196,8 +197,8 @@ async def test_a_served_mailbox_outlives_what_passes(
     error = Unreachable("gone") if code == "network" else _class_of(code)("not now")
     if code != "network":
         error.status = 429 if code == "rate_limited" else 503  # type: ignore[attr-defined]
-    verb, calls = failing_first(mail_calls.receipt, 3, error)
-    monkeypatch.setattr(mail_calls, "receipt", verb)
+    verb, calls = failing_first(delivery_status.ask, 3, error)
+    monkeypatch.setattr(delivery_status, "ask", verb)
     async with served(alice) as task, AsyncClient(bob.url, identity=bob.mailbox) as bobs:
         await asyncio.to_thread(alice.client.mail.send, alice.mailbox, bob.name, b"hello")
         await bobs.mail.receive(bob.mailbox, wait=10)
@@ -373,8 +374,8 @@ async def test_however_fast_a_stream_has_news_of_a_message_it_is_asked_about_onc
     alice.client.mail.send(alice.mailbox, bob.name, b"hello")
     row, asked_at, heard = outgoing(alice), list[float](), asyncio.Event()
     at = datetime(2026, 11, 15, tzinfo=UTC)
-    news = MessageNews(
-        replay_key=row.replay_key, message_id=row.message_id, recipient=bob.name, status=Status.DELIVERED, at=at
+    news = DeliveryEvent(
+        replay_key=row.replay_key, message_id=row.message_id, recipient=bob.name, status=DeliveryStatus.DELIVERED, at=at
     )
 
     async def run(call: Any) -> None:
@@ -400,7 +401,7 @@ async def test_a_mailbox_that_is_served_signs_its_bundle_again_after_three_days(
     carol = join("carol", publishes=False)
     link = carol.mailbox.own_keys.first_bundle(now() - timedelta(days=4))
     carol.client.keys.publish_bundle(link)
-    carol.mailbox.own_keys.finish_rotation(now(), link)
+    carol.mailbox.key_rotation.finish(now(), link)
 
     async def ignore(opened: Opened) -> None: ...
 

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from angelia.client import Client
-from angelia.client.mail_answers import Handed
+from angelia.client.mail_calls import LeasedMessage
 from angelia.envelope import json_form
 from objectstore import free_port
 from people import Person
@@ -126,7 +126,7 @@ def test_mail_comes_on_a_stream_through_a_proxy(
     listening.start()
     ann.client.mail.send(ann.mailbox, ben.name, b"hello")
     listening.join(UNTIL_THE_NEXT_HEARTBEAT)
-    assert [type(one) for one in came] == [Handed]
+    assert [type(one) for one in came] == [LeasedMessage]
     for one in (ann, ben):
         one.close()
 

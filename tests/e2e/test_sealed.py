@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from angelia.client import mailbox_keys
-from angelia.client.ack_plan import Told
+from angelia.client.ack_plan import AckVerdict
 from angelia.envelope.refusals import NotAllowed, Replayed
 from angelia.mailbox.outbox_message import OutboxStatus
 from people import NO_LIMITS, Person
@@ -52,7 +52,7 @@ def test_a_message_goes_from_one_agent_to_another_and_opens_once(people: Callabl
     alice, bob = people("alice"), people("bob")
     sent = alice.client.mail.send(alice.mailbox, bob.name, b"the server cannot read this")
     (kept_out,) = bob.client.mail.receive(bob.mailbox).not_opened
-    assert (type(kept_out.error), kept_out.told) == (NotAllowed, Told.KEPT_OUT)
+    assert (type(kept_out.error), kept_out.verdict) == (NotAllowed, AckVerdict.HELD)
     bob.allow(alice)
     (opened,) = bob.client.mail.receive(bob.mailbox).messages
     assert opened.body == b"the server cannot read this"
@@ -95,7 +95,7 @@ class Traffic:
     def receive(self) -> None:
         with self.receiving:
             received = self.recipient.client.mail.receive(self.recipient.mailbox, wait=0.2, most=20)
-        assert all(isinstance(one.error, Replayed) or one.told is Told.GIVEN_BACK for one in received.not_opened)
+        assert all(isinstance(one.error, Replayed) or one.verdict is AckVerdict.NACKED for one in received.not_opened)
         self.received += [one.body for one in received.messages]
 
     def _send(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from angelia.envelope.times import unix_ms
 from angelia.errors import QueueFull
-from angelia.mail import service
+from angelia.mail import model
 from mailroom import Correspondent
 from postoffice import PostOffice, left
 from support import Server
@@ -20,7 +20,7 @@ SECOND = timedelta(seconds=1)
 
 @pytest.fixture
 def six(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "QUEUE_MAX", 6)
+    monkeypatch.setattr(model, "QUEUE_MAX", 6)
 
 
 async def refused(office: PostOffice, who: Correspondent, to: Correspondent, now: datetime, body: bytes = b"") -> bool:
@@ -32,7 +32,7 @@ async def refused(office: PostOffice, who: Correspondent, to: Correspondent, now
 
 
 def test_the_bounds_are_those_of_the_contract() -> None:
-    assert (service.QUEUE_MAX, service.QUEUE_BYTES_MAX, service.SENDER_SHARE) == (10_000, 64 << 20, 0.5)
+    assert (model.QUEUE_MAX, model.QUEUE_BYTES_MAX, model.SENDER_SHARE) == (10_000, 64 << 20, 0.5)
 
 
 async def test_one_sender_has_half_of_a_queue_and_all_of_them_the_whole(
@@ -99,7 +99,7 @@ async def test_bytes_are_bounded_too(
     now: datetime,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(service, "QUEUE_BYTES_MAX", 40_000)
+    monkeypatch.setattr(model, "QUEUE_BYTES_MAX", 40_000)
     assert [await refused(office, alice, bob, now, b"x" * 5000) for _ in range(3)] == [False, False, True]
     assert not await refused(office, carol, bob, now, b"x" * 12_000)
     assert await refused(office, carol, bob, now, b"x" * 12_000)

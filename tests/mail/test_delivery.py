@@ -21,10 +21,11 @@ from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Priority
 from angelia.errors import Conflict, KeyRevoked, LeaseLost, MessageExpired, NotFound, Unavailable
 from angelia.mail import delivery as delivery_module
-from angelia.mail.acknowledgement import PutBack, Settled, new_ack
-from angelia.mail.delivery import Wanted
-from angelia.mail.model import Status
+from angelia.mail.acknowledgement import Ack, Acknowledged, Nacked
+from angelia.mail.delivery import LeaseRequest
+from angelia.mail.model import DeliveryStatus
 from angelia.policy.model import Action, Effect
+from angelia.stores import wake as wake_module
 from mailroom import Correspondent, random_key
 from postoffice import PostOffice, left, told
 from support import Server
@@ -98,7 +99,7 @@ async def test_a_conversation_whose_first_answers_are_in_hands_gives_the_next_on
         await office.sent(alice, bob, now, str(n).encode(), correlation_id=thread)
     seen = []
     for most in (1, 1, 2, 2):
-        got = await office.delivery.receive(agent, Wanted(most=most, correlation_id=thread), 0, now)
+        got = await office.delivery.receive(agent, LeaseRequest(most=most, correlation_id=thread), 0, now)
         seen.append((bodies(bob, got.messages), got.has_more))
     assert [got for got, _ in seen] == [[b"0"], [b"1"], [b"2", b"3"], [b"4"]]
     assert [more for _, more in seen[:3]] == [True, True, True]
@@ -205,7 +206,7 @@ async def test_an_acknowledgment_is_one_transaction_and_leaves_the_id_known(
 ) -> None:
     envelope = await office.sent(alice, bob, now)
     (got,) = await office.poll(bob, now + SECOND)
-    assert isinstance(await office.ack(bob, got, now + 3 * SECOND), Settled)
+    assert isinstance(await office.ack(bob, got, now + 3 * SECOND), Acknowledged)
     assert await left(connection) == {"envelopes": 0, "sent_ids": 1, "delivery_receipts": 1}
     receipt = await office.receipt(alice, envelope)
     assert (receipt.status, receipt.attested_by, receipt.delivery_attempts) == ("delivered", "relay", 1)
@@ -223,7 +224,7 @@ async def test_acknowledging_again_is_no_error_and_no_second_event(
     await office.sent(alice, bob, now)
     (got,) = await office.poll(bob, now)
     done = await asyncio.gather(*(office.ack(bob, got, now + n * SECOND) for n in range(5)))
-    assert sum(isinstance(one, Settled) for one in done) == 1
+    assert sum(isinstance(one, Acknowledged) for one in done) == 1
     assert done.count(None) == 4
     assert len(await told(connection, "message_acknowledged")) == 1
 
@@ -241,7 +242,7 @@ async def test_a_lease_that_ran_out_does_not_refuse_an_acknowledgment(
 ) -> None:
     await office.sent(alice, bob, now)
     (got,) = await office.poll(bob, now)
-    assert isinstance(await office.ack(bob, got, now + 10 * MINUTE), Settled)
+    assert isinstance(await office.ack(bob, got, now + 10 * MINUTE), Acknowledged)
     assert await office.poll(bob, now + 11 * MINUTE) == []
 
 
@@ -251,7 +252,7 @@ async def test_a_hot_tier_that_forgot_the_lease_does_not_refuse_an_acknowledgmen
     envelope = await office.sent(alice, bob, now)
     (got,) = await office.poll(bob, now)
     await office.forget_everything()
-    assert isinstance(await office.ack(bob, got, now + SECOND), Settled)
+    assert isinstance(await office.ack(bob, got, now + SECOND), Acknowledged)
     # When it was handed over is forgotten as well; what is known is when it was there at the latest.
     assert (await office.receipt(alice, envelope)).delivered_at == now + SECOND
 
@@ -265,7 +266,7 @@ async def test_a_hot_tier_that_is_away_does_not_refuse_an_acknowledgment(
     await office.sent(alice, bob, now)
     (got,) = await office.poll(bob, now)
     monkeypatch.setattr(office.hot, "run", fail)
-    assert isinstance(await office.ack(bob, got, now), Settled)
+    assert isinstance(await office.ack(bob, got, now), Acknowledged)
 
 
 async def test_a_token_of_an_old_lease_is_refused_while_somebody_else_has_the_message(
@@ -279,7 +280,7 @@ async def test_a_token_of_an_old_lease_is_refused_while_somebody_else_has_the_me
     assert lost.hint
     assert isinstance(await office.nack(bob, old, now + MINUTE), LeaseLost)
     # When that lease ran out as well, nobody is disturbed any more.
-    assert isinstance(await office.ack(bob, old, now + 2 * MINUTE), Settled)
+    assert isinstance(await office.ack(bob, old, now + 2 * MINUTE), Acknowledged)
     assert await office.ack(bob, new, now + 2 * MINUTE) is None
 
 
@@ -339,12 +340,12 @@ async def test_what_expired_or_was_withdrawn_cannot_be_acknowledged(
 ) -> None:
     await office.sent(alice, bob, now, ttl_seconds=60)
     (got,) = await office.poll(bob, now)
-    await office.upkeep.expire(now + MINUTE)
+    await office.background.expire(now + MINUTE)
     assert isinstance(await office.ack(bob, got, now + MINUTE), MessageExpired)
     envelope = await office.sent(alice, bob, now)
     await office.withdraw(alice, envelope, now)
-    ack = new_ack(bytes.fromhex(envelope.replay_key), got.token, None)
-    (done,) = await office.settling.acknowledge(await office.agent(bob), [ack], now)
+    ack = Ack(bytes.fromhex(envelope.replay_key), got.token, None)
+    (done,) = await office.acknowledgements.acknowledge(await office.agent(bob), [ack], now)
     assert isinstance(done, Conflict)
 
 
@@ -355,8 +356,8 @@ async def test_an_acknowledgment_without_a_lease_is_a_recipients_word_as_well(
     envelope = await office.sent(alice, bob, now)
     (got,) = await office.poll(bob, now)
     await office.nack(bob, got, now)
-    assert isinstance(await office.ack(bob, got, now), Settled)
-    assert (await office.receipt(alice, envelope)).status is Status.DELIVERED
+    assert isinstance(await office.ack(bob, got, now), Acknowledged)
+    assert (await office.receipt(alice, envelope)).status is DeliveryStatus.DELIVERED
 
 
 # Giving back.
@@ -371,7 +372,7 @@ async def test_a_message_that_is_given_back_waits_longer_each_time_and_is_dead_a
         (got,) = await office.poll(bob, at)
         assert got.attempt == attempt
         done = await office.nack(bob, got, at, reason="the disk is full")
-        assert isinstance(done, PutBack)
+        assert isinstance(done, Nacked)
         if done.retry_at is None:
             break
         waits.append(done.retry_at - at)
@@ -381,7 +382,7 @@ async def test_a_message_that_is_given_back_waits_longer_each_time_and_is_dead_a
     assert attempt == 5
     assert await office.poll(bob, at + 10 * MINUTE) == []
     receipt = await office.receipt(alice, envelope)
-    assert (receipt.status, receipt.failure_reason) == (Status.FAILED, "the disk is full")
+    assert (receipt.status, receipt.failure_reason) == (DeliveryStatus.FAILED, "the disk is full")
     assert (receipt.delivery_attempts, receipt.attested_by) == (5, "relay")
     assert await told(connection, "message_dead_lettered") == [("message_dead_lettered", "bob", "alice")]
 
@@ -393,7 +394,7 @@ async def test_a_lease_that_ran_out_counts_as_an_attempt(
     for n in range(5):
         (got,) = await office.poll(bob, now + n * MINUTE)
     assert got.attempt == 5
-    assert await office.nack(bob, got, now + 4 * MINUTE) == PutBack(None)
+    assert await office.nack(bob, got, now + 4 * MINUTE) == Nacked(None)
 
 
 async def test_a_recipient_may_say_when_it_wants_to_try_again(
@@ -420,10 +421,10 @@ async def test_a_message_that_is_put_off_without_counting_never_becomes_a_dead_l
         (got,) = await office.poll(bob, at)
         assert got.attempt == 1
         done = await office.nack(bob, got, at, reason="not allowed", retry_after=hour, counted=False)
-        assert done == PutBack(at + hour)
+        assert done == Nacked(at + hour)
         assert await office.poll(bob, at + hour - timedelta(milliseconds=1)) == []
         at += hour
-    assert (await office.receipt(alice, envelope)).status is Status.PENDING
+    assert (await office.receipt(alice, envelope)).status is DeliveryStatus.PENDING
     assert await told(connection, "message_dead_lettered") == []
 
 
@@ -437,9 +438,9 @@ async def test_what_does_not_count_leaves_the_attempts_as_they_are(
         assert got.attempt == attempt
         done = await office.nack(bob, got, at, reason="full", counted=counted)
         at += MINUTE
-    assert done == PutBack(None)
+    assert done == Nacked(None)
     receipt = await office.receipt(alice, envelope)
-    assert (receipt.status, receipt.delivery_attempts) == (Status.FAILED, 5)
+    assert (receipt.status, receipt.delivery_attempts) == (DeliveryStatus.FAILED, 5)
 
 
 async def test_what_was_put_off_was_given_so_that_it_is_not_withdrawn_and_its_lease_still_settles_it(
@@ -450,7 +451,7 @@ async def test_what_was_put_off_was_given_so_that_it_is_not_withdrawn_and_its_le
     await office.nack(bob, got, now, retry_after=timedelta(hours=1), counted=False)
     with pytest.raises(Conflict, match="given the message already"):
         await office.withdraw(alice, envelope, now)
-    assert isinstance(await office.ack(bob, got, now + MINUTE), Settled)
+    assert isinstance(await office.ack(bob, got, now + MINUTE), Acknowledged)
 
 
 async def test_without_a_time_a_message_is_put_off_as_one_that_is_given_back(
@@ -458,7 +459,7 @@ async def test_without_a_time_a_message_is_put_off_as_one_that_is_given_back(
 ) -> None:
     await office.sent(alice, bob, now)
     (got,) = await office.poll(bob, now)
-    assert await office.nack(bob, got, now, counted=False) == PutBack(now + SECOND)
+    assert await office.nack(bob, got, now, counted=False) == Nacked(now + SECOND)
 
 
 async def test_only_whoever_has_the_lease_puts_a_message_off(
@@ -469,7 +470,7 @@ async def test_only_whoever_has_the_lease_puts_a_message_off(
     (new,) = await office.poll(bob, now + MINUTE)
     at = now + MINUTE
     assert isinstance(await office.nack(bob, old, at, counted=False), LeaseLost)
-    assert isinstance(await office.nack(bob, new, at, counted=False), PutBack)
+    assert isinstance(await office.nack(bob, new, at, counted=False), Nacked)
     assert isinstance(await office.nack(bob, new, at, counted=False), LeaseLost)
 
 
@@ -493,7 +494,7 @@ async def test_giving_back_what_was_given_back_or_settled_is_refused(
 ) -> None:
     await office.sent(alice, bob, now)
     (got,) = await office.poll(bob, now)
-    assert isinstance(await office.nack(bob, got, now), PutBack)
+    assert isinstance(await office.nack(bob, got, now), Nacked)
     assert isinstance(await office.nack(bob, got, now), LeaseLost)
     (again,) = await office.poll(bob, now + SECOND)
     await office.ack(bob, again, now + SECOND)
@@ -562,10 +563,10 @@ async def test_a_requeued_dead_letter_starts_again_at_the_end_of_its_queue(
     await office.requeue(bob, envelope, died + MINUTE)
     got = await office.poll(bob, died + MINUTE)
     assert [(one.row.replay_key.hex() == envelope.replay_key, one.attempt) for one in got] == [(False, 1), (True, 1)]
-    assert isinstance(await office.ack(bob, got[1], died + MINUTE), Settled)
+    assert isinstance(await office.ack(bob, got[1], died + MINUTE), Acknowledged)
     # Its sender was told that it failed, and that stays; when it arrived after all is told as well.
     receipt = await office.receipt(alice, envelope)
-    assert (receipt.status, receipt.acknowledged_at) == (Status.FAILED, died + MINUTE)
+    assert (receipt.status, receipt.acknowledged_at) == (DeliveryStatus.FAILED, died + MINUTE)
     assert await told(connection, "message_requeued") == [("message_requeued", "bob", "bob")]
 
 
@@ -600,12 +601,12 @@ async def test_a_requeued_message_whose_script_was_lost_is_found_by_the_reconcil
         raise Unavailable
 
     envelope, died = await office.dead(alice, bob, now)
-    await office.upkeep.reconcile(died + MINUTE)
+    await office.background.reconcile(died + MINUTE)
     with monkeypatch.context() as lost:
         lost.setattr(office.queues, "enqueue", fail)
         await office.requeue(bob, envelope, died + 10 * MINUTE)
     assert await office.poll(bob, died + 11 * MINUTE) == []
-    await office.upkeep.reconcile(died + 11 * MINUTE)
+    await office.background.reconcile(died + 11 * MINUTE)
     assert len(await office.poll(bob, died + 11 * MINUTE)) == 1
 
 
@@ -659,7 +660,7 @@ async def test_neither_what_is_settled_nor_what_is_dead_nor_what_is_requeued_can
     with pytest.raises(Conflict):
         await office.withdraw(alice, dead, died)
     expired = await office.sent(alice, bob, now, ttl_seconds=60)
-    await office.upkeep.expire(now + MINUTE)
+    await office.background.expire(now + MINUTE)
     with pytest.raises(MessageExpired):
         await office.withdraw(alice, expired, now + MINUTE)
 
@@ -798,7 +799,8 @@ async def test_a_long_poll_wakes_when_mail_comes_and_does_not_look_for_it(
     now: datetime,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(delivery_module, "LOOK", 60.0)
+    for module in (delivery_module, wake_module):
+        monkeypatch.setattr(module, "LOOK", 60.0)
     elsewhere: PostOffice = await another()
     polls, listens = [], asyncio.Event()
     next_ = office.delivery._next
@@ -825,7 +827,8 @@ async def test_a_long_poll_wakes_when_mail_comes_and_does_not_look_for_it(
 async def test_a_long_poll_gets_what_came_just_before_it_listened(
     office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery_module, "LOOK", 60.0)
+    for module in (delivery_module, wake_module):
+        monkeypatch.setattr(module, "LOOK", 60.0)
     for _ in range(5):
         waiting = asyncio.create_task(office.poll(bob, now, wait=20))
         await asyncio.sleep(0)
@@ -838,7 +841,8 @@ async def test_a_long_poll_gets_what_came_just_before_it_listened(
 async def test_a_long_poll_wakes_when_a_lease_or_a_back_off_ends(
     office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery_module, "LOOK", 60.0)
+    for module in (delivery_module, wake_module):
+        monkeypatch.setattr(module, "LOOK", 60.0)
     await office.sent(alice, bob, now)
     await office.poll(bob, now, lease=timedelta(seconds=0.3))
     async with asyncio.timeout(5):
@@ -852,7 +856,8 @@ async def test_a_long_poll_wakes_when_a_lease_or_a_back_off_ends(
 async def test_a_long_poll_for_an_answer_wakes_for_it_and_not_for_other_mail(
     office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery_module, "LOOK", 60.0)
+    for module in (delivery_module, wake_module):
+        monkeypatch.setattr(module, "LOOK", 60.0)
     thread = uuid4()
     waiting = asyncio.create_task(office.poll(bob, now, wait=20, correlation_id=thread))
     await office.sent(alice, bob, now, b"other")
@@ -898,7 +903,7 @@ async def test_whoever_goes_away_at_whatever_moment_takes_no_message_along(
         else:
             (got,) = await office.poll(bob, now)
         assert got.attempt == 1, f"lost after {steps} steps"
-        await office.queues.put_back("bob", [got.held], now, uncounted=True)
+        await office.queues.put_back("bob", [got.token], now, uncounted=True)
 
 
 async def test_a_wait_that_is_given_up_when_mail_comes_takes_no_message_along(
@@ -933,7 +938,7 @@ async def test_what_a_poll_that_goes_away_had_leased_comes_back_all_at_once(
         while not (claimed := await office.queues.claim("bob", 10, 0, now, now + MINUTE)).messages:
             if leaving.done() and not leaving.cancelled():
                 break  # it had them before it was told to go
-        held = [(one.mref, one.secret) for one in claimed.messages] or [one.held for one in await leaving]
+        held = [one.token for one in claimed.messages] or [one.token for one in await leaving]
         assert len(held) == 4, steps
         await asyncio.gather(leaving, return_exceptions=True)
         await office.queues.put_back("bob", held, now, uncounted=True)
@@ -1032,7 +1037,7 @@ async def test_a_page_stops_before_it_gets_too_large(
         await office.sent(alice, bob, now)
     agent = await office.agent(bob)
     sizes = []
-    while (got := await office.delivery.receive(agent, Wanted(), 0, now)).messages:
+    while (got := await office.delivery.receive(agent, LeaseRequest(), 0, now)).messages:
         sizes.append((len(got.messages), got.has_more))
         assert {one.attempt for one in got.messages} == {1}
     assert sizes == [(2, True), (2, True), (1, False)]

@@ -16,7 +16,7 @@ from angelia.envelope.wire import Priority
 from angelia.errors import InvalidArgument
 from angelia.mail import model
 from angelia.mail.hot_store import HotMail, arrivals, departures
-from angelia.mail.store import Place
+from angelia.mail.model import LeaseToken, QueuePlace
 from angelia.stores.valkey import HotTier
 from angelia.stores.wake import Wake
 from mailroom import Correspondent
@@ -48,8 +48,8 @@ def number(name: bytes) -> int:
     return (1 << 100) - int.from_bytes(name, "big")
 
 
-def place(n: int, priority: int = 1, seq: int | None = None, recipient: str = "bob") -> Place:
-    return Place(recipient, mref(n), Priority(priority), n if seq is None else seq, NOW)
+def place(n: int, priority: int = 1, seq: int | None = None, recipient: str = "bob") -> QueuePlace:
+    return QueuePlace(recipient, mref(n), Priority(priority), n if seq is None else seq, NOW)
 
 
 async def claimed(queues: HotMail, at: datetime = NOW, most: int = 100, min_priority: int = 0) -> list[int]:
@@ -81,7 +81,7 @@ async def test_neighbours_keep_their_order_where_scores_have_fifteen_digits(
     for n in (8, 7):
         (lease,) = await queues.leases("bob", [mref(n)])
         assert lease is not None
-        await queues.put_back("bob", [(mref(n), lease.secret)], later)
+        await queues.put_back("bob", [LeaseToken(mref(n), lease.secret)], later)
     assert await claimed(queues, later) == [7, 8]
 
 
@@ -202,11 +202,11 @@ async def test_only_whoever_has_the_lease_puts_back(queues: HotMail) -> None:
     await queues.enqueue(place(1))
     (old,) = (await queues.claim("bob", 1, 0, NOW, NOW + SECOND)).messages
     (new,) = (await queues.claim("bob", 1, 0, NOW + SECOND, NOW + MINUTE)).messages
-    assert not await queues.put_back("bob", [(mref(1), old.secret)], NOW)
-    assert not await queues.put_back("bob", [(mref(1), "")], NOW)
-    assert not await queues.put_back("bob", [(mref(2), new.secret)], NOW)
-    assert await queues.put_back("bob", [(mref(1), new.secret)], NOW + 10 * SECOND)
-    assert not await queues.put_back("bob", [(mref(1), new.secret)], NOW)
+    assert not await queues.put_back("bob", [LeaseToken(mref(1), old.token.secret)], NOW)
+    assert not await queues.put_back("bob", [LeaseToken(mref(1), "")], NOW)
+    assert not await queues.put_back("bob", [LeaseToken(mref(2), new.token.secret)], NOW)
+    assert await queues.put_back("bob", [LeaseToken(mref(1), new.token.secret)], NOW + 10 * SECOND)
+    assert not await queues.put_back("bob", [LeaseToken(mref(1), new.token.secret)], NOW)
     assert await claimed(queues, NOW + 10 * SECOND - MS) == []
     assert await claimed(queues, NOW + 10 * SECOND) == [1]
 
@@ -217,7 +217,7 @@ async def test_a_back_off_counts_also_for_a_message_whose_lease_ran_out(queues: 
     got = (await queues.claim("bob", 2, 0, NOW, NOW + SECOND)).messages
     # Both are back in the queue, and the first is somebody else's by now.
     assert await claimed(queues, NOW + SECOND, most=1) == [1]
-    assert await queues.put_back("bob", [(mref(2), got[1].secret)], NOW + MINUTE)
+    assert await queues.put_back("bob", [LeaseToken(mref(2), got[1].token.secret)], NOW + MINUTE)
     assert await claimed(queues, NOW + 2 * SECOND) == []
     assert await claimed(queues, NOW + MINUTE) == [1, 2]
 
@@ -227,7 +227,7 @@ async def test_what_is_put_back_uncounted_was_no_attempt(queues: HotMail) -> Non
     for _ in range(3):
         (got,) = (await queues.claim("bob", 1, 0, NOW, NOW + SECOND)).messages
         assert got.attempt == 1
-        await queues.put_back("bob", [(mref(1), got.secret)], NOW, uncounted=True)
+        await queues.put_back("bob", [LeaseToken(mref(1), got.token.secret)], NOW, uncounted=True)
     (later,) = (await queues.claim("bob", 1, 0, NOW + MINUTE, NOW + 2 * MINUTE)).messages
     assert (later.attempt, later.first_leased) == (1, NOW + MINUTE)
 
@@ -237,8 +237,8 @@ async def test_secrets_are_new_each_time_and_never_the_same_for_two(queues: HotM
         await queues.enqueue(place(n))
     got = (await queues.claim("bob", 50, 0, NOW, NOW + SECOND)).messages
     again = (await queues.claim("bob", 50, 0, NOW + SECOND, NOW + MINUTE)).messages
-    assert len({one.secret for one in (*got, *again)}) == 100
-    assert all(len(one.secret) == 32 for one in got)
+    assert len({one.token.secret for one in (*got, *again)}) == 100
+    assert all(len(one.token.secret) == 32 for one in got)
 
 
 async def test_messages_are_claimed_by_name_if_nobody_has_them(queues: HotMail) -> None:
@@ -299,7 +299,7 @@ async def test_what_is_removed_is_not_put_back_by_an_old_lease(queues: HotMail) 
     await queues.enqueue(place(1))
     (got,) = (await queues.claim("bob", 1, 0, NOW, NOW + SECOND)).messages
     await queues.remove("bob", [mref(1)])
-    assert not await queues.put_back("bob", [(mref(1), got.secret)], NOW)
+    assert not await queues.put_back("bob", [LeaseToken(mref(1), got.token.secret)], NOW)
     assert await queues.leases("bob", [mref(1)]) == [None]
     assert await claimed(queues, NOW + MINUTE) == []
 
@@ -326,7 +326,7 @@ async def test_an_enqueue_that_arrives_after_the_acknowledgment_delivers_nothing
     await office.sent(alice, bob, now)
     (got,) = await office.poll(bob, now)
     await office.ack(bob, got, now)
-    ghost = Place("bob", got.row.mref, got.row.priority, got.row.seq, now)
+    ghost = QueuePlace("bob", got.row.mref, got.row.priority, got.row.seq, now)
     assert await office.queues.enqueue(ghost, got.wire)
     assert await office.poll(bob, now) == []
     assert await office.hot._redis.keys("ang:mail:*") == []
@@ -351,10 +351,10 @@ async def test_a_forgotten_index_comes_back_from_the_ledger_alone(
 )
 def test_a_token_has_one_spelling(token: str) -> None:
     with pytest.raises(InvalidArgument):
-        model.parse_token(token)
+        LeaseToken.parse(token)
 
 
 @given(st.binary(min_size=16, max_size=16))
 def test_a_token_names_its_message_and_its_lease(raw: bytes) -> None:
     secret = model.new_secret()
-    assert model.parse_token(model.lease_token(raw, secret)) == (raw, secret)
+    assert LeaseToken.parse(str(LeaseToken(raw, secret))) == (raw, secret)

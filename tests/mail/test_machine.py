@@ -20,10 +20,10 @@ from angelia.envelope.ids import bucket_of
 from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Envelope, Priority
 from angelia.errors import AngeliaError, Unavailable
-from angelia.mail import ticks as upkeep_module
-from angelia.mail.acknowledgement import PutBack, Settled, new_ack, new_nack
-from angelia.mail.delivery import Wanted
-from angelia.mail.model import Accepted, Queued
+from angelia.mail import ticks
+from angelia.mail.acknowledgement import Ack, Acknowledged, Nack, Nacked
+from angelia.mail.delivery import LeaseRequest
+from angelia.mail.model import Accepted, EnvelopeRow, LeaseToken
 from keyholder import whole_ms
 from mailroom import Correspondent
 from postoffice import PostOffice, open_office
@@ -61,7 +61,7 @@ def world(shared_database: str, stores: Any, tmp_path_factory: pytest.TempPathFa
         await connection.close()
 
     with pytest.MonkeyPatch.context() as patched, asyncio.Runner() as runner:
-        patched.setattr(upkeep_module, "BUCKETS", 1)  # all mail is in the first: a rebuild need not look at the others
+        patched.setattr(ticks, "BUCKETS", 1)  # all mail is in the first: a rebuild need not look at the others
         whole = opened(runner)
         yield runner.run(whole.__aenter__())
         runner.run(whole.__aexit__(None, None, None))
@@ -84,13 +84,13 @@ class Message:
     indexed: bool = False
     attempts: int = 0
     until: datetime | None = None
-    token: str | None = None
-    tokens: list[str] = field(default_factory=list)
+    token: LeaseToken | None = None
+    tokens: list[LeaseToken] = field(default_factory=list)
 
     def forget(self) -> None:
         self.indexed, self.attempts, self.until, self.token = False, 0, None, None
 
-    def held_by_other(self, token: str, now: datetime) -> bool:
+    def held_by_other(self, token: LeaseToken, now: datetime) -> bool:
         return self.token is not None and self.until is not None and self.until > now and self.token != token
 
 
@@ -195,7 +195,7 @@ class MailMachine(RuleBasedStateMachine):
     @rule(most=st.integers(1, 4), min_priority=st.sampled_from((0, 0, 2)))
     def poll(self, most: int, min_priority: int) -> None:
         agent = self.run(self.world.office.agent(self.world.bob))
-        wanted = Wanted(most=most, min_priority=min_priority, lease=timedelta(seconds=LEASE))
+        wanted = LeaseRequest(most=most, min_priority=min_priority, lease=timedelta(seconds=LEASE))
         got = self.run(self.world.office.delivery.receive(agent, wanted, 0, self.now))
         free = [one for one in self.messages if one.indexed and (one.until is None or one.until <= self.now)]
         for one in free:
@@ -228,7 +228,7 @@ class MailMachine(RuleBasedStateMachine):
         """What waits in the ledger and the hot tier does not know of."""
         return [one for one in self.messages if one.state == "queued" and one.expires_at > self.now and not one.indexed]
 
-    def _given(self, n: int, k: int) -> tuple[Message, str] | None:
+    def _given(self, n: int, k: int) -> tuple[Message, LeaseToken] | None:
         given = [one for one in self.messages if one.tokens]
         if not given:
             return None
@@ -241,15 +241,15 @@ class MailMachine(RuleBasedStateMachine):
         chosen = self._given(n, k)
         assert chosen is not None
         message, token = chosen
-        ack = new_ack(bytes.fromhex(message.envelope.replay_key), token, None)
+        ack = Ack(bytes.fromhex(message.envelope.replay_key), token, None)
         agent = self.run(self.world.office.agent(self.world.bob))
-        (told,) = self.run(self.world.office.settling.acknowledge(agent, [ack], self.now))
+        (told,) = self.run(self.world.office.acknowledgements.acknowledge(agent, [ack], self.now))
         if message.held_by_other(token, self.now):
             assert getattr(told, "code", told) == "lease_lost"
         elif message.state == "dead":
             assert getattr(told, "code", told) == "conflict"
         elif message.state != "gone":
-            assert isinstance(told, Settled)
+            assert isinstance(told, Acknowledged)
             message.state, message.acknowledged = "gone", True
             message.receipt = "delivered" if message.receipt == "pending" else message.receipt
             message.forget()
@@ -277,16 +277,16 @@ class MailMachine(RuleBasedStateMachine):
             if message.token is not None:
                 self._give_back(message, message.token)
 
-    def _give_back(self, message: Message, token: str) -> None:
-        nack = new_nack(bytes.fromhex(message.envelope.replay_key), token, "no")
+    def _give_back(self, message: Message, token: LeaseToken) -> None:
+        nack = Nack(bytes.fromhex(message.envelope.replay_key), token, "no")
         agent = self.run(self.world.office.agent(self.world.bob))
-        (told,) = self.run(self.world.office.settling.put_back(agent, [nack], self.now))
+        (told,) = self.run(self.world.office.acknowledgements.nack(agent, [nack], self.now))
         if message.state != "queued" or message.expires_at <= self.now:
             assert getattr(told, "code", told) == "not_found"
         elif message.token != token:
             assert getattr(told, "code", told) == "lease_lost"
         elif message.attempts >= 5:
-            assert told == PutBack(None)
+            assert told == Nacked(None)
             message.state = "dead"
             if message.receipt == "pending":
                 message.receipt, message.reason = "failed", "no"
@@ -294,7 +294,7 @@ class MailMachine(RuleBasedStateMachine):
         else:
             message.until = self.now + timedelta(seconds=BACK_OFF[message.attempts])
             message.token = None
-            assert told == PutBack(message.until)
+            assert told == Nacked(message.until)
 
     @precondition(lambda self: self.messages)
     @rule(n=which)
@@ -308,7 +308,7 @@ class MailMachine(RuleBasedStateMachine):
         elif message.expires_at <= self.now:
             assert told == "message_expired"
         else:
-            assert isinstance(told, Queued)
+            assert isinstance(told, EnvelopeRow)
             self.arrivals += 1
             message.state, message.accepted_at, message.indexed = "queued", self.now, True
             message.place = (message.place[0], self.arrivals)
@@ -321,7 +321,7 @@ class MailMachine(RuleBasedStateMachine):
 
     @rule()
     def expire(self) -> None:
-        self.run(self.world.office.upkeep.expire(self.now))
+        self.run(self.world.office.background.expire(self.now))
         for message in self.messages:
             if message.state != "gone" and message.expires_at <= self.now:
                 message.state = "gone"
@@ -330,7 +330,7 @@ class MailMachine(RuleBasedStateMachine):
 
     @rule()
     def reconcile(self) -> None:
-        self.run(self.world.office.upkeep.reconcile(self.now))
+        self.run(self.world.office.background.reconcile(self.now))
         since = min(self.reconciled or self.now, self.now) - timedelta(seconds=120)
         until = self.now - timedelta(seconds=5)
         for message in self.messages:
@@ -378,7 +378,7 @@ class MailMachine(RuleBasedStateMachine):
         self.forget_and_rebuild()
         agent = self.run(self.world.office.agent(self.world.bob))
         # An hour of steps leaves no more than these.
-        got = self.run(self.world.office.delivery.receive(agent, Wanted(most=100), 0, self.now))
+        got = self.run(self.world.office.delivery.receive(agent, LeaseRequest(most=100), 0, self.now))
         waiting = [one for one in self.messages if one.state == "queued" and one.expires_at > self.now]
         assert [one.row.replay_key.hex() for one in got.messages] == [
             one.envelope.replay_key for one in sorted(waiting, key=lambda one: one.place)

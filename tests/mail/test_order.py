@@ -16,8 +16,8 @@ from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Envelope, Priority
 from angelia.errors import DiskFull
 from angelia.mail import store
-from angelia.mail.delivery import Handed, Wanted
-from angelia.mail.model import Place
+from angelia.mail.delivery import LeasedEnvelope, LeaseRequest
+from angelia.mail.model import QueuePlace
 from angelia.stores.ledger import Tx
 from mailroom import Correspondent
 from postoffice import PostOffice, open_office
@@ -32,7 +32,7 @@ async def cut_off(database_url: str, office: PostOffice, tmp_path: Path) -> Asyn
         yield office
 
 
-def wires(got: Sequence[Handed]) -> list[bytes]:
+def wires(got: Sequence[LeasedEnvelope]) -> list[bytes]:
     return [one.wire for one in got]
 
 
@@ -111,7 +111,7 @@ async def test_a_stream_does_not_pass_a_forgotten_message(
     agent = await office.agent(bob)
     async with aclosing(office.delivery.stream(agent, MINUTE, 15, now)) as coming:
         told = [await anext(coming) for _ in range(2)]
-    assert [one.wire for one in told if isinstance(one, Handed)] == [first.wire, second.wire]
+    assert [one.wire for one in told if isinstance(one, LeasedEnvelope)] == [first.wire, second.wire]
 
 
 async def test_what_was_lost_and_has_ended_is_not_waited_for(
@@ -164,7 +164,7 @@ async def test_a_claim_that_is_given_up_gives_back_what_it_found_in_the_ledger_t
 
     with monkeypatch.context() as watched:
         watched.setattr(office.queues, "claim_these", slow)
-        polling = asyncio.create_task(office.delivery.receive(await office.agent(bob), Wanted(), 0, now))
+        polling = asyncio.create_task(office.delivery.receive(await office.agent(bob), LeaseRequest(), 0, now))
         async with asyncio.timeout(10):
             await begun.wait()
         polling.cancel()
@@ -188,13 +188,13 @@ async def test_more_than_one_page_under_a_revoked_key_hides_nothing_and_is_not_l
     good = await office.sent(carol, bob, at)
     # No tick has failed them, as on a full disk.
     assert wires(await office.poll(bob, at)) == [good.wire]
-    nothing = await office.delivery.receive(await office.agent(bob), Wanted(), 0, at + SECOND)
+    nothing = await office.delivery.receive(await office.agent(bob), LeaseRequest(), 0, at + SECOND)
     assert (nothing.messages, nothing.has_more) == ([], False)
     assert nothing.next_return is not None
     assert nothing.next_return > at + SECOND
     # Withdrawn or failed, they are gone for good.
     await office.withdraw(alice, sent[0], at + SECOND)
-    await office.upkeep.fail_revoked(at + SECOND)
+    await office.background.fail_revoked(at + SECOND)
     assert await office.hot._redis.zcard(f"ang:mail:{{{hot_tag('bob')}}}:lease") == 1
 
 
@@ -220,6 +220,6 @@ async def test_a_late_enqueue_of_what_was_found_meanwhile_delivers_nothing_again
     await office.forget_everything()
     await office.sent(alice, bob, now)
     first, _ = await office.poll(bob, now)
-    late = Place("bob", first.row.mref, first.row.priority, first.row.seq, now)
+    late = QueuePlace("bob", first.row.mref, first.row.priority, first.row.seq, now)
     assert not await office.queues.enqueue(late, first.wire)
     assert await office.poll(bob, now) == []

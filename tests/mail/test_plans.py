@@ -52,7 +52,7 @@ MAIL: dict[str, list[object]] = {
     "lock": [[BUCKET], ["agent-7"], [KEY]],
     "remove": [[BUCKET], ["agent-7"], [MREF]],
     "bury": [[BUCKET], ["agent-7"], [MREF], [""], NOW],
-    "raise": [BUCKET, KEY, NOW],
+    "requeue": [BUCKET, KEY, NOW],
     "dead_of": ["agent-7", NOW, MREF, 51, BUCKET],
     "expired": [NOW, 500],
     "sealed_to": [BUCKET, "agent-7", ID, 500],

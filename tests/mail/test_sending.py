@@ -21,7 +21,7 @@ from angelia.envelope.wire import MAX_ENVELOPE, Compression, Envelope, Priority
 from angelia.errors import AngeliaError, ClockSkew, KeyNotFound, KeyRevoked, KeyStale, MessageExpired, Unavailable
 from angelia.keys.bundle_succession import Emergency
 from angelia.keys.model import Reason
-from angelia.mail.service import Sent
+from angelia.mail.service import SendResult
 from angelia.policy.model import Action, Effect
 from keyholder import now_ms
 from mailroom import NO_LIMITS, Correspondent
@@ -92,7 +92,7 @@ async def test_a_retry_after_five_minutes_gets_the_first_answer_not_a_word_about
 ) -> None:
     envelope = alice.seal(bob, created_at=unix_ms(now))
     first = await office.send(alice, envelope, now)
-    assert await office.send(alice, envelope, now + timedelta(days=3)) == Sent(first.answer, new=False)
+    assert await office.send(alice, envelope, now + timedelta(days=3)) == SendResult(first.answer, new=False)
 
 
 async def test_a_retry_after_the_message_is_gone_gets_the_first_answer_and_delivers_nothing(
@@ -102,7 +102,7 @@ async def test_a_retry_after_the_message_is_gone_gets_the_first_answer_and_deliv
     first = await office.send(alice, envelope, now)
     (got,) = await office.poll(bob, now)
     await office.ack(bob, got, now)
-    assert await office.send(alice, envelope, now + HOUR) == Sent(first.answer, new=False)
+    assert await office.send(alice, envelope, now + HOUR) == SendResult(first.answer, new=False)
     assert await office.poll(bob, now + HOUR) == []
 
 

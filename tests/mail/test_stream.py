@@ -211,7 +211,7 @@ async def test_a_sender_is_told_what_became_of_its_messages(
     await alice.delete(server, f"/v1/messages/{withdrawn.replay_key}")
     dead, _ = await office.dead(alice, bob, now)
     expired = await office.sent(alice, bob, now, ttl_seconds=60)
-    await office.upkeep.expire(now + MINUTE)
+    await office.background.expire(now + MINUTE)
 
     said = [await line.next() for _ in range(5)]
     assert {one.event for one in said} == {"receipt"}

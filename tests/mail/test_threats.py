@@ -537,7 +537,7 @@ async def test_what_may_not_be_delivered_is_not_shown_by_its_name_either(
     agent = await office.agent(bob)
 
     async def shown(envelope: Envelope, at: datetime) -> bool:
-        _, row = await office.under_way.status(agent, bytes.fromhex(envelope.replay_key), at)
+        _, row = await office.in_transit.status(agent, bytes.fromhex(envelope.replay_key), at)
         assert row is not None
         return row.wire == envelope.wire
 
@@ -607,7 +607,7 @@ async def test_rules_that_cannot_be_read_are_503_and_nothing_is_stored_or_handed
 async def test_a_flood_fills_half_a_queue_and_evicts_nothing(
     server: Server, alice: Correspondent, bob: Correspondent, carol: Correspondent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "QUEUE_MAX", 8)
+    monkeypatch.setattr(model, "QUEUE_MAX", 8)
     first = await carol.sent(server, bob, b"was there first")
     answers = [await alice.mail(server, alice.seal(bob)) for _ in range(7)]
     assert [one.status_code for one in answers] == [201] * 4 + [429] * 3
@@ -670,7 +670,7 @@ async def test_secrets_are_compared_in_constant_time(
 
     await office.sent(alice, bob, now)
     (got,) = await office.poll(bob, now)
-    wrong = replace(got, token=got.token[:32] + "0" * 32)
+    wrong = replace(got, token=got.token._replace(secret="0" * 32))
     monkeypatch.setattr(model.secrets, "compare_digest", compare)
     assert getattr(await office.ack(bob, wrong, now), "code", None) == "lease_lost"
     assert getattr(await office.nack(bob, wrong, now), "code", None) == "lease_lost"
@@ -685,7 +685,7 @@ async def test_the_relay_cannot_invent_a_receipt(
     got = {one.row.replay_key.hex(): one for one in await office.poll(bob, now)}
     await office.ack(bob, got[mail[1].replay_key], now)
     await office.ack(bob, got[mail[2].replay_key], now, bob.receipt(mail[2]))
-    await office.upkeep.expire(now + MINUTE)
+    await office.background.expire(now + MINUTE)
     seen = [await alice.receipt_of(server, one.replay_key) for one in mail]
     assert [(one["status"], one["attested_by"], one["receipt"] is None) for one in seen] == [
         ("expired", "relay", True),

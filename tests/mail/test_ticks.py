@@ -15,11 +15,10 @@ from angelia.envelope.ids import bucket_of
 from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Priority
 from angelia.errors import Unavailable
-from angelia.mail import ticks as upkeep_module
-from angelia.mail.acknowledgement import Settled
+from angelia.mail import ticks
+from angelia.mail.acknowledgement import Acknowledged
 from angelia.mail.hot_store import events
-from angelia.mail.model import Status
-from angelia.mail.store import Place
+from angelia.mail.model import DeliveryStatus, QueuePlace
 from angelia.mail.ticks import RECONCILED, REVOKED
 from angelia.stores.wake import told as heard
 from mailroom import Correspondent
@@ -57,17 +56,17 @@ async def test_what_is_past_its_time_goes_and_its_sender_is_told(
     office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime, connection: asyncpg.Connection
 ) -> None:
     envelope = await office.sent(alice, bob, now, ttl_seconds=60)
-    await office.upkeep.expire(now + MINUTE - MS)
-    assert (await office.receipt(alice, envelope)).status is Status.PENDING
+    await office.background.expire(now + MINUTE - MS)
+    assert (await office.receipt(alice, envelope)).status is DeliveryStatus.PENDING
     async with office.wake.listening(events("alice")) as bell:
-        await office.upkeep.expire(now + MINUTE)
+        await office.background.expire(now + MINUTE)
         assert await bell.wait(2)
         (word,) = bell.words()
     assert heard(word)[0] == "receipt"
     assert b'"status":"expired"' in word
     assert await left(connection) == NOTHING_WAITS
     receipt = await office.receipt(alice, envelope)
-    assert (receipt.status, receipt.attested_by) == (Status.EXPIRED, "relay")
+    assert (receipt.status, receipt.attested_by) == (DeliveryStatus.EXPIRED, "relay")
     assert await told(connection, "message_expired") == [("message_expired", "angelia", "bob")]
     assert await office.hot._redis.keys("ang:mail:*") == []
 
@@ -75,11 +74,11 @@ async def test_what_is_past_its_time_goes_and_its_sender_is_told(
 async def test_expiry_works_in_small_batches_and_says_whether_more_waits(
     office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep_module, "_BATCH", 4)
+    monkeypatch.setattr(ticks, "_BATCH", 4)
     for n in range(10):
         await office.sent(alice, bob, now, ttl_seconds=60 + n)
     seen = []
-    while await office.upkeep.expire(now + 2 * MINUTE):
+    while await office.background.expire(now + 2 * MINUTE):
         seen.append(1)
     assert len(seen) == 2
     assert await everything(office, bob, now) == set()
@@ -91,7 +90,7 @@ async def test_two_ticks_at_once_expire_each_message_once(
     elsewhere: PostOffice = await another()
     for _ in range(20):
         await office.sent(alice, bob, now, ttl_seconds=60)
-    await asyncio.gather(*(place.upkeep.expire(now + MINUTE) for place in (office, elsewhere) * 2))
+    await asyncio.gather(*(place.background.expire(now + MINUTE) for place in (office, elsewhere) * 2))
     assert len(await told(connection, "message_expired")) == 20
 
 
@@ -102,9 +101,9 @@ async def test_a_dead_letter_goes_with_its_time_and_stays_failed_without_another
     requeued, _ = await office.dead(alice, bob, now, ttl_seconds=600)
     await office.requeue(bob, requeued, died)
     async with office.wake.listening(events("alice")) as bell:
-        await office.upkeep.expire(now + 10 * MINUTE)
+        await office.background.expire(now + 10 * MINUTE)
         assert not await bell.wait(0.1)
-    assert [(await office.receipt(alice, one)).status for one in (dead, requeued)] == [Status.FAILED] * 2
+    assert [(await office.receipt(alice, one)).status for one in (dead, requeued)] == [DeliveryStatus.FAILED] * 2
     assert (await left(connection))["envelopes"] == 0
 
 
@@ -115,9 +114,9 @@ async def test_of_expiry_and_acknowledgment_at_once_exactly_one_happens(
     for _ in range(6):
         envelope = await office.sent(alice, bob, now, ttl_seconds=60)
         (got,) = await office.poll(bob, now)
-        acked, _ = await asyncio.gather(office.ack(bob, got, now + MINUTE), elsewhere.upkeep.expire(now + MINUTE))
+        acked, _ = await asyncio.gather(office.ack(bob, got, now + MINUTE), elsewhere.background.expire(now + MINUTE))
         status = (await office.receipt(alice, envelope)).status
-        assert status is (Status.DELIVERED if isinstance(acked, Settled) else Status.EXPIRED)
+        assert status is (DeliveryStatus.DELIVERED if isinstance(acked, Acknowledged) else DeliveryStatus.EXPIRED)
 
 
 # Ids.
@@ -127,22 +126,22 @@ async def test_an_id_is_known_until_five_minutes_after_its_messages_time(
     office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime, connection: asyncpg.Connection
 ) -> None:
     envelope = await office.sent(alice, bob, now, ttl_seconds=60)
-    await office.upkeep.expire(now + MINUTE)
+    await office.background.expire(now + MINUTE)
     end = now + MINUTE + 300 * SECOND
-    await office.upkeep.forget_ids(end - MS)
+    await office.background.forget_ids(end - MS)
     assert not (await office.send(alice, envelope, end - MS)).new
-    await office.upkeep.forget_ids(end)
+    await office.background.forget_ids(end)
     assert (await left(connection))["sent_ids"] == 0
 
 
 async def test_ids_are_forgotten_in_small_batches(
     office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep_module, "_BATCH", 4)
+    monkeypatch.setattr(ticks, "_BATCH", 4)
     for _ in range(9):
         await office.sent(alice, bob, now, ttl_seconds=60)
     later = now + 10 * MINUTE
-    assert [await office.upkeep.forget_ids(later) for _ in range(3)] == [True, True, False]
+    assert [await office.background.forget_ids(later) for _ in range(3)] == [True, True, False]
 
 
 # Revoked keys.
@@ -155,12 +154,12 @@ async def test_mail_to_a_revoked_key_fails_and_its_sender_is_told_to_seal_again(
     await office.revoke(bob, now + SECOND, now + SECOND)
     assert await office.poll(bob, now + 2 * SECOND) == []
     async with office.wake.listening(events("alice")) as bell:
-        await office.upkeep.fail_revoked(now + 5 * SECOND)
+        await office.background.fail_revoked(now + 5 * SECOND)
         assert await bell.wait(2)
         (word,) = bell.words()
     assert b'"reason":"key_revoked"' in word
     receipt = await office.receipt(alice, envelope)
-    assert (receipt.status, receipt.failure_reason) == (Status.FAILED, "key_revoked")
+    assert (receipt.status, receipt.failure_reason) == (DeliveryStatus.FAILED, "key_revoked")
     assert await left(connection) == {**NOTHING_WAITS, "sent_ids": 0}  # it is sealed again under the same id
     assert await told(connection, "message_failed") == [("message_failed", "angelia", "bob")]
 
@@ -171,8 +170,8 @@ async def test_mail_that_a_stolen_pair_signed_fails_and_what_it_signed_before_ar
     before = await office.sent(alice, bob, now)
     after = await office.sent(alice, bob, now + 10 * SECOND)
     await office.revoke(alice, now + MINUTE, now + 10 * SECOND, signer=True)
-    await office.upkeep.fail_revoked(now + MINUTE)
-    assert (await office.receipt(alice, before)).status is Status.PENDING
+    await office.background.fail_revoked(now + MINUTE)
+    assert (await office.receipt(alice, before)).status is DeliveryStatus.PENDING
     assert (await office.receipt(alice, after)).failure_reason == "key_revoked"
     assert await everything(office, bob, now + MINUTE) == {bytes.fromhex(before.replay_key)}
 
@@ -181,22 +180,22 @@ async def test_a_revocation_that_commits_late_is_found_all_the_same(
     office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime, connection: asyncpg.Connection
 ) -> None:
     envelope = await office.sent(alice, bob, now)
-    await office.upkeep.fail_revoked(now + 100 * SECOND)
+    await office.background.fail_revoked(now + 100 * SECOND)
     assert await mark(connection, REVOKED) == (now + 100 * SECOND).isoformat()
     await office.revoke(bob, now + SECOND, now + SECOND)
-    await office.upkeep.fail_revoked(now + 105 * SECOND)
-    assert (await office.receipt(alice, envelope)).status is Status.FAILED
+    await office.background.fail_revoked(now + 105 * SECOND)
+    assert (await office.receipt(alice, envelope)).status is DeliveryStatus.FAILED
 
 
 async def test_many_messages_under_one_key_fail_in_small_batches(
     office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep_module, "_BATCH", 4)
+    monkeypatch.setattr(ticks, "_BATCH", 4)
     sent = [await office.sent(alice, bob, now) for _ in range(9)]
     await office.revoke(bob, now + SECOND, now + SECOND)
     async with asyncio.timeout(10):
-        await office.upkeep.fail_revoked(now + MINUTE)
-    assert {(await office.receipt(alice, one)).status for one in sent} == {Status.FAILED}
+        await office.background.fail_revoked(now + MINUTE)
+    assert {(await office.receipt(alice, one)).status for one in sent} == {DeliveryStatus.FAILED}
 
 
 async def test_mail_under_other_keys_is_left_alone(
@@ -204,8 +203,8 @@ async def test_mail_under_other_keys_is_left_alone(
 ) -> None:
     await office.revoke(carol, now + SECOND, now + SECOND, signer=True)
     sent = [await office.sent(alice, bob, now + MINUTE), await office.sent(alice, carol, now + MINUTE)]
-    await office.upkeep.fail_revoked(now + 2 * MINUTE)
-    assert {(await office.receipt(alice, one)).status for one in sent} == {Status.PENDING}
+    await office.background.fail_revoked(now + 2 * MINUTE)
+    assert {(await office.receipt(alice, one)).status for one in sent} == {DeliveryStatus.PENDING}
 
 
 # Queues that lost something.
@@ -217,20 +216,20 @@ async def test_what_a_crash_left_out_of_its_queue_is_put_there(
     with crashing(office):
         envelope = await office.sent(alice, bob, now)
     assert await office.poll(bob, now) == []
-    await office.upkeep.reconcile(now + 4 * SECOND)  # its script may still be on its way
+    await office.background.reconcile(now + 4 * SECOND)  # its script may still be on its way
     assert await office.poll(bob, now + 4 * SECOND) == []
-    await office.upkeep.reconcile(now + 6 * SECOND)
+    await office.background.reconcile(now + 6 * SECOND)
     assert await everything(office, bob, now + 6 * SECOND) == {bytes.fromhex(envelope.replay_key)}
 
 
 async def test_a_server_that_was_away_for_an_hour_reconciles_from_where_it_was(
     office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime, connection: asyncpg.Connection
 ) -> None:
-    await office.upkeep.reconcile(now)
+    await office.background.reconcile(now)
     assert await mark(connection, RECONCILED) == (now - 5 * SECOND).isoformat()
     with crashing(office):
         await office.sent(alice, bob, now + SECOND)
-    await office.upkeep.reconcile(now + 60 * MINUTE)
+    await office.background.reconcile(now + 60 * MINUTE)
     assert len(await office.poll(bob, now + 60 * MINUTE)) == 1
 
 
@@ -238,10 +237,10 @@ async def test_reconciling_looks_two_minutes_back_each_time(
     office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime
 ) -> None:
     """A commit may come later than the time that it carries."""
-    await office.upkeep.reconcile(now + 100 * SECOND)
+    await office.background.reconcile(now + 100 * SECOND)
     with crashing(office):
         await office.sent(alice, bob, now)
-    await office.upkeep.reconcile(now + 110 * SECOND)
+    await office.background.reconcile(now + 110 * SECOND)
     assert len(await office.poll(bob, now + 110 * SECOND)) == 1
 
 
@@ -251,9 +250,9 @@ async def test_reconciling_changes_nothing_for_what_is_there_or_in_hands(
     waiting = await office.sent(alice, bob, now)
     await office.sent(alice, bob, now, priority=Priority.HIGH)
     (held,) = await office.poll(bob, now, min_priority=2)
-    await office.upkeep.reconcile(now + 10 * SECOND)
+    await office.background.reconcile(now + 10 * SECOND)
     assert await everything(office, bob, now + 10 * SECOND) == {bytes.fromhex(waiting.replay_key)}
-    assert isinstance(await office.ack(bob, held, now + 10 * SECOND), Settled)
+    assert isinstance(await office.ack(bob, held, now + 10 * SECOND), Acknowledged)
 
 
 async def test_a_hot_tier_that_is_away_leaves_the_mark_where_it_was(
@@ -262,29 +261,29 @@ async def test_a_hot_tier_that_is_away_leaves_the_mark_where_it_was(
     with crashing(office):
         await office.sent(alice, bob, now)
         with pytest.raises(Unavailable):
-            await office.upkeep.reconcile(now + 10 * SECOND)
+            await office.background.reconcile(now + 10 * SECOND)
         with pytest.raises(Unavailable):
             await office.rebuild("memory")
     assert await mark(connection, RECONCILED) is None
-    await office.upkeep.reconcile(now + 10 * SECOND)
+    await office.background.reconcile(now + 10 * SECOND)
     assert len(await office.poll(bob, now + 10 * SECOND)) == 1
 
 
 async def test_reconciling_goes_on_over_more_than_one_batch(
     office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep_module, "_BATCH", 4)
+    monkeypatch.setattr(ticks, "_BATCH", 4)
     with crashing(office):
         for n in range(11):
             await office.sent(alice, bob, now + (n // 6) * MS)  # several at one time
-    await office.upkeep.reconcile(now + MINUTE)
+    await office.background.reconcile(now + MINUTE)
     assert len(await office.poll(bob, now + MINUTE, most=100)) == 11
 
 
 async def test_a_hot_tier_that_lost_its_memory_is_filled_again_once(
     office: PostOffice, alice: Correspondent, bob: Correspondent, carol: Correspondent, now: datetime, monkeypatch
 ) -> None:
-    monkeypatch.setattr(upkeep_module, "_BATCH", 4)
+    monkeypatch.setattr(ticks, "_BATCH", 4)
     memory = await office.hot.birth_mark()
     assert await office.rebuild(memory) == 8
     assert await office.rebuild(memory) == 0
@@ -334,15 +333,15 @@ async def test_what_is_acknowledged_while_its_row_is_being_enqueued_is_not_deliv
     await office.forget_everything()
     enqueue, acking = elsewhere.queues.enqueue, []
 
-    async def slow(place: Place, *rest: Any) -> bool:
+    async def slow(place: QueuePlace, *rest: Any) -> bool:
         acking.append(asyncio.create_task(office.ack(bob, got, now)))
         await asyncio.sleep(0.05)
         assert not acking[0].done()  # it waits for the row
         return await enqueue(place, *rest)
 
     elsewhere.queues.enqueue = slow  # type: ignore[method-assign]
-    await elsewhere.upkeep.reconcile(now + MINUTE)
-    assert isinstance(await acking[0], Settled)
+    await elsewhere.background.reconcile(now + MINUTE)
+    assert isinstance(await acking[0], Acknowledged)
     assert await office.poll(bob, now + MINUTE) == []
     assert await office.hot._redis.keys("ang:mail:*") == []
 

@@ -158,3 +158,14 @@ async def test_time_comes_back_as_the_same_moment(bare: Ledger) -> None:
 def test_statements_are_read_by_name(tmp_path: Path) -> None:
     (tmp_path / "store.sql").write_text("-- about it all\n-- name: one\n-- why\nSELECT 1\n\n-- name: two\nSELECT 2;\n")
     assert statements(str(tmp_path / "store.py")) == {"one": "-- why\nSELECT 1", "two": "SELECT 2;"}
+
+
+def test_a_part_stands_in_every_statement_that_names_it_and_is_none_itself(tmp_path: Path) -> None:
+    text = (
+        "-- name: one\nSELECT {row} FROM t\n\n-- part: row\n-- why\na, b AS c\n\n-- name: two\nSELECT {row}, {other}\n"
+    )
+    (tmp_path / "store.sql").write_text(text)
+    assert statements(str(tmp_path / "store.py")) == {
+        "one": "SELECT a, b AS c FROM t",
+        "two": "SELECT a, b AS c, {other}",
+    }

@@ -19,21 +19,20 @@ from angelia.channels.reading import wake_topic
 from angelia.channels.store import Known
 from angelia.envelope import sealing
 from angelia.envelope.refusals import SignatureFailed, SuiteRefused
-from angelia.envelope.times import SKEW, moment
+from angelia.envelope.times import moment
 from angelia.envelope.wire import Envelope, Suite
 from angelia.errors import (
     AngeliaError,
-    ClockSkew,
     Denied,
     EpochStale,
     InvalidArgument,
-    MessageExpired,
     MessageIdConflict,
     NotFound,
     TooLarge,
 )
 from angelia.keys import admission as signatures
 from angelia.keys.admission import Signed
+from angelia.mail.model import id_conflict, untimely
 from angelia.policy.model import Action
 from angelia.stores.group_commit import GroupCommit
 from angelia.stores.ledger import Ledger, Tx
@@ -105,7 +104,8 @@ class Publishing:
             # Before any check that tells about the channel: to outsiders it does not exist.
             await self._admission.check(tx, channel, Action.PUBLISH, agent.handle, now)
             _check_size(channel, wanted)
-            _check_times(wanted, now)
+            if (refusal := untimely(wanted.created_at, wanted.expires_at, now)) is not None:
+                raise refusal
             _check_epoch(channel, wanted)
             [pair] = await signatures.signers(tx, [Signed.envelope(envelope.header)], now)
         if isinstance(pair, AngeliaError):
@@ -173,20 +173,6 @@ def _check_size(channel: Channel, wanted: ChannelPublication) -> None:
         )
 
 
-def _check_times(wanted: ChannelPublication, now: datetime) -> None:
-    """Refuses a message whose time is off the server's clock, or that has expired. Exactly 300 s off is accepted, a
-    millisecond more is not."""
-    ahead = wanted.created_at - now
-    if abs(ahead) > SKEW:
-        where = "ahead of" if ahead.total_seconds() > 0 else "behind"
-        raise ClockSkew(
-            f"the message was made {abs(ahead.total_seconds()):,.3f} s {where} this server's clock",
-            hint=f"at most {SKEW.seconds} s; run a time service, and seal the message again",
-        )
-    if wanted.expires_at <= now:
-        raise MessageExpired("the message expired before it came")
-
-
 def _check_epoch(channel: Channel, wanted: ChannelPublication) -> None:
     if wanted.envelope.header.key_id == channel.epoch_key_id:
         return
@@ -203,11 +189,8 @@ def _check_epoch(channel: Channel, wanted: ChannelPublication) -> None:
 
 def _again(wanted: ChannelPublication, before: StoredChannelMessage) -> Outcome:
     """Returns the first answer for the same bytes; another envelope under a used id is refused."""
-    if before.replay_key != wanted.replay_key:
-        raise MessageIdConflict(
-            "this message id was used before, for another envelope; the first one stands",
-            hint="if that was the same message, it is published; another one needs another id",
-        )
+    if (conflict := id_conflict(wanted.replay_key, before.replay_key)) is not None:
+        raise conflict
     return _answer(wanted, before), False
 
 

@@ -1,3 +1,9 @@
+-- part: of_page
+-- Of `channels AS c`: those that the caller's filters let through, after the cursor, in the order of the list.
+AND ($4::text IS NULL OR c.owner_nhi = $4) AND ($5::text IS NULL OR c.channel_name = $5)
+  AND ($2::timestamptz IS NULL OR (c.created_at, c.channel_id) > ($2, $3::uuid))
+ORDER BY c.created_at, c.channel_id LIMIT $6
+
 -- name: add
 INSERT INTO channels (channel_id, owner_nhi, channel_name, policy, retention_seconds, max_message_size_bytes,
   max_subscribers, created_at, updated_at)
@@ -18,28 +24,16 @@ SELECT * FROM channels WHERE channel_id = ANY ($1::uuid[]) ORDER BY channel_id F
 -- rules: each kind by an index of its own, so that a page costs no more for the channels of other agents. `known` is
 -- false where only policy rules decide whether the caller may know of the channel.
 WITH found AS (
-  (SELECT channel_id, created_at, true AS known FROM channels
-    WHERE owner_nhi = $1 AND ($4::text IS NULL OR owner_nhi = $4) AND ($5::text IS NULL OR channel_name = $5)
-      AND ($2::timestamptz IS NULL OR (created_at, channel_id) > ($2, $3::uuid))
-    ORDER BY created_at, channel_id LIMIT $6)
+  (SELECT c.channel_id, c.created_at, true AS known FROM channels AS c WHERE c.owner_nhi = $1 {of_page})
   UNION ALL
-  (SELECT channel_id, created_at, policy = 'open' FROM channels
-    WHERE policy IN ('open', 'authz_required')
-      AND ($4::text IS NULL OR owner_nhi = $4) AND ($5::text IS NULL OR channel_name = $5)
-      AND ($2::timestamptz IS NULL OR (created_at, channel_id) > ($2, $3::uuid))
-    ORDER BY created_at, channel_id LIMIT $6)
+  (SELECT c.channel_id, c.created_at, c.policy = 'open' FROM channels AS c
+    WHERE c.policy IN ('open', 'authz_required') {of_page})
   UNION ALL
-  (SELECT channel_id, c.created_at, true FROM channel_allowlist AS a JOIN channels AS c USING (channel_id)
-    WHERE a.nhi = $1 AND (a.may_subscribe OR a.may_publish) AND c.policy = 'allowlist'
-      AND ($4::text IS NULL OR c.owner_nhi = $4) AND ($5::text IS NULL OR c.channel_name = $5)
-      AND ($2::timestamptz IS NULL OR (c.created_at, channel_id) > ($2, $3::uuid))
-    ORDER BY c.created_at, channel_id LIMIT $6)
+  (SELECT c.channel_id, c.created_at, true FROM channel_allowlist AS a JOIN channels AS c USING (channel_id)
+    WHERE a.nhi = $1 AND (a.may_subscribe OR a.may_publish) AND c.policy = 'allowlist' {of_page})
   UNION ALL
-  (SELECT channel_id, c.created_at, true FROM channel_subscriptions AS s JOIN channels AS c USING (channel_id)
-    WHERE s.subscriber_nhi = $1 AND s.status IN ('active', 'paused')
-      AND ($4::text IS NULL OR c.owner_nhi = $4) AND ($5::text IS NULL OR c.channel_name = $5)
-      AND ($2::timestamptz IS NULL OR (c.created_at, channel_id) > ($2, $3::uuid))
-    ORDER BY c.created_at, channel_id LIMIT $6)
+  (SELECT c.channel_id, c.created_at, true FROM channel_subscriptions AS s JOIN channels AS c USING (channel_id)
+    WHERE s.subscriber_nhi = $1 AND s.status IN ('active', 'paused') {of_page})
 ), page AS (
   SELECT channel_id, bool_or(known) AS known FROM found
   GROUP BY created_at, channel_id ORDER BY created_at, channel_id LIMIT $6
@@ -48,10 +42,7 @@ SELECT c.*, page.known FROM page JOIN channels AS c USING (channel_id) ORDER BY 
 
 -- name: subscribed_page
 SELECT c.*, true AS known FROM channels AS c JOIN channel_subscriptions AS s USING (channel_id)
-WHERE s.subscriber_nhi = $1 AND s.status IN ('active', 'paused')
-  AND ($2::timestamptz IS NULL OR (c.created_at, c.channel_id) > ($2, $3::uuid))
-  AND ($4::text IS NULL OR c.owner_nhi = $4) AND ($5::text IS NULL OR c.channel_name = $5)
-ORDER BY c.created_at, c.channel_id LIMIT $6
+WHERE s.subscriber_nhi = $1 AND s.status IN ('active', 'paused') {of_page}
 
 -- name: update
 UPDATE channels SET policy = $2, retention_seconds = $3, max_message_size_bytes = $4, max_subscribers = $5,

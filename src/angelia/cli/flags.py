@@ -34,7 +34,7 @@ class Needs(Flag):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
+class SharedFlags:
     """The shared flags as they were said; those that a verb does not take keep their defaults."""
 
     url: str | None = None
@@ -133,9 +133,9 @@ def options(needs: Needs) -> list[click.Option]:
     return [option for need, shared in _OPTIONS.items() if need in needs for option in shared]
 
 
-def take(params: dict[str, Any]) -> Shared:
+def take(params: dict[str, Any]) -> SharedFlags:
     """Moves the shared flags out of a command's parameters."""
-    return Shared(**{f.name: params.pop(f.name) for f in fields(Shared) if f.name in params})
+    return SharedFlags(**{f.name: params.pop(f.name) for f in fields(SharedFlags) if f.name in params})
 
 
 _SIGNER = "which agent of this machine signs"

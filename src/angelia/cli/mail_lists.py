@@ -17,9 +17,8 @@ from angelia.errors import AngeliaError, InvalidArgument, ReceiptArchived
 if TYPE_CHECKING:
     from angelia.cli.paging import Fetch
     from angelia.client import Client
-    from angelia.client.mail_answers import DeadLetter
     from angelia.envelope.receipts import Receipt, ReceiptDocument
-    from angelia.mail.model import ReceiptAnswer
+    from angelia.mail.api import DeadLetter, ReceiptRecord
     from angelia.mailbox.mailbox import Mailbox
     from angelia.mailbox.outbox_message import OutboxMessage
 
@@ -48,10 +47,10 @@ def show_outbox(session: Session, mailbox: Mailbox) -> None:
 
 def list_receipts(session: Session, mailbox: Mailbox, state: str | None) -> None:
     """Lists the receipts that the server has of this agent's mail, after a check of every signature."""
-    from angelia.mail.model import Status
+    from angelia.mail.model import DeliveryStatus
 
     client = session.as_agent(mailbox)
-    wanted = None if state is None else Status(state)
+    wanted = None if state is None else DeliveryStatus(state)
     columns: list[Column[Line]] = [
         Column("ID", lambda r: short(r["replay_key"])),
         Column("FROM", lambda r: r["sender"], long=True),
@@ -180,7 +179,7 @@ def _outbox_state(row: OutboxMessage) -> tuple[str, str, str]:
     return row.status.value, by, "to be withdrawn, once the server answers" if wanted_back else row.last_error
 
 
-def _receipt_line(session: Session, client: Client, mailbox: Mailbox, answer: ReceiptAnswer) -> Line:
+def _receipt_line(session: Session, client: Client, mailbox: Mailbox, answer: ReceiptRecord) -> Line:
     """The members of the server's answer, and `by`. It is recipient only if the signatures were checked and hold; then
     `status` is what was signed."""
     status, by = answer.status.value, ""

@@ -121,7 +121,7 @@ def refresh_outbox(session: Session, mailbox: Mailbox) -> None:
 
 
 def _show(session: Session, received: Received) -> None:
-    from angelia.client.ack_plan import Told
+    from angelia.client.ack_plan import AckVerdict
 
     out = session.out
     for opened in received.messages:
@@ -137,15 +137,15 @@ def _show(session: Session, received: Received) -> None:
         say_control(session)
     if received.interrupted is not None and (received.messages or received.recovered):
         out.note(f"warning: there may be more: {received.interrupted.message}")
-    kept_out = Counter(one.sender for one in received.not_opened if one.told is Told.KEPT_OUT)
+    kept_out = Counter(one.sender for one in received.not_opened if one.verdict is AckVerdict.HELD)
     for sender, count in kept_out.items():
         out.note(f"{_messages(count)} of {sender}, who is not allowed: angelia mail allow {sender}")
     for one in received.not_opened:
-        if one.told is Told.FAILED:
+        if one.verdict is AckVerdict.FAILED:
             out.note(f"warning: {one.sender} is told that its message was refused: {one.error.message}")
-        elif one.told is Told.REPEATED:
+        elif one.verdict is AckVerdict.REPEATED:
             out.note(f"the server hands out a message of {one.sender or 'somebody'} again: {one.error.message}")
-        elif one.told in (Told.GIVEN_BACK, Told.PUT_OFF, Told.NOTHING):
+        elif one.verdict in (AckVerdict.NACKED, AckVerdict.DEFERRED, AckVerdict.NOTHING):
             out.note(f"warning: a message of {one.sender or 'somebody'} waits: {one.error.message}")
     if received.has_more:
         out.note("more waits: angelia mail receive")
@@ -153,11 +153,11 @@ def _show(session: Session, received: Received) -> None:
 
 def _refusals(received: Received) -> set[int]:
     """The exit codes of messages that were tampered with, replayed, or refused for good; what waits is no failure."""
-    from angelia.client.ack_plan import Told
+    from angelia.client.ack_plan import AckVerdict
 
     again = {message.replay_key for message in received.recovered}
-    settled = (Told.FAILED, Told.ACKNOWLEDGED, Told.REPEATED)
-    refused = [one for one in received.not_opened if one.told in settled]
+    settled = (AckVerdict.FAILED, AckVerdict.ACKNOWLEDGED, AckVerdict.REPEATED)
+    refused = [one for one in received.not_opened if one.verdict in settled]
     return {exit_code(one.error) for one in refused if one.replay_key not in again}
 
 

@@ -23,7 +23,7 @@ from angelia.cli.tables import Column, counted
 from angelia.cli.times import age, full
 
 if TYPE_CHECKING:
-    from angelia.mail.model import Waiting
+    from angelia.mail.model import ReceiptBacklog
     from angelia.runs.model import Run, RunState
     from angelia.stores.ledger import Ledger
 
@@ -111,7 +111,7 @@ def status(session: Session, run_id: str | None) -> None:
         session.out.note(f"hint: {_FIRST}")
         return
 
-    async def look(ledger: Ledger) -> tuple[list[Run], list[Run], Waiting]:
+    async def look(ledger: Ledger) -> tuple[list[Run], list[Run], ReceiptBacklog]:
         from angelia.mail import receipts
         from angelia.runs.service import Runs
 

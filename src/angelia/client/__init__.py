@@ -11,7 +11,7 @@ from angelia.client.clients import AsyncClient, Client
 from angelia.client.delivery_status import Untrue
 from angelia.client.exchange import BadAnswer
 from angelia.client.mail_receiving import NotOpened, Received
-from angelia.client.mail_sending import SentMail, TakenBack
+from angelia.client.mail_sending import AlreadyWithdrawn, SentMail
 from angelia.client.mailbox_keys import NoOneTimeKey, Renamed
 from angelia.envelope.bundles import UntrustedBundle
 from angelia.envelope.crypto_support import UnsupportedCryptography
@@ -28,6 +28,7 @@ from angelia.mailbox.retry_rules import SealStands
 
 __all__ = [
     "Agent",
+    "AlreadyWithdrawn",
     "ApiError",
     "AsyncAgent",
     "AsyncClient",
@@ -55,7 +56,6 @@ __all__ = [
     "Renamed",
     "SealStands",
     "SentMail",
-    "TakenBack",
     "Unopened",
     "Unreachable",
     "UnsafeFile",

@@ -19,7 +19,6 @@ from angelia.client import (
     channel_reading,
     channel_signing,
     delivery_status,
-    mail_calls,
     mail_receiving,
     mail_sending,
     mailbox_keys,
@@ -36,7 +35,9 @@ from angelia.client.mailbox_keys import OneTime, now
 from angelia.client.namespaces import Batches, Iteration, Mode, OwnNamespace, OwnVerb, Run, Verb
 from angelia.client.operations import ask, asking, naming
 from angelia.errors import AngeliaError, InvalidArgument, NotFound
-from angelia.mail.model import ReceiptAnswer, Side, Status
+from angelia.mail import api as mail
+from angelia.mail.api import ReceiptRecord
+from angelia.mail.model import DeliveryStatus, Side
 from angelia.mailbox.allowlist import AllowedSender
 from angelia.mailbox.channels import ChannelMessage
 from angelia.mailbox.drafts import MessageOptions, SendOptions
@@ -49,7 +50,7 @@ T = TypeVar("T")
 _PAGE = 200
 
 
-class CheckedReceipt(ReceiptAnswer, frozen=True, kw_only=True):
+class CheckedReceipt(ReceiptRecord, frozen=True, kw_only=True):
     """What became of one message. `by` is on whose word: `recipient` only if its signatures hold, and `status` is then
     what it signed; `relay` if only the server says so; `unproven` if a signature does not hold; empty while the
     message waits."""
@@ -162,13 +163,14 @@ class AgentMail(OwnNamespace[Mode]):
 
     @Iteration
     def receipts(
-        self, *, status: Status | None = None, since: datetime | None = None, side: Side | None = None
+        self, *, status: DeliveryStatus | None = None, since: datetime | None = None, side: Side | None = None
     ) -> Batches[CheckedReceipt]:
         """What became of all messages that the agent sent and received, or of one side, newest first. Every signature
         is checked."""
 
         def page(cursor: str | None) -> Exchange[tuple[Sequence[CheckedReceipt], str | None]]:
-            found = yield from mail_calls.receipts(status=status, since=since, side=side, cursor=cursor, limit=_PAGE)
+            query = mail.ReceiptQuery(status=status, since=since, side=side, cursor=cursor, limit=_PAGE)
+            found = yield from ask(mail.LIST_RECEIPTS, query=query)
             checked = []
             for answer in found.receipts:
                 checked.append((yield from _checked(self._mailbox, answer)))
@@ -177,9 +179,9 @@ class AgentMail(OwnNamespace[Mode]):
         return Pages(page)
 
 
-def _checked(mailbox: Mailbox, answer: ReceiptAnswer) -> Exchange[CheckedReceipt]:
+def _checked(mailbox: Mailbox, answer: ReceiptRecord) -> Exchange[CheckedReceipt]:
     facts = msgspec.structs.asdict(answer)
-    if answer.status is Status.PENDING:
+    if answer.status is DeliveryStatus.PENDING:
         return CheckedReceipt(**facts, by="")
     try:
         receipt = yield from delivery_status.check_attested(mailbox, answer)
@@ -189,7 +191,7 @@ def _checked(mailbox: Mailbox, answer: ReceiptAnswer) -> Exchange[CheckedReceipt
         return CheckedReceipt(**facts, by="unproven")
     if receipt is None:
         return CheckedReceipt(**facts, by="relay")
-    return CheckedReceipt(**{**facts, "status": Status(receipt.status.name.lower())}, by="recipient")
+    return CheckedReceipt(**{**facts, "status": DeliveryStatus(receipt.status.name.lower())}, by="recipient")
 
 
 def _create(

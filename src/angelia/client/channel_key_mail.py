@@ -18,15 +18,15 @@ from angelia.client import channel_calls, mail_calls, mail_receiving
 from angelia.client.api_errors import ApiError, Unreachable
 from angelia.client.channel_rosters import known_roster, publisher_rule
 from angelia.client.exchange import Exchange
-from angelia.client.mail_answers import Handed
+from angelia.client.mail_calls import LeasedMessage
 from angelia.client.mailbox_keys import now
 from angelia.client.operations import ask
-from angelia.envelope.refusals import Refused
 from angelia.envelope.rosters import Roster
 from angelia.envelope.sealing import ChannelKey, Edition
 from angelia.envelope.times import SKEW, unix_ms
-from angelia.envelope.wire import decode
+from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError, Conflict, NotFound, Unavailable
+from angelia.mail.api import NackItem
 from angelia.mail.model import MOST_AT_ONCE
 from angelia.mailbox.inbox import Message
 from angelia.mailbox.mailbox import Mailbox
@@ -73,7 +73,7 @@ def collect_keys(mailbox: Mailbox, channel_id: UUID, *, wait: float = 0.0) -> Ex
     Other mail may name the channel too. It is put back as it was, and only at the end: else the next poll would return
     the same mail again."""
     deadline = time.monotonic() + wait
-    others: list[Handed] = []
+    others: list[LeasedMessage] = []
     try:
         for _ in range(_MOST_PAGES):
             page = yield from mail_calls.poll(
@@ -94,26 +94,21 @@ def collect_keys(mailbox: Mailbox, channel_id: UUID, *, wait: float = 0.0) -> Ex
     return (yield from take_keys(mailbox))
 
 
-def _put_back(others: list[Handed]) -> Exchange[None]:
+def _put_back(others: list[LeasedMessage]) -> Exchange[None]:
     """Nacks mail that brings no key of the channel, so that it is redelivered at once; that counts as no attempt."""
     with contextlib.suppress(ApiError, Unreachable):  # then their leases run out
         for start in range(0, len(others), MOST_AT_ONCE):
             some = others[start : start + MOST_AT_ONCE]
             yield from mail_calls.nack(
                 [
-                    mail_calls.Nack(
-                        replay_key=one.replay_key, lease_token=one.lease_token, retry_after=0, counted=False
-                    )
+                    NackItem(replay_key=one.replay_key, lease_token=one.lease_token, retry_after=0, counted=False)
                     for one in some
                 ]
             )
 
 
-def _is_control(one: Handed) -> bool:
-    try:
-        return decode(one.wire).header.control
-    except Refused:
-        return False
+def _is_control(one: LeasedMessage) -> bool:
+    return isinstance(one.envelope, Envelope) and one.envelope.header.control
 
 
 def key_of_later_roster(mailbox: Mailbox, roster: Roster) -> tuple[str, int] | None:

@@ -1,4 +1,4 @@
-"""The verbs of mail: sealed envelopes out and in, what is said about them, receipts and dead letters."""
+"""Mail envelope by envelope: the verbs that do more than carry one record each way."""
 
 from __future__ import annotations
 
@@ -6,74 +6,86 @@ import hashlib
 import math
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 from uuid import UUID
 
 import msgspec
 
-from angelia.client.exchange import BadAnswer, Credential, Exchange, Request, Response, document, path, query
-from angelia.client.mail_answers import (
-    Accepted,
-    AckOutcome,
-    AckOutcomes,
-    DeadLetter,
-    DeadLetters,
-    Handed,
-    HandedPage,
-    MessageStatus,
-    NackOutcome,
-    NackOutcomes,
-    ReceiptAnswer,
-    Receipts,
-    SendOutcome,
-    SendOutcomes,
-)
+from angelia.api import Operation
+from angelia.client.exchange import BadAnswer, Credential, Exchange, Response
+from angelia.client.operations import answer_of, ask, request_for
 from angelia.envelope import json_form
 from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.receipts import Receipt, receipt_document
-from angelia.envelope.wire import Envelope
-from angelia.mail.model import Side, Status
+from angelia.envelope.refusals import Refused
+from angelia.envelope.wire import Envelope, decode
+from angelia.mail import api
+from angelia.mail.api import (
+    HAS_MORE,
+    MOST_WAIT,
+    AckItem,
+    AckOutcome,
+    DeadLetterPage,
+    NackItem,
+    NackOutcome,
+    ReceiptRecord,
+    SendOutcome,
+)
+from angelia.mail.model import Accepted
 
-HAS_MORE = "angelia-has-more"
-MOST_WAIT = 30
-_record = struct.Struct(">I32sI")  # attempt, lease token, length of the envelope that follows
+_record_head = struct.Struct(api.RECORD_HEAD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ack:
-    """That a message is safe with its recipient; a receipt is its signed word for the sender."""
+class LeasedMessage:
+    """A message that the agent holds until the lease runs out. `envelope` is what its bytes say, or why they cannot be
+    read."""
 
+    wire: bytes = field(repr=False)
+    envelope: Envelope | Refused
     replay_key: str
-    lease_token: str
-    receipt: Receipt | None = None
+    lease_token: str = field(repr=False)
+    attempt: int
+
+    @classmethod
+    def decoded(cls, wire: bytes, lease_token: str, attempt: int) -> LeasedMessage:
+        try:
+            envelope: Envelope | Refused = decode(wire)
+        except Refused as refusal:
+            envelope = refusal
+        replay_key = hashlib.sha256(wire).hexdigest()
+        return cls(wire=wire, envelope=envelope, replay_key=replay_key, lease_token=lease_token, attempt=attempt)
+
+    @classmethod
+    def of(cls, envelope: Envelope, lease_token: str, attempt: int) -> LeasedMessage:
+        return cls(
+            wire=envelope.wire,
+            envelope=envelope,
+            replay_key=envelope.replay_key,
+            lease_token=lease_token,
+            attempt=attempt,
+        )
 
 
-class Nack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """That a message could not be taken now, and after how many seconds it may come again. One that is not `counted`
-    is no attempt: the message never becomes a dead letter by it."""
+@dataclass(frozen=True, slots=True)
+class LeasedMessages:
+    """Messages by priority and arrival, and whether more wait."""
 
-    replay_key: str
-    lease_token: str
-    reason: str = ""
-    retry_after: int | None = None
-    counted: bool = True
+    messages: list[LeasedMessage]
+    has_more: bool
 
 
 def send_envelope(wire: bytes) -> Exchange[Accepted]:
-    """Hand a sealed message to the relay. The same bytes again are answered as the first time."""
-    answer = yield Request("POST", "/v1/messages", body=wire, content_type=MEDIA_TYPE)
-    return answer.read(Accepted)
+    """Sends a sealed message. Idempotent: the same bytes again are answered as the first time."""
+    return ask(api.SEND, body=wire, content_type=MEDIA_TYPE)
 
 
 def send_envelopes(envelopes: Sequence[Envelope]) -> Exchange[list[SendOutcome]]:
-    """Hand over up to a hundred, 16 MiB of JSON in all; each has its own outcome, in their order."""
-    messages = [msgspec.Raw(json_form.encode(one)) for one in envelopes]
-    answer = yield Request("POST", "/v1/messages/batch", body=document(messages=messages))
-    results = answer.read(SendOutcomes).results
-    _check_count(answer, results, envelopes)
-    return results
+    """Sends up to a hundred, 16 MiB of JSON in all; returns one outcome each, in their order."""
+    body = api.BatchBody([msgspec.Raw(json_form.encode(one)) for one in envelopes])
+    return _results(api.SEND_BATCH, body, envelopes)
 
 
 def poll(
@@ -85,128 +97,70 @@ def poll(
     correlation_id: UUID | None = None,
     lease_seconds: int = 30,
     after: float = 0.0,
-) -> Exchange[HandedPage]:
-    """Lease mail, after a pause if one is named; the relay waits up to `wait` seconds (30 at most) for some to come.
+) -> Exchange[LeasedMessages]:
+    """Leases mail, after a pause of `after` seconds; the server waits up to `wait` seconds, 30 at most, for some.
 
-    Sent again when an answer was lost, as any caller would do: what that answer held comes back when its lease ends."""
+    It is retried when an answer was lost: what that answer held comes again when its lease runs out."""
     seconds = min(MOST_WAIT, math.ceil(max(0.0, wait)))
-    wishes = query(
+    query = api.ReceiveQuery(
         max_messages=max_messages,
-        wait_timeout_seconds=seconds or None,
-        min_priority=min_priority or None,
-        channel_id=None if channel_id is None else str(channel_id),
-        correlation_id=None if correlation_id is None else str(correlation_id),
+        wait_timeout_seconds=seconds,
+        min_priority=min_priority,
+        channel_id=channel_id,
+        correlation_id=correlation_id,
         lease_seconds=lease_seconds,
     )
-    answer = yield Request("GET", "/v1/messages", wishes, accept=MEDIA_TYPE, waits=seconds, after=after)
+    answer = yield request_for(api.RECEIVE, query=query, accept=MEDIA_TYPE, waits=seconds, after=after)
     messages = list(islice(_records(answer), max_messages + 1))
     if len(messages) > max_messages:
         raise BadAnswer(f"{answer.method} {answer.path} was asked for {max_messages} messages and gave more")
-    return HandedPage(messages=messages, has_more=answer.headers.get(HAS_MORE) == "1")
+    return LeasedMessages(messages, answer.headers.get(HAS_MORE) == "1")
 
 
-def acknowledge(acks: Sequence[Ack]) -> Exchange[list[AckOutcome]]:
-    """Say that messages are safe here, up to a hundred: the relay has them no more. Saying it twice does no harm."""
-    said = [
-        {"replay_key": one.replay_key, "lease_token": one.lease_token}
-        | ({} if one.receipt is None else {"receipt": receipt_document(one.receipt)})
-        for one in acks
-    ]
-    answer = yield Request("POST", "/v1/messages/acknowledge", body=document(acks=said))
-    results = answer.read(AckOutcomes).results
-    _check_count(answer, results, acks)
-    return results
+def acknowledge(acks: Sequence[AckItem]) -> Exchange[list[AckOutcome]]:
+    """Acknowledges up to a hundred messages: the server deletes them. Idempotent. Returns one outcome each."""
+    return _results(api.ACKNOWLEDGE, api.AckBody(list(acks)), acks)
 
 
-def nack(nacks: Sequence[Nack]) -> Exchange[list[NackOutcome]]:
-    """Give messages back, up to a hundred; each comes again after a while, and after five times that count it is
-    dead."""
-    answer = yield Request("POST", "/v1/messages/nack", body=document(nacks=list(nacks)))
-    results = answer.read(NackOutcomes).results
-    _check_count(answer, results, nacks)
-    return results
+def nack(nacks: Sequence[NackItem]) -> Exchange[list[NackOutcome]]:
+    """Gives up to a hundred messages back: each comes again after a while, and after five attempts that count it is a
+    dead letter. Returns one outcome each."""
+    return _results(api.NACK, api.NackBody(list(nacks)), nacks)
 
 
-def message_status(replay_key: str) -> Exchange[MessageStatus]:
-    """How a message stands, for its sender and its recipient."""
-    answer = yield Request("GET", path("v1", "messages", replay_key))
-    return answer.read(MessageStatus)
+def hand_in_receipt(signed: Receipt) -> Exchange[ReceiptRecord]:
+    """Gives the server a signed receipt for a message that was received, such as that it was read."""
+    return ask(api.HAND_IN_RECEIPT, body=msgspec.json.encode(receipt_document(signed)))
 
 
-def withdraw_message(replay_key: str) -> Exchange[None]:
-    """Take back a message that its recipient has not been given."""
-    answer = yield Request("DELETE", path("v1", "messages", replay_key))
-    answer.nothing()
-
-
-def receipts(
-    *,
-    status: Status | None = None,
-    since: datetime | None = None,
-    side: Side | None = None,
-    cursor: str | None = None,
-    limit: int | None = None,
-) -> Exchange[Receipts]:
-    """A page of receipts of what the agent that signs sent and received, or of one side, newest first. No signature is
-    checked yet."""
-    at = None if since is None else since.isoformat().replace("+00:00", "Z")
-    wishes = query(
-        status=None if status is None else status.value,
-        since=at,
-        side=None if side is None else side.value,
-        cursor=cursor,
-        limit=limit,
-    )
-    answer = yield Request("GET", "/v1/receipts", wishes)
-    return answer.read(Receipts)
-
-
-def receipt(replay_key: str) -> Exchange[ReceiptAnswer]:
-    """What became of one message. No signature is checked yet."""
-    answer = yield Request("GET", path("v1", "receipts", replay_key))
-    return answer.read(ReceiptAnswer)
-
-
-def hand_in_receipt(signed: Receipt) -> Exchange[ReceiptAnswer]:
-    """Give the relay a signed receipt for a message that was received, such as that it was read."""
-    answer = yield Request("POST", "/v1/receipts", body=msgspec.json.encode(receipt_document(signed)))
-    return answer.read(ReceiptAnswer)
-
-
-def dead_letters(
-    *, agent: str | None = None, cursor: str | None = None, limit: int | None = None
-) -> Exchange[DeadLetters]:
+def dead_letters(*, agent: str | None = None, cursor: str | None = None, limit: int = 50) -> Exchange[DeadLetterPage]:
     """A page of messages that could not be delivered to the agent that signs; operators name any `agent`."""
     credential = Credential.AGENT if agent is None else Credential.OPERATOR
-    wishes = query(agent=agent, cursor=cursor, limit=limit)
-    answer = yield Request("GET", "/v1/dead-letters", wishes, credential=credential)
-    return answer.read(DeadLetters)
+    query = api.DeadLetterQuery(agent=agent, cursor=cursor, limit=limit)
+    return ask(api.LIST_DEAD_LETTERS, query=query, credential=credential)
 
 
-def requeue_dead_letter(replay_key: str) -> Exchange[DeadLetter]:
-    """Put a dead letter back at the end of its queue."""
-    answer = yield Request("POST", path("v1", "dead-letters", replay_key, "requeue"), idempotent=False)
-    return answer.read(DeadLetter)
-
-
-def _records(answer: Response) -> Iterator[Handed]:
+def _records(answer: Response) -> Iterator[LeasedMessage]:
     body, at = answer.body, 0
     while at < len(body):
-        start = at + _record.size
+        start = at + _record_head.size
         if start > len(body):
             raise _cut(answer)
-        attempt, token, length = _record.unpack_from(body, at)
+        attempt, token, length = _record_head.unpack_from(body, at)
         at = start + length
         if at > len(body):
             raise _cut(answer)
-        wire = body[start:at]
-        yield Handed(wire=wire, replay_key=hashlib.sha256(wire).hexdigest(), lease_token=token.hex(), attempt=attempt)
+        yield LeasedMessage.decoded(body[start:at], token.hex(), attempt)
 
 
 def _cut(answer: Response) -> BadAnswer:
     return BadAnswer(f"the answer to {answer.method} {answer.path} ends in the middle of a message")
 
 
-def _check_count(answer: Response, results: Sequence[object], asked: Sequence[object]) -> None:
+def _results(operation: Operation[Any], body: msgspec.Struct, asked: Sequence[object]) -> Exchange[list[Any]]:
+    """The results of an operation on several things: there must be one for each."""
+    answer = yield request_for(operation, body=body)
+    results: list[Any] = answer_of(operation, answer).results
     if len(results) != len(asked):
         raise BadAnswer(f"{answer.method} {answer.path} was asked about {len(asked)} and told of {len(results)}")
+    return results

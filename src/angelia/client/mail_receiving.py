@@ -1,4 +1,4 @@
-"""Receiving with a mailbox: what was leased is opened once, and the relay is told what became of it."""
+"""Receiving with a mailbox: leased messages are opened once, and acknowledged or given back."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from uuid import UUID
 import msgspec
 
 from angelia.client import channel_signing, mail_calls, mailbox_keys
-from angelia.client.ack_plan import Settling, Told
+from angelia.client.ack_plan import AckPlan, AckVerdict
 from angelia.client.exchange import BadAnswer, Exchange
-from angelia.client.mail_answers import Handed
+from angelia.client.mail_calls import LeasedMessage
+from angelia.client.operations import ask
 from angelia.envelope import json_form
 from angelia.envelope.refusals import Refused, Replayed, UnknownSigner
-from angelia.envelope.wire import Envelope, decode
+from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError, NotFound
+from angelia.mail import api
+from angelia.mail.api import MOST_WAIT
 from angelia.mail.model import ATTEMPTS, MOST_AT_ONCE
 from angelia.mailbox.held_mail import HeldMessage
 from angelia.mailbox.inbox import Message, Opened
@@ -26,26 +29,26 @@ from angelia.mailbox.time_window import DeliveryProfile
 # How many pages are looked through for mail that can be shown.
 _MOST_PASSES = 100
 _SAME_PAUSE = 1.0
-# What the relay still has, for a mailbox that may want it later.
-_STILL_WAITS = (Told.KEPT_OUT, Told.PUT_OFF, Told.NOTHING)
+# What the server still has, for a mailbox that may want it later.
+_STILL_WAITS = (AckVerdict.HELD, AckVerdict.DEFERRED, AckVerdict.NOTHING)
 
 
 @dataclass(frozen=True, slots=True)
 class NotOpened:
-    """A message that was not opened, why, and what the relay was told; the sender is only what it claims."""
+    """A message that was not opened, why, and what the server was told; the sender is only what it claims."""
 
     replay_key: str
     sender: str
     error: AngeliaError
-    told: Told
+    verdict: AckVerdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """What came. `recovered` was opened before by somebody who never told the relay; it is in the inbox.
+    """What came. `recovered` was opened before and never acknowledged, as after a crash; it is in the inbox.
 
-    `unacknowledged` is why the relay could not be told; it will hand the same out again, and be told then.
-    `interrupted` is why there is not more: something went wrong after all this had come."""
+    `unacknowledged` is why not all acks were sent; the same messages come again, and are acknowledged then.
+    `interrupted` is the error that kept more from coming, after all this had come."""
 
     messages: tuple[Opened, ...] = ()
     not_opened: tuple[NotOpened, ...] = ()
@@ -68,28 +71,28 @@ class Received:
 
     @property
     def anything(self) -> bool:
-        """Whether something came, opened or not."""
+        """Whether a message came, opened or not."""
         return bool(self.messages or self.not_opened or self.recovered or self.controls)
 
 
 class _Repeats:
-    """What a relay hands out again in one `receive`. What was given back may come a second later; a relay that repeats
-    itself at once, or has nothing and does not wait, is asked ever more seldom. With no time to wait its queue is gone
-    through once."""
+    """Messages that come again within one `receive`. What was given back may come a second later; a server that repeats
+    itself at once, or has nothing and does not wait, is polled after ever longer pauses. With no time to wait its queue
+    is gone through once."""
 
     def __init__(self, *, for_good: bool) -> None:
         self.pause = 0.0
         self._for_good = for_good
         self._seen: dict[str, float] = {}
 
-    def left_out(self, handed: Sequence[Handed], *, early: bool) -> list[Handed]:
+    def left_out(self, leased: Sequence[LeasedMessage], *, early: bool) -> list[LeasedMessage]:
         """The messages without those that came just now; `early` is an answer that could have waited for more."""
         now = time.monotonic()
-        known = [one for one in handed if one.replay_key in self._seen]
+        known = [one for one in leased if one.replay_key in self._seen]
         recent = {one.replay_key for one in known if self._for_good or now - self._seen[one.replay_key] < _SAME_PAUSE}
-        idle = len(known) == len(handed) and (handed or early)
-        self.pause = min(2 * self.pause or _SAME_PAUSE, mail_calls.MOST_WAIT) if idle else 0.0
-        new = [one for one in handed if one.replay_key not in recent]
+        idle = len(known) == len(leased) and (leased or early)
+        self.pause = min(2 * self.pause or _SAME_PAUSE, MOST_WAIT) if idle else 0.0
+        new = [one for one in leased if one.replay_key not in recent]
         self._seen |= {one.replay_key: now for one in new}
         return new
 
@@ -105,11 +108,11 @@ def receive(
     lease_seconds: int = 30,
     for_handler: bool = False,
 ) -> Exchange[Received]:
-    """Fetch mail, open it and acknowledge it; for up to `wait` seconds until there is some.
+    """Fetches mail, opens it and acknowledges it; waits up to `wait` seconds until there is some.
 
-    Every message is in the inbox before this returns. Mail of a sender who was allowed since it was kept out comes
-    first. An error that comes after something is told in `interrupted`: what was opened is the caller's. `for_handler`
-    remembers messages in the inbox until `end_handling`."""
+    Every message is in the inbox before this returns. Mail that was held, and whose sender is allowed by now, comes
+    first. An error that comes after the first messages is in `interrupted`, so that these reach the caller.
+    `for_handler` remembers messages in the inbox until `end_handling`."""
     deadline = time.monotonic() + wait
     received, repeats = Received(), _Repeats(for_good=wait <= 0)
     if channel_id is None and correlation_id is None and not min_priority:
@@ -130,13 +133,13 @@ def receive(
                 lease_seconds=lease_seconds,
                 after=pause,
             )
-            early = time.monotonic() - asked_at < min(left, mail_calls.MOST_WAIT) / 2
+            early = time.monotonic() - asked_at < min(left, MOST_WAIT) / 2
             new = repeats.left_out(page.messages, early=early)
             came = yield from take_in(mailbox, new, for_handler=for_handler)
         except AngeliaError as error:
             return _cut_short(received, error)
         received += replace(came, has_more=page.has_more)
-        # What is not shown must not hide what lies behind it; it is leased now, so that the next look is past it.
+        # What was not opened must not hide what lies behind it; it is leased now, so that the next poll is past it.
         if received.messages or (not new and deadline <= time.monotonic()):
             break
     yield from channel_signing.tend_keys(mailbox)
@@ -144,8 +147,8 @@ def receive(
 
 
 def receive_admitted(mailbox: Mailbox, most: int = MOST_AT_ONCE, *, for_handler: bool = False) -> Exchange[Received]:
-    """Fetch, open and acknowledge only mail that was kept out, from senders who are allowed by now. It is asked for by
-    name, since the relay holds it back."""
+    """Fetches, opens and acknowledges only mail that was held and whose sender is allowed by now. It is asked for by
+    its replay key, since the server holds it back."""
     received = Received()
     for waiting in mailbox.held_mail.admitted(mailbox_keys.now(), most):
         try:
@@ -155,30 +158,31 @@ def receive_admitted(mailbox: Mailbox, most: int = MOST_AT_ONCE, *, for_handler:
     return received
 
 
-def take_in(mailbox: Mailbox, handed: Sequence[Handed], *, for_handler: bool = False) -> Exchange[Received]:
-    """Open messages that were leased, and tell the relay what became of each. It raises nothing of the network's:
-    what was opened is the caller's, whether the relay has heard of it or not. `for_handler` remembers it in the inbox
-    until `end_handling`."""
-    if not handed:
+def take_in(mailbox: Mailbox, leased: Sequence[LeasedMessage], *, for_handler: bool = False) -> Exchange[Received]:
+    """Opens leased messages, and acknowledges them or gives them back. Raises no error of the network: what was opened
+    reaches the caller, whether it could be acknowledged or not. `for_handler` remembers it in the inbox until
+    `end_handling`."""
+    if not leased:
         return Received()
     mailbox.own_keys.refresh()  # the pair signs receipts now, and may have been rotated while the poll waited
-    handed = list({one.replay_key: one for one in handed}.values())  # of a message that was given twice, once
-    outcomes = yield from _opened(mailbox, handed, for_handler=for_handler)
-    settling, messages, not_opened, recovered, controls = Settling(mailbox), [], [], [], 0
-    for one, outcome in zip(handed, outcomes, strict=True):
+    leased = list({one.replay_key: one for one in leased}.values())  # of a message that was given twice, once
+    outcomes = yield from _opened(mailbox, leased, for_handler=for_handler)
+    plan, messages, not_opened, recovered, controls = AckPlan(mailbox), [], [], [], 0
+    for one, outcome in zip(leased, outcomes, strict=True):
         if isinstance(outcome, Opened):
-            settling.opened(one, outcome)
+            plan.opened(one, outcome)
             if outcome.control:
                 controls += 1
             else:
                 messages.append(outcome)
             continue
         before = _in_inbox(mailbox, one.replay_key) if isinstance(outcome, Replayed) else None
-        told = settling.unopened(one, outcome, before)
-        if before is not None and before.acked_at is None and told is Told.ACKNOWLEDGED:
+        verdict = plan.unopened(one, outcome, before)
+        if before is not None and before.acked_at is None and verdict is AckVerdict.ACKNOWLEDGED:
             recovered += [] if mailbox.inbox.is_control(before.replay_key) else [before]
-        not_opened.append(NotOpened(one.replay_key, _sender(one), outcome, told))
-    problem = yield from settling.said()
+        sender = one.envelope.header.sender_nhi if isinstance(one.envelope, Envelope) else ""
+        not_opened.append(NotOpened(one.replay_key, sender, outcome, verdict))
+    problem = yield from plan.send()
     return Received(
         messages=tuple(messages),
         not_opened=tuple(not_opened),
@@ -188,42 +192,49 @@ def take_in(mailbox: Mailbox, handed: Sequence[Handed], *, for_handler: bool = F
     )
 
 
-def _opened(mailbox: Mailbox, handed: Sequence[Handed], *, for_handler: bool) -> Exchange[list[Opened | AngeliaError]]:
-    """Open messages as `sealed.open_envelope` does, all that can be opened in one transaction."""
+def _opened(
+    mailbox: Mailbox, leased: Sequence[LeasedMessage], *, for_handler: bool
+) -> Exchange[list[Opened | AngeliaError]]:
+    """Opens messages, all that can be opened in one transaction, as `mailbox_keys.open_envelope` opens one. Returns one
+    outcome each."""
     outcomes: dict[int, Opened | AngeliaError] = {}
     looked_up: dict[tuple[str, UUID | None], AngeliaError | None] = {}
-    for at, one in enumerate(handed):
-        envelope = _envelope(one)
-        if envelope is None:
+    readable: dict[int, Envelope] = {}
+    for at, one in enumerate(leased):
+        if isinstance(one.envelope, Refused):
+            outcomes[at] = one.envelope
             continue
-        sender = envelope.header.sender_nhi, envelope.header.channel_id
+        sender = one.envelope.header.sender_nhi, one.envelope.header.channel_id
         if sender not in looked_up:
-            looked_up[sender] = yield from _looked_up(mailbox, envelope)
+            looked_up[sender] = yield from _looked_up(mailbox, one.envelope)
         if (problem := looked_up[sender]) is not None:
             outcomes[at] = problem
-    left = [at for at in range(len(handed)) if at not in outcomes]
-    wires = [handed[at].wire for at in left]
-    opened = mailbox.receive_many(wires, now=mailbox_keys.now(), profile=DeliveryProfile.RELAY, for_handler=for_handler)
-    for at, outcome in zip(left, opened, strict=True):
+        else:
+            readable[at] = one.envelope
+    now = mailbox_keys.now()
+    opened = mailbox.receive_many(
+        list(readable.values()), now=now, profile=DeliveryProfile.RELAY, for_handler=for_handler
+    )
+    for (at, envelope), outcome in zip(readable.items(), opened, strict=True):
         outcomes[at] = outcome
         if isinstance(outcome, UnknownSigner):
-            outcomes[at] = yield from _followed(mailbox, handed[at].wire, outcome, for_handler=for_handler)
-    return [outcomes[at] for at in range(len(handed))]
+            outcomes[at] = yield from _followed(mailbox, envelope, outcome, for_handler=for_handler)
+    return [outcomes[at] for at in range(len(leased))]
 
 
 def _looked_up(mailbox: Mailbox, envelope: Envelope) -> Exchange[AngeliaError | None]:
-    """What keeps a sender's keys from being believed now."""
+    """Looks the sender's keys up; returns the error that keeps them from being believed now, if any."""
     try:
-        yield from mailbox_keys.meet_sender(mailbox, envelope.wire)
+        yield from mailbox_keys.meet_sender(mailbox, envelope)
     except AngeliaError as error:
         return error
     return None
 
 
 def _followed(
-    mailbox: Mailbox, wire: bytes, unknown: UnknownSigner, *, for_handler: bool
+    mailbox: Mailbox, envelope: Envelope, unknown: UnknownSigner, *, for_handler: bool
 ) -> Exchange[Opened | AngeliaError]:
-    """Open a message of a sender who has rotated its signing pair since."""
+    """Opens a message of a sender that has rotated its signing pair since."""
     pin = mailbox.pinned_keys.pin(unknown.agent)
     if pin is None:
         return unknown
@@ -231,15 +242,14 @@ def _followed(
         yield from mailbox_keys.catch_up(mailbox, pin)
     except AngeliaError as error:
         return error
-    (outcome,) = mailbox.receive_many(
-        [wire], now=mailbox_keys.now(), profile=DeliveryProfile.RELAY, for_handler=for_handler
-    )
+    now = mailbox_keys.now()
+    (outcome,) = mailbox.receive_many([envelope], now=now, profile=DeliveryProfile.RELAY, for_handler=for_handler)
     return outcome
 
 
 def _admitted(mailbox: Mailbox, waiting: HeldMessage, *, for_handler: bool) -> Exchange[Received]:
     try:
-        found = yield from mail_calls.message_status(waiting.replay_key)
+        found = yield from ask(api.STATUS, waiting.replay_key)
     except NotFound:
         found = None
     if found is None or found.envelope is None:
@@ -251,11 +261,9 @@ def _admitted(mailbox: Mailbox, waiting: HeldMessage, *, for_handler: bool) -> E
         raise BadAnswer(f"the message {waiting.replay_key[:12]} cannot be read: {error.message}") from error
     if envelope.replay_key != waiting.replay_key:
         raise BadAnswer(f"asked for the message {waiting.replay_key[:12]}, the server gave another one")
-    handed = Handed(
-        wire=envelope.wire, replay_key=envelope.replay_key, lease_token=waiting.lease_token, attempt=ATTEMPTS
-    )
-    came = yield from take_in(mailbox, [handed], for_handler=for_handler)
-    if any(one.told in _STILL_WAITS for one in came.not_opened):
+    leased = LeasedMessage.of(envelope, waiting.lease_token, ATTEMPTS)
+    came = yield from take_in(mailbox, [leased], for_handler=for_handler)
+    if any(one.verdict in _STILL_WAITS for one in came.not_opened):
         return came
     try:
         mailbox.held_mail.forget(waiting.replay_key)
@@ -265,7 +273,7 @@ def _admitted(mailbox: Mailbox, waiting: HeldMessage, *, for_handler: bool) -> E
 
 
 def _cut_short(received: Received, error: AngeliaError) -> Received:
-    """What came before an error; without anything it is the error that counts."""
+    """What came before an error; raises the error if nothing came."""
     if not received.anything:
         raise error
     return replace(received, interrupted=error)
@@ -276,15 +284,3 @@ def _in_inbox(mailbox: Mailbox, replay_key: str) -> Message | None:
         return mailbox.inbox.message(replay_key)
     except NotFound:
         return None
-
-
-def _envelope(one: Handed) -> Envelope | None:
-    try:
-        return decode(one.wire)
-    except Refused:
-        return None
-
-
-def _sender(one: Handed) -> str:
-    envelope = _envelope(one)
-    return "" if envelope is None else envelope.header.sender_nhi

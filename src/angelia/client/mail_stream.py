@@ -1,4 +1,4 @@
-"""Mail as it comes: one long answer of server-sent events, taken up again whenever it breaks off."""
+"""Mail as it comes: a stream of server-sent events, opened again whenever it breaks off."""
 
 from __future__ import annotations
 
@@ -7,48 +7,64 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TypeAlias
+from uuid import UUID
 
 import httpx
 import msgspec
 
+from angelia.api import EVENT_STREAM
 from angelia.client.api_errors import ApiError, Unreachable
-from angelia.client.exchange import BadAnswer, Request, Response, query
-from angelia.client.mail_answers import Handed, MessageNews, PrekeysLow, RotationDue
+from angelia.client.exchange import BadAnswer, Response
+from angelia.client.mail_calls import LeasedMessage
+from angelia.client.operations import request_for
 from angelia.client.transport import Aside, Line, Send
 from angelia.envelope import json_form
 from angelia.envelope.refusals import Refused
 from angelia.errors import AngeliaError, Stale, Unavailable
+from angelia.mail import api
+from angelia.mail.api import LeasedDocument
+from angelia.mail.model import DeliveryEvent
 
-EVENT_STREAM = "text/event-stream"
-PATH = "/v1/messages/stream"
-# The server says something every 15 seconds; whoever has heard nothing for this long has lost it.
+PATH = api.STREAM.path
+# The server sends a heartbeat every 15 seconds; a connection that is silent for this long is lost.
 SILENCE = 45.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 # An event holds one envelope in JSON; what goes on beyond that is no event.
 MOST_BYTES = 2 * json_form.MAX_JSON
 MOST_REFUSAL = 1 << 16
 
-# What a stream says: mail in the agent's hands, what became of its own, keys that want replacing, keys that run out.
-Event: TypeAlias = Handed | MessageNews | RotationDue | PrekeysLow
+
+class RotationDue(msgspec.Struct, frozen=True, kw_only=True):
+    """The event that a rotation schedule asks for new keys."""
+
+    peer: str
+    session_id: UUID
+    due_since: datetime
 
 
-class _Message(msgspec.Struct):
-    envelope: msgspec.Raw
-    lease_token: str
-    attempt: int
+class PrekeysLow(msgspec.Struct, frozen=True, kw_only=True):
+    """The event that few one-time keys are left."""
+
+    count: int
+
+
+# What a stream brings: leased mail, what became of sent mail, keys that want replacing, keys that run out.
+Event: TypeAlias = LeasedMessage | DeliveryEvent | RotationDue | PrekeysLow
+_EVENTS = {"receipt": DeliveryEvent, "rotation_due": RotationDue, "prekeys_low": PrekeysLow}
 
 
 def is_passing(error: AngeliaError) -> bool:
-    """Whether a fault is over some time, so that trying again is right. A proxy may answer for a server that restarts,
-    and what it says cannot be read."""
+    """Whether an error is temporary, so that a retry is right. A proxy may answer for a server that restarts, and its
+    answer cannot be read."""
     status = error.status if isinstance(error, ApiError) else 0
     return isinstance(error, Unreachable | Unavailable | Stale | BadAnswer) or status == 429 or status >= 500
 
 
 @dataclass(slots=True)
 class BackOff:
-    """Ever longer pauses, until something goes well."""
+    """Ever longer pauses between retries, until one succeeds."""
 
     pause: float = 0.0
 
@@ -56,17 +72,18 @@ class BackOff:
         self.pause = 0.0
 
     def next(self, at_least: float = 0.0) -> float:
-        """How long to wait now; by chance up to twice as long, so that not everybody comes back at once."""
+        """Seconds to wait now; at random up to twice as long, so that not all clients come back at once."""
         self.pause = min(max(FIRST_PAUSE, 2 * self.pause), LONGEST_PAUSE)
         return max(self.pause, at_least) * (1 + secrets.randbelow(1000) / 1000)
 
 
 class _Listening:
-    """A stream that is taken up again and again, without input or output."""
+    """A stream that is opened again and again, without input or output."""
 
     def __init__(self, line: Line, lease_seconds: int) -> None:
         self._line = line
-        self._request = Request("GET", PATH, query(lease_seconds=lease_seconds), accept=EVENT_STREAM)
+        query = api.MailStreamQuery(lease_seconds)
+        self._request = request_for(api.STREAM, query=query, accept=EVENT_STREAM)
         self._back_off = BackOff()
         self._name = self._data = ""
         self._line_begun = b""
@@ -82,12 +99,12 @@ class _Listening:
 
     @staticmethod
     def is_stream(answer: httpx.Response) -> bool:
-        """Whether what comes may be events; a captive portal's page is none."""
+        """Whether an answer is a stream of events, and not a captive portal's page."""
         kind = answer.headers.get("content-type", EVENT_STREAM)
         return answer.status_code == 200 and kind.partition(";")[0].strip().lower() == EVENT_STREAM
 
     def refused(self, answer: httpx.Response, body: bytes) -> None:
-        """An answer that is no stream: raised if it would be repeated."""
+        """Raises the error of an answer that is no stream, unless a retry is right."""
         response = Response(self._request.method, PATH, answer.status_code, answer.headers, body)
         error = self._line.refusal(self._request, response)
         if not is_passing(error):
@@ -108,7 +125,7 @@ class _Listening:
                 yield event
 
     def _heard(self, line: str) -> Event | None:
-        """An event when a line ends one; heartbeats are comments, and what a newer server says is left out."""
+        """The event that a line ends, if any; heartbeats are comments, and events that are not known are left out."""
         if line.startswith("event:"):
             self._name = line.removeprefix("event:").strip()
         elif line.startswith("data:"):
@@ -128,9 +145,9 @@ async def events(
     lease_seconds: int = 30,
     connected: Callable[[], None] | None = None,
 ) -> AsyncGenerator[Event, None]:
-    """Every event, for as long as somebody listens. A refusal that would be repeated is raised.
+    """Every event, until the generator is closed. Raises a refusal for which no retry is right.
 
-    `connected` is called whenever the stream begins anew: something may have happened while nobody listened."""
+    `connected` is called whenever the stream is opened: events may have been missed before."""
     listening = _Listening(line, lease_seconds)
     while True:
         step = await aside(listening.begin)
@@ -146,12 +163,12 @@ async def events(
                         for event in listening.hear(chunk):
                             yield event
         except (httpx.RequestError, BadAnswer):
-            pass  # broken off, never begun, or unreadable: the next try says it again
+            pass  # broken off, never begun, or unreadable: the next attempt brings it again
         await asyncio.sleep(listening.pause())
 
 
 def blocking_events(line: Line, http: httpx.Client, lease_seconds: int = 30) -> Generator[Event, None, None]:
-    """The same for whoever blocks until the next event."""
+    """The same, blocking until the next event."""
     listening = _Listening(line, lease_seconds)
     while True:
         step = listening.begin()
@@ -169,22 +186,10 @@ def blocking_events(line: Line, http: httpx.Client, lease_seconds: int = 30) -> 
 
 def _event(name: str, data: str) -> Event | None:
     try:
-        match name:
-            case "message":
-                said = msgspec.json.decode(data, type=_Message)
-                envelope = json_form.decode(bytes(said.envelope))
-                return Handed(
-                    wire=envelope.wire,
-                    replay_key=envelope.replay_key,
-                    lease_token=said.lease_token,
-                    attempt=said.attempt,
-                )
-            case "receipt":
-                return msgspec.json.decode(data, type=MessageNews)
-            case "rotation_due":
-                return msgspec.json.decode(data, type=RotationDue)
-            case "prekeys_low":
-                return msgspec.json.decode(data, type=PrekeysLow)
+        if name == "message":
+            leased = msgspec.json.decode(data, type=LeasedDocument)
+            return LeasedMessage.of(json_form.decode(bytes(leased.envelope)), leased.lease_token, leased.attempt)
+        kind = _EVENTS.get(name)
+        return None if kind is None else msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, Refused) as error:
         raise BadAnswer(f"the event {name} of {PATH} cannot be read: {error}") from error
-    return None

@@ -1,4 +1,4 @@
-"""Serves a mailbox for as long as somebody wants: mail as it comes, and what has to be done beside it.
+"""Serves a mailbox until it is cancelled: mail as it comes, and what has to be done beside it.
 
 Two go side by side. One listens, opens what comes and hands it to the handler. The other does the chores: what waits in
 the outbox, what became of what was sent, mail that was kept out and is allowed by now, and keys. A chore that fails for
@@ -15,11 +15,12 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from angelia.client import channel_signing, delivery_status, mail_receiving, mail_sending
 from angelia.client.exchange import BadAnswer, Exchange
-from angelia.client.mail_answers import Handed, MessageNews, PrekeysLow, RotationDue
+from angelia.client.mail_calls import LeasedMessage
 from angelia.client.mail_receiving import Received
-from angelia.client.mail_stream import BackOff, Event, is_passing
+from angelia.client.mail_stream import BackOff, Event, PrekeysLow, RotationDue, is_passing
 from angelia.client.transport import Aside
 from angelia.errors import AngeliaError
+from angelia.mail.model import DeliveryEvent
 from angelia.mailbox.inbox import Opened
 from angelia.mailbox.mailbox import Mailbox
 
@@ -36,8 +37,8 @@ Listen: TypeAlias = Callable[[Callable[[], None]], AsyncGenerator[Event, None]]
 _Keys: TypeAlias = type[RotationDue] | type[PrekeysLow]
 
 
-class Run(Protocol):
-    """Takes a call to its end."""
+class RunExchange(Protocol):
+    """Takes an exchange to its end and returns its answer."""
 
     def __call__(self, call: Exchange[T], /) -> Awaitable[T]: ...
 
@@ -46,13 +47,13 @@ class Serving:
     """One mailbox that is served; `listen` gives the events of a stream, and says when it begins anew. What it asks of
     the mailbox itself goes by way of `aside`."""
 
-    def __init__(self, mailbox: Mailbox, handler: Handler, run: Run, aside: Aside, listen: Listen) -> None:
+    def __init__(self, mailbox: Mailbox, handler: Handler, run: RunExchange, aside: Aside, listen: Listen) -> None:
         self._mailbox = mailbox
         self._handler = handler
         self._run = run
         self._aside = aside
         self._listen = listen
-        self._handling = asyncio.Lock()  # one message at a time, whoever received it
+        self._handling = asyncio.Lock()  # one message at a time, from the stream or from the chores
         self._bell = asyncio.Event()
         # What is due. Each is taken out before it is done, so that it can become due again meanwhile.
         self._news_of: dict[str, None] = {}
@@ -83,9 +84,9 @@ class Serving:
         async with contextlib.aclosing(self._listen(self._begin_round)) as events:
             async for event in events:
                 match event:
-                    case Handed() if self._is_due(event.replay_key):
+                    case LeasedMessage() if self._is_due(event.replay_key):
                         await self._take(event)
-                    case MessageNews():
+                    case DeliveryEvent():
                         self._news_of[event.replay_key] = None
                         self._bell.set()
                     case RotationDue() | PrekeysLow():
@@ -102,15 +103,15 @@ class Serving:
         self._handed.add(replay_key)
         return is_due
 
-    async def _take(self, handed: Handed) -> None:
+    async def _take(self, leased: LeasedMessage) -> None:
         try:
-            received = await self._run(mail_receiving.take_in(self._mailbox, [handed], for_handler=True))
+            received = await self._run(mail_receiving.take_in(self._mailbox, [leased], for_handler=True))
         except AngeliaError as error:
             if not is_passing(error):
                 raise
             return  # its lease ends, and it comes again
         # Also one that was opened before, when a fault came between the inbox and the handler.
-        await self._handle({handed.replay_key: None} | _by_key(received))
+        await self._handle({leased.replay_key: None} | _by_key(received))
 
     async def _handle(self, messages: Mapping[str, Opened | None]) -> None:
         """Give messages to the handler that it has not ended with; None is one that only the inbox has."""
@@ -189,7 +190,7 @@ class Serving:
             await self._run(channel_signing.publish_keys(self._mailbox))
 
     async def _do_round(self, _: None) -> None:
-        """What may have happened while nobody listened, or without anybody saying so."""
+        """Does what may have become due while the stream was down, or without an event of it."""
         chores = dict.fromkeys((self._send_waiting, self._follow_sent, self._fetch_admitted))
         problem = await _each(chores, lambda chore: chore())
         await self._run(channel_signing.tend_keys(self._mailbox))

@@ -32,6 +32,7 @@ from angelia.client.namespaces import Batches, Iteration, Mode, Namespace, Verb
 from angelia.client.operations import asking, naming, naming_and_asking, plain
 from angelia.guard import api as guard
 from angelia.keys import api as keys
+from angelia.mail import api as mail
 from angelia.mailbox.channels import ChannelMessage
 from angelia.mailbox.mailbox import Mailbox
 from angelia.monitoring import api as monitoring
@@ -40,7 +41,7 @@ from angelia.runs import api as runs
 
 
 class AgentVerbs(Namespace[Mode]):
-    """Who an agent is, and whom it does not want to hear from."""
+    """Registration, profiles, handles and block lists of agents."""
 
     register = Verb(registration.register)
     profile = Verb(naming(agents.WHO))
@@ -127,13 +128,13 @@ class MailVerbs(Namespace[Mode]):
     poll = Verb(mail_calls.poll)
     acknowledge = Verb(mail_calls.acknowledge)
     nack = Verb(mail_calls.nack)
-    status = Verb(mail_calls.message_status)
-    withdraw_message = Verb(mail_calls.withdraw_message)
-    receipts = Verb(mail_calls.receipts)
-    receipt = Verb(mail_calls.receipt)
+    status = Verb(naming(mail.STATUS))
+    withdraw_message = Verb(naming(mail.WITHDRAW))
+    receipts = Verb(asking(mail.LIST_RECEIPTS, mail.ReceiptQuery))
+    receipt = Verb(naming(mail.SHOW_RECEIPT))
     hand_in_receipt = Verb(mail_calls.hand_in_receipt)
     dead_letters = Verb(mail_calls.dead_letters)
-    requeue = Verb(mail_calls.requeue_dead_letter)
+    requeue = Verb(naming(mail.REQUEUE))
 
 
 class ChannelVerbs(Namespace[Mode]):

@@ -1,11 +1,11 @@
-"""What recipients say to messages that they were handed: they have them, or could not take them."""
+"""What recipients say to messages that they hold a lease of: acks and nacks."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import structlog
@@ -13,308 +13,301 @@ import structlog
 from angelia import metrics
 from angelia.api import AgentRow
 from angelia.audit import service as audit
-from angelia.audit.model import Event
-from angelia.envelope.receipts import Receipt
-from angelia.envelope.times import SKEW, moment
+from angelia.audit.failures import Failures
+from angelia.audit.model import Detail, Event
+from angelia.envelope.receipts import Receipt, ReceiptDocument
 from angelia.errors import AngeliaError, Conflict, InvalidArgument, LeaseLost, MessageExpired, NotFound, Unavailable
 from angelia.mail import receipts_store, store
+from angelia.mail.audit_events import audit_event
 from angelia.mail.hot_store import HotMail
 from angelia.mail.model import (
     ATTEMPTS,
     LATEST_ACK,
+    NO_REASON,
     Attested,
+    DeliveryStatus,
+    EnvelopeRow,
+    EnvelopeState,
     Lease,
-    Queued,
+    LeaseToken,
     ReceiptRow,
-    State,
-    Status,
     back_off,
-    parse_token,
     status_of,
 )
-from angelia.mail.receipts_store import Step
-from angelia.mail.sender_events import word
+from angelia.mail.receipt_checks import check_fits, checked_receipts
+from angelia.mail.receipts_store import ReceiptStep
+from angelia.mail.sender_events import delivery_event
 from angelia.stores.group_commit import GroupCommit
 from angelia.stores.ledger import Ledger, StatementError, Tx
 
-_ACK_KINDS = {Status.FAILED: "message_failed"}
-_BURIAL = timedelta(seconds=30)
+_BURIAL = timedelta(seconds=30)  # how long a message is held back while it becomes a dead letter
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """A recipient's word that it has a message; a receipt among them is signed and checked."""
+    """That a recipient has a message; the receipt that may come along is not checked yet."""
 
     replay_key: bytes
-    mref: bytes
-    secret: str = field(repr=False)
-    receipt: Receipt | None = None
+    token: LeaseToken
+    receipt: ReceiptDocument | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Nack:
-    """A recipient's word that it could not take a message. One that is not counted only leaves it alone for a while:
-    it is no attempt, and never makes a dead letter."""
+    """That a recipient could not take a message. One that is not counted is no attempt: it only holds the message back
+    for a while, and never makes a dead letter."""
 
     replay_key: bytes
-    mref: bytes
-    secret: str = field(repr=False)
+    token: LeaseToken
     reason: str = ""
     retry_after: timedelta | None = None
     counted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class PutBack:
+class Nacked:
     """What became of a nack: back in the queue at that time, or a dead letter."""
 
     retry_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """A message that is gone from its queue, and how its receipt stands."""
+class Acknowledged:
+    """A message that is gone from its queue, and the status that its receipt has now."""
 
-    row: Queued
-    status: Status
+    row: EnvelopeRow
+    status: DeliveryStatus
 
 
 @dataclass(frozen=True, slots=True)
-class _Settlement:
-    """An acknowledgment with all that its transaction needs."""
+class _CheckedAck:
+    """An ack with all that its transaction needs."""
 
     recipient: str
     ack: Ack
+    receipt: Receipt | None
     lease: Lease | None
     at: datetime
 
+    @property
+    def message(self) -> tuple[str, bytes]:
+        return self.recipient, self.ack.replay_key
 
-class Settling:
-    """The recipient's word on its mail."""
+    @property
+    def status(self) -> DeliveryStatus:
+        """What the recipient says."""
+        return DeliveryStatus.DELIVERED if self.receipt is None else status_of(self.receipt)
 
-    def __init__(self, ledger: Ledger, hot: HotMail) -> None:
+    @property
+    def first_leased(self) -> datetime:
+        """When the message was first leased; now, where the hot tier does not know."""
+        return self.lease.first_leased if self.lease is not None and self.lease.attempts else self.at
+
+
+class Acknowledgements:
+    """Takes the acks and nacks of all recipients."""
+
+    def __init__(self, ledger: Ledger, hot: HotMail, failures: Failures) -> None:
         self._ledger = ledger
         self._hot = hot
-        self._settlements: GroupCommit[_Settlement, Settled | None] = GroupCommit(ledger, _settle)
+        self._failures = failures
+        self._commits: GroupCommit[_CheckedAck, Acknowledged | None] = GroupCommit(ledger, _commit)
 
     async def close(self) -> None:
-        await self._settlements.close()
+        await self._commits.close()
 
     async def acknowledge(
         self, agent: AgentRow, acks: Sequence[Ack], now: datetime
-    ) -> list[Settled | AngeliaError | None]:
-        """Settle messages: each is gone from the ledger when this returns, and its receipt says so.
+    ) -> list[Acknowledged | AngeliaError | None]:
+        """Ends messages: each is gone from the ledger when this returns, and its receipt says so. Returns one outcome
+        each, None for a message that was acknowledged before.
 
-        A message that was settled before gives None. Neither a lease that ran out nor a hot tier that forgot it is a
-        reason to refuse; another living lease is."""
-        leases = await self._leases(agent, [ack.mref for ack in acks])
-
-        async def one(ack: Ack, lease: Lease | None) -> Settled | AngeliaError | None:
-            if lease is not None and lease.held_by_other(ack.secret, now):
-                return LeaseLost(
-                    "somebody else has this message by now", hint="whoever has it settles it; else it comes again"
-                )
-            try:
-                return await self._settlements.submit(_Settlement(agent.handle, ack, lease, now))
-            except AngeliaError as error:
-                return error
-            except StatementError:
-                log.exception("an acknowledgment could not be stored", recipient=agent.handle)
-                return AngeliaError("something went wrong on the server", hint="acknowledge it again")
-
-        done = await asyncio.gather(*(one(ack, lease) for ack, lease in zip(acks, leases, strict=True)))
-        settled = [one for one in done if isinstance(one, Settled)]
-        if settled:
-            _observe(settled, {ack.mref: lease for ack, lease in zip(acks, leases, strict=True)}, now)
-            words = [word(one.row, one.status, now) for one in settled]
+        Neither a lease that ran out nor a hot tier that forgot it is a reason to refuse; another living lease is."""
+        receipts = await checked_receipts(self._ledger, self._failures, agent, [ack.receipt for ack in acks], now)
+        leases = await self._leases(agent, [ack.token.mref for ack in acks])
+        outcomes = await asyncio.gather(
+            *(
+                self._acknowledge(agent, ack, receipt, lease, now)
+                for ack, receipt, lease in zip(acks, receipts, leases, strict=True)
+            )
+        )
+        if done := [one for one in outcomes if isinstance(one, Acknowledged)]:
+            events = [delivery_event(one.row, one.status, now) for one in done]
             with contextlib.suppress(Unavailable):  # what is left in the index falls out at its next claim
-                await self._hot.remove(agent.handle, [one.row.mref for one in settled], words)
-        return list(done)
+                await self._hot.remove(agent.handle, [one.row.mref for one in done], events)
+        return outcomes
 
-    async def put_back(self, agent: AgentRow, nacks: Sequence[Nack], now: datetime) -> list[PutBack | AngeliaError]:
-        """Give messages back: after a while they are handed out again, and after five attempts they are dead."""
-        mrefs = [nack.mref for nack in nacks]
+    async def nack(self, agent: AgentRow, nacks: Sequence[Nack], now: datetime) -> list[Nacked | AngeliaError]:
+        """Gives messages back: after a while they are delivered again, after five attempts they are dead letters.
+        Returns one outcome each."""
+        mrefs = [nack.token.mref for nack in nacks]
         leases = await self._hot.leases(agent.handle, mrefs)
         async with self._ledger.reading() as tx:
             rows = await store.claimable(tx, agent.handle, mrefs, [], now)
-        outcomes: list[PutBack | AngeliaError] = []
+        outcomes: list[Nacked | AngeliaError] = []
         for nack, lease in zip(nacks, leases, strict=True):
             try:
-                outcomes.append(await self._put_back(agent, nack, rows.get(nack.mref), lease, now))
+                outcomes.append(await self._nack(agent, nack, rows.get(nack.token.mref), lease, now))
             except AngeliaError as error:
                 outcomes.append(error)
         return outcomes
 
-    async def _put_back(
-        self, agent: AgentRow, nack: Nack, row: Queued | None, lease: Lease | None, now: datetime
-    ) -> PutBack:
-        mref, secret = nack.mref, nack.secret
+    async def _acknowledge(
+        self, agent: AgentRow, ack: Ack, receipt: Receipt | AngeliaError | None, lease: Lease | None, now: datetime
+    ) -> Acknowledged | AngeliaError | None:
+        if isinstance(receipt, AngeliaError):
+            return receipt
+        if receipt is not None and receipt.replay_key != ack.replay_key.hex():
+            return InvalidArgument("the receipt is of another message")
+        if lease is not None and lease.held_by_other(ack.token.secret, now):
+            return LeaseLost(
+                "somebody else has this message by now", hint="whoever has it settles it; else it comes again"
+            )
+        checked = _CheckedAck(agent.handle, ack, receipt, lease, now)
+        try:
+            done = await self._commits.submit(checked)
+        except AngeliaError as error:
+            return error
+        except StatementError:
+            log.exception("an acknowledgment could not be stored", recipient=agent.handle)
+            return AngeliaError("something went wrong on the server", hint="acknowledge it again")
+        if done is not None:
+            metrics.MAIL_ENDED.labels("acknowledged").inc()
+            metrics.MAIL_SECONDS.observe(max(0.0, (checked.first_leased - done.row.accepted_at).total_seconds()))
+        return done
+
+    async def _nack(
+        self, agent: AgentRow, nack: Nack, row: EnvelopeRow | None, lease: Lease | None, now: datetime
+    ) -> Nacked:
         if row is None:
             raise NotFound("there is no such message for you", hint="it was settled, or its time was over")
         if row.replay_key != nack.replay_key:
             raise LeaseLost("the lease token is another message's")
-        if lease is None or not lease.held_by(secret):
-            raise LeaseLost("the lease of this message is over", hint="it is handed out again by itself")
+        if lease is None or not lease.held_by(nack.token.secret):
+            raise _lease_over()
         if nack.counted and lease.attempts >= ATTEMPTS:
-            await self._bury(agent, nack, mref, lease, now)
-            return PutBack(None)
-        wait = back_off(lease.attempts) if nack.retry_after is None else nack.retry_after
-        if not await self._hot.put_back(
-            agent.handle, [(mref, secret)], now + wait, uncounted=not nack.counted, given=True
-        ):
-            raise LeaseLost("the lease of this message is over", hint="it is handed out again by itself")
-        return PutBack(now + wait)
+            await self._bury(agent, nack, lease, now)
+            return Nacked(None)
+        retry_at = now + (back_off(lease.attempts) if nack.retry_after is None else nack.retry_after)
+        if not await self._hot.put_back(agent.handle, [nack.token], retry_at, uncounted=not nack.counted, given=True):
+            raise _lease_over()
+        return Nacked(retry_at)
 
-    async def _bury(self, agent: AgentRow, nack: Nack, mref: bytes, lease: Lease, now: datetime) -> None:
-        """Make a dead letter of a message. Its lease ends first, so that of several who say it only one is heard; a
-        crash before the commit leaves it in the queue."""
+    async def _bury(self, agent: AgentRow, nack: Nack, lease: Lease, now: datetime) -> None:
+        """Makes a dead letter of a message. Its lease ends first, so that of several nacks only one does it; a crash
+        before the commit leaves the message in the queue."""
         reason = nack.reason or "given back too often"
-        if not await self._hot.put_back(agent.handle, [(mref, nack.secret)], now + _BURIAL):
-            raise LeaseLost("the lease of this message is over", hint="it is handed out again by itself")
+        if not await self._hot.put_back(agent.handle, [nack.token], now + _BURIAL):
+            raise _lease_over()
         async with self._ledger.transaction() as tx:
-            row = (await store.lock(tx, [(agent.handle, nack.replay_key)])).get((agent.handle, nack.replay_key))
-            if row is None or row.mref != mref or row.state is not State.QUEUED:
+            row = await store.lock_one(tx, agent.handle, nack.replay_key)
+            if row is None or row.mref != nack.token.mref or row.state is not EnvelopeState.QUEUED:
                 raise NotFound("there is no such message for you")
             await store.bury(tx, [(row, reason)], now)
-            step = Step(message=row, status=Status.FAILED, reason=reason, attempts=lease.attempts, last_attempt_at=now)
-            stand = await receipts_store.move(tx, [step])
-            event = audit.event(
-                "message_dead_lettered",
-                now,
-                actor=agent.handle,
-                object=row.sender,
-                message_id=row.message_id,
-                replay_key=row.replay_key,
-                detail={"attempts": lease.attempts},
+            step = ReceiptStep(
+                message=row,
+                status=DeliveryStatus.FAILED,
+                reason=reason,
+                attempts=lease.attempts,
+                last_attempt_at=now,
             )
-            await audit.record(tx, [event])
+            statuses = await receipts_store.move(tx, [step])
+            detail: Detail = {"attempts": lease.attempts}
+            await audit.record(tx, [audit_event("message_dead_lettered", row, now, agent.handle, row.sender, detail)])
         metrics.MAIL_ENDED.labels("dead").inc()
+        changed = statuses.get(row.replay_key) is DeliveryStatus.FAILED
         with contextlib.suppress(Unavailable):
-            said = [word(row, Status.FAILED, now, reason)] if stand.get(row.replay_key) is Status.FAILED else []
-            await self._hot.remove(agent.handle, [mref], said)
+            events = [delivery_event(row, DeliveryStatus.FAILED, now, reason)] if changed else []
+            await self._hot.remove(agent.handle, [nack.token.mref], events)
 
     async def _leases(self, agent: AgentRow, mrefs: Sequence[bytes]) -> list[Lease | None]:
         try:
             return await self._hot.leases(agent.handle, mrefs)
         except Unavailable:
-            return [None] * len(mrefs)  # forgotten, as far as anybody can tell
+            return [None] * len(mrefs)  # as if forgotten
 
 
-def new_nack(
-    replay_key: bytes, token: str, reason: str = "", retry_after: timedelta | None = None, *, counted: bool = True
-) -> Nack:
-    mref, secret = parse_token(token)
-    return Nack(replay_key, mref, secret, reason, retry_after, counted)
-
-
-def new_ack(replay_key: bytes, token: str, receipt: Receipt | None) -> Ack:
-    mref, secret = parse_token(token)
-    return Ack(replay_key, mref, secret, receipt)
-
-
-async def _settle(tx: Tx, items: Sequence[_Settlement]) -> list[Settled | AngeliaError | None]:
-    """One transaction: the envelopes go, the receipts say so, the audit has two events each."""
-    rows = await store.lock(tx, list({(item.recipient, item.ack.replay_key) for item in items}))
-    outcomes: list[Settled | AngeliaError | None] = [None] * len(items)
-    settled: dict[int, Queued] = {}
+async def _commit(tx: Tx, acks: Sequence[_CheckedAck]) -> list[Acknowledged | AngeliaError | None]:
+    """One transaction: the envelopes go, their receipts say so, the audit has two events each. Of two acks of one
+    message the second is answered as a later one would be."""
+    rows = await store.lock(tx, list({ack.message for ack in acks}))
+    outcomes: list[Acknowledged | AngeliaError | None] = [None] * len(acks)
+    ended: dict[int, EnvelopeRow] = {}
     late: list[int] = []
-    for at, item in enumerate(items):
-        row = rows.pop((item.recipient, item.ack.replay_key), None)
+    for at, ack in enumerate(acks):
+        row = rows.get(ack.message)
         if row is None:
             late.append(at)
             continue
         try:
-            _check_ack(item, row)
+            _check(ack, row)
         except AngeliaError as error:
             outcomes[at] = error
-            rows[item.recipient, item.ack.replay_key] = row
         else:
-            settled[at] = row
-    if settled:
-        await store.remove(tx, list(settled.values()))
-        stand = await receipts_store.move(tx, [_acknowledged(items[at], row) for at, row in settled.items()])
-        await audit.record(tx, [event for at, row in settled.items() for event in _ack_events(items[at], row)])
-        for at, row in settled.items():
-            outcomes[at] = Settled(row, _standing(items[at], stand.get(row.replay_key)))
+            ended[at] = rows.pop(ack.message)
+    if ended:
+        await store.remove(tx, list(ended.values()))
+        statuses = await receipts_store.move(tx, [_step(acks[at], row) for at, row in ended.items()])
+        await audit.record(tx, [event for at, row in ended.items() for event in _events(acks[at], row)])
+        for at, row in ended.items():
+            outcomes[at] = Acknowledged(row, _status_now(acks[at], statuses.get(row.replay_key)))
     if late:
-        known = await receipts_store.of_messages(tx, [items[at].ack.replay_key for at in late])
+        known = await receipts_store.of_messages(tx, [acks[at].ack.replay_key for at in late])
         for at in late:
-            outcomes[at] = _settled_before(items[at], known.get(items[at].ack.replay_key))
+            outcomes[at] = _refusal_of_late(acks[at], known.get(acks[at].ack.replay_key))
     return outcomes
 
 
-def _check_ack(item: _Settlement, row: Queued) -> None:
-    if row.mref != item.ack.mref:
+def _check(ack: _CheckedAck, row: EnvelopeRow) -> None:
+    if row.mref != ack.ack.token.mref:
         raise LeaseLost("the lease token is another message's")
-    if row.state is State.DEAD:
+    if row.state is EnvelopeState.DEAD:
         raise Conflict("the message is a dead letter", hint="requeue it, then acknowledge it")
-    if item.at >= row.expires_at + LATEST_ACK:  # its receipt may be in the archive soon
+    if ack.at >= row.expires_at + LATEST_ACK:  # its receipt may be in the archive soon
         raise MessageExpired("the message expired before it was acknowledged")
-    if item.ack.receipt is not None:
-        check_receipt_fits(item.ack.receipt, row)
+    if ack.receipt is not None:
+        check_fits(ack.receipt, row)
 
 
-def check_receipt_fits(receipt: Receipt, message: Queued | ReceiptRow) -> None:
-    """A receipt is of one message, and not from before there was one."""
-    if (receipt.message_id, receipt.sender_nhi) != (message.message_id, message.sender):
-        raise InvalidArgument("the receipt names another message")
-    sent_at = message.created_at if isinstance(message, Queued) else message.sent_at
-    if moment(receipt.time_ms) < sent_at - SKEW:
-        raise InvalidArgument("the receipt is older than the message", hint="check this machine's clock")
-
-
-def _settled_before(item: _Settlement, known: ReceiptRow | None) -> AngeliaError | None:
-    if known is None or known.recipient != item.recipient:
+def _refusal_of_late(ack: _CheckedAck, known: ReceiptRow | None) -> AngeliaError | None:
+    """Why a message that is not there cannot be acknowledged; None if it was acknowledged before."""
+    if known is None or known.recipient != ack.recipient:
         return NotFound("there is no such message for you")
     if known.acknowledged_at is not None:
         return None
-    if known.status is Status.EXPIRED:
+    if known.status is DeliveryStatus.EXPIRED:
         return MessageExpired("the message expired before it was acknowledged")
     return Conflict(f"the message is {known.status} and was never acknowledged")
 
 
-def _acknowledged(item: _Settlement, row: Queued) -> Step:
-    lease, receipt = item.lease, item.ack.receipt
-    handed_out = lease is not None and lease.attempts > 0
-    return Step(
+def _step(ack: _CheckedAck, row: EnvelopeRow) -> ReceiptStep:
+    receipt = ack.receipt
+    return ReceiptStep(
         message=row,
-        status=_status(receipt),
+        status=ack.status,
         attested_by=Attested.RELAY if receipt is None else Attested.RECIPIENT,
-        delivered_at=lease.first_leased if lease is not None and handed_out else item.at,
-        acknowledged_at=item.at,
-        read_at=item.at if _status(receipt) is Status.READ else None,
-        attempts=lease.attempts if lease is not None and handed_out else 1,
-        last_attempt_at=item.at,
-        reason=receipt.reason or "the recipient said so" if _status(receipt) is Status.FAILED and receipt else None,
+        delivered_at=ack.first_leased,
+        acknowledged_at=ack.at,
+        read_at=ack.at if ack.status is DeliveryStatus.READ else None,
+        attempts=ack.lease.attempts if ack.lease is not None and ack.lease.attempts else 1,
+        last_attempt_at=ack.at,
+        reason=receipt.reason or NO_REASON if receipt and ack.status is DeliveryStatus.FAILED else None,
         receipt=receipt,
     )
 
 
-def _ack_events(item: _Settlement, row: Queued) -> list[Event]:
-    return [
-        audit.event(
-            kind, item.at, actor=item.recipient, object=row.sender, message_id=row.message_id, replay_key=row.replay_key
-        )
-        for kind in ("message_received", _ACK_KINDS.get(_status(item.ack.receipt), "message_acknowledged"))
-    ]
+def _events(ack: _CheckedAck, row: EnvelopeRow) -> list[Event]:
+    ended = "message_failed" if ack.status is DeliveryStatus.FAILED else "message_acknowledged"
+    return [audit_event(kind, row, ack.at, ack.recipient, row.sender) for kind in ("message_received", ended)]
 
 
-def _status(receipt: Receipt | None) -> Status:
-    return Status.DELIVERED if receipt is None else status_of(receipt)
+def _status_now(ack: _CheckedAck, stored: DeliveryStatus | None) -> DeliveryStatus:
+    """The status of the receipt now; the ledger has `read` as a time beside `delivered`."""
+    if stored is None or (stored is DeliveryStatus.DELIVERED and ack.status is DeliveryStatus.READ):
+        return ack.status
+    return stored
 
 
-def _standing(item: _Settlement, stands: Status | None) -> Status:
-    """What the receipt says now; that it was read stands beside `delivered`."""
-    said = _status(item.ack.receipt)
-    if stands is None or (stands is Status.DELIVERED and said is Status.READ):
-        return said
-    return stands
-
-
-def _observe(settled: Sequence[Settled], leases: Mapping[bytes, Lease | None], now: datetime) -> None:
-    metrics.MAIL_ENDED.labels("acknowledged").inc(len(settled))
-    for one in settled:
-        lease = leases.get(one.row.mref)
-        since = lease.first_leased if lease is not None and lease.attempts else now
-        metrics.MAIL_SECONDS.observe(max(0.0, (since - one.row.accepted_at).total_seconds()))
+def _lease_over() -> LeaseLost:
+    return LeaseLost("the lease of this message is over", hint="it is handed out again by itself")

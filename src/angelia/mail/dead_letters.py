@@ -1,4 +1,4 @@
-"""Messages that could not be delivered: their recipient, or an operator, sees them and may try again."""
+"""Messages that could not be delivered: their recipient or an operator lists them, and may requeue them."""
 
 from __future__ import annotations
 
@@ -9,54 +9,47 @@ from angelia.agents.service import Agents
 from angelia.audit import service as audit
 from angelia.errors import Conflict, KeyRevoked, MessageExpired, NotFound, Unavailable
 from angelia.mail import receipts_store, store
-from angelia.mail.delivery_checks import fallen
+from angelia.mail.audit_events import audit_event
+from angelia.mail.delivery_checks import under_revoked_keys
 from angelia.mail.hot_store import HotMail
-from angelia.mail.model import Place, Queued, State
+from angelia.mail.model import EnvelopeRow, EnvelopeState, QueuePlace
 from angelia.stores.ledger import Ledger
 
 
 class DeadLetters:
-    """The dead letters of all recipients; they leave with their time to live, as everything does."""
+    """The dead letters of all recipients; they expire as all messages do."""
 
     def __init__(self, ledger: Ledger, hot: HotMail, agents: Agents) -> None:
         self._ledger = ledger
         self._hot = hot
         self._agents = agents
 
-    async def page(self, name: str, before: tuple[datetime, bytes] | None, limit: int) -> list[Queued]:
+    async def page(self, name: str, before: tuple[datetime, bytes] | None, limit: int) -> list[EnvelopeRow]:
         """An agent's dead letters, newest first."""
         agent = await self._agents.named(name)
         async with self._ledger.reading() as tx:
             return await store.dead_of(tx, agent.handle, before, limit)
 
-    async def requeue(self, replay_key: bytes, owner: str | None, by: str, now: datetime) -> Queued:
-        """Put one back at the end of its queue. Its receipt stays `failed`, since that is what its sender was told.
+    async def requeue(self, replay_key: bytes, owner: str | None, by: str, now: datetime) -> EnvelopeRow:
+        """Puts one back at the end of its queue, and returns it. Its receipt stays `failed`, as its sender was told.
 
-        `owner` is whose it must be; an operator names nobody."""
+        `owner` is the recipient whose dead letter it must be; None for an operator."""
         async with self._ledger.transaction() as tx:
-            known = (await receipts_store.of_messages(tx, [replay_key])).get(replay_key)
+            known = await receipts_store.one(tx, replay_key)
             if known is None or owner not in (None, known.recipient):
                 raise NotFound("there is no such dead letter")
-            row = (await store.lock(tx, [(known.recipient, replay_key)])).get((known.recipient, replay_key))
+            row = await store.lock_one(tx, known.recipient, replay_key)
             if row is None:
                 raise NotFound("there is no such dead letter", hint="it was settled, or its time was over")
-            if row.state is not State.DEAD:
+            if row.state is not EnvelopeState.DEAD:
                 raise Conflict("the message is in its queue already")
             if row.expires_at <= now:
                 raise MessageExpired("the message has expired")
-            if await fallen(tx, [row]):
+            if await under_revoked_keys(tx, [row]):
                 raise KeyRevoked("a key of this message was revoked since: nobody can open it, or believe it")
-            raised = await store.raise_dead(tx, row.recipient, replay_key, now)
-            assert raised is not None, "it is locked, and dead"
-            event = audit.event(
-                "message_requeued",
-                now,
-                actor=by,
-                object=raised.recipient,
-                message_id=raised.message_id,
-                replay_key=replay_key,
-            )
-            await audit.record(tx, [event])
+            requeued = await store.requeue(tx, row.recipient, replay_key, now)
+            assert requeued is not None, "it is locked, and dead"
+            await audit.record(tx, [audit_event("message_requeued", requeued, now, by, requeued.recipient)])
         with contextlib.suppress(Unavailable):
-            await self._hot.enqueue(Place(raised.recipient, raised.mref, raised.priority, raised.seq, now))
-        return raised
+            await self._hot.enqueue(QueuePlace(requeued.recipient, requeued.mref, requeued.priority, requeued.seq, now))
+        return requeued

@@ -1,18 +1,15 @@
-"""Hands mail to recipients: leases from the hot tier, the ledger's word on each, and what recipients say to them."""
+"""Delivers mail: leases from the hot tier, and the check of each leased message against the ledger."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import hashlib
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from uuid import UUID
-
-import structlog
 
 from angelia import metrics
 from angelia.api import AgentRow
@@ -21,30 +18,18 @@ from angelia.errors import Unavailable
 from angelia.mail import store
 from angelia.mail.delivery_checks import withheld
 from angelia.mail.hot_store import AT_ONCE, Claimed, Claims, HotMail, arrivals, departures, events
-from angelia.mail.model import (
-    HOLD,
-    MOST_AT_ONCE,
-    Match,
-    Queued,
-    last_score,
-    lease_token,
-    parse_token,
-    score,
-)
+from angelia.mail.model import HOLD, MOST_AT_ONCE, EnvelopeRow, LeaseToken, Match, last_score, score
 from angelia.policy.service import Policy
 from angelia.stores.ledger import Ledger
-from angelia.stores.wake import LOOK, Wake, told
-
-log = structlog.get_logger(__name__)
-
+from angelia.stores.wake import LOOK, RequestTime, Wake, told
 
 _ROUNDS = 50
 _PAGE_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What a recipient asks for."""
+class LeaseRequest:
+    """How many messages a recipient asks for, which ones, and for how long."""
 
     most: int = 10
     min_priority: int = 0
@@ -54,31 +39,26 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
-    """One message in its recipient's hands, until the lease runs out."""
+class LeasedEnvelope:
+    """One message that its recipient holds until the lease runs out."""
 
-    row: Queued
+    row: EnvelopeRow
     wire: bytes = field(repr=False)
-    token: str = field(repr=False)
+    token: LeaseToken
     attempt: int
-
-    @property
-    def held(self) -> tuple[bytes, str]:
-        """What names the lease."""
-        return parse_token(self.token)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a poll got; `next_return` is when another message comes back by itself."""
+    """What a poll leased; `next_return` is when the lease of another message runs out."""
 
-    messages: list[Handed]
+    messages: list[LeasedEnvelope]
     has_more: bool = False
     next_return: datetime | None = None
 
 
 class _Leases:
-    """What one try has leased. A script that is on its way is waited for, also by a caller that goes away meanwhile."""
+    """What one try has leased. A script that is running is waited for, also when the caller goes away meanwhile."""
 
     def __init__(self) -> None:
         self._claims: list[asyncio.Future[Claims]] = []
@@ -87,10 +67,9 @@ class _Leases:
         self._claims.append(claiming := asyncio.ensure_future(claim))
         return await asyncio.shield(claiming)
 
-    async def held(self) -> list[tuple[bytes, str]]:
-        """What names each lease."""
+    async def tokens(self) -> list[LeaseToken]:
         done = await asyncio.gather(*self._claims, return_exceptions=True)
-        return [(one.mref, one.secret) for got in done if isinstance(got, Claims) for one in got.messages]
+        return [one.token for got in done if isinstance(got, Claims) for one in got.messages]
 
 
 class Delivery:
@@ -103,86 +82,81 @@ class Delivery:
         self._policy = policy
         self._failures = failures
 
-    async def receive(self, agent: AgentRow, wanted: Wanted, wait: float, now: datetime) -> Batch:
-        """The next messages; when there are none, they are waited for."""
-        got = await self._next(agent, wanted, now)
-        if got.messages or wait <= 0:
+    async def receive(self, agent: AgentRow, wanted: LeaseRequest, wait: float, now: datetime) -> Batch:
+        """Leases the next messages; waits up to `wait` seconds for some when there are none."""
+        got = Batch([])
+
+        async def look(at: datetime) -> Batch:
+            nonlocal got
+            got = await self._next(agent, wanted, at)
             return got
-        began = time.monotonic()
+
         try:
-            async with self._wake.listening(arrivals(agent.handle)) as bell:
-                while True:
-                    at = _later(now, began)
-                    got = await self._next(agent, wanted, at)
-                    left = wait - (time.monotonic() - began)
-                    if got.messages or left <= 0 or self._wake.stopping:
-                        break
-                    await bell.wait(min(left, _until_next_look(got, at)))
-        except BaseException:
-            await self._release(agent, [one.held for one in got.messages])
+            topics = [arrivals(agent.handle)]
+            return await self._wake.poll(topics, look, lambda found: bool(found.messages), now, wait, _until_next_look)
+        except BaseException:  # the caller went away between the lease and the answer
+            await self._release(agent, [one.token for one in got.messages])
             raise
-        return got
 
     async def stream(
         self, agent: AgentRow, lease: timedelta, beat: float, now: datetime
-    ) -> AsyncGenerator[Handed | tuple[str, bytes] | None, None]:
-        """Messages as they come, and events that concern the agent; None now and then, so that the line is not idle.
-
-        At most a hundred messages are unsettled at a time."""
-        began, beaten = time.monotonic(), time.monotonic()
-        unsettled: dict[bytes, str] = {}
-        unsaid: deque[Handed] = deque()
+    ) -> AsyncGenerator[LeasedEnvelope | tuple[str, bytes] | None, None]:
+        """Messages as they come, and events that concern the agent; None every `beat` seconds, so that the line is not
+        idle. At most a hundred messages are leased at a time."""
+        clock, beaten = RequestTime(now), 0.0
+        leased: dict[bytes, str] = {}
+        unsaid: deque[LeasedEnvelope] = deque()
         try:
             async with self._wake.listening(arrivals(agent.handle), events(agent.handle)) as bell:
                 while not self._wake.stopping:
-                    at = _later(now, began)
+                    at = clock.now()
                     for said in bell.words():
                         yield told(said)
-                    if len(unsettled) >= MOST_AT_ONCE:
-                        unsettled = await self._settled_some(agent, unsettled, at, LOOK)
-                    room = MOST_AT_ONCE - len(unsettled)
-                    got = await self._next(agent, Wanted(most=room, lease=lease), at) if room else Batch([], True)
-                    unsettled |= [one.held for one in got.messages]
+                    if len(leased) >= MOST_AT_ONCE:
+                        leased = await self._still_leased(agent, leased, at, LOOK)
+                    room = MOST_AT_ONCE - len(leased)
+                    got = await self._next(agent, LeaseRequest(most=room, lease=lease), at) if room else Batch([], True)
+                    leased |= [one.token for one in got.messages]
                     unsaid.extend(got.messages)
                     while unsaid:
                         yield unsaid.popleft()
-                    if time.monotonic() - beaten >= beat:
-                        beaten = time.monotonic()
+                    if clock.passed() - beaten >= beat:
+                        beaten = clock.passed()
                         yield None
                     if not got.has_more:
-                        rest = max(0.0, beat - (time.monotonic() - beaten))
+                        rest = max(0.0, beat - (clock.passed() - beaten))
                         await bell.wait(min(rest, _until_next_look(got, at)))
         finally:
-            await self._release(agent, [one.held for one in unsaid])
+            await self._release(agent, [one.token for one in unsaid])
 
-    async def _next(self, agent: AgentRow, wanted: Wanted, now: datetime) -> Batch:
-        """The next messages that may be handed over; what may not must not stand in their way."""
+    async def _next(self, agent: AgentRow, wanted: LeaseRequest, now: datetime) -> Batch:
+        """Leases the next messages that may be delivered; messages that may not do not stand in their way."""
         for _ in range(_ROUNDS):
             got = await self._try(agent, wanted, now)
             if got.messages or not got.has_more:
                 break
         return got
 
-    async def _try(self, agent: AgentRow, wanted: Wanted, now: datetime) -> Batch:
-        """Lease, then ask the ledger: a hot copy is never handed over on its own word."""
+    async def _try(self, agent: AgentRow, wanted: LeaseRequest, now: datetime) -> Batch:
+        """Leases, then asks the ledger: a copy of the hot tier is never delivered on its own account."""
         leases = _Leases()
         try:
             got = await leases.take(self._claim(agent, wanted, now))
-            handed, reach = await self._handed(agent, wanted, got, leases, now)
-            page = _page(handed, wanted.most, reach)
-            await self._release(agent, [one.held for one in handed[len(page) :]])
+            found, reach = await self._deliverable(agent, wanted, got, leases, now)
+            page = _page(found, wanted.most, reach)
+            await self._release(agent, [one.token for one in found[len(page) :]])
         except BaseException:
-            # Nobody got them, so nobody has to wait until the leases run out.
-            await self._release(agent, await leases.held())
+            # No recipient got them, so none has to wait until the leases run out.
+            await self._release(agent, await leases.tokens())
             raise
         if not got.messages:
             return Batch([], got.more, got.next_return)
         metrics.MAIL_HANDED_OUT.inc(len(page))
-        # All of them may have been ghosts, with messages behind them.
-        more = got.more or len(page) < len(handed) or not page
+        # All of them may be gone from the ledger, with messages behind them.
+        more = got.more or len(page) < len(found) or not page
         return Batch(page, more, got.next_return if page else now)
 
-    async def _claim(self, agent: AgentRow, wanted: Wanted, now: datetime) -> Claims:
+    async def _claim(self, agent: AgentRow, wanted: LeaseRequest, now: datetime) -> Claims:
         until = now + wanted.lease
         if wanted.correlation_id is None and wanted.channel_id is None:
             return await self._hot.claim(agent.handle, wanted.most, wanted.min_priority, now, until)
@@ -207,10 +181,10 @@ class Delivery:
             if end or len(claims) == wanted.most:
                 reached = bool(found) and (not claims or claims[-1].mref == found[-1].mref)
                 return Claims(claims, None, more=len(claims) == wanted.most and not (end and reached))
-            last = found[-1]  # these are in somebody's hands; there may be others behind them
+            last = found[-1]  # these are leased; there may be others behind them
 
-    async def _claim_passed(self, agent: AgentRow, wanted: Wanted, got: Claims, now: datetime) -> Claims:
-        """Lease what stands before a claim and is not in the index: a crash left it out, or it is just on its way."""
+    async def _claim_passed(self, agent: AgentRow, wanted: LeaseRequest, got: Claims, now: datetime) -> Claims:
+        """Leases what stands before a claim and is not in the index: a crash left it out, or it is on its way."""
         known = [*(claim.mref for claim in got.messages), *got.out]
         async with self._ledger.reading() as tx:
             found = await store.passed(tx, agent.handle, got.last, now, known, MOST_AT_ONCE)
@@ -220,25 +194,25 @@ class Delivery:
         end = len(found) < MOST_AT_ONCE
         return Claims(claims, None, more=not end, last=last_score(0) if end else places[-1][1])
 
-    async def _handed(
-        self, agent: AgentRow, wanted: Wanted, got: Claims, leases: _Leases, now: datetime
-    ) -> tuple[list[Handed], int]:
-        """What of these may be handed over, in the order of the queue, with what they would have passed.
+    async def _deliverable(
+        self, agent: AgentRow, wanted: LeaseRequest, got: Claims, leases: _Leases, now: datetime
+    ) -> tuple[list[LeasedEnvelope], int]:
+        """Which of these may be delivered, in the order of the queue, with those that they would have passed.
 
-        The second value is the place up to which nothing is left out."""
+        The second value is the place in the queue up to which nothing is left out."""
         if not got.messages:
             return [], 0
-        handed, passes = await self._judged(agent, got, now)
+        found, passes = await self._checked(agent, got, now)
         if not passes:
-            return handed, last_score(0)
+            return found, last_score(0)
         older = await leases.take(self._claim_passed(agent, wanted, got, now))
         if older.messages:
-            handed += (await self._judged(agent, older, now))[0]
-        return sorted(handed, key=lambda one: one.row.score), older.last
+            found += (await self._checked(agent, older, now))[0]
+        return sorted(found, key=lambda one: one.row.score), older.last
 
-    async def _judged(self, agent: AgentRow, got: Claims, now: datetime) -> tuple[list[Handed], bool]:
-        """What of these the ledger, the rules and the keys let pass, in order; and whether the ledger has something
-        before them that the hot tier has not."""
+    async def _checked(self, agent: AgentRow, got: Claims, now: datetime) -> tuple[list[LeasedEnvelope], bool]:
+        """Which of these the ledger, the rules and the keys let pass, in the order of the queue; and whether the ledger
+        has a message before them that the hot tier has not."""
         by_mref = {claim.mref: claim for claim in got.messages}
         without_copy = [claim.mref for claim in got.messages if claim.copy is None]
         async with self._ledger.reading() as tx:
@@ -248,30 +222,24 @@ class Delivery:
             if damaged := [mref for mref, row in rows.items() if not _is_of(by_mref[mref].copy, row)]:
                 rows |= await store.claimable(tx, agent.handle, damaged, damaged, now)
             held_back = await withheld(tx, self._policy, list(rows.values()), now)
-        handed = []
-        for row in rows.values():
-            if row.mref not in held_back:
-                claim = by_mref[row.mref]
-                wire = row.wire or claim.copy
-                assert wire is not None, "asked for where there is no copy"
-                handed.append(Handed(row, wire, lease_token(row.mref, claim.secret), claim.attempt))
         if gone := [mref for mref in by_mref if mref not in rows]:
             await self._hot.remove(agent.handle, gone)
-        await self._leave_alone(agent, [by_mref[mref] for mref in rows if mref in held_back], now)
+        await self._hold(agent, [by_mref[mref] for mref in rows if mref in held_back], now)
         for mref, row in rows.items():
-            if mref in held_back.denied - held_back.fallen:  # the tick that follows revoked keys tells of those
+            if mref in held_back.denied - held_back.revoked:  # the tick that follows revoked keys tells of those
                 await self._record_denied(row, now)
-        return sorted(handed, key=lambda one: one.row.score), passes
+        found = [_leased(row, by_mref[mref]) for mref, row in rows.items() if mref not in held_back]
+        return sorted(found, key=lambda one: one.row.score), passes
 
-    async def _leave_alone(self, agent: AgentRow, claims: Sequence[Claimed], now: datetime) -> None:
-        """What may not be handed over now may be allowed again; until then it is looked at now and then.
+    async def _hold(self, agent: AgentRow, claims: Sequence[Claimed], now: datetime) -> None:
+        """Holds back what may not be delivered now: it may be allowed again, so it is looked at now and then.
 
-        Mail under a revoked key too, though it only waits for its end: the ledger has it until then, and what is not in
-        the index would be found there by every claim."""
-        if held := [(one.mref, one.secret) for one in claims]:
-            await self._hot.put_back(agent.handle, held, now + HOLD, uncounted=True, quietly=True)
+        Mail under a revoked key too, though it only waits for its end: the ledger has it until then, and every claim
+        would find it there if it were not in the index."""
+        if tokens := [one.token for one in claims]:
+            await self._hot.put_back(agent.handle, tokens, now + HOLD, uncounted=True, quietly=True)
 
-    async def _record_denied(self, row: Queued, now: datetime) -> None:
+    async def _record_denied(self, row: EnvelopeRow, now: datetime) -> None:
         await self._failures.record(
             "message_delivery_denied",
             row.sender,
@@ -282,58 +250,56 @@ class Delivery:
             detail={"at": "delivery"},
         )
 
-    async def _release(self, agent: AgentRow, held: Sequence[tuple[bytes, str]]) -> None:
-        """Give back messages that no recipient got, all in one step: nothing newer may be handed out between them.
-
-        If the hot tier is away, their leases end by themselves."""
-        if held:
+    async def _release(self, agent: AgentRow, tokens: Sequence[LeaseToken]) -> None:
+        """Gives back messages that no recipient got, all in one step: nothing newer may be leased between them. If the
+        hot tier is away, their leases run out by themselves."""
+        if tokens:
             with contextlib.suppress(Unavailable):
-                await self._hot.put_back(agent.handle, held, AT_ONCE, uncounted=True)
+                await self._hot.put_back(agent.handle, tokens, AT_ONCE, uncounted=True)
 
-    async def _settled_some(
-        self, agent: AgentRow, unsettled: dict[bytes, str], now: datetime, wait: float
+    async def _still_leased(
+        self, agent: AgentRow, leased: dict[bytes, str], now: datetime, wait: float
     ) -> dict[bytes, str]:
-        """What a stream that is full still has out, after something was settled or ran out, or after a while."""
+        """The leases that a stream still has, after one of them ended, or after a while."""
         async with self._wake.listening(departures(agent.handle), arrivals(agent.handle)) as bell:
-            left = await self._still_held(agent, unsettled, now)
+            left = await self._living(agent, leased, now)
             if len(left) < MOST_AT_ONCE:
                 return left
             await bell.wait(wait)
-            return await self._still_held(agent, left, now)
+            return await self._living(agent, left, now)
 
-    async def _still_held(self, agent: AgentRow, unsettled: dict[bytes, str], now: datetime) -> dict[bytes, str]:
-        if not unsettled:
-            return {}
-        leases = await self._hot.leases(agent.handle, list(unsettled))
+    async def _living(self, agent: AgentRow, leased: dict[bytes, str], now: datetime) -> dict[bytes, str]:
+        known = await self._hot.leases(agent.handle, list(leased))
         return {
             mref: secret
-            for (mref, secret), lease in zip(unsettled.items(), leases, strict=True)
+            for (mref, secret), lease in zip(leased.items(), known, strict=True)
             if lease is not None and lease.secret == secret and lease.until is not None and lease.until > now
         }
 
 
-def _is_of(copy: bytes | None, row: Queued) -> bool:
+def _leased(row: EnvelopeRow, claim: Claimed) -> LeasedEnvelope:
+    wire = row.wire or claim.copy
+    assert wire is not None, "asked for where there is no copy"
+    return LeasedEnvelope(row, wire, claim.token, claim.attempt)
+
+
+def _is_of(copy: bytes | None, row: EnvelopeRow) -> bool:
     """Whether a copy, where there is one, has the very bytes that the ledger has."""
     return copy is None or hashlib.sha256(copy).digest() == row.replay_key
 
 
-def _page(handed: list[Handed], most: int, reach: int) -> list[Handed]:
-    """The first ones, as many as are wanted and an answer should carry; one of any size."""
+def _page(found: list[LeasedEnvelope], most: int, reach: int) -> list[LeasedEnvelope]:
+    """The first ones, as many as are wanted and an answer should carry; at least one, whatever its size."""
     size = 0
-    for at, one in enumerate(handed):
+    for at, one in enumerate(found):
         size += len(one.wire)
         if at == most or one.row.score > reach or (at and size > _PAGE_BYTES):
-            return handed[:at]
-    return handed
-
-
-def _later(now: datetime, began: float) -> datetime:
-    """The time of a request that has been waiting: its own, and how long that is ago."""
-    return now + timedelta(seconds=time.monotonic() - began)
+            return found[:at]
+    return found
 
 
 def _until_next_look(got: Batch, at: datetime) -> float:
-    """Until a message comes back by itself, but not longer than a lost wake-up may cost."""
+    """Seconds until the next lease runs out, but not longer than a lost wake-up may cost."""
     if got.next_return is None:
         return LOOK
     return min(LOOK, max(0.0, (got.next_return - at).total_seconds()))

@@ -1,4 +1,4 @@
-"""Mail as the relay sees it: bounds, ids and order in a queue, and how far a message may go from where it is."""
+"""Mail as the relay sees it: bounds, ids, the order of a queue, leases, and which status may follow which."""
 
 from __future__ import annotations
 
@@ -7,41 +7,43 @@ import secrets
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from typing import NamedTuple, Self, TypeAlias
 from uuid import UUID
 
 import msgspec
 
-from angelia.envelope.ids import bucket_of
-from angelia.envelope.receipts import Receipt, ReceiptDocument, ReceiptStatus
+from angelia.envelope.receipts import Receipt
+from angelia.envelope.times import SKEW, moment
 from angelia.envelope.wire import Envelope, Priority
-from angelia.errors import Conflict, InvalidArgument
+from angelia.errors import AngeliaError, ClockSkew, Conflict, InvalidArgument, MessageExpired, MessageIdConflict
 
 QUEUE_MAX = 10_000
 QUEUE_BYTES_MAX = 64 << 20
 SENDER_SHARE = 0.5  # of a recipient's queue
 HOT_COPY_MAX = 65_536  # larger envelopes have no copy in the hot tier
 HOT_COPY_LIFE = timedelta(minutes=10)  # most mail is fetched at once; the ledger has the bytes of the rest
-REMEMBER_IDS = timedelta(seconds=300)  # how long after its end a message's id is still known
+REMEMBER_IDS = timedelta(seconds=300)  # how long a message's id is remembered after the message expired
 ATTEMPTS = 5
 BACK_OFF = (1, 2, 4, 8, 16)
 LONGEST_BACK_OFF = 3600
-HOLD = timedelta(seconds=30)  # how long a message that may not be handed over is left alone
+HOLD = timedelta(seconds=30)  # how long a message that must not be delivered now is held back
 MOST_AT_ONCE = 100
 MOST_REASON = 1024
+NO_REASON = "the recipient said so"  # of a signed receipt `failed` that gives none
 RECEIPTS_KEPT = timedelta(days=30)  # in the ledger, at least; then they may leave for the archive
 ARCHIVE_MARGIN = timedelta(hours=1)  # between the last change of a receipt and the first run that may take it
-LATEST_ACK = timedelta(days=1) - ARCHIVE_MARGIN  # after a message's end
+LATEST_ACK = timedelta(days=1) - ARCHIVE_MARGIN  # after a message expired
 _TOKEN_BYTES = 16
 
 
-class State(StrEnum):
+class EnvelopeState(StrEnum):
     """Where an envelope is: in its recipient's queue, or among the dead letters."""
 
     QUEUED = "queued"
     DEAD = "dead"
 
 
-class Status(StrEnum):
+class DeliveryStatus(StrEnum):
     """What became of a message. `read` is `delivered` with a time of reading."""
 
     PENDING = "pending"
@@ -52,7 +54,7 @@ class Status(StrEnum):
 
 
 class Attested(StrEnum):
-    """Whose word a status is."""
+    """Where a status comes from: the relay alone, or a receipt that the recipient signed."""
 
     RELAY = "relay"
     RECIPIENT = "recipient"
@@ -65,15 +67,15 @@ class Side(StrEnum):
     RECEIVED = "received"
 
 
-# No way back; what is not named here is refused.
+# The steps that a message may take; there is no way back.
 _ONWARD = {
-    Status.PENDING: {Status.DELIVERED, Status.READ, Status.EXPIRED, Status.FAILED},
-    Status.DELIVERED: {Status.READ, Status.FAILED},
+    DeliveryStatus.PENDING: {*DeliveryStatus} - {DeliveryStatus.PENDING},
+    DeliveryStatus.DELIVERED: {DeliveryStatus.READ, DeliveryStatus.FAILED},
 }
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sender is told, the first time and every time after."""
+    """What the server answers to a message that it took; the same bytes again get the same answer."""
 
     message_id: UUID
     replay_key: str
@@ -82,9 +84,12 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
+MessageId: TypeAlias = tuple[str, UUID]  # a message id is unique per sender only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NewEnvelope:
-    """An envelope that is taken, with what is computed from it once."""
+    """An envelope that a sender offers, with what is computed from it once."""
 
     envelope: Envelope
     mref: bytes
@@ -92,11 +97,63 @@ class NewEnvelope:
     created_at: datetime
     accepted_at: datetime
     expires_at: datetime
-    one_time: bool = False  # sealed to a key that serves once
+    one_time: bool = False  # sealed to a one-time key
+
+    @classmethod
+    def offered(cls, envelope: Envelope, now: datetime) -> Self:
+        header = envelope.header
+        return cls(
+            envelope=envelope,
+            mref=mref_of(header.sender_nhi, header.message_id),
+            replay_key=bytes.fromhex(envelope.replay_key),
+            created_at=moment(header.created_at),
+            accepted_at=now,
+            expires_at=moment(header.expires_at),
+        )
+
+    @property
+    def sender(self) -> str:
+        return self.envelope.header.sender_nhi
+
+    @property
+    def recipient(self) -> str:
+        return self.envelope.header.recipient_nhi
+
+    @property
+    def id(self) -> MessageId:
+        return self.sender, self.envelope.header.message_id
+
+    @property
+    def answer(self) -> Accepted:
+        """What its sender is told once it is stored."""
+        return Accepted(
+            message_id=self.envelope.header.message_id,
+            replay_key=self.replay_key.hex(),
+            enqueued_at=self.accepted_at,
+            expires_at=self.expires_at,
+        )
+
+    def place(self, seq: int) -> QueuePlace:
+        return QueuePlace(self.recipient, self.mref, self.envelope.header.priority, seq, self.accepted_at)
+
+
+class QueueLoad(NamedTuple):
+    """What waits in a queue, or of one sender in it."""
+
+    messages: int = 0
+    bytes: int = 0
+
+    def and_one(self, size: int) -> QueueLoad:
+        """The load with one more message of this size."""
+        return QueueLoad(self.messages + 1, self.bytes + size)
+
+    def exceeds(self, share: float) -> bool:
+        """Whether it is more than this share of what a queue holds."""
+        return self.messages > QUEUE_MAX * share or self.bytes > QUEUE_BYTES_MAX * share
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class QueuePlace:
     """Where a message stands in its recipient's queue."""
 
     recipient: str
@@ -116,8 +173,8 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Queued:
-    """An envelope's row: everything about it but its bytes."""
+class EnvelopeRow:
+    """An envelope as the ledger has it; its bytes only where they were asked for."""
 
     recipient: str
     mref: bytes
@@ -131,7 +188,7 @@ class Queued:
     created_at: datetime
     accepted_at: datetime
     expires_at: datetime
-    state: State
+    state: EnvelopeState
     wire_bytes: int
     dead_at: datetime | None = None
     dead_reason: str | None = None
@@ -142,21 +199,39 @@ class Queued:
         return score(self.priority, self.seq)
 
 
+class LeaseToken(NamedTuple):
+    """What a recipient shows to ack or nack a message: which message it is, and the secret of its lease."""
+
+    mref: bytes
+    secret: str
+
+    @classmethod
+    def parse(cls, text: str) -> LeaseToken:
+        raw = _parse_hex(text, "a lease token has 64 characters 0-9 a-f", hint="it comes with every message")
+        return cls(raw[:_TOKEN_BYTES], text[2 * _TOKEN_BYTES :])
+
+    def __str__(self) -> str:
+        return self.mref.hex() + self.secret
+
+    def __repr__(self) -> str:
+        return f"LeaseToken({self.mref.hex()})"
+
+
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What the hot tier remembers of a message that was handed out, or is left alone for a while."""
+    """What the hot tier remembers of a message that was leased, or is held back for a while."""
 
     attempts: int
     first_leased: datetime
     until: datetime | None  # when it goes back to the queue; None where it is back already
-    secret: str  # empty when it is nobody's
+    secret: str  # empty when no recipient holds it
 
     def held_by(self, secret: str) -> bool:
-        """Whether this lease, living or not, is the last one of the message."""
+        """Whether this secret is of the message's last lease, also after that ran out."""
         return bool(self.secret) and secrets.compare_digest(self.secret, secret)
 
     def held_by_other(self, secret: str, now: datetime) -> bool:
-        """Whether another lease than this one is living."""
+        """Whether the message has a lease now that is not of this secret."""
         living = bool(self.secret) and self.until is not None and self.until > now
         return living and not secrets.compare_digest(self.secret, secret)
 
@@ -173,7 +248,7 @@ class ReceiptRow:
     channel_id: UUID | None
     priority: Priority
     wire_bytes: int
-    status: Status
+    status: DeliveryStatus
     attested_by: Attested
     delivery_attempts: int
     last_attempt_at: datetime | None
@@ -186,51 +261,26 @@ class ReceiptRow:
     failure_reason: str | None
     receipt: Receipt | None
 
-    def check_step(self, to: Status) -> None:
+    def check_step(self, to: DeliveryStatus) -> None:
         if to not in _ONWARD.get(self.status, ()):
             raise Conflict(f"the message is {self.status} already, and does not become {to}")
 
 
-class ReceiptAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one message; `receipt` is the recipient's signed word, where there is one."""
-
-    receipt_id: UUID
-    message_id: UUID
-    replay_key: str
-    sender: str
-    recipient: str
-    channel_id: UUID | None
-    priority: int
-    wire_bytes: int
-    status: Status
-    attested_by: Attested
-    delivery_attempts: int
-    last_attempt_at: datetime | None
-    sent_at: datetime
-    accepted_at: datetime
-    expires_at: datetime
-    delivered_at: datetime | None
-    acknowledged_at: datetime | None
-    read_at: datetime | None
-    failure_reason: str | None
-    receipt: ReceiptDocument | None
-
-
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """Receipts that may leave for the archive and have not: how many, and how late the oldest is."""
+class ReceiptBacklog:
+    """Receipts that are due for the archive: how many, and for how long the oldest has been."""
 
     rows: int
     late: timedelta | None
 
 
-class MessageNews(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sender's stream says when something became of a message."""
+class DeliveryEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sender's stream says when the status of one of its messages changes."""
 
     replay_key: str
     message_id: UUID
     recipient: str
-    status: Status
+    status: DeliveryStatus
     at: datetime
     reason: str | None = None
 
@@ -254,56 +304,59 @@ def new_secret() -> str:
     return secrets.token_hex(_TOKEN_BYTES)
 
 
-def lease_token(mref: bytes, secret: str) -> str:
-    """What a recipient shows to settle a message: which one, and that it was the one who got it."""
-    return mref.hex() + secret
-
-
-def parse_token(token: str) -> tuple[bytes, str]:
-    try:
-        raw = bytes.fromhex(token)
-    except ValueError:
-        raw = b""
-    if len(raw) != 2 * _TOKEN_BYTES or raw.hex() != token:
-        raise InvalidArgument("a lease token has 64 characters 0-9 a-f", hint="it comes with every message")
-    return raw[:_TOKEN_BYTES], token[2 * _TOKEN_BYTES :]
-
-
 def parse_replay_key(text: str) -> bytes:
+    return _parse_hex(text, "a replay key has 64 characters 0-9 a-f")
+
+
+def _parse_hex(text: str, otherwise: str, hint: str = "") -> bytes:
     try:
         raw = bytes.fromhex(text)
     except ValueError:
         raw = b""
     if len(raw) != 32 or raw.hex() != text:
-        raise InvalidArgument("a replay key has 64 characters 0-9 a-f")
+        raise InvalidArgument(otherwise, hint=hint)
     return raw
 
 
 def back_off(attempts: int) -> timedelta:
+    """How long a message waits after so many attempts."""
     return timedelta(seconds=BACK_OFF[min(max(attempts, 1), len(BACK_OFF)) - 1])
 
 
-def status_of(receipt: Receipt) -> Status:
-    return {
-        ReceiptStatus.DELIVERED: Status.DELIVERED,
-        ReceiptStatus.READ: Status.READ,
-        ReceiptStatus.FAILED: Status.FAILED,
-    }[receipt.status]
+def status_of(receipt: Receipt) -> DeliveryStatus:
+    return DeliveryStatus(receipt.status.name.lower())
 
 
-def place_of(envelope: Envelope) -> tuple[int, bytes]:
-    """Bucket and mref of an envelope."""
-    header = envelope.header
-    return bucket_of(header.recipient_nhi), mref_of(header.sender_nhi, header.message_id)
+def untimely(created_at: datetime, expires_at: datetime, now: datetime) -> AngeliaError | None:
+    """Why a message is refused by its times: it is made and sent at one time, as far as two clocks can agree. Exactly
+    300 s off is accepted, a millisecond more is not."""
+    ahead = created_at - now
+    if abs(ahead) > SKEW:
+        where = "ahead of" if ahead > timedelta(0) else "behind"
+        return ClockSkew(
+            f"the envelope was made {abs(ahead).total_seconds():,.0f} s {where} this server's clock",
+            hint="run a time service; a message that waited is sealed again",
+        )
+    return MessageExpired("the message has expired before it came here") if expires_at <= now else None
+
+
+def id_conflict(replay_key: bytes, first: bytes) -> MessageIdConflict | None:
+    """Why an envelope is refused under an id that its sender used before: a repeat has the bytes of the `first`."""
+    if replay_key == first:
+        return None
+    return MessageIdConflict(
+        "this message id stands for another envelope",
+        hint="send the same bytes again, or seal the message under a new id",
+    )
 
 
 def closed_before(now: datetime, max_ttl_seconds: int) -> datetime:
-    """Receipts of messages that were sent before this may leave for the archive: days of which no message lives."""
+    """Receipts of messages that were sent before this are due for the archive: all messages of those days expired."""
     kept = max(RECEIPTS_KEPT, timedelta(days=1, seconds=max_ttl_seconds))
     return (now - kept).astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 
 
-def settled_before(now: datetime, max_ttl_seconds: int) -> datetime:
+def final_before(now: datetime, max_ttl_seconds: int) -> datetime:
     """Receipts of messages that were sent before this change no more. A change that the archive does not see would be
-    lost, so they settle a little earlier than they may leave."""
+    lost, so they are final a little earlier than they are due for it."""
     return closed_before(now + ARCHIVE_MARGIN, max_ttl_seconds)

@@ -1,3 +1,9 @@
+-- part: receipt
+-- The columns of a receipt, for the statements below.
+receipt_id, message_id, replay_key, sender_nhi AS sender, recipient_nhi AS recipient, channel_id, priority, wire_bytes, status,
+  attested_by, delivery_attempts, last_attempt_at, sent_at, accepted_at, expires_at, delivered_at, acknowledged_at, read_at,
+  failure_reason, receipt_wire
+
 -- name: add
 INSERT INTO delivery_receipts (receipt_id, message_id, replay_key, sender_nhi, recipient_nhi, channel_id, priority,
   wire_bytes, status, sent_at, accepted_at, expires_at, bucket)
@@ -34,34 +40,22 @@ WHERE r.message_id = w.message_id AND r.sender_nhi = w.sender AND r.recipient_nh
 RETURNING r.replay_key, r.status
 
 -- name: of_message
-SELECT receipt_id, message_id, replay_key, sender_nhi, recipient_nhi, channel_id, priority, wire_bytes, status,
-  attested_by, delivery_attempts, last_attempt_at, sent_at, accepted_at, expires_at, delivered_at, acknowledged_at,
-  read_at, failure_reason, receipt_wire
-FROM delivery_receipts WHERE replay_key = ANY ($1::bytea[])
+SELECT {receipt} FROM delivery_receipts WHERE replay_key = ANY ($1::bytea[])
 
 -- name: lock
-SELECT receipt_id, message_id, replay_key, sender_nhi, recipient_nhi, channel_id, priority, wire_bytes, status,
-  attested_by, delivery_attempts, last_attempt_at, sent_at, accepted_at, expires_at, delivered_at, acknowledged_at,
-  read_at, failure_reason, receipt_wire
-FROM delivery_receipts WHERE replay_key = $1 FOR UPDATE
+SELECT {receipt} FROM delivery_receipts WHERE replay_key = $1 FOR UPDATE
 
 -- name: page
 -- What an agent sent and what it received, newest first; each half by its own index, and a message to oneself in one; $8 asks
 -- for one half alone.
 SELECT * FROM (
-  (SELECT receipt_id, message_id, replay_key, sender_nhi, recipient_nhi, channel_id, priority, wire_bytes, status,
-     attested_by, delivery_attempts, last_attempt_at, sent_at, accepted_at, expires_at, delivered_at, acknowledged_at,
-     read_at, failure_reason, receipt_wire
-   FROM delivery_receipts WHERE sender_nhi = $1 AND ($8::text IS NULL OR $8 = 'sent')
+  (SELECT {receipt} FROM delivery_receipts WHERE sender_nhi = $1 AND ($8::text IS NULL OR $8 = 'sent')
      AND ($2::text IS NULL OR status = $2) AND ($3::boolean IS NULL OR (read_at IS NOT NULL) = $3)
      AND ($4::timestamptz IS NULL OR sent_at >= $4)
      AND ($5::timestamptz IS NULL OR (sent_at, receipt_id) < ($5, $6::uuid))
    ORDER BY sent_at DESC, receipt_id DESC LIMIT $7)
   UNION ALL
-  (SELECT receipt_id, message_id, replay_key, sender_nhi, recipient_nhi, channel_id, priority, wire_bytes, status,
-     attested_by, delivery_attempts, last_attempt_at, sent_at, accepted_at, expires_at, delivered_at, acknowledged_at,
-     read_at, failure_reason, receipt_wire
-   FROM delivery_receipts WHERE recipient_nhi = $1 AND ($8::text IS NULL OR $8 = 'received')
+  (SELECT {receipt} FROM delivery_receipts WHERE recipient_nhi = $1 AND ($8::text IS NULL OR $8 = 'received')
      AND (sender_nhi <> $1 OR $8 IS NOT NULL)
      AND ($2::text IS NULL OR status = $2) AND ($3::boolean IS NULL OR (read_at IS NOT NULL) = $3)
      AND ($4::timestamptz IS NULL OR sent_at >= $4)

@@ -11,7 +11,7 @@ from uuid import UUID
 from angelia.envelope.ids import bucket_of
 from angelia.envelope.receipts import Receipt, decode_receipt, encode_receipt
 from angelia.envelope.wire import Priority
-from angelia.mail.model import Attested, NewEnvelope, Queued, ReceiptRow, Side, Status
+from angelia.mail.model import Attested, DeliveryStatus, EnvelopeRow, NewEnvelope, ReceiptRow, Side
 from angelia.stores.ledger import Row, Tx
 from angelia.stores.partitions import Daily
 from angelia.stores.sql import columns, statements
@@ -21,11 +21,11 @@ DAILY = Daily("delivery_receipts", "sent_at")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One step of a message's receipt; what is None says nothing new."""
+class ReceiptStep:
+    """One step of a message's receipt; what is None stays as it is."""
 
-    message: Queued | ReceiptRow
-    status: Status
+    message: EnvelopeRow | ReceiptRow
+    status: DeliveryStatus
     attested_by: Attested = Attested.RELAY
     delivered_at: datetime | None = None
     acknowledged_at: datetime | None = None
@@ -37,11 +37,11 @@ class Step:
 
     @property
     def sent_at(self) -> datetime:
-        return self.message.created_at if isinstance(self.message, Queued) else self.message.sent_at
+        return self.message.created_at if isinstance(self.message, EnvelopeRow) else self.message.sent_at
 
 
 async def add(tx: Tx, new: Sequence[NewEnvelope]) -> None:
-    """Pending receipts of messages that were taken just now."""
+    """Adds the pending receipts of messages that are stored in this transaction."""
     values = [
         (
             uuid.uuid4(),
@@ -62,8 +62,8 @@ async def add(tx: Tx, new: Sequence[NewEnvelope]) -> None:
     await tx.execute(SQL["add"], *columns(values, 12))
 
 
-async def move(tx: Tx, steps: Sequence[Step]) -> dict[bytes, Status]:
-    """Take receipts one step further; what each says now, which is the step only where it was allowed."""
+async def move(tx: Tx, steps: Sequence[ReceiptStep]) -> dict[bytes, DeliveryStatus]:
+    """Takes receipts one step further. Returns the status of each, which is the step's only where that was allowed."""
     values = [
         (
             step.message.message_id,
@@ -71,7 +71,7 @@ async def move(tx: Tx, steps: Sequence[Step]) -> dict[bytes, Status]:
             step.message.recipient,
             step.sent_at,
             # `read` is kept as a time, beside the status that the archive knows.
-            (Status.DELIVERED if step.status is Status.READ else step.status).value,
+            (DeliveryStatus.DELIVERED if step.status is DeliveryStatus.READ else step.status).value,
             step.attested_by.value,
             step.delivered_at,
             step.acknowledged_at,
@@ -84,12 +84,16 @@ async def move(tx: Tx, steps: Sequence[Step]) -> dict[bytes, Status]:
         for step in steps
     ]
     rows = await tx.fetch(SQL["move"], *columns(values, 13))
-    return {row["replay_key"]: Status(row["status"]) for row in rows}
+    return {row["replay_key"]: DeliveryStatus(row["status"]) for row in rows}
 
 
 async def of_messages(tx: Tx, replay_keys: Sequence[bytes]) -> dict[bytes, ReceiptRow]:
     rows = [_receipt(row) for row in await tx.fetch(SQL["of_message"], replay_keys)]
     return {row.replay_key: row for row in rows}
+
+
+async def one(tx: Tx, replay_key: bytes) -> ReceiptRow | None:
+    return (await of_messages(tx, [replay_key])).get(replay_key)
 
 
 async def lock(tx: Tx, replay_key: bytes) -> ReceiptRow | None:
@@ -98,12 +102,12 @@ async def lock(tx: Tx, replay_key: bytes) -> ReceiptRow | None:
 
 
 async def count_before(tx: Tx, at: datetime, most: int) -> int:
-    """How many receipts there are of messages that were sent before a time, up to so many."""
+    """How many receipts there are of messages that were sent before a time; counts up to `most`."""
     return int(await tx.fetchval(SQL["count_before"], at, most))
 
 
 async def sent_before(tx: Tx, at: datetime) -> tuple[int, datetime | None]:
-    """How many receipts there are of messages that were sent before a time, and when the first was."""
+    """How many receipts there are of messages that were sent before a time, and when the first was sent."""
     row = await tx.fetchrow(SQL["sent_before"], at)
     assert row is not None, "an aggregate has a row"
     return row["row_count"], row["oldest"]
@@ -112,7 +116,7 @@ async def sent_before(tx: Tx, at: datetime) -> tuple[int, datetime | None]:
 async def page(
     tx: Tx,
     agent: str,
-    status: Status | None,
+    status: DeliveryStatus | None,
     since: datetime | None,
     before: tuple[datetime, UUID] | None,
     limit: int,
@@ -120,35 +124,22 @@ async def page(
 ) -> list[ReceiptRow]:
     at, id_ = before or (None, None)
     # `delivered` and `read` are one status with and without a time of reading.
-    read = {Status.READ: True, Status.DELIVERED: False}.get(status) if status else None
-    stored = Status.DELIVERED if status is Status.READ else status
+    read = {DeliveryStatus.READ: True, DeliveryStatus.DELIVERED: False}.get(status) if status else None
+    stored = DeliveryStatus.DELIVERED if status is DeliveryStatus.READ else status
     value = None if stored is None else stored.value
     half = None if side is None else side.value
     return [_receipt(row) for row in await tx.fetch(SQL["page"], agent, value, read, since, at, id_, limit, half)]
 
 
 def _receipt(row: Row) -> ReceiptRow:
-    status = Status(row["status"])
-    wire = row["receipt_wire"]
+    values = dict(row)
+    status, wire = DeliveryStatus(values["status"]), values.pop("receipt_wire")
     return ReceiptRow(
-        receipt_id=row["receipt_id"],
-        message_id=row["message_id"],
-        replay_key=row["replay_key"],
-        sender=row["sender_nhi"],
-        recipient=row["recipient_nhi"],
-        channel_id=row["channel_id"],
-        priority=Priority(row["priority"]),
-        wire_bytes=row["wire_bytes"],
-        status=Status.READ if status is Status.DELIVERED and row["read_at"] is not None else status,
-        attested_by=Attested(row["attested_by"]),
-        delivery_attempts=row["delivery_attempts"],
-        last_attempt_at=row["last_attempt_at"],
-        sent_at=row["sent_at"],
-        accepted_at=row["accepted_at"],
-        expires_at=row["expires_at"],
-        delivered_at=row["delivered_at"],
-        acknowledged_at=row["acknowledged_at"],
-        read_at=row["read_at"],
-        failure_reason=row["failure_reason"],
-        receipt=None if wire is None else decode_receipt(wire),
+        **values
+        | {
+            "priority": Priority(row["priority"]),
+            "status": DeliveryStatus.READ if status is DeliveryStatus.DELIVERED and row["read_at"] else status,
+            "attested_by": Attested(row["attested_by"]),
+            "receipt": None if wire is None else decode_receipt(wire),
+        }
     )

@@ -1,12 +1,12 @@
-"""Mail over HTTP: send, receive, acknowledge, give back, withdraw, receipts and dead letters."""
+"""Mail over HTTP: binds the operations to the services, and shapes the answers."""
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from datetime import datetime, timedelta
-from typing import Annotated, Any
+from datetime import timedelta
 from uuid import UUID
 
 import msgspec
@@ -15,195 +15,62 @@ from angelia.api import (
     EVENT_STREAM,
     HEARTBEAT,
     HEARTBEAT_SECONDS,
-    JSON,
-    Access,
     Answer,
     Call,
-    ItemProblem,
-    Per,
     Route,
-    Rule,
     clock,
+    cursor_after,
     item_problem,
+    parse_cursor,
     sse,
 )
-from angelia.api.route import declared
 from angelia.envelope import json_form, media_type, wire
 from angelia.envelope.media_type import MEDIA_TYPE
-from angelia.envelope.receipts import ReceiptDocument
+from angelia.envelope.receipts import ReceiptDocument, receipt_document
 from angelia.envelope.wire import MAX_ENVELOPE, Envelope
 from angelia.errors import AngeliaError, InvalidArgument, TooLarge
-from angelia.mail.acknowledgement import Settling, new_ack, new_nack
-from angelia.mail.delivery import Batch, Delivery, Handed, Wanted
-from angelia.mail.model import LONGEST_BACK_OFF, MOST_AT_ONCE, MOST_REASON, Accepted, State, Status, parse_replay_key
+from angelia.mail import api
+from angelia.mail.acknowledgement import Ack, Acknowledged, Acknowledgements, Nack, Nacked
+from angelia.mail.api import (
+    AckOutcome,
+    DeadLetter,
+    DeadLetterPage,
+    LeasedDocument,
+    MessageStatus,
+    NackOutcome,
+    ReceiptPage,
+    ReceiptRecord,
+    SendOutcome,
+)
+from angelia.mail.dead_letters import DeadLetters
+from angelia.mail.delivery import Batch, Delivery, LeasedEnvelope, LeaseRequest
+from angelia.mail.model import EnvelopeRow, EnvelopeState, LeaseToken, ReceiptRow, parse_replay_key
 from angelia.mail.receipts import Receipts
-from angelia.mail.service import Mail, Sent
-from angelia.mail.withdrawal import UnderWay
+from angelia.mail.service import Mail, SendResult
+from angelia.mail.withdrawal import InTransit
 
-SEND = Rule("send", 6_000, 60_000, Per.AGENT)
-SEND_BATCH = Rule("send_batch", 60, 60_000, Per.AGENT)  # of a hundred each
-RECEIVE = Rule("receive", 6_000, 60_000, Per.AGENT)
-MOST_BATCH_BYTES = 16 << 20
-MOST_WAIT = 30
-HAS_MORE = "angelia-has-more"
-_Key = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-_Reason = Annotated[str, msgspec.Meta(max_length=MOST_REASON)]
-_record = struct.Struct(">I32sI")
-_encoder = msgspec.json.Encoder()
-
-
-class EnvelopeDocument(msgspec.Struct):
-    """An envelope in its JSON form; what is in it is for `envelope.jsonform` to read, strictly."""
-
-
-class BatchBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Up to a hundred envelopes, each in its JSON form."""
-
-    messages: Annotated[list[msgspec.Raw], msgspec.Meta(min_length=1, max_length=MOST_AT_ONCE)]
-
-
-class BatchDocument(msgspec.Struct, frozen=True):
-    """Up to a hundred envelopes, each in its JSON form."""
-
-    messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1, max_length=MOST_AT_ONCE)]
-
-
-class SendOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of one of several: taken (and whether for the first time), or why not."""
-
-    message: Accepted | None = None
-    new: bool = False
-    problem: ItemProblem | None = None
-
-
-class SendOutcomes(msgspec.Struct, frozen=True):
-    """One outcome for each message, in their order."""
-
-    results: list[SendOutcome]
-
-
-class ReceiveQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many, for how long to wait and to lease, and of which conversation, channel or priority."""
-
-    max_messages: Annotated[int, msgspec.Meta(ge=1, le=MOST_AT_ONCE)] = 10
-    wait_timeout_seconds: Annotated[int, msgspec.Meta(ge=0, le=MOST_WAIT)] = 0
-    min_priority: Annotated[int, msgspec.Meta(ge=0, le=3)] = 0
-    channel_id: UUID | None = None
-    correlation_id: UUID | None = None
-    lease_seconds: Annotated[int, msgspec.Meta(ge=5, le=300)] = 30
-
-
-class StreamQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    lease_seconds: Annotated[int, msgspec.Meta(ge=5, le=300)] = 30
-
-
-class Received(msgspec.Struct, frozen=True, kw_only=True):
-    """A message in its recipient's hands, until the lease runs out."""
-
-    envelope: dict[str, Any]
-    replay_key: str
-    lease_token: str
-    attempt: int
-
-
-class ReceivedPage(msgspec.Struct, frozen=True):
-    """Messages by priority and arrival, and whether more wait."""
-
-    messages: list[Received]
-    has_more: bool
-
-
-class _EncodedPage(msgspec.Struct, frozen=True):
-    """The same, of messages that are JSON already."""
-
-    messages: list[msgspec.Raw]
-    has_more: bool
-
-
-class AckItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    replay_key: _Key
-    lease_token: _Key
-    receipt: ReceiptDocument | None = None
-
-
-class AckBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    acks: Annotated[list[AckItem], msgspec.Meta(min_length=1, max_length=MOST_AT_ONCE)]
-
-
-class AckOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of one acknowledgment."""
-
-    replay_key: str
-    acknowledged: bool
-    problem: ItemProblem | None = None
-
-
-class AckOutcomes(msgspec.Struct, frozen=True):
-    """One outcome for each acknowledgment, in their order."""
-
-    results: list[AckOutcome]
-
-
-class NackItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One that is not `counted` is left alone for a while, and is no attempt."""
-
-    replay_key: _Key
-    lease_token: _Key
-    reason: _Reason = ""
-    retry_after: Annotated[int, msgspec.Meta(ge=0, le=LONGEST_BACK_OFF)] | None = None
-    counted: bool = True
-
-
-class NackBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    nacks: Annotated[list[NackItem], msgspec.Meta(min_length=1, max_length=MOST_AT_ONCE)]
-
-
-class NackOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of one message that was given back: queued again at a time, dead, or a problem."""
-
-    replay_key: str
-    state: State | None = None
-    retry_at: datetime | None = None
-    problem: ItemProblem | None = None
-
-
-class NackOutcomes(msgspec.Struct, frozen=True):
-    """One outcome for each message, in their order."""
-
-    results: list[NackOutcome]
-
-
-class MessageStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a message stands; `envelope` is for its recipient, while it waits."""
-
-    replay_key: str
-    message_id: UUID
-    sender: str
-    recipient: str
-    status: Status
-    enqueued_at: datetime
-    expires_at: datetime
-    state: State | None = None
-    failure_reason: str | None = None
-    envelope: dict[str, Any] | None = None
+_record_head = struct.Struct(api.RECORD_HEAD)
 
 
 def routes(
     mail: Mail,
-    under_way: UnderWay,
+    in_transit: InTransit,
     delivery: Delivery,
-    settling: Settling,
+    acknowledgements: Acknowledgements,
     receipts: Receipts,
+    dead_letters: DeadLetters,
     *,
     ttl_max: int,
 ) -> list[Route]:
     return [
-        *_sender_routes(mail, under_way, ttl_max),
-        *_recipient_routes(delivery, settling, receipts),
+        *_sender_routes(mail, in_transit, ttl_max),
+        *_recipient_routes(delivery, acknowledgements),
+        *_receipt_routes(receipts),
+        *_dead_letter_routes(dead_letters),
     ]
 
 
-def _sender_routes(mail: Mail, under_way: UnderWay, ttl_max: int) -> list[Route]:
+def _sender_routes(mail: Mail, in_transit: InTransit, ttl_max: int) -> list[Route]:
     async def send(call: Call) -> Answer:
         content_type = call.headers.get("content-type", "")
         if media_type.is_binary(content_type) and len(call.body) > MAX_ENVELOPE:
@@ -212,13 +79,14 @@ def _sender_routes(mail: Mail, under_way: UnderWay, ttl_max: int) -> list[Route]
         return Answer(201 if sent.new else 200, sent.answer)
 
     async def send_batch(call: Call) -> Answer:
-        parsed = [_parsed(bytes(one), ttl_max) for one in call.json(BatchBody).messages]
+        parsed = [_parsed(bytes(one), ttl_max) for one in call.json(api.BatchBody).messages]
         envelopes = [one for one in parsed if isinstance(one, Envelope)]
-        outcomes = iter(await mail.send_many(call.agent, envelopes, call.now))
-        return Answer(body=SendOutcomes([_outcome(next(outcomes) if isinstance(p, Envelope) else p) for p in parsed]))
+        sent = iter(await mail.send_many(call.agent, envelopes, call.now))
+        outcomes = [next(sent) if isinstance(one, Envelope) else one for one in parsed]
+        return Answer(body=api.SendOutcomes([_send_outcome(one) for one in outcomes]))
 
     async def status(call: Call) -> Answer:
-        known, row = await under_way.status(call.agent, parse_replay_key(call.path("replay_key")), call.now)
+        known, row = await in_transit.status(call.agent, _replay_key(call), call.now)
         found = MessageStatus(
             replay_key=known.replay_key.hex(),
             message_id=known.message_id,
@@ -229,41 +97,28 @@ def _sender_routes(mail: Mail, under_way: UnderWay, ttl_max: int) -> list[Route]
             expires_at=known.expires_at,
             state=None if row is None else row.state,
             failure_reason=known.failure_reason,
-            envelope=_document(row.wire) if row is not None and row.wire is not None else None,
+            envelope=None if row is None or row.wire is None else json_form.to_fields(wire.decode(row.wire)),
         )
         return Answer(body=found)
 
     async def withdraw(call: Call) -> Answer:
-        await under_way.withdraw(call.agent, parse_replay_key(call.path("replay_key")), call.now)
+        await in_transit.withdraw(call.agent, _replay_key(call), call.now)
         return Answer(204)
 
     return [
-        declared(
-            "POST", "/v1/messages", send, Access.AGENT, "Send a sealed message",
-            {201: Accepted, 200: Accepted}, takes=EnvelopeDocument, rule=SEND, body_limit=json_form.MAX_JSON,
-            reads=(JSON, MEDIA_TYPE),
-        ),
-        declared(
-            "POST", "/v1/messages/batch", send_batch, Access.AGENT, "Send up to a hundred, each for itself",
-            {200: SendOutcomes}, takes=BatchDocument, rule=SEND_BATCH, body_limit=MOST_BATCH_BYTES,
-        ),
-        declared(
-            "GET", "/v1/messages/{replay_key}", status, Access.AGENT, "How a message stands",
-            {200: MessageStatus}, rule=RECEIVE,
-        ),
-        declared(
-            "DELETE", "/v1/messages/{replay_key}", withdraw, Access.AGENT, "Withdraw an undelivered message",
-            {204: None}, rule=SEND,
-        ),
-    ]  # fmt: skip
+        Route(api.SEND, send),
+        Route(api.SEND_BATCH, send_batch),
+        Route(api.STATUS, status),
+        Route(api.WITHDRAW, withdraw),
+    ]
 
 
-def _recipient_routes(delivery: Delivery, settling: Settling, receipts: Receipts) -> list[Route]:
+def _recipient_routes(delivery: Delivery, acknowledgements: Acknowledgements) -> list[Route]:
     async def receive(call: Call) -> Answer:
-        query = call.query(ReceiveQuery)
+        query = call.query(api.ReceiveQuery)
         if query.channel_id is not None and query.correlation_id is not None:
             raise InvalidArgument("one of channel_id and correlation_id", hint="ask twice, once with each")
-        wanted = Wanted(
+        wanted = LeaseRequest(
             most=query.max_messages,
             min_priority=query.min_priority,
             channel_id=query.channel_id,
@@ -273,22 +128,22 @@ def _recipient_routes(delivery: Delivery, settling: Settling, receipts: Receipts
         got = await delivery.receive(call.agent, wanted, query.wait_timeout_seconds, call.now)
         headers = {"cache-control": "no-store"}
         if media_type.is_binary(call.headers.get("accept", "")):
-            headers[HAS_MORE] = str(int(got.has_more))
-            return Answer(body=b"".join(_in_time(got, _record_of)), headers=headers, content_type=MEDIA_TYPE)
-        messages = [msgspec.Raw(one) for one in _in_time(got, _json_of)]
-        return Answer(body=_encoder.encode(_EncodedPage(messages, got.has_more)), headers=headers)
+            headers[api.HAS_MORE] = str(int(got.has_more))
+            return Answer(body=b"".join(_in_time(got, _record)), headers=headers, content_type=MEDIA_TYPE)
+        messages = [msgspec.Raw(one) for one in _in_time(got, _json)]
+        return Answer(body={"messages": messages, "has_more": got.has_more}, headers=headers)
 
     async def stream(call: Call) -> Answer:
-        agent, lease = call.agent, timedelta(seconds=call.query(StreamQuery).lease_seconds)
+        agent, lease = call.agent, timedelta(seconds=call.query(api.MailStreamQuery).lease_seconds)
 
         async def lines() -> AsyncIterator[bytes]:
-            yield HEARTBEAT  # so that the caller knows at once that it is heard
+            yield HEARTBEAT  # so that the caller knows at once that the stream has begun
             async with aclosing(delivery.stream(agent, lease, HEARTBEAT_SECONDS, call.now)) as coming:
                 async for one in coming:
                     if one is None:
                         yield HEARTBEAT
-                    elif isinstance(one, Handed):
-                        line = sse("message", _json_of(one), one.token)
+                    elif isinstance(one, LeasedEnvelope):
+                        line = sse("message", _json(one), str(one.token))
                         if one.row.expires_at > clock():
                             yield line
                     else:
@@ -297,61 +152,83 @@ def _recipient_routes(delivery: Delivery, settling: Settling, receipts: Receipts
         return Answer(stream=lines(), content_type=EVENT_STREAM)
 
     async def acknowledge(call: Call) -> Answer:
-        items = call.json(AckBody).acks
-        checked = await receipts.checked(call.agent, [item.receipt for item in items], call.now)
-        acks, places, outcomes = [], [], list[AckOutcome | None]([None] * len(items))
-        for at, (item, receipt) in enumerate(zip(items, checked, strict=True)):
-            if receipt is not None and not isinstance(receipt, AngeliaError) and receipt.replay_key != item.replay_key:
-                receipt = InvalidArgument("the receipt is of another message")
-            if isinstance(receipt, AngeliaError):
-                outcomes[at] = _ack_outcome(item, receipt)
-                continue
-            acks.append(new_ack(parse_replay_key(item.replay_key), item.lease_token, receipt))
-            places.append(at)
-        done = await settling.acknowledge(call.agent, acks, call.now) if acks else []
-        for at, one in zip(places, done, strict=True):
-            outcomes[at] = _ack_outcome(items[at], one if isinstance(one, AngeliaError) else None)
-        return Answer(body=AckOutcomes([one for one in outcomes if one is not None]))
+        items = call.json(api.AckBody).acks
+        acks = [Ack(parse_replay_key(one.replay_key), LeaseToken.parse(one.lease_token), one.receipt) for one in items]
+        outcomes = await acknowledgements.acknowledge(call.agent, acks, call.now)
+        results = [_ack_outcome(item.replay_key, one) for item, one in zip(items, outcomes, strict=True)]
+        return Answer(body=api.AckOutcomes(results))
 
     async def nack(call: Call) -> Answer:
-        items = call.json(NackBody).nacks
+        items = call.json(api.NackBody).nacks
         nacks = [
-            new_nack(
-                parse_replay_key(item.replay_key),
-                item.lease_token,
-                item.reason,
-                None if item.retry_after is None else timedelta(seconds=item.retry_after),
-                counted=item.counted,
+            Nack(
+                parse_replay_key(one.replay_key),
+                LeaseToken.parse(one.lease_token),
+                one.reason,
+                None if one.retry_after is None else timedelta(seconds=one.retry_after),
+                one.counted,
             )
-            for item in items
+            for one in items
         ]
-        results = []
-        for item, one in zip(items, await settling.put_back(call.agent, nacks, call.now), strict=True):
-            if isinstance(one, AngeliaError):
-                results.append(NackOutcome(replay_key=item.replay_key, problem=item_problem(one)))
-            else:
-                state = State.DEAD if one.retry_at is None else State.QUEUED
-                results.append(NackOutcome(replay_key=item.replay_key, state=state, retry_at=one.retry_at))
-        return Answer(body=NackOutcomes(results))
+        outcomes = await acknowledgements.nack(call.agent, nacks, call.now)
+        results = [_nack_outcome(item.replay_key, one) for item, one in zip(items, outcomes, strict=True)]
+        return Answer(body=api.NackOutcomes(results))
 
     return [
-        declared(
-            "GET", "/v1/messages", receive, Access.WRITE, "Receive mail: poll, or wait for it",
-            {200: (ReceivedPage, MEDIA_TYPE)}, query=ReceiveQuery, rule=RECEIVE, waits=True,
-        ),
-        declared(
-            "GET", "/v1/messages/stream", stream, Access.WRITE, "Mail as it comes, as server-sent events",
-            {200: EVENT_STREAM}, query=StreamQuery, rule=RECEIVE, waits=True,
-        ),
-        declared(
-            "POST", "/v1/messages/acknowledge", acknowledge, Access.AGENT, "Acknowledge messages",
-            {200: AckOutcomes}, takes=AckBody, rule=RECEIVE, body_limit=json_form.MAX_JSON,
-        ),
-        declared(
-            "POST", "/v1/messages/nack", nack, Access.AGENT, "Give messages back",
-            {200: NackOutcomes}, takes=NackBody, rule=RECEIVE, body_limit=json_form.MAX_JSON,
-        ),
-    ]  # fmt: skip
+        Route(api.RECEIVE, receive),
+        Route(api.STREAM, stream),
+        Route(api.ACKNOWLEDGE, acknowledge),
+        Route(api.NACK, nack),
+    ]
+
+
+def _receipt_routes(receipts: Receipts) -> list[Route]:
+    async def page(call: Call) -> Answer:
+        query = call.query(api.ReceiptQuery)
+        found = await receipts.page(
+            call.agent, query.status, query.since, parse_cursor(query.cursor), query.and_one_more, query.side
+        )
+        shown, following = query.cut(found, lambda row: cursor_after(row.sent_at, row.receipt_id))
+        return Answer(body=ReceiptPage([_receipt(row) for row in shown], following))
+
+    async def hand_in(call: Call) -> Answer:
+        return Answer(body=_receipt(await receipts.take(call.agent, call.json(ReceiptDocument), call.now)))
+
+    async def show(call: Call) -> Answer:
+        return Answer(body=_receipt(await receipts.one(call.agent, _replay_key(call))))
+
+    return [
+        Route(api.LIST_RECEIPTS, page),
+        Route(api.HAND_IN_RECEIPT, hand_in),
+        Route(api.SHOW_RECEIPT, show),
+    ]
+
+
+def _dead_letter_routes(dead_letters: DeadLetters) -> list[Route]:
+    async def page(call: Call) -> Answer:
+        query = call.query(api.DeadLetterQuery)
+        other = call.own_or_operator(
+            query.agent, "only an operator sees another agent's dead letters", "leave out `agent` for your own"
+        )
+        before = parse_cursor(query.cursor)
+        found = await dead_letters.page(
+            call.agent.handle if other is None else other,
+            None if before is None else (before[0], before[1].bytes),
+            query.and_one_more,
+        )
+        shown, following = query.cut(found, _dead_cursor)
+        return Answer(body=DeadLetterPage([_dead_letter(row) for row in shown], following))
+
+    async def requeue(call: Call) -> Answer:
+        owner = None if call.caller.is_operator else call.agent.handle
+        row = await dead_letters.requeue(_replay_key(call), owner, call.caller.known_as, call.now)
+        return Answer(body=_dead_letter(row))
+
+    return [Route(api.LIST_DEAD_LETTERS, page), Route(api.REQUEUE, requeue)]
+
+
+def _replay_key(call: Call) -> bytes:
+    return parse_replay_key(call.path("replay_key"))
 
 
 def _parsed(content: bytes, ttl_max: int) -> Envelope | AngeliaError:
@@ -361,39 +238,68 @@ def _parsed(content: bytes, ttl_max: int) -> Envelope | AngeliaError:
         return error
 
 
-def _outcome(one: Sent | AngeliaError) -> SendOutcome:
+def _send_outcome(one: SendResult | AngeliaError) -> SendOutcome:
     if isinstance(one, AngeliaError):
         return SendOutcome(problem=item_problem(one))
     return SendOutcome(message=one.answer, new=one.new)
 
 
-def _ack_outcome(item: AckItem, error: AngeliaError | None) -> AckOutcome:
-    problem = None if error is None else item_problem(error)
-    return AckOutcome(replay_key=item.replay_key, acknowledged=error is None, problem=problem)
+def _ack_outcome(replay_key: str, one: Acknowledged | AngeliaError | None) -> AckOutcome:
+    problem = item_problem(one) if isinstance(one, AngeliaError) else None
+    return AckOutcome(replay_key=replay_key, acknowledged=problem is None, problem=problem)
 
 
-def _document(content: bytes) -> dict[str, Any]:
-    return dict(json_form.to_fields(wire.decode(content)))
+def _nack_outcome(replay_key: str, one: Nacked | AngeliaError) -> NackOutcome:
+    if isinstance(one, AngeliaError):
+        return NackOutcome(replay_key=replay_key, problem=item_problem(one))
+    state = EnvelopeState.DEAD if one.retry_at is None else EnvelopeState.QUEUED
+    return NackOutcome(replay_key=replay_key, state=state, retry_at=one.retry_at)
 
 
-def _received(one: Handed) -> Received:
-    return Received(
-        envelope=_document(one.wire), replay_key=one.row.replay_key.hex(), lease_token=one.token, attempt=one.attempt
-    )
-
-
-def _in_time(got: Batch, form: Callable[[Handed], bytes]) -> list[bytes]:
-    """What still lives, in its form. Time is asked again, and last: a process that was stopped since it looked would
-    hand out what has ended meanwhile."""
+def _in_time(got: Batch, form: Callable[[LeasedEnvelope], bytes]) -> list[bytes]:
+    """What has not expired, in its form. The clock is read again, and last: a process that was stopped since it looked
+    would deliver what has expired meanwhile."""
     formed = [(one.row.expires_at, form(one)) for one in got.messages]
     now = clock()
     return [content for expires_at, content in formed if expires_at > now]
 
 
-def _json_of(one: Handed) -> bytes:
-    return _encoder.encode(_received(one))
+def _json(one: LeasedEnvelope) -> bytes:
+    return msgspec.json.encode(
+        LeasedDocument(
+            envelope=msgspec.Raw(json_form.encode(wire.decode(one.wire))),
+            replay_key=one.row.replay_key.hex(),
+            lease_token=str(one.token),
+            attempt=one.attempt,
+        )
+    )
 
 
-def _record_of(one: Handed) -> bytes:
+def _record(one: LeasedEnvelope) -> bytes:
     """The binary form: attempt, lease token and length before the envelope."""
-    return _record.pack(one.attempt, bytes.fromhex(one.token), len(one.wire)) + one.wire
+    return _record_head.pack(one.attempt, bytes.fromhex(str(one.token)), len(one.wire)) + one.wire
+
+
+def _receipt(row: ReceiptRow) -> ReceiptRecord:
+    members = {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
+    document = None if row.receipt is None else receipt_document(row.receipt)
+    return ReceiptRecord(**members | {"replay_key": row.replay_key.hex(), "receipt": document})
+
+
+def _dead_letter(row: EnvelopeRow) -> DeadLetter:
+    return DeadLetter(
+        replay_key=row.replay_key.hex(),
+        message_id=row.message_id,
+        sender=row.sender,
+        recipient=row.recipient,
+        priority=int(row.priority),
+        wire_bytes=row.wire_bytes,
+        dead_at=row.dead_at,
+        reason=row.dead_reason,
+        expires_at=row.expires_at,
+    )
+
+
+def _dead_cursor(row: EnvelopeRow) -> str:
+    assert row.dead_at is not None, "it is dead"
+    return cursor_after(row.dead_at, UUID(bytes=row.mref))

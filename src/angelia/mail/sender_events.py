@@ -1,4 +1,4 @@
-"""What a sender's stream is told when something became of a message."""
+"""What a sender's stream says when the status of one of its messages changes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from datetime import datetime
 import msgspec
 
 from angelia.mail.hot_store import events
-from angelia.mail.model import MessageNews, Queued, ReceiptRow, Status
+from angelia.mail.model import DeliveryEvent, DeliveryStatus, EnvelopeRow, ReceiptRow
 from angelia.stores.wake import news
 
 
-def word(message: Queued | ReceiptRow, status: Status, at: datetime, reason: str | None = None) -> tuple[str, bytes]:
-    """The topic of the sender's stream, and what to say there."""
-    said = MessageNews(
+def delivery_event(
+    message: EnvelopeRow | ReceiptRow, status: DeliveryStatus, at: datetime, reason: str | None = None
+) -> tuple[str, bytes]:
+    """The topic of the sender's stream, and the event to publish there."""
+    event = DeliveryEvent(
         replay_key=message.replay_key.hex(),
         message_id=message.message_id,
         recipient=message.recipient,
@@ -21,4 +23,4 @@ def word(message: Queued | ReceiptRow, status: Status, at: datetime, reason: str
         at=at,
         reason=reason,
     )
-    return events(message.sender), news("receipt", msgspec.json.encode(said))
+    return events(message.sender), news("receipt", msgspec.json.encode(event))

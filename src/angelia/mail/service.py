@@ -7,9 +7,8 @@ import contextlib
 import dataclasses
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TypeVar
-from uuid import UUID
 
 import structlog
 
@@ -23,30 +22,22 @@ from angelia.envelope import sealing
 from angelia.envelope.merkle_batch import VerifiedRoots
 from angelia.envelope.refusals import SignatureFailed, SuiteRefused
 from angelia.envelope.signing import VerifyingPair
-from angelia.envelope.times import SKEW, moment, unix_ms
+from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Envelope, Suite
-from angelia.errors import (
-    AngeliaError,
-    ClockSkew,
-    Denied,
-    MessageExpired,
-    MessageIdConflict,
-    QueueFull,
-    Unavailable,
-)
+from angelia.errors import AngeliaError, Denied, MessageIdConflict, QueueFull, Unavailable
 from angelia.keys import admission
 from angelia.keys.admission import Signed
 from angelia.mail import receipts_store, store
 from angelia.mail.hot_store import HotMail
 from angelia.mail.model import (
-    QUEUE_BYTES_MAX,
-    QUEUE_MAX,
     REMEMBER_IDS,
     SENDER_SHARE,
     Accepted,
+    MessageId,
     NewEnvelope,
-    Place,
-    mref_of,
+    QueuePlace,
+    id_conflict,
+    untimely,
 )
 from angelia.policy.model import Action, Wish
 from angelia.policy.service import Policy, denial
@@ -55,10 +46,16 @@ from angelia.stores.ledger import Ledger, StatementError, Tx
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
+# On record, since they say something about their sender; other refusals are only counted.
+_RECORDED = {
+    SignatureFailed: SIGNATURE,
+    Denied: "message_delivery_denied",
+    MessageIdConflict: "message_id_conflict",
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SendResult:
     """What the sender is told; `new` is false when the very same bytes were sent before."""
 
     answer: Accepted
@@ -67,7 +64,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class _Admitted:
-    """An envelope that may be taken if this pair signed it."""
+    """An envelope that is taken if this pair signed it."""
 
     pair: VerifyingPair
     one_time: bool
@@ -75,10 +72,18 @@ class _Admitted:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """What came of writing an envelope down; it has a place when it is new."""
+    """The answer for an envelope that the ledger has; it has a place when it is new."""
 
     answer: Accepted
-    place: Place | None
+    place: QueuePlace | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """One envelope of a batch on its way into the ledger; the outcome is None until it is decided."""
+
+    offer: NewEnvelope
+    outcome: _Stored | AngeliaError | None = None
 
 
 class Mail:
@@ -90,43 +95,68 @@ class Mail:
         self._policy = policy
         self._failures = failures
         self._checks: GroupCommit[NewEnvelope, Accepted | _Admitted] = GroupCommit(ledger, self._check, reads=True)
-        self._writes: GroupCommit[NewEnvelope, _Stored] = GroupCommit(ledger, self._write)
+        self._writes: GroupCommit[NewEnvelope, _Stored] = GroupCommit(ledger, _write)
         self._roots = VerifiedRoots()
 
     async def close(self) -> None:
         await self._checks.close()
         await self._writes.close()
 
-    async def send(self, agent: AgentRow, envelope: Envelope, now: datetime) -> Sent:
-        """Take one envelope. When this returns it is durable, and its recipient can have it."""
-        outcome = await self._stored(agent, envelope, await self._offered(agent, envelope, now), now)
+    async def send(self, agent: AgentRow, envelope: Envelope, now: datetime) -> SendResult:
+        """Takes one envelope. When this returns it is durable, and its recipient can have it."""
+        (outcome,) = await self.send_many(agent, [envelope], now)
         if isinstance(outcome, AngeliaError):
             raise outcome
         return outcome
 
     async def send_many(
         self, agent: AgentRow, envelopes: Iterable[Envelope], now: datetime
-    ) -> list[Sent | AngeliaError]:
-        """Take several, each for itself: none is refused for another's sake. They arrive in their order."""
+    ) -> list[SendResult | AngeliaError]:
+        """Takes several, each for itself: one that is refused does not affect the others. Returns one outcome each, in
+        their order, in which they are queued as well: all are checked before the first is stored."""
         given = list(envelopes)
-        offers = await asyncio.gather(*(self._offered(agent, one, now) for one in given))
-        stored = (self._stored(agent, one, offer, now) for one, offer in zip(given, offers, strict=True))
-        return await asyncio.gather(*stored)
+        admitted = await asyncio.gather(
+            *(self._outcome(agent, one, now, self._admit(agent, one, now)) for one in given)
+        )
+        return await asyncio.gather(
+            *(self._outcome(agent, one, now, self._store(result)) for one, result in zip(given, admitted, strict=True))
+        )
 
-    async def _offered(self, agent: AgentRow, envelope: Envelope, now: datetime) -> NewEnvelope | Sent | AngeliaError:
-        return await self._outcome(agent, envelope, now, self._offer(agent, envelope, now))
+    async def _admit(self, agent: AgentRow, envelope: Envelope, now: datetime) -> NewEnvelope | SendResult:
+        """Makes every check that comes before the ledger is written. Returns the envelope to store, or the first answer
+        for bytes that came before."""
+        header = envelope.header
+        if header.sender_nhi != agent.handle:
+            raise Denied("the sender in the envelope is not the caller", hint=f"you are {agent.handle}")
+        if header.suite is Suite.CHANNEL:
+            raise SuiteRefused("an envelope for a channel is published there", hint="POST /v1/channels/{id}/publish")
+        offer = NewEnvelope.offered(envelope, now)
+        checked = await self._checks.submit(offer)
+        if isinstance(checked, Accepted):
+            return SendResult(checked, new=False)
+        (over_rate,) = await self._policy.spend([_wish(offer)], now)
+        if over_rate is not None:
+            raise over_rate
+        sealing.verify(envelope, checked.pair, self._roots, unix_ms(now))
+        return dataclasses.replace(offer, one_time=checked.one_time)
 
-    async def _stored(
-        self, agent: AgentRow, envelope: Envelope, offer: NewEnvelope | Sent | AngeliaError, now: datetime
-    ) -> Sent | AngeliaError:
-        if not isinstance(offer, NewEnvelope):
-            return offer
-        return await self._outcome(agent, envelope, now, self._store(offer))
+    async def _store(self, admitted: NewEnvelope | SendResult | AngeliaError) -> SendResult | AngeliaError:
+        """Commits an envelope that was admitted, then puts it into its recipient's queue."""
+        if not isinstance(admitted, NewEnvelope):
+            return admitted
+        stored = await self._writes.submit(admitted)
+        if stored.place is None:
+            return SendResult(stored.answer, new=False)
+        metrics.MAIL_SENT.labels(str(int(admitted.envelope.header.priority))).inc()
+        with contextlib.suppress(Unavailable):  # the reconcile tick finds what is not in its queue
+            await self._hot.enqueue(stored.place, admitted.envelope.wire, admitted.expires_at - admitted.accepted_at)
+        return SendResult(stored.answer, new=True)
 
     async def _outcome(
         self, agent: AgentRow, envelope: Envelope, now: datetime, step: Awaitable[T]
     ) -> T | AngeliaError:
-        """What comes of a step; a refusal is counted, and on record if it says something about its sender."""
+        """The result of a step, or its error. A refusal is counted, and on record if it says something about the
+        sender."""
         try:
             return await step
         except AngeliaError as error:
@@ -137,162 +167,167 @@ class Mail:
             log.exception("a message could not be stored", sender=agent.handle)
             return AngeliaError("something went wrong on the server", hint="send it again")
 
-    async def _offer(self, agent: AgentRow, envelope: Envelope, now: datetime) -> NewEnvelope | Sent:
-        """Everything before the envelope is written down; `Sent` is the first answer for bytes that came before."""
-        header = envelope.header
-        if header.sender_nhi != agent.handle:
-            raise Denied("the sender in the envelope is not the caller", hint=f"you are {agent.handle}")
-        if header.suite is Suite.CHANNEL:
-            raise SuiteRefused("an envelope for a channel is published there", hint="POST /v1/channels/{id}/publish")
-        offer = NewEnvelope(
-            envelope,
-            mref_of(header.sender_nhi, header.message_id),
-            bytes.fromhex(envelope.replay_key),
-            moment(header.created_at),
-            now,
-            moment(header.expires_at),
-        )
-        checked = await self._checks.submit(offer)
-        if isinstance(checked, Accepted):
-            return Sent(checked, new=False)
-        (over_rate,) = await self._policy.spend([_wish(offer)], now)
-        if over_rate is not None:
-            raise over_rate
-        sealing.verify(envelope, checked.pair, self._roots, unix_ms(now))
-        return dataclasses.replace(offer, one_time=checked.one_time)
-
-    async def _store(self, offer: NewEnvelope) -> Sent:
-        stored = await self._writes.submit(offer)
-        if stored.place is None:
-            return Sent(stored.answer, new=False)
-        metrics.MAIL_SENT.labels(str(int(offer.envelope.header.priority))).inc()
-        with contextlib.suppress(Unavailable):  # the reconcile tick finds what is not in its queue
-            await self._hot.enqueue(stored.place, offer.envelope.wire, offer.expires_at - offer.accepted_at)
-        return Sent(stored.answer, new=True)
+    async def _record_failure(self, agent: AgentRow, envelope: Envelope, error: AngeliaError, now: datetime) -> None:
+        for refusal, kind in _RECORDED.items():
+            if isinstance(error, refusal):
+                await self._failures.record(
+                    kind,
+                    agent.handle,
+                    now,
+                    object=envelope.header.recipient_nhi or None,
+                    message_id=envelope.header.message_id,
+                    replay_key=bytes.fromhex(envelope.replay_key),
+                    detail={"at": "send"},
+                )
 
     async def _check(self, tx: Tx, offers: Sequence[NewEnvelope]) -> Sequence[Accepted | _Admitted | AngeliaError]:
-        """Everything that can be said before the signatures are looked at; nothing is written."""
-        outcomes: list[Accepted | _Admitted | AngeliaError | None] = [*await _repeated(tx, offers)]
-        fresh = [at for at, outcome in enumerate(outcomes) if outcome is None]
-        for at, verdict in zip(fresh, await self._verdicts(tx, [offers[at] for at in fresh]), strict=True):
-            outcomes[at] = verdict
-        return [outcome for outcome in outcomes if outcome is not None]
-
-    async def _write(self, tx: Tx, offers: Sequence[NewEnvelope]) -> Sequence[_Stored | AngeliaError]:
-        """Store what there is room for. Rules and keys that changed since the check are asked again at delivery."""
-        outcomes: list[_Stored | AngeliaError | None] = [*await _full(tx, offers)]
-        refused = [at for at, outcome in enumerate(outcomes) if outcome is not None]
-        # What took the last place may have been the very same message.
-        for at, known in zip(refused, await _repeated(tx, [offers[at] for at in refused]), strict=True):
-            if known is not None:
-                outcomes[at] = _Stored(known, None) if isinstance(known, Accepted) else known
-        late = await _take_ids(tx, offers, [at for at, outcome in enumerate(outcomes) if outcome is None])
-        one_time = [at for at, offer in enumerate(offers) if offer.one_time and outcomes[at] is None and at not in late]
-        await _spend_keys(tx, offers, one_time, outcomes)
-        await _answer_late(tx, offers, late, outcomes)
-        left = [at for at, outcome in enumerate(outcomes) if outcome is None]
-        new = [offers[at] for at in left]
-        if new:
-            numbers = await store.add(tx, new)
-            await receipts_store.add(tx, new)
-            await audit.record(tx, [_sent_event(offer) for offer in new])
-            for at, offer, number in zip(left, new, numbers, strict=True):
-                header = offer.envelope.header
-                place = Place(header.recipient_nhi, offer.mref, header.priority, number, offer.accepted_at)
-                outcomes[at] = _Stored(_answer(offer), place)
-        return [outcome for outcome in outcomes if outcome is not None]
+        """Everything that can be said before the signatures are looked at; nothing is written. A repeat gets its first
+        answer whatever has changed since."""
+        repeats = await _repeats(tx, offers)
+        fresh = [offer for offer, known in zip(offers, repeats, strict=True) if known is None]
+        verdicts = iter(await self._verdicts(tx, fresh))
+        return [next(verdicts) if known is None else known for known in repeats]
 
     async def _verdicts(self, tx: Tx, offers: Sequence[NewEnvelope]) -> list[_Admitted | AngeliaError]:
-        """Clock, keys, rules and block list. Who may not send to somebody learns nothing about them."""
+        """Clock, rules, block list and keys, in this order: a sender that may not write to an agent learns nothing
+        about its keys."""
         if not offers:
             return []
         now = max(offer.accepted_at for offer in offers)
         headers = [offer.envelope.header for offer in offers]
         allowed = await self._policy.check(tx, [_wish(offer) for offer in offers], now)
-        pairs = [(header.sender_nhi, header.recipient_nhi) for header in headers]
-        blocked = await agents.blocked(tx, pairs)
+        blocked = await agents.blocked(tx, [(offer.sender, offer.recipient) for offer in offers])
         standings = await admission.standings(tx, headers, now)
         signers = await admission.signers(tx, [Signed.envelope(header) for header in headers], now)
-        refusals = [_untimely(offer) or allowed[at] for at, offer in enumerate(offers)]
-        for at, pair in enumerate(pairs):
-            if refusals[at] is None and pair in blocked:
-                refusals[at] = denial(_wish(offers[at]))  # as if by the rules: whoever is blocked is not told so
-            refusals[at] = refusals[at] or standings[at].refusal
-        old = [at for at, one in enumerate(standings) if one.stale and refusals[at] is None]
-        unread = await self._policy.check(tx, [Wish(pairs[at][0], Action.READ_KEYS, pairs[at][1]) for at in old], now)
-        readable = {at for at, denied in zip(old, unread, strict=True) if denied is None or len({*pairs[at]}) == 1}
-        answers = await admission.stale(tx, {pairs[at][1] for at in readable})
-        for at in old:
-            refusals[at] = answers[pairs[at][1]] if at in readable else admission.bare_stale(pairs[at][1])
+        refusals = [
+            untimely(offer.created_at, offer.expires_at, offer.accepted_at)
+            or denied
+            # As if by the rules: an agent that is blocked is not told so.
+            or (denial(_wish(offer)) if (offer.sender, offer.recipient) in blocked else None)
+            or standing.refusal
+            for offer, denied, standing in zip(offers, allowed, standings, strict=True)
+        ]
+        old = [at for at, standing in enumerate(standings) if standing.stale and refusals[at] is None]
+        for at, refusal in zip(old, await self._stale(tx, [offers[at] for at in old], now), strict=True):
+            refusals[at] = refusal
         return [
             refusal or (signer if isinstance(signer, AngeliaError) else _Admitted(signer, standing.one_time))
             for refusal, signer, standing in zip(refusals, signers, standings, strict=True)
         ]
 
-    async def _record_failure(self, agent: AgentRow, envelope: Envelope, error: AngeliaError, now: datetime) -> None:
-        header = envelope.header
-        if isinstance(error, SignatureFailed):
-            kind = SIGNATURE
-        elif isinstance(error, Denied):
-            kind = "message_delivery_denied"
-        elif isinstance(error, MessageIdConflict):
-            kind = "message_id_conflict"
-        else:
-            return
-        await self._failures.record(
-            kind,
-            agent.handle,
-            now,
-            object=header.recipient_nhi or None,
-            message_id=header.message_id,
-            replay_key=bytes.fromhex(envelope.replay_key),
-            detail={"at": "send"},
+    async def _stale(self, tx: Tx, offers: Sequence[NewEnvelope], now: datetime) -> list[AngeliaError]:
+        """The refusals of envelopes that are sealed to an old key: with the present keys, if the sender may read
+        them."""
+        wishes = [Wish(offer.sender, Action.READ_KEYS, offer.recipient) for offer in offers]
+        denied = await self._policy.check(tx, wishes, now)
+        readable = [
+            refusal is None or offer.sender == offer.recipient for offer, refusal in zip(offers, denied, strict=True)
+        ]
+        answers = await admission.stale(
+            tx, {one.recipient for one, reads in zip(offers, readable, strict=True) if reads}
         )
+        return [
+            answers[offer.recipient] if reads else admission.bare_stale(offer.recipient)
+            for offer, reads in zip(offers, readable, strict=True)
+        ]
 
 
-async def _take_ids(tx: Tx, offers: Sequence[NewEnvelope], places: Sequence[int]) -> dict[int, int]:
-    """Whoever takes an id first has it, also of two that come at once, here or in another process.
+async def _write(tx: Tx, offers: Sequence[NewEnvelope]) -> Sequence[_Stored | AngeliaError]:
+    """Stores what there is room for, and of several with one id the first. Rules and keys that changed since the check
+    are looked at again at delivery."""
+    entries = [_Entry(offer) for offer in offers]
+    await _refuse_full(tx, entries)
+    with_room = [entry for entry in entries if entry.outcome is None]
+    firsts: dict[MessageId, _Entry] = {}
+    for entry in with_room:
+        firsts.setdefault(entry.offer.id, entry)
+    new = await _take_ids(tx, firsts)
+    await _spend_one_time_keys(tx, [entry for entry in with_room if entry in new and entry.offer.one_time])
+    await _answer_repeats(tx, [entry for entry in with_room if entry not in new], firsts)
+    await _add(tx, [entry for entry in with_room if entry.outcome is None])
+    return [entry.outcome for entry in entries if entry.outcome is not None]
 
-    Returns who came late, and the place of the first one here with that id."""
-    wanted: dict[tuple[str, UUID], int] = {}
-    for at in places:
-        wanted.setdefault(_id(offers[at]), at)
-    rows = [
-        (*id_, offers[at].replay_key, _answer(offers[at]), offers[at].expires_at + REMEMBER_IDS)
-        for id_, at in sorted(wanted.items())
-    ]
-    taken = await store.remember_ids(tx, rows) if rows else set()
-    firsts = {at: wanted[_id(offers[at])] for at in places}
-    return {at: first for at, first in firsts.items() if first != at or _id(offers[at]) not in taken}
 
-
-async def _answer_late(
-    tx: Tx, offers: Sequence[NewEnvelope], late: Mapping[int, int], outcomes: list[_Stored | AngeliaError | None]
-) -> None:
-    """Only now, when it is sure who keeps its id: a copy of a refused message is refused with it."""
-    for at, outcome in zip(late, await _repeated(tx, [offers[at] for at in late]), strict=True):
-        if outcome is None:
-            outcomes[at] = outcomes[late[at]]
-            assert outcomes[at] is not None, "its id is free again because it was refused"
+async def _refuse_full(tx: Tx, entries: Sequence[_Entry]) -> None:
+    """Refuses what has no room in its recipient's queue; what comes before in the same batch counts, once."""
+    ways = [(entry.offer.recipient, entry.offer.sender) for entry in entries]
+    queues, shares = await store.waiting(tx, ways)
+    counted: set[MessageId] = set()
+    for entry, way in zip(entries, ways, strict=True):
+        if entry.offer.id in counted:
+            continue
+        recipient, size = entry.offer.recipient, len(entry.offer.envelope.wire)
+        queue, share = queues[recipient].and_one(size), shares[way].and_one(size)
+        if queue.exceeds(1):
+            entry.outcome = _queue_full(f"the queue of {recipient} is full")
+        elif share.exceeds(SENDER_SHARE):
+            entry.outcome = _queue_full(f"half of what {recipient} can hold is yours already")
         else:
-            outcomes[at] = _Stored(outcome, None) if isinstance(outcome, Accepted) else outcome
+            queues[recipient], shares[way] = queue, share
+            counted.add(entry.offer.id)
+    full = [entry for entry in entries if entry.outcome is not None]
+    # What took the last place may have been the very same message.
+    for entry, known in zip(full, await _repeats(tx, [entry.offer for entry in full]), strict=True):
+        entry.outcome = _repeated(known) or entry.outcome
 
 
-def _id(offer: NewEnvelope) -> tuple[str, UUID]:
-    return offer.envelope.header.sender_nhi, offer.envelope.header.message_id
+async def _take_ids(tx: Tx, firsts: Mapping[MessageId, _Entry]) -> set[_Entry]:
+    """Takes the ids of messages; returns those whose id was free. Of two that come at once, here or in another process,
+    the first has it."""
+    rows = [
+        (*id_, firsts[id_].offer.replay_key, firsts[id_].offer.answer, firsts[id_].offer.expires_at + REMEMBER_IDS)
+        for id_ in sorted(firsts)
+    ]
+    return {firsts[id_] for id_ in await store.remember_ids(tx, rows)} if rows else set()
+
+
+async def _spend_one_time_keys(tx: Tx, entries: Sequence[_Entry]) -> None:
+    """Uses up one-time keys; of two messages for one key the second is refused, and its id is free again."""
+    if not entries:
+        return
+    headers = [entry.offer.envelope.header for entry in entries]
+    now = max(entry.offer.accepted_at for entry in entries)
+    for entry, refusal in zip(entries, await admission.spend_one_time(tx, headers, now), strict=True):
+        entry.outcome = refusal
+    if refused := [entry.offer.id for entry in entries if entry.outcome is not None]:
+        await store.forget_ids(tx, refused)
+
+
+async def _answer_repeats(tx: Tx, late: Sequence[_Entry], firsts: Mapping[MessageId, _Entry]) -> None:
+    """Answers messages whose id was taken. Only now is it sure which of the firsts keep theirs: a copy of a refused
+    message is refused with it."""
+    for entry, known in zip(late, await _repeats(tx, [entry.offer for entry in late]), strict=True):
+        entry.outcome = _repeated(known) or firsts[entry.offer.id].outcome
+        assert entry.outcome is not None, "its id is free again because the first one was refused"
+
+
+async def _add(tx: Tx, entries: Sequence[_Entry]) -> None:
+    """Stores envelopes with their receipts and audit events."""
+    if not entries:
+        return
+    offers = [entry.offer for entry in entries]
+    numbers = await store.add(tx, offers)
+    await receipts_store.add(tx, offers)
+    await audit.record(tx, [_sent_event(offer) for offer in offers])
+    for entry, number in zip(entries, numbers, strict=True):
+        entry.outcome = _Stored(entry.offer.answer, entry.offer.place(number))
+
+
+async def _repeats(tx: Tx, offers: Sequence[NewEnvelope]) -> list[Accepted | MessageIdConflict | None]:
+    """The first answer for bytes that came before, a refusal for other bytes under a known id, None for a new id."""
+    known = await store.known_ids(tx, [offer.id for offer in offers]) if offers else {}
+    return [
+        None if (first := known.get(offer.id)) is None else id_conflict(offer.replay_key, first[0]) or first[1]
+        for offer in offers
+    ]
+
+
+def _repeated(known: Accepted | MessageIdConflict | None) -> _Stored | AngeliaError | None:
+    return _Stored(known) if isinstance(known, Accepted) else known
 
 
 def _wish(offer: NewEnvelope) -> Wish:
-    return Wish(offer.envelope.header.sender_nhi, Action.SEND, offer.envelope.header.recipient_nhi)
-
-
-def _answer(offer: NewEnvelope) -> Accepted:
-    return Accepted(
-        message_id=offer.envelope.header.message_id,
-        replay_key=offer.replay_key.hex(),
-        enqueued_at=offer.accepted_at,
-        expires_at=offer.expires_at,
-    )
+    return Wish(offer.sender, Action.SEND, offer.recipient)
 
 
 def _sent_event(offer: NewEnvelope) -> Event:
@@ -300,87 +335,13 @@ def _sent_event(offer: NewEnvelope) -> Event:
     return audit.event(
         "message_sent",
         offer.accepted_at,
-        actor=header.sender_nhi,
-        object=header.recipient_nhi,
+        actor=offer.sender,
+        object=offer.recipient,
         message_id=header.message_id,
         replay_key=offer.replay_key,
         detail={"bytes": len(offer.envelope.wire), "priority": int(header.priority), "suite": int(header.suite)},
     )
 
 
-async def _repeated(tx: Tx, offers: Sequence[NewEnvelope]) -> list[Accepted | AngeliaError | None]:
-    """The first answer for bytes that came before, a refusal for other bytes under a known id, None for news."""
-    known = await store.known_ids(tx, [_id(offer) for offer in offers]) if offers else {}
-    outcomes: list[Accepted | AngeliaError | None] = []
-    for offer in offers:
-        found = known.get(_id(offer))
-        if found is None:
-            outcomes.append(None)
-        elif found[0] == offer.replay_key:
-            outcomes.append(found[1])
-        else:
-            outcomes.append(
-                MessageIdConflict(
-                    "this message id stands for another envelope",
-                    hint="send the same bytes again, or seal the message under a new id",
-                )
-            )
-    return outcomes
-
-
-def _untimely(offer: NewEnvelope) -> AngeliaError | None:
-    """An envelope is sent when it was made, as far as two clocks can agree."""
-    ahead = offer.created_at - offer.accepted_at
-    if abs(ahead) > SKEW:
-        side = "ahead of" if ahead > timedelta(0) else "behind"
-        return ClockSkew(
-            f"the envelope was made {abs(ahead).total_seconds():,.0f} s {side} this server's clock",
-            hint="run a time service; a message that waited is sealed again",
-        )
-    if offer.expires_at <= offer.accepted_at:
-        return MessageExpired("the message has expired before it came here")
-    return None
-
-
-async def _full(tx: Tx, offers: Sequence[NewEnvelope]) -> list[AngeliaError | None]:
-    """Which of these have no room in their recipient's queue; what comes before in the same batch counts, once."""
-    if not offers:
-        return []
-    ways = [(offer.envelope.header.recipient_nhi, offer.envelope.header.sender_nhi) for offer in offers]
-    queues, shares = await store.waiting(tx, ways)
-    outcomes: list[AngeliaError | None] = []
-    counted: set[tuple[str, UUID]] = set()
-    for offer, way in zip(offers, ways, strict=True):
-        if _id(offer) in counted:
-            outcomes.append(None)
-            continue
-        size = len(offer.envelope.wire)
-        queue = (queues[way[0]][0] + 1, queues[way[0]][1] + size)
-        share = (shares[way][0] + 1, shares[way][1] + size)
-        if queue[0] > QUEUE_MAX or queue[1] > QUEUE_BYTES_MAX:
-            outcomes.append(_queue_full(f"the queue of {way[0]} is full"))
-        elif share[0] > QUEUE_MAX * SENDER_SHARE or share[1] > QUEUE_BYTES_MAX * SENDER_SHARE:
-            outcomes.append(_queue_full(f"half of what {way[0]} can hold is yours already"))
-        else:
-            queues[way[0]], shares[way] = queue, share
-            counted.add(_id(offer))
-            outcomes.append(None)
-    return outcomes
-
-
 def _queue_full(message: str) -> QueueFull:
     return QueueFull(message, hint="send it again when the recipient has fetched its mail", retry_after=60)
-
-
-async def _spend_keys(
-    tx: Tx, offers: Sequence[NewEnvelope], places: Sequence[int], outcomes: list[_Stored | AngeliaError | None]
-) -> None:
-    """Use up one-time keys; of two messages for one key the second is refused, and its id is free again."""
-    if not places:
-        return
-    headers = [offers[at].envelope.header for at in places]
-    now = max(offers[at].accepted_at for at in places)
-    for at, refusal in zip(places, await admission.spend_one_time(tx, headers, now), strict=True):
-        outcomes[at] = refusal
-    if refused := [_id(offers[at]) for at in places if outcomes[at] is not None]:
-        await store.forget_ids(tx, refused)

@@ -10,15 +10,24 @@ import msgspec
 
 from angelia.envelope.ids import bucket_of
 from angelia.envelope.wire import Priority
-from angelia.mail.model import Accepted, Match, NewEnvelope, Place, Queued, State
+from angelia.mail.model import (
+    Accepted,
+    EnvelopeRow,
+    EnvelopeState,
+    Match,
+    MessageId,
+    NewEnvelope,
+    QueueLoad,
+    QueuePlace,
+)
 from angelia.stores.ledger import Row, Tx
 from angelia.stores.sql import columns, statements
 
 SQL = statements(__file__)
 
 
-async def known_ids(tx: Tx, wanted: Sequence[tuple[str, UUID]]) -> dict[tuple[str, UUID], tuple[bytes, Accepted]]:
-    """What was sent under these ids: the replay key, and what the sender was told."""
+async def known_ids(tx: Tx, wanted: Sequence[MessageId]) -> dict[MessageId, tuple[bytes, Accepted]]:
+    """What was sent under these ids: the replay key, and the answer that the sender got."""
     rows = await tx.fetch(SQL["known_ids"], *columns(wanted, 2))
     return {
         (row["sender_nhi"], row["message_id"]): (row["replay_key"], msgspec.convert(row["answer"], Accepted))
@@ -26,38 +35,39 @@ async def known_ids(tx: Tx, wanted: Sequence[tuple[str, UUID]]) -> dict[tuple[st
     }
 
 
-async def remember_ids(tx: Tx, new: Sequence[tuple[str, UUID, bytes, Accepted, datetime]]) -> set[tuple[str, UUID]]:
-    """Take ids for messages; those that nobody had taken."""
+async def remember_ids(tx: Tx, new: Sequence[tuple[str, UUID, bytes, Accepted, datetime]]) -> set[MessageId]:
+    """Takes ids for messages; returns those that were free."""
     rows = await tx.fetch(SQL["remember_ids"], *columns(new, 5))
     return {(row["sender_nhi"], row["message_id"]) for row in rows}
 
 
-async def forget_ids(tx: Tx, ids: Sequence[tuple[str, UUID]]) -> None:
+async def forget_ids(tx: Tx, ids: Sequence[MessageId]) -> None:
     await tx.execute(SQL["forget_ids"], *columns(ids, 2))
 
 
 async def forget_old_ids(tx: Tx, now: datetime, limit: int) -> int:
+    """Deletes ids whose time is over; returns how many."""
     done = await tx.execute(SQL["forget_old_ids"], now, limit)
     return int(done.rpartition(" ")[2])
 
 
 async def waiting(
     tx: Tx, ways: Iterable[tuple[str, str]]
-) -> tuple[dict[str, tuple[int, int]], dict[tuple[str, str], tuple[int, int]]]:
-    """Messages and bytes in each recipient's queue, and those of each recipient and sender."""
+) -> tuple[dict[str, QueueLoad], dict[tuple[str, str], QueueLoad]]:
+    """What waits for each recipient in all, and from each sender, by recipient and sender."""
     ways = set(ways)
     wanted = [(bucket_of(one), one) for one in {recipient for recipient, _ in ways}]
     rows = await tx.fetch(SQL["waiting"], *columns(wanted, 2), list({sender for _, sender in ways}))
-    queues, shares = {recipient: (0, 0) for _, recipient in wanted}, dict.fromkeys(ways, (0, 0))
+    queues, shares = {recipient: QueueLoad() for _, recipient in wanted}, dict.fromkeys(ways, QueueLoad())
     for row in rows:
-        recipient, messages, size = row["recipient"], row["messages"], row["bytes"]
-        queues[recipient] = queues[recipient][0] + messages, queues[recipient][1] + size
-        shares[recipient, row["sender"]] = messages, size
+        recipient, load = row["recipient"], QueueLoad(row["messages"], row["bytes"])
+        shares[recipient, row["sender"]] = load
+        queues[recipient] = QueueLoad(*map(sum, zip(queues[recipient], load, strict=True)))
     return queues, shares
 
 
 async def add(tx: Tx, new: Sequence[NewEnvelope]) -> list[int]:
-    """Store envelopes; their numbers in order of arrival."""
+    """Stores envelopes; returns their numbers in the order of arrival."""
     values = [
         (
             bucket_of(one.envelope.header.recipient_nhi),
@@ -85,8 +95,9 @@ async def add(tx: Tx, new: Sequence[NewEnvelope]) -> list[int]:
 
 async def claimable(
     tx: Tx, recipient: str, mrefs: Sequence[bytes], without_copy: Sequence[bytes], now: datetime
-) -> dict[bytes, Queued]:
-    """Those of a recipient's messages that may still be handed over, as far as this slice knows."""
+) -> dict[bytes, EnvelopeRow]:
+    """Those of a recipient's messages that are queued and have not expired, by mref; with the bytes of those that have
+    no copy in the hot tier."""
     return (await claimable_in_order(tx, recipient, mrefs, without_copy, now, 0, []))[0]
 
 
@@ -98,15 +109,15 @@ async def claimable_in_order(
     now: datetime,
     last: int,
     out: Sequence[bytes],
-) -> tuple[dict[bytes, Queued], bool]:
-    """The same. The second value says whether the queue has something before the place `last` that is neither among
-    these nor among those that are known to be out."""
+) -> tuple[dict[bytes, EnvelopeRow], bool]:
+    """The same. The second value says whether the queue has a message before the place `last` that is neither among
+    these nor among those that are known to be leased."""
     rows = await tx.fetch(SQL["claimable"], bucket_of(recipient), recipient, mrefs, without_copy, now, last, out)
-    return {row["mref"]: _queued(row) for row in rows}, bool(rows) and rows[0]["passes"]
+    return {row["mref"]: _envelope(row) for row in rows}, bool(rows) and rows[0]["passes"]
 
 
 async def passed(tx: Tx, recipient: str, last: int, now: datetime, known: Sequence[bytes], limit: int) -> list[Match]:
-    """The first messages of a queue before the place `last` that are not among those that are known."""
+    """The first messages of a queue before the place `last` that are not among the known ones."""
     rows = await tx.fetch(SQL["passed"], bucket_of(recipient), recipient, last, now, known, limit)
     return [_match(row) for row in rows]
 
@@ -129,63 +140,70 @@ async def matching(
     return [_match(row) for row in rows]
 
 
-async def one(tx: Tx, recipient: str, replay_key: bytes) -> Queued | None:
+async def one(tx: Tx, recipient: str, replay_key: bytes) -> EnvelopeRow | None:
     row = await tx.fetchrow(SQL["one"], bucket_of(recipient), replay_key)
-    return None if row is None else _queued(row)
+    return None if row is None else _envelope(row)
 
 
-async def lock(tx: Tx, wanted: Sequence[tuple[str, bytes]]) -> dict[tuple[str, bytes], Queued]:
-    """Rows by recipient and replay key, as they are and stay until the transaction ends."""
+async def lock(tx: Tx, wanted: Sequence[tuple[str, bytes]]) -> dict[tuple[str, bytes], EnvelopeRow]:
+    """Rows by recipient and replay key, locked until the transaction ends."""
     values = [(bucket_of(recipient), recipient, replay_key) for recipient, replay_key in wanted]
-    rows = [_queued(row) for row in await tx.fetch(SQL["lock"], *columns(values, 3))]
+    rows = [_envelope(row) for row in await tx.fetch(SQL["lock"], *columns(values, 3))]
     return {(row.recipient, row.replay_key): row for row in rows}
 
 
-async def remove(tx: Tx, rows: Sequence[Queued]) -> None:
+async def lock_one(tx: Tx, recipient: str, replay_key: bytes) -> EnvelopeRow | None:
+    return (await lock(tx, [(recipient, replay_key)])).get((recipient, replay_key))
+
+
+async def remove(tx: Tx, rows: Sequence[EnvelopeRow]) -> None:
     await tx.execute(SQL["remove"], *columns([(bucket_of(r.recipient), r.recipient, r.mref) for r in rows], 3))
 
 
-async def bury(tx: Tx, rows: Sequence[tuple[Queued, str]], now: datetime) -> None:
-    """Make dead letters of messages."""
+async def bury(tx: Tx, rows: Sequence[tuple[EnvelopeRow, str]], now: datetime) -> None:
+    """Makes dead letters of messages."""
     values = [(bucket_of(row.recipient), row.recipient, row.mref, reason) for row, reason in rows]
     await tx.execute(SQL["bury"], *columns(values, 4), now)
 
 
-async def raise_dead(tx: Tx, recipient: str, replay_key: bytes, now: datetime) -> Queued | None:
-    row = await tx.fetchrow(SQL["raise"], bucket_of(recipient), replay_key, now)
-    return None if row is None else _queued(row)
+async def requeue(tx: Tx, recipient: str, replay_key: bytes, now: datetime) -> EnvelopeRow | None:
+    """Puts a dead letter back at the end of its queue."""
+    row = await tx.fetchrow(SQL["requeue"], bucket_of(recipient), replay_key, now)
+    return None if row is None else _envelope(row)
 
 
-async def dead_of(tx: Tx, recipient: str, before: tuple[datetime, bytes] | None, limit: int) -> list[Queued]:
+async def dead_of(tx: Tx, recipient: str, before: tuple[datetime, bytes] | None, limit: int) -> list[EnvelopeRow]:
     at, mref = before or (None, None)
-    return [_queued(row) for row in await tx.fetch(SQL["dead_of"], recipient, at, mref, limit, bucket_of(recipient))]
+    return [_envelope(row) for row in await tx.fetch(SQL["dead_of"], recipient, at, mref, limit, bucket_of(recipient))]
 
 
-async def expired(tx: Tx, now: datetime, limit: int) -> list[Queued]:
-    return [_queued(row) for row in await tx.fetch(SQL["expired"], now, limit)]
+async def expired(tx: Tx, now: datetime, limit: int) -> list[EnvelopeRow]:
+    return [_envelope(row) for row in await tx.fetch(SQL["expired"], now, limit)]
 
 
-async def sealed_to(tx: Tx, recipient: str, key_id: UUID, limit: int) -> list[Queued]:
-    return [_queued(row) for row in await tx.fetch(SQL["sealed_to"], bucket_of(recipient), recipient, key_id, limit)]
+async def sealed_to(tx: Tx, recipient: str, key_id: UUID, limit: int) -> list[EnvelopeRow]:
+    return [_envelope(row) for row in await tx.fetch(SQL["sealed_to"], bucket_of(recipient), recipient, key_id, limit)]
 
 
-async def signed_by(tx: Tx, sender: str, signer_id: UUID, since: datetime, limit: int) -> list[Queued]:
-    return [_queued(row) for row in await tx.fetch(SQL["signed_by"], sender, signer_id, since, limit)]
+async def signed_by(tx: Tx, sender: str, signer_id: UUID, since: datetime, limit: int) -> list[EnvelopeRow]:
+    return [_envelope(row) for row in await tx.fetch(SQL["signed_by"], sender, signer_id, since, limit)]
 
 
-async def queued_between(tx: Tx, since: datetime, until: datetime, after: Place | None, limit: int) -> list[Place]:
+async def queued_between(
+    tx: Tx, since: datetime, until: datetime, after: QueuePlace | None, limit: int
+) -> list[QueuePlace]:
     at, mref = (after.queued_at, after.mref) if after else (None, None)
     return [_place(row) for row in await tx.fetch(SQL["queued_between"], since, until, at, mref, limit)]
 
 
-async def in_bucket(tx: Tx, bucket: int, after: bytes, limit: int) -> list[tuple[bytes, Place]]:
-    """A page of a bucket after a replay key: replay keys and places."""
+async def in_bucket(tx: Tx, bucket: int, after: bytes, limit: int) -> list[tuple[bytes, QueuePlace]]:
+    """A page of a bucket after a replay key: replay keys and places in the queues."""
     rows = await tx.fetch(SQL["in_bucket"], bucket, after, limit)
     return [(row["replay_key"], _place(row)) for row in rows]
 
 
 async def mark(tx: Tx, name: str) -> str | None:
-    """What a tick wrote down about how far it has come."""
+    """How far a tick has come, in its own words."""
     found: str | None = await tx.fetchval(SQL["mark"], name)
     return found
 
@@ -198,27 +216,11 @@ def _match(row: Row) -> Match:
     return Match(row["mref"], row["priority"], row["seq"])
 
 
-def _place(row: Row) -> Place:
-    return Place(row["recipient_nhi"], row["mref"], Priority(row["priority"]), row["seq"], row["queued_at"])
+def _place(row: Row) -> QueuePlace:
+    return QueuePlace(row["recipient"], row["mref"], Priority(row["priority"]), row["seq"], row["queued_at"])
 
 
-def _queued(row: Row) -> Queued:
-    return Queued(
-        recipient=row["recipient_nhi"],
-        mref=row["mref"],
-        seq=row["seq"],
-        sender=row["sender_nhi"],
-        message_id=row["message_id"],
-        replay_key=row["replay_key"],
-        key_id=row["key_id"],
-        signer_id=row["sender_key_id"],
-        priority=Priority(row["priority"]),
-        created_at=row["created_at"],
-        accepted_at=row["accepted_at"],
-        expires_at=row["expires_at"],
-        state=State(row["state"]),
-        wire_bytes=row["wire_bytes"],
-        dead_at=row["dead_at"],
-        dead_reason=row["dead_reason"],
-        wire=row["wire"],
-    )
+def _envelope(row: Row) -> EnvelopeRow:
+    values = dict(row) | {"priority": Priority(row["priority"]), "state": EnvelopeState(row["state"])}
+    values.pop("passes", None)
+    return EnvelopeRow(**values)

@@ -1,9 +1,14 @@
+-- part: envelope
+-- The columns of an envelope but its bytes, for the statements below.
+recipient_nhi AS recipient, mref, seq, sender_nhi AS sender, message_id, replay_key, key_id, sender_key_id AS signer_id, priority,
+  created_at, accepted_at, expires_at, state, wire_bytes, dead_at, dead_reason
+
 -- name: known_ids
 SELECT s.sender_nhi, s.message_id, s.replay_key, s.answer FROM unnest($1::varchar[], $2::uuid[]) AS w (sender, message_id)
 JOIN sent_ids AS s ON s.sender_nhi = w.sender AND s.message_id = w.message_id
 
 -- name: remember_ids
--- Another process may be storing the same message: then this waits for it, and the id is not ours.
+-- Another process may be storing the same message: then this waits for that transaction, and does not get the id.
 INSERT INTO sent_ids (sender_nhi, message_id, replay_key, answer, expires_at)
 SELECT * FROM unnest($1::varchar[], $2::uuid[], $3::bytea[], $4::jsonb[], $5::timestamptz[])
 ON CONFLICT (sender_nhi, message_id) DO NOTHING
@@ -44,11 +49,10 @@ ORDER BY n
 RETURNING mref, seq
 
 -- name: claimable
--- What of these is still to be handed over, with the bytes of those that are asked for; and whether the queue has anything
--- older than $6 that is neither among these nor among those that are known to be out ($7). In order, so that the front of
--- the queue's own index is read, whatever share of the table the queue is.
-SELECT bucket, recipient_nhi, mref, seq, sender_nhi, message_id, replay_key, key_id, sender_key_id, priority, created_at,
-  accepted_at, expires_at, state, wire_bytes, dead_at, dead_reason, CASE WHEN mref = ANY ($4::bytea[]) THEN wire END AS wire,
+-- Those of these messages that may still be delivered, with the bytes of those in $4. `passes` says whether the queue has
+-- anything before the place $6 that is neither among these nor known to be leased ($7). It asks in the order of the queue,
+-- so that the front of the queue's own index is read, whatever share of the table the queue is.
+SELECT {envelope}, CASE WHEN mref = ANY ($4::bytea[]) THEN wire END AS wire,
   coalesce((
     SELECT true FROM envelopes AS o
     WHERE o.bucket = $1 AND o.recipient_nhi = $2 AND o.state = 'queued' AND ((3 - o.priority)::bigint << 48) + o.seq < $6
@@ -59,7 +63,7 @@ FROM envelopes
 WHERE bucket = $1 AND recipient_nhi = $2 AND mref = ANY ($3::bytea[]) AND state = 'queued' AND expires_at > $5
 
 -- name: passed
--- The first of those that `claimable` says are passed.
+-- The first of those for which `claimable` says `passes`.
 SELECT mref, priority, seq FROM envelopes
 WHERE bucket = $1 AND recipient_nhi = $2 AND state = 'queued' AND ((3 - priority)::bigint << 48) + seq < $3
   AND expires_at > $4 AND mref NOT IN (SELECT unnest($5::bytea[]))
@@ -78,16 +82,13 @@ WHERE bucket = $1 AND recipient_nhi = $2 AND channel_id = $3 AND state = 'queued
 ORDER BY priority DESC, seq LIMIT $6
 
 -- name: one
-SELECT bucket, recipient_nhi, mref, seq, sender_nhi, message_id, replay_key, key_id, sender_key_id, priority, created_at,
-  accepted_at, expires_at, state, wire_bytes, dead_at, dead_reason, wire
-FROM envelopes WHERE bucket = $1 AND replay_key = $2
+SELECT {envelope}, wire FROM envelopes WHERE bucket = $1 AND replay_key = $2
 
 -- name: lock
--- In one order for everybody, so that two who settle the same messages do not wait for each other.
-SELECT e.bucket, e.recipient_nhi, e.mref, e.seq, e.sender_nhi, e.message_id, e.replay_key, e.key_id, e.sender_key_id,
-  e.priority, e.created_at, e.accepted_at, e.expires_at, e.state, e.wire_bytes, e.dead_at, e.dead_reason, NULL AS wire
-FROM unnest($1::smallint[], $2::varchar[], $3::bytea[]) AS w (bucket, recipient, replay_key)
-JOIN envelopes AS e ON e.bucket = w.bucket AND e.replay_key = w.replay_key AND e.recipient_nhi = w.recipient
+-- Every transaction locks in this order, so that two that end the same messages do not wait for each other.
+SELECT {envelope}, NULL AS wire
+FROM unnest($1::smallint[], $2::varchar[], $3::bytea[]) AS w (of_bucket, of_recipient, of_message)
+JOIN envelopes AS e ON e.bucket = of_bucket AND e.replay_key = of_message AND e.recipient_nhi = of_recipient
 ORDER BY e.bucket, e.replay_key FOR UPDATE OF e
 
 -- name: remove
@@ -99,40 +100,31 @@ UPDATE envelopes AS e SET state = 'dead', dead_at = $5, dead_reason = w.reason
 FROM unnest($1::smallint[], $2::varchar[], $3::bytea[], $4::text[]) AS w (bucket, recipient, mref, reason)
 WHERE e.bucket = w.bucket AND e.recipient_nhi = w.recipient AND e.mref = w.mref AND e.state = 'queued'
 
--- name: raise
+-- name: requeue
 -- A dead letter goes back to the end of its queue.
 UPDATE envelopes SET state = 'queued', dead_at = NULL, dead_reason = NULL, queued_at = $3, seq = nextval('envelope_seq')
 WHERE bucket = $1 AND replay_key = $2 AND state = 'dead'
-RETURNING bucket, recipient_nhi, mref, seq, sender_nhi, message_id, replay_key, key_id, sender_key_id, priority,
-  created_at, accepted_at, expires_at, state, wire_bytes, dead_at, dead_reason, NULL AS wire
+RETURNING {envelope}, NULL AS wire
 
 -- name: dead_of
-SELECT bucket, recipient_nhi, mref, seq, sender_nhi, message_id, replay_key, key_id, sender_key_id, priority, created_at,
-  accepted_at, expires_at, state, wire_bytes, dead_at, dead_reason, NULL AS wire
-FROM envelopes WHERE recipient_nhi = $1 AND state = 'dead' AND bucket = $5
+SELECT {envelope}, NULL AS wire FROM envelopes WHERE recipient_nhi = $1 AND state = 'dead' AND bucket = $5
   AND ($2::timestamptz IS NULL OR (dead_at, mref) < ($2, $3::bytea))
 ORDER BY dead_at DESC, mref DESC LIMIT $4
 
 -- name: expired
 -- One small batch; another process's tick takes other rows.
-SELECT bucket, recipient_nhi, mref, seq, sender_nhi, message_id, replay_key, key_id, sender_key_id, priority, created_at,
-  accepted_at, expires_at, state, wire_bytes, dead_at, dead_reason, NULL AS wire
-FROM envelopes WHERE expires_at <= $1 ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP LOCKED
+SELECT {envelope}, NULL AS wire FROM envelopes WHERE expires_at <= $1 ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP LOCKED
 
 -- name: sealed_to
 -- A queue is bounded, so its own index is enough.
-SELECT bucket, recipient_nhi, mref, seq, sender_nhi, message_id, replay_key, key_id, sender_key_id, priority, created_at,
-  accepted_at, expires_at, state, wire_bytes, dead_at, dead_reason, NULL AS wire
-FROM envelopes WHERE bucket = $1 AND recipient_nhi = $2 AND key_id = $3 AND state = 'queued'
+SELECT {envelope}, NULL AS wire FROM envelopes WHERE bucket = $1 AND recipient_nhi = $2 AND key_id = $3 AND state = 'queued'
 LIMIT $4 FOR UPDATE SKIP LOCKED
 
 -- name: signed_by
--- By way of the receipts, which know what a sender has under way: one more index would cost every message.
+-- By way of the receipts, which know what a sender has in transit: one more index would cost every message.
 SELECT e.* FROM delivery_receipts AS r
 CROSS JOIN LATERAL (
-  SELECT bucket, recipient_nhi, mref, seq, sender_nhi, message_id, replay_key, key_id, sender_key_id, priority,
-    created_at, accepted_at, expires_at, state, wire_bytes, dead_at, dead_reason, NULL AS wire
-  FROM envelopes
+  SELECT {envelope}, NULL AS wire FROM envelopes
   WHERE bucket = r.bucket AND replay_key = r.replay_key AND sender_key_id = $2 AND accepted_at >= $3 AND state = 'queued'
   LIMIT 1 FOR UPDATE SKIP LOCKED
 ) AS e
@@ -140,16 +132,16 @@ WHERE r.sender_nhi = $1 AND r.sent_at >= $3::timestamptz - interval '300 s'
 LIMIT $4
 
 -- name: queued_between
--- The lock keeps an acknowledgment from deleting a row while its place in the index is being made. What somebody is
--- settling just now is left out: it needs no place, or is found in the next round.
-SELECT recipient_nhi, mref, priority, seq, queued_at, replay_key FROM envelopes
+-- The lock keeps an acknowledgment from deleting a row while its place in the index is being made. Rows that another
+-- transaction is ending just now are left out: they need no place, or are found in the next round.
+SELECT recipient_nhi AS recipient, mref, priority, seq, queued_at, replay_key FROM envelopes
 WHERE state = 'queued' AND queued_at >= $1 AND queued_at < $2
   AND ($3::timestamptz IS NULL OR (queued_at, mref) > ($3, $4::bytea))
 ORDER BY queued_at, mref LIMIT $5 FOR KEY SHARE SKIP LOCKED
 
 -- name: in_bucket
--- In the order in which everybody locks.
-SELECT recipient_nhi, mref, priority, seq, queued_at, replay_key FROM envelopes
+-- In the order in which every transaction locks.
+SELECT recipient_nhi AS recipient, mref, priority, seq, queued_at, replay_key FROM envelopes
 WHERE bucket = $1 AND state = 'queued' AND replay_key > $2
 ORDER BY bucket, replay_key LIMIT $3 FOR KEY SHARE
 

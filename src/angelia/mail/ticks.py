@@ -1,4 +1,4 @@
-"""What the ticks do for mail: expiry, mail under revoked keys, and queues that follow from the ledger again."""
+"""The background work of mail: expiry, mail under revoked keys, and queues that follow the ledger again."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import structlog
 
 from angelia import metrics
 from angelia.audit import service as audit
-from angelia.audit.model import Event
 from angelia.envelope.ids import BUCKETS
 from angelia.errors import Unavailable
 from angelia.keys.model import KeyRecord
 from angelia.keys.service import Keys
 from angelia.mail import receipts_store, store
+from angelia.mail.audit_events import audit_event
 from angelia.mail.hot_store import HotMail
-from angelia.mail.model import Place, Queued, Status
-from angelia.mail.receipts_store import Step
-from angelia.mail.sender_events import word
-from angelia.stores.ledger import Ledger
+from angelia.mail.model import DeliveryStatus, EnvelopeRow, QueuePlace
+from angelia.mail.receipts_store import ReceiptStep
+from angelia.mail.sender_events import delivery_event
+from angelia.stores.ledger import Ledger, Tx
 
 _BATCH = 500
-_SETTLED = timedelta(seconds=5)  # a send that committed this long ago has put its message into the queue, or never will
+_ENQUEUED = timedelta(seconds=5)  # a send that committed this long ago has enqueued its message, or never will
 _LOOK_BACK = timedelta(seconds=120)  # how late a commit may be after the time that it carries
 _LONGEST_LIFE = timedelta(days=30)
 _BUCKETS_A_RUN = 32
@@ -32,8 +32,8 @@ REBUILT, REBUILDING, RECONCILED, REVOKED = "rebuilt", "rebuilding", "reconciled"
 log = structlog.get_logger(__name__)
 
 
-class Upkeep:
-    """One method for each tick; each takes a small batch and says whether more waits."""
+class MailTicks:
+    """One method for each tick; each does a bounded piece of work and returns whether more waits."""
 
     def __init__(self, ledger: Ledger, hot: HotMail, keys: Keys) -> None:
         self._ledger = ledger
@@ -41,28 +41,24 @@ class Upkeep:
         self._keys = keys
 
     async def expire(self, now: datetime) -> bool:
-        """Messages whose time is over go, and their senders are told."""
-        stand: dict[bytes, Status] = {}
+        """Ends messages whose time is over, and tells their senders."""
         async with self._ledger.transaction() as tx:
             rows = await store.expired(tx, now, _BATCH)
-            if rows:
-                await store.remove(tx, rows)
-                stand = await receipts_store.move(tx, [Step(message=row, status=Status.EXPIRED) for row in rows])
-                await audit.record(tx, [_event("message_expired", row, now) for row in rows])
+            statuses = await _end(tx, rows, DeliveryStatus.EXPIRED, now)
         metrics.MAIL_ENDED.labels("expired").inc(len(rows))
-        await self._tell(rows, stand, Status.EXPIRED, now)
+        await self._dequeue(rows, statuses, DeliveryStatus.EXPIRED, now)
         return len(rows) == _BATCH
 
     async def forget_ids(self, now: datetime) -> bool:
-        """Ids of messages that ended long enough ago are free again."""
+        """Deletes the ids of messages that expired long enough ago."""
         async with self._ledger.transaction() as tx:
             return await store.forget_old_ids(tx, now, _BATCH) == _BATCH
 
     async def fail_revoked(self, now: datetime) -> bool:
-        """Mail under keys that were revoked fails: nobody can open it, or nobody can believe it."""
+        """Fails mail under revoked keys: the recipient could not open it, or not believe it."""
         async with self._ledger.reading() as tx:
             mark = await store.mark(tx, REVOKED)
-        # Again and again over the last minutes: a revocation may commit later than the time that it carries.
+        # The last minutes are looked at again: a revocation may commit later than the time that it carries.
         since = (datetime.fromisoformat(mark) if mark else now - _LONGEST_LIFE) - _LOOK_BACK
         last: KeyRecord | None = None
         while True:
@@ -78,11 +74,11 @@ class Upkeep:
         return False
 
     async def reconcile(self, now: datetime) -> bool:
-        """Put into its queue what a server left out that died between its commit and its script."""
+        """Enqueues what a server committed and did not enqueue, because it died in between."""
         async with self._ledger.reading() as tx:
             mark = await store.mark(tx, RECONCILED)
         since = datetime.fromisoformat(mark) if mark else now
-        until = now - _SETTLED
+        until = now - _ENQUEUED
         found = await self._enqueue_queued(min(since, now) - _LOOK_BACK, until)
         metrics.MAIL_REQUEUED.inc(found)
         async with self._ledger.transaction() as tx:
@@ -90,7 +86,7 @@ class Upkeep:
         return False
 
     async def rebuild(self, memory: str) -> bool:
-        """Fill a hot tier whose memory is a new one, a few buckets at a time, while everybody goes on."""
+        """Fills the queues of a hot tier that lost its memory, a few buckets at a time, while mail goes on."""
         async with self._ledger.transaction() as tx:
             if await store.mark(tx, REBUILT) == memory:
                 return False
@@ -128,12 +124,13 @@ class Upkeep:
                 return
             last = page[-1][0]
 
-    async def _enqueue(self, places: Sequence[Place]) -> int:
-        """Inside the transaction that holds the rows: none of them can be settled before it is in its queue."""
+    async def _enqueue(self, places: Sequence[QueuePlace]) -> int:
+        """Inside the transaction that locks the rows: none of them can be acknowledged before it is in its queue.
+        Returns how many were not there."""
         return sum(await asyncio.gather(*(self._hot.enqueue(place) for place in places)))
 
     async def _fail_under(self, record: KeyRecord, now: datetime) -> bool:
-        stand: dict[bytes, Status] = {}
+        """Fails one batch of mail under one revoked key; returns whether more waits."""
         async with self._ledger.transaction() as tx:
             if record.signer_id is None:
                 rows = await store.sealed_to(tx, record.agent_nhi, record.key_id, _BATCH)
@@ -141,40 +138,40 @@ class Upkeep:
                 since = record.compromised_since or record.revoked_at
                 assert since is not None, "it is revoked"
                 rows = await store.signed_by(tx, record.agent_nhi, record.signer_id, since, _BATCH)
+            statuses = await _end(tx, rows, DeliveryStatus.FAILED, now, "key_revoked")
             if rows:
-                await store.remove(tx, rows)
-                steps = [Step(message=row, status=Status.FAILED, reason="key_revoked") for row in rows]
-                stand = await receipts_store.move(tx, steps)
-                # Its sender seals the message again under the same id, so that its recipient never opens it twice.
+                # The sender seals the message again under the same id, so that the recipient never opens it twice.
                 await store.forget_ids(tx, [(row.sender, row.message_id) for row in rows])
-                await audit.record(tx, [_event("message_failed", row, now) for row in rows])
         metrics.MAIL_ENDED.labels("key_revoked").inc(len(rows))
-        await self._tell(rows, stand, Status.FAILED, now, "key_revoked")
+        await self._dequeue(rows, statuses, DeliveryStatus.FAILED, now, "key_revoked")
         return len(rows) == _BATCH
 
-    async def _tell(
+    async def _dequeue(
         self,
-        rows: Sequence[Queued],
-        stand: Mapping[bytes, Status],
-        status: Status,
+        rows: Sequence[EnvelopeRow],
+        statuses: Mapping[bytes, DeliveryStatus],
+        status: DeliveryStatus,
         now: datetime,
         reason: str | None = None,
     ) -> None:
-        """Out of the queues, and word to each sender, except about what was a dead letter or delivered before."""
+        """Removes messages from their queues, and tells the sender of each whose receipt has this status now; what was
+        a dead letter or delivered before keeps its own."""
+
+        def events(row: EnvelopeRow) -> list[tuple[str, bytes]]:
+            changed = statuses.get(row.replay_key) is status
+            return [delivery_event(row, status, now, reason)] if changed else []
+
         with contextlib.suppress(Unavailable):
-            await asyncio.gather(
-                *(
-                    self._hot.remove(
-                        row.recipient,
-                        [row.mref],
-                        [word(row, status, now, reason)] if stand.get(row.replay_key) is status else [],
-                    )
-                    for row in rows
-                )
-            )
+            await asyncio.gather(*(self._hot.remove(row.recipient, [row.mref], events(row)) for row in rows))
 
 
-def _event(kind: str, row: Queued, now: datetime) -> Event:
-    return audit.event(
-        kind, now, actor="angelia", object=row.recipient, message_id=row.message_id, replay_key=row.replay_key
-    )
+async def _end(
+    tx: Tx, rows: Sequence[EnvelopeRow], status: DeliveryStatus, now: datetime, reason: str | None = None
+) -> dict[bytes, DeliveryStatus]:
+    """Removes messages from the ledger, with their receipts and audit events; returns the status of each receipt."""
+    if not rows:
+        return {}
+    await store.remove(tx, rows)
+    statuses = await receipts_store.move(tx, [ReceiptStep(message=row, status=status, reason=reason) for row in rows])
+    await audit.record(tx, [audit_event(f"message_{status}", row, now, "angelia", row.recipient) for row in rows])
+    return statuses

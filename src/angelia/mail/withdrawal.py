@@ -1,10 +1,9 @@
-"""What agents may do with mail that is under way: see how it stands, and take back what nobody was given yet."""
+"""What agents may do with mail in transit: ask for its status, and withdraw what was not delivered yet."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
@@ -14,20 +13,22 @@ from angelia.api import AgentRow
 from angelia.audit import service as audit
 from angelia.errors import Conflict, MessageExpired, NotFound, Unavailable
 from angelia.mail import receipts_store, store
+from angelia.mail.audit_events import audit_event
 from angelia.mail.delivery_checks import withheld
 from angelia.mail.hot_store import HotMail
-from angelia.mail.model import Queued, ReceiptRow, Status
-from angelia.mail.receipts_store import Step
-from angelia.mail.sender_events import word
+from angelia.mail.model import DeliveryStatus, EnvelopeRow, ReceiptRow
+from angelia.mail.receipts_store import ReceiptStep
+from angelia.mail.sender_events import delivery_event
 from angelia.policy.service import Policy
 from angelia.stores.ledger import Ledger
+from angelia.stores.wake import RequestTime
 
 WITHDRAWN = "withdrawn"
 _WITHDRAWAL = timedelta(seconds=10)
 
 
-class UnderWay:
-    """Messages between their sender and their recipient, for both of them."""
+class InTransit:
+    """Messages between their sender and their recipient."""
 
     def __init__(self, ledger: Ledger, hot: HotMail, policy: Policy) -> None:
         self._ledger = ledger
@@ -35,48 +36,42 @@ class UnderWay:
         self._policy = policy
 
     async def withdraw(self, agent: AgentRow, replay_key: bytes, now: datetime) -> None:
-        """Take a message back that its recipient has not been given; saying it again is no error."""
-        began = time.monotonic()
+        """Withdraws a message that its recipient has not been given. Idempotent."""
+        clock = RequestTime(now)
         async with self._ledger.reading() as tx:
-            known = (await receipts_store.of_messages(tx, [replay_key])).get(replay_key)
+            known = await receipts_store.one(tx, replay_key)
             if known is None or known.sender != agent.handle:
                 raise NotFound("there is no such message of yours", hint="only what you sent can be withdrawn")
             row = await store.one(tx, known.recipient, replay_key)
-            # It may have come to its end between the two: what it came to is in the receipt.
-            known = (await receipts_store.of_messages(tx, [replay_key])).get(replay_key, known)
-        if row is None or known.status is not Status.PENDING:
+            # It may have ended between the two statements: then the receipt says how.
+            known = await receipts_store.one(tx, replay_key) or known
+        if row is None or known.status is not DeliveryStatus.PENDING:
             _check_withdrawn(known)
             return
         async with self._ledger.transaction() as tx:
-            locked = (await store.lock(tx, [(row.recipient, replay_key)])).get((row.recipient, replay_key))
-            known = (await receipts_store.of_messages(tx, [replay_key])).get(replay_key, known)
-            if locked is None or known.status is not Status.PENDING:
+            locked = await store.lock_one(tx, row.recipient, replay_key)
+            known = await receipts_store.one(tx, replay_key) or known
+            if locked is None or known.status is not DeliveryStatus.PENDING:
                 _check_withdrawn(known)
                 return
-            # The lock may have been waited for.
-            async with self._held(locked, now + timedelta(seconds=time.monotonic() - began)):
+            async with self._held(locked, clock.now()):  # later than `now`: the lock may have been waited for
                 await store.remove(tx, [locked])
-                await receipts_store.move(tx, [Step(message=locked, status=Status.FAILED, reason=WITHDRAWN)])
-                event = audit.event(
-                    "message_withdrawn",
-                    now,
-                    actor=agent.handle,
-                    object=locked.recipient,
-                    message_id=locked.message_id,
-                    replay_key=replay_key,
+                await receipts_store.move(
+                    tx, [ReceiptStep(message=locked, status=DeliveryStatus.FAILED, reason=WITHDRAWN)]
                 )
+                event = audit_event("message_withdrawn", locked, now, agent.handle, locked.recipient)
                 await audit.record(tx, [event])
         metrics.MAIL_ENDED.labels(WITHDRAWN).inc()
         with contextlib.suppress(Unavailable):
-            said = word(locked, Status.FAILED, now, WITHDRAWN)
-            await self._hot.remove(locked.recipient, [locked.mref], [said])
+            told = delivery_event(locked, DeliveryStatus.FAILED, now, WITHDRAWN)
+            await self._hot.remove(locked.recipient, [locked.mref], [told])
 
-    async def status(self, agent: AgentRow, replay_key: bytes, now: datetime) -> tuple[ReceiptRow, Queued | None]:
-        """How a message stands, for its sender or its recipient; with its row while it waits.
+    async def status(self, agent: AgentRow, replay_key: bytes, now: datetime) -> tuple[ReceiptRow, EnvelopeRow | None]:
+        """The receipt of a message, for its sender or its recipient, and its envelope while that waits.
 
-        Its bytes are there for its recipient alone, and only if they could be handed over as well."""
+        The envelope has its bytes for the recipient alone, and only if it may be delivered now."""
         async with self._ledger.reading() as tx:
-            known = (await receipts_store.of_messages(tx, [replay_key])).get(replay_key)
+            known = await receipts_store.one(tx, replay_key)
             if known is None or agent.handle not in (known.sender, known.recipient):
                 raise NotFound("there is no such message of yours")
             row = await store.one(tx, known.recipient, replay_key)
@@ -87,10 +82,10 @@ class UnderWay:
         return known, row if shown else dataclasses.replace(row, wire=None)
 
     @asynccontextmanager
-    async def _held(self, row: Queued, now: datetime) -> AsyncIterator[None]:
-        """Keep a message from being handed out while it is withdrawn; a crash lets go of it after seconds.
+    async def _held(self, row: EnvelopeRow, now: datetime) -> AsyncIterator[None]:
+        """Keeps a message from being leased while it is withdrawn; after a crash it is free again in seconds.
 
-        Under the lock on its row, so that of two withdrawals neither lets go of what the other one keeps back."""
+        Under the lock on its row, so that of two withdrawals neither frees what the other one holds."""
         if not await self._hot.hold(row.recipient, row.mref, row.score, now, now + _WITHDRAWAL):
             raise Conflict("the recipient was given the message already", hint="there is no recall after delivery")
         try:
@@ -102,9 +97,9 @@ class UnderWay:
 
 
 def _check_withdrawn(known: ReceiptRow) -> None:
-    """A message that is not there any more: was it withdrawn before, or is it too late?"""
+    """Refuses the withdrawal of a message that ended in another way."""
     if known.failure_reason == WITHDRAWN:
         return
-    if known.status is Status.EXPIRED:
+    if known.status is DeliveryStatus.EXPIRED:
         raise MessageExpired("the message has expired")
     raise Conflict(f"the message is {known.status} already", hint="there is no recall after delivery")

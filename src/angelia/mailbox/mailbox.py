@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from angelia.envelope.receipts import Receipt, ReceiptStatus, check_receipt, sign_receipt
 from angelia.envelope.refusals import Refused, SignatureFailed
 from angelia.envelope.times import moment, unix_ms
-from angelia.envelope.wire import TTL_MAX, decode
+from angelia.envelope.wire import TTL_MAX, Envelope
 from angelia.errors import AngeliaError, NotFound
 from angelia.mailbox import calyx_import, private_files
 from angelia.mailbox import identity as identities
@@ -29,11 +29,12 @@ from angelia.mailbox.envelope_files import EnvelopeFiles, FileProblem
 from angelia.mailbox.held_mail import HeldMail
 from angelia.mailbox.identity import Identity
 from angelia.mailbox.inbox import Inbox, Opened
-from angelia.mailbox.key_rotation import OwnKeys
+from angelia.mailbox.key_rotation import KeyRotation
 from angelia.mailbox.keyring import Keyring
 from angelia.mailbox.local_key import LocalKey
 from angelia.mailbox.notices import Notices
 from angelia.mailbox.outbox import Outbox
+from angelia.mailbox.own_keys import OwnKeys
 from angelia.mailbox.pinned_keys import PinnedKeys
 from angelia.mailbox.receipt_log import LoggedReceipts, ReceiptLog
 from angelia.mailbox.receiving import Receiver
@@ -70,7 +71,8 @@ class Mailbox:
         self._log = ReceiptLog(self.directory)
         self.notices = Notices()
         self._cleanup = Cleanup(self.database, self._files, inbox_files, self.notices)
-        self.own_keys = OwnKeys(home, identity, self.database, keyring, local, ttl_max)
+        self.own_keys = OwnKeys(home, identity, self.database, keyring, local)
+        self.key_rotation = KeyRotation(self.own_keys, self.database, keyring, ttl_max)
         self.pinned_keys = PinnedKeys(self.database, self.notices)
         self.allowlist = Allowlist(self.database, self.pinned_keys)
         self.held_mail = HeldMail(self.database)
@@ -93,7 +95,7 @@ class Mailbox:
             inbox_files=inbox_files,
             dead_files=dead_files,
         )
-        self.own_keys.resume(now)
+        self.key_rotation.resume(now)
         self._cleanup.start(now)
 
     def __enter__(self) -> Self:
@@ -123,8 +125,10 @@ class Mailbox:
         """The agent with its present keys; a rotation replaces them."""
         return self.own_keys.identity
 
-    def receive(self, content: bytes, *, now: datetime, profile: DeliveryProfile = DeliveryProfile.RELAY) -> Opened:
-        """Opens an envelope, in its wire form or in JSON. It is in the inbox before this returns, and opens once."""
+    def receive(
+        self, content: bytes | Envelope, *, now: datetime, profile: DeliveryProfile = DeliveryProfile.RELAY
+    ) -> Opened:
+        """Open an envelope, in its wire form or in JSON. It is in the inbox before this returns, and opens once."""
         (outcome,) = self.receive_many([content], now=now, profile=profile)
         if isinstance(outcome, AngeliaError):
             raise outcome
@@ -132,26 +136,25 @@ class Mailbox:
 
     def receive_many(
         self,
-        contents: Sequence[bytes],
+        contents: Sequence[bytes | Envelope],
         *,
         now: datetime,
         profile: DeliveryProfile = DeliveryProfile.RELAY,
         for_handler: bool = False,
     ) -> list[Opened | AngeliaError]:
-        """Opens envelopes in one transaction. Returns a message or an error for each, in the same order. `for_handler`
-        lists the messages as unhandled until their handler has finished."""
+        """Opens envelopes in one transaction; returns one outcome each. `for_handler` remembers which of them a handler
+        has not ended with."""
         self._cleanup.run_due(now)
         return self._receiver.receive(contents, profile, now, for_handler=for_handler)
 
-    def refuse(self, content: bytes, reason: str, now: datetime) -> Receipt:
-        """Signs, logs and returns a receipt `failed` for an envelope that could not be opened."""
-        receipt = self.sign(content, ReceiptStatus.FAILED, now, reason)
+    def refuse(self, envelope: Envelope, reason: str, now: datetime) -> Receipt:
+        """Signs and logs a receipt `failed` for an envelope that could not be opened."""
+        receipt = self.sign(envelope, ReceiptStatus.FAILED, now, reason)
         self._log.append([receipt], now)
         return receipt
 
-    def sign(self, content: bytes, status: ReceiptStatus, now: datetime, reason: str = "") -> Receipt:
-        """Returns a signed receipt for an envelope that was delivered again; the log already has one of it."""
-        envelope = decode(content)
+    def sign(self, envelope: Envelope, status: ReceiptStatus, now: datetime, reason: str = "") -> Receipt:
+        """A receipt for an envelope that came again: the log has one of it already."""
         header, pair = envelope.header, self.identity.pair
         return sign_receipt(
             Receipt(

@@ -29,8 +29,8 @@ from angelia.mailbox.channels import MailboxChannels
 from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx
 from angelia.mailbox.envelope_files import EnvelopeFiles
 from angelia.mailbox.inbox import Inbox, Message, Opened
-from angelia.mailbox.key_rotation import OwnKeys
 from angelia.mailbox.keyring import KIND_OF_SUITE, Keyring, KeyringEntry
+from angelia.mailbox.own_keys import OwnKeys
 from angelia.mailbox.pinned_keys import PinnedKeys
 from angelia.mailbox.private_files import UnsafeFile
 from angelia.mailbox.replay import SeenEnvelope
@@ -64,7 +64,12 @@ class Receiver:
     roots: VerifiedRoots = field(default_factory=VerifiedRoots)
 
     def receive(
-        self, contents: Sequence[bytes], profile: DeliveryProfile, now: datetime, *, for_handler: bool = False
+        self,
+        contents: Sequence[bytes | Envelope],
+        profile: DeliveryProfile,
+        now: datetime,
+        *,
+        for_handler: bool = False,
     ) -> list[Opened | AngeliaError]:
         """Opens envelopes in one transaction. Returns a message or an error for each, in the same order.
 
@@ -104,12 +109,11 @@ class Receiver:
         header = one.envelope.header
         self.inbox_files.move(one.replay_key, self.dead_files)
         if conflict and self.inbox.was_deleted(header.sender_nhi, header.message_id):
-            with self.database.transaction() as tx:
-                tx.execute(SQL["use_one_time"], (str(header.key_id),))
+            self.database.write("use_one_time", str(header.key_id))
             self.dead_files.remove([one.replay_key])
             self.dead_files.sync()
 
-    def _unsealed(self, content: bytes, profile: DeliveryProfile, now: datetime) -> _Unsealed | AngeliaError:
+    def _unsealed(self, content: bytes | Envelope, profile: DeliveryProfile, now: datetime) -> _Unsealed | AngeliaError:
         try:
             one = self._open(content, profile, now)
             self.inbox_files.place(one.replay_key, one.envelope.wire)
@@ -117,8 +121,8 @@ class Receiver:
             return refused
         return one
 
-    def _open(self, content: bytes, profile: DeliveryProfile, now: datetime) -> _Unsealed:
-        envelope = decoded(content)
+    def _open(self, content: bytes | Envelope, profile: DeliveryProfile, now: datetime) -> _Unsealed:
+        envelope = content if isinstance(content, Envelope) else decoded(content)
         header, replay_key = envelope.header, envelope.replay_key
         if header.recipient_nhi != self.own_keys.identity.handle:
             raise WrongRecipient(f"the envelope is for {header.recipient_nhi or 'a channel'}")
