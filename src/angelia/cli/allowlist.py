@@ -1,4 +1,4 @@
-"""Whose mail is opened, on the command line: the list, its import and its export."""
+"""The senders whose mail is opened, on the command line: their list, its import and its export."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def import_list(session: Session, mailbox: Mailbox, file: Path) -> None:
-    """Add the entries of a file."""
+    """Adds the entries of a file, and says which were refused."""
     from angelia.mailbox.envelope_files import read_safely
 
     imported = mailbox.allowlist.import_json(read_safely(file, file), datetime.now(UTC))
@@ -28,7 +28,7 @@ def import_list(session: Session, mailbox: Mailbox, file: Path) -> None:
 
 
 def export_list(session: Session, mailbox: Mailbox, path: Path) -> None:
-    """Write the list to a file."""
+    """Writes the list to a new file."""
     with handing_over(path) as file:
         assert file is not None, "it has a name"
         file.write(mailbox.allowlist.export_json())
@@ -37,7 +37,7 @@ def export_list(session: Session, mailbox: Mailbox, path: Path) -> None:
 
 
 def show_allowed(session: Session, mailbox: Mailbox) -> None:
-    """List whose mail is opened."""
+    """Lists the senders whose mail is opened."""
     columns: list[Column[AllowedSender]] = [
         Column("NAME", lambda e: e.nhi, long=True),
         Column("FINGERPRINT", lambda e: e.fingerprint),

@@ -1,4 +1,4 @@
-"""`angelia key`: an agent's own keys, and whose keys it believes."""
+"""`angelia key`: an agent's own keys, and the keys of other agents that it trusts."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def rotate(
         if mailbox.identity.id is None:
             # The server never saw these keys; it gets the whole chain when the agent registers.
             if emergency:
-                mailbox.key_rotation.abandon()  # nobody has seen its keys, unless the thief did
+                mailbox.key_rotation.abandon()  # its keys were shown to no other agent, but perhaps to the thief
             link = mailbox.key_rotation.begin(_now(), signer=signer or emergency, emergency=emergency, why=why or "")
             mailbox.key_rotation.finish(_now(), link)
         elif emergency:
@@ -204,7 +204,7 @@ def pin(session: Session, name: str, file: Path | None, fingerprint: str | None)
 
 
 def publish_first(client: Client, mailbox: Mailbox) -> list[tuple[str, str]]:
-    """Publish a new agent's keys; the facts to show."""
+    """Publishes a new agent's keys; returns the facts to show."""
     done = client.keys.publish(mailbox)
     return [
         ("bundle", f"v{done.bundle_version} published, {done.prekeys_uploaded} one-time keys"),
@@ -213,8 +213,8 @@ def publish_first(client: Client, mailbox: Mailbox) -> list[tuple[str, str]]:
 
 
 def _make_first(mailbox: Mailbox) -> None:
-    """The first bundle, as it is handed over: from now on it is never signed anew, and a server gets it later. Without
-    a server, nothing else follows it with fresh signatures, or with the key of the week."""
+    """Makes the first bundle, to be handed over; a server gets the same one later. Without a server, this is also where
+    bundles with fresh signatures or the week's key follow."""
     from angelia.mailbox.own_keys import RenewalDue
 
     own, rotation = mailbox.own_keys, mailbox.key_rotation
@@ -262,7 +262,7 @@ def _show_own(session: Session, mailbox: Mailbox) -> None:
 
 
 def _server_says(session: Session, mailbox: Mailbox) -> tuple[int | None, list[UUID], str]:
-    """How many one-time keys are left and which keys are revoked; if nobody can tell, why not."""
+    """The number of one-time keys left, the revoked keys, and if the server does not tell, the reason."""
     if mailbox.identity.id is None:
         return None, [], "no server has any"
     try:
@@ -287,9 +287,8 @@ def _seen(session: Session, mailbox: Mailbox, name: str) -> tuple[Bundle, list[U
 def _presented(
     session: Session, mailbox: Mailbox, name: str, file: Path | None
 ) -> tuple[list[Link], list[UUID] | None]:
-    """What a file or the server says are the bundles of NAME, each signed as it should be, none believed yet.
-
-    And what the server says is revoked; None where none was asked."""
+    """The bundles of NAME by a file or the server, with valid signatures but not trusted yet; and the keys that the
+    server says are revoked, None if it was not asked."""
     from angelia.client.exchange import MOST_PAGES, BadAnswer
     from angelia.client.mailbox_keys import refuse_misnamed
     from angelia.envelope.bundles import check_bundle
@@ -331,7 +330,7 @@ def _compared(session: Session, handle: str, found: str) -> bool:
 
 
 def _follows(mailbox: Mailbox, links: list[Link], revoked: list[UUID] | None, before: Pin, *, told: bool) -> bool:
-    """Follow the chain from the pin. Where it does not lead on, only somebody who was told the fingerprint may jump."""
+    """Follows the chain from the pin; returns False where it breaks and the user was told the new fingerprint."""
     from angelia.envelope.bundles import UntrustedBundle
     from angelia.mailbox import bundle_file
 

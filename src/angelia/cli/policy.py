@@ -25,7 +25,7 @@ EFFECTS = ("allow", "deny")
 ACTIONS = ("send", "channel.publish", "channel.subscribe", "keys.read")
 _PRIORITY = click.IntRange(-1_000_000, 1_000_000)
 
-command = Noun("policy", "who may send, publish, subscribe and read keys")
+command = Noun("policy", "which agents may send, publish, subscribe and read keys")
 
 
 @command.verb(
@@ -33,8 +33,12 @@ command = Noun("policy", "who may send, publish, subscribe and read keys")
 )
 @click.argument("effect", metavar="allow|deny", type=click.Choice(EFFECTS))
 @click.argument("action", metavar="ACTION", type=click.Choice(ACTIONS))
-@click.option("--subject", metavar="P", required=True, help="who: a handle, or a beginning and a *, as 'team-*'")
-@click.option("--object", "object_", metavar="P", required=True, help="to whom: the same; a channel is owner/name")
+@click.option(
+    "--subject", metavar="P", required=True, help="the agent that acts: a handle, or a beginning and a *, as 'team-*'"
+)
+@click.option(
+    "--object", "object_", metavar="P", required=True, help="the agent it acts on: the same; a channel is owner/name"
+)
 @click.option("--priority", metavar="N", type=_PRIORITY, default=0, help="the higher one has the last word (0)")
 @click.option("--expires", type=span, metavar="D", help="how long it counts, such as 12h or 30d (no end)")
 @click.option("--rate", metavar="R", help="with allow: how often one subject may, as 100/1m (no limit)")
@@ -119,9 +123,9 @@ def remove(session: Session, id_: str) -> None:
 
 @command.verb(example="angelia policy check send --subject alice --object bob", needs=Needs.SERVER | Needs.OPERATOR)
 @click.argument("action", metavar="ACTION", type=click.Choice(ACTIONS))
-@click.option("--subject", metavar="HANDLE", required=True, help="who wants to")
+@click.option("--subject", metavar="HANDLE", required=True, help="the agent that acts")
 @click.option(
-    "--object", "object_", metavar="NAME", required=True, help="to whom: a handle, or owner/name of a channel"
+    "--object", "object_", metavar="NAME", required=True, help="the agent it acts on, or owner/name of a channel"
 )
 def check(session: Session, action: str, subject: str, object_: str) -> int:
     """Ask the rules, changing nothing. Exit 0 when they allow it, 5 when they deny it."""

@@ -49,7 +49,7 @@ def create(
 ) -> None:
     """Make a token. It is shown this once; the server keeps only its hash.
 
-    --offline makes it before the first start, for a server that others reach from then on."""
+    --offline makes it before the first start, for a server that other machines will reach."""
     if offline:
         made = _made_offline(session, data_dir, role, agent, expires, label or "")
         _show(session, made)
@@ -130,10 +130,10 @@ def _show(session: Session, made: MadeToken) -> None:
 
 
 def _is_first(client: Client) -> bool:
-    """Whether it is the only one beside that of the data directory, with which a server begins."""
+    """Whether it is the only one beside the data directory's own."""
     try:
         made = [token for token in client.tokens.list(limit=3).tokens if token.label != ADMIN]
-    except AngeliaError:  # the token is made and shown, whatever the list says
+    except AngeliaError:  # the token is made and shown already
         return False
     return len(made) == 1
 
