@@ -1,4 +1,4 @@
-"""Asks a store, before anything is entrusted to it, whether it keeps two writers from overwriting each other."""
+"""Checks that an object store keeps two writers from overwriting each other, before anything is stored in it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from angelia.stores.objects import Objects
 if TYPE_CHECKING:
     from obstore.store import S3Config
 
-_PATIENCE = timedelta(seconds=5)  # for one answer; a store that is slower now is not one to begin a run with
+_PATIENCE = timedelta(seconds=5)  # for one answer; with a slower store no run should begin
 
 
 def probe(objects: Objects) -> None:
-    """The same object is made twice, each time on the condition that it is not there: the second must be refused.
+    """Puts the same object twice on the condition that it does not exist; raises StartFailed if the second is not
+    refused.
 
-    By two puts and not by two commits: delta-rs looks before it commits, so one after the other always works, on
-    any store. A store that ignores the condition loses what two writers commit at the same time, without a word."""
+    Two commits would prove nothing: delta-rs looks before it commits. A store that ignores the condition loses one of
+    two concurrent commits silently."""
     if not objects.remote:
         return
     store, name = _store(objects), f"_probe/{uuid.uuid4()}"
@@ -37,7 +38,7 @@ def probe(objects: Objects) -> None:
             except AlreadyExistsError:
                 return
     finally:
-        # Under object lock it stays: an empty object, and the key need not be one that may delete.
+        # Under object lock, or if the key may not delete, an empty object stays.
         with suppress(BaseError, FileNotFoundError):
             obstore.delete(store, name)
     raise StartFailed(
@@ -47,7 +48,7 @@ def probe(objects: Objects) -> None:
 
 
 def check_answers(objects: Objects) -> None:
-    """Whether a store can be read at all, asked by a key that need not be one that may write."""
+    """Raises if a store cannot be read; the key need not be one that may write."""
     if not objects.remote:
         return
     with _in_our_words(objects):
@@ -58,7 +59,7 @@ def check_answers(objects: Objects) -> None:
 def _in_our_words(objects: Objects) -> Iterator[None]:
     try:
         yield
-    # What the store answered is the cause, and not in the sentence: it may repeat what it was sent.
+    # The store's answer is the cause, not part of the message: it may repeat secrets of the request.
     except (PermissionDeniedError, UnauthenticatedError) as error:
         raise SettingsError(
             f"the store of {objects.root} refuses our key",
