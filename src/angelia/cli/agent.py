@@ -105,11 +105,7 @@ def handle(session: Session, handle: str) -> None:
 
 
 def _enrol(
-    session: Session,
-    identity: Identity,
-    pairs: list[tuple[str, str]],
-    name: str | None,
-    email: str | None,
+    session: Session, identity: Identity, pairs: list[tuple[str, str]], name: str | None, email: str | None
 ) -> None:
     """Registers, claims the handle and publishes the keys; a step that succeeded is shown even if a later one fails."""
     chain = _chain(session, identity)

@@ -205,8 +205,7 @@ def _error(first: Fault, verdict: Verdict) -> AuditBroken:
         "" if sound <= 0 else "; the one before it is sound" if sound == 1 else f"; the {sound:,} before it are sound"
     )
     return AuditBroken(
-        f"entry {first.position:,} {first.what}{before}{more}",
-        hint=f"angelia audit show {first.position} --around 3",
+        f"entry {first.position:,} {first.what}{before}{more}", hint=f"angelia audit show {first.position} --around 3"
     )
 
 

@@ -74,13 +74,7 @@ def report(error: AngeliaError, manner: Manner, stream: TextIO | None = None) ->
     if manner.json:
         import msgspec
 
-        said = {
-            "code": error.code,
-            "message": message,
-            "hint": hint,
-            "exit": exit_,
-            "request_id": request_id,
-        }
+        said = {"code": error.code, "message": message, "hint": hint, "exit": exit_, "request_id": request_id}
         stream.write(escape_json(msgspec.json.encode(said).decode()) + "\n")
         return exit_
     stream.write(f"error: {escape_line(message)} ({escape_line(error.code)})\n")

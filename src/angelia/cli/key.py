@@ -401,11 +401,7 @@ def _state(bundle: Bundle, revoked: Collection[UUID] = (), one_time_keys: int | 
         expires_at=at(bundle.not_after),
         suites=_mask(bundle),
         kem_keys=[
-            {
-                "key_id": str(entry.key.key_id),
-                "key_type": TYPE_NAMES[entry.key.kind],
-                "status": _status(entry, revoked),
-            }
+            {"key_id": str(entry.key.key_id), "key_type": TYPE_NAMES[entry.key.kind], "status": _status(entry, revoked)}
             for entry in bundle.kem_keys
         ],
         one_time_keys=one_time_keys,

@@ -90,9 +90,7 @@ def manner_of(argv: list[str]) -> Manner:
     words = argv[: argv.index("--")] if "--" in argv else argv
     short = "".join(word[1:] for word in words if re.fullmatch(r"-[qv]+", word))
     return Manner(
-        json="--json" in words,
-        quiet="q" in short or "--quiet" in words,
-        verbose="v" in short or "--verbose" in words,
+        json="--json" in words, quiet="q" in short or "--quiet" in words, verbose="v" in short or "--verbose" in words
     )
 
 

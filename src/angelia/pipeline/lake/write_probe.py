@@ -90,10 +90,6 @@ def _store(objects: Objects) -> S3Store:
         objects.bucket,
         prefix=objects.prefix or None,
         config=config,
-        client_options={
-            "allow_http": "AWS_ALLOW_HTTP" in given,
-            "timeout": _PATIENCE,
-            "connect_timeout": _PATIENCE,
-        },
+        client_options={"allow_http": "AWS_ALLOW_HTTP" in given, "timeout": _PATIENCE, "connect_timeout": _PATIENCE},
         retry_config={"max_retries": 1, "retry_timeout": 2 * _PATIENCE},
     )

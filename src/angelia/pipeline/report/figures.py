@@ -152,10 +152,7 @@ def _top(objects: Objects, messages: str, size: str, failed: str | None) -> list
     top = pc.select_k_unstable(summed, _TOP, [(messages, "descending"), ("agent", "ascending")])
     return [
         AgentFigures(
-            handle=row["agent"],
-            messages=row[messages],
-            wire_bytes=row[size],
-            failed=row[failed] if failed else None,
+            handle=row["agent"], messages=row[messages], wire_bytes=row[size], failed=row[failed] if failed else None
         )
         for row in summed.take(top).to_pylist()
     ]
