@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from angelia.cli.command_context import Session
 from angelia.cli.paging import ago, pages_of, show_list
 from angelia.cli.public_files import handing_over
-from angelia.cli.tables import Column
+from angelia.cli.tables import Column, counted
 
 if TYPE_CHECKING:
     from angelia.mailbox.allowlist import AllowedSender
@@ -24,7 +24,7 @@ def import_list(session: Session, mailbox: Mailbox, file: Path) -> None:
     for why in imported.refused:
         session.out.note(f"refused: {why}")
     refused = f", {len(imported.refused):,} refused" if imported.refused else ""
-    session.out.done(imported, f"added {_entries(imported.added)}{refused}")
+    session.out.done(imported, f"added {counted(imported.added, 'entry', 'entries')}{refused}")
 
 
 def export_list(session: Session, mailbox: Mailbox, path: Path) -> None:
@@ -33,7 +33,7 @@ def export_list(session: Session, mailbox: Mailbox, path: Path) -> None:
         assert file is not None, "it has a name"
         file.write(mailbox.allowlist.export_json())
     count = len(mailbox.allowlist.entries())
-    session.out.done({"done": "exported", "count": count}, f"exported {_entries(count)} to {path}")
+    session.out.done({"done": "exported", "count": count}, f"exported {counted(count, 'entry', 'entries')} to {path}")
 
 
 def show_allowed(session: Session, mailbox: Mailbox) -> None:
@@ -46,7 +46,3 @@ def show_allowed(session: Session, mailbox: Mailbox) -> None:
     ]
     nothing, hint = "nobody is allowed, so no mail is opened", "angelia mail allow NAME"
     show_list(session, pages_of(mailbox.allowlist.entries()), columns, nothing=nothing, hint=hint)
-
-
-def _entries(count: int) -> str:
-    return "1 entry" if count == 1 else f"{count:,} entries"

@@ -166,8 +166,7 @@ def _witnessed(place: str, node: NodeRecord) -> list[Checkpoint]:
 
 def _print_sound(session: Session, verdict: Verdict) -> None:
     here = verdict.sealed - verdict.archived
-    entries = "1 entry" if here == 1 else f"{here:,} entries"
-    parts = [f"{entries} sound", counted(verdict.checkpoints, "checkpoint")]
+    parts = [f"{counted(here, 'entry', 'entries')} sound", counted(verdict.checkpoints, "checkpoint")]
     if verdict.witnessed:
         parts.append(f"{verdict.witnessed:,} as the witness has them")
     if verdict.redacted:
@@ -176,7 +175,7 @@ def _print_sound(session: Session, verdict: Verdict) -> None:
         parts.append(f"{len(verdict.unsealed):,} not sealed yet")
     session.out.line(", ".join(parts))
     if verdict.witness_behind:
-        behind = "1 entry" if verdict.witness_behind == 1 else f"{verdict.witness_behind:,} entries"
+        behind = counted(verdict.witness_behind, "entry", "entries")
         session.out.note(f"the witness is {behind} behind what the node signed: the server's log says why")
     if verdict.unproven:
         session.out.note(f"{verdict.archived:,} entries before them are said to be in the archive, {verdict.unproven}")

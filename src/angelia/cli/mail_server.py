@@ -11,6 +11,7 @@ from angelia.cli.command_context import Session
 from angelia.cli.errors import exit_code, one_of, report
 from angelia.cli.mail_output import print_message, say_control
 from angelia.cli.paging import short
+from angelia.cli.tables import counted
 from angelia.cli.times import duration
 from angelia.errors import AngeliaError, Conflict, NotFound, QueueFull, RateLimited
 
@@ -46,7 +47,8 @@ def retry(session: Session, mailbox: Mailbox) -> int:
     for one in done.unsent:
         report(one.error, session.shared.manner, session.out.stderr)
     total = len(done.sent) + len(done.unsent) + done.left
-    text = f"sent {len(done.sent):,} of {_messages(total)} that waited" if total else "nothing waits in the outbox"
+    waited = counted(total, "message")
+    text = f"sent {len(done.sent):,} of {waited} that waited" if total else "nothing waits in the outbox"
     session.out.done({"done": "sent", "count": len(done.sent)}, text)
     return one_of({exit_code(one.error) for one in done.unsent})
 
@@ -57,7 +59,7 @@ def deliver_due(session: Session, client: Client, mailbox: Mailbox) -> None:
 
     done = client.mail.deliver_outbox(mailbox)
     if done.sent:
-        session.out.note(f"sent {_messages(len(done.sent))} that waited in the outbox")
+        session.out.note(f"sent {counted(len(done.sent), 'message')} that waited in the outbox")
     for one in done.unsent:
         where = session.out.detail if WAITING in one.error.members else session.out.note
         where(f"warning: {short(one.message.replay_key)} to {one.message.recipient} was not sent: {one.error.message}")
@@ -138,7 +140,7 @@ def _show(session: Session, received: Received) -> None:
         out.note(f"warning: there may be more: {received.interrupted.message}")
     kept_out = Counter(one.sender for one in received.not_opened if one.verdict is AckVerdict.HELD)
     for sender, count in kept_out.items():
-        out.note(f"{_messages(count)} of {sender}, who is not allowed: angelia mail allow {sender}")
+        out.note(f"{counted(count, 'message')} of {sender}, who is not allowed: angelia mail allow {sender}")
     for one in received.not_opened:
         if one.verdict is AckVerdict.FAILED:
             out.note(f"warning: {one.sender} is told that its message was refused: {one.error.message}")
@@ -168,7 +170,3 @@ def _way_on(error: AngeliaError) -> str:
     if isinstance(error, RateLimited | QueueFull) and error.hint:
         return f"{error.hint}; it is sealed and waits: {sends_it}"
     return f"it is sealed and waits: {sends_it}"
-
-
-def _messages(count: int) -> str:
-    return "1 message" if count == 1 else f"{count:,} messages"

@@ -69,9 +69,9 @@ def facts(pairs: Sequence[tuple[str, str]], *, least: int = 0) -> Iterator[str]:
         yield f"{word}{' ' * (widest - width(word))}{GAP}{escape_line(text) or '-'}"
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 warning`, `1,204 warnings`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """`1 warning`, `1,204 warnings`, `2 entries`."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def _aligned(column: Column[T], text: str, columns: int) -> str:

@@ -6,6 +6,7 @@ import atexit
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -97,7 +98,7 @@ def _shim(java: Path, version: int) -> Path:
     """Makes a Java home whose `java` drops the arguments that the real one does not know: in the user's cache, or in a
     new directory for this process if the cache cannot be written."""
     left_out = [f"--add-modules={_VECTOR}", *([_GONE] if version >= _GONE_SINCE else [])]
-    text = _SHIM.format(left_out="|".join(left_out), java=_quoted(java))
+    text = _SHIM.format(left_out="|".join(left_out), java=shlex.quote(str(java)))
     home = Path(platformdirs.user_cache_dir("angelia")) / "java" / hashlib.sha256(text.encode()).hexdigest()[:16]
     try:
         _write(home / "bin" / "java", text)
@@ -117,7 +118,3 @@ def _write(target: Path, text: str) -> None:
     made.write_text(text, "utf-8")
     made.chmod(0o700)
     made.rename(target)
-
-
-def _quoted(path: Path) -> str:
-    return "'" + str(path).replace("'", "'\\''") + "'"

@@ -50,7 +50,10 @@ def analytics(work: JobContext) -> JobReport:
         for days in ranges:
             _compute(work, run, days, snapshot)
             work.progress.advance(days.rows)
-        _measure(work, database, run, report)
+        work.progress.stage("measuring the stores")
+        if not work.simulated:
+            measurements.rotations(work, database, run)
+        report.figures["storage"] = measurements.measure(work, database, run)
         _conclude(work, database, run, report, ranges)
     return report
 
@@ -114,13 +117,6 @@ def _different_agents(work: JobContext, days: DayRange) -> dict[date, tuple[int,
         work.objects, AGENTS, DAY, {name: pc.field(name) > 0 for name in ("sent", "received")}, within
     )
     return {row[DAY]: (row["sent"], row["received"]) for row in counted.to_pylist()}
-
-
-def _measure(work: JobContext, database: Database, run: JobRun, report: JobReport) -> None:
-    work.progress.stage("measuring the stores")
-    if not work.simulated:
-        measurements.rotations(work, database, run)
-    report.figures["storage"] = measurements.measure(work, database, run)
 
 
 def _conclude(work: JobContext, database: Database, run: JobRun, report: JobReport, ranges: Sequence[DayRange]) -> None:

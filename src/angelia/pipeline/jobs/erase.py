@@ -10,7 +10,7 @@ import functools
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from angelia.audit.model import ERASED, Detail
+from angelia.audit.model import ERASED
 from angelia.errors import InvalidArgument
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
@@ -109,7 +109,7 @@ def _finish(work: JobContext, database: Database, run: JobRun, report: JobReport
     rows = sum(lake.values()) + sum(said["ledger"].values())
     done = {"reason": said["reason"], "ledger": said["ledger"], "archive": lake}
     with database.transaction():
-        _record(work, database, run, said["reason"], "archive", lake)
+        work.record(database, ERASED, {"run": run.run_id, "reason": said["reason"], "in": "archive", **lake})
         run = runs.advance(database, run, RunState.DONE, work.clock(), row_count=rows, report=done)
     work.step("done", run)
     report.add(run)
@@ -127,23 +127,10 @@ def _from_ledger(work: JobContext, database: Database, run: JobRun) -> JobRun:
         }
         at = work.clock()  # as late as possible, since it is the time of the audit event
         erased[AUDIT.name] = database.rows(work.sql("audit")["redact"], agent, at)[0]["redacted"]
-        _record(work, database, run, said["reason"], "ledger", erased, at)
+        work.record(database, ERASED, {"run": run.run_id, "reason": said["reason"], "in": "ledger", **erased}, at)
         work.step("erasing", run)
         said |= {"ledger": erased, "at": at.isoformat()}
         return runs.advance(database, run, RunState.PURGED, work.clock(), report=said)
-
-
-def _record(
-    work: JobContext,
-    database: Database,
-    run: JobRun,
-    reason: str,
-    place: str,
-    rows: dict[str, int],
-    at: datetime | None = None,
-) -> None:
-    detail: Detail = {"run": run.run_id, "reason": reason, "in": place, **rows}
-    work.record(database, ERASED, detail, at)
 
 
 def _from_archive(work: JobContext, run: JobRun, table: Table, said: dict[str, Any]) -> int:

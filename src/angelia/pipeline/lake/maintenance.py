@@ -72,7 +72,7 @@ def compact(objects: Objects, table: Table, day: date) -> DayFiles:
     except CommitFailedError as error:
         raise Conflict(f"somebody else writes {table.name}", hint="angelia pipeline run maintain") from error
     compare(objects, table, own, before)
-    return _day(day, _files(objects, table, day))
+    return _day(day, [file for file in listing.files(objects, table) if file.day == day])
 
 
 def compare(objects: Objects, table: Table, own: str, before: int) -> None:
@@ -125,10 +125,6 @@ def vacuum(objects: Objects, table: Table, kept: timedelta, *, dry_run: bool) ->
 def _vacuum(table: DeltaTable, kept: timedelta, *, dry_run: bool) -> list[str]:
     hours = int(kept / timedelta(hours=1))
     return table.vacuum(retention_hours=hours, dry_run=dry_run, enforce_retention_duration=False, full=True)
-
-
-def _files(objects: Objects, table: Table, day: date) -> list[TableFile]:
-    return [file for file in listing.files(objects, table) if file.day == day]
 
 
 def _day(day: date, files: Collection[TableFile]) -> DayFiles:

@@ -30,7 +30,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 def volume(contents: Contents) -> Draw:
     """How many messages a day, by what became of them."""
-    columns = {name: _by_day(contents, _count(name)) for name in OUTCOMES}
+    columns = {name: _by_day(contents, {day.day: day.outcomes[name] for day in contents.days}) for name in OUTCOMES}
     return lambda axes, narrow: _stacked(axes, contents.period, columns, narrow)
 
 
@@ -38,7 +38,8 @@ def latency(contents: Contents) -> Draw:
     """How long delivery took."""
 
     def draw(axes: Axes, narrow: bool) -> None:
-        lines = {name: _by_day(contents, _time(place)) for place, name in reversed([*enumerate(SHARES)])}
+        places = reversed([*enumerate(SHARES)])
+        lines = {name: _by_day(contents, {day.day: day.times[n] for day in contents.days}) for n, name in places}
         axes.set_yscale("log")
         _lines(axes, [_place(day) for day in contents.period], lines, narrow)
         axes.yaxis.set_major_locator(LogLocator(numticks=6))
@@ -53,7 +54,8 @@ def losses(contents: Contents) -> Draw:
     """The share of a day's messages that was not delivered."""
 
     def draw(axes: Axes, narrow: bool) -> None:
-        lines = {name: _by_day(contents, _percent(name)) for name in ("failed", "expired")}
+        shares = {name: {day.day: _percent(day, name) for day in contents.days} for name in ("failed", "expired")}
+        lines = {name: _by_day(contents, share) for name, share in shares.items()}
         _lines(axes, [_place(day) for day in contents.period], lines, narrow)
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_locator(MaxNLocator(4))
@@ -114,23 +116,14 @@ def rotations(contents: Contents) -> Draw:
     return lambda axes, narrow: _stacked(axes, days, columns, narrow)
 
 
-def _by_day(contents: Contents, wanted: Callable[[DayFigures], float | None]) -> list[float]:
-    """A value for each day of the period."""
-    known = {day.day: wanted(day) for day in contents.days}
+def _by_day(contents: Contents, known: Mapping[date, float | None]) -> list[float]:
+    """A value for each day of the period; a day without one is a gap."""
     values = [known.get(day) for day in contents.period]
     return [_GAP if value is None else float(value) for value in values]
 
 
-def _time(place: int) -> Callable[[DayFigures], float | None]:
-    return lambda day: day.times[place]
-
-
-def _count(outcome: str) -> Callable[[DayFigures], float]:
-    return lambda day: day.outcomes[outcome]
-
-
-def _percent(outcome: str) -> Callable[[DayFigures], float | None]:
-    return lambda day: 100 * day.outcomes[outcome] / day.sent if day.sent else None
+def _percent(day: DayFigures, outcome: str) -> float | None:
+    return 100 * day.outcomes[outcome] / day.sent if day.sent else None
 
 
 def _place(day: date) -> float:
