@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 from uuid import UUID
@@ -11,6 +11,7 @@ from uuid import UUID
 import click
 import msgspec
 
+from angelia.cli import times
 from angelia.cli.command_context import Session
 from angelia.cli.confirm import Deed, may
 from angelia.cli.errors import ConfirmationRequired, Usage
@@ -123,8 +124,10 @@ def rotate(
             # The server never saw these keys; it gets the whole chain when the agent registers.
             if emergency:
                 mailbox.key_rotation.abandon()  # its keys were shown to no other agent, but perhaps to the thief
-            link = mailbox.key_rotation.begin(_now(), signer=signer or emergency, emergency=emergency, why=why or "")
-            mailbox.key_rotation.finish(_now(), link)
+            link = mailbox.key_rotation.begin(
+                times.now(), signer=signer or emergency, emergency=emergency, why=why or ""
+            )
+            mailbox.key_rotation.finish(times.now(), link)
         elif emergency:
             client = session.as_agent(mailbox)
             done = client.keys.emergency_rotate(mailbox, why=str(why), compromised_since=stolen_since)
@@ -192,7 +195,7 @@ def pin(session: Session, name: str, file: Path | None, fingerprint: str | None)
         agreed = True
     if before is not None and not _follows(mailbox, links, revoked, before, told=fingerprint is not None):
         agreed = True
-    pinned = mailbox.pinned_keys.trust(links[-1], _now(), revoked) if agreed else mailbox.pinned_keys.pin(handle)
+    pinned = mailbox.pinned_keys.trust(links[-1], times.now(), revoked) if agreed else mailbox.pinned_keys.pin(handle)
     assert pinned is not None
     state = _state(newest, revoked or ())
     state.trusted_by, state.pinned_at = pinned.trusted_by.value, pinned.pinned_at
@@ -219,12 +222,12 @@ def _make_first(mailbox: Mailbox) -> None:
 
     own, rotation = mailbox.own_keys, mailbox.key_rotation
     if own.newest() is None:
-        own.first_bundle(_now())
+        own.first_bundle(times.now())
     if rotation.pending() is None:
-        rotation.finish(_now())
-    if mailbox.identity.id is None and (due := own.renewal_due(_now())) is not None:
-        link = rotation.begin(_now(), kem=due is RenewalDue.KEY)
-        rotation.finish(_now(), link)
+        rotation.finish(times.now())
+    if mailbox.identity.id is None and (due := own.renewal_due(times.now())) is not None:
+        link = rotation.begin(times.now(), kem=due is RenewalDue.KEY)
+        rotation.finish(times.now(), link)
 
 
 def _write_chain(mailbox: Mailbox, file: BinaryIO) -> None:
@@ -276,7 +279,7 @@ def _server_says(session: Session, mailbox: Mailbox) -> tuple[int | None, list[U
 def _seen(session: Session, mailbox: Mailbox, name: str) -> tuple[Bundle, list[UUID]]:
     """The bundle of another agent: the server's newest, or the copy here of an agent that is on no server."""
     if mailbox.identity.id is None:
-        known = mailbox.pinned_keys.bundle(name, _now(), max_age=None)
+        known = mailbox.pinned_keys.bundle(name, times.now(), max_age=None)
         if known is None:
             raise not_known(name)
         return known.bundle, list(known.revoked)
@@ -336,7 +339,7 @@ def _follows(mailbox: Mailbox, links: list[Link], revoked: list[UUID] | None, be
 
     found = links[-1].bundle.signer.fingerprint
     try:
-        bundle_file.take(mailbox.pinned_keys, links, _now(), revoked)
+        bundle_file.take(mailbox.pinned_keys, links, times.now(), revoked)
     except UntrustedBundle as refused:
         if told and before.fingerprint != found:
             return False
@@ -419,7 +422,3 @@ def _pinned(pin: Pin | None, bundle: Bundle) -> str:
         return f"NOT these keys, but {pin.fingerprint}"
     how = {"first_use": "at first use", "rotation": "by a rotation", "operator": "by you"}[pin.trusted_by.value]
     return f"{how}, {full(pin.pinned_at)}"
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -96,14 +97,9 @@ def list_(session: Session) -> None:
         Column("MADE", lambda r: ago(r.created_at), right=True),
         Column("BY", lambda r: r.created_by, long=True),
     ]
-    client = session.as_operator()
-    show_list(
-        session,
-        lambda cursor, limit: _page(client, cursor, limit),
-        columns,
-        nothing="no rules, so nothing is allowed",
-        hint="angelia policy add allow send --subject '*' --object '*'",
-    )
+    fetch = functools.partial(_page, session.as_operator())
+    hint = "angelia policy add allow send --subject '*' --object '*'"
+    show_list(session, fetch, columns, nothing="no rules, so nothing is allowed", hint=hint)
 
 
 @command.verb(example="angelia policy remove 5b0f3c9a71e2", needs=Needs.SERVER | Needs.OPERATOR | Needs.YES)
@@ -113,7 +109,7 @@ def remove(session: Session, id_: str) -> None:
 
     ID is the rule's id or its first 8 characters or more."""
     client = session.as_operator()
-    known = {str(rule.rule_id): rule for rule in every(lambda cursor, limit: _page(client, cursor, limit))}
+    known = {str(rule.rule_id): rule for rule in every(functools.partial(_page, client))}
     rule = known[full_id(id_, known, "rule", "angelia policy list")]
     named = f"rule {short(rule.rule_id)} ({_worded(rule)})"
     if may(session, Deed("remove", "removing", named, look="angelia policy list")):

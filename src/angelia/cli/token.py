@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from datetime import timedelta
 from pathlib import Path
@@ -75,14 +76,8 @@ def list_(session: Session) -> None:
         Column("USED", lambda t: ago(t.last_used_at), right=True),
         Column("EXPIRES", lambda t: until(t.expires_at), right=True),
     ]
-    client = session.as_operator()
-    show_list(
-        session,
-        lambda cursor, limit: _page(client, cursor, limit),
-        columns,
-        nothing="no tokens yet",
-        hint="angelia token create --role read-only",
-    )
+    fetch = functools.partial(_page, session.as_operator())
+    show_list(session, fetch, columns, nothing="no tokens yet", hint="angelia token create --role read-only")
 
 
 @command.verb(example="angelia token revoke 5b0f3c9a71e2", needs=Needs.SERVER | Needs.OPERATOR | Needs.YES)
@@ -92,7 +87,7 @@ def revoke(session: Session, id_: str) -> None:
 
     ID is the token's id or its first 8 characters or more; never the token itself."""
     client = session.as_operator()
-    known = {str(token.id): token for token in every(lambda cursor, limit: _page(client, cursor, limit))}
+    known = {str(token.id): token for token in every(functools.partial(_page, client))}
     token = known[full_id(id_, known, "token", "angelia token list")]
     named = f"token {short(token.id)}" + (f" ({token.label})" if token.label else "")
     if may(session, Deed("revoke", "revoking", named, look="angelia token list")):

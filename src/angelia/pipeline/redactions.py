@@ -25,17 +25,14 @@ class Redactions:
 
     def add(self, row: Mapping[str, Any]) -> None:
         position, at = row["position"], row["redacted_at"]
-        self._join(1, _hash(row), [position], {at: (position, 1)})
+        self.join(Redactions(1, _hash(row), [position], {at: (position, 1)}))
 
     def join(self, behind: Redactions) -> None:
         """Adds the redactions of the rows that follow."""
-        self._join(behind.count, behind.hash_sum, behind.positions, behind.times)
-
-    def _join(self, count: int, hash_sum: int, positions: list[int], times: dict[datetime, tuple[int, int]]) -> None:
-        self.count += count
-        self.hash_sum += hash_sum
-        self.positions += positions[: MOST_LISTED - len(self.positions)]
-        for at, (first, number) in times.items():
+        self.count += behind.count
+        self.hash_sum += behind.hash_sum
+        self.positions += behind.positions[: MOST_LISTED - len(self.positions)]
+        for at, (first, number) in behind.times.items():
             before = self.times.get(at, (first, 0))
             self.times[at] = (before[0], before[1] + number)
 

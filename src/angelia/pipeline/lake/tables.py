@@ -86,7 +86,3 @@ SESSIONS = Table(
 )
 
 TABLES = {table.name: table for table in (RECEIPTS, AUDIT, SESSIONS, *ANALYTICS)}
-
-
-def named(name: str) -> Table:
-    return TABLES[name]

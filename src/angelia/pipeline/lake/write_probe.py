@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, UnauthenticatedError
@@ -78,18 +78,13 @@ def _in_our_words(objects: Objects) -> Iterator[None]:
 
 def _store(objects: Objects) -> S3Store:
     given = objects.options
-    config: S3Config = {"region": given["AWS_REGION"]}
-    if "AWS_ACCESS_KEY_ID" in given:
-        config["access_key_id"] = given["AWS_ACCESS_KEY_ID"]
-        config["secret_access_key"] = given.get("AWS_SECRET_ACCESS_KEY", "")
-    if "AWS_SESSION_TOKEN" in given:
-        config["session_token"] = given["AWS_SESSION_TOKEN"]
-    if "AWS_ENDPOINT_URL" in given:
-        config["endpoint"] = given["AWS_ENDPOINT_URL"]
+    config = {name: value for name, value in given.items() if name.startswith("AWS_") and name != "AWS_ALLOW_HTTP"}
+    if "AWS_ACCESS_KEY_ID" in config:
+        config.setdefault("AWS_SECRET_ACCESS_KEY", "")
     return S3Store(
         objects.bucket,
         prefix=objects.prefix or None,
-        config=config,
+        config=cast("S3Config", config),  # it takes the names of the environment, too
         client_options={"allow_http": "AWS_ALLOW_HTTP" in given, "timeout": _PATIENCE, "connect_timeout": _PATIENCE},
         retry_config={"max_retries": 1, "retry_timeout": 2 * _PATIENCE},
     )

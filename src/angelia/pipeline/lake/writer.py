@@ -18,10 +18,9 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 
 from angelia.errors import Conflict
-from angelia.pipeline.lake import tables
 from angelia.pipeline.lake.commit import Mark, commit, is_simulated, replace
 from angelia.pipeline.lake.table import SIMULATED
-from angelia.pipeline.lake.tables import DAY, Table
+from angelia.pipeline.lake.tables import DAY, TABLES, Table
 from angelia.pipeline.secret_options import hidden, shown
 from angelia.stores.objects import Objects
 
@@ -91,7 +90,7 @@ class LakeWriter(DataSourceArrowWriter):
 
     def __init__(self, options: Any) -> None:
         self._objects = Objects(options["root"], shown(options["secret"]))
-        table = tables.named(options["table"])
+        table = TABLES[options["table"]]
         self._table = table.marked() if json.loads(options["simulated"]) else table
         self._mark = Mark(options["app_id"], int(options["version"]))
         self._run = options["run"]
