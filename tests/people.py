@@ -82,4 +82,4 @@ class Person:
 
     def in_step(self) -> bool:
         """Whether server and mailbox agree, and the agent can still sign."""
-        return self.mailbox.own_keys.pending() is None and self.served() == self.newest.hash
+        return self.mailbox.key_rotation.pending() is None and self.served() == self.newest.hash

@@ -411,7 +411,7 @@ def test_keys_that_were_handed_over_are_never_signed_anew(
 def test_an_emergency_without_a_server_drops_a_rotation_that_was_cut_short(alice: Angelia, shell: Path) -> None:
     home = shell / "home-alice"
     with Mailbox(home, identity.load(home, "alice", lambda: ""), datetime.now(UTC)) as box:
-        seen = box.own_keys.begin_rotation(datetime.now(UTC), signer=True).bundle
+        seen = box.key_rotation.begin(datetime.now(UTC), signer=True).bundle
     ended = alice("key", "rotate", "--emergency", "--why", "stolen", "--yes", "--out", "alice-2.keys")
     assert ended.code == 0, ended.err
     first, after = (link.bundle for link in bundle_file.read(shell / "alice-2.keys"))

@@ -56,7 +56,7 @@ def acquainted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     for box in (alice, bob):
         box.own_keys.first_bundle(then)
-        box.own_keys.finish_rotation(then)
+        box.key_rotation.finish(then)
         (place / f"{box.identity.handle}.keys").write_bytes(bundle_file.encode(box.own_keys.chain()))
     bundle_file.take(alice.pinned_keys, bob.own_keys.chain(), then)
     bundle_file.take(bob.pinned_keys, alice.own_keys.chain(), then)

@@ -30,7 +30,7 @@ def boxes(tmp_path: Path) -> Iterator[Callable[[str], Mailbox]]:
     def make(name: str) -> Mailbox:
         box = Mailbox(tmp_path, identity.create(tmp_path, name), now())
         box.own_keys.first_bundle(now())
-        box.own_keys.finish_rotation(now())
+        box.key_rotation.finish(now())
         made.append(box)
         return box
 

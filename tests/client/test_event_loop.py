@@ -71,9 +71,9 @@ async def test_mail_leaves_the_event_loop_alone(alice: Person, bob: Person) -> N
             (message,) = (await bobs.mail.receive(bob.mailbox, wait=10)).messages
             await bobs.mail.reply(bob.mailbox, message, b"hello yourself")
             async with aclosing(alices.mail.stream()) as incoming:
-                leased = await anext(incoming)
-                assert isinstance(leased, LeasedMessage)
-                await alices.mail.take_in(alice.mailbox, [leased])
+                handed = await anext(incoming)
+                assert isinstance(handed, LeasedMessage)
+                await alices.mail.take_in(alice.mailbox, [handed])
             await alices.mail.update_outbox(alice.mailbox)
             await alices.keys.rotate(alice.mailbox, signer=True)
     assert found == []
@@ -127,7 +127,7 @@ async def test_of_exchanges_that_run_at_once_only_the_one_that_acts_as_the_next_
 ) -> None:
     """They share a thread, and take turns on it."""
     box = boxes("bob")
-    box.own_keys.begin_rotation(now(), signer=True)
+    box.key_rotation.begin(now(), signer=True)
 
     def exchange(path: str) -> Exchange[int]:
         return (yield Request("GET", path)).status

@@ -38,7 +38,7 @@ from angelia.envelope.receipts import Receipt, ReceiptStatus, receipt_document, 
 from angelia.envelope.wire import Envelope, decode
 from angelia.errors import AngeliaError
 from angelia.keys.model import ONE_TIME_LOW, RotationPolicy, link_document
-from angelia.mailbox import key_rotation
+from angelia.mailbox import own_keys
 from angelia.mailbox.database import stamp
 from angelia.mailbox.inbox import Opened
 from angelia.mailbox.notices import NoticeKind
@@ -736,7 +736,7 @@ def test_a_relay_that_always_runs_out_of_one_time_keys_gets_some_once_an_hour_an
     for _ in range(5):
         alice.client.keys.publish(alice.mailbox)
     assert living() == before
-    monkeypatch.setattr(key_rotation, "ONE_TIME_MADE_EVERY", timedelta(0))
+    monkeypatch.setattr(own_keys, "ONE_TIME_MADE_EVERY", timedelta(0))
     for _ in range(8):
         alice.client.keys.publish(alice.mailbox)
     assert living() < 4 * mailbox_keys.ONE_TIME_BATCH

@@ -18,7 +18,7 @@ from angelia.envelope.bundles import UntrustedBundle
 from angelia.envelope.refusals import SignatureFailed
 from angelia.errors import AngeliaError, KeyStale, Unauthenticated, Unavailable
 from angelia.keys.model import one_time_document
-from angelia.mailbox import identity, key_rotation, private_files
+from angelia.mailbox import identity, own_keys, private_files
 from angelia.mailbox.identity import KEY
 from angelia.mailbox.keyfile import LOCAL
 from angelia.mailbox.mailbox import Mailbox
@@ -76,7 +76,7 @@ def published(person: Person, age: timedelta) -> None:
     """Publish the first bundle as it was signed some time ago."""
     link = person.mailbox.own_keys.first_bundle(now() - age)
     person.client.keys.publish_bundle(link)
-    person.mailbox.own_keys.finish_rotation(now(), link)
+    person.mailbox.key_rotation.finish(now(), link)
 
 
 def told(person: Person, kind: NoticeKind) -> list[str]:
@@ -272,7 +272,7 @@ def test_a_full_disk_while_keys_are_renewed_costs_neither_what_was_sent_nor_what
 
     bob.client.mail.send(bob.mailbox, alice.name, b"hello")
     monkeypatch.setattr(private_files, "place", full)
-    monkeypatch.setattr(key_rotation, "SIGNED_EVERY", timedelta(0))
+    monkeypatch.setattr(own_keys, "SIGNED_EVERY", timedelta(0))
     alice.reopen()
     sent = alice.client.mail.send(alice.mailbox, bob.name, b"hello")
     assert alice.mailbox.outbox.message(sent.replay_key).status is OutboxStatus.QUEUED

@@ -20,7 +20,7 @@ from angelia.envelope.signing import SigningPair
 from angelia.errors import KeyRevoked, KeyStale, Unauthenticated, Unavailable
 from angelia.keys.model import RotationPolicy, link_document, one_time_document
 from angelia.mailbox import identity
-from angelia.mailbox.key_rotation import OwnKeys
+from angelia.mailbox.key_rotation import KeyRotation
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.retry_rules import SealStands
 from angelia.mailbox.time_window import DeliveryProfile
@@ -67,8 +67,8 @@ def later(monkeypatch: pytest.MonkeyPatch, by: timedelta) -> None:
 
 
 def rotated(box: Mailbox, **how: bool) -> Link:
-    box.own_keys.begin_rotation(now(), **how)
-    return box.own_keys.finish_rotation(now())
+    box.key_rotation.begin(now(), **how)
+    return box.key_rotation.finish(now())
 
 
 def newest(box: Mailbox) -> Link:
@@ -470,7 +470,7 @@ def test_the_lost_answer_to_a_rotation_costs_nothing(
         alice.client.keys.rotate(alice.mailbox, signer=signer)
     assert alice.served() != before.hash
     alice.reopen()
-    assert alice.mailbox.own_keys.pending() is not None
+    assert alice.mailbox.key_rotation.pending() is not None
     later(monkeypatch, timedelta(minutes=minutes))
     done = alice.client.keys.publish(alice.mailbox)
     assert (done.bundle_version, done.prekeys_uploaded) == (2, BATCH)
@@ -501,13 +501,13 @@ def test_a_pair_that_signs_no_more_is_replaced_by_the_next_only_if_the_server_kn
         with pytest.raises(Unauthenticated):
             client.keys.rotate(alice, signer=True)
         assert newest(alice) == before
-        pending = alice.own_keys.pending()
+        pending = alice.key_rotation.pending()
         assert pending is not None
         serve(recorder, "alice", answer(before))
         recorder.tell("GET", "/v1/keys/prekeys/count", {"count": 50})
         with pytest.raises(UntrustedBundle):
             client.keys.rotate(alice, signer=True)
-        assert alice.own_keys.pending() == pending
+        assert alice.key_rotation.pending() == pending
         serve(recorder, "alice", answer(pending.link))
         assert client.keys.rotate(alice, signer=True).bundle_version == 2
     assert newest(alice).bundle.hash == pending.link.bundle.hash
@@ -531,7 +531,7 @@ def test_a_crash_after_the_server_took_the_bundle_leaves_a_home_that_goes_on(
         "emergency": lambda: alice.client.keys.emergency_rotate(alice.mailbox, why="stolen"),
     }
     with monkeypatch.context() as patch:
-        patch.setattr(OwnKeys, "finish_rotation", crash)
+        patch.setattr(KeyRotation, "finish", crash)
         with pytest.raises(KeyboardInterrupt):
             acts[kind]()
     alice.reopen()
@@ -546,7 +546,7 @@ def test_a_crash_after_the_server_took_the_bundle_leaves_a_home_that_goes_on(
 def test_a_server_that_is_behind_gets_the_chain_from_where_it_is(join: Callable[..., Person]) -> None:
     alice, bob = join("alice", publishes=False), join("bob")
     first = alice.mailbox.own_keys.first_bundle(now())
-    alice.mailbox.own_keys.finish_rotation(now())
+    alice.mailbox.key_rotation.finish(now())
     bob.mailbox.pinned_keys.pin_first(first, now() - 2 * HOUR)
     for _ in range(2):
         rotated(alice.mailbox)
@@ -577,10 +577,10 @@ def test_a_home_that_was_put_back_from_an_old_copy_is_told_so(join: Callable[...
 def test_a_rotation_that_is_asked_for_is_done_though_a_renewal_was_cut_short(join: Callable[..., Person]) -> None:
     alice = join("alice")
     first = _kem(newest(alice.mailbox))
-    alice.mailbox.own_keys.begin_rotation(now(), kem=False)
+    alice.mailbox.key_rotation.begin(now(), kem=False)
     assert alice.client.keys.rotate(alice.mailbox).bundle_version == 3
     assert _kem(newest(alice.mailbox)) != first
-    alice.mailbox.own_keys.begin_rotation(now(), kem=False)
+    alice.mailbox.key_rotation.begin(now(), kem=False)
     assert alice.client.keys.publish(alice.mailbox).bundle_version == 4
     assert alice.in_step()
 
@@ -594,8 +594,8 @@ def test_an_emergency_revokes_what_a_rotation_that_was_cut_short_left(join: Call
         with pytest.raises(Unreachable):
             alice.client.keys.rotate(alice.mailbox)
     else:
-        alice.mailbox.own_keys.begin_rotation(now())
-    pending = alice.mailbox.own_keys.pending()
+        alice.mailbox.key_rotation.begin(now())
+    pending = alice.mailbox.key_rotation.pending()
     assert pending is not None
     stolen.add(_kem(pending.link))
     assert alice.client.keys.emergency_rotate(alice.mailbox, why="stolen").bundle_version == 3
@@ -610,7 +610,7 @@ def test_an_emergency_that_is_asked_for_again_uses_no_seed_that_lay_there_since_
     join: Callable[..., Person],
 ) -> None:
     alice = join("alice")
-    alice.mailbox.own_keys.begin_rotation(now(), signer=True, emergency=True)
+    alice.mailbox.key_rotation.begin(now(), signer=True, emergency=True)
     stolen = set(alice.mailbox.identity.unlocked.seeds.values())
     assert alice.client.keys.emergency_rotate(alice.mailbox, why="still stolen").bundle_version == 3
     assert alice.in_step()
@@ -638,9 +638,9 @@ def test_after_a_key_was_revoked_the_keys_rotate_as_before(
     replaced = _kem(newest(alice.mailbox))
     alice.client.keys.rotate(alice.mailbox)
     alice.client.keys.revoke(replaced)
-    alice.mailbox.own_keys.destroy_replaced(replaced)
+    alice.mailbox.key_rotation.destroy_replaced(replaced)
     if older:
-        monkeypatch.setattr(OwnKeys, "_revoked", lambda _: set())
+        monkeypatch.setattr(KeyRotation, "_revoked", lambda _: set())
     assert alice.client.keys.rotate(alice.mailbox).bundle_version == 3
     listed = [entry.key.key_id for entry in newest(alice.mailbox).bundle.kem_keys]
     assert (replaced in listed) is older
@@ -655,7 +655,7 @@ def test_what_another_process_signed_anew_meanwhile_does_not_fork_the_chain(
 
     def sign_anew() -> None:
         with Mailbox(alice.home, identity.load(alice.home, alice.name, lambda: ""), now()) as other:
-            (other.own_keys.first_bundle if kind == "bundle" else other.own_keys.begin_rotation)(now() + HOUR)
+            (other.own_keys.first_bundle if kind == "bundle" else other.key_rotation.begin)(now() + HOUR)
 
     alice.client.before = (f"/v1/keys/{kind}", sign_anew)
     (alice.client.keys.publish if kind == "bundle" else alice.client.keys.rotate)(alice.mailbox)
@@ -666,12 +666,12 @@ def test_what_another_process_signed_anew_meanwhile_does_not_fork_the_chain(
 
 def test_a_rotation_that_another_process_finished_stays_finished(join: Callable[..., Person]) -> None:
     alice = join("alice")
-    link = alice.mailbox.own_keys.begin_rotation(now())
+    link = alice.mailbox.key_rotation.begin(now())
 
     def finish_and_begin() -> None:
         with Mailbox(alice.home, identity.load(alice.home, alice.name, lambda: ""), now()) as other:
-            other.own_keys.finish_rotation(now(), link)
-            other.own_keys.begin_rotation(now())
+            other.key_rotation.finish(now(), link)
+            other.key_rotation.begin(now())
 
     alice.client.before = ("/v1/keys/rotate", finish_and_begin)
     assert alice.client.keys.rotate(alice.mailbox).bundle_version == 2

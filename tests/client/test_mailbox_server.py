@@ -136,8 +136,8 @@ async def test_a_stream_is_taken_up_by_the_pair_that_another_process_rotated_to(
     async with AsyncClient(recorder.url, identity=alice.mailbox) as client, aclosing(client.mail.stream()) as said:
         await anext(said)
         with Mailbox(alice.home, identity.load(alice.home, alice.name, lambda: ""), now()) as other:
-            other.own_keys.begin_rotation(now(), signer=True)
-            other.own_keys.finish_rotation(now())
+            other.key_rotation.begin(now(), signer=True)
+            other.key_rotation.finish(now())
             new = other.key_id
         await anext(said)
     named = [re.search('keyid="([^"]+)"', seen.headers["signature-input"]) for seen in recorder.seen[:2]]
@@ -401,7 +401,7 @@ async def test_a_mailbox_that_is_served_signs_its_bundle_again_after_three_days(
     carol = join("carol", publishes=False)
     link = carol.mailbox.own_keys.first_bundle(now() - timedelta(days=4))
     carol.client.keys.publish_bundle(link)
-    carol.mailbox.own_keys.finish_rotation(now(), link)
+    carol.mailbox.key_rotation.finish(now(), link)
 
     async def ignore(opened: Opened) -> None: ...
 

@@ -166,8 +166,8 @@ def rotated_elsewhere(tmp_path: Path, boxes: Callable[[str], Mailbox]) -> Iterat
     """A mailbox of bob, and the same one in another process that has rotated his signing pair since."""
     here = boxes("bob")
     with Mailbox(tmp_path, identity.load(tmp_path, "bob", lambda: ""), now()) as other:
-        other.own_keys.begin_rotation(now(), signer=True)
-        other.own_keys.finish_rotation(now())
+        other.key_rotation.begin(now(), signer=True)
+        other.key_rotation.finish(now())
         yield here, other
 
 

@@ -241,7 +241,7 @@ def test_an_emergency_that_was_interrupted_signs_the_rosters_all_the_same(people
     bob.subscribes(channel)
     alice.says(channel, "under a key that a thief may have")
     assert bob.hears(channel) == ["under a key that a thief may have"]
-    alice.mailbox.own_keys.begin_rotation(now(), signer=True, emergency=True, why="stolen")  # and the process dies
+    alice.mailbox.key_rotation.begin(now(), signer=True, emergency=True, why="stolen")  # and the process dies
     alice.reopen()
     alice.client.keys.publish(alice.mailbox)
     bob.mailbox.pinned_keys.drop_bundle(alice.name)  # an hour later; alice is away

@@ -19,7 +19,7 @@ def made(home: Path, name: str) -> Mailbox:
     """A new agent with a mailbox and a first bundle."""
     box = Mailbox(home, identity.create(home, name), NOW)
     box.own_keys.first_bundle(NOW)
-    box.own_keys.finish_rotation(NOW)
+    box.key_rotation.finish(NOW)
     return box
 
 

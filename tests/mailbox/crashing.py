@@ -55,27 +55,30 @@ def reseal(home: Path, argument: str) -> Callable[[], object]:
 
 
 def rotate(home: Path, argument: str) -> Callable[[], object]:
-    own, what = opened(home, "bob").own_keys, {flag: flag in argument for flag in ("kem", "signer", "emergency")}
-    return lambda: (own.begin_rotation(NOW, suites=SUITES, **what), own.finish_rotation(NOW))
+    rotation, what = (
+        opened(home, "bob").key_rotation,
+        {flag: flag in argument for flag in ("kem", "signer", "emergency")},
+    )
+    return lambda: (rotation.begin(NOW, suites=SUITES, **what), rotation.finish(NOW))
 
 
 def wait(home: Path, argument: str) -> Callable[[], object]:
-    own = opened(home, "bob").own_keys
+    rotation = opened(home, "bob").key_rotation
     return lambda: (
-        own.begin_rotation(NOW, emergency=True, signer=True, why="laptop lost"),
-        own.finish_rotation(NOW),  # the rotation that was under way
-        own.begin_rotation(NOW, kem=False),
+        rotation.begin(NOW, emergency=True, signer=True, why="laptop lost"),
+        rotation.finish(NOW),  # the rotation that was under way
+        rotation.begin(NOW, kem=False),
     )
 
 
 def abandon(home: Path, argument: str) -> Callable[[], object]:
-    own = opened(home, "bob").own_keys
-    return lambda: (own.begin_rotation(NOW, signer=True, suites=SUITES), own.abandon_rotation())
+    rotation = opened(home, "bob").key_rotation
+    return lambda: (rotation.begin(NOW, signer=True, suites=SUITES), rotation.abandon())
 
 
 def begin_again(home: Path, argument: str) -> Callable[[], object]:
     box = opened(home, "carol")
-    return lambda: (box.own_keys.first_bundle(NOW, SUITES), box.own_keys.finish_rotation(NOW))
+    return lambda: (box.own_keys.first_bundle(NOW, SUITES), box.key_rotation.finish(NOW))
 
 
 def migrate(home: Path, argument: str) -> Callable[[], object]:

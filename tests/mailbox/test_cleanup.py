@@ -31,8 +31,8 @@ def on_disk(box: Mailbox, secret: bytes) -> bool:
 
 
 def rotate(box: Mailbox) -> None:
-    box.own_keys.begin_rotation(NOW)
-    box.own_keys.finish_rotation(NOW)
+    box.key_rotation.begin(NOW)
+    box.key_rotation.finish(NOW)
 
 
 @pytest.fixture

@@ -157,15 +157,15 @@ def test_a_rotation_loses_no_key_wherever_it_stops(
     for home in crash("rotate", what, least=14):
         with opened(home) as box, opened(home, "alice") as sender:
             assert box.receive(sealed, now=NOW).body == b"to the old key"
-            pending = box.own_keys.pending()
+            pending = box.key_rotation.pending()
             states.add((pending is not None, len(box.own_keys.chain())))
             assert pending is None or not pending.accepted  # what a server took was completed by opening the mailbox
             if pending is not None:
                 published = sealed_to(box, sender, pending.link.bundle)
                 assert box.receive(published, now=NOW).body == b"to this bundle"
             if len(box.own_keys.chain()) == 1:
-                box.own_keys.begin_rotation(NOW, kem="kem" in what, signer="signer" in what, suites=SUITES)
-                box.own_keys.finish_rotation(NOW)
+                box.key_rotation.begin(NOW, kem="kem" in what, signer="signer" in what, suites=SUITES)
+                box.key_rotation.finish(NOW)
             settled(box, before)
             assert box.receive(sealed_to(box, sender, newest(box)), now=NOW).body == b"to this bundle"
         with opened(home) as again:
@@ -187,7 +187,7 @@ def settled(box: Mailbox, before: Link) -> None:
     reached = follow(anchor_of(before.bundle), chain[1:])
     assert reached.bundle_version == 2
     assert reached.signer.signer_id == box.identity.pair.public.signer_id
-    assert box.own_keys.pending() is None
+    assert box.key_rotation.pending() is None
     assert not any(name.startswith("next.") for name in box.identity.unlocked.seeds)
 
 
@@ -206,9 +206,9 @@ def test_an_emergency_is_complete_or_can_be_completed_and_then_nothing_old_is_le
             assert kept == b"kept in the inbox"
             assert box.channels.key(CHANNEL, channel_key.key_id, NOW) == channel_key
             if len(box.own_keys.chain()) == 1:
-                if box.own_keys.pending() is None:
-                    box.own_keys.begin_rotation(NOW, emergency=True, signer=True, suites=SUITES)
-                box.own_keys.finish_rotation(NOW)
+                if box.key_rotation.pending() is None:
+                    box.key_rotation.begin(NOW, emergency=True, signer=True, suites=SUITES)
+                box.key_rotation.finish(NOW)
             settled(box, before)
             with pytest.raises(UnknownKey):
                 box.receive(sealed, now=NOW)
@@ -225,20 +225,20 @@ def test_an_emergency_that_waits_for_a_rotation_is_not_forgotten_once_it_was_wri
     crash: Crash, bob: Mailbox, send: Send
 ) -> None:
     fill(bob, send)
-    bob.own_keys.begin_rotation(NOW)
+    bob.key_rotation.begin(NOW)
     stolen, noted = bob.identity.unlocked.seeds, []
     for home in crash("wait", least=20):
         with opened(home) as box:
-            plan = box.own_keys.unconfirmed_plan()
+            plan = box.key_rotation.unconfirmed_plan()
             assert plan is not None
             noted.append(plan.emergency)
             assert bodies(box) == [b"kept in the inbox"]
-            if box.own_keys.queued_emergency() is not None and box.own_keys.pending() is not None:
-                box.own_keys.finish_rotation(NOW)
+            if box.key_rotation.queued_emergency() is not None and box.key_rotation.pending() is not None:
+                box.key_rotation.finish(NOW)
             if plan.emergency:
-                box.own_keys.begin_rotation(NOW, kem=False)
-                box.own_keys.finish_rotation(NOW)
-                assert box.own_keys.unconfirmed_plan() is None
+                box.key_rotation.begin(NOW, kem=False)
+                box.key_rotation.finish(NOW)
+                assert box.key_rotation.unconfirmed_plan() is None
                 assert set(stolen.values()).isdisjoint(box.identity.unlocked.seeds.values())
                 assert not any(opens(stolen["local"], *row) for row in sealed_rows(box))
                 assert box.verify() == []
@@ -251,11 +251,11 @@ def test_an_abandoned_rotation_leaves_working_keys_wherever_it_stops(crash: Cras
     assert before is not None
     for home in crash("abandon", least=12):
         with opened(home) as box:
-            box.own_keys.abandon_rotation()
+            box.key_rotation.abandon()
             assert box.own_keys.chain() == [before]
             assert box.receive(sealed, now=NOW).body == b"hello"
-            box.own_keys.begin_rotation(NOW, signer=True)
-            box.own_keys.finish_rotation(NOW)
+            box.key_rotation.begin(NOW, signer=True)
+            box.key_rotation.finish(NOW)
             settled(box, before)
 
 
@@ -265,7 +265,7 @@ def test_a_first_bundle_can_be_asked_for_again(crash: Crash, home: Path) -> None
         with opened(left, "carol") as box:
             bundle = box.own_keys.first_bundle(NOW, SUITES).bundle
             check_bundle(bundle)
-            assert box.own_keys.finish_rotation(NOW).bundle == bundle
+            assert box.key_rotation.finish(NOW).bundle == bundle
             assert [entry.key.kind.name for entry in bundle.kem_keys] == ["XWING", "ML_KEM_768"]
 
 

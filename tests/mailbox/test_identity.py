@@ -327,8 +327,8 @@ def test_who_opened_the_keys_before_a_registration_does_not_wipe_it_from_the_car
         opened = identity.load(home, "alice", nobody)
         identity.record_registration(home, opened, id=ID, handle="alice-7", server="http://h")
         assert box.own_keys.first_bundle(NOW).bundle.agent_nhi == "alice-7"
-        box.own_keys.begin_rotation(NOW, signer=True)
-        box.own_keys.finish_rotation(NOW)
+        box.key_rotation.begin(NOW, signer=True)
+        box.key_rotation.finish(NOW)
         assert (box.identity.id, box.identity.handle) == (ID, "alice-7")
     card = identity.public_identity(home, "alice")
     assert card is not None

@@ -45,8 +45,8 @@ def nobody() -> str:
 
 
 def rotate(box: Mailbox, at: datetime = NOW, **what: bool | int) -> Link:
-    link = box.own_keys.begin_rotation(at, **what)  # type: ignore[arg-type]
-    box.own_keys.finish_rotation(at)
+    link = box.key_rotation.begin(at, **what)  # type: ignore[arg-type]
+    box.key_rotation.finish(at)
     return link
 
 
@@ -67,7 +67,7 @@ def seeds(home: Path, name: str) -> dict[str, bytes]:
 
 
 def without_private_halves_shown(box: Mailbox) -> str:
-    return repr(box.own_keys.pending()) + repr(box.own_keys.newest()) + repr(box.identity)
+    return repr(box.key_rotation.pending()) + repr(box.own_keys.newest()) + repr(box.identity)
 
 
 # The first bundle.
@@ -89,7 +89,7 @@ def test_a_first_bundle_that_nobody_took_is_signed_anew_over_the_same_keys(home:
         again = box.own_keys.first_bundle(NOW + DAY).bundle
         assert again.issued_at > first.issued_at
         assert [entry.key.key_id for entry in again.kem_keys] == [entry.key.key_id for entry in first.kem_keys]
-        box.own_keys.finish_rotation(NOW + DAY, Link(first))
+        box.key_rotation.finish(NOW + DAY, Link(first))
         assert newest(box).bundle == first
         assert box.own_keys.first_bundle(NOW + 9 * DAY).bundle == first
 
@@ -99,20 +99,20 @@ def test_a_bundle_that_this_agent_did_not_sign_is_not_taken_for_its_own(home: Pa
         link = box.own_keys.first_bundle(NOW)
         for foreign in (newest(alice), Link(dataclasses.replace(link.bundle, agent_nhi="alice"))):
             with pytest.raises((UntrustedBundle, SignatureFailed)):
-                box.own_keys.finish_rotation(NOW, foreign)
+                box.key_rotation.finish(NOW, foreign)
         assert newest(box).bundle == link.bundle
 
 
 @pytest.mark.parametrize("suites", [0, Suite.ML_KEM.bit, Suite.CHANNEL.bit, DEFAULT_SUITES | Suite.SESSION.bit, 1 << 9])
 def test_xwing_is_always_taken_and_nothing_unknown_is(alice: Mailbox, suites: int) -> None:
     with pytest.raises(InvalidArgument):
-        alice.own_keys.begin_rotation(NOW, suites=suites)
-    assert alice.own_keys.pending() is None
+        alice.key_rotation.begin(NOW, suites=suites)
+    assert alice.key_rotation.pending() is None
 
 
 def test_there_is_nothing_to_rotate_before_the_first_bundle(home: Path) -> None:
     with Mailbox(home, identity.create(home, "alice"), NOW) as box:
-        for step in (box.own_keys.begin_rotation, box.own_keys.finish_rotation):
+        for step in (box.key_rotation.begin, box.key_rotation.finish):
             with pytest.raises(Conflict):
                 step(NOW)
 
@@ -129,20 +129,20 @@ def test_a_chain_of_rotations_can_be_followed_from_its_first_link(alice: Mailbox
 
 
 def test_a_rotation_under_way_gives_the_same_keys_whatever_is_asked_for(alice: Mailbox) -> None:
-    link = alice.own_keys.begin_rotation(NOW, signer=True)
-    assert alice.own_keys.begin_rotation(NOW + MINUTE, kem=False).bundle == link.bundle
-    later = alice.own_keys.begin_rotation(NOW + DAY)
+    link = alice.key_rotation.begin(NOW, signer=True)
+    assert alice.key_rotation.begin(NOW + MINUTE, kem=False).bundle == link.bundle
+    later = alice.key_rotation.begin(NOW + DAY)
     assert later.bundle.issued_at > link.bundle.issued_at
     assert later.bundle.signer == link.bundle.signer
     assert later.bundle.kem_keys[0].key.key_id == link.bundle.kem_keys[0].key.key_id
     assert later.bundle.kem_keys[1].rotated_at == later.bundle.issued_at
-    assert alice.own_keys.pending() is not None
+    assert alice.key_rotation.pending() is not None
 
 
 def test_of_two_signatures_over_one_step_the_one_that_a_server_took_counts(alice: Mailbox) -> None:
-    first = alice.own_keys.begin_rotation(NOW, signer=True)
-    alice.own_keys.begin_rotation(NOW + HOUR)
-    assert alice.own_keys.finish_rotation(NOW + HOUR, first) == first
+    first = alice.key_rotation.begin(NOW, signer=True)
+    alice.key_rotation.begin(NOW + HOUR)
+    assert alice.key_rotation.finish(NOW + HOUR, first) == first
     assert newest(alice) == first
     rotate(alice, NOW + 2 * HOUR)
     assert follow(anchor_of(first.bundle), alice.own_keys.chain()[2:]).bundle_version == 3
@@ -150,11 +150,11 @@ def test_of_two_signatures_over_one_step_the_one_that_a_server_took_counts(alice
 
 def test_mail_opens_with_the_old_the_next_and_the_new_key(alice: Mailbox, bob: Mailbox, send: Send) -> None:
     old = send(body=b"old")
-    link = bob.own_keys.begin_rotation(NOW)
+    link = bob.key_rotation.begin(NOW)
     alice.pinned_keys.advance("bob", [link], NOW)
     published = send(body=b"published before it was finished")
     assert bob.receive(published, now=NOW).body == b"published before it was finished"
-    bob.own_keys.finish_rotation(NOW)
+    bob.key_rotation.finish(NOW)
     assert bob.receive(old, now=NOW).body == b"old"
     assert bob.receive(send(body=b"new"), now=NOW).body == b"new"
 
@@ -218,20 +218,20 @@ def test_a_key_past_its_time_opens_nothing_even_before_it_was_deleted(bob: Mailb
 def test_a_revoked_key_can_be_destroyed_at_once(bob: Mailbox, send: Send) -> None:
     sealed, old = send(), newest(bob).bundle.kem_keys[0].key.key_id
     rotate(bob)
-    bob.own_keys.destroy_replaced(old)
+    bob.key_rotation.destroy_replaced(old)
     with pytest.raises(UnknownKey):
         bob.receive(sealed, now=NOW)
 
 
 def test_a_revoked_key_is_never_listed_again(bob: Mailbox) -> None:
     first, second = (_active(rotate(bob, NOW + n * HOUR)) for n in range(2))
-    pending = bob.own_keys.begin_rotation(NOW + 2 * HOUR)
+    pending = bob.key_rotation.begin(NOW + 2 * HOUR)
     assert {first, second} <= {entry.key.key_id for entry in pending.bundle.kem_keys}
-    bob.own_keys.destroy_replaced(first)
-    again = bob.own_keys.begin_rotation(NOW + 2 * HOUR)
+    bob.key_rotation.destroy_replaced(first)
+    again = bob.key_rotation.begin(NOW + 2 * HOUR)
     assert first not in {entry.key.key_id for entry in again.bundle.kem_keys}
-    bob.own_keys.finish_rotation(NOW + 2 * HOUR, again)
-    bob.own_keys.destroy_replaced(second)
+    bob.key_rotation.finish(NOW + 2 * HOUR, again)
+    bob.key_rotation.destroy_replaced(second)
     listed = {entry.key.key_id for entry in rotate(bob, NOW + 3 * HOUR).bundle.kem_keys}
     assert not listed & {first, second}
     assert _active(again) in listed
@@ -242,9 +242,9 @@ def _active(link: Link) -> UUID:
 
 
 def test_an_emergency_is_never_mistaken_for_the_lesser_rotation_under_way(bob: Mailbox) -> None:
-    link = bob.own_keys.begin_rotation(NOW, signer=True)
-    assert bob.own_keys.begin_rotation(NOW, signer=True, emergency=True) == link
-    pending = bob.own_keys.pending()
+    link = bob.key_rotation.begin(NOW, signer=True)
+    assert bob.key_rotation.begin(NOW, signer=True, emergency=True) == link
+    pending = bob.key_rotation.pending()
     assert pending is not None
     assert (pending.link, pending.plan.emergency) == (link, False)
 
@@ -253,42 +253,42 @@ def test_an_emergency_is_never_mistaken_for_the_lesser_rotation_under_way(bob: M
 def test_an_emergency_waits_for_the_rotation_under_way_and_nothing_begins_before_it(
     home: Path, bob: Mailbox, given_up: bool
 ) -> None:
-    link = bob.own_keys.begin_rotation(NOW)
-    bob.own_keys.begin_rotation(NOW, signer=True, emergency=True, why="laptop lost", compromised_since=NOW - DAY)
+    link = bob.key_rotation.begin(NOW)
+    bob.key_rotation.begin(NOW, signer=True, emergency=True, why="laptop lost", compromised_since=NOW - DAY)
     with Mailbox(home, identity.load(home, "bob", nobody), NOW) as other:
         if given_up:
-            other.own_keys.abandon_rotation()
+            other.key_rotation.abandon()
         else:
-            other.own_keys.finish_rotation(NOW)
-        begun = other.own_keys.begin_rotation(NOW, kem=False)
-        pending = other.own_keys.pending()
+            other.key_rotation.finish(NOW)
+        begun = other.key_rotation.begin(NOW, kem=False)
+        pending = other.key_rotation.pending()
         assert pending is not None
         assert (pending.plan.emergency, pending.plan.signer) == (True, True)
         assert (pending.plan.why, pending.plan.compromised_since) == ("laptop lost", NOW - DAY)
         assert _active(begun) != _active(link)
         assert len(begun.bundle.kem_keys) == 1
-        other.own_keys.finish_rotation(NOW)
-        assert other.own_keys.unconfirmed_plan() is None, "one emergency was asked for"
+        other.key_rotation.finish(NOW)
+        assert other.key_rotation.unconfirmed_plan() is None, "one emergency was asked for"
 
 
 def test_an_emergency_that_waits_and_is_asked_for_again_revokes_all_that_was_said(bob: Mailbox) -> None:
-    bob.own_keys.begin_rotation(NOW)
-    bob.own_keys.begin_rotation(NOW, signer=True, emergency=True, why="laptop lost", compromised_since=NOW - DAY)
-    bob.own_keys.begin_rotation(NOW, emergency=True, why="as I said")
-    bob.own_keys.finish_rotation(NOW)
-    bob.own_keys.begin_rotation(NOW)
-    pending = bob.own_keys.pending()
+    bob.key_rotation.begin(NOW)
+    bob.key_rotation.begin(NOW, signer=True, emergency=True, why="laptop lost", compromised_since=NOW - DAY)
+    bob.key_rotation.begin(NOW, emergency=True, why="as I said")
+    bob.key_rotation.finish(NOW)
+    bob.key_rotation.begin(NOW)
+    pending = bob.key_rotation.pending()
     assert pending is not None
     assert (pending.plan.signer, pending.plan.compromised_since) == (True, NOW - DAY)
 
 
 def test_an_emergency_first_finishes_what_a_server_took(bob: Mailbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    link = bob.own_keys.begin_rotation(NOW)
+    link = bob.key_rotation.begin(NOW)
     with monkeypatch.context() as patch:
         patch.setattr(identity.KeyFile, "write", _crash)
         with pytest.raises(KeyboardInterrupt):
-            bob.own_keys.finish_rotation(NOW)
-    after = bob.own_keys.begin_rotation(NOW, emergency=True).bundle
+            bob.key_rotation.finish(NOW)
+    after = bob.key_rotation.begin(NOW, emergency=True).bundle
     assert newest(bob) == link
     assert (after.prev_bundle_hash, len(after.kem_keys)) == (link.bundle.hash, 1)
 
@@ -302,32 +302,32 @@ def test_an_emergency_uses_no_seed_that_an_interrupted_attempt_left(home: Path, 
     left = {f"next.{name}": made[name] for name in ("ed25519", "ml_dsa_65", "xwing")}
     with identity.key_file(home, bob.identity) as file:
         file.write(file.seeds | left)
-    link = bob.own_keys.begin_rotation(NOW, signer=True, emergency=True)
+    link = bob.key_rotation.begin(NOW, signer=True, emergency=True)
     present = seeds(home, "bob")
     assert all(present[name] != seed for name, seed in left.items())
     assert link.bundle.signer.ed25519 != identity.load(home, "carol", nobody).public_key
 
 
 def test_an_emergency_under_way_remembers_why_and_since_when(home: Path, bob: Mailbox) -> None:
-    bob.own_keys.begin_rotation(NOW, emergency=True, why="laptop lost", compromised_since=NOW - DAY)
+    bob.key_rotation.begin(NOW, emergency=True, why="laptop lost", compromised_since=NOW - DAY)
     with Mailbox(home, identity.load(home, "bob", nobody), NOW) as other:
-        pending = other.own_keys.pending()
+        pending = other.key_rotation.pending()
         assert pending is not None
         assert (pending.plan.why, pending.plan.compromised_since) == ("laptop lost", NOW - DAY)
 
 
 def test_a_second_emergency_uses_no_seed_of_the_first_which_has_to_be_settled_before(home: Path, bob: Mailbox) -> None:
-    bob.own_keys.begin_rotation(NOW, signer=True, emergency=True)
+    bob.key_rotation.begin(NOW, signer=True, emergency=True)
     stolen = set(seeds(home, "bob").values())
-    bob.own_keys.begin_rotation(NOW + HOUR, signer=True, emergency=True)
-    bob.own_keys.finish_rotation(NOW + HOUR)
+    bob.key_rotation.begin(NOW + HOUR, signer=True, emergency=True)
+    bob.key_rotation.finish(NOW + HOUR)
     rotate(bob, NOW + HOUR, signer=True, emergency=True)
     assert stolen.isdisjoint(seeds(home, "bob").values())
 
 
 def test_only_who_acts_as_the_next_pair_signs_with_it(alice: Mailbox, bob: Mailbox) -> None:
     present = bob.key_id
-    bob.own_keys.begin_rotation(NOW, signer=True)
+    bob.key_rotation.begin(NOW, signer=True)
     with bob.own_keys.signing_as_next(), ThreadPoolExecutor(1) as others:
         assert bob.key_id != present
         assert others.submit(lambda: bob.key_id).result() == present
@@ -362,9 +362,9 @@ def test_a_rotation_for_which_the_disk_has_no_room_is_refused_and_can_be_tried_a
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", full)
         with pytest.raises(DiskFull, match=str(home / "bob")):
-            bob.own_keys.begin_rotation(NOW, signer=True)
+            bob.key_rotation.begin(NOW, signer=True)
     assert seeds(home, "bob") == before
-    assert bob.own_keys.pending() is None
+    assert bob.key_rotation.pending() is None
     rotate(bob, signer=True)
 
 
@@ -403,11 +403,16 @@ def test_keys_whose_grace_is_over_leave_the_list(bob: Mailbox) -> None:
 
 def test_an_abandoned_rotation_leaves_the_keys_as_they_were(home: Path, bob: Mailbox, send: Send) -> None:
     before, chain = seeds(home, "bob"), bob.own_keys.chain()
-    bob.own_keys.begin_rotation(NOW, signer=True, suites=BOTH)
-    bob.own_keys.abandon_rotation()
-    assert (seeds(home, "bob"), bob.own_keys.chain(), bob.own_keys.pending(), stored(bob)) == (before, chain, None, [])
+    bob.key_rotation.begin(NOW, signer=True, suites=BOTH)
+    bob.key_rotation.abandon()
+    assert (seeds(home, "bob"), bob.own_keys.chain(), bob.key_rotation.pending(), stored(bob)) == (
+        before,
+        chain,
+        None,
+        [],
+    )
     assert bob.receive(send(), now=NOW).body == b"hello"
-    bob.own_keys.abandon_rotation()
+    bob.key_rotation.abandon()
     assert rotate(bob).bundle.bundle_version == 2
 
 
@@ -431,7 +436,7 @@ def test_a_passphrase_still_protects_the_keys_after_a_rotation(home: Path) -> No
 
 
 def test_no_private_half_shows_in_a_repr(home: Path, bob: Mailbox) -> None:
-    bob.own_keys.begin_rotation(NOW, signer=True)
+    bob.key_rotation.begin(NOW, signer=True)
     shown = without_private_halves_shown(bob)
     for seed in seeds(home, "bob").values():
         assert repr(seed)[2:-1] not in shown

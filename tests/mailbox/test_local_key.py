@@ -21,8 +21,8 @@ SUITES = 0b1011  # with a separate ML-KEM key, which is a row
 
 
 def emergency(box: Mailbox) -> None:
-    box.own_keys.begin_rotation(NOW, emergency=True, signer=True, suites=SUITES)
-    box.own_keys.finish_rotation(NOW)
+    box.key_rotation.begin(NOW, emergency=True, signer=True, suites=SUITES)
+    box.key_rotation.finish(NOW)
 
 
 def test_the_tables_here_are_all_that_have_something_under_the_local_key() -> None:
@@ -55,8 +55,8 @@ def test_a_stolen_key_file_and_a_later_copy_of_the_database_open_nothing(
 
 def test_a_usual_rotation_keeps_the_local_key(bob: Mailbox) -> None:
     before = bob.identity.unlocked.seeds["local"]
-    bob.own_keys.begin_rotation(NOW, signer=True)
-    bob.own_keys.finish_rotation(NOW)
+    bob.key_rotation.begin(NOW, signer=True)
+    bob.key_rotation.finish(NOW)
     assert bob.identity.unlocked.seeds["local"] == before
     assert "next.local" not in bob.identity.unlocked.seeds
 
@@ -66,12 +66,12 @@ def test_the_local_key_is_replaced_while_the_server_has_not_answered_and_again_w
 ) -> None:
     fill(bob, send)
     stolen = bob.identity.unlocked.seeds["local"]
-    bob.own_keys.begin_rotation(NOW, emergency=True, signer=True)
+    bob.key_rotation.begin(NOW, emergency=True, signer=True)
     since = bob.identity.unlocked.seeds["local"]
     assert stolen not in bob.identity.unlocked.seeds.values()
     assert not any(opens(stolen, *row) for row in sealed_rows(bob))
     assert all(opens(since, *row) for row in sealed_rows(bob))
-    bob.own_keys.finish_rotation(NOW)
+    bob.key_rotation.finish(NOW)
     assert since not in bob.identity.unlocked.seeds.values()
     assert not any(opens(since, *row) for row in sealed_rows(bob))
     (message,) = bob.inbox.page().messages
@@ -80,9 +80,9 @@ def test_the_local_key_is_replaced_while_the_server_has_not_answered_and_again_w
 
 def test_the_local_key_is_replaced_though_the_emergency_has_to_wait(home: Path, bob: Mailbox, send: Send) -> None:
     fill(bob, send)
-    bob.own_keys.begin_rotation(NOW)
+    bob.key_rotation.begin(NOW)
     stolen = bob.identity.unlocked.seeds["local"]
-    bob.own_keys.begin_rotation(NOW, emergency=True, signer=True)
+    bob.key_rotation.begin(NOW, emergency=True, signer=True)
     assert stolen not in identity.load(home, "bob", lambda: "").unlocked.seeds.values()
     assert not any(opens(stolen, *row) for row in sealed_rows(bob))
     assert bob.verify() == []
@@ -91,8 +91,8 @@ def test_the_local_key_is_replaced_though_the_emergency_has_to_wait(home: Path, 
 def test_an_emergency_that_is_given_up_has_replaced_the_local_key_all_the_same(bob: Mailbox, send: Send) -> None:
     fill(bob, send)
     stolen = bob.identity.unlocked.seeds["local"]
-    bob.own_keys.begin_rotation(NOW, emergency=True)
-    bob.own_keys.abandon_rotation()
+    bob.key_rotation.begin(NOW, emergency=True)
+    bob.key_rotation.abandon()
     assert set(bob.identity.unlocked.seeds) == {"ed25519", "ml_dsa_65", "xwing", "local"}
     assert not any(opens(stolen, *row) for row in sealed_rows(bob))
     assert bob.verify() == []
@@ -103,7 +103,7 @@ def test_an_emergency_that_an_earlier_release_began_replaces_the_local_key_when_
     home: Path, bob: Mailbox, send: Send, monkeypatch: pytest.MonkeyPatch, accepted: bool
 ) -> None:
     fill(bob, send)
-    bob.own_keys.begin_rotation(NOW, emergency=True, signer=True)
+    bob.key_rotation.begin(NOW, emergency=True, signer=True)
     with identity.key_file(home, bob.identity) as file:
         file.write({name: seed for name, seed in file.seeds.items() if name != "next.local"})
     stolen = bob.identity.unlocked.seeds["local"]
@@ -112,12 +112,12 @@ def test_an_emergency_that_an_earlier_release_began_replaces_the_local_key_when_
             crash.setattr(LocalKey, "replace", _crash)
             crash.setattr(next_bundle, "promoted", _crash)
             with pytest.raises(KeyboardInterrupt):
-                bob.own_keys.finish_rotation(NOW)
+                bob.key_rotation.finish(NOW)
     bob.close()
     with Mailbox(home, identity.load(home, "bob", lambda: ""), NOW) as again:
         if not accepted:
-            again.own_keys.finish_rotation(NOW)
-        assert again.own_keys.pending() is None
+            again.key_rotation.finish(NOW)
+        assert again.key_rotation.pending() is None
         assert stolen not in again.identity.unlocked.seeds.values()
         assert not any(opens(stolen, *row) for row in sealed_rows(again))
         assert again.verify() == []
@@ -161,7 +161,7 @@ def test_a_key_file_of_another_time_is_refused_before_anything_is_put_under_a_ne
         (home / "bob" / name).write_bytes(content)
     with Mailbox(home, identity.load(home, "bob", lambda: ""), NOW) as restored:
         with pytest.raises(BrokenDatabase):
-            restored.own_keys.begin_rotation(NOW, emergency=True)
+            restored.key_rotation.begin(NOW, emergency=True)
         assert list(sealed_rows(restored)) == rows
         assert (home / "bob" / "key").read_bytes() == before["key"]
 

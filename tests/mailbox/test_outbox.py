@@ -90,8 +90,8 @@ def test_a_batch_is_durable_under_one_signature(alice: Mailbox, bob: Mailbox) ->
 
 def test_only_the_bundle_that_was_checked_last_is_sealed_to(alice: Mailbox, bob: Mailbox, agent: Agent) -> None:
     old = bundle_of(bob)
-    link = bob.own_keys.begin_rotation(NOW)
-    bob.own_keys.finish_rotation(NOW)
+    link = bob.key_rotation.begin(NOW)
+    bob.key_rotation.finish(NOW)
     with pytest.raises(UntrustedBundle):
         alice.outbox.seal(link, b"not followed yet", now=NOW)
     alice.pinned_keys.advance("bob", [link], NOW)
@@ -125,8 +125,8 @@ def test_a_revoked_key_is_refused(alice: Mailbox, bob: Mailbox) -> None:
 
 
 def test_the_stronger_suite_is_chosen(alice: Mailbox, bob: Mailbox) -> None:
-    link = bob.own_keys.begin_rotation(NOW, suites=DEFAULT_SUITES | Suite.ML_KEM.bit)
-    bob.own_keys.finish_rotation(NOW)
+    link = bob.key_rotation.begin(NOW, suites=DEFAULT_SUITES | Suite.ML_KEM.bit)
+    bob.key_rotation.finish(NOW)
     alice.pinned_keys.advance("bob", [link], NOW)
     assert alice.outbox.seal(link, b"x", now=NOW).header.suite is Suite.XWING
 
@@ -323,8 +323,8 @@ def test_a_message_is_sealed_again_for_new_keys_under_its_own_id(alice: Mailbox,
     old = alice.outbox.seal(
         bundle_of(bob), b"text " * 99, now=NOW, priority=Priority.HIGH, compression=Compression.GZIP, padme=True
     )
-    link = bob.own_keys.begin_rotation(NOW, emergency=True)
-    bob.own_keys.finish_rotation(NOW)
+    link = bob.key_rotation.begin(NOW, emergency=True)
+    bob.key_rotation.finish(NOW)
     alice.pinned_keys.advance("bob", [link], NOW)
     new = alice.outbox.reseal(old.replay_key, link, NOW + HOUR)
     assert new.header.message_id == old.header.message_id
@@ -343,8 +343,8 @@ def test_a_message_whose_key_is_active_or_in_grace_is_not_sealed_again(
     alice.outbox.mark(sealed.replay_key, OutboxStatus.QUEUED)
     with pytest.raises(SealStands):
         alice.outbox.reseal(sealed.replay_key, bundle_of(bob), NOW)
-    link = bob.own_keys.begin_rotation(NOW)
-    bob.own_keys.finish_rotation(NOW)
+    link = bob.key_rotation.begin(NOW)
+    bob.key_rotation.finish(NOW)
     alice.pinned_keys.advance("bob", [link], NOW)
     with pytest.raises(SealStands):
         alice.outbox.reseal(sealed.replay_key, link, NOW + MINUTE)
@@ -356,8 +356,8 @@ def test_a_message_under_a_one_time_key_is_sealed_again_only_for_a_newer_bundle(
     old = alice.outbox.seal(bundle_of(bob), b"x", now=NOW, one_time_key=one)
     with pytest.raises(SealStands):
         alice.outbox.reseal(old.replay_key, bundle_of(bob), NOW)
-    link = bob.own_keys.begin_rotation(NOW, emergency=True)
-    bob.own_keys.finish_rotation(NOW)
+    link = bob.key_rotation.begin(NOW, emergency=True)
+    bob.key_rotation.finish(NOW)
     alice.pinned_keys.advance("bob", [link], NOW)
     assert alice.outbox.reseal(old.replay_key, link, NOW).header.message_id == old.header.message_id
 

@@ -25,8 +25,8 @@ Send = Callable[..., bytes]
 
 
 def rotate(box: Mailbox, at: datetime = NOW, **what: bool) -> Link:
-    link = box.own_keys.begin_rotation(at, **what)
-    box.own_keys.finish_rotation(at)
+    link = box.key_rotation.begin(at, **what)
+    box.key_rotation.finish(at)
     return link
 
 

@@ -126,8 +126,8 @@ def test_a_receipt_that_was_changed_in_the_log_is_among_the_problems(bob: Mailbo
 
 def test_receipts_of_a_pair_that_was_replaced_still_count_as_ours(bob: Mailbox, send: Callable[..., bytes]) -> None:
     bob.receive(send(), now=NOW)
-    bob.own_keys.begin_rotation(NOW, signer=True)
-    bob.own_keys.finish_rotation(NOW)
+    bob.key_rotation.begin(NOW, signer=True)
+    bob.key_rotation.finish(NOW)
     key = bob.inbox.page().messages[0].replay_key
     read = bob.inbox.read(key, NOW).receipt
     assert read is not None

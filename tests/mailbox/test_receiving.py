@@ -177,11 +177,11 @@ def test_an_envelope_to_another_key_or_of_another_type_is_refused_before_any_cry
 
 def test_a_suite_outside_the_mask_of_its_time_is_refused(alice: Mailbox, bob: Mailbox, send: Send) -> None:
     with_suite_1 = DEFAULT_SUITES | Suite.ML_KEM.bit
-    link = bob.own_keys.begin_rotation(NOW + DAY, suites=with_suite_1)
-    bob.own_keys.finish_rotation(NOW + DAY)
+    link = bob.key_rotation.begin(NOW + DAY, suites=with_suite_1)
+    bob.key_rotation.finish(NOW + DAY)
     alice.pinned_keys.advance("bob", [link], NOW + DAY)
-    without = bob.own_keys.begin_rotation(NOW + 2 * DAY, suites=DEFAULT_SUITES)
-    bob.own_keys.finish_rotation(NOW + 2 * DAY)
+    without = bob.key_rotation.begin(NOW + 2 * DAY, suites=DEFAULT_SUITES)
+    bob.key_rotation.finish(NOW + 2 * DAY)
     separate = next(e.key for e in link.bundle.kem_keys if e.key.kind.name == "ML_KEM_768")
 
     def sealed(created_at: datetime) -> bytes:
@@ -361,8 +361,8 @@ def test_a_message_that_was_sealed_again_by_the_senders_next_pair_is_not_opened_
 ) -> None:
     first = send()
     assert bob.receive(first, now=NOW).body == b"hello"
-    link, at = alice.own_keys.begin_rotation(NOW, signer=True), NOW + timedelta(minutes=10)
-    alice.own_keys.finish_rotation(NOW)
+    link, at = alice.key_rotation.begin(NOW, signer=True), NOW + timedelta(minutes=10)
+    alice.key_rotation.finish(NOW)
     bob.pinned_keys.advance("alice", [link], NOW)
     known = alice.pinned_keys.bundle("bob", NOW, max_age=None)
     assert known is not None
@@ -390,8 +390,8 @@ def test_a_message_is_not_opened_twice_whatever_is_heard_of_the_pair_that_signed
     emergency, hear = WAYS[way]
     first, old = send(), alice.identity.pair.public.signer_id
     bob.receive(first, now=NOW)
-    link, at = alice.own_keys.begin_rotation(NOW, signer=True, emergency=emergency), NOW + 10 * MINUTE
-    alice.own_keys.finish_rotation(NOW)
+    link, at = alice.key_rotation.begin(NOW, signer=True, emergency=emergency), NOW + 10 * MINUTE
+    alice.key_rotation.finish(NOW)
     hear(bob, link, old)
     bob.allowlist.allow("alice", NOW)
     known = alice.pinned_keys.bundle("bob", NOW, max_age=None)

@@ -181,14 +181,14 @@ def test_a_channel_that_was_forgotten_may_be_anothers_and_never_goes_back(
 
 
 def test_an_emergency_spends_every_key_of_every_channel(bob: Mailbox, sign: Sign) -> None:
-    bob.own_keys.finish_rotation(NOW, bob.own_keys.first_bundle(NOW))
+    bob.key_rotation.finish(NOW, bob.own_keys.first_bundle(NOW))
     roster = sign(BOB)
     bob.rosters.pin(roster, NOW)
     key = key_of(roster)
     bob.channels.keep(key, "alice", NOW)
     assert seals(bob, key)
     assert bob.channels.stolen_at is None
-    bob.own_keys.begin_rotation(NOW, signer=True, emergency=True, why="stolen")
+    bob.key_rotation.begin(NOW, signer=True, emergency=True, why="stolen")
     assert bob.channels.stolen_at == NOW
     for _ in ("at once", "when it comes again"):
         assert not seals(bob, key)
@@ -207,8 +207,8 @@ def test_a_pin_of_a_pair_that_was_revoked_holds_nothing_back(alice: Mailbox, bob
     stolen = alice.identity.pair
     late = sign(CAROL, version=1 << 52, prev_roster_hash=bytes([1]) * 32)
     bob.rosters.pin(late, NOW)
-    link = alice.own_keys.begin_rotation(NOW, signer=True, emergency=True, why="stolen")
-    alice.own_keys.finish_rotation(NOW, link)
+    link = alice.key_rotation.begin(NOW, signer=True, emergency=True, why="stolen")
+    alice.key_rotation.finish(NOW, link)
     bob.pinned_keys.advance("alice", [link], NOW, [stolen.public.signer_id])
     assert bob.rosters.believed(CHANNEL) is None
     assert bob.rosters.pinned(CHANNEL) == late
@@ -228,8 +228,8 @@ def test_a_channel_stays_its_owners_whatever_is_said_of_the_pair_that_signed(
     bob.pinned_keys.pin_first(newest, NOW)
     first, pair = sign(BOB), alice.identity.pair.public
     bob.rosters.pin(first, NOW)
-    link = alice.own_keys.begin_rotation(NOW, signer=True)
-    alice.own_keys.finish_rotation(NOW, link)
+    link = alice.key_rotation.begin(NOW, signer=True)
+    alice.key_rotation.finish(NOW, link)
     bob.pinned_keys.advance("alice", [link], NOW, [pair.signer_id])
     hers = sign_roster(
         mallory.identity.pair, channel_id=CHANNEL, owner_nhi="mallory", channel_name="news", policy="open", members=[],
@@ -242,8 +242,8 @@ def test_a_channel_stays_its_owners_whatever_is_said_of_the_pair_that_signed(
 
 def rotated(alice: Mailbox, *others: Mailbox) -> None:
     """Alice replaces her pair, and the others hear of it."""
-    link = alice.own_keys.begin_rotation(NOW, signer=True)
-    alice.own_keys.finish_rotation(NOW, link)
+    link = alice.key_rotation.begin(NOW, signer=True)
+    alice.key_rotation.finish(NOW, link)
     for other in others:
         other.pinned_keys.advance("alice", [link], NOW)
 
@@ -277,8 +277,8 @@ def test_a_pair_that_was_replaced_changes_nothing_that_was_seen_before(
     bob.rosters.pin(first, NOW)
     second, middle = sign(BOB, after=first), alice.identity.pair.public
     bob.rosters.pin(second, NOW)
-    link = alice.own_keys.begin_rotation(NOW, signer=True)
-    alice.own_keys.finish_rotation(NOW, link)
+    link = alice.key_rotation.begin(NOW, signer=True)
+    alice.key_rotation.finish(NOW, link)
     bob.pinned_keys.advance(
         "alice", [link], NOW, [middle.signer_id]
     )  # the server's word: the pair of the pin is revoked
@@ -348,7 +348,7 @@ def test_the_first_word_of_a_publisher_on_a_key_stands(bob: Mailbox, sign: Sign)
 def test_a_key_that_lay_in_the_inbox_when_keys_were_stolen_is_spent(bob: Mailbox, sign: Sign) -> None:
     roster = sign(BOB)
     bob.rosters.pin(roster, NOW)
-    bob.own_keys.begin_rotation(NOW, signer=True, emergency=True, why="stolen")
+    bob.key_rotation.begin(NOW, signer=True, emergency=True, why="stolen")
     before, after = key_of(roster), key_of(roster)
     bob.channels.keep(before, "alice", NOW, came_at=NOW - timedelta(minutes=1))
     bob.channels.keep(after, "alice", NOW, came_at=NOW + timedelta(minutes=1))
@@ -362,7 +362,7 @@ def test_the_key_of_an_open_channel_which_anybody_may_have_goes_on(bob: Mailbox,
     key = key_of(first)
     bob.channels.keep(key, "alice", NOW)
     bob.rosters.pin(sign(BOB, after=first, policy="open"), NOW)  # as after an emergency of the owner
-    bob.own_keys.begin_rotation(NOW, signer=True, emergency=True, why="stolen")
+    bob.key_rotation.begin(NOW, signer=True, emergency=True, why="stolen")
     assert seals(bob, key)
     bob.channels.retire(CHANNEL, 3, NOW)
     assert not seals(bob, key)
@@ -380,8 +380,8 @@ def test_an_owner_believes_its_present_pair_alone(alice: Mailbox, sign: Sign) ->
     alice.rosters.pin(first, NOW)
     assert alice.rosters.signed_by_former() == []
     assert alice.rosters.names_present_pair(first)
-    alice.own_keys.begin_rotation(NOW, signer=True)
-    alice.own_keys.finish_rotation(NOW)
+    alice.key_rotation.begin(NOW, signer=True)
+    alice.key_rotation.finish(NOW)
     assert not alice.rosters.names_present_pair(first)
     assert alice.rosters.signed_by_former() == [first]
     with pytest.raises(UnknownSigner):

@@ -14,8 +14,8 @@ from angelia.envelope.times import moment
 from angelia.errors import KeyStale
 from angelia.mailbox import identity
 from angelia.mailbox.database import FILE, SCHEMA
-from angelia.mailbox.key_rotation import RenewalDue
 from angelia.mailbox.mailbox import Mailbox
+from angelia.mailbox.own_keys import RenewalDue
 
 BEFORE = Path(__file__).parent.parent / "fixtures" / "before" / "home.tar.xz"
 MADE = datetime(2026, 11, 17, 12, tzinfo=UTC)
@@ -67,8 +67,8 @@ def test_a_bundle_that_was_signed_for_a_year_is_signed_again_at_once_and_the_cha
         assert moment(before.expires_at) - moment(before.issued_at) == timedelta(days=365)
         at = moment(before.issued_at) + timedelta(minutes=1)
         assert box.own_keys.renewal_due(at) is RenewalDue.SIGNATURES
-        link = box.own_keys.begin_rotation(at, kem=False)
-        box.own_keys.finish_rotation(at)
+        link = box.key_rotation.begin(at, kem=False)
+        box.key_rotation.finish(at)
         assert link.bundle.kem_keys[0] == before.kem_keys[0]
         assert follow(anchor_of(chain[0].bundle), [*chain[1:], Link(link.bundle)]).bundle_hash == link.bundle.hash
         assert box.own_keys.renewal_due(at) is None
@@ -89,8 +89,8 @@ def test_an_emergency_replaces_the_local_key_of_an_earlier_release(home: Path, n
     with opened(home, name) as box:
         old = box.identity.unlocked.seeds["local"]
         bodies = [box.inbox.read(one.replay_key, MADE).body for one in box.inbox.page().messages]
-        box.own_keys.begin_rotation(MADE, emergency=True, signer=True)
-        box.own_keys.finish_rotation(MADE)
+        box.key_rotation.begin(MADE, emergency=True, signer=True)
+        box.key_rotation.finish(MADE)
     with opened(home, name) as again:
         assert old not in again.identity.unlocked.seeds.values()
         assert [again.inbox.read(one.replay_key, MADE).body for one in again.inbox.page().messages] == bodies

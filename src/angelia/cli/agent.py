@@ -123,7 +123,7 @@ def _enrol(
             if not session.shared.json and not session.shared.quiet:
                 session.out.thing(None, pairs, least=FACTS)
             error.hint = f"the keys are safe; go on with `angelia agent register --as {identity.name}`"
-        elif session.mailbox_of(identity).own_keys.awaits_next_pair():
+        elif session.mailbox_of(identity).key_rotation.awaits_next_pair():
             error.hint = f"its next signing pair may have taken over: angelia key publish --as {identity.name}"
         raise
     wanted = _wanted(agent, identity)

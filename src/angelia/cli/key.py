@@ -122,11 +122,9 @@ def rotate(
         if mailbox.identity.id is None:
             # The server never saw these keys; it gets the whole chain when the agent registers.
             if emergency:
-                mailbox.own_keys.abandon_rotation()  # nobody has seen its keys, unless the thief did
-            link = mailbox.own_keys.begin_rotation(
-                _now(), signer=signer or emergency, emergency=emergency, why=why or ""
-            )
-            mailbox.own_keys.finish_rotation(_now(), link)
+                mailbox.key_rotation.abandon()  # nobody has seen its keys, unless the thief did
+            link = mailbox.key_rotation.begin(_now(), signer=signer or emergency, emergency=emergency, why=why or "")
+            mailbox.key_rotation.finish(_now(), link)
         elif emergency:
             client = session.as_agent(mailbox)
             done = client.keys.emergency_rotate(mailbox, why=str(why), compromised_since=stolen_since)
@@ -162,7 +160,7 @@ def revoke(session: Session, key_id: str) -> None:
     if mailbox.identity.id is not None:
         revoked = msgspec.structs.asdict(session.as_agent(mailbox).keys.revoke(chosen))
         record = {name: value for name, value in revoked.items() if value is not None}
-    mailbox.own_keys.destroy_replaced(UUID(chosen))
+    mailbox.key_rotation.destroy_replaced(UUID(chosen))
     session.out.done(record, f"revoked {chosen}, and destroyed its private half here")
 
 
@@ -217,16 +215,16 @@ def publish_first(client: Client, mailbox: Mailbox) -> list[tuple[str, str]]:
 def _make_first(mailbox: Mailbox) -> None:
     """The first bundle, as it is handed over: from now on it is never signed anew, and a server gets it later. Without
     a server, nothing else follows it with fresh signatures, or with the key of the week."""
-    from angelia.mailbox.key_rotation import RenewalDue
+    from angelia.mailbox.own_keys import RenewalDue
 
-    own = mailbox.own_keys
+    own, rotation = mailbox.own_keys, mailbox.key_rotation
     if own.newest() is None:
         own.first_bundle(_now())
-    if own.pending() is None:
-        own.finish_rotation(_now())
+    if rotation.pending() is None:
+        rotation.finish(_now())
     if mailbox.identity.id is None and (due := own.renewal_due(_now())) is not None:
-        link = own.begin_rotation(_now(), kem=due is RenewalDue.KEY)
-        own.finish_rotation(_now(), link)
+        link = rotation.begin(_now(), kem=due is RenewalDue.KEY)
+        rotation.finish(_now(), link)
 
 
 def _write_chain(mailbox: Mailbox, file: BinaryIO) -> None:
@@ -256,7 +254,7 @@ def _show_own(session: Session, mailbox: Mailbox) -> None:
     left, revoked, why = _server_says(session, mailbox)
     pairs = _facts(link.bundle, revoked)
     pairs.append(("one-time", f"not known: {why}" if left is None else f"{left} keys unused"))
-    if (plan := mailbox.own_keys.unconfirmed_plan()) is not None:
+    if (plan := mailbox.key_rotation.unconfirmed_plan()) is not None:
         kind = "an emergency is" if plan.emergency else ""
         pairs.append(("rotation", f"{kind} under way; `angelia key publish` finishes it".lstrip()))
     state = _state(link.bundle, revoked, one_time_keys=left)

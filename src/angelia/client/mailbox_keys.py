@@ -49,10 +49,10 @@ from angelia.keys.model import (
 )
 from angelia.mailbox.drafts import SendOptions
 from angelia.mailbox.inbox import Opened
-from angelia.mailbox.key_rotation import RenewalDue
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.next_bundle import RotationPlan
 from angelia.mailbox.notices import NoticeKind
+from angelia.mailbox.own_keys import RenewalDue
 from angelia.mailbox.pinned_keys import KnownBundle, Pin
 from angelia.mailbox.receiving import decoded
 from angelia.mailbox.time_window import DeliveryProfile
@@ -92,7 +92,7 @@ def is_id(agent: str) -> bool:
 def publish_keys(mailbox: Mailbox, *, suites: int | None = None) -> Exchange[PublicationAnswer]:
     """Make the agent reachable: publish its bundle, finish an interrupted rotation, and top up one-time keys."""
     own = mailbox.own_keys
-    if own.unconfirmed_plan() is not None:
+    if mailbox.key_rotation.unconfirmed_plan() is not None:
         return (yield from rotate_keys(mailbox, kem=False))
     newest = own.first_bundle(now()) if suites is None else own.first_bundle(now(), suites)
     if (due := own.renewal_due(now())) is not None:
@@ -107,7 +107,7 @@ def tend_keys(mailbox: Mailbox) -> Exchange[None]:
     own = mailbox.own_keys
     if own.is_backing_off(now()):
         return
-    plan = own.unconfirmed_plan()
+    plan = mailbox.key_rotation.unconfirmed_plan()
     try:
         if plan is not None:
             yield from rotate_keys(mailbox, kem=False)
@@ -117,7 +117,7 @@ def tend_keys(mailbox: Mailbox) -> Exchange[None]:
         elif own.one_time_count_due(now(), ONE_TIME_LOW):
             yield from _stocked(mailbox, (yield from ask(COUNT_ONE_TIME_KEYS)).count)
     except (AngeliaError, OSError) as error:
-        if plan is not None and own.unconfirmed_plan() is None:
+        if plan is not None and mailbox.key_rotation.unconfirmed_plan() is None:
             return  # another process was faster
         told = "this agent's keys could not be renewed now" if plan is None else f"{_named(plan)} is not published yet"
         put_off(mailbox, told, error)
@@ -140,12 +140,12 @@ def rotate_keys(
 ) -> Exchange[PublicationAnswer]:
     """Replace the agent's keys; the old ones go into grace. A rotation that was interrupted is finished instead, and an
     emergency that waits for it is carried out."""
-    own = mailbox.own_keys
-    pending = own.pending()
+    rotation = mailbox.key_rotation
+    pending = rotation.pending()
     if pending is not None and pending.plan.renews and (kem or signer):
         yield from rotate_keys(mailbox, kem=False)  # it replaces nothing, so finishing it is not what was asked for
-    link = own.begin_rotation(now(), kem=kem, signer=signer, suites=suites)
-    pending = own.pending()  # None if another process has settled it meanwhile, which the server's answer tells
+    link = rotation.begin(now(), kem=kem, signer=signer, suites=suites)
+    pending = rotation.pending()  # None if another process has settled it meanwhile, which the server's answer tells
     plan = None if pending is None else pending.plan
     if plan is not None and plan.emergency:
         return (yield from _settled(mailbox, lambda: _emergency(link, plan), link))
@@ -160,12 +160,11 @@ def emergency_rotate_keys(
     The local key is replaced before the server is asked. If the server is away, the plan is stored, and the next
     process that uses the mailbox goes on with it. A rotation under way is finished first: the server may have it
     already, and only then is it known which keys must be revoked."""
-    own = mailbox.own_keys
-    own.begin_rotation(now(), signer=signer, emergency=True, why=why, compromised_since=compromised_since)
+    mailbox.key_rotation.begin(now(), signer=signer, emergency=True, why=why, compromised_since=compromised_since)
     try:
         return (yield from rotate_keys(mailbox, kem=False))
     except AngeliaError:
-        if own.unconfirmed_plan() is not None:
+        if mailbox.key_rotation.unconfirmed_plan() is not None:
             told = "the emergency is written down and the local key replaced, but the server has not heard of it yet"
             goes_on = "whatever sends or receives mail next goes on with it, and so does `angelia key publish`"
             mailbox.notices.tell(NoticeKind.WARNING, f"{told}; {goes_on}")
@@ -395,7 +394,7 @@ def _settled(
             done = yield from _confirmed(mailbox, link)
     except Unauthenticated:
         mailbox.own_keys.refresh()  # since the request that was refused
-        pending = mailbox.own_keys.pending()
+        pending = mailbox.key_rotation.pending()
         if mailbox.own_keys.identity.key_id != signed_by:  # another process was faster; its pair signs now
             done = yield from _confirmed(mailbox, link)
         elif pending is None or not pending.plan.signer:
@@ -406,7 +405,7 @@ def _settled(
                 done = yield from _confirmed(mailbox, link)
     else:
         _finish(mailbox, link)
-    if mailbox.own_keys.queued_emergency() is not None:  # before one-time keys are made for a pair that it replaces
+    if mailbox.key_rotation.queued_emergency() is not None:  # before one-time keys are made for a pair that it replaces
         return (yield from rotate_keys(mailbox, kem=False))
     return (yield from _topped_up(mailbox, done))
 
@@ -414,9 +413,9 @@ def _settled(
 def _finish(mailbox: Mailbox, link: Link) -> None:
     """Stores the bundle that the server took as the agent's own; the pending one may have been signed again since."""
     newest = mailbox.own_keys.newest()
-    if mailbox.own_keys.pending() is not None and newest is not None and newest.bundle.hash == link.bundle.hash:
+    if mailbox.key_rotation.pending() is not None and newest is not None and newest.bundle.hash == link.bundle.hash:
         return  # another process was faster, and has begun the next rotation
-    mailbox.own_keys.finish_rotation(now(), link)
+    mailbox.key_rotation.finish(now(), link)
 
 
 def _emergency(link: Link, plan: RotationPlan) -> Exchange[PublicationAnswer]:
@@ -437,7 +436,7 @@ def _renewed(mailbox: Mailbox, due: RenewalDue) -> Exchange[PublicationAnswer]:
 def _replaced_since(mailbox: Mailbox, at: datetime) -> bool:
     """Whether all active keys are newer than a time: another process, or one that crashed, has rotated already."""
     newest = mailbox.own_keys.newest()
-    if newest is None or mailbox.own_keys.pending() is not None:
+    if newest is None or mailbox.key_rotation.pending() is not None:
         return False
     return all(moment(e.created_at) > at for e in newest.bundle.kem_keys if e.status is KemKeyStatus.ACTIVE)
 
@@ -478,7 +477,7 @@ def _confirmed(mailbox: Mailbox, link: Link) -> Exchange[PublicationAnswer]:
     answer = yield from key_calls.bundle(link.bundle.agent_nhi)
     left = (yield from ask(COUNT_ONE_TIME_KEYS)).count
     theirs = parse_link(_link_document(answer))
-    ours = mailbox.own_keys.finish_rotation(now(), theirs)
+    ours = mailbox.key_rotation.finish(now(), theirs)
     if ours.bundle.hash != theirs.bundle.hash:
         raise UntrustedBundle(
             f"the server has bundle {theirs.bundle.bundle_version} of {ours.bundle.agent_nhi}, and this mailbox has "

@@ -1,4 +1,4 @@
-"""Key bundles and what goes with them: signed, versioned, hash-chained, checked alike by server and clients."""
+"""Key bundles, one-time keys and rotation statements: signed and hash-chained; server and clients check them alike."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from angelia.errors import AngeliaError, InvalidArgument
 FIRST_PREVIOUS = bytes(32)
 MOST_KEM_KEYS = 16
 KEY_LIFE = timedelta(days=365)
-# A relay that withholds newer bundles, also after an emergency, gets away with it for this long at the most.
+# The longest that a server can withhold newer bundles unnoticed, also after an emergency.
 BUNDLE_LIFE = timedelta(days=30)
 DEFAULT_SUITES = Suite.XWING.bit | Suite.CHANNEL.bit
 _KNOWN_SUITES = Suite.ML_KEM.bit | Suite.XWING.bit | Suite.CHANNEL.bit
+_UNSIGNED = Signatures(b"", b"")
 
 
 class UntrustedBundle(AngeliaError):
@@ -33,7 +34,7 @@ class UntrustedBundle(AngeliaError):
 
 
 class KemKeyStatus(IntEnum):
-    """The status of a KEM key inside a bundle, as the signed bytes spell it."""
+    """The status of a KEM key inside a bundle, as a number of the signed bytes."""
 
     ACTIVE = 1
     GRACE = 2
@@ -85,12 +86,12 @@ class Bundle:
 
     @property
     def hash(self) -> bytes:
-        """What the next bundle is chained to, and this one's ETag."""
-        return hashlib.sha256(self.signed_bytes() + self.signatures.ed25519 + self.signatures.ml_dsa).digest()
+        """The hash that the next bundle names as its predecessor; also the bundle's ETag."""
+        return hashlib.sha256(self.signed_bytes() + self.signatures.raw).digest()
 
     @property
     def not_after(self) -> int:
-        """When senders stop using the bundle, whatever it says of itself: earlier releases signed for a year."""
+        """When senders stop using the bundle, even if it names a later time: earlier releases signed for a year."""
         return min(self.expires_at, self.issued_at + milliseconds(BUNDLE_LIFE))
 
     def active(self, kind: KeyType) -> KemEntry | None:
@@ -100,7 +101,7 @@ class Bundle:
         return bool(self.suites & suite.bit)
 
     def best_key(self, now_ms: int) -> KemPublicKey | None:
-        """The key to seal to: X-Wing where both know it, else a separate ML-KEM key."""
+        """Returns the key to seal to: X-Wing if the bundle has it, else a separate ML-KEM key; None if all expired."""
         for suite, kind in ((Suite.XWING, KeyType.XWING), (Suite.ML_KEM, KeyType.ML_KEM_768)):
             entry = self.active(kind)
             if entry is not None and self.takes(suite) and (not entry.expires_at or now_ms < entry.expires_at):
@@ -110,7 +111,7 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneTimeKey:
-    """A key that one sender uses once. Signed on its own, because the server attaches it."""
+    """A key that one sender uses once. It is signed apart from the bundle, because the server attaches it."""
 
     agent_nhi: str
     signer_id: UUID
@@ -119,12 +120,13 @@ class OneTimeKey:
     signatures: Signatures = field(repr=False)
 
     def signed_bytes(self) -> bytes:
-        return one_time_bytes(self.agent_nhi, self.signer_id, self.key, self.created_at)
+        head = b"\x01" + counted(self.agent_nhi.encode("ascii")) + self.signer_id.bytes
+        return head + struct.pack(">BQ", self.key.kind, self.created_at) + counted(self.key.raw)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotationStatement:
-    """An agent's word that a new pair signs for it from now on, given by the old pair and by the new one."""
+    """An agent's statement that a new pair signs for it from now on, signed by the old pair and by the new one."""
 
     agent_nhi: str
     old_signer_id: UUID
@@ -134,12 +136,14 @@ class RotationStatement:
     by_new: Signatures = field(repr=False)
 
     def signed_bytes(self) -> bytes:
-        return rotation_bytes(self.agent_nhi, self.old_signer_id, self.new_signer, self.issued_at)
+        new = self.new_signer
+        head = b"\x01" + counted(self.agent_nhi.encode("ascii")) + self.old_signer_id.bytes + new.signer_id.bytes
+        return head + new.ed25519 + new.ml_dsa + struct.pack(">Q", self.issued_at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustAnchor:
-    """What is known for certain of an agent's keys: its pair, and the last bundle that was checked."""
+    """The point from which an agent's chain is verified: its signing pair, and its last verified bundle."""
 
     agent_nhi: str
     signer: VerifyingPair
@@ -149,7 +153,7 @@ class TrustAnchor:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A bundle of the chain, with the statement that explains a new signer."""
+    """A bundle of the chain, with the rotation statement if its signing pair is new."""
 
     bundle: Bundle
     statement: RotationStatement | None = None
@@ -165,7 +169,7 @@ def sign_bundle(
     suites: int = DEFAULT_SUITES,
     life: timedelta = BUNDLE_LIFE,
 ) -> Bundle:
-    """The agent's next bundle; the first when `after` is None."""
+    """Returns the agent's next bundle, signed; the first one if `after` is None."""
     unsigned = Bundle(
         agent_nhi=agent_nhi,
         bundle_version=after.bundle_version + 1 if after else 1,
@@ -175,39 +179,39 @@ def sign_bundle(
         signer=pair.public,
         kem_keys=kem_keys,
         prev_bundle_hash=after.bundle_hash if after else FIRST_PREVIOUS,
-        signatures=Signatures(b"", b""),
+        signatures=_UNSIGNED,
     )
-    signatures = pair.sign_object(Purpose.BUNDLE, unsigned.signed_bytes())
-    signed = replace(unsigned, signatures=signatures)
+    signed = replace(unsigned, signatures=pair.sign_object(Purpose.BUNDLE, unsigned.signed_bytes()))
     check_bundle(signed)
     return signed
 
 
 def sign_one_time_key(pair: SigningPair, agent_nhi: str, key: KemPublicKey, created_at: int) -> OneTimeKey:
-    content = one_time_bytes(agent_nhi, pair.public.signer_id, key, created_at)
-    return OneTimeKey(
-        agent_nhi=agent_nhi,
-        signer_id=pair.public.signer_id,
-        key=key,
-        created_at=created_at,
-        signatures=pair.sign_object(Purpose.PREKEY, content),
+    unsigned = OneTimeKey(
+        agent_nhi=agent_nhi, signer_id=pair.public.signer_id, key=key, created_at=created_at, signatures=_UNSIGNED
     )
+    return replace(unsigned, signatures=pair.sign_object(Purpose.PREKEY, unsigned.signed_bytes()))
 
 
 def sign_rotation(old: SigningPair, new: SigningPair, agent_nhi: str, issued_at: int) -> RotationStatement:
-    content = rotation_bytes(agent_nhi, old.public.signer_id, new.public, issued_at)
-    return RotationStatement(
+    unsigned = RotationStatement(
         agent_nhi=agent_nhi,
         old_signer_id=old.public.signer_id,
         new_signer=new.public,
         issued_at=issued_at,
+        by_old=_UNSIGNED,
+        by_new=_UNSIGNED,
+    )
+    content = unsigned.signed_bytes()
+    return replace(
+        unsigned,
         by_old=old.sign_object(Purpose.ROTATION, content),
         by_new=new.sign_object(Purpose.ROTATION, content),
     )
 
 
 def check_bundle(bundle: Bundle) -> None:
-    """Everything that a bundle must be by itself: well formed, and signed by the pair that it names."""
+    """Raises unless a bundle is well formed and signed by the pair that it names."""
     if not valid_handle(bundle.agent_nhi):
         raise InvalidArgument("agent_nhi is not a handle")
     if not 1 <= bundle.bundle_version < LATEST or len(bundle.prev_bundle_hash) != 32:
@@ -229,7 +233,7 @@ def check_one_time_key(one: OneTimeKey, signer: VerifyingPair) -> None:
 
 
 def check_rotation(statement: RotationStatement, old: VerifyingPair, new: VerifyingPair, agent_nhi: str) -> None:
-    """Whether old and new pair both say that the new one follows."""
+    """Raises unless both the old and the new pair signed that the new one follows."""
     named = (statement.agent_nhi, statement.old_signer_id, statement.new_signer.fingerprint)
     content = statement.signed_bytes()
     old_holds = object_holds(old, Purpose.ROTATION, content, statement.by_old)
@@ -239,7 +243,8 @@ def check_rotation(statement: RotationStatement, old: VerifyingPair, new: Verify
 
 
 def follow(trusted: TrustAnchor, links: Iterable[Link]) -> TrustAnchor:
-    """Walk from what is trusted to the newest bundle, checking every step: no gap, no way back, no silent signer."""
+    """Verifies a chain from the trust anchor on, and returns the anchor at its end. Refuses a gap, a rollback, and a
+    new signing pair without a statement."""
     for link in links:
         bundle = link.bundle
         check_bundle(bundle)
@@ -250,7 +255,7 @@ def follow(trusted: TrustAnchor, links: Iterable[Link]) -> TrustAnchor:
                 f"bundle {bundle.bundle_version} of {trusted.agent_nhi} does not follow from "
                 f"bundle {trusted.bundle_version}, which was seen before"
             )
-        # An id has 122 bits, for which a pair of the same id can be searched; a fingerprint is the whole hash.
+        # An id has 122 bits, so an attacker could search for a second pair with it; a fingerprint is the whole hash.
         if bundle.signer.fingerprint != trusted.signer.fingerprint:
             if link.statement is None:
                 raise UntrustedBundle(
@@ -263,23 +268,13 @@ def follow(trusted: TrustAnchor, links: Iterable[Link]) -> TrustAnchor:
 
 
 def anchor_of(bundle: Bundle) -> TrustAnchor:
-    """A bundle as the ground to stand on; whoever calls this says why it may be believed."""
+    """Returns a bundle as a trust anchor. The caller must have a reason to trust it."""
     return TrustAnchor(
         agent_nhi=bundle.agent_nhi,
         signer=bundle.signer,
         bundle_version=bundle.bundle_version,
         bundle_hash=bundle.hash,
     )
-
-
-def one_time_bytes(agent_nhi: str, signer_id: UUID, key: KemPublicKey, created_at: int) -> bytes:
-    head = b"\x01" + counted(agent_nhi.encode("ascii")) + signer_id.bytes
-    return head + struct.pack(">BQ", key.kind, created_at) + counted(key.raw)
-
-
-def rotation_bytes(agent_nhi: str, old_signer_id: UUID, new: VerifyingPair, issued_at: int) -> bytes:
-    head = b"\x01" + counted(agent_nhi.encode("ascii")) + old_signer_id.bytes + new.signer_id.bytes
-    return head + new.ed25519 + new.ml_dsa + struct.pack(">Q", issued_at)
 
 
 def milliseconds(span: timedelta) -> int:

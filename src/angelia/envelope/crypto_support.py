@@ -1,4 +1,4 @@
-"""Whether this machine's cryptography can do what envelopes need; a build on an old OpenSSL cannot."""
+"""Checks that the installed cryptography has the algorithms of envelopes; a build with an old OpenSSL has not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class UnsupportedCryptography(AngeliaError):
 
 
 def require() -> None:
-    """Refuse to go on without the post-quantum algorithms: there is no way to run with less."""
+    """Raises without the post-quantum algorithms: there is no mode without them."""
     missing = [
         name
         for name, there in (("ML-KEM", backend.mlkem_supported()), ("ML-DSA", backend.mldsa_supported()))

@@ -1,4 +1,4 @@
-"""Which 32 bytes are an Ed25519 or X25519 public key that only its holder can use."""
+"""Which 32 bytes are a safe Ed25519 or X25519 public key: canonical, and not of small order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 _P = 2**255 - 19
 # The curve of Ed25519: -x² + y² = 1 + d·x²·y² over the field of p elements.
 _D = -121665 * pow(121666, -1, _P) % _P
-# y of the eight points whose order divides 8 (RFC 7748 section 6 warns of them): a "key" everybody can sign for.
+# y of the eight points whose order divides 8 (RFC 7748 section 6 warns of them): any signer can forge for such a "key".
 _SMALL_ORDER_Y = {
     0,
     1,
@@ -15,7 +15,7 @@ _SMALL_ORDER_Y = {
     0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7,
     0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826,
 }
-# Any scalar shows a point of small order: clamping makes it a multiple of 8, so the shared secret is zero.
+# Any scalar reveals a point of small order: clamping makes it a multiple of 8, so the shared secret is zero.
 _ANY_SCALAR = X25519PrivateKey.from_private_bytes(bytes(range(32)))
 
 

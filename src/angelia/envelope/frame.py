@@ -1,4 +1,4 @@
-"""What AES-GCM encrypts: `u32 raw_len | u32 body_len | body | zero padding`, the body compressed or not."""
+"""The plaintext frame of AES-GCM: `u32 raw_len | u32 body_len | body | zero padding`, the body compressed or not."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from angelia.envelope.wire import MAX_PAD, MAX_PLAINTEXT, Compression
 
 try:
     import zstandard
-except ImportError:  # the sender falls back to gzip, the receiver says what is missing
+except ImportError:  # a sender falls back to gzip, a recipient raises an error that names the package
     zstandard = None  # type: ignore[assignment]
 
-# Less is not worth telling the length of a compressed secret.
+# A smaller saving is not worth it: the length of a compressed secret leaks a little of its content.
 _WORTH_IT = 0.95
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_WINDOW = 8 << 20
 
 
 def compress(raw: bytes, wish: Compression) -> tuple[Compression, bytes]:
-    """The body of a message, compressed as wished when that saves at least 5 %; and how it was done in fact."""
+    """Returns the compression in use and the body, compressed as wished if that saves at least 5 %."""
     if len(raw) > MAX_PLAINTEXT:
         raise Malformed(f"a message has at most {MAX_PLAINTEXT:,} bytes, this has {len(raw):,}")
     if wish is Compression.NONE:
@@ -38,7 +38,7 @@ def pack(raw_length: int, body: bytes, *, padme: bool) -> bytes:
 
 
 def unpack(frame: bytes, compression: Compression) -> bytes:
-    """The message in a frame; whatever is wrong with it is one and the same error."""
+    """Returns the message in a frame. Every fault raises the same OpenFailed."""
     raw_length, body_length = struct.unpack_from(">II", frame)
     padding = len(frame) - 8 - body_length
     if raw_length > MAX_PLAINTEXT or body_length > raw_length or not 0 <= padding <= MAX_PAD:
@@ -80,7 +80,7 @@ def _unzstd(body: bytes, length: int) -> bytes:
             raw = reader.read(length + 1)
         if len(raw) != length:
             raise OpenFailed
-        # The reader does not tell where the frame ended: one without its end, or with more after it, reads the same.
+        # The reader hides where the frame ended: a truncated frame, or bytes after it, would read the same.
         whole = decompressor.decompressobj()
         whole.decompress(body)
     except zstandard.ZstdError as error:
@@ -91,7 +91,7 @@ def _unzstd(body: bytes, length: int) -> bytes:
 
 
 def _padme(length: int) -> int:
-    """The next length that hides all but the order of magnitude (at most 12 % more)."""
+    """Returns the padded length, which reveals only the order of magnitude (at most 12 % more)."""
     exponent = length.bit_length() - 1
     step = 1 << exponent - (exponent.bit_length() - 1) - 1
     return -(-length // step) * step

@@ -1,4 +1,4 @@
-"""Identifiers that follow from key bytes, and the grammar of handles."""
+"""Identifiers that are computed from key bytes, and the grammar of handles."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from uuid import UUID
 
 _HANDLE = re.compile(r"\A[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?\Z")
 MAX_HANDLE = 255
-BUCKETS = 256  # what is kept by agent is spread over so many
+BUCKETS = 256  # rows that belong to an agent are spread over so many
 
 
 class KeyType(IntEnum):
-    """What kind of key a key_id names; the number is part of the hash."""
+    """The kind of key that a key_id names; the number is part of the hash."""
 
     ML_KEM_768 = 1
     ED25519 = 2
@@ -25,18 +25,18 @@ class KeyType(IntEnum):
 
 
 def key_id(kind: KeyType, public_key: bytes) -> UUID:
-    """The id of one public key. Receivers recompute it; it is never taken on trust."""
+    """Returns the id of one public key. Recipients recompute it and never trust a given one."""
     framed = bytes([kind]) + len(public_key).to_bytes(2, "big") + public_key
     return _uuid8(hashlib.sha256(b"angelia/v1/key-id\0" + framed).digest())
 
 
 def signer_id(ed25519: bytes, ml_dsa: bytes) -> UUID:
-    """The id of a signing pair."""
+    """Returns the id of a signing pair."""
     return _uuid8(_signer_digest(ed25519, ml_dsa))
 
 
 def fingerprint(ed25519: bytes, ml_dsa: bytes) -> str:
-    """The whole hash behind a signer_id, in 43 characters that people compare."""
+    """Returns the whole hash behind a signer_id, as 43 characters for people to compare."""
     return base64.urlsafe_b64encode(_signer_digest(ed25519, ml_dsa)).rstrip(b"=").decode()
 
 
@@ -46,12 +46,12 @@ def valid_handle(text: str) -> bool:
 
 
 def bucket_of(handle: str) -> int:
-    """Which of the buckets an agent's rows lie in; SQL computes the same."""
+    """Returns the bucket of an agent's rows; SQL computes the same."""
     return hashlib.sha256(handle.encode()).digest()[0]
 
 
 def hot_tag(handle: str) -> str:
-    """What stands for a handle in the names of hot-tier keys; a raw handle never does."""
+    """Returns the tag of a handle in the names of hot-tier keys, which never contain the handle itself."""
     return hashlib.sha256(handle.encode()).hexdigest()[:32]
 
 

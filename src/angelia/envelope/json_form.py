@@ -1,7 +1,6 @@
 """The JSON form of an envelope: the same fields by name, bytes in base64url.
 
-Strict, so that one envelope has one wire form. A hash is never taken over JSON text; text is decoded to the wire form
-first.
+Strict, so that one envelope has one wire form. Hashes are never taken over JSON text but over the wire form.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _Value = TypeVar("_Value")
 
 
 def to_fields(envelope: Envelope) -> Fields:
-    """The members of the JSON object; what is absent is left out, never null."""
+    """Returns the members of the JSON object; absent fields are left out, never null."""
     header = envelope.header
     fields: Fields = {
         "version": VERSION,
@@ -91,14 +90,14 @@ def encode(envelope: Envelope) -> bytes:
 
 
 def decode(content: bytes, ttl_max: int = TTL_CEILING) -> Envelope:
-    """Parse JSON text to an envelope: exactly the fields that belong there, each in its one spelling."""
+    """Parses JSON text to an envelope: exactly the known members, each in its one spelling."""
     if len(content) > MAX_JSON:
         raise Malformed(f"an envelope in JSON has at most {MAX_JSON:,} bytes")
     return from_fields(strict_object(content), ttl_max)
 
 
 def from_fields(fields: Fields, ttl_max: int = TTL_CEILING) -> Envelope:
-    """An envelope from the members of a JSON object that `strict_object` parsed."""
+    """Returns the envelope of the members that `strict_object` parsed."""
     given = fields.keys()
     if missing := _ALWAYS - given:
         raise Malformed(f"{min(missing)} is missing")
@@ -136,7 +135,7 @@ def from_fields(fields: Fields, ttl_max: int = TTL_CEILING) -> Envelope:
     proof = _proof(fields["batch"]) if "batch" in fields else None
     signatures = Signatures(from_text(fields["signature_ed25519"]), from_text(fields["signature_ml_dsa"]))
     ciphertext, tag = from_text(fields["encrypted_payload"]), from_text(fields["auth_tag"])
-    # These two have no length on the wire: with the border between them elsewhere, the wire would be the same.
+    # These two have no length on the wire: with bytes moved from one to its neighbour, the wire would be the same.
     if len(tag) != TAG or len(signatures.ed25519) != ED25519_SIGNATURE:
         raise Malformed("auth_tag or signature_ed25519 has the wrong length")
     try:
@@ -144,12 +143,12 @@ def from_fields(fields: Fields, ttl_max: int = TTL_CEILING) -> Envelope:
         assembled = wire.assemble(header, head, ciphertext, tag, signatures, proof)
     except (OverflowError, struct.error) as error:
         raise Malformed("a value in the envelope is out of range") from error
-    # One set of rules: whatever JSON said must also be a wire form.
+    # One set of rules: the result must be a valid wire form.
     return wire.decode(assembled.wire, ttl_max)
 
 
 def strict_object(content: bytes) -> Fields:
-    """JSON that can be read in one way only: no member twice, no fractions, no negative numbers."""
+    """Parses a JSON object that has only one reading: no duplicate member, no fractions, no negative numbers."""
     try:
         parsed = json.loads(
             content.decode("utf-8"),
@@ -170,7 +169,7 @@ def to_text(raw: bytes) -> str:
 
 
 def from_text(text: object) -> bytes:
-    """Bytes in base64url without padding, in their one spelling."""
+    """Decodes base64url without padding, and refuses any other spelling of the same bytes."""
     if not isinstance(text, str):
         raise Malformed("bytes are written as base64url text")
     try:

@@ -1,6 +1,6 @@
 """Keys that a message can be sealed to: ML-KEM-768 (suite 1) and X-Wing, ML-KEM-768 with X25519 (suite 2).
 
-A KEM yields a fresh secret and its wrapped form; it cannot wrap a secret that somebody chose.
+A KEM yields a fresh secret and its wrapped form; it cannot wrap a given secret.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class KemPublicKey:
     _x25519: X25519PublicKey | None = field(repr=False)
 
     def encapsulate(self) -> tuple[bytes, bytes]:
-        """A fresh secret, and what carries it to the holder of the private key."""
+        """Returns a fresh secret, and its wrapped form for the holder of the private key."""
         secret, ciphertext = self._ml_kem.encapsulate()
         if self._x25519 is None:
             return secret, ciphertext
@@ -49,7 +49,7 @@ class KemPublicKey:
 
 @dataclass(frozen=True, slots=True)
 class KemPrivateKey:
-    """A private key; its seed is all that is ever stored of it."""
+    """A private key; only its seed is ever stored."""
 
     kind: KeyType
     seed: bytes = field(repr=False)
@@ -79,7 +79,7 @@ class KemPrivateKey:
         return cls(kind, seed, parse_kem_key(kind, public), ml_kem, x25519)
 
     def decapsulate(self, wrapped: bytes) -> bytes:
-        """The secret. A wrapped key that was changed gives another secret, not an error (FIPS 203)."""
+        """Returns the secret. A changed wrapped key yields another secret, not an error (FIPS 203)."""
         if len(wrapped) != WRAPPED_BYTES[self.kind]:
             raise OpenFailed
         try:
@@ -95,7 +95,7 @@ class KemPrivateKey:
 
 @functools.lru_cache(maxsize=4096)
 def parse_kem_key(kind: KeyType, raw: bytes) -> KemPublicKey:
-    """A public key that can be sealed to. Parsing costs more than sealing, so the last few thousand are kept."""
+    """Returns a public key to seal to. Parsing costs more than sealing, so the last few thousand are cached."""
     if kind not in PUBLIC_BYTES or len(raw) != PUBLIC_BYTES[kind]:
         raise InvalidKey(f"a KEM key of type {int(kind)} has not {len(raw)} bytes")
     x25519 = None

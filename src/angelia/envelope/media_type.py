@@ -1,4 +1,4 @@
-"""The two forms of an envelope on the wire of HTTP: JSON by default, and the bytes themselves."""
+"""The two forms of an envelope in HTTP bodies: JSON by default, and the binary wire form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MEDIA_TYPE = "application/vnd.angelia.envelope"
 
 
 def read(content_type: str, body: bytes, ttl_max: int) -> Envelope:
-    """The envelope of a request, whichever form it says it has."""
+    """Returns the envelope of a request body, in the form that its Content-Type names."""
     return wire.decode(body, ttl_max) if is_binary(content_type) else json_form.decode(body, ttl_max)
 
 

@@ -1,6 +1,6 @@
 """One pair of signatures over up to 256 envelopes: a Merkle tree (RFC 9162, section 2.1) whose root is signed.
 
-Each envelope carries its path, so it is provable alone, to anybody.
+Each envelope carries its path, so that any verifier can check it without the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST_ROOTS = 4096
 
 @dataclass(frozen=True, slots=True)
 class MerkleProof:
-    """Where an envelope stands in its batch; siblings from the leaf upwards, none where a node is promoted."""
+    """An envelope's place in its batch, and the siblings from its leaf upwards; a promoted node has none."""
 
     index: int
     count: int
@@ -31,7 +31,7 @@ def leaf(message: bytes) -> bytes:
 
 
 def depth(index: int, count: int) -> int:
-    """How many siblings a path has: an odd node at the end of its level has none there."""
+    """Returns how many siblings a path has: an odd node at the end of its level has none there."""
     siblings = 0
     while count > 1:
         siblings += index ^ 1 < count
@@ -40,7 +40,7 @@ def depth(index: int, count: int) -> int:
 
 
 def tree(leaves: Sequence[bytes]) -> tuple[bytes, list[tuple[bytes, ...]]]:
-    """The root, and each leaf's path to it."""
+    """Returns the root, and each leaf's path to it."""
     paths: list[list[bytes]] = [[] for _ in leaves]
     level = list(leaves)
     height = 0
@@ -56,7 +56,7 @@ def tree(leaves: Sequence[bytes]) -> tuple[bytes, list[tuple[bytes, ...]]]:
 
 
 def root_of(leaf: bytes, proof: MerkleProof) -> bytes:
-    """The root that a leaf and its path lead to."""
+    """Returns the root that a leaf and its path lead to."""
     node, index, count, siblings = leaf, proof.index, proof.count, iter(proof.path)
     while count > 1:
         if index ^ 1 < count:
@@ -67,14 +67,14 @@ def root_of(leaf: bytes, proof: MerkleProof) -> bytes:
 
 
 def signed_root(count: int, root: bytes) -> bytes:
-    """What the two signatures of a batch cover, after their label."""
+    """Returns the bytes that the two signatures of a batch cover, after their label."""
     return count.to_bytes(2, "big") + root
 
 
 class VerifiedRoots:
-    """Roots whose signatures were checked in the last five minutes; their other members need only their path.
+    """Roots whose signatures were verified in the last five minutes; other members of the batch need only their path.
 
-    All of signer, count, root and both signatures must be the same: with less, other bytes could pass as this batch.
+    Signer, count, root and both signatures must all match: with fewer, other bytes could pass as this batch.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A recipient's signed word about one message: delivered, read or failed. A relay cannot invent it."""
+"""A recipient's signed receipt for one message: delivered, read or failed. A server cannot forge it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ from angelia.envelope.ids import valid_handle
 from angelia.envelope.json_form import from_text, to_text
 from angelia.envelope.refusals import Malformed, SignatureFailed
 from angelia.envelope.signing import (
-    ED25519_SIGNATURE,
-    ML_DSA_SIGNATURE,
     Purpose,
     Signatures,
     SigningPair,
     VerifyingPair,
     object_holds,
+    split_signatures,
 )
-from angelia.envelope.wire import counted
+from angelia.envelope.wire import counted, read_counted
 
 MOST_REASON = 1024
-_SIGNATURES = ED25519_SIGNATURE + ML_DSA_SIGNATURE
 
 
 class ReceiptStatus(IntEnum):
@@ -76,7 +74,7 @@ class Receipt:
 
 
 def sign_receipt(receipt: Receipt, pair: SigningPair) -> Receipt:
-    """The receipt with both signatures of the recipient's pair."""
+    """Returns the receipt with both signatures of the recipient's pair."""
     named = replace(receipt, signer_id=pair.public.signer_id)
     return replace(named, signatures=pair.sign_object(Purpose.RECEIPT, named.signed_bytes()))
 
@@ -119,7 +117,7 @@ def receipt_document(receipt: Receipt) -> ReceiptDocument:
 
 
 def parse_receipt(document: ReceiptDocument) -> Receipt:
-    """The receipt of a document; its signatures are for `check_receipt`."""
+    """Returns the receipt of a document; `check_receipt` verifies its signatures."""
     if document.status not in _STATUSES:
         raise Malformed(f"{document.status[:20]!r} is no status of a receipt", hint=", ".join(_STATUSES))
     receipt = Receipt(
@@ -138,20 +136,20 @@ def parse_receipt(document: ReceiptDocument) -> Receipt:
 
 
 def encode_receipt(receipt: Receipt) -> bytes:
-    """What is signed, and the two signatures after it."""
-    return receipt.signed_bytes() + receipt.signatures.ed25519 + receipt.signatures.ml_dsa
+    """Returns the signed bytes, followed by the two signatures."""
+    return receipt.signed_bytes() + receipt.signatures.raw
 
 
 def decode_receipt(content: bytes) -> Receipt:
-    """The receipt that `encode_receipt` wrote."""
-    signed, signatures = content[:-_SIGNATURES], content[-_SIGNATURES:]
+    """Returns the receipt that `encode_receipt` wrote."""
+    signed, signatures = split_signatures(content)
     _, status = struct.unpack_from(">BB", signed)
     at = 2 + 32 + 16
-    sender, at = _counted(signed, at)
-    recipient, at = _counted(signed, at)
+    sender, at = read_counted(signed, at)
+    recipient, at = read_counted(signed, at)
     (time_ms,) = struct.unpack_from(">Q", signed, at)
     signer_id = UUID(bytes=signed[at + 8 : at + 24])
-    reason, at = _counted(signed, at + 24)
+    reason, _ = read_counted(signed, at + 24)
     return Receipt(
         status=ReceiptStatus(status),
         replay_key=signed[2:34].hex(),
@@ -161,10 +159,5 @@ def decode_receipt(content: bytes) -> Receipt:
         time_ms=time_ms,
         signer_id=signer_id,
         reason=reason.decode(),
-        signatures=Signatures(signatures[:ED25519_SIGNATURE], signatures[ED25519_SIGNATURE:]),
+        signatures=signatures,
     )
-
-
-def _counted(content: bytes, at: int) -> tuple[bytes, int]:
-    end = at + 2 + int.from_bytes(content[at : at + 2], "big")
-    return content[at + 2 : end], end

@@ -1,4 +1,4 @@
-"""Why an envelope was refused: one family, and nothing in it that helps whoever made the envelope."""
+"""The errors for refused envelopes: one family, whose texts reveal nothing to an attacker."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class UnknownSigner(Refused):
     """The keys that should have signed this are not known"""
 
     code = "key_not_found"
-    agent = ""  # whose keys would have to be looked up
+    agent = ""  # the agent whose keys would have to be fetched
 
 
 class SignatureFailed(Refused):

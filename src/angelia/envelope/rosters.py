@@ -1,4 +1,4 @@
-"""A channel's roster: who may publish in it and read it, signed by its owner, so that no relay can add a member."""
+"""A channel's roster: its publishers and subscribers, signed by its owner, so that no server can add a member."""
 
 from __future__ import annotations
 
@@ -20,26 +20,24 @@ from angelia.envelope.json_form import from_text, to_text
 from angelia.envelope.refusals import Malformed, SignatureFailed
 from angelia.envelope.sealing import Edition
 from angelia.envelope.signing import (
-    ED25519_SIGNATURE,
-    ML_DSA_SIGNATURE,
     Purpose,
     Signatures,
     SigningPair,
     VerifyingPair,
     object_holds,
+    split_signatures,
 )
-from angelia.envelope.wire import LATEST, counted
+from angelia.envelope.wire import LATEST, counted, read_counted
 from angelia.errors import AngeliaError
 
 FIRST_PREVIOUS = bytes(32)
 MOST_MEMBERS = 10_000
-# As the signed bytes count them, from 1 on.
+# In the order of their numbers in the signed bytes, from 1 on.
 POLICIES = ("open", "private", "authz_required", "allowlist")
 _PRIVATE, _ALLOWLIST = "private", "allowlist"
 _STRICTNESS = ("open", "authz_required", "allowlist", "private")
 _NAME = re.compile(r"\A[a-z0-9][a-z0-9_./-]{0,63}\Z")
 _FIXED = struct.Struct(">BQQQ16s32sH")  # policy, version, keys_since, issued_at, signer_id, prev, how many members
-_SIGNATURES = ED25519_SIGNATURE + ML_DSA_SIGNATURE
 _PUBLISH, _SUBSCRIBE = 1, 2
 
 
@@ -51,14 +49,14 @@ class UntrustedRoster(AngeliaError):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Member:
-    """An agent on a roster, and what it may."""
+    """An agent on a roster, and its rights."""
 
     nhi: str
     may_publish: bool
     may_subscribe: bool
 
     def exceeds(self, other: Member | None) -> bool:
-        """Whether it may something that it may not in the other entry."""
+        """Whether it has a right that the other entry lacks."""
         if other is None:
             return self.may_publish or self.may_subscribe
         return self.may_publish > other.may_publish or self.may_subscribe > other.may_subscribe
@@ -69,11 +67,11 @@ _by_name = attrgetter("nhi")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roster:
-    """Members are in the order of their names; the owner is none of them, since it may everything.
+    """The members of a channel in the order of their names, without the owner, which has all rights.
 
-    Keys that were made under versions before `keys_since` seal nothing: an agent may have them that has lost a right
-    since, or a thief. `issued_at` is the owner's clock in Unix milliseconds. Under `open` and `authz_required` the
-    members decide nothing: there the readers are those whom the server admits."""
+    Keys that were made under versions before `keys_since` seal nothing: an agent that lost a right since, or a thief,
+    may have them. `issued_at` is the owner's clock in Unix milliseconds. Under `open` and `authz_required` the members
+    decide nothing: there the server admits readers."""
 
     channel_id: UUID
     owner_nhi: str
@@ -97,7 +95,7 @@ class Roster:
 
     @property
     def decides(self) -> bool:
-        """Whether its members alone publish and read."""
+        """Whether only its members may publish and read."""
         return self.policy in (_PRIVATE, _ALLOWLIST)
 
     def signed_bytes(self) -> bytes:
@@ -123,7 +121,7 @@ class Roster:
 
     @property
     def hash(self) -> bytes:
-        """What the next roster is chained to."""
+        """The hash that the next roster names as its predecessor."""
         return hashlib.sha256(encode_roster(self)).digest()
 
     def member(self, nhi: str) -> Member | None:
@@ -132,22 +130,22 @@ class Roster:
         return found if found is not None and found.nhi == nhi else None
 
     def lets_publish(self, nhi: str) -> bool:
-        """Whether posts and keys of an agent are believed, as far as the roster decides."""
+        """Whether posts and keys of an agent are accepted, as far as the roster decides."""
         if not self.decides or nhi == self.owner_nhi:
             return True
         found = self.member(nhi) if self.policy == _ALLOWLIST else None
         return found is not None and found.may_publish
 
     def lets_hold_key(self, nhi: str) -> bool:
-        """Whether the channel's keys may be sent to an agent, as far as the roster decides: who publishes needs them
-        as who reads does."""
+        """Whether the channel's keys may be sent to an agent, as far as the roster decides: publishers and subscribers
+        need them."""
         if not self.decides or nhi == self.owner_nhi:
             return True
         found = self.member(nhi) if self.policy == _ALLOWLIST else None
         return found is not None and (found.may_publish or found.may_subscribe)
 
     def without_rights_lost_in(self, other: Roster) -> Roster:
-        """This roster with those rights alone that the other one gives too, and the stricter policy; unsigned."""
+        """Returns this roster, unsigned, with only the rights that the other one gives too, and the stricter policy."""
         strictest = max(self.policy, other.policy, key=_STRICTNESS.index)
         kept = [(one, other.member(one.nhi)) for one in self.members]
         members = tuple(
@@ -178,7 +176,7 @@ def sign_roster(
     keys_since: int | None = None,
     prev_roster_hash: bytes = FIRST_PREVIOUS,
 ) -> Roster:
-    """The owner's word on who is in its channel. Without `keys_since` no key of before seals any more."""
+    """Returns the roster, signed by its owner. Without `keys_since` no earlier key seals any more."""
     unsigned = Roster(
         channel_id=channel_id,
         owner_nhi=owner_nhi,
@@ -195,14 +193,14 @@ def sign_roster(
 
 
 def check_roster(roster: Roster, owner: VerifyingPair) -> None:
-    """Whether a roster is well formed, and signed by this pair of its owner."""
+    """Raises unless a roster is well formed and signed by this pair of its owner."""
     content = roster.signed_bytes()
     if roster.signer_id != owner.signer_id or not object_holds(owner, Purpose.ROSTER, content, roster.signatures):
         raise SignatureFailed("the signatures of the channel's roster do not hold")
 
 
 def check_same_channel(roster: Roster, pinned: Roster) -> None:
-    """Whether two rosters are of one channel: its id, its owner and its name stay together for ever."""
+    """Raises unless two rosters are of the same channel: its id, its owner and its name stay together for ever."""
     if (roster.channel_id, roster.name) != (pinned.channel_id, pinned.name):
         raise UntrustedRoster(
             f"the roster is that of {roster.name}, not of {pinned.name}",
@@ -211,8 +209,8 @@ def check_same_channel(roster: Roster, pinned: Roster) -> None:
 
 
 def check_follows(roster: Roster, pinned: Roster) -> None:
-    """Whether a roster may take the place of one that was believed before: neither its version nor its date goes back,
-    one version is one roster, and the next one names the one before."""
+    """Raises unless a roster may replace the pinned one: neither its version nor its date goes back, one version is one
+    roster, and the next version names the hash of the one before."""
     check_same_channel(roster, pinned)
     if roster.version > pinned.version and roster.issued_at < pinned.issued_at:
         raise UntrustedRoster(
@@ -280,7 +278,7 @@ def roster_document(roster: Roster) -> RosterDocument:
 
 
 def parse_roster(document: RosterDocument) -> Roster:
-    """The roster of a document, well formed; its signatures are for `check_roster`."""
+    """Returns the roster of a document, well formed; `check_roster` verifies its signatures."""
     roster = Roster(
         channel_id=document.channel_id,
         owner_nhi=document.owner_nhi,
@@ -299,28 +297,28 @@ def parse_roster(document: RosterDocument) -> Roster:
 
 
 def encode_roster(roster: Roster) -> bytes:
-    """What is signed, and the two signatures after it."""
-    return roster.signed_bytes() + roster.signatures.ed25519 + roster.signatures.ml_dsa
+    """Returns the signed bytes, followed by the two signatures."""
+    return roster.signed_bytes() + roster.signatures.raw
 
 
 def decode_roster(content: bytes) -> Roster:
-    """The roster that `encode_roster` wrote; other bytes are Malformed."""
-    signed, signatures = content[:-_SIGNATURES], content[-_SIGNATURES:]
+    """Returns the roster that `encode_roster` wrote; other bytes are Malformed."""
+    signed, signatures = split_signatures(content)
     try:
-        owner, at = _counted(signed, 17)
-        name, at = _counted(signed, at)
+        owner, at = read_counted(signed, 17)
+        name, at = read_counted(signed, at)
         policy, version, keys_since, issued_at, signer_id, prev, count = _FIXED.unpack_from(signed, at)
         at += _FIXED.size
         members = []
         for _ in range(count):
-            nhi, at = _counted(signed, at)
+            nhi, at = read_counted(signed, at)
             rights = signed[at]
-            members.append(Member(nhi, bool(rights & _PUBLISH), bool(rights & _SUBSCRIBE)))
+            members.append(Member(nhi.decode("ascii"), bool(rights & _PUBLISH), bool(rights & _SUBSCRIBE)))
             at += 1
         roster = Roster(
             channel_id=UUID(bytes=signed[1:17]),
-            owner_nhi=owner,
-            channel_name=name,
+            owner_nhi=owner.decode("ascii"),
+            channel_name=name.decode("ascii"),
             policy=POLICIES[policy - 1] if policy else "",
             version=version,
             keys_since=keys_since,
@@ -328,7 +326,7 @@ def decode_roster(content: bytes) -> Roster:
             signer_id=UUID(bytes=signer_id),
             prev_roster_hash=prev,
             members=tuple(members),
-            signatures=Signatures(signatures[:ED25519_SIGNATURE], signatures[ED25519_SIGNATURE:]),
+            signatures=signatures,
         )
     except (ValueError, IndexError, struct.error) as error:
         raise Malformed("these bytes are no roster") from error
@@ -363,8 +361,3 @@ def _check(roster: Roster) -> None:
 
 def _rights(member: Member) -> int:
     return _PUBLISH * member.may_publish | _SUBSCRIBE * member.may_subscribe
-
-
-def _counted(content: bytes, at: int) -> tuple[str, int]:
-    end = at + 2 + int.from_bytes(content[at : at + 2], "big")
-    return content[at + 2 : end].decode("ascii"), end

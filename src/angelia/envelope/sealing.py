@@ -1,4 +1,4 @@
-"""Seals messages and opens them again: the secret of a KEM, one AES-256-GCM key per message, two signatures."""
+"""Seals messages and opens them: a KEM's secret, one AES-256-GCM key per message, two signatures."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ Random = Callable[[int], bytes]
 
 
 class Control(IntEnum):
-    """The first byte of a control message: what the SDK, not a person, is to do with it."""
+    """The first byte of a control message, which is for the SDK and not for a person."""
 
     CHANNEL_KEY = 1
     GROUP_KEY = 2
 
 
-# type, channel_id, epoch, epoch key; then signer and version of the roster, which the build before did not send
+# type, channel_id, epoch, epoch key; then signer and version of the roster, which the previous release did not send
 _CHANNEL_KEY, _EDITION = struct.Struct(">B16sQ32s"), struct.Struct(">16sQ")
 CHANNEL_KEY_LENGTHS = (_CHANNEL_KEY.size, _CHANNEL_KEY.size + _EDITION.size)
 
 
 @dataclass(frozen=True, slots=True)
 class EpochKey:
-    """The secret that the members of a channel share for an epoch; its id tells nothing about it."""
+    """The secret that the members of a channel share for an epoch; its id does not reveal it."""
 
     secret: bytes = field(repr=False)
     key_id: UUID
@@ -74,7 +74,7 @@ class EpochKey:
 
 @dataclass(frozen=True, slots=True)
 class Edition:
-    """One roster of a channel: each pair of its owner counts versions of its own."""
+    """The id of one roster of a channel: each signing pair of its owner counts its own versions."""
 
     signer_id: UUID
     version: int
@@ -84,7 +84,7 @@ class Edition:
 class ChannelKey:
     """The body of a control message that brings a channel's key.
 
-    `made_under` is the roster that its maker had; the build before names none."""
+    `made_under` is the roster that the key's maker had; the previous release names none."""
 
     channel_id: UUID
     epoch: int
@@ -99,7 +99,7 @@ class ChannelKey:
 
     @classmethod
     def decode(cls, message: bytes) -> ChannelKey | None:
-        """The key that a control message brings; None if it is of another type, or names no roster that can be."""
+        """Returns the key of a control message; None if it is of another type, or its roster version is impossible."""
         if len(message) not in CHANNEL_KEY_LENGTHS or message[0] != Control.CHANNEL_KEY:
             return None
         _, channel_id, epoch, secret = _CHANNEL_KEY.unpack_from(message)
@@ -114,7 +114,7 @@ class ChannelKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Post:
-    """What is to be sealed for a channel, under the key of its epoch."""
+    """A message to be sealed for a channel, under the key of its epoch."""
 
     channel_id: UUID
     key: EpochKey
@@ -130,7 +130,7 @@ class Post:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Letter:
-    """What is to be sealed, for whom, and how. The message id and the time are the sender's to choose."""
+    """A message to be sealed for one recipient. The sender chooses message id and time."""
 
     recipient: str
     key: KemPublicKey
@@ -148,7 +148,7 @@ class Letter:
 
 @dataclass(frozen=True, slots=True)
 class _Encrypted:
-    """An envelope that lacks only its signatures."""
+    """An envelope without its signatures."""
 
     header: Header
     head: bytes
@@ -159,14 +159,14 @@ class _Encrypted:
 def seal(
     letter: Letter, sender: str, pair: SigningPair, *, ttl_max: int = TTL_MAX, random: Random = os.urandom
 ) -> Envelope:
-    """Seal one message."""
+    """Seals one message."""
     return _signed(_encrypt(letter, sender, pair, ttl_max, random, batched=False), pair)
 
 
 def seal_post(
     post: Post, sender: str, pair: SigningPair, *, ttl_max: int = TTL_MAX, random: Random = os.urandom
 ) -> Envelope:
-    """Seal one message for a channel (suite 4): whoever has the key can read it, only the sender can have made it."""
+    """Seals one message for a channel (suite 4): holders of the key can read it, only the sender can have made it."""
     compression, body = frame.compress(post.body, post.compression)
     header = Header(
         suite=Suite.CHANNEL,
@@ -192,7 +192,7 @@ def seal_post(
 def seal_batch(
     letters: Sequence[Letter], sender: str, pair: SigningPair, *, ttl_max: int = TTL_MAX, random: Random = os.urandom
 ) -> list[Envelope]:
-    """Seal up to 256 messages under one pair of signatures; each remains provable alone."""
+    """Seals up to 256 messages under one pair of signatures; each can be verified without the others."""
     if not 1 <= len(letters) <= merkle_batch.MOST_LEAVES:
         raise Malformed(f"a batch has 1 to {merkle_batch.MOST_LEAVES} messages, this has {len(letters)}")
     made = [_encrypt(letter, sender, pair, ttl_max, random, batched=True) for letter in letters]
@@ -205,7 +205,8 @@ def seal_batch(
 
 
 def verify(envelope: Envelope, signer: VerifyingPair, roots: VerifiedRoots | None = None, now_ms: int = 0) -> None:
-    """Both signatures, by the pair that the envelope names; `roots` spares them for the rest of a verified batch."""
+    """Raises unless both signatures are valid, by the pair that the envelope names; `roots` saves verifying a batch's
+    signatures again."""
     if signer.signer_id != envelope.header.sender_key_id:
         raise SignatureFailed
     proof, signatures = envelope.proof, envelope.signatures
@@ -223,7 +224,7 @@ def verify(envelope: Envelope, signer: VerifyingPair, roots: VerifiedRoots | Non
 
 
 def unseal(envelope: Envelope, key: KemPrivateKey) -> bytes:
-    """The message. Whatever goes wrong on the way is one error: a prober learns nothing from it."""
+    """Returns the message. Every fault raises the same OpenFailed, so that an attacker learns nothing from it."""
     header = envelope.header
     if header.key_id != key.public.key_id or header.suite is not _SUITE_OF[key.kind]:
         raise OpenFailed
@@ -235,7 +236,7 @@ def unseal(envelope: Envelope, key: KemPrivateKey) -> bytes:
 
 
 def unseal_post(envelope: Envelope, channel_id: UUID, key: EpochKey) -> bytes:
-    """The message of a channel; as with `unseal`, there is one error."""
+    """Returns the message of a channel; as in `unseal`, every fault raises OpenFailed."""
     header = envelope.header
     if header.suite is not Suite.CHANNEL or (header.channel_id, header.key_id) != (channel_id, key.key_id):
         raise OpenFailed
@@ -243,12 +244,12 @@ def unseal_post(envelope: Envelope, channel_id: UUID, key: EpochKey) -> bytes:
 
 
 def message_key(secret: bytes, head: bytes, recipient_key_digest: bytes = _NO_KEM_KEY) -> bytes:
-    """The AES key of one message: HKDF-SHA256 over the secret, bound to the header and the recipient's key."""
+    """Returns the AES key of one message: HKDF-SHA256 over the secret, bound to the header and the recipient's key."""
     return _hkdf(_SALT, secret, _INFO + sha256(head).digest() + recipient_key_digest)
 
 
 def _hkdf(salt: bytes, secret: bytes, info: bytes) -> bytes:
-    """HKDF-SHA256 (RFC 5869) when 32 bytes are asked for, which is one block."""
+    """HKDF-SHA256 (RFC 5869) for an output of 32 bytes, which is one block."""
     return hmac.digest(hmac.digest(salt, secret, "sha256"), info + b"\x01", "sha256")
 
 

@@ -1,4 +1,4 @@
-"""Hybrid signatures: Ed25519 and ML-DSA-65 over the same bytes. Both are made, both are checked, always."""
+"""Hybrid signatures: Ed25519 and ML-DSA-65 over the same bytes. Always both are made, and both are verified."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ML_DSA_PUBLIC, ML_DSA_SIGNATURE, ML_DSA_SEED = 1952, 3309, 32
 
 
 class Purpose(Enum):
-    """What a signature is for: the label before the signed bytes, and the context of ML-DSA. Never shared."""
+    """The purpose of a signature: the label before the signed bytes, and the context of ML-DSA. Never shared."""
 
     ENVELOPE = (b"angelia/v1/envelope-signature", b"angelia/v1/envelope")
     BATCH_ROOT = (b"angelia/v1/batch-root", b"angelia/v1/batch-root")
@@ -38,10 +38,15 @@ class Purpose(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Signatures:
-    """The two halves; one without the other is nothing."""
+    """The two signatures of a pair; one without the other is not valid."""
 
     ed25519: bytes
     ml_dsa: bytes
+
+    @property
+    def raw(self) -> bytes:
+        """Both signatures as bytes, which encoded objects carry at their end."""
+        return self.ed25519 + self.ml_dsa
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,7 @@ class VerifyingPair:
     _ml_dsa: MLDSA65PublicKey = field(repr=False)
 
     def verify(self, purpose: Purpose, message: bytes, signatures: Signatures) -> bool:
-        """Whether both signatures hold. The second is checked even when the first failed."""
+        """Whether both signatures are valid. The second is verified even when the first failed."""
         signed = purpose.label + b"\0" + message
         classical = self._classical_holds(signatures.ed25519, signed)
         quantum_safe = self._quantum_safe_holds(signatures.ml_dsa, signed, purpose.context)
@@ -79,7 +84,7 @@ class VerifyingPair:
 
 @dataclass(frozen=True, slots=True)
 class SigningPair:
-    """The private halves. ML-DSA is hedged: signing the same bytes twice gives two signatures."""
+    """The private halves. ML-DSA is hedged: signing the same bytes twice gives different signatures."""
 
     public: VerifyingPair
     _ed25519: Ed25519PrivateKey = field(repr=False)
@@ -114,13 +119,13 @@ class SigningPair:
         return Signatures(self._ed25519.sign(signed), self._ml_dsa.sign(signed, purpose.context))
 
     def sign_object(self, purpose: Purpose, content: bytes) -> Signatures:
-        """Sign an object of B.2's kind: the hash of its bytes."""
+        """Signs an object such as a bundle or a receipt: the SHA-512 hash of its bytes."""
         return self.sign(purpose, hashlib.sha512(content).digest())
 
 
 @functools.lru_cache(maxsize=4096)
 def parse_pair(ed25519: bytes, ml_dsa: bytes) -> VerifyingPair:
-    """The public halves of a pair; a point of small order would verify for anybody, so it is no key."""
+    """Returns the public halves of a pair. A point of small order is refused: signatures for it can be forged."""
     if len(ed25519) != ED25519_BYTES or not sound_ed25519(ed25519):
         raise InvalidKey("the Ed25519 key is not a sound point of the curve")
     if len(ml_dsa) != ML_DSA_PUBLIC:
@@ -135,6 +140,13 @@ def parse_pair(ed25519: bytes, ml_dsa: bytes) -> VerifyingPair:
     )
 
 
+def split_signatures(content: bytes) -> tuple[bytes, Signatures]:
+    """Returns the signed bytes of an encoded object, and the signatures at its end."""
+    both = ED25519_SIGNATURE + ML_DSA_SIGNATURE
+    signed, raw = content[:-both], content[-both:]
+    return signed, Signatures(raw[:ED25519_SIGNATURE], raw[ED25519_SIGNATURE:])
+
+
 def object_holds(pair: VerifyingPair, purpose: Purpose, content: bytes, signatures: Signatures) -> bool:
-    """Whether both signatures over an object hold."""
+    """Whether both signatures over an object are valid."""
     return pair.verify(purpose, hashlib.sha512(content).digest(), signatures)

@@ -37,7 +37,7 @@ _FIXED = struct.Struct(">4sBBH16sQQIBB16s16s")
 
 
 class Suite(IntEnum):
-    """How the secret of an envelope comes about."""
+    """How an envelope's secret is made."""
 
     ML_KEM = 1
     XWING = 2
@@ -78,7 +78,7 @@ _WRAPPED_BYTES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """Everything about a message but its content. All of it is signed, and bound into the key."""
+    """Everything about a message except its content. All of it is signed, and bound into the key."""
 
     suite: Suite
     message_id: UUID
@@ -125,7 +125,7 @@ class Envelope:
 
     @property
     def replay_key(self) -> str:
-        """The hash of the whole wire form, signatures and all: what makes this delivery this delivery."""
+        """The hash of the whole wire form, signatures included: the id of this very envelope."""
         return hashlib.sha256(self.wire).hexdigest()
 
     @property
@@ -134,7 +134,7 @@ class Envelope:
 
 
 def signed_digest(head: bytes, ciphertext: bytes, tag: bytes) -> bytes:
-    """What the signatures of an envelope cover, after their label."""
+    """Returns the bytes that the signatures of an envelope cover, after their label."""
     hashed = hashlib.sha512(len(head).to_bytes(4, "big"))
     for part in (head, len(ciphertext).to_bytes(4, "big"), ciphertext, tag):
         hashed.update(part)
@@ -142,7 +142,7 @@ def signed_digest(head: bytes, ciphertext: bytes, tag: bytes) -> bytes:
 
 
 def encode_head(header: Header, ttl_max: int = TTL_MAX) -> bytes:
-    """H, after the same checks that a reader makes."""
+    """Returns H, after the same checks that `decode` makes."""
     _check(header, ttl_max)
     sender, recipient = header.sender_nhi.encode("ascii"), header.recipient_nhi.encode("ascii")
     parts = [
@@ -171,7 +171,7 @@ def encode_head(header: Header, ttl_max: int = TTL_MAX) -> bytes:
 def assemble(
     header: Header, head: bytes, ciphertext: bytes, tag: bytes, signatures: Signatures, proof: MerkleProof | None = None
 ) -> Envelope:
-    """An envelope from its parts."""
+    """Returns the envelope of these parts."""
     parts = [
         head,
         len(ciphertext).to_bytes(4, "big"),
@@ -186,7 +186,7 @@ def assemble(
 
 
 def decode(wire: bytes, ttl_max: int = TTL_CEILING) -> Envelope:
-    """Parse a wire form. Every length is checked before anything of that length is made."""
+    """Parses a wire form. Every length is checked before memory of that length is taken."""
     if len(wire) > MAX_ENVELOPE:
         raise Malformed(f"an envelope has at most {MAX_ENVELOPE:,} bytes, this has {len(wire):,}")
     reader = _Reader(wire)
@@ -219,7 +219,7 @@ def decode(wire: bytes, ttl_max: int = TTL_CEILING) -> Envelope:
         compression=_COMPRESSIONS[compression],
         key_id=UUID(bytes=key),
         sender_key_id=UUID(bytes=sender_key),
-        # Bytes that are no handle must not raise anything else on their way to the check.
+        # Latin-1 decodes any bytes, so that bytes that are no handle fail in the check and not here.
         sender_nhi=sender.decode("latin-1"),
         recipient_nhi=recipient.decode("latin-1"),
         channel_id=channel_id,
@@ -251,7 +251,7 @@ def _known_suite(number: int) -> Suite:
 
 
 def _check(header: Header, ttl_max: int) -> None:
-    """The rules that hold for every envelope, whoever makes it and whoever reads it."""
+    """The rules for every envelope, when it is made and when it is read."""
     _known_suite(header.suite)
     raw = header.message_id.bytes
     if raw[6] >> 4 not in (4, 7) or raw[8] >> 6 != 2:
@@ -284,12 +284,18 @@ def _take_proof(reader: _Reader) -> MerkleProof:
 
 
 def counted(content: bytes) -> bytes:
-    """Bytes after their length, as all our signed formats write them."""
+    """Returns the bytes after their length, as all signed formats write them."""
     return len(content).to_bytes(2, "big") + content
 
 
+def read_counted(content: bytes, at: int) -> tuple[bytes, int]:
+    """Returns the bytes that `counted` wrote at an offset, and the offset after them."""
+    end = at + 2 + int.from_bytes(content[at : at + 2], "big")
+    return content[at + 2 : end], end
+
+
 class _Reader:
-    """Takes bytes from the front, never more than there are."""
+    """Reads bytes from the front, never more than there are."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content

@@ -29,9 +29,10 @@ from angelia.envelope.wire import (
 from angelia.errors import AngeliaError
 from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, read_meta, stamp, unstamp, write_meta
 from angelia.mailbox.drafts import MessageOptions
-from angelia.mailbox.key_rotation import STOLEN_AT, OwnKeys
+from angelia.mailbox.key_rotation import STOLEN_AT
 from angelia.mailbox.key_share_retries import KeyShareRetries, forget_before
 from angelia.mailbox.local_key import LocalKey
+from angelia.mailbox.own_keys import OwnKeys
 from angelia.mailbox.pinned_keys import PinnedKeys
 from angelia.mailbox.time_window import DeliveryProfile, check_window
 

@@ -17,8 +17,8 @@ from angelia.envelope.wire import MAX_PLAINTEXT, TAG, Envelope, Priority
 from angelia.errors import AmbiguousId, InvalidArgument, NotFound, RateLimited
 from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, stamp, unstamp
 from angelia.mailbox.envelope_files import EnvelopeFiles, FileProblem
-from angelia.mailbox.key_rotation import OwnKeys
 from angelia.mailbox.local_key import LocalKey
+from angelia.mailbox.own_keys import OwnKeys
 from angelia.mailbox.receipt_log import ReceiptLog
 
 PAGE = 50

@@ -7,7 +7,7 @@ from datetime import datetime
 from uuid import UUID
 
 from angelia.envelope.ids import KeyType
-from angelia.envelope.kem import KemPrivateKey
+from angelia.envelope.kem import KemPrivateKey, KemPublicKey
 from angelia.envelope.wire import Suite
 from angelia.keys.model import TYPE_NAMES
 from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, stamp
@@ -51,6 +51,12 @@ class Keyring:
         type_name, usage, nonce, sealed = found
         seed = self._local.decrypt("kem_keys", str(key_id), nonce, sealed)
         return KeyringEntry(KemPrivateKey.from_seed(_KINDS[type_name], seed), usage == "one_time")
+
+    def make_separate(self, tx: MailboxTx, now: datetime) -> KemPublicKey:
+        """Makes an ML-KEM key for suite 1, which has no place in the key file, and returns its public half."""
+        key = KemPrivateKey.generate(KeyType.ML_KEM_768)
+        self.store(tx, key, "signed", created_at=now)
+        return key.public
 
     def store(
         self,

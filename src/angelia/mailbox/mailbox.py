@@ -29,11 +29,12 @@ from angelia.mailbox.envelope_files import EnvelopeFiles, FileProblem
 from angelia.mailbox.held_mail import HeldMail
 from angelia.mailbox.identity import Identity
 from angelia.mailbox.inbox import Inbox, Opened
-from angelia.mailbox.key_rotation import OwnKeys
+from angelia.mailbox.key_rotation import KeyRotation
 from angelia.mailbox.keyring import Keyring
 from angelia.mailbox.local_key import LocalKey
 from angelia.mailbox.notices import Notices
 from angelia.mailbox.outbox import Outbox
+from angelia.mailbox.own_keys import OwnKeys
 from angelia.mailbox.pinned_keys import PinnedKeys
 from angelia.mailbox.receipt_log import LoggedReceipts, ReceiptLog
 from angelia.mailbox.receiving import Receiver
@@ -70,7 +71,8 @@ class Mailbox:
         self._log = ReceiptLog(self.directory)
         self.notices = Notices()
         self._cleanup = Cleanup(self.database, self._files, inbox_files, self.notices)
-        self.own_keys = OwnKeys(home, identity, self.database, keyring, local, ttl_max)
+        self.own_keys = OwnKeys(home, identity, self.database, keyring, local)
+        self.key_rotation = KeyRotation(self.own_keys, self.database, keyring, ttl_max)
         self.pinned_keys = PinnedKeys(self.database, self.notices)
         self.allowlist = Allowlist(self.database, self.pinned_keys)
         self.held_mail = HeldMail(self.database)
@@ -93,7 +95,7 @@ class Mailbox:
             inbox_files=inbox_files,
             dead_files=dead_files,
         )
-        self.own_keys.resume(now)
+        self.key_rotation.resume(now)
         self._cleanup.start(now)
 
     def __enter__(self) -> Self:

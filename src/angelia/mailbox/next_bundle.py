@@ -158,6 +158,12 @@ def active_ids(bundle: Bundle) -> set[UUID]:
     return {entry.key.key_id for entry in bundle.kem_keys if entry.status is KemKeyStatus.ACTIVE}
 
 
+def separate_key(bundle: Bundle) -> KemPublicKey | None:
+    """Returns the separate ML-KEM key of suite 1, if the bundle has one."""
+    entry = bundle.active(KeyType.ML_KEM_768)
+    return None if entry is None else entry.key
+
+
 def xwing(seed: bytes) -> KemPrivateKey:
     return KemPrivateKey.from_seed(KeyType.XWING, seed)
 

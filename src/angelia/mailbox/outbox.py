@@ -22,9 +22,9 @@ from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, stamp
 from angelia.mailbox.drafts import Draft, SendOptions
 from angelia.mailbox.envelope_files import EnvelopeFiles
 from angelia.mailbox.inbox import PAGE, resolve
-from angelia.mailbox.key_rotation import OwnKeys
 from angelia.mailbox.local_key import LocalKey
 from angelia.mailbox.outbox_message import SIGNED, OutboxMessage, OutboxStatus, current_row, outbox_message, read_row
+from angelia.mailbox.own_keys import OwnKeys
 from angelia.mailbox.pinned_keys import Pin, PinnedKeys
 from angelia.mailbox.retry_rules import LONGEST_PAUSE, LONGEST_WAIT
 

@@ -29,8 +29,8 @@ from angelia.mailbox.channels import MailboxChannels
 from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx
 from angelia.mailbox.envelope_files import EnvelopeFiles
 from angelia.mailbox.inbox import Inbox, Message, Opened
-from angelia.mailbox.key_rotation import OwnKeys
 from angelia.mailbox.keyring import KIND_OF_SUITE, Keyring, KeyringEntry
+from angelia.mailbox.own_keys import OwnKeys
 from angelia.mailbox.pinned_keys import PinnedKeys
 from angelia.mailbox.private_files import UnsafeFile
 from angelia.mailbox.replay import SeenEnvelope

@@ -19,7 +19,7 @@ from angelia.envelope.rosters import (
 from angelia.envelope.signing import VerifyingPair
 from angelia.envelope.times import moment
 from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, stamp
-from angelia.mailbox.key_rotation import OwnKeys
+from angelia.mailbox.own_keys import OwnKeys
 from angelia.mailbox.pinned_keys import PinnedKeys
 
 # Ten thousand members take 30 ms to read, and every message asks for them.
