@@ -11,7 +11,7 @@ from client.test_verbs import BLOCK
 
 def test_addresses_are_blocked_listed_and_let_in_again(server: Recorder, angelia: Angelia) -> None:
     server.tell("POST", "/v1/guard/blocks", BLOCK, status=201)
-    server.tell("GET", "/v1/guard/blocks", {"blocks": [BLOCK], "total": 1})
+    server.tell("GET", "/v1/guard/blocks", {"blocks": [BLOCK], "next": None, "total": 1})
     server.tell("DELETE", "/v1/guard/blocks/2001%3Adb8%3A%3A1", status=204)
     blocked = angelia("guard", "block", "2001:DB8:0::1", "--reason", "abuse", "--expires", "1h30m")
     assert blocked.out == "blocked 2001:db8::1 until it is unblocked\n"

@@ -329,7 +329,7 @@ def test_a_server_that_promises_more_bundles_and_repeats_itself_is_not_asked_for
         bob("key", "rotate", "--out", file)
     *_, second, third = json.loads((shell / "bob-3.keys").read_text())
     server.tell("GET", "/v1/keys/bundle/bob", {**third, "bundle_id": "00"})
-    server.tell("GET", "/v1/keys/bundle/bob", {"bundles": [second], "has_more": True})
+    server.tell("GET", "/v1/keys/bundle/bob", {"bundles": [second], "has_more": True, "revoked": []})
     assert errors(registered(*words))[1] == "bad_answer"
     assert len(server.asked("GET", "/v1/keys/bundle/bob")) == 3
 

@@ -367,7 +367,7 @@ answers("handing out", "acknowledgments go to a captive portal", "POST", ACK, pa
 def _(plot: Plot) -> None:
     """The bundle that is known already comes again and again, and there is always more."""
     known = msgspec.to_builtins(link_document(plot.alice.mailbox.own_keys.chain()[-1]))
-    told = {"bundles": [known], "has_more": True}
+    told = {"bundles": [known], "has_more": True, "revoked": []}
     plot.bob.mailbox.pinned_keys.drop_bundle(plot.alice.name)
     plot.liar.lie(
         "GET", f"/v1/keys/bundle/{plot.alice.name}", lambda asked, true: true.saying(told) if asked.query else true

@@ -86,7 +86,8 @@ def answer(link: Link, key: OneTimeKey | None = None, **more: object) -> dict[st
 
 
 def since(*links: Link, has_more: bool = False) -> dict[str, Any]:
-    return {"bundles": [msgspec.to_builtins(link_document(link)) for link in links], "has_more": has_more}
+    bundles = [msgspec.to_builtins(link_document(link)) for link in links]
+    return {"bundles": bundles, "has_more": has_more, "revoked": []}
 
 
 def serve(recorder: Recorder, name: str, *answers: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
+from msgspec import UNSET
 
 from angelia.cli import flags
 from angelia.cli.command_context import Session
@@ -181,9 +182,7 @@ def _refuse_replaced_pair(identity: Identity, chain: list[Link]) -> None:
 def _with_details(client: Client, agent: AgentRecord, name: str | None, email: str | None) -> AgentRecord:
     if name in (None, agent.name) and email in (None, agent.email):
         return agent
-    return client.agents.update(
-        name=agent.name if name is None else name, email=agent.email if email is None else email
-    )
+    return client.agents.update(name=UNSET if name is None else name, email=UNSET if email is None else email)
 
 
 def _wanted(agent: AgentRecord, identity: Identity) -> str:

@@ -53,7 +53,7 @@ class SystemFailure(AngeliaError):
     code = "system"
 
 
-class DiskFull(SystemFailure):
+class LocalDiskFull(SystemFailure):
     """No space is left"""
 
     code = "disk_full"
@@ -106,7 +106,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 def of_system(error: OSError) -> AngeliaError:
     """A refusal of the operating system in our words."""
-    kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else SystemFailure
+    kind = LocalDiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else SystemFailure
     what = f"{error.filename}: " if error.filename else ""
     return kind(f"{what}{error.strerror or error}")
 

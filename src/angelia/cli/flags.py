@@ -34,7 +34,7 @@ class Needs(Flag):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
+class SharedFlags:
     """The shared flags as they were said; those that a verb does not take keep their defaults."""
 
     url: str | None = None
@@ -128,9 +128,9 @@ def options(needs: Needs) -> list[click.Option]:
     return [option for need, made in _OPTIONS.items() if need in needs for option in made()]
 
 
-def take(params: dict[str, Any]) -> Shared:
+def take(params: dict[str, Any]) -> SharedFlags:
     """Move the shared flags out of a command's parameters."""
-    return Shared(**{f.name: params.pop(f.name) for f in fields(Shared) if f.name in params})
+    return SharedFlags(**{f.name: params.pop(f.name) for f in fields(SharedFlags) if f.name in params})
 
 
 def _server() -> list[click.Option]:

@@ -208,7 +208,7 @@ class Line:
         return http_signature.sign(signer.key, signer.key_id, target, created=created, nonce=nonce)
 
     def _signer_of(self, request: Request) -> Signer | None:
-        """Returns the signer of a request; None where a token is shown instead, or the request has no credential."""
+        """Returns the signer of a request; None if a token stands for the caller, or the request has no credential."""
         shows_token = self.token is not None and request.credential is Credential.OPERATOR
         return None if shows_token or request.credential is Credential.NONE else self.signer
 
