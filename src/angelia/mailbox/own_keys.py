@@ -19,14 +19,7 @@ from angelia.envelope.signing import VerifyingPair
 from angelia.envelope.times import SKEW, moment, unix_ms
 from angelia.envelope.wire import TTL_CEILING, Suite
 from angelia.errors import Conflict, InvalidArgument
-from angelia.keys.model import (
-    MOST_ONE_TIME,
-    ONE_TIME_LIFE,
-    ONE_TIME_USE,
-    LinkDocument,
-    link_document,
-    parse_link,
-)
+from angelia.keys.model import MOST_ONE_TIME, ONE_TIME_LIFE, ONE_TIME_USE, LinkDocument, link_document, parse_link
 from angelia.mailbox import identity as identities
 from angelia.mailbox import next_bundle
 from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, stamp, unstamp, write_meta
