@@ -13,7 +13,7 @@ from angelia.channels.model import ChannelPolicy
 from angelia.client import Client
 from angelia.client.channel_reading import Unopened
 from angelia.client.channel_rosters import first_roster
-from angelia.client.operations import ask
+from angelia.client.operation_requests import ask
 from angelia.client.transport import Outcome, Send, Step
 from angelia.envelope.refusals import NotAllowed, UnknownKey
 from angelia.envelope.rosters import roster_document
