@@ -18,6 +18,7 @@ import tempfile
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from angelia import AsyncAgent
 from fleet import server
@@ -82,7 +83,7 @@ def _idle(pipe: Connection) -> None:
     pipe.send(asyncio.run(until_told()))
 
 
-async def _lag(work: asyncio.Future[object]) -> float:
+async def _lag(work: asyncio.Future[Any]) -> float:
     """Returns how late a short sleep ends while the work is done, at the 99th percentile."""
     late = []
     while not work.done():

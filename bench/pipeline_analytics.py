@@ -19,7 +19,7 @@ import polars as pl
 
 from angelia.pipeline.analytics.receipts import latencies
 from angelia.pipeline.jobs.analytics import analytics
-from angelia.pipeline.jobs.job_context import Work
+from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.jobs.simulate import simulate
 from angelia.pipeline.lake import listing
 from angelia.pipeline.lake.tables import RECEIPTS
@@ -73,7 +73,7 @@ def main(*, quick: bool) -> list[Result]:
             spark = stack.enter_context(session(Where(conf={"spark.driver.memory": "4g"}), "bench"))
             for size in counts:
                 lake = Objects.at(f"{directory}/{size}")
-                work = Work(settings=Settings(), database_url=url, objects=lake, now=NOW, stack=stack)
+                work = JobContext(settings=Settings(), database_url=url, objects=lake, now=NOW, stack=stack)
                 work.__dict__["spark"] = spark
                 work.options = {"agents": AGENTS, "messages_per_agent_per_day": size / AGENTS / DAYS}
                 work.since, work.until = NOW - timedelta(days=DAYS), NOW
@@ -89,13 +89,13 @@ def main(*, quick: bool) -> list[Result]:
     return [*results, _growth(growth)]
 
 
-def _cold(work: Work) -> Result:
+def _cold(work: JobContext) -> Result:
     """The first question of a session, on the smallest set: Java has compiled nothing yet."""
     ours, peer = _once(lambda: _ours(work)), _once(lambda: _duckdb(work))
     return Result("percentiles, cold / DuckDB", _cpu(ours), _cpu(peer), ours.cpu / peer.cpu, "CPU; a session's first")
 
 
-def _compared(work: Work, warm: Spent) -> list[Result]:
+def _compared(work: JobContext, warm: Spent) -> list[Result]:
     rows = listing.size(work.objects, RECEIPTS).rows
     note = f"CPU, {rows:,} rows; lower is better"
     results = []
@@ -115,28 +115,28 @@ def _growth(growth: dict[int, Spent]) -> Result:
     return Result(what, f"{each[0]:.2f} µs", f"{each[1]:.2f} µs", each[0] / each[1], f"1 is linear; {said}")
 
 
-def _ours(work: Work) -> None:
+def _ours(work: JobContext) -> None:
     uris = archive.files(work.objects, RECEIPTS)
     assert latencies(archive.read(work.spark, work.objects, RECEIPTS, uris)).num_rows
 
 
-def _duckdb(work: Work) -> None:
+def _duckdb(work: JobContext) -> None:
     assert _asked(work, _PERCENTILES)
 
 
-def _duckdb_whole(work: Work) -> None:
+def _duckdb_whole(work: JobContext) -> None:
     for question in _WHOLE:
         assert _asked(work, question)
 
 
-def _asked(work: Work, question: str) -> int:
+def _asked(work: JobContext, question: str) -> int:
     files = archive.files(work.objects, RECEIPTS)
     with duckdb.connect() as connection:
         connection.execute(f"SET threads = {CORES}")
         return connection.sql(question, params={"files": files}).to_arrow_table().num_rows
 
 
-def _polars(work: Work) -> None:
+def _polars(work: JobContext) -> None:
     latency = (pl.col("delivered_at") - pl.col("accepted_at")).dt.total_microseconds()
     rows = pl.scan_parquet(archive.files(work.objects, RECEIPTS), hive_partitioning=True)
     asked = rows.filter(pl.col("status") == "delivered").group_by("day", "priority")

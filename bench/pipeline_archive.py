@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.archive_receipts import archive_receipts
-from angelia.pipeline.jobs.job_context import Work
+from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.lake.tables import RECEIPTS
 from angelia.pipeline.session import Where, session
 from angelia.pipeline.sources import ledger
@@ -42,7 +42,7 @@ def main(*, quick: bool) -> list[Result]:
     try:
         with stores() as (url, _), ExitStack() as stack:
             asyncio.run(fill(url, days, rows_a_day))
-            work = Work(
+            work = JobContext(
                 settings=Settings(), database_url=url, objects=Objects.at(f"{directory}/lake"), now=NOW, stack=stack
             )
             work.__dict__["spark"] = stack.enter_context(session(Where(), "bench"))
@@ -55,7 +55,7 @@ def main(*, quick: bool) -> list[Result]:
         shutil.rmtree(directory)
 
 
-def _read(work: Work, rows: int) -> list[Result]:
+def _read(work: JobContext, rows: int) -> list[Result]:
     projection = work.sql("mail")["receipts"]
 
     def spark() -> float:
@@ -99,7 +99,7 @@ async def _copy(url: str, query: str) -> float:
     return seconds
 
 
-def _archive(work: Work, rows: int, path: Path) -> Result:
+def _archive(work: JobContext, rows: int, path: Path) -> Result:
     began = time.perf_counter()
     with (
         Database.open(work.database_url) as database,

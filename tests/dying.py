@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from angelia.pipeline.runs import Run
+from angelia.pipeline.runs import JobRun
 from angelia.stores.objects import Objects
 
 _HERE = Path(__file__).parent
@@ -21,10 +21,10 @@ class Died(BaseException):
     """Nobody catches this, as nobody catches a kill; connections and their locks end as they do then."""
 
 
-def dies_at(step: str) -> Callable[[str, Run], None]:
+def dies_at(step: str) -> Callable[[str, JobRun], None]:
     """What breaks a job off at a step."""
 
-    def told(name: str, _run: Run) -> None:
+    def told(name: str, _run: JobRun) -> None:
         if name == step:
             raise Died(step)
 

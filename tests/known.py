@@ -11,7 +11,7 @@ import asyncpg
 from angelia.pipeline.jobs.archive_audit import archive_audit
 from angelia.pipeline.jobs.archive_receipts import archive_receipts
 from angelia.pipeline.jobs.archive_sessions import IDLE, archive_sessions
-from angelia.pipeline.jobs.job_context import Work
+from angelia.pipeline.jobs.job_context import JobContext
 from angelia.settings import Settings
 from chained import chained
 from filled import NOW, OLD, fill
@@ -24,7 +24,7 @@ IN_LEDGER = {"delivery_receipts": 9, "audit_events": 4, "sessions": 1}
 YOUNG = NOW - timedelta(days=2)
 
 
-async def known(work: Callable[..., Work], database_url: str, data_dir: Path) -> Work:
+async def known(work: Callable[..., JobContext], database_url: str, data_dir: Path) -> JobContext:
     """Fill ledger and archive; a work for jobs over both."""
     settings = Settings(data_dir=data_dir)
     await fill(database_url, OLD, 70)

@@ -32,7 +32,7 @@ from angelia.stores.embedded import EmbeddedStores, ledger_alone
 from angelia.stores.embedded.datadir import DataDir
 from angelia.stores.embedded.owner import Owner
 from angelia.stores.embedded.private import make_private_directory
-from angelia.worker_pool import Shared, Workers
+from angelia.worker_pool import SharedByWorkers, Workers
 
 _LOG = logging.getLogger("angelia.server")
 _TICK_SECONDS = 0.25
@@ -99,7 +99,7 @@ def _start(
     open_mode = asyncio.run(start.prepare(effective, data_dir.path, node, rotate_master_key=rotate_master_key))
 
     _fresh_metrics(data_dir)
-    shared = Shared(
+    shared = SharedByWorkers(
         loaded=effective,
         open_mode=open_mode,
         data_dir=data_dir.path,

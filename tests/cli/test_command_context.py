@@ -11,7 +11,7 @@ import pytest
 
 from angelia.cli.command_context import Session
 from angelia.cli.errors import Usage
-from angelia.cli.flags import Shared
+from angelia.cli.flags import SharedFlags
 from angelia.cli.output import Manner, Output
 from angelia.errors import NotFound, Unauthenticated
 from angelia.mailbox import identity
@@ -25,7 +25,7 @@ as = "bob"
 
 
 def session(**flags: object) -> Session:
-    return Session(Shared(**flags), Output(Manner()))  # type: ignore[arg-type]
+    return Session(SharedFlags(**flags), Output(Manner()))  # type: ignore[arg-type]
 
 
 @pytest.fixture

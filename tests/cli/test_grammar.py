@@ -10,7 +10,7 @@ import pytest
 from angelia.cli import main
 from angelia.cli.command_context import Session
 from angelia.cli.flags import Needs
-from angelia.cli.grammar import Entry, Noun, Root, Verb
+from angelia.cli.grammar import Entry, Noun, Root, VerbCommand
 from cli.running import Angelia
 
 thing = Noun("thing", "try the grammar")
@@ -145,11 +145,11 @@ def test_the_first_help_will_fit_with_every_noun_of_the_design() -> None:
     assert max(map(len, lines)) <= 80
 
 
-def every_verb() -> list[tuple[str, Verb]]:
-    found: list[tuple[str, Verb]] = []
+def every_verb() -> list[tuple[str, VerbCommand]]:
+    found: list[tuple[str, VerbCommand]] = []
 
     def walk(path: str, command: click.Command | None) -> None:
-        if isinstance(command, Verb):
+        if isinstance(command, VerbCommand):
             found.append((path, command))
         elif isinstance(command, click.Group):
             with click.Context(command) as context:
@@ -161,7 +161,7 @@ def every_verb() -> list[tuple[str, Verb]]:
 
 
 @pytest.mark.parametrize(("path", "verb"), every_verb(), ids=lambda v: v if isinstance(v, str) else "")
-def test_each_verbs_help_opens_with_an_example_of_itself(angelia: Angelia, path: str, verb: Verb) -> None:
+def test_each_verbs_help_opens_with_an_example_of_itself(angelia: Angelia, path: str, verb: VerbCommand) -> None:
     help_ = angelia(*path.split()[1:], "--help").out
     assert help_.startswith("example: ")
     assert path in help_.splitlines()[0]

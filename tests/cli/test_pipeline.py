@@ -24,7 +24,7 @@ from angelia.cli.pipeline import run as run_verb
 from angelia.errors import AuditBroken
 from angelia.pipeline import install_hint, runs
 from angelia.pipeline.jobs.catalog import JOBS
-from angelia.pipeline.jobs.job_context import Report, Work
+from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.lake.commit import Mark, commit, opened
 from angelia.pipeline.lake.tables import RECEIPTS
 from angelia.pipeline.lake.writer import Files
@@ -189,9 +189,9 @@ def test_simulated_fleets_have_an_archive_of_their_own_unless_another_is_named(
         opened(Objects.at(str(shell / "lake-simulated")), RECEIPTS.marked())
     used: list[str] = []
 
-    def look(work: Work) -> Report:
+    def look(work: JobContext) -> JobReport:
         used.append(work.objects.root)
-        return Report(job="")
+        return JobReport(job="")
 
     job = said.split()[0]
     monkeypatch.setattr(f"angelia.pipeline.jobs.{job}.{job}", look)
@@ -261,7 +261,7 @@ def test_one_that_is_at_work_already_is_named(angelia: Angelia, ledger: str) -> 
 def test_the_report_of_a_failure_names_the_run_and_says_why(
     angelia: Angelia, ledger: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(work: Work) -> Report:
+    def broken(work: JobContext) -> JobReport:
         with runs.one_run(work.database_url, "analytics", work.clock):
             raise AuditBroken("the chain has a gap")
 
@@ -279,9 +279,9 @@ def test_the_report_of_a_failure_names_the_run_and_says_why(
 def test_a_run_that_is_told_to_end_reports_that_it_was_stopped(
     angelia: Angelia, ledger: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def told_to_end(work: Work) -> Report:
+    def told_to_end(work: JobContext) -> JobReport:
         os.kill(os.getpid(), signal.SIGTERM)
-        return Report(job="analytics")
+        return JobReport(job="analytics")
 
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr("angelia.pipeline.jobs.analytics.analytics", told_to_end)

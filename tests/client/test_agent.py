@@ -31,12 +31,10 @@ from angelia import (
     Unreachable,
     WrongPassphrase,
 )
-from angelia.api import Operation
-from angelia.client import agent_verbs, delivery_status, mail_calls, mail_listening, mail_stream
+from angelia.client import agent_verbs, delivery_status, mail_calls, mail_listening, mail_stream, operations
 from angelia.client.agent import Opening
 from angelia.client.api_errors import _FAMILY
 from angelia.client.namespaces import Iteration, OwnVerb, Verb
-from angelia.client.operations import ask
 from angelia.mailbox import identity
 from client.letters import now
 from client.test_event_loop import watched
@@ -292,10 +290,9 @@ def test_a_loop_outlives_what_passes(
     monkeypatch.setattr(mail_stream, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(mail_stream, "LONGEST_PAUSE", 0.02)
     monkeypatch.setattr(mail_listening, "WAIT", 0.0)
-    module, name = (mail_calls, "poll") if when == "polling" else (delivery_status, "ask")
+    module, name = (mail_calls, "poll") if when == "polling" else (delivery_status, "update_outbox")
     verb, calls = failing_first(getattr(module, name), 2, Unreachable("gone"))
     agent = opened(bob)
-    agent.mail.send(alice.name, "hello")
     monkeypatch.setattr(module, name, verb)
     opened(alice).mail.send(bob.name, "hello")
     assert next(agent.mail.listen()).text == "hello"
@@ -348,12 +345,10 @@ def test_a_receipt_whose_signature_does_not_hold_is_called_unproven(
     sender.mail.send(bob.name, "hello")
     recipient.mail.receive(wait=10)
 
-    def forged(operation: Operation[Any], **how: Any) -> Generator[Any, Any, Any]:
-        page = yield from ask(operation, **how)
-        signed = page.receipts[0].receipt
-        assert signed is not None
-        lie = replace(signed, status="read" if signed.status == "delivered" else "delivered")
-        return replace(page, receipts=[replace(page.receipts[0], receipt=lie)])
+    def forged(*args: Any, **options: Any) -> Generator[Any, Any, Any]:
+        page = yield from operations.ask(*args, **options)
+        (answer,) = page.receipts
+        return replace(page, receipts=[replace(answer, receipt=replace(answer.receipt, status="read"))])
 
     monkeypatch.setattr(agent_verbs, "ask", forged)
     assert [one.by for one in sender.mail.receipts()] == ["unproven"]

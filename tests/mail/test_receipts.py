@@ -28,7 +28,7 @@ from angelia.mail.model import (
     ReceiptBacklog,
     ReceiptRow,
     closed_before,
-    settled_before,
+    final_before,
 )
 from keyholder import now_ms
 from mailroom import Correspondent, random_key
@@ -438,8 +438,8 @@ def test_a_receipt_settles_an_hour_before_the_archive_may_take_it(ttl: int, days
     sent = datetime(2026, 10, 1, 12, tzinfo=UTC)
     leaves = datetime(2026, 10, 2, tzinfo=UTC) + timedelta(days=days)
     settles = leaves - timedelta(hours=1)
-    assert not sent < settled_before(settles - SECOND, ttl)
-    assert sent < settled_before(settles, ttl)
+    assert not sent < final_before(settles - SECOND, ttl)
+    assert sent < final_before(settles, ttl)
     assert not sent < closed_before(leaves - SECOND, ttl)
     assert sent < closed_before(leaves, ttl)
 

@@ -20,7 +20,7 @@ from angelia.keys.model import ONE_TIME_LIFE
 from angelia.mailbox import identity
 from angelia.mailbox.drafts import Draft
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.outbox_message import OutboxStatus
+from angelia.mailbox.outbox_message import OutboxMessage, OutboxStatus
 from angelia.mailbox.retry_rules import MOST_RESEALS, SealStands
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -180,13 +180,6 @@ def test_news_that_comes_twice_or_late_changes_nothing(alice: Mailbox, sealed: E
     assert not alice.outbox.mark("0" * 64, OutboxStatus.QUEUED)
 
 
-def test_a_withdrawn_message_has_failed_and_leaves_no_content(alice: Mailbox, sealed: Envelope) -> None:
-    assert alice.withdrawals.complete(sealed.replay_key, NOW)
-    row = alice.outbox.message(sealed.replay_key)
-    assert (row.status, row.withdrawn) == (OutboxStatus.FAILED, True)
-    assert not kept(alice, sealed.replay_key)
-
-
 @pytest.mark.parametrize("said", [OutboxStatus.DELIVERED, OutboxStatus.EXPIRED, OutboxStatus.FAILED])
 @pytest.mark.parametrize("signed", [OutboxStatus.DELIVERED, OutboxStatus.READ, OutboxStatus.FAILED])
 def test_a_servers_word_is_kept_beside_the_content_and_the_recipients_ends_it(
@@ -208,26 +201,6 @@ def test_a_servers_word_is_kept_beside_the_content_and_the_recipients_ends_it(
     assert alice.outbox.mark(key, signed)
     assert (alice.outbox.message(key).status, alice.outbox.message(key).reported) == (signed, None)
     assert not kept(alice, key)
-
-
-def test_a_message_that_was_withdrawn_and_opened_all_the_same_was_delivered(alice: Mailbox, sealed: Envelope) -> None:
-    alice.withdrawals.complete(sealed.replay_key, NOW)
-    assert alice.outbox.mark(sealed.replay_key, OutboxStatus.DELIVERED)
-
-
-@pytest.mark.parametrize("signed", [OutboxStatus.DELIVERED, OutboxStatus.READ, OutboxStatus.FAILED])
-def test_what_the_recipient_signed_is_neither_withdrawn_nor_failed_later(
-    alice: Mailbox, sealed: Envelope, signed: OutboxStatus
-) -> None:
-    key = sealed.replay_key
-    alice.withdrawals.request(key, NOW)  # the relay did not answer; what the recipient signs then is the recipient's
-    assert alice.outbox.mark(key, signed)
-    assert not alice.withdrawals.complete(key, NOW)
-    assert not alice.outbox.mark(key, OutboxStatus.FAILED)
-    with pytest.raises(Conflict, match="not taken back"):
-        alice.withdrawals.request(key, NOW)
-    row = alice.outbox.message(key)
-    assert (row.status, row.withdrawn, row.withdraw_asked_at) == (signed, False, None)
 
 
 def test_an_envelope_that_was_replaced_may_fail_and_the_message_goes_on(
@@ -455,6 +428,21 @@ def test_a_message_that_is_deleted_while_it_is_sealed_again_is_gone_with_the_new
         alice.outbox.reseal(sealed.replay_key, bundle_of(bob), NOW + 10 * MINUTE)
     assert alice.outbox.page() == []
     assert list((alice.directory / "outbox").iterdir()) == []
+
+
+def test_a_message_that_is_delivered_while_it_is_sealed_again_is_not_sealed_again(
+    alice: Mailbox, bob: Mailbox, sealed: Envelope, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = alice.outbox._resealable
+
+    def meanwhile(*arguments: Any) -> tuple[OutboxMessage, Envelope]:
+        found = checked(*arguments)
+        alice.outbox.mark(sealed.replay_key, OutboxStatus.DELIVERED)
+        return found
+
+    monkeypatch.setattr(alice.outbox, "_resealable", meanwhile)
+    with pytest.raises(Conflict, match="its content is not kept any more"):
+        alice.outbox.reseal(sealed.replay_key, bundle_of(bob), NOW + HOUR)
 
 
 def test_a_message_is_never_sealed_again_for_somebody_else_or_after_its_time(

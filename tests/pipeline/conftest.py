@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 from pyspark.sql import SparkSession
 
-from angelia.pipeline.jobs.job_context import Work
+from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.session import session
 from angelia.settings import Settings
 from angelia.stores import migrations
@@ -43,10 +43,10 @@ def objects(tmp_path: Path) -> Objects:
 
 
 @pytest.fixture
-async def work(database_url: str, objects: Objects, spark: SparkSession) -> AsyncIterator[Callable[..., Work]]:
+async def work(database_url: str, objects: Objects, spark: SparkSession) -> AsyncIterator[Callable[..., JobContext]]:
     with ExitStack() as stack:
 
-        def begun(**values: Any) -> Work:
+        def begun(**values: Any) -> JobContext:
             given = {
                 "settings": Settings(),
                 "database_url": database_url,
@@ -54,7 +54,7 @@ async def work(database_url: str, objects: Objects, spark: SparkSession) -> Asyn
                 "now": NOW,
                 "stack": stack,
             }
-            made = Work(**{**given, **values})
+            made = JobContext(**{**given, **values})
             made.__dict__["spark"] = spark
             return made
 
@@ -62,9 +62,9 @@ async def work(database_url: str, objects: Objects, spark: SparkSession) -> Asyn
 
 
 @pytest.fixture
-def own_ledger(directory: Path) -> Iterator[OwnLedger]:
+def own_ledger(disk_directory: Path) -> Iterator[OwnLedger]:
     """A ledger of the newest schema that a test may kill."""
-    own = OwnLedger(Path(tempfile.mkdtemp(dir=directory)))
+    own = OwnLedger(Path(tempfile.mkdtemp(dir=disk_directory)))
 
     async def migrate() -> None:
         connection = await asyncpg.connect(own.url)

@@ -12,10 +12,10 @@ from angelia.pipeline.jobs.archive_audit import archive_audit
 from angelia.pipeline.jobs.archive_receipts import archive_receipts
 from angelia.pipeline.jobs.archive_sessions import archive_sessions
 from angelia.pipeline.jobs.erase import erase
-from angelia.pipeline.jobs.job_context import Work
+from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.jobs.remove_simulated import remove_simulated
 from angelia.pipeline.jobs.retention import retention
-from angelia.pipeline.runs import Run
+from angelia.pipeline.runs import JobRun
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
 from filled import NOW
@@ -32,12 +32,12 @@ JOBS = {
 
 
 def main(url: str, lake: str, job: str, last: str, options: str) -> None:
-    def step(name: str, _run: Run) -> None:
+    def step(name: str, _run: JobRun) -> None:
         if name == last:
             os.kill(os.getpid(), signal.SIGKILL)
 
     with ExitStack() as stack:
-        work = Work(
+        work = JobContext(
             settings=Settings(),
             database_url=url,
             objects=Objects.at(lake),

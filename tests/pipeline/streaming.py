@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
-from angelia.pipeline.jobs.job_context import Work
+from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.jobs.stream_audit import stream_audit
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
@@ -18,7 +18,7 @@ from quick import QUICK
 def main(url: str, lake: str, data_dir: str, checkpoint: str) -> None:
     with ExitStack() as stack:
         stream_audit(
-            Work(
+            JobContext(
                 settings=Settings(data_dir=Path(data_dir)),
                 database_url=url,
                 objects=Objects.at(lake),

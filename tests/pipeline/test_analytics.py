@@ -24,11 +24,11 @@ from angelia.pipeline.analytics import skew
 from angelia.pipeline.analytics.histogram import ERROR, added, bucket, percentile
 from angelia.pipeline.jobs import archive_receipts
 from angelia.pipeline.jobs.analytics import analytics
-from angelia.pipeline.jobs.job_context import Work
+from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.jobs.simulate import simulate
 from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS, KEY_DAYS, KEY_GRACE, LATENCIES, STORAGE
 from angelia.pipeline.lake.tables import RECEIPTS, Table
-from angelia.pipeline.runs import Run
+from angelia.pipeline.runs import JobRun
 from angelia.runtime_file import Runtime
 from angelia.settings import Settings
 from angelia.stores.embedded.datadir import DataDir
@@ -81,7 +81,7 @@ async def run(url: str, statement: str) -> None:
 
 
 async def test_every_count_is_what_plain_python_counts_and_percentiles_are_within_their_bound(
-    work: Callable[..., Work], database_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, objects: Objects
 ) -> None:
     await fill(database_url, OLD, 400)
     await fill(database_url, YOUNG, 300)
@@ -147,7 +147,7 @@ async def test_every_count_is_what_plain_python_counts_and_percentiles_are_withi
 
 
 async def test_what_did_not_change_is_not_computed_again_and_starts_no_spark(
-    work: Callable[..., Work], database_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, objects: Objects
 ) -> None:
     await fill(database_url, YOUNG, 20)
     analytics(work())
@@ -161,7 +161,7 @@ async def test_what_did_not_change_is_not_computed_again_and_starts_no_spark(
 
 
 async def test_late_rows_and_new_states_cause_their_day_to_be_computed_again_and_no_other(
-    work: Callable[..., Work], database_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, objects: Objects
 ) -> None:
     days = [YOUNG - timedelta(days=offset) for offset in range(3)]
     for day in days:
@@ -182,7 +182,7 @@ async def test_late_rows_and_new_states_cause_their_day_to_be_computed_again_and
 
 
 async def test_rows_that_moved_or_died_on_their_way_to_the_archive_are_counted_once(
-    work: Callable[..., Work], database_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, objects: Objects
 ) -> None:
     await fill(database_url, OLD, 30)
     await fill(database_url, OLD + timedelta(days=1), 20, partition=False)
@@ -190,7 +190,7 @@ async def test_rows_that_moved_or_died_on_their_way_to_the_archive_are_counted_o
     class Died(Exception):
         pass
 
-    def step(name: str, _run: Run) -> None:
+    def step(name: str, _run: JobRun) -> None:
         if name == "committed":
             raise Died
 
@@ -205,14 +205,14 @@ async def test_rows_that_moved_or_died_on_their_way_to_the_archive_are_counted_o
 
 
 async def test_whoever_dies_before_the_fingerprints_is_computed_again(
-    work: Callable[..., Work], database_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, objects: Objects
 ) -> None:
     await fill(database_url, YOUNG, 11)
 
     class Died(Exception):
         pass
 
-    def step(name: str, _run: Run) -> None:
+    def step(name: str, _run: JobRun) -> None:
         if name == "computed":
             raise Died
 
@@ -223,7 +223,7 @@ async def test_whoever_dies_before_the_fingerprints_is_computed_again(
 
 
 async def test_days_that_are_gone_leave_nothing_behind(
-    work: Callable[..., Work], database_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, objects: Objects
 ) -> None:
     await fill(database_url, YOUNG, 5)
     await fill(database_url, OLD, 6)
@@ -236,7 +236,7 @@ async def test_days_that_are_gone_leave_nothing_behind(
 
 
 async def test_only_the_days_that_were_asked_for_are_computed(
-    work: Callable[..., Work], database_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, objects: Objects
 ) -> None:
     for offset in range(3):
         await fill(database_url, YOUNG - timedelta(days=offset), 4)
@@ -246,7 +246,9 @@ async def test_only_the_days_that_were_asked_for_are_computed(
     assert {row["day"] for row in rows(objects, HOURS)} == {YOUNG - timedelta(days=1)}
 
 
-async def test_while_receipts_are_archived_nobody_counts_them(work: Callable[..., Work], database_url: str) -> None:
+async def test_while_receipts_are_archived_nobody_counts_them(
+    work: Callable[..., JobContext], database_url: str
+) -> None:
     with runs.only_one(database_url, archive_receipts.JOB), pytest.raises(Conflict):
         analytics(work())
 
@@ -267,7 +269,7 @@ def test_the_hot_tier_of_a_running_server_is_measured_where_none_is_named(direct
         data_dir.release()
 
 
-async def test_a_simulated_archive_is_counted_whole(work: Callable[..., Work], objects: Objects) -> None:
+async def test_a_simulated_archive_is_counted_whole(work: Callable[..., JobContext], objects: Objects) -> None:
     simulated = simulate(
         work(since=NOW - timedelta(days=3), options={"agents": 30, "messages_per_agent_per_day": 20.0})
     )
@@ -277,7 +279,7 @@ async def test_a_simulated_archive_is_counted_whole(work: Callable[..., Work], o
 
 
 async def test_rotations_keys_in_grace_and_the_size_of_every_tier_are_written_down(
-    work: Callable[..., Work], database_url: str, redis_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, redis_url: str, objects: Objects
 ) -> None:
     await fill(database_url, YOUNG, 3)
     await run(database_url, """

@@ -16,9 +16,9 @@ from angelia.audit.service import Audit
 from angelia.errors import AuditBroken
 from angelia.keys.node_key import load_or_make
 from angelia.pipeline.jobs.archive_audit import archive_audit
-from angelia.pipeline.jobs.job_context import Work
+from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.jobs.verify_audit import verify_audit
-from angelia.pipeline.runs import Run
+from angelia.pipeline.runs import JobRun
 from angelia.settings import Settings
 from angelia.stores.ledger import Ledger
 from angelia.stores.objects import Objects
@@ -52,7 +52,7 @@ async def verified(database_url: str, data_dir: Path) -> Verdict:
 
 
 async def test_old_entries_leave_the_ledger_and_both_halves_still_verify(
-    work: Callable[..., Work], database_url: str, objects: Objects, data_dir: Path
+    work: Callable[..., JobContext], database_url: str, objects: Objects, data_dir: Path
 ) -> None:
     old = await chained(database_url, data_dir, OLD, 300)
     last = await chained(database_url, data_dir, YOUNG, 200)
@@ -74,14 +74,14 @@ async def test_old_entries_leave_the_ledger_and_both_halves_still_verify(
 
 
 async def test_a_floor_has_its_checkpoint_however_the_node_signs_meanwhile(
-    work: Callable[..., Work], database_url: str, data_dir: Path
+    work: Callable[..., JobContext], database_url: str, data_dir: Path
 ) -> None:
     """The newest checkpoint is the target; while the archive proves it, a later one takes its place."""
     await chained(database_url, data_dir, OLD, 150)
     assert await chained(database_url, data_dir, OLD, 150) == 300
     signed = []
 
-    def sign(name: str, _run: Run) -> None:
+    def sign(name: str, _run: JobRun) -> None:
         if name == "verified" and not signed:
             with ThreadPoolExecutor(1) as other:
                 signed.append(other.submit(asyncio.run, chained(database_url, data_dir, OLD, 1)).result())
@@ -95,7 +95,7 @@ async def test_a_floor_has_its_checkpoint_however_the_node_signs_meanwhile(
 
 
 async def test_an_event_that_no_entry_explains_stays_when_its_day_leaves(
-    work: Callable[..., Work], database_url: str, data_dir: Path
+    work: Callable[..., JobContext], database_url: str, data_dir: Path
 ) -> None:
     await chained(database_url, data_dir, OLD, 50)
     connection = await asyncpg.connect(database_url)
@@ -114,7 +114,7 @@ async def test_an_event_that_no_entry_explains_stays_when_its_day_leaves(
 
 
 async def test_what_was_changed_in_the_archive_is_named_and_keeps_the_ledger_from_letting_go(
-    work: Callable[..., Work], database_url: str, objects: Objects, data_dir: Path
+    work: Callable[..., JobContext], database_url: str, objects: Objects, data_dir: Path
 ) -> None:
     settings = Settings(data_dir=data_dir)
     await chained(database_url, data_dir, YOUNG, 120)
@@ -150,7 +150,7 @@ def forge(objects: Objects, position: int) -> bool:
 
 
 async def test_a_ledger_that_claims_a_floor_nobody_signed_is_found(
-    work: Callable[..., Work], database_url: str, data_dir: Path
+    work: Callable[..., JobContext], database_url: str, data_dir: Path
 ) -> None:
     await chained(database_url, data_dir, YOUNG, 30)
     connection = await asyncpg.connect(database_url)
@@ -193,7 +193,7 @@ async def test_a_ledger_that_was_cut_at_a_signed_entry_without_an_archive_run_is
 
 
 async def test_an_archive_of_another_chain_is_refused_and_a_new_one_begins_where_the_ledger_does(
-    work: Callable[..., Work], database_url: str, objects: Objects, data_dir: Path, tmp_path: Path
+    work: Callable[..., JobContext], database_url: str, objects: Objects, data_dir: Path, tmp_path: Path
 ) -> None:
     settings = Settings(data_dir=data_dir)
     await chained(database_url, data_dir, OLD, 40)
@@ -214,7 +214,7 @@ async def test_an_archive_of_another_chain_is_refused_and_a_new_one_begins_where
 
 
 async def test_an_entry_that_lost_its_event_stops_the_archive_before_it(
-    work: Callable[..., Work], database_url: str, objects: Objects, data_dir: Path
+    work: Callable[..., JobContext], database_url: str, objects: Objects, data_dir: Path
 ) -> None:
     await chained(database_url, data_dir, YOUNG, 30)
     connection = await asyncpg.connect(database_url)

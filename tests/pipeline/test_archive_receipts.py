@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from angelia.errors import Conflict, Unavailable
 from angelia.pipeline import runs
 from angelia.pipeline.jobs.archive_receipts import JOB, archive_receipts
-from angelia.pipeline.jobs.job_context import Work, midnight
+from angelia.pipeline.jobs.job_context import JobContext, midnight
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
 from dying import dying
@@ -25,7 +25,7 @@ STEPS = ["planned", "written", "committed", "verified", "purging", "done"]
 
 
 async def test_a_closed_day_moves_to_the_archive_and_its_partition_is_gone(
-    work: Callable[..., Work], database_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, objects: Objects
 ) -> None:
     await fill(database_url, OLD, 2_000)
     before = await held(database_url, objects)
@@ -40,7 +40,7 @@ async def test_a_closed_day_moves_to_the_archive_and_its_partition_is_gone(
 
 
 async def test_what_is_younger_than_thirty_days_stays(
-    work: Callable[..., Work], database_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, objects: Objects
 ) -> None:
     young = (NOW - timedelta(days=30)).date()
     await fill(database_url, young, 100)
@@ -51,7 +51,7 @@ async def test_what_is_younger_than_thirty_days_stays(
 
 
 async def test_a_day_whose_messages_are_under_way_waits(
-    work: Callable[..., Work], database_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, objects: Objects
 ) -> None:
     await fill(database_url, OLD, 10)
     await fill(database_url, OLD, 3, status="pending")
@@ -61,7 +61,7 @@ async def test_a_day_whose_messages_are_under_way_waits(
 
 
 async def test_a_day_is_moved_whole_even_if_somebody_names_a_time_of_it(
-    work: Callable[..., Work], database_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, objects: Objects
 ) -> None:
     await fill(database_url, OLD, 3, status="pending")
     noon = midnight(OLD) + timedelta(hours=12)
@@ -70,7 +70,7 @@ async def test_a_day_is_moved_whole_even_if_somebody_names_a_time_of_it(
 
 
 async def test_acknowledgements_go_on_while_days_are_purged(
-    work: Callable[..., Work], database_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, objects: Objects
 ) -> None:
     await fill(database_url, OLD, 200)
     await fill(database_url, NOW.date(), 5)
@@ -101,7 +101,7 @@ async def test_acknowledgements_go_on_while_days_are_purged(
 
 
 async def test_rows_that_missed_their_partition_are_archived_too(
-    work: Callable[..., Work], database_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, objects: Objects
 ) -> None:
     await fill(database_url, OLD, 20, partition=False)
     assert archive_receipts(work()).rows == 20
@@ -109,11 +109,11 @@ async def test_rows_that_missed_their_partition_are_archived_too(
 
 
 async def test_rows_that_come_while_their_day_is_archived_stay_and_are_the_next_runs(
-    work: Callable[..., Work], database_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, objects: Objects
 ) -> None:
     await fill(database_url, OLD, 300)
 
-    def step(name: str, run: runs.Run) -> None:
+    def step(name: str, run: runs.JobRun) -> None:
         if name == "committed" and run.version == 1:
             late = threading.Thread(target=lambda: asyncio.run(fill(database_url, OLD, 7)))
             late.start()
@@ -125,7 +125,9 @@ async def test_rows_that_come_while_their_day_is_archived_stay_and_are_the_next_
     assert (after.ledger, len(after.archive), len(set(after.archive))) == ([], 307, 307)
 
 
-async def test_of_two_archivers_the_second_is_told_who_is_at_work(work: Callable[..., Work], database_url: str) -> None:
+async def test_of_two_archivers_the_second_is_told_who_is_at_work(
+    work: Callable[..., JobContext], database_url: str
+) -> None:
     await fill(database_url, OLD, 5)
     with runs.only_one(database_url, JOB) as database:
         run = runs.plan(database, JOB, JOB, NOW)
@@ -136,7 +138,7 @@ async def test_of_two_archivers_the_second_is_told_who_is_at_work(work: Callable
 
 
 async def test_killed_at_each_step_the_next_run_finishes_the_work_and_nothing_is_twice_or_nowhere(
-    work: Callable[..., Work], database_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, objects: Objects
 ) -> None:
     for day in days_before(2):
         await fill(database_url, day, 500)
@@ -153,8 +155,8 @@ async def test_killed_at_each_step_the_next_run_finishes_the_work_and_nothing_is
 def test_postgresql_killed_while_files_are_written_and_while_rows_are_purged(
     spark: SparkSession, own_ledger: OwnLedger, objects: Objects
 ) -> None:
-    def work(step: Callable[[str, runs.Run], None] = lambda _name, _run: None) -> Work:
-        given = Work(
+    def work(step: Callable[[str, runs.JobRun], None] = lambda _name, _run: None) -> JobContext:
+        given = JobContext(
             settings=Settings(), database_url=own_ledger.url, objects=objects, now=NOW, stack=ExitStack(), step=step
         )
         given.__dict__["spark"] = spark
@@ -165,7 +167,7 @@ def test_postgresql_killed_while_files_are_written_and_while_rows_are_purged(
     before = asyncio.run(held(own_ledger.url, objects)).ledger
     for deadly in ["written", "purging"]:
 
-        def step(name: str, run: runs.Run, deadly: str = deadly) -> None:
+        def step(name: str, run: runs.JobRun, deadly: str = deadly) -> None:
             if name == deadly:
                 own_ledger.kill()
 

@@ -12,7 +12,7 @@ import pytest
 
 from angelia.pipeline import runs
 from angelia.pipeline.jobs.archive_sessions import IDLE, archive_sessions
-from angelia.pipeline.jobs.job_context import Work
+from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.lake.tables import SESSIONS
 from angelia.stores.objects import Objects
 from dying import Died, dies_at, dying, killed
@@ -30,7 +30,7 @@ async def use(database_url: str, pairs: str, at: datetime) -> None:
 
 
 async def test_an_idle_schedule_moves_to_the_archive_without_what_was_encrypted_in_it(
-    work: Callable[..., Work], database_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, objects: Objects
 ) -> None:
     idle = await scheduled(database_url, 300, AGED)
     fresh = await scheduled(database_url, 20, FRESH, prefix="fresh")
@@ -43,7 +43,7 @@ async def test_an_idle_schedule_moves_to_the_archive_without_what_was_encrypted_
 
 
 async def test_a_rotation_that_became_due_lately_keeps_a_schedule_and_one_that_nobody_answers_does_not(
-    work: Callable[..., Work], database_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, objects: Objects
 ) -> None:
     waiting = await scheduled(database_url, 5, AGED, prefix="waiting", due_since=FRESH)
     forsaken = await scheduled(database_url, 5, AGED, prefix="forsaken", due_since=AGED + timedelta(hours=1))
@@ -53,12 +53,12 @@ async def test_a_rotation_that_became_due_lately_keeps_a_schedule_and_one_that_n
 
 
 async def test_a_schedule_that_is_used_while_it_is_archived_stays_and_leaves_the_archive_again(
-    work: Callable[..., Work], database_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, objects: Objects
 ) -> None:
     idle = await scheduled(database_url, 40, AGED)
     used = await scheduled(database_url, 3, AGED, prefix="used")
 
-    def step(name: str, _run: runs.Run) -> None:
+    def step(name: str, _run: runs.JobRun) -> None:
         if name == "verified":
             meanwhile = threading.Thread(target=lambda: asyncio.run(use(database_url, "used%", NOW)))
             meanwhile.start()
@@ -76,7 +76,7 @@ async def test_a_schedule_that_is_used_while_it_is_archived_stays_and_leaves_the
 
 
 async def test_a_dry_run_says_how_many_and_moves_none(
-    work: Callable[..., Work], database_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, objects: Objects
 ) -> None:
     await scheduled(database_url, 7, AGED)
     report = archive_sessions(work(dry_run=True))
@@ -86,7 +86,7 @@ async def test_a_dry_run_says_how_many_and_moves_none(
 
 @killed
 async def test_killed_at_a_step_the_next_run_finishes_the_work_and_no_session_is_twice_or_nowhere(
-    work: Callable[..., Work], database_url: str, objects: Objects, killed: bool
+    work: Callable[..., JobContext], database_url: str, objects: Objects, killed: bool
 ) -> None:
     every = set(await scheduled(database_url, 50, AGED))
     for step in ("written", "committed", "purging", "purged"):

@@ -20,11 +20,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from angelia.audit.model import GENESIS, Checkpoint, Event, Floor, Verifier, checkpoint_bytes, entry_hash
 from angelia.errors import AuditBroken
 from angelia.pipeline import chain_verification
-from angelia.pipeline.chain_verification import NodeKey, Result
+from angelia.pipeline.chain_verification import ChainResult, NodePublicKey
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.archive_audit import archive_audit
 from angelia.pipeline.jobs.erase import erase
-from angelia.pipeline.jobs.job_context import Work
+from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.jobs.verify_audit import NodeKeyUnreadable, node_key, verify_audit
 from angelia.pipeline.redactions import MOST_LISTED, Redactions
 from angelia.settings import Settings
@@ -34,7 +34,7 @@ from filled import NOW
 
 YOUNG = NOW - timedelta(days=3)
 OURS, THEIRS = (Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in (1, 2))
-NODE = NodeKey("ours", OURS.public_key().public_bytes_raw())
+NODE = NodePublicKey("ours", OURS.public_key().public_bytes_raw())
 NO_SIGNATURE = {"signed_hash": None, "node_key_id": None, "signed_at": None, "signature": None}
 
 
@@ -55,19 +55,19 @@ def sign(row: dict[str, Any], key: Ed25519PrivateKey, key_id: str) -> None:
     row |= {"signed_hash": row["entry_hash"], "node_key_id": key_id, "signed_at": NOW, "signature": key.sign(signed)}
 
 
-def verified(*pieces: list[dict[str, Any]], node: NodeKey | None = NODE) -> Result:
-    result = Result(head=GENESIS)
+def verified(*pieces: list[dict[str, Any]], node: NodePublicKey | None = NODE) -> ChainResult:
+    result = ChainResult(head=GENESIS)
     told = [row for rows in pieces for row in chain_verification._check(iter([pa.RecordBatch.from_pylist(rows)]), node)]
     chain_verification._join(result, [row for batch in told for row in batch.to_pylist()])
     return result
 
 
-def faults(result: Result) -> list[tuple[int, str]]:
+def faults(result: ChainResult) -> list[tuple[int, str]]:
     return [(fault.position, fault.what) for fault in result.faults]
 
 
 @pytest.mark.parametrize("node", [NODE, None], ids=["another key is here", "no key is here"])
-def test_a_checkpoint_of_another_node_must_still_be_of_this_chain(node: NodeKey | None) -> None:
+def test_a_checkpoint_of_another_node_must_still_be_of_this_chain(node: NodePublicKey | None) -> None:
     rows = entries(3)
     sign(rows[1], THEIRS, "theirs")
     assert faults(verified(rows, node=node)) == []
@@ -115,7 +115,7 @@ def blank(objects: Objects) -> None:
 
 
 async def test_a_redaction_needs_an_erasure_on_record_and_what_is_broken_is_told_in_the_run(
-    work: Callable[..., Work], database_url: str, objects: Objects, tmp_path: Path
+    work: Callable[..., JobContext], database_url: str, objects: Objects, tmp_path: Path
 ) -> None:
     settings = Settings(data_dir=tmp_path)
     await chained(database_url, tmp_path, YOUNG, 20)
@@ -143,7 +143,7 @@ async def test_a_redaction_needs_an_erasure_on_record_and_what_is_broken_is_told
 
 
 async def test_ledger_and_archive_make_the_same_sum_of_redactions(
-    work: Callable[..., Work], database_url: str, objects: Objects, tmp_path: Path
+    work: Callable[..., JobContext], database_url: str, objects: Objects, tmp_path: Path
 ) -> None:
     settings = Settings(data_dir=tmp_path)
     last = await chained(database_url, tmp_path, YOUNG, 12)
@@ -159,7 +159,7 @@ async def test_ledger_and_archive_make_the_same_sum_of_redactions(
 
 
 async def test_a_chain_is_verified_span_by_span_with_the_same_result(
-    work: Callable[..., Work], database_url: str, objects: Objects, tmp_path: Path
+    work: Callable[..., JobContext], database_url: str, objects: Objects, tmp_path: Path
 ) -> None:
     settings = Settings(data_dir=tmp_path)
     last = await chained(database_url, tmp_path, YOUNG, 50)
@@ -180,7 +180,7 @@ async def test_a_chain_is_verified_span_by_span_with_the_same_result(
 
 
 async def test_where_no_signature_can_be_checked_the_report_says_so(
-    work: Callable[..., Work], database_url: str, tmp_path: Path
+    work: Callable[..., JobContext], database_url: str, tmp_path: Path
 ) -> None:
     await chained(database_url, tmp_path, YOUNG, 5)
     archive_audit(work(settings=Settings(data_dir=tmp_path)))

@@ -19,7 +19,7 @@ from angelia.pipeline.jobs.archive_audit import JOB as AUDIT_JOB
 from angelia.pipeline.jobs.archive_audit import archive_audit
 from angelia.pipeline.jobs.archive_receipts import archive_receipts
 from angelia.pipeline.jobs.erase import erase
-from angelia.pipeline.jobs.job_context import Work
+from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.jobs.simulate import simulate
 from angelia.pipeline.jobs.verify_audit import verify_audit
 from angelia.pipeline.lake import rewrite
@@ -61,7 +61,7 @@ async def rows_about(database_url: str) -> list[int]:
 
 
 async def test_an_erasure_takes_the_agent_out_of_ledger_and_archive_and_the_chain_still_verifies(
-    work: Callable[..., Work], database_url: str, objects: Objects, tmp_path: Path
+    work: Callable[..., JobContext], database_url: str, objects: Objects, tmp_path: Path
 ) -> None:
     begun = await known(work, database_url, tmp_path)
     others = await held(database_url, objects)
@@ -83,7 +83,7 @@ async def test_an_erasure_takes_the_agent_out_of_ledger_and_archive_and_the_chai
 
 
 async def test_the_act_is_recorded_without_the_name(
-    work: Callable[..., Work], database_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, objects: Objects
 ) -> None:
     await fill(database_url, OLD, 8)
     report = erase(work(options={**ASKED, "agent": "sender-3"}))
@@ -102,7 +102,7 @@ async def test_the_act_is_recorded_without_the_name(
 
 
 async def test_a_ledger_that_knows_of_no_runs_erases_in_an_archive_that_has_seen_many(
-    work: Callable[..., Work], database_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, objects: Objects
 ) -> None:
     await fill(database_url, OLD, 70)
     archive_receipts(work())
@@ -116,7 +116,7 @@ async def test_a_ledger_that_knows_of_no_runs_erases_in_an_archive_that_has_seen
 
 
 async def test_messages_under_way_stay_and_the_report_says_so(
-    work: Callable[..., Work], database_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, objects: Objects
 ) -> None:
     await fill(database_url, NOW.date(), 14, status="pending")
     report = erase(work(options={**ASKED, "agent": "sender-3"}))
@@ -126,7 +126,7 @@ async def test_messages_under_way_stay_and_the_report_says_so(
 
 
 async def test_a_dry_run_counts_and_erases_nothing(
-    work: Callable[..., Work], database_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, objects: Objects
 ) -> None:
     await fill(database_url, OLD, 14)
     report = erase(work(options={**ASKED, "agent": "sender-3"}, dry_run=True))
@@ -134,18 +134,18 @@ async def test_a_dry_run_counts_and_erases_nothing(
 
 
 @pytest.mark.parametrize("options", [{"agent": "ann"}, {"reason": "why"}, {"agent": "ann", "reason": "as Ann wished"}])
-async def test_what_is_asked_wrongly_is_refused(work: Callable[..., Work], options: dict[str, str]) -> None:
+async def test_what_is_asked_wrongly_is_refused(work: Callable[..., JobContext], options: dict[str, str]) -> None:
     with pytest.raises(InvalidArgument):
         erase(work(options=options))
 
 
-async def test_while_rows_are_on_the_move_nothing_is_erased(work: Callable[..., Work], database_url: str) -> None:
+async def test_while_rows_are_on_the_move_nothing_is_erased(work: Callable[..., JobContext], database_url: str) -> None:
     with runs.only_one(database_url, AUDIT_JOB), pytest.raises(Conflict):
         erase(work(options=ASKED))
 
 
 async def test_an_audit_that_is_simulated_waits_for_whoever_holds_the_real_one(
-    work: Callable[..., Work], database_url: str
+    work: Callable[..., JobContext], database_url: str
 ) -> None:
     asked = {"agents": 5, "months": 1, "audit": True}
     with runs.only_one(database_url, AUDIT_JOB), pytest.raises(Conflict):
@@ -163,7 +163,7 @@ def test_a_store_that_keeps_its_files_is_an_error_that_says_where_to_read_on(obj
 
 @killed
 async def test_killed_at_a_step_the_next_call_finishes_and_the_same_agent_twice_is_harmless(
-    work: Callable[..., Work], database_url: str, objects: Objects, tmp_path: Path, killed: bool
+    work: Callable[..., JobContext], database_url: str, objects: Objects, tmp_path: Path, killed: bool
 ) -> None:
     begun = await known(work, database_url, tmp_path)
     begun.options = ASKED

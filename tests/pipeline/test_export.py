@@ -18,7 +18,7 @@ import pytest
 from angelia.errors import AlreadyExists, InvalidArgument, NotFound
 from angelia.pipeline import runs
 from angelia.pipeline.jobs.export import export
-from angelia.pipeline.jobs.job_context import Work
+from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.lake import small_tables
 from angelia.pipeline.lake.analytics_tables import AGENTS
 from angelia.stores.objects import Objects
@@ -33,7 +33,7 @@ def beginning_with(directory: Path, name: str) -> list[Path]:
     return [path for path in directory.iterdir() if path.name.startswith(name)]
 
 
-def exported(begun: Work, out: Path, format: str) -> dict[str, list[dict[str, Any]]]:
+def exported(begun: JobContext, out: Path, format: str) -> dict[str, list[dict[str, Any]]]:
     """The rows of every kind that an export wrote."""
     begun.options = {"agent": AGENT, "out": str(out), "format": format}
     export(begun)
@@ -44,7 +44,7 @@ def exported(begun: Work, out: Path, format: str) -> dict[str, list[dict[str, An
 
 
 async def test_an_export_has_what_ledger_and_archive_hold_once_each_and_nothing_of_others(
-    work: Callable[..., Work], database_url: str, tmp_path: Path
+    work: Callable[..., JobContext], database_url: str, tmp_path: Path
 ) -> None:
     begun = await known(work, database_url, tmp_path)
     begun.options = {"agent": AGENT, "out": str(tmp_path / "out"), "format": "parquet"}
@@ -65,7 +65,7 @@ async def test_an_export_has_what_ledger_and_archive_hold_once_each_and_nothing_
 
 
 async def test_of_every_table_of_the_ledger_the_rows_that_name_the_agent_are_there_and_no_others(
-    work: Callable[..., Work], database_url: str, tmp_path: Path
+    work: Callable[..., JobContext], database_url: str, tmp_path: Path
 ) -> None:
     await told(database_url, AGENT)
     found = exported(work(), tmp_path / "out", "parquet")
@@ -77,7 +77,7 @@ async def test_of_every_table_of_the_ledger_the_rows_that_name_the_agent_are_the
 
 
 async def test_lines_of_json_say_what_parquet_says(
-    work: Callable[..., Work], database_url: str, tmp_path: Path
+    work: Callable[..., JobContext], database_url: str, tmp_path: Path
 ) -> None:
     await told(database_url, AGENT)
     await scheduled(database_url, 1, work().now, prefix="alice")
@@ -94,14 +94,14 @@ def _plain(value: Any) -> Any:
 
 
 async def test_what_analytics_counted_of_the_agent_is_there(
-    work: Callable[..., Work], objects: Objects, tmp_path: Path
+    work: Callable[..., JobContext], objects: Objects, tmp_path: Path
 ) -> None:
     counted = [
         {"day": date(2026, 11, 10), "agent": agent, "sent": sent}
         | dict.fromkeys(("sent_bytes", "delivered", "expired", "failed", "received", "received_bytes"), 1)
         for agent, sent in ((AGENT, 7), ("other", 8))
     ]
-    run = runs.Run(
+    run = runs.JobRun(
         run_id="r", job="analytics", app_id="analytics", version=1, lo=None, hi=None, cutoff=None,
         state=runs.RunState.PLANNED, row_count=None, id_hash_sum=None, started_at=work().now,
     )  # fmt: skip
@@ -111,7 +111,7 @@ async def test_what_analytics_counted_of_the_agent_is_there(
 
 
 async def test_an_export_is_recorded_without_naming_the_agent(
-    work: Callable[..., Work], database_url: str, tmp_path: Path
+    work: Callable[..., JobContext], database_url: str, tmp_path: Path
 ) -> None:
     await told(database_url, AGENT)
     report = export(work(options={"agent": AGENT, "out": str(tmp_path / "out")}))
@@ -123,7 +123,7 @@ async def test_an_export_is_recorded_without_naming_the_agent(
 
 
 async def test_a_long_export_is_recorded_at_its_end_where_an_honest_event_belongs(
-    work: Callable[..., Work], database_url: str, connection: asyncpg.Connection, tmp_path: Path
+    work: Callable[..., JobContext], database_url: str, connection: asyncpg.Connection, tmp_path: Path
 ) -> None:
     long = timedelta(hours=1)
     await told(database_url, AGENT)
@@ -134,14 +134,16 @@ async def test_a_long_export_is_recorded_at_its_end_where_an_honest_event_belong
     assert event["occurred_at"] >= begun.now + long
 
 
-async def test_an_agent_that_nothing_is_held_about_is_not_found(work: Callable[..., Work], tmp_path: Path) -> None:
+async def test_an_agent_that_nothing_is_held_about_is_not_found(
+    work: Callable[..., JobContext], tmp_path: Path
+) -> None:
     with pytest.raises(NotFound, match="nothing is held about nobody"):
         export(work(options={"agent": "nobody", "out": str(tmp_path / "none")}))
     assert beginning_with(tmp_path, "none") == beginning_with(tmp_path, ".none") == []
 
 
 async def test_nothing_is_overwritten_and_what_is_asked_wrongly_is_refused(
-    work: Callable[..., Work], tmp_path: Path
+    work: Callable[..., JobContext], tmp_path: Path
 ) -> None:
     (tmp_path / "there").mkdir()
     with pytest.raises(AlreadyExists):
@@ -153,12 +155,12 @@ async def test_nothing_is_overwritten_and_what_is_asked_wrongly_is_refused(
 
 
 async def test_an_export_that_dies_leaves_nothing_behind_that_looks_like_one(
-    work: Callable[..., Work], database_url: str, tmp_path: Path
+    work: Callable[..., JobContext], database_url: str, tmp_path: Path
 ) -> None:
     await told(database_url, AGENT)
     (tmp_path / ".out.partial-of-one-that-was-killed").mkdir()
 
-    def step(name: str, _run: runs.Run) -> None:
+    def step(name: str, _run: runs.JobRun) -> None:
         raise RuntimeError(name)
 
     with pytest.raises(RuntimeError):

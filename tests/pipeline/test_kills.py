@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from angelia.pipeline.jobs.archive_audit import archive_audit
 from angelia.pipeline.jobs.archive_receipts import archive_receipts
-from angelia.pipeline.jobs.job_context import Work
+from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.jobs.retention import retained_from, retention
 from angelia.pipeline.jobs.verify_audit import verify_audit
 from angelia.pipeline.lake.audit_chain import archive_floor
@@ -52,7 +52,7 @@ async def acts(database_url: str, job: str) -> int:
 
 @killed
 async def test_killed_at_a_step_the_audit_is_archived_once_and_leaves_the_ledger_only_when_it_is(
-    work: Callable[..., Work], database_url: str, objects: Objects, tmp_path: Path, killed: bool
+    work: Callable[..., JobContext], database_url: str, objects: Objects, tmp_path: Path, killed: bool
 ) -> None:
     settings = Settings(data_dir=tmp_path)
     await chained(database_url, tmp_path, OLD, 30)
@@ -76,7 +76,7 @@ async def test_killed_at_a_step_the_audit_is_archived_once_and_leaves_the_ledger
 
 
 async def test_killed_at_a_step_retention_takes_out_what_is_due_and_records_it_once(
-    work: Callable[..., Work], database_url: str, objects: Objects, tmp_path: Path
+    work: Callable[..., JobContext], database_url: str, objects: Objects, tmp_path: Path
 ) -> None:
     settings = Settings(data_dir=tmp_path)
     for day, rows in ((PAST, 12), (KEPT, 7)):

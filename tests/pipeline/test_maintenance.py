@@ -16,7 +16,7 @@ from deltalake import CommitProperties, DeltaTable
 from angelia.errors import Conflict, InvalidArgument
 from angelia.pipeline import runs
 from angelia.pipeline.jobs import archive_receipts, erase
-from angelia.pipeline.jobs.job_context import Work
+from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.jobs.maintain import JOB, WRITERS, maintain
 from angelia.pipeline.lake import listing, maintenance
 from angelia.pipeline.lake.commit import Mark, opened
@@ -33,12 +33,14 @@ MARKS = "a job"
 
 
 @pytest.fixture
-def begun(database_url: str, objects: Objects) -> Iterator[Callable[..., Work]]:
+def begun(database_url: str, objects: Objects) -> Iterator[Callable[..., JobContext]]:
     """Work that no Spark is started for."""
     with ExitStack() as stack:
 
-        def begin(**values: Any) -> Work:
-            return Work(settings=Settings(), database_url=database_url, objects=objects, now=NOW, stack=stack, **values)
+        def begin(**values: Any) -> JobContext:
+            return JobContext(
+                settings=Settings(), database_url=database_url, objects=objects, now=NOW, stack=stack, **values
+            )
 
         yield begin
 
@@ -63,7 +65,7 @@ def per_day(objects: Objects, table: Table) -> dict[date, int]:
 
 @pytest.mark.parametrize("table", [RECEIPTS, AUDIT], ids=lambda table: table.name)
 async def test_files_of_a_day_become_one_and_rows_and_marks_stay(
-    begun: Callable[..., Work], objects: Objects, table: Table
+    begun: Callable[..., JobContext], objects: Objects, table: Table
 ) -> None:
     crowd(objects, table)
     before = content(objects, table)
@@ -75,7 +77,7 @@ async def test_files_of_a_day_become_one_and_rows_and_marks_stay(
     assert report.figures["compacted"] == {table.name: {"days": 1, "files": 4}}
 
 
-async def test_who_has_begun_to_read_finds_the_old_files(begun: Callable[..., Work], objects: Objects) -> None:
+async def test_who_has_begun_to_read_finds_the_old_files(begun: Callable[..., JobContext], objects: Objects) -> None:
     crowd(objects, RECEIPTS)
     reading = [file.uri for file in listing.files(objects, RECEIPTS)]
     maintain(begun())
@@ -105,7 +107,7 @@ def test_a_compaction_that_does_not_put_back_what_it_took_out_is_an_error(object
     assert "restore" not in differ.value.hint
 
 
-async def test_a_second_run_finds_nothing_to_do(begun: Callable[..., Work], objects: Objects) -> None:
+async def test_a_second_run_finds_nothing_to_do(begun: Callable[..., JobContext], objects: Objects) -> None:
     crowd(objects, RECEIPTS)
     maintain(begun())
     version = opened(objects, RECEIPTS).version()
@@ -115,7 +117,7 @@ async def test_a_second_run_finds_nothing_to_do(begun: Callable[..., Work], obje
 
 
 async def test_a_dry_run_says_what_would_be_done_and_does_nothing(
-    begun: Callable[..., Work], objects: Objects, connection: Any
+    begun: Callable[..., JobContext], objects: Objects, connection: Any
 ) -> None:
     crowd(objects, RECEIPTS)
     report = maintain(begun(dry_run=True))
@@ -125,7 +127,7 @@ async def test_a_dry_run_says_what_would_be_done_and_does_nothing(
 
 
 async def test_what_a_crash_left_goes_when_it_is_old_and_stays_while_a_job_may_commit_it(
-    begun: Callable[..., Work], objects: Objects
+    begun: Callable[..., JobContext], objects: Objects
 ) -> None:
     crowd(objects, RECEIPTS)
     place = Path(objects.table(RECEIPTS.name)) / f"day={DAY}"
@@ -140,7 +142,7 @@ async def test_what_a_crash_left_goes_when_it_is_old_and_stays_while_a_job_may_c
 
 
 async def test_files_that_were_joined_just_now_stay_however_old_they_are(
-    begun: Callable[..., Work], objects: Objects
+    begun: Callable[..., JobContext], objects: Objects
 ) -> None:
     crowd(objects, RECEIPTS)
     files = [Path(file.uri) for file in listing.files(objects, RECEIPTS)]
@@ -150,14 +152,16 @@ async def test_files_that_were_joined_just_now_stay_however_old_they_are(
     assert all(path.exists() for path in files)
 
 
-async def test_a_retention_that_a_job_could_outlast_is_refused(begun: Callable[..., Work], objects: Objects) -> None:
+async def test_a_retention_that_a_job_could_outlast_is_refused(
+    begun: Callable[..., JobContext], objects: Objects
+) -> None:
     crowd(objects, RECEIPTS)
     with pytest.raises(InvalidArgument, match="1 day at least"):
         maintenance.vacuum(objects, RECEIPTS, timedelta(hours=23), dry_run=False)
 
 
 async def test_files_of_a_run_that_is_not_done_keep_their_names(
-    begun: Callable[..., Work], objects: Objects, database_url: str
+    begun: Callable[..., JobContext], objects: Objects, database_url: str
 ) -> None:
     crowd(objects, RECEIPTS)
     crowd(objects, AUDIT)
@@ -170,12 +174,12 @@ async def test_files_of_a_run_that_is_not_done_keep_their_names(
     assert (per_day(objects, RECEIPTS)[DAY], per_day(objects, AUDIT)[DAY]) == (5, 1)
 
 
-async def test_an_erasure_that_is_at_work_is_left_alone(begun: Callable[..., Work], database_url: str) -> None:
+async def test_an_erasure_that_is_at_work_is_left_alone(begun: Callable[..., JobContext], database_url: str) -> None:
     with runs.only_one(database_url, erase.JOB), pytest.raises(Conflict):
         maintain(begun())
 
 
-async def test_the_run_is_written_down(begun: Callable[..., Work], objects: Objects, connection: Any) -> None:
+async def test_the_run_is_written_down(begun: Callable[..., JobContext], objects: Objects, connection: Any) -> None:
     crowd(objects, RECEIPTS)
     report = maintain(begun())
     row = await connection.fetchrow("SELECT run_id::text, state, row_count FROM pipeline_runs WHERE job = $1", JOB)

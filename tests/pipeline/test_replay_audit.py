@@ -11,7 +11,7 @@ import pytest
 
 from angelia.pipeline.jobs.archive_audit import archive_audit
 from angelia.pipeline.jobs.archive_receipts import archive_receipts
-from angelia.pipeline.jobs.job_context import Work
+from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.jobs.replay_audit import replay_audit
 from angelia.settings import Settings
 from chained import chained
@@ -28,7 +28,7 @@ async def changed(database_url: str, statement: str, *values: object) -> object:
 
 
 async def test_sound_rows_have_no_fault_though_a_dead_run_left_some_in_both_places(
-    work: Callable[..., Work], database_url: str, tmp_path: Path
+    work: Callable[..., JobContext], database_url: str, tmp_path: Path
 ) -> None:
     await fill(database_url, OLD, 60)
     await chained(database_url, tmp_path, NOW - timedelta(days=40), 30)
@@ -42,7 +42,7 @@ async def test_sound_rows_have_no_fault_though_a_dead_run_left_some_in_both_plac
 
 
 async def test_a_key_and_an_id_that_come_again_after_the_first_was_archived_are_named(
-    work: Callable[..., Work], database_url: str
+    work: Callable[..., JobContext], database_url: str
 ) -> None:
     await fill(database_url, OLD, 30)
     copied = "SELECT receipt_id::text FROM delivery_receipts ORDER BY receipt_id LIMIT 1"
@@ -67,7 +67,7 @@ async def test_a_key_and_an_id_that_come_again_after_the_first_was_archived_are_
 
 
 async def test_missing_and_swapped_entries_are_found_in_archive_and_ledger(
-    work: Callable[..., Work], database_url: str, tmp_path: Path
+    work: Callable[..., JobContext], database_url: str, tmp_path: Path
 ) -> None:
     await chained(database_url, tmp_path, NOW - timedelta(days=3), 30)
     # Whoever owns the ledger swaps two entries before they are archived, and removes one after that.

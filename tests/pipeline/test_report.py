@@ -20,7 +20,7 @@ from angelia.pipeline.lake.table import Table
 from angelia.pipeline.report import formatting
 from angelia.pipeline.report.charts import latency, storage
 from angelia.pipeline.report.figures import read
-from angelia.pipeline.runs import Run
+from angelia.pipeline.runs import JobRun
 from angelia.runs.model import RunState
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
@@ -56,7 +56,7 @@ def objects(tmp_path: Path) -> Objects:
 
 
 def put(objects: Objects, table: Table, *given: dict[str, Any]) -> None:
-    run = Run(
+    run = JobRun(
         run_id=str(uuid.uuid4()), job="analytics", app_id="analytics", version=1, lo=None, hi=None, cutoff=None,
         state=RunState.PLANNED, row_count=None, id_hash_sum=None, started_at=NOW,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from angelia.pipeline import runs
 from angelia.pipeline.jobs.archive_audit import archive_audit
 from angelia.pipeline.jobs.archive_receipts import JOB as RECEIPTS_JOB
 from angelia.pipeline.jobs.archive_receipts import archive_receipts
-from angelia.pipeline.jobs.job_context import Work
+from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.jobs.replay_audit import replay_audit
 from angelia.pipeline.jobs.retention import JOB, retained_from, retention
 from angelia.pipeline.lake.audit_chain import archive_floor
@@ -51,7 +51,7 @@ def test_seven_years_are_counted_by_the_calendar() -> None:
 
 
 async def test_a_dry_run_lists_what_would_go_and_touches_nothing(
-    work: Callable[..., Work], database_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, objects: Objects
 ) -> None:
     await fill(database_url, PAST, 40)
     archive_receipts(work())
@@ -64,7 +64,7 @@ async def test_a_dry_run_lists_what_would_go_and_touches_nothing(
 
 
 async def test_a_day_past_its_time_leaves_the_table_and_the_disk_and_the_next_day_stays(
-    work: Callable[..., Work], database_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, objects: Objects
 ) -> None:
     await fill(database_url, PAST, 40)
     await fill(database_url, KEPT, 30)
@@ -88,21 +88,23 @@ async def test_a_day_past_its_time_leaves_the_table_and_the_disk_and_the_next_da
 
 
 async def test_a_ledger_that_knows_of_no_runs_removes_from_an_archive_that_has_seen_many(
-    work: Callable[..., Work], objects: Objects
+    work: Callable[..., JobContext], objects: Objects
 ) -> None:
     put(objects, RECEIPTS, PAST, 40, mark=Mark(JOB, 9))
     assert retention(work()).rows == 40
     assert (archived(objects), on_disk(objects, RECEIPTS.name)) == ([], set())
 
 
-async def test_the_ledger_is_never_touched(work: Callable[..., Work], database_url: str, objects: Objects) -> None:
+async def test_the_ledger_is_never_touched(
+    work: Callable[..., JobContext], database_url: str, objects: Objects
+) -> None:
     await fill(database_url, PAST, 10)
     assert retention(work()).rows == 0
     assert len((await held(database_url, objects)).ledger) == 10
 
 
 async def test_the_chain_goes_on_from_the_last_event_that_left_and_an_old_one_behind_a_young_one_waits(
-    work: Callable[..., Work], database_url: str, objects: Objects, tmp_path: Path
+    work: Callable[..., JobContext], database_url: str, objects: Objects, tmp_path: Path
 ) -> None:
     midnight = datetime(KEPT.year, KEPT.month, KEPT.day, tzinfo=UTC)
     await chained(database_url, tmp_path, midnight - timedelta(minutes=5), 20)
@@ -124,7 +126,7 @@ async def test_the_chain_goes_on_from_the_last_event_that_left_and_an_old_one_be
 
 
 async def test_killed_before_it_is_recorded_the_next_run_puts_everything_right(
-    work: Callable[..., Work], database_url: str, objects: Objects, tmp_path: Path
+    work: Callable[..., JobContext], database_url: str, objects: Objects, tmp_path: Path
 ) -> None:
     await chained(database_url, tmp_path, datetime(PAST.year, PAST.month, PAST.day, 12, tzinfo=UTC), 10)
     settings = Settings(data_dir=tmp_path)
@@ -139,7 +141,7 @@ async def test_killed_before_it_is_recorded_the_next_run_puts_everything_right(
 
 
 async def test_while_a_run_that_moves_rows_is_half_done_nothing_is_removed(
-    work: Callable[..., Work], database_url: str
+    work: Callable[..., JobContext], database_url: str
 ) -> None:
     with runs.only_one(database_url, RECEIPTS_JOB) as database:
         runs.plan(database, RECEIPTS_JOB, RECEIPTS_JOB, NOW)

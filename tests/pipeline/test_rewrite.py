@@ -12,7 +12,7 @@ import pytest
 
 import lakes
 from angelia.errors import Conflict
-from angelia.pipeline.jobs.job_context import Work
+from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.jobs.remove_simulated import remove_simulated
 from angelia.pipeline.lake import commit, listing, rewrite, simulated
 from angelia.pipeline.lake.commit import Mark
@@ -112,7 +112,7 @@ async def test_simulated_rows_are_taken_out_wherever_they_lie(lake: Objects, dat
         files.add(rows)
     commit.commit(lake, RECEIPTS, files.written, Mark("simulate", 1))
     with ExitStack() as stack:
-        work = Work(settings=Settings(), database_url=database_url, objects=lake, now=AT, stack=stack)
+        work = JobContext(settings=Settings(), database_url=database_url, objects=lake, now=AT, stack=stack)
         assert remove_simulated(work).rows == 4
     assert (listing.files(lake, RECEIPTS), rewrite.leftovers(lake, RECEIPTS, list)) == ([], [])
     assert simulated.mixed(lake) == []

@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from angelia.audit.model import GENESIS, Event, entry_hash
 from angelia.errors import Conflict, InvalidArgument
 from angelia.pipeline.jobs.archive_receipts import archive_receipts
-from angelia.pipeline.jobs.job_context import Work
+from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.jobs.simulate import simulate
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, Table
 from angelia.pipeline.simulation.capacity import OPTIONS, Assumptions, Load, needed
@@ -62,7 +62,7 @@ def test_what_makes_no_fleet_is_refused() -> None:
 
 
 async def test_the_same_options_give_the_same_rows_and_another_seed_gives_others(
-    work: Callable[..., Work], tmp_path: Any
+    work: Callable[..., JobContext], tmp_path: Any
 ) -> None:
     lakes = [Objects.at(str(tmp_path / name)) for name in ("one", "two", "three")]
     for lake, seed in zip(lakes, (7, 7, 8), strict=True):
@@ -72,13 +72,15 @@ async def test_the_same_options_give_the_same_rows_and_another_seed_gives_others
     assert one["receipt_id"].to_pylist() != three["receipt_id"].to_pylist()
 
 
-async def test_a_second_simulation_takes_the_place_of_the_first(work: Callable[..., Work], objects: Objects) -> None:
+async def test_a_second_simulation_takes_the_place_of_the_first(
+    work: Callable[..., JobContext], objects: Objects
+) -> None:
     first = simulate(work(since=SINCE, options=SMALL))
     second = simulate(work(since=SINCE, options=SMALL))
     assert first.rows == second.rows == len(rows(objects))
 
 
-async def test_the_rows_are_distributed_as_was_asked(work: Callable[..., Work], objects: Objects) -> None:
+async def test_the_rows_are_distributed_as_was_asked(work: Callable[..., JobContext], objects: Objects) -> None:
     asked = Fleet(agents=200, messages_per_agent_per_day=60.0, failure_share=0.05, expiry_share=0.02)
     report = simulate(work(since=SINCE, options={"agents": 200, "messages_per_agent_per_day": 60.0,
                                                  "failure_share": 0.05, "expiry_share": 0.02}))  # fmt: skip
@@ -104,7 +106,7 @@ async def test_the_rows_are_distributed_as_was_asked(work: Callable[..., Work], 
 
 
 async def test_a_simulated_receipt_is_one_that_the_ledger_would_take(
-    work: Callable[..., Work], objects: Objects
+    work: Callable[..., JobContext], objects: Objects
 ) -> None:
     simulate(work(since=SINCE, options=SMALL))
     found = rows(objects)
@@ -122,7 +124,7 @@ async def test_a_simulated_receipt_is_one_that_the_ledger_would_take(
 
 
 async def test_an_archive_with_real_receipts_is_refused_and_stays_as_it_is(
-    work: Callable[..., Work], database_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, objects: Objects
 ) -> None:
     await fill(database_url, OLD, 20)
     archive_receipts(work())
@@ -133,7 +135,7 @@ async def test_an_archive_with_real_receipts_is_refused_and_stays_as_it_is(
 
 
 async def test_the_audit_of_a_simulation_is_a_sound_chain_and_is_made_once(
-    work: Callable[..., Work], objects: Objects
+    work: Callable[..., JobContext], objects: Objects
 ) -> None:
     options = {"agents": 20, "messages_per_agent_per_day": 10.0, "audit": True}
     report = simulate(work(since=SINCE + timedelta(days=2), options=options))
@@ -154,7 +156,7 @@ async def test_the_audit_of_a_simulation_is_a_sound_chain_and_is_made_once(
 
 
 async def test_a_dry_run_says_how_much_it_would_be_and_writes_nothing(
-    work: Callable[..., Work], objects: Objects
+    work: Callable[..., JobContext], objects: Objects
 ) -> None:
     report = simulate(work(dry_run=True, options={"months": 3}))
     assert (report.state, report.figures["days"], report.figures["to"]) == ("dry run", 92, "2026-11-15")
@@ -162,7 +164,7 @@ async def test_a_dry_run_says_how_much_it_would_be_and_writes_nothing(
     assert not DeltaTable.is_deltatable(objects.table(RECEIPTS.name))
 
 
-async def test_months_and_a_first_day_are_not_both_taken(work: Callable[..., Work]) -> None:
+async def test_months_and_a_first_day_are_not_both_taken(work: Callable[..., JobContext]) -> None:
     with pytest.raises(InvalidArgument, match="both say from when"):
         simulate(work(since=SINCE, dry_run=True, options={"months": 1}))
 
@@ -191,7 +193,7 @@ def test_every_figure_that_capacity_is_computed_from_can_be_given_and_is_told() 
     "wrong", [{"capacity_ttl_share": 2}, {"capacity_agents": -1}, {"capacity_hot_bytes": 0}, {"capacity_copies": "x"}]
 )
 async def test_what_cannot_be_computed_with_is_refused_before_anything_is_simulated(
-    work: Callable[..., Work], wrong: dict[str, object]
+    work: Callable[..., JobContext], wrong: dict[str, object]
 ) -> None:
     with pytest.raises(InvalidArgument, match="cannot be"):
         simulate(work(dry_run=True, options={"months": 3, **wrong}))

@@ -23,7 +23,7 @@ from angelia.pipeline.jobs.archive_receipts import archive_receipts
 from angelia.pipeline.jobs.archive_sessions import archive_sessions
 from angelia.pipeline.jobs.erase import erase
 from angelia.pipeline.jobs.export import export
-from angelia.pipeline.jobs.job_context import Job, Work
+from angelia.pipeline.jobs.job_context import Job, JobContext
 from angelia.pipeline.jobs.maintain import maintain
 from angelia.pipeline.jobs.remove_simulated import remove_simulated
 from angelia.pipeline.jobs.replay_audit import replay_audit
@@ -95,7 +95,7 @@ async def acts(database_url: str) -> int:
 
 
 async def test_every_table_of_a_simulated_archive_says_so_to_every_reader(
-    work: Callable[..., Work], database_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, objects: Objects
 ) -> None:
     await fill(database_url, OLD, 5)
     simulated = simulate(work(since=SINCE, options={**SMALL, "audit": True}))
@@ -118,7 +118,7 @@ async def test_every_table_of_a_simulated_archive_says_so_to_every_reader(
     assert '<p class="banner" role="note"><strong>Simulated.</strong>' in page
 
 
-async def test_compaction_keeps_the_mark_of_every_row(work: Callable[..., Work], objects: Objects) -> None:
+async def test_compaction_keeps_the_mark_of_every_row(work: Callable[..., JobContext], objects: Objects) -> None:
     commit.opened(objects, RECEIPTS.marked())
     for number in (1, 2):
         with Files(objects, commit.as_in(objects, STORAGE), f"{number}") as files:
@@ -129,7 +129,7 @@ async def test_compaction_keeps_the_mark_of_every_row(work: Callable[..., Work],
 
 
 async def test_a_run_on_a_simulated_archive_is_not_what_the_schedule_waits_for(
-    work: Callable[..., Work], database_url: str, objects: Objects
+    work: Callable[..., JobContext], database_url: str, objects: Objects
 ) -> None:
     commit.opened(objects, RECEIPTS.marked())
     analytics(work())
@@ -146,7 +146,7 @@ NAMED = {job.__name__: job.__name__.replace("_", " ") for job in JOBS}
 
 @pytest.mark.parametrize("job", JOBS, ids=NAMED.values())
 async def test_a_job_about_what_happened_refuses_a_simulated_archive(
-    work: Callable[..., Work], objects: Objects, job: Job
+    work: Callable[..., JobContext], objects: Objects, job: Job
 ) -> None:
     commit.opened(objects, RECEIPTS.marked())
     with pytest.raises(Conflict, match="is a simulated one") as refusal:
@@ -156,7 +156,7 @@ async def test_a_job_about_what_happened_refuses_a_simulated_archive(
 
 @pytest.mark.parametrize(("job", "options"), [(erase, {"reason": "x"}), (export, {"format": "jsonl"})])
 async def test_nobody_is_looked_for_in_a_simulated_archive(
-    work: Callable[..., Work], objects: Objects, tmp_path: Path, job: Job, options: dict[str, str]
+    work: Callable[..., JobContext], objects: Objects, tmp_path: Path, job: Job, options: dict[str, str]
 ) -> None:
     commit.opened(objects, RECEIPTS.marked())
     with pytest.raises(Conflict, match="is a simulated one"):
@@ -164,7 +164,7 @@ async def test_nobody_is_looked_for_in_a_simulated_archive(
 
 
 async def test_a_server_whose_own_archive_is_a_simulated_one_is_told_to_name_another(
-    work: Callable[..., Work], objects: Objects
+    work: Callable[..., JobContext], objects: Objects
 ) -> None:
     commit.opened(objects, RECEIPTS.marked())
     with pytest.raises(Conflict) as refusal:
@@ -173,7 +173,7 @@ async def test_a_server_whose_own_archive_is_a_simulated_one_is_told_to_name_ano
 
 
 async def test_the_servers_own_archive_takes_no_simulated_row_even_while_it_is_empty(
-    work: Callable[..., Work], objects: Objects
+    work: Callable[..., JobContext], objects: Objects
 ) -> None:
     with pytest.raises(Conflict, match="is the server's own") as refusal:
         simulate(work(settings=Settings(lake=objects.root), since=SINCE, options=SMALL))
@@ -192,7 +192,7 @@ def test_the_flag_of_a_hint_leads_to_the_archive_that_it_is_about(tmp_path: Path
 
 
 async def test_what_the_release_before_mixed_is_taken_apart_and_every_receipt_is_archived_once(
-    work: Callable[..., Work], database_url: str, objects: Objects, mix: Callable[..., int]
+    work: Callable[..., JobContext], database_url: str, objects: Objects, mix: Callable[..., int]
 ) -> None:
     await fill(database_url, OLD, 30)
     real = (await held(database_url, objects)).ledger
@@ -212,7 +212,7 @@ async def test_what_the_release_before_mixed_is_taken_apart_and_every_receipt_is
 
 
 async def test_what_was_counted_together_is_counted_again_without_what_never_happened(
-    work: Callable[..., Work], database_url: str, objects: Objects, mix: Callable[..., int]
+    work: Callable[..., JobContext], database_url: str, objects: Objects, mix: Callable[..., int]
 ) -> None:
     await fill(database_url, OLD, 30)
     analytics(work())
@@ -229,7 +229,7 @@ async def test_what_was_counted_together_is_counted_again_without_what_never_hap
 
 
 async def test_of_rows_in_one_table_exactly_the_simulated_ones_go_whatever_agents_are_called(
-    work: Callable[..., Work], database_url: str, objects: Objects, mix: Callable[..., int]
+    work: Callable[..., JobContext], database_url: str, objects: Objects, mix: Callable[..., int]
 ) -> None:
     await fill(database_url, OLD, 40)
     await renamed(database_url, OLD, "sim-000001")
@@ -246,7 +246,7 @@ async def test_of_rows_in_one_table_exactly_the_simulated_ones_go_whatever_agent
 
 
 async def test_a_chain_that_was_simulated_makes_room_for_the_real_one(
-    work: Callable[..., Work], database_url: str, objects: Objects, tmp_path: Path, mix: Callable[..., int]
+    work: Callable[..., JobContext], database_url: str, objects: Objects, tmp_path: Path, mix: Callable[..., int]
 ) -> None:
     settings = Settings(data_dir=tmp_path)
     last = await chained(database_url, tmp_path, datetime(2026, 11, 13, tzinfo=UTC), 12)
@@ -261,7 +261,7 @@ async def test_a_chain_that_was_simulated_makes_room_for_the_real_one(
 
 
 async def test_a_simulated_archive_is_removed_whole_and_not_row_by_row(
-    work: Callable[..., Work], objects: Objects
+    work: Callable[..., JobContext], objects: Objects
 ) -> None:
     commit.opened(objects, RECEIPTS.marked())
     with pytest.raises(Conflict) as refusal:
@@ -271,7 +271,7 @@ async def test_a_simulated_archive_is_removed_whole_and_not_row_by_row(
 
 @killed
 async def test_killed_at_a_step_simulated_rows_go_and_every_real_one_is_there_once(
-    work: Callable[..., Work], database_url: str, objects: Objects, mix: Callable[..., int], killed: bool
+    work: Callable[..., JobContext], database_url: str, objects: Objects, mix: Callable[..., int], killed: bool
 ) -> None:
     await fill(database_url, OLD, 25)
     archive_receipts(work())
@@ -294,7 +294,7 @@ async def test_killed_at_a_step_simulated_rows_go_and_every_real_one_is_there_on
 
 
 async def test_what_was_counted_after_a_crash_is_not_forgotten_by_the_run_that_goes_on(
-    work: Callable[..., Work], objects: Objects, database_url: str, mix: Callable[..., int]
+    work: Callable[..., JobContext], objects: Objects, database_url: str, mix: Callable[..., int]
 ) -> None:
     await fill(database_url, OLD, 10)
     mix(OLD)
@@ -307,7 +307,7 @@ async def test_what_was_counted_after_a_crash_is_not_forgotten_by_the_run_that_g
 
 
 async def test_a_run_that_died_while_it_archived_is_finished_after_the_simulated_rows_are_gone(
-    work: Callable[..., Work], database_url: str, objects: Objects, mix: Callable[..., int]
+    work: Callable[..., JobContext], database_url: str, objects: Objects, mix: Callable[..., int]
 ) -> None:
     await fill(database_url, OLD, 10)
     real = sorted((await held(database_url, objects)).ledger)

@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from angelia.audit import service
 from angelia.audit.service import Audit
 from angelia.keys.node_key import load_or_make
-from angelia.pipeline.jobs.job_context import Work
+from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.jobs.stream_audit import stream_audit
 from angelia.settings import Settings
 from angelia.stores.ledger import Ledger
@@ -65,7 +65,7 @@ async def produce(database_url: str, data_dir: Path, producers: int, each: int) 
     return sealed.position
 
 
-def stream_beside(begun: Work, objects: Objects, producing: Callable[[], Coroutine[None, None, int]]) -> int:
+def stream_beside(begun: JobContext, objects: Objects, producing: Callable[[], Coroutine[None, None, int]]) -> int:
     """Stream until everything that is produced meanwhile has come; the last position."""
     found: list[int] = []
 
@@ -91,9 +91,9 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_producers_that_commit_out_of_order_are_all_there_once_and_a_new_checkpoint_changes_nothing(
-    work: Callable[..., Work], database_url: str, objects: Objects, data_dir: Path, tmp_path: Path
+    work: Callable[..., JobContext], database_url: str, objects: Objects, data_dir: Path, tmp_path: Path
 ) -> None:
-    def begun(checkpoint: str) -> Work:
+    def begun(checkpoint: str) -> JobContext:
         options = {
             "stop": threading.Event(),
             "checkpoint": tmp_path / checkpoint,
@@ -111,7 +111,7 @@ async def test_producers_that_commit_out_of_order_are_all_there_once_and_a_new_c
 
 
 async def test_a_stream_whose_lock_was_lost_takes_it_again_and_goes_on(
-    work: Callable[..., Work], database_url: str, objects: Objects, data_dir: Path, tmp_path: Path
+    work: Callable[..., JobContext], database_url: str, objects: Objects, data_dir: Path, tmp_path: Path
 ) -> None:
     async def produced() -> int:
         await until(lambda: len(positions(objects)) == 20)

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from angelia.cli.errors import Usage
-from angelia.cli.flags import Shared
+from angelia.cli.flags import SharedFlags
 from angelia.cli.output import Output
 from angelia.errors import AngeliaError, Denied, InvalidArgument, NotFound, Unauthenticated
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class Session:
     """One run of one verb. Everything is found when it is first asked for, so that help stays fast."""
 
-    def __init__(self, shared: Shared, out: Output) -> None:
+    def __init__(self, shared: SharedFlags, out: Output) -> None:
         self.shared = shared
         self.out = out
         self._open = ExitStack()

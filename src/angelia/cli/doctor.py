@@ -12,7 +12,7 @@ import click
 from angelia.cli.command_context import Session
 from angelia.cli.errors import FAILURE
 from angelia.cli.escaping import escape_line
-from angelia.cli.grammar import Verb
+from angelia.cli.grammar import VerbCommand
 from angelia.cli.tables import Paint, counted
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ WIDTH = 100
 STATE = 6  # the widest state word and its gap
 
 
-@click.command(cls=Verb, example="angelia doctor")
+@click.command(cls=VerbCommand, example="angelia doctor")
 def command(session: Session) -> int:
     """Look at everything that a server needs here. Exit 1 when something fails, 0 on warnings."""
     from angelia import doctor

@@ -13,7 +13,7 @@ import click
 
 from angelia.cli.escaping import escape_json, escape_line
 from angelia.cli.output import Manner
-from angelia.errors import AngeliaError
+from angelia.errors import AngeliaError, DiskFull
 
 INTERRUPTED, PIPE_CLOSED = 130, 141
 FAILURE, USAGE, TAMPERED, REPLAYED, NOT_ALLOWED, EXPIRED, NETWORK, NOT_FOUND = range(1, 9)
@@ -51,12 +51,6 @@ class SystemFailure(AngeliaError):
     """The operating system refused"""
 
     code = "system"
-
-
-class DiskFull(SystemFailure):
-    """No space is left"""
-
-    code = "disk_full"
 
 
 def exit_code(error: AngeliaError) -> int:

@@ -52,7 +52,7 @@ _SYNONYMS = {
 }
 
 
-class Verb(click.Command):
+class VerbCommand(click.Command):
     """One command. Its function gets a Session made from the shared flags, then its own parameters."""
 
     def __init__(self, name: str | None, *, example: str = "", needs: Needs = Needs.NOTHING, **rest: Any) -> None:
@@ -107,11 +107,11 @@ class Noun(click.Group):
 
     def verb(
         self, *, example: str, needs: Needs = Needs.NOTHING, name: str | None = None
-    ) -> Callable[[Action[P]], Verb]:
+    ) -> Callable[[Action[P]], VerbCommand]:
         """Make a function one of this noun's verbs; click's own decorators declare its parameters."""
 
-        def declare(action: Action[P]) -> Verb:
-            verb = click.command(name, cls=Verb, example=example, needs=needs)(action)
+        def declare(action: Action[P]) -> VerbCommand:
+            verb = click.command(name, cls=VerbCommand, example=example, needs=needs)(action)
             self.add_command(verb)
             return verb
 

@@ -21,8 +21,8 @@ from angelia.cli.progress import JobProgressDisplay
 from angelia.errors import AngeliaError, Unavailable
 
 if TYPE_CHECKING:
-    from angelia.pipeline.jobs.catalog import Entry
-    from angelia.pipeline.jobs.job_context import Job, Report, Work
+    from angelia.pipeline.jobs.catalog import JobEntry
+    from angelia.pipeline.jobs.job_context import Job, JobContext, JobReport
 
 _SIMULATE = "simulate"  # the job that makes the archive that --simulated names for other jobs
 _AGAIN = "nothing half done counts: run it again; -v shows where it happened"
@@ -40,7 +40,7 @@ def run(session: Session, words: Sequence[str], flags: PipelineFlags, options: M
     if entry.name == _SIMULATE and not flags.lake:
         flags = replace(flags, simulated=True)
 
-    def confirmed(work: Work) -> Report:
+    def confirmed(work: JobContext) -> JobReport:
         """The job, after the question with the numbers of a dry run if it destroys something."""
         job = entry.load()
         if entry.destroys is not None and not (work.dry_run or session.shared.yes):
@@ -70,7 +70,7 @@ def stream_audit(session: Session, flags: PipelineFlags) -> int:
         signals.append(number)
         stop.set()
 
-    def until_stopped(work: Work) -> Report:
+    def until_stopped(work: JobContext) -> JobReport:
         from angelia.pipeline.jobs.stream_audit import stream_audit
 
         work.spark.version  # noqa: B018 - Spark takes Ctrl-C for itself when it starts
@@ -83,7 +83,7 @@ def stream_audit(session: Session, flags: PipelineFlags) -> int:
     return INTERRUPTED if signal.SIGINT in signals else 0
 
 
-def _entry(words: Sequence[str]) -> Entry:
+def _entry(words: Sequence[str]) -> JobEntry:
     """The job of that name, which may be two words."""
     from angelia.pipeline.jobs.catalog import JOBS
 
@@ -95,7 +95,7 @@ def _entry(words: Sequence[str]) -> Entry:
     raise Usage(f"there is no job {name!r}", hint=hint)
 
 
-def _check(session: Session, entry: Entry, flags: PipelineFlags, options: Mapping[str, Any]) -> None:
+def _check(session: Session, entry: JobEntry, flags: PipelineFlags, options: Mapping[str, Any]) -> None:
     """Raises Usage for a flag that the job does not take."""
     if session.shared.dry_run and not entry.looks:
         raise Usage(f"`{entry.name}` takes no --dry-run", hint=_example(entry, options))
@@ -117,19 +117,19 @@ def _flag(option: str) -> str:
     return {"messages_per_agent_per_day": "--messages-per-day"}.get(option, f"--{option.replace('_', '-')}")
 
 
-def _example(entry: Entry, options: Mapping[str, Any]) -> str:
+def _example(entry: JobEntry, options: Mapping[str, Any]) -> str:
     given = {name: value for name, value in options.items() if name in entry.options}
     flags = " ".join(f"{_flag(name)} {shlex.quote(str(value))}" for name, value in given.items())
     look = " --dry-run" if entry.destroys else ""
     return f"angelia pipeline run {entry.name} {flags}".rstrip() + look
 
 
-def _deed(entry: Entry, options: Mapping[str, Any], what: str) -> confirm.Deed:
+def _deed(entry: JobEntry, options: Mapping[str, Any], what: str) -> confirm.Deed:
     assert entry.destroys is not None
     return confirm.Deed(entry.destroys.verb, entry.destroys.doing, what, look=_example(entry, options))
 
 
-def _watched(session: Session, name: str, flags: PipelineFlags, options: Mapping[str, Any], job: Job) -> Report:
+def _watched(session: Session, name: str, flags: PipelineFlags, options: Mapping[str, Any], job: Job) -> JobReport:
     """Runs a job with its progress on stderr and its report on stdout; returns the report."""
     outcome = _Outcome(session, name)
     with outcome.reported(), _work(session, name, flags, options, outcome) as work:
@@ -140,9 +140,9 @@ def _watched(session: Session, name: str, flags: PipelineFlags, options: Mapping
 @contextmanager
 def _work(
     session: Session, name: str, flags: PipelineFlags, options: Mapping[str, Any], outcome: _Outcome
-) -> Iterator[Work]:
+) -> Iterator[JobContext]:
     """What a job is given. At the end all that it opened is closed, and the progress line is cleared."""
-    from angelia.pipeline.jobs.job_context import Work
+    from angelia.pipeline.jobs.job_context import JobContext
 
     settings, shared = session.settings, session.shared
     objects = flags.archive(settings)
@@ -156,7 +156,7 @@ def _work(
     with pipeline_environment.ledger(settings) as url, outcome.found_in(url), pipeline_environment.private():
         pipeline_environment.make_archive(objects)
         with JobProgressDisplay(session.out, title) as progress, ExitStack() as stack:
-            yield Work(
+            yield JobContext(
                 settings=pipeline_environment.with_hot_tier(settings),
                 database_url=url,
                 objects=objects,
@@ -180,7 +180,7 @@ class _Outcome:
         self._clock = time.monotonic()
         self._run_id: str | None = None
         self.began = datetime.now(UTC)
-        self.report: Report | None = None
+        self.report: JobReport | None = None
 
     def reached(self, _step: str, run: Any) -> None:
         self._run_id = run.run_id

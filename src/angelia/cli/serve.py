@@ -10,10 +10,10 @@ import click
 from angelia.cli.command_context import Session
 from angelia.cli.confirm import Deed, may
 from angelia.cli.flags import Needs
-from angelia.cli.grammar import Verb
+from angelia.cli.grammar import VerbCommand
 
 
-@click.command(cls=Verb, example="angelia serve --port 8080", needs=Needs.YES)
+@click.command(cls=VerbCommand, example="angelia serve --port 8080", needs=Needs.YES)
 @click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="where it keeps all")
 @click.option("--host", metavar="ADDRESS", help="address to listen on (127.0.0.1)")
 @click.option("--port", type=int, metavar="N", help="port to listen on (8080); 0 takes a free one")

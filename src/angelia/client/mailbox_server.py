@@ -1,4 +1,4 @@
-"""Serves a mailbox for as long as somebody wants: mail as it comes, and what has to be done beside it.
+"""Serves a mailbox until it is cancelled: mail as it comes, and what has to be done beside it.
 
 Two go side by side. One listens, opens what comes and hands it to the handler. The other does the chores: what waits in
 the outbox, what became of what was sent, mail that was kept out and is allowed by now, and keys. A chore that fails for
@@ -37,8 +37,8 @@ Listen: TypeAlias = Callable[[Callable[[], None]], AsyncGenerator[Event, None]]
 _Keys: TypeAlias = type[RotationDue] | type[PrekeysLow]
 
 
-class Run(Protocol):
-    """Takes a call to its end."""
+class RunExchange(Protocol):
+    """Takes an exchange to its end and returns its answer."""
 
     def __call__(self, call: Exchange[T], /) -> Awaitable[T]: ...
 
@@ -47,13 +47,13 @@ class Serving:
     """One mailbox that is served; `listen` gives the events of a stream, and says when it begins anew. What it asks of
     the mailbox itself goes by way of `aside`."""
 
-    def __init__(self, mailbox: Mailbox, handler: Handler, run: Run, aside: Aside, listen: Listen) -> None:
+    def __init__(self, mailbox: Mailbox, handler: Handler, run: RunExchange, aside: Aside, listen: Listen) -> None:
         self._mailbox = mailbox
         self._handler = handler
         self._run = run
         self._aside = aside
         self._listen = listen
-        self._handling = asyncio.Lock()  # one message at a time, whoever received it
+        self._handling = asyncio.Lock()  # one message at a time, from the stream or from the chores
         self._bell = asyncio.Event()
         # What is due. Each is taken out before it is done, so that it can become due again meanwhile.
         self._news_of: dict[str, None] = {}
@@ -190,7 +190,7 @@ class Serving:
             await self._run(channel_signing.publish_keys(self._mailbox))
 
     async def _do_round(self, _: None) -> None:
-        """What may have happened while nobody listened, or without anybody saying so."""
+        """Does what may have become due while the stream was down, or without an event of it."""
         chores = dict.fromkeys((self._send_waiting, self._follow_sent, self._fetch_admitted))
         problem = await _each(chores, lambda chore: chore())
         await self._run(channel_signing.tend_keys(self._mailbox))

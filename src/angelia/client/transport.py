@@ -49,7 +49,7 @@ _HOST = re.compile(rb"[a-z0-9_](?:[a-z0-9._-]*[a-z0-9_.])?|[0-9a-f:]*:[0-9a-f:.]
 
 
 class Signer(Protocol):
-    """Whoever can sign: an `Identity` of the mailbox, or anything with its key and key_id."""
+    """What signs requests: a `Mailbox`, an `Identity`, or any other object with a key and its key_id."""
 
     @property
     def key(self) -> Ed25519PrivateKey: ...
@@ -133,7 +133,7 @@ def is_loopback(url: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One server, and as whom to speak to it."""
+    """One server, and the credentials to speak to it with."""
 
     url: str
     signer: Signer | None = None
@@ -188,7 +188,7 @@ class Line:
         return Send(request.method, str(url), headers, request.body, timeout, self.timeout + request.waits)
 
     def _proof(self, request: Request, url: httpx.URL) -> dict[str, str]:
-        """The headers that say who calls; made anew for every attempt, since a nonce works once."""
+        """Returns the headers that prove the caller; made anew for every attempt, since a nonce works once."""
         signer = self._signer_of(request)
         if isinstance(signer, Mailbox):
             signer.own_keys.refresh()  # another process may have rotated the pair; it costs one stat
@@ -208,13 +208,13 @@ class Line:
         return http_signature.sign(signer.key, signer.key_id, target, created=created, nonce=nonce)
 
     def _signer_of(self, request: Request) -> Signer | None:
-        """Who signs a request; None where a token says who calls, or nothing does."""
+        """Returns the signer of a request; None if a token stands for the caller, or the request has no credential."""
         shows_token = self.token is not None and request.credential is Credential.OPERATOR
         return None if shows_token or request.credential is Credential.NONE else self.signer
 
     def refusal(self, request: Request, response: Response) -> ApiError | NotAngelia:
-        """The error that a refusal stands for. That it does not know a key is all that a server can say; whoever signed
-        may know that a newer one takes its place."""
+        """Returns the error that a refusal stands for. A server can only say that it does not know a key; the signer
+        may know that a newer pair takes its place."""
         error, signer = fault(response, now=self.clock()), self._signer_of(request)
         if (
             error.code == Unauthenticated.code

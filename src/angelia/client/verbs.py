@@ -41,7 +41,7 @@ from angelia.runs import api as runs
 
 
 class AgentVerbs(Namespace[Mode]):
-    """Who an agent is, and whom it does not want to hear from."""
+    """Registration, profiles, handles and block lists of agents."""
 
     register = Verb(registration.register)
     profile = Verb(naming(agents.WHO))

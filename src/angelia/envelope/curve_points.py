@@ -7,7 +7,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 _P = 2**255 - 19
 # The curve of Ed25519: -x² + y² = 1 + d·x²·y² over the field of p elements.
 _D = -121665 * pow(121666, -1, _P) % _P
-# y of the eight points whose order divides 8 (RFC 7748 section 6 warns of them): any signer can forge for such a "key".
+# y of the eight points whose order divides 8 (RFC 7748 section 6 warns of them): signatures for such a "key" are forged
+# without a private half.
 _SMALL_ORDER_Y = {
     0,
     1,

@@ -28,12 +28,12 @@ FROM delivery_receipts WHERE sent_at >= $1 AND sent_at < $2
 SELECT count(*) AS row_count FROM delivery_receipts WHERE sent_at >= $1 AND sent_at < $2
 
 -- name: receipts_patience
--- Whoever waits for the lock below holds up all mail: not for long.
+-- A transaction that waits for the lock below holds up all mail: not for long.
 SET LOCAL lock_timeout = '1s'
 
 -- name: receipts_lock
--- First, and of the whole table: dropping a partition wants it anyway, and whoever had only the partition by then would
--- wait for those who wait for it.
+-- First, and of the whole table: dropping a partition takes it anyway, and with the partition's lock alone two
+-- transactions could wait for each other.
 LOCK TABLE ONLY delivery_receipts IN ACCESS EXCLUSIVE MODE
 
 -- name: receipts_partitions

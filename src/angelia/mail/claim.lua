@@ -1,11 +1,11 @@
 -- Leases the first messages of a queue. Leases that ran out and back-offs that ended take their old place before.
 -- KEYS  1  ang:mail:{rid}:ready  mrefs in order
---       2  ang:mail:{rid}:lease  mrefs that are handed out or left alone, score = until when, Unix ms
+--       2  ang:mail:{rid}:lease  mrefs that are leased or held back, score = until when, Unix ms
 --       3  ang:mail:{rid}:tries  mref -> "score:attempts:first leased, Unix ms:secret of the lease"
 -- ARGV  1  now, Unix ms  2  until when  3  the last score that is wanted  4  what the names of copies begin with
 --       5… one secret for each message that is wanted
 -- Returns {the next time that something comes back, or ''; how many more wait; score of the last one that is leased now, or
---   ''; mrefs that were handed out or left alone before; mref, attempts, first leased, copy or '', …}.
+--   ''; mrefs that were leased or held back before; mref, attempts, first leased, copy or '', …}.
 -- Scores stay text: as numbers Lua would write them with 14 digits only.
 local over = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', ARGV[1], 'LIMIT', 0, 1000)
 for _, mref in ipairs(over) do

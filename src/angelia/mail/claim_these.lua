@@ -1,6 +1,6 @@
--- Leases messages by name, the first ones that nobody has and that are not left alone.
+-- Leases messages by name: the first ones that are neither leased nor held back.
 -- KEYS  1  ang:mail:{rid}:ready  mrefs in order
---       2  ang:mail:{rid}:lease  mrefs that are handed out or left alone, score = until when, Unix ms
+--       2  ang:mail:{rid}:lease  mrefs that are leased or held back, score = until when, Unix ms
 --       3  ang:mail:{rid}:tries  mref -> "score:attempts:first leased, Unix ms:secret of the lease"
 -- ARGV  1  now, Unix ms  2  until when  3  what the names of copies begin with  4  how many are wanted
 --       5… mref, score and secret of each message

@@ -1,6 +1,6 @@
--- Puts a message into its recipient's queue, unless it is there or handed out.
+-- Puts a message into its recipient's queue, unless it is there or leased.
 -- KEYS  1  ang:mail:{rid}:ready       mrefs, score = (3 - priority) * 2^48 + the ledger's number
---       2  ang:mail:{rid}:lease       mrefs that are handed out or left alone, score = until when, Unix ms
+--       2  ang:mail:{rid}:lease       mrefs that are leased or held back, score = until when, Unix ms
 --       3  ang:mail:{rid}:env:<mref>  a copy of the envelope
 -- ARGV  1  mref  2  score  3  the envelope, or empty for no copy  4  life of the copy, ms  5  topic of the wake-up
 -- Returns 1 when it is new there, 0 when it was there already.

@@ -54,7 +54,7 @@ class DeliveryStatus(StrEnum):
 
 
 class Attested(StrEnum):
-    """Who says so: the relay by itself, or the recipient by its signature."""
+    """Where a status comes from: the relay alone, or a receipt that the recipient signed."""
 
     RELAY = "relay"
     RECIPIENT = "recipient"
@@ -207,12 +207,7 @@ class LeaseToken(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> LeaseToken:
-        try:
-            raw = bytes.fromhex(text)
-        except ValueError:
-            raw = b""
-        if len(raw) != 2 * _TOKEN_BYTES or raw.hex() != text:
-            raise InvalidArgument("a lease token has 64 characters 0-9 a-f", hint="it comes with every message")
+        raw = _parse_hex(text, "a lease token has 64 characters 0-9 a-f", hint="it comes with every message")
         return cls(raw[:_TOKEN_BYTES], text[2 * _TOKEN_BYTES :])
 
     def __str__(self) -> str:
@@ -310,12 +305,16 @@ def new_secret() -> str:
 
 
 def parse_replay_key(text: str) -> bytes:
+    return _parse_hex(text, "a replay key has 64 characters 0-9 a-f")
+
+
+def _parse_hex(text: str, otherwise: str, hint: str = "") -> bytes:
     try:
         raw = bytes.fromhex(text)
     except ValueError:
         raw = b""
     if len(raw) != 32 or raw.hex() != text:
-        raise InvalidArgument("a replay key has 64 characters 0-9 a-f")
+        raise InvalidArgument(otherwise, hint=hint)
     return raw
 
 
@@ -357,7 +356,7 @@ def closed_before(now: datetime, max_ttl_seconds: int) -> datetime:
     return (now - kept).astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 
 
-def settled_before(now: datetime, max_ttl_seconds: int) -> datetime:
+def final_before(now: datetime, max_ttl_seconds: int) -> datetime:
     """Receipts of messages that were sent before this change no more. A change that the archive does not see would be
     lost, so they are final a little earlier than they are due for it."""
     return closed_before(now + ARCHIVE_MARGIN, max_ttl_seconds)

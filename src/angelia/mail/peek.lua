@@ -1,5 +1,5 @@
--- What is remembered of messages that were handed out.
--- KEYS  1  ang:mail:{rid}:lease  mrefs that are handed out or left alone, score = until when, Unix ms
+-- What is remembered of the last leases of messages.
+-- KEYS  1  ang:mail:{rid}:lease  mrefs that are leased or held back, score = until when, Unix ms
 --       2  ang:mail:{rid}:tries  mref -> "score:attempts:first leased, Unix ms:secret of the lease"
 -- ARGV  mrefs
 -- Returns {until when or '', record or '', …}.

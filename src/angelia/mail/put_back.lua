@@ -1,6 +1,6 @@
--- Ends leases, all in one step, and leaves the messages alone until a time; only those whose secret is given.
+-- Ends leases, all in one step, and holds the messages back until a time; only those whose secret is given.
 -- KEYS  1  ang:mail:{rid}:ready  mrefs in order; one is here again if its lease ran out
---       2  ang:mail:{rid}:lease  mrefs that are handed out or left alone, score = until when, Unix ms
+--       2  ang:mail:{rid}:lease  mrefs that are leased or held back, score = until when, Unix ms
 --       3  ang:mail:{rid}:tries  mref -> "score:attempts:first leased, Unix ms:secret of the lease"
 -- ARGV  1  until when  2  1 if these leases do not count as attempts
 --       3  topic of the wake-up, so that a waiting poll looks when they come back; empty for none

@@ -23,7 +23,7 @@ from angelia.mail.model import (
     ReceiptRow,
     Side,
     closed_before,
-    settled_before,
+    final_before,
     status_of,
 )
 from angelia.mail.receipt_checks import check_fits, checked_receipts
@@ -80,7 +80,7 @@ class Receipts:
             if row.recipient != agent.handle:
                 raise NotFound("there is no such message for you")
             check_fits(receipt, row)
-            if row.sent_at < settled_before(now, self._ttl_max):
+            if row.sent_at < final_before(now, self._ttl_max):
                 raise ReceiptArchived("the receipt is about to leave for the archive", hint=_IN_THE_ARCHIVE)
             if row.status is status and row.receipt is not None:
                 return row  # the first answer was lost on its way

@@ -1,8 +1,8 @@
 -- Forgets messages that the ledger does not have any more, and says what became of them.
 -- KEYS  1  ang:mail:{rid}:ready  mrefs in order
---       2  ang:mail:{rid}:lease  mrefs that are handed out or left alone
+--       2  ang:mail:{rid}:lease  mrefs that are leased or held back
 --       3  ang:mail:{rid}:tries  what is remembered of them
--- ARGV  1  what the names of copies begin with  2  topic that says that something was settled  3  how many mrefs
+-- ARGV  1  what the names of copies begin with  2  topic that says that a message left the queue  3  how many mrefs
 --       4… the mrefs, then topics and words
 local last = 3 + tonumber(ARGV[3])
 for i = 4, last do

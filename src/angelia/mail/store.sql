@@ -85,7 +85,7 @@ ORDER BY priority DESC, seq LIMIT $6
 SELECT {envelope}, wire FROM envelopes WHERE bucket = $1 AND replay_key = $2
 
 -- name: lock
--- Every transaction locks in this order, so that two that settle the same messages do not wait for each other.
+-- Every transaction locks in this order, so that two that end the same messages do not wait for each other.
 SELECT {envelope}, NULL AS wire
 FROM unnest($1::smallint[], $2::varchar[], $3::bytea[]) AS w (of_bucket, of_recipient, of_message)
 JOIN envelopes AS e ON e.bucket = of_bucket AND e.replay_key = of_message AND e.recipient_nhi = of_recipient
@@ -133,7 +133,7 @@ LIMIT $4
 
 -- name: queued_between
 -- The lock keeps an acknowledgment from deleting a row while its place in the index is being made. Rows that another
--- transaction is settling just now are left out: they need no place, or are found in the next round.
+-- transaction is ending just now are left out: they need no place, or are found in the next round.
 SELECT recipient_nhi AS recipient, mref, priority, seq, queued_at, replay_key FROM envelopes
 WHERE state = 'queued' AND queued_at >= $1 AND queued_at < $2
   AND ($3::timestamptz IS NULL OR (queued_at, mref) > ($3, $4::bytea))

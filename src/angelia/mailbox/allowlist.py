@@ -77,8 +77,7 @@ class Allowlist:
 
     def deny(self, nhi: str) -> int:
         """Opens no more mail of an agent, whichever pair signs it. Returns how many of its pairs were listed."""
-        with self._database.transaction() as tx:
-            return len(tx.execute(SQL["deny"], (nhi,)).fetchall())
+        return len(self._database.write("deny", nhi))
 
     def export_json(self) -> bytes:
         """The list as a JSON array."""

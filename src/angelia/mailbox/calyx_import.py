@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
@@ -20,9 +20,11 @@ from typing import Any
 
 from angelia.envelope.times import SKEW
 from angelia.errors import InvalidArgument, NotFound
-from angelia.mailbox.database import FILE, SQL, MailboxDatabase, MailboxTx, stamp
+from angelia.mailbox import replay
+from angelia.mailbox.database import FILE, SQL, MailboxDatabase, stamp
 from angelia.mailbox.envelope_files import FileProblem, read_safely
 from angelia.mailbox.private_files import FILE_MODE, UnsafeFile
+from angelia.mailbox.replay import SeenEnvelope
 
 MOST_CACHE_BYTES = 16 << 20
 MOST_ENVELOPE_BYTES = 4 << 20
@@ -43,15 +45,6 @@ class MigrationResult:
     problems: tuple[FileProblem, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _OldEnvelope:
-    replay_key: str
-    msg_id: str
-    sender_fp: str
-    recipient_fp: str
-    timestamp: datetime
-
-
 def old_replay_key(envelope: dict[str, Any]) -> str:
     """Returns Calyx's replay key: the hash of JSON with sorted keys and no spaces, normalised to NFC."""
     if envelope.get("protocol_version", "0.1") != "0.1":
@@ -68,7 +61,7 @@ def migrate(database: MailboxDatabase, runtime: Path, now: datetime) -> Migratio
         raise NotFound(f"there is no Calyx mailbox in {runtime}", hint="name the directory that holds `mailbox`")
     msg_ids = _seen(mailbox / "seen_cache.json")
     backups = _back_up(mailbox)
-    envelopes, problems = _envelopes(mailbox)
+    envelopes, problems = _envelopes(mailbox, now)
     if os.path.lexists(mailbox / FILE):
         # Envelopes that it lists cannot be replayed here: Angelia opens no envelope of Calyx.
         problems.append(FileProblem(mailbox / FILE, "is the memory of version 0.1, and is not taken over"))
@@ -77,7 +70,7 @@ def migrate(database: MailboxDatabase, runtime: Path, now: datetime) -> Migratio
         with database.transaction() as tx:
             for msg_id in msg_ids[start : start + _BATCH]:
                 if msg_id in envelopes:
-                    found += _remember(tx, envelopes[msg_id], now)
+                    found += replay.insert(tx, envelopes[msg_id])
                 else:
                     missing += tx.execute(SQL["add_legacy"], (msg_id, stamp(now))).fetchone() is not None
     return MigrationResult(len(msg_ids), found, missing, len(msg_ids) - found - missing, backups, tuple(problems))
@@ -163,13 +156,13 @@ def _copy_content(original: Path, copy: Path) -> None:
             shutil.copyfileobj(reading, writing)
 
 
-def _envelopes(mailbox: Path) -> tuple[dict[str, _OldEnvelope], list[FileProblem]]:
+def _envelopes(mailbox: Path, now: datetime) -> tuple[dict[str, SeenEnvelope], list[FileProblem]]:
     """Returns the envelopes that still exist as files, by message id, and the files that are none."""
-    found: dict[str, _OldEnvelope] = {}
+    found: dict[str, SeenEnvelope] = {}
     problems: list[FileProblem] = []
     for path in _envelope_files(mailbox):
         try:
-            envelope = _parse(read_safely(path, path, most=MOST_ENVELOPE_BYTES))
+            envelope = _parse(read_safely(path, path, most=MOST_ENVELOPE_BYTES), now)
         except (InvalidArgument, UnsafeFile, NotFound) as error:
             problems.append(FileProblem(path, f"is left out: {error.message}"))
             continue
@@ -183,7 +176,8 @@ def _envelope_files(mailbox: Path) -> Iterator[Path]:
             yield from sorted((mailbox / name).glob("*.json"))
 
 
-def _parse(content: bytes) -> _OldEnvelope:
+def _parse(content: bytes, now: datetime) -> SeenEnvelope:
+    """Returns the row that Calyx would have for an envelope. Calyx accepts an envelope for five minutes."""
     try:
         envelope = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -200,24 +194,18 @@ def _parse(content: bytes) -> _OldEnvelope:
         raise InvalidArgument("its timestamp is not one of Calyx")
     try:
         at = datetime.fromisoformat(time).astimezone(UTC)
-        return _OldEnvelope(old_replay_key(envelope), str(msg_id), str(sender), str(recipient), at)
-    except (ValueError, RecursionError) as error:  # the 30th of February; a lone surrogate
+        return SeenEnvelope(
+            replay_key=old_replay_key(envelope),
+            msg_id=str(msg_id),
+            sender=None,
+            sender_fp=str(sender),
+            recipient_fp=str(recipient),
+            seen_at=now,
+            envelope_timestamp=at,
+            expires_at=at + SKEW,
+        )
+    except (ValueError, OverflowError, RecursionError) as error:  # the 30th of February; a lone surrogate
         raise InvalidArgument("a value in it cannot be read") from error
-
-
-def _remember(tx: MailboxTx, envelope: _OldEnvelope, now: datetime) -> bool:
-    """Adds a row as Calyx would have it; returns whether it is new. Calyx accepts an envelope for five minutes."""
-    values: Sequence[str | None] = (
-        envelope.replay_key,
-        envelope.msg_id,
-        None,
-        envelope.sender_fp,
-        envelope.recipient_fp,
-        stamp(now),
-        stamp(envelope.timestamp),
-        stamp(envelope.timestamp + SKEW),
-    )
-    return tx.execute(SQL["remember"], values).fetchone() is not None
 
 
 def _refuse_floats(value: object) -> None:

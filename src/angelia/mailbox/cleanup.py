@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from angelia.envelope.times import SKEW
 from angelia.mailbox import channels, replay
-from angelia.mailbox.database import SQL, MailboxDatabase, stamp, unstamp, write_meta
+from angelia.mailbox.database import SQL, MailboxDatabase, stamp, unstamp
 from angelia.mailbox.envelope_files import EnvelopeFiles
 from angelia.mailbox.notices import NoticeKind, Notices
 from angelia.mailbox.replay import RETENTION_HOURS, PruneResult
@@ -62,26 +62,22 @@ class Cleanup:
 
         Destruction is final, so a clock that runs ahead for a moment must not be believed.
         """
-        found = self._database.row("read_meta", _CLOCK)
-        shown = None if found is None else unstamp(found[0])
+        found = self._database.meta(_CLOCK)
+        shown = None if found is None else unstamp(found)
         if shown is not None and shown <= now < shown + _BELIEVED_AFTER:
             return None
-        with self._database.transaction() as tx:
-            write_meta(tx, _CLOCK, stamp(now))
+        self._database.write("write_meta", _CLOCK, stamp(now))
         return shown if shown is not None and shown <= now else None
 
     def _prune_controls(self, now: datetime) -> None:
         """Deletes control messages that were handled and have expired: they cannot be delivered again."""
         before = stamp(now - SKEW)
         while self._database.row("something_handled", before):
-            with self._database.transaction() as tx:
-                keys = [key for (key,) in tx.execute(SQL["prune_controls"], (before, _CHUNK))]
-            self._inbox_files.remove(keys)
+            self._inbox_files.remove([key for (key,) in self._database.write("prune_controls", before, _CHUNK)])
 
     def _prune_spent(self, now: datetime) -> None:
         """Forgets one-time keys of recipients that are too old to be handed out again."""
-        with self._database.transaction() as tx:
-            tx.execute(SQL["prune_spent"], (stamp(now - SKEW),))
+        self._database.write("prune_spent", stamp(now - SKEW))
 
     def _tidy(self, now: datetime) -> None:
         warning = self.prune(now).warning

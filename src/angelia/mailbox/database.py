@@ -124,6 +124,16 @@ class MailboxDatabase:
         found = self.rows(name, *values)
         return found[0] if found else None
 
+    def meta(self, name: str) -> str | None:
+        """Returns a value of the table `meta`."""
+        found = self.row("read_meta", name)
+        return None if found is None else str(found[0])
+
+    def write(self, name: str, *values: object) -> list[Any]:
+        """Runs a named statement in a transaction of its own; returns its rows."""
+        with self.transaction() as tx:
+            return tx.execute(SQL[name], values).fetchall()
+
     @contextmanager
     def transaction(self) -> Iterator[MailboxTx]:
         """One transaction that holds the write lock from its beginning; at its end all of it is durable, or nothing."""

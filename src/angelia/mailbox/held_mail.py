@@ -45,8 +45,7 @@ class HeldMail:
         return [_held_message(row) for row in self._database.rows("admitted", stamp(now), limit)]
 
     def forget(self, replay_key: str) -> None:
-        with self._database.transaction() as tx:
-            tx.execute(SQL["forget_kept_out"], (replay_key,))
+        self._database.write("forget_kept_out", replay_key)
 
 
 def _values(one: HeldMessage) -> tuple[str, ...]:

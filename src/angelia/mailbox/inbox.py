@@ -222,8 +222,7 @@ class Inbox:
         if message.status is ReadState.UNREAD:
             # The receipt first: after a crash in between there may be two receipts, but never none.
             receipt = self.receipt(message.replay_key, ReceiptStatus.READ, now)
-            with self._database.transaction() as tx:
-                tx.execute(SQL["mark_read"], (message.replay_key,))
+            self._database.write("mark_read", message.replay_key)
         return Opened(message=replace(message, status=ReadState.READ), body=body, receipt=receipt)
 
     def unhandled(self) -> list[str]:
@@ -238,8 +237,7 @@ class Inbox:
 
     def end_handling(self, replay_key: str) -> None:
         """Records that the handler has finished with a message: it is not handed to it again."""
-        with self._database.transaction() as tx:
-            tx.execute(SQL["end_unhandled"], (replay_key,))
+        self._database.write("end_unhandled", replay_key)
 
     def answer_to(self, correlation_id: UUID, sender: str) -> Opened | None:
         """Returns the first message of a sender in a conversation, whichever process received it."""
@@ -257,8 +255,7 @@ class Inbox:
         self._destroy_refused(found)
         self._files.remove([found.replay_key])
         self._files.sync()
-        with self._database.transaction() as tx:
-            tx.execute(SQL["delete_inbox"], (found.replay_key,))
+        self._database.write("delete_inbox", found.replay_key)
         # Envelopes that another process refused meanwhile; from now on that process sees that the message was deleted.
         self._destroy_refused(found)
 
@@ -282,8 +279,7 @@ class Inbox:
 
     def mark_handled(self, replay_key: str) -> None:
         """Records that the SDK has processed a control message."""
-        with self._database.transaction() as tx:
-            tx.execute(SQL["mark_handled"], (replay_key,))
+        self._database.write("mark_handled", replay_key)
 
     def mark_acked(self, replay_keys: Iterable[str], now: datetime) -> None:
         """Records that the server has the acks of these messages."""

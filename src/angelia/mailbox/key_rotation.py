@@ -196,8 +196,8 @@ class KeyRotation:
 
     def _revoked(self) -> set[UUID]:
         """Returns the keys that were revoked while the newest bundle listed them."""
-        found = self._database.row("read_meta", _REVOKED)
-        return set() if found is None else msgspec.json.decode(found[0], type=set[UUID])
+        found = self._database.meta(_REVOKED)
+        return set() if found is None else msgspec.json.decode(found, type=set[UUID])
 
     def _keep_replaced(self, tx: MailboxTx, file: KeyFile, bundle: Bundle) -> None:
         """Keeps the keys that the bundle replaces, for as long as an envelope may need them."""

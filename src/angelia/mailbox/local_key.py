@@ -18,7 +18,7 @@ from typing import NamedTuple
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from angelia.mailbox.database import SQL, BrokenDatabase, MailboxDatabase, write_meta
+from angelia.mailbox.database import SQL, BrokenDatabase, MailboxDatabase
 from angelia.mailbox.keyfile import LOCAL, NEXT, Seeds
 
 NONCE = 12
@@ -81,8 +81,7 @@ class LocalKey:
         must not keep the others under a key that may be stolen."""
         self.load_seeds(seeds)
         self.check()
-        with self._database.transaction() as tx:
-            write_meta(tx, _NAMED, _id(seeds[NEXT + LOCAL]))
+        self._database.write("write_meta", _NAMED, _id(seeds[NEXT + LOCAL]))
         for table in TABLES:
             after = ""
             while (last := self._sealed_again(table, after)) is not None:
@@ -114,8 +113,7 @@ class LocalKey:
         return str(found[-1][0]) if found else None
 
     def _present(self) -> AESGCM:
-        found = self._database.row("read_meta", _NAMED)
-        named = self._first if found is None else str(found[0])
+        named = self._database.meta(_NAMED) or self._first
         if named not in self._ciphers:
             self.load_seeds(self._reread())
         if named not in self._ciphers:

@@ -137,8 +137,7 @@ class Outbox:
 
     def hand_over(self, replay_key: str) -> None:
         """Records that a person carries the message: it is not sent through a server."""
-        with self._database.transaction() as tx:
-            tx.execute(SQL["hand_over"], (replay_key,))
+        self._database.write("hand_over", replay_key)
 
     def mark(self, replay_key: str, status: OutboxStatus) -> bool:
         """Advances a message's status, by the server's acceptance or its recipient's signature; False if it was there
@@ -181,14 +180,12 @@ class Outbox:
     def refuse(self, replay_key: str, reported: OutboxStatus, reason: str, now: datetime) -> None:
         """Records that the server refused the message for good: it is not retried unless `retry_now` is called."""
         self.record_report(replay_key, reported, reason, now)
-        with self._database.transaction() as tx:
-            tx.execute(SQL["forget_outbox_try"], (replay_key,))
+        self._database.write("forget_outbox_try", replay_key)
 
     def give_up(self, replay_key: str, why: str) -> None:
         """Records that the sealed file is gone or was changed: the message is not retried. It stays stored, for
         `retry_now` after the file was restored."""
-        with self._database.transaction() as tx:
-            tx.execute(SQL["give_up_outbox"], (why[:_LONGEST_REASON], replay_key))
+        self._database.write("give_up_outbox", why[:_LONGEST_REASON], replay_key)
 
     def retry_later(self, replay_key: str, now: datetime, why: str = "") -> datetime:
         """Records a failed attempt; returns when the next one is due."""
@@ -212,8 +209,7 @@ class Outbox:
         # The files first: after a crash the row still exists, and a second call completes the deletion.
         self._files.remove(key for (key,) in self._database.rows("outbox_of_message", *named))
         self._files.sync()
-        with self._database.transaction() as tx:
-            tx.execute(SQL["delete_outbox"], named)
+        self._database.write("delete_outbox", *named)
 
     def _seal(self, draft: Draft, now: datetime, replaces: OutboxMessage | None = None) -> Envelope:
         letter, identity = self._letter(draft, now), self._own_keys.identity

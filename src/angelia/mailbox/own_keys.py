@@ -19,14 +19,7 @@ from angelia.envelope.signing import VerifyingPair
 from angelia.envelope.times import SKEW, moment, unix_ms
 from angelia.envelope.wire import TTL_CEILING, Suite
 from angelia.errors import Conflict, InvalidArgument
-from angelia.keys.model import (
-    MOST_ONE_TIME,
-    ONE_TIME_LIFE,
-    ONE_TIME_USE,
-    LinkDocument,
-    link_document,
-    parse_link,
-)
+from angelia.keys.model import MOST_ONE_TIME, ONE_TIME_LIFE, ONE_TIME_USE, LinkDocument, link_document, parse_link
 from angelia.mailbox import identity as identities
 from angelia.mailbox import next_bundle
 from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, stamp, unstamp, write_meta
@@ -212,23 +205,22 @@ class OwnKeys:
     def one_time_count_due(self, now: datetime, low: int) -> bool:
         """Whether to ask the server how many one-time keys it has left. At least as many are left here: a key that was
         handed out and never used stays."""
-        counted = self._database.row("read_meta", _COUNTED)
-        if counted is None or (age := now - unstamp(counted[0])) < ONE_TIME_COUNTED_AGAIN:
+        counted = self._database.meta(_COUNTED)
+        if counted is None or (age := now - unstamp(counted)) < ONE_TIME_COUNTED_AGAIN:
             return False
         (left,) = self._database.row("count_one_time", stamp(now - ONE_TIME_LIFE))
         return left <= low or age >= ONE_TIME_COUNTED_EVERY
 
     def one_time_counted(self, now: datetime) -> None:
         """Records that the server was asked."""
-        with self._database.transaction() as tx:
-            write_meta(tx, _COUNTED, stamp(now))
+        self._database.write("write_meta", _COUNTED, stamp(now))
 
     def may_make_one_time_keys(self, now: datetime, most: int) -> bool:
         """Whether to make more keys for a server that reports few: once an hour for each signing pair, and not while
         `most` unused keys of the last day lie here."""
-        found = self._database.row("read_meta", _MADE)
+        found = self._database.meta(_MADE)
         if found is not None:
-            made = msgspec.json.decode(found[0], type=_Made)
+            made = msgspec.json.decode(found, type=_Made)
             if made.signer_id == self._signer_id and timedelta(0) <= now - made.at < ONE_TIME_MADE_EVERY:
                 return False
         (unused,) = self._database.row("count_one_time", stamp(now - ONE_TIME_COUNTED_EVERY))
@@ -236,8 +228,7 @@ class OwnKeys:
 
     def one_time_made(self, now: datetime) -> None:
         """Records that one-time keys were made for a server."""
-        with self._database.transaction() as tx:
-            write_meta(tx, _MADE, msgspec.json.encode(_Made(now, self._signer_id)).decode())
+        self._database.write("write_meta", _MADE, msgspec.json.encode(_Made(now, self._signer_id)).decode())
 
     def make_one_time_keys(self, count: int, now: datetime) -> list[OneTimeKey]:
         """Returns new one-time keys, signed and ready to upload; their private halves are stored first."""
@@ -256,7 +247,7 @@ class OwnKeys:
         return self.identity.pair.public.signer_id
 
     def _unconfirmed(self) -> bool:
-        return self._database.row("read_meta", _UNCONFIRMED) is not None
+        return self._database.meta(_UNCONFIRMED) is not None
 
     def _finish_local_key(self, file: KeyFile) -> None:
         self._local.replace(file.seeds)

@@ -232,8 +232,7 @@ class PinnedKeys:
 
     def drop_bundle(self, nhi: str) -> None:
         """Drops a bundle that a server called stale or revoked; the pin stays."""
-        with self._database.transaction() as tx:
-            tx.execute(SQL["drop_bundle"], (nhi,))
+        self._database.write("drop_bundle", nhi)
 
     def _revoked(self, bundle: Bundle) -> frozenset[UUID]:
         """Returns the keys that the server called revoked, without those that the agent signed as active in a later

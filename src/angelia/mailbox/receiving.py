@@ -109,8 +109,7 @@ class Receiver:
         header = one.envelope.header
         self.inbox_files.move(one.replay_key, self.dead_files)
         if conflict and self.inbox.was_deleted(header.sender_nhi, header.message_id):
-            with self.database.transaction() as tx:
-                tx.execute(SQL["use_one_time"], (str(header.key_id),))
+            self.database.write("use_one_time", str(header.key_id))
             self.dead_files.remove([one.replay_key])
             self.dead_files.sync()
 

@@ -20,11 +20,11 @@ _JITTER = timedelta(seconds=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenEnvelope:
-    """A row of the replay state."""
+    """A row of the replay state, in the order of its columns; `sender` is None if its handle is not known."""
 
     replay_key: str
     msg_id: str
-    sender: str
+    sender: str | None
     sender_fp: str
     recipient_fp: str
     seen_at: datetime
@@ -46,8 +46,8 @@ def probe(database: MailboxDatabase, replay_key: str, msg_id: str, expires_at: d
     if database.row("legacy_since", msg_id, stamp(now - LEGACY_DENIED)):
         raise Replayed("a message of this id was received before this mailbox was migrated")
     # A clock that ran ahead may have pruned rows too early; the envelopes that they covered stay closed.
-    pruned_to = database.row("read_meta", _PRUNED_TO)
-    if pruned_to and stamp(expires_at) <= pruned_to[0]:
+    pruned_to = database.meta(_PRUNED_TO)
+    if pruned_to is not None and stamp(expires_at) <= pruned_to:
         raise Expired("this mailbox no longer remembers whether it has opened the envelope, so it does not open it")
 
 
@@ -60,21 +60,18 @@ def remember(tx: MailboxTx, seen: SeenEnvelope) -> None:
     """Claims an envelope. Of any number of processes exactly one returns without an error."""
     if tx.execute(SQL["id_used"], (seen.msg_id, seen.replay_key, seen.sender)).fetchone():
         raise _id_conflict()
-    values = (
-        seen.replay_key,
-        seen.msg_id,
-        seen.sender,
-        seen.sender_fp,
-        seen.recipient_fp,
-        stamp(seen.seen_at),
-        stamp(seen.envelope_timestamp),
-        stamp(seen.expires_at),
-    )
-    if tx.execute(SQL["remember"], values).fetchone():
+    if insert(tx, seen):
         return
     if found := tx.execute(SQL["seen_at"], (seen.replay_key,)).fetchone():
         raise replayed(seen.replay_key, unstamp(found[0]), seen.seen_at)
     raise _id_conflict()
+
+
+def insert(tx: MailboxTx, seen: SeenEnvelope) -> bool:
+    """Adds a row; False if the envelope or the sender's message id is known already."""
+    values = (getattr(seen, column) for column in SeenEnvelope.__slots__)
+    row = [stamp(one) if isinstance(one, datetime) else one for one in values]
+    return tx.execute(SQL["remember"], row).fetchone() is not None
 
 
 def _id_conflict() -> IdConflict:
@@ -89,8 +86,8 @@ def replayed(replay_key: str, seen_at: datetime, now: datetime) -> Replayed:
 
 
 def prune_due(database: MailboxDatabase, now: datetime) -> bool:
-    last = database.row("read_meta", _LAST_PRUNE)
-    return last is None or abs(now - unstamp(last[0])) >= timedelta(hours=RETENTION_HOURS)
+    last = database.meta(_LAST_PRUNE)
+    return last is None or abs(now - unstamp(last)) >= timedelta(hours=RETENTION_HOURS)
 
 
 def prune(
@@ -119,7 +116,8 @@ def prune(
 
 
 def _clock_warning(database: MailboxDatabase, now: datetime) -> str | None:
-    marks = [row[0] for row in (database.row("read_meta", _LAST_PRUNE), database.row("newest_seen")) if row and row[0]]
+    (newest,) = database.row("newest_seen")
+    marks = [mark for mark in (database.meta(_LAST_PRUNE), newest) if mark]
     latest = unstamp(max(marks)) if marks else now
     if now >= latest - _JITTER:
         return None

@@ -31,10 +31,10 @@ class PendingRotation:
 
 def pending_rotation(database: MailboxDatabase) -> PendingRotation | None:
     """Returns the rotation that was begun and neither finished nor abandoned."""
-    found = database.row("read_meta", _PENDING)
+    found = database.meta(_PENDING)
     if found is None:
         return None
-    row = msgspec.json.decode(found[0], type=_PendingRow)
+    row = msgspec.json.decode(found, type=_PendingRow)
     return PendingRotation(row.plan, parse_link(row.link), row.accepted)
 
 
@@ -49,8 +49,8 @@ def drop_pending(tx: MailboxTx) -> None:
 
 def queued_emergency(database: MailboxDatabase) -> RotationPlan | None:
     """Returns the emergency that begins when the pending rotation is finished or abandoned."""
-    found = database.row("read_meta", _QUEUED)
-    return None if found is None else msgspec.json.decode(found[0], type=RotationPlan)
+    found = database.meta(_QUEUED)
+    return None if found is None else msgspec.json.decode(found, type=RotationPlan)
 
 
 def queue_emergency(tx: MailboxTx, plan: RotationPlan) -> None:

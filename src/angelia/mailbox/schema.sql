@@ -1,6 +1,6 @@
 -- The mailbox's database. Times are text of one width, YYYY-MM-DDTHH:MM:SS.ffffffZ, so that text order is time order.
 
--- What was opened, until nothing that could be opened again is left of it.
+-- The envelopes that were opened, until none of them can be accepted again.
 CREATE TABLE replay_state (
   replay_key         TEXT PRIMARY KEY,
   msg_id             TEXT NOT NULL,
@@ -27,7 +27,7 @@ CREATE TABLE inbox (
 CREATE INDEX idx_inbox_received ON inbox(received_at DESC);
 CREATE INDEX idx_inbox_unacked  ON inbox(received_at) WHERE acked_at IS NULL;
 
--- Which messages of the inbox are for the SDK and not for a reader; `read` means handled.
+-- The messages of the inbox that are for the SDK and not for the agent's owner; their status `read` means handled.
 CREATE TABLE controls (
   replay_key TEXT PRIMARY KEY REFERENCES inbox(replay_key) ON DELETE CASCADE
 ) WITHOUT ROWID;
@@ -45,7 +45,7 @@ CREATE INDEX idx_outbox_msg  ON outbox(msg_id);
 CREATE INDEX idx_outbox_next ON outbox(next_try_at) WHERE next_try_at IS NOT NULL;
 CREATE INDEX idx_outbox_kept ON outbox(expires_at) WHERE body IS NOT NULL;
 
--- The signing pair of each agent that is trusted, and the last bundle of its chain that was checked.
+-- The signing pair of each trusted agent, and the last verified bundle of its chain.
 CREATE TABLE pins (
   nhi TEXT PRIMARY KEY, signer_id TEXT NOT NULL, fingerprint TEXT NOT NULL CHECK (length(fingerprint) = 43),
   ed25519_public_key BLOB NOT NULL CHECK (length(ed25519_public_key) = 32),
@@ -54,7 +54,7 @@ CREATE TABLE pins (
   trusted_by TEXT NOT NULL CHECK (trusted_by IN ('first_use','rotation','operator')), pinned_at TEXT NOT NULL
 );
 
--- Pairs that a successor replaced: good for what they signed before.
+-- Replaced signing pairs: valid for what they signed before their rotation.
 CREATE TABLE former_signers (
   nhi TEXT NOT NULL, signer_id TEXT NOT NULL, fingerprint TEXT NOT NULL CHECK (length(fingerprint) = 43),
   ed25519_public_key BLOB NOT NULL CHECK (length(ed25519_public_key) = 32),
@@ -63,13 +63,13 @@ CREATE TABLE former_signers (
   PRIMARY KEY (nhi, signer_id)
 );
 
--- The bundle behind each pin, as JSON, and which of its keys the server said were revoked.
+-- The bundle behind each pin, as JSON, and those of its keys that the server called revoked.
 CREATE TABLE bundles (
   nhi TEXT PRIMARY KEY REFERENCES pins(nhi) ON DELETE CASCADE,
   link TEXT NOT NULL, revoked TEXT NOT NULL, fetched_at TEXT NOT NULL
 );
 
--- Own private KEM keys that are not in the key file: in grace, one-time, and a separate ML-KEM key.
+-- The agent's private KEM keys that are not in the key file: in grace, one-time, and a separate ML-KEM key.
 CREATE TABLE kem_keys (
   key_id TEXT PRIMARY KEY, key_type TEXT NOT NULL CHECK (key_type IN ('ml_kem_768','xwing')),
   usage TEXT NOT NULL CHECK (usage IN ('signed','last_resort','one_time')),
@@ -80,7 +80,7 @@ CREATE TABLE kem_keys (
 );
 CREATE INDEX idx_kem_destroy ON kem_keys(destroy_at) WHERE destroy_at IS NOT NULL;
 
--- Own bundles: the chain, and which suites were taken since when.
+-- The agent's own chain of bundles, with the suites that each one accepts.
 CREATE TABLE own_bundles (
   bundle_version INTEGER PRIMARY KEY CHECK (bundle_version > 0),
   issued_at TEXT NOT NULL, suites INTEGER NOT NULL, link TEXT NOT NULL
@@ -89,7 +89,7 @@ CREATE INDEX idx_own_issued ON own_bundles(issued_at);
 
 CREATE TABLE allowlist (fingerprint TEXT PRIMARY KEY, nhi TEXT NOT NULL, label TEXT, added_at TEXT NOT NULL) WITHOUT ROWID;
 
--- Envelopes of allowed senders that did not open; too many of one sender look like probing.
+-- Envelopes of allowed senders that failed to open; too many of one sender look like an attack.
 CREATE TABLE failures (replay_key TEXT PRIMARY KEY, sender_fp TEXT NOT NULL, failed_at TEXT NOT NULL) WITHOUT ROWID;
 CREATE INDEX idx_failures_sender ON failures(sender_fp, failed_at);
 

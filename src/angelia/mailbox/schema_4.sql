@@ -1,8 +1,8 @@
--- The newest epoch of a channel that a server has told of: one that goes back is not believed. It outlives a leave.
+-- The newest epoch of a channel that a server reported: an earlier one is refused. It stays after the agent leaves.
 CREATE TABLE channel_epochs (channel_id TEXT PRIMARY KEY, epoch INTEGER NOT NULL CHECK (epoch > 0)) WITHOUT ROWID;
 
--- To whom the key of an epoch is not sent again before a time: it could not be sent, or the subscriber has to say first
--- that it came (then without a code).
+-- Subscribers that are not sent the key of an epoch before `next_try`: sending failed, or (without a code) the subscriber
+-- has not confirmed it yet.
 CREATE TABLE channel_unreached (
   channel_id TEXT NOT NULL, epoch INTEGER NOT NULL, nhi TEXT NOT NULL,
   failures INTEGER NOT NULL, next_try TEXT NOT NULL, code TEXT, reason TEXT,

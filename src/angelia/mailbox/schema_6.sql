@@ -1,6 +1,6 @@
--- The roster of a channel that was believed last: its version never goes back, and one name stands for one channel. It
--- outlives a leave. Keys whose makers had a roster before `keys_since`, or of another pair, seal nothing any more. One that is
--- `forgotten` says no more whose the channel is; if it is the same one's after all, its version still does not go back.
+-- The pinned roster of a channel: its version never goes back, and one name stands for one channel. It stays after the
+-- agent leaves. Keys that were made under a roster before `keys_since`, or of another signing pair, seal nothing. A
+-- `forgotten` roster does not bind the channel to its owner; for the same owner its version still does not go back.
 CREATE TABLE channel_rosters (
   channel_id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, owner_nhi TEXT NOT NULL,
   signer_id TEXT NOT NULL, policy TEXT NOT NULL, version INTEGER NOT NULL CHECK (version > 0),
@@ -9,8 +9,9 @@ CREATE TABLE channel_rosters (
 );
 CREATE INDEX idx_channel_rosters_owner ON channel_rosters(owner_nhi);
 
--- Keys that open and never seal again: their channel was forgotten, or a thief may have them.
+-- Keys that only open: their channel was forgotten, or a thief may have them.
 ALTER TABLE channel_keys ADD COLUMN spent INTEGER NOT NULL DEFAULT FALSE;
--- The roster that the maker of a key had, by a publisher's word; NULL where no publisher brought the key: it only opens.
+-- The roster under which a key was made, as its publisher says; NULL if no publisher brought the key, which then only
+-- opens.
 ALTER TABLE channel_keys ADD COLUMN roster_version INTEGER DEFAULT 0;
 ALTER TABLE channel_keys ADD COLUMN roster_signer TEXT;

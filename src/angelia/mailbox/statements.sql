@@ -257,7 +257,7 @@ UPDATE outbox SET attempts = ?, next_try_at = ?, waits_for = ? WHERE replay_key 
 
 -- name: expire_outbox
 -- destroys
--- A day after a message expired, by this clock. It is `expired` only if no relay accepted it; otherwise only its
+-- A day after a message expired, by this clock. It is `expired` only if no server accepted it; otherwise only its
 -- recipient knows the outcome.
 UPDATE outbox SET
   status = CASE status WHEN 'stored' THEN 'expired' ELSE status END, next_try_at = NULL, body_nonce = NULL, body = NULL

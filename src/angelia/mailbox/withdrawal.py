@@ -34,8 +34,7 @@ class Withdrawals:
 
     def cancel(self, replay_key: str) -> None:
         """Drops the request, because the server refused it."""
-        with self._database.transaction() as tx:
-            tx.execute(SQL["forget_withdrawal"], (replay_key,))
+        self._database.write("forget_withdrawal", replay_key)
 
     def complete(self, replay_key: str, now: datetime, *, seen: OutboxStatus | None = None) -> bool:
         """Marks a message as withdrawn: it failed, and its content is destroyed. False if it is too late for that, or

@@ -47,7 +47,7 @@ CHECKPOINTS = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class NodeKey:
+class NodePublicKey:
     """Whose signatures are checked; those of other nodes are counted."""
 
     key_id: str
@@ -55,7 +55,7 @@ class NodeKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ChainFault:
     """One thing that a sound chain does not have."""
 
     position: int
@@ -63,7 +63,7 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Result:
+class ChainResult:
     """What verification found; `head` is the hash of the last entry."""
 
     first: int = 0
@@ -73,7 +73,7 @@ class Result:
     foreign: int = 0
     head: bytes = b""
     redactions: Redactions = field(default_factory=Redactions)
-    faults: list[Finding] = field(default_factory=list)
+    faults: list[ChainFault] = field(default_factory=list)
 
     @property
     def redacted(self) -> int:
@@ -81,7 +81,7 @@ class Result:
 
     def add(self, position: int, what: str) -> None:
         if len(self.faults) < MOST_FAULTS:
-            self.faults.append(Finding(position, what))
+            self.faults.append(ChainFault(position, what))
 
 
 def verify(
@@ -90,14 +90,14 @@ def verify(
     floor: Floor,
     last: int,
     signed: Signed,
-    node: NodeKey | None,
+    node: NodePublicKey | None,
     *,
     span_rows: int = SPAN_ROWS,
-) -> Result:
+) -> ChainResult:
     """Checks the entries behind a floor, up to a position: each event against its hash, each entry against the one
     before it, and the signatures under them. No more than a span of the chain is in memory at a time. Whether a
     redaction is on record, `unexplained` tells."""
-    result = Result(first=floor.position + 1, last=floor.position, head=bytes.fromhex(floor.entry_hash))
+    result = ChainResult(first=floor.position + 1, last=floor.position, head=bytes.fromhex(floor.entry_hash))
     for after in range(floor.position, last, span_rows):
         end = min(last, after + span_rows)
         _join(result, _pieces(_ordered(spark, objects, after, end, signed(after, end)), node))
@@ -109,7 +109,7 @@ def verify(
 
 def unexplained(
     spark: SparkSession, objects: Objects, redactions: Redactions, recorded: Collection[datetime]
-) -> list[Finding]:
+) -> list[ChainFault]:
     """Redactions of a time at which nothing was erased: neither by the times that the ledger has on record, nor by an
     event of the archive. Such an event has the very time of the redactions, so its day is known."""
     from pyspark.sql import functions as f
@@ -124,7 +124,7 @@ def unexplained(
             event = _event(row)
             if event is not None and event.fault() is None:
                 open_times.pop(event.occurred_at, None)
-    return [Finding(first, _by_hand(number)) for first, number in open_times.values()]
+    return [ChainFault(first, _by_hand(number)) for first, number in open_times.values()]
 
 
 def _by_hand(number: int) -> str:
@@ -146,12 +146,12 @@ def _ordered(spark: SparkSession, objects: Objects, after: int, last: int, check
     )
 
 
-def _pieces(ordered: DataFrame, node: NodeKey | None) -> list[dict[str, Any]]:
+def _pieces(ordered: DataFrame, node: NodePublicKey | None) -> list[dict[str, Any]]:
     found = ordered.mapInArrow(functools.partial(_check, node=node), _PIECE).collect()
     return sorted((row.asDict() for row in found), key=lambda piece: int(piece["first"]))
 
 
-def _join(result: Result, pieces: Iterable[dict[str, Any]]) -> None:
+def _join(result: ChainResult, pieces: Iterable[dict[str, Any]]) -> None:
     """The pieces in a row: where one begins, the one before it must end."""
     for piece in pieces:
         first = piece["first"]
@@ -173,7 +173,7 @@ def _missing(count: int) -> str:
     return "is missing from the archive" + (f", with the {count - 1:,} after it" if count > 1 else "")
 
 
-def _check(batches: Iterator[pa.RecordBatch], node: NodeKey | None) -> Iterator[pa.RecordBatch]:
+def _check(batches: Iterator[pa.RecordBatch], node: NodePublicKey | None) -> Iterator[pa.RecordBatch]:
     """One piece, in order of position. Its first entry is checked where the pieces are joined."""
     piece = _Piece(node)
     for batch in batches:
@@ -184,10 +184,10 @@ def _check(batches: Iterator[pa.RecordBatch], node: NodeKey | None) -> Iterator[
 
 
 class _Piece:
-    def __init__(self, node: NodeKey | None) -> None:
+    def __init__(self, node: NodePublicKey | None) -> None:
         self._node = node
         self._key = None if node is None else Ed25519PublicKey.from_public_bytes(node.public_key)
-        self._result = Result()
+        self._result = ChainResult()
         self._last_signed_at = datetime.fromtimestamp(0, UTC)
         self.first: dict[str, Any] | None = None
 

@@ -20,7 +20,7 @@ SQL = statements(__file__, "runs.sql")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class JobRun:
     """One run. Its version tells its commit to the archive from all others."""
 
     run_id: str
@@ -47,7 +47,7 @@ def only_one(url: str, app_id: str) -> Iterator[Database]:
         yield database
 
 
-def open_run(database: Database, app_id: str) -> Run | None:
+def open_run(database: Database, app_id: str) -> JobRun | None:
     row = database.row(SQL["open_run"], app_id)
     return None if row is None else _run(row)
 
@@ -62,7 +62,7 @@ def plan(
     hi: datetime | None = None,
     cutoff: datetime | None = None,
     behind: int | None = None,
-) -> Run:
+) -> JobRun:
     """Begin a run, under the next version of its app id: behind those that the ledger knows, and the one that the
     archive has, which may be older than the ledger."""
     made = database.row(SQL["plan"], str(uuid.uuid4()), job, app_id, lo, hi, cutoff, now, behind or 0)
@@ -72,14 +72,14 @@ def plan(
 
 def advance(
     database: Database,
-    run: Run,
+    run: JobRun,
     state: RunState,
     now: datetime,
     *,
     row_count: int | None = None,
     id_hash_sum: int | None = None,
     report: Mapping[str, Any] | None = None,
-) -> Run:
+) -> JobRun:
     """Write down how far a run has come; in the transaction of what it did, if that was in the ledger."""
     database.execute(
         SQL["advance"],
@@ -98,7 +98,7 @@ def advance(
     )
 
 
-def report_of(database: Database, run: Run) -> dict[str, Any]:
+def report_of(database: Database, run: JobRun) -> dict[str, Any]:
     """What a run has said of itself so far."""
     row = database.row(SQL["report"], run.run_id)
     return {} if row is None or row["report"] is None else json.loads(row["report"])
@@ -113,7 +113,7 @@ def one_run(
     job: str | None = None,
     lo: datetime | None = None,
     hi: datetime | None = None,
-) -> Iterator[tuple[Database, Run]]:
+) -> Iterator[tuple[Database, JobRun]]:
     """A run of a job that can be done again from its start: whoever died before it is written down as failed. The job
     goes by its app id, unless it is told otherwise.
 
@@ -130,7 +130,7 @@ def one_run(
             raise
 
 
-def _failed(database: Database, run: Run, now: datetime, why: str) -> None:
+def _failed(database: Database, run: JobRun, now: datetime, why: str) -> None:
     advance(database, run, RunState.FAILED, now, report={"error": why})
 
 
@@ -138,7 +138,7 @@ class AtWork(Conflict):
     """Somebody is at work on it already"""
 
 
-def _at_work(app_id: str, run: Run | None) -> AtWork:
+def _at_work(app_id: str, run: JobRun | None) -> AtWork:
     if run is None:
         return AtWork(f"{app_id} is at work somewhere else", hint="angelia pipeline status")
     return AtWork(
@@ -147,7 +147,7 @@ def _at_work(app_id: str, run: Run | None) -> AtWork:
     )
 
 
-def _run(row: Mapping[str, Any]) -> Run:
+def _run(row: Mapping[str, Any]) -> JobRun:
     total = row["id_hash_sum"]
     values = {**row, "state": RunState(row["state"]), "id_hash_sum": None if total is None else int(total)}
-    return Run(**values)
+    return JobRun(**values)

@@ -11,7 +11,7 @@ from datetime import UTC, date, datetime, timedelta
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs import archive_receipts
-from angelia.pipeline.jobs.job_context import Work
+from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.lake import listing
 from angelia.pipeline.lake.analytics_tables import DAYS
 from angelia.pipeline.lake.tables import DAY, RECEIPTS
@@ -20,11 +20,11 @@ _MOST_DAYS = 92  # computed at once: what a crash makes the next run do again, a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Day:
+class DayInputs:
     """What there is of a day in the archive and in the ledger."""
 
     day: date
-    files: tuple[listing.File, ...] = ()
+    files: tuple[listing.TableFile, ...] = ()
     ledger_rows: int = 0
     ledger_hash: str = "0"
 
@@ -39,10 +39,10 @@ class Day:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class DayRange:
     """Neighbouring days that are computed together."""
 
-    days: list[Day] = field(default_factory=list)
+    days: list[DayInputs] = field(default_factory=list)
 
     @property
     def first(self) -> date:
@@ -58,14 +58,14 @@ class Range:
         return sum(day.rows for day in self.days)
 
 
-def present(work: Work, database: Database) -> dict[date, Day]:
+def present(work: JobContext, database: Database) -> dict[date, DayInputs]:
     """Every day that there is a receipt of; those of a simulated archive are all in it. The caller holds the archive's
     lock, so that no row moves meanwhile.
 
     A run that died after it wrote its files has left them in the archive and the same rows in the ledger: until the
     next run finishes it, the ledger's count, and its files do not."""
     dead = runs.open_run(database, archive_receipts.JOB)
-    by_day: dict[date, list[listing.File]] = defaultdict(list)
+    by_day: dict[date, list[listing.TableFile]] = defaultdict(list)
     for file in listing.files(work.objects, RECEIPTS):
         if dead is None or not file.name.startswith(dead.run_id):
             by_day[file.day].append(file)
@@ -74,11 +74,13 @@ def present(work: Work, database: Database) -> dict[date, Day]:
     found = {}
     for day in sorted(by_day.keys() | ledger.keys()):
         here = ledger.get(day, {"row_count": 0, "hash_sum": "0"})
-        found[day] = Day(day=day, files=tuple(by_day[day]), ledger_rows=here["row_count"], ledger_hash=here["hash_sum"])
+        found[day] = DayInputs(
+            day=day, files=tuple(by_day[day]), ledger_rows=here["row_count"], ledger_hash=here["hash_sum"]
+        )
     return found
 
 
-def computed(work: Work) -> dict[date, str]:
+def computed(work: JobContext) -> dict[date, str]:
     """The fingerprints of the days that were computed."""
     table = listing.find(work.objects, DAYS)
     if table is None:
@@ -88,21 +90,21 @@ def computed(work: Work) -> dict[date, str]:
 
 
 def changed(
-    days: Mapping[date, Day], before: Mapping[date, str], within: tuple[datetime | None, datetime | None]
-) -> list[Day]:
+    days: Mapping[date, DayInputs], before: Mapping[date, str], within: tuple[datetime | None, datetime | None]
+) -> list[DayInputs]:
     """Days that are new, other than they were, or gone: of the last, nothing is left to compute."""
     since, until = (None if one is None else one.astimezone(UTC).date() for one in within)
     wanted = (day for day in sorted(days.keys() | before.keys()) if not _outside(day, since, until))
-    found = (days.get(day, Day(day=day)) for day in wanted)
+    found = (days.get(day, DayInputs(day=day)) for day in wanted)
     return [one for one in found if not one.rows or before.get(one.day) != one.fingerprint]
 
 
-def ranges(days: Iterable[Day]) -> Sequence[Range]:
+def ranges(days: Iterable[DayInputs]) -> Sequence[DayRange]:
     """Days as ranges of neighbours, of a bounded length each."""
-    found: list[Range] = []
+    found: list[DayRange] = []
     for day in days:
         if not found or found[-1].end != day.day or len(found[-1].days) == _MOST_DAYS:
-            found.append(Range())
+            found.append(DayRange())
         found[-1].days.append(day)
     return found
 

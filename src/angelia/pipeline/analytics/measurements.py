@@ -10,18 +10,18 @@ import pyarrow as pa
 import redis
 
 from angelia.pipeline.database import Database
-from angelia.pipeline.jobs.job_context import Work
+from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.lake import listing, small_tables
 from angelia.pipeline.lake.analytics_tables import KEY_DAYS, KEY_GRACE, STORAGE
 from angelia.pipeline.lake.tables import DAY, TABLES
-from angelia.pipeline.runs import Run
+from angelia.pipeline.runs import JobRun
 from angelia.stores.sql import statements
 
 _SQL = statements(__file__, "ledger.sql")
 _PATIENCE = 2.0
 
 
-def measure(work: Work, database: Database, run: Run) -> dict[str, int]:
+def measure(work: JobContext, database: Database, run: JobRun) -> dict[str, int]:
     """Write down what there is now; the bytes of each tier. A simulated fleet has an archive and nothing else."""
     found = [*_archive(work)] if work.simulated else [*_hot(work), *_ledger(database), *_archive(work)]
     stamped = [{DAY: work.now.date(), "measured_at": work.now, **row} for row in found]
@@ -36,7 +36,7 @@ def measure(work: Work, database: Database, run: Run) -> dict[str, int]:
     return totals
 
 
-def rotations(work: Work, database: Database, run: Run) -> None:
+def rotations(work: JobContext, database: Database, run: JobRun) -> None:
     """Rotations of keys by day, written when they are other than they were."""
     found = _ordered(database.table(work.sql("keys")["rotations_by_day"]))
     table = listing.find(work.objects, KEY_DAYS)
@@ -52,7 +52,7 @@ def _ordered(table: pa.Table) -> pa.Table:
     return given.sort_by([(name, "ascending") for name in (DAY, "reason", "key_type")])
 
 
-def _hot(work: Work) -> Iterator[dict[str, Any]]:
+def _hot(work: JobContext) -> Iterator[dict[str, Any]]:
     if work.settings.redis_url is None:
         return
     try:
@@ -68,7 +68,7 @@ def _ledger(database: Database) -> Iterator[dict[str, Any]]:
         yield {"tier": "ledger", "files": None, **row}
 
 
-def _archive(work: Work) -> Iterator[dict[str, Any]]:
+def _archive(work: JobContext) -> Iterator[dict[str, Any]]:
     for table in TABLES.values():
         size = listing.size(work.objects, table)
         if size.files:

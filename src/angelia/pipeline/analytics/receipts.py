@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as f
 
-from angelia.pipeline.analytics.fingerprints import Range
+from angelia.pipeline.analytics.fingerprints import DayRange
 from angelia.pipeline.analytics.histogram import SHARES, bucket_column, middle
-from angelia.pipeline.jobs.job_context import Work, midnight
+from angelia.pipeline.jobs.job_context import JobContext, midnight
 from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, HOURS, LATENCIES
 from angelia.pipeline.lake.tables import DAY, RECEIPTS
 from angelia.pipeline.sources import archive, ledger
@@ -36,7 +36,7 @@ _NARROW = replace(RECEIPTS, columns=tuple(one for one in RECEIPTS.columns if one
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class ReceiptCounts:
     """What the driver has of some days."""
 
     hours: pa.Table
@@ -45,7 +45,7 @@ class Counts:
 
 
 @contextmanager
-def reading(work: Work, days: Range, snapshot: Snapshot) -> Iterator[DataFrame]:
+def reading(work: JobContext, days: DayRange, snapshot: Snapshot) -> Iterator[DataFrame]:
     """The receipts of these days, wherever they are: each is in the archive or in the ledger, never in both."""
     root = work.objects.table(RECEIPTS.name)
     uris = [f"{root}/{file.path}" for day in days.days for file in day.files]
@@ -70,9 +70,9 @@ def reading(work: Work, days: Range, snapshot: Snapshot) -> Iterator[DataFrame]:
         here.unpersist()
 
 
-def count(frame: DataFrame) -> Counts:
+def count(frame: DataFrame) -> ReceiptCounts:
     """By hour, by time to delivery and by bucket. One pass for all would have nearly as many keys as rows."""
-    return Counts(hours=_hours(frame), latencies=latencies(frame), buckets=_buckets(frame))
+    return ReceiptCounts(hours=_hours(frame), latencies=latencies(frame), buckets=_buckets(frame))
 
 
 def latencies(frame: DataFrame) -> pa.Table:
@@ -96,9 +96,9 @@ def latencies(frame: DataFrame) -> pa.Table:
     return pa.table(made).select(LATENCIES.schema.names)
 
 
-def nothing() -> Counts:
+def nothing() -> ReceiptCounts:
     """What there is of days that nothing is left of."""
-    return Counts(*(table.schema.empty_table() for table in (HOURS, LATENCIES, BUCKETS)))
+    return ReceiptCounts(*(table.schema.empty_table() for table in (HOURS, LATENCIES, BUCKETS)))
 
 
 def agents(frame: DataFrame) -> DataFrame:

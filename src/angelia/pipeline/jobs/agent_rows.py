@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from angelia.errors import InvalidArgument
-from angelia.pipeline.jobs.job_context import Work
+from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, SESSIONS, Table
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _COLUMNS = {
 }
 
 
-def asked_about(work: Work) -> str:
+def asked_about(work: JobContext) -> str:
     """The handle that a job is told with `--agent`."""
     agent = work.options.get("agent")
     if not agent:
@@ -28,7 +28,7 @@ def asked_about(work: Work) -> str:
     return str(agent)
 
 
-def in_ledger(work: Work, table: Table) -> str:
+def in_ledger(work: JobContext, table: Table) -> str:
     """A statement for the ledger's rows that name an agent, which is its parameter."""
     if table is AUDIT:
         return work.sql("audit")["about_agent"]

@@ -12,16 +12,16 @@ import pyarrow.compute as pc
 from angelia.pipeline import runs
 from angelia.pipeline.analytics import fingerprints, measurements, receipts, skew
 from angelia.pipeline.analytics.figures import figures, said
-from angelia.pipeline.analytics.fingerprints import Range
-from angelia.pipeline.analytics.receipts import Counts
+from angelia.pipeline.analytics.fingerprints import DayRange
+from angelia.pipeline.analytics.receipts import ReceiptCounts
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs import archive_receipts
-from angelia.pipeline.jobs.job_context import Report, Work
+from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.lake import simulated, small_tables, writer
 from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS, LATENCIES
 from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.tables import DAY, RECEIPTS
-from angelia.pipeline.runs import Run
+from angelia.pipeline.runs import JobRun
 from angelia.pipeline.sources import ledger
 from angelia.pipeline.sources.ledger import Snapshot
 from angelia.runs.model import RunState
@@ -29,10 +29,10 @@ from angelia.runs.model import RunState
 JOB = "analytics"
 
 
-def analytics(work: Work) -> Report:
+def analytics(work: JobContext) -> JobReport:
     """Every day that changed since it was computed, from the archive and the ledger together; a simulated archive is
     counted alone."""
-    report = Report(job=JOB)
+    report = JobReport(job=JOB)
     with ExitStack() as held:
         # While it is held, no row moves from the ledger to the archive: none is missed, and none counts twice.
         held.enter_context(runs.only_one(work.database_url, archive_receipts.JOB))
@@ -56,7 +56,7 @@ def analytics(work: Work) -> Report:
     return report
 
 
-def _foreseen(report: Report, ranges: Sequence[Range]) -> Report:
+def _foreseen(report: JobReport, ranges: Sequence[DayRange]) -> JobReport:
     days = sum(len(one.days) for one in ranges)
     bounds = [[f"{one.days[0].day}", f"{one.days[-1].day}"] for one in ranges]
     spans = ", ".join(f"{first} .. {last}" for first, last in bounds)
@@ -64,7 +64,7 @@ def _foreseen(report: Report, ranges: Sequence[Range]) -> Report:
     return report.foreseen(sum(one.rows for one in ranges), summary, days=days, ranges=bounds)
 
 
-def _compute(work: Work, run: Run, days: Range, snapshot: Snapshot) -> None:
+def _compute(work: JobContext, run: JobRun, days: DayRange, snapshot: Snapshot) -> None:
     """The results first, the fingerprints in the last commit: whoever dies between them is computed again."""
     replaced = (days.first, days.end)
     if days.rows:
@@ -83,7 +83,7 @@ def _compute(work: Work, run: Run, days: Range, snapshot: Snapshot) -> None:
     work.step("fingerprinted", run)
 
 
-def _summaries(work: Work, days: Range, counts: Counts) -> pa.Table:
+def _summaries(work: JobContext, days: DayRange, counts: ReceiptCounts) -> pa.Table:
     sent = {row[DAY]: row["sent_sum"] for row in counts.hours.group_by(DAY).aggregate([("sent", "sum")]).to_pylist()}
     loads = {
         row[DAY]: row["receipts_list"]
@@ -107,7 +107,7 @@ def _summaries(work: Work, days: Range, counts: Counts) -> pa.Table:
     return pa.Table.from_pylist(made, DAYS.schema)
 
 
-def _different_agents(work: Work, days: Range) -> dict[date, tuple[int, int]]:
+def _different_agents(work: JobContext, days: DayRange) -> dict[date, tuple[int, int]]:
     """How many sent and how many were sent to, on each day: counted in what was just written."""
     within = (pc.field(DAY) >= days.first) & (pc.field(DAY) < days.end)
     counted = small_tables.sums(
@@ -116,14 +116,14 @@ def _different_agents(work: Work, days: Range) -> dict[date, tuple[int, int]]:
     return {row[DAY]: (row["sent"], row["received"]) for row in counted.to_pylist()}
 
 
-def _measure(work: Work, database: Database, run: Run, report: Report) -> None:
+def _measure(work: JobContext, database: Database, run: JobRun, report: JobReport) -> None:
     work.progress.stage("measuring the stores")
     if not work.simulated:
         measurements.rotations(work, database, run)
     report.figures["storage"] = measurements.measure(work, database, run)
 
 
-def _conclude(work: Work, database: Database, run: Run, report: Report, ranges: Sequence[Range]) -> None:
+def _conclude(work: JobContext, database: Database, run: JobRun, report: JobReport, ranges: Sequence[DayRange]) -> None:
     first, end = (None if one is None else one.astimezone(UTC).date() for one in (work.since, work.until))
     found = figures(work.objects, first, end)
     share = found.delivered_share

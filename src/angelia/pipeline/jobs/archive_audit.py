@@ -10,12 +10,12 @@ from angelia.errors import AuditBroken
 from angelia.mail.model import closed_before
 from angelia.pipeline import chain_verification, runs
 from angelia.pipeline.database import Busy, Database
-from angelia.pipeline.jobs.job_context import Report, Work
+from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.jobs.verify_audit import node_key
 from angelia.pipeline.lake import commit, fsync, simulated
 from angelia.pipeline.lake.audit_chain import files_within, properties
 from angelia.pipeline.lake.tables import AUDIT
-from angelia.pipeline.runs import Run
+from angelia.pipeline.runs import JobRun
 from angelia.pipeline.sources import audit
 from angelia.runs.model import RunState
 
@@ -32,9 +32,9 @@ class _Replaced(Exception):
     """While the archive proved it, the checkpoint to trim to was the newest one, and the node signed a newer."""
 
 
-def archive_audit(work: Work) -> Report:
+def archive_audit(work: JobContext) -> JobReport:
     """Append everything that is sealed to the archive; then let go what is archived, verified and old."""
-    report = Report(job=JOB)
+    report = JobReport(job=JOB)
     if work.dry_run:
         return _foreseen(work, report)
     with runs.one_run(work.database_url, JOB, work.clock) as (database, run):
@@ -54,7 +54,7 @@ def archive_audit(work: Work) -> Report:
     return report
 
 
-def _foreseen(work: Work, report: Report) -> Report:
+def _foreseen(work: JobContext, report: JobReport) -> JobReport:
     with Database.open(work.database_url) as database:
         have = audit.archived_to(work.objects)
         sealed = database.rows(work.sql("audit")["sealed_to"])[0]["position"]
@@ -63,7 +63,7 @@ def _foreseen(work: Work, report: Report) -> Report:
     return report.foreseen(rows, f"{rows:,} events would be archived", archived_to=have, trimmed=trimmed)
 
 
-def _catch_up(work: Work, database: Database, run: Run) -> int:
+def _catch_up(work: JobContext, database: Database, run: JobRun) -> int:
     sql = work.sql("audit")
     began = after = audit.archived_to(work.objects)
     sealed = int(database.rows(sql["sealed_to"])[0]["position"])
@@ -90,7 +90,7 @@ def schema() -> StructType:
     return from_arrow_schema(AUDIT.schema)
 
 
-def trim(work: Work, database: Database, run: Run) -> int:
+def trim(work: JobContext, database: Database, run: JobRun) -> int:
     """Let go of the oldest entries whose like the archive has, up to a signed one; how many went."""
     target = _trim_target(work, database)
     if target is None:
@@ -113,7 +113,7 @@ def trim(work: Work, database: Database, run: Run) -> int:
     return target.position - floor.position
 
 
-def _prove(work: Work, database: Database, floor: Floor, target: Floor) -> None:
+def _prove(work: JobContext, database: Database, floor: Floor, target: Floor) -> None:
     """The archive's own rows must make the very hash that the node signed; and they must outlive a power cut."""
     sql = work.sql("audit")
     signed = functools.partial(database.table, sql["checkpoints"])
@@ -132,7 +132,7 @@ def _prove(work: Work, database: Database, floor: Floor, target: Floor) -> None:
     fsync.settle(work.objects, AUDIT, files_within(work.objects, floor.position, target.position))
 
 
-def _remove(work: Work, database: Database, target: Floor) -> None:
+def _remove(work: JobContext, database: Database, target: Floor) -> None:
     """Entries and events up to a position. What takes long comes first: once the table is locked, everybody waits."""
     sql = work.sql("audit")
     database.execute(sql["trimmed"])
@@ -157,7 +157,7 @@ def _remove(work: Work, database: Database, target: Floor) -> None:
         database.execute(sql["trim_drop"].format(partition=name))
 
 
-def go_on(work: Work, database: Database) -> None:
+def go_on(work: JobContext, database: Database) -> None:
     """Make sure that what comes next in the ledger comes next in the archive: a new archive begins where the ledger
     does, and one of another chain is refused."""
     simulated.only_real(work.objects, work.settings, JOB)
@@ -184,12 +184,12 @@ def go_on(work: Work, database: Database) -> None:
         )
 
 
-def ledger_floor(work: Work, database: Database) -> Floor:
+def ledger_floor(work: JobContext, database: Database) -> Floor:
     row = database.rows(work.sql("audit")["floor"])[0]
     return Floor(row["position"], row["entry_hash"].hex())
 
 
-def _trim_target(work: Work, database: Database) -> Floor | None:
+def _trim_target(work: JobContext, database: Database) -> Floor | None:
     cutoff = closed_before(work.now, work.settings.max_ttl_seconds)
     row = database.row(work.sql("audit")["trim_to"], audit.archived_to(work.objects), cutoff, _TRIM_ROWS)
     return None if row is None else Floor(row["position"], row["entry_hash"].hex())

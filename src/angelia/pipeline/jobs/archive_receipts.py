@@ -11,7 +11,7 @@ from angelia.errors import InvalidArgument
 from angelia.mail.model import closed_before
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
-from angelia.pipeline.jobs.job_context import Report, Work, midnight
+from angelia.pipeline.jobs.job_context import JobContext, JobReport, midnight
 from angelia.pipeline.jobs.ledger_to_archive import (
     Move,
     NotTheSame,
@@ -23,7 +23,7 @@ from angelia.pipeline.jobs.ledger_to_archive import (
 )
 from angelia.pipeline.lake import commit, simulated
 from angelia.pipeline.lake.tables import RECEIPTS
-from angelia.pipeline.runs import Run
+from angelia.pipeline.runs import JobRun
 from angelia.pipeline.sources import archive
 from angelia.runs.model import RunState
 
@@ -34,7 +34,7 @@ _EVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class Day:
+class LedgerDay:
     """What the ledger has of a day."""
 
     day: date
@@ -42,9 +42,9 @@ class Day:
     pending: int
 
 
-def archive_receipts(work: Work) -> Report:
+def archive_receipts(work: JobContext) -> JobReport:
     """Every closed day that there is something of; a run that died before is finished first."""
-    report = Report(job=JOB)
+    report = JobReport(job=JOB)
     with runs.only_one(work.database_url, JOB) as database:
         simulated.only_real(work.objects, work.settings, JOB)
         simulated.only_one_kind(work.objects, work.settings, RECEIPTS)
@@ -70,7 +70,7 @@ def archive_receipts(work: Work) -> Report:
     return report
 
 
-def cutoff(work: Work) -> datetime:
+def cutoff(work: JobContext) -> datetime:
     """Before this, nothing changes any more: no receipt is taken, and no message lives that long."""
     latest = closed_before(work.now, work.settings.max_ttl_seconds)
     if work.until is not None and work.until > latest:
@@ -81,15 +81,15 @@ def cutoff(work: Work) -> datetime:
     return midnight((work.until or latest).astimezone(UTC).date())
 
 
-def _days(work: Work, database: Database) -> list[Day]:
+def _days(work: JobContext, database: Database) -> list[LedgerDay]:
     since = _EVER if work.since is None else midnight(work.since.astimezone(UTC).date())  # a day is moved whole
     found = database.rows(work.sql("mail")["receipts_days"], since, cutoff(work))
-    return [Day(**row) for row in found]
+    return [LedgerDay(**row) for row in found]
 
 
-def _ready(days: Sequence[Day]) -> list[list[Day]]:
+def _ready(days: Sequence[LedgerDay]) -> list[list[LedgerDay]]:
     """Days whose messages have all come to their end, as runs of neighbours, of a bounded length each."""
-    ranges: list[list[Day]] = []
+    ranges: list[list[LedgerDay]] = []
     for day in days:
         if day.pending:
             continue
@@ -102,13 +102,13 @@ def _ready(days: Sequence[Day]) -> list[list[Day]]:
     return ranges
 
 
-def _foreseen(report: Report, run: Run | None, ready: Sequence[Sequence[Day]]) -> Report:
+def _foreseen(report: JobReport, run: JobRun | None, ready: Sequence[Sequence[LedgerDay]]) -> JobReport:
     rows = sum(day.row_count for days in ready for day in days)
     summary = f"{rows:,} receipts would be archived in {len(ready)} runs{resumed_first(run)}"
     return report.foreseen(rows, summary, ranges=[[f"{days[0].day}", f"{days[-1].day}"] for days in ready])
 
 
-def _commit(work: Work, database: Database, run: Run) -> None:
+def _commit(work: JobContext, database: Database, run: JobRun) -> None:
     if is_committed(work, RECEIPTS, run):
         return
     if database.rows(work.sql("mail")["receipts_sum"], *_bounds(run))[0]["row_count"] == 0:
@@ -116,12 +116,12 @@ def _commit(work: Work, database: Database, run: Run) -> None:
     copy(work, RECEIPTS, run, work.sql("mail")["receipts"], {"sent_at": _bounds(run)})
 
 
-def _purge(work: Work, database: Database, run: Run) -> Run:
+def _purge(work: JobContext, database: Database, run: JobRun) -> JobRun:
     """Remove from the ledger exactly what the archive has, and say so, in one transaction."""
     here = database.rows(work.sql("mail")["receipts_sum"], *_bounds(run))[0]
     same = (here["row_count"], int(here["id_hash_sum"])) == (run.row_count, run.id_hash_sum)
 
-    def purge() -> Run:
+    def purge() -> JobRun:
         if not (same and _drop_days(work, database, run)):
             _purge_ids(work, database, run)
         return _conclude(work, database, run)
@@ -129,7 +129,7 @@ def _purge(work: Work, database: Database, run: Run) -> Run:
     return database.patiently(purge)
 
 
-def _drop_days(work: Work, database: Database, run: Run) -> bool:
+def _drop_days(work: JobContext, database: Database, run: JobRun) -> bool:
     """Drop the days' partitions; False when rows came since they were summed up. Mail waits meanwhile, so what takes
     long was done before: a closed day gets no rows from a server, and one more would show in the count."""
     sql = work.sql("mail")
@@ -144,7 +144,7 @@ def _drop_days(work: Work, database: Database, run: Run) -> bool:
     return True
 
 
-def _conclude(work: Work, database: Database, run: Run) -> Run:
+def _conclude(work: JobContext, database: Database, run: JobRun) -> JobRun:
     lo, hi = _bounds(run)
     detail: Detail = {"run": run.run_id, "job": JOB, "rows": run.row_count, "from": f"{lo:%F}", "to": f"{hi:%F}"}
     work.record(database, ARCHIVE_RUN, detail)
@@ -152,7 +152,7 @@ def _conclude(work: Work, database: Database, run: Run) -> Run:
     return runs.advance(database, run, RunState.DONE, work.clock(), report={"rows": run.row_count})
 
 
-def _partitions(work: Work, database: Database, run: Run) -> list[str]:
+def _partitions(work: JobContext, database: Database, run: JobRun) -> list[str]:
     """The partitions of a run's days. Their names are made here; those of the ledger only say which there are."""
     lo, hi = _bounds(run)
     there = {row["partition"] for row in database.rows(work.sql("mail")["receipts_partitions"])}
@@ -160,7 +160,7 @@ def _partitions(work: Work, database: Database, run: Run) -> list[str]:
     return [name for day in days if (name := f"delivery_receipts_{day:%Y%m%d}") in there]
 
 
-def _purge_ids(work: Work, database: Database, run: Run) -> None:
+def _purge_ids(work: JobContext, database: Database, run: JobRun) -> None:
     """Others came since for the same days: those stay, and are the next run's."""
     lo, hi = _bounds(run)
     database.ingest("archived_ids", archive.ids(work.objects, RECEIPTS, files_of(work, RECEIPTS, run)))
@@ -172,7 +172,7 @@ def _purge_ids(work: Work, database: Database, run: Run) -> None:
         )
 
 
-def _bounds(run: Run) -> tuple[datetime, datetime]:
+def _bounds(run: JobRun) -> tuple[datetime, datetime]:
     assert run.lo is not None
     assert run.hi is not None
     return run.lo.astimezone(UTC), run.hi.astimezone(UTC)

@@ -12,7 +12,7 @@ from angelia.audit.model import ARCHIVE_RUN, Detail
 from angelia.errors import InvalidArgument
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
-from angelia.pipeline.jobs.job_context import Report, Work
+from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.jobs.ledger_to_archive import (
     Move,
     NotTheSame,
@@ -25,7 +25,7 @@ from angelia.pipeline.jobs.ledger_to_archive import (
 from angelia.pipeline.lake import commit, rewrite, simulated
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.tables import SESSIONS
-from angelia.pipeline.runs import Run
+from angelia.pipeline.runs import JobRun
 from angelia.pipeline.sources import archive
 from angelia.runs.model import RunState
 
@@ -35,9 +35,9 @@ _EVER = datetime(1970, 1, 1, tzinfo=UTC)
 _CORRECTED = f"{JOB}, corrected"  # the app id of the commit that takes copies out again
 
 
-def archive_sessions(work: Work) -> Report:
+def archive_sessions(work: JobContext) -> JobReport:
     """Every schedule that is idle; a run that died before is finished first."""
-    report = Report(job=JOB)
+    report = JobReport(job=JOB)
     cutoff = _cutoff(work)
     with runs.only_one(work.database_url, JOB) as database:
         simulated.only_real(work.objects, work.settings, JOB)
@@ -56,7 +56,7 @@ def archive_sessions(work: Work) -> Report:
     return report
 
 
-def _cutoff(work: Work) -> datetime:
+def _cutoff(work: JobContext) -> datetime:
     latest = work.now - IDLE
     if work.until is not None and work.until > latest:
         raise InvalidArgument(
@@ -66,16 +66,16 @@ def _cutoff(work: Work) -> datetime:
     return work.until or latest
 
 
-def _idle(work: Work, database: Database, cutoff: datetime) -> int:
+def _idle(work: JobContext, database: Database, cutoff: datetime) -> int:
     return int(database.rows(work.sql("keys")["sessions_idle"], cutoff)[0]["row_count"])
 
 
-def _commit(work: Work, database: Database, run: Run) -> None:
+def _commit(work: JobContext, database: Database, run: JobRun) -> None:
     if not is_committed(work, SESSIONS, run):
         copy(work, SESSIONS, run, work.sql("keys")["sessions"], {"idle_since": (_EVER, _cutoff_of(run))})
 
 
-def _purge(work: Work, database: Database, run: Run) -> Run:
+def _purge(work: JobContext, database: Database, run: JobRun) -> JobRun:
     """What is still idle leaves the ledger; then what is not leaves the archive. The ledger decides, in one statement:
     whoever uses a schedule at this moment either keeps it or makes a new one."""
     if run.state is RunState.VERIFIED:
@@ -97,7 +97,7 @@ def _purge(work: Work, database: Database, run: Run) -> Run:
         return runs.advance(database, run, RunState.DONE, work.clock(), row_count=rows, report=done)
 
 
-def _hand_over(work: Work, database: Database, run: Run) -> None:
+def _hand_over(work: JobContext, database: Database, run: JobRun) -> None:
     """The ids that the archive has, into a table of this transaction; they must be what was counted before."""
     database.ingest("archived_ids", archive.ids(work.objects, SESSIONS, files_of(work, SESSIONS, run)))
     given = database.rows(work.sql("keys")["sessions_given"])[0]
@@ -108,7 +108,7 @@ def _hand_over(work: Work, database: Database, run: Run) -> None:
         )
 
 
-def _used(work: Work, database: Database, run: Run) -> list[str]:
+def _used(work: JobContext, database: Database, run: JobRun) -> list[str]:
     """Sessions of a run that are in the ledger after the purge: somebody used them since they were read."""
     files = files_of(work, SESSIONS, run)
     if not files:
@@ -118,7 +118,7 @@ def _used(work: Work, database: Database, run: Run) -> list[str]:
         return [row["session_id"] for row in database.rows(work.sql("keys")["sessions_kept"])]
 
 
-def _take_back(work: Work, run: Run, used: list[str]) -> None:
+def _take_back(work: JobContext, run: JobRun, used: list[str]) -> None:
     """Write the run's files again without these."""
     from pyspark.sql import functions as f
 
@@ -127,12 +127,12 @@ def _take_back(work: Work, run: Run, used: list[str]) -> None:
     rewrite.rewrite(rows, work.objects, SESSIONS, Mark(_CORRECTED, run.version), _correction(run), files, len(used))
 
 
-def _correction(run: Run) -> str:
+def _correction(run: JobRun) -> str:
     """What names of corrected files begin with: they are the run's as well."""
     return f"{run.run_id}-used"
 
 
-def _cutoff_of(run: Run) -> datetime:
+def _cutoff_of(run: JobRun) -> datetime:
     assert run.cutoff is not None
     return run.cutoff.astimezone(UTC)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deed:
+class Destruction:
     """What a job destroys, in the words in which somebody is asked before it."""
 
     verb: str
@@ -23,7 +23,7 @@ class Deed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class JobEntry:
     """A job: where its function is, and which options it takes. What it is for says `angelia pipeline run --help`."""
 
     name: str
@@ -34,7 +34,7 @@ class Entry:
     since: bool = False  # whether it can be kept to what comes from a time on
     until: bool = False  # and to what comes before one
     looks: bool = True  # whether it can tell what it would do, and do nothing
-    destroys: Deed | None = None
+    destroys: Destruction | None = None
 
     def load(self) -> Job:
         module, _, name = self.function.partition(":")
@@ -43,21 +43,21 @@ class Entry:
 
 
 _ALL = (
-    Entry(name="archive receipts", function="archive_receipts:archive_receipts", since=True, until=True),
-    Entry(name="archive sessions", function="archive_sessions:archive_sessions", until=True),
-    Entry(name="archive audit", function="archive_audit:archive_audit"),
-    Entry(name="retention", function="retention:retention", destroys=Deed(verb="remove", doing="removing")),
-    Entry(name="analytics", function="analytics:analytics", simulated=True, since=True, until=True),
-    Entry(name="replay audit", function="replay_audit:replay_audit", looks=False),
-    Entry(name="verify audit", function="verify_audit:verify_audit", looks=False),
-    Entry(name="export", function="export:export", options=("agent", "out", "format"), looks=False),
-    Entry(
+    JobEntry(name="archive receipts", function="archive_receipts:archive_receipts", since=True, until=True),
+    JobEntry(name="archive sessions", function="archive_sessions:archive_sessions", until=True),
+    JobEntry(name="archive audit", function="archive_audit:archive_audit"),
+    JobEntry(name="retention", function="retention:retention", destroys=Destruction(verb="remove", doing="removing")),
+    JobEntry(name="analytics", function="analytics:analytics", simulated=True, since=True, until=True),
+    JobEntry(name="replay audit", function="replay_audit:replay_audit", looks=False),
+    JobEntry(name="verify audit", function="verify_audit:verify_audit", looks=False),
+    JobEntry(name="export", function="export:export", options=("agent", "out", "format"), looks=False),
+    JobEntry(
         name="erase",
         function="erase:erase",
         options=("agent", "reason"),
-        destroys=Deed(verb="erase", doing="erasing", whose="agent"),
+        destroys=Destruction(verb="erase", doing="erasing", whose="agent"),
     ),
-    Entry(
+    JobEntry(
         name="simulate",
         function="simulate:simulate",
         simulated=True,
@@ -66,7 +66,7 @@ _ALL = (
         since=True,
         until=True,
     ),
-    Entry(name="remove simulated", function="remove_simulated:remove_simulated"),
-    Entry(name="maintain", function="maintain:maintain", simulated=True),
+    JobEntry(name="remove simulated", function="remove_simulated:remove_simulated"),
+    JobEntry(name="maintain", function="maintain:maintain", simulated=True),
 )
 JOBS = {entry.name: entry for entry in _ALL}

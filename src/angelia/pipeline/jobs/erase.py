@@ -15,13 +15,13 @@ from angelia.errors import InvalidArgument
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.agent_rows import NAMING, about, asked_about, in_ledger
-from angelia.pipeline.jobs.job_context import Report, Work
+from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.jobs.table_locks import MOVERS, nothing_is_half_moved
 from angelia.pipeline.lake import listing, rewrite, simulated
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, SESSIONS, Table
-from angelia.pipeline.runs import Run
+from angelia.pipeline.runs import JobRun
 from angelia.pipeline.sources import archive
 from angelia.runs.model import RunState
 
@@ -32,10 +32,10 @@ JOB = "erase"
 _LONGEST_REASON = 500
 
 
-def erase(work: Work) -> Report:
+def erase(work: JobContext) -> JobReport:
     """Erase an agent's rows; a run that died before, whosever it was, is finished first."""
     agent, reason = _asked(work)
-    report = Report(job=JOB)
+    report = JobReport(job=JOB)
     simulated.only_real(work.objects, work.settings, JOB)
     with nothing_is_half_moved(work.database_url), runs.only_one(work.database_url, JOB) as database:
         if work.dry_run:
@@ -56,7 +56,7 @@ def erase(work: Work) -> Report:
     return report
 
 
-def _asked(work: Work) -> tuple[str, str]:
+def _asked(work: JobContext) -> tuple[str, str]:
     agent, reason = asked_about(work), str(work.options.get("reason") or "").strip()
     if not reason:
         raise InvalidArgument(
@@ -69,7 +69,7 @@ def _asked(work: Work) -> tuple[str, str]:
     return agent, reason
 
 
-def _foreseen(work: Work, database: Database, agent: str, report: Report) -> Report:
+def _foreseen(work: JobContext, database: Database, agent: str, report: JobReport) -> JobReport:
     pending = _pending(work, database, agent)
     ledger = {
         RECEIPTS.name: _count(database, in_ledger(work, RECEIPTS), agent) - pending,
@@ -86,11 +86,11 @@ def _count(database: Database, projection: str, agent: str, where: str = "true")
     return int(database.rows(f"SELECT count(*) AS rows FROM ({projection}) AS r WHERE {where}", agent)[0]["rows"])  # noqa: S608
 
 
-def _pending(work: Work, database: Database, agent: str) -> int:
+def _pending(work: JobContext, database: Database, agent: str) -> int:
     return int(database.rows(work.sql("mail")["receipts_pending"], agent)[0]["row_count"])
 
 
-def _finish(work: Work, database: Database, run: Run, report: Report) -> None:
+def _finish(work: JobContext, database: Database, run: JobRun, report: JobReport) -> None:
     work.step("planned", run)
     if run.state is RunState.PLANNED:
         run = _from_ledger(work, database, run)
@@ -116,7 +116,7 @@ def _finish(work: Work, database: Database, run: Run, report: Report) -> None:
     report.figures |= {"ledger": said["ledger"], "archive": lake}
 
 
-def _from_ledger(work: Work, database: Database, run: Run) -> Run:
+def _from_ledger(work: JobContext, database: Database, run: JobRun) -> JobRun:
     """One transaction: the rows go, the act is recorded, and the run knows the time of it."""
     said = runs.report_of(database, run)
     agent = said["agent"]
@@ -134,13 +134,19 @@ def _from_ledger(work: Work, database: Database, run: Run) -> Run:
 
 
 def _record(
-    work: Work, database: Database, run: Run, reason: str, place: str, rows: dict[str, int], at: datetime | None = None
+    work: JobContext,
+    database: Database,
+    run: JobRun,
+    reason: str,
+    place: str,
+    rows: dict[str, int],
+    at: datetime | None = None,
 ) -> None:
     detail: Detail = {"run": run.run_id, "reason": reason, "in": place, **rows}
     work.record(database, ERASED, detail, at)
 
 
-def _from_archive(work: Work, run: Run, table: Table, said: dict[str, Any]) -> int:
+def _from_archive(work: JobContext, run: JobRun, table: Table, said: dict[str, Any]) -> int:
     """The days that name the agent are written again without it, in one commit; how many rows that was about."""
     if not rewrite.is_done_by(work.objects, table, Mark(JOB, run.version), run.run_id):
         days = _days(work, table, said["agent"])
@@ -157,7 +163,7 @@ def _from_archive(work: Work, run: Run, table: Table, said: dict[str, Any]) -> i
     return rewrite.change(work.objects, table, run.run_id).rows
 
 
-def _days(work: Work, table: Table, agent: str) -> dict[str, int]:
+def _days(work: JobContext, table: Table, agent: str) -> dict[str, int]:
     """How many rows of a day are to be erased, for the days that have some."""
     from pyspark.sql import functions as f
 
@@ -186,7 +192,7 @@ def _without(rows: DataFrame, table: Table, agent: str, at: datetime) -> DataFra
     return rows.withColumns(columns)
 
 
-def _writing(database: Database, run: Run) -> list[str]:
+def _writing(database: Database, run: JobRun) -> list[str]:
     """The runs whose files may not be in a table yet. Those that move rows are kept from it; what they left is old."""
     found = database.rows(runs.SQL["open_ids"])
     return [row["run_id"] for row in found if row["job"] not in MOVERS and row["run_id"] != run.run_id]

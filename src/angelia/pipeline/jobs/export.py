@@ -19,11 +19,11 @@ from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.export_files import FORMATS, ExportFile
 from angelia.pipeline.jobs.agent_rows import NAMING, about, asked_about, in_ledger
-from angelia.pipeline.jobs.job_context import Report, Work
+from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.lake import listing, simulated
 from angelia.pipeline.lake.analytics_tables import AGENTS
 from angelia.pipeline.lake.tables import Table
-from angelia.pipeline.runs import Run
+from angelia.pipeline.runs import JobRun
 from angelia.pipeline.sources import archive, ledger
 from angelia.runs.model import RunState
 
@@ -73,9 +73,9 @@ class Asked:
     format: str
 
 
-def export(work: Work) -> Report:
+def export(work: JobContext) -> JobReport:
     """One directory with a file for each kind of record and a manifest; it is there when it is complete."""
-    asked, report = _asked(work), Report(job=JOB)
+    asked, report = _asked(work), JobReport(job=JOB)
     simulated.only_real(work.objects, work.settings, JOB)
     with runs.one_run(work.database_url, JOB, work.clock) as (database, run):
         partial = _begun(asked, run)
@@ -98,7 +98,7 @@ def export(work: Work) -> Report:
     return report
 
 
-def _asked(work: Work) -> Asked:
+def _asked(work: JobContext) -> Asked:
     agent, out = asked_about(work), work.options.get("out")
     if not out:
         raise InvalidArgument("where to?", hint="--out PATH, a directory that is not there yet")
@@ -113,7 +113,7 @@ def _asked(work: Work) -> Asked:
     return asked
 
 
-def _begun(asked: Asked, run: Run) -> Path:
+def _begun(asked: Asked, run: JobRun) -> Path:
     """A directory of our own beside the one that it becomes. What an export that was killed left there is removed."""
     name = f".{asked.out.name}.partial-"
     for old in asked.out.parent.iterdir():
@@ -124,7 +124,7 @@ def _begun(asked: Asked, run: Run) -> Path:
     return partial
 
 
-def _written(work: Work, asked: Asked, directory: Path) -> dict[str, int]:
+def _written(work: JobContext, asked: Asked, directory: Path) -> dict[str, int]:
     counts = {}
     # The snapshot is older than what is seen of the archive: what moves meanwhile is seen in both, and never in none.
     with ledger.one_snapshot(work.database_url) as snapshot, ledger.seeing(work.database_url, snapshot) as then:
@@ -151,7 +151,7 @@ def _ledger(then: Database, statement: str, asked: Asked, kind: str, directory: 
         return sink.rows
 
 
-def _figures(work: Work, asked: Asked, directory: Path) -> int:
+def _figures(work: JobContext, asked: Asked, directory: Path) -> int:
     """What analytics counted of it, day by day."""
     table = listing.find(work.objects, AGENTS)
     with ExportFile.open(directory, AGENTS.name, AGENTS.schema, asked.format) as sink:
@@ -168,7 +168,7 @@ def _streamed(then: Database, statement: str) -> Iterator[pa.Table]:
         yield pa.Table.from_batches([batch])
 
 
-def _both(work: Work, then: Database, asked: Asked, table: Table, directory: Path) -> int:
+def _both(work: JobContext, then: Database, asked: Asked, table: Table, directory: Path) -> int:
     """What the ledger has, and what the archive has beyond that."""
     here: set[str] = set()  # ids alone, of at most what one agent has in the ledger
     schema = pa.schema(
@@ -184,7 +184,7 @@ def _both(work: Work, then: Database, asked: Asked, table: Table, directory: Pat
         return sink.rows
 
 
-def _archived(work: Work, agent: str, table: Table, schema: pa.Schema) -> Iterator[list[dict[str, Any]]]:
+def _archived(work: JobContext, agent: str, table: Table, schema: pa.Schema) -> Iterator[list[dict[str, Any]]]:
     """Rows of the archive, a partition at a time in this process: an agent may have more than memory."""
     uris = archive.files(work.objects, table)
     if not uris:
@@ -199,7 +199,7 @@ def _archived(work: Work, agent: str, table: Table, schema: pa.Schema) -> Iterat
     yield rows
 
 
-def _manifest(work: Work, asked: Asked, run: Run, directory: Path, counts: dict[str, int]) -> None:
+def _manifest(work: JobContext, asked: Asked, run: JobRun, directory: Path, counts: dict[str, int]) -> None:
     said = {
         "agent": asked.agent,
         "made_at": work.now.isoformat(),

@@ -19,7 +19,7 @@ import angelia
 from angelia.audit.model import Detail, Event
 from angelia.pipeline.database import Database
 from angelia.pipeline.lake.commit import is_simulated
-from angelia.pipeline.runs import Run
+from angelia.pipeline.runs import JobRun
 from angelia.pipeline.session import Where, session
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
@@ -50,7 +50,7 @@ class _Silent(JobProgress):
 
 
 @dataclass(kw_only=True)
-class Work:
+class JobContext:
     """One call of a job. Spark is started when it is first needed, and not at all when there is nothing to do."""
 
     settings: Settings = field(repr=False)
@@ -65,7 +65,7 @@ class Work:
     options: Mapping[str, Any] = field(default_factory=dict)  # what only this job takes
     progress: JobProgress = field(default_factory=_Silent)
     began: float = field(default_factory=time.monotonic)
-    step: Callable[[str, Run], None] = lambda _name, _run: None  # told at each step that a crash may follow
+    step: Callable[[str, JobRun], None] = lambda _name, _run: None  # told at each step that a crash may follow
 
     def clock(self) -> datetime:
         """The time by now, while `now` is that of the job's beginning, which decides what it is about."""
@@ -110,7 +110,7 @@ def _archive_sql(slice_name: str) -> Mapping[str, str]:
 
 
 @dataclass(kw_only=True)
-class Report:
+class JobReport:
     """What came of a job: its runs, how many rows they moved or read, and figures of its own."""
 
     job: str
@@ -120,11 +120,11 @@ class Report:
     figures: dict[str, Any] = field(default_factory=dict)
     summary: str = ""
 
-    def add(self, run: Run) -> None:
+    def add(self, run: JobRun) -> None:
         self.runs.append(run.run_id)
         self.rows += run.row_count or 0
 
-    def foreseen(self, rows: int, summary: str, **figures: Any) -> Report:
+    def foreseen(self, rows: int, summary: str, **figures: Any) -> JobReport:
         """The report of a dry run: how many rows it would be about."""
         self.state, self.rows, self.summary = "dry run", rows, summary
         self.figures |= figures
@@ -137,7 +137,7 @@ class Report:
         return {"run_id": last, "job": self.job, "state": self.state, "rows": self.rows, **self.figures, **more}
 
 
-Job = Callable[[Work], Report]
+Job = Callable[[JobContext], JobReport]
 
 
 def midnight(day: date) -> datetime:

@@ -9,11 +9,11 @@ from datetime import datetime
 from angelia.errors import AngeliaError
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
-from angelia.pipeline.jobs.job_context import Report, Work
+from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.lake import commit, fsync, listing, rewrite, writer
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.tables import Table
-from angelia.pipeline.runs import Run
+from angelia.pipeline.runs import JobRun
 from angelia.pipeline.sources import archive, ledger
 from angelia.runs.model import RunState
 
@@ -29,11 +29,13 @@ class Move:
     """The two steps that differ from table to table. Each can be done again, for the same run, after a crash."""
 
     table: Table
-    commit: Callable[[Work, Database, Run], None]  # what the run is about is in the archive, once
-    purge: Callable[[Work, Database, Run], Run]  # what the archive has leaves the ledger, and the run is done
+    commit: Callable[[JobContext, Database, JobRun], None]  # puts the rows of the run into the archive, once
+    purge: Callable[
+        [JobContext, Database, JobRun], JobRun
+    ]  # what the archive has leaves the ledger, and the run is done
 
 
-def finish(work: Work, database: Database, run: Run, move: Move, report: Report) -> None:
+def finish(work: JobContext, database: Database, run: JobRun, move: Move, report: JobReport) -> None:
     """Bring a run to its end from wherever it is."""
     work.step("planned", run)
     if run.state is RunState.PLANNED:
@@ -58,18 +60,20 @@ def finish(work: Work, database: Database, run: Run, move: Move, report: Report)
     report.add(run)
 
 
-def resumed_first(run: Run | None) -> str:
+def resumed_first(run: JobRun | None) -> str:
     """What a dry run adds to its summary when the run before it died."""
     return f"; run {run.run_id[:8]}, which died, would be finished first" if run else ""
 
 
-def is_committed(work: Work, table: Table, run: Run) -> bool:
+def is_committed(work: JobContext, table: Table, run: JobRun) -> bool:
     """Whether a run's rows are in the archive: a crash may have come after its commit."""
     found = listing.find(work.objects, table)
     return found is not None and commit.is_done(found, Mark(run.app_id, run.version))
 
 
-def copy(work: Work, table: Table, run: Run, statement: str, within: Mapping[str, tuple[datetime, datetime]]) -> None:
+def copy(
+    work: JobContext, table: Table, run: JobRun, statement: str, within: Mapping[str, tuple[datetime, datetime]]
+) -> None:
     """Copy what a statement finds in the ledger to the archive, under one snapshot and in one commit."""
     with ledger.one_snapshot(work.database_url) as snapshot:
         frame = ledger.read(
@@ -84,7 +88,7 @@ def copy(work: Work, table: Table, run: Run, statement: str, within: Mapping[str
         writer.write(frame, work.objects, table, Mark(run.app_id, run.version), run.run_id)
 
 
-def archived(work: Work, table: Table, run: Run) -> tuple[int, int]:
+def archived(work: JobContext, table: Table, run: JobRun) -> tuple[int, int]:
     """How many rows of a run the archive has, and the sum of their ids' hashes: read again, not remembered."""
     from pyspark.sql import functions as f
 
@@ -97,6 +101,6 @@ def archived(work: Work, table: Table, run: Run) -> tuple[int, int]:
     return int(found["rows"]), int(found["total"])
 
 
-def files_of(work: Work, table: Table, run: Run) -> list[str]:
+def files_of(work: JobContext, table: Table, run: JobRun) -> list[str]:
     """The files of a table that a run wrote. Nobody rewrites them before the run is done."""
     return [uri for uri in archive.files(work.objects, table) if uri.rpartition("/")[2].startswith(run.run_id)]

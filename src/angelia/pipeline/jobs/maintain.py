@@ -9,7 +9,7 @@ from datetime import timedelta
 from angelia.errors import Conflict
 from angelia.pipeline import runs
 from angelia.pipeline.jobs import analytics, erase, retention
-from angelia.pipeline.jobs.job_context import Report, Work
+from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.jobs.table_locks import BY_FILES
 from angelia.pipeline.lake import listing, maintenance
 from angelia.pipeline.lake.analytics_tables import ANALYTICS
@@ -24,9 +24,9 @@ _REMOVERS = (erase.JOB, retention.JOB)
 WRITERS = {AUDIT.name: None, **BY_FILES, **{table.name: analytics.JOB for table in ANALYTICS}}
 
 
-def maintain(work: Work) -> Report:
+def maintain(work: JobContext) -> JobReport:
     """Every table that nobody is at work on; the others are named, and are the next run's."""
-    report = Report(job=JOB)
+    report = JobReport(job=JOB)
     kept = timedelta(hours=work.options.get("kept_hours", KEPT / timedelta(hours=1)))
     report.figures |= {"compacted": {}, "removed": {}, "skipped": {}}
     with ExitStack() as held:
@@ -45,7 +45,7 @@ def maintain(work: Work) -> Report:
     return report
 
 
-def _all(work: Work, kept: timedelta, report: Report) -> None:
+def _all(work: JobContext, kept: timedelta, report: JobReport) -> None:
     work.progress.stage("maintaining")
     for table in TABLES.values():
         if listing.find(work.objects, table) is None:
@@ -69,7 +69,7 @@ def _undisturbed(url: str, table: Table) -> Iterator[None]:
         yield
 
 
-def _table(work: Work, table: Table, kept: timedelta, report: Report) -> None:
+def _table(work: JobContext, table: Table, kept: timedelta, report: JobReport) -> None:
     days = maintenance.crowded(work.objects, table)
     files = sum(day.files for day in days)
     if not work.dry_run:
@@ -84,7 +84,7 @@ def _table(work: Work, table: Table, kept: timedelta, report: Report) -> None:
         report.figures["removed"][table.name] = len(gone)
 
 
-def _summary(report: Report) -> str:
+def _summary(report: JobReport) -> str:
     would = "would be " if report.state == "dry run" else ""
     days = sum(one["days"] for one in report.figures["compacted"].values())
     said = f"{days:,} days {would}compacted, {sum(report.figures['removed'].values()):,} files {would}removed"

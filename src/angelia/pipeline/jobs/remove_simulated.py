@@ -18,15 +18,15 @@ from angelia.errors import Conflict
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs import analytics, archive_receipts, erase, retention
-from angelia.pipeline.jobs.job_context import Report, Work
+from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.jobs.table_locks import MOVERS
 from angelia.pipeline.lake import commit, fsync, listing, rewrite, simulated
 from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS, LATENCIES
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.commit_marks import next_mark
-from angelia.pipeline.lake.listing import File
+from angelia.pipeline.lake.listing import TableFile
 from angelia.pipeline.lake.tables import AUDIT, DAY, RECEIPTS, Table
-from angelia.pipeline.runs import Run
+from angelia.pipeline.runs import JobRun
 from angelia.pipeline.simulation import simulated_ids
 from angelia.pipeline.sources import archive, audit
 from angelia.runs.model import RunState
@@ -41,9 +41,9 @@ _REAL = {RECEIPTS.name: archive_receipts.JOB, AUDIT.name: audit.APP_ID}  # whose
 _COUNTED = (DAYS, HOURS, LATENCIES, AGENTS, BUCKETS)  # the days come first: one that is not known is counted again
 
 
-def remove_simulated(work: Work) -> Report:
+def remove_simulated(work: JobContext) -> JobReport:
     """Every simulated row of an archive of real ones; a run that died before is finished first."""
-    report = Report(job=JOB)
+    report = JobReport(job=JOB)
     with ExitStack() as held:
         for job in _WRITERS:
             held.enter_context(runs.only_one(work.database_url, job))
@@ -63,7 +63,7 @@ def remove_simulated(work: Work) -> Report:
     return report
 
 
-def _refuse_all_simulated(work: Work) -> None:
+def _refuse_all_simulated(work: JobContext) -> None:
     if not work.simulated:
         return
     root = work.objects.root
@@ -73,13 +73,13 @@ def _refuse_all_simulated(work: Work) -> None:
     )
 
 
-def _foreseen(work: Work, database: Database, report: Report, tables: Sequence[Table]) -> Report:
+def _foreseen(work: JobContext, database: Database, report: JobReport, tables: Sequence[Table]) -> JobReport:
     found = {table.name: sum(_days(work, table, _files(work, database, table)).values()) for table in tables}
     rows = sum(found.values())
     return report.foreseen(rows, f"{rows:,} simulated rows would be taken out of {work.objects.root}", archive=found)
 
 
-def _finish(work: Work, database: Database, run: Run, report: Report) -> None:
+def _finish(work: JobContext, database: Database, run: JobRun, report: JobReport) -> None:
     work.step("planned", run)
     if simulated.mixed(work.objects):  # if not, a crash came behind the rows, and what is there was counted since
         for table in _COUNTED:
@@ -106,7 +106,7 @@ def _finish(work: Work, database: Database, run: Run, report: Report) -> None:
     report.figures |= said
 
 
-def _forget(work: Work, run: Run, table: Table) -> None:
+def _forget(work: JobContext, run: JobRun, table: Table) -> None:
     """All that was counted: what is in these tables can always be computed again."""
     there = listing.files(work.objects, table)
     if there:
@@ -114,7 +114,7 @@ def _forget(work: Work, run: Run, table: Table) -> None:
         _take_out(work, run, table, mark, there)
 
 
-def _remove(work: Work, database: Database, run: Run, table: Table) -> None:
+def _remove(work: JobContext, database: Database, run: JobRun, table: Table) -> None:
     """One commit, whose version tells which simulated rows are gone."""
     version = simulated.left_in(work.objects, table)
     if version is None:
@@ -132,12 +132,12 @@ def _remove(work: Work, database: Database, run: Run, table: Table) -> None:
     rewrite.rewrite(real, work.objects, table, mark, run.run_id, uris, sum(days.values()))
 
 
-def _take_out(work: Work, run: Run, table: Table, mark: Mark, files: Collection[File]) -> None:
+def _take_out(work: JobContext, run: JobRun, table: Table, mark: Mark, files: Collection[TableFile]) -> None:
     rows, paths = sum(file.rows for file in files), [file.path for file in files]
     commit.replace(work.objects, table, mark, run.run_id, paths, [], rows)
 
 
-def _days(work: Work, table: Table, files: Collection[File]) -> Counter[date]:
+def _days(work: JobContext, table: Table, files: Collection[TableFile]) -> Counter[date]:
     """How many simulated rows there are of a day, for the days that have some."""
     if _all_simulated(work, table):
         return sum((Counter({file.day: file.rows}) for file in files), Counter())
@@ -145,17 +145,17 @@ def _days(work: Work, table: Table, files: Collection[File]) -> Counter[date]:
     return Counter({row[DAY]: row["count"] for row in found})
 
 
-def _all_simulated(work: Work, table: Table) -> bool:
+def _all_simulated(work: JobContext, table: Table) -> bool:
     """Nobody but `simulate` ever added a row."""
     return commit.version_of(work.objects, table, _REAL[table.name]) is None
 
 
-def _files(work: Work, database: Database, table: Table) -> list[File]:
+def _files(work: JobContext, database: Database, table: Table) -> list[TableFile]:
     """Files that simulated rows may be in. Those of a run that died are real, and it knows them by their names."""
     dead = runs.open_run(database, _REAL[table.name])
     there = listing.files(work.objects, table)
     return [file for file in there if dead is None or not file.name.startswith(dead.run_id)]
 
 
-def _rows(work: Work, table: Table, files: Collection[File]) -> DataFrame:
+def _rows(work: JobContext, table: Table, files: Collection[TableFile]) -> DataFrame:
     return archive.read(work.spark, work.objects, table, [file.uri for file in files])

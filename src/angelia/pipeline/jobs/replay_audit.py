@@ -14,7 +14,7 @@ from angelia.audit.model import Floor, entry_hash
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs import archive_receipts
-from angelia.pipeline.jobs.job_context import Report, Work
+from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.lake import simulated
 from angelia.pipeline.lake.audit_chain import archive_floor
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS
@@ -31,9 +31,9 @@ _FAULTS = ("gap", "repeat", "disorder")
 _SPAN = 65_536  # positions that are put in order together
 
 
-def replay_audit(work: Work) -> Report:
+def replay_audit(work: JobContext) -> JobReport:
     """Count what is there twice and where the chain is broken, and name the first of each. It changes nothing."""
-    report = Report(job=JOB)
+    report = JobReport(job=JOB)
     simulated.only_real(work.objects, work.settings, JOB)
     with (
         runs.only_one(work.database_url, archive_receipts.JOB),
@@ -62,7 +62,7 @@ def replay_audit(work: Work) -> Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Offenders:
     """How many of a kind there are, and the first of them."""
 
     count: int
@@ -72,7 +72,7 @@ class Found:
         return {"count": self.count, "first": self.first}
 
 
-def _doubles(work: Work, snapshot: ledger.Snapshot) -> tuple[int, Mapping[str, Found]]:
+def _doubles(work: JobContext, snapshot: ledger.Snapshot) -> tuple[int, Mapping[str, Offenders]]:
     """First a count by hashes alone; only the few that come up twice are looked at themselves."""
     from pyspark.sql import functions as f
 
@@ -85,12 +85,13 @@ def _doubles(work: Work, snapshot: ledger.Snapshot) -> tuple[int, Mapping[str, F
     sums = counted.groupBy("kind").agg(f.sum("count").alias("rows"), f.count_if(f.col("count") > 1).alias("twice"))
     seen = {row["kind"]: row for row in sums.collect()}
     found = {
-        kind: _looked_at(rows, kind, twice) if kind in seen and seen[kind]["twice"] else Found(0, []) for kind in _KEYS
+        kind: _looked_at(rows, kind, twice) if kind in seen and seen[kind]["twice"] else Offenders(0, [])
+        for kind in _KEYS
     }
     return max((int(row["rows"]) for row in seen.values()), default=0), found
 
 
-def _looked_at(rows: DataFrame, kind: str, twice: DataFrame) -> Found:
+def _looked_at(rows: DataFrame, kind: str, twice: DataFrame) -> Offenders:
     """A receipt that a dead run has left in ledger and archive is one receipt, and two keys may have one hash."""
     from pyspark.sql import functions as f
 
@@ -103,12 +104,12 @@ def _looked_at(rows: DataFrame, kind: str, twice: DataFrame) -> Found:
         .where(f.size("receipts") > 1)
     ).cache()
     first = groups.orderBy(*key).limit(_SHOWN).collect()
-    found = Found(groups.count(), [row.asDict() for row in first])
+    found = Offenders(groups.count(), [row.asDict() for row in first])
     groups.unpersist()
     return found
 
 
-def _receipts(work: Work, snapshot: ledger.Snapshot) -> DataFrame:
+def _receipts(work: JobContext, snapshot: ledger.Snapshot) -> DataFrame:
     columns = ("receipt_id", "message_id", "replay_key", "sender_nhi")
     here = ledger.read(
         work.spark, work.database_url, work.sql("mail")["receipts"], RECEIPTS.schema, snapshot, readers=work.readers
@@ -117,26 +118,26 @@ def _receipts(work: Work, snapshot: ledger.Snapshot) -> DataFrame:
     return here.select(*columns).unionAll(there.select(*columns))
 
 
-def _chain_faults(work: Work, then: Database) -> Mapping[str, Found]:
+def _chain_faults(work: JobContext, then: Database) -> Mapping[str, Offenders]:
     """Entries that are missing, there twice, or do not follow from the one before: in the archive, then the ledger."""
     there, head = _archive_faults(work, archive_floor(work.objects))
     behind = then.rows(work.sql("audit")["chain_faults"], head.position, bytes.fromhex(head.entry_hash), _SHOWN)
     return {kind: _together(there[kind], [row for row in behind if row["kind"] == kind]) for kind in _FAULTS}
 
 
-def _together(there: Found, behind: Sequence[Mapping[str, Any]]) -> Found:
+def _together(there: Offenders, behind: Sequence[Mapping[str, Any]]) -> Offenders:
     first = [*there.first, *({"before": row["before"], "position": row["position"]} for row in behind)]
-    return Found(there.count + (behind[0]["of_kind"] if behind else 0), first[:_SHOWN])
+    return Offenders(there.count + (behind[0]["of_kind"] if behind else 0), first[:_SHOWN])
 
 
-def _archive_faults(work: Work, floor: Floor) -> tuple[Mapping[str, Found], Floor]:
+def _archive_faults(work: JobContext, floor: Floor) -> tuple[Mapping[str, Offenders], Floor]:
     """Inside spans of positions Spark looks; their edges are few, and are compared here. With the archive's head."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
     uris = archive.files(work.objects, AUDIT)
     if not uris:
-        return {kind: Found(0, []) for kind in _FAULTS}, floor
+        return {kind: Offenders(0, []) for kind in _FAULTS}, floor
     rows = archive.read(work.spark, work.objects, AUDIT, uris)
     links = rows.select("position", "event_hash", "entry_hash", f.floor(f.col("position") / _SPAN).alias("span"))
     order = Window.partitionBy("span").orderBy("position")
@@ -159,7 +160,7 @@ def _archive_faults(work: Work, floor: Floor) -> tuple[Mapping[str, Found], Floo
         if name in counts:
             first = inside.where(f.col("kind") == name).select("before", "position").orderBy("position").limit(_SHOWN)
             shown = sorted([*(row.asDict() for row in first.collect()), *shown], key=lambda one: one["position"])
-        found[name] = Found(counts.get(name, 0) + len(edges[name]), shown[:_SHOWN])
+        found[name] = Offenders(counts.get(name, 0) + len(edges[name]), shown[:_SHOWN])
     return found, head
 
 

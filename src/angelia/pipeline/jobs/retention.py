@@ -8,16 +8,16 @@ from datetime import UTC, date
 from angelia.audit.model import ARCHIVE_RUN, Detail
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
-from angelia.pipeline.jobs.job_context import Report, Work, midnight
+from angelia.pipeline.jobs.job_context import JobContext, JobReport, midnight
 from angelia.pipeline.jobs.table_locks import nothing_is_half_moved
 from angelia.pipeline.lake import commit, listing, rewrite, simulated
 from angelia.pipeline.lake.audit_chain import archive_floor, floor_above, properties
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.commit_marks import next_mark
-from angelia.pipeline.lake.listing import File
-from angelia.pipeline.lake.rewrite import Change
+from angelia.pipeline.lake.listing import TableFile
+from angelia.pipeline.lake.rewrite import CommittedChange
 from angelia.pipeline.lake.tables import AUDIT, TABLES, Table
-from angelia.pipeline.runs import Run
+from angelia.pipeline.runs import JobRun
 from angelia.pipeline.sources import archive
 from angelia.runs.model import RunState
 
@@ -26,11 +26,11 @@ RETAINED_YEARS = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class OverdueFiles:
     """The files of a table that are past their time."""
 
     table: Table
-    files: list[File]
+    files: list[TableFile]
 
     @property
     def rows(self) -> int:
@@ -43,9 +43,9 @@ class Due:
         return {"table": self.table.name, "days": len(days), **span, "rows": self.rows, "bytes": size}
 
 
-def retention(work: Work) -> Report:
+def retention(work: JobContext) -> JobReport:
     """Remove every day that is past its time from every table; a run that died before is finished first."""
-    report = Report(job=JOB)
+    report = JobReport(job=JOB)
     simulated.only_real(work.objects, work.settings, JOB)
     with nothing_is_half_moved(work.database_url), runs.only_one(work.database_url, JOB) as database:
         run = runs.open_run(database, JOB)
@@ -70,14 +70,14 @@ def retained_from(today: date) -> date:
         return today.replace(year=today.year - RETAINED_YEARS, day=28)
 
 
-def _due(work: Work, first: date) -> list[Due]:
+def _due(work: JobContext, first: date) -> list[OverdueFiles]:
     return [
-        Due(table, [file for file in listing.files(work.objects, table) if file.day < first])
+        OverdueFiles(table, [file for file in listing.files(work.objects, table) if file.day < first])
         for table in TABLES.values()
     ]
 
 
-def _finish(work: Work, database: Database, run: Run, report: Report) -> None:
+def _finish(work: JobContext, database: Database, run: JobRun, report: JobReport) -> None:
     work.step("planned", run)
     tables = []
     for due in _due(work, _first(run)):
@@ -100,7 +100,7 @@ def _finish(work: Work, database: Database, run: Run, report: Report) -> None:
     report.figures["tables"] = [*report.figures.get("tables", []), *tables]
 
 
-def _remove(work: Work, run: Run, due: Due) -> None:
+def _remove(work: JobContext, run: JobRun, due: OverdueFiles) -> None:
     """One commit a table."""
     if not due.files or rewrite.is_done_by(work.objects, due.table, Mark(JOB, run.version), run.run_id):
         return
@@ -112,7 +112,7 @@ def _remove(work: Work, run: Run, due: Due) -> None:
         commit.replace(work.objects, due.table, mark, run.run_id, gone, [], due.rows)
 
 
-def _remove_events(work: Work, run: Run, due: Due) -> None:
+def _remove_events(work: JobContext, run: JobRun, due: OverdueFiles) -> None:
     """The chain goes on from the last entry that leaves, which the table's properties keep; they are written first."""
     from pyspark.sql import functions as f
 
@@ -128,7 +128,7 @@ def _remove_events(work: Work, run: Run, due: Due) -> None:
     rewrite.rewrite(late, work.objects, AUDIT, next_mark(work.objects, AUDIT, run), run.run_id, uris, leaving)
 
 
-def _removed(work: Work, table: Table, change: Change) -> dict[str, str | int]:
+def _removed(work: JobContext, table: Table, change: CommittedChange) -> dict[str, str | int]:
     days = sorted({path.partition("/")[0].partition("=")[2] for path in change.gone})
     said: dict[str, str | int] = {"table": table.name, "days": len(days), "from": days[0], "to": days[-1]}
     said["rows"] = change.rows
@@ -138,6 +138,6 @@ def _removed(work: Work, table: Table, change: Change) -> dict[str, str | int]:
     return said
 
 
-def _first(run: Run) -> date:
+def _first(run: JobRun) -> date:
     assert run.cutoff is not None
     return run.cutoff.astimezone(UTC).date()

@@ -9,12 +9,12 @@ from datetime import UTC, date, timedelta
 from angelia.errors import Conflict, InvalidArgument
 from angelia.pipeline import runs
 from angelia.pipeline.jobs import archive_receipts
-from angelia.pipeline.jobs.job_context import Report, Work, midnight
+from angelia.pipeline.jobs.job_context import JobContext, JobReport, midnight
 from angelia.pipeline.lake import archive_locations, commit, simulated, writer
 from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.listing import size
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS
-from angelia.pipeline.runs import Run
+from angelia.pipeline.runs import JobRun
 from angelia.pipeline.simulation.capacity import Assumptions, needed
 from angelia.pipeline.simulation.events import chained
 from angelia.pipeline.simulation.fleet import Fleet, days_between, pieces
@@ -28,11 +28,11 @@ _PIECE_ROWS = 5_000_000  # of one commit: what a crash makes the next run do aga
 _ELSEWHERE = "simulate into one of its own: angelia pipeline run simulate --lake DIRECTORY"
 
 
-def simulate(work: Work) -> Report:
+def simulate(work: JobContext) -> JobReport:
     """Receipts up to yesterday, in an archive that is marked. Days that were simulated before are replaced."""
     fleet, assumed, days = Fleet.of(work.options), Assumptions.of(work.options), _days(work)
     rows = {day: fleet.messages(day) for day in days}
-    report = Report(job=JOB)
+    report = JobReport(job=JOB)
     report.figures |= {"days": len(days), "agents": fleet.agents, "from": f"{days[0]}", "to": f"{days[-1]}"}
     with ExitStack() as held:
         # Nobody archives what is real into it meanwhile.
@@ -63,7 +63,7 @@ def simulate(work: Work) -> Report:
     return report
 
 
-def _days(work: Work) -> list[date]:
+def _days(work: JobContext) -> list[date]:
     today = work.now.astimezone(UTC).date()
     last = min(work.until.astimezone(UTC).date(), today) if work.until else today
     given = work.options.get("months")
@@ -88,7 +88,7 @@ def _months_before(day: date, months: int) -> date:
     return min(date(year, month + 1, 1) + timedelta(days=day.day - 1), after - timedelta(days=1))
 
 
-def _refuse_real(work: Work) -> None:
+def _refuse_real(work: JobContext) -> None:
     """An archive that `simulate` did not begin is none of its business, whatever it holds."""
     root, place = work.objects.root, archive_locations.simulated(work.settings).root
     hint = _ELSEWHERE if root == place else "leave --lake out: angelia pipeline run simulate"
@@ -100,7 +100,7 @@ def _refuse_real(work: Work) -> None:
         raise Conflict(f"the archive at {root} holds an audit chain already", hint=_ELSEWHERE)
 
 
-def _write(work: Work, run: Run, fleet: Fleet, days: Sequence[date]) -> None:
+def _write(work: JobContext, run: JobRun, fleet: Fleet, days: Sequence[date]) -> None:
     frame = receipts(work.spark, fleet, days)
     replaced = (days[0], days[-1] + timedelta(days=1))
     mark = next_mark(work.objects, RECEIPTS, run)
@@ -108,7 +108,7 @@ def _write(work: Work, run: Run, fleet: Fleet, days: Sequence[date]) -> None:
     work.step("written", run)
 
 
-def _write_audit(work: Work, run: Run, days: Sequence[date]) -> int:
+def _write_audit(work: JobContext, run: JobRun, days: Sequence[date]) -> int:
     """One task makes the chain: each entry binds the one before it."""
     work.progress.stage("chaining the audit")
     uris = archive.files(work.objects, RECEIPTS, (days[0], days[-1] + timedelta(days=1)))

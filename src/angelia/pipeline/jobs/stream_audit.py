@@ -13,8 +13,8 @@ from angelia.errors import AngeliaError, Unavailable
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.archive_audit import JOB, go_on, schema, trim
-from angelia.pipeline.jobs.job_context import Report, Work
-from angelia.pipeline.runs import Run
+from angelia.pipeline.jobs.job_context import JobContext, JobReport
+from angelia.pipeline.runs import JobRun
 from angelia.pipeline.sources import audit
 from angelia.pipeline.spark_errors import raised_by_us, telling
 from angelia.runs.model import RunState
@@ -35,10 +35,10 @@ class StreamFailed(AngeliaError):
     code = "stream_failed"
 
 
-def stream_audit(work: Work) -> Report:
+def stream_audit(work: JobContext) -> JobReport:
     """Append what is sealed as it is sealed, until `stop` is set. A fault that passes does not end it."""
     stop: threading.Event = work.options["stop"]
-    report = Report(job=JOB)
+    report = JobReport(job=JOB)
     failures, reached = 0, audit.archived_to(work.objects)
     while not stop.is_set():
         try:
@@ -53,7 +53,7 @@ def stream_audit(work: Work) -> Report:
     return report
 
 
-def _stream(work: Work, stop: threading.Event, report: Report) -> None:
+def _stream(work: JobContext, stop: threading.Event, report: JobReport) -> None:
     """One run: it lasts until somebody wants it to stop, or something fails."""
     with runs.one_run(work.database_url, JOB, work.clock) as (database, run):
         go_on(work, database)
@@ -70,7 +70,7 @@ def _stream(work: Work, stop: threading.Event, report: Report) -> None:
         report.add(runs.advance(database, run, RunState.DONE, work.clock(), row_count=rows, report={"rows": rows}))
 
 
-def _started(work: Work, run: Run) -> StreamingQuery:
+def _started(work: JobContext, run: JobRun) -> StreamingQuery:
     given = audit.options(work.objects, work.database_url, work.sql("audit"), run.run_id)
     rows = str(work.options.get("rows", _ROWS))
     checkpoint = work.options.get("checkpoint") or work.settings.data_dir / "checkpoints" / "audit"
@@ -86,7 +86,7 @@ def _started(work: Work, run: Run) -> StreamingQuery:
 
 
 def _watch(
-    work: Work, database: Database, run: Run, query: StreamingQuery, stop: threading.Event, report: Report
+    work: JobContext, database: Database, run: JobRun, query: StreamingQuery, stop: threading.Event, report: JobReport
 ) -> None:
     """Tell what it does, see that the job's lock is still ours, and let the ledger go what it need not keep."""
     told, looked, trimmed = audit.archived_to(work.objects), time.monotonic(), 0.0

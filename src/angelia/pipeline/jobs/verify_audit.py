@@ -13,9 +13,9 @@ from angelia.audit.model import Floor
 from angelia.envelope.ids import KeyType, key_id
 from angelia.errors import AngeliaError, AuditBroken
 from angelia.pipeline import chain_verification, runs
-from angelia.pipeline.chain_verification import NodeKey, Result
+from angelia.pipeline.chain_verification import ChainResult, NodePublicKey
 from angelia.pipeline.database import Database
-from angelia.pipeline.jobs.job_context import Report, Work
+from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.lake import simulated
 from angelia.pipeline.lake.audit_chain import archive_floor
 from angelia.pipeline.redactions import Redactions
@@ -32,9 +32,9 @@ class NodeKeyUnreadable(AngeliaError):
     code = "node_key_unreadable"
 
 
-def verify_audit(work: Work) -> Report:
+def verify_audit(work: JobContext) -> JobReport:
     """Check all of it, in parallel. A broken chain is an error that names the first entry that is wrong."""
-    report = Report(job=JOB)
+    report = JobReport(job=JOB)
     simulated.only_real(work.objects, work.settings, JOB)
     with runs.one_run(work.database_url, JOB, work.clock) as (database, run):
         floor, last = archive_floor(work.objects), audit.archived_to(work.objects)
@@ -58,9 +58,9 @@ def verify_audit(work: Work) -> Report:
     return report
 
 
-def _verified(work: Work, database: Database, floor: Floor, last: int, node: NodeKey | None) -> Result:
+def _verified(work: JobContext, database: Database, floor: Floor, last: int, node: NodePublicKey | None) -> ChainResult:
     if last <= floor.position:
-        return Result()
+        return ChainResult()
     signed = functools.partial(database.table, work.sql("audit")["checkpoints"])
     result = chain_verification.verify(work.spark, work.objects, floor, last, signed, node)
     if result.redacted:
@@ -71,13 +71,13 @@ def _verified(work: Work, database: Database, floor: Floor, last: int, node: Nod
     return result
 
 
-def _erasures(work: Work, database: Database, redactions: Redactions) -> Collection[datetime]:
+def _erasures(work: JobContext, database: Database, redactions: Redactions) -> Collection[datetime]:
     """Those that the archive may not have yet."""
     rows = database.rows(work.sql("audit")["erasures"], min(redactions.times), max(redactions.times))
     return {row["occurred_at"] for row in rows}
 
 
-def _figures(result: Result) -> dict[str, object]:
+def _figures(result: ChainResult) -> dict[str, object]:
     return {
         "sealed": result.last,
         "redacted": result.redacted,
@@ -88,7 +88,7 @@ def _figures(result: Result) -> dict[str, object]:
     }
 
 
-def _unsigned(result: Result, node: NodeKey | None) -> str | None:
+def _unsigned(result: ChainResult, node: NodePublicKey | None) -> str | None:
     """What to say when there are signatures, and not one could be checked."""
     if result.checkpoints or not result.foreign:
         return None
@@ -96,7 +96,7 @@ def _unsigned(result: Result, node: NodeKey | None) -> str | None:
     return f"no signature could be checked: {why}"
 
 
-def _broken(result: Result, floor: Floor) -> AuditBroken | None:
+def _broken(result: ChainResult, floor: Floor) -> AuditBroken | None:
     if not result.faults:
         return None
     first = result.faults[0]
@@ -108,7 +108,7 @@ def _broken(result: Result, floor: Floor) -> AuditBroken | None:
     )
 
 
-def node_key(data_dir: Path) -> NodeKey | None:
+def node_key(data_dir: Path) -> NodePublicKey | None:
     """The public half of this machine's node key; None where there is no server's data directory."""
     path = data_dir / "node.key"
     try:
@@ -125,4 +125,4 @@ def node_key(data_dir: Path) -> NodeKey | None:
             f"the node key {path} is damaged: it must hold {_SEED_BYTES} bytes", hint="restore it from a backup"
         )
     public = Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
-    return NodeKey(str(key_id(KeyType.ED25519, public)), public)
+    return NodePublicKey(str(key_id(KeyType.ED25519, public)), public)

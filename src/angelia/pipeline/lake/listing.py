@@ -14,7 +14,7 @@ from angelia.stores.objects import Objects
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class TableFile:
     """A file that a table has now."""
 
     path: str  # below the table
@@ -30,7 +30,7 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class TableSize:
     """Files, rows and bytes of a table that count now."""
 
     files: int
@@ -46,14 +46,14 @@ def find(objects: Objects, table: Table) -> DeltaTable | None:
         return None
 
 
-def files(objects: Objects, table: Table) -> list[File]:
+def files(objects: Objects, table: Table) -> list[TableFile]:
     """Every file that counts now; none before the table's first write."""
     found = find(objects, table)
     if found is None:
         return []
     root = objects.table(table.name)
     return [
-        File(
+        TableFile(
             path=one["path"],
             uri=f"{root}/{one['path']}",
             day=one["partition"][DAY],
@@ -65,7 +65,7 @@ def files(objects: Objects, table: Table) -> list[File]:
     ]
 
 
-def size(objects: Objects, table: Table) -> Size:
+def size(objects: Objects, table: Table) -> TableSize:
     """All of a table; zeros before its first write."""
     found = files(objects, table)
-    return Size(len(found), sum(file.rows for file in found), sum(file.size for file in found))
+    return TableSize(len(found), sum(file.rows for file in found), sum(file.size for file in found))

@@ -16,7 +16,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from angelia.errors import AngeliaError, Conflict, InvalidArgument
 from angelia.pipeline.lake import listing, rewrite
-from angelia.pipeline.lake.listing import File
+from angelia.pipeline.lake.listing import TableFile
 from angelia.pipeline.lake.rewrite import StoreRefuses
 from angelia.pipeline.lake.tables import DAY, Table
 from angelia.stores.objects import Objects
@@ -36,7 +36,7 @@ class RowsDiffer(AngeliaError):
 
 
 @dataclass(frozen=True, slots=True)
-class Day:
+class DayFiles:
     """The files that a table has of a day."""
 
     day: date
@@ -45,16 +45,16 @@ class Day:
     size: int
 
 
-def crowded(objects: Objects, table: Table) -> list[Day]:
+def crowded(objects: Objects, table: Table) -> list[DayFiles]:
     """Days with more than one small file, oldest first."""
-    by_day: dict[date, list[File]] = defaultdict(list)
+    by_day: dict[date, list[TableFile]] = defaultdict(list)
     for file in listing.files(objects, table):
         by_day[file.day].append(file)
     small = {day: sum(file.size < _SMALL_BYTES for file in files) for day, files in by_day.items()}
     return [_day(day, by_day[day]) for day in sorted(by_day) if small[day] > 1]
 
 
-def compact(objects: Objects, table: Table, day: date) -> Day:
+def compact(objects: Objects, table: Table, day: date) -> DayFiles:
     """Make few files of the many of a day, in a commit that adds and removes no row: what readers have open stays, and
     so does what jobs have committed. Gives the day as it is now.
 
@@ -128,12 +128,12 @@ def _vacuum(table: DeltaTable, kept: timedelta, *, dry_run: bool) -> list[str]:
     return table.vacuum(retention_hours=hours, dry_run=dry_run, enforce_retention_duration=False, full=True)
 
 
-def _files(objects: Objects, table: Table, day: date) -> list[File]:
+def _files(objects: Objects, table: Table, day: date) -> list[TableFile]:
     return [file for file in listing.files(objects, table) if file.day == day]
 
 
-def _day(day: date, files: Collection[File]) -> Day:
-    return Day(day, len(files), sum(file.rows for file in files), sum(file.size for file in files))
+def _day(day: date, files: Collection[TableFile]) -> DayFiles:
+    return DayFiles(day, len(files), sum(file.rows for file in files), sum(file.size for file in files))
 
 
 def _counted(objects: Objects, uris: Collection[str]) -> int:

@@ -43,21 +43,21 @@ def rewrite(
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class CommittedChange:
     """What a run did to a table: how many rows it was about, and the files that it took out."""
 
     rows: int
     gone: list[str]
 
 
-def change(objects: Objects, table: Table, run: str) -> Change:
+def change(objects: Objects, table: Table, run: str) -> CommittedChange:
     """What a run did to a table in its one commit, by the log: it is known after a crash as well."""
     found = find(objects, table)
     said = [] if found is None else [one for one in found.history() if one.get(RUN) == run]
     if not said:
-        return Change(0, [])
+        return CommittedChange(0, [])
     done = actions(objects, table, said[0]["version"])
-    return Change(int(said[0][ROWS]), [one["remove"]["path"] for one in done if "remove" in one])
+    return CommittedChange(int(said[0][ROWS]), [one["remove"]["path"] for one in done if "remove" in one])
 
 
 def is_done_by(objects: Objects, table: Table, mark: Mark, run: str) -> bool:

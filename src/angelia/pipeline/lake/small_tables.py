@@ -15,7 +15,7 @@ from angelia.pipeline.lake import commit, listing
 from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.table import DAY, Table
 from angelia.pipeline.lake.writer import Files
-from angelia.pipeline.runs import Run
+from angelia.pipeline.runs import JobRun
 from angelia.stores.objects import Objects
 
 
@@ -44,7 +44,7 @@ def sums(objects: Objects, table: Table, by: str, of: Mapping[str, pc.Expression
 
 
 def put(
-    objects: Objects, table: Table, rows: pa.Table, run: Run, *, replacing: tuple[date, date] | None = None
+    objects: Objects, table: Table, rows: pa.Table, run: JobRun, *, replacing: tuple[date, date] | None = None
 ) -> None:
     """Append rows in one commit, or let them take the place of the days from one up to, and without, another."""
     mark = next_mark(objects, table, run)

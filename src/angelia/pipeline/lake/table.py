@@ -14,7 +14,7 @@ SIMULATED_PROPERTY = "angelia.simulated"  # and the property of its tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class ArchiveColumn:
     """A column and what it says."""
 
     name: str
@@ -31,7 +31,7 @@ class Table:
     name: str
     about: str
     id: str
-    columns: tuple[Column, ...]
+    columns: tuple[ArchiveColumn, ...]
     ordered: str | None = None  # a column whose smallest and largest value the log knows of each file
     configuration: Mapping[str, str] = field(default_factory=dict)
 
@@ -69,11 +69,11 @@ class Table:
         return [one.name for one in self.columns if pa.types.is_integer(one.type) or pa.types.is_timestamp(one.type)]
 
 
-def column(name: str, type: pa.DataType, about: str, *, unique: bool = False) -> Column:
+def column(name: str, type: pa.DataType, about: str, *, unique: bool = False) -> ArchiveColumn:
     """A column that may be empty."""
-    return Column(name=name, type=type, about=about, unique=unique)
+    return ArchiveColumn(name=name, type=type, about=about, unique=unique)
 
 
-def always(name: str, type: pa.DataType, about: str, *, unique: bool = False) -> Column:
+def always(name: str, type: pa.DataType, about: str, *, unique: bool = False) -> ArchiveColumn:
     """A column that every row has."""
-    return Column(name=name, type=type, about=about, nullable=False, unique=unique)
+    return ArchiveColumn(name=name, type=type, about=about, nullable=False, unique=unique)

@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from angelia.pipeline.analytics.histogram import SHARES
 from angelia.pipeline.report import formatting
-from angelia.pipeline.report.figures import OUTCOMES, TIERS, Contents, Day
+from angelia.pipeline.report.figures import OUTCOMES, TIERS, Contents, DayFigures
 from angelia.pipeline.report.svg import COLOURS
 
 Draw = Callable[[Axes, bool], None]
@@ -113,22 +113,22 @@ def rotations(contents: Contents) -> Draw:
     return lambda axes, narrow: _stacked(axes, days, columns, narrow)
 
 
-def _by_day(contents: Contents, wanted: Callable[[Day], float | None]) -> list[float]:
+def _by_day(contents: Contents, wanted: Callable[[DayFigures], float | None]) -> list[float]:
     """A value for each day of the period."""
     known = {day.day: wanted(day) for day in contents.days}
     values = [known.get(day) for day in contents.period]
     return [_GAP if value is None else float(value) for value in values]
 
 
-def _time(place: int) -> Callable[[Day], float | None]:
+def _time(place: int) -> Callable[[DayFigures], float | None]:
     return lambda day: day.times[place]
 
 
-def _count(outcome: str) -> Callable[[Day], float]:
+def _count(outcome: str) -> Callable[[DayFigures], float]:
     return lambda day: day.outcomes[outcome]
 
 
-def _percent(outcome: str) -> Callable[[Day], float | None]:
+def _percent(outcome: str) -> Callable[[DayFigures], float | None]:
     return lambda day: 100 * day.outcomes[outcome] / day.sent if day.sent else None
 
 

@@ -30,7 +30,7 @@ Times = tuple[float | None, ...]  # p50, p95 and p99 in microseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Day:
+class DayFigures:
     """One day of the period, if there was anything of it."""
 
     day: date
@@ -58,7 +58,7 @@ class AgentFigures:
 class Contents:
     """Everything that is on the page."""
 
-    days: list[Day]
+    days: list[DayFigures]
     computed_at: datetime
     overall: Times
     by_priority: dict[str, tuple[int, Times]]  # how many were delivered, and when
@@ -124,8 +124,8 @@ def _times(histogram: Counter[int]) -> Times:
     return tuple(percentile(histogram, share) for share in SHARES.values())
 
 
-def _day(day: date, rows: Sequence[dict[str, Any]], late: Counter[int], known: dict[str, Any]) -> Day:
-    return Day(
+def _day(day: date, rows: Sequence[dict[str, Any]], late: Counter[int], known: dict[str, Any]) -> DayFigures:
+    return DayFigures(
         day=day,
         sent=sum(row["sent"] for row in rows),
         outcomes={name: sum(row[name] for row in rows) for name in OUTCOMES},

@@ -92,7 +92,7 @@ class LedgerSource(DataSource):
 
 
 @dataclass(frozen=True)
-class Range(InputPartition):
+class BucketRange(InputPartition):
     """Buckets from the first up to, and without, the last."""
 
     first: int
@@ -110,10 +110,10 @@ class LedgerReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         readers = int(self._options["readers"])
         bounds = [BUCKETS * n // readers for n in range(readers + 1)]
-        return [Range(first, last) for first, last in pairwise(bounds)]
+        return [BucketRange(first, last) for first, last in pairwise(bounds)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Range)
+        assert isinstance(partition, BucketRange)
         columns = ", ".join(f'"{name}"' for name in self._schema.names)
         given = f"SELECT {columns} FROM ({self._options['projection']}) AS r WHERE bucket >= $1 AND bucket < $2"  # noqa: S608
         values: list[Value] = [partition.first, partition.last]
