@@ -75,8 +75,7 @@ def desk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Desk]:
     def clock(shift: timedelta) -> None:
-        for module in ("mail", "mail_files"):
-            monkeypatch.setattr(f"angelia.cli.{module}._now", lambda: datetime.now(UTC) + shift)
+        monkeypatch.setattr("angelia.cli.times.now", lambda: datetime.now(UTC) + shift)
 
     shutil.copytree(acquainted, shell, dirs_exist_ok=True)
     yield Desk(person("alice"), person("bob"), server, shell, clock)

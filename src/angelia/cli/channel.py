@@ -1,20 +1,21 @@
-"""`angelia channel`: sealed topics. Whoever may makes them, listens, and publishes to all who do."""
+"""`angelia channel`: sealed topics, which agents create, subscribe to and publish in."""
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 import click
-import msgspec
 
 from angelia.cli.channel_output import facts_of, show_page, warn_unreached
 from angelia.cli.command_context import Session
 from angelia.cli.confirm import Deed, may
 from angelia.cli.errors import Usage
-from angelia.cli.flags import Needs, message_uuid, span
+from angelia.cli.flags import Needs, message_uuid, seconds, span
 from angelia.cli.grammar import Noun
 from angelia.cli.message_body import compress_flag, message_options, pad_flag, priority_flag, read_body
 from angelia.cli.paging import SHORTEST_PREFIX, Page, ago, every, full_id, pages_of, short, show_list
@@ -23,7 +24,7 @@ from angelia.cli.times import age
 from angelia.errors import AngeliaError, NotFound, Unavailable
 
 if TYPE_CHECKING:
-    from angelia.channels.model import Channel, ChannelView, Subscription
+    from angelia.channels.model import Channel, ChannelView
     from angelia.client import Client
     from angelia.envelope.rosters import Member
 
@@ -35,18 +36,14 @@ _ACTS = Needs.SERVER | Needs.AGENT
 command = Noun("channel", "sealed topics: create, subscribe, publish, tail")
 
 _policy = click.option("--policy", type=click.Choice(POLICIES), metavar="P", help=", ".join(POLICIES))
-_retention = click.option("--retention", type=span, metavar="D", help="how long messages are kept, 1h to 30d (7d)")
-_size = click.option("--max-size", type=click.IntRange(4096, 1_122_304), metavar="BYTES", help="of one message (1 MiB)")
+_retention = click.option(
+    "--retention", "retention_seconds", type=seconds, metavar="D", help="how long messages are kept, 1h to 30d (7d)"
+)
+_size = click.option(
+    "--max-size", "max_message_size_bytes", type=click.IntRange(4096, 1_122_304), metavar="BYTES",
+    help="of one message (1 MiB)",
+)  # fmt: skip
 _most = click.option("--max-subscribers", type=click.IntRange(1, 100_000), metavar="N", help="so many (10,000)")
-
-
-class Done(msgspec.Struct, kw_only=True):
-    """What `--json` says of something that was done to a channel."""
-
-    done: str
-    channel_id: str
-    name: str
-    agent: str | None = None
 
 
 @command.verb(example="angelia channel create news --policy open", needs=_ACTS)
@@ -56,30 +53,14 @@ class Done(msgspec.Struct, kw_only=True):
 @_retention
 @_size
 @_most
-def create(
-    session: Session,
-    name: str,
-    policy: str | None,
-    allowed: tuple[str, ...],
-    retention: timedelta | None,
-    max_size: int | None,
-    max_subscribers: int | None,
-) -> None:
+def create(session: Session, /, name: str, policy: str | None, allowed: tuple[str, ...], **limits: Any) -> None:
     """Make a channel with its first key. Without --policy, those may listen whom --allow names."""
     from angelia.channels.model import ChannelPolicy
 
-    made = _client(session).channels.create(
-        session.mailbox,
-        name,
-        ChannelPolicy(policy or "allowlist"),
-        allow=allowed,
-        retention_seconds=_seconds(retention),
-        max_message_size_bytes=max_size,
-        max_subscribers=max_subscribers,
-    )
-    session.out.thing(
-        made, facts_of(made, session.mailbox.rosters.pinned(made.channel_id)), quietly=str(made.channel_id)
-    )
+    mailbox = session.mailbox
+    kind = ChannelPolicy(policy or "allowlist")
+    made = session.as_agent(mailbox).channels.create(mailbox, name, kind, allow=allowed, **limits)
+    session.out.thing(made, facts_of(made, mailbox.rosters.pinned(made.channel_id)), quietly=str(made.channel_id))
     if allowed:
         _say_what_the_list_decides(session, made)
 
@@ -89,7 +70,7 @@ def create(
 @click.option("--subscribed", is_flag=True, help="only those that you listen to")
 def list_(session: Session, owner: str | None, subscribed: bool) -> None:
     """List the channels that you may use."""
-    client = _client(session)
+    client = session.as_agent(session.mailbox)
     columns: list[Column[Channel]] = [
         Column("ID", lambda c: short(c.channel_id)),
         Column("NAME", lambda c: c.name, long=True),
@@ -111,9 +92,8 @@ def list_(session: Session, owner: str | None, subscribed: bool) -> None:
 @click.argument("name", metavar="NAME")
 def show(session: Session, name: str) -> None:
     """Show a channel, who signed who is in it, and what you may do in it."""
-    client = _client(session)
-    found = _find(session, client, name)
-    roster = client.channels.roster(session.mailbox, _said(name, found))
+    client, found, ref = _find(session, name)
+    roster = client.channels.roster(session.mailbox, ref)
     session.out.thing(found, facts_of(found, roster), quietly=str(found.channel_id))
 
 
@@ -123,34 +103,19 @@ def show(session: Session, name: str) -> None:
 @_retention
 @_size
 @_most
-def update(
-    session: Session,
-    name: str,
-    policy: str | None,
-    retention: timedelta | None,
-    max_size: int | None,
-    max_subscribers: int | None,
-) -> None:
+def update(session: Session, /, name: str, policy: str | None, **limits: Any) -> None:
     """Change a channel of yours. --policy looks at every subscriber again and drops who may not stay."""
     from angelia.channels.model import ChannelPolicy
 
-    if (policy, retention, max_size, max_subscribers) == (None, None, None, None):
+    if {policy, *limits.values()} == {None}:
         raise Usage("nothing to change", hint="--policy, --retention, --max-size or --max-subscribers")
-    client = _client(session)
-    before = _find(session, client, name)
-    changed = client.channels.update(
-        session.mailbox,
-        _said(name, before),
-        policy=ChannelPolicy(policy) if policy else None,
-        retention_seconds=_seconds(retention),
-        max_message_size_bytes=max_size,
-        max_subscribers=max_subscribers,
-    )
+    client, before, ref = _find(session, name)
+    changed = client.channels.update(session.mailbox, ref, policy=ChannelPolicy(policy) if policy else None, **limits)
     roster = session.mailbox.rosters.pinned(changed.channel_id)
     session.out.thing(changed, facts_of(changed, roster), quietly=str(changed.channel_id))
     # In an open channel only the owner makes the next key.
     if policy == ChannelPolicy.OPEN and before.policy is not ChannelPolicy.OPEN:
-        warn_unreached(session, client.channels.share_key(session.mailbox, _said(name, before)).failed)
+        warn_unreached(session, client.channels.share_key(session.mailbox, ref).failed)
     if (dropped := before.total_subscribers - changed.total_subscribers) > 0:
         session.out.note(f"dropped {counted(dropped, 'subscriber')}; the next message has another key")
 
@@ -159,8 +124,7 @@ def update(
 @click.argument("name", metavar="NAME")
 def delete(session: Session, name: str) -> None:
     """Delete a channel of yours, with everything in it."""
-    client = _client(session)
-    found = _look_up(session, client, name)
+    client, found, _ = _look_up(session, name)
     kept = found.next_offset - found.first_offset
     what = f"{found.name} with {counted(kept, 'message')} and {counted(found.total_subscribers, 'subscriber')}"
     deed = Deed("delete", "deleting", what, f"angelia channel show {found.name}", whole=found.channel_name)
@@ -173,9 +137,8 @@ def delete(session: Session, name: str) -> None:
 @click.argument("name", metavar="NAME")
 def subscribe(session: Session, name: str) -> None:
     """Listen to a channel from now on. To subscribe is to take its key from whoever may publish in it."""
-    client = _client(session)
-    found = _find(session, client, name)
-    held = client.channels.subscribe(session.mailbox, _said(name, found))
+    client, found, ref = _find(session, name)
+    held = client.channels.subscribe(session.mailbox, ref)
     session.out.done(held, f"subscribed to {found.name} after offset {held.last_offset}")
     if not held.key_epoch:
         session.out.note("its key comes with the next message that is published")
@@ -185,9 +148,8 @@ def subscribe(session: Session, name: str) -> None:
 @click.argument("name", metavar="NAME")
 def unsubscribe(session: Session, name: str) -> None:
     """Listen no more."""
-    client = _client(session)
-    found = _look_up(session, client, name)
-    held = client.channels.unsubscribe(session.mailbox, _said(name, found))
+    client, found, ref = _look_up(session, name)
+    held = client.channels.unsubscribe(session.mailbox, ref)
     session.out.done(held, f"unsubscribed from {found.name}")
 
 
@@ -195,9 +157,8 @@ def unsubscribe(session: Session, name: str) -> None:
 @click.argument("name", metavar="NAME")
 def pause(session: Session, name: str) -> None:
     """Keep your offset, and read nothing until `resume`."""
-    client = _client(session)
-    found = _look_up(session, client, name)
-    held: Subscription = client.channels.pause(found.channel_id)
+    client, found, _ = _look_up(session, name)
+    held = client.channels.pause(found.channel_id)
     session.out.done(held, f"paused {found.name} after offset {held.last_offset}")
 
 
@@ -205,9 +166,8 @@ def pause(session: Session, name: str) -> None:
 @click.argument("name", metavar="NAME")
 def resume(session: Session, name: str) -> None:
     """Go on after a pause."""
-    client = _client(session)
-    found = _look_up(session, client, name)
-    held: Subscription = client.channels.resume(found.channel_id)
+    client, found, _ = _look_up(session, name)
+    held = client.channels.resume(found.channel_id)
     session.out.done(held, f"resumed {found.name} after offset {held.last_offset}")
 
 
@@ -218,15 +178,12 @@ def resume(session: Session, name: str) -> None:
 @click.option("--no-subscribe", is_flag=True, help="it may not listen")
 def allow(session: Session, name: str, agent: str | None, may_publish: bool, no_subscribe: bool) -> None:
     """Sign that AGENT is in a channel of yours, or what it may; without AGENT, show who is."""
-    client = _client(session)
-    found = _find(session, client, name)
+    client, found, ref = _find(session, name)
     if agent is None:
-        _show_allowed(session, client, name, found)
+        _show_allowed(session, client, found, ref)
         return
     before = session.mailbox.rosters.pinned(found.channel_id)
-    entry = client.channels.allow(
-        session.mailbox, _said(name, found), agent, may_subscribe=not no_subscribe, may_publish=may_publish
-    )
+    entry = client.channels.allow(session.mailbox, ref, agent, may_subscribe=not no_subscribe, may_publish=may_publish)
     rights = [word for word, has in (("listen", entry.may_subscribe), ("publish", entry.may_publish)) if has]
     session.out.done(entry, f"{entry.nhi} may {' and '.join(rights) or 'do nothing'} in {found.name}")
     if session.mailbox.rosters.pinned(found.channel_id) == before:
@@ -243,9 +200,8 @@ def deny(session: Session, name: str, agent: str) -> None:
     """Sign that AGENT is in a channel of yours no more.
 
     It is removed at once, and the next message has another key."""
-    client = _client(session)
-    found = _look_up(session, client, name)
-    client.channels.disallow(session.mailbox, _said(name, found), agent)
+    client, found, ref = _look_up(session, name)
+    client.channels.disallow(session.mailbox, ref, agent)
     session.out.done(_done("denied", found, agent), f"denied {agent} in {found.name}; what it has read it keeps")
     _say_what_the_list_decides(session, found)
 
@@ -256,9 +212,9 @@ def sign(session: Session, name: str) -> None:
     """Sign who is in a channel of yours: one of an earlier version, or after you lost your mailbox.
 
     Everyone on the list will be sent the channel's key, so look at it first."""
-    client = _client(session)
+    client = session.as_agent(session.mailbox)
     proposal = client.channels.propose_roster(session.mailbox, name)
-    found = proposal.channel
+    found, ref = proposal.channel, _reference(name, proposal.channel)
     if not session.shared.json:
         session.out.rows(proposal.members, _member_columns())
     if proposal.by_server:
@@ -266,10 +222,10 @@ def sign(session: Session, name: str) -> None:
     what = f"{found.name} as {proposal.policy.value} with {counted(len(proposal.members), 'member')}"
     deed = Deed("sign", "signing", what, f"angelia channel sign {name} --dry-run", count=len(proposal.members))
     if may(session, deed):
-        signed = client.channels.sign_roster(session.mailbox, _said(name, found), proposal.policy, proposal.members)
+        signed = client.channels.sign_roster(session.mailbox, ref, proposal.policy, proposal.members)
         session.out.done(_done("signed", found), f"signed {what}: version {signed.roster_version} of its roster")
         # In an open channel nobody else makes the next key.
-        warn_unreached(session, client.channels.share_key(session.mailbox, _said(name, found)).failed)
+        warn_unreached(session, client.channels.share_key(session.mailbox, ref).failed)
 
 
 @command.verb(example="angelia channel forget alice/news", needs=Needs.AGENT | Needs.YES)
@@ -284,8 +240,8 @@ def forget(session: Session, name: str) -> None:
     deed = Deed("forget", "forgetting", what, look, where="this mailbox")
     if may(session, deed):
         forgotten = forget_channel(session.mailbox, name)
-        done = Done(done="forgotten", channel_id=str(forgotten), name=name)
-        session.out.done(done, f"forgot whose {name} is; say owner/name when you use it next")
+        record = {"done": "forgotten", "channel_id": forgotten, "name": name, "agent": None}
+        session.out.done(record, f"forgot whose {name} is; say owner/name when you use it next")
 
 
 @command.verb(example='angelia channel publish news "build 418 is green"', needs=_ACTS)
@@ -317,10 +273,10 @@ def publish(
 
     options = message_options(session, ttl, priority, pad, compress, correlation)
     options["message_id"] = message_id or uuid4()
-    client, content = _client(session), read_body(session, body)
-    found = _find(session, client, name)
+    content = read_body(session, body)
+    client, found, ref = _find(session, name)
     try:
-        posted = client.channels.publish(session.mailbox, _said(name, found), content, **options)
+        posted = client.channels.publish(session.mailbox, ref, content, **options)
     except (Unreachable, Unavailable) as error:
         error.hint = f"say it again with --id {options['message_id']}, and it is published once; {error.hint}"
         raise
@@ -357,11 +313,10 @@ def tail(
             "--skip goes with --commit: only what is committed can pass over what cannot be opened",
             hint=f"angelia channel tail {name} --commit --skip",
         )
-    client = _client(session)
-    found = _find(session, client, name)
+    client, found, ref = _find(session, name)
     following = Tail(session.mailbox, found.channel_id, after, name=found.name)
     codes, shown = set[int](), 0
-    _share(session, client, name, found)
+    _share(session, client, found, ref)
     while True:
         wanted = 100 if most is None else min(100, most - shown)
         came = client.channels.follow(following, wait=_patience(session) if follow else 0, max_messages=wanted)
@@ -378,13 +333,13 @@ def tail(
         if shown == most or not (came or follow):
             break
         if not came:
-            _share(session, client, name, found)
+            _share(session, client, found, ref)
     if not shown:
         session.out.note("nothing new; -f waits for what comes")
     return codes.pop() if len(codes) == 1 else min(len(codes), 1)
 
 
-def _share(session: Session, client: Client, name: str, found: ChannelView) -> None:
+def _share(session: Session, client: Client, found: ChannelView, ref: str | UUID) -> None:
     """Whoever reads and may give out the key does so, so that those who joined need not wait for a message. Whatever
     comes of it, the reading goes on."""
     if found.without_key is None:
@@ -393,7 +348,7 @@ def _share(session: Session, client: Client, name: str, found: ChannelView) -> N
         present = client.channels.show(found.channel_id)
         key_id = present.epoch_key_id
         if present.without_key and key_id and session.mailbox.channels.present_key(found.channel_id, key_id):
-            warn_unreached(session, client.channels.share_key(session.mailbox, _said(name, found)).failed)
+            warn_unreached(session, client.channels.share_key(session.mailbox, ref).failed)
     except AngeliaError as error:
         session.out.note(f"warning: the key was not given out: {error.message} ({error.code})")
 
@@ -403,8 +358,8 @@ def _say_what_the_list_decides(session: Session, channel: ChannelView) -> None:
         session.out.note(f"the list decides nothing while the policy of {channel.name} is {channel.policy.value}")
 
 
-def _show_allowed(session: Session, client: Client, name: str, found: ChannelView) -> None:
-    roster = client.channels.roster(session.mailbox, _said(name, found))
+def _show_allowed(session: Session, client: Client, found: ChannelView, ref: str | UUID) -> None:
+    roster = client.channels.roster(session.mailbox, ref)
     hint = f"angelia channel allow {found.channel_name} AGENT"
     if roster is None:
         session.out.note(f"{found.owner_nhi} has signed no list yet; angelia channel sign {found.channel_name}")
@@ -420,24 +375,35 @@ def _member_columns() -> list[Column[Member]]:
     ]
 
 
-def _done(what: str, channel: ChannelView, agent: str | None = None) -> Done:
-    return Done(done=what, channel_id=str(channel.channel_id), name=channel.name, agent=agent)
+def _done(what: str, channel: ChannelView, agent: str | None = None) -> dict[str, object]:
+    return {"done": what, "channel_id": channel.channel_id, "name": channel.name, "agent": agent}
 
 
-def _find(session: Session, client: Client, name: str) -> ChannelView:
-    """A channel as people name it: `owner/name`, the name of one's own, its id, or the beginning of that."""
+def _find(session: Session, name: str) -> tuple[Client, ChannelView, str | UUID]:
+    """A client, the channel that the user named (`owner/name`, a name of their own, an id or its beginning), and how to
+    name it to the SDK. Raises if the server shows another roster than the one that is pinned."""
+    client = session.as_agent(session.mailbox)
+    return client, *_named(client, name, functools.partial(client.channels.find, session.mailbox))
+
+
+def _look_up(session: Session, name: str) -> tuple[Client, ChannelView, str | UUID]:
+    """The same without a look at the roster: a server must not keep an agent in a channel by a false one."""
+    client = session.as_agent(session.mailbox)
+    return client, *_named(client, name, functools.partial(client.channels.look_up, session.mailbox))
+
+
+def _named(client: Client, name: str, find: Callable[[str | UUID], ChannelView]) -> tuple[ChannelView, str | UUID]:
     try:
-        return client.channels.find(session.mailbox, name)
+        found = find(name)
     except NotFound as unknown:
-        return client.channels.find(session.mailbox, _whole_id(client, name, unknown))
+        found = find(_whole_id(client, name, unknown))
+    return found, _reference(name, found)
 
 
-def _look_up(session: Session, client: Client, name: str) -> ChannelView:
-    """The same whatever the server says of its roster: nobody is kept in a channel by that."""
-    try:
-        return client.channels.look_up(session.mailbox, name)
-    except NotFound as unknown:
-        return client.channels.look_up(session.mailbox, _whole_id(client, name, unknown))
+def _reference(name: str, found: ChannelView) -> str | UUID:
+    """How to name a channel to the SDK: by its id only if the user did, for under a name it refuses another one."""
+    by_id = _PREFIX.fullmatch(name.lower()) is not None and str(found.channel_id).startswith(name.lower())
+    return found.channel_id if by_id else found.name
 
 
 def _whole_id(client: Client, name: str, unknown: NotFound) -> UUID:
@@ -453,19 +419,5 @@ def _whole_id(client: Client, name: str, unknown: NotFound) -> UUID:
     return UUID(full_id(name, known, "channel", "angelia channel list"))
 
 
-def _said(name: str, found: ChannelView) -> str | UUID:
-    """A channel as it was named on the command line: found by its name it stays that, whatever is shown next."""
-    by_id = _PREFIX.fullmatch(name.lower()) is not None and str(found.channel_id).startswith(name.lower())
-    return found.channel_id if by_id else found.name
-
-
-def _client(session: Session) -> Client:
-    return session.as_agent(session.mailbox)
-
-
 def _patience(session: Session) -> int:
     return min(WAIT_SECONDS, max(1, int(session.shared.timeout)))
-
-
-def _seconds(length: timedelta | None) -> int | None:
-    return None if length is None else int(length.total_seconds())

@@ -13,7 +13,7 @@ import click
 
 from angelia.cli.escaping import escape_json, escape_line
 from angelia.cli.output import Manner
-from angelia.errors import AngeliaError
+from angelia.errors import AngeliaError, DiskFull
 
 INTERRUPTED, PIPE_CLOSED = 130, 141
 FAILURE, USAGE, TAMPERED, REPLAYED, NOT_ALLOWED, EXPIRED, NETWORK, NOT_FOUND = range(1, 9)
@@ -51,12 +51,6 @@ class SystemFailure(AngeliaError):
     """The operating system refused"""
 
     code = "system"
-
-
-class LocalDiskFull(SystemFailure):
-    """No space is left"""
-
-    code = "disk_full"
 
 
 def exit_code(error: AngeliaError) -> int:
@@ -106,7 +100,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 def of_system(error: OSError) -> AngeliaError:
     """A refusal of the operating system in our words."""
-    kind = LocalDiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else SystemFailure
+    kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else SystemFailure
     what = f"{error.filename}: " if error.filename else ""
     return kind(f"{what}{error.strerror or error}")
 

@@ -79,6 +79,11 @@ def span(text: str) -> timedelta:
     return length
 
 
+def seconds(text: str) -> int:
+    """The type of a flag that takes a length of time, for what counts it in seconds."""
+    return int(span(text).total_seconds())
+
+
 def message_uuid(text: str) -> UUID:
     """The type of a flag that takes a message's UUID."""
     try:
@@ -125,82 +130,44 @@ def local_agents(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
 def options(needs: Needs) -> list[click.Option]:
     """The shared options of a verb, in the order of its help."""
-    return [option for need, made in _OPTIONS.items() if need in needs for option in made()]
+    return [option for need, shared in _OPTIONS.items() if need in needs for option in shared]
 
 
 def take(params: dict[str, Any]) -> SharedFlags:
-    """Move the shared flags out of a command's parameters."""
+    """Moves the shared flags out of a command's parameters."""
     return SharedFlags(**{f.name: params.pop(f.name) for f in fields(SharedFlags) if f.name in params})
 
 
-def _server() -> list[click.Option]:
-    return [
-        click.Option(["--url"], metavar="URL", help="the server"),
-        click.Option(["--context"], metavar="NAME", help="the server of that name in angelia.toml"),
-        click.Option(
-            ["--timeout"],
-            metavar="S",
-            type=click.FloatRange(0, 3600, min_open=True),
-            default=30.0,
-            help="seconds to wait for it (30)",
-        ),
-    ]
-
-
-def _agent() -> list[click.Option]:
-    about = "which agent of this machine signs"
-    return [click.Option(["--as", "identity"], metavar="HANDLE", shell_complete=local_agents, help=about)]
-
-
-def _operator() -> list[click.Option]:
-    about = "file with the operator's token"
-    return [click.Option(["--token-file"], metavar="F", type=click.Path(exists=True, dir_okay=False), help=about)]
-
-
-def _pages() -> list[click.Option]:
-    return [
+_SIGNER = "which agent of this machine signs"
+_SECONDS = click.FloatRange(0, 3600, min_open=True)
+_FILE = click.Path(exists=True, dir_okay=False)
+_WHEN = click.Choice(["auto", "always", "never"])
+_OPTIONS = {
+    Needs.PAGES: (
         click.Option(["-n", "--limit"], metavar="N", type=click.IntRange(1, 1000), help=f"page size ({PAGE})"),
         click.Option(["--cursor"], metavar="C", help="the page after this one"),
         click.Option(["--all", "all_pages"], is_flag=True, help="all pages"),
         click.Option(["--require"], is_flag=True, help="an empty list is an error (exit 8)"),
-    ]
-
-
-def _period() -> list[click.Option]:
-    return [
+    ),
+    Needs.PERIOD: (
         click.Option(["--since"], metavar="T", type=moment, help="from then on: 2026-11-15, RFC 3339, 15m"),
         click.Option(["--until"], metavar="T", type=moment, help="before then: the same, '2h ago', now"),
-    ]
-
-
-def _yes() -> list[click.Option]:
-    return [
+    ),
+    Needs.YES: (
         click.Option(["--yes"], is_flag=True, help="do it without asking"),
         click.Option(["--dry-run"], is_flag=True, help="say what would be done, do nothing"),
-    ]
-
-
-def _always() -> list[click.Option]:
-    return [
+    ),
+    Needs.AGENT: (click.Option(["--as", "identity"], metavar="HANDLE", shell_complete=local_agents, help=_SIGNER),),
+    Needs.OPERATOR: (click.Option(["--token-file"], metavar="F", type=_FILE, help="file with the operator's token"),),
+    Needs.SERVER: (
+        click.Option(["--url"], metavar="URL", help="the server"),
+        click.Option(["--context"], metavar="NAME", help="the server of that name in angelia.toml"),
+        click.Option(["--timeout"], metavar="S", type=_SECONDS, default=30.0, help="seconds to wait for it (30)"),
+    ),
+    Needs.NOTHING: (  # contained in every other
         click.Option(["--json"], is_flag=True, help="one JSON object per line"),
         click.Option(["-q", "--quiet"], is_flag=True, help="no hints; of something new only its id"),
         click.Option(["-v", "--verbose"], is_flag=True, help="requests and timings on stderr"),
-        click.Option(
-            ["--color"],
-            metavar="WHEN",
-            type=click.Choice(["auto", "always", "never"]),
-            default="auto",
-            help="auto, always or never",
-        ),
-    ]
-
-
-_OPTIONS = {
-    Needs.PAGES: _pages,
-    Needs.PERIOD: _period,
-    Needs.YES: _yes,
-    Needs.AGENT: _agent,
-    Needs.OPERATOR: _operator,
-    Needs.SERVER: _server,
-    Needs.NOTHING: _always,  # contained in every other
+        click.Option(["--color"], metavar="WHEN", type=_WHEN, default="auto", help="auto, always or never"),
+    ),
 }

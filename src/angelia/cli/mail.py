@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -11,7 +11,7 @@ from uuid import UUID
 import click
 import msgspec
 
-from angelia.cli import allowlist, dead_letters, mail_server
+from angelia.cli import allowlist, mail_lists, mail_server, times
 from angelia.cli.command_context import Session
 from angelia.cli.confirm import Deed, may
 from angelia.cli.errors import Usage, exit_code, one_of, report
@@ -20,10 +20,8 @@ from angelia.cli.grammar import Noun
 from angelia.cli.mail_files import received_from, sealed_by_hand
 from angelia.cli.mail_output import print_message, say_control, say_sealed, say_sent
 from angelia.cli.message_body import compress_flag, message_options, pad_flag, priority_flag, read_body
-from angelia.cli.outbox import show_outbox
 from angelia.cli.paging import SHORTEST_PREFIX, Page, ago, short, show_list
 from angelia.cli.public_files import chain_in, handing_over, not_known, refuse_unregistered
-from angelia.cli.receipts import hand_in, list_all, list_given, take_file
 from angelia.cli.tables import Column, counted
 from angelia.errors import AngeliaError, NotFound
 
@@ -105,9 +103,9 @@ def open_(session: Session, what: str) -> None:
         if received.control:
             say_control(session)
             return
-        opened = mailbox.inbox.read(received.message.replay_key, _now())
+        opened = mailbox.inbox.read(received.message.replay_key, times.now())
     else:
-        opened = mailbox.inbox.read(_id(what, or_file=True), _now())
+        opened = mailbox.inbox.read(_id(what, or_file=True), times.now())
     print_message(session, opened, fresh=fresh)
 
 
@@ -176,7 +174,7 @@ def outbox(session: Session) -> None:
     mailbox = session.mailbox
     if mailbox.identity.id is not None:
         mail_server.refresh_outbox(session, mailbox)
-    show_outbox(session, mailbox)
+    mail_lists.show_outbox(session, mailbox)
 
 
 @command.verb(example="angelia mail withdraw 5b0f3c9a71e2", needs=Needs.SERVER | Needs.AGENT)
@@ -198,7 +196,7 @@ def delete(session: Session, id_: str) -> None:
     what = f"{short(found.replay_key)} {'from' if found.received else 'to'} {found.peer}"
     look = "angelia mail inbox" if found.received else "angelia mail outbox"
     if may(session, Deed("delete", "deleting", what, look, where="this machine")):
-        mailbox.delete(found.replay_key, _now())
+        mailbox.delete(found.replay_key, times.now())
         session.out.done({"replay_key": found.replay_key}, f"deleted {what}")
 
 
@@ -208,7 +206,7 @@ def dead(session: Session, of: str | None) -> None:
     """List the mail to this agent that was given back too often, newest first.
 
     `angelia mail requeue ID` tries a message again."""
-    dead_letters.show(session, of)
+    mail_lists.list_dead_letters(session, of)
 
 
 @command.verb(example="angelia mail requeue 5b0f3c9a71e2", needs=Needs.SERVER | Needs.AGENT | Needs.OPERATOR)
@@ -216,7 +214,7 @@ def dead(session: Session, of: str | None) -> None:
 @click.option("--of", metavar="NAME", help="another agent's, for operators")
 def requeue(session: Session, id_: str, of: str | None) -> None:
     """Put a dead letter back at the end of its queue."""
-    dead_letters.requeue(session, id_, of)
+    mail_lists.requeue(session, id_, of)
 
 
 @command.verb(example="angelia mail ack 5b0f3c9a71e2", needs=Needs.SERVER | Needs.AGENT)
@@ -231,13 +229,13 @@ def ack(session: Session, id_: str, out: Path | None) -> None:
     message = mailbox.inbox.mail(_id(id_))
     status = ReceiptStatus.READ if message.status is ReadState.READ else ReceiptStatus.DELIVERED
     with handing_over(out) as file:
-        receipt = mailbox.inbox.receipt(message.replay_key, status, _now())
+        receipt = mailbox.inbox.receipt(message.replay_key, status, times.now())
         document = receipt_document(receipt)
         if file is not None:
             file.write(msgspec.json.encode(document) + b"\n")
     if out is None and mailbox.identity.id is not None:
-        hand_in(session, mailbox, receipt)
-    mailbox.inbox.mark_acked([message.replay_key], _now())
+        mail_lists.hand_in_receipt(session, mailbox, receipt)
+    mailbox.inbox.mark_acked([message.replay_key], times.now())
     session.out.done(document, f"acknowledged {short(message.replay_key)} of {message.sender}: {document.status}")
     if out is not None:
         session.out.note(f"hand over {out}: {message.sender} checks it by `angelia mail receipts {out.name}`")
@@ -255,11 +253,11 @@ def receipts(session: Session, file: Path | None, given: bool, state: str | None
     With FILE: check a receipt that a recipient of this agent's mail handed back."""
     mailbox = session.mailbox
     if file is not None:
-        take_file(session, mailbox, file)
+        mail_lists.check_receipt_file(session, mailbox, file)
     elif given or mailbox.identity.id is None:
-        list_given(session, mailbox)
+        mail_lists.list_own_receipts(session, mailbox)
     else:
-        list_all(session, mailbox, state)
+        mail_lists.list_receipts(session, mailbox, state)
 
 
 @command.verb(example="angelia mail allow alice --as bob", needs=Needs.SERVER | Needs.AGENT | Needs.PAGES)
@@ -288,12 +286,12 @@ def allow(
     if file is not None:
         from angelia.mailbox import bundle_file
 
-        bundle_file.take(mailbox.pinned_keys, chain_in(file, name), _now())
+        bundle_file.take(mailbox.pinned_keys, chain_in(file, name), times.now())
     elif mailbox.pinned_keys.pin(name) is None:
         if mailbox.identity.id is None:
             raise not_known(name)
         session.as_agent(mailbox).keys.find(mailbox, name)
-    entry = mailbox.allowlist.allow(name, _now(), label)
+    entry = mailbox.allowlist.allow(name, times.now(), label)
     session.out.done(entry, f"allowed {entry.nhi}: {entry.fingerprint} (must equal {entry.nhi}'s `agent show`)")
 
 
@@ -312,7 +310,7 @@ def deny(session: Session, name: str) -> None:
 @click.option("--force", is_flag=True, help="allow less than 24")
 def prune(session: Session, retention_hours: int, force: bool) -> None:
     """Forget replay state that nothing needs any more; this also happens by itself, once a day."""
-    pruned = session.mailbox.prune(_now(), retention_hours, force=force)
+    pruned = session.mailbox.prune(times.now(), retention_hours, force=force)
     if pruned.warning:
         session.out.note(f"warning: {pruned.warning}")
     session.out.done({"done": "pruned", "count": pruned.rows}, f"pruned {counted(pruned.rows, 'row')}")
@@ -327,7 +325,7 @@ def migrate(session: Session, directory: Path) -> None:
     """Take over the memory of a Calyx mailbox: what its seen_cache.json lists is not accepted here as new.
 
     Saying it again does no harm; copies of what was there are kept beside it."""
-    done = session.mailbox.migrate(directory, _now())
+    done = session.mailbox.migrate(directory, times.now())
     for problem in done.problems:
         session.out.note(f"warning: {problem}")
     pairs = [
@@ -396,7 +394,3 @@ def _wait(text: str | None) -> float | None:
         return span(text).total_seconds()
     except click.BadParameter as error:
         raise Usage(f"--wait: {error.message}", hint="seconds, or 90s, 15m; alone it waits until mail comes") from error
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from angelia.cli import times
 from angelia.cli.command_context import Session
 from angelia.cli.public_files import not_known
 from angelia.errors import AngeliaError, NotFound
@@ -39,10 +39,10 @@ def sealed_by_hand(
 
 def sealed_alone(mailbox: Mailbox, recipient: str, content: bytes, options: MessageOptions) -> Envelope:
     """Sealed for the keys that are known here, however old that knowledge is."""
-    known = mailbox.pinned_keys.bundle(recipient, _now(), max_age=None)
+    known = mailbox.pinned_keys.bundle(recipient, times.now(), max_age=None)
     if known is None:
         raise not_known(recipient)
-    envelope = mailbox.outbox.seal(known.link, content, now=_now(), **options)
+    envelope = mailbox.outbox.seal(known.link, content, now=times.now(), **options)
     mailbox.outbox.hand_over(envelope.replay_key)
     return envelope
 
@@ -62,7 +62,7 @@ def received_from(session: Session, mailbox: Mailbox, files: list[Path]) -> list
         except AngeliaError as error:
             contents.append(error)
     readable = [one for one in contents if isinstance(one, bytes)]
-    outcomes = iter(mailbox.receive_many(readable, now=_now(), profile=DeliveryProfile.DIRECT))
+    outcomes = iter(mailbox.receive_many(readable, now=times.now(), profile=DeliveryProfile.DIRECT))
     received = [next(outcomes) if isinstance(one, bytes) else one for one in contents]
     for at, content in enumerate(contents):
         refused = received[at]
@@ -100,7 +100,7 @@ def _seen_before(mailbox: Mailbox, content: bytes) -> AngeliaError | None:
     from angelia.mailbox.replay import refuse_seen
 
     try:
-        refuse_seen(mailbox.database, decoded(content).replay_key, _now())
+        refuse_seen(mailbox.database, decoded(content).replay_key, times.now())
     except Replayed as replayed:
         return replayed
     return None
@@ -118,7 +118,3 @@ def _followed(session: Session, mailbox: Mailbox, content: bytes, unknown: Unkno
         return unknown
     except AngeliaError as error:
         return error
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

@@ -14,6 +14,11 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _RFC3339 = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d(?:\.\d{1,9})?)([Zz]|[+-]\d\d:\d\d)?", re.ASCII)
 
 
+def now() -> datetime:
+    """The present time; a function of its own, so that tests can shift it."""
+    return datetime.now(UTC)
+
+
 def parse_duration(text: str) -> timedelta:
     """`90s`, `15m`, `2h`, `1h30m`, `7d`, `2w`; ValueError says what is wrong."""
     found = _DURATION.fullmatch(text.strip())

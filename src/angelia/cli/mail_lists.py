@@ -1,0 +1,217 @@
+"""Lists of mail beside the inbox: the outbox, receipts and dead letters, and what is done with one of their entries."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from angelia.cli.command_context import Session
+from angelia.cli.paging import Page, ago, every, full_id, pages_of, short, show_list, until
+from angelia.cli.public_files import refuse_unregistered
+from angelia.cli.tables import Column
+from angelia.errors import AngeliaError, InvalidArgument, ReceiptArchived
+
+if TYPE_CHECKING:
+    from angelia.cli.paging import Fetch
+    from angelia.client import Client
+    from angelia.envelope.receipts import Receipt, ReceiptDocument
+    from angelia.mail.api import DeadLetter, ReceiptRecord
+    from angelia.mailbox.mailbox import Mailbox
+    from angelia.mailbox.outbox_message import OutboxMessage
+
+Line = dict[str, Any]  # an entry as --json prints it, with whose word its state is in `by`
+_DEAD = "angelia mail dead"
+
+
+def show_outbox(session: Session, mailbox: Mailbox) -> None:
+    """Lists what was sealed here, newest first."""
+    columns: list[Column[Line]] = [
+        Column("ID", lambda m: short(m["replay_key"])),
+        Column("TO", lambda m: m["recipient"], long=True),
+        Column("AGE", lambda m: ago(m["created_at"]), right=True),
+        Column("STATE", lambda m: m["state"]),
+        Column("BY", lambda m: m["by"]),
+        Column("EXPIRES", lambda m: until(m["expires_at"]), right=True),
+        Column("WHY", lambda m: m["why"], long=True),
+    ]
+
+    def fetch(cursor: str | None, limit: int) -> Page[Line]:
+        rows = mailbox.outbox.page(limit, cursor)
+        return Page([_outbox_line(row) for row in rows], rows[-1].replay_key if len(rows) == limit else None)
+
+    show_list(session, fetch, columns, nothing="nothing sent yet", hint='angelia mail send NAME "hello"')
+
+
+def list_receipts(session: Session, mailbox: Mailbox, state: str | None) -> None:
+    """Lists the receipts that the server has of this agent's mail, after a check of every signature."""
+    from angelia.mail.model import DeliveryStatus
+
+    client = session.as_agent(mailbox)
+    wanted = None if state is None else DeliveryStatus(state)
+    columns: list[Column[Line]] = [
+        Column("ID", lambda r: short(r["replay_key"])),
+        Column("FROM", lambda r: r["sender"], long=True),
+        Column("TO", lambda r: r["recipient"], long=True),
+        Column("STATE", lambda r: r["status"]),
+        Column("BY", lambda r: r["by"]),
+        Column("ATTEMPTS", lambda r: f"{r['delivery_attempts']:,}", right=True),
+        Column("SENT", lambda r: ago(r["sent_at"]), right=True),
+        Column("REASON", lambda r: r["failure_reason"] or "", long=True),
+    ]
+
+    def fetch(cursor: str | None, limit: int) -> Page[Line]:
+        page = client.mail.receipts(status=wanted, since=session.shared.since, cursor=cursor, limit=limit)
+        return Page([_receipt_line(session, client, mailbox, one) for one in page.receipts], page.next)
+
+    show_list(session, fetch, columns, nothing="no receipts yet", hint='angelia mail send NAME "hello"')
+
+
+def list_own_receipts(session: Session, mailbox: Mailbox) -> None:
+    """Lists the receipts that this agent signed, from its own log."""
+    from angelia.envelope.receipts import receipt_document
+
+    logged = mailbox.receipts()
+    for problem in logged.problems:
+        session.out.note(f"warning: {problem}")
+    columns: list[Column[ReceiptDocument]] = [
+        Column("ID", lambda r: short(r.replay_key)),
+        Column("FROM", lambda r: r.sender_nhi, long=True),
+        Column("STATE", lambda r: r.status),
+        Column("AGE", lambda r: ago(_moment(r.time_ms)), right=True),
+        Column("REASON", lambda r: r.reason, long=True),
+    ]
+    rows = [receipt_document(one) for one in reversed(logged.receipts)]
+    show_list(session, pages_of(rows), columns, nothing="no receipts yet", hint="opening a message gives one")
+
+
+def hand_in_receipt(session: Session, mailbox: Mailbox, receipt: Receipt) -> None:
+    """Gives the server a receipt for the sender; says so if the server never had the message."""
+    try:
+        session.as_agent(mailbox).mail.hand_in_receipt(receipt)
+    except ReceiptArchived:
+        session.out.note(f"the server has no such message; --out FILE hands the receipt to {receipt.sender_nhi}")
+
+
+def check_receipt_file(session: Session, mailbox: Mailbox, file: Path) -> None:
+    """Checks a receipt that a recipient handed back as a file, and records it in the outbox."""
+    from angelia.envelope.receipts import ReceiptDocument, parse_receipt
+    from angelia.mailbox.envelope_files import read_safely
+    from angelia.mailbox.outbox_message import OutboxStatus
+
+    try:
+        document = msgspec.json.decode(read_safely(file, file), type=ReceiptDocument)
+        receipt: Receipt = parse_receipt(document)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidArgument(
+            f"{file} is no receipt", hint="its recipient makes one by `angelia mail ack ID --out FILE`"
+        ) from error
+    sent = mailbox.outbox.message(receipt.replay_key)
+    named = (receipt.replay_key, receipt.message_id, receipt.recipient_nhi)
+    if (sent.replay_key, sent.message_id, sent.recipient) != named:
+        raise InvalidArgument("the receipt names another message than its replay key")
+    mailbox.check_receipt(receipt)
+    mailbox.outbox.mark(sent.replay_key, OutboxStatus(document.status))
+    when = ago(_moment(receipt.time_ms))
+    session.out.done(document, f"{receipt.recipient_nhi} signed: {short(sent.replay_key)} {document.status} {when} ago")
+
+
+def list_dead_letters(session: Session, of: str | None) -> None:
+    """Lists dead letters, whose content stays sealed: this agent's own, or for operators those `of` another."""
+    columns: list[Column[DeadLetter]] = [
+        Column("ID", lambda d: short(d.replay_key)),
+        Column("FROM", lambda d: d.sender, long=True),
+        Column("SINCE", lambda d: ago(d.dead_at), right=True),
+        Column("BYTES", lambda d: f"{d.wire_bytes:,}", right=True),
+        Column("EXPIRES", lambda d: until(d.expires_at), right=True),
+        Column("REASON", lambda d: d.reason or "", long=True),
+    ]
+    fetch = _dead_letters(_client(session, of), of)
+    show_list(session, fetch, columns, nothing="no dead letters", hint="angelia mail receive")
+
+
+def requeue(session: Session, id_: str, of: str | None) -> None:
+    """Puts a dead letter back into its queue."""
+    client = _client(session, of)
+    known = [one.replay_key for one in every(_dead_letters(client, of))]
+    look = _DEAD if of is None else f"{_DEAD} --of {of}"
+    letter = client.mail.requeue(full_id(id_, known, "dead letter", look))
+    session.out.done(letter, f"{short(letter.replay_key)} of {letter.sender} waits for {letter.recipient} again")
+    if of is None:
+        session.out.note("hint: angelia mail receive")
+
+
+def _outbox_line(row: OutboxMessage) -> Line:
+    state, by, why = _outbox_state(row)
+    return {
+        "replay_key": row.replay_key,
+        "message_id": row.message_id,
+        "recipient": row.recipient,
+        "channel_id": row.channel_id,
+        "correlation_id": row.correlation_id,
+        "created_at": row.created_at,
+        "expires_at": row.expires_at,
+        "status": row.status,
+        "state": state,
+        "by": by,
+        "why": why,
+        "attempts": row.attempts,
+        "next_try_at": row.next_try_at,
+        "reseals": row.reseals,
+        "content_kept": row.resealable,
+    }
+
+
+def _outbox_state(row: OutboxMessage) -> tuple[str, str, str]:
+    """The state of a message, whose word that is, and the reason."""
+    from angelia.mailbox.outbox_message import SIGNED, OutboxStatus
+
+    if row.reported is not None:
+        assert row.reported_at is not None, "they are written together"
+        untrue = row.contradiction(row.reported, row.reported_reason, row.reported_at)
+        return row.reported.value, "relay", row.reported_reason if untrue is None else f"untrue: {untrue}"
+    if row.withdrawn:
+        return "withdrawn", "you", ""
+    by = "recipient" if row.status in SIGNED else "relay" if row.status is OutboxStatus.QUEUED else ""
+    wanted_back = row.withdraw_asked_at is not None and row.withdrawable
+    return row.status.value, by, "to be withdrawn, once the server answers" if wanted_back else row.last_error
+
+
+def _receipt_line(session: Session, client: Client, mailbox: Mailbox, answer: ReceiptRecord) -> Line:
+    """The members of the server's answer, and `by`. It is recipient only if the signatures were checked and hold; then
+    `status` is what was signed."""
+    status, by = answer.status.value, ""
+    if status != "pending":
+        try:
+            receipt = client.mail.check_attested(mailbox, answer)
+            status, by = (status, "relay") if receipt is None else (receipt.status.name.lower(), "recipient")
+        except AngeliaError as error:
+            session.out.note(f"warning: the receipt of {short(answer.replay_key)} proves nothing: {error.message}")
+            by = "unproven"
+    line: Line = {}
+    for name in answer.__struct_fields__:
+        line |= {"status": status, "by": by} if name == "status" else {name: getattr(answer, name)}
+    return line
+
+
+def _client(session: Session, of: str | None) -> Client:
+    if of is not None:
+        return session.as_operator()
+    refuse_unregistered(session.mailbox, without="angelia mail inbox")
+    return session.as_agent(session.mailbox)
+
+
+def _dead_letters(client: Client, of: str | None) -> Fetch[DeadLetter]:
+    def fetch(cursor: str | None, limit: int) -> Page[DeadLetter]:
+        page = client.mail.dead_letters(agent=of, cursor=cursor, limit=limit)
+        return Page(page.dead_letters, page.next)
+
+    return fetch
+
+
+def _moment(at_ms: int) -> datetime:
+    from angelia.envelope.times import moment
+
+    return moment(at_ms)
