@@ -16,7 +16,7 @@ from angelia.keys import master_key
 from angelia.keys.node_key import load_or_make
 from angelia.settings import Loaded, Settings, with_values
 from angelia.stores.ledger import Ledger
-from angelia.stores.opened import Stores
+from angelia.stores.open_stores import Stores
 from angelia.stores.valkey import HotTier
 from angelia.stores.wake import Wake
 from support import Server

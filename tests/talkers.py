@@ -8,7 +8,7 @@ from angelia.channels import api
 from angelia.channels.model import Channel, ChannelPolicy
 from angelia.client.channel_reading import Unopened
 from angelia.client.exchange import Exchange
-from angelia.client.operations import ask
+from angelia.client.operation_requests import ask
 from angelia.mailbox.channels import ChannelMessage
 from people import Person
 from processes import ServerProcess

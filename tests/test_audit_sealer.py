@@ -16,7 +16,7 @@ from angelia.audit import service
 from angelia.audit_sealer import Sealer
 from angelia.keys.node_key import load_or_make
 from angelia.settings import OUR_OWN, Loaded, Settings
-from angelia.stores.embedded.private import write_private
+from angelia.stores.embedded.private_files import write_private
 from angelia.stores.ledger import Ledger
 from smalldisk import small_disk
 from storekeeping import until

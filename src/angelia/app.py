@@ -30,7 +30,7 @@ from angelia.runs.slice import RunsSlice
 from angelia.settings import OUR_OWN, Loaded, Settings
 from angelia.stores.disk import Disk
 from angelia.stores.embedded.datadir import DataDir
-from angelia.stores.opened import Stores
+from angelia.stores.open_stores import Stores
 from angelia.ticker import Ticker
 
 

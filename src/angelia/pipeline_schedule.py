@@ -25,7 +25,7 @@ from angelia.runs.model import Latest, RunState
 from angelia.runs.service import Runs
 from angelia.settings import Settings, period
 from angelia.stores.embedded.datadir import DataDir
-from angelia.stores.embedded.private import open_log
+from angelia.stores.embedded.private_files import open_log
 from angelia.stores.embedded.process import Child, Program, Steps, end, start
 from angelia.stores.ledger import Ledger, StatementError
 

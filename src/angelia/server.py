@@ -19,7 +19,7 @@ from datetime import timedelta
 from types import FrameType
 
 import angelia
-from angelia import command_path, start
+from angelia import executable_path, start
 from angelia.audit_sealer import Sealer
 from angelia.guard.api import MadeToken
 from angelia.http import logs
@@ -31,7 +31,7 @@ from angelia.settings import OUR_OWN, Loaded, Settings, with_values
 from angelia.stores.embedded import EmbeddedStores, ledger_alone
 from angelia.stores.embedded.datadir import DataDir
 from angelia.stores.embedded.owner import Owner
-from angelia.stores.embedded.private import make_private_directory
+from angelia.stores.embedded.private_files import make_private_directory
 from angelia.worker_pool import SharedByWorkers, Workers
 
 _LOG = logging.getLogger("angelia.server")
@@ -266,7 +266,7 @@ def _greet(loaded: Loaded, *, open_mode: bool) -> None:
 
 def _before_the_next(loaded: Loaded) -> Iterator[str]:
     """What another terminal needs to find `angelia`, when it is not on the path, and this server and its token."""
-    if prefix := command_path.own():
+    if prefix := executable_path.own():
         yield f". {prefix}/bin/activate"
     if loaded.origins["data_dir"] != "default":
         yield f"export ANGELIA_DATA_DIR={shlex.quote(str(loaded.settings.data_dir.expanduser().resolve()))}"

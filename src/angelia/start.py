@@ -10,7 +10,7 @@ import asyncpg
 import msgspec
 import structlog
 
-from angelia import command_path
+from angelia import executable_path
 from angelia.agents.service import Agents
 from angelia.api import Caller, Role, clock
 from angelia.app import Slices, disk_of, master_key_file
@@ -26,9 +26,9 @@ from angelia.keys.node_key import NodeIdentity
 from angelia.settings import Loaded, Settings
 from angelia.stores import migrations
 from angelia.stores.disk import Disk
-from angelia.stores.embedded.private import read_private, write_private
+from angelia.stores.embedded.private_files import read_private, write_private
 from angelia.stores.ledger import GONE, Ledger, StatementError
-from angelia.stores.opened import Stores
+from angelia.stores.open_stores import Stores
 
 OLDEST_POSTGRES = 15
 CLOCK_SECONDS = 5.0
@@ -89,7 +89,7 @@ def _refuse_open_to_all(loaded: Loaded, *, open_mode: bool) -> None:
     settings = loaded.settings
     if open_mode and settings.reachable and not settings.insecure:
         # Not by way of a start on loopback: that would leave rules behind which allow everything.
-        prefix = command_path.own()
+        prefix = executable_path.own()
         command = f"{prefix}/bin/angelia" if prefix else "angelia"
         command = f"{command} token create --role admin --offline"
         if loaded.origins["data_dir"] != "default":

@@ -37,7 +37,7 @@ class Ticker:
             # be lost.
             for task in left:
                 task.cancel()
-            _, left = await asyncio.wait(left, timeout=1)
+            _, left = await asyncio.wait(left, timeout=0.2)
 
     async def _repeat(self, tick: Tick) -> None:
         while True:

@@ -21,7 +21,7 @@ from angelia.audit.witness_client import CheckpointHandover, FileWitness, NodeWi
 from angelia.audit.witness_service import MOST_NODES, Witnessed
 from angelia.errors import Conflict, Denied, InvalidArgument, Unavailable
 from angelia.keys.node_key import NodeKey, load_or_make
-from angelia.stores.embedded.private import write_private
+from angelia.stores.embedded.private_files import write_private
 from angelia.stores.ledger import Ledger
 from client.recorder import recording
 from processes import ServerProcess

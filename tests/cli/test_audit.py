@@ -21,7 +21,7 @@ from angelia.pipeline.lake.audit_chain import properties
 from angelia.pipeline.lake.commit import Mark, commit, opened
 from angelia.pipeline.lake.tables import AUDIT
 from angelia.pipeline.lake.writer import Files
-from angelia.stores.embedded.private import write_private
+from angelia.stores.embedded.private_files import write_private
 from angelia.stores.objects import Objects
 from cli.running import Angelia
 from client.recorder import Recorder

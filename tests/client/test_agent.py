@@ -31,7 +31,7 @@ from angelia import (
     Unreachable,
     WrongPassphrase,
 )
-from angelia.client import agent_verbs, delivery_status, mail_calls, mail_listening, mail_stream, operations
+from angelia.client import agent_verbs, delivery_status, mail_calls, mail_listening, mail_stream, operation_requests
 from angelia.client.agent import Opening
 from angelia.client.api_errors import _FAMILY
 from angelia.client.namespaces import Iteration, OwnVerb, Verb
@@ -346,7 +346,7 @@ def test_a_receipt_whose_signature_does_not_hold_is_called_unproven(
     recipient.mail.receive(wait=10)
 
     def forged(*args: Any, **options: Any) -> Generator[Any, Any, Any]:
-        page = yield from operations.ask(*args, **options)
+        page = yield from operation_requests.ask(*args, **options)
         (answer,) = page.receipts
         return replace(page, receipts=[replace(answer, receipt=replace(answer.receipt, status="read"))])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import struct
 from datetime import UTC, datetime
@@ -13,9 +12,7 @@ from uuid import UUID
 import pytest
 
 from angelia.client import BadAnswer, mail_calls
-from angelia.client.clients import AsyncMail, BlockingMail
 from angelia.client.exchange import Credential, Exchange, Request, Response
-from angelia.client.namespaces import Verb
 from angelia.client.transport import Line, Send
 from angelia.client.verbs import MailVerbs
 from angelia.envelope import json_form
@@ -230,17 +227,6 @@ def test_what_is_said_of_messages_goes_out_as_the_api_wants(correspondent: Corre
     assert outcomes[0].retry_at == NOON
     request, _ = held(mail_calls.hand_in_receipt(receipt), RECEIPT)
     assert (request.path, json.loads(request.body)["signer_id"]) == ("/v1/receipts", str(receipt.signer_id))
-
-
-def test_both_clients_have_every_verb_of_mail_with_its_own_signature_and_words() -> None:
-    verbs = {name: verb for name, verb in vars(MailVerbs).items() if isinstance(verb, Verb)}
-    assert len(verbs) >= 22
-    for name, verb in verbs.items():
-        for kind in (AsyncMail, BlockingMail):
-            method = getattr(kind.__new__(kind), name)
-            assert method.__doc__ == verb.__doc__
-            assert verb.__doc__
-            assert inspect.signature(method) == inspect.signature(verb._exchange)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from angelia.client import (
     AsyncClient,
     Client,
     Unreachable,
+    channel_signing,
     delivery_status,
     mail_stream,
     mailbox_keys,
@@ -226,7 +227,7 @@ async def test_keys_that_cannot_be_renewed_now_are_renewed_later_and_mail_does_n
         return call
 
     for name in ("publish_keys", "rotate_due_keys"):
-        monkeypatch.setattr(mailbox_keys, name, verb(name))
+        monkeypatch.setattr(channel_signing, name, verb(name))
     async with AsyncClient(recorder.url, identity=alice.mailbox) as client:
         task = asyncio.create_task(client.mail.serve(alice.mailbox, lambda _: asyncio.sleep(0)))
         await until(lambda: sorted(done) == ["publish_keys"] * 3 + ["rotate_due_keys"] * 3, task)

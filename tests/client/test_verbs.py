@@ -15,7 +15,7 @@ from angelia.channels import api as channels
 from angelia.client import AsyncClient, BadAnswer, Client, key_calls, verbs
 from angelia.client.exchange import Credential, Exchange, Request, Response
 from angelia.client.namespaces import Namespace, Verb
-from angelia.client.operations import ask
+from angelia.client.operation_requests import ask
 from angelia.policy.model import Action, Effect
 from angelia.runs.model import RunState
 

@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 
 from angelia.channels.model import ChannelPolicy
+from angelia.client import channel_keys
 from angelia.runtime_file import read_runtime
 from liar import Liar, lying
 from processes import ServerProcess
@@ -47,6 +48,12 @@ def people(server: ServerProcess, tmp_path: Path) -> Iterator[People]:
     yield make
     for person in made:
         person.close()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Publishers do not wait for a key that the test knows will not come."""
+    monkeypatch.setattr(channel_keys, "_PATIENCE", 0.0)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from angelia.channels.model import ChannelPolicy
 from angelia.client import Client
 from angelia.client.channel_reading import Unopened
 from angelia.client.channel_rosters import first_roster
-from angelia.client.operations import ask
+from angelia.client.operation_requests import ask
 from angelia.client.transport import Outcome, Send, Step
 from angelia.envelope.refusals import NotAllowed, UnknownKey
 from angelia.envelope.rosters import roster_document
@@ -86,7 +86,7 @@ def test_a_joiner_cannot_open_what_was_published_under_an_earlier_key(people: Pe
     assert isinstance(second, ChannelMessage)
 
 
-def test_an_absent_owner_stops_nobody(people: People) -> None:
+def test_an_absent_owner_stops_nobody(people: People, impatient: None) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
     channel = alice.creates(ChannelPolicy.ALLOWLIST, carol)
     found = alice.client.channels.find(alice.mailbox, channel)
@@ -173,7 +173,9 @@ def test_a_key_of_a_removed_publisher_that_comes_late_seals_nothing(people: Peop
     assert bob.client.channels.publish(bob.mailbox, channel, b"the next epoch").channel.epoch == late.epoch + 1
 
 
-def test_in_an_open_channel_a_subscriber_that_once_asked_is_not_sent_the_key_for_ever(people: People) -> None:
+def test_in_an_open_channel_a_subscriber_that_once_asked_is_not_sent_the_key_for_ever(
+    people: People, impatient: None
+) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
     channel = alice.creates(ChannelPolicy.OPEN)
     carol.subscribes(channel)
@@ -260,7 +262,7 @@ def test_who_left_and_publishes_in_the_same_epoch_makes_no_new_key(people: Peopl
     assert bob.client.channels.publish(bob.mailbox, channel, b"two").channel.epoch == 1
 
 
-def test_an_open_channel_is_everybodys_and_its_key_is_the_owners_affair(people: People) -> None:
+def test_an_open_channel_is_everybodys_and_its_key_is_the_owners_affair(people: People, impatient: None) -> None:
     alice, bob, carol = people("alice"), people("bob"), people("carol")
     channel = alice.creates(ChannelPolicy.OPEN)
     bob.subscribes(channel)

@@ -399,11 +399,11 @@ def _tell(
 
 
 @pytest.mark.timeout(240)
-def test_acknowledged_mail_survives_every_fault_in_its_order(directory: Path, tmp_path: Path) -> None:
-    fault_rounds(directory, tmp_path, rounds=9, seed=random.SystemRandom().randrange(10**6))
+def test_acknowledged_mail_survives_every_fault_in_its_order(disk_directory: Path, tmp_path: Path) -> None:
+    fault_rounds(disk_directory, tmp_path, rounds=9, seed=random.SystemRandom().randrange(10**6))
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(7200)
-def test_acknowledged_mail_survives_three_hundred_faults_in_its_order(directory: Path, tmp_path: Path) -> None:
-    fault_rounds(directory, tmp_path, rounds=300, seed=random.SystemRandom().randrange(10**6))
+def test_acknowledged_mail_survives_three_hundred_faults_in_its_order(disk_directory: Path, tmp_path: Path) -> None:
+    fault_rounds(disk_directory, tmp_path, rounds=300, seed=random.SystemRandom().randrange(10**6))

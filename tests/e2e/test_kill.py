@@ -145,14 +145,14 @@ async def _verify(runtime: Runtime, data_dir: Path, load: Load) -> Verdict:
     return verdict
 
 
-async def test_acknowledged_registrations_survive_kill_9_of_any_process(directory: Path) -> None:
-    await kill_rounds(directory, rounds=8, seed=random.SystemRandom().randrange(10**6))
+async def test_acknowledged_registrations_survive_kill_9_of_any_process(disk_directory: Path) -> None:
+    await kill_rounds(disk_directory, rounds=8, seed=random.SystemRandom().randrange(10**6))
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(3600)
-async def test_acknowledged_registrations_survive_a_hundred_kills(directory: Path) -> None:
-    await kill_rounds(directory, rounds=100, seed=random.SystemRandom().randrange(10**6))
+async def test_acknowledged_registrations_survive_a_hundred_kills(disk_directory: Path) -> None:
+    await kill_rounds(disk_directory, rounds=100, seed=random.SystemRandom().randrange(10**6))
 
 
 async def test_a_second_start_is_quick(directory: Path) -> None:

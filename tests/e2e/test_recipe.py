@@ -41,7 +41,7 @@ import asyncio, sys
 from datetime import UTC, datetime, timedelta
 from angelia.notes.slice import NotesSlice
 from angelia.stores.ledger import Ledger
-from angelia.stores.opened import Stores
+from angelia.stores.open_stores import Stores
 
 async def main():
     ledger = await Ledger.open(sys.argv[1])

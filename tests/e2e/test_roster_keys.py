@@ -398,7 +398,9 @@ def test_word_of_a_later_roster_outlives_the_pair_that_gave_it_and_its_message(
     refuses(carol, channel, liar)
 
 
-def test_a_key_under_a_thiefs_roster_of_the_same_version_is_of_another_pair(people: People, liar: Liar) -> None:
+def test_a_key_under_a_thiefs_roster_of_the_same_version_is_of_another_pair(
+    people: People, liar: Liar, impatient: None
+) -> None:
     alice, bob, carol, mallory = (people(name) for name in ("alice", "bob", "carol", "mallory"))
     channel = alice.creates(ChannelPolicy.ALLOWLIST)
     for one in (bob, carol):

@@ -10,14 +10,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hpke import (
-    AEAD,
-    KDF,
-    KEM,
-    MLKEM768X25519PrivateKey,
-    MLKEM768X25519PublicKey,
-    Suite,
-)
+from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, MLKEM768X25519PrivateKey, MLKEM768X25519PublicKey, Suite
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from angelia.envelope.ids import KeyType, key_id

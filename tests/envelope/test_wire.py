@@ -15,17 +15,7 @@ from angelia.envelope.ids import KeyType
 from angelia.envelope.refusals import Malformed, Refused, SuiteRefused
 from angelia.envelope.wire import MAX_ENVELOPE, TTL_CEILING, TTL_MAX, Envelope, Header, Suite
 from envelope.reference import Raw, place
-from envelope.samples import (
-    CHANNEL,
-    CORRELATION,
-    ML_KEM,
-    NOW,
-    XWING,
-    envelopes,
-    headers,
-    sealed,
-    sealed_batch,
-)
+from envelope.samples import CHANNEL, CORRELATION, ML_KEM, NOW, XWING, envelopes, headers, sealed, sealed_batch
 
 RAW = Raw.of(sealed(ML_KEM, channel_id=CHANNEL, correlation_id=CORRELATION))
 PLAIN = Raw.of(sealed())

@@ -16,7 +16,7 @@ from angelia.audit.model import Checkpoint, SignedEntry
 from angelia.envelope.ids import KeyType, key_id
 from angelia.errors import DiskFull, StartFailed
 from angelia.keys.node_key import NodeKey, load_or_make
-from angelia.stores.embedded.private import write_private
+from angelia.stores.embedded.private_files import write_private
 from smalldisk import small_disk
 from support import Server
 

@@ -10,7 +10,7 @@ import pytest
 
 from angelia.envelope import wire
 from angelia.envelope.sealing import ChannelKey, EpochKey
-from angelia.mailbox import identity, local_key, next_bundle
+from angelia.mailbox import bundle_signing, identity, local_key
 from angelia.mailbox.database import FILE, BrokenDatabase
 from angelia.mailbox.local_key import LocalKey
 from angelia.mailbox.mailbox import Mailbox
@@ -110,7 +110,7 @@ def test_an_emergency_that_an_earlier_release_began_replaces_the_local_key_when_
     if accepted:
         with monkeypatch.context() as crash:
             crash.setattr(LocalKey, "replace", _crash)
-            crash.setattr(next_bundle, "promoted", _crash)
+            crash.setattr(bundle_signing, "promoted", _crash)
             with pytest.raises(KeyboardInterrupt):
                 bob.key_rotation.finish(NOW)
     bob.close()

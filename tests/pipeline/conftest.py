@@ -62,9 +62,9 @@ async def work(database_url: str, objects: Objects, spark: SparkSession) -> Asyn
 
 
 @pytest.fixture
-def own_ledger(directory: Path) -> Iterator[OwnLedger]:
+def own_ledger(disk_directory: Path) -> Iterator[OwnLedger]:
     """A ledger of the newest schema that a test may kill."""
-    own = OwnLedger(Path(tempfile.mkdtemp(dir=directory)))
+    own = OwnLedger(Path(tempfile.mkdtemp(dir=disk_directory)))
 
     async def migrate() -> None:
         connection = await asyncpg.connect(own.url)

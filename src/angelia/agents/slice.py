@@ -7,7 +7,7 @@ from angelia.agents.routes import Meet
 from angelia.agents.service import Agents
 from angelia.api import Route, Tick
 from angelia.settings import Settings
-from angelia.stores.opened import Stores
+from angelia.stores.open_stores import Stores
 
 
 class AgentsSlice:

@@ -11,7 +11,7 @@ from angelia.audit.failures_store import FailureCounts
 from angelia.audit.model import SignedEntry
 from angelia.audit.service import Audit
 from angelia.audit.witness_service import Witnessed
-from angelia.stores.opened import Stores
+from angelia.stores.open_stores import Stores
 
 
 class AuditSlice:

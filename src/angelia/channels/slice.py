@@ -15,7 +15,7 @@ from angelia.channels.service import Channels
 from angelia.keys.slice import KeysSlice
 from angelia.policy.slice import PolicySlice
 from angelia.settings import Settings
-from angelia.stores.opened import Stores
+from angelia.stores.open_stores import Stores
 
 
 class ChannelsSlice:

@@ -33,7 +33,7 @@ from angelia.client.mail_sending import SentMail
 from angelia.client.mail_stream import is_passing
 from angelia.client.mailbox_keys import OneTime, now
 from angelia.client.namespaces import Batches, Iteration, Mode, OwnNamespace, OwnVerb, Run, Verb
-from angelia.client.operations import ask, asking, naming
+from angelia.client.operation_requests import ask, asking, naming
 from angelia.errors import AngeliaError, InvalidArgument, NotFound
 from angelia.mail import api as mail
 from angelia.mail.api import ReceiptRecord

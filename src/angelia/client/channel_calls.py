@@ -7,7 +7,7 @@ from uuid import UUID
 from angelia.channels import api
 from angelia.channels.model import Channel, ChannelView, PublishedMessage
 from angelia.client.exchange import BadAnswer, Exchange
-from angelia.client.operations import ask
+from angelia.client.operation_requests import ask
 from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.refusals import Malformed
 from angelia.envelope.rosters import Roster, UntrustedRoster, parse_roster, roster_document

@@ -20,7 +20,7 @@ from angelia.client.channel_rosters import known_roster, publisher_rule
 from angelia.client.exchange import Exchange
 from angelia.client.mail_calls import LeasedMessage
 from angelia.client.mailbox_keys import now
-from angelia.client.operations import ask
+from angelia.client.operation_requests import ask
 from angelia.envelope.rosters import Roster
 from angelia.envelope.sealing import ChannelKey, Edition
 from angelia.envelope.times import SKEW, unix_ms

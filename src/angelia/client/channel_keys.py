@@ -18,7 +18,7 @@ from angelia.client.channel_key_mail import collect_keys, key_of_later_roster
 from angelia.client.channel_rosters import know_earlier_pairs, signed_roster
 from angelia.client.exchange import Exchange
 from angelia.client.mailbox_keys import now
-from angelia.client.operations import ask
+from angelia.client.operation_requests import ask
 from angelia.envelope.rosters import Roster, UntrustedRoster
 from angelia.envelope.sealing import ChannelKey, EpochKey
 from angelia.errors import EpochStale, KeyNotFound, VersionConflict

@@ -25,7 +25,7 @@ from angelia.client.channel_rosters import (
 from angelia.client.channel_senders import know_senders
 from angelia.client.exchange import MOST_PAGES, BadAnswer, Exchange
 from angelia.client.mailbox_keys import is_id, now, refuse_misnamed
-from angelia.client.operations import ask
+from angelia.client.operation_requests import ask
 from angelia.envelope.rosters import MOST_MEMBERS, Member, Roster, UntrustedRoster, roster_document
 from angelia.errors import AngeliaError, Denied, KeyNotFound, NotFound, VersionConflict
 from angelia.keys.model import parse_bundle

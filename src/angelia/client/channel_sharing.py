@@ -13,7 +13,7 @@ from angelia.client.api_errors import Unreachable, item_fault
 from angelia.client.exchange import BadAnswer, Exchange
 from angelia.client.mail_sending import send_sealed
 from angelia.client.mailbox_keys import now
-from angelia.client.operations import ask
+from angelia.client.operation_requests import ask
 from angelia.client.rate_limit_wait import Patience, patiently
 from angelia.envelope.refusals import NotAllowed
 from angelia.envelope.rosters import Roster

@@ -12,7 +12,7 @@ from angelia.client import mailbox_keys
 from angelia.client.api_errors import Unreachable
 from angelia.client.exchange import MOST_PAGES, BadAnswer, Exchange
 from angelia.client.mail_sending import SentMail, send_stored
-from angelia.client.operations import ask
+from angelia.client.operation_requests import ask
 from angelia.envelope.receipts import Receipt, check_receipt, parse_receipt
 from angelia.envelope.refusals import IdConflict, SignatureFailed, UnknownSigner
 from angelia.errors import AngeliaError, KeyRevoked, NotFound, Unavailable

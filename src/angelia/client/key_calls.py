@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from angelia.client.exchange import MOST_PAGES, BadAnswer, Exchange
-from angelia.client.operations import ask, credential_for, request_for
+from angelia.client.operation_requests import ask, credential_for, request_for
 from angelia.envelope.bundles import Link, OneTimeKey
 from angelia.keys import api
 from angelia.keys.api import BundleChain, OneTimeKeysAdded, PublicationAnswer

@@ -15,7 +15,7 @@ import msgspec
 
 from angelia.api import Operation
 from angelia.client.exchange import BadAnswer, Credential, Exchange, Response
-from angelia.client.operations import answer_of, ask, request_for
+from angelia.client.operation_requests import answer_of, ask, request_for
 from angelia.envelope import json_form
 from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.receipts import Receipt, receipt_document

@@ -13,7 +13,7 @@ from angelia.client import channel_signing, mail_calls, mailbox_keys
 from angelia.client.ack_plan import AckPlan, AckVerdict
 from angelia.client.exchange import BadAnswer, Exchange
 from angelia.client.mail_calls import LeasedMessage
-from angelia.client.operations import ask
+from angelia.client.operation_requests import ask
 from angelia.envelope import json_form
 from angelia.envelope.refusals import Refused, Replayed, UnknownSigner
 from angelia.envelope.wire import Envelope

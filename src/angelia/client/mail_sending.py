@@ -12,7 +12,7 @@ from angelia.client import channel_signing, mail_calls, mailbox_keys
 from angelia.client.api_errors import ApiError, Unreachable, item_fault
 from angelia.client.exchange import BadAnswer, Exchange
 from angelia.client.mailbox_keys import OneTime
-from angelia.client.operations import ask
+from angelia.client.operation_requests import ask
 from angelia.envelope import json_form
 from angelia.envelope.times import SKEW, moment
 from angelia.envelope.wire import Envelope, decode

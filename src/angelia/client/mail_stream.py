@@ -18,7 +18,7 @@ from angelia.api import EVENT_STREAM
 from angelia.client.api_errors import ApiError, Unreachable
 from angelia.client.exchange import BadAnswer, Response
 from angelia.client.mail_calls import LeasedMessage
-from angelia.client.operations import request_for
+from angelia.client.operation_requests import request_for
 from angelia.client.transport import Aside, Line, Send
 from angelia.envelope import json_form
 from angelia.envelope.refusals import Refused

@@ -18,7 +18,7 @@ import msgspec
 from angelia.client import key_calls
 from angelia.client.api_errors import Unreachable
 from angelia.client.exchange import MOST_PAGES, BadAnswer, Exchange
-from angelia.client.operations import ask
+from angelia.client.operation_requests import ask
 from angelia.envelope.bundles import Bundle, KemKeyStatus, Link, OneTimeKey, UntrustedBundle
 from angelia.envelope.refusals import Refused, UnknownSigner
 from angelia.envelope.times import moment, unix_ms
@@ -47,10 +47,10 @@ from angelia.keys.model import (
     parse_links,
     parse_one_time_key,
 )
+from angelia.mailbox.bundle_signing import RotationPlan
 from angelia.mailbox.drafts import SendOptions
 from angelia.mailbox.inbox import Opened
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.next_bundle import RotationPlan
 from angelia.mailbox.notices import NoticeKind
 from angelia.mailbox.own_keys import RenewalDue
 from angelia.mailbox.pinned_keys import KnownBundle, Pin

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from angelia.client.exchange import Exchange
-from angelia.client.operations import ask, credential_for
+from angelia.client.operation_requests import ask, credential_for
 from angelia.policy.api import CHECK, PolicyCheckBody, PolicyDecision
 from angelia.policy.model import Action
 

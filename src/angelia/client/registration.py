@@ -6,7 +6,7 @@ import base64
 
 from angelia.agents.api import REGISTER, RegisterAnswer, RegisterBody
 from angelia.client.exchange import Credential, Exchange
-from angelia.client.operations import ask
+from angelia.client.operation_requests import ask
 
 
 def register(public_key: bytes, *, name: str | None = None, email: str | None = None) -> Exchange[RegisterAnswer]:

@@ -29,7 +29,7 @@ from angelia.client import (
 from angelia.client.batches import Following
 from angelia.client.channel_reading import Unopened
 from angelia.client.namespaces import Batches, Iteration, Mode, Namespace, Verb
-from angelia.client.operations import asking, naming, naming_and_asking, plain
+from angelia.client.operation_requests import asking, naming, naming_and_asking, plain
 from angelia.guard import api as guard
 from angelia.keys import api as keys
 from angelia.mail import api as mail

@@ -12,14 +12,7 @@ import msgspec
 from angelia.envelope.ids import valid_handle
 from angelia.envelope.json_form import from_text, to_text
 from angelia.envelope.refusals import Malformed, SignatureFailed
-from angelia.envelope.signing import (
-    Purpose,
-    Signatures,
-    SigningPair,
-    VerifyingPair,
-    object_holds,
-    split_signatures,
-)
+from angelia.envelope.signing import Purpose, Signatures, SigningPair, VerifyingPair, object_holds, split_signatures
 from angelia.envelope.wire import counted, read_counted
 
 MOST_REASON = 1024

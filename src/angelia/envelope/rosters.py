@@ -19,14 +19,7 @@ from angelia.envelope.ids import MAX_HANDLE, valid_handle
 from angelia.envelope.json_form import from_text, to_text
 from angelia.envelope.refusals import Malformed, SignatureFailed
 from angelia.envelope.sealing import Edition
-from angelia.envelope.signing import (
-    Purpose,
-    Signatures,
-    SigningPair,
-    VerifyingPair,
-    object_holds,
-    split_signatures,
-)
+from angelia.envelope.signing import Purpose, Signatures, SigningPair, VerifyingPair, object_holds, split_signatures
 from angelia.envelope.wire import LATEST, counted, read_counted
 from angelia.errors import AngeliaError
 

@@ -7,7 +7,7 @@ from angelia.api import Route, Tick
 from angelia.guard import routes
 from angelia.guard.blocks import Blocks
 from angelia.guard.tokens import Tokens
-from angelia.stores.opened import Stores
+from angelia.stores.open_stores import Stores
 
 
 class GuardSlice:

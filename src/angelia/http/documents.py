@@ -28,7 +28,6 @@ td, th { text-align: left; vertical-align: top; padding: 4px 16px 4px 0; border-
 @media (prefers-color-scheme: dark) {
   body { color: #e6eaf0; background: #0f1318 } pre, code { background: #171d24 } a { color: #4cc4cc } }
 """
-_MARKDOWN = MarkdownIt().enable("table")
 _STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 _PAGE_CSP = (
     f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -78,23 +77,32 @@ def routes(described: Sequence[Route]) -> list[Route]:
 
 
 def _page(name: str) -> Callable[[Call], Awaitable[Answer]]:
-    """A text of the package as a page: HTML for browsers, else the Markdown that it is."""
-    markdown = (files("angelia.http") / name).read_text("utf-8")
-    title = markdown.partition("\n")[0].removeprefix("# ")
-    html = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width"><title>{title}</title>'
-        f"<style>{_STYLE}</style></head><body><main>{_MARKDOWN.render(markdown)}</main></body></html>"
-    ).encode()
+    """The handler of a text of this package: HTML for browsers, else the Markdown that it is."""
 
     async def page(call: Call) -> Answer:
         headers = {"vary": "Accept, Origin"}
         if prefers_html(call.headers.get("accept", "")):
             headers["content-security-policy"] = _PAGE_CSP
-            return Answer(body=html, headers=headers, content_type="text/html; charset=utf-8")
-        return Answer(body=markdown.encode(), headers=headers, content_type="text/markdown; charset=utf-8")
+            return Answer(body=_html(name), headers=headers, content_type="text/html; charset=utf-8")
+        return Answer(body=_markdown(name).encode(), headers=headers, content_type="text/markdown; charset=utf-8")
 
     return page
+
+
+@functools.cache
+def _markdown(name: str) -> str:
+    return (files("angelia.http") / name).read_text("utf-8")
+
+
+@functools.cache
+def _html(name: str) -> bytes:
+    markdown = _markdown(name)
+    title = markdown.partition("\n")[0].removeprefix("# ")
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width"><title>{title}</title>'
+        f"<style>{_STYLE}</style></head><body><main>{MarkdownIt().enable('table').render(markdown)}</main></body></html>"
+    ).encode()
 
 
 def prefers_html(accept: str) -> bool:

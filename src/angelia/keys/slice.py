@@ -11,7 +11,7 @@ from angelia.keys.schedules import Schedules
 from angelia.keys.service import Keys
 from angelia.keys.store import HotBundles
 from angelia.policy.slice import PolicySlice
-from angelia.stores.opened import Stores
+from angelia.stores.open_stores import Stores
 
 
 class KeysSlice:

@@ -20,7 +20,7 @@ from angelia.mail.ticks import MailTicks
 from angelia.mail.withdrawal import InTransit
 from angelia.policy.slice import PolicySlice
 from angelia.settings import Settings
-from angelia.stores.opened import Stores
+from angelia.stores.open_stores import Stores
 
 
 class MailSlice:

@@ -23,6 +23,7 @@ from angelia.envelope.kem import SEED_BYTES, KemPrivateKey
 from angelia.envelope.signing import ED25519_BYTES, ML_DSA_SEED, SigningPair
 from angelia.errors import AlreadyExists, InvalidArgument, NotFound
 from angelia.mailbox import keyfile, private_files
+from angelia.mailbox.bundle_signing import next_pair
 from angelia.mailbox.keyfile import (
     ED25519,
     LOCAL,
@@ -34,7 +35,6 @@ from angelia.mailbox.keyfile import (
     PassphrasePrompt,
     Unlocked,
 )
-from angelia.mailbox.next_bundle import next_pair
 
 KEY, PUBLIC = "key", "agent.json"
 _LENGTHS = {ED25519: ED25519_BYTES, ML_DSA: ML_DSA_SEED, XWING: SEED_BYTES[KeyType.XWING], LOCAL: LOCAL_BYTES}

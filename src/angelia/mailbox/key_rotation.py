@@ -23,12 +23,12 @@ from angelia.envelope.times import SKEW, moment
 from angelia.envelope.wire import TTL_MAX, Suite
 from angelia.errors import Conflict
 from angelia.keys.model import CACHE, GRACE
-from angelia.mailbox import next_bundle, rotation_state
+from angelia.mailbox import bundle_signing, rotation_state
+from angelia.mailbox.bundle_signing import RotationPlan
 from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, stamp, write_meta
 from angelia.mailbox.identity import KeyFile
 from angelia.mailbox.keyfile import XWING
 from angelia.mailbox.keyring import Keyring
-from angelia.mailbox.next_bundle import RotationPlan
 from angelia.mailbox.own_keys import OwnKeys, add_to_chain, drop_unconfirmed, too_old
 from angelia.mailbox.rotation_state import PendingRotation
 
@@ -97,7 +97,7 @@ class KeyRotation:
                 why=why,
                 compromised_since=compromised_since,
             )
-            next_bundle.check_suites(plan.suites)
+            bundle_signing.check_suites(plan.suites)
             if emergency:
                 plan = plan.with_earlier(queued)
             if pending is not None:
@@ -116,7 +116,7 @@ class KeyRotation:
             pending = self.pending()
             if pending is None:
                 return self._own_keys.confirm_first(accepted)
-            link = next_bundle.same_keys(pending.link, accepted)
+            link = bundle_signing.same_keys(pending.link, accepted)
             with self._database.transaction() as tx:
                 rotation_state.set_pending(tx, PendingRotation(pending.plan, link, accepted=True))
                 if not pending.plan.emergency:
@@ -124,7 +124,7 @@ class KeyRotation:
             if pending.plan.emergency:
                 # Once more: the key file may have been copied since, or an earlier release began the rotation.
                 self._own_keys.replace_local_key(file)
-            self._own_keys.write(file, next_bundle.promoted(file.seeds))
+            self._own_keys.write(file, bundle_signing.promoted(file.seeds))
             with self._database.transaction() as tx:
                 add_to_chain(tx, link)
                 rotation_state.drop_pending(tx)
@@ -149,7 +149,7 @@ class KeyRotation:
                 with self._database.transaction() as tx:
                     rotation_state.drop_pending(tx)
                     _drop_separate_except(tx, newest.bundle)
-            self._own_keys.write(file, next_bundle.without_next(file.seeds))
+            self._own_keys.write(file, bundle_signing.without_next(file.seeds))
 
     def destroy_replaced(self, key_id: UUID) -> None:
         """Destroys the private half of a replaced key before its time; no later bundle lists it."""
@@ -164,16 +164,16 @@ class KeyRotation:
     def _begin(self, file: KeyFile, before: Bundle, plan: RotationPlan, now: datetime) -> Link:
         if plan.emergency:
             self._own_keys.replace_local_key(file)  # independent of the server's answer
-        self._own_keys.write(file, next_bundle.with_next(file.seeds, plan))
+        self._own_keys.write(file, bundle_signing.with_next(file.seeds, plan))
         with self._database.transaction() as tx:
             separate = None
             if plan.suites & Suite.ML_KEM.bit:
-                separate = None if plan.kem else next_bundle.separate_key(before)
+                separate = None if plan.kem else bundle_signing.separate_key(before)
                 separate = separate or self._keyring.make_separate(tx, now)
             if plan.emergency:
                 _spend_channel_keys(tx, now)
             revoked = self._revoked()
-            link = next_bundle.next_link(before, file.identity.pair, file.seeds, separate, plan, now, revoked)
+            link = bundle_signing.next_link(before, file.identity.pair, file.seeds, separate, plan, now, revoked)
             rotation_state.set_pending(tx, PendingRotation(plan, link, accepted=False))
             rotation_state.drop_queued(tx)
         return link
@@ -188,8 +188,8 @@ class KeyRotation:
         revoked = self._revoked()
         if not too_old(pending.link, now) and not any(e.key.key_id in revoked for e in pending.link.bundle.kem_keys):
             return pending.link
-        separate = next_bundle.separate_key(pending.link.bundle)
-        link = next_bundle.next_link(before, file.identity.pair, file.seeds, separate, pending.plan, now, revoked)
+        separate = bundle_signing.separate_key(pending.link.bundle)
+        link = bundle_signing.next_link(before, file.identity.pair, file.seeds, separate, pending.plan, now, revoked)
         with self._database.transaction() as tx:
             rotation_state.set_pending(tx, PendingRotation(pending.plan, link, accepted=False))
         return link
@@ -201,9 +201,9 @@ class KeyRotation:
 
     def _keep_replaced(self, tx: MailboxTx, file: KeyFile, bundle: Bundle) -> None:
         """Keeps the keys that the bundle replaces, for as long as an envelope may need them."""
-        rotated_at, listed = moment(bundle.issued_at), next_bundle.active_ids(bundle)
+        rotated_at, listed = moment(bundle.issued_at), bundle_signing.active_ids(bundle)
         destroy_at = rotated_at + self._destroy_after
-        old = next_bundle.xwing(file.seeds[XWING])
+        old = bundle_signing.xwing(file.seeds[XWING])
         if old.public.key_id not in listed:
             listing = (e.created_at for e in bundle.kem_keys if e.key.key_id == old.public.key_id)
             created_at = moment(next(listing, bundle.issued_at))
@@ -232,5 +232,5 @@ def _drop_separate_except(tx: MailboxTx, bundle: Bundle) -> None:
 
 def _separate_except(tx: MailboxTx, bundle: Bundle) -> list[str]:
     """Returns the ids of the active separate ML-KEM keys that the bundle does not list."""
-    listed = {str(key_id) for key_id in next_bundle.active_ids(bundle)}
+    listed = {str(key_id) for key_id in bundle_signing.active_ids(bundle)}
     return [key_id for (key_id,) in tx.execute(SQL["active_separate"]).fetchall() if key_id not in listed]

@@ -19,16 +19,9 @@ from angelia.envelope.signing import VerifyingPair
 from angelia.envelope.times import SKEW, moment, unix_ms
 from angelia.envelope.wire import TTL_CEILING, Suite
 from angelia.errors import Conflict, InvalidArgument
-from angelia.keys.model import (
-    MOST_ONE_TIME,
-    ONE_TIME_LIFE,
-    ONE_TIME_USE,
-    LinkDocument,
-    link_document,
-    parse_link,
-)
+from angelia.keys.model import MOST_ONE_TIME, ONE_TIME_LIFE, ONE_TIME_USE, LinkDocument, link_document, parse_link
+from angelia.mailbox import bundle_signing
 from angelia.mailbox import identity as identities
-from angelia.mailbox import next_bundle
 from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, stamp, unstamp, write_meta
 from angelia.mailbox.identity import KEY, Identity, KeyFile
 from angelia.mailbox.keyfile import LOCAL, NEXT, Seeds
@@ -110,7 +103,7 @@ class OwnKeys:
     def replace_local_key(self, file: KeyFile) -> None:
         """Encrypts all rows under a new local key; a crash on the way leaves both keys in the key file."""
         self._local.check()
-        self.write(file, next_bundle.with_next_local(file.seeds))
+        self.write(file, bundle_signing.with_next_local(file.seeds))
         self._finish_local_key(file)
 
     @property
@@ -157,18 +150,18 @@ class OwnKeys:
         """Returns the first bundle, to be published; if there is one already, the newest.
 
         Until `confirm_first` records that it was published, it is signed again when it is too old for a server."""
-        next_bundle.check_suites(suites)
+        bundle_signing.check_suites(suites)
         with self.key_file() as file:
             newest = self.newest()
             if newest is not None and not (self._unconfirmed() and too_old(newest, now)):
                 return newest
             suites = suites if newest is None else newest.bundle.suites
             with self._database.transaction() as tx:
-                separate = None if newest is None else next_bundle.separate_key(newest.bundle)
+                separate = None if newest is None else bundle_signing.separate_key(newest.bundle)
                 if separate is None and suites & Suite.ML_KEM.bit:
                     separate = self._keyring.make_separate(tx, now)
                 pair, handle = file.identity.pair, self.identity.handle
-                link = next_bundle.first_link(pair, handle, file.seeds, separate, suites, now)
+                link = bundle_signing.first_link(pair, handle, file.seeds, separate, suites, now)
                 _start_chain(tx, link)
                 write_meta(tx, _UNCONFIRMED, "1")
             return link
@@ -180,7 +173,7 @@ class OwnKeys:
             raise Conflict("there is no rotation under way", hint="angelia key publish")
         if not self._unconfirmed():
             return newest
-        link = next_bundle.same_keys(newest, accepted)
+        link = bundle_signing.same_keys(newest, accepted)
         with self._database.transaction() as tx:
             _start_chain(tx, link)
             drop_unconfirmed(tx)
@@ -258,7 +251,7 @@ class OwnKeys:
 
     def _finish_local_key(self, file: KeyFile) -> None:
         self._local.replace(file.seeds)
-        self.write(file, next_bundle.with_local_promoted(file.seeds))
+        self.write(file, bundle_signing.with_local_promoted(file.seeds))
 
     def _take(self, identity: Identity) -> None:
         self.identity = identity

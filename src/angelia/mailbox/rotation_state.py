@@ -8,8 +8,8 @@ import msgspec
 
 from angelia.envelope.bundles import Link
 from angelia.keys.model import LinkDocument, link_document, parse_link
+from angelia.mailbox.bundle_signing import RotationPlan
 from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, write_meta
-from angelia.mailbox.next_bundle import RotationPlan
 
 _PENDING, _QUEUED = "pending_rotation", "emergency_wanted"
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from angelia.api import Route, Tick
 from angelia.monitoring import routes
 from angelia.settings import Loaded
-from angelia.stores.opened import Stores
+from angelia.stores.open_stores import Stores
 
 
 class MonitoringSlice:

@@ -6,7 +6,7 @@ from angelia.api import Route, Tick
 from angelia.policy import routes
 from angelia.policy.service import Policy
 from angelia.policy.store import HotRates
-from angelia.stores.opened import Stores
+from angelia.stores.open_stores import Stores
 
 
 class PolicySlice:

@@ -10,7 +10,7 @@ from angelia.audit import archive_backlog
 from angelia.mail.slice import MailSlice
 from angelia.runs import routes
 from angelia.runs.service import Runs
-from angelia.stores.opened import Stores
+from angelia.stores.open_stores import Stores
 
 _MOST = 1_000_001  # a million and more: a longer backlog is not counted to its end again and again
 

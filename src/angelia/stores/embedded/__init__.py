@@ -14,7 +14,7 @@ from angelia.stores.embedded.binaries import Programs, postgres_for, valkey_for
 from angelia.stores.embedded.datadir import DataDir
 from angelia.stores.embedded.orphans import Trace, stop_orphan
 from angelia.stores.embedded.postgres import Postgres
-from angelia.stores.embedded.private import open_log
+from angelia.stores.embedded.private_files import open_log
 from angelia.stores.embedded.process import Backoff, Child, ParentDeath, Program, Steps, end, start
 from angelia.stores.embedded.valkey import Valkey
 

@@ -18,8 +18,8 @@ import msgspec
 from angelia.errors import StartFailed
 from angelia.runtime_file import LOCK, RUNTIME, Runtime
 from angelia.stores.embedded.owner import Owner, choose_owner
-from angelia.stores.embedded.private import make_private_directory
-from angelia.stores.embedded.private import write_private as write_private
+from angelia.stores.embedded.private_files import make_private_directory
+from angelia.stores.embedded.private_files import write_private as write_private
 
 # Linux takes 107 bytes of socket path, macOS 103; PostgreSQL's name is the longer of the two.
 LONGEST_SOCKET_PATH = 100

@@ -21,7 +21,7 @@ from angelia.stores.embedded.binaries import Programs
 from angelia.stores.embedded.datadir import POSTGRES_SOCKET, DataDir
 from angelia.stores.embedded.orphans import Trace
 from angelia.stores.embedded.owner import store_environment
-from angelia.stores.embedded.private import make_private_directory, open_log, sync_directory, write_private
+from angelia.stores.embedded.private_files import make_private_directory, open_log, sync_directory, write_private
 from angelia.stores.embedded.process import Program, Steps, end, start
 from angelia.stores.sql import statements
 

@@ -17,7 +17,7 @@ from angelia.stores.embedded.binaries import Programs
 from angelia.stores.embedded.datadir import VALKEY_SOCKET, DataDir
 from angelia.stores.embedded.orphans import Trace
 from angelia.stores.embedded.owner import store_environment
-from angelia.stores.embedded.private import make_private_directory, sync_directory, write_private
+from angelia.stores.embedded.private_files import make_private_directory, sync_directory, write_private
 from angelia.stores.embedded.process import Program, Steps
 
 _LARGEST_LOG = 10 * 1024 * 1024
