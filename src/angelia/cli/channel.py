@@ -231,7 +231,7 @@ def sign(session: CommandContext, name: str) -> None:
 @command.verb(example="angelia channel forget alice/news", needs=Needs.AGENT | Needs.YES)
 @click.argument("name", metavar="NAME")
 def forget(session: CommandContext, name: str) -> None:
-    """Forget the pinned owner and roster of a channel: after a server had shown you another channel for it.
+    """Forget the pinned owner and roster of a channel, after a server had shown you another for it.
 
     Its messages still open. The next use pins what the server shows then."""
     from angelia.client.channel_membership import forget_channel
