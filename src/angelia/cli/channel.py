@@ -316,10 +316,11 @@ def tail(
     client, found, ref = _find(session, name)
     following = Tail(session.mailbox, found.channel_id, after, name=found.name)
     codes, shown = set[int](), 0
+    patience = min(WAIT_SECONDS, max(1, int(session.shared.timeout)))
     _share(session, client, found, ref)
     while True:
         wanted = 100 if most is None else min(100, most - shown)
-        came = client.channels.follow(following, wait=_patience(session) if follow else 0, max_messages=wanted)
+        came = client.channels.follow(following, wait=patience if follow else 0, max_messages=wanted)
         if following.lost:
             session.out.note("warning: offsets {} to {} are not kept any more".format(*following.lost))
             following.lost = None
@@ -417,7 +418,3 @@ def _whole_id(client: Client, name: str, unknown: NotFound) -> UUID:
 
     known = [str(one.channel_id) for one in every(fetch)]
     return UUID(full_id(name, known, "channel", "angelia channel list"))
-
-
-def _patience(session: CommandContext) -> int:
-    return min(WAIT_SECONDS, max(1, int(session.shared.timeout)))
