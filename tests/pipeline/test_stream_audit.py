@@ -132,27 +132,29 @@ async def test_a_stream_whose_lock_was_lost_takes_it_again_and_goes_on(
 
 
 async def test_killed_while_a_batch_writes_its_files_the_next_stream_goes_on_and_nothing_is_twice_or_nowhere(
-    database_url: str, objects: Objects, data_dir: Path, tmp_path: Path
+    work: Callable[..., JobContext], database_url: str, objects: Objects, data_dir: Path, tmp_path: Path
 ) -> None:
     last = await chained(database_url, data_dir, datetime.now(UTC) - timedelta(hours=1), 1_500)
-    for checkpoint in ["first", "second"]:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *(str(PROGRAM), database_url, objects.root, str(data_dir), str(tmp_path / checkpoint)),
-            env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[1])},
-            start_new_session=True,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        try:
-            if checkpoint == "first":
-                await until(lambda: bool(positions(objects)) and bool(uncommitted(objects)))
-            else:
-                await until(lambda: len(positions(objects)) >= last)
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            await process.communicate()
-        now = positions(objects)
-        assert now == list(range(1, len(now) + 1)), "dense, and each once"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *(str(PROGRAM), database_url, objects.root, str(data_dir), str(tmp_path / "first")),
+        env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[1])},
+        start_new_session=True,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        await until(lambda: bool(positions(objects)) and bool(uncommitted(objects)))
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        await process.communicate()
+    now = positions(objects)
+    assert now == list(range(1, len(now) + 1)), "dense, and each once"
+
+    async def produced() -> int:
+        return last
+
+    options = {"stop": threading.Event(), "checkpoint": tmp_path / "second", "every": "50 milliseconds"}
+    stream_beside(work(settings=Settings(data_dir=data_dir), options=options), objects, produced)
     assert positions(objects) == list(range(1, last + 1))
 
 
