@@ -75,7 +75,7 @@ def desk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Desk]:
     def clock(shift: timedelta) -> None:
-        for module in ("mail", "exchange"):
+        for module in ("mail", "mail_files"):
             monkeypatch.setattr(f"angelia.cli.{module}._now", lambda: datetime.now(UTC) + shift)
 
     shutil.copytree(acquainted, shell, dirs_exist_ok=True)
