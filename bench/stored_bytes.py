@@ -52,13 +52,14 @@ def main(*, quick: bool) -> list[Result]:
         waiting = _growth(empty, _sizes(runtime), messages, "hot", "envelopes")
         asyncio.run(_receive_all(runtime, recipients, receipts))
         (stored,) = _growth(empty, _sizes(runtime), messages, "delivery_receipts")
-        signed = asyncio.run(_fetch(runtime, "SELECT avg(octet_length(receipt_wire)) FROM delivery_receipts"))
+        sizes = asyncio.run(_fetch(runtime, "SELECT avg(octet_length(receipt_wire)) FROM delivery_receipts"))
     wire = sum(len(one.wire) for one in envelopes) / messages
+    signed = float(str(sizes))
     year = BUNDLES_A_YEAR * bundle + ONE_TIME_KEYS * one_time_key
     return [
         _result("hot bytes of a waiting message", waiting[0] - wire, wire, "its envelope"),
         _result("ledger bytes of a waiting message", waiting[1] - wire, wire, "its envelope"),
-        _result("ledger bytes of a receipt", stored - float(signed), float(signed), "the signed receipt"),
+        _result("ledger bytes of a receipt", stored - signed, signed, "the signed receipt"),
         _result("hot bytes of an agent", hot_agent, bundle, "an agent with one bundle in the ledger"),
         _result("ledger bytes of an agent's year", year, bundle, "an agent with one bundle"),
         _result("ledger bytes of a one-time key", one_time_key, bundle, "an agent with one bundle"),
@@ -114,5 +115,11 @@ def _publish_one_time_keys(runtime: Runtime) -> None:
     with tempfile.TemporaryDirectory() as home:
         environ = {**os.environ, "ANGELIA_HOME": home, "ANGELIA_URL": runtime.url}
         for number in range(PUBLISHERS):
-            command = [Path(sys.executable).parent / "angelia", "agent", "new", f"publisher-{number}", "--register"]
+            command = [
+                str(Path(sys.executable).parent / "angelia"),
+                "agent",
+                "new",
+                f"publisher-{number}",
+                "--register",
+            ]
             subprocess.run(command, env=environ, check=True, stdout=subprocess.DEVNULL)

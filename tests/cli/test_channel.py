@@ -64,6 +64,12 @@ def bob(members: Callable[[str], Member]) -> Member:
     return members("bob")
 
 
+def replace_verb(monkeypatch: pytest.MonkeyPatch, name: str, exchange: Callable[..., Exchange[Any]]) -> None:
+    verb = Verb(exchange)
+    verb.__set_name__(ChannelVerbs, name)
+    monkeypatch.setattr(ChannelVerbs, name, verb)
+
+
 def test_a_channel_from_its_making_to_its_end(alice: Member, bob: Member) -> None:
     news = f"{alice.name}/news"
     made = alice.does("create", "news", "--policy", "allowlist", "--allow", bob.name)
@@ -267,8 +273,7 @@ def test_nothing_behind_a_message_that_cannot_be_opened_is_committed_unless_that
     bob.does("subscribe", news)
     for number in range(2):
         alice.does("publish", "news", f"open {number}")
-    follow = Verb(lambda tail, **how: Tail.next(tail, **{**how, "max_messages": 1}))
-    monkeypatch.setattr(ChannelVerbs, "follow", follow)
+    replace_verb(monkeypatch, "follow", lambda tail, **how: Tail.next(tail, **{**how, "max_messages": 1}))
     began = re.sub(r"\d+s old", "", bob.does("show", news))
     assert bob("tail", news, "--after", "0", "--commit").code == 8
     assert re.sub(r"\d+s old", "", bob.does("show", news)) == began
@@ -324,7 +329,7 @@ def test_those_who_came_meanwhile_were_not_dropped(alice: Member, bob: Member, m
         bob.does("subscribe", f"{alice.name}/news")
         return update_channel(*args, **values)
 
-    monkeypatch.setattr(ChannelVerbs, "update", Verb(later))
+    replace_verb(monkeypatch, "update", later)
     assert "dropped" not in alice("update", "news", "--policy", "open").err
 
 

@@ -70,7 +70,7 @@ def test_keys_that_are_handed_over_again_are_fresh(
 ) -> None:
     before = state_of(alice("key", "show", "--json"))
     later = datetime.now(UTC) + timedelta(days=days)
-    monkeypatch.setattr("angelia.cli.key._now", lambda: later)
+    monkeypatch.setattr("angelia.cli.times.now", lambda: later)
     after = state_of(alice("key", "publish", "--out", "again.keys", "--json"))
     assert after["bundle_version"] == version
     assert (after["kem_keys"] == before["kem_keys"]) == (days < 7)

@@ -32,7 +32,7 @@ from angelia.errors import (
 )
 from angelia.keys import admission as signatures
 from angelia.keys.admission import Signed
-from angelia.mail.model import id_conflict, untimely
+from angelia.mail.model import untimely
 from angelia.policy.model import Action
 from angelia.stores.group_commit import GroupCommit
 from angelia.stores.ledger import Ledger, Tx
@@ -189,8 +189,11 @@ def _check_epoch(channel: Channel, wanted: ChannelPublication) -> None:
 
 def _again(wanted: ChannelPublication, before: StoredChannelMessage) -> Outcome:
     """Returns the first answer for the same bytes; another envelope under a used id is refused."""
-    if (conflict := id_conflict(wanted.replay_key, before.replay_key)) is not None:
-        raise conflict
+    if before.replay_key != wanted.replay_key:
+        raise MessageIdConflict(
+            "this message id was used before, for another envelope; the first one stands",
+            hint="if that was the same message, it is published; another one needs another id",
+        )
     return _answer(wanted, before), False
 
 

@@ -83,7 +83,7 @@ def show(session: Session, name: str | None) -> None:
 
 @command.verb(example="angelia agent register --as alice", needs=Needs.SERVER | Needs.AGENT)
 @click.option("--name", "display_name", metavar="TEXT", help="the name that people see")
-@click.option("--email", metavar="ADDRESS", help="where to reach whoever runs the agent")
+@click.option("--email", metavar="ADDRESS", help="where to reach the people that run the agent")
 def register(session: Session, display_name: str | None, email: str | None) -> None:
     """Register an agent of this machine, claim its handle and publish its keys.
 
@@ -105,13 +105,9 @@ def handle(session: Session, handle: str) -> None:
 
 
 def _enrol(
-    session: Session,
-    identity: Identity,
-    pairs: list[tuple[str, str]],
-    name: str | None,
-    email: str | None,
+    session: Session, identity: Identity, pairs: list[tuple[str, str]], name: str | None, email: str | None
 ) -> None:
-    """Register, claim the handle, publish the keys; each step that succeeded is kept and shown, whatever follows."""
+    """Registers, claims the handle and publishes the keys; a step that succeeded is shown even if a later one fails."""
     chain = _chain(session, identity)
     if identity.id is None:
         _refuse_replaced_pair(identity, chain)
@@ -129,7 +125,7 @@ def _enrol(
         raise
     wanted = _wanted(agent, identity)
     _refuse_other_handle(identity, chain, wanted)
-    # With bundles that name its handle an agent is of use without a server; it stays that until the handle is its own.
+    # An agent with bundles works without a server; it stays unregistered here until it owns the handle that they name.
     if identity.id != agent.id and not chain:
         _remember(session, identity, agent)
     pairs.append(("registered", str(agent.id)))
@@ -157,12 +153,12 @@ def _enrol(
 
 
 def _chain(session: Session, identity: Identity) -> list[Link]:
-    """The bundles that the agent has, also those that it only handed over as files."""
+    """The agent's bundles, also those that it only handed over as files."""
     return session.mailbox_of(identity).own_keys.chain()
 
 
 def _refuse_other_handle(identity: Identity, chain: list[Link], handle: str) -> None:
-    """Every bundle names the agent's handle, so that no server takes those of an agent that it knows by another."""
+    """Raises Conflict if the bundles name another handle: a server refuses them for an agent of this one."""
     if chain and chain[0].bundle.agent_nhi != handle:
         raise Conflict(
             f"the bundles of {identity.name} name it {chain[0].bundle.agent_nhi}, so it cannot be {handle}",
@@ -171,7 +167,7 @@ def _refuse_other_handle(identity: Identity, chain: list[Link], handle: str) -> 
 
 
 def _refuse_replaced_pair(identity: Identity, chain: list[Link]) -> None:
-    """A server's first bundle is signed by the pair that registered; a handle must not be claimed in vain."""
+    """Raises Conflict if another pair signed the first bundle: a server would refuse it with the handle claimed."""
     if chain and chain[0].bundle.signer != identity.pair.public:
         raise Conflict(
             f"{identity.handle} replaced its signing pair before it had a server, and no server takes such a chain",
@@ -186,7 +182,7 @@ def _with_details(client: Client, agent: AgentRecord, name: str | None, email: s
 
 
 def _wanted(agent: AgentRecord, identity: Identity) -> str:
-    """The handle to claim. An agent that has one keeps it, whatever it is called here."""
+    """The handle to claim; an agent that has one keeps it."""
     if agent.handle != str(agent.id):
         return agent.handle
     # A handle that this machine remembers was claimed before; claiming it again changes nothing.

@@ -1,4 +1,4 @@
-"""Whose mail is opened, on the command line: the list, its import and its export."""
+"""The senders whose mail is opened, on the command line: their list, its import and its export."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from angelia.cli.command_context import Session
 from angelia.cli.paging import ago, pages_of, show_list
 from angelia.cli.public_files import handing_over
-from angelia.cli.tables import Column
+from angelia.cli.tables import Column, counted
 
 if TYPE_CHECKING:
     from angelia.mailbox.allowlist import AllowedSender
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 
 
 def import_list(session: Session, mailbox: Mailbox, file: Path) -> None:
-    """Add the entries of a file."""
+    """Adds the entries of a file, and says which were refused."""
     from angelia.mailbox.envelope_files import read_safely
 
     imported = mailbox.allowlist.import_json(read_safely(file, file), datetime.now(UTC))
     for why in imported.refused:
         session.out.note(f"refused: {why}")
     refused = f", {len(imported.refused):,} refused" if imported.refused else ""
-    session.out.done(imported, f"added {_entries(imported.added)}{refused}")
+    session.out.done(imported, f"added {counted(imported.added, 'entry', 'entries')}{refused}")
 
 
 def export_list(session: Session, mailbox: Mailbox, path: Path) -> None:
-    """Write the list to a file."""
+    """Writes the list to a new file."""
     with handing_over(path) as file:
         assert file is not None, "it has a name"
         file.write(mailbox.allowlist.export_json())
     count = len(mailbox.allowlist.entries())
-    session.out.done({"done": "exported", "count": count}, f"exported {_entries(count)} to {path}")
+    session.out.done({"done": "exported", "count": count}, f"exported {counted(count, 'entry', 'entries')} to {path}")
 
 
 def show_allowed(session: Session, mailbox: Mailbox) -> None:
-    """List whose mail is opened."""
+    """Lists the senders whose mail is opened."""
     columns: list[Column[AllowedSender]] = [
         Column("NAME", lambda e: e.nhi, long=True),
         Column("FINGERPRINT", lambda e: e.fingerprint),
@@ -46,7 +46,3 @@ def show_allowed(session: Session, mailbox: Mailbox) -> None:
     ]
     nothing, hint = "nobody is allowed, so no mail is opened", "angelia mail allow NAME"
     show_list(session, pages_of(mailbox.allowlist.entries()), columns, nothing=nothing, hint=hint)
-
-
-def _entries(count: int) -> str:
-    return "1 entry" if count == 1 else f"{count:,} entries"

@@ -1,4 +1,4 @@
-"""Whether the archive has the audit entries that left the ledger: the ledger's own word for it is not enough."""
+"""Checks in the archive that it has the audit entries that left the ledger: the ledger only claims so."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _NEEDED = ("pyarrow", "deltalake")
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """What is wrong with the archive, or why it proves nothing. Neither: it has the last entry that left."""
+    """What is wrong with the archive, or why it is unproven; neither if it has the last entry that left the ledger."""
 
     wrong: str | None = None
     unproven: str | None = None
 
 
 def look(session: Session, floor: Floor, node_key_id: UUID, lake: str | None) -> Archived:
-    """Look up the last entry that left the ledger in the archive, and compare its hash."""
+    """Compares the last entry that left the ledger with the archive's."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         return _unread(f"{missing[0]} is not installed here")
@@ -54,7 +54,7 @@ def _compared(objects: Objects, floor: Floor) -> Archived:
     if present is not None and present != floor.entry_hash:
         return Archived(wrong="is another one in the archive than the ledger says")
     if begins.position >= floor.position:
-        # An archive that was begun anew, or that let go what was past its time.
+        # A new archive, or one whose entries of that time were removed by retention.
         return Archived(unproven="which begins behind them")
     if present is None:
         return Archived(wrong=f"is said to have left for the archive, and {objects.root} does not have it")
@@ -62,7 +62,7 @@ def _compared(objects: Objects, floor: Floor) -> Archived:
 
 
 def _is_the_servers(session: Session, node_key_id: UUID) -> bool:
-    """Whether the data directory of this machine is that of the server that was asked."""
+    """Whether this machine's data directory belongs to the server that was asked."""
     from angelia.envelope.ids import KeyType, key_id
     from angelia.keys.node_key import public_key_in
 

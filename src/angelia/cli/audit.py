@@ -1,4 +1,4 @@
-"""`angelia audit`: what happened, and the proof that nobody changed it."""
+"""`angelia audit`: what happened, and the proof that it was not changed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAGE = 1_000
 _ON_ITS_WAY_SECONDS = 2.5  # a checkpoint is handed to the witness by the next tick, a second later
 _ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-command = Noun("audit", "what happened: show it, verify that nobody changed it")
+command = Noun("audit", "what happened: show it, verify that it was not changed")
 
 
 @command.verb(example="angelia audit verify", needs=Needs.SERVER | Needs.OPERATOR)
@@ -67,7 +67,7 @@ def verify(session: Session, witness: str | None, lake: str | None) -> None:
 @click.argument("position", metavar="[POSITION]", required=False)
 @click.option("--around", type=click.IntRange(0, 500), metavar="N", help="so many entries on either side of POSITION")
 @click.option("--type", "event_type", metavar="TYPE", help="only events of this type")
-@click.option("--actor", metavar="HANDLE", help="only what this one did")
+@click.option("--actor", metavar="HANDLE", help="only what this agent did")
 @click.option("--message", type=message_uuid, metavar="ID", help="only what concerns this message")
 def show(
     session: Session,
@@ -166,8 +166,7 @@ def _witnessed(place: str, node: NodeRecord) -> list[Checkpoint]:
 
 def _print_sound(session: Session, verdict: Verdict) -> None:
     here = verdict.sealed - verdict.archived
-    entries = "1 entry" if here == 1 else f"{here:,} entries"
-    parts = [f"{entries} sound", counted(verdict.checkpoints, "checkpoint")]
+    parts = [f"{counted(here, 'entry', 'entries')} sound", counted(verdict.checkpoints, "checkpoint")]
     if verdict.witnessed:
         parts.append(f"{verdict.witnessed:,} as the witness has them")
     if verdict.redacted:
@@ -176,7 +175,7 @@ def _print_sound(session: Session, verdict: Verdict) -> None:
         parts.append(f"{len(verdict.unsealed):,} not sealed yet")
     session.out.line(", ".join(parts))
     if verdict.witness_behind:
-        behind = "1 entry" if verdict.witness_behind == 1 else f"{verdict.witness_behind:,} entries"
+        behind = counted(verdict.witness_behind, "entry", "entries")
         session.out.note(f"the witness is {behind} behind what the node signed: the server's log says why")
     if verdict.unproven:
         session.out.note(f"{verdict.archived:,} entries before them are said to be in the archive, {verdict.unproven}")
@@ -205,8 +204,7 @@ def _error(first: Fault, verdict: Verdict) -> AuditBroken:
         "" if sound <= 0 else "; the one before it is sound" if sound == 1 else f"; the {sound:,} before it are sound"
     )
     return AuditBroken(
-        f"entry {first.position:,} {first.what}{before}{more}",
-        hint=f"angelia audit show {first.position} --around 3",
+        f"entry {first.position:,} {first.what}{before}{more}", hint=f"angelia audit show {first.position} --around 3"
     )
 
 
@@ -262,7 +260,7 @@ def _position(text: str) -> int:
 
 
 def _missing(position: int) -> ChainEntry:
-    """A place in the list for an entry that should be there."""
+    """A line for an entry that should be there."""
     return ChainEntry(position=position, event_id=UUID(int=0), entry_hash="", event=None)
 
 
@@ -279,7 +277,7 @@ def _detail(event: StoredEvent) -> str:
 
 
 def _named(name: str | None) -> str:
-    """A handle, or the beginning of an id: an agent without a handle is called by its id."""
+    """A handle, or the beginning of an id, which agents without a handle are called by."""
     return short(name) if name and _ID.fullmatch(name) else name or ""
 
 

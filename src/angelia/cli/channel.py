@@ -49,12 +49,12 @@ _most = click.option("--max-subscribers", type=click.IntRange(1, 100_000), metav
 @command.verb(example="angelia channel create news --policy open", needs=_ACTS)
 @click.argument("name", metavar="NAME")
 @_policy
-@click.option("--allow", "allowed", multiple=True, metavar="AGENT", help="who may subscribe; say it once for each")
+@click.option("--allow", "allowed", multiple=True, metavar="AGENT", help="an agent that may subscribe; repeatable")
 @_retention
 @_size
 @_most
 def create(session: Session, /, name: str, policy: str | None, allowed: tuple[str, ...], **limits: Any) -> None:
-    """Make a channel with its first key. Without --policy, those may listen whom --allow names."""
+    """Make a channel with its first key. Without --policy, the agents that --allow names may subscribe."""
     from angelia.channels.model import ChannelPolicy
 
     mailbox = session.mailbox
@@ -67,7 +67,7 @@ def create(session: Session, /, name: str, policy: str | None, allowed: tuple[st
 
 @command.verb(name="list", example="angelia channel list --subscribed", needs=_ACTS | Needs.PAGES)
 @click.option("--owner", metavar="AGENT", help="only this agent's")
-@click.option("--subscribed", is_flag=True, help="only those that you listen to")
+@click.option("--subscribed", is_flag=True, help="only those that you subscribe to")
 def list_(session: Session, owner: str | None, subscribed: bool) -> None:
     """List the channels that you may use."""
     client = session.as_agent(session.mailbox)
@@ -91,7 +91,7 @@ def list_(session: Session, owner: str | None, subscribed: bool) -> None:
 @command.verb(example="angelia channel show alice/news", needs=_ACTS)
 @click.argument("name", metavar="NAME")
 def show(session: Session, name: str) -> None:
-    """Show a channel, who signed who is in it, and what you may do in it."""
+    """Show a channel, its signed roster of members, and what you may do in it."""
     client, found, ref = _find(session, name)
     roster = client.channels.roster(session.mailbox, ref)
     session.out.thing(found, facts_of(found, roster), quietly=str(found.channel_id))
@@ -104,7 +104,7 @@ def show(session: Session, name: str) -> None:
 @_size
 @_most
 def update(session: Session, /, name: str, policy: str | None, **limits: Any) -> None:
-    """Change a channel of yours. --policy looks at every subscriber again and drops who may not stay."""
+    """Change a channel of yours. --policy checks every subscriber again and drops those that may not stay."""
     from angelia.channels.model import ChannelPolicy
 
     if {policy, *limits.values()} == {None}:
@@ -136,7 +136,7 @@ def delete(session: Session, name: str) -> None:
 @command.verb(example="angelia channel subscribe alice/news", needs=_ACTS)
 @click.argument("name", metavar="NAME")
 def subscribe(session: Session, name: str) -> None:
-    """Listen to a channel from now on. To subscribe is to take its key from whoever may publish in it."""
+    """Subscribe to a channel from now on. Its key comes from an agent that may publish in it."""
     client, found, ref = _find(session, name)
     held = client.channels.subscribe(session.mailbox, ref)
     session.out.done(held, f"subscribed to {found.name} after offset {held.last_offset}")
@@ -147,7 +147,7 @@ def subscribe(session: Session, name: str) -> None:
 @command.verb(example="angelia channel unsubscribe alice/news", needs=_ACTS)
 @click.argument("name", metavar="NAME")
 def unsubscribe(session: Session, name: str) -> None:
-    """Listen no more."""
+    """End your subscription."""
     client, found, ref = _look_up(session, name)
     held = client.channels.unsubscribe(session.mailbox, ref)
     session.out.done(held, f"unsubscribed from {found.name}")
@@ -175,9 +175,9 @@ def resume(session: Session, name: str) -> None:
 @click.argument("name", metavar="NAME")
 @click.argument("agent", metavar="[AGENT]", required=False)
 @click.option("--publish", "may_publish", is_flag=True, help="it may publish too, and give out the key")
-@click.option("--no-subscribe", is_flag=True, help="it may not listen")
+@click.option("--no-subscribe", is_flag=True, help="it may not subscribe")
 def allow(session: Session, name: str, agent: str | None, may_publish: bool, no_subscribe: bool) -> None:
-    """Sign that AGENT is in a channel of yours, or what it may; without AGENT, show who is."""
+    """Sign that AGENT is a member of a channel of yours, and its rights; without AGENT, list the members."""
     client, found, ref = _find(session, name)
     if agent is None:
         _show_allowed(session, client, found, ref)
@@ -197,7 +197,7 @@ def allow(session: Session, name: str, agent: str | None, may_publish: bool, no_
 @click.argument("name", metavar="NAME")
 @click.argument("agent", metavar="AGENT")
 def deny(session: Session, name: str, agent: str) -> None:
-    """Sign that AGENT is in a channel of yours no more.
+    """Sign that AGENT is no longer a member of a channel of yours.
 
     It is removed at once, and the next message has another key."""
     client, found, ref = _look_up(session, name)
@@ -209,9 +209,9 @@ def deny(session: Session, name: str, agent: str) -> None:
 @command.verb(example="angelia channel sign news", needs=_ACTS | Needs.YES)
 @click.argument("name", metavar="NAME")
 def sign(session: Session, name: str) -> None:
-    """Sign who is in a channel of yours: one of an earlier version, or after you lost your mailbox.
+    """Sign the members of a channel of yours: one of an earlier version, or after you lost your mailbox.
 
-    Everyone on the list will be sent the channel's key, so look at it first."""
+    Every agent on the list will be sent the channel's key, so look at it first."""
     client = session.as_agent(session.mailbox)
     proposal = client.channels.propose_roster(session.mailbox, name)
     found, ref = proposal.channel, _reference(name, proposal.channel)
@@ -224,16 +224,16 @@ def sign(session: Session, name: str) -> None:
     if may(session, deed):
         signed = client.channels.sign_roster(session.mailbox, ref, proposal.policy, proposal.members)
         session.out.done(_done("signed", found), f"signed {what}: version {signed.roster_version} of its roster")
-        # In an open channel nobody else makes the next key.
+        # In an open channel only the owner makes the next key.
         warn_unreached(session, client.channels.share_key(session.mailbox, ref).failed)
 
 
 @command.verb(example="angelia channel forget alice/news", needs=Needs.AGENT | Needs.YES)
 @click.argument("name", metavar="NAME")
 def forget(session: Session, name: str) -> None:
-    """Forget whose a channel is and who is in it: after a server had shown you another one for it.
+    """Forget the pinned owner and roster of a channel: after a server had shown you another channel for it.
 
-    Its messages still open. You meet the channel anew with the next use."""
+    Its messages still open. The next use pins what the server shows then."""
     from angelia.client.channel_membership import forget_channel
 
     what, look = f"whose {name} is and who is in it", f"angelia channel show {name}"
@@ -266,9 +266,9 @@ def publish(
     pad: bool,
     compress: str,
 ) -> None:
-    """Seal a message for all who listen, and publish it. TEXT may come from stdin.
+    """Seal a message for all subscribers, and publish it. TEXT may come from stdin.
 
-    Who lacks the channel's key is sent it before; a key that is due is changed."""
+    Subscribers that lack the channel's key get it first; a key that is due is replaced."""
     from angelia.client import Unreachable
 
     options = message_options(session, ttl, priority, pad, compress, correlation)
@@ -340,8 +340,8 @@ def tail(
 
 
 def _share(session: Session, client: Client, found: ChannelView, ref: str | UUID) -> None:
-    """Whoever reads and may give out the key does so, so that those who joined need not wait for a message. Whatever
-    comes of it, the reading goes on."""
+    """Sends the key to subscribers that lack it, if this agent may, so that they need not wait for the next message.
+    A failure is only noted: the reading goes on."""
     if found.without_key is None:
         return
     try:
@@ -387,7 +387,7 @@ def _find(session: Session, name: str) -> tuple[Client, ChannelView, str | UUID]
 
 
 def _look_up(session: Session, name: str) -> tuple[Client, ChannelView, str | UUID]:
-    """The same without a look at the roster: a server must not keep an agent in a channel by a false one."""
+    """The same without a check of the roster, with which a server could keep an agent from leaving the channel."""
     client = session.as_agent(session.mailbox)
     return client, *_named(client, name, functools.partial(client.channels.look_up, session.mailbox))
 
@@ -407,7 +407,7 @@ def _reference(name: str, found: ChannelView) -> str | UUID:
 
 
 def _whole_id(client: Client, name: str, unknown: NotFound) -> UUID:
-    """The id that begins so; a name that can be no beginning of one is unknown."""
+    """The id that begins with `name`; raises `unknown` if no id can."""
     if _PREFIX.fullmatch(name.lower()) is None:
         raise unknown
 

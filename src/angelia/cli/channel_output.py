@@ -1,4 +1,4 @@
-"""How a channel is shown, and a message that was read from one."""
+"""Prints channels, and messages that were read from them."""
 
 from __future__ import annotations
 

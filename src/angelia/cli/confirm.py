@@ -1,4 +1,4 @@
-"""Before something is destroyed: a person is asked once, a script must have said --yes."""
+"""Confirmation before something is destroyed: a person is asked once, a script must give --yes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Declined(AngeliaError):
 
 @dataclass(frozen=True, slots=True)
 class Deed:
-    """What is about to be destroyed. A whole thing, or very many, wants its name typed."""
+    """What is about to be destroyed. For a whole thing, or very many, the person types its name or the number."""
 
     verb: str  # "purge"
     doing: str  # "purging"

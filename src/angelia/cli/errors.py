@@ -1,4 +1,4 @@
-"""How a failure ends: one sentence, one hint, and an exit code that says of what kind it was."""
+"""Reports of errors: one sentence, one hint, and an exit code for each kind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _EXIT_CODES = {
     NETWORK: "network unavailable deadline_exceeded bad_answer seal_stands",
     NOT_FOUND: "not_found key_not_found no_group offset_gone",
 }
-# How OpenSSL takes the answer of a server that speaks no TLS.
+# OpenSSL's words for the answer of a server that speaks no TLS.
 _PLAIN_HTTP = re.compile(r"(https://\S+) .*(?:wrong.version.number|record.layer.failure)", re.IGNORECASE)
 EXIT_OF_CODE = {code: exit_ for exit_, codes in _EXIT_CODES.items() for code in codes.split()}
 
@@ -54,19 +54,19 @@ class SystemFailure(AngeliaError):
 
 
 def exit_code(error: AngeliaError) -> int:
-    """The one table of exit codes; what it does not know is a plain failure."""
+    """The exit code of an error; 1 for a code that the table does not have."""
     if getattr(error, "status", None) in (502, 503, 504):
         return NETWORK
     return EXIT_OF_CODE.get(error.code, FAILURE)
 
 
 def one_of(codes: set[int]) -> int:
-    """The exit code for several things that went wrong: theirs if they agree, else a plain failure; 0 for none."""
+    """One exit code for several: theirs if they are the same, 1 if not, 0 for none."""
     return next(iter(codes)) if len(codes) == 1 else min(len(codes), FAILURE)
 
 
 def report(error: AngeliaError, manner: Manner, stream: TextIO | None = None) -> int:
-    """Say what went wrong, and give the exit code."""
+    """Prints an error; returns its exit code."""
     stream = stream or sys.stderr
     message, hint = _in_our_words(error)
     exit_ = exit_code(error)
@@ -74,13 +74,7 @@ def report(error: AngeliaError, manner: Manner, stream: TextIO | None = None) ->
     if manner.json:
         import msgspec
 
-        said = {
-            "code": error.code,
-            "message": message,
-            "hint": hint,
-            "exit": exit_,
-            "request_id": request_id,
-        }
+        said = {"code": error.code, "message": message, "hint": hint, "exit": exit_, "request_id": request_id}
         stream.write(escape_json(msgspec.json.encode(said).decode()) + "\n")
         return exit_
     stream.write(f"error: {escape_line(message)} ({escape_line(error.code)})\n")
@@ -92,21 +86,21 @@ def report(error: AngeliaError, manner: Manner, stream: TextIO | None = None) ->
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """What somebody may have meant; the dashes of a flag make nothing alike."""
+    """The known word that is nearest, if one is near; the dashes of flags are not compared."""
     bare = {one.lstrip("-"): one for one in known}
     near = difflib.get_close_matches(word.lstrip("-"), bare, n=1)
     return bare[near[0]] if near else None
 
 
 def of_system(error: OSError) -> AngeliaError:
-    """A refusal of the operating system in our words."""
+    """The AngeliaError for an error of the operating system."""
     kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else SystemFailure
     what = f"{error.filename}: " if error.filename else ""
     return kind(f"{what}{error.strerror or error}")
 
 
 def of_click(error: click.ClickException) -> AngeliaError:
-    """What click found wrong with a command, in our words."""
+    """The Usage error for what click found wrong with a command."""
     context = getattr(error, "ctx", None)
     path = "angelia" if context is None else context.command_path
     hint = f"`{path} --help` lists what it takes"
@@ -131,14 +125,14 @@ def of_click(error: click.ClickException) -> AngeliaError:
 
 
 def _in_our_words(error: AngeliaError) -> tuple[str, str]:
-    """Message and hint, where a library speaks of something that no user knows."""
+    """Message and hint, put clearly where they come from a library."""
     if error.code == "network" and (found := _PLAIN_HTTP.match(error.message)):
         return f"{found[1]} speaks http, not https", f"--url http{found[1].removeprefix('https')}"
     return error.message, error.hint
 
 
 def _accepted(parameter: click.Parameter | None) -> str:
-    """What a parameter takes, where click would say it in symbols."""
+    """What a number parameter takes, in words instead of click's symbols."""
     match parameter.type if parameter else None:
         case click.IntRange() as whole:
             return f"a whole number from {whole.min or 0:,}" + ("" if whole.max is None else f" to {whole.max:,}")

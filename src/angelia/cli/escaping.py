@@ -1,4 +1,4 @@
-"""Makes text of others harmless on a terminal: what would act or hide is shown as `\\x1b` or `\\u202e`."""
+"""Makes untrusted text harmless on a terminal: characters that act or hide are shown as `\\x1b` or `\\u202e`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 # Joiners shape letters and emoji in honest text; the other format characters reorder or hide.
 _JOINERS = "\u200c\u200d"
-# Blank, though no category says so.
+# Blank, though their Unicode category is a letter's.
 _BLANK = "\u115f\u1160\u3164\uffa0\u2800"
 
 
@@ -23,7 +23,7 @@ def escape_text(text: str) -> str:
 
 
 def escape_json(text: str) -> str:
-    """JSON that means the same and shows what it holds; such characters occur inside strings only."""
+    """The same JSON with such characters escaped; they occur inside strings only."""
     return _escaped(text, _as_json)
 
 
@@ -35,7 +35,7 @@ def width(text: str) -> int:
 
 
 def cut(text: str, columns: int) -> str:
-    """The text in so many columns, with `…` for what did not fit."""
+    """The text cut to a number of columns, with `…` in place of the rest."""
     if width(text) <= columns:
         return text
     kept, used = [], 0
@@ -48,7 +48,7 @@ def cut(text: str, columns: int) -> str:
 
 
 def folded(text: str, columns: int) -> Iterator[str]:
-    """One line in pieces of so many columns; an empty one is one piece."""
+    """One line in pieces of at most `columns` columns; an empty line is one piece."""
     piece, used = "", 0
     for c in text:
         if piece and used + _columns(c) > columns:

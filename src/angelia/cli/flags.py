@@ -1,4 +1,4 @@
-"""The flags that verbs share. Each verb says what it needs and gets the flags that apply, always alike."""
+"""The flags that verbs share. Each verb says what it needs, and gets the flags for that."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Needs(Flag):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedFlags:
-    """The shared flags as they were said; those that a verb does not take keep their defaults."""
+    """The values of the shared flags; those that a verb does not take keep their defaults."""
 
     url: str | None = None
     context: str | None = None
@@ -107,7 +107,7 @@ def handle(text: str) -> str:
 
 
 def address(text: str) -> str:
-    """The type of an IP address, in its one spelling."""
+    """The type of an IP address, in its canonical form."""
     from angelia.guard.model import parse_address
 
     try:
@@ -117,7 +117,7 @@ def address(text: str) -> str:
 
 
 def local_agents(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The agents of this machine, for shell completion; silent when they cannot be read."""
+    """The agents of this machine, for shell completion; none when they cannot be read."""
     from angelia import settings
     from angelia.mailbox import identity
 

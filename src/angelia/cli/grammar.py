@@ -25,12 +25,12 @@ from angelia.cli.output import Output
 from angelia.errors import AngeliaError
 
 P = ParamSpec("P")
-# What a verb gives back is its exit code; None is 0.
+# A verb returns its exit code; None is 0.
 Action = Callable[Concatenate[Session, P], int | None]
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 _WIDTH = 80
-# What others call a verb, and what it is here: the first of these that the noun has.
+# Names of verbs in other programs, and ours: the hint names the first of these that the noun has.
 _SYNONYMS = {
     "read": ("open", "tail", "show"),
     "list": ("inbox", "blocks", "show", "status"),
@@ -66,7 +66,7 @@ class VerbCommand(click.Command):
         try:
             rest = super().parse_args(ctx, args)
         except click.UsageError as error:
-            error.ctx = error.ctx or ctx  # the parser does not tell it
+            error.ctx = error.ctx or ctx  # click's parser leaves it out
             raise
         if rest and not ctx.resilient_parsing:
             raise Usage(f"`{ctx.command_path}` takes no argument {rest[0]!r}", hint=f"as in `{self.example}`")
@@ -100,7 +100,7 @@ class VerbCommand(click.Command):
 
 
 class Noun(click.Group):
-    """A family of verbs about one kind of thing."""
+    """A group of verbs about one kind of thing."""
 
     def __init__(self, name: str, about: str) -> None:
         super().__init__(name, help=about, context_settings=_SETTINGS, no_args_is_help=False)
@@ -108,7 +108,7 @@ class Noun(click.Group):
     def verb(
         self, *, example: str, needs: Needs = Needs.NOTHING, name: str | None = None
     ) -> Callable[[Action[P]], VerbCommand]:
-        """Make a function one of this noun's verbs; click's own decorators declare its parameters."""
+        """Makes a function one of this noun's verbs; click's own decorators declare its parameters."""
 
         def declare(action: Action[P]) -> VerbCommand:
             verb = click.command(name, cls=VerbCommand, example=example, needs=needs)(action)
@@ -157,7 +157,7 @@ class Noun(click.Group):
         return unknown(message, word, ctx, self.commands)
 
     def all_options(self) -> Iterator[click.Option]:
-        """Every option of every verb; one that takes a value takes it in all of them."""
+        """Every option of every verb. An option that takes a value does so in all verbs."""
         for command in self.commands.values():
             if isinstance(command, Noun):
                 yield from command.all_options()
@@ -165,7 +165,7 @@ class Noun(click.Group):
                 yield from (p for p in command.params if isinstance(p, click.Option))
 
     def _verb_position(self, ctx: click.Context, args: list[str]) -> int | None:
-        """Where the verb stands, with the noun's flags and their values before it."""
+        """The index of the verb, which flags and their values may precede."""
         takes_value = {name: not o.is_flag for o in self.all_options() for name in (*o.opts, *o.secondary_opts)}
         takes_value |= dict.fromkeys(_SETTINGS["help_option_names"], False)
         at = 0
@@ -185,7 +185,7 @@ class Noun(click.Group):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A word of the first level, known without loading its module."""
+    """A noun, known without loading its module."""
 
     group: str
     name: str
@@ -193,7 +193,7 @@ class Entry:
 
 
 class Root(click.Group):
-    """All nouns. Each lives in the module of its name, which is loaded only when it is said."""
+    """All nouns. Each is in the module of its name, which is loaded when the noun is used."""
 
     def __init__(self, about: str, entries: Iterable[Entry], package: str, version: str) -> None:
         super().__init__("angelia", help=about, context_settings=_SETTINGS, no_args_is_help=False)
@@ -247,7 +247,7 @@ class Root(click.Group):
 
 
 def unknown(message: str, word: str, ctx: click.Context, known: Iterable[str]) -> Usage:
-    """The error for a word that the grammar does not have, with the nearest that it has."""
+    """The error for an unknown word, with the nearest known one as its hint."""
     near = nearest(word, known)
     if near is None:
         return Usage(message, hint=f"`{ctx.command_path} --help` lists them")

@@ -42,7 +42,7 @@ def blocks(session: Session) -> None:
 
 @command.verb(example="angelia guard block 203.0.113.7 --expires 1d", needs=Needs.SERVER | Needs.OPERATOR)
 @click.argument("address", metavar="ADDRESS", type=flags.address)
-@click.option("--reason", metavar="TEXT", help="why, for whoever reads the list")
+@click.option("--reason", metavar="TEXT", help="why, for the readers of the list")
 @click.option("--expires", type=flags.span, metavar="D", help="for how long, such as 1d (until it is unblocked)")
 def block(session: Session, address: str, reason: str | None, expires: timedelta | None) -> None:
     """Refuse every request from an address."""

@@ -1,4 +1,4 @@
-"""Commands inside hints and remarks, made to work when pasted: to the same server, as the same agent."""
+"""Completes commands inside hints and notes, so that they work when pasted: same server, same agent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 # In backticks, or bare up to the next clause.
 _COMMAND = re.compile(r"""`(?P<quoted>angelia [a-z][^`]*)`|(?P<bare>\bangelia [a-z](?:[^;,`"')\n]|"[^"]*"|'[^']*')*)""")
-# A command that another agent is told to give, on its own machine.
+# A command for another agent, on its own machine.
 _ANOTHERS = re.compile(r"\b(?:runs|by|for) $")
 _REDIRECTION = re.compile(r" [<>|] ")
 _WITH_ARGUMENT = 3  # words: noun, verb and what it acts on
@@ -19,7 +19,7 @@ Said = Callable[[], Iterable[tuple[str, str]]]
 
 
 def aimed(text: str, root: click.Command, said: Said) -> str:
-    """The text with the flags repeated, in each command that takes them, by which its reader named server and agent."""
+    """The text, with the flags that named server and agent added to each command in it that takes them."""
 
     def aim(found: re.Match[str]) -> str:
         quoted = found["quoted"]
@@ -37,7 +37,7 @@ def aimed(text: str, root: click.Command, said: Said) -> str:
 
 
 def _flags_of(command: str, root: click.Command) -> set[str]:
-    """The flags that a command takes and does not give; none for what is no command of ours."""
+    """The flags that a command takes and does not have yet; none if it is no command of ours."""
     try:
         words = shlex.split(command)[1:]
     except ValueError:  # it ends in the middle of a quotation

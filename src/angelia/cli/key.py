@@ -1,9 +1,9 @@
-"""`angelia key`: an agent's own keys, and whose keys it believes."""
+"""`angelia key`: an agent's own keys, and the keys of other agents that it trusts."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 from uuid import UUID
@@ -11,6 +11,7 @@ from uuid import UUID
 import click
 import msgspec
 
+from angelia.cli import times
 from angelia.cli.command_context import Session
 from angelia.cli.confirm import Deed, may
 from angelia.cli.errors import ConfirmationRequired, Usage
@@ -122,9 +123,11 @@ def rotate(
         if mailbox.identity.id is None:
             # The server never saw these keys; it gets the whole chain when the agent registers.
             if emergency:
-                mailbox.key_rotation.abandon()  # nobody has seen its keys, unless the thief did
-            link = mailbox.key_rotation.begin(_now(), signer=signer or emergency, emergency=emergency, why=why or "")
-            mailbox.key_rotation.finish(_now(), link)
+                mailbox.key_rotation.abandon()  # its keys were shown to no other agent, but perhaps to the thief
+            link = mailbox.key_rotation.begin(
+                times.now(), signer=signer or emergency, emergency=emergency, why=why or ""
+            )
+            mailbox.key_rotation.finish(times.now(), link)
         elif emergency:
             client = session.as_agent(mailbox)
             done = client.keys.emergency_rotate(mailbox, why=str(why), compromised_since=stolen_since)
@@ -192,7 +195,7 @@ def pin(session: Session, name: str, file: Path | None, fingerprint: str | None)
         agreed = True
     if before is not None and not _follows(mailbox, links, revoked, before, told=fingerprint is not None):
         agreed = True
-    pinned = mailbox.pinned_keys.trust(links[-1], _now(), revoked) if agreed else mailbox.pinned_keys.pin(handle)
+    pinned = mailbox.pinned_keys.trust(links[-1], times.now(), revoked) if agreed else mailbox.pinned_keys.pin(handle)
     assert pinned is not None
     state = _state(newest, revoked or ())
     state.trusted_by, state.pinned_at = pinned.trusted_by.value, pinned.pinned_at
@@ -204,7 +207,7 @@ def pin(session: Session, name: str, file: Path | None, fingerprint: str | None)
 
 
 def publish_first(client: Client, mailbox: Mailbox) -> list[tuple[str, str]]:
-    """Publish a new agent's keys; the facts to show."""
+    """Publishes a new agent's keys; returns the facts to show."""
     done = client.keys.publish(mailbox)
     return [
         ("bundle", f"v{done.bundle_version} published, {done.prekeys_uploaded} one-time keys"),
@@ -213,18 +216,18 @@ def publish_first(client: Client, mailbox: Mailbox) -> list[tuple[str, str]]:
 
 
 def _make_first(mailbox: Mailbox) -> None:
-    """The first bundle, as it is handed over: from now on it is never signed anew, and a server gets it later. Without
-    a server, nothing else follows it with fresh signatures, or with the key of the week."""
+    """Makes the first bundle, to be handed over; a server gets the same one later. Without a server, this is also where
+    bundles with fresh signatures or the week's key follow."""
     from angelia.mailbox.own_keys import RenewalDue
 
     own, rotation = mailbox.own_keys, mailbox.key_rotation
     if own.newest() is None:
-        own.first_bundle(_now())
+        own.first_bundle(times.now())
     if rotation.pending() is None:
-        rotation.finish(_now())
-    if mailbox.identity.id is None and (due := own.renewal_due(_now())) is not None:
-        link = rotation.begin(_now(), kem=due is RenewalDue.KEY)
-        rotation.finish(_now(), link)
+        rotation.finish(times.now())
+    if mailbox.identity.id is None and (due := own.renewal_due(times.now())) is not None:
+        link = rotation.begin(times.now(), kem=due is RenewalDue.KEY)
+        rotation.finish(times.now(), link)
 
 
 def _write_chain(mailbox: Mailbox, file: BinaryIO) -> None:
@@ -262,7 +265,7 @@ def _show_own(session: Session, mailbox: Mailbox) -> None:
 
 
 def _server_says(session: Session, mailbox: Mailbox) -> tuple[int | None, list[UUID], str]:
-    """How many one-time keys are left and which keys are revoked; if nobody can tell, why not."""
+    """The number of one-time keys left, the revoked keys, and if the server does not tell, the reason."""
     if mailbox.identity.id is None:
         return None, [], "no server has any"
     try:
@@ -276,7 +279,7 @@ def _server_says(session: Session, mailbox: Mailbox) -> tuple[int | None, list[U
 def _seen(session: Session, mailbox: Mailbox, name: str) -> tuple[Bundle, list[UUID]]:
     """The bundle of another agent: the server's newest, or the copy here of an agent that is on no server."""
     if mailbox.identity.id is None:
-        known = mailbox.pinned_keys.bundle(name, _now(), max_age=None)
+        known = mailbox.pinned_keys.bundle(name, times.now(), max_age=None)
         if known is None:
             raise not_known(name)
         return known.bundle, list(known.revoked)
@@ -287,9 +290,8 @@ def _seen(session: Session, mailbox: Mailbox, name: str) -> tuple[Bundle, list[U
 def _presented(
     session: Session, mailbox: Mailbox, name: str, file: Path | None
 ) -> tuple[list[Link], list[UUID] | None]:
-    """What a file or the server says are the bundles of NAME, each signed as it should be, none believed yet.
-
-    And what the server says is revoked; None where none was asked."""
+    """The bundles of NAME by a file or the server, with valid signatures but not trusted yet; and the keys that the
+    server says are revoked, None if it was not asked."""
     from angelia.client.exchange import MOST_PAGES, BadAnswer
     from angelia.client.mailbox_keys import refuse_misnamed
     from angelia.envelope.bundles import check_bundle
@@ -331,13 +333,13 @@ def _compared(session: Session, handle: str, found: str) -> bool:
 
 
 def _follows(mailbox: Mailbox, links: list[Link], revoked: list[UUID] | None, before: Pin, *, told: bool) -> bool:
-    """Follow the chain from the pin. Where it does not lead on, only somebody who was told the fingerprint may jump."""
+    """Follows the chain from the pin; returns False where it breaks and the user was told the new fingerprint."""
     from angelia.envelope.bundles import UntrustedBundle
     from angelia.mailbox import bundle_file
 
     found = links[-1].bundle.signer.fingerprint
     try:
-        bundle_file.take(mailbox.pinned_keys, links, _now(), revoked)
+        bundle_file.take(mailbox.pinned_keys, links, times.now(), revoked)
     except UntrustedBundle as refused:
         if told and before.fingerprint != found:
             return False
@@ -402,11 +404,7 @@ def _state(bundle: Bundle, revoked: Collection[UUID] = (), one_time_keys: int | 
         expires_at=at(bundle.not_after),
         suites=_mask(bundle),
         kem_keys=[
-            {
-                "key_id": str(entry.key.key_id),
-                "key_type": TYPE_NAMES[entry.key.kind],
-                "status": _status(entry, revoked),
-            }
+            {"key_id": str(entry.key.key_id), "key_type": TYPE_NAMES[entry.key.kind], "status": _status(entry, revoked)}
             for entry in bundle.kem_keys
         ],
         one_time_keys=one_time_keys,
@@ -424,7 +422,3 @@ def _pinned(pin: Pin | None, bundle: Bundle) -> str:
         return f"NOT these keys, but {pin.fingerprint}"
     how = {"first_use": "at first use", "rotation": "by a rotation", "operator": "by you"}[pin.trusted_by.value]
     return f"{how}, {full(pin.pinned_at)}"
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

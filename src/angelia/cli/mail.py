@@ -170,7 +170,7 @@ def inbox(session: Session) -> None:
 
 @command.verb(example="angelia mail outbox", needs=Needs.SERVER | Needs.AGENT | Needs.PAGES)
 def outbox(session: Session) -> None:
-    """List the mail that was sealed here, newest first: its state, on whose word, and why it waits."""
+    """List the mail that was sealed here, newest first: its state, by whose report, and why it waits."""
     mailbox = session.mailbox
     if mailbox.identity.id is not None:
         mail_server.refresh_outbox(session, mailbox)
@@ -180,7 +180,7 @@ def outbox(session: Session) -> None:
 @command.verb(example="angelia mail withdraw 5b0f3c9a71e2", needs=Needs.SERVER | Needs.AGENT)
 @click.argument("id_", metavar="ID")
 def withdraw(session: Session, id_: str) -> None:
-    """Take back a message that its recipient has not been given yet."""
+    """Take back a message that was not delivered to its recipient yet."""
     mail_server.withdraw(session, session.mailbox, _id(id_, "outbox"))
 
 
@@ -203,7 +203,7 @@ def delete(session: Session, id_: str) -> None:
 @command.verb(example="angelia mail dead", needs=Needs.SERVER | Needs.AGENT | Needs.OPERATOR | Needs.PAGES)
 @click.option("--of", metavar="NAME", help="another agent's, for operators")
 def dead(session: Session, of: str | None) -> None:
-    """List the mail to this agent that was given back too often, newest first.
+    """List dead letters: mail to this agent that was returned to its queue too often, newest first.
 
     `angelia mail requeue ID` tries a message again."""
     mail_lists.list_dead_letters(session, of)
@@ -247,7 +247,7 @@ def ack(session: Session, id_: str, out: Path | None) -> None:
 @click.option("--state", type=click.Choice(STATES), metavar="S", help=", ".join(STATES))
 @click.option("--since", type=moment, metavar="T", help="of mail sent from then on: 2026-11-15, RFC 3339, 15m")
 def receipts(session: Session, file: Path | None, given: bool, state: str | None) -> None:
-    """List what became of the mail that this agent sent and received, newest first, and on whose word.
+    """List the state of the mail that this agent sent and received, newest first, and by whose report.
 
     An agent that is on no server lists the receipts that it gave.
     With FILE: check a receipt that a recipient of this agent's mail handed back."""
@@ -269,10 +269,10 @@ def receipts(session: Session, file: Path | None, given: bool, state: str | None
 def allow(
     session: Session, name: str | None, file: Path | None, label: str | None, import_: Path | None, export: Path | None
 ) -> None:
-    """Open the mail of NAME from now on; without NAME, list whose mail is opened.
+    """Open the mail of NAME from now on; without NAME, list the senders whose mail is opened.
 
     The keys of NAME come from the server, or from a FILE of `angelia key publish --out`.
-    While the list is empty, nobody's mail is opened."""
+    While the list is empty, no mail is opened."""
     mailbox = session.mailbox
     if import_ is not None:
         allowlist.import_list(session, mailbox, import_)
@@ -322,7 +322,7 @@ def prune(session: Session, retention_hours: int, force: bool) -> None:
     type=click.Path(path_type=Path, exists=True, file_okay=False),
 )  # fmt: skip
 def migrate(session: Session, directory: Path) -> None:
-    """Take over the memory of a Calyx mailbox: what its seen_cache.json lists is not accepted here as new.
+    """Take over the replay state of a Calyx mailbox: what its seen_cache.json lists is not accepted here as new.
 
     Saying it again does no harm; copies of what was there are kept beside it."""
     done = session.mailbox.migrate(directory, times.now())
@@ -350,7 +350,7 @@ def verify(session: Session) -> int:
 
 
 def _id(text: str, box: str = "inbox", *, or_file: bool = False) -> str:
-    """What may be the beginning of the id of a message in that box."""
+    """The text, lower case, if it can be the beginning of a message's id; `box` is for the hint."""
     given, look = text.lower(), f"`angelia mail {box}` lists them"
     if not given:
         what = "the id of a message, or a file" if or_file else "the id of a message"
@@ -364,7 +364,7 @@ def _id(text: str, box: str = "inbox", *, or_file: bool = False) -> str:
 
 
 def _answered(mailbox: Mailbox, text: str) -> UUID:
-    """What is answered: a UUID, or the conversation of a message by the beginning of its id in the inbox."""
+    """The correlation id: a UUID, or that of the inbox message whose id begins with the text."""
     given = text.lower()
     if len(given) >= SHORTEST_PREFIX and _HEX.fullmatch(given):
         try:
@@ -383,7 +383,7 @@ def _answered(mailbox: Mailbox, text: str) -> UUID:
 
 
 def _wait(text: str | None) -> float | None:
-    """Seconds to wait for mail; None is for ever."""
+    """Seconds to wait for mail; None waits until some comes."""
     if text is None:
         return 0.0
     if text == "":

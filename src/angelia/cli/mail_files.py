@@ -1,4 +1,4 @@
-"""Seals messages that are handed over by hand, and opens envelopes that were."""
+"""Envelopes as files: seals messages to be handed over, and opens those that were."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def sealed_by_hand(
     session: Session, mailbox: Mailbox, recipient: str, content: bytes, options: MessageOptions
 ) -> Envelope:
-    """Sealed to be handed over: for the keys that a server says are good, else for those that are known here."""
+    """Seals a message for the recipient's keys by the server, or for those known here if that is unreachable."""
     from angelia.client import Unreachable
 
     if mailbox.identity.id is None:
@@ -38,7 +38,7 @@ def sealed_by_hand(
 
 
 def sealed_alone(mailbox: Mailbox, recipient: str, content: bytes, options: MessageOptions) -> Envelope:
-    """Sealed for the keys that are known here, however old that knowledge is."""
+    """Seals a message for the keys that are known here, of any age."""
     known = mailbox.pinned_keys.bundle(recipient, times.now(), max_age=None)
     if known is None:
         raise not_known(recipient)
@@ -48,7 +48,7 @@ def sealed_alone(mailbox: Mailbox, recipient: str, content: bytes, options: Mess
 
 
 def received_from(session: Session, mailbox: Mailbox, files: list[Path]) -> list[Opened | AngeliaError]:
-    """Envelopes that lie in files, each opened or refused; what a refusal can be spared is tried."""
+    """Opens envelopes in files; returns the message or the refusal of each, after a second try where that may help."""
     from angelia.envelope.refusals import Expired, StaleEnvelope, UnknownSigner
     from angelia.mailbox.envelope_files import read_safely
     from angelia.mailbox.time_window import DeliveryProfile
@@ -76,7 +76,7 @@ def received_from(session: Session, mailbox: Mailbox, files: list[Path]) -> list
 
 
 def _explain(session: Session, refused: AngeliaError, file: Path, content: bytes) -> None:
-    """Add the way on to a refusal of what lies in a file."""
+    """Adds a hint to the refusal of a file."""
     from angelia.envelope.refusals import Malformed, WrongRecipient
     from angelia.mailbox.receiving import decoded
 
@@ -94,7 +94,7 @@ def _explain(session: Session, refused: AngeliaError, file: Path, content: bytes
 
 
 def _seen_before(mailbox: Mailbox, content: bytes) -> AngeliaError | None:
-    """Too old, and opened when it was not: then its stored copy is what somebody looks for."""
+    """The refusal of a repeat, if the envelope was opened before it became too old: its stored copy can be read."""
     from angelia.envelope.refusals import Replayed
     from angelia.mailbox.receiving import decoded
     from angelia.mailbox.replay import refuse_seen
@@ -107,7 +107,7 @@ def _seen_before(mailbox: Mailbox, content: bytes) -> AngeliaError | None:
 
 
 def _followed(session: Session, mailbox: Mailbox, content: bytes, unknown: UnknownSigner) -> Opened | AngeliaError:
-    """The sender may have rotated its signing pair, and a server knows how its bundles follow."""
+    """Opens it with the server's help, which knows the bundles that follow if the sender rotated its signing pair."""
     from angelia.client import Unreachable
     from angelia.mailbox.time_window import DeliveryProfile
 

@@ -1,4 +1,4 @@
-"""How a message is shown that was sealed, and one that was opened."""
+"""Prints messages that were sealed, and messages that were opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mail by way of a server, for `angelia mail`: sent, fetched, acknowledged, and what became of it."""
+"""Mail through a server: send, retry, receive, withdraw, and refresh the states of the outbox."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from angelia.cli.command_context import Session
 from angelia.cli.errors import exit_code, one_of, report
 from angelia.cli.mail_output import print_message, say_control
 from angelia.cli.paging import short
+from angelia.cli.tables import counted
 from angelia.cli.times import duration
 from angelia.errors import AngeliaError, Conflict, NotFound, QueueFull, RateLimited
 
@@ -25,7 +26,7 @@ _NOTHING, _HINT = "no mail", "angelia mail receive --wait"
 
 
 def send(client: Client, mailbox: Mailbox, recipient: str, content: bytes, options: MessageOptions) -> SentMail:
-    """Send a message; if the server could not take it, say that it is not lost."""
+    """Sends a message. If the server could not accept it, the error's hint says that it waits in the outbox."""
     from angelia.client.mail_sending import WAITING
 
     try:
@@ -41,32 +42,32 @@ def send(client: Client, mailbox: Mailbox, recipient: str, content: bytes, optio
 
 
 def retry(session: Session, mailbox: Mailbox) -> int:
-    """Send everything that waits in the outbox now; the exit code says what kept some of it."""
+    """Sends everything that waits in the outbox; returns the exit code of what could not be sent."""
     done = session.as_agent(mailbox).mail.retry_outbox(mailbox)
     for one in done.unsent:
         report(one.error, session.shared.manner, session.out.stderr)
     total = len(done.sent) + len(done.unsent) + done.left
-    text = f"sent {len(done.sent):,} of {_messages(total)} that waited" if total else "nothing waits in the outbox"
+    waited = counted(total, "message")
+    text = f"sent {len(done.sent):,} of {waited} that waited" if total else "nothing waits in the outbox"
     session.out.done({"done": "sent", "count": len(done.sent)}, text)
     return one_of({exit_code(one.error) for one in done.unsent})
 
 
 def deliver_due(session: Session, client: Client, mailbox: Mailbox) -> None:
-    """Send what waits in the outbox, without a fuss if that cannot be now."""
+    """Sends what is due in the outbox; a failure is only noted."""
     from angelia.client.mail_sending import WAITING
 
     done = client.mail.deliver_outbox(mailbox)
     if done.sent:
-        session.out.note(f"sent {_messages(len(done.sent))} that waited in the outbox")
+        session.out.note(f"sent {counted(len(done.sent), 'message')} that waited in the outbox")
     for one in done.unsent:
         where = session.out.detail if WAITING in one.error.members else session.out.note
         where(f"warning: {short(one.message.replay_key)} to {one.message.recipient} was not sent: {one.error.message}")
 
 
 def receive(session: Session, mailbox: Mailbox, wait: float | None) -> int:
-    """Fetch mail, for up to `wait` seconds or until there is some, and show it.
-
-    The exit code says what was wrong with messages that are not going to be opened."""
+    """Fetches mail and prints it; waits up to `wait` seconds, or with None until some comes. Returns the exit code of
+    messages that will never be opened."""
     client = session.as_agent(mailbox)
     deadline = None if wait is None else time.monotonic() + wait
     codes = set[int]()
@@ -91,7 +92,7 @@ def receive(session: Session, mailbox: Mailbox, wait: float | None) -> int:
 
 
 def withdraw(session: Session, mailbox: Mailbox, id_: str) -> None:
-    """Take a message back, from the server as well if that has it."""
+    """Withdraws a message, from the server as well if that has it."""
     row = mailbox.outbox.current(id_)
     if mailbox.identity.id is None:
         if not mailbox.withdrawals.complete(row.replay_key, datetime.now(UTC)):
@@ -103,7 +104,7 @@ def withdraw(session: Session, mailbox: Mailbox, id_: str) -> None:
 
 
 def refresh_outbox(session: Session, mailbox: Mailbox) -> None:
-    """Hear what became of what was sent; the list is shown in any case."""
+    """Asks the server for the states of sent mail; a failure is noted, and the list is shown all the same."""
     from angelia.client import ApiError, BadAnswer, Unreachable
 
     try:
@@ -139,7 +140,7 @@ def _show(session: Session, received: Received) -> None:
         out.note(f"warning: there may be more: {received.interrupted.message}")
     kept_out = Counter(one.sender for one in received.not_opened if one.verdict is AckVerdict.HELD)
     for sender, count in kept_out.items():
-        out.note(f"{_messages(count)} of {sender}, who is not allowed: angelia mail allow {sender}")
+        out.note(f"{counted(count, 'message')} of {sender}, who is not allowed: angelia mail allow {sender}")
     for one in received.not_opened:
         if one.verdict is AckVerdict.FAILED:
             out.note(f"warning: {one.sender} is told that its message was refused: {one.error.message}")
@@ -152,7 +153,7 @@ def _show(session: Session, received: Received) -> None:
 
 
 def _refusals(received: Received) -> set[int]:
-    """The exit codes of messages that were tampered with, replayed, or refused for good; what waits is no failure."""
+    """The exit codes of messages that were tampered with, replayed or refused for good; waiting is no failure."""
     from angelia.client.ack_plan import AckVerdict
 
     again = {message.replay_key for message in received.recovered}
@@ -162,14 +163,10 @@ def _refusals(received: Received) -> set[int]:
 
 
 def _way_on(error: AngeliaError) -> str:
-    """What becomes of a message that is stored and was not taken, and when."""
+    """The hint for a message that was sealed and not accepted: when and how it is sent."""
     sends_it = "`angelia mail send --retry` sends it, and so does the next `mail send` or `mail receive`"
     if error.retry_after:
         return f"it is sealed and waits: in {duration(timedelta(seconds=error.retry_after))} {sends_it}"
     if isinstance(error, RateLimited | QueueFull) and error.hint:
         return f"{error.hint}; it is sealed and waits: {sends_it}"
     return f"it is sealed and waits: {sends_it}"
-
-
-def _messages(count: int) -> str:
-    return "1 message" if count == 1 else f"{count:,} messages"

@@ -1,4 +1,4 @@
-"""The entry: the list of nouns, and the one place where a command's end becomes an exit code."""
+"""The entry point: the list of nouns, and the one place where the end of a command becomes an exit code."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ root = Root(
         Entry("talk", "channel", "sealed topics: create, subscribe, publish, tail"),
         Entry("operate", "token", "bearer tokens: create, list, revoke"),
         Entry("operate", "guard", "blocked addresses: list, block, unblock"),
-        Entry("operate", "policy", "rules: who may send, publish, subscribe and read keys"),
-        Entry("operate", "audit", "what happened: show it, verify that nobody changed it"),
+        Entry("operate", "policy", "rules: which agents may send, publish, subscribe and read keys"),
+        Entry("operate", "audit", "what happened: show it, verify that it was not changed"),
         Entry("analyse", "pipeline", "archive, analyse, export and erase in bulk, with Spark"),
     ],
     package="angelia.cli",
@@ -42,7 +42,7 @@ root = Root(
 
 
 def main() -> NoReturn:
-    """Run the command that the shell gave us."""
+    """Runs the command of this process, and exits."""
     open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")
@@ -53,7 +53,7 @@ def main() -> NoReturn:
 
 
 def run(argv: list[str]) -> int:
-    """Run one command and give its exit code."""
+    """Runs one command; returns its exit code."""
     if instruction := os.environ.get(COMPLETE):
         from click.shell_completion import shell_complete
 
@@ -86,18 +86,16 @@ def _run(argv: list[str]) -> int:
 
 
 def manner_of(argv: list[str]) -> Manner:
-    """How to speak, read off the raw words: a command that does not parse must fail in the manner asked for."""
+    """The output flags among raw arguments: also a command that does not parse fails as --json or -q ask."""
     words = argv[: argv.index("--")] if "--" in argv else argv
     short = "".join(word[1:] for word in words if re.fullmatch(r"-[qv]+", word))
     return Manner(
-        json="--json" in words,
-        quiet="q" in short or "--quiet" in words,
-        verbose="v" in short or "--verbose" in words,
+        json="--json" in words, quiet="q" in short or "--quiet" in words, verbose="v" in short or "--verbose" in words
     )
 
 
 def _forget_stdout() -> None:
-    # Python flushes stdout once more at exit; what is left must go nowhere.
+    # Python flushes stdout once more at exit; what is left must not raise again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How a command was asked to speak."""
+    """The flags that shape output."""
 
     json: bool = False
     quiet: bool = False
@@ -28,8 +28,7 @@ class Manner:
 
 
 def open_closed_streams() -> None:
-    """Give a command that was started without stdin, stdout or stderr (`>&-`) /dev/null in its place: Python has None
-    there, and the next file that is opened would be taken for it."""
+    """Opens /dev/null in place of a closed stdin, stdout or stderr (`>&-`): the next file would get its number."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             descriptor = os.open(os.devnull, os.O_RDWR)
@@ -40,14 +39,14 @@ def open_closed_streams() -> None:
 
 
 class Remarks(io.TextIOWrapper):
-    """stderr, which lets stdout go first: both in one pipe keep the order in which they were written."""
+    """stderr that flushes stdout first, so that both in one pipe keep the order in which they were written."""
 
     def __init__(self, descriptor: int) -> None:
         stream = open(descriptor, "wb", closefd=False)  # noqa: SIM115
         super().__init__(stream, encoding="utf-8", errors="backslashreplace", newline="\n", line_buffering=True)
 
     def write(self, text: str, /) -> int:
-        with contextlib.suppress(OSError):  # what stdout did not take, its last flush reports
+        with contextlib.suppress(OSError):  # the last flush of stdout reports it
             sys.stdout.flush()
         return super().write(text)
 
@@ -65,7 +64,7 @@ class Output:
         self.manner = manner
         self.stdout = stdout or sys.stdout
         self.stderr = stderr or sys.stderr
-        self.aim: Callable[[str], str] = str  # makes the commands of a remark work when pasted
+        self.aim: Callable[[str], str] = str  # completes commands in notes, so that they work when pasted
         self.paint = Paint(_colours(manner.color, self.stdout, os.environ if environ is None else environ))
 
     def line(self, text: str) -> None:
@@ -77,7 +76,7 @@ class Output:
         self.stdout.write(escape_text(text) + ("" if text.endswith("\n") else "\n"))
 
     def raw(self, data: bytes) -> bool:
-        """Data that is no text, byte for byte; False, and nothing is written, where it would go to a terminal."""
+        """Writes data that is no text byte for byte; returns False, without writing, on a terminal."""
         buffer = getattr(self.stdout, "buffer", None)
         if buffer is None or self.stdout.isatty():
             return False
@@ -99,14 +98,14 @@ class Output:
         self.stdout.flush()
 
     def rows(self, rows: Sequence[T], columns: Sequence[Column[T]]) -> None:
-        """A list: a table, or one object per row, which then has every column and more."""
+        """A list, as a table or as one JSON object per row."""
         if self.manner.json:
             self.records(rows)
         elif rows:
             self.painted(table(columns, rows, paint=self.paint, most=self._width()))
 
     def thing(self, record: object, pairs: Sequence[tuple[str, str]], *, quietly: str = "", least: int = 0) -> None:
-        """One thing: its facts, or its object, or with -q only `quietly`."""
+        """One thing, as its facts or its JSON object; with -q only `quietly`."""
         if self.manner.json:
             self.records([record])
         elif self.manner.quiet and quietly:
@@ -115,19 +114,19 @@ class Output:
             self.painted(facts(pairs, least=least))
 
     def done(self, record: object, text: str) -> None:
-        """What was done, counted; -q drops it."""
+        """What was done; -q drops it."""
         if self.manner.json:
             self.records([record])
         elif not self.manner.quiet:
             self.line(text)
 
     def note(self, text: str) -> None:
-        """A remark beside the data; -q drops it."""
+        """A note beside the data; -q drops it."""
         if not self.manner.quiet:
             self.stderr.write(escape_line(self.aim(text)) + "\n")
 
     def detail(self, text: str) -> None:
-        """A remark that only -v wants."""
+        """A note that only -v prints."""
         if self.manner.verbose:
             self.stderr.write(escape_line(text) + "\n")
 

@@ -22,7 +22,7 @@ _MOST_PAGES, _MOST_EMPTY, _LONGEST_TABLE = 1_000, 100, 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[T]):
-    """Some rows, where the next ones begin, and how many there are in all, if the server counted them."""
+    """Some rows, the cursor of the next page, and the number of all rows if the server counted them."""
 
     rows: list[T]
     next: str | None
@@ -33,14 +33,14 @@ Fetch = Callable[[str | None, int], Page[T]]
 
 
 def show_list(session: Session, fetch: Fetch[T], columns: Sequence[Column[T]], *, nothing: str, hint: str) -> None:
-    """Print one page, or with --all every page; a cut or an empty list says so on stderr."""
+    """Prints one page, or with --all every page; a note on stderr says if there are more, or none."""
     shared, out = session.shared, session.out
     rows, streamed = list[T](), 0
     for page in _pages(fetch, shared.cursor, shared.limit or PAGE):
         rows += page.rows
         if not shared.all_pages or not page.next:
             break
-        if shared.json:  # as it comes, so that a long list needs no memory
+        if shared.json:  # page by page, so that a long list needs no memory
             out.records(rows)
             rows, streamed = [], streamed + len(rows)
         elif len(rows) > _LONGEST_TABLE:
@@ -54,7 +54,7 @@ def show_list(session: Session, fetch: Fetch[T], columns: Sequence[Column[T]], *
 
 
 def pages_of(rows: list[T]) -> Fetch[T]:
-    """A list that is here as a whole, page by page; its cursor is a number."""
+    """The pages of a list that is in memory; its cursor is a number."""
 
     def fetch(cursor: str | None, limit: int) -> Page[T]:
         if cursor is not None and not cursor.isdecimal():
@@ -67,7 +67,7 @@ def pages_of(rows: list[T]) -> Fetch[T]:
 
 
 def every(fetch: Fetch[T], limit: int = 200) -> Iterable[T]:
-    """All rows, page after page; of a list that is too long to be looked through, none is said to be the last."""
+    """All rows, page after page; raises BadAnswer for a list that is too long to be searched."""
     for page in islice(_pages(fetch, None, limit), _MOST_PAGES):
         yield from page.rows
         if page.next is None:
@@ -76,14 +76,14 @@ def every(fetch: Fetch[T], limit: int = 200) -> Iterable[T]:
 
 
 def _pages(fetch: Fetch[T], cursor: str | None, limit: int) -> Iterator[Page[T]]:
-    """Page after page. A server that promises more and leads nowhere is not asked for ever."""
+    """Page after page; raises BadAnswer if the server's cursors lead nowhere."""
     empty = 0
     while True:
         page = fetch(cursor, limit)
         yield page
         if page.next is None:
             return
-        empty = 0 if page.rows else empty + 1  # some are: what the agent may not see is left out of a page
+        empty = 0 if page.rows else empty + 1  # some pages are: rows that the agent may not see are left out
         if page.next == cursor or empty > _MOST_EMPTY:
             raise _endless("the server's pages do not come to an end", "is this an Angelia server?")
         cursor = page.next
@@ -96,7 +96,7 @@ def _endless(message: str, hint: str) -> AngeliaError:
 
 
 def full_id(given: str, known: Iterable[str], what: str, look: str) -> str:
-    """The id that begins like this, if exactly one does; `look` is the command that lists them."""
+    """The one id that begins with `given`; raises if none or several do. `look` is the command that lists them."""
     if len(given) < SHORTEST_PREFIX:
         raise Usage(f"{given!r} is too short for an id", hint=f"{SHORTEST_PREFIX} characters or more; see `{look}`")
     found = [id_ for id_ in known if id_.startswith(given.lower())]
@@ -113,12 +113,12 @@ def short(id_: object) -> str:
 
 
 def ago(at: datetime | None) -> str:
-    """How long ago, or nothing."""
+    """How long ago; empty for None."""
     return "" if at is None else age(datetime.now(UTC) - at)
 
 
 def until(at: datetime | None) -> str:
-    """How long still, or that it is over."""
+    """How long from now, or `over`; empty for None."""
     if at is None:
         return ""
     now = datetime.now(UTC)

@@ -68,17 +68,17 @@ def run(session: Session, /, job: tuple[str, ...], settings: tuple[str, ...], **
 
     JOB is one of:
       archive receipts  move receipts of closed days from the ledger to the archive
-      archive sessions  move rotation schedules that nobody used for 90 days
+      archive sessions  move rotation schedules that were unused for 90 days
       archive audit     copy the sealed audit, and trim what the ledger need not keep
       retention         remove from the archive what is older than seven years
       analytics         volume, latency, skew, keys and storage, day by day
-      replay audit      look for messages that are there twice, and gaps in the chain
+      replay audit      look for duplicate messages, and gaps in the chain
       verify audit      check every archived event, the chain and its signatures
       export            write down all that is held about one agent
       erase             remove what is held about one agent's messages, on a legal request
-      simulate          make an archive of the receipts of a fleet that never was
+      simulate          make an archive of the receipts of a made-up fleet
       remove simulated  take simulated rows out of an archive of real ones
-      maintain          join small files of the archive, and clear away what crashes left
+      maintain          join small files of the archive, and remove what crashes left
     """
     flags = PipelineFlags(**{field.name: said.pop(field.name) for field in fields(PipelineFlags)})
     options = {name: value for name, value in said.items() if value is not None and value is not False}
@@ -92,8 +92,7 @@ def run(session: Session, /, job: tuple[str, ...], settings: tuple[str, ...], **
 def stream(session: Session, /, what: str, **flags: Any) -> int:
     """Archive the audit as it is sealed, until Ctrl-C.
 
-    What was committed is safe, and the rest comes again with the next one. A second Ctrl-C does
-    not wait."""
+    What was committed stays; the next stream archives the rest. A second Ctrl-C does not wait."""
     return pipeline_run.stream_audit(session, PipelineFlags(**flags))
 
 
@@ -181,7 +180,7 @@ def history(session: Session, job: str | None, state: str | None) -> None:
 @_lake
 @_simulated
 def report(session: Session, /, out: str, open_: bool, **flags: Any) -> None:
-    """Make one page of what analytics found. It needs nothing but itself, and no Spark."""
+    """Make one page of HTML from what analytics computed. It needs no other file, and no Spark."""
     pipeline_archive.write_report(session, Path(out), PipelineFlags(**flags), browse=open_)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ EFFECTS = ("allow", "deny")
 ACTIONS = ("send", "channel.publish", "channel.subscribe", "keys.read")
 _PRIORITY = click.IntRange(-1_000_000, 1_000_000)
 
-command = Noun("policy", "who may send, publish, subscribe and read keys")
+command = Noun("policy", "which agents may send, publish, subscribe and read keys")
 
 
 @command.verb(
@@ -33,8 +34,12 @@ command = Noun("policy", "who may send, publish, subscribe and read keys")
 )
 @click.argument("effect", metavar="allow|deny", type=click.Choice(EFFECTS))
 @click.argument("action", metavar="ACTION", type=click.Choice(ACTIONS))
-@click.option("--subject", metavar="P", required=True, help="who: a handle, or a beginning and a *, as 'team-*'")
-@click.option("--object", "object_", metavar="P", required=True, help="to whom: the same; a channel is owner/name")
+@click.option(
+    "--subject", metavar="P", required=True, help="the agent that acts: a handle, or a beginning and a *, as 'team-*'"
+)
+@click.option(
+    "--object", "object_", metavar="P", required=True, help="the agent it acts on: the same; a channel is owner/name"
+)
 @click.option("--priority", metavar="N", type=_PRIORITY, default=0, help="the higher one has the last word (0)")
 @click.option("--expires", type=span, metavar="D", help="how long it counts, such as 12h or 30d (no end)")
 @click.option("--rate", metavar="R", help="with allow: how often one subject may, as 100/1m (no limit)")
@@ -92,14 +97,9 @@ def list_(session: Session) -> None:
         Column("MADE", lambda r: ago(r.created_at), right=True),
         Column("BY", lambda r: r.created_by, long=True),
     ]
-    client = session.as_operator()
-    show_list(
-        session,
-        lambda cursor, limit: _page(client, cursor, limit),
-        columns,
-        nothing="no rules, so nothing is allowed",
-        hint="angelia policy add allow send --subject '*' --object '*'",
-    )
+    fetch = functools.partial(_page, session.as_operator())
+    hint = "angelia policy add allow send --subject '*' --object '*'"
+    show_list(session, fetch, columns, nothing="no rules, so nothing is allowed", hint=hint)
 
 
 @command.verb(example="angelia policy remove 5b0f3c9a71e2", needs=Needs.SERVER | Needs.OPERATOR | Needs.YES)
@@ -109,7 +109,7 @@ def remove(session: Session, id_: str) -> None:
 
     ID is the rule's id or its first 8 characters or more."""
     client = session.as_operator()
-    known = {str(rule.rule_id): rule for rule in every(lambda cursor, limit: _page(client, cursor, limit))}
+    known = {str(rule.rule_id): rule for rule in every(functools.partial(_page, client))}
     rule = known[full_id(id_, known, "rule", "angelia policy list")]
     named = f"rule {short(rule.rule_id)} ({_worded(rule)})"
     if may(session, Deed("remove", "removing", named, look="angelia policy list")):
@@ -119,9 +119,9 @@ def remove(session: Session, id_: str) -> None:
 
 @command.verb(example="angelia policy check send --subject alice --object bob", needs=Needs.SERVER | Needs.OPERATOR)
 @click.argument("action", metavar="ACTION", type=click.Choice(ACTIONS))
-@click.option("--subject", metavar="HANDLE", required=True, help="who wants to")
+@click.option("--subject", metavar="HANDLE", required=True, help="the agent that acts")
 @click.option(
-    "--object", "object_", metavar="NAME", required=True, help="to whom: a handle, or owner/name of a channel"
+    "--object", "object_", metavar="NAME", required=True, help="the agent it acts on, or owner/name of a channel"
 )
 def check(session: Session, action: str, subject: str, object_: str) -> int:
     """Ask the rules, changing nothing. Exit 0 when they allow it, 5 when they deny it."""

@@ -29,12 +29,7 @@ class ProgressBar:
     """Counts units of work that are done, and shows them; work that ends within 2 s shows nothing."""
 
     def __init__(
-        self,
-        out: Output,
-        doing: str,
-        unit: str,
-        total: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, out: Output, doing: str, unit: str, total: int | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._out = out
         self._doing, self._unit, self._total = doing, unit, total

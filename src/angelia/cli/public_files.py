@@ -1,4 +1,4 @@
-"""Files that people hand to each other, for agents with a server and without."""
+"""Files that agents hand to each other, and the errors of agents that have no server."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def handing_over(path: Path | None) -> Iterator[BinaryIO | None]:
-    """A new file for what is handed over, before anything is done that cannot be done twice. One that is there is not
-    overwritten; ours goes again if what should be in it fails."""
+    """A new file, opened before anything is done that cannot be done twice. An existing file is not overwritten; the
+    new one is removed if the block raises."""
     if path is None:
         yield None
         return
@@ -34,7 +34,7 @@ def handing_over(path: Path | None) -> Iterator[BinaryIO | None]:
 
 
 def chain_in(file: Path, name: str) -> list[Link]:
-    """The bundles of NAME in a file that it handed over; nothing of it is believed yet."""
+    """The bundles of NAME in a file that it handed over; they are not verified yet."""
     from angelia.mailbox import bundle_file
 
     links = bundle_file.read(file)
@@ -44,7 +44,7 @@ def chain_in(file: Path, name: str) -> list[Link]:
 
 
 def not_known(name: str) -> KeyNotFound:
-    """For an agent that is on no server, and has not been handed the keys of NAME."""
+    """The error of an agent that has no server and no keys of NAME."""
     return KeyNotFound(
         f"the keys of {name} are not known here",
         hint=f"angelia agent register, to ask a server; or its file of `key publish`: angelia key pin {name} FILE",
@@ -52,7 +52,7 @@ def not_known(name: str) -> KeyNotFound:
 
 
 def refuse_unregistered(mailbox: Mailbox, without: str = "--out FILE") -> None:
-    """For what needs a server; `without` is how to do without one."""
+    """Raises Unauthenticated for an agent that is not registered; `without` is the way without a server."""
     identity = mailbox.identity
     if identity.id is None:
         raise Unauthenticated(

@@ -1,4 +1,4 @@
-"""Tables and lists of facts as lines of text: no boxes, two spaces between columns, a dash for nothing."""
+"""Tables and lists of facts as lines of text: no boxes, two spaces between columns, a dash for an empty cell."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Column(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Paint:
-    """Colour, or none. The word always stands there too."""
+    """Colours text, or not; colour never replaces a word."""
 
     on: bool
 
@@ -55,7 +55,7 @@ def table(columns: Sequence[Column[T]], rows: Sequence[T], *, paint: Paint, most
     yield paint.bold(GAP.join(heads).rstrip())
     for line in cells:
         aligned = [_aligned(column, line[i], widths[i]) for i, column in enumerate(columns)]
-        # Trailing blanks go before the colour comes, or they would hide behind its end mark.
+        # Trailing blanks are stripped before colour is added: behind its end mark they would stay.
         aligned[-1] = aligned[-1].rstrip()
         yield GAP.join(
             paint.state(cell) if column.state else cell for column, cell in zip(columns, aligned, strict=True)
@@ -63,15 +63,15 @@ def table(columns: Sequence[Column[T]], rows: Sequence[T], *, paint: Paint, most
 
 
 def facts(pairs: Sequence[tuple[str, str]], *, least: int = 0) -> Iterator[str]:
-    """The lines of one thing: a word, two spaces after the longest, and what it says."""
+    """The lines of one thing: a word and its text, in two columns."""
     widest = max(least, *(width(word) for word, _ in pairs))
     for word, text in pairs:
         yield f"{word}{' ' * (widest - width(word))}{GAP}{escape_line(text) or '-'}"
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 warning`, `1,204 warnings`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """`1 warning`, `1,204 warnings`, `2 entries`."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def _aligned(column: Column[T], text: str, columns: int) -> str:

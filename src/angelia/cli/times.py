@@ -1,4 +1,4 @@
-"""Times and durations as people write them, and ages as they read them. UTC wherever no offset is given."""
+"""Times and durations as people write and read them. UTC where no offset is given."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def duration(span: timedelta) -> str:
 
 
 def age(span: timedelta) -> str:
-    """How long ago, or how long still, in the one unit that matters: `4s 12m 3h 5d`."""
+    """A length of time in its largest unit: `4s 12m 3h 5d`."""
     seconds = max(0, int(span.total_seconds()))
     for letter, unit in (("d", 86_400), ("h", 3_600), ("m", 60)):
         if seconds >= unit:
@@ -68,7 +68,7 @@ def age(span: timedelta) -> str:
 
 
 def full(at: datetime) -> str:
-    """A time to the second, in UTC, and saying so."""
+    """A time to the second, in UTC, with a Z."""
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from datetime import timedelta
 from pathlib import Path
@@ -49,7 +50,7 @@ def create(
 ) -> None:
     """Make a token. It is shown this once; the server keeps only its hash.
 
-    --offline makes it before the first start, for a server that others reach from then on."""
+    --offline makes it before the first start, for a server that other machines will reach."""
     if offline:
         made = _made_offline(session, data_dir, role, agent, expires, label or "")
         _show(session, made)
@@ -75,14 +76,8 @@ def list_(session: Session) -> None:
         Column("USED", lambda t: ago(t.last_used_at), right=True),
         Column("EXPIRES", lambda t: until(t.expires_at), right=True),
     ]
-    client = session.as_operator()
-    show_list(
-        session,
-        lambda cursor, limit: _page(client, cursor, limit),
-        columns,
-        nothing="no tokens yet",
-        hint="angelia token create --role read-only",
-    )
+    fetch = functools.partial(_page, session.as_operator())
+    show_list(session, fetch, columns, nothing="no tokens yet", hint="angelia token create --role read-only")
 
 
 @command.verb(example="angelia token revoke 5b0f3c9a71e2", needs=Needs.SERVER | Needs.OPERATOR | Needs.YES)
@@ -92,7 +87,7 @@ def revoke(session: Session, id_: str) -> None:
 
     ID is the token's id or its first 8 characters or more; never the token itself."""
     client = session.as_operator()
-    known = {str(token.id): token for token in every(lambda cursor, limit: _page(client, cursor, limit))}
+    known = {str(token.id): token for token in every(functools.partial(_page, client))}
     token = known[full_id(id_, known, "token", "angelia token list")]
     named = f"token {short(token.id)}" + (f" ({token.label})" if token.label else "")
     if may(session, Deed("revoke", "revoking", named, look="angelia token list")):
@@ -130,10 +125,10 @@ def _show(session: Session, made: MadeToken) -> None:
 
 
 def _is_first(client: Client) -> bool:
-    """Whether it is the only one beside that of the data directory, with which a server begins."""
+    """Whether it is the only one beside the data directory's own."""
     try:
         made = [token for token in client.tokens.list(limit=3).tokens if token.label != ADMIN]
-    except AngeliaError:  # the token is made and shown, whatever the list says
+    except AngeliaError:  # the token is made and shown already
         return False
     return len(made) == 1
 

@@ -1,4 +1,4 @@
-"""Verifies the audit's hash chain over the archive, in parallel: pieces by Spark, their seams here."""
+"""Verifies the audit's hash chain in the archive: Spark checks pieces in parallel, the driver checks that they join."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from angelia.stores.objects import Objects
 
 MOST_FAULTS = 100
-SPAN_ROWS = 2_000_000  # verified together: there are no more checkpoints than entries, and the driver holds those
+SPAN_ROWS = 2_000_000  # verified together; the driver holds their checkpoints, which are no more than the entries
 _PIECE_ROWS = 100_000
 _PIECE = (
     "first long, last long, rows long, checkpoints long, foreign long, first_event_hash binary, "
     "first_entry_hash binary, last_entry_hash binary, redactions string, faults string"
 )
-# The checkpoints behind one position, up to another.
+# Returns the checkpoints after one position, up to another.
 Signed = Callable[[int, int], pa.Table]
 CHECKPOINTS = pa.schema(
     [
@@ -48,7 +48,7 @@ CHECKPOINTS = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class NodePublicKey:
-    """Whose signatures are checked; those of other nodes are counted."""
+    """The node whose signatures are checked; those of other nodes are only counted."""
 
     key_id: str
     public_key: bytes
@@ -56,7 +56,7 @@ class NodePublicKey:
 
 @dataclass(frozen=True, slots=True)
 class ChainFault:
-    """One thing that a sound chain does not have."""
+    """A fault of the chain, and its position."""
 
     position: int
     what: str
@@ -64,7 +64,7 @@ class ChainFault:
 
 @dataclass(slots=True)
 class ChainResult:
-    """What verification found; `head` is the hash of the last entry."""
+    """The result of a verification; `head` is the hash of the last entry."""
 
     first: int = 0
     last: int = 0
@@ -94,9 +94,9 @@ def verify(
     *,
     span_rows: int = SPAN_ROWS,
 ) -> ChainResult:
-    """Checks the entries behind a floor, up to a position: each event against its hash, each entry against the one
-    before it, and the signatures under them. No more than a span of the chain is in memory at a time. Whether a
-    redaction is on record, `unexplained` tells."""
+    """Checks the entries after a floor, up to a position: each event against its hash, each entry against the one
+    before it, and the signatures under them. At most a span of the chain is in memory at a time. `unexplained` checks
+    whether redactions are on record."""
     result = ChainResult(first=floor.position + 1, last=floor.position, head=bytes.fromhex(floor.entry_hash))
     for after in range(floor.position, last, span_rows):
         end = min(last, after + span_rows)
@@ -110,8 +110,8 @@ def verify(
 def unexplained(
     spark: SparkSession, objects: Objects, redactions: Redactions, recorded: Collection[datetime]
 ) -> list[ChainFault]:
-    """Redactions of a time at which nothing was erased: neither by the times that the ledger has on record, nor by an
-    event of the archive. Such an event has the very time of the redactions, so its day is known."""
+    """Finds redactions without a recorded erasure: neither among the times that the ledger recorded, nor by an event of
+    the archive. Such an event has the exact time of its redactions, so its day is known."""
     from pyspark.sql import functions as f
 
     open_times = {at: said for at, said in redactions.times.items() if at not in recorded}
@@ -152,7 +152,7 @@ def _pieces(ordered: DataFrame, node: NodePublicKey | None) -> list[dict[str, An
 
 
 def _join(result: ChainResult, pieces: Iterable[dict[str, Any]]) -> None:
-    """The pieces in a row: where one begins, the one before it must end."""
+    """Adds pieces in order to a result; each must begin where the one before it ends."""
     for piece in pieces:
         first = piece["first"]
         if first > result.last + 1:
@@ -174,7 +174,7 @@ def _missing(count: int) -> str:
 
 
 def _check(batches: Iterator[pa.RecordBatch], node: NodePublicKey | None) -> Iterator[pa.RecordBatch]:
-    """One piece, in order of position. Its first entry is checked where the pieces are joined."""
+    """Checks one piece, in order of position; its first entry is checked when the pieces are joined."""
     piece = _Piece(node)
     for batch in batches:
         for row in batch.to_pylist():
@@ -231,7 +231,7 @@ class _Piece:
 
     def _check_signature(self, row: dict[str, Any]) -> None:
         result, position = self._result, row["position"]
-        # What was signed can be compared without the key of whoever signed it.
+        # The signed hash can be compared also without the signer's key.
         same = row["signed_hash"] == row["entry_hash"]
         if not same:
             result.add(position, "is not what its checkpoint signed")
@@ -263,5 +263,5 @@ def _event(row: dict[str, Any]) -> StoredEvent | None:
             event_hash=row["event_hash"].hex(),
             redacted_at=row["redacted_at"],
         )
-    except ValueError:  # whatever somebody wrote there
+    except ValueError:  # not an event that the audit wrote
         return None

@@ -1,7 +1,7 @@
-"""The pipeline's own connection to the ledger, over ADBC: rows come and go as Arrow.
+"""The pipeline's own connection to the ledger, over ADBC, with rows as Arrow.
 
-By the driver's low-level interface: every reader of Spark's is a process of its own, and the DB-API over it takes most
-of a second to import.
+It uses the driver's low-level interface: every reader of Spark's is a process of its own, and the DB-API takes most of
+a second to import.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from angelia.errors import Conflict, DiskFull, Unavailable
 
 T = TypeVar("T")
 Value = int | datetime
-_BUSY = ("55P03", "40P01")  # a lock that was not to be had, a deadlock
+_BUSY = ("55P03", "40P01")  # lock not available, deadlock
 _FULL = "53100"
-_GONE = ("08", "53", "57P")  # no connection, no room for one, on its way down
+_GONE = ("08", "53", "57P")  # no connection, too many, shutting down
 _PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
 _PLACE = re.compile(r"\$(\d+)")
 
@@ -36,7 +36,7 @@ class Busy(Conflict):
 
 
 class Database:
-    """One connection. What is done in `transaction` happens whole or not at all; outside of it, each statement does."""
+    """One connection. A `transaction` block is atomic; outside of it, each statement is."""
 
     def __init__(self, connection: AdbcConnection) -> None:
         self._connection = connection
@@ -58,13 +58,13 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[Self]:
-        # Not by BEGIN: unless it is told so, the driver ends a transaction with each statement that has parameters.
+        # Not by BEGIN: in autocommit mode the driver ends a transaction with each statement that has parameters.
         with _wrapped():
             self._connection.set_autocommit(False)
         try:
             yield self
         except BaseException:
-            with suppress(Error):  # the connection may be what failed
+            with suppress(Error):  # the connection itself may have failed
                 self._connection.rollback()
                 self._connection.set_autocommit(True)
             raise
@@ -73,7 +73,7 @@ class Database:
             self._connection.set_autocommit(True)
 
     def patiently(self, act: Callable[[], T]) -> T:
-        """Do something in a transaction, again and again if others are in the way, for a while."""
+        """Runs `act` in a transaction and returns its result, with retries and a back-off while tables are locked."""
         for pause in _PAUSES:
             try:
                 with self.transaction():
@@ -100,8 +100,8 @@ class Database:
         return found[0] if found else None
 
     def ingest(self, name: str, rows: pa.RecordBatchReader) -> None:
-        """Put rows into a temporary table of this transaction."""
-        # One of a transaction before this: a temporary table lives as long as its connection.
+        """Puts rows into a temporary table of this transaction."""
+        # A temporary table lives as long as its connection, so one of an earlier transaction may be there.
         self.execute(f'DROP TABLE IF EXISTS pg_temp."{name}"')
         with _wrapped(), AdbcStatement(self._connection) as statement:
             wanted = {
@@ -114,10 +114,10 @@ class Database:
             statement.execute_update()
 
     def batches(self, statement: str, *values: Value) -> Iterator[pa.RecordBatch]:
-        """Rows as they come from the server, never all of them at once.
+        """Rows in batches as they come from the server, never all in memory.
 
-        The driver streams a statement without parameters (COPY) and collects the rows of any other, so numbers and
-        times, which cannot be anything else, are written into this one."""
+        The driver streams only statements without parameters (COPY), so numbers and times, which need no quoting, are
+        written into the statement."""
         with _wrapped(), AdbcStatement(self._connection) as streamed:
             streamed.set_sql_query(_PLACE.sub(lambda place: _literal(values[int(place[1]) - 1]), statement))
             yield from _reader(streamed)
@@ -138,7 +138,8 @@ class Database:
 
 @contextmanager
 def _wrapped() -> Iterator[None]:
-    """What the ledger refuses to do now, or cannot be asked, is told in our words; the rest is a fault of ours."""
+    """Raises errors of the driver that are no bug here, such as a busy, full or unreachable ledger, as an
+    AngeliaError."""
     try:
         yield
     except Error as error:

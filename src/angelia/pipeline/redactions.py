@@ -1,4 +1,4 @@
-"""Redacted events of the archived audit: what is left of them is covered by no hash, so it is listed and summed."""
+"""Redacted events of the archived audit. No hash covers what is left of them, so they are listed and summed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LEFT = ("position", "event_id", "event_type", "message_id", "replay_key")  # an
 
 @dataclass(slots=True)
 class Redactions:
-    """The redacted among some rows. Two who hold the same rows have the same sum, which the ledger makes as well."""
+    """The redacted events of some rows. The sum is equal for equal rows, and the ledger computes the same."""
 
     count: int = 0
     hash_sum: int = 0
@@ -25,22 +25,19 @@ class Redactions:
 
     def add(self, row: Mapping[str, Any]) -> None:
         position, at = row["position"], row["redacted_at"]
-        self._join(1, _hash(row), [position], {at: (position, 1)})
+        self.join(Redactions(1, _hash(row), [position], {at: (position, 1)}))
 
     def join(self, behind: Redactions) -> None:
-        """With those of the rows behind."""
-        self._join(behind.count, behind.hash_sum, behind.positions, behind.times)
-
-    def _join(self, count: int, hash_sum: int, positions: list[int], times: dict[datetime, tuple[int, int]]) -> None:
-        self.count += count
-        self.hash_sum += hash_sum
-        self.positions += positions[: MOST_LISTED - len(self.positions)]
-        for at, (first, number) in times.items():
+        """Adds the redactions of the rows that follow."""
+        self.count += behind.count
+        self.hash_sum += behind.hash_sum
+        self.positions += behind.positions[: MOST_LISTED - len(self.positions)]
+        for at, (first, number) in behind.times.items():
             before = self.times.get(at, (first, 0))
             self.times[at] = (before[0], before[1] + number)
 
     def told(self) -> str:
-        """As one task tells it to the driver."""
+        """The text in which a task sends it to the driver."""
         times = [[_micros(at), *said] for at, said in self.times.items()]
         return json.dumps([self.count, self.hash_sum, self.positions, times])
 

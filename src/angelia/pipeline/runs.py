@@ -1,4 +1,4 @@
-"""Runs of jobs, as the ledger knows them: one at a time of each kind, and one that died is resumed by the next."""
+"""Runs of jobs in the ledger: one at a time of each job, and a run that died is resumed by the next."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SQL = statements(__file__, "runs.sql")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRun:
-    """One run. Its version tells its commit to the archive from all others."""
+    """One run. Its version makes its commit to the archive unique."""
 
     run_id: str
     job: str
@@ -38,7 +38,7 @@ class JobRun:
 
 @contextmanager
 def only_one(url: str, app_id: str) -> Iterator[Database]:
-    """A connection that holds the lock of an app id: nobody else runs that, here or elsewhere."""
+    """A connection that holds the lock of an app id; raises AtWork if another process holds it."""
     with Database.open(url) as database:
         locked = database.row(SQL["try_lock"], app_id)
         assert locked is not None
@@ -63,8 +63,8 @@ def plan(
     cutoff: datetime | None = None,
     behind: int | None = None,
 ) -> JobRun:
-    """Begin a run, under the next version of its app id: behind those that the ledger knows, and the one that the
-    archive has, which may be older than the ledger."""
+    """Begins a run, with the next version of its app id: after those of the ledger and the one in the archive, which a
+    restored ledger may not know."""
     made = database.row(SQL["plan"], str(uuid.uuid4()), job, app_id, lo, hi, cutoff, now, behind or 0)
     assert made is not None
     return _run(made)
@@ -80,7 +80,7 @@ def advance(
     id_hash_sum: int | None = None,
     report: Mapping[str, Any] | None = None,
 ) -> JobRun:
-    """Write down how far a run has come; in the transaction of what it did, if that was in the ledger."""
+    """Records the state of a run; in the transaction of what it did, if that was in the ledger."""
     database.execute(
         SQL["advance"],
         run.run_id,
@@ -99,7 +99,7 @@ def advance(
 
 
 def report_of(database: Database, run: JobRun) -> dict[str, Any]:
-    """What a run has said of itself so far."""
+    """The report of a run so far."""
     row = database.row(SQL["report"], run.run_id)
     return {} if row is None or row["report"] is None else json.loads(row["report"])
 
@@ -114,10 +114,10 @@ def one_run(
     lo: datetime | None = None,
     hi: datetime | None = None,
 ) -> Iterator[tuple[Database, JobRun]]:
-    """A run of a job that can be done again from its start: whoever died before it is written down as failed. The job
-    goes by its app id, unless it is told otherwise.
+    """A run of a job that starts over after a crash; a run that died before is recorded as failed. The job is named
+    like its app id unless `job` says otherwise.
 
-    The caller says that it is done, with `advance`; what raises is written down too."""
+    The caller ends the run with `advance`; an exception is recorded as its failure."""
     with only_one(url, app_id) as database:
         if (dead := open_run(database, app_id)) is not None:
             _failed(database, dead, clock(), "it died")
@@ -125,7 +125,7 @@ def one_run(
         try:
             yield database, run
         except Exception as error:
-            with suppress(Unavailable):  # a ledger that is gone must not hide why
+            with suppress(Unavailable):  # an unreachable ledger must not hide the error
                 _failed(database, run, clock(), telling(error))
             raise
 

@@ -1,8 +1,8 @@
-"""Keys and passwords on their way to executors, in options of our data sources.
+"""Encrypts keys and passwords in the options of our data sources, on their way to Spark's executors.
 
-A Connect server writes down what it is asked to do, options and all, in its event log and on its pages, which are kept
-and read for long. So what goes there is encrypted. The key goes the way that our code goes: it is in no log, but in a
-file among the session's on every machine of the cluster, and as secret as their disks and the network between them."""
+A Connect server keeps the options of its requests in its event log and on its pages. The key is sent like our code, as
+a file of the session: it is in no log, and as secret as the disks of the cluster and the network between them.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 
 from cryptography.fernet import Fernet
 
-# The key of this process's session, if it has one, by the name of the module that tells it. Each session has a name of
-# its own: a process that serves several would remember the first.
+# The key of this process's session, if there is one, by the name of the module that holds it. Each session has a module
+# name of its own, because a process imports a module once.
 _kept: dict[str, bytes] = {}
 
 
 def make_key(directory: Path) -> Path:
-    """From now on, what is hidden is encrypted. Gives the module by which executors learn the key."""
+    """Makes a key, with which `hidden` encrypts from now on; returns the module that brings it to the executors."""
     name, key = f"angelia_key_{uuid.uuid4().hex}", Fernet.generate_key()
     forget_key()
     _kept[name] = key
@@ -42,7 +42,7 @@ def hidden(values: Mapping[str, str]) -> str:
 
 
 def shown(text: str) -> dict[str, str]:
-    """What was hidden, on either side."""
+    """Decrypts what `hidden` made, in the driver or in an executor."""
     if not text.startswith("{"):
         name, _, token = text.partition(" ")
         key = _kept.get(name) or importlib.import_module(name).KEY

@@ -26,17 +26,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _PACKAGE = Path(angelia.__file__).parent
-# What every session needs, wherever it runs: times are read and written in UTC.
-_ALWAYS = {
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
-}
+# Settings of every session: times are read and written in UTC.
+_ALWAYS = {"spark.sql.session.timeZone": "UTC", "spark.sql.execution.arrow.maxRecordsPerBatch": "20000"}
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _PYTHON = "spark.pyspark.python"
 _ADDRESS = re.compile(r"(?:\[([^\]]+)\]|([^:]+))(?::(\d+))?")
 _ANSWER_SECONDS, _READY_SECONDS = 5, 30
 _LOOK = "`angelia doctor` says which Java is used; --conf passes settings on to Spark"
-# A shell set up for another Spark must not decide what ours does.
+# Variables of a shell that is set up for another Spark.
 _FOREIGN = ("SPARK_HOME", "SPARK_REMOTE", "SPARK_API_MODE", "SPARK_CONNECT_MODE_ENABLED", "PYSPARK_SUBMIT_ARGS")
 _FOREIGN_GATEWAY = ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET", "PYSPARK_PIN_THREAD")
 _EMBEDDED = {
@@ -46,17 +43,17 @@ _EMBEDDED = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "2g",
     "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
-    # More files than this are looked up by a job of Spark's, which took half of the time of a query over 90 of them.
+    # Above this, Spark lists files by a job, which took half of the time of a query over 90 files.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """Where Spark runs: embedded, or at one of these two; and settings that are passed on to it."""
+    """Where Spark runs: embedded, at a master or at a Connect server; and settings for it."""
 
     master: str | None = None
-    remote: str | None = field(default=None, repr=False)  # among its parameters there may be a token
+    remote: str | None = field(default=None, repr=False)  # its parameters may hold a token
     conf: Mapping[str, str] = field(default_factory=dict, repr=False)
     java_home: Path | None = None
 
@@ -83,7 +80,7 @@ def session(where: Where, name: str) -> Iterator[SparkSession]:
     """A session for one run; it ends with the run."""
     _hush()
     spark = _connected(where) if where.remote else _started(where, name)
-    # Executors may ask for what is sent along for as long as the session lasts.
+    # Executors may fetch these files as long as the session lasts.
     with tempfile.TemporaryDirectory() as directory:
         try:
             if not where.embedded:
@@ -136,7 +133,7 @@ def _started(where: Where, name: str) -> SparkSession:
         _somebody_is_at(where.master, 7077)
     for variable in _FOREIGN + _FOREIGN_GATEWAY:
         os.environ.pop(variable, None)
-    # Read when the Java process starts: a Python of another environment would lack our packages.
+    # Read when the Java process starts; a Python of another environment would lack our packages.
     os.environ["PYSPARK_PYTHON"] = where.conf.get(_PYTHON, sys.executable)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["JAVA_HOME"] = str(find_java(where.java_home).home)
@@ -158,24 +155,24 @@ def _started(where: Where, name: str) -> SparkSession:
 
 
 def _somebody_is_at(url: str, port: int) -> None:
-    """Spark asks a host where nobody listens for minutes before it gives up."""
+    """Raises Unavailable if no host answers, because Spark would retry for minutes."""
     hosts = url.partition("://")[2].partition("/")[0].partition(";")[0]
     for address in filter(None, map(_ADDRESS.fullmatch, hosts.split(","))):
         try:
             socket.create_connection((address[1] or address[2], int(address[3] or port)), _ANSWER_SECONDS).close()
-        except (OSError, OverflowError):  # a port beyond the last
+        except (OSError, OverflowError):  # no valid port
             continue
         return
     raise Unavailable(f"nobody answers at {_shown(url)}", hint="is it running, and is that its address?")
 
 
 def _shown(url: str) -> str:
-    """Without the parameters, among which there may be a token."""
+    """The URL without its parameters, which may hold a token."""
     return url.partition(";")[0]
 
 
 def _packed(directory: Path) -> Path:
-    """Our code for the executors, which have our dependencies but perhaps not us."""
+    """Our code as a zip, for executors that have our dependencies but not this package."""
     packed = directory / "angelia.zip"
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(_PACKAGE.rglob("*")):
@@ -185,12 +182,12 @@ def _packed(directory: Path) -> Path:
 
 
 def _hush() -> None:
-    """PySpark would write each error to the terminal, with all of Java's stack, before it raises it; and Py4J each time
-    that it is interrupted."""
+    """Silences PySpark, which logs each error with Java's stack before raising it, and Py4J, which logs each
+    interrupt."""
     from pyspark.logger import PySparkLogger
 
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    logging.getLogger().addFilter(_is_no_interrupt)  # it has a logger of its own, and does not use it for that
+    logging.getLogger().addFilter(_is_no_interrupt)  # Py4J logs that to the root logger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         PySparkLogger.getLogger(name).disabled = True
@@ -201,8 +198,7 @@ def _is_no_interrupt(record: logging.LogRecord) -> bool:
 
 
 def tasks_of(spark: SparkSession) -> Callable[[], tuple[int, int]]:
-    """A question that any thread may ask: of the tasks of what Spark does just now, how many are done, and how many
-    there are."""
+    """A function for any thread that returns how many tasks of the running stages are done, and how many there are."""
     from pyspark.sql.utils import is_remote
 
     if is_remote():
@@ -221,7 +217,7 @@ def tasks_of(spark: SparkSession) -> Callable[[], tuple[int, int]]:
     def ask() -> tuple[int, int]:
         try:
             stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-        except (Py4JError, OSError):  # Java is gone, and whoever works with it will say so
+        except (Py4JError, OSError):  # Java is gone, which the job will report
             return 0, 0
         running = [stage for stage in stages if stage is not None]
         return sum(stage.numCompletedTasks for stage in running), sum(stage.numTasks for stage in running)

@@ -1,4 +1,4 @@
-"""What went wrong, in one line, found in what Spark says of it: a Python error in a Java one, with both stacks."""
+"""Finds the cause of an error in one line of Spark's report, which holds Java's and Python's stacks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _JAVA_IS_GONE = "Answer from Java side is empty"
 
 
 def telling(error: BaseException) -> str:
-    """The line that says what went wrong."""
+    """The line that names the cause."""
     if isinstance(error, AngeliaError):
         return error.message[:_LONGEST]
     lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
@@ -35,7 +35,7 @@ def telling(error: BaseException) -> str:
 
 
 def raised_by_us(error: BaseException) -> AngeliaError | None:
-    """The error of our own that one of Spark's Python processes raised, as what it was there."""
+    """The AngeliaError that one of Spark's Python processes raised; None if it was another error."""
     raised = list(_raised(str(error).splitlines()))
     ours = _OURS.fullmatch(raised[-1].rstrip()) if raised else None
     if ours is None:
@@ -50,7 +50,7 @@ def raised_by_us(error: BaseException) -> AngeliaError | None:
 
 
 def _raised(lines: list[str]) -> Iterator[str]:
-    """What each stack of Python's ends with; of errors that led to each other, the last is what was raised."""
+    """The last line of each Python stack; of chained errors, the last is the one that was raised."""
     inside = False
     for line in lines:
         if _TRACEBACK in line:

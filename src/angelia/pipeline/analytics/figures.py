@@ -1,4 +1,4 @@
-"""The figures of a period, from what was computed of its days."""
+"""Figures of a period, summed up from the days that analytics computed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ Times = dict[str, float | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Messages of a period, how many came, and within which times, in milliseconds: all, and by priority."""
+    """How many messages of a period were sent and delivered, and the percentiles of their times in milliseconds: of
+    all, and by priority."""
 
     days: int
     sent: int
@@ -32,7 +33,7 @@ class Figures:
 
 
 def figures(objects: Objects, first: date | None, end: date | None) -> Figures:
-    """Of the days from the first up to, and without, the end."""
+    """The figures of the days from `first` up to, but not including, `end`."""
     rows = small_tables.rows(objects, HOURS, first, end)
     late = small_tables.rows(objects, LATENCIES, first, end)
     by_priority = {
@@ -48,7 +49,7 @@ def figures(objects: Objects, first: date | None, end: date | None) -> Figures:
 
 
 def said(milliseconds: float | None) -> str:
-    """A time as people say it."""
+    """A time with its unit, for people."""
     if milliseconds is None:
         return "unknown"
     if milliseconds < 1000:

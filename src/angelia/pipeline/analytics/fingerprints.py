@@ -1,4 +1,4 @@
-"""What each day is computed from, in a few bytes: while they stay the same, so does the result."""
+"""Fingerprints of what each day is computed from: a day whose fingerprint is unchanged is not computed again."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from angelia.pipeline.lake import listing
 from angelia.pipeline.lake.analytics_tables import DAYS
 from angelia.pipeline.lake.tables import DAY, RECEIPTS
 
-_MOST_DAYS = 92  # computed at once: what a crash makes the next run do again, and what the driver has in hand
+_MOST_DAYS = 92  # computed together: what a crash makes the next run repeat, and what the driver holds in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DayInputs:
-    """What there is of a day in the archive and in the ledger."""
+    """The receipts of a day: its files in the archive, and the number and hash of its rows in the ledger."""
 
     day: date
     files: tuple[listing.TableFile, ...] = ()
@@ -59,11 +59,11 @@ class DayRange:
 
 
 def present(work: JobContext, database: Database) -> dict[date, DayInputs]:
-    """Every day that there is a receipt of; those of a simulated archive are all in it. The caller holds the archive's
-    lock, so that no row moves meanwhile.
+    """Every day that has receipts, in the archive or the ledger; of a simulated archive, in the archive alone. The
+    caller holds the archive's lock, so that no row moves meanwhile.
 
-    A run that died after it wrote its files has left them in the archive and the same rows in the ledger: until the
-    next run finishes it, the ledger's count, and its files do not."""
+    A run that died after its commit has left the same rows in both: until the next run finishes it, the ledger's are
+    counted, and its files are not."""
     dead = runs.open_run(database, archive_receipts.JOB)
     by_day: dict[date, list[listing.TableFile]] = defaultdict(list)
     for file in listing.files(work.objects, RECEIPTS):
@@ -92,7 +92,7 @@ def computed(work: JobContext) -> dict[date, str]:
 def changed(
     days: Mapping[date, DayInputs], before: Mapping[date, str], within: tuple[datetime | None, datetime | None]
 ) -> list[DayInputs]:
-    """Days that are new, other than they were, or gone: of the last, nothing is left to compute."""
+    """Days that are new, changed, or gone; a day that is gone has no rows."""
     since, until = (None if one is None else one.astimezone(UTC).date() for one in within)
     wanted = (day for day in sorted(days.keys() | before.keys()) if not _outside(day, since, until))
     found = (days.get(day, DayInputs(day=day)) for day in wanted)
@@ -100,7 +100,7 @@ def changed(
 
 
 def ranges(days: Iterable[DayInputs]) -> Sequence[DayRange]:
-    """Days as ranges of neighbours, of a bounded length each."""
+    """Days as ranges of neighbours, of at most 92 days each."""
     found: list[DayRange] = []
     for day in days:
         if not found or found[-1].end != day.day or len(found[-1].days) == _MOST_DAYS:

@@ -1,4 +1,4 @@
-"""Times as histograms whose buckets grow by 1 %: they can be added, and say a percentile within half a percent."""
+"""Histograms of times whose buckets grow by 1 %: they can be added, and give percentiles within half a percent."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
 
 GROWTH = 1.01
-# The middle of a bucket is so far from its ends, at most: sqrt(1.01) - 1.
+# How far the middle of a bucket is from its ends, at most: sqrt(1.01) - 1.
 ERROR = 0.005
 _LOG = math.log(GROWTH)
 SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 def bucket(micros: int) -> int:
-    """The bucket of a time in microseconds. What is shorter than one counts as one."""
+    """The bucket of a time in microseconds; a shorter time counts as one microsecond."""
     return int(math.log(max(micros, 1)) / _LOG)
 
 
 def bucket_column(micros: Column) -> Column:
-    """The same, of a column."""
+    """The same for a column of Spark."""
     from pyspark.sql import functions as f
 
     return (f.log(f.greatest(micros, f.lit(1))) / _LOG).cast("int")
@@ -35,7 +35,7 @@ def middle(of: int) -> float:
 
 
 def added(histograms: Iterable[tuple[Iterable[int], Iterable[int]]]) -> Counter[int]:
-    """One histogram of many: counts by bucket."""
+    """The sum of histograms: counts by bucket."""
     total: Counter[int] = Counter()
     for buckets, counts in histograms:
         for one, count in zip(buckets, counts, strict=True):
@@ -44,10 +44,10 @@ def added(histograms: Iterable[tuple[Iterable[int], Iterable[int]]]) -> Counter[
 
 
 def percentile(histogram: Mapping[int, int], share: float) -> float | None:
-    """The time, in microseconds, within which this share came to its end; None where there is none.
+    """The time, in microseconds, within which this share of the messages was delivered; None for an empty histogram.
 
-    It is at most half a percent off the time that stands at place ceil(share · n) among all of them in order: that
-    one lies in the bucket whose middle is given."""
+    It is the middle of the bucket that holds the time at place ceil(share · n) in order, so at most half a percent
+    off."""
     wanted = math.ceil(share * sum(histogram.values()))
     passed = 0
     for one in sorted(histogram):

@@ -1,4 +1,5 @@
-"""What can only be measured when it is there: how large the stores are, and which keys are in their grace period."""
+"""Measurements of the present, which cannot be computed later: the size of the stores, and keys in their grace
+period."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _PATIENCE = 2.0
 
 
 def measure(work: JobContext, database: Database, run: JobRun) -> dict[str, int]:
-    """Write down what there is now; the bytes of each tier. A simulated fleet has an archive and nothing else."""
+    """Writes the size of every store and the keys in grace; returns the bytes of each tier. A simulated fleet has an
+    archive only."""
     found = [*_archive(work)] if work.simulated else [*_hot(work), *_ledger(database), *_archive(work)]
     stamped = [{DAY: work.now.date(), "measured_at": work.now, **row} for row in found]
     small_tables.put(work.objects, STORAGE, pa.Table.from_pylist(stamped, STORAGE.schema), run)
@@ -37,7 +39,7 @@ def measure(work: JobContext, database: Database, run: JobRun) -> dict[str, int]
 
 
 def rotations(work: JobContext, database: Database, run: JobRun) -> None:
-    """Rotations of keys by day, written when they are other than they were."""
+    """Writes the rotations of keys by day, if they have changed."""
     found = _ordered(database.table(work.sql("keys")["rotations_by_day"]))
     table = listing.find(work.objects, KEY_DAYS)
     before = _ordered(KEY_DAYS.schema.empty_table() if table is None else table.to_pyarrow_table())
@@ -59,7 +61,7 @@ def _hot(work: JobContext) -> Iterator[dict[str, Any]]:
         with redis.Redis.from_url(work.settings.redis_url, socket_timeout=_PATIENCE, protocol=2) as client:
             used = client.info("memory")["used_memory"]
     except redis.RedisError:
-        return  # a measurement that is missing is a gap, not a failure of the rest
+        return  # a missing measurement is a gap in the chart, and must not fail the rest
     yield {"tier": "hot", "name": "memory", "row_count": None, "files": None, "bytes": int(used)}
 
 

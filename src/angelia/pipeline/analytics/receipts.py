@@ -1,6 +1,6 @@
-"""Receipts of some days, counted by Spark: few columns, numbers as keys, and results that a driver can hold.
+"""Counts the receipts of some days with Spark: few columns, numbers as keys, and results that fit into the driver.
 
-Agents are many, so what is counted of them is written by Spark as well.
+The counts of agents may not fit, so Spark writes those itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NARROW = replace(RECEIPTS, columns=tuple(one for one in RECEIPTS.columns if one
 
 @dataclass(frozen=True, slots=True)
 class ReceiptCounts:
-    """What the driver has of some days."""
+    """The counts of some days, in the driver."""
 
     hours: pa.Table
     latencies: pa.Table
@@ -46,7 +46,7 @@ class ReceiptCounts:
 
 @contextmanager
 def reading(work: JobContext, days: DayRange, snapshot: Snapshot) -> Iterator[DataFrame]:
-    """The receipts of these days, wherever they are: each is in the archive or in the ledger, never in both."""
+    """The receipts of these days: each is in the archive or in the ledger, never in both."""
     root = work.objects.table(RECEIPTS.name)
     uris = [f"{root}/{file.path}" for day in days.days for file in day.files]
     frame = archive.read(work.spark, work.objects, _NARROW, uris)
@@ -62,7 +62,7 @@ def reading(work: JobContext, days: DayRange, snapshot: Snapshot) -> Iterator[Da
         readers=work.readers,
         within={"sent_at": (midnight(days.first), midnight(days.end))},
     )
-    # It is read several times; the ledger is asked once.
+    # It is used several times; the ledger is read once.
     here = here.persist()
     try:
         yield frame.unionByName(here) if uris else here
@@ -71,7 +71,8 @@ def reading(work: JobContext, days: DayRange, snapshot: Snapshot) -> Iterator[Da
 
 
 def count(frame: DataFrame) -> ReceiptCounts:
-    """By hour, by time to delivery and by bucket. One pass for all would have nearly as many keys as rows."""
+    """Counts by hour, by time to delivery and by bucket, in a pass each: keys of all three together would be nearly as
+    many as the rows."""
     return ReceiptCounts(hours=_hours(frame), latencies=latencies(frame), buckets=_buckets(frame))
 
 
@@ -97,12 +98,12 @@ def latencies(frame: DataFrame) -> pa.Table:
 
 
 def nothing() -> ReceiptCounts:
-    """What there is of days that nothing is left of."""
+    """The counts of days without receipts."""
     return ReceiptCounts(*(table.schema.empty_table() for table in (HOURS, LATENCIES, BUCKETS)))
 
 
 def agents(frame: DataFrame) -> DataFrame:
-    """What each agent sent and received: one aggregation over both sides, a file a day."""
+    """What each agent sent and received a day: one aggregation over both sides, one file a day."""
     one, size = f.lit(1).cast("long"), f.col("wire_bytes").cast("long")
     outcomes = {name: (f.col("status") == name).cast("long") for name in _OUTCOMES[:3]}
     sent = _side(frame, "sender_nhi", {"sent": one, "sent_bytes": size, **outcomes})
@@ -119,7 +120,7 @@ def _side(frame: DataFrame, agent: str, counted: Mapping[str, Column]) -> DataFr
 
 
 def _packed(first: Column, *others: tuple[Column, int]) -> Column:
-    """Several small numbers in one: the cheapest thing to group by."""
+    """Packs several small numbers into one, which is the cheapest key to group by."""
     key = first.cast("long")
     for other, bits in others:
         key = f.shiftleft(key, bits).bitwiseOR(other.cast("long"))
@@ -166,7 +167,7 @@ def _buckets(frame: DataFrame) -> pa.Table:
 
 
 def _percentiles(buckets: Any, counts: Any, starts: Any, share: float) -> Any:
-    """Of each group, the time within which this share came, in milliseconds, as `histogram.percentile` has it."""
+    """The percentile of each group, in milliseconds, as `histogram.percentile` computes it."""
     passed = np.cumsum(counts)
     before = np.concatenate(([0], passed))[starts]
     wanted = np.ceil(share * np.add.reduceat(counts, starts)) if len(starts) else before

@@ -8,14 +8,14 @@ from angelia.envelope.ids import BUCKETS
 
 
 def peak(loads: Sequence[int]) -> float | None:
-    """The fullest bucket, divided by the mean of all; None where there is no load."""
+    """The load of the fullest bucket, divided by the mean of all; None without load."""
     total = sum(loads)
     return max(loads) * BUCKETS / total if total else None
 
 
 def gini(loads: Sequence[int]) -> float | None:
-    """Gini's coefficient: 0 when all buckets are equally full, near 1 when one has everything. Buckets that are not
-    named have nothing."""
+    """Gini's coefficient: 0 when all buckets are equally full, near 1 when one has all the load. Buckets that are not
+    listed are empty."""
     total = sum(loads)
     if not total:
         return None

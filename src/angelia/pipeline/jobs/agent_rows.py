@@ -1,4 +1,4 @@
-"""Which rows are about an agent, of what both ledger and archive have."""
+"""Finds the rows that name an agent, in the tables that both ledger and archive have."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COLUMNS = {
 
 
 def asked_about(work: JobContext) -> str:
-    """The handle that a job is told with `--agent`."""
+    """The handle in `--agent`; raises InvalidArgument without one."""
     agent = work.options.get("agent")
     if not agent:
         raise InvalidArgument("of which agent?", hint="--agent HANDLE")
@@ -29,7 +29,7 @@ def asked_about(work: JobContext) -> str:
 
 
 def in_ledger(work: JobContext, table: Table) -> str:
-    """A statement for the ledger's rows that name an agent, which is its parameter."""
+    """The statement that selects the ledger's rows that name an agent, its parameter."""
     if table is AUDIT:
         return work.sql("audit")["about_agent"]
     slice_name, projection = _PROJECTIONS[table.name]

@@ -1,4 +1,4 @@
-"""Counts what became of messages. A day is computed once, and again only when what it was made of changed."""
+"""Counts what became of messages. A day is computed once, and again only when its receipts have changed."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ JOB = "analytics"
 
 
 def analytics(work: JobContext) -> JobReport:
-    """Every day that changed since it was computed, from the archive and the ledger together; a simulated archive is
-    counted alone."""
+    """Computes every day that changed, from archive and ledger together; a simulated archive is counted alone."""
     report = JobReport(job=JOB)
     with ExitStack() as held:
-        # While it is held, no row moves from the ledger to the archive: none is missed, and none counts twice.
+        # Under this lock no row moves from the ledger to the archive: none is missed or counted twice.
         held.enter_context(runs.only_one(work.database_url, archive_receipts.JOB))
         simulated.only_one_kind(work.objects, work.settings, RECEIPTS)
         snapshot = held.enter_context(ledger.one_snapshot(work.database_url))
@@ -51,7 +50,10 @@ def analytics(work: JobContext) -> JobReport:
         for days in ranges:
             _compute(work, run, days, snapshot)
             work.progress.advance(days.rows)
-        _measure(work, database, run, report)
+        work.progress.stage("measuring the stores")
+        if not work.simulated:
+            measurements.rotations(work, database, run)
+        report.figures["storage"] = measurements.measure(work, database, run)
         _conclude(work, database, run, report, ranges)
     return report
 
@@ -65,14 +67,15 @@ def _foreseen(report: JobReport, ranges: Sequence[DayRange]) -> JobReport:
 
 
 def _compute(work: JobContext, run: JobRun, days: DayRange, snapshot: Snapshot) -> None:
-    """The results first, the fingerprints in the last commit: whoever dies between them is computed again."""
+    """Writes the results first and the fingerprints in the last commit: after a crash between them, the days are
+    computed again."""
     replaced = (days.first, days.end)
     if days.rows:
         with receipts.reading(work, days, snapshot) as frame:
             counts = receipts.count(frame)
             mark = next_mark(work.objects, AGENTS, run)
             writer.write(receipts.agents(frame), work.objects, AGENTS, mark, run.run_id, replacing=replaced)
-    else:  # whatever there was of them is gone
+    else:  # their receipts are gone
         counts = receipts.nothing()
         small_tables.put(work.objects, AGENTS, AGENTS.schema.empty_table(), run, replacing=replaced)
     small_tables.put(work.objects, HOURS, counts.hours, run, replacing=replaced)
@@ -108,19 +111,12 @@ def _summaries(work: JobContext, days: DayRange, counts: ReceiptCounts) -> pa.Ta
 
 
 def _different_agents(work: JobContext, days: DayRange) -> dict[date, tuple[int, int]]:
-    """How many sent and how many were sent to, on each day: counted in what was just written."""
+    """The numbers of senders and recipients of each day, counted in the table that was just written."""
     within = (pc.field(DAY) >= days.first) & (pc.field(DAY) < days.end)
     counted = small_tables.sums(
         work.objects, AGENTS, DAY, {name: pc.field(name) > 0 for name in ("sent", "received")}, within
     )
     return {row[DAY]: (row["sent"], row["received"]) for row in counted.to_pylist()}
-
-
-def _measure(work: JobContext, database: Database, run: JobRun, report: JobReport) -> None:
-    work.progress.stage("measuring the stores")
-    if not work.simulated:
-        measurements.rotations(work, database, run)
-    report.figures["storage"] = measurements.measure(work, database, run)
 
 
 def _conclude(work: JobContext, database: Database, run: JobRun, report: JobReport, ranges: Sequence[DayRange]) -> None:

@@ -1,4 +1,4 @@
-"""Copies the sealed audit to the archive, and trims what the ledger need not keep."""
+"""Copies the sealed audit to the archive, and trims old entries from the ledger."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _DEFAULT = "audit_events_default"
 
 
 class _Replaced(Exception):
-    """While the archive proved it, the checkpoint to trim to was the newest one, and the node signed a newer."""
+    """The checkpoint to trim to is gone: it was the newest, and the node has signed a newer one meanwhile."""
 
 
 def archive_audit(work: JobContext) -> JobReport:
-    """Append everything that is sealed to the archive; then let go what is archived, verified and old."""
+    """Appends all sealed entries to the archive; then removes from the ledger what is archived, verified and old."""
     report = JobReport(job=JOB)
     if work.dry_run:
         return _foreseen(work, report)
@@ -91,7 +91,7 @@ def schema() -> StructType:
 
 
 def trim(work: JobContext, database: Database, run: JobRun) -> int:
-    """Let go of the oldest entries whose like the archive has, up to a signed one; how many went."""
+    """Removes the oldest entries that the archive has from the ledger, up to a signed one; returns how many."""
     target = _trim_target(work, database)
     if target is None:
         return 0
@@ -108,13 +108,13 @@ def trim(work: JobContext, database: Database, run: JobRun) -> int:
     try:
         database.patiently(act)
     except _Replaced:
-        return trim(work, database, run)  # to one before it, which stays
+        return trim(work, database, run)  # to an earlier checkpoint, which will stay
     work.step("trimmed", run)
     return target.position - floor.position
 
 
 def _prove(work: JobContext, database: Database, floor: Floor, target: Floor) -> None:
-    """The archive's own rows must make the very hash that the node signed; and they must outlive a power cut."""
+    """Verifies that the archive's rows make the hash that the node signed, and syncs them to disk."""
     sql = work.sql("audit")
     signed = functools.partial(database.table, sql["checkpoints"])
     node = node_key(work.settings.data_dir)
@@ -133,7 +133,8 @@ def _prove(work: JobContext, database: Database, floor: Floor, target: Floor) ->
 
 
 def _remove(work: JobContext, database: Database, target: Floor) -> None:
-    """Entries and events up to a position. What takes long comes first: once the table is locked, everybody waits."""
+    """Removes entries and events up to a position. Slow statements come first: while the table is locked, every writer
+    waits."""
     sql = work.sql("audit")
     database.execute(sql["trimmed"])
     database.execute(sql["trim_entries"], target.position)
@@ -153,13 +154,13 @@ def _remove(work: JobContext, database: Database, target: Floor) -> None:
     database.execute(sql["trim_lock"])
     for name, counted in whole.items():
         if database.rows(sql["trim_count"].format(partition=name))[0]["events"] != counted:
-            raise Busy  # somebody wrote an old event meanwhile: look again
+            raise Busy  # an old event was written meanwhile: retry
         database.execute(sql["trim_drop"].format(partition=name))
 
 
 def go_on(work: JobContext, database: Database) -> None:
-    """Make sure that what comes next in the ledger comes next in the archive: a new archive begins where the ledger
-    does, and one of another chain is refused."""
+    """Makes sure that the archive continues the ledger's chain: a new archive begins where the ledger does, and one of
+    another chain is refused."""
     simulated.only_real(work.objects, work.settings, JOB)
     simulated.only_one_kind(work.objects, work.settings, AUDIT)
     have, floor = audit.archived_to(work.objects), ledger_floor(work, database)

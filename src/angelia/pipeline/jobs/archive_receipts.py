@@ -28,14 +28,14 @@ from angelia.pipeline.sources import archive
 from angelia.runs.model import RunState
 
 JOB = "archive receipts"
-_MOST_DAYS = 7  # of one run: what a crash makes the next one do again
+_MOST_DAYS = 7  # of one run: what a crash makes the next run repeat
 _MOST_ROWS = 5_000_000
 _EVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerDay:
-    """What the ledger has of a day."""
+    """The receipts of a day in the ledger."""
 
     day: date
     row_count: int
@@ -43,7 +43,7 @@ class LedgerDay:
 
 
 def archive_receipts(work: JobContext) -> JobReport:
-    """Every closed day that there is something of; a run that died before is finished first."""
+    """Archives every closed day that has receipts; finishes a run that died first."""
     report = JobReport(job=JOB)
     with runs.only_one(work.database_url, JOB) as database:
         simulated.only_real(work.objects, work.settings, JOB)
@@ -71,7 +71,7 @@ def archive_receipts(work: JobContext) -> JobReport:
 
 
 def cutoff(work: JobContext) -> datetime:
-    """Before this, nothing changes any more: no receipt is taken, and no message lives that long."""
+    """The time before which receipts no longer change: every message of then has expired."""
     latest = closed_before(work.now, work.settings.max_ttl_seconds)
     if work.until is not None and work.until > latest:
         raise InvalidArgument(
@@ -82,13 +82,13 @@ def cutoff(work: JobContext) -> datetime:
 
 
 def _days(work: JobContext, database: Database) -> list[LedgerDay]:
-    since = _EVER if work.since is None else midnight(work.since.astimezone(UTC).date())  # a day is moved whole
+    since = _EVER if work.since is None else midnight(work.since.astimezone(UTC).date())  # a day is moved as a whole
     found = database.rows(work.sql("mail")["receipts_days"], since, cutoff(work))
     return [LedgerDay(**row) for row in found]
 
 
 def _ready(days: Sequence[LedgerDay]) -> list[list[LedgerDay]]:
-    """Days whose messages have all come to their end, as runs of neighbours, of a bounded length each."""
+    """Days without pending messages, as ranges of neighbours of a bounded length."""
     ranges: list[list[LedgerDay]] = []
     for day in days:
         if day.pending:
@@ -112,12 +112,12 @@ def _commit(work: JobContext, database: Database, run: JobRun) -> None:
     if is_committed(work, RECEIPTS, run):
         return
     if database.rows(work.sql("mail")["receipts_sum"], *_bounds(run))[0]["row_count"] == 0:
-        return  # a day of which there is a partition and nothing else
+        return  # the days have empty partitions only
     copy(work, RECEIPTS, run, work.sql("mail")["receipts"], {"sent_at": _bounds(run)})
 
 
 def _purge(work: JobContext, database: Database, run: JobRun) -> JobRun:
-    """Remove from the ledger exactly what the archive has, and say so, in one transaction."""
+    """Removes from the ledger exactly the rows that the archive has and records it, in one transaction."""
     here = database.rows(work.sql("mail")["receipts_sum"], *_bounds(run))[0]
     same = (here["row_count"], int(here["id_hash_sum"])) == (run.row_count, run.id_hash_sum)
 
@@ -130,8 +130,9 @@ def _purge(work: JobContext, database: Database, run: JobRun) -> JobRun:
 
 
 def _drop_days(work: JobContext, database: Database, run: JobRun) -> bool:
-    """Drop the days' partitions; False when rows came since they were summed up. Mail waits meanwhile, so what takes
-    long was done before: a closed day gets no rows from a server, and one more would show in the count."""
+    """Drops the partitions of the days; returns False if rows were added since they were summed up. Mail waits while
+    the tables are locked, so the sums come before: closed days get no rows from servers, and the count would show
+    one."""
     sql = work.sql("mail")
     partitions = _partitions(work, database, run)
     database.execute(sql["receipts_patience"])
@@ -153,7 +154,7 @@ def _conclude(work: JobContext, database: Database, run: JobRun) -> JobRun:
 
 
 def _partitions(work: JobContext, database: Database, run: JobRun) -> list[str]:
-    """The partitions of a run's days. Their names are made here; those of the ledger only say which there are."""
+    """The partitions of a run's days that exist. Their names are computed, never taken from the ledger."""
     lo, hi = _bounds(run)
     there = {row["partition"] for row in database.rows(work.sql("mail")["receipts_partitions"])}
     days = (lo + timedelta(days=offset) for offset in range((hi - lo).days))
@@ -161,7 +162,7 @@ def _partitions(work: JobContext, database: Database, run: JobRun) -> list[str]:
 
 
 def _purge_ids(work: JobContext, database: Database, run: JobRun) -> None:
-    """Others came since for the same days: those stay, and are the next run's."""
+    """Removes the archived rows one by one, where rows were added to the days since: those stay for the next run."""
     lo, hi = _bounds(run)
     database.ingest("archived_ids", archive.ids(work.objects, RECEIPTS, files_of(work, RECEIPTS, run)))
     removed = database.rows(work.sql("mail")["receipts_purge_ids"], lo, hi)[0]["purged"]

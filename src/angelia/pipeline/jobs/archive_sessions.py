@@ -1,7 +1,7 @@
-"""Moves rotation schedules that nobody has used for a long time to the archive.
+"""Moves rotation schedules that were idle for a long time to the archive.
 
-A schedule may be used while it is archived. Then it stays in the ledger, and its copy leaves the archive again before
-the run is done: a schedule is in one of the two.
+A schedule that is used while it is archived stays in the ledger, and its copy leaves the archive before the run is
+done: a schedule is in one of the two.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from angelia.runs.model import RunState
 JOB = "archive sessions"
 IDLE = timedelta(days=90)
 _EVER = datetime(1970, 1, 1, tzinfo=UTC)
-_CORRECTED = f"{JOB}, corrected"  # the app id of the commit that takes copies out again
+_CORRECTED = f"{JOB}, corrected"  # the app id of the commit that removes such copies
 
 
 def archive_sessions(work: JobContext) -> JobReport:
-    """Every schedule that is idle; a run that died before is finished first."""
+    """Archives every idle schedule; finishes a run that died first."""
     report = JobReport(job=JOB)
     cutoff = _cutoff(work)
     with runs.only_one(work.database_url, JOB) as database:
@@ -76,8 +76,8 @@ def _commit(work: JobContext, database: Database, run: JobRun) -> None:
 
 
 def _purge(work: JobContext, database: Database, run: JobRun) -> JobRun:
-    """What is still idle leaves the ledger; then what is not leaves the archive. The ledger decides, in one statement:
-    whoever uses a schedule at this moment either keeps it or makes a new one."""
+    """Removes from the ledger what is still idle, then from the archive what is not. The ledger decides in one
+    statement: an agent that uses a schedule at this moment keeps it or makes a new one."""
     if run.state is RunState.VERIFIED:
         with database.transaction():
             _hand_over(work, database, run)
@@ -98,7 +98,7 @@ def _purge(work: JobContext, database: Database, run: JobRun) -> JobRun:
 
 
 def _hand_over(work: JobContext, database: Database, run: JobRun) -> None:
-    """The ids that the archive has, into a table of this transaction; they must be what was counted before."""
+    """Puts the archived ids into a temporary table; raises NotTheSame if they are not those that were counted."""
     database.ingest("archived_ids", archive.ids(work.objects, SESSIONS, files_of(work, SESSIONS, run)))
     given = database.rows(work.sql("keys")["sessions_given"])[0]
     if (given["row_count"], int(given["id_hash_sum"])) != (run.row_count, run.id_hash_sum):
@@ -109,7 +109,7 @@ def _hand_over(work: JobContext, database: Database, run: JobRun) -> None:
 
 
 def _used(work: JobContext, database: Database, run: JobRun) -> list[str]:
-    """Sessions of a run that are in the ledger after the purge: somebody used them since they were read."""
+    """Sessions of a run that are in the ledger after the purge, because they were used since they were read."""
     files = files_of(work, SESSIONS, run)
     if not files:
         return []
@@ -119,7 +119,7 @@ def _used(work: JobContext, database: Database, run: JobRun) -> list[str]:
 
 
 def _take_back(work: JobContext, run: JobRun, used: list[str]) -> None:
-    """Write the run's files again without these."""
+    """Rewrites the run's files without these sessions."""
     from pyspark.sql import functions as f
 
     files = files_of(work, SESSIONS, run)
@@ -128,7 +128,7 @@ def _take_back(work: JobContext, run: JobRun, used: list[str]) -> None:
 
 
 def _correction(run: JobRun) -> str:
-    """What names of corrected files begin with: they are the run's as well."""
+    """The prefix of corrected files, which belong to the run as well."""
     return f"{run.run_id}-used"
 
 

@@ -1,4 +1,4 @@
-"""The jobs of the pipeline by name. Each is loaded when it is run, so that a list of them needs no Spark."""
+"""The jobs of the pipeline by name. A job is loaded when it runs, so that the list needs no Spark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destruction:
-    """What a job destroys, in the words in which somebody is asked before it."""
+    """What a job destroys, for the question before it."""
 
     verb: str
     doing: str
@@ -24,16 +24,16 @@ class Destruction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEntry:
-    """A job: where its function is, and which options it takes. What it is for says `angelia pipeline run --help`."""
+    """A job: its function, and the options that it takes. `angelia pipeline run --help` says what it is for."""
 
     name: str
     function: str  # module:name
     options: tuple[str, ...] = ()
-    simulated: bool = False  # whether it can be about a simulated fleet
-    more: tuple[str, ...] = ()  # options for experts, without a flag of their own
-    since: bool = False  # whether it can be kept to what comes from a time on
-    until: bool = False  # and to what comes before one
-    looks: bool = True  # whether it can tell what it would do, and do nothing
+    simulated: bool = False  # whether it takes --simulated
+    more: tuple[str, ...] = ()  # options without a flag of their own, for --set
+    since: bool = False  # whether it takes --from
+    until: bool = False  # and --to
+    looks: bool = True  # whether it takes --dry-run
     destroys: Destruction | None = None
 
     def load(self) -> Job:

@@ -1,7 +1,7 @@
-"""Removes on a legal request what ledger and archive hold about an agent's messages, and leaves a record of the act.
+"""Removes what ledger and archive hold about an agent's messages, on a legal request, and records the act.
 
-Receipts and sessions go. Of audit events the columns that name somebody are emptied; their hashes stay, so that the
-chain still verifies. The ledger comes first: what is archived after that is not the agent's old rows any more.
+Receipts and sessions are removed. In audit events the columns that name an agent are emptied; their hashes stay, so
+that the chain still verifies. The ledger comes first, so that nothing of the agent is archived later.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import functools
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from angelia.audit.model import ERASED, Detail
+from angelia.audit.model import ERASED
 from angelia.errors import InvalidArgument
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
@@ -33,7 +33,7 @@ _LONGEST_REASON = 500
 
 
 def erase(work: JobContext) -> JobReport:
-    """Erase an agent's rows; a run that died before, whosever it was, is finished first."""
+    """Erases an agent's rows; finishes a run that died first, also of another agent."""
     agent, reason = _asked(work)
     report = JobReport(job=JOB)
     simulated.only_real(work.objects, work.settings, JOB)
@@ -44,7 +44,7 @@ def erase(work: JobContext) -> JobReport:
             _finish(work, database, dead, report)
         with database.transaction():
             run = runs.plan(database, JOB, JOB, work.clock())
-            # The handle stays in the run only as long as the run is open: another process must be able to finish it.
+            # The handle is kept in the run while it is open, so that another process can finish it.
             run = runs.advance(database, run, RunState.PLANNED, work.clock(), report={"agent": agent, "reason": reason})
         _finish(work, database, run, report)
         pending = report.figures["pending"] = _pending(work, database, agent)
@@ -99,7 +99,7 @@ def _finish(work: JobContext, database: Database, run: JobRun, report: JobReport
     lake = {table.name: _from_archive(work, run, table, said) for table in NAMING}
     work.step("archive", run)
     for table in NAMING:
-        # Before files are removed, which a store may refuse.
+        # Before files are removed, since a store may refuse that.
         rewrite.close_again(work.objects, table)
     work.step("closed", run)
     writing = functools.partial(_writing, database, run)
@@ -109,7 +109,7 @@ def _finish(work: JobContext, database: Database, run: JobRun, report: JobReport
     rows = sum(lake.values()) + sum(said["ledger"].values())
     done = {"reason": said["reason"], "ledger": said["ledger"], "archive": lake}
     with database.transaction():
-        _record(work, database, run, said["reason"], "archive", lake)
+        work.record(database, ERASED, {"run": run.run_id, "reason": said["reason"], "in": "archive", **lake})
         run = runs.advance(database, run, RunState.DONE, work.clock(), row_count=rows, report=done)
     work.step("done", run)
     report.add(run)
@@ -117,7 +117,7 @@ def _finish(work: JobContext, database: Database, run: JobRun, report: JobReport
 
 
 def _from_ledger(work: JobContext, database: Database, run: JobRun) -> JobRun:
-    """One transaction: the rows go, the act is recorded, and the run knows the time of it."""
+    """Erases in the ledger: rows, record of the act and state of the run in one transaction."""
     said = runs.report_of(database, run)
     agent = said["agent"]
     with database.transaction():
@@ -125,29 +125,16 @@ def _from_ledger(work: JobContext, database: Database, run: JobRun) -> JobRun:
             RECEIPTS.name: database.rows(work.sql("mail")["receipts_erase"], agent)[0]["erased"],
             SESSIONS.name: database.rows(work.sql("keys")["sessions_erase"], agent)[0]["erased"],
         }
-        at = work.clock()  # as late as can be: it is the time of the event, too
+        at = work.clock()  # as late as possible, since it is the time of the audit event
         erased[AUDIT.name] = database.rows(work.sql("audit")["redact"], agent, at)[0]["redacted"]
-        _record(work, database, run, said["reason"], "ledger", erased, at)
+        work.record(database, ERASED, {"run": run.run_id, "reason": said["reason"], "in": "ledger", **erased}, at)
         work.step("erasing", run)
         said |= {"ledger": erased, "at": at.isoformat()}
         return runs.advance(database, run, RunState.PURGED, work.clock(), report=said)
 
 
-def _record(
-    work: JobContext,
-    database: Database,
-    run: JobRun,
-    reason: str,
-    place: str,
-    rows: dict[str, int],
-    at: datetime | None = None,
-) -> None:
-    detail: Detail = {"run": run.run_id, "reason": reason, "in": place, **rows}
-    work.record(database, ERASED, detail, at)
-
-
 def _from_archive(work: JobContext, run: JobRun, table: Table, said: dict[str, Any]) -> int:
-    """The days that name the agent are written again without it, in one commit; how many rows that was about."""
+    """Rewrites the days that name the agent without it, in one commit; returns how many rows it changed."""
     if not rewrite.is_done_by(work.objects, table, Mark(JOB, run.version), run.run_id):
         days = _days(work, table, said["agent"])
         uris = [file.uri for file in listing.files(work.objects, table) if f"{file.day}" in days]
@@ -164,7 +151,7 @@ def _from_archive(work: JobContext, run: JobRun, table: Table, said: dict[str, A
 
 
 def _days(work: JobContext, table: Table, agent: str) -> dict[str, int]:
-    """How many rows of a day are to be erased, for the days that have some."""
+    """The number of rows to be erased by day, for days that have some."""
     from pyspark.sql import functions as f
 
     uris = archive.files(work.objects, table)
@@ -193,6 +180,6 @@ def _without(rows: DataFrame, table: Table, agent: str, at: datetime) -> DataFra
 
 
 def _writing(database: Database, run: JobRun) -> list[str]:
-    """The runs whose files may not be in a table yet. Those that move rows are kept from it; what they left is old."""
+    """The runs whose files may not be committed yet. Runs that move rows are locked out, so files of theirs are old."""
     found = database.rows(runs.SQL["open_ids"])
     return [row["run_id"] for row in found if row["job"] not in MOVERS and row["run_id"] != run.run_id]

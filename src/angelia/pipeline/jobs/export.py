@@ -1,4 +1,4 @@
-"""Writes down what is held about one agent, in ledger and archive: never what is in a message, and no secrets."""
+"""Exports what ledger and archive hold about one agent, without the content of messages and without secrets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from angelia.runs.model import RunState
 JOB = "export"
 _BATCH = 10_000
 
-# What the ledger alone has: slice and block.
+# Kinds of records that only the ledger has: slice and block.
 _LEDGER = (
     ("agents", "agents_about_agent"),
     ("agents", "former_keys_about_agent"),
@@ -59,14 +59,14 @@ _LEFT_OUT = (
     "rooms, direct messages, queues and group logs",
     "logs and backups",
 )
-# The driver streams only what has no parameters, so the agent is bound to a setting of the transaction.
+# The driver streams only statements without parameters, so the agent is bound to a setting of the transaction.
 _BIND = "SELECT set_config('pipeline.agent', $1, true)"
 _BOUND = "current_setting('pipeline.agent')"
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What an export is told."""
+    """The options of an export."""
 
     agent: str
     out: Path
@@ -74,7 +74,7 @@ class Asked:
 
 
 def export(work: JobContext) -> JobReport:
-    """One directory with a file for each kind of record and a manifest; it is there when it is complete."""
+    """Makes one directory with a file for each kind of record and a manifest; it appears when it is complete."""
     asked, report = _asked(work), JobReport(job=JOB)
     simulated.only_real(work.objects, work.settings, JOB)
     with runs.one_run(work.database_url, JOB, work.clock) as (database, run):
@@ -83,7 +83,7 @@ def export(work: JobContext) -> JobReport:
             counts = _written(work, asked, partial)
             _manifest(work, asked, run, partial, counts)
             work.step("written", run)
-            # Without the handle: an event that names somebody would be one more about them.
+            # Without the handle: an event that names the agent would be one more record about it.
             detail: Detail = {"run": run.run_id, "job": JOB, "rows": sum(counts.values())}
             work.record(database, ARCHIVE_RUN, detail)
             partial.rename(asked.out)
@@ -114,7 +114,7 @@ def _asked(work: JobContext) -> Asked:
 
 
 def _begun(asked: Asked, run: JobRun) -> Path:
-    """A directory of our own beside the one that it becomes. What an export that was killed left there is removed."""
+    """Makes the directory to be renamed when complete; removes those of exports that were killed."""
     name = f".{asked.out.name}.partial-"
     for old in asked.out.parent.iterdir():
         if old.name.startswith(name):
@@ -126,7 +126,7 @@ def _begun(asked: Asked, run: JobRun) -> Path:
 
 def _written(work: JobContext, asked: Asked, directory: Path) -> dict[str, int]:
     counts = {}
-    # The snapshot is older than what is seen of the archive: what moves meanwhile is seen in both, and never in none.
+    # The snapshot is taken before the archive is read: a row that moves meanwhile is seen in both, never in none.
     with ledger.one_snapshot(work.database_url) as snapshot, ledger.seeing(work.database_url, snapshot) as then:
         then.table(_BIND, asked.agent)
         for slice_name, block in _LEDGER:
@@ -143,7 +143,7 @@ def _written(work: JobContext, asked: Asked, directory: Path) -> dict[str, int]:
 
 
 def _ledger(then: Database, statement: str, asked: Asked, kind: str, directory: Path) -> int:
-    """What only the ledger has."""
+    """Exports a kind of record that only the ledger has; returns the number of rows."""
     schema = then.table(f"SELECT * FROM ({statement}) AS r LIMIT 0", asked.agent).schema  # noqa: S608
     with ExportFile.open(directory, kind, schema, asked.format) as sink:
         for rows in _streamed(then, statement):
@@ -152,7 +152,7 @@ def _ledger(then: Database, statement: str, asked: Asked, kind: str, directory: 
 
 
 def _figures(work: JobContext, asked: Asked, directory: Path) -> int:
-    """What analytics counted of it, day by day."""
+    """Exports what analytics counted of the agent a day; returns the number of rows."""
     table = listing.find(work.objects, AGENTS)
     with ExportFile.open(directory, AGENTS.name, AGENTS.schema, asked.format) as sink:
         if table is not None:
@@ -163,14 +163,14 @@ def _figures(work: JobContext, asked: Asked, directory: Path) -> int:
 
 
 def _streamed(then: Database, statement: str) -> Iterator[pa.Table]:
-    """Rows about the agent that was bound, never all of them at once."""
+    """The rows about the agent, in batches."""
     for batch in then.batches(statement.replace("$1", _BOUND)):
         yield pa.Table.from_batches([batch])
 
 
 def _both(work: JobContext, then: Database, asked: Asked, table: Table, directory: Path) -> int:
-    """What the ledger has, and what the archive has beyond that."""
-    here: set[str] = set()  # ids alone, of at most what one agent has in the ledger
+    """Exports the rows of the ledger, and those that only the archive has; returns their number."""
+    here: set[str] = set()  # the ids of one agent's rows in the ledger fit into memory
     schema = pa.schema(
         [field.with_nullable(True) for field in table.schema]
     )  # an event that is not sealed has no position
@@ -185,7 +185,7 @@ def _both(work: JobContext, then: Database, asked: Asked, table: Table, director
 
 
 def _archived(work: JobContext, agent: str, table: Table, schema: pa.Schema) -> Iterator[list[dict[str, Any]]]:
-    """Rows of the archive, a partition at a time in this process: an agent may have more than memory."""
+    """Rows of the archive, one partition in memory at a time: all of an agent may not fit."""
     uris = archive.files(work.objects, table)
     if not uris:
         return

@@ -1,4 +1,4 @@
-"""What a job is given, and what it says in the end."""
+"""What a job works with, and its report."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _PACKAGE = Path(angelia.__file__).parent
 
 
 class JobProgress(Protocol):
-    """What a job tells of how far it has come; these methods show nothing."""
+    """Gets the progress of a job; these methods ignore it."""
 
     def stage(self, doing: str, rows: int | None = None) -> None:
-        """What is done now, and of how many rows, where that is known."""
+        """A new stage begins, of so many rows if that is known."""
 
     def advance(self, rows: int) -> None:
-        """So many rows more are done."""
+        """More rows of the stage are done."""
 
     def started(self, spark: SparkSession) -> None:
-        """Spark has started, and can be watched."""
+        """Spark has started; its tasks can be watched."""
 
 
 class _Silent(JobProgress):
@@ -51,7 +51,7 @@ class _Silent(JobProgress):
 
 @dataclass(kw_only=True)
 class JobContext:
-    """One call of a job. Spark is started when it is first needed, and not at all when there is nothing to do."""
+    """One call of a job. Spark is started when it is first needed, so not at all when there is nothing to do."""
 
     settings: Settings = field(repr=False)
     database_url: str = field(repr=False)
@@ -62,13 +62,13 @@ class JobContext:
     since: datetime | None = None
     until: datetime | None = None
     dry_run: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)  # what only this job takes
+    options: Mapping[str, Any] = field(default_factory=dict)  # those of this job alone
     progress: JobProgress = field(default_factory=_Silent)
     began: float = field(default_factory=time.monotonic)
-    step: Callable[[str, JobRun], None] = lambda _name, _run: None  # told at each step that a crash may follow
+    step: Callable[[str, JobRun], None] = lambda _name, _run: None  # called at each step after which a crash may come
 
     def clock(self) -> datetime:
-        """The time by now, while `now` is that of the job's beginning, which decides what it is about."""
+        """The present time; `now` is when the job began, which decides what it covers."""
         return self.now + timedelta(seconds=time.monotonic() - self.began)
 
     @functools.cached_property
@@ -80,25 +80,25 @@ class JobContext:
 
     @property
     def simulated(self) -> bool:
-        """Whether the archive is one that `simulate` made: the ledger has nothing to do with it."""
+        """Whether `simulate` made the archive; then the ledger has nothing to do with it."""
         return is_simulated(self.objects)
 
     def titled(self, job: str) -> str:
-        """What a run goes by. One on a simulated archive is not what a schedule waits for, so it has another name."""
+        """The name of a run. On a simulated archive it is another one, so that a schedule does not count it."""
         return f"{job}, simulated" if self.simulated else job
 
     @property
     def readers(self) -> int:
-        """One a core, where we know how many there are: each more costs what a process costs, and was slower."""
+        """How many readers Spark gets: one a core where it is embedded, since each more was slower."""
         return (os.cpu_count() or 1) if self.where.embedded else _READERS_ELSEWHERE
 
     def sql(self, slice_name: str) -> Mapping[str, str]:
-        """What a slice lets the pipeline read and purge."""
+        """The statements by which a slice lets the pipeline read and purge its tables."""
         return _archive_sql(slice_name)
 
     def record(self, database: Database, kind: str, detail: Detail, at: datetime | None = None) -> None:
-        """Writes an audit event into the transaction of the act that it is about, by the audit's own statement. `at` is
-        now or a moment ago: an event that commits much later than it says looks like one that was slipped in."""
+        """Writes an audit event into the transaction of the act that it records. `at` is at most a moment ago: an event
+        that commits much later than it says looks forged."""
         event = Event(event_id=uuid.uuid4(), occurred_at=at or self.clock(), event_type=kind, detail=detail)
         about = (event.actor, event.object, json.dumps(detail), event.hash())
         database.execute(self.sql("audit")["record"], str(event.event_id), event.occurred_at, kind, *about)
@@ -111,7 +111,7 @@ def _archive_sql(slice_name: str) -> Mapping[str, str]:
 
 @dataclass(kw_only=True)
 class JobReport:
-    """What came of a job: its runs, how many rows they moved or read, and figures of its own."""
+    """The result of a job: its runs, how many rows they moved or read, and figures of its own."""
 
     job: str
     runs: list[str] = field(default_factory=list)
@@ -125,13 +125,13 @@ class JobReport:
         self.rows += run.row_count or 0
 
     def foreseen(self, rows: int, summary: str, **figures: Any) -> JobReport:
-        """The report of a dry run: how many rows it would be about."""
+        """Makes this the report of a dry run, which would be about so many rows; returns it."""
         self.state, self.rows, self.summary = "dry run", rows, summary
         self.figures |= figures
         return self
 
     def document(self) -> dict[str, Any]:
-        """As programs read it: the run that ended last, then the rest."""
+        """The report as JSON members: the run that ended last, then the rest."""
         last = self.runs[-1] if self.runs else None
         more = {"runs": self.runs} if len(self.runs) > 1 else {}
         return {"run_id": last, "job": self.job, "state": self.state, "rows": self.rows, **self.figures, **more}

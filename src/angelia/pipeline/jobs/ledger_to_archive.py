@@ -1,4 +1,4 @@
-"""What all jobs do that move rows from the ledger to the archive: commit, read again and count, and only then purge."""
+"""What all jobs share that move rows from the ledger to the archive: commit, read again and count, only then purge."""
 
 from __future__ import annotations
 
@@ -26,17 +26,16 @@ class NotTheSame(AngeliaError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """The two steps that differ from table to table. Each can be done again, for the same run, after a crash."""
+    """The two steps that differ from table to table. Each is idempotent for a run, so that it can be repeated after a
+    crash."""
 
     table: Table
     commit: Callable[[JobContext, Database, JobRun], None]  # puts the rows of the run into the archive, once
-    purge: Callable[
-        [JobContext, Database, JobRun], JobRun
-    ]  # what the archive has leaves the ledger, and the run is done
+    purge: Callable[[JobContext, Database, JobRun], JobRun]  # removes the archived rows from the ledger; ends the run
 
 
 def finish(work: JobContext, database: Database, run: JobRun, move: Move, report: JobReport) -> None:
-    """Bring a run to its end from wherever it is."""
+    """Finishes a run from whatever state it is in."""
     work.step("planned", run)
     if run.state is RunState.PLANNED:
         move.commit(work, database, run)
@@ -61,12 +60,12 @@ def finish(work: JobContext, database: Database, run: JobRun, move: Move, report
 
 
 def resumed_first(run: JobRun | None) -> str:
-    """What a dry run adds to its summary when the run before it died."""
+    """What a dry run adds to its summary if the last run died."""
     return f"; run {run.run_id[:8]}, which died, would be finished first" if run else ""
 
 
 def is_committed(work: JobContext, table: Table, run: JobRun) -> bool:
-    """Whether a run's rows are in the archive: a crash may have come after its commit."""
+    """Whether a run's rows are in the archive: a crash may have come right after the commit."""
     found = listing.find(work.objects, table)
     return found is not None and commit.is_done(found, Mark(run.app_id, run.version))
 
@@ -74,22 +73,16 @@ def is_committed(work: JobContext, table: Table, run: JobRun) -> bool:
 def copy(
     work: JobContext, table: Table, run: JobRun, statement: str, within: Mapping[str, tuple[datetime, datetime]]
 ) -> None:
-    """Copy what a statement finds in the ledger to the archive, under one snapshot and in one commit."""
+    """Copies what a statement selects in the ledger to the archive, from one snapshot and in one commit."""
     with ledger.one_snapshot(work.database_url) as snapshot:
         frame = ledger.read(
-            work.spark,
-            work.database_url,
-            statement,
-            table.schema,
-            snapshot,
-            readers=work.readers,
-            within=within,
+            work.spark, work.database_url, statement, table.schema, snapshot, readers=work.readers, within=within
         )
         writer.write(frame, work.objects, table, Mark(run.app_id, run.version), run.run_id)
 
 
 def archived(work: JobContext, table: Table, run: JobRun) -> tuple[int, int]:
-    """How many rows of a run the archive has, and the sum of their ids' hashes: read again, not remembered."""
+    """How many rows of a run the archive has, and the sum of the hashes of their ids, both read from the files."""
     from pyspark.sql import functions as f
 
     files = files_of(work, table, run)
@@ -102,5 +95,5 @@ def archived(work: JobContext, table: Table, run: JobRun) -> tuple[int, int]:
 
 
 def files_of(work: JobContext, table: Table, run: JobRun) -> list[str]:
-    """The files of a table that a run wrote. Nobody rewrites them before the run is done."""
+    """The files that a run wrote into a table; they are not rewritten before the run is done."""
     return [uri for uri in archive.files(work.objects, table) if uri.rpartition("/")[2].startswith(run.run_id)]

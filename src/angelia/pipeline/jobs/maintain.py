@@ -1,4 +1,4 @@
-"""Maintains the archive: small files become large ones, and files that nobody needs any more are removed."""
+"""Maintains the archive: joins small files, and removes files that are no longer needed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from angelia.pipeline.lake.tables import AUDIT, TABLES, Table
 from angelia.runs.model import RunState
 
 JOB = "maintain"
-# These take out every file that a table does not have, so nobody may be about to add one.
+# These jobs remove every file that no commit names, so they must not run while compaction writes one.
 _REMOVERS = (erase.JOB, retention.JOB)
-# Who else replaces files. The audit is not among them: it is only appended to, which goes on meanwhile.
+# The job that replaces files of a table. The audit has none: it is only appended to, which goes on meanwhile.
 WRITERS = {AUDIT.name: None, **BY_FILES, **{table.name: analytics.JOB for table in ANALYTICS}}
 
 
 def maintain(work: JobContext) -> JobReport:
-    """Every table that nobody is at work on; the others are named, and are the next run's."""
+    """Maintains every table that no other job works on; names the others, which the next run maintains."""
     report = JobReport(job=JOB)
     kept = timedelta(hours=work.options.get("kept_hours", KEPT / timedelta(hours=1)))
     report.figures |= {"compacted": {}, "removed": {}, "skipped": {}}

@@ -1,7 +1,6 @@
-"""Takes simulated rows out of an archive of real ones, where an earlier release put them unless told otherwise.
+"""Removes simulated rows from an archive of real ones, where an earlier release put them by default.
 
-What analytics counted with them goes too, and is counted again by its next run. A row of a real message stays, in the
-archive and in the ledger.
+What analytics counted with them is removed too, and counted again by its next run. Rows of real messages stay.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 JOB = simulated.REMOVED
-# Who else writes these tables. What maintains them holds the locks of two of these.
+# The other jobs that write these tables; maintain holds the locks of two of them.
 _WRITERS = (*MOVERS, analytics.JOB, erase.JOB, retention.JOB)
-_REAL = {RECEIPTS.name: archive_receipts.JOB, AUDIT.name: audit.APP_ID}  # whose commits are of real rows
-_COUNTED = (DAYS, HOURS, LATENCIES, AGENTS, BUCKETS)  # the days come first: one that is not known is counted again
+_REAL = {RECEIPTS.name: archive_receipts.JOB, AUDIT.name: audit.APP_ID}  # the app id of commits of real rows
+_COUNTED = (DAYS, HOURS, LATENCIES, AGENTS, BUCKETS)  # the days first: one that is missing there is counted again
 
 
 def remove_simulated(work: JobContext) -> JobReport:
-    """Every simulated row of an archive of real ones; a run that died before is finished first."""
+    """Removes every simulated row of an archive of real ones; finishes a run that died first."""
     report = JobReport(job=JOB)
     with ExitStack() as held:
         for job in _WRITERS:
@@ -81,7 +80,7 @@ def _foreseen(work: JobContext, database: Database, report: JobReport, tables: S
 
 def _finish(work: JobContext, database: Database, run: JobRun, report: JobReport) -> None:
     work.step("planned", run)
-    if simulated.mixed(work.objects):  # if not, a crash came behind the rows, and what is there was counted since
+    if simulated.mixed(work.objects):  # if not, a crash came after the rows were removed, and the counts are new
         for table in _COUNTED:
             _forget(work, run, table)
     work.step("uncounted", run)
@@ -91,7 +90,7 @@ def _finish(work: JobContext, database: Database, run: JobRun, report: JobReport
     changes = {table.name: rewrite.change(work.objects, table, run.run_id) for table in (AUDIT, RECEIPTS, *_COUNTED)}
     for table in (AUDIT, RECEIPTS, *_COUNTED):
         rewrite.close_again(work.objects, table)
-        # The rows are gone for readers; before their files go, that must outlive a power cut.
+        # Readers no longer see the rows; that must survive a power cut before the files are removed.
         fsync.settle(work.objects, table, [])
         rewrite.delete(work.objects, table, changes[table.name].gone)
     work.step("deleted", run)
@@ -107,7 +106,7 @@ def _finish(work: JobContext, database: Database, run: JobRun, report: JobReport
 
 
 def _forget(work: JobContext, run: JobRun, table: Table) -> None:
-    """All that was counted: what is in these tables can always be computed again."""
+    """Removes all that was counted, which can always be computed again."""
     there = listing.files(work.objects, table)
     if there:
         mark = next_mark(work.objects, table, run)
@@ -115,7 +114,7 @@ def _forget(work: JobContext, run: JobRun, table: Table) -> None:
 
 
 def _remove(work: JobContext, database: Database, run: JobRun, table: Table) -> None:
-    """One commit, whose version tells which simulated rows are gone."""
+    """Removes the simulated rows of a table in one commit, whose version is that of the last simulated commit."""
     version = simulated.left_in(work.objects, table)
     if version is None:
         return
@@ -138,7 +137,7 @@ def _take_out(work: JobContext, run: JobRun, table: Table, mark: Mark, files: Co
 
 
 def _days(work: JobContext, table: Table, files: Collection[TableFile]) -> Counter[date]:
-    """How many simulated rows there are of a day, for the days that have some."""
+    """The number of simulated rows by day, for days that have some."""
     if _all_simulated(work, table):
         return sum((Counter({file.day: file.rows}) for file in files), Counter())
     found = _rows(work, table, files).where(simulated_ids.simulated(table)).groupBy(DAY).count().collect()
@@ -146,12 +145,13 @@ def _days(work: JobContext, table: Table, files: Collection[TableFile]) -> Count
 
 
 def _all_simulated(work: JobContext, table: Table) -> bool:
-    """Nobody but `simulate` ever added a row."""
+    """Whether only `simulate` ever added rows."""
     return commit.version_of(work.objects, table, _REAL[table.name]) is None
 
 
 def _files(work: JobContext, database: Database, table: Table) -> list[TableFile]:
-    """Files that simulated rows may be in. Those of a run that died are real, and it knows them by their names."""
+    """Files that may hold simulated rows: not those of a run that died, which are real and which it finds by their
+    names."""
     dead = runs.open_run(database, _REAL[table.name])
     there = listing.files(work.objects, table)
     return [file for file in there if dead is None or not file.name.startswith(dead.run_id)]

@@ -1,7 +1,7 @@
-"""Looks over everything that was ever accepted for what must not be there: a message twice, or a chain with a flaw.
+"""Looks for duplicate messages and for faults of the audit chain in everything that was ever accepted.
 
-A replay key is of one message, and a sender gives an id to one message. The server sees to it while it remembers them;
-this job looks further back, over ledger and archive together.
+A replay key belongs to one message, and a sender uses a message id once. The server enforces that while it remembers
+them; this job looks further back, in ledger and archive together.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 JOB = "replay audit"
-_SHOWN = 100  # offenders of each kind
+_SHOWN = 100  # of each kind in the report
 _KEYS = {"replay_key": ("replay_key",), "message_id": ("sender_nhi", "message_id")}
 _FAULTS = ("gap", "repeat", "disorder")
-_SPAN = 65_536  # positions that are put in order together
+_SPAN = 65_536  # positions that are sorted together
 
 
 def replay_audit(work: JobContext) -> JobReport:
-    """Count what is there twice and where the chain is broken, and name the first of each. It changes nothing."""
+    """Counts duplicates and faults of the chain, and names the first of each kind. It changes nothing."""
     report = JobReport(job=JOB)
     simulated.only_real(work.objects, work.settings, JOB)
     with (
         runs.only_one(work.database_url, archive_receipts.JOB),
         runs.one_run(work.database_url, JOB, work.clock) as (database, run),
-        # Opened before the archive is looked at: what leaves the ledger meanwhile is seen in both, and never in none.
+        # Taken before the archive is read: a row that moves meanwhile is seen in both, never in none.
         ledger.one_snapshot(work.database_url) as snapshot,
         ledger.seeing(work.database_url, snapshot) as then,
     ):
@@ -50,7 +50,7 @@ def replay_audit(work: JobContext) -> JobReport:
             "duplicates": sum(one.count for one in doubles.values()),
             "chain_faults": sum(one.count for one in faults.values()),
         }
-        # Names of agents are told, and not kept: an erasure does not look for them among the runs.
+        # Without names of agents: an erasure does not look into reports of runs.
         run = runs.advance(database, run, RunState.DONE, work.clock(), row_count=rows, report=found)
     report.add(run)
     report.figures |= found | {kind: one.document() for kind, one in {**doubles, **faults}.items()}
@@ -63,7 +63,7 @@ def replay_audit(work: JobContext) -> JobReport:
 
 @dataclass(frozen=True, slots=True)
 class Offenders:
-    """How many of a kind there are, and the first of them."""
+    """The number of duplicates or faults of a kind, and the first of them."""
 
     count: int
     first: list[dict[str, Any]]
@@ -73,7 +73,7 @@ class Offenders:
 
 
 def _doubles(work: JobContext, snapshot: ledger.Snapshot) -> tuple[int, Mapping[str, Offenders]]:
-    """First a count by hashes alone; only the few that come up twice are looked at themselves."""
+    """Counts by hashes alone first; only keys whose hash occurs twice are compared themselves."""
     from pyspark.sql import functions as f
 
     rows = _receipts(work, snapshot)
@@ -92,7 +92,8 @@ def _doubles(work: JobContext, snapshot: ledger.Snapshot) -> tuple[int, Mapping[
 
 
 def _looked_at(rows: DataFrame, kind: str, twice: DataFrame) -> Offenders:
-    """A receipt that a dead run has left in ledger and archive is one receipt, and two keys may have one hash."""
+    """Compares keys whose hash occurs twice. A receipt that a dead run left in both places is one receipt, and two keys
+    may have one hash."""
     from pyspark.sql import functions as f
 
     key = _KEYS[kind]
@@ -119,7 +120,7 @@ def _receipts(work: JobContext, snapshot: ledger.Snapshot) -> DataFrame:
 
 
 def _chain_faults(work: JobContext, then: Database) -> Mapping[str, Offenders]:
-    """Entries that are missing, there twice, or do not follow from the one before: in the archive, then the ledger."""
+    """Finds missing, duplicate and unlinked entries: in the archive, then in the ledger."""
     there, head = _archive_faults(work, archive_floor(work.objects))
     behind = then.rows(work.sql("audit")["chain_faults"], head.position, bytes.fromhex(head.entry_hash), _SHOWN)
     return {kind: _together(there[kind], [row for row in behind if row["kind"] == kind]) for kind in _FAULTS}
@@ -131,7 +132,8 @@ def _together(there: Offenders, behind: Sequence[Mapping[str, Any]]) -> Offender
 
 
 def _archive_faults(work: JobContext, floor: Floor) -> tuple[Mapping[str, Offenders], Floor]:
-    """Inside spans of positions Spark looks; their edges are few, and are compared here. With the archive's head."""
+    """Finds faults of the archive: Spark inside spans of positions, the driver between them. Also returns the last
+    entry."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
@@ -165,7 +167,7 @@ def _archive_faults(work: JobContext, floor: Floor) -> tuple[Mapping[str, Offend
 
 
 def _edges(links: DataFrame, floor: Floor) -> tuple[Mapping[str, list[dict[str, int]]], Floor]:
-    """Whether each span follows from the one before it, the first from the floor; and where the last one ends."""
+    """Compares the edges of spans, from the floor on. Also returns the last entry."""
     from pyspark.sql import functions as f
 
     ends = links.groupBy("span").agg(

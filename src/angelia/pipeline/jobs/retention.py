@@ -1,4 +1,4 @@
-"""What is older than seven years leaves the archive, by days, on purpose and on record. The ledger stays as it is."""
+"""Removes days older than seven years from the archive, and records it. The ledger stays as it is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RETAINED_YEARS = 7
 
 @dataclass(frozen=True, slots=True)
 class OverdueFiles:
-    """The files of a table that are past their time."""
+    """The files of a table whose retention has ended."""
 
     table: Table
     files: list[TableFile]
@@ -44,7 +44,7 @@ class OverdueFiles:
 
 
 def retention(work: JobContext) -> JobReport:
-    """Remove every day that is past its time from every table; a run that died before is finished first."""
+    """Removes every day whose retention has ended from every table; finishes a run that died first."""
     report = JobReport(job=JOB)
     simulated.only_real(work.objects, work.settings, JOB)
     with nothing_is_half_moved(work.database_url), runs.only_one(work.database_url, JOB) as database:
@@ -63,7 +63,7 @@ def retention(work: JobContext) -> JobReport:
 
 
 def retained_from(today: date) -> date:
-    """The first day that stays: this day, seven years ago by the calendar."""
+    """The first day that is retained: the same date, seven years ago."""
     try:
         return today.replace(year=today.year - RETAINED_YEARS)
     except ValueError:  # the 29th of February
@@ -101,7 +101,7 @@ def _finish(work: JobContext, database: Database, run: JobRun, report: JobReport
 
 
 def _remove(work: JobContext, run: JobRun, due: OverdueFiles) -> None:
-    """One commit a table."""
+    """Removes the files of a table, in one commit."""
     if not due.files or rewrite.is_done_by(work.objects, due.table, Mark(JOB, run.version), run.run_id):
         return
     if due.table is AUDIT:
@@ -113,7 +113,8 @@ def _remove(work: JobContext, run: JobRun, due: OverdueFiles) -> None:
 
 
 def _remove_events(work: JobContext, run: JobRun, due: OverdueFiles) -> None:
-    """The chain goes on from the last entry that leaves, which the table's properties keep; they are written first."""
+    """Removes old events. The last entry that leaves is written into the table's properties first: the chain continues
+    from it."""
     from pyspark.sql import functions as f
 
     uris = [file.uri for file in due.files]

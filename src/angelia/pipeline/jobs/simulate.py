@@ -1,4 +1,4 @@
-"""Fills an archive with the receipts of a fleet that never was, so that what reads it can be tried and measured."""
+"""Fills an archive with receipts of a made-up fleet, to try and measure what reads it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from angelia.runs.model import RunState
 
 JOB = simulated.APP_ID
 _MONTHS = 3
-_PIECE_ROWS = 5_000_000  # of one commit: what a crash makes the next run do again
+_PIECE_ROWS = 5_000_000  # of one commit: what a crash makes the next run repeat
 _ELSEWHERE = "simulate into one of its own: angelia pipeline run simulate --lake DIRECTORY"
 
 
 def simulate(work: JobContext) -> JobReport:
-    """Receipts up to yesterday, in an archive that is marked. Days that were simulated before are replaced."""
+    """Writes receipts up to yesterday into a marked archive; replaces days that were simulated before."""
     fleet, assumed, days = Fleet.of(work.options), Assumptions.of(work.options), _days(work)
     rows = {day: fleet.messages(day) for day in days}
     report = JobReport(job=JOB)
     report.figures |= {"days": len(days), "agents": fleet.agents, "from": f"{days[0]}", "to": f"{days[-1]}"}
     with ExitStack() as held:
-        # Nobody archives what is real into it meanwhile.
+        # No job archives real rows into it meanwhile.
         held.enter_context(runs.only_one(work.database_url, archive_receipts.JOB))
         if work.options.get("audit"):
             held.enter_context(runs.only_one(work.database_url, audit.APP_ID))
@@ -89,7 +89,7 @@ def _months_before(day: date, months: int) -> date:
 
 
 def _refuse_real(work: JobContext) -> None:
-    """An archive that `simulate` did not begin is none of its business, whatever it holds."""
+    """Raises Conflict for an archive that `simulate` did not begin: its rows may be real."""
     root, place = work.objects.root, archive_locations.simulated(work.settings).root
     hint = _ELSEWHERE if root == place else "leave --lake out: angelia pipeline run simulate"
     if root == archive_locations.own(work.settings).root:
@@ -109,7 +109,7 @@ def _write(work: JobContext, run: JobRun, fleet: Fleet, days: Sequence[date]) ->
 
 
 def _write_audit(work: JobContext, run: JobRun, days: Sequence[date]) -> int:
-    """One task makes the chain: each entry binds the one before it."""
+    """Writes the audit chain, in one task, since each entry depends on the one before it; returns its length."""
     work.progress.stage("chaining the audit")
     uris = archive.files(work.objects, RECEIPTS, (days[0], days[-1] + timedelta(days=1)))
     frame = chained(archive.read(work.spark, work.objects, RECEIPTS, uris))

@@ -1,4 +1,4 @@
-"""Copies the audit to the archive as it is sealed, for as long as it is let."""
+"""Copies the audit to the archive as it is sealed, until it is stopped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROWS = 50_000
 _TRIGGER = "30 seconds"
 _LOOK_SECONDS = 5.0
 _TRIM_SECONDS = 3600.0
-_FAILURES = 5  # in a row, without an event between them
+_FAILURES = 5  # in a row, without an archived event between them
 
 
 class StreamFailed(AngeliaError):
@@ -36,7 +36,7 @@ class StreamFailed(AngeliaError):
 
 
 def stream_audit(work: JobContext) -> JobReport:
-    """Append what is sealed as it is sealed, until `stop` is set. A fault that passes does not end it."""
+    """Appends entries as they are sealed, until `stop` is set. Transient errors are retried with a back-off."""
     stop: threading.Event = work.options["stop"]
     report = JobReport(job=JOB)
     failures, reached = 0, audit.archived_to(work.objects)
@@ -54,7 +54,7 @@ def stream_audit(work: JobContext) -> JobReport:
 
 
 def _stream(work: JobContext, stop: threading.Event, report: JobReport) -> None:
-    """One run: it lasts until somebody wants it to stop, or something fails."""
+    """One run, until `stop` is set or an error."""
     with runs.one_run(work.database_url, JOB, work.clock) as (database, run):
         go_on(work, database)
         began = audit.archived_to(work.objects)
@@ -88,13 +88,13 @@ def _started(work: JobContext, run: JobRun) -> StreamingQuery:
 def _watch(
     work: JobContext, database: Database, run: JobRun, query: StreamingQuery, stop: threading.Event, report: JobReport
 ) -> None:
-    """Tell what it does, see that the job's lock is still ours, and let the ledger go what it need not keep."""
+    """Reports progress, checks that the lock of the job is still held, and trims the ledger once an hour."""
     told, looked, trimmed = audit.archived_to(work.objects), time.monotonic(), 0.0
     while query.isActive and not stop.wait(0.5):
         now = time.monotonic()
         if now - looked >= _LOOK_SECONDS:
             looked = now
-            database.rows("SELECT 1 AS here")  # the lock ends with this connection, whatever ended it
+            database.rows("SELECT 1 AS here")  # the lock ends with this connection
             at = report.figures["archived_to"] = audit.archived_to(work.objects)
             work.progress.advance(at - told)
             told = at

@@ -1,4 +1,4 @@
-"""Keeps rows where they are while a job changes ledger and archive together."""
+"""Locks that keep rows from moving while a job changes ledger and archive together."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from angelia.pipeline.lake.tables import RECEIPTS, SESSIONS
 from angelia.pipeline.sources import audit
 
 MOVERS = (archive_receipts.JOB, archive_sessions.JOB, audit.APP_ID)
-# Between its commit and its purge a run of these finds its rows by the names of its files.
+# Between commit and purge, a run of these finds its rows by the names of its files.
 BY_FILES = {RECEIPTS.name: archive_receipts.JOB, SESSIONS.name: archive_sessions.JOB}
 
 
 @contextmanager
 def nothing_is_half_moved(url: str) -> Iterator[None]:
-    """While this lasts no row goes from the ledger to the archive, and every row is in one of the two. A run that died
-    is finished first, by its own job."""
+    """No row moves from the ledger to the archive in this block, and every row is in one of the two. Raises Conflict if
+    a run died half way: its own job finishes it."""
     with ExitStack() as stack:
         for job in MOVERS:
             database = stack.enter_context(runs.only_one(url, job))

@@ -1,4 +1,4 @@
-"""Verifies the audit that the archive has: every event, the chain over them, and the node's signatures."""
+"""Verifies the archived audit: every event, the chain over them, and the node's signatures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class NodeKeyUnreadable(AngeliaError):
 
 
 def verify_audit(work: JobContext) -> JobReport:
-    """Check all of it, in parallel. A broken chain is an error that names the first entry that is wrong."""
+    """Checks all of it, in parallel; raises AuditBroken with the first fault."""
     report = JobReport(job=JOB)
     simulated.only_real(work.objects, work.settings, JOB)
     with runs.one_run(work.database_url, JOB, work.clock) as (database, run):
@@ -49,7 +49,7 @@ def verify_audit(work: JobContext) -> JobReport:
         run = runs.advance(database, run, state, work.clock(), row_count=result.rows, report=said)
         report.add(run)
     if broken is not None:
-        # Out here, where nobody writes over what the run has said.
+        # Outside of the run, which would overwrite its report with the error.
         broken.members = report.figures
         raise broken
     report.summary = f"{result.rows:,} entries sound, {result.checkpoints:,} checkpoints, {result.redacted:,} redacted"
@@ -72,7 +72,7 @@ def _verified(work: JobContext, database: Database, floor: Floor, last: int, nod
 
 
 def _erasures(work: JobContext, database: Database, redactions: Redactions) -> Collection[datetime]:
-    """Those that the archive may not have yet."""
+    """The times of erasures by the ledger: the archive may not have their events yet."""
     rows = database.rows(work.sql("audit")["erasures"], min(redactions.times), max(redactions.times))
     return {row["occurred_at"] for row in rows}
 
@@ -89,7 +89,7 @@ def _figures(result: ChainResult) -> dict[str, object]:
 
 
 def _unsigned(result: ChainResult, node: NodePublicKey | None) -> str | None:
-    """What to say when there are signatures, and not one could be checked."""
+    """A warning if there are signatures, and none could be checked."""
     if result.checkpoints or not result.foreign:
         return None
     why = "there is no node key here" if node is None else "all are of other nodes"
@@ -109,7 +109,7 @@ def _broken(result: ChainResult, floor: Floor) -> AuditBroken | None:
 
 
 def node_key(data_dir: Path) -> NodePublicKey | None:
-    """The public half of this machine's node key; None where there is no server's data directory."""
+    """The public half of this machine's node key; None without a server's data directory."""
     path = data_dir / "node.key"
     try:
         seed = path.read_bytes()

@@ -1,4 +1,4 @@
-"""The tables that analytics writes beside the archive: what is in them can always be computed again."""
+"""The tables that analytics writes; they can always be computed again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where archives lie: the server's own, beside it that of simulated fleets, and whatever else is named."""
+"""Locations of archives: the server's own, the simulated one beside it, and any other that is named."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from angelia.stores.objects import Objects
 
 
 def named(url: str) -> Objects:
-    """A directory, relative or with a ~, or the URL of a place."""
+    """An archive by its directory, relative or with a ~, or by its URL."""
     return Objects.at(url if "://" in url else str(Path(url).expanduser().resolve()))
 
 
@@ -20,12 +20,12 @@ def own(settings: Settings) -> Objects:
 
 
 def simulated(settings: Settings) -> Objects:
-    """Where simulated fleets go that nobody names a place for."""
+    """The default archive of simulated fleets."""
     return own(settings).beside("simulated")
 
 
 def flag(objects: Objects, settings: Settings) -> str:
-    """How a command is told of an archive, with a blank before it; nothing for the server's own."""
+    """The flag that names an archive, with a blank before it; empty for the server's own."""
     if objects.root == own(settings).root:
         return ""
     if objects.root == simulated(settings).root:

@@ -1,6 +1,7 @@
-"""The audit chain of the archive, without Spark: where it begins, and its entries by their position.
+"""The audit chain of the archive, read without Spark: where it begins, and its entries by position.
 
-Entries leave the archive after their time; the hash of the last one that left is kept, so that the rest verifies.
+Entries leave the archive when their retention ends; the hash of the last one that left is kept, so that the rest
+verifies.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ _POSITION, _HASH = "angelia.chain.position", "angelia.chain.entryHash"  # proper
 
 
 def archive_floor(objects: Objects) -> Floor:
-    """The last entry that left the archive; position 0 while none has."""
+    """The last entry that left the archive; position 0 if none has."""
     found = find(objects, AUDIT)
     kept = {} if found is None else found.metadata().configuration
     return Floor(int(kept[_POSITION]), kept[_HASH]) if _POSITION in kept else Floor()
 
 
 def properties(raised: Floor) -> Mapping[str, str]:
-    """As the table keeps it."""
+    """A floor as properties of the table."""
     return {_POSITION: str(raised.position), _HASH: raised.entry_hash}
 
 
 def floor_above(old: DataFrame, first: int | None) -> Floor | None:
-    """The last entry of old days that comes before the first of the rest; None when there is none.
+    """The last entry of old days that comes before the first of the rest; None if there is none.
 
-    Events are sealed in the order of their commits, which is nearly that of their times: around midnight an old event
-    can come behind a younger one. It stays until that one goes, so that no hole is left."""
+    Events are sealed in the order of their commits, so around midnight an old event may come after a younger one. It
+    stays until that one goes, so that the chain has no gap."""
     from pyspark.sql import functions as f
 
     before = old if first is None else old.where(f.col("position") < first)
@@ -58,7 +59,7 @@ def entry_hash(objects: Objects, position: int) -> str | None:
 
 
 def files_within(objects: Objects, after: int, last: int) -> list[str]:
-    """The files of the archive that have entries behind one position, up to another."""
+    """The files that have entries after one position, up to another."""
     table = find(objects, AUDIT)
     if table is None:
         return []

@@ -1,4 +1,4 @@
-"""Delta tables by delta-rs: made when first needed, and each write one commit that can be told from all others."""
+"""Commits to Delta tables, by delta-rs: tables are made when first needed, and each write is one commit with a mark."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from angelia.pipeline.lake.table import SIMULATED_PROPERTY
 from angelia.pipeline.lake.tables import DAY, RECEIPTS, Table
 from angelia.stores.objects import Objects
 
-RUN, ROWS = "angelia.run", "angelia.rows"  # what a commit says of itself, for the run that goes on after a crash
+RUN, ROWS = "angelia.run", "angelia.rows"  # metadata of a commit, for the run that resumes after a crash
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What tells a commit from all others: whose it is, and its number there."""
+    """The identity of a commit: its app id and its version."""
 
     app_id: str
     version: int
 
 
 def opened(objects: Objects, table: Table) -> DeltaTable:
-    """The table, made if it is not there; columns that are new since it was made are added to it."""
+    """The table, which is made if it is missing; columns that are new in the code are added to it."""
     found = find(objects, table)
     if found is None:
         made = as_in(objects, table)
         DeltaTable.create(
             objects.table(table.name),
             Schema.from_arrow(made.schema),
-            mode="ignore",  # two who come first make one
+            mode="ignore",  # of two processes that make it, one does
             partition_by=[DAY],
             name=table.name,
             description=made.about,
             configuration=dict(made.configuration),
             storage_options=dict(objects.options),
-            raise_if_key_not_exists=False,  # a property may be ours
+            raise_if_key_not_exists=False,  # a property of ours, unknown to Delta
         )
         found = find(objects, table)
         assert found is not None
@@ -59,19 +59,19 @@ def opened(objects: Objects, table: Table) -> DeltaTable:
 
 
 def version_of(objects: Objects, table: Table, app_id: str) -> int | None:
-    """The last version that somebody committed to a table."""
+    """The last version that an app id has committed to a table."""
     found = find(objects, table)
     return None if found is None else found.transaction_version(app_id)
 
 
 def is_simulated(objects: Objects) -> bool:
-    """Whether `simulate` made this archive. Its receipts are what it makes first."""
+    """Whether `simulate` made this archive; receipts are the first table that it makes."""
     found = find(objects, RECEIPTS)
     return found is not None and SIMULATED_PROPERTY in found.metadata().configuration
 
 
 def as_in(objects: Objects, table: Table) -> Table:
-    """A table as this archive has it: marked in every row, if it is a simulated one."""
+    """A table as this archive has it: with a mark in every row, if it is a simulated one."""
     return table.marked() if not table.simulated and is_simulated(objects) else table
 
 
@@ -89,12 +89,12 @@ def commit(
     replacing: tuple[date, date] | None = None,
     behind: int | None = None,
 ) -> bool:
-    """Make files part of a table, once: False when this mark was committed before, and the files are left over.
-    They can take the place of what the table had of the days from one up to, and without, another; and they can be
-    right only behind a certain version.
+    """Adds files to a table, once for a mark: returns False if the mark was committed before, and the files are not
+    added. With `replacing`, they replace the days from the first up to, but not including, the second; with `behind`,
+    the last version of the app id must be that.
 
-    Of two who commit under one mark at the same time, the second is refused by delta-rs; one who comes later is
-    not, so it looks first."""
+    delta-rs refuses the second of two commits with one mark at the same time, but not a later one, so that is checked
+    first."""
     present = opened(objects, table)
     if is_done(present, mark):
         return False
@@ -119,10 +119,10 @@ def commit(
 def replace(
     objects: Objects, table: Table, mark: Mark, run: str, gone: Collection[str], come: Sequence[AddAction], rows: int
 ) -> bool:
-    """Files go and others come, once for a mark: False when that was done before. `rows` is how many the change is
-    about; the commit keeps it.
+    """Replaces files of a table, once for a mark: returns False if the mark was committed before. `rows` is how many
+    rows the change is about, which the commit records.
 
-    Whoever changed one of the files meanwhile makes this fail, and nothing is changed."""
+    Raises Conflict, and changes nothing, if one of the files was replaced meanwhile."""
     present = find(objects, table)
     assert present is not None
     if is_done(present, mark):

@@ -1,4 +1,4 @@
-"""Marks of commits that can be made again from their start: only the retry of one must be told from the next."""
+"""Marks for commits of jobs that start over after a crash: only a retry within one run must not commit twice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from angelia.stores.objects import Objects
 
 
 def next_mark(objects: Objects, table: Table, run: JobRun) -> Mark:
-    """The run's version, or what comes next in this table: a run may write it several times, and an archive may be
-    older than the ledger whose runs are counted."""
+    """The run's version, or the next one of this table: a run may write a table several times, and an archive may have
+    seen more runs than the ledger."""
     have = commit.version_of(objects, table, run.app_id)
     return Mark(run.app_id, run.version if have is None else max(run.version, have + 1))

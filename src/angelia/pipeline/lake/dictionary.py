@@ -1,4 +1,4 @@
-"""The data dictionary: a page of Markdown for each table of the archive, written into the directory that is named."""
+"""The data dictionary: writes a page of Markdown for each table of the archive into a directory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TYPES = {
     pa.date32(): "date",
     pa.timestamp("us", tz="UTC"): "timestamp (µs, UTC)",
 }
-# Which job's commits a table has, and how they are numbered.
+# The app transaction of a table's commits, and its version.
 _COMMITS = {
     RECEIPTS.name: "`archive receipts`, with the number of the run (`simulate` in a simulated archive)",
     AUDIT.name: "`archive audit`, with the last position that is archived",
@@ -59,7 +59,7 @@ pl.scan_delta("…/lake/{name}").filter(pl.col("{day}") >= pl.date(2026, 10, 1))
 
 
 def page(table: Table) -> str:
-    """What a reader of a table wants to know of it."""
+    """The page of a table."""
     rows = [_row(field, about) for field, about in zip(table.schema, _meanings(table), strict=True)]
     more = [] if table in ANALYTICS else [f"Rows are told apart by `{table.id}`."]
     if table.configuration.get("delta.appendOnly") == "true":

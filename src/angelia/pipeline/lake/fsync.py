@@ -1,4 +1,4 @@
-"""Makes what was committed survive a power cut, before anybody else lets go of it."""
+"""Makes commits survive a power cut, before rows are removed elsewhere."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from angelia.stores.objects import Objects
 
 
 def settle(objects: Objects, table: Table, uris: Iterable[str]) -> None:
-    """Write files of a table, its log and their directories to the disk. A bucket has done so when it answers; a file
-    system only has them in memory."""
+    """Syncs files of a table, its log and their directories to disk. An object store is durable when it answers."""
     if objects.remote:
         return
     log = Path(objects.table(table.name), "_delta_log")

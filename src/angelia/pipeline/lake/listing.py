@@ -1,4 +1,4 @@
-"""The files of a table, and how large it is, as its log says: nothing is read but the log."""
+"""Tables of the archive and their files, as the Delta log lists them; no data is read."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from angelia.stores.objects import Objects
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """A file that a table has now."""
+    """A file of a table's present version."""
 
     path: str  # below the table
     uri: str
     day: date
     rows: int
     size: int
-    least: int | None  # of the column that orders the table, if one does
+    least: int | None  # the smallest value of the table's `ordered` column, if it has one
 
     @property
     def name(self) -> str:
@@ -31,7 +31,7 @@ class TableFile:
 
 @dataclass(frozen=True, slots=True)
 class TableSize:
-    """Files, rows and bytes of a table that count now."""
+    """Files, rows and bytes of a table's present version."""
 
     files: int
     rows: int
@@ -39,7 +39,7 @@ class TableSize:
 
 
 def find(objects: Objects, table: Table) -> DeltaTable | None:
-    """The table as it is now; None before its first write."""
+    """The table; None before its first write."""
     try:
         return DeltaTable(objects.table(table.name), storage_options=dict(objects.options))
     except TableNotFoundError:
@@ -47,7 +47,7 @@ def find(objects: Objects, table: Table) -> DeltaTable | None:
 
 
 def files(objects: Objects, table: Table) -> list[TableFile]:
-    """Every file that counts now; none before the table's first write."""
+    """The files of the present version; none before the first write."""
     found = find(objects, table)
     if found is None:
         return []
@@ -66,6 +66,6 @@ def files(objects: Objects, table: Table) -> list[TableFile]:
 
 
 def size(objects: Objects, table: Table) -> TableSize:
-    """All of a table; zeros before its first write."""
+    """The size of a table; zeros before its first write."""
     found = files(objects, table)
     return TableSize(len(found), sum(file.rows for file in found), sum(file.size for file in found))

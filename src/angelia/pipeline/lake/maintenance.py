@@ -1,5 +1,4 @@
-"""Keeps tables quick to read and no larger than they need be: small files of a day become one, and what nobody can be
-reading any more is removed."""
+"""Compacts the small files of a day, and removes files that no reader can still be using."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ KEPT = timedelta(days=7)  # longer than any job runs
 LEAST_KEPT = timedelta(hours=24)
 _FILE_BYTES = 128_000_000
 _SMALL_BYTES = 32_000_000
-MADE_BY = "angelia.compaction"  # what a commit says of itself
+MADE_BY = "angelia.compaction"  # metadata of its commits
 _WRITTEN = WriterProperties(compression="ZSTD", compression_level=3)
 
 
@@ -37,7 +36,7 @@ class RowsDiffer(AngeliaError):
 
 @dataclass(frozen=True, slots=True)
 class DayFiles:
-    """The files that a table has of a day."""
+    """The number and size of a table's files of a day."""
 
     day: date
     files: int
@@ -55,10 +54,10 @@ def crowded(objects: Objects, table: Table) -> list[DayFiles]:
 
 
 def compact(objects: Objects, table: Table, day: date) -> DayFiles:
-    """Make few files of the many of a day, in a commit that adds and removes no row: what readers have open stays, and
-    so does what jobs have committed. Gives the day as it is now.
+    """Compacts the files of a day in a commit that changes no row, so that readers and other jobs go on. Returns the
+    day as it is after that.
 
-    delta-rs does this to a table to which rows are only added as well."""
+    delta-rs allows this for append-only tables as well."""
     present = listing.find(objects, table)
     assert present is not None
     before, own = present.version(), str(uuid.uuid4())
@@ -73,12 +72,12 @@ def compact(objects: Objects, table: Table, day: date) -> DayFiles:
     except CommitFailedError as error:
         raise Conflict(f"somebody else writes {table.name}", hint="angelia pipeline run maintain") from error
     compare(objects, table, own, before)
-    return _day(day, _files(objects, table, day))
+    return _day(day, [file for file in listing.files(objects, table) if file.day == day])
 
 
 def compare(objects: Objects, table: Table, own: str, before: int) -> None:
-    """The rows of the files that a compaction's own commits took out, and of those that they put in their place. What
-    others added behind a version, before and after them, is not looked at."""
+    """Compares the rows of the files that a compaction's own commits removed and added, and raises RowsDiffer if they
+    are not as many. Other commits after version `before` are ignored."""
     found = listing.find(objects, table)
     assert found is not None
     behind = found.history(found.version() - before) if found.version() > before else []
@@ -100,10 +99,10 @@ def compare(objects: Objects, table: Table, own: str, before: int) -> None:
 
 
 def vacuum(objects: Objects, table: Table, kept: timedelta, *, dry_run: bool) -> list[str]:
-    """Remove files that have not been the table's for this long, or never were: a run that died left them. Gives their
-    paths below the table.
+    """Removes files that left the table at least `kept` ago, or that no commit names: a run that died left them.
+    Returns their paths below the table.
 
-    The time is what keeps this from files that a job has written and not committed yet."""
+    The time protects files that a job has written and not committed yet."""
     if kept < LEAST_KEPT:
         raise InvalidArgument(
             f"files are kept for {LEAST_KEPT.days} day at least: a job may be about to commit younger ones",
@@ -128,16 +127,12 @@ def _vacuum(table: DeltaTable, kept: timedelta, *, dry_run: bool) -> list[str]:
     return table.vacuum(retention_hours=hours, dry_run=dry_run, enforce_retention_duration=False, full=True)
 
 
-def _files(objects: Objects, table: Table, day: date) -> list[TableFile]:
-    return [file for file in listing.files(objects, table) if file.day == day]
-
-
 def _day(day: date, files: Collection[TableFile]) -> DayFiles:
     return DayFiles(day, len(files), sum(file.rows for file in files), sum(file.size for file in files))
 
 
 def _counted(objects: Objects, uris: Collection[str]) -> int:
-    """How many rows files have, by the files themselves."""
+    """The number of rows in files, by their own metadata."""
     filesystem = objects.filesystem()
     total = 0
     for uri in uris:

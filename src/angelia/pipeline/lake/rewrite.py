@@ -29,7 +29,7 @@ class StoreRefuses(AngeliaError):
 
 
 def count(objects: Objects, table: Table, uris: Collection[str]) -> int:
-    """How many rows these files have, by the log."""
+    """The number of rows of these files, by the log."""
     wanted = {uri.removeprefix(objects.table(table.name)) for uri in uris}
     return sum(file.rows for file in files(objects, table) if f"/{file.path}" in wanted)
 
@@ -37,21 +37,21 @@ def count(objects: Objects, table: Table, uris: Collection[str]) -> int:
 def rewrite(
     frame: DataFrame, objects: Objects, table: Table, mark: Mark, run: str, uris: Collection[str], rows: int
 ) -> None:
-    """Let a frame take the place of files of a table, in one commit."""
+    """Replaces files of a table by the rows of a frame, in one commit."""
     gone = json.dumps([below(objects, table, uri) for uri in uris])
     save(frame, {**options(objects, table, mark, run), "gone": gone, "rows": str(rows)})
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedChange:
-    """What a run did to a table: how many rows it was about, and the files that it took out."""
+    """What a run changed in a table: how many rows it was about, and the files that it removed."""
 
     rows: int
     gone: list[str]
 
 
 def change(objects: Objects, table: Table, run: str) -> CommittedChange:
-    """What a run did to a table in its one commit, by the log: it is known after a crash as well."""
+    """What a run changed in a table in its one commit, by the log, so that it is known after a crash."""
     found = find(objects, table)
     said = [] if found is None else [one for one in found.history() if one.get(RUN) == run]
     if not said:
@@ -61,28 +61,27 @@ def change(objects: Objects, table: Table, run: str) -> CommittedChange:
 
 
 def is_done_by(objects: Objects, table: Table, mark: Mark, run: str) -> bool:
-    """Whether a run has made its commit. Its version alone does not tell: an archive may have seen more of them than a
-    ledger that is new, or was restored."""
+    """Whether a run has made its commit. The version alone does not tell: an archive may have seen more runs than a
+    ledger that is new or was restored."""
     found = find(objects, table)
     return found is not None and is_done(found, mark) and bool(change(objects, table, run).gone)
 
 
 def actions(objects: Objects, table: Table, version: int) -> list[dict[str, Any]]:
-    """What one commit did, as the log has it."""
+    """The actions of one commit, from the log."""
     path = objects.path(f"{objects.table(table.name)}/_delta_log/{version:020}.json")
     with objects.filesystem().open_input_stream(path) as opened:
         return [json.loads(line) for line in opened.read().splitlines()]
 
 
 def open_up(objects: Objects, table: Table, said: Mapping[str, str] | None = None) -> None:
-    """Let rows of a table go, even if it is one to which rows are only added. What is said is written into the table's
-    properties first, and stays there."""
+    """Allows the removal of rows also in an append-only table. The properties in `said` are written first, and stay."""
     lifted = {_APPEND_ONLY: "false"} if _APPEND_ONLY in table.configuration else {}
     _set(objects, table, {**(said or {}), **lifted})
 
 
 def close_again(objects: Objects, table: Table) -> None:
-    """Put back what the table was made with; after a crash as well, so it is called however far the work had come."""
+    """Restores the table's own properties; idempotent, so it is called after a crash as well."""
     _set(objects, table, table.configuration)
 
 
@@ -93,13 +92,13 @@ def _set(objects: Objects, table: Table, properties: Mapping[str, str]) -> None:
 
 
 def leftovers(objects: Objects, table: Table, writing: Callable[[], Collection[str]]) -> list[str]:
-    """Files below a table that it does not have now: taken out before, or of a write that never ended. Files of runs
-    that are writing, whose ids their names begin with, are spared.
+    """Files in the table's directory that its present version does not have: removed before, or of a write that never
+    ended. Files of runs that are `writing`, whose names begin with the run's id, are left out.
 
-    Without a log nobody can tell what the table has, so nothing is left over."""
+    Without a log there are none, since the table's files are unknown."""
     root = objects.path(objects.table(table.name))
     listed = objects.filesystem().get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
-    # In this order: whoever wrote a file that was listed is at work still, or has committed it by then.
+    # In this order: the run that wrote a listed file is still open, or has committed it by now.
     sparing = writing()
     if find(objects, table) is None:
         return []
@@ -115,7 +114,7 @@ def leftovers(objects: Objects, table: Table, writing: Callable[[], Collection[s
 
 
 def delete(objects: Objects, table: Table, paths: Collection[str]) -> None:
-    """Remove files for good. One that is gone already is no fault: somebody was here before a crash."""
+    """Deletes files; one that is gone was deleted before a crash."""
     filesystem, root = objects.filesystem(), objects.path(objects.table(table.name))
     for path in paths:
         try:
@@ -130,5 +129,5 @@ def delete(objects: Objects, table: Table, paths: Collection[str]) -> None:
 
 
 def below(objects: Objects, table: Table, uri: str) -> str:
-    """A file's path as the table's log has it."""
+    """The path of a file below its table, as in the log."""
     return uri.removeprefix(objects.table(table.name)).lstrip("/")

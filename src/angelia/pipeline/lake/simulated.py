@@ -1,5 +1,5 @@
-"""Keeps what never happened apart from what did. An archive that `simulate` makes is marked in every table; in one of
-an earlier release simulated rows may lie among real tables, where the log tells of them."""
+"""Keeps simulated rows apart from real ones. An archive that `simulate` makes is marked in every table; in one of an
+earlier release simulated rows may be in real tables, which the log tells."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, TABLES, Table
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
 
-APP_ID = "simulate"  # of commits of what never happened
-REMOVED = "remove simulated"  # of the commit that takes it out again, whose version is that of the last one it is about
+APP_ID = "simulate"  # of commits of simulated rows
+REMOVED = "remove simulated"  # of the commit that removes them, with the version of the last one that it removed
 
 
 def mixed(objects: Objects) -> list[Table]:
-    """Tables of an archive of real rows that have simulated ones."""
+    """Tables of an archive of real rows that have simulated ones as well."""
     return [] if is_simulated(objects) else [table for table in (RECEIPTS, AUDIT) if left_in(objects, table)]
 
 
@@ -35,7 +35,7 @@ def is_empty(objects: Objects) -> bool:
 
 
 def only_real(objects: Objects, settings: Settings, job: str) -> None:
-    """Refuse a simulated archive to a job that is about what really happened."""
+    """Raises Conflict for a simulated archive, in jobs about real messages."""
     if not is_simulated(objects):
         return
     if objects.root == archive_locations.own(settings).root:
@@ -46,12 +46,12 @@ def only_real(objects: Objects, settings: Settings, job: str) -> None:
 
 
 def only_one_kind(objects: Objects, settings: Settings, *tables: Table) -> None:
-    """Refuse an archive in whose tables real and simulated rows would come, or have come, together."""
+    """Raises Conflict for an archive whose tables have both real and simulated rows."""
     both = ", ".join(table.name for table in mixed(objects) if table in tables)
     if both:
         raise Conflict(f"the archive at {objects.root} holds simulated rows in {both}", hint=removal(objects, settings))
 
 
 def removal(objects: Objects, settings: Settings) -> str:
-    """The command that takes simulated rows out of an archive."""
+    """The command that removes simulated rows from an archive."""
     return f"angelia pipeline run {REMOVED}{archive_locations.flag(objects, settings)}"

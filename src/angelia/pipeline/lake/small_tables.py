@@ -20,7 +20,7 @@ from angelia.stores.objects import Objects
 
 
 def rows(objects: Objects, table: Table, first: date | None = None, end: date | None = None) -> list[dict[str, Any]]:
-    """All rows of the days from the first up to, and without, the end; none before the table's first write."""
+    """All rows of the days from `first` up to, but not including, `end`; none before the table's first write."""
     found = listing.find(objects, table)
     if found is None:
         return []
@@ -29,7 +29,7 @@ def rows(objects: Objects, table: Table, first: date | None = None, end: date | 
 
 
 def sums(objects: Objects, table: Table, by: str, of: Mapping[str, pc.Expression], where: pc.Expression) -> pa.Table:
-    """Sums for each value of a column. Only these are in memory, however many rows there are."""
+    """Sums for each value of a column; only the sums are in memory."""
     found = listing.find(objects, table)
     if found is None:
         return pa.table({name: [] for name in (by, *of)})
@@ -46,7 +46,7 @@ def sums(objects: Objects, table: Table, by: str, of: Mapping[str, pc.Expression
 def put(
     objects: Objects, table: Table, rows: pa.Table, run: JobRun, *, replacing: tuple[date, date] | None = None
 ) -> None:
-    """Append rows in one commit, or let them take the place of the days from one up to, and without, another."""
+    """Appends rows in one commit, or replaces the days from the first up to, but not including, the second."""
     mark = next_mark(objects, table, run)
     with Files(objects, commit.as_in(objects, table), f"{run.run_id}-{mark.version}") as files:
         for batch in rows.select(table.schema.names).cast(table.schema).combine_chunks().to_batches():

@@ -1,4 +1,4 @@
-"""What a table of the archive is: columns that say what they mean, in partitions by the day of the data."""
+"""Tables of the archive: documented columns, partitioned by the day of the data."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SIMULATED_PROPERTY = "angelia.simulated"  # and the property of its tables
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveColumn:
-    """A column and what it says."""
+    """A column and its meaning."""
 
     name: str
     type: pa.DataType
     about: str
     nullable: bool = True
-    unique: bool = False  # hardly a value comes twice
+    unique: bool = False  # values hardly repeat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +32,12 @@ class Table:
     about: str
     id: str
     columns: tuple[ArchiveColumn, ...]
-    ordered: str | None = None  # a column whose smallest and largest value the log knows of each file
+    ordered: str | None = None  # a column whose smallest and largest value in each file the log keeps
     configuration: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def schema(self) -> pa.Schema:
-        """With the day, which stands in the files' paths and not in the files."""
+        """The schema with the day, which is in the paths of the files and not in the files."""
         fields = [pa.field(one.name, one.type, one.nullable) for one in self.columns]
         return pa.schema([*fields, pa.field(DAY, pa.date32(), False)])
 
@@ -50,7 +50,7 @@ class Table:
         return SIMULATED_PROPERTY in self.configuration
 
     def marked(self) -> Table:
-        """The table as a simulated archive has it: its properties, its description and every row say so."""
+        """The table as a simulated archive has it: marked in its properties, its description and every row."""
         return replace(
             self,
             about=f"Simulated, none of this happened. {self.about}",
@@ -60,12 +60,13 @@ class Table:
 
     @property
     def repeating(self) -> list[str]:
-        """Texts that are worth a dictionary."""
+        """Text columns that are worth a dictionary."""
         return [one.name for one in self.columns if one.type == pa.string() and not one.unique]
 
     @property
     def counting(self) -> list[str]:
-        """Numbers and times, of which a file keeps the differences: half the bytes and the work of a dictionary."""
+        """Columns of numbers and times, which are stored as differences: half the bytes and the work of a
+        dictionary."""
         return [one.name for one in self.columns if pa.types.is_integer(one.type) or pa.types.is_timestamp(one.type)]
 
 

@@ -1,4 +1,4 @@
-"""The tables of the archive: what each column is. What a reader sees is documented in docs/tables from here."""
+"""The tables of the archive. `dictionary` makes docs/tables from them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ AUDIT = Table(
 
 SESSIONS = Table(
     name="sessions",
-    about="Rotation schedules of pairs of agents that nobody used for 90 days. What was encrypted in them is not kept: "
+    about="Rotation schedules of pairs of agents that were unused for 90 days. What was encrypted in them is not kept: "
     "neither the state nor the list of keys in grace, which had all run out.",
     id="session_id",
     columns=(
@@ -86,7 +86,3 @@ SESSIONS = Table(
 )
 
 TABLES = {table.name: table for table in (RECEIPTS, AUDIT, SESSIONS, *ANALYTICS)}
-
-
-def named(name: str) -> Table:
-    return TABLES[name]

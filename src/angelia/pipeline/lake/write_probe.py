@@ -1,4 +1,4 @@
-"""Asks a store, before anything is entrusted to it, whether it keeps two writers from overwriting each other."""
+"""Checks that an object store keeps two writers from overwriting each other, before anything is stored in it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedError, UnauthenticatedError
@@ -18,14 +18,15 @@ from angelia.stores.objects import Objects
 if TYPE_CHECKING:
     from obstore.store import S3Config
 
-_PATIENCE = timedelta(seconds=5)  # for one answer; a store that is slower now is not one to begin a run with
+_PATIENCE = timedelta(seconds=5)  # for one answer; with a slower store no run should begin
 
 
 def probe(objects: Objects) -> None:
-    """The same object is made twice, each time on the condition that it is not there: the second must be refused.
+    """Puts the same object twice on the condition that it does not exist; raises StartFailed if the second is not
+    refused.
 
-    By two puts and not by two commits: delta-rs looks before it commits, so one after the other always works, on
-    any store. A store that ignores the condition loses what two writers commit at the same time, without a word."""
+    Two commits would prove nothing: delta-rs looks before it commits. A store that ignores the condition loses one of
+    two concurrent commits silently."""
     if not objects.remote:
         return
     store, name = _store(objects), f"_probe/{uuid.uuid4()}"
@@ -37,7 +38,7 @@ def probe(objects: Objects) -> None:
             except AlreadyExistsError:
                 return
     finally:
-        # Under object lock it stays: an empty object, and the key need not be one that may delete.
+        # Under object lock, or if the key may not delete, an empty object stays.
         with suppress(BaseError, FileNotFoundError):
             obstore.delete(store, name)
     raise StartFailed(
@@ -47,7 +48,7 @@ def probe(objects: Objects) -> None:
 
 
 def check_answers(objects: Objects) -> None:
-    """Whether a store can be read at all, asked by a key that need not be one that may write."""
+    """Raises if a store cannot be read; the key need not be one that may write."""
     if not objects.remote:
         return
     with _in_our_words(objects):
@@ -58,7 +59,7 @@ def check_answers(objects: Objects) -> None:
 def _in_our_words(objects: Objects) -> Iterator[None]:
     try:
         yield
-    # What the store answered is the cause, and not in the sentence: it may repeat what it was sent.
+    # The store's answer is the cause, not part of the message: it may repeat secrets of the request.
     except (PermissionDeniedError, UnauthenticatedError) as error:
         raise SettingsError(
             f"the store of {objects.root} refuses our key",
@@ -77,22 +78,13 @@ def _in_our_words(objects: Objects) -> Iterator[None]:
 
 def _store(objects: Objects) -> S3Store:
     given = objects.options
-    config: S3Config = {"region": given["AWS_REGION"]}
-    if "AWS_ACCESS_KEY_ID" in given:
-        config["access_key_id"] = given["AWS_ACCESS_KEY_ID"]
-        config["secret_access_key"] = given.get("AWS_SECRET_ACCESS_KEY", "")
-    if "AWS_SESSION_TOKEN" in given:
-        config["session_token"] = given["AWS_SESSION_TOKEN"]
-    if "AWS_ENDPOINT_URL" in given:
-        config["endpoint"] = given["AWS_ENDPOINT_URL"]
+    config = {name: value for name, value in given.items() if name.startswith("AWS_") and name != "AWS_ALLOW_HTTP"}
+    if "AWS_ACCESS_KEY_ID" in config:
+        config.setdefault("AWS_SECRET_ACCESS_KEY", "")
     return S3Store(
         objects.bucket,
         prefix=objects.prefix or None,
-        config=config,
-        client_options={
-            "allow_http": "AWS_ALLOW_HTTP" in given,
-            "timeout": _PATIENCE,
-            "connect_timeout": _PATIENCE,
-        },
+        config=cast("S3Config", config),  # it takes the names of the environment, too
+        client_options={"allow_http": "AWS_ALLOW_HTTP" in given, "timeout": _PATIENCE, "connect_timeout": _PATIENCE},
         retry_config={"max_retries": 1, "retry_timeout": 2 * _PATIENCE},
     )

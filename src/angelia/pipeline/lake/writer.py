@@ -1,4 +1,4 @@
-"""Writes a Spark frame into a table: tasks write files that nobody sees, the driver makes all of them count at once."""
+"""Writes a Spark frame into a table: tasks write files, and the driver commits all of them at once."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 
 from angelia.errors import Conflict
-from angelia.pipeline.lake import tables
 from angelia.pipeline.lake.commit import Mark, commit, is_simulated, replace
 from angelia.pipeline.lake.table import SIMULATED
-from angelia.pipeline.lake.tables import DAY, Table
+from angelia.pipeline.lake.tables import DAY, TABLES, Table
 from angelia.pipeline.secret_options import hidden, shown
 from angelia.stores.objects import Objects
 
@@ -50,8 +49,8 @@ def write(
     *,
     replacing: tuple[date, date] | None = None,
 ) -> None:
-    """Append a frame to a table in one commit, or let it take the place of the days from one up to, and without,
-    another. Done once for a mark, however often it is asked for."""
+    """Appends a frame to a table in one commit, or replaces the days from the first up to, but not including, the
+    second. Idempotent for a mark."""
     days = json.dumps(replacing and [f"{day}" for day in replacing])
     save(frame, {**options(objects, table, mark, run), "replacing": days})
 
@@ -63,7 +62,7 @@ def save(frame: DataFrame, options: Mapping[str, str]) -> None:
 
 
 def options(objects: Objects, table: Table, mark: Mark, run: str) -> dict[str, str]:
-    """What every writer is told: where, and for which mark of which run."""
+    """The options of every writer: the archive, and the mark and the run of the commit."""
     return {
         "root": objects.root,
         "secret": hidden(objects.options),  # so named, Spark does not show it
@@ -91,7 +90,7 @@ class LakeWriter(DataSourceArrowWriter):
 
     def __init__(self, options: Any) -> None:
         self._objects = Objects(options["root"], shown(options["secret"]))
-        table = tables.named(options["table"])
+        table = TABLES[options["table"]]
         self._table = table.marked() if json.loads(options["simulated"]) else table
         self._mark = Mark(options["app_id"], int(options["version"]))
         self._run = options["run"]
@@ -117,17 +116,17 @@ class LakeWriter(DataSourceArrowWriter):
             raise Conflict(f"somebody else has written {self._table.name} meanwhile", hint="run it again")
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nobody sees the files that are there; vacuum takes them away."""
+        """The files are in no commit; vacuum removes them."""
 
 
 class Files:
-    """The open files of a task: one a day, closed when it is large."""
+    """The open files of a task: one a day, and a new one when it is large."""
 
     def __init__(self, objects: Objects, table: Table, task: str) -> None:
         self._objects = objects
         self._filesystem = objects.filesystem()
         self._table = table
-        # Spark counts its tasks anew in each session: without this, a resumed run would write over its own files.
+        # Spark numbers its tasks from 0 in each session: without this, a resumed run would overwrite its own files.
         self._task = f"{task}-{uuid.uuid4().hex[:8]}"
         self._open: dict[str, _File] = {}
         self._number = 0
@@ -165,7 +164,7 @@ class _File:
         path = objects.path(f"{objects.table(table.name)}/{name}")
         if not objects.remote:
             filesystem.create_dir(path.rpartition("/")[0])
-        # The writer does not close a stream that it did not open, and an upload is not there before it is closed.
+        # The writer does not close a stream that it did not open, and an upload exists only when it is closed.
         self._stream = filesystem.open_output_stream(path)
         self._writer = pq.ParquetWriter(
             self._stream,
@@ -196,7 +195,7 @@ class _File:
     def close(self) -> AddAction:
         self._flush()
         self._writer.close()
-        size = self._stream.tell()  # asking the store for it would be one request more
+        size = self._stream.tell()  # saves a request to the store
         self._stream.close()
         stats: dict[str, object] = {"numRecords": self.rows}
         if self._ordered is not None:

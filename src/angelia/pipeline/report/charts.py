@@ -1,4 +1,5 @@
-"""The charts of the report, one for each question. Axes begin at 0 unless they are logarithmic; a gap is a gap."""
+"""The charts of the report, one for each question. Axes begin at 0 unless they are logarithmic; days without data are
+gaps."""
 
 from __future__ import annotations
 
@@ -29,15 +30,16 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 def volume(contents: Contents) -> Draw:
     """How many messages a day, by what became of them."""
-    columns = {name: _by_day(contents, _count(name)) for name in OUTCOMES}
+    columns = {name: _by_day(contents, {day.day: day.outcomes[name] for day in contents.days}) for name in OUTCOMES}
     return lambda axes, narrow: _stacked(axes, contents.period, columns, narrow)
 
 
 def latency(contents: Contents) -> Draw:
-    """How late they came."""
+    """How long delivery took."""
 
     def draw(axes: Axes, narrow: bool) -> None:
-        lines = {name: _by_day(contents, _time(place)) for place, name in reversed([*enumerate(SHARES)])}
+        places = reversed([*enumerate(SHARES)])
+        lines = {name: _by_day(contents, {day.day: day.times[n] for day in contents.days}) for n, name in places}
         axes.set_yscale("log")
         _lines(axes, [_place(day) for day in contents.period], lines, narrow)
         axes.yaxis.set_major_locator(LogLocator(numticks=6))
@@ -49,10 +51,11 @@ def latency(contents: Contents) -> Draw:
 
 
 def losses(contents: Contents) -> Draw:
-    """What share of a day's messages did not come."""
+    """The share of a day's messages that was not delivered."""
 
     def draw(axes: Axes, narrow: bool) -> None:
-        lines = {name: _by_day(contents, _percent(name)) for name in ("failed", "expired")}
+        shares = {name: {day.day: _percent(day, name) for day in contents.days} for name in ("failed", "expired")}
+        lines = {name: _by_day(contents, share) for name, share in shares.items()}
         _lines(axes, [_place(day) for day in contents.period], lines, narrow)
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_locator(MaxNLocator(4))
@@ -82,7 +85,7 @@ def buckets(contents: Contents) -> Draw:
 
 
 def storage(contents: Contents) -> Draw:
-    """How big each tier is: over time, once it was measured on several days."""
+    """The size of each tier: over time, once it was measured on several days."""
     times = list(contents.storage)
     if len({one.date() for one in times}) < 2:
         return lambda axes, narrow: _sizes(axes, contents.storage[times[-1]])
@@ -90,7 +93,7 @@ def storage(contents: Contents) -> Draw:
 
     def draw(axes: Axes, narrow: bool) -> None:
         places = [(moment - _EPOCH) / timedelta(days=1) for moment in times]
-        # Not stacked: a tier that was not measured once would take those above it with it.
+        # Not stacked: a gap of one tier would be a gap of those above it.
         _lines(axes, places, values, narrow)
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_locator(MaxNLocator(4))
@@ -113,23 +116,14 @@ def rotations(contents: Contents) -> Draw:
     return lambda axes, narrow: _stacked(axes, days, columns, narrow)
 
 
-def _by_day(contents: Contents, wanted: Callable[[DayFigures], float | None]) -> list[float]:
-    """A value for each day of the period."""
-    known = {day.day: wanted(day) for day in contents.days}
+def _by_day(contents: Contents, known: Mapping[date, float | None]) -> list[float]:
+    """A value for each day of the period; a day without one is a gap."""
     values = [known.get(day) for day in contents.period]
     return [_GAP if value is None else float(value) for value in values]
 
 
-def _time(place: int) -> Callable[[DayFigures], float | None]:
-    return lambda day: day.times[place]
-
-
-def _count(outcome: str) -> Callable[[DayFigures], float]:
-    return lambda day: day.outcomes[outcome]
-
-
-def _percent(outcome: str) -> Callable[[DayFigures], float | None]:
-    return lambda day: 100 * day.outcomes[outcome] / day.sent if day.sent else None
+def _percent(day: DayFigures, outcome: str) -> float | None:
+    return 100 * day.outcomes[outcome] / day.sent if day.sent else None
 
 
 def _place(day: date) -> float:
@@ -155,8 +149,8 @@ def _stacked(axes: Axes, days: Sequence[date], columns: Mapping[str, Sequence[fl
 
 
 def _lines(axes: Axes, places: Sequence[float], lines: Mapping[str, Sequence[float]], narrow: bool) -> None:
-    """Lines that are told apart by their dashes and by what stands at their ends, not by colour alone. What stands
-    between two gaps is a point."""
+    """Lines that differ by dashes and by the names at their ends, not by colour alone. A value between two gaps is a
+    point."""
     for (name, values), other, dashes in zip(lines.items(), _SERIES, _DASHES, strict=False):
         colour = _OF.get(name, other)
         axes.plot(places, values, color=colour, linestyle=dashes, marker="o", markersize=4, markevery=_lonely(values))
@@ -177,7 +171,7 @@ def _lines(axes: Axes, places: Sequence[float], lines: Mapping[str, Sequence[flo
 
 
 def _lonely(values: Sequence[float]) -> list[int]:
-    """Places of values that have a gap, or nothing, on both sides: a line would not show them."""
+    """The places of values with a gap or nothing on both sides, which a line would not show."""
     padded = [_GAP, *values, _GAP]
     return [
         place

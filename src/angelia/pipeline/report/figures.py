@@ -1,4 +1,4 @@
-"""What the report shows, read from what analytics wrote: no Spark, no ledger."""
+"""The contents of the report, read from what analytics wrote: no Spark, no ledger."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Times = tuple[float | None, ...]  # p50, p95 and p99 in microseconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DayFigures:
-    """One day of the period, if there was anything of it."""
+    """A day of the period that has messages."""
 
     day: date
     sent: int
@@ -71,7 +71,7 @@ class Contents:
 
     @property
     def period(self) -> list[date]:
-        """Every day from the first to the last, also those that there is nothing of."""
+        """Every day from the first to the last, also those without messages."""
         first, last = self.days[0].day, self.days[-1].day
         return [first + timedelta(days=offset) for offset in range((last - first).days + 1)]
 
@@ -84,7 +84,7 @@ class Contents:
 
 
 def read(objects: Objects, settings: Settings) -> Contents:
-    """What was computed so far."""
+    """Reads all that was computed; raises NotFound if there is nothing."""
     known = {row[DAY]: row for row in lake.rows(objects, DAYS)}
     if not known:
         raise NotFound(
@@ -115,7 +115,7 @@ def read(objects: Objects, settings: Settings) -> Contents:
         recipients=_top(objects, "received", "received_bytes", None),
         storage=storage,
         rotations=sorted(lake.rows(objects, KEY_DAYS), key=lambda row: (row[DAY], row["reason"], row["key_type"])),
-        # A measurement that found no key in grace wrote none down.
+        # A measurement that found no key in grace wrote no rows.
         grace=[row for row in lake.rows(objects, KEY_GRACE) if row["measured_at"] == max(storage, default=None)],
     )
 
@@ -146,16 +146,13 @@ def _buckets(objects: Objects) -> list[int]:
 
 
 def _top(objects: Objects, messages: str, size: str, failed: str | None) -> list[AgentFigures]:
-    """The agents with most of it; those with as much in the order of their handles."""
+    """The agents with the most messages; equal ones in the order of their handles."""
     columns = {name: pc.field(name) for name in (messages, size, *([failed] if failed else []))}
     summed = lake.sums(objects, AGENTS, "agent", columns, pc.field(messages) > 0)
     top = pc.select_k_unstable(summed, _TOP, [(messages, "descending"), ("agent", "ascending")])
     return [
         AgentFigures(
-            handle=row["agent"],
-            messages=row[messages],
-            wire_bytes=row[size],
-            failed=row[failed] if failed else None,
+            handle=row["agent"], messages=row[messages], wire_bytes=row[size], failed=row[failed] if failed else None
         )
         for row in summed.take(top).to_pylist()
     ]

@@ -1,4 +1,4 @@
-"""Numbers and foreign text as the report writes them: every number has its unit, no text is anything but text."""
+"""Numbers and untrusted text of the report: every number has its unit, all text is escaped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _LONGEST = 80
 
 
 def foreign(text: str) -> str:
-    """Text of others, for HTML: escaped, isolated, with marks for what cannot be seen or turns text around."""
+    """Untrusted text as HTML: escaped, isolated, and with invisible and bidirectional characters shown."""
     shown = "".join(_shown(one) for one in text[:_LONGEST])
     cut = "…" if len(text) > _LONGEST else ""
     return f'<bdi class="foreign">{html.escape(shown)}{cut}</bdi>'

@@ -1,4 +1,4 @@
-"""The report: one page that needs nothing but itself, with a chart for each question and a table beside each chart."""
+"""The report: one page of HTML that needs no other file, with a chart for each question and a table beside it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ A message belongs to the day on which it was sent.</p></footer>
 
 
 def _banner(objects: Objects, settings: Settings) -> str:
-    """What nobody may take for real says so before everything else."""
+    """A banner above everything else, if messages are simulated."""
     if commit.is_simulated(objects):
         said = "<strong>Simulated.</strong> None of these messages was ever sent: they are of a fleet that never was."
     elif simulated.mixed(objects):
@@ -165,7 +165,7 @@ def _buckets_title(contents: Contents) -> str:
 
 
 def _buckets_table(contents: Contents) -> str:
-    """The fullest ones; all 256 would help nobody."""
+    """The ten fullest buckets."""
     fullest = sorted(range(len(contents.buckets)), key=lambda one: -contents.buckets[one])[:10]
     total = sum(contents.buckets)
     rows = ([f"{one}", f"{contents.buckets[one]:,}", formatting.share(contents.buckets[one], total)] for one in fullest)
@@ -251,7 +251,7 @@ def _agent(one: AgentFigures, sent: int) -> list[str]:
 
 
 def _table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells are HTML: whoever gives foreign text has escaped it."""
+    """A table of HTML; untrusted text in its cells is escaped by the caller."""
     head = "".join(f'<th scope="col">{column}</th>' for column in columns)
     body = "".join(
         f'<tr><th scope="row">{row[0]}</th>' + "".join(f"<td>{cell}</td>" for cell in row[1:]) + "</tr>" for row in rows

@@ -1,4 +1,4 @@
-"""Drawings as SVG that lives in the page: its text is text, and its colours are the page's, light or dark."""
+"""Draws charts as SVG inside the page: text stays text, and colours are the page's, light or dark."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# What is drawn in these becomes a variable of the page's style. The values are the light ones.
+# Each of these colours becomes a variable of the page's style. The values are those of the light style.
 COLOURS = {
     "text": "#1b2330",
     "muted": "#56606f",
@@ -78,7 +78,7 @@ def _svg(name: str, inches: tuple[float, float], draw: Callable[[Axes], None]) -
 
 
 def _inlined(text: str, name: str) -> str:
-    """Without a document around it, with ids of its own, and with the page's colours and letters."""
+    """The SVG without its XML document, with unique ids, and with the page's colours and fonts."""
     text = text[text.index("<svg") :]
     for dropped in _DROPPED:
         text = dropped.sub("", text)

@@ -1,4 +1,4 @@
-"""The audit of a simulated fleet: a proper hash chain, made by one task in the order of time."""
+"""The audit of a simulated fleet: a valid hash chain, made by one task in the order of time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SUITE = 1
 
 
 def chained(receipts: DataFrame) -> DataFrame:
-    """What the receipts tell of, as the audit tells it: sent, and acknowledged where it was."""
+    """The events of the receipts: sent, and acknowledged if it was."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     common = ["message_id", "replay_key", "wire_bytes", "priority"]
@@ -57,7 +57,7 @@ def _chain(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _event(row: dict[str, object]) -> Event:
     message, kind = UUID(str(row["message_id"])), str(row["event_type"])
-    # An id of its own, the same in every run: the message's with another end for each kind.
+    # Its own id, the same in every run: that of the message, with another end for each kind.
     own = UUID(int=message.int ^ (1 if kind == "message_sent" else 2))
     detail = {"bytes": int(str(row["wire_bytes"])), "priority": int(str(row["priority"])), "suite": _SUITE}
     return Event(

@@ -1,4 +1,4 @@
-"""A fleet that never was: how many agents it has, how they talk, and what becomes of what they say."""
+"""A made-up fleet: its size, how its agents talk, and what becomes of their messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WEEKEND = 0.55
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """Options of `simulate`. The same ones give the same rows, whatever runs them."""
+    """Options of `simulate`. Equal options give equal rows."""
 
     agents: int = 1000
     messages_per_agent_per_day: float = 4.5  # in the mean of a week; fewer at the weekend
@@ -32,8 +32,8 @@ class Fleet:
     delays: tuple[float, ...] = (240.0, 80.0, 40.0, 20.0)  # to delivery, by priority: median in milliseconds
     delay_sigma: float = 1.1  # of the logarithm of these
     attempts: tuple[float, ...] = (0.97, 0.02, 0.01)  # shares of what is delivered at the first, second, … attempt
-    hours: tuple[float, ...] = _WORKING + _EVENING  # how much is sent in each hour of the day, against the others
-    skew: float = 0.6  # 0: all agents talk alike; near 1: a few say nearly everything
+    hours: tuple[float, ...] = _WORKING + _EVENING  # weights of the hours of a day
+    skew: float = 0.6  # 0: all agents send alike; near 1: a few send nearly everything
 
     def __post_init__(self) -> None:
         _check(
@@ -55,7 +55,7 @@ class Fleet:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Fleet:
-        """From a job's options; lists become tuples, what is not ours is somebody else's."""
+        """From a job's options; lists become tuples, and unknown names are ignored."""
         known = {one.name for one in fields(cls)}
         given: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in options.items()
@@ -67,14 +67,14 @@ class Fleet:
         return cls(**wanted)
 
     def messages(self, day: date) -> int:
-        """How many are sent on a day: fewer at the weekend, and never quite as many as the day before."""
+        """The number of messages of a day: fewer at the weekend, with a little random variation."""
         drawn = hashlib.sha256(f"{self.seed} {day}".encode()).digest()
         wobble = 0.96 + 0.08 * int.from_bytes(drawn[:4], "big") / 2**32
         weekly = 7 / (5 + 2 * _WEEKEND) * (_WEEKEND if day.weekday() >= 5 else 1.0)
         return max(1, round(self.agents * self.messages_per_agent_per_day * weekly * wobble))
 
     def times_of_day(self, points: int) -> list[float]:
-        """When so much of a day's messages is sent, in seconds: the quantiles of the curve of hours."""
+        """The times of day, in seconds, by which equal shares of the messages are sent: the quantiles of `hours`."""
         reached = [0.0]
         for weight in self.hours:
             reached.append(reached[-1] + weight)
@@ -88,12 +88,12 @@ class Fleet:
 
 
 def days_between(first: date, last: date) -> list[date]:
-    """The days from the first up to, and without, the last."""
+    """The days from the first up to, but not including, the last."""
     return [first + timedelta(days=offset) for offset in range((last - first).days)]
 
 
 def cumulative(shares: Sequence[float]) -> list[float]:
-    """What is reached after each share but the last."""
+    """The cumulative sums of shares, without the last."""
     reached = [0.0]
     for share in shares:
         reached.append(reached[-1] + share)
@@ -101,7 +101,7 @@ def cumulative(shares: Sequence[float]) -> list[float]:
 
 
 def pieces(days: Sequence[date], rows: Mapping[date, int], most: int) -> list[list[date]]:
-    """Days in their order, in pieces of so many rows at most; a day that has more is a piece of its own."""
+    """Days in order, in pieces of at most `most` rows; a larger day is a piece of its own."""
     found: list[list[date]] = []
     size = 0
     for day in days:
@@ -115,7 +115,7 @@ def pieces(days: Sequence[date], rows: Mapping[date, int], most: int) -> list[li
 
 
 def are_numbers(value: object) -> bool:
-    """Numbers that can be reckoned with: what comes from a command line may be anything."""
+    """Whether a value from the command line is a finite number, or a tuple of such."""
     if isinstance(value, tuple):
         return len(value) > 0 and all(map(are_numbers, value))
     return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)

@@ -21,16 +21,17 @@ _TTL = 7 * 86_400 * _SECOND
 _SEALED = 4_630  # what sealing and signing add to a message, in bytes
 _LARGEST = 1_048_576
 _POINTS = 192  # of the curve of a day
-_TASK_ROWS = 50_000  # so small a task is not worth its start
+_TASK_ROWS = 50_000  # smaller tasks are not worth their start
 _DAY_TASK_ROWS = 2_000_000
 _CHANNELS = 32
 _REASONS = ("simulated: rejected by the recipient", "simulated: too many attempts", "simulated: key revoked")
 
 
 def receipts(spark: SparkSession, fleet: Fleet, days: Sequence[date]) -> DataFrame:
-    """Receipts of neighbouring days. A task writes whole days, or a large day is several tasks: either way few files.
+    """Receipts of neighbouring days. A task writes whole days, or a large day is split into tasks, so that there are
+    few files.
 
-    Every day gets as many numbers as the largest one needs, and those that it does not need are left out."""
+    Every day has as many row numbers as the largest; those beyond its own count are filtered out."""
     counts = [fleet.messages(day) for day in days]
     split = -(-max(counts) // _DAY_TASK_ROWS)
     room = split * -(-max(counts) // split)
@@ -50,10 +51,10 @@ def handle(number: Column) -> Column:
 
 
 def _drawn(rows: DataFrame, fleet: Fleet) -> DataFrame:
-    """Everything about a message that chance decides."""
+    """The random properties of each message."""
     sender = _ranked(_chance("sender", fleet), fleet)
     to = _ranked(_chance("recipient", fleet), fleet)
-    # Who is sent much is not who sends much: ranks become numbers in another order.
+    # Busy recipients are not the busy senders: ranks become agents in another order.
     shuffled = (to * _coprime(fleet.agents) + fleet.agents // 3) % fleet.agents
     recipient = f.when(shuffled == sender, (shuffled + 1) % fleet.agents).otherwise(shuffled)
     size = f.lit(fleet.sizes[0]) * f.exp(_normal("size", fleet) * fleet.sizes[1])
@@ -79,7 +80,7 @@ def _drawn(rows: DataFrame, fleet: Fleet) -> DataFrame:
 
 
 def _times(rows: DataFrame, fleet: Fleet) -> DataFrame:
-    """When what happened to it."""
+    """The times of each message."""
     curve = f.lit(fleet.times_of_day(_POINTS))
     place = f.col("time") * _POINTS
     point = place.cast("int")
@@ -140,7 +141,7 @@ def _bits(stream: str, fleet: Fleet) -> Column:
 
 
 def _chance(stream: str, fleet: Fleet) -> Column:
-    """From 0, less than 1: the 53 bits that a double holds."""
+    """A random number from 0, less than 1: the 53 bits that a double holds."""
     return f.shiftrightunsigned(_bits(stream, fleet), 11) * 2.0**-53
 
 
@@ -157,7 +158,7 @@ def _ranked(chance: Column, fleet: Fleet) -> Column:
 
 
 def _step(chance: Column, bounds: Sequence[float]) -> Column:
-    """How many bounds are passed."""
+    """The number of bounds that are reached."""
     passed = f.lit(0)
     for bound in bounds:
         passed = passed + (chance >= bound).cast("int")
@@ -181,7 +182,7 @@ def _dashed(digits: Column) -> Column:
 
 
 def _coprime(agents: int) -> int:
-    """A factor that reaches every number: shares no divisor with how many there are."""
+    """A factor that is coprime to the number of agents, so that multiplication permutes them."""
     factor = int(agents * 0.618) | 1
     while math.gcd(factor, agents) != 1:
         factor += 2

@@ -1,4 +1,4 @@
-"""Tells simulated rows from real ones by how their ids were made. No name decides: an agent may be called sim-1."""
+"""Recognises simulated rows by how their ids were made; names do not count, since an agent may be called sim-1."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def simulated(table: Table) -> Column:
 
 
 def _receipt() -> Column:
-    """Its replay key is the hash of two numbers, of which its two ids show all bits but four each; a real one's is the
-    hash of an envelope. The 256 guesses are made only for what looks simulated."""
+    """The replay key of a simulated receipt is the hash of two numbers, of which its two ids show all but four bits
+    each; the 256 possibilities are tried only for rows that look simulated."""
     first, second = (f.regexp_replace(name, "-", "") for name in ("receipt_id", "message_id"))
     nibbles = f.sequence(f.lit(0), f.lit(15))
 
@@ -36,7 +36,7 @@ def _receipt() -> Column:
 
 
 def _event() -> Column:
-    """Its id is that of its message but for the last digit, which differs in one of two bits; a real one's is drawn."""
+    """The id of a simulated event is that of its message, with one of two bits changed in the last digit."""
     own, message = f.col("event_id"), f.col("message_id")
     same = f.substring(own, 1, 35) == f.substring(message, 1, 35)
     differing = _digit(own).bitwiseXOR(_digit(message))
@@ -44,7 +44,7 @@ def _event() -> Column:
 
 
 def _number(digits: Column, hidden: Column) -> Column:
-    """The signed number that the first 16 digits of an id stand for, with a guess at the one that the version hides."""
+    """The signed number of an id's first 16 digits, with a guess at the digit that the version hides."""
     whole = f.concat(f.substring(digits, 1, 12), f.hex(hidden), f.substring(digits, 14, 3))
     return f.conv(whole, 16, -10)
 

@@ -1,4 +1,4 @@
-"""Reads tables of the archive into Spark, by the list of files that the table's log gives."""
+"""Reads tables of the archive into Spark, by the files that the table's log lists."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _BATCH_ROWS = 20_000
 
 
 def files(objects: Objects, table: Table, days: tuple[date, date] | None = None) -> list[str]:
-    """The files of a table that count now, of the days from the first up to, and without, the last.
+    """The files of a table's present version, of the days from the first up to, but not including, the last.
 
-    Put together here: delta-rs gives them as URIs, in which a blank of a directory's name is no blank."""
+    Their paths are built here, because delta-rs escapes blanks."""
     return [file.uri for file in listing.files(objects, table) if days is None or days[0] <= file.day < days[1]]
 
 
@@ -57,12 +57,12 @@ def read(spark: SparkSession, objects: Objects, table: Table, uris: Sequence[str
 
 
 def _tasks(objects: Objects, table: Table, uris: Sequence[str]) -> list[list[str]]:
-    """Files that are read by one task: small ones together, for a task costs more than they do."""
+    """Groups files into tasks: small ones together, because a task costs more than they do."""
     sizes = {file.uri: file.size for file in listing.files(objects, table)}
     tasks: list[list[str]] = []
     room = 0
     for uri in uris:
-        # A file that is no longer of the table is still there, for whoever has begun to read it.
+        # A file that left the table since still exists, for readers that have begun.
         size = sizes.get(uri, _TASK_BYTES)
         if not tasks or room < size or len(tasks[-1]) == _TASK_FILES:
             tasks.append([])

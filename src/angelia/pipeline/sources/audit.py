@@ -1,8 +1,7 @@
-"""The sealed audit, from the ledger to the archive: as a stream, or as much of it as there is.
+"""The sealed audit, from the ledger to the archive: as a stream, or all there is.
 
-Its offset is the position in the chain, which is dense and in commit order. How far the archive has come is the
-version of its last commit, which is a position too: whatever checkpoint a stream begins with, it goes on behind what is
-archived.
+The offset is the position in the chain, which has no gaps and follows the commits. The version of the archive's last
+commit is a position too: a stream continues there, whatever its own checkpoint says.
 """
 
 from __future__ import annotations
@@ -23,12 +22,7 @@ from pyspark.sql.datasource import (
     InputPartition,
     WriterCommitMessage,
 )
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from angelia.errors import AuditBroken
 from angelia.pipeline.database import Database
@@ -46,11 +40,11 @@ if TYPE_CHECKING:
 NAME = "angelia_audit"
 APP_ID = "archive audit"
 _SLICES = 4
-_SLICE_ROWS = 5_000  # fewer are not worth another reader, and another file
+_SLICE_ROWS = 5_000  # fewer rows are not worth another reader and another file
 
 
 def archived_to(objects: Objects) -> int:
-    """The last position that the archive has, or had before it left after its time; 0 for none."""
+    """The last position that was archived, even if retention removed it since; 0 for none."""
     return max(commit.version_of(objects, AUDIT, APP_ID) or 0, archive_floor(objects).position)
 
 
@@ -65,7 +59,7 @@ def archived_head(objects: Objects) -> str:
 
 
 def options(objects: Objects, url: str, sql: Mapping[str, str], run: str) -> dict[str, str]:
-    """What the source and the sink below need, wherever they run."""
+    """The options of the source and the sink below."""
     return {
         "root": objects.root,
         "secret": hidden(objects.options),  # so named, Spark does not show it
@@ -98,7 +92,7 @@ class AuditSource(DataSource):
 
 @dataclass(frozen=True)
 class Span(InputPartition):
-    """Positions behind the first, up to the last."""
+    """Positions after the first, up to the last."""
 
     after: int
     last: int
@@ -137,7 +131,7 @@ class AuditStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         sealed = self._sealed_to() if self._target is None else self._target
-        # A checkpoint may be older than the archive, or one that has begun anew.
+        # The stream's checkpoint may be older than the archive, or new.
         begin = max(start["position"], archived_to(self._objects))
         if isinstance(limit, ReadMaxRows):
             sealed = min(sealed, begin + limit.max_rows)
@@ -159,7 +153,7 @@ class AuditStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def spans(after: int, last: int) -> list[Span]:
-    """Some positions, cut into pieces of the same size."""
+    """Positions in at most four spans of equal size."""
     pieces = min(_SLICES, -(-(last - after) // _SLICE_ROWS))
     bounds = [after + (last - after) * n // pieces for n in range(pieces + 1)] if pieces > 0 else []
     return [Span(*bound) for bound in pairwise(bounds)]
@@ -184,7 +178,7 @@ class Part(Written):
 
 
 class _Appending:
-    """Writes what it is given, in the order of the chain, and appends it if it goes on where the archive ends."""
+    """Writes entries in the order of the chain, and commits them if they continue the archive."""
 
     def __init__(self, options: Any) -> None:
         self._objects = Objects(options["root"], shown(options["secret"]))
@@ -211,7 +205,7 @@ class _Appending:
         have, first = max(version, archive_floor(self._objects).position), min(one.first for one in parts)
         last, rows = max(one.last for one in parts), sum(one.rows for one in parts)
         if last <= have:
-            return  # a batch that was committed, and that Spark did not hear of
+            return  # Spark repeats a batch whose commit it did not see
         if (first, last - first + 1) != (have + 1, rows):
             raise AuditBroken(
                 f"{rows:,} events from {first:,} to {last:,} do not go on where the archive ends, at {have:,}",
@@ -226,7 +220,7 @@ class AuditWriter(_Appending, DataSourceArrowWriter):
         self.append(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nobody sees the files that are there; vacuum takes them away."""
+        """The files are in no commit; vacuum removes them."""
 
 
 class AuditStreamWriter(_Appending, DataSourceStreamArrowWriter):
@@ -234,4 +228,4 @@ class AuditStreamWriter(_Appending, DataSourceStreamArrowWriter):
         self.append(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Nobody sees the files that are there; vacuum takes them away."""
+        """The files are in no commit; vacuum removes them."""

@@ -1,4 +1,4 @@
-"""Reads tables of the ledger into Spark: ranges of buckets in parallel, all of them under one snapshot."""
+"""Reads tables of the ledger into Spark: ranges of buckets in parallel, all from one snapshot."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ NAME = "angelia_ledger"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What all readers of one run see, however long they read and whatever is written meanwhile."""
+    """A snapshot of the ledger that all readers of a run share."""
 
     id: str
 
 
 @contextmanager
 def one_snapshot(url: str) -> Iterator[Snapshot]:
-    """Hold a snapshot open for readers on other connections; it is gone when this ends."""
+    """Exports a snapshot for other connections, for the length of this block."""
     with Database.open(url) as database, database.transaction():
         database.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         found = database.row("SELECT pg_export_snapshot() AS id")
@@ -44,7 +44,7 @@ def one_snapshot(url: str) -> Iterator[Snapshot]:
 
 @contextmanager
 def seeing(url: str, snapshot: Snapshot) -> Iterator[Database]:
-    """A connection that sees the ledger as a snapshot has it."""
+    """A connection that sees the ledger as of a snapshot."""
     with Database.open(url) as database, database.transaction():
         database.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         database.execute(f"SET TRANSACTION SNAPSHOT '{_checked(snapshot.id)}'")
@@ -61,11 +61,11 @@ def read(
     readers: int,
     within: Mapping[str, tuple[datetime, datetime]] | None = None,
 ) -> DataFrame:
-    """What a slice's projection gives, within these times. It must have a column `bucket`, by whose ranges it is read
+    """The rows of a slice's projection, within these times. It must have a column `bucket`, by whose ranges it is read
     in parallel.
 
-    The ledger is told what is wanted here, and not by Spark's push-down: Spark keeps the filters of one query with
-    the source, and applies them to the next one of the same frame."""
+    Filters are passed here and not pushed down by Spark, which keeps the filters of one query for the next one of the
+    same frame."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     spark.dataSource.register(LedgerSource)
@@ -93,7 +93,7 @@ class LedgerSource(DataSource):
 
 @dataclass(frozen=True)
 class BucketRange(InputPartition):
-    """Buckets from the first up to, and without, the last."""
+    """Buckets from the first up to, but not including, the last."""
 
     first: int
     last: int
@@ -129,6 +129,6 @@ class LedgerReader(DataSourceReader):
 
 
 def _checked(snapshot: str) -> str:
-    """The name of a snapshot cannot be bound, so it must be one."""
+    """The name of a snapshot, which cannot be bound as a parameter, after a check of its form."""
     assert all(part.isalnum() for part in snapshot.split("-")), snapshot
     return snapshot
