@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from angelia.cli.command_context import Session
+from angelia.cli.command_context import CommandContext
 from angelia.cli.errors import Usage
 from angelia.cli.flags import SharedFlags
 from angelia.cli.output import Manner, Output
@@ -24,8 +24,8 @@ as = "bob"
 """
 
 
-def session(**flags: object) -> Session:
-    return Session(SharedFlags(**flags), Output(Manner()))  # type: ignore[arg-type]
+def session(**flags: object) -> CommandContext:
+    return CommandContext(SharedFlags(**flags), Output(Manner()))  # type: ignore[arg-type]
 
 
 @pytest.fixture

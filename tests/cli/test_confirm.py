@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from angelia.cli import confirm
-from angelia.cli.command_context import Session
+from angelia.cli.command_context import CommandContext
 from angelia.cli.confirm import Declined, Deed
 from angelia.cli.errors import ConfirmationRequired
 from angelia.cli.flags import SharedFlags
@@ -81,7 +81,7 @@ def test_very_many_or_a_whole_thing_want_more_than_a_y(
     for answer in ("y", wanted, f"{wanted}s"):
         monkeypatch.setattr("sys.stdin", Typing(answer + "\n"))
         out = Output(Manner(), Terminal(), Terminal(), {})
-        session = Session(SharedFlags(url="http://localhost:1"), out)
+        session = CommandContext(SharedFlags(url="http://localhost:1"), out)
         if answer == wanted:
             assert confirm.may(session, deed)
         else:
@@ -90,7 +90,7 @@ def test_very_many_or_a_whole_thing_want_more_than_a_y(
 
 
 def test_without_a_terminal_the_way_on_is_named(shell: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = Session(SharedFlags(), Output(Manner()))
+    session = CommandContext(SharedFlags(), Output(Manner()))
     with pytest.raises(ConfirmationRequired) as refused:
         confirm.may(session, LETTERS)
     assert refused.value.hint == "look first with `angelia queue dlq list orders`, then add --yes"

@@ -8,7 +8,7 @@ import click
 import pytest
 
 from angelia.cli import main
-from angelia.cli.command_context import Session
+from angelia.cli.command_context import CommandContext
 from angelia.cli.flags import Needs
 from angelia.cli.grammar import Entry, Noun, Root, VerbCommand
 from cli.running import Angelia
@@ -22,7 +22,7 @@ thing.add_command(inner)
 @click.argument("word", metavar="WORD")
 @click.option("--loud", is_flag=True)
 @click.option("--times", type=int, default=1)
-def say(session: Session, word: str, loud: bool, times: int) -> None:
+def say(session: CommandContext, word: str, loud: bool, times: int) -> None:
     """Say a word."""
     text = " ".join([word.upper() if loud else word] * times)
     session.out.thing({"word": text, "as": session.shared.identity, "n": session.shared.limit}, [("word", text)])
@@ -30,7 +30,7 @@ def say(session: Session, word: str, loud: bool, times: int) -> None:
 
 @inner.verb(example="angelia thing inner purge x", needs=Needs.YES)
 @click.argument("name")
-def purge(session: Session, name: str) -> int:
+def purge(session: CommandContext, name: str) -> int:
     """Purge it."""
     session.out.line(f"{name} {session.shared.yes}")
     return 3

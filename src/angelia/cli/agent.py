@@ -8,7 +8,7 @@ import click
 from msgspec import UNSET
 
 from angelia.cli import flags
-from angelia.cli.command_context import Session
+from angelia.cli.command_context import CommandContext
 from angelia.cli.flags import Needs, local_agents
 from angelia.cli.grammar import Noun
 from angelia.cli.key import publish_first
@@ -33,7 +33,7 @@ command = Noun("agent", "make, register and show agents; claim a handle")
 @click.option("--register", is_flag=True, help="register it with the server and claim NAME as its handle")
 @click.option("--passphrase", is_flag=True, help="ask for a passphrase that protects the key file")
 @click.option("--name", "display_name", metavar="TEXT", help="the name that people see")
-def new(session: Session, name: str, register: bool, passphrase: bool, display_name: str | None) -> None:
+def new(session: CommandContext, name: str, register: bool, passphrase: bool, display_name: str | None) -> None:
     """Make the keys of a new agent on this machine.
 
     NAME is what the agent is called here, and the handle that it claims."""
@@ -59,7 +59,7 @@ def new(session: Session, name: str, register: bool, passphrase: bool, display_n
 
 @command.verb(example="angelia agent show alice", needs=Needs.SERVER | Needs.AGENT | Needs.OPERATOR)
 @click.argument("name", metavar="[NAME]", required=False, shell_complete=local_agents)
-def show(session: Session, name: str | None) -> None:
+def show(session: CommandContext, name: str | None) -> None:
     """Show an agent: one of this machine, or with an operator's token any other.
 
     NAME is a handle or an id; without it, the agent that --as names."""
@@ -84,7 +84,7 @@ def show(session: Session, name: str | None) -> None:
 @command.verb(example="angelia agent register --as alice", needs=Needs.SERVER | Needs.AGENT)
 @click.option("--name", "display_name", metavar="TEXT", help="the name that people see")
 @click.option("--email", metavar="ADDRESS", help="where to reach the people that run the agent")
-def register(session: Session, display_name: str | None, email: str | None) -> None:
+def register(session: CommandContext, display_name: str | None, email: str | None) -> None:
     """Register an agent of this machine, claim its handle and publish its keys.
 
     Saying it again does no harm: it finds the agent, and changes the name or e-mail if they are given."""
@@ -93,7 +93,7 @@ def register(session: Session, display_name: str | None, email: str | None) -> N
 
 @command.verb(example="angelia agent handle alice-7 --as alice", needs=Needs.SERVER | Needs.AGENT)
 @click.argument("handle", metavar="HANDLE", type=flags.handle)
-def handle(session: Session, handle: str) -> None:
+def handle(session: CommandContext, handle: str) -> None:
     """Claim a handle for a registered agent: once, and for ever."""
     chain = _chain(session, session.identity)
     _refuse_other_handle(session.identity, chain, handle)
@@ -105,7 +105,7 @@ def handle(session: Session, handle: str) -> None:
 
 
 def _enrol(
-    session: Session, identity: Identity, pairs: list[tuple[str, str]], name: str | None, email: str | None
+    session: CommandContext, identity: Identity, pairs: list[tuple[str, str]], name: str | None, email: str | None
 ) -> None:
     """Registers, claims the handle and publishes the keys; a step that succeeded is shown even if a later one fails."""
     chain = _chain(session, identity)
@@ -152,7 +152,7 @@ def _enrol(
     session.out.thing(agent, pairs, quietly=str(agent.id), least=FACTS)
 
 
-def _chain(session: Session, identity: Identity) -> list[Link]:
+def _chain(session: CommandContext, identity: Identity) -> list[Link]:
     """The agent's bundles, also those that it only handed over as files."""
     return session.mailbox_of(identity).own_keys.chain()
 
@@ -189,13 +189,13 @@ def _wanted(agent: AgentRecord, identity: Identity) -> str:
     return identity.name if identity.handle == agent.handle else identity.handle
 
 
-def _remember(session: Session, identity: Identity, agent: AgentRecord) -> Identity:
+def _remember(session: CommandContext, identity: Identity, agent: AgentRecord) -> Identity:
     from angelia.mailbox.identity import record_registration
 
     return record_registration(session.settings.home, identity, id=agent.id, handle=agent.handle, server=session.url)
 
 
-def _show_other(session: Session, name: str) -> None:
+def _show_other(session: CommandContext, name: str) -> None:
     from angelia.client.mailbox_keys import is_id
 
     if session.token is None and is_id(name):
@@ -215,7 +215,7 @@ def _refuse_another(name: str, *names: str) -> None:
         raise BadAnswer(f"asked for {name}, the server answered with {names[0]}")
 
 
-def _print_agent(session: Session, agent: AgentRecord, fingerprint: str | None = None) -> None:
+def _print_agent(session: CommandContext, agent: AgentRecord, fingerprint: str | None = None) -> None:
     pairs = [
         ("handle", agent.handle),
         ("id", str(agent.id)),
@@ -230,7 +230,7 @@ def _print_agent(session: Session, agent: AgentRecord, fingerprint: str | None =
     session.out.thing(agent, pairs, quietly=str(agent.id), least=FACTS)
 
 
-def _print_profile(session: Session, profile: AgentProfile) -> None:
+def _print_profile(session: CommandContext, profile: AgentProfile) -> None:
     pairs = [
         ("id", str(profile.id)),
         ("name", profile.name),

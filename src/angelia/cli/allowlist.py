@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from angelia.cli.command_context import Session
+from angelia.cli.command_context import CommandContext
 from angelia.cli.paging import ago, pages_of, show_list
 from angelia.cli.public_files import handing_over
 from angelia.cli.tables import Column, counted
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from angelia.mailbox.mailbox import Mailbox
 
 
-def import_list(session: Session, mailbox: Mailbox, file: Path) -> None:
+def import_list(session: CommandContext, mailbox: Mailbox, file: Path) -> None:
     """Adds the entries of a file, and says which were refused."""
     from angelia.mailbox.envelope_files import read_safely
 
@@ -27,7 +27,7 @@ def import_list(session: Session, mailbox: Mailbox, file: Path) -> None:
     session.out.done(imported, f"added {counted(imported.added, 'entry', 'entries')}{refused}")
 
 
-def export_list(session: Session, mailbox: Mailbox, path: Path) -> None:
+def export_list(session: CommandContext, mailbox: Mailbox, path: Path) -> None:
     """Writes the list to a new file."""
     with handing_over(path) as file:
         assert file is not None, "it has a name"
@@ -36,7 +36,7 @@ def export_list(session: Session, mailbox: Mailbox, path: Path) -> None:
     session.out.done({"done": "exported", "count": count}, f"exported {counted(count, 'entry', 'entries')} to {path}")
 
 
-def show_allowed(session: Session, mailbox: Mailbox) -> None:
+def show_allowed(session: CommandContext, mailbox: Mailbox) -> None:
     """Lists the senders whose mail is opened."""
     columns: list[Column[AllowedSender]] = [
         Column("NAME", lambda e: e.nhi, long=True),

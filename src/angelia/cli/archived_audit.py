@@ -6,7 +6,7 @@ import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from angelia.cli.command_context import Session
+from angelia.cli.command_context import CommandContext
 from angelia.errors import AngeliaError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Archived:
     unproven: str | None = None
 
 
-def look(session: Session, floor: Floor, node_key_id: UUID, lake: str | None) -> Archived:
+def look(session: CommandContext, floor: Floor, node_key_id: UUID, lake: str | None) -> Archived:
     """Compares the last entry that left the ledger with the archive's."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -61,7 +61,7 @@ def _compared(objects: Objects, floor: Floor) -> Archived:
     return Archived()
 
 
-def _is_the_servers(session: Session, node_key_id: UUID) -> bool:
+def _is_the_servers(session: CommandContext, node_key_id: UUID) -> bool:
     """Whether this machine's data directory belongs to the server that was asked."""
     from angelia.envelope.ids import KeyType, key_id
     from angelia.keys.node_key import public_key_in

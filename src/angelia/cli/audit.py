@@ -12,7 +12,7 @@ import msgspec
 
 from angelia.cli import archived_audit
 from angelia.cli.archived_audit import Archived
-from angelia.cli.command_context import Session
+from angelia.cli.command_context import CommandContext
 from angelia.cli.errors import Usage
 from angelia.cli.flags import Needs, message_uuid
 from angelia.cli.grammar import Noun
@@ -43,7 +43,7 @@ command = Noun("audit", "what happened: show it, verify that it was not changed"
     help="compare with what the witness keeps; the setting audit_witness, if no PLACE is said",
 )
 @click.option("--lake", metavar="URL", help="the archive, if it is not the server's own")
-def verify(session: Session, witness: str | None, lake: str | None) -> None:
+def verify(session: CommandContext, witness: str | None, lake: str | None) -> None:
     """Check every sealed event, the chain over them and the node's signatures. Exit 3 when it is broken."""
     place = session.settings.audit_witness if witness == "" else witness
     if witness is not None and place is None:
@@ -70,7 +70,7 @@ def verify(session: Session, witness: str | None, lake: str | None) -> None:
 @click.option("--actor", metavar="HANDLE", help="only what this agent did")
 @click.option("--message", type=message_uuid, metavar="ID", help="only what concerns this message")
 def show(
-    session: Session,
+    session: CommandContext,
     position: str | None,
     around: int | None,
     event_type: str | None,
@@ -102,7 +102,7 @@ def show(
     show_list(session, fetch, _EVENTS, nothing="no such events", hint="widen it: angelia audit show --since 7d")
 
 
-def _verified(session: Session, client: Client, witness: str | None, lake: str | None) -> Verdict:
+def _verified(session: CommandContext, client: Client, witness: str | None, lake: str | None) -> Verdict:
     from angelia.audit.model import SignedEntry, Verifier
     from angelia.client import BadAnswer
 
@@ -164,7 +164,7 @@ def _witnessed(place: str, node: NodeRecord) -> list[Checkpoint]:
     raise NotFound("the witness has no checkpoint of this node", hint="is audit_witness set, and does the server run?")
 
 
-def _print_sound(session: Session, verdict: Verdict) -> None:
+def _print_sound(session: CommandContext, verdict: Verdict) -> None:
     here = verdict.sealed - verdict.archived
     parts = [f"{counted(here, 'entry', 'entries')} sound", counted(verdict.checkpoints, "checkpoint")]
     if verdict.witnessed:
@@ -208,7 +208,7 @@ def _error(first: Fault, verdict: Verdict) -> AuditBroken:
     )
 
 
-def _show_entries(session: Session, client: Client, position: int, around: int | None) -> None:
+def _show_entries(session: CommandContext, client: Client, position: int, around: int | None) -> None:
     reach = around or 0
     first = max(1, position - reach)
     page = client.audit.chain(after=first - 1, limit=position + reach - first + 1)

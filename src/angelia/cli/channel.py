@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 import click
 
 from angelia.cli.channel_output import facts_of, show_page, warn_unreached
-from angelia.cli.command_context import Session
+from angelia.cli.command_context import CommandContext
 from angelia.cli.confirm import Deed, may
 from angelia.cli.errors import Usage
 from angelia.cli.flags import Needs, message_uuid, seconds, span
@@ -53,7 +53,7 @@ _most = click.option("--max-subscribers", type=click.IntRange(1, 100_000), metav
 @_retention
 @_size
 @_most
-def create(session: Session, /, name: str, policy: str | None, allowed: tuple[str, ...], **limits: Any) -> None:
+def create(session: CommandContext, /, name: str, policy: str | None, allowed: tuple[str, ...], **limits: Any) -> None:
     """Make a channel with its first key. Without --policy, the agents that --allow names may subscribe."""
     from angelia.channels.model import ChannelPolicy
 
@@ -68,7 +68,7 @@ def create(session: Session, /, name: str, policy: str | None, allowed: tuple[st
 @command.verb(name="list", example="angelia channel list --subscribed", needs=_ACTS | Needs.PAGES)
 @click.option("--owner", metavar="AGENT", help="only this agent's")
 @click.option("--subscribed", is_flag=True, help="only those that you subscribe to")
-def list_(session: Session, owner: str | None, subscribed: bool) -> None:
+def list_(session: CommandContext, owner: str | None, subscribed: bool) -> None:
     """List the channels that you may use."""
     client = session.as_agent(session.mailbox)
     columns: list[Column[Channel]] = [
@@ -90,7 +90,7 @@ def list_(session: Session, owner: str | None, subscribed: bool) -> None:
 
 @command.verb(example="angelia channel show alice/news", needs=_ACTS)
 @click.argument("name", metavar="NAME")
-def show(session: Session, name: str) -> None:
+def show(session: CommandContext, name: str) -> None:
     """Show a channel, its signed roster of members, and what you may do in it."""
     client, found, ref = _find(session, name)
     roster = client.channels.roster(session.mailbox, ref)
@@ -103,7 +103,7 @@ def show(session: Session, name: str) -> None:
 @_retention
 @_size
 @_most
-def update(session: Session, /, name: str, policy: str | None, **limits: Any) -> None:
+def update(session: CommandContext, /, name: str, policy: str | None, **limits: Any) -> None:
     """Change a channel of yours. --policy checks every subscriber again and drops those that may not stay."""
     from angelia.channels.model import ChannelPolicy
 
@@ -122,7 +122,7 @@ def update(session: Session, /, name: str, policy: str | None, **limits: Any) ->
 
 @command.verb(example="angelia channel delete news", needs=_ACTS | Needs.YES)
 @click.argument("name", metavar="NAME")
-def delete(session: Session, name: str) -> None:
+def delete(session: CommandContext, name: str) -> None:
     """Delete a channel of yours, with everything in it."""
     client, found, _ = _look_up(session, name)
     kept = found.next_offset - found.first_offset
@@ -135,7 +135,7 @@ def delete(session: Session, name: str) -> None:
 
 @command.verb(example="angelia channel subscribe alice/news", needs=_ACTS)
 @click.argument("name", metavar="NAME")
-def subscribe(session: Session, name: str) -> None:
+def subscribe(session: CommandContext, name: str) -> None:
     """Subscribe to a channel from now on. Its key comes from an agent that may publish in it."""
     client, found, ref = _find(session, name)
     held = client.channels.subscribe(session.mailbox, ref)
@@ -146,7 +146,7 @@ def subscribe(session: Session, name: str) -> None:
 
 @command.verb(example="angelia channel unsubscribe alice/news", needs=_ACTS)
 @click.argument("name", metavar="NAME")
-def unsubscribe(session: Session, name: str) -> None:
+def unsubscribe(session: CommandContext, name: str) -> None:
     """End your subscription."""
     client, found, ref = _look_up(session, name)
     held = client.channels.unsubscribe(session.mailbox, ref)
@@ -155,7 +155,7 @@ def unsubscribe(session: Session, name: str) -> None:
 
 @command.verb(example="angelia channel pause alice/news", needs=_ACTS)
 @click.argument("name", metavar="NAME")
-def pause(session: Session, name: str) -> None:
+def pause(session: CommandContext, name: str) -> None:
     """Keep your offset, and read nothing until `resume`."""
     client, found, _ = _look_up(session, name)
     held = client.channels.pause(found.channel_id)
@@ -164,7 +164,7 @@ def pause(session: Session, name: str) -> None:
 
 @command.verb(example="angelia channel resume alice/news", needs=_ACTS)
 @click.argument("name", metavar="NAME")
-def resume(session: Session, name: str) -> None:
+def resume(session: CommandContext, name: str) -> None:
     """Go on after a pause."""
     client, found, _ = _look_up(session, name)
     held = client.channels.resume(found.channel_id)
@@ -176,7 +176,7 @@ def resume(session: Session, name: str) -> None:
 @click.argument("agent", metavar="[AGENT]", required=False)
 @click.option("--publish", "may_publish", is_flag=True, help="it may publish too, and give out the key")
 @click.option("--no-subscribe", is_flag=True, help="it may not subscribe")
-def allow(session: Session, name: str, agent: str | None, may_publish: bool, no_subscribe: bool) -> None:
+def allow(session: CommandContext, name: str, agent: str | None, may_publish: bool, no_subscribe: bool) -> None:
     """Sign that AGENT is a member of a channel of yours, and its rights; without AGENT, list the members."""
     client, found, ref = _find(session, name)
     if agent is None:
@@ -196,7 +196,7 @@ def allow(session: Session, name: str, agent: str | None, may_publish: bool, no_
 @command.verb(example="angelia channel deny news bob", needs=_ACTS)
 @click.argument("name", metavar="NAME")
 @click.argument("agent", metavar="AGENT")
-def deny(session: Session, name: str, agent: str) -> None:
+def deny(session: CommandContext, name: str, agent: str) -> None:
     """Sign that AGENT is no longer a member of a channel of yours.
 
     It is removed at once, and the next message has another key."""
@@ -208,7 +208,7 @@ def deny(session: Session, name: str, agent: str) -> None:
 
 @command.verb(example="angelia channel sign news", needs=_ACTS | Needs.YES)
 @click.argument("name", metavar="NAME")
-def sign(session: Session, name: str) -> None:
+def sign(session: CommandContext, name: str) -> None:
     """Sign the members of a channel of yours: one of an earlier version, or after you lost your mailbox.
 
     Every agent on the list will be sent the channel's key, so look at it first."""
@@ -230,7 +230,7 @@ def sign(session: Session, name: str) -> None:
 
 @command.verb(example="angelia channel forget alice/news", needs=Needs.AGENT | Needs.YES)
 @click.argument("name", metavar="NAME")
-def forget(session: Session, name: str) -> None:
+def forget(session: CommandContext, name: str) -> None:
     """Forget the pinned owner and roster of a channel: after a server had shown you another channel for it.
 
     Its messages still open. The next use pins what the server shows then."""
@@ -256,7 +256,7 @@ def forget(session: Session, name: str) -> None:
 @pad_flag
 @compress_flag
 def publish(
-    session: Session,
+    session: CommandContext,
     name: str,
     body: str | None,
     ttl: timedelta | None,
@@ -301,7 +301,7 @@ def publish(
 @click.option("--commit", is_flag=True, help="be done with what was shown")
 @click.option("--skip", is_flag=True, help="with --commit: also with what cannot be opened")
 def tail(
-    session: Session, name: str, follow: bool, most: int | None, after: int | None, commit: bool, skip: bool
+    session: CommandContext, name: str, follow: bool, most: int | None, after: int | None, commit: bool, skip: bool
 ) -> int:
     """Read a channel: every message that you have not committed, in order. Reading alone commits nothing.
 
@@ -339,7 +339,7 @@ def tail(
     return codes.pop() if len(codes) == 1 else min(len(codes), 1)
 
 
-def _share(session: Session, client: Client, found: ChannelView, ref: str | UUID) -> None:
+def _share(session: CommandContext, client: Client, found: ChannelView, ref: str | UUID) -> None:
     """Sends the key to subscribers that lack it, if this agent may, so that they need not wait for the next message.
     A failure is only noted: the reading goes on."""
     if found.without_key is None:
@@ -353,12 +353,12 @@ def _share(session: Session, client: Client, found: ChannelView, ref: str | UUID
         session.out.note(f"warning: the key was not given out: {error.message} ({error.code})")
 
 
-def _say_what_the_list_decides(session: Session, channel: ChannelView) -> None:
+def _say_what_the_list_decides(session: CommandContext, channel: ChannelView) -> None:
     if channel.policy.value != "allowlist":
         session.out.note(f"the list decides nothing while the policy of {channel.name} is {channel.policy.value}")
 
 
-def _show_allowed(session: Session, client: Client, found: ChannelView, ref: str | UUID) -> None:
+def _show_allowed(session: CommandContext, client: Client, found: ChannelView, ref: str | UUID) -> None:
     roster = client.channels.roster(session.mailbox, ref)
     hint = f"angelia channel allow {found.channel_name} AGENT"
     if roster is None:
@@ -379,14 +379,14 @@ def _done(what: str, channel: ChannelView, agent: str | None = None) -> dict[str
     return {"done": what, "channel_id": channel.channel_id, "name": channel.name, "agent": agent}
 
 
-def _find(session: Session, name: str) -> tuple[Client, ChannelView, str | UUID]:
+def _find(session: CommandContext, name: str) -> tuple[Client, ChannelView, str | UUID]:
     """A client, the channel that the user named (`owner/name`, a name of their own, an id or its beginning), and how to
     name it to the SDK. Raises if the server shows another roster than the one that is pinned."""
     client = session.as_agent(session.mailbox)
     return client, *_named(client, name, functools.partial(client.channels.find, session.mailbox))
 
 
-def _look_up(session: Session, name: str) -> tuple[Client, ChannelView, str | UUID]:
+def _look_up(session: CommandContext, name: str) -> tuple[Client, ChannelView, str | UUID]:
     """The same without a check of the roster, with which a server could keep an agent from leaving the channel."""
     client = session.as_agent(session.mailbox)
     return client, *_named(client, name, functools.partial(client.channels.look_up, session.mailbox))
@@ -419,5 +419,5 @@ def _whole_id(client: Client, name: str, unknown: NotFound) -> UUID:
     return UUID(full_id(name, known, "channel", "angelia channel list"))
 
 
-def _patience(session: Session) -> int:
+def _patience(session: CommandContext) -> int:
     return min(WAIT_SECONDS, max(1, int(session.shared.timeout)))

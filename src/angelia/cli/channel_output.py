@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from angelia.cli.command_context import Session
+from angelia.cli.command_context import CommandContext
 from angelia.cli.errors import exit_code
 from angelia.cli.mail_output import body_members
 from angelia.cli.paging import ago
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _NAMED = 8
 
 
-def print_post(session: Session, message: ChannelMessage, *, alone: bool = False) -> None:
+def print_post(session: CommandContext, message: ChannelMessage, *, alone: bool = False) -> None:
     """Prints a message as one line. Content that is no text goes into a file or a pipe byte for byte if the message is
     printed `alone`."""
     text, members = body_members(message.body)
@@ -52,7 +52,7 @@ def print_post(session: Session, message: ChannelMessage, *, alone: bool = False
 
 
 def show_page(
-    session: Session, came: Sequence[ChannelMessage | Unopened], *, skip: bool, alone: bool
+    session: CommandContext, came: Sequence[ChannelMessage | Unopened], *, skip: bool, alone: bool
 ) -> tuple[set[int], int]:
     """Prints messages. Returns the exit codes of those that could not be opened, and the offset to commit: that before
     the first of them, or the last one of the page with `skip`."""
@@ -70,7 +70,7 @@ def show_page(
     return codes, done
 
 
-def warn_unreached(session: Session, unreached: dict[str, AngeliaError]) -> None:
+def warn_unreached(session: CommandContext, unreached: dict[str, AngeliaError]) -> None:
     for agent, error in unreached.items():
         session.out.note(f"warning: {agent} has no key yet: {error.message} ({error.code})")
 

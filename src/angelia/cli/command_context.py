@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from angelia.settings import Context, Loaded, Settings
 
 
-class Session:
+class CommandContext:
     """One run of one verb. Everything is found when it is first asked for, so that help stays fast."""
 
     def __init__(self, shared: SharedFlags, out: Output) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from angelia.cli.command_context import Session
+from angelia.cli.command_context import CommandContext
 from angelia.cli.errors import Usage
 from angelia.cli.flags import Needs
 from angelia.cli.grammar import Noun
@@ -21,7 +21,7 @@ command = Noun("config", "show every setting and where it came from; completion"
 
 @command.verb(example="angelia config show", needs=Needs.SERVER | Needs.OPERATOR)
 @click.option("--server", is_flag=True, help="those of the running server, not of this shell")
-def show(session: Session, server: bool) -> None:
+def show(session: CommandContext, server: bool) -> None:
     """Show each setting and where it came from; secrets are masked. -v adds what each is for."""
     lines: list[Shown | SettingLine] = []
     lines += session.as_operator().server.settings().settings if server else session.loaded.shown()
@@ -37,7 +37,7 @@ def show(session: Session, server: bool) -> None:
 
 @command.verb(example='eval "$(angelia config completion bash)"')
 @click.argument("shell", metavar="SHELL", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(session: Session, shell: str) -> None:
+def completion(session: CommandContext, shell: str) -> None:
     """Print the completion of a shell: bash, zsh or fish.
 
     bash and zsh evaluate it in their rc file; fish reads it with `| source`."""

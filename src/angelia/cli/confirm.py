@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from angelia.cli.command_context import Session
+from angelia.cli.command_context import CommandContext
 from angelia.cli.errors import ConfirmationRequired
 from angelia.cli.escaping import escape_line
 from angelia.errors import AngeliaError
@@ -32,7 +32,7 @@ class Deed:
     where: str | None = None  # when it is not the server that the session talks to
 
 
-def may(session: Session, deed: Deed) -> bool:
+def may(session: CommandContext, deed: Deed) -> bool:
     """Whether to go on: False for a dry run; an error if neither --yes nor a person agrees."""
     if session.shared.dry_run:
         session.out.note(f"dry run: would {deed.verb} {deed.what} at {deed.where or session.url}; nothing done")
@@ -43,7 +43,7 @@ def may(session: Session, deed: Deed) -> bool:
     return True
 
 
-def require_terminal(session: Session, deed: Deed) -> None:
+def require_terminal(session: CommandContext, deed: Deed) -> None:
     """Raises ConfirmationRequired where a person would have to be asked, and there is no terminal to ask."""
     asked = not (session.shared.yes or session.shared.dry_run)
     if asked and not (sys.stdin.isatty() and session.out.stderr.isatty()):
@@ -53,7 +53,7 @@ def require_terminal(session: Session, deed: Deed) -> None:
         )
 
 
-def _agreed(session: Session, deed: Deed) -> bool:
+def _agreed(session: CommandContext, deed: Deed) -> bool:
     question = f"{deed.verb.capitalize()} {deed.what} at {deed.where or session.url}, for good?"
     name = deed.whole or (str(deed.count) if deed.count > MANY else None)
     wanted = "[y/N]" if name is None else f"Type {name} to go on:"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from angelia.cli.command_context import Session
+from angelia.cli.command_context import CommandContext
 from angelia.cli.errors import FAILURE
 from angelia.cli.escaping import escape_line
 from angelia.cli.grammar import VerbCommand
@@ -23,7 +23,7 @@ STATE = 6  # the widest state word and its gap
 
 
 @click.command(cls=VerbCommand, example="angelia doctor")
-def command(session: Session) -> int:
+def command(session: CommandContext) -> int:
     """Look at everything that a server needs here. Exit 1 when something fails, 0 on warnings."""
     from angelia import doctor
 

@@ -17,7 +17,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from angelia.cli import flags
-from angelia.cli.command_context import Session
+from angelia.cli.command_context import CommandContext
 from angelia.cli.errors import Usage, nearest
 from angelia.cli.flags import Needs
 from angelia.cli.hints import aimed
@@ -26,7 +26,7 @@ from angelia.errors import AngeliaError
 
 P = ParamSpec("P")
 # A verb returns its exit code; None is 0.
-Action = Callable[Concatenate[Session, P], int | None]
+Action = Callable[Concatenate[CommandContext, P], int | None]
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 _WIDTH = 80
@@ -53,7 +53,7 @@ _SYNONYMS = {
 
 
 class VerbCommand(click.Command):
-    """One command. Its function gets a Session made from the shared flags, then its own parameters."""
+    """One command. Its function gets a CommandContext made from the shared flags, then its own parameters."""
 
     def __init__(self, name: str | None, *, example: str = "", needs: Needs = Needs.NOTHING, **rest: Any) -> None:
         super().__init__(name, context_settings={**_SETTINGS, "allow_extra_args": True}, **rest)
@@ -76,7 +76,7 @@ class VerbCommand(click.Command):
         shared = flags.take(ctx.params)
         if self.callback is None:
             return None
-        with Session(shared, Output(shared.manner)) as session:
+        with CommandContext(shared, Output(shared.manner)) as session:
             session.out.aim = lambda text: aimed(text, ctx.find_root().command, lambda: session.said)
             named = [ctx.params[p.name] for p in self.own if isinstance(p, click.Argument) and p.name]
             try:

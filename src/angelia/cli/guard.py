@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from angelia.cli import flags
-from angelia.cli.command_context import Session
+from angelia.cli.command_context import CommandContext
 from angelia.cli.flags import Needs
 from angelia.cli.grammar import Noun
 from angelia.cli.paging import Page, ago, show_list, until
@@ -22,7 +22,7 @@ command = Noun("guard", "blocked addresses: list, block, unblock")
 
 
 @command.verb(example="angelia guard blocks", needs=Needs.SERVER | Needs.OPERATOR | Needs.PAGES)
-def blocks(session: Session) -> None:
+def blocks(session: CommandContext) -> None:
     """List the blocked addresses."""
     columns: list[Column[Block]] = [
         Column("ADDRESS", lambda b: b.address),
@@ -44,7 +44,7 @@ def blocks(session: Session) -> None:
 @click.argument("address", metavar="ADDRESS", type=flags.address)
 @click.option("--reason", metavar="TEXT", help="why, for the readers of the list")
 @click.option("--expires", type=flags.span, metavar="D", help="for how long, such as 1d (until it is unblocked)")
-def block(session: Session, address: str, reason: str | None, expires: timedelta | None) -> None:
+def block(session: CommandContext, address: str, reason: str | None, expires: timedelta | None) -> None:
     """Refuse every request from an address."""
     seconds = None if expires is None else int(expires.total_seconds())
     made = session.as_operator().guard.block(address, reason=reason or "", expires_in=seconds)
@@ -54,7 +54,7 @@ def block(session: Session, address: str, reason: str | None, expires: timedelta
 
 @command.verb(example="angelia guard unblock 203.0.113.7", needs=Needs.SERVER | Needs.OPERATOR)
 @click.argument("address", metavar="ADDRESS", type=flags.address)
-def unblock(session: Session, address: str) -> None:
+def unblock(session: CommandContext, address: str) -> None:
     """Let an address in again."""
     session.as_operator().guard.unblock(address)
     session.out.done({"address": address}, f"unblocked {address}")

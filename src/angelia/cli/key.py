@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from angelia.cli import times
-from angelia.cli.command_context import Session
+from angelia.cli.command_context import CommandContext
 from angelia.cli.confirm import Deed, may
 from angelia.cli.errors import ConfirmationRequired, Usage
 from angelia.cli.flags import Needs, moment
@@ -55,7 +55,7 @@ class KeyState(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 @command.verb(example="angelia key publish --as alice", needs=Needs.SERVER | Needs.AGENT)
 @click.option("--out", type=_file, metavar="FILE", help="write the bundles to a file to hand over; needs no server")
-def publish(session: Session, out: Path | None) -> None:
+def publish(session: CommandContext, out: Path | None) -> None:
     """Publish the agent's keys, so that others can seal messages to it.
 
     Saying it again does no harm: it tops up one-time keys, signs keys again that are three days old,
@@ -74,7 +74,7 @@ def publish(session: Session, out: Path | None) -> None:
 
 @command.verb(example="angelia key show bob", needs=Needs.SERVER | Needs.AGENT)
 @click.argument("name", metavar="[NAME]", required=False)
-def show(session: Session, name: str | None) -> None:
+def show(session: CommandContext, name: str | None) -> None:
     """Show keys: the agent's own, or those of NAME and whether they are believed."""
     mailbox = session.mailbox
     if name is None or name == mailbox.identity.handle:
@@ -106,7 +106,12 @@ def show(session: Session, name: str | None) -> None:
     help="also write the bundles to a file to hand over; an agent that never registered needs no server",
 )  # fmt: skip
 def rotate(
-    session: Session, signer: bool, emergency: bool, why: str | None, stolen_since: datetime | None, out: Path | None
+    session: CommandContext,
+    signer: bool,
+    emergency: bool,
+    why: str | None,
+    stolen_since: datetime | None,
+    out: Path | None,
 ) -> None:
     """Replace the agent's keys. The old ones open mail that is still under way, for a week."""
     mailbox = session.mailbox
@@ -141,7 +146,7 @@ def rotate(
 
 @command.verb(example="angelia key revoke 31e6bc41-7ce --as alice", needs=Needs.SERVER | Needs.AGENT | Needs.YES)
 @click.argument("key_id", metavar="KEY")
-def revoke(session: Session, key_id: str) -> None:
+def revoke(session: CommandContext, key_id: str) -> None:
     """Withdraw a replaced key before its week is over.
 
     KEY is an id of `angelia key show`, or its beginning."""
@@ -171,7 +176,7 @@ def revoke(session: Session, key_id: str) -> None:
 @click.argument("name", metavar="NAME")
 @click.argument("file", metavar="[FILE]", required=False, type=_file)
 @click.option("--fingerprint", metavar="F", help="what its owner told you; it must be the same")
-def pin(session: Session, name: str, file: Path | None, fingerprint: str | None) -> None:
+def pin(session: CommandContext, name: str, file: Path | None, fingerprint: str | None) -> None:
     """Believe the keys of NAME, because you compared their fingerprint.
 
     The keys come from the server, or from a FILE that NAME made with `angelia key publish --out`.
@@ -237,7 +242,11 @@ def _write_chain(mailbox: Mailbox, file: BinaryIO) -> None:
 
 
 def _say_published(
-    session: Session, mailbox: Mailbox, done: PublicationAnswer | None, more: list[tuple[str, str]], out: Path | None
+    session: CommandContext,
+    mailbox: Mailbox,
+    done: PublicationAnswer | None,
+    more: list[tuple[str, str]],
+    out: Path | None,
 ) -> None:
     link = _own(mailbox)
     version, left = f"v{link.bundle.bundle_version}", None if done is None else done.prekeys_uploaded
@@ -252,7 +261,7 @@ def _say_published(
         session.out.note(f"next: hand over {out}, and whoever gets it runs `angelia key pin {state.handle} {out.name}`")
 
 
-def _show_own(session: Session, mailbox: Mailbox) -> None:
+def _show_own(session: CommandContext, mailbox: Mailbox) -> None:
     link = _own(mailbox)
     left, revoked, why = _server_says(session, mailbox)
     pairs = _facts(link.bundle, revoked)
@@ -264,7 +273,7 @@ def _show_own(session: Session, mailbox: Mailbox) -> None:
     session.out.thing(state, pairs, quietly=state.fingerprint, least=FACTS)
 
 
-def _server_says(session: Session, mailbox: Mailbox) -> tuple[int | None, list[UUID], str]:
+def _server_says(session: CommandContext, mailbox: Mailbox) -> tuple[int | None, list[UUID], str]:
     """The number of one-time keys left, the revoked keys, and if the server does not tell, the reason."""
     if mailbox.identity.id is None:
         return None, [], "no server has any"
@@ -276,7 +285,7 @@ def _server_says(session: Session, mailbox: Mailbox) -> tuple[int | None, list[U
         return None, [], "the server did not say (-v tells why)"
 
 
-def _seen(session: Session, mailbox: Mailbox, name: str) -> tuple[Bundle, list[UUID]]:
+def _seen(session: CommandContext, mailbox: Mailbox, name: str) -> tuple[Bundle, list[UUID]]:
     """The bundle of another agent: the server's newest, or the copy here of an agent that is on no server."""
     if mailbox.identity.id is None:
         known = mailbox.pinned_keys.bundle(name, times.now(), max_age=None)
@@ -288,7 +297,7 @@ def _seen(session: Session, mailbox: Mailbox, name: str) -> tuple[Bundle, list[U
 
 
 def _presented(
-    session: Session, mailbox: Mailbox, name: str, file: Path | None
+    session: CommandContext, mailbox: Mailbox, name: str, file: Path | None
 ) -> tuple[list[Link], list[UUID] | None]:
     """The bundles of NAME by a file or the server, with valid signatures but not trusted yet; and the keys that the
     server says are revoked, None if it was not asked."""
@@ -320,7 +329,7 @@ def _presented(
     raise BadAnswer(f"the bundles of {name} did not end after {MOST_PAGES} pages")
 
 
-def _compared(session: Session, handle: str, found: str) -> bool:
+def _compared(session: CommandContext, handle: str, found: str) -> bool:
     what = f"the keys {found} as those of {handle}"
     deed = Deed(verb="trust", doing="trusting", what=what, look="angelia agent show", where="this machine")
     try:
@@ -359,13 +368,13 @@ def _own(mailbox: Mailbox) -> Link:
     return link
 
 
-def _emergency(session: Session, mailbox: Mailbox) -> Deed:
+def _emergency(session: CommandContext, mailbox: Mailbox) -> Deed:
     what = f"all keys of {mailbox.identity.handle} (mail that is still sealed to them will not open)"
     where = _where(session, mailbox)
     return Deed(verb="revoke", doing="revoking", what=what, look="angelia key show", where=where)
 
 
-def _where(session: Session, mailbox: Mailbox) -> str:
+def _where(session: CommandContext, mailbox: Mailbox) -> str:
     return "this machine" if mailbox.identity.id is None else session.url
 
 

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from angelia.cli import allowlist, mail_lists, mail_server, times
-from angelia.cli.command_context import Session
+from angelia.cli.command_context import CommandContext
 from angelia.cli.confirm import Deed, may
 from angelia.cli.errors import Usage, exit_code, one_of, report
 from angelia.cli.flags import Needs, moment, span
@@ -47,7 +47,7 @@ command = Noun("mail", "sealed mail: send, receive, allow, inbox, receipts")
 @pad_flag
 @compress_flag
 def send(
-    session: Session,
+    session: CommandContext,
     recipient: str | None,
     body: str | None,
     retry: bool,
@@ -89,7 +89,7 @@ def send(
 
 @command.verb(name="open", example="angelia mail open 5b0f3c9a71e2", needs=Needs.SERVER | Needs.AGENT)
 @click.argument("what", metavar="ID|FILE")
-def open_(session: Session, what: str) -> None:
+def open_(session: CommandContext, what: str) -> None:
     """Read a message: one of the inbox by its ID, or an envelope that was handed over as a FILE.
 
     An envelope opens once; afterwards its stored copy is read by its id."""
@@ -120,7 +120,7 @@ def open_(session: Session, what: str) -> None:
 )
 @click.option("-n", "--limit", type=click.IntRange(1, 100), metavar="N", help="at most so many messages (10)")
 @click.option("--require", is_flag=True, help="no mail is an error (exit 8)")
-def receive(session: Session, files: tuple[Path, ...], wait: str | None) -> int:
+def receive(session: CommandContext, files: tuple[Path, ...], wait: str | None) -> int:
     """Fetch mail from the server, open it, each message once, and acknowledge it; `mail inbox` keeps it.
 
     With FILE: open envelopes that were handed over."""
@@ -130,7 +130,7 @@ def receive(session: Session, files: tuple[Path, ...], wait: str | None) -> int:
     return mail_server.receive(session, session.mailbox, _wait(wait))
 
 
-def _receive_files(session: Session, files: tuple[Path, ...]) -> int:
+def _receive_files(session: CommandContext, files: tuple[Path, ...]) -> int:
     outcomes = received_from(session, session.mailbox, list(files))
     codes = set[int]()
     for file, one in zip(files, outcomes, strict=True):
@@ -148,7 +148,7 @@ def _receive_files(session: Session, files: tuple[Path, ...]) -> int:
 
 
 @command.verb(example="angelia mail inbox", needs=Needs.AGENT | Needs.PAGES)
-def inbox(session: Session) -> None:
+def inbox(session: CommandContext) -> None:
     """List the mail that was received, newest first; no content."""
     mailbox = session.mailbox
     columns: list[Column[Message]] = [
@@ -169,7 +169,7 @@ def inbox(session: Session) -> None:
 
 
 @command.verb(example="angelia mail outbox", needs=Needs.SERVER | Needs.AGENT | Needs.PAGES)
-def outbox(session: Session) -> None:
+def outbox(session: CommandContext) -> None:
     """List the mail that was sealed here, newest first: its state, by whose report, and why it waits."""
     mailbox = session.mailbox
     if mailbox.identity.id is not None:
@@ -179,14 +179,14 @@ def outbox(session: Session) -> None:
 
 @command.verb(example="angelia mail withdraw 5b0f3c9a71e2", needs=Needs.SERVER | Needs.AGENT)
 @click.argument("id_", metavar="ID")
-def withdraw(session: Session, id_: str) -> None:
+def withdraw(session: CommandContext, id_: str) -> None:
     """Take back a message that was not delivered to its recipient yet."""
     mail_server.withdraw(session, session.mailbox, _id(id_, "outbox"))
 
 
 @command.verb(example="angelia mail delete 5b0f3c9a71e2", needs=Needs.AGENT | Needs.YES)
 @click.argument("id_", metavar="ID")
-def delete(session: Session, id_: str) -> None:
+def delete(session: CommandContext, id_: str) -> None:
     """Delete a message here, for good: its content, its sealed file and what opens it.
 
     What was received is not accepted a second time. The server keeps what it has:
@@ -202,7 +202,7 @@ def delete(session: Session, id_: str) -> None:
 
 @command.verb(example="angelia mail dead", needs=Needs.SERVER | Needs.AGENT | Needs.OPERATOR | Needs.PAGES)
 @click.option("--of", metavar="NAME", help="another agent's, for operators")
-def dead(session: Session, of: str | None) -> None:
+def dead(session: CommandContext, of: str | None) -> None:
     """List dead letters: mail to this agent that was returned to its queue too often, newest first.
 
     `angelia mail requeue ID` tries a message again."""
@@ -212,7 +212,7 @@ def dead(session: Session, of: str | None) -> None:
 @command.verb(example="angelia mail requeue 5b0f3c9a71e2", needs=Needs.SERVER | Needs.AGENT | Needs.OPERATOR)
 @click.argument("id_", metavar="ID")
 @click.option("--of", metavar="NAME", help="another agent's, for operators")
-def requeue(session: Session, id_: str, of: str | None) -> None:
+def requeue(session: CommandContext, id_: str, of: str | None) -> None:
     """Put a dead letter back at the end of its queue."""
     mail_lists.requeue(session, id_, of)
 
@@ -220,7 +220,7 @@ def requeue(session: Session, id_: str, of: str | None) -> None:
 @command.verb(example="angelia mail ack 5b0f3c9a71e2", needs=Needs.SERVER | Needs.AGENT)
 @click.argument("id_", metavar="ID")
 @click.option("--out", type=_file, metavar="FILE", help="write the signed receipt there, to be handed over")
-def ack(session: Session, id_: str, out: Path | None) -> None:
+def ack(session: CommandContext, id_: str, out: Path | None) -> None:
     """Acknowledge a message: sign a receipt, delivered or read, that its sender gets and can check."""
     from angelia.envelope.receipts import ReceiptStatus, receipt_document
     from angelia.mailbox.inbox import ReadState
@@ -246,7 +246,7 @@ def ack(session: Session, id_: str, out: Path | None) -> None:
 @click.option("--given", is_flag=True, help="those that this agent signed, from its own log")
 @click.option("--state", type=click.Choice(STATES), metavar="S", help=", ".join(STATES))
 @click.option("--since", type=moment, metavar="T", help="of mail sent from then on: 2026-11-15, RFC 3339, 15m")
-def receipts(session: Session, file: Path | None, given: bool, state: str | None) -> None:
+def receipts(session: CommandContext, file: Path | None, given: bool, state: str | None) -> None:
     """List the state of the mail that this agent sent and received, newest first, and by whose report.
 
     An agent that is on no server lists the receipts that it gave.
@@ -267,7 +267,12 @@ def receipts(session: Session, file: Path | None, given: bool, state: str | None
 @click.option("--import", "import_", type=_file, metavar="FILE", help="add the entries of a JSON array")
 @click.option("--export", type=_file, metavar="FILE", help="write the list there, for --import")
 def allow(
-    session: Session, name: str | None, file: Path | None, label: str | None, import_: Path | None, export: Path | None
+    session: CommandContext,
+    name: str | None,
+    file: Path | None,
+    label: str | None,
+    import_: Path | None,
+    export: Path | None,
 ) -> None:
     """Open the mail of NAME from now on; without NAME, list the senders whose mail is opened.
 
@@ -297,7 +302,7 @@ def allow(
 
 @command.verb(example="angelia mail deny alice --as bob", needs=Needs.AGENT)
 @click.argument("name", metavar="NAME")
-def deny(session: Session, name: str) -> None:
+def deny(session: CommandContext, name: str) -> None:
     """Open no more mail of NAME."""
     removed = session.mailbox.allowlist.deny(name)
     if not removed:
@@ -308,7 +313,7 @@ def deny(session: Session, name: str) -> None:
 @command.verb(example="angelia mail prune --retention-hours 48", needs=Needs.AGENT)
 @click.option("--retention-hours", type=click.IntRange(0, 24 * 3650), default=24, metavar="N", help="at least 24")
 @click.option("--force", is_flag=True, help="allow less than 24")
-def prune(session: Session, retention_hours: int, force: bool) -> None:
+def prune(session: CommandContext, retention_hours: int, force: bool) -> None:
     """Forget replay state that nothing needs any more; this also happens by itself, once a day."""
     pruned = session.mailbox.prune(times.now(), retention_hours, force=force)
     if pruned.warning:
@@ -321,7 +326,7 @@ def prune(session: Session, retention_hours: int, force: bool) -> None:
     "--from", "directory", required=True, metavar="DIR", help="the runtime directory of a Calyx mailbox",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
 )  # fmt: skip
-def migrate(session: Session, directory: Path) -> None:
+def migrate(session: CommandContext, directory: Path) -> None:
     """Take over the replay state of a Calyx mailbox: what its seen_cache.json lists is not accepted here as new.
 
     Saying it again does no harm; copies of what was there are kept beside it."""
@@ -339,7 +344,7 @@ def migrate(session: Session, directory: Path) -> None:
 
 
 @command.verb(example="angelia mail verify", needs=Needs.AGENT)
-def verify(session: Session) -> int:
+def verify(session: CommandContext) -> int:
     """Check every file of the mailbox: its name must be the hash of its content."""
     problems = session.mailbox.verify()
     for problem in problems:

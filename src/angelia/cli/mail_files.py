@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from angelia.cli import times
-from angelia.cli.command_context import Session
+from angelia.cli.command_context import CommandContext
 from angelia.cli.public_files import not_known
 from angelia.errors import AngeliaError, NotFound
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def sealed_by_hand(
-    session: Session, mailbox: Mailbox, recipient: str, content: bytes, options: MessageOptions
+    session: CommandContext, mailbox: Mailbox, recipient: str, content: bytes, options: MessageOptions
 ) -> Envelope:
     """Seals a message for the recipient's keys by the server, or for those known here if that is unreachable."""
     from angelia.client import Unreachable
@@ -47,7 +47,7 @@ def sealed_alone(mailbox: Mailbox, recipient: str, content: bytes, options: Mess
     return envelope
 
 
-def received_from(session: Session, mailbox: Mailbox, files: list[Path]) -> list[Opened | AngeliaError]:
+def received_from(session: CommandContext, mailbox: Mailbox, files: list[Path]) -> list[Opened | AngeliaError]:
     """Opens envelopes in files; returns the message or the refusal of each, after a second try where that may help."""
     from angelia.envelope.refusals import Expired, StaleEnvelope, UnknownSigner
     from angelia.mailbox.envelope_files import read_safely
@@ -75,7 +75,7 @@ def received_from(session: Session, mailbox: Mailbox, files: list[Path]) -> list
     return received
 
 
-def _explain(session: Session, refused: AngeliaError, file: Path, content: bytes) -> None:
+def _explain(session: CommandContext, refused: AngeliaError, file: Path, content: bytes) -> None:
     """Adds a hint to the refusal of a file."""
     from angelia.envelope.refusals import Malformed, WrongRecipient
     from angelia.mailbox.receiving import decoded
@@ -106,7 +106,9 @@ def _seen_before(mailbox: Mailbox, content: bytes) -> AngeliaError | None:
     return None
 
 
-def _followed(session: Session, mailbox: Mailbox, content: bytes, unknown: UnknownSigner) -> Opened | AngeliaError:
+def _followed(
+    session: CommandContext, mailbox: Mailbox, content: bytes, unknown: UnknownSigner
+) -> Opened | AngeliaError:
     """Opens it with the server's help, which knows the bundles that follow if the sender rotated its signing pair."""
     from angelia.client import Unreachable
     from angelia.mailbox.time_window import DeliveryProfile

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from angelia.cli.command_context import Session
+from angelia.cli.command_context import CommandContext
 from angelia.cli.paging import Page, ago, every, full_id, pages_of, short, show_list, until
 from angelia.cli.public_files import refuse_unregistered
 from angelia.cli.tables import Column
@@ -26,7 +26,7 @@ Line = dict[str, Any]  # an entry as --json prints it, with whose word its state
 _DEAD = "angelia mail dead"
 
 
-def show_outbox(session: Session, mailbox: Mailbox) -> None:
+def show_outbox(session: CommandContext, mailbox: Mailbox) -> None:
     """Lists what was sealed here, newest first."""
     columns: list[Column[Line]] = [
         Column("ID", lambda m: short(m["replay_key"])),
@@ -45,7 +45,7 @@ def show_outbox(session: Session, mailbox: Mailbox) -> None:
     show_list(session, fetch, columns, nothing="nothing sent yet", hint='angelia mail send NAME "hello"')
 
 
-def list_receipts(session: Session, mailbox: Mailbox, state: str | None) -> None:
+def list_receipts(session: CommandContext, mailbox: Mailbox, state: str | None) -> None:
     """Lists the receipts that the server has of this agent's mail, after a check of every signature."""
     from angelia.mail.model import DeliveryStatus
 
@@ -69,7 +69,7 @@ def list_receipts(session: Session, mailbox: Mailbox, state: str | None) -> None
     show_list(session, fetch, columns, nothing="no receipts yet", hint='angelia mail send NAME "hello"')
 
 
-def list_own_receipts(session: Session, mailbox: Mailbox) -> None:
+def list_own_receipts(session: CommandContext, mailbox: Mailbox) -> None:
     """Lists the receipts that this agent signed, from its own log."""
     from angelia.envelope.receipts import receipt_document
 
@@ -87,7 +87,7 @@ def list_own_receipts(session: Session, mailbox: Mailbox) -> None:
     show_list(session, pages_of(rows), columns, nothing="no receipts yet", hint="opening a message gives one")
 
 
-def hand_in_receipt(session: Session, mailbox: Mailbox, receipt: Receipt) -> None:
+def hand_in_receipt(session: CommandContext, mailbox: Mailbox, receipt: Receipt) -> None:
     """Gives the server a receipt for the sender; says so if the server never had the message."""
     try:
         session.as_agent(mailbox).mail.hand_in_receipt(receipt)
@@ -95,7 +95,7 @@ def hand_in_receipt(session: Session, mailbox: Mailbox, receipt: Receipt) -> Non
         session.out.note(f"the server has no such message; --out FILE hands the receipt to {receipt.sender_nhi}")
 
 
-def check_receipt_file(session: Session, mailbox: Mailbox, file: Path) -> None:
+def check_receipt_file(session: CommandContext, mailbox: Mailbox, file: Path) -> None:
     """Checks a receipt that a recipient handed back as a file, and records it in the outbox."""
     from angelia.envelope.receipts import ReceiptDocument, parse_receipt
     from angelia.mailbox.envelope_files import read_safely
@@ -118,7 +118,7 @@ def check_receipt_file(session: Session, mailbox: Mailbox, file: Path) -> None:
     session.out.done(document, f"{receipt.recipient_nhi} signed: {short(sent.replay_key)} {document.status} {when} ago")
 
 
-def list_dead_letters(session: Session, of: str | None) -> None:
+def list_dead_letters(session: CommandContext, of: str | None) -> None:
     """Lists dead letters, whose content stays sealed: this agent's own, or for operators those `of` another."""
     columns: list[Column[DeadLetter]] = [
         Column("ID", lambda d: short(d.replay_key)),
@@ -132,7 +132,7 @@ def list_dead_letters(session: Session, of: str | None) -> None:
     show_list(session, fetch, columns, nothing="no dead letters", hint="angelia mail receive")
 
 
-def requeue(session: Session, id_: str, of: str | None) -> None:
+def requeue(session: CommandContext, id_: str, of: str | None) -> None:
     """Puts a dead letter back into its queue."""
     client = _client(session, of)
     known = [one.replay_key for one in every(_dead_letters(client, of))]
@@ -179,7 +179,7 @@ def _outbox_state(row: OutboxMessage) -> tuple[str, str, str]:
     return row.status.value, by, "to be withdrawn, once the server answers" if wanted_back else row.last_error
 
 
-def _receipt_line(session: Session, client: Client, mailbox: Mailbox, answer: ReceiptRecord) -> Line:
+def _receipt_line(session: CommandContext, client: Client, mailbox: Mailbox, answer: ReceiptRecord) -> Line:
     """The members of the server's answer, and `by`. It is recipient only if the signatures were checked and hold; then
     `status` is what was signed."""
     status, by = answer.status.value, ""
@@ -196,7 +196,7 @@ def _receipt_line(session: Session, client: Client, mailbox: Mailbox, answer: Re
     return line
 
 
-def _client(session: Session, of: str | None) -> Client:
+def _client(session: CommandContext, of: str | None) -> Client:
     if of is not None:
         return session.as_operator()
     refuse_unregistered(session.mailbox, without="angelia mail inbox")

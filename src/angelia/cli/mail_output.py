@@ -8,7 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from angelia.cli.command_context import Session
+from angelia.cli.command_context import CommandContext
 from angelia.cli.escaping import escape_text, folded, width
 from angelia.cli.paging import ago, short
 from angelia.cli.times import age
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 _MARK = "│ "
 
 
-def say_sent(session: Session, sent: SentMail) -> None:
+def say_sent(session: CommandContext, sent: SentMail) -> None:
     """Says what the server accepted."""
     more = {"enqueued_at": sent.accepted.enqueued_at, "expires_at": sent.accepted.expires_at}
     _say_new(session, sent.envelope, f"sent to {sent.envelope.header.recipient_nhi}, sealed", more)
 
 
-def say_sealed(session: Session, mailbox: Mailbox, envelope: Envelope, out: Path | None) -> None:
+def say_sealed(session: CommandContext, mailbox: Mailbox, envelope: Envelope, out: Path | None) -> None:
     """Says what was sealed, and where its file is."""
     from angelia.envelope.times import moment
 
@@ -40,12 +40,14 @@ def say_sealed(session: Session, mailbox: Mailbox, envelope: Envelope, out: Path
     session.out.note(f"hand it over within 5 minutes, for `angelia mail open FILE`: {file}")
 
 
-def say_control(session: Session) -> None:
+def say_control(session: CommandContext) -> None:
     """A control message is for the SDK, which handles it later; it is never shown as mail."""
     session.out.note("a control message for the SDK was stored")
 
 
-def print_message(session: Session, opened: Opened, *, fresh: bool, named: bool = True, alone: bool = True) -> None:
+def print_message(
+    session: CommandContext, opened: Opened, *, fresh: bool, named: bool = True, alone: bool = True
+) -> None:
     """Prints the content on stdout and everything about it on stderr, with its id if `named`. Content that is no text
     goes into a file or a pipe byte for byte if the message is printed `alone`."""
     message = opened.message
@@ -87,7 +89,7 @@ def body_members(body: bytes) -> tuple[str | None, dict[str, object]]:
     return text, {"body": text}
 
 
-def print_body(session: Session, text: str) -> None:
+def print_body(session: CommandContext, text: str) -> None:
     """Prints the content of a message. On a terminal every line of it is marked, also where a long one wraps, so that
     none can pose as one of ours; a file or a pipe gets the text alone."""
     out = session.out
@@ -99,7 +101,7 @@ def print_body(session: Session, text: str) -> None:
         out.painted(_MARK + piece for piece in folded(line, columns))
 
 
-def _say_new(session: Session, envelope: Envelope, what: str, more: Mapping[str, object]) -> None:
+def _say_new(session: CommandContext, envelope: Envelope, what: str, more: Mapping[str, object]) -> None:
     """Says what was made, and its id; with -q only the id, whole."""
     header, size = envelope.header, len(envelope.wire)
     if session.shared.json:

@@ -7,7 +7,7 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from angelia.cli.command_context import Session
+from angelia.cli.command_context import CommandContext
 from angelia.cli.errors import exit_code, one_of, report
 from angelia.cli.mail_output import print_message, say_control
 from angelia.cli.paging import short
@@ -41,7 +41,7 @@ def send(client: Client, mailbox: Mailbox, recipient: str, content: bytes, optio
         raise
 
 
-def retry(session: Session, mailbox: Mailbox) -> int:
+def retry(session: CommandContext, mailbox: Mailbox) -> int:
     """Sends everything that waits in the outbox; returns the exit code of what could not be sent."""
     done = session.as_agent(mailbox).mail.retry_outbox(mailbox)
     for one in done.unsent:
@@ -53,7 +53,7 @@ def retry(session: Session, mailbox: Mailbox) -> int:
     return one_of({exit_code(one.error) for one in done.unsent})
 
 
-def deliver_due(session: Session, client: Client, mailbox: Mailbox) -> None:
+def deliver_due(session: CommandContext, client: Client, mailbox: Mailbox) -> None:
     """Sends what is due in the outbox; a failure is only noted."""
     from angelia.client.mail_sending import WAITING
 
@@ -65,7 +65,7 @@ def deliver_due(session: Session, client: Client, mailbox: Mailbox) -> None:
         where(f"warning: {short(one.message.replay_key)} to {one.message.recipient} was not sent: {one.error.message}")
 
 
-def receive(session: Session, mailbox: Mailbox, wait: float | None) -> int:
+def receive(session: CommandContext, mailbox: Mailbox, wait: float | None) -> int:
     """Fetches mail and prints it; waits up to `wait` seconds, or with None until some comes. Returns the exit code of
     messages that will never be opened."""
     client = session.as_agent(mailbox)
@@ -91,7 +91,7 @@ def receive(session: Session, mailbox: Mailbox, wait: float | None) -> int:
     return one_of(codes)
 
 
-def withdraw(session: Session, mailbox: Mailbox, id_: str) -> None:
+def withdraw(session: CommandContext, mailbox: Mailbox, id_: str) -> None:
     """Withdraws a message, from the server as well if that has it."""
     row = mailbox.outbox.current(id_)
     if mailbox.identity.id is None:
@@ -103,7 +103,7 @@ def withdraw(session: Session, mailbox: Mailbox, id_: str) -> None:
     session.out.done(record, f"withdrew {short(row.replay_key)} to {row.recipient}")
 
 
-def refresh_outbox(session: Session, mailbox: Mailbox) -> None:
+def refresh_outbox(session: CommandContext, mailbox: Mailbox) -> None:
     """Asks the server for the states of sent mail; a failure is noted, and the list is shown all the same."""
     from angelia.client import ApiError, BadAnswer, Unreachable
 
@@ -121,7 +121,7 @@ def refresh_outbox(session: Session, mailbox: Mailbox) -> None:
         session.out.note(f"warning: {id_} to {to} stays as it is: {doubt.error.message}")
 
 
-def _show(session: Session, received: Received) -> None:
+def _show(session: CommandContext, received: Received) -> None:
     from angelia.client.ack_plan import AckVerdict
 
     out = session.out

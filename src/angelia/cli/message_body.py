@@ -11,7 +11,7 @@ from uuid import UUID
 
 import click
 
-from angelia.cli.command_context import Session
+from angelia.cli.command_context import CommandContext
 from angelia.cli.errors import Usage
 from angelia.cli.times import age
 from angelia.errors import InvalidArgument
@@ -34,7 +34,7 @@ compress_flag = click.option(
 
 
 def message_options(
-    session: Session, ttl: timedelta | None, priority: str, pad: bool, compress: str, correlation_id: UUID | None
+    session: CommandContext, ttl: timedelta | None, priority: str, pad: bool, compress: str, correlation_id: UUID | None
 ) -> MessageOptions:
     """What the flags say, as the SDK takes it; raises Usage for a life that is longer than the setting allows."""
     from angelia.envelope.wire import Compression, Priority
@@ -56,7 +56,7 @@ def message_options(
     return options
 
 
-def read_body(session: Session, given: str | None) -> bytes:
+def read_body(session: CommandContext, given: str | None) -> bytes:
     """The bytes of a message; `-` or nothing means stdin."""
     if given is not None and given != "-":
         _warn_of_file_name(session, given)
@@ -72,7 +72,7 @@ def read_body(session: Session, given: str | None) -> bytes:
     return body
 
 
-def _warn_of_file_name(session: Session, given: str) -> None:
+def _warn_of_file_name(session: CommandContext, given: str) -> None:
     """Says how to send a file's content: its name is sent as text like any other, which is seldom meant."""
     if not os.path.isfile(given):  # noqa: PTH113  a text is often no path at all
         return

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Generic, TypeVar
 
-from angelia.cli.command_context import Session
+from angelia.cli.command_context import CommandContext
 from angelia.cli.errors import Usage
 from angelia.cli.flags import PAGE
 from angelia.cli.tables import Column
@@ -32,7 +32,9 @@ class Page(Generic[T]):
 Fetch = Callable[[str | None, int], Page[T]]
 
 
-def show_list(session: Session, fetch: Fetch[T], columns: Sequence[Column[T]], *, nothing: str, hint: str) -> None:
+def show_list(
+    session: CommandContext, fetch: Fetch[T], columns: Sequence[Column[T]], *, nothing: str, hint: str
+) -> None:
     """Prints one page, or with --all every page; a note on stderr says if there are more, or none."""
     shared, out = session.shared, session.out
     rows, streamed = list[T](), 0
@@ -125,7 +127,7 @@ def until(at: datetime | None) -> str:
     return "over" if at <= now else f"in {age(at - now)}"
 
 
-def _say_empty(session: Session, nothing: str, hint: str) -> None:
+def _say_empty(session: CommandContext, nothing: str, hint: str) -> None:
     if session.shared.require:
         raise NotFound(nothing, hint=hint)
     session.out.note(nothing)

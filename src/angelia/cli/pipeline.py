@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from angelia.cli import pipeline_archive, pipeline_environment, pipeline_run
-from angelia.cli.command_context import Session
+from angelia.cli.command_context import CommandContext
 from angelia.cli.errors import Usage, nearest
 from angelia.cli.flags import Needs, moment
 from angelia.cli.grammar import Noun
@@ -63,7 +63,7 @@ def _spark(verb: F) -> F:
 @_lake
 @_simulated
 @_spark
-def run(session: Session, /, job: tuple[str, ...], settings: tuple[str, ...], **said: Any) -> int:
+def run(session: CommandContext, /, job: tuple[str, ...], settings: tuple[str, ...], **said: Any) -> int:
     """Run a job, here or on a cluster. Its report is one line of JSON on stdout.
 
     JOB is one of:
@@ -89,7 +89,7 @@ def run(session: Session, /, job: tuple[str, ...], settings: tuple[str, ...], **
 @click.argument("what", type=click.Choice(["audit"]), metavar="WHAT")
 @_lake
 @_spark
-def stream(session: Session, /, what: str, **flags: Any) -> int:
+def stream(session: CommandContext, /, what: str, **flags: Any) -> int:
     """Archive the audit as it is sealed, until Ctrl-C.
 
     What was committed stays; the next stream archives the rest. A second Ctrl-C does not wait."""
@@ -98,7 +98,7 @@ def stream(session: Session, /, what: str, **flags: Any) -> int:
 
 @command.verb(example="angelia pipeline status")
 @click.argument("run_id", required=False, metavar="[RUN]")
-def status(session: Session, run_id: str | None) -> None:
+def status(session: CommandContext, run_id: str | None) -> None:
     """Show what runs now, what was done last and how much waits; or one RUN in full.
 
     RUN is a run's id or its first 8 characters or more."""
@@ -143,7 +143,7 @@ def status(session: Session, run_id: str | None) -> None:
 @command.verb(example="angelia pipeline history --job 'archive receipts'", needs=Needs.PAGES)
 @click.option("--job", metavar="JOB", help="only runs of this job")
 @click.option("--state", metavar="STATE", help="planned, committed, verified, purged, done or failed")
-def history(session: Session, job: str | None, state: str | None) -> None:
+def history(session: CommandContext, job: str | None, state: str | None) -> None:
     """List runs, newest first."""
     wanted = _state(state)
     _check_job(job)
@@ -179,7 +179,7 @@ def history(session: Session, job: str | None, state: str | None) -> None:
 @click.option("--open", "open_", is_flag=True, help="show it in the browser")
 @_lake
 @_simulated
-def report(session: Session, /, out: str, open_: bool, **flags: Any) -> None:
+def report(session: CommandContext, /, out: str, open_: bool, **flags: Any) -> None:
     """Make one page of HTML from what analytics computed. It needs no other file, and no Spark."""
     pipeline_archive.write_report(session, Path(out), PipelineFlags(**flags), browse=open_)
 
@@ -187,7 +187,7 @@ def report(session: Session, /, out: str, open_: bool, **flags: Any) -> None:
 @command.verb(example="angelia pipeline tables")
 @_lake
 @_simulated
-def tables(session: Session, /, **flags: Any) -> None:
+def tables(session: CommandContext, /, **flags: Any) -> None:
     """List the tables of the archive: how large they are, and from when to when."""
     pipeline_archive.list_tables(session, PipelineFlags(**flags))
 
@@ -198,7 +198,7 @@ def tables(session: Session, /, **flags: Any) -> None:
 @_lake
 @_simulated
 @_spark
-def sql(session: Session, /, query: str, **flags: Any) -> None:
+def sql(session: CommandContext, /, query: str, **flags: Any) -> None:
     """Ask the archive in Spark's SQL. Its tables have the names that `angelia pipeline tables` shows."""
     pipeline_archive.query(session, query, PipelineFlags(**flags))
 
@@ -213,7 +213,7 @@ def _setting(text: str) -> tuple[str, Any]:
         raise Usage(f"--set {text}: the value is a number, true, false, or a list such as [1,2]") from error
 
 
-def _show_run(session: Session, given: str) -> None:
+def _show_run(session: CommandContext, given: str) -> None:
     """One run in full, found by the beginning of its id."""
 
     async def look(ledger: Ledger) -> list[Run]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from angelia.cli import pipeline_environment
-from angelia.cli.command_context import Session
+from angelia.cli.command_context import CommandContext
 from angelia.cli.errors import Usage
 from angelia.cli.flags import PAGE
 from angelia.cli.paging import pages_of, show_list
@@ -48,7 +48,7 @@ class ArchiveTable(msgspec.Struct, frozen=True, kw_only=True):
     simulated: bool
 
 
-def list_tables(session: Session, flags: PipelineFlags) -> None:
+def list_tables(session: CommandContext, flags: PipelineFlags) -> None:
     """Lists the tables that were written, and how large they are."""
     columns: list[Column[ArchiveTable]] = [
         Column("NAME", lambda t: t.name),
@@ -65,7 +65,7 @@ def list_tables(session: Session, flags: PipelineFlags) -> None:
     show_list(session, pages_of(found), columns, nothing=f"no tables yet in {objects.root}", hint=hint)
 
 
-def query(session: Session, text: str, flags: PipelineFlags) -> None:
+def query(session: CommandContext, text: str, flags: PipelineFlags) -> None:
     """Runs a query, and shows its first rows."""
     pipeline_environment.require_pipeline()
     statement = _statement(text)
@@ -96,7 +96,7 @@ def query(session: Session, text: str, flags: PipelineFlags) -> None:
         session.out.note(f"{limit:,} shown, and there are more; -n {limit * 10} shows more")
 
 
-def write_report(session: Session, out: Path, flags: PipelineFlags, *, browse: bool) -> None:
+def write_report(session: CommandContext, out: Path, flags: PipelineFlags, *, browse: bool) -> None:
     """Writes the report, one page of HTML that needs no other file."""
     with _reading(session, flags) as objects:
         from angelia.pipeline.report import page as report_page
@@ -112,7 +112,7 @@ def write_report(session: Session, out: Path, flags: PipelineFlags, *, browse: b
 
 
 @contextmanager
-def _reading(session: Session, flags: PipelineFlags) -> Iterator[Objects]:
+def _reading(session: CommandContext, flags: PipelineFlags) -> Iterator[Objects]:
     """The archive, if it can be read; says so if it is a simulated one."""
     pipeline_environment.require_pipeline()
     from angelia.pipeline.lake.commit import is_simulated

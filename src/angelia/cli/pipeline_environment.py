@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from angelia.cli.command_context import Session
+from angelia.cli.command_context import CommandContext
 from angelia.cli.errors import Usage
 from angelia.errors import AngeliaError, NotFound, StartFailed, Unavailable
 
@@ -60,7 +60,7 @@ class PipelineFlags:
             return archive_locations.named(self.lake)
         return archive_locations.simulated(settings) if self.simulated else archive_locations.own(settings)
 
-    def spark(self, session: Session) -> Where:
+    def spark(self, session: CommandContext) -> Where:
         """Where Spark runs; these flags take precedence over the settings."""
         from angelia.pipeline.session import Where
 
@@ -87,7 +87,7 @@ def require_pipeline() -> None:
 
 
 @contextmanager
-def errors_in_one_sentence(session: Session, hint: str) -> Iterator[None]:
+def errors_in_one_sentence(session: CommandContext, hint: str) -> Iterator[None]:
     """Raises errors of Spark, of the ledger's driver and of the archive's store as an AngeliaError; -v prints where
     they happened. An AngeliaError that one of Spark's processes raised is raised again as what it was."""
     from adbc_driver_manager import Error as LedgerError
@@ -185,7 +185,7 @@ def make_archive(objects: Objects) -> None:
     probe(objects)
 
 
-def check_archive_reach(session: Session, where: Where, objects: Objects) -> None:
+def check_archive_reach(session: CommandContext, where: Where, objects: Objects) -> None:
     """Warns if a cluster works on an archive that is a directory of this machine."""
     if not (where.embedded or objects.remote):
         session.out.note(f"warning: the archive is the directory {objects.root}; every worker must see it there")

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from angelia.cli import confirm, pipeline_environment
-from angelia.cli.command_context import Session
+from angelia.cli.command_context import CommandContext
 from angelia.cli.errors import INTERRUPTED, REPLAYED, TAMPERED, Usage, nearest
 from angelia.cli.pipeline_environment import PipelineFlags
 from angelia.cli.progress import JobProgressDisplay
@@ -28,7 +28,7 @@ _SIMULATE = "simulate"  # the job that makes the archive that --simulated names 
 _AGAIN = "nothing half done counts: run it again; -v shows where it happened"
 
 
-def run(session: Session, words: Sequence[str], flags: PipelineFlags, options: Mapping[str, Any]) -> int:
+def run(session: CommandContext, words: Sequence[str], flags: PipelineFlags, options: Mapping[str, Any]) -> int:
     """Runs the job of that name; its report goes to stdout, also if it fails. Returns the exit code."""
     entry = _entry(words)
     _check(session, entry, flags, options)
@@ -59,7 +59,7 @@ def run(session: Session, words: Sequence[str], flags: PipelineFlags, options: M
     return REPLAYED if report.figures.get("duplicates") else 0
 
 
-def stream_audit(session: Session, flags: PipelineFlags) -> int:
+def stream_audit(session: CommandContext, flags: PipelineFlags) -> int:
     """Archives the audit as it is sealed, until a signal; returns the exit code."""
     pipeline_environment.require_pipeline()
     stop, signals = threading.Event(), list[int]()
@@ -95,7 +95,7 @@ def _entry(words: Sequence[str]) -> JobEntry:
     raise Usage(f"there is no job {name!r}", hint=hint)
 
 
-def _check(session: Session, entry: JobEntry, flags: PipelineFlags, options: Mapping[str, Any]) -> None:
+def _check(session: CommandContext, entry: JobEntry, flags: PipelineFlags, options: Mapping[str, Any]) -> None:
     """Raises Usage for a flag that the job does not take."""
     if session.shared.dry_run and not entry.looks:
         raise Usage(f"`{entry.name}` takes no --dry-run", hint=_example(entry, options))
@@ -129,7 +129,9 @@ def _deed(entry: JobEntry, options: Mapping[str, Any], what: str) -> confirm.Dee
     return confirm.Deed(entry.destroys.verb, entry.destroys.doing, what, look=_example(entry, options))
 
 
-def _watched(session: Session, name: str, flags: PipelineFlags, options: Mapping[str, Any], job: Job) -> JobReport:
+def _watched(
+    session: CommandContext, name: str, flags: PipelineFlags, options: Mapping[str, Any], job: Job
+) -> JobReport:
     """Runs a job with its progress on stderr and its report on stdout; returns the report."""
     outcome = _Outcome(session, name)
     with outcome.reported(), _work(session, name, flags, options, outcome) as work:
@@ -139,7 +141,7 @@ def _watched(session: Session, name: str, flags: PipelineFlags, options: Mapping
 
 @contextmanager
 def _work(
-    session: Session, name: str, flags: PipelineFlags, options: Mapping[str, Any], outcome: _Outcome
+    session: CommandContext, name: str, flags: PipelineFlags, options: Mapping[str, Any], outcome: _Outcome
 ) -> Iterator[JobContext]:
     """What a job is given. At the end all that it opened is closed, and the progress line is cleared."""
     from angelia.pipeline.jobs.job_context import JobContext
@@ -175,7 +177,7 @@ def _work(
 class _Outcome:
     """What became of a run: its id, its report or its error, and the line of JSON that tells."""
 
-    def __init__(self, session: Session, job: str) -> None:
+    def __init__(self, session: CommandContext, job: str) -> None:
         self._session, self._job = session, job
         self._clock = time.monotonic()
         self._run_id: str | None = None

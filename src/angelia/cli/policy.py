@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from angelia.cli.command_context import Session
+from angelia.cli.command_context import CommandContext
 from angelia.cli.confirm import Deed, may
 from angelia.cli.errors import NOT_ALLOWED, Usage
 from angelia.cli.flags import Needs, span
@@ -44,7 +44,7 @@ command = Noun("policy", "which agents may send, publish, subscribe and read key
 @click.option("--expires", type=span, metavar="D", help="how long it counts, such as 12h or 30d (no end)")
 @click.option("--rate", metavar="R", help="with allow: how often one subject may, as 100/1m (no limit)")
 def add(
-    session: Session,
+    session: CommandContext,
     effect: str,
     action: str,
     subject: str,
@@ -83,7 +83,7 @@ def add(
 
 
 @command.verb(name="list", example="angelia policy list", needs=Needs.SERVER | Needs.OPERATOR | Needs.PAGES)
-def list_(session: Session) -> None:
+def list_(session: CommandContext) -> None:
     """List the rules, in the order in which they were made."""
     columns: list[Column[PolicyRule]] = [
         Column("ID", lambda r: short(r.rule_id)),
@@ -104,7 +104,7 @@ def list_(session: Session) -> None:
 
 @command.verb(example="angelia policy remove 5b0f3c9a71e2", needs=Needs.SERVER | Needs.OPERATOR | Needs.YES)
 @click.argument("id_", metavar="ID")
-def remove(session: Session, id_: str) -> None:
+def remove(session: CommandContext, id_: str) -> None:
     """Remove a rule, at once. What only it allowed is denied from then on.
 
     ID is the rule's id or its first 8 characters or more."""
@@ -123,7 +123,7 @@ def remove(session: Session, id_: str) -> None:
 @click.option(
     "--object", "object_", metavar="NAME", required=True, help="the agent it acts on, or owner/name of a channel"
 )
-def check(session: Session, action: str, subject: str, object_: str) -> int:
+def check(session: CommandContext, action: str, subject: str, object_: str) -> int:
     """Ask the rules, changing nothing. Exit 0 when they allow it, 5 when they deny it."""
     from angelia.policy.model import Action, Wish, check_wish
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from angelia.cli.command_context import Session
+from angelia.cli.command_context import CommandContext
 from angelia.cli.confirm import Deed, may
 from angelia.cli.flags import Needs
 from angelia.cli.grammar import VerbCommand
@@ -28,7 +28,7 @@ from angelia.cli.grammar import VerbCommand
 @click.option("--drain-seconds", type=int, metavar="S", help="how long a stop lets requests finish (30)")
 @click.option("--rotate-master-key", is_flag=True, help="wrap the data keys by a new master key first")
 @click.option("--schema", type=int, metavar="N", help="bring the ledger's schema to version N and stop")
-def command(session: Session, /, rotate_master_key: bool, schema: int | None, **flags: Any) -> int:
+def command(session: CommandContext, /, rotate_master_key: bool, schema: int | None, **flags: Any) -> int:
     """Run a server, with its own PostgreSQL and Valkey unless DATABASE_URL and REDIS_URL name others.
 
     It listens on this machine only, without tokens, until --host says otherwise."""

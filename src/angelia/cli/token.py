@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from angelia.cli.command_context import Session
+from angelia.cli.command_context import CommandContext
 from angelia.cli.confirm import Deed, may
 from angelia.cli.flags import Needs, span
 from angelia.cli.grammar import Noun
@@ -40,7 +40,7 @@ command = Noun("token", "bearer tokens: create, list, revoke")
     "--data-dir", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="with --offline: which one"
 )
 def create(
-    session: Session,
+    session: CommandContext,
     role: str,
     agent: str | None,
     expires: timedelta | None,
@@ -65,7 +65,7 @@ def create(
 
 
 @command.verb(name="list", example="angelia token list", needs=Needs.SERVER | Needs.OPERATOR | Needs.PAGES)
-def list_(session: Session) -> None:
+def list_(session: CommandContext) -> None:
     """List the tokens that work; never their secrets."""
     columns: list[Column[Token]] = [
         Column("ID", lambda t: short(t.id)),
@@ -82,7 +82,7 @@ def list_(session: Session) -> None:
 
 @command.verb(example="angelia token revoke 5b0f3c9a71e2", needs=Needs.SERVER | Needs.OPERATOR | Needs.YES)
 @click.argument("id_", metavar="ID")
-def revoke(session: Session, id_: str) -> None:
+def revoke(session: CommandContext, id_: str) -> None:
     """Withdraw a token, at once and for good.
 
     ID is the token's id or its first 8 characters or more; never the token itself."""
@@ -96,7 +96,7 @@ def revoke(session: Session, id_: str) -> None:
 
 
 def _made_offline(
-    session: Session, data_dir: Path | None, role: str, agent: str | None, expires: timedelta | None, label: str
+    session: CommandContext, data_dir: Path | None, role: str, agent: str | None, expires: timedelta | None, label: str
 ) -> MadeToken:
     from angelia import server, settings
     from angelia.runtime_file import read_runtime
@@ -111,7 +111,7 @@ def _made_offline(
     return server.create_token(loaded, role=role, agent=agent, label=label, life=expires)
 
 
-def _show(session: Session, made: MadeToken) -> None:
+def _show(session: CommandContext, made: MadeToken) -> None:
     pairs = [
         ("token", made.token),
         ("id", str(made.id)),
