@@ -23,9 +23,9 @@ from angelia.envelope.wire import Envelope
 from angelia.errors import OffsetGone
 from channels.conftest import ChannelSlice
 from channels.members import Member, code
-from doorway import listening
+from http_agents import HOST, Server
 from keyholder import KeyHolder, now_ms
-from support import HOST, Server
+from probe_edge import listening
 
 STALE = (409, "epoch_stale")
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from angelia.api import Caller, Per, Rule
 from angelia.errors import SettingsError
 from angelia.guard import store
-from angelia.guard.blocks import Blocks
+from angelia.guard.blocks import AddressBlocks
 from angelia.guard.model import SlidingWindows, client_address, parse_networks, with_limits
 from angelia.settings import Settings
 from angelia.stores.valkey import HotTier, now_ms
-from gate import Gate
+from guarded_routes import Gate
 
 ADDRESS = ipaddress.ip_address("192.0.2.1")
 RULE = Rule("rule", 3, 60_000, Per.ADDRESS)
@@ -237,7 +237,7 @@ async def test_an_operator_blocks_lists_and_unblocks(start) -> None:
 
 
 async def test_a_block_ends_by_itself(ledger, hot) -> None:
-    blocks, now = Blocks(ledger, hot), datetime.now(UTC)
+    blocks, now = AddressBlocks(ledger, hot), datetime.now(UTC)
     await blocks.block(Caller(ADDRESS, name="op"), str(ADDRESS), "", timedelta(seconds=60), now)
     assert blocks.includes(ADDRESS, now + timedelta(seconds=59))
     assert not blocks.includes(ADDRESS, now + timedelta(seconds=61))

@@ -19,8 +19,8 @@ from angelia.keys import model, schedules
 from angelia.keys.master_key import CorruptRecord
 from angelia.keys.model import DESTROY_AFTER, RotationPolicy, ScheduleRecord
 from angelia.stores.wake import topic
+from http_agents import Server
 from keyholder import KeyHolder, KeySlice, audited
-from support import Server
 
 MS, HOUR = timedelta(milliseconds=1), timedelta(hours=1)
 

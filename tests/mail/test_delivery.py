@@ -26,9 +26,9 @@ from angelia.mail.delivery import LeaseRequest
 from angelia.mail.model import DeliveryStatus
 from angelia.policy.model import Action, Effect
 from angelia.stores import wake as wake_module
-from mailroom import Correspondent, random_key
-from postoffice import PostOffice, left, told
-from support import Server
+from http_agents import Server
+from mail_agents import Correspondent, random_key
+from mail_office import PostOffice, left, told
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 

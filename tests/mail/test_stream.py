@@ -17,10 +17,10 @@ from angelia.envelope.receipts import ReceiptStatus, receipt_document
 from angelia.mail import delivery as delivery_module
 from angelia.mail import routes as routes_module
 from angelia.stores.wake import news
-from doorway import listening
-from mailroom import Correspondent, Got
-from postoffice import PostOffice
-from support import HOST, Server
+from http_agents import HOST, Server
+from mail_agents import Correspondent, Got
+from mail_office import PostOffice
+from probe_edge import listening
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 

@@ -20,7 +20,7 @@ from angelia.pipeline.session import Where
 from angelia.pipeline.sources import archive
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
-from filled import NOW
+from receipt_rows import NOW
 
 
 def main(url: str, lake: str, how: str, address: str, python: str, *jobs: str) -> None:

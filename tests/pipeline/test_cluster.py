@@ -12,25 +12,25 @@ from typing import Any
 
 import pytest
 
-import cluster
-import objectstore
+import s3_servers
+import spark_cluster as clusters
 from angelia.stores.objects import Objects
-from cluster import Cluster
-from filled import OLD, fill, held
-from objectstore import KEYS, ObjectStore
+from receipt_rows import OLD, fill, held
+from s3_servers import KEYS, ObjectStore
+from spark_cluster import Cluster
 
 JOBS = ["archive receipts", "analytics"]
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    with objectstore.moto(tmp_path_factory.mktemp("store")) as store:
+    with s3_servers.moto(tmp_path_factory.mktemp("store")) as store:
         yield store
 
 
 @pytest.fixture(scope="module")
 def spark_cluster(directory: Path) -> Iterator[Cluster]:
-    with cluster.cluster(directory / "cluster") as running:
+    with clusters.cluster(directory / "cluster") as running:
         yield running
 
 

@@ -25,7 +25,7 @@ _MOST_REMEMBERED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class RegistrationOutcome:
     """The agent of a key, and whether this call made it."""
 
     id: UUID
@@ -54,7 +54,7 @@ class Agents:
         await self._registrations.close()
         await self._lookups.close()
 
-    async def register(self, public_key: str, name: str, email: str, now: datetime) -> Registered:
+    async def register(self, public_key: str, name: str, email: str, now: datetime) -> RegistrationOutcome:
         """Make the agent of a key, or find it; a repeat changes nothing."""
         raw = parse_public_key(public_key)
         wanted = Registration(
@@ -262,9 +262,9 @@ async def replace_key(
         raise _used_key() from error
 
 
-async def register_batch(tx: Tx, wanted: Sequence[Registration]) -> list[Registered | AngeliaError]:
+async def register_batch(tx: Tx, wanted: Sequence[Registration]) -> list[RegistrationOutcome | AngeliaError]:
     made, ids = await store.register(tx, wanted)
-    results: list[Registered | AngeliaError] = []
+    results: list[RegistrationOutcome | AngeliaError] = []
     events = []
     for registration in wanted:
         id_ = ids.get(registration.public_key)
@@ -274,7 +274,7 @@ async def register_batch(tx: Tx, wanted: Sequence[Registration]) -> list[Registe
         # In one batch a key may stand twice: the first is the one that made it.
         new = registration.public_key in made
         made.discard(registration.public_key)
-        results.append(Registered(id_, new))
+        results.append(RegistrationOutcome(id_, new))
         if new:
             detail = {"id": str(id_), "key_id": str(registration.key_id)}
             events.append(

@@ -18,7 +18,7 @@ _REMEMBERED = 100_000
 log = structlog.get_logger(__name__)
 
 
-class Blocks:
+class AddressBlocks:
     """Who is refused everywhere. `refresh` is called every few seconds, so a forgetful hot tier unblocks nobody."""
 
     def __init__(self, ledger: Ledger, hot: HotTier) -> None:

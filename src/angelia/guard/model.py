@@ -45,7 +45,7 @@ def _overridden(rule: Rule, text: str) -> Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class RateDecision:
     """What the limiter says about one request."""
 
     rule: Rule
@@ -72,7 +72,7 @@ class SlidingWindows:
         self._hits: OrderedDict[tuple[str, str], list[int]] = OrderedDict()
         self._most = most_subjects
 
-    def spend(self, rule: Rule, subject: str, now_ms: int, *, charge: bool) -> Spent:
+    def spend(self, rule: Rule, subject: str, now_ms: int, *, charge: bool) -> RateDecision:
         kept = [at for at in self._hits.get((rule.name, subject), ()) if at > now_ms - rule.window_ms]
         allowed = len(kept) < rule.limit
         if allowed and charge:
@@ -82,7 +82,7 @@ class SlidingWindows:
         if len(self._hits) > self._most:
             self._hits.popitem(last=False)
         full = len(kept) >= rule.limit
-        return Spent(
+        return RateDecision(
             rule,
             allowed,
             max(0, rule.limit - len(kept)),

@@ -13,8 +13,8 @@ from angelia import metrics
 from angelia.api import Access, Address, Caller, Operation, Per, Rule
 from angelia.errors import Denied, RateLimited, ReplayRejected, Stale, Unavailable
 from angelia.guard import store
-from angelia.guard.blocks import Blocks
-from angelia.guard.model import UNPROVEN, SlidingWindows, Spent, parse_networks, subject_of, with_limits, within
+from angelia.guard.blocks import AddressBlocks
+from angelia.guard.model import UNPROVEN, RateDecision, SlidingWindows, parse_networks, subject_of, with_limits, within
 from angelia.settings import Settings
 from angelia.stores.valkey import HotTier, now_ms
 
@@ -22,7 +22,7 @@ NONCE_LIFE_MS = 180_000
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class RequestProof:
     """A request that an agent signed, verified but for its nonce."""
 
     subject: UUID
@@ -31,10 +31,10 @@ class Proof:
     too_old: str = "the request was signed before the nonce memory began"
 
 
-class Limiter:
+class RateLimiter:
     """Counts requests per rule and subject: addresses before the signature, agents after it."""
 
-    def __init__(self, hot: HotTier, blocks: Blocks, settings: Settings, rules: Mapping[str, Rule]) -> None:
+    def __init__(self, hot: HotTier, blocks: AddressBlocks, settings: Settings, rules: Mapping[str, Rule]) -> None:
         self._hot = hot
         self._blocks = blocks
         self._auto_block = settings.auto_block_enabled
@@ -62,7 +62,7 @@ class Limiter:
         except RateLimited:
             return  # this request is refused anyway, the next one will be told
 
-    async def admit(self, operation: Operation[Any], caller: Caller, proof: Proof | None) -> dict[str, str]:
+    async def admit(self, operation: Operation[Any], caller: Caller, proof: RequestProof | None) -> dict[str, str]:
         """Spend the nonce of a proven request and count it for its agent."""
         rule = self._rule(operation)
         if rule and (rule.per is Per.ADDRESS or rule.limit == 0 or within(caller.address, self._whitelist)):
@@ -75,7 +75,7 @@ class Limiter:
             spent = None
         return spent.headers() if spent else {}
 
-    async def spend_nonce(self, proof: Proof, rule: Rule | None = None) -> Spent | None:
+    async def spend_nonce(self, proof: RequestProof, rule: Rule | None = None) -> RateDecision | None:
         # A request from the near future waits for its own time: otherwise a hot tier that forgets its nonce a
         # moment later could not tell, by the birth mark alone, that the request was accepted before.
         early_ms = proof.signed_ms - now_ms()
@@ -91,7 +91,7 @@ class Limiter:
             raise ReplayRejected("nonce already used", hint="each request needs a nonce of its own")
         return _allowed(verdict.spent, at)
 
-    async def _spend_without_nonce(self, agent: UUID, rule: Rule) -> Spent | None:
+    async def _spend_without_nonce(self, agent: UUID, rule: Rule) -> RateDecision | None:
         at = now_ms()
         try:
             spent = (await store.spend(self._hot, str(agent), rule, at)).spent
@@ -99,7 +99,9 @@ class Limiter:
             spent = self._spend_locally(rule, str(agent), at, charge=True)
         return _allowed(spent, at)
 
-    async def _spend_address(self, address: Address, rule: Rule | None, now: datetime, *, charge: bool) -> Spent | None:
+    async def _spend_address(
+        self, address: Address, rule: Rule | None, now: datetime, *, charge: bool
+    ) -> RateDecision | None:
         if self._blocks.includes(address, now):
             raise _blocked()
         if rule is None or rule.limit == 0:
@@ -117,7 +119,7 @@ class Limiter:
             await self._blocks.record_automatic(address, now, timedelta(milliseconds=store.BLOCK_MS))
         return _allowed(verdict.spent, at)
 
-    def _spend_locally(self, rule: Rule, subject: str, at: int, *, charge: bool) -> Spent:
+    def _spend_locally(self, rule: Rule, subject: str, at: int, *, charge: bool) -> RateDecision:
         metrics.LIMITER_FALLBACK.inc()
         return self._local.spend(rule, subject, at, charge=charge)
 
@@ -125,7 +127,7 @@ class Limiter:
         return self._rules[operation.rule.name] if operation and operation.rule else None
 
 
-def _allowed(spent: Spent | None, at_ms: int) -> Spent | None:
+def _allowed(spent: RateDecision | None, at_ms: int) -> RateDecision | None:
     if spent is None or spent.allowed:
         return spent
     metrics.RATE_LIMITED.labels(spent.rule.name).inc()

@@ -18,7 +18,7 @@ from angelia.envelope.ids import KeyType, key_id
 from angelia.errors import Denied, FromFuture, NotFound, Stale, Unauthenticated
 from angelia.guard import aicq_signature
 from angelia.guard.jwt import JwtVerifier
-from angelia.guard.rate_limiter import Limiter, Proof
+from angelia.guard.rate_limiter import RateLimiter, RequestProof
 from angelia.guard.tokens import Tokens
 from angelia.settings import Settings
 
@@ -26,7 +26,7 @@ ReadBody = Callable[[], Awaitable[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
-class Knock:
+class UnverifiedRequest:
     """A request before anything is believed about it."""
 
     operation: Operation[Any]
@@ -46,7 +46,7 @@ class Guard:
     """Admits requests in two stages: the address before the signature, the agent after it."""
 
     def __init__(
-        self, *, agents: Agents, tokens: Tokens, limiter: Limiter, settings: Settings, open_mode: bool
+        self, *, agents: Agents, tokens: Tokens, limiter: RateLimiter, settings: Settings, open_mode: bool
     ) -> None:
         self._agents = agents
         self._tokens = tokens
@@ -61,7 +61,7 @@ class Guard:
         """Stage one: blocked addresses and address limits. Returns the headers that tell what is left."""
         return await self._limiter.check_address(operation, address, now)
 
-    async def identify(self, knock: Knock, read_body: ReadBody) -> tuple[Caller, bytes, dict[str, str]]:
+    async def identify(self, knock: UnverifiedRequest, read_body: ReadBody) -> tuple[Caller, bytes, dict[str, str]]:
         """Stage two: prove the caller, spend its nonce, count the request. Returns caller, body and headers."""
         try:
             caller, body, proof = await self._prove(knock, read_body)
@@ -72,7 +72,7 @@ class Guard:
             raise
         return caller, body, headers
 
-    async def prove_possession(self, knock: Knock, body: bytes, public_key: bytes) -> bool:
+    async def prove_possession(self, knock: UnverifiedRequest, body: bytes, public_key: bytes) -> bool:
         """Whether the request is signed with this key, registered or not. A wrong signature is an error."""
         if "signature-input" not in knock.headers:
             return False
@@ -83,13 +83,13 @@ class Guard:
                 raise Unauthenticated("keyid is not the key that the body names", hint="sign with that key")
             self._verify_head(presented, knock, Ed25519PublicKey.from_public_bytes(public_key))
             self._verify_body(knock, body)
-            await self._limiter.spend_nonce(Proof(id_, presented.nonce, presented.created * 1000))
+            await self._limiter.spend_nonce(RequestProof(id_, presented.nonce, presented.created * 1000))
         except Unauthenticated as error:
             await self._refuse(knock, error)
             raise
         return True
 
-    async def _prove(self, knock: Knock, read_body: ReadBody) -> tuple[Caller, bytes, Proof | None]:
+    async def _prove(self, knock: UnverifiedRequest, read_body: ReadBody) -> tuple[Caller, bytes, RequestProof | None]:
         access, headers = knock.operation.access, knock.headers
         if access is Access.ANYONE:
             return Caller(knock.address), await read_body(), None
@@ -99,7 +99,7 @@ class Guard:
             self._verify_head(presented, knock, key)
             body = await read_body()
             self._verify_body(knock, body)
-            proof = Proof(agent.id, presented.nonce, presented.created * 1000)
+            proof = RequestProof(agent.id, presented.nonce, presented.created * 1000)
             return Caller(knock.address, Role.READ_WRITE, agent), body, proof
         if knock.surface is Surface.ROOT and any(name in headers for name in aicq_signature.HEADERS):
             body = await read_body()
@@ -117,7 +117,7 @@ class Guard:
             hint="sign the request (see /docs), or send Authorization: Bearer",
         )
 
-    def _check_role(self, knock: Knock, caller: Caller, proof: Proof | None) -> None:
+    def _check_role(self, knock: UnverifiedRequest, caller: Caller, proof: RequestProof | None) -> None:
         access, needed = knock.operation.access, knock.operation.access.role
         if access is Access.SIGNED and proof is None:
             raise Denied("this needs the agent's own signature, not a token", hint="how to sign is told at /docs")
@@ -132,7 +132,7 @@ class Guard:
             text = "Insufficient permissions" if queues else f"this needs the role {needed.label}"
             raise Denied(text, hint=f"angelia token create --role {needed.label}")
 
-    def _presented(self, knock: Knock) -> http_signature.Presented:
+    def _presented(self, knock: UnverifiedRequest) -> http_signature.Presented:
         headers = knock.headers
         presented = http_signature.parse(
             headers.get("signature-input", ""),
@@ -146,11 +146,13 @@ class Guard:
             raise FromFuture("the request was signed later than now", hint="check this machine's clock")
         return presented
 
-    def _verify_body(self, knock: Knock, body: bytes) -> None:
+    def _verify_body(self, knock: UnverifiedRequest, body: bytes) -> None:
         if not http_signature.digest_matches(knock.headers.get("content-digest", ""), body):
             raise Unauthenticated("Content-Digest does not match the body", hint="it is part of what is signed")
 
-    def _verify_head(self, presented: http_signature.Presented, knock: Knock, key: Ed25519PublicKey) -> None:
+    def _verify_head(
+        self, presented: http_signature.Presented, knock: UnverifiedRequest, key: Ed25519PublicKey
+    ) -> None:
         """The signature covers the digest, not the body, so it is checked before a body is even read."""
         target = http_signature.Target(
             method=knock.operation.method,
@@ -168,7 +170,7 @@ class Guard:
                 hint = f"{hint}; this server is called {self._settings.public_url}"
             raise Unauthenticated("the signature does not hold", hint=hint) from error
 
-    def _authority(self, knock: Knock) -> str:
+    def _authority(self, knock: UnverifiedRequest) -> str:
         """What the caller must have signed for: our public name, or on loopback one of this machine's own.
 
         Any other `Host` is the caller's word alone: a request signed for another server would be good here.
@@ -183,7 +185,7 @@ class Guard:
             )
         return called
 
-    async def _prove_aicq(self, knock: Knock, body: bytes) -> tuple[AgentRow, Proof]:
+    async def _prove_aicq(self, knock: UnverifiedRequest, body: bytes) -> tuple[AgentRow, RequestProof]:
         if not self._settings.aicq_signatures:
             raise Unauthenticated("X-AICQ signatures are turned off", hint="sign by RFC 9421, see /docs")
         past, ahead = (
@@ -203,9 +205,9 @@ class Guard:
             former = await self._agents.valid_former_keys(agent.id, knock.now)
             if not any(_verifies(key, signature, signed) for key in former):
                 raise Unauthenticated("invalid signature")
-        return agent, Proof(agent.id, given.nonce, given.timestamp_ms, aicq_signature.OUT_OF_TIME)
+        return agent, RequestProof(agent.id, given.nonce, given.timestamp_ms, aicq_signature.OUT_OF_TIME)
 
-    async def _bearer(self, knock: Knock, header: str) -> Caller:
+    async def _bearer(self, knock: UnverifiedRequest, header: str) -> Caller:
         secret = header[7:].strip() if header[:7].lower() == "bearer " else header.strip()
         if secret.startswith("agt_"):
             token = await self._tokens.find(secret, knock.now)
@@ -229,7 +231,7 @@ class Guard:
         agent, public_key = found
         return agent, Ed25519PublicKey.from_public_bytes(public_key)
 
-    async def _refuse(self, knock: Knock, error: Unauthenticated) -> None:
+    async def _refuse(self, knock: UnverifiedRequest, error: Unauthenticated) -> None:
         metrics.AUTH_REFUSED.labels(error.code).inc()
         await self._limiter.charge_unproven(knock.address, knock.now)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from angelia.agents.slice import AgentsSlice
 from angelia.api import Route, Tick
 from angelia.guard import routes
-from angelia.guard.blocks import Blocks
+from angelia.guard.blocks import AddressBlocks
 from angelia.guard.tokens import Tokens
 from angelia.stores.open_stores import Stores
 
@@ -15,7 +15,7 @@ class GuardSlice:
 
     def __init__(self, stores: Stores, agents: AgentsSlice) -> None:
         self.tokens = Tokens(stores.ledger, agents.agents)
-        self.blocks = Blocks(stores.ledger, stores.hot)
+        self.blocks = AddressBlocks(stores.ledger, stores.hot)
 
     def routes(self) -> list[Route]:
         return routes.routes(self.tokens, self.blocks)

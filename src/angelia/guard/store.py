@@ -8,7 +8,7 @@ from datetime import datetime
 from uuid import UUID, uuid4
 
 from angelia.api import Rule
-from angelia.guard.model import Block, Spent
+from angelia.guard.model import Block, RateDecision
 from angelia.stores.ledger import Row, Tx
 from angelia.stores.sql import statements
 from angelia.stores.valkey import BIRTH, HotTier, Script
@@ -40,7 +40,7 @@ class TokenRow:
 class AddressVerdict:
     """What the hot tier says about an address."""
 
-    spent: Spent | None
+    spent: RateDecision | None
     blocked: bool
     blocked_now: bool
 
@@ -49,7 +49,7 @@ class AddressVerdict:
 class AgentVerdict:
     """What the hot tier says about a proven request."""
 
-    spent: Spent | None
+    spent: RateDecision | None
     nonce_used: bool
     before_birth: bool
 
@@ -73,7 +73,7 @@ async def spend(
             BLOCK_MS,
         ],
     )
-    spent = Spent(rule, verdict == 0, remaining, reset) if verdict != 2 else None
+    spent = RateDecision(rule, verdict == 0, remaining, reset) if verdict != 2 else None
     return AddressVerdict(spent, blocked=verdict == 2, blocked_now=verdict == 3)
 
 
@@ -87,7 +87,7 @@ async def spend_nonce(
         [BIRTH, f"ang:nonce:{tag}:{nonce}", f"ang:rl:{tag}:{name}"],
         [now_ms, hot.run_id, hot.birth_ms(now_ms), signed_ms, life_ms, limit, window, uuid4().hex],
     )
-    spent = Spent(rule, verdict == 0, remaining, reset) if rule and rule.limit and verdict in (0, 1) else None
+    spent = RateDecision(rule, verdict == 0, remaining, reset) if rule and rule.limit and verdict in (0, 1) else None
     return AgentVerdict(spent, nonce_used=verdict == 2, before_birth=verdict == 3)
 
 

@@ -48,7 +48,7 @@ STATUS = {
 _PLAINER = {507: 503}
 
 
-class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
+class ProblemDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     """A problem document (RFC 9457) with our members code, hint and request_id."""
 
     title: str
@@ -77,7 +77,7 @@ def of_error(error: AngeliaError, surface: Surface, request_id: str) -> Answer:
     if status == 401:
         headers["www-authenticate"] = 'Signature realm="angelia", Bearer realm="angelia"'
     if surface is Surface.V1:
-        body = Problem(error.message, status, error.code, request_id, hint=error.hint)
+        body = ProblemDocument(error.message, status, error.code, request_id, hint=error.hint)
         told = msgspec.to_builtins(body) | error.members if error.members else body
         return Answer(status, told, headers, "application/problem+json")
     return Answer(_PLAINER.get(status, status), ErrorText(error.message), headers)

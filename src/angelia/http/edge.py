@@ -27,7 +27,7 @@ from angelia.errors import (
     UnsupportedMediaType,
 )
 from angelia.guard.model import Network, client_address
-from angelia.guard.service import Guard, Knock
+from angelia.guard.service import Guard, UnverifiedRequest
 from angelia.http import answers, origin
 
 T = TypeVar("T")
@@ -152,7 +152,9 @@ class Edge:
         request.answer_headers |= origin.cors(request.surface, open_mode=self._open_mode)
         if route is None or operation is None:
             return self._unrouted(request, methods)
-        knock = Knock(operation, request.path, request.query, request.headers, request.address, request.surface, now)
+        knock = UnverifiedRequest(
+            operation, request.path, request.query, request.headers, request.address, request.surface, now
+        )
         caller, body, headers = await self._guard.identify(knock, lambda: request.body(operation.limit))
         request.answer_headers |= headers
         request.caller = caller

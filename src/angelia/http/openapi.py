@@ -10,7 +10,7 @@ import msgspec
 
 from angelia import __version__
 from angelia.api import JSON, NOTHING, Access, Operation, Per, Rule, Surface
-from angelia.http.answers import ErrorText, Problem
+from angelia.http.answers import ErrorText, ProblemDocument
 
 _BYTES = {"type": "string", "format": "binary"}
 _REF = "#/components/schemas/{name}"
@@ -27,7 +27,7 @@ _WINDOWS = ((86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1_000
 
 def document(operations: Sequence[Operation[Any]]) -> dict[str, Any]:
     """The whole API as OpenAPI."""
-    kinds: list[Any] = [Problem, ErrorText]
+    kinds: list[Any] = [ProblemDocument, ErrorText]
     for operation in operations:
         kinds += [kind for kind in (operation.body, *_records(operation)) if kind is not None]
     unique = list(dict.fromkeys(kinds))
@@ -147,7 +147,7 @@ def _errors(operation: Operation[Any], schemas: dict[Any, Any]) -> dict[str, Any
         statuses["409"] = "It does not fit the present state"
         statuses["404"] = "There is no such thing"
     v1 = Surface.of(operation.path) is Surface.V1
-    kind, media = (Problem, "application/problem+json") if v1 else (ErrorText, "application/json")
+    kind, media = (ProblemDocument, "application/problem+json") if v1 else (ErrorText, "application/json")
     return {
         status: {"description": text, "content": {media: {"schema": schemas[kind]}}}
         for status, text in statuses.items()

@@ -35,7 +35,7 @@ class Migration:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class SchemaStatus:
     """How the database stands to the files; drift is what was changed behind our back."""
 
     applied: int
@@ -92,11 +92,11 @@ async def migrate(
         await connection.execute("SELECT pg_advisory_unlock($1)", _LOCK)
 
 
-async def status(connection: asyncpg.Connection, steps: Sequence[Migration] | None = None) -> Status:
+async def status(connection: asyncpg.Connection, steps: Sequence[Migration] | None = None) -> SchemaStatus:
     """Compare the database with the files, changing nothing."""
     steps = available() if steps is None else steps
     if await connection.fetchval("SELECT to_regclass('schema_migrations')") is None:
-        return Status(0, len(steps), [_label(step) for step in steps], [])
+        return SchemaStatus(0, len(steps), [_label(step) for step in steps], [])
     applied = await _applied(connection)
     drift = [
         f"{_label(step)} was changed after it was applied"
@@ -107,7 +107,7 @@ async def status(connection: asyncpg.Connection, steps: Sequence[Migration] | No
     if recorded is not None and recorded != await connection.fetchval(SQL["fingerprint"]):
         drift.append("tables, columns or indexes were changed by hand")
     pending = [_label(step) for step in steps if step.version not in applied]
-    return Status(max(applied, default=0), len(steps), pending, drift)
+    return SchemaStatus(max(applied, default=0), len(steps), pending, drift)
 
 
 async def _applied(connection: asyncpg.Connection) -> dict[int, bytes]:
