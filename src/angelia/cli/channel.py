@@ -231,7 +231,7 @@ def sign(session: CommandContext, name: str) -> None:
 @command.verb(example="angelia channel forget alice/news", needs=Needs.AGENT | Needs.YES)
 @click.argument("name", metavar="NAME")
 def forget(session: CommandContext, name: str) -> None:
-    """Forget the pinned owner and roster of a channel: after a server had shown you another channel for it.
+    """Forget the pinned owner and roster of a channel, after a server had shown you another for it.
 
     Its messages still open. The next use pins what the server shows then."""
     from angelia.client.channel_membership import forget_channel
@@ -316,10 +316,11 @@ def tail(
     client, found, ref = _find(session, name)
     following = Tail(session.mailbox, found.channel_id, after, name=found.name)
     codes, shown = set[int](), 0
+    patience = min(WAIT_SECONDS, max(1, int(session.shared.timeout)))
     _share(session, client, found, ref)
     while True:
         wanted = 100 if most is None else min(100, most - shown)
-        came = client.channels.follow(following, wait=_patience(session) if follow else 0, max_messages=wanted)
+        came = client.channels.follow(following, wait=patience if follow else 0, max_messages=wanted)
         if following.lost:
             session.out.note("warning: offsets {} to {} are not kept any more".format(*following.lost))
             following.lost = None
@@ -417,7 +418,3 @@ def _whole_id(client: Client, name: str, unknown: NotFound) -> UUID:
 
     known = [str(one.channel_id) for one in every(fetch)]
     return UUID(full_id(name, known, "channel", "angelia channel list"))
-
-
-def _patience(session: CommandContext) -> int:
-    return min(WAIT_SECONDS, max(1, int(session.shared.timeout)))

@@ -327,7 +327,7 @@ def prune(session: CommandContext, retention_hours: int, force: bool) -> None:
     type=click.Path(path_type=Path, exists=True, file_okay=False),
 )  # fmt: skip
 def migrate(session: CommandContext, directory: Path) -> None:
-    """Take over the replay state of a Calyx mailbox: what its seen_cache.json lists is not accepted here as new.
+    """Take over a Calyx mailbox's replay state: what its seen_cache.json lists is not accepted as new.
 
     Saying it again does no harm; copies of what was there are kept beside it."""
     done = session.mailbox.migrate(directory, times.now())

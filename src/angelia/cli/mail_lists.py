@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +71,7 @@ def list_receipts(session: CommandContext, mailbox: Mailbox, state: str | None) 
 def list_own_receipts(session: CommandContext, mailbox: Mailbox) -> None:
     """Lists the receipts that this agent signed, from its own log."""
     from angelia.envelope.receipts import receipt_document
+    from angelia.envelope.times import moment
 
     logged = mailbox.receipts()
     for problem in logged.problems:
@@ -80,7 +80,7 @@ def list_own_receipts(session: CommandContext, mailbox: Mailbox) -> None:
         Column("ID", lambda r: short(r.replay_key)),
         Column("FROM", lambda r: r.sender_nhi, long=True),
         Column("STATE", lambda r: r.status),
-        Column("AGE", lambda r: ago(_moment(r.time_ms)), right=True),
+        Column("AGE", lambda r: ago(moment(r.time_ms)), right=True),
         Column("REASON", lambda r: r.reason, long=True),
     ]
     rows = [receipt_document(one) for one in reversed(logged.receipts)]
@@ -98,6 +98,7 @@ def hand_in_receipt(session: CommandContext, mailbox: Mailbox, receipt: Receipt)
 def check_receipt_file(session: CommandContext, mailbox: Mailbox, file: Path) -> None:
     """Checks a receipt that a recipient handed back as a file, and records it in the outbox."""
     from angelia.envelope.receipts import ReceiptDocument, parse_receipt
+    from angelia.envelope.times import moment
     from angelia.mailbox.envelope_files import read_safely
     from angelia.mailbox.outbox_message import OutboxStatus
 
@@ -114,7 +115,7 @@ def check_receipt_file(session: CommandContext, mailbox: Mailbox, file: Path) ->
         raise InvalidArgument("the receipt names another message than its replay key")
     mailbox.check_receipt(receipt)
     mailbox.outbox.mark(sent.replay_key, OutboxStatus(document.status))
-    when = ago(_moment(receipt.time_ms))
+    when = ago(moment(receipt.time_ms))
     session.out.done(document, f"{receipt.recipient_nhi} signed: {short(sent.replay_key)} {document.status} {when} ago")
 
 
@@ -209,9 +210,3 @@ def _dead_letters(client: Client, of: str | None) -> Fetch[DeadLetter]:
         return Page(page.dead_letters, page.next)
 
     return fetch
-
-
-def _moment(at_ms: int) -> datetime:
-    from angelia.envelope.times import moment
-
-    return moment(at_ms)

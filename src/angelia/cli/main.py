@@ -32,7 +32,7 @@ root = Root(
         Entry("talk", "channel", "sealed topics: create, subscribe, publish, tail"),
         Entry("operate", "token", "bearer tokens: create, list, revoke"),
         Entry("operate", "guard", "blocked addresses: list, block, unblock"),
-        Entry("operate", "policy", "rules: which agents may send, publish, subscribe and read keys"),
+        Entry("operate", "policy", "rules: agents that may send, publish, subscribe, read keys"),
         Entry("operate", "audit", "what happened: show it, verify that it was not changed"),
         Entry("analyse", "pipeline", "archive, analyse, export and erase in bulk, with Spark"),
     ],

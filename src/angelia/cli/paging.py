@@ -48,7 +48,10 @@ def show_list(
         elif len(rows) > _LONGEST_TABLE:
             raise _endless(f"the list goes on after {len(rows):,} rows", "--json prints it as it comes")
     if not rows and not streamed:
-        _say_empty(session, nothing, hint)
+        if shared.require:
+            raise NotFound(nothing, hint=hint)
+        out.note(nothing)
+        out.note(f"hint: {hint}")
     out.rows(rows, columns)
     if page.next:
         counted = "" if page.total is None else f" of {page.total:,}"
@@ -125,10 +128,3 @@ def until(at: datetime | None) -> str:
         return ""
     now = datetime.now(UTC)
     return "over" if at <= now else f"in {age(at - now)}"
-
-
-def _say_empty(session: CommandContext, nothing: str, hint: str) -> None:
-    if session.shared.require:
-        raise NotFound(nothing, hint=hint)
-    session.out.note(nothing)
-    session.out.note(f"hint: {hint}")

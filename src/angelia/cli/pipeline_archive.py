@@ -88,7 +88,10 @@ def query(session: CommandContext, text: str, flags: PipelineFlags) -> None:
             rows = spark.sql(statement).limit(limit + 1).toArrow().to_pylist()
         except (AnalysisException, ParseException) as error:
             raise _not_understood(error, names) from error
-    shown = [{name: _value(value) for name, value in row.items()} for row in rows[:limit]]
+    shown = [
+        {name: value.hex() if isinstance(value, bytes) else value for name, value in row.items()}
+        for row in rows[:limit]
+    ]
     if not shown:
         session.out.note("no rows")
     session.out.rows(shown, [_column(name) for name in (shown[0] if shown else ())])
@@ -183,10 +186,6 @@ def _not_understood(error: Exception, names: Sequence[str]) -> AngeliaError:
     unknown = "TABLE_OR_VIEW_NOT_FOUND" in str(error)
     hint = f"the tables are {', '.join(names)}" if unknown else _EXAMPLE
     return raised_by_us(error) or Usage(telling(error), hint=hint)
-
-
-def _value(value: Any) -> Any:
-    return value.hex() if isinstance(value, bytes) else value
 
 
 def _column(name: str) -> Column[dict[str, Any]]:

@@ -7,7 +7,7 @@ them; this job looks further back, in ledger and archive together.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from angelia.audit.model import Floor, entry_hash
@@ -53,7 +53,7 @@ def replay_audit(work: JobContext) -> JobReport:
         # Without names of agents: an erasure does not look into reports of runs.
         run = runs.advance(database, run, RunState.DONE, work.clock(), row_count=rows, report=found)
     report.add(run)
-    report.figures |= found | {kind: one.document() for kind, one in {**doubles, **faults}.items()}
+    report.figures |= found | {kind: asdict(one) for kind, one in {**doubles, **faults}.items()}
     report.summary = (
         f"{rows:,} receipts: {found['duplicates']:,} keys or ids are there twice; "
         f"the audit chain has {found['chain_faults']:,} faults"
@@ -67,9 +67,6 @@ class Offenders:
 
     count: int
     first: list[dict[str, Any]]
-
-    def document(self) -> dict[str, Any]:
-        return {"count": self.count, "first": self.first}
 
 
 def _doubles(work: JobContext, snapshot: ledger.Snapshot) -> tuple[int, Mapping[str, Offenders]]:

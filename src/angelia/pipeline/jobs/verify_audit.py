@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
-from datetime import datetime
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -18,7 +16,6 @@ from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.lake import simulated
 from angelia.pipeline.lake.audit_chain import archive_floor
-from angelia.pipeline.redactions import Redactions
 from angelia.pipeline.sources import audit
 from angelia.runs.model import RunState
 
@@ -64,17 +61,14 @@ def _verified(work: JobContext, database: Database, floor: Floor, last: int, nod
     signed = functools.partial(database.table, work.sql("audit")["checkpoints"])
     result = chain_verification.verify(work.spark, work.objects, floor, last, signed, node)
     if result.redacted:
-        recorded = _erasures(work, database, result.redactions)
+        # The archive may not have the events of these erasures yet.
+        times = result.redactions.times
+        erasures = database.rows(work.sql("audit")["erasures"], min(times), max(times))
+        recorded = {row["occurred_at"] for row in erasures}
         result.faults += chain_verification.unexplained(work.spark, work.objects, result.redactions, recorded)
         result.faults.sort(key=lambda fault: fault.position)
         del result.faults[chain_verification.MOST_FAULTS :]
     return result
-
-
-def _erasures(work: JobContext, database: Database, redactions: Redactions) -> Collection[datetime]:
-    """The times of erasures by the ledger: the archive may not have their events yet."""
-    rows = database.rows(work.sql("audit")["erasures"], min(redactions.times), max(redactions.times))
-    return {row["occurred_at"] for row in rows}
 
 
 def _figures(result: ChainResult) -> dict[str, object]:

@@ -60,7 +60,8 @@ pl.scan_delta("…/lake/{name}").filter(pl.col("{day}") >= pl.date(2026, 10, 1))
 
 def page(table: Table) -> str:
     """The page of a table."""
-    rows = [_row(field, about) for field, about in zip(table.schema, _meanings(table), strict=True)]
+    meanings = [*(column.about for column in table.columns), "the day that the row belongs to, UTC; the partition"]
+    rows = [_row(field, about) for field, about in zip(table.schema, meanings, strict=True)]
     more = [] if table in ANALYTICS else [f"Rows are told apart by `{table.id}`."]
     if table.configuration.get("delta.appendOnly") == "true":
         more.append("Rows are only added (`delta.appendOnly`).")
@@ -89,10 +90,6 @@ def index() -> str:
 def pages() -> dict[str, str]:
     """Every page by its file's name."""
     return {"README.md": index(), **{f"{table.name}.md": page(table) for table in TABLES.values()}}
-
-
-def _meanings(table: Table) -> list[str]:
-    return [*(column.about for column in table.columns), "the day that the row belongs to, UTC; the partition"]
 
 
 def _row(field: pa.Field, about: str) -> str:

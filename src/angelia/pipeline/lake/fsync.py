@@ -21,12 +21,8 @@ def settle(objects: Objects, table: Table, uris: Iterable[str]) -> None:
     directories = {path.parent for path in files}
     for path in [*files, *sorted(directories | {log.parent, log.parent.parent})]:
         if path.exists():
-            _sync(path)
-
-
-def _sync(path: Path) -> None:
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
+            opened = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(opened)
+            finally:
+                os.close(opened)

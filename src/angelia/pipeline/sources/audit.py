@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
     InputPartition,
     WriterCommitMessage,
 )
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 
 from angelia.errors import AuditBroken
 from angelia.pipeline.database import Database
@@ -112,13 +112,12 @@ class AuditReader(DataSourceReader):
         return _rows(self._options, partition)
 
 
-class AuditStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class AuditStream(DataSourceStreamReader):
     """The entries as they are sealed."""
 
     def __init__(self, options: Any) -> None:
         self._options = dict(options)
         self._objects = Objects(options["root"], shown(options["secret"]))
-        self._target: int | None = None
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
         return {"position": archived_to(self._objects)}
@@ -126,17 +125,11 @@ class AuditStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(int(self._options["rows"]))
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = self._sealed_to()
-
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        sealed = self._sealed_to() if self._target is None else self._target
+        assert isinstance(limit, ReadMaxRows)
         # The stream's checkpoint may be older than the archive, or new.
         begin = max(start["position"], archived_to(self._objects))
-        if isinstance(limit, ReadMaxRows):
-            sealed = min(sealed, begin + limit.max_rows)
-        assert isinstance(limit, ReadMaxRows | ReadAllAvailable)
-        return {"position": max(sealed, start["position"])}
+        return {"position": max(min(self._sealed_to(), begin + limit.max_rows), start["position"])}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         return spans(max(start["position"], archived_to(self._objects)), end["position"])
