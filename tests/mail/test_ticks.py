@@ -20,7 +20,7 @@ from angelia.mail.acknowledgement import Acknowledged
 from angelia.mail.hot_store import events
 from angelia.mail.model import DeliveryStatus, QueuePlace
 from angelia.mail.ticks import RECONCILED, REVOKED
-from angelia.stores.wake import told as heard
+from angelia.stores.wake import decode_event as heard
 from mail_agents import Correspondent
 from mail_office import PostOffice, left, told
 

@@ -1,4 +1,4 @@
-"""Reads the `.sql` files beside the stores: named, commented blocks become statements by name."""
+"""Reads the `.sql` files beside the stores: each named block is one statement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _COMMENT = re.compile(r"^--.*\n", re.MULTILINE)
 
 
 def statements(beside: str, name: str = "store.sql") -> Mapping[str, str]:
-    """The statements of the file `name` that lies beside the module `beside` (its `__file__`).
+    """Returns the statements, by name, of the file `name` beside a module, given by its `__file__`.
 
     `{part}` in a statement stands for a block `-- part: …` of the file, such as the columns of a record."""
     text = (Path(beside).parent / name).read_text("utf-8")
@@ -25,5 +25,5 @@ def statements(beside: str, name: str = "store.sql") -> Mapping[str, str]:
 
 
 def columns(rows: Sequence[tuple[object, ...]], width: int) -> list[list[object]]:
-    """Rows as the arrays that `unnest` wants; also when there are none."""
+    """Rows as columns, for `unnest`; `width` empty ones if there are no rows."""
     return [[row[at] for row in rows] for at in range(width)]
