@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -98,37 +97,3 @@ class Route:
 
     operation: Operation[Any]
     handler: Handler
-
-
-def declared(
-    method: str,
-    path: str,
-    handler: Handler,
-    access: Any,
-    about: str,
-    gives: Mapping[int, Any],
-    takes: Any = None,
-    **more: Any,
-) -> Route:
-    """A route of a slice whose operations are not declared apart yet."""
-    kinds = [kind for kind in gives.values() if kind is not None]
-    first = kinds[0] if kinds else type(None)
-    or_else: tuple[Any, ...] = ()
-    if isinstance(first, tuple):
-        first, or_else = first[0], first[1:]
-    operation: Operation[Any] = Operation(
-        "later",
-        method,
-        path,
-        access,
-        about,
-        type(None) if isinstance(first, str) else first,
-        statuses=tuple(status for status in gives if gives[status] is not None or not kinds),
-        empty=tuple(status for status in gives if gives[status] is None and kinds),
-        or_else=or_else,
-        media=first if isinstance(first, str) else None,
-        body=takes,
-        parameters={name: name for name in re.findall(r"\{(\w+)\}", path)},
-        **more,
-    )
-    return Route(operation, handler)
