@@ -15,7 +15,8 @@ SQL = statements(__file__)
 
 
 async def register(tx: Tx, wanted: Sequence[Registration]) -> tuple[set[bytes], dict[bytes, UUID]]:
-    """The keys that became agents now, and the id of every key that is an agent's; a former key is neither."""
+    """Registers keys. Returns the keys that made an agent, and the agent id of each present key; former keys are in
+    neither."""
     await lock_keys(tx, [r.key_id for r in wanted])
     rows = await tx.fetch(
         SQL["register"],
@@ -36,7 +37,7 @@ async def by_id(tx: Tx, id: UUID) -> AgentRow | None:
 
 
 async def lock(tx: Tx, id: UUID) -> AgentRow | None:
-    """The agent as it is, and stays until the transaction ends."""
+    """Returns the agent, locked until the transaction ends."""
     return _agent(await tx.fetchrow(SQL["lock"], id))
 
 
@@ -57,7 +58,7 @@ async def by_key_ids(tx: Tx, key_ids: Sequence[UUID]) -> dict[UUID, AgentRow]:
 
 
 async def by_former_key_ids(tx: Tx, key_ids: Sequence[UUID], now: datetime) -> dict[UUID, tuple[AgentRow, bytes]]:
-    """The agents that had these keys before, and the keys, as long as they are still good for requests."""
+    """Returns the agents of these former keys, and the keys, as far as they are still valid for requests."""
     rows = await tx.fetch(SQL["by_former_key_ids"], key_ids, now)
     return {row["former_key_id"]: (_known(row), row["former_key"]) for row in rows}
 
@@ -67,13 +68,13 @@ async def valid_former_keys(tx: Tx, id: UUID, now: datetime) -> list[bytes]:
 
 
 async def lock_keys(tx: Tx, key_ids: Sequence[UUID]) -> None:
-    """Let nobody else give these keys to an agent, or take them from one, until the transaction ends."""
-    # In one order for everybody: otherwise two transactions could wait for each other in a circle.
+    """Keeps other transactions from giving these keys to an agent, or taking them from one, until this one ends."""
+    # In one order for all transactions, so that two of them cannot wait for each other.
     await tx.execute(SQL["lock_keys"], sorted({int.from_bytes(key.bytes[:8], "big", signed=True) for key in key_ids}))
 
 
 async def ever_used(tx: Tx, public_key: bytes) -> bool:
-    """Whether a key is or was any agent's; the answer lasts if the key is locked."""
+    """Whether a key is or was an agent's; the answer stays true while the key is locked."""
     return bool(await tx.fetchval(SQL["ever_used"], public_key))
 
 
@@ -117,12 +118,12 @@ async def list_agents(
 
 
 async def block(tx: Tx, id: UUID, blocked: UUID, at: datetime) -> bool:
-    """Whether it was not blocked before."""
+    """Blocks an agent. Returns whether it was not blocked before."""
     return await tx.fetchval(SQL["block"], id, blocked, at) is not None
 
 
 async def unblock(tx: Tx, id: UUID, blocked: UUID) -> bool:
-    """Whether it was blocked."""
+    """Unblocks an agent. Returns whether it was blocked."""
     return await tx.fetchval(SQL["unblock"], id, blocked) is not None
 
 
@@ -137,7 +138,7 @@ async def blocks(tx: Tx, id: UUID, after: tuple[datetime, UUID] | None, limit: i
 
 
 async def blocked(tx: Tx, pairs: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Of pairs (sender, recipient) those whose recipient has blocked the sender."""
+    """Returns those of the pairs (sender, recipient) whose recipient has blocked the sender."""
     rows = await tx.fetch(SQL["blocked"], [sender for sender, _ in pairs], [recipient for _, recipient in pairs])
     return {(row["sender"], row["recipient"]) for row in rows}
 

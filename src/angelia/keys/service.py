@@ -321,7 +321,7 @@ class Keys:
             if too_often is not None:
                 raise too_often
         if agent is None:
-            raise agents_service.nobody(name)
+            raise agents_service.no_such_agent(name)
         return agent
 
     async def meet(self, name: str, reader: AgentRow, now: datetime) -> None:
