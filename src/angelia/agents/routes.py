@@ -107,13 +107,4 @@ def _block_routes(agents: Agents, meet: Meet | None) -> list[Route]:
 
 
 def _record(agent: AgentRow) -> AgentRecord:
-    return AgentRecord(
-        id=agent.id,
-        handle=agent.handle,
-        key_id=agent.key_id,
-        public_key=agent.public_key,
-        name=agent.name,
-        email=agent.email,
-        registered_at=agent.registered_at,
-        aicq_signatures=agent.aicq_signatures,
-    )
+    return msgspec.convert(agent, AgentRecord, from_attributes=True)

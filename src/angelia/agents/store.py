@@ -9,7 +9,7 @@ from uuid import UUID
 from angelia.agents.model import BlockedAgent, Registration
 from angelia.api import AgentRow
 from angelia.stores.ledger import Row, Tx
-from angelia.stores.sql import statements
+from angelia.stores.sql import record_of, statements
 
 SQL = statements(__file__)
 
@@ -54,13 +54,13 @@ async def known_handles(tx: Tx, handles: Sequence[str]) -> set[str]:
 
 
 async def by_key_ids(tx: Tx, key_ids: Sequence[UUID]) -> dict[UUID, AgentRow]:
-    return {row["key_id"]: _known(row) for row in await tx.fetch(SQL["by_key_ids"], key_ids)}
+    return {row["key_id"]: record_of(AgentRow, row) for row in await tx.fetch(SQL["by_key_ids"], key_ids)}
 
 
 async def by_former_key_ids(tx: Tx, key_ids: Sequence[UUID], now: datetime) -> dict[UUID, tuple[AgentRow, bytes]]:
     """Returns the agents of these former keys, and the keys, as far as they are still valid for requests."""
     rows = await tx.fetch(SQL["by_former_key_ids"], key_ids, now)
-    return {row["former_key_id"]: (_known(row), row["former_key"]) for row in rows}
+    return {row["former_key_id"]: (record_of(AgentRow, row), row["former_key"]) for row in rows}
 
 
 async def valid_former_keys(tx: Tx, id: UUID, now: datetime) -> list[bytes]:
@@ -84,7 +84,7 @@ async def replace_key(
     await tx.execute(SQL["keep_former_key"], agent.key_id, agent.public_key, agent.id, replaced_at, valid_until)
     row = await tx.fetchrow(SQL["replace_key"], agent.id, public_key, key_id)
     assert row is not None, "the caller has locked the agent"
-    return _known(row)
+    return record_of(AgentRow, row)
 
 
 async def end_former_keys(tx: Tx, id: UUID) -> None:
@@ -114,7 +114,7 @@ async def list_agents(
 ) -> tuple[list[AgentRow], int]:
     at, id_ = after or (None, None)
     rows = await tx.fetch(SQL["list"], since, until, at, id_, limit)
-    return [_known(row) for row in rows], int(await tx.fetchval(SQL["count"], since, until))
+    return [record_of(AgentRow, row) for row in rows], int(await tx.fetchval(SQL["count"], since, until))
 
 
 async def block(tx: Tx, id: UUID, blocked: UUID, at: datetime) -> bool:
@@ -144,17 +144,4 @@ async def blocked(tx: Tx, pairs: Sequence[tuple[str, str]]) -> set[tuple[str, st
 
 
 def _agent(row: Row | None) -> AgentRow | None:
-    return None if row is None else _known(row)
-
-
-def _known(row: Row) -> AgentRow:
-    return AgentRow(
-        id=row["id"],
-        handle=row["handle"],
-        public_key=row["public_key"],
-        key_id=row["key_id"],
-        name=row["name"],
-        email=row["email"],
-        aicq_signatures=row["aicq_signatures"],
-        registered_at=row["registered_at"],
-    )
+    return None if row is None else record_of(AgentRow, row)

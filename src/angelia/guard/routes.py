@@ -1,4 +1,4 @@
-"""The guard's own routes: binds tokens and blocked addresses to their services."""
+"""Tokens and blocked addresses over HTTP: binds the operations to their services."""
 
 from __future__ import annotations
 

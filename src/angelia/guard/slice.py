@@ -1,4 +1,4 @@
-"""The guard's own slice: tokens and blocked addresses, for operators."""
+"""The guard's slice: bearer tokens and blocked addresses, for operators."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class GuardSlice:
         return routes.routes(self.tokens, self.blocks)
 
     def ticks(self) -> list[Tick]:
-        # Each process keeps its memory fresh, so that blocks hold without the hot tier.
+        # In each process, so that blocks hold while the hot tier is away.
         return [Tick("block list", 5.0, self.blocks.refresh, everywhere=True)]
 
     async def close(self) -> None:
