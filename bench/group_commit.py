@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
 from angelia.agents.model import Registration
-from angelia.agents.service import Registered, register_batch
+from angelia.agents.service import RegistrationOutcome, register_batch
 from angelia.envelope.ids import KeyType, key_id
 from angelia.stores.group_commit import GroupCommit
 from angelia.stores.ledger import Ledger
@@ -42,7 +42,7 @@ def main(*, quick: bool) -> list[Result]:
 
 async def _grouped(url: str, count: int) -> float:
     ledger = await Ledger.open(url)
-    commits: GroupCommit[Registration, Registered] = GroupCommit(ledger, register_batch)
+    commits: GroupCommit[Registration, RegistrationOutcome] = GroupCommit(ledger, register_batch)
     rate = await _writers(count, commits.submit)
     await ledger.close()
     return rate

@@ -25,8 +25,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from angelia.agents.service import Agents
 from angelia.api import NOTHING, Access, Answer, Call, Operation, Route, clock, http_signature
 from angelia.envelope.ids import KeyType, key_id
-from angelia.guard.blocks import Blocks
-from angelia.guard.rate_limiter import Limiter
+from angelia.guard.blocks import AddressBlocks
+from angelia.guard.rate_limiter import RateLimiter
 from angelia.guard.service import Guard
 from angelia.guard.tokens import Tokens
 from angelia.http import logs
@@ -107,7 +107,7 @@ async def _serve(database_url: str, redis_url: str, public: str) -> None:
     guard = Guard(
         agents=agents,
         tokens=Tokens(ledger, agents),
-        limiter=Limiter(hot, Blocks(ledger, hot), settings, {}),
+        limiter=RateLimiter(hot, AddressBlocks(ledger, hot), settings, {}),
         settings=settings,
         open_mode=False,
     )

@@ -35,8 +35,8 @@ from angelia.stores.embedded.postgres import Postgres
 from angelia.stores.ledger import Ledger
 from angelia.stores.partitions import make_ahead
 from angelia.stores.valkey import HotTier
-from superuser import as_superuser
-from support import Server
+from http_agents import Server
+from postgres_superuser import as_superuser
 
 # How long an example takes tells how busy the machine is, not whether the example is right.
 hypothesis_settings.register_profile("angelia", deadline=None, suppress_health_check=[HealthCheck.too_slow])

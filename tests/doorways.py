@@ -12,7 +12,7 @@ from angelia.api import Route
 from angelia.settings import Settings, with_values
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
-from doorway import Doorway
+from probe_edge import Doorway
 
 
 @pytest.fixture

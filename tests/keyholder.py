@@ -22,8 +22,8 @@ from angelia.envelope.times import moment, unix_ms
 from angelia.keys.bundle_succession import Emergency
 from angelia.keys.model import BundleAnswer, Reason, bundle_document, one_time_document, parse_bundle, rotation_document
 from angelia.keys.service import PublishedBundle
-from assembled import Assembled
-from support import Agent, Server
+from assembled_slices import Assembled
+from http_agents import Agent, Server
 
 NO_LIMITS = {"keys": "off", "bundles": "off", "register": "off", "identity": "off"}
 _BITS = {KeyType.ML_KEM_768: 1, KeyType.XWING: 2}

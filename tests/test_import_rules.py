@@ -206,7 +206,7 @@ def test_a_slice_builds_on_the_slices_before_it() -> None:
         if other in SLICES:
             before = USES.get(slice_name, {"agents", "audit"})
             return other in before and (role_of(found.target) == "slice" or slice_name == "runs")
-        return other in FREE | PURE or found.target == "stores.opened"
+        return other in FREE | PURE or found.target == "stores.open_stores"
 
     assert broken(rule) == []
 

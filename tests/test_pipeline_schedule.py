@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from angelia.pipeline.jobs.catalog import JOBS
-from angelia.pipeline_schedule import FIRST_LOOK, LOG_MOST, Attempt, Schedule, due
+from angelia.pipeline_schedule import FIRST_LOOK, LOG_MOST, Attempt, PipelineSchedule, due
 from angelia.runs.model import Latest, RunState
 from angelia.settings import SCHEDULABLE, SCHEDULE, Settings
 from angelia.stores.embedded.datadir import DataDir
@@ -25,7 +25,7 @@ from angelia.stores.embedded.datadir import DataDir
 NOW = datetime(2026, 11, 16, 9, tzinfo=UTC)
 HOUR, DAY, SECOND = timedelta(hours=1), timedelta(days=1), timedelta(seconds=1)
 DAILY = {"analytics": "1d"}
-Make = Callable[..., Schedule]
+Make = Callable[..., PipelineSchedule]
 
 
 def stood(job: str, state: RunState, began: datetime) -> dict[str, Latest]:
@@ -75,12 +75,12 @@ def test_what_asks_a_person_or_invents_rows_is_not_schedulable() -> None:
 @pytest.fixture
 def schedule(database_url: str, data_dir: DataDir) -> Iterator[Make]:
     """`schedule("python code", analytics="1d")` runs that code in the place of a job."""
-    made: list[Schedule] = []
+    made: list[PipelineSchedule] = []
 
-    def make(code: str, *, first_look: float = 0.0, **jobs: str) -> Schedule:
+    def make(code: str, *, first_look: float = 0.0, **jobs: str) -> PipelineSchedule:
         settings = Settings(database_url=database_url, pipeline_schedule=jobs)
         command = (sys.executable, "-c", f"import os, signal, sys, time\n{code}")
-        made.append(Schedule(settings, data_dir, 0.0, command=command, first_look=first_look))
+        made.append(PipelineSchedule(settings, data_dir, 0.0, command=command, first_look=first_look))
         return made[-1]
 
     yield make
@@ -88,7 +88,7 @@ def schedule(database_url: str, data_dir: DataDir) -> Iterator[Make]:
         one.stop()
 
 
-def tended(schedule: Schedule, until: Callable[[], Any], now: float = 0.0) -> list[str]:
+def tended(schedule: PipelineSchedule, until: Callable[[], Any], now: float = 0.0) -> list[str]:
     """Tend it as the server does, until something is so; what it had to say."""
     lines, deadline = list[str](), time.monotonic() + 30
     while not until():
@@ -102,7 +102,7 @@ def log_of(data_dir: DataDir) -> Path:
     return data_dir.logs / "pipeline.log"
 
 
-def over(schedule: Schedule, data_dir: DataDir) -> Callable[[], bool]:
+def over(schedule: PipelineSchedule, data_dir: DataDir) -> Callable[[], bool]:
     return lambda: schedule.running is None and log_of(data_dir).exists()
 
 
@@ -204,7 +204,9 @@ def test_a_ledger_that_is_away_is_asked_again(data_dir: DataDir, database_url: s
     sockets, ampersand, rest = query.partition("&")
     place = tmp_path / "sockets"
     settings = Settings(database_url=f"{path}?host={place}{ampersand}{rest}", pipeline_schedule=DAILY)
-    one = Schedule(settings, data_dir, 0.0, command=(sys.executable, "-c", "print('ran')"), first_look=FIRST_LOOK)
+    one = PipelineSchedule(
+        settings, data_dir, 0.0, command=(sys.executable, "-c", "print('ran')"), first_look=FIRST_LOOK
+    )
     one.look()
     assert list(one.tend(0.0)) == []
     assert one.running is None

@@ -14,7 +14,7 @@ from angelia.api import Route, Tick, clock
 from angelia.audit.slice import AuditSlice
 from angelia.channels.slice import ChannelsSlice
 from angelia.guard.model import parse_networks
-from angelia.guard.rate_limiter import Limiter
+from angelia.guard.rate_limiter import RateLimiter
 from angelia.guard.service import Guard
 from angelia.guard.slice import GuardSlice
 from angelia.http import documents
@@ -82,7 +82,7 @@ class Slices:
         guard = Guard(
             agents=self.agents.agents,
             tokens=self.guard.tokens,
-            limiter=Limiter(stores.hot, self.guard.blocks, settings, rules),
+            limiter=RateLimiter(stores.hot, self.guard.blocks, settings, rules),
             settings=settings,
             open_mode=open_mode,
         )

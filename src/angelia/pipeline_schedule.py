@@ -74,7 +74,7 @@ def _next(length: timedelta, stands: Latest | None, tried: Attempt | None) -> da
     return max(turns)
 
 
-class Schedule:
+class PipelineSchedule:
     """Looks again and again what is due. The main process tends it; only the look at the ledger has a thread."""
 
     def __init__(

@@ -20,19 +20,19 @@ from types import FrameType
 
 import angelia
 from angelia import executable_path, start
-from angelia.audit_sealer import Sealer
+from angelia.audit_sealer import SealerThread
 from angelia.guard.api import MadeToken
 from angelia.http import logs
 from angelia.keys.node_key import load_or_make
 from angelia.listener import bind, local_url
-from angelia.pipeline_schedule import Schedule
+from angelia.pipeline_schedule import PipelineSchedule
 from angelia.runtime_file import Runtime
 from angelia.settings import OUR_OWN, Loaded, Settings, with_values
 from angelia.stores.embedded import EmbeddedStores, ledger_alone
 from angelia.stores.embedded.datadir import DataDir
-from angelia.stores.embedded.owner import Owner
 from angelia.stores.embedded.private_files import make_private_directory
-from angelia.worker_pool import SharedByWorkers, Workers
+from angelia.stores.embedded.system_user import SystemUser
+from angelia.worker_pool import Workers, WorkerSetup
 
 _LOG = logging.getLogger("angelia.server")
 _TICK_SECONDS = 0.25
@@ -80,7 +80,7 @@ def create_token(loaded: Loaded, *, role: str, agent: str | None, label: str, li
 
 def _start(
     loaded: Loaded, signals: _Signals, cleanup: contextlib.ExitStack, rotate_master_key: bool
-) -> tuple[EmbeddedStores, Workers, Schedule, socket.socket]:
+) -> tuple[EmbeddedStores, Workers, PipelineSchedule, socket.socket]:
     """Each step registers how it is undone, so that whatever ends the server undoes them in reverse."""
     data_dir = DataDir(loaded.settings.data_dir)
     data_dir.prepare()
@@ -99,7 +99,7 @@ def _start(
     open_mode = asyncio.run(start.prepare(effective, data_dir.path, node, rotate_master_key=rotate_master_key))
 
     _fresh_metrics(data_dir)
-    shared = SharedByWorkers(
+    shared = WorkerSetup(
         loaded=effective,
         open_mode=open_mode,
         data_dir=data_dir.path,
@@ -107,7 +107,7 @@ def _start(
         metrics=data_dir.metrics,
         listener=listener,
     )
-    sealer = Sealer(effective, data_dir.path, node)
+    sealer = SealerThread(effective, data_dir.path, node)
     sealer.start()
     cleanup.callback(sealer.stop)  # it seals until the workers are gone
     workers = Workers(shared, signals.selector)
@@ -116,14 +116,14 @@ def _start(
     while not workers.all_ready:
         _tend(stores, workers)
         signals.wait(_TICK_SECONDS)
-    schedule = Schedule(effective.settings, data_dir, time.monotonic())
+    schedule = PipelineSchedule(effective.settings, data_dir, time.monotonic())
     cleanup.callback(schedule.stop)
     _write_runtime(data_dir, effective.settings, database_url, redis_url)
     _greet(effective, open_mode=open_mode)
     return stores, workers, schedule, listener
 
 
-def _tend(stores: EmbeddedStores, workers: Workers, schedule: Schedule | None = None) -> None:
+def _tend(stores: EmbeddedStores, workers: Workers, schedule: PipelineSchedule | None = None) -> None:
     now = time.monotonic()
     for line in (*stores.tend(now), *workers.tend(now), *(schedule.tend(now) if schedule else ())):
         _LOG.warning(line)
@@ -209,7 +209,7 @@ def _with_urls(loaded: Loaded, settings: Settings, database_url: str, redis_url:
 
 def _fresh_metrics(data_dir: DataDir) -> None:
     shutil.rmtree(data_dir.metrics, ignore_errors=True)
-    make_private_directory(data_dir.metrics, Owner.ourselves())
+    make_private_directory(data_dir.metrics, SystemUser.ourselves())
 
 
 def _write_runtime(data_dir: DataDir, settings: Settings, database_url: str, redis_url: str) -> None:

@@ -136,7 +136,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class EffectiveSetting:
     """One line of `angelia config show`."""
 
     name: str
@@ -152,9 +152,9 @@ class Loaded:
     settings: Settings
     origins: Mapping[str, str]
 
-    def shown(self) -> list[Shown]:
+    def shown(self) -> list[EffectiveSetting]:
         return [
-            Shown(
+            EffectiveSetting(
                 f.name,
                 _shown_value(f, getattr(self.settings, f.name)),
                 self.origins[f.name],

@@ -66,7 +66,7 @@ async def prepare(loaded: Loaded, data_dir: Path, node: NodeIdentity, *, rotate_
             # Last: it is decided once, by the first start that comes to pass.
             await slices.policy.policy.start_with(now, loopback=not settings.reachable)
     except DiskFull as error:
-        raise StartFailed(disk_of(loaded, data_dir).told(), hint="make room there, and start again") from error
+        raise StartFailed(disk_of(loaded, data_dir).explanation(), hint="make room there, and start again") from error
     except (Unavailable, StatementError) as error:
         raise StartFailed(f"the stores cannot be prepared: {error}", hint="`angelia doctor` tells why") from error
     return open_mode
@@ -74,7 +74,7 @@ async def prepare(loaded: Loaded, data_dir: Path, node: NodeIdentity, *, rotate_
 
 def _refuse_full(disk: Disk) -> None:
     if disk.full:
-        raise StartFailed(disk.told(), hint="make room there, and try again")
+        raise StartFailed(disk.explanation(), hint="make room there, and try again")
 
 
 def _refuse_nameless(settings: Settings) -> None:

@@ -25,7 +25,7 @@ _FAREWELL_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedByWorkers:
+class WorkerSetup:
     """What all workers are given alike."""
 
     loaded: Loaded
@@ -52,7 +52,7 @@ class _Worker:
 class Workers:
     """A fixed number of web processes behind one listening socket."""
 
-    def __init__(self, shared: SharedByWorkers, selector: selectors.BaseSelector) -> None:
+    def __init__(self, shared: WorkerSetup, selector: selectors.BaseSelector) -> None:
         self._shared = shared
         self._selector = selector
         self._workers = [_Worker(number) for number in range(shared.loaded.settings.workers)]

@@ -13,7 +13,7 @@ from angelia.agents import service, store
 from angelia.agents.service import Agents, blocked
 from angelia.api import AgentRow
 from angelia.stores.ledger import Ledger
-from support import Agent, Server
+from http_agents import Agent, Server
 
 
 async def claimed(server: Server, *handles: str) -> list[Agent]:

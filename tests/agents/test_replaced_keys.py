@@ -12,10 +12,10 @@ import asyncpg
 import pytest
 
 from angelia.agents import store
-from angelia.agents.service import Agents, Registered, register_batch, replace_key
+from angelia.agents.service import Agents, RegistrationOutcome, register_batch, replace_key
 from angelia.errors import AngeliaError, Conflict, NotFound
 from angelia.stores.ledger import Ledger, Tx
-from support import Agent, Server
+from http_agents import Agent, Server
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 FIVE_MINUTES = timedelta(seconds=300)
@@ -26,7 +26,7 @@ async def agents(ledger: Ledger) -> Agents:
     return Agents(ledger)
 
 
-async def register(agents: Agents, agent: Agent, **profile: str) -> Registered:
+async def register(agents: Agents, agent: Agent, **profile: str) -> RegistrationOutcome:
     found = await agents.register(agent.public_text, profile.get("name", ""), "", NOW)
     agent.id = str(found.id)
     return found
@@ -129,8 +129,14 @@ async def test_a_replaced_key_in_a_batch_does_not_touch_its_neighbours(agents: A
     keys = [fresh[0], old, new, old, fresh[1]]
     results = await asyncio.gather(*(register(agents, key) for key in keys), return_exceptions=True)
     assert batches == [5]
-    assert [type(result) for result in results] == [Registered, Conflict, Registered, Conflict, Registered]
-    assert results[2] == Registered(UUID(old.id), new=False)
+    assert [type(result) for result in results] == [
+        RegistrationOutcome,
+        Conflict,
+        RegistrationOutcome,
+        Conflict,
+        RegistrationOutcome,
+    ]
+    assert results[2] == RegistrationOutcome(UUID(old.id), new=False)
     assert results[0].new
     assert results[4].new
 
@@ -161,7 +167,7 @@ async def test_a_registration_that_waits_for_a_replacement_by_its_key_finds_the_
         await replace_key(tx, id_, new.public_key, NOW, old_valid_for=FIVE_MINUTES)
         of_new = asyncio.create_task(register(agents, new))
         await until_somebody_waits(connection)
-    assert await of_new == Registered(id_, new=False)
+    assert await of_new == RegistrationOutcome(id_, new=False)
     assert await owners(connection, new) == [id_]
 
 
@@ -259,7 +265,7 @@ async def test_however_registrations_and_replacements_race_each_key_has_one_owne
             replace(ledger, bob.id, ann),
             return_exceptions=True,
         )
-        assert all(isinstance(r, Registered | AngeliaError | None) for r in results), results
+        assert all(isinstance(r, RegistrationOutcome | AngeliaError | None) for r in results), results
         assert [len(await owners(connection, key)) for key in keys] == [1, 1, 1, 1]
 
 

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from support import Agent, Server
+from http_agents import Agent, Server
 
 BAD_KEY = "invalid public_key: must be base64-encoded Ed25519 public key (32 bytes)"
 

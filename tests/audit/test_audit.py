@@ -19,7 +19,7 @@ from angelia.audit.service import SEAL_BATCH, Audit
 from angelia.errors import NotFound
 from angelia.keys.node_key import NodeKey, load_or_make
 from angelia.stores.ledger import Ledger
-from support import Server
+from http_agents import Server
 
 NOW = datetime(2026, 11, 15, 20, 0, tzinfo=UTC)
 

@@ -24,8 +24,8 @@ from angelia.keys.node_key import NodeKey, load_or_make
 from angelia.stores.embedded.private_files import write_private
 from angelia.stores.ledger import Ledger
 from client.recorder import recording
-from processes import ServerProcess
-from support import Server
+from http_agents import Server
+from server_process import ServerProcess
 
 NOW = datetime(2026, 11, 15, 20, 0, tzinfo=UTC)
 

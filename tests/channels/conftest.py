@@ -20,10 +20,10 @@ from angelia.policy.service import Policy
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
 from angelia.stores.wake import Wake
-from assembled import Assembled, assembled
+from assembled_slices import Assembled, assembled
 from channels.members import Member
+from http_agents import Server
 from keyholder import NO_LIMITS, whole_ms
-from support import Server
 
 LIMITS = {**NO_LIMITS, "channels": "off", "publish": "off", "channel_commits": "off"}
 

@@ -13,8 +13,8 @@ from angelia.envelope.rosters import Member as Listed
 from angelia.envelope.rosters import Roster, roster_document, sign_roster
 from angelia.envelope.sealing import EpochKey, Post, seal_post, unseal_post
 from angelia.envelope.wire import Envelope
+from http_agents import Server
 from keyholder import KeyHolder, now_ms
-from support import Server
 
 
 class Member(KeyHolder):

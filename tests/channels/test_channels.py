@@ -12,7 +12,7 @@ import pytest
 from angelia.policy.model import Action, Effect
 from channels.conftest import ChannelSlice
 from channels.members import Member, code
-from support import Server
+from http_agents import Server
 
 
 async def test_a_channel_is_made_with_the_defaults_of_the_contract(alice: Member) -> None:

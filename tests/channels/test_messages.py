@@ -23,9 +23,9 @@ from angelia.envelope.wire import Envelope
 from angelia.errors import OffsetGone
 from channels.conftest import ChannelSlice
 from channels.members import Member, code
-from doorway import listening
+from http_agents import HOST, Server
 from keyholder import KeyHolder, now_ms
-from support import HOST, Server
+from probe_edge import listening
 
 STALE = (409, "epoch_stale")
 
@@ -405,7 +405,7 @@ async def test_a_lost_wake_up_costs_no_more_than_a_look(
     async def nobody_hears(*_: object) -> None: ...
 
     monkeypatch.setattr("angelia.stores.wake.Wake.tell", nobody_hears)
-    monkeypatch.setattr("angelia.channels.reading.LOOK", 0.3)
+    monkeypatch.setattr("angelia.stores.wake.RECHECK_SECONDS", 0.3)
     channel, key = await alice.keyed()
     await bob.subscribes(channel)
     waiting = asyncio.create_task(bob.hears(channel, key, "?wait_timeout_seconds=20"))

@@ -10,7 +10,7 @@ import pytest
 
 from channels.conftest import ChannelSlice
 from channels.members import Member, code
-from support import Server
+from http_agents import Server
 
 
 async def test_subscribing_twice_is_one_subscription(alice: Member, bob: Member) -> None:

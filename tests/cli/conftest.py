@@ -18,7 +18,7 @@ import pytest
 from angelia.cli.main import run
 from cli.running import PROGRAM, Angelia, Ended
 from client.recorder import Recorder, recording
-from processes import ServerProcess
+from server_process import ServerProcess
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from angelia.stores.embedded.private_files import write_private
 from angelia.stores.objects import Objects
 from cli.running import Angelia
 from client.recorder import Recorder
-from lakes import rows
+from lake_tables import rows
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PUBLIC = KEY.public_key().public_bytes_raw()

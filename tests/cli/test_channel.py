@@ -22,8 +22,8 @@ from angelia.client.namespaces import Verb
 from angelia.client.verbs import ChannelVerbs
 from angelia.errors import VersionConflict
 from angelia.mailbox import identity
+from channel_agents import without_roster
 from cli.running import Angelia, Ended
-from talkers import without_roster
 
 
 @dataclass

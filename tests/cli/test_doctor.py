@@ -8,12 +8,12 @@ import pytest
 
 from angelia.cli.doctor import lines
 from angelia.cli.tables import Paint
-from angelia.doctor import Finding, State
+from angelia.doctor import Diagnosis, Severity
 from cli.running import Angelia
 
 
-def found(name: str, state: str = "ok", detail: str = "", hint: str = "") -> Finding:
-    return Finding(name, State(state), detail, hint)
+def found(name: str, state: str = "ok", detail: str = "", hint: str = "") -> Diagnosis:
+    return Diagnosis(name, Severity(state), detail, hint)
 
 
 WELL = [found(name) for name in ("python", "data directory", "disk", "postgres")]
@@ -58,7 +58,7 @@ def test_states_are_coloured() -> None:
 
 @pytest.mark.parametrize(("state", "code"), [("ok", 0), ("warn", 0), ("fail", 1)])
 def test_only_a_failure_fails(angelia: Angelia, monkeypatch: pytest.MonkeyPatch, state: str, code: int) -> None:
-    async def examine(_: object) -> list[Finding]:
+    async def examine(_: object) -> list[Diagnosis]:
         return [found("disk", state, "detail", "hint")]
 
     monkeypatch.setattr("angelia.doctor.examine", examine)

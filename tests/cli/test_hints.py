@@ -17,7 +17,7 @@ from angelia.cli.hints import aimed
 from angelia.cli.main import root
 from cli.pasting import commands_in, refused
 from cli.running import Angelia
-from processes import ServerProcess
+from server_process import ServerProcess
 
 HOLE = "\N{REPLACEMENT CHARACTER}"  # what an f-string puts in
 

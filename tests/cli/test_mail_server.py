@@ -26,10 +26,10 @@ from angelia.mailbox import identity, open_failures
 from angelia.mailbox.mailbox import Mailbox
 from cli.pasting import commands_in
 from cli.running import Angelia, Ended
-from forgery import forged
-from liar import Answer, Liar, lying, page, problem
-from people import Lossy
-from processes import ServerProcess
+from forged_envelopes import forged
+from live_agents import Lossy
+from lying_proxy import Answer, Liar, lying, page, problem
+from server_process import ServerProcess
 
 NOWHERE = ("--url", "http://127.0.0.1:9", "--timeout", "1")
 

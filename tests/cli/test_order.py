@@ -16,7 +16,7 @@ from angelia.cli.main import root, run
 from angelia.cli.output import Remarks
 from cli.pasting import commands_in, refused
 from cli.running import PROGRAM, Angelia
-from processes import ServerProcess
+from server_process import ServerProcess
 
 Joined = Callable[..., str]
 

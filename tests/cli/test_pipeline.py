@@ -33,9 +33,9 @@ from angelia.pipeline.simulation.fleet import Fleet
 from angelia.runs.model import RunState
 from angelia.stores.objects import Objects
 from cli.running import Angelia, Ended
-from filled import NOW, OLD, fill, held
-from filled import archived as held_in
-from objectstore import free_port
+from receipt_rows import NOW, OLD, fill, held
+from receipt_rows import archived as held_in
+from s3_servers import free_port
 
 CLONE = Path(__file__).parents[2]
 JOB = "archive receipts"

@@ -13,7 +13,7 @@ import pytest
 from cli.running import Angelia, Ended
 from client.recorder import Recorder
 from client.test_verbs import TOKEN
-from processes import ServerProcess
+from server_process import ServerProcess
 
 MADE = {**TOKEN, "token": "agt_secret", "expires_at": "2026-12-15T20:14:02Z", "agent": "alice", "role": "read-write"}
 

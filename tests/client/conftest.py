@@ -11,9 +11,9 @@ from angelia.mailbox import identity
 from angelia.mailbox.mailbox import Mailbox
 from client.letters import now
 from client.recorder import Recorder, recording
-from liar import Liar, lying
-from people import NO_LIMITS, Person
-from processes import ServerProcess
+from live_agents import NO_LIMITS, Person
+from lying_proxy import Liar, lying
+from server_process import ServerProcess
 
 
 @pytest.fixture

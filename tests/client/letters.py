@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from angelia.mailbox.outbox_message import OutboxMessage
-from people import Person
+from live_agents import Person
 
 
 def now() -> datetime:

@@ -39,7 +39,7 @@ from angelia.mailbox import identity
 from client.letters import now
 from client.test_event_loop import watched
 from client.test_mailbox_server import failing_first
-from people import Person
+from live_agents import Person
 
 OpenAgent = Callable[[Person], Agent]
 

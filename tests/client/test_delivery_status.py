@@ -20,7 +20,7 @@ from angelia.mailbox.outbox_message import OutboxMessage, OutboxStatus
 from client.letters import bodies, now, outgoing
 from client.recorder import Recorder
 from client.test_mail_calls import RECEIPT
-from people import Person
+from live_agents import Person
 
 Join = Callable[..., Person]
 

@@ -26,7 +26,7 @@ from angelia.mailbox.inbox import Opened
 from angelia.mailbox.mailbox import Mailbox
 from client.letters import now
 from client.recorder import Recorder
-from people import Person
+from live_agents import Person
 
 pytestmark = pytest.mark.usefixtures("short_work")
 _WAITS = {"fsync", "fdatasync", "flock"}

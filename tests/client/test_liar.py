@@ -9,8 +9,8 @@ import pytest
 from angelia.client.mail_calls import LeasedMessage
 from angelia.errors import RateLimited
 from client.letters import bodies
-from liar import Liar, problem
-from people import Person
+from live_agents import Person
+from lying_proxy import Liar, problem
 
 
 def test_an_honest_relay_passes_mail_on(deceived: tuple[Person, Person], liar: Liar) -> None:

@@ -46,8 +46,8 @@ from angelia.mailbox.outbox_message import OutboxMessage, OutboxStatus
 from angelia.mailbox.retry_rules import MOST_RESEALS, SealStands
 from client.letters import now
 from client.test_mailbox_server import served, until
-from liar import Answer, Asked, Liar, page, problem
-from people import Person
+from live_agents import Person
+from lying_proxy import Answer, Asked, Liar, page, problem
 
 SEND, BATCH, POLL, ACK = "/v1/messages", "/v1/messages/batch", "/v1/messages", "/v1/messages/acknowledge"
 KEYS = r"/v1/keys/bundle/.*"

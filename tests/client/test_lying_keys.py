@@ -25,8 +25,8 @@ from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.notices import NoticeKind
 from angelia.mailbox.outbox_message import OutboxStatus
 from client.letters import bodies, now
-from liar import Answer, Asked, Liar, problem
-from people import Person
+from live_agents import Person
+from lying_proxy import Answer, Asked, Liar, problem
 
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)
 BUNDLE = "/v1/keys/bundle/"

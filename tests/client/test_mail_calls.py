@@ -24,7 +24,7 @@ from angelia.errors import MessageIdConflict, QueueFull
 from angelia.mail.api import AckItem, NackItem
 from angelia.mail.model import DeliveryStatus
 from client.test_verbs import held
-from mailroom import Correspondent
+from mail_agents import Correspondent
 
 MAIL = MailVerbs[Any](lambda exchange: exchange)  # its verbs give their exchanges
 KEY, TOKEN = "ab" * 32, "cd" * 32

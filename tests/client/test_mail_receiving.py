@@ -19,8 +19,8 @@ from angelia.mail.model import ATTEMPTS, LONGEST_BACK_OFF
 from angelia.mailbox import identity, inbox, open_failures
 from angelia.mailbox.mailbox import Mailbox
 from client.letters import bodies, now
-from people import NO_LIMITS, Person
-from processes import ServerProcess
+from live_agents import NO_LIMITS, Person
+from server_process import ServerProcess
 
 Join = Callable[..., Person]
 

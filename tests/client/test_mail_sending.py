@@ -30,9 +30,9 @@ from angelia.mailbox.outbox import Outbox
 from angelia.mailbox.outbox_message import OutboxStatus
 from client.letters import bodies, now, outgoing
 from client.recorder import closed_port
-from forgery import forged
-from liar import Answer, Liar, problem
-from people import Person
+from forged_envelopes import forged
+from live_agents import Person
+from lying_proxy import Answer, Liar, problem
 
 Join = Callable[..., Person]
 _VERB_OF = {"EMFILE": "open", "EIO": "fdopen"}

@@ -26,8 +26,8 @@ from angelia.mailbox.retry_rules import SealStands
 from angelia.mailbox.time_window import DeliveryProfile
 from angelia.runtime_file import read_runtime
 from client.recorder import Recorder
-from people import Person
-from processes import ServerProcess
+from live_agents import Person
+from server_process import ServerProcess
 
 HOUR = timedelta(hours=1)
 BATCH = 21  # a hundred one-time keys take their time, and show no more

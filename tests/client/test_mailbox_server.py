@@ -37,7 +37,7 @@ from angelia.mailbox.outbox_message import OutboxStatus
 from angelia.mailbox.receipt_log import ReceiptLog
 from client.letters import now, outgoing
 from client.recorder import Recorder
-from people import Person
+from live_agents import Person
 
 Join = Callable[..., Person]
 

@@ -13,10 +13,10 @@ import pytest
 from angelia.channels.model import ChannelPolicy
 from angelia.client import channel_keys
 from angelia.runtime_file import read_runtime
-from liar import Liar, lying
-from processes import ServerProcess
-from rostered import Members, People, through
-from talkers import Talker
+from channel_agents import Talker
+from lying_proxy import Liar, lying
+from roster_steps import Members, People, through
+from server_process import ServerProcess
 
 LIMITS = (
     "register=off,identity=off,keys=off,bundles=off,channels=off,publish=off,channel_commits=off,send=off,receive=off"

@@ -15,10 +15,10 @@ import redis.asyncio
 from angelia.channels.model import ChannelPolicy
 from angelia.envelope.wire import Compression
 from angelia.runtime_file import read_runtime
-from mailroom import Correspondent
-from processes import ServerProcess
-from remote import RemoteServer
-from talkers import Talker
+from channel_agents import Talker
+from mail_agents import Correspondent
+from remote_server import RemoteServer
+from server_process import ServerProcess
 
 
 def forms(marker: bytes) -> dict[str, bytes]:

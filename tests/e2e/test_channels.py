@@ -19,9 +19,9 @@ from angelia.envelope.refusals import NotAllowed, UnknownKey
 from angelia.envelope.rosters import roster_document
 from angelia.errors import AlreadyExists, Denied, KeyNotFound
 from angelia.mailbox.channels import ChannelMessage
-from processes import ServerProcess
-from rostered import People
-from talkers import Talker
+from channel_agents import Talker
+from roster_steps import People
+from server_process import ServerProcess
 
 
 def test_who_joins_reads_what_is_published_next_without_having_allowed_anybody(people: People) -> None:

@@ -20,10 +20,10 @@ from angelia.cli.errors import exit_code
 from angelia.errors import AngeliaError
 from angelia.mailbox.outbox_message import OutboxStatus
 from angelia.runtime_file import read_runtime
-from processes import ServerProcess
-from smalldisk import SmallDisk, small_disk
-from support import Agent
-from talkers import Talker
+from channel_agents import Talker
+from http_agents import Agent
+from server_process import ServerProcess
+from small_disks import SmallDisk, small_disk
 
 LIMITS = "register=off,identity=off,keys=off,bundles=off,send=off,receive=off,unproven=off"
 LEFT = r"[01]\.\d MiB"  # the stores go on writing a little

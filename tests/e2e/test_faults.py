@@ -34,9 +34,9 @@ from angelia.mailbox import identity
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.outbox_message import OutboxMessage, OutboxStatus
 from angelia.runtime_file import read_runtime
-from history import Handing, History, Opening, Try, Verdict
-from processes import ServerProcess
-from smalldisk import SmallDisk, can_mount, small_disk
+from mail_history import Handing, History, Opening, Try, Verdict
+from server_process import ServerProcess
+from small_disks import SmallDisk, can_mount, small_disk
 
 LIMITS = "register=off,identity=off,keys=off,bundles=off,send=off,receive=off,unproven=off"
 SENDERS, RECIPIENTS, WORKERS = 3, 2, 2

@@ -19,8 +19,8 @@ from angelia.audit.service import Audit
 from angelia.keys.node_key import load_or_make
 from angelia.runtime_file import Runtime
 from angelia.stores.ledger import Ledger
-from processes import ServerProcess
-from support import Agent
+from http_agents import Agent
+from server_process import ServerProcess
 
 VICTIMS = ("server", "postgres", "valkey", "worker")
 CLIENTS = 8

@@ -27,10 +27,10 @@ from cryptography.x509.oid import NameOID
 from angelia.client import Client
 from angelia.client.mail_calls import LeasedMessage
 from angelia.envelope import json_form
-from objectstore import free_port
-from people import Person
-from processes import ServerProcess
-from support import Agent
+from http_agents import Agent
+from live_agents import Person
+from s3_servers import free_port
+from server_process import ServerProcess
 
 DOCS = Path(__file__).parents[2] / "docs/operations.md"
 HEARTBEAT = b": still here\n\n"

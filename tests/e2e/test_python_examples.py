@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from e2e.test_tour import README, environment
-from processes import ServerProcess
+from server_process import ServerProcess
 
 DOCS = README.parent / "docs"
 FLAVOURS = {"blocking": 0, "awaited": 1}

@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from objectstore import free_port
-from processes import ServerProcess
+from s3_servers import free_port
+from server_process import ServerProcess
 
 # As after `./dev run`, which puts nothing on the path.
 WITHOUT_US = os.pathsep.join(

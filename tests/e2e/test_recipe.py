@@ -16,7 +16,7 @@ import pytest
 
 import angelia
 from angelia.runtime_file import read_runtime
-from processes import ServerProcess
+from server_process import ServerProcess
 
 ROOT = Path(angelia.__file__).parent
 PAGE = (ROOT.parents[1] / "docs/slices.md").read_text("utf-8")

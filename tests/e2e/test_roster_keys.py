@@ -18,8 +18,9 @@ from angelia.envelope.sealing import ChannelKey, Edition, EpochKey
 from angelia.errors import AngeliaError
 from angelia.mailbox.channels import ChannelMessage, EpochWentBack
 from angelia.mailbox.drafts import Draft, SendOptions
-from liar import Liar
-from rostered import (
+from channel_agents import Talker
+from lying_proxy import Liar
+from roster_steps import (
     CHANNEL,
     ROSTER,
     Members,
@@ -36,7 +37,6 @@ from rostered import (
     through,
     told,
 )
-from talkers import Talker
 
 
 def key_of(who: Talker, channel_id: UUID) -> EpochKey:

@@ -29,8 +29,9 @@ from angelia.mailbox import identity
 from angelia.mailbox.channels import ChannelMessage
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.notices import NoticeKind
-from liar import Answer, Asked, Liar, problem
-from rostered import (
+from channel_agents import Talker, without_roster
+from lying_proxy import Answer, Asked, Liar, problem
+from roster_steps import (
     CHANNEL,
     ROSTER,
     People,
@@ -48,7 +49,6 @@ from rostered import (
     through,
     told,
 )
-from talkers import Talker, without_roster
 
 
 def angelia(who: Talker, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -23,8 +23,9 @@ from angelia.envelope.sealing import ChannelKey, EpochKey
 from angelia.envelope.times import unix_ms
 from angelia.errors import NotFound
 from angelia.mailbox.channels import ChannelMessage
-from liar import Answer, Asked, Liar, problem
-from rostered import (
+from channel_agents import Talker, without_roster
+from lying_proxy import Answer, Asked, Liar, problem
+from roster_steps import (
     CHANNEL,
     ROSTER,
     Members,
@@ -42,7 +43,6 @@ from rostered import (
     through,
     told,
 )
-from talkers import Talker, without_roster
 
 # Two rows in the ledger.
 

@@ -17,7 +17,7 @@ from angelia.client.channel_rosters import MissingRoster
 from angelia.mailbox import identity
 from angelia.mailbox.channels import ChannelMessage
 from angelia.mailbox.mailbox import Mailbox
-from processes import ServerProcess
+from server_process import ServerProcess
 
 BEFORE = Path(__file__).parents[1] / "fixtures/before"
 

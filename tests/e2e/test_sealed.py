@@ -14,8 +14,8 @@ from angelia.client import mailbox_keys
 from angelia.client.ack_plan import AckVerdict
 from angelia.envelope.refusals import NotAllowed, Replayed
 from angelia.mailbox.outbox_message import OutboxStatus
-from people import NO_LIMITS, Person
-from processes import ServerProcess
+from live_agents import NO_LIMITS, Person
+from server_process import ServerProcess
 
 ROTATIONS = 10
 # New signing pairs come after the emergencies, which revoke pairs in grace as well: what those signed is not believed.

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from angelia.api import http_signature
 from angelia.envelope.ids import KeyType, key_id
 from angelia.stores import migrations
-from processes import ServerProcess
+from server_process import ServerProcess
 
 README = Path(__file__).parents[2] / "README.md"
 

@@ -14,8 +14,8 @@ import asyncpg
 import pytest
 
 from angelia.runtime_file import Runtime
-from processes import ServerProcess
-from storekeeping import until
+from server_process import ServerProcess
+from store_probes import until
 
 FIXTURE = Path(__file__).parents[1] / "fixtures/before/data.tar.xz"
 SECRETS = ("node.key", "node.signed", "master.key", "admin.token", "postgres.password", "valkey.password")

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import asyncpg
 import httpx
 
-from processes import ServerProcess
-from support import Agent
+from http_agents import Agent
+from server_process import ServerProcess
 
 
 async def test_two_workers_share_nonces_limits_metrics_and_one_sealer(directory: Path) -> None:

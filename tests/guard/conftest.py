@@ -12,7 +12,7 @@ import redis.asyncio
 from angelia.settings import Settings, with_values
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
-from gate import Gate
+from guarded_routes import Gate
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from angelia.agents.service import replace_key
 from angelia.http import edge
 from angelia.stores.ledger import Ledger
-from gate import Gate
-from support import Agent
+from guarded_routes import Gate
+from http_agents import Agent
 
 FIVE_MINUTES = timedelta(seconds=300)
 A_MILLISECOND = timedelta(milliseconds=1)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from angelia.api import http_signature
 from angelia.errors import Unauthenticated
 from angelia.guard import aicq_signature
-from gate import Gate
-from support import Agent
+from guarded_routes import Gate
+from http_agents import Agent
 
 HEADERS = ("signature-input", "signature", "content-digest")
 CHARACTERS = string.printable.strip() + " é"

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from angelia.api import Caller, Per, Rule
 from angelia.errors import SettingsError
 from angelia.guard import store
-from angelia.guard.blocks import Blocks
+from angelia.guard.blocks import AddressBlocks
 from angelia.guard.model import SlidingWindows, client_address, parse_networks, with_limits
 from angelia.settings import Settings
 from angelia.stores.valkey import HotTier, now_ms
-from gate import Gate
+from guarded_routes import Gate
 
 ADDRESS = ipaddress.ip_address("192.0.2.1")
 RULE = Rule("rule", 3, 60_000, Per.ADDRESS)
@@ -32,19 +32,19 @@ async def spend(hot: HotTier, at: int) -> store.AddressVerdict:
 
 async def test_a_limit_holds_exactly_at_the_window_boundary(hot: HotTier) -> None:
     for at in (T0, T0 + 10_000, T0 + 59_999):
-        assert (await spend(hot, at)).spent.allowed
+        assert (await spend(hot, at)).decision.allowed
     refused = await spend(hot, T0 + 59_999)
-    assert (refused.spent.allowed, refused.spent.remaining, refused.spent.reset_ms) == (False, 0, T0 + 60_000)
+    assert (refused.decision.allowed, refused.decision.remaining, refused.decision.reset_ms) == (False, 0, T0 + 60_000)
     first_free = await spend(hot, T0 + 60_000)
-    assert (first_free.spent.allowed, first_free.spent.reset_ms) == (True, T0 + 70_000)
-    assert not (await spend(hot, T0 + 69_999)).spent.allowed
-    assert (await spend(hot, T0 + 70_000)).spent.allowed
+    assert (first_free.decision.allowed, first_free.decision.reset_ms) == (True, T0 + 70_000)
+    assert not (await spend(hot, T0 + 69_999)).decision.allowed
+    assert (await spend(hot, T0 + 70_000)).decision.allowed
 
 
 async def test_no_window_of_that_length_ever_holds_more(hot: HotTier) -> None:
     accepted = []
     for at in range(T0, T0 + 200_000, 7_000):
-        if (await spend(hot, at)).spent.allowed:
+        if (await spend(hot, at)).decision.allowed:
             accepted.append(at)
     for start in accepted:
         assert sum(start <= at < start + 60_000 for at in accepted) <= 3
@@ -54,14 +54,14 @@ async def test_refused_requests_use_no_quota(hot: HotTier) -> None:
     for at in (T0, T0 + 1, T0 + 2):
         await spend(hot, at)
     for at in range(T0 + 100, T0 + 59_000, 1_000):
-        assert not (await spend(hot, at)).spent.allowed
-    assert (await spend(hot, T0 + 60_000)).spent.allowed
+        assert not (await spend(hot, at)).decision.allowed
+    assert (await spend(hot, T0 + 60_000)).decision.allowed
 
 
 async def test_parallel_requests_get_exactly_the_limit(hot: HotTier) -> None:
     verdicts = await asyncio.gather(*(spend(hot, T0) for _ in range(40)))
-    assert sum(v.spent.allowed for v in verdicts) == 3
-    assert sorted(v.spent.remaining for v in verdicts if v.spent.allowed) == [0, 1, 2]
+    assert sum(v.decision.allowed for v in verdicts) == 3
+    assert sorted(v.decision.remaining for v in verdicts if v.decision.allowed) == [0, 1, 2]
 
 
 @given(st.lists(st.tuples(st.integers(0, 40_000), st.booleans()), max_size=30))
@@ -172,7 +172,7 @@ async def test_a_nonce_that_comes_again_counts_again(hot: HotTier) -> None:
         at = now_ms() + 10
         verdicts.append(await store.spend_nonce(hot, subject, f"nonce-{n % 2}", at, 1, rule, at))
         await asyncio.sleep(0.005)
-    assert [v.spent.allowed for v in verdicts if v.spent] == [True] * 3 + [False] * 5
+    assert [v.decision.allowed for v in verdicts if v.decision] == [True] * 3 + [False] * 5
 
 
 async def test_a_token_is_limited_like_its_agent_also_without_the_hot_tier(ledger, tmp_path) -> None:
@@ -237,7 +237,7 @@ async def test_an_operator_blocks_lists_and_unblocks(start) -> None:
 
 
 async def test_a_block_ends_by_itself(ledger, hot) -> None:
-    blocks, now = Blocks(ledger, hot), datetime.now(UTC)
+    blocks, now = AddressBlocks(ledger, hot), datetime.now(UTC)
     await blocks.block(Caller(ADDRESS, name="op"), str(ADDRESS), "", timedelta(seconds=60), now)
     assert blocks.includes(ADDRESS, now + timedelta(seconds=59))
     assert not blocks.includes(ADDRESS, now + timedelta(seconds=61))

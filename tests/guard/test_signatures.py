@@ -25,7 +25,7 @@ from http_message_signatures.structures import CaseInsensitiveDict
 from angelia.api import http_signature
 from angelia.errors import StartFailed
 from angelia.guard import aicq_signature
-from support import HOST, Agent
+from http_agents import HOST, Agent
 
 VECTOR_SEED = bytes(range(32))
 VECTOR_NONCE = "00112233445566778899aabb"

@@ -19,7 +19,7 @@ from jwt.algorithms import OKPAlgorithm
 from angelia.api import Caller
 from angelia.guard.model import parse_address
 from angelia.guard.tokens import new_text
-from support import Server
+from http_agents import Server
 
 SECRET = "a secret of more than thirty-two characters"
 

@@ -16,7 +16,7 @@ from playwright.async_api import Browser, Page, async_playwright
 from angelia.settings import Settings
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
-from doorway import Doorway
+from probe_edge import Doorway
 
 CHROMIUM = shutil.which("chromium")
 REBOUND = "rebound.example"

@@ -10,7 +10,7 @@ import yaml
 from schemathesis.specs.openapi.definitions import OPENAPI_31_VALIDATOR
 
 from angelia.http.documents import prefers_html
-from support import Server
+from http_agents import Server
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
 

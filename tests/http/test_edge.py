@@ -20,9 +20,9 @@ from angelia.http import answers, edge
 from angelia.stores.disk import Disk
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
-from doorway import ADDRESS, SECRET_OF_THE_HANDLER, Doorway
-from edges import route
-from support import HOST, Agent
+from edge_setup import route
+from http_agents import HOST, Agent
+from probe_edge import ADDRESS, SECRET_OF_THE_HANDLER, Doorway
 
 SECURITY = {
     "x-content-type-options": "nosniff",

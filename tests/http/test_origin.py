@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from doorway import Doorway
+from probe_edge import Doorway
 
 PATHS = [("GET", "/probe"), ("GET", "/v1/probe"), ("POST", "/api/v1/probe"), ("GET", "/api/v1/pop"), ("GET", "/page")]
 LOOPBACK_HOSTS = [

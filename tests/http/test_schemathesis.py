@@ -18,8 +18,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from doorway import listening
-from support import Server
+from http_agents import Server
+from probe_edge import listening
 
 CHECKS = [
     not_a_server_error,

@@ -14,9 +14,9 @@ from angelia.api import EVENT_STREAM, HEARTBEAT, Access, Answer, Call, sse
 from angelia.errors import Unavailable
 from angelia.http import edge
 from angelia.http.edge import MOST_WAITS
-from doorway import Doorway
-from edges import route
-from support import HOST
+from edge_setup import route
+from http_agents import HOST
+from probe_edge import Doorway
 
 OTHER = "application/vnd.example"
 

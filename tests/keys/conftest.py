@@ -10,9 +10,9 @@ import pytest
 
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
-from assembled import Assembled, assembled
+from assembled_slices import Assembled, assembled
+from http_agents import Server
 from keyholder import NO_LIMITS, KeyHolder, KeySlice, whole_ms
-from support import Server
 
 
 @pytest.fixture

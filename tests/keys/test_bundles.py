@@ -27,8 +27,8 @@ from angelia.keys.model import BundleAnswer, LinkDocument, Reason, bundle_docume
 from angelia.keys.service import Keys
 from angelia.keys.store import HotBundles
 from angelia.stores.valkey import HotTier
+from http_agents import Server
 from keyholder import NO_LIMITS, KeyHolder, KeySlice, audited, everything, fetched, now_ms, publication
-from support import Server
 
 Start = Callable[..., Awaitable[Server]]
 MS = timedelta(milliseconds=1)

@@ -17,8 +17,8 @@ from angelia.envelope.ids import KeyType, key_id
 from angelia.errors import DiskFull, StartFailed
 from angelia.keys.node_key import NodeKey, load_or_make
 from angelia.stores.embedded.private_files import write_private
-from smalldisk import small_disk
-from support import Server
+from http_agents import Server
+from small_disks import small_disk
 
 
 def checkpoint(node: NodeKey) -> Checkpoint:

@@ -21,8 +21,8 @@ from angelia.envelope.times import moment, unix_ms
 from angelia.errors import AngeliaError, Conflict, InvalidArgument, KeyNotFound
 from angelia.keys import service
 from angelia.keys.model import ONE_TIME_LIFE, ONE_TIME_USE, BundleAnswer, Reason, one_time_document, parse_one_time_key
+from http_agents import Agent, Server
 from keyholder import KeyHolder, KeySlice, audited
-from support import Agent, Server
 
 MS, HOUR = timedelta(milliseconds=1), timedelta(hours=1)
 

@@ -9,8 +9,8 @@ import asyncpg
 import pytest
 
 from angelia.policy.model import Action, Effect
+from http_agents import Server
 from keyholder import KeyHolder, KeySlice
-from support import Server
 
 WAYS = ["/v1/keys/bundle/{}", "/v1/keys/bundle/{}?one_time=true", "/v1/keys/bundle/{}?since=0", "/v1/keys/{}/history"]
 

@@ -25,8 +25,8 @@ from angelia.errors import AngeliaError, Conflict, InvalidArgument, NotFound
 from angelia.keys import service
 from angelia.keys.bundle_succession import Emergency
 from angelia.keys.model import DESTROY_AFTER, KeyStatus, Reason, RotationPolicy, parse_links, rotation_document
+from http_agents import Server
 from keyholder import KeyHolder, KeySlice, audited, everything, fetched, publication
-from support import Server
 
 MS, SECOND = timedelta(milliseconds=1), timedelta(seconds=1)
 Reach = Callable[[], Awaitable[object]]

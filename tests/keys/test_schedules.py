@@ -18,9 +18,9 @@ from angelia.errors import InvalidArgument, KeyNotFound, NotFound, VersionConfli
 from angelia.keys import model, schedules
 from angelia.keys.master_key import CorruptRecord
 from angelia.keys.model import DESTROY_AFTER, RotationPolicy, ScheduleRecord
-from angelia.stores.wake import topic
+from angelia.stores.wake import wake_topic
+from http_agents import Server
 from keyholder import KeyHolder, KeySlice, audited
-from support import Server
 
 MS, HOUR = timedelta(milliseconds=1), timedelta(hours=1)
 
@@ -84,8 +84,8 @@ async def test_a_blocked_strangers_schedule_makes_its_victim_rotate_never(
     await refused(await bob.get(server, "/v1/schedules?agent=alice"), 403, "authorization_denied")
     wake = keys_slice.wake
     async with (
-        wake.listening(topic("events", hot_tag("alice"))) as hers,
-        wake.listening(topic("events", hot_tag("bob"))) as his,
+        wake.listening(wake_topic("events", hot_tag("alice"))) as hers,
+        wake.listening(wake_topic("events", hot_tag("bob"))) as his,
     ):
         await keys_slice.schedules.announce_due(now + timedelta(days=1))
         assert await his.wait(10)

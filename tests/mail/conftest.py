@@ -14,10 +14,10 @@ import asyncpg
 import pytest
 import structlog
 
+from http_agents import Server
 from keyholder import whole_ms
-from mailroom import Correspondent
-from postoffice import PostOffice, open_office
-from support import Server
+from mail_agents import Correspondent
+from mail_office import PostOffice, open_office
 
 _EMPTY = """
 DO $$

@@ -11,9 +11,9 @@ import pytest
 from angelia.envelope.times import unix_ms
 from angelia.errors import QueueFull
 from angelia.mail import model
-from mailroom import Correspondent
-from postoffice import PostOffice, left
-from support import Server
+from http_agents import Server
+from mail_agents import Correspondent
+from mail_office import PostOffice, left
 
 SECOND = timedelta(seconds=1)
 

@@ -26,9 +26,9 @@ from angelia.mail.delivery import LeaseRequest
 from angelia.mail.model import DeliveryStatus
 from angelia.policy.model import Action, Effect
 from angelia.stores import wake as wake_module
-from mailroom import Correspondent, random_key
-from postoffice import PostOffice, left, told
-from support import Server
+from http_agents import Server
+from mail_agents import Correspondent, random_key
+from mail_office import PostOffice, left, told
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 
@@ -800,7 +800,7 @@ async def test_a_long_poll_wakes_when_mail_comes_and_does_not_look_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for module in (delivery_module, wake_module):
-        monkeypatch.setattr(module, "LOOK", 60.0)
+        monkeypatch.setattr(module, "RECHECK_SECONDS", 60.0)
     elsewhere: PostOffice = await another()
     polls, listens = [], asyncio.Event()
     next_ = office.delivery._next
@@ -828,7 +828,7 @@ async def test_a_long_poll_gets_what_came_just_before_it_listened(
     office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (delivery_module, wake_module):
-        monkeypatch.setattr(module, "LOOK", 60.0)
+        monkeypatch.setattr(module, "RECHECK_SECONDS", 60.0)
     for _ in range(5):
         waiting = asyncio.create_task(office.poll(bob, now, wait=20))
         await asyncio.sleep(0)
@@ -842,7 +842,7 @@ async def test_a_long_poll_wakes_when_a_lease_or_a_back_off_ends(
     office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (delivery_module, wake_module):
-        monkeypatch.setattr(module, "LOOK", 60.0)
+        monkeypatch.setattr(module, "RECHECK_SECONDS", 60.0)
     await office.sent(alice, bob, now)
     await office.poll(bob, now, lease=timedelta(seconds=0.3))
     async with asyncio.timeout(5):
@@ -857,7 +857,7 @@ async def test_a_long_poll_for_an_answer_wakes_for_it_and_not_for_other_mail(
     office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (delivery_module, wake_module):
-        monkeypatch.setattr(module, "LOOK", 60.0)
+        monkeypatch.setattr(module, "RECHECK_SECONDS", 60.0)
     thread = uuid4()
     waiting = asyncio.create_task(office.poll(bob, now, wait=20, correlation_id=thread))
     await office.sent(alice, bob, now, b"other")

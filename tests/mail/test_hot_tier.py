@@ -19,8 +19,8 @@ from angelia.mail.hot_store import HotMail, arrivals, departures
 from angelia.mail.model import LeaseToken, QueuePlace
 from angelia.stores.valkey import HotTier
 from angelia.stores.wake import Wake
-from mailroom import Correspondent
-from postoffice import PostOffice
+from mail_agents import Correspondent
+from mail_office import PostOffice
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 MS, SECOND, MINUTE = timedelta(milliseconds=1), timedelta(seconds=1), timedelta(minutes=1)

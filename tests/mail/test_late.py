@@ -13,9 +13,9 @@ import pytest
 
 from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.wire import Envelope
-from doorway import listening
-from mailroom import Correspondent
-from support import HOST, Server
+from http_agents import HOST, Server
+from mail_agents import Correspondent
+from probe_edge import listening
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from angelia.mail.acknowledgement import Ack, Acknowledged, Nack, Nacked
 from angelia.mail.delivery import LeaseRequest
 from angelia.mail.model import Accepted, EnvelopeRow, LeaseToken
 from keyholder import whole_ms
-from mailroom import Correspondent
-from postoffice import PostOffice, open_office
+from mail_agents import Correspondent
+from mail_office import PostOffice, open_office
 
 TABLES = ("envelopes", "sent_ids", "delivery_receipts", "mail_marks", "audit_events")
 BACK_OFF = {1: 1, 2: 2, 3: 4, 4: 8}

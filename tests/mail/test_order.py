@@ -19,8 +19,8 @@ from angelia.mail import store
 from angelia.mail.delivery import LeasedEnvelope, LeaseRequest
 from angelia.mail.model import QueuePlace
 from angelia.stores.ledger import Tx
-from mailroom import Correspondent
-from postoffice import PostOffice, open_office
+from mail_agents import Correspondent
+from mail_office import PostOffice, open_office
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 

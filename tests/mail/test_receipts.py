@@ -30,10 +30,10 @@ from angelia.mail.model import (
     closed_before,
     final_before,
 )
+from http_agents import Server
 from keyholder import now_ms
-from mailroom import Correspondent, random_key
-from postoffice import PostOffice, told
-from support import Server
+from mail_agents import Correspondent, random_key
+from mail_office import PostOffice, told
 
 DELIVERED, READ, FAILED = ReceiptStatus.DELIVERED, ReceiptStatus.READ, ReceiptStatus.FAILED
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)

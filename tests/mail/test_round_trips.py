@@ -12,8 +12,8 @@ import pytest
 
 from angelia.envelope.times import unix_ms
 from angelia.stores.valkey import HotTier
-from mailroom import Correspondent
-from postoffice import PostOffice
+from mail_agents import Correspondent
+from mail_office import PostOffice
 
 
 @pytest.fixture

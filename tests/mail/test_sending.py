@@ -23,10 +23,10 @@ from angelia.keys.bundle_succession import Emergency
 from angelia.keys.model import Reason
 from angelia.mail.service import SendResult
 from angelia.policy.model import Action, Effect
+from http_agents import Server
 from keyholder import now_ms
-from mailroom import NO_LIMITS, Correspondent
-from postoffice import PostOffice, left, told
-from support import Server
+from mail_agents import NO_LIMITS, Correspondent
+from mail_office import PostOffice, left, told
 
 MS, SECOND, HOUR = timedelta(milliseconds=1), timedelta(seconds=1), timedelta(hours=1)
 MIB = 1 << 20

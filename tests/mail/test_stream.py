@@ -16,11 +16,11 @@ import pytest
 from angelia.envelope.receipts import ReceiptStatus, receipt_document
 from angelia.mail import delivery as delivery_module
 from angelia.mail import routes as routes_module
-from angelia.stores.wake import news
-from doorway import listening
-from mailroom import Correspondent, Got
-from postoffice import PostOffice
-from support import HOST, Server
+from angelia.stores.wake import encode_event
+from http_agents import HOST, Server
+from mail_agents import Correspondent, Got
+from mail_office import PostOffice
+from probe_edge import listening
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 
@@ -95,7 +95,7 @@ def got(said: Said) -> Got:
 async def listens(office: PostOffice, who: Correspondent) -> None:
     """Wait until the stream of an agent is subscribed to what comes."""
     async with asyncio.timeout(5):
-        while not any("events" in topic for topic in office.wake._heard):  # noqa: ASYNC110
+        while not any("events" in topic for topic in office.wake._subscribed):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -107,7 +107,7 @@ async def test_mail_comes_as_it_is_sent_under_its_lease_token(
     bob: Correspondent,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(delivery_module, "LOOK", 60.0)
+    monkeypatch.setattr(delivery_module, "RECHECK_SECONDS", 60.0)
     waiting = await alice.sent(server, bob, b"waited")
     line: Line = await follow(bob)
     assert line.answer.headers["content-type"].startswith("text/event-stream")
@@ -132,7 +132,7 @@ async def test_a_hundred_are_unsettled_at_most(
     bob: Correspondent,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(delivery_module, "LOOK", 60.0)
+    monkeypatch.setattr(delivery_module, "RECHECK_SECONDS", 60.0)
     monkeypatch.setattr(delivery_module, "MOST_AT_ONCE", 5)
     for _ in range(8):
         await alice.sent(server, bob)
@@ -151,7 +151,7 @@ async def test_what_is_settled_makes_room(
     bob: Correspondent,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(delivery_module, "LOOK", 60.0)
+    monkeypatch.setattr(delivery_module, "RECHECK_SECONDS", 60.0)
     monkeypatch.setattr(delivery_module, "MOST_AT_ONCE", 3)
     for _ in range(7):
         await alice.sent(server, bob)
@@ -177,7 +177,7 @@ async def test_a_message_whose_lease_ran_out_comes_again(
     now: datetime,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(delivery_module, "LOOK", 60.0)
+    monkeypatch.setattr(delivery_module, "RECHECK_SECONDS", 60.0)
     await office.sent(alice, bob, now)
     stream = office.delivery.stream(await office.agent(bob), timedelta(seconds=0.3), 60, now)
     async with asyncio.timeout(5):
@@ -228,7 +228,7 @@ async def test_a_sender_is_told_what_became_of_its_messages(
 async def test_other_slices_speak_there_too(office: PostOffice, follow, bob: Correspondent) -> None:
     line: Line = await follow(bob)
     await listens(office, bob)
-    await office.wake.tell(delivery_module.events("bob"), news("rotation_due", b'{"peer":"alice"}'))
+    await office.wake.tell(delivery_module.events("bob"), encode_event("rotation_due", b'{"peer":"alice"}'))
     assert await line.next() == Said("rotation_due", {"peer": "alice"}, None)
 
 
@@ -287,7 +287,7 @@ async def test_a_caller_that_hangs_up_during_a_long_poll_leases_nothing(
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         waiting = asyncio.create_task(client.get(url, headers={**bob.signed("GET", url), "host": HOST}))
         async with asyncio.timeout(5):
-            while not office.wake._heard:  # noqa: ASYNC110
+            while not office.wake._subscribed:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)

@@ -29,10 +29,10 @@ from angelia.keys.model import Reason
 from angelia.mail import model, service
 from angelia.mail.model import HOLD
 from angelia.policy.model import Action, Effect
+from http_agents import Server
 from keyholder import now_ms
-from mailroom import Correspondent, random_key
-from postoffice import PostOffice, left, told
-from support import Server
+from mail_agents import Correspondent, random_key
+from mail_office import PostOffice, left, told
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 NOTHING = {"envelopes": 0, "sent_ids": 0, "delivery_receipts": 0}

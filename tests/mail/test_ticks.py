@@ -20,9 +20,9 @@ from angelia.mail.acknowledgement import Acknowledged
 from angelia.mail.hot_store import events
 from angelia.mail.model import DeliveryStatus, QueuePlace
 from angelia.mail.ticks import RECONCILED, REVOKED
-from angelia.stores.wake import told as heard
-from mailroom import Correspondent
-from postoffice import PostOffice, left, told
+from angelia.stores.wake import decode_event as heard
+from mail_agents import Correspondent
+from mail_office import PostOffice, left, told
 
 MS, SECOND, MINUTE, DAY = timedelta(milliseconds=1), timedelta(seconds=1), timedelta(minutes=1), timedelta(days=1)
 NOTHING_WAITS = {"envelopes": 0, "sent_ids": 1, "delivery_receipts": 1}

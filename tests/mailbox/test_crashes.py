@@ -22,7 +22,7 @@ from angelia.mailbox.database import FILE
 from angelia.mailbox.inbox import Opened, ReadState
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.outbox_message import OutboxStatus
-from thief import CHANNEL, fill, opens, sealed_rows
+from stolen_mailbox import CHANNEL, fill, opens, sealed_rows
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 SUITES = 0b1011

@@ -14,7 +14,7 @@ from angelia.mailbox import bundle_signing, identity, local_key
 from angelia.mailbox.database import FILE, BrokenDatabase
 from angelia.mailbox.local_key import LocalKey
 from angelia.mailbox.mailbox import Mailbox
-from thief import CHANNEL, COLUMNS, Send, fill, opens, sealed_rows
+from stolen_mailbox import CHANNEL, COLUMNS, Send, fill, opens, sealed_rows
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 SUITES = 0b1011  # with a separate ML-KEM key, which is a row

@@ -42,7 +42,7 @@ from angelia.mailbox.inbox import Opened, ReadState
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.private_files import CannotWrite, UnsafeFile
 from angelia.mailbox.time_window import DeliveryProfile
-from forgery import forged
+from forged_envelopes import forged
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 CHANNEL = uuid.UUID(int=7)

@@ -17,8 +17,8 @@ from angelia.monitoring import routes as monitoring
 from angelia.settings import Loaded, Settings
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
-from doorway import Doorway
-from support import Server
+from http_agents import Server
+from probe_edge import Doorway
 
 
 async def asked(make, ledger: Ledger, hot: HotTier, path: str = "/health") -> Any:

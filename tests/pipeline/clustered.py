@@ -20,8 +20,8 @@ from angelia.pipeline.session import Where
 from angelia.pipeline.sources import archive
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
-from filled import NOW
-from quick import QUICK_JAVA
+from quick_spark import QUICK_JAVA
+from receipt_rows import NOW
 
 
 def main(url: str, lake: str, how: str, address: str, python: str, *jobs: str) -> None:

@@ -18,8 +18,8 @@ from angelia.pipeline.session import session
 from angelia.settings import Settings
 from angelia.stores import migrations
 from angelia.stores.objects import Objects
-from filled import NOW, OwnLedger
-from quick import QUICK
+from quick_spark import QUICK
+from receipt_rows import NOW, OwnLedger
 
 HERE = Path(__file__).parent
 

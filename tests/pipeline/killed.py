@@ -18,8 +18,8 @@ from angelia.pipeline.jobs.retention import retention
 from angelia.pipeline.runs import JobRun
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
-from filled import NOW
-from quick import QUICK
+from quick_spark import QUICK
+from receipt_rows import NOW
 
 JOBS = {
     "archive audit": archive_audit,

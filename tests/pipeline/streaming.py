@@ -12,7 +12,7 @@ from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.jobs.stream_audit import stream_audit
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
-from quick import QUICK
+from quick_spark import QUICK
 
 
 def main(url: str, lake: str, data_dir: str, checkpoint: str) -> None:

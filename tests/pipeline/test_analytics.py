@@ -33,7 +33,7 @@ from angelia.runtime_file import Runtime
 from angelia.settings import Settings
 from angelia.stores.embedded.datadir import DataDir
 from angelia.stores.objects import Objects
-from filled import NOW, OLD, fill
+from receipt_rows import NOW, OLD, fill
 
 YOUNG = date(2026, 11, 14)
 TIMES = st.lists(st.integers(0, 7 * 86_400 * 1_000_000), min_size=1, max_size=200)

@@ -22,8 +22,8 @@ from angelia.pipeline.runs import JobRun
 from angelia.settings import Settings
 from angelia.stores.ledger import Ledger
 from angelia.stores.objects import Objects
-from chained import chained, positions
-from filled import NOW
+from audit_chains import chained, positions
+from receipt_rows import NOW
 
 OLD = NOW - timedelta(days=40)
 YOUNG = NOW - timedelta(days=3)

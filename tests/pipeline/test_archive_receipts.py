@@ -18,8 +18,8 @@ from angelia.pipeline.jobs.archive_receipts import JOB, archive_receipts
 from angelia.pipeline.jobs.job_context import JobContext, midnight
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
-from dying import Died, dies_at, dying, killed
-from filled import NOW, OLD, OwnLedger, days_before, fill, held
+from killed_jobs import Died, dies_at, dying, killed
+from receipt_rows import NOW, OLD, OwnLedger, days_before, fill, held
 
 STEPS = ["planned", "written", "committed", "verified", "purging", "done"]
 

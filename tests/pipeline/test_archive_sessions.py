@@ -15,9 +15,9 @@ from angelia.pipeline.jobs.archive_sessions import IDLE, archive_sessions
 from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.lake.tables import SESSIONS
 from angelia.stores.objects import Objects
-from dying import Died, dies_at, dying, killed
-from filled import NOW
-from scheduled import scheduled, sessions_in
+from killed_jobs import Died, dies_at, dying, killed
+from receipt_rows import NOW
+from schedule_rows import scheduled, sessions_in
 
 AGED = NOW - IDLE - timedelta(days=3)
 FRESH = NOW - IDLE + timedelta(hours=1)

@@ -29,8 +29,8 @@ from angelia.pipeline.jobs.verify_audit import NodeKeyUnreadable, node_key, veri
 from angelia.pipeline.redactions import MOST_LISTED, Redactions
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
-from chained import chained
-from filled import NOW
+from audit_chains import chained
+from receipt_rows import NOW
 
 YOUNG = NOW - timedelta(days=3)
 OURS, THEIRS = (Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in (1, 2))

@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from angelia.stores.objects import Objects
-from chained import chained, positions
-from filled import OLD, OwnLedger, fill, held
+from audit_chains import chained, positions
+from receipt_rows import OLD, OwnLedger, fill, held
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(7200)]
 

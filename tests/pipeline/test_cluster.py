@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-import cluster
-import objectstore
+import s3_servers
+import spark_cluster as clusters
 from angelia.stores.objects import Objects
-from cluster import Cluster
-from filled import OLD, fill, held
-from objectstore import KEYS, ObjectStore
+from receipt_rows import OLD, fill, held
+from s3_servers import KEYS, ObjectStore
+from spark_cluster import Cluster
 
 # Both ways read the ledger, write and commit; what analytics reads besides does not depend on the way.
 JOBS = {"remote": ["archive receipts", "analytics"], "master": ["archive receipts"]}
@@ -25,13 +25,13 @@ JOBS = {"remote": ["archive receipts", "analytics"], "master": ["archive receipt
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    with objectstore.moto(tmp_path_factory.mktemp("store")) as store:
+    with s3_servers.moto(tmp_path_factory.mktemp("store")) as store:
         yield store
 
 
 @pytest.fixture(scope="module")
 def spark_cluster(directory: Path) -> Iterator[Cluster]:
-    with cluster.cluster(directory / "cluster") as running:
+    with clusters.cluster(directory / "cluster") as running:
         yield running
 
 

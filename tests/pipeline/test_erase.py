@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from agent_rows import AGENT, IN_ARCHIVE, IN_LEDGER, known
 from angelia.audit.service import Audit
 from angelia.errors import Conflict, InvalidArgument
 from angelia.keys.node_key import load_or_make
@@ -27,9 +28,8 @@ from angelia.pipeline.lake.rewrite import StoreRefuses
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS
 from angelia.stores.ledger import Ledger
 from angelia.stores.objects import Objects
-from dying import Died, dies_at, dying, killed
-from filled import NOW, OLD, fill, held
-from known import AGENT, IN_ARCHIVE, IN_LEDGER, known
+from killed_jobs import Died, dies_at, dying, killed
+from receipt_rows import NOW, OLD, fill, held
 
 ASKED = {"agent": AGENT, "reason": "request 7 of the data protection officer"}
 

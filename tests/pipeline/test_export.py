@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from agent_rows import AGENT, IN_ARCHIVE, IN_LEDGER, known
 from angelia.errors import AlreadyExists, InvalidArgument, NotFound
 from angelia.pipeline import runs
 from angelia.pipeline.jobs.export import export
@@ -22,9 +23,8 @@ from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.lake import small_tables
 from angelia.pipeline.lake.analytics_tables import AGENTS
 from angelia.stores.objects import Objects
-from known import AGENT, IN_ARCHIVE, IN_LEDGER, known
-from scheduled import scheduled
-from told import OTHERS, OURS, told
+from export_rows import OTHERS, OURS, told
+from schedule_rows import scheduled
 
 SECRET = ("wire", "ciphertext", "grace_period_keys", "state_ciphertext", "payload", "secret_hash", "answer")
 

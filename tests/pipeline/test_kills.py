@@ -19,9 +19,9 @@ from angelia.pipeline.lake.audit_chain import archive_floor
 from angelia.pipeline.lake.tables import AUDIT
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
-from chained import chained, positions
-from dying import Died, dies_at, dying, killed
-from filled import NOW, archived, fill
+from audit_chains import chained, positions
+from killed_jobs import Died, dies_at, dying, killed
+from receipt_rows import NOW, archived, fill
 
 OLD, YOUNG = NOW - timedelta(days=40), NOW - timedelta(days=3)
 PAST, KEPT = retained_from(NOW.date()) - timedelta(days=1), retained_from(NOW.date())

@@ -24,8 +24,8 @@ from angelia.pipeline.lake.maintenance import RowsDiffer
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, TABLES, Table
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
-from filled import NOW
-from lakes import put
+from lake_tables import put
+from receipt_rows import NOW
 
 DAY = date(2026, 10, 1)
 NEXT = DAY + timedelta(days=1)

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-import objectstore
+import s3_servers
 from angelia.errors import AngeliaError, SettingsError, StartFailed, Unavailable
 from angelia.pipeline.lake.write_probe import probe
 from angelia.stores.objects import Objects
-from objectstore import KEYS, ObjectStore
+from s3_servers import KEYS, ObjectStore
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    with objectstore.moto(tmp_path_factory.mktemp("store")) as store:
+    with s3_servers.moto(tmp_path_factory.mktemp("store")) as store:
         yield store
 
 
@@ -45,13 +45,13 @@ def test_a_store_that_keeps_its_word_is_taken_and_nothing_is_left_behind(store: 
 
 
 def test_a_store_that_overwrites_what_it_should_not_is_refused_and_nothing_is_left_behind(tmp_path: Path) -> None:
-    with objectstore.careless(tmp_path) as careless:
+    with s3_servers.careless(tmp_path) as careless:
         assert "overwrites" in refused(careless.url("lake"), StartFailed).message
         assert careless.keys() == []
 
 
 def test_a_key_that_the_store_does_not_know_is_named_as_the_fault(tmp_path: Path) -> None:
-    with objectstore.refusing(tmp_path) as refusing:
+    with s3_servers.refusing(tmp_path) as refusing:
         assert "refuses our key" in refused(refusing.url("lake"), SettingsError).message
 
 
@@ -61,5 +61,5 @@ def test_a_bucket_that_is_not_there_is_named_as_the_fault(store: ObjectStore) ->
 
 
 def test_a_store_that_nobody_runs_does_not_keep_us_waiting() -> None:
-    url = f"s3://archive/lake?endpoint=http://127.0.0.1:{objectstore.free_port()}"
+    url = f"s3://archive/lake?endpoint=http://127.0.0.1:{s3_servers.free_port()}"
     assert "does not answer" in refused(url, Unavailable).message

@@ -18,15 +18,15 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-import objectstore
+import s3_servers
 from angelia.pipeline.lake import maintenance
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.table import column
 from angelia.pipeline.lake.tables import RECEIPTS
 from angelia.pipeline.sources import archive
 from angelia.stores.objects import Objects
-from lakes import put
-from objectstore import KEYS, ObjectStore
+from lake_tables import put
+from s3_servers import KEYS, ObjectStore
 
 DAYS = [date(2026, 10, 1) + timedelta(days=offset) for offset in range(3)]
 LATER = dataclasses.replace(RECEIPTS, columns=(*RECEIPTS.columns, column("mood", pa.string(), "how it went")))
@@ -35,7 +35,7 @@ Figures = tuple[object, ...]
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    with objectstore.moto(tmp_path_factory.mktemp("store")) as store:
+    with s3_servers.moto(tmp_path_factory.mktemp("store")) as store:
         yield store
 
 

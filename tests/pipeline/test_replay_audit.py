@@ -14,9 +14,9 @@ from angelia.pipeline.jobs.archive_receipts import archive_receipts
 from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.jobs.replay_audit import replay_audit
 from angelia.settings import Settings
-from chained import chained
-from dying import Died, dies_at
-from filled import NOW, OLD, fill
+from audit_chains import chained
+from killed_jobs import Died, dies_at
+from receipt_rows import NOW, OLD, fill
 
 
 async def changed(database_url: str, statement: str, *values: object) -> object:

@@ -24,10 +24,10 @@ from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
-from chained import chained, positions
-from dying import Died, dies_at
-from filled import NOW, archived, fill, held
-from lakes import put
+from audit_chains import chained, positions
+from killed_jobs import Died, dies_at
+from lake_tables import put
+from receipt_rows import NOW, archived, fill, held
 
 PAST = retained_from(NOW.date()) - timedelta(days=1)
 KEPT = retained_from(NOW.date())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import lakes
+import lake_tables
 from angelia.errors import Conflict
 from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.jobs.remove_simulated import remove_simulated
@@ -20,7 +20,7 @@ from angelia.pipeline.lake.tables import RECEIPTS, SESSIONS
 from angelia.pipeline.lake.writer import Files
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
-from objectstore import KEYS, ObjectStore, moto
+from s3_servers import KEYS, ObjectStore, moto
 
 DAYS = (date(2026, 5, 1), date(2026, 5, 2))
 AT = datetime(2026, 5, 1, tzinfo=UTC)
@@ -107,7 +107,7 @@ def test_a_simulated_archive_is_marked_wherever_it_lies(lake: Objects) -> None:
 
 
 async def test_simulated_rows_are_taken_out_wherever_they_lie(lake: Objects, database_url: str) -> None:
-    rows = lakes.rows(RECEIPTS, DAYS[0], 4)
+    rows = lake_tables.rows(RECEIPTS, DAYS[0], 4)
     with Files(lake, RECEIPTS, "one") as files:
         files.add(rows)
     commit.commit(lake, RECEIPTS, files.written, Mark("simulate", 1))

@@ -16,7 +16,7 @@ import angelia
 from angelia.errors import InvalidArgument, Unavailable
 from angelia.pipeline import session as pipeline_session
 from angelia.pipeline.session import Where, _somebody_is_at, session
-from objectstore import free_port
+from s3_servers import free_port
 
 QUICK = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 

@@ -25,7 +25,7 @@ from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, Table
 from angelia.pipeline.simulation.capacity import OPTIONS, Assumptions, Load, needed
 from angelia.pipeline.simulation.fleet import Fleet
 from angelia.stores.objects import Objects
-from filled import OLD, fill
+from receipt_rows import OLD, fill
 
 SINCE = datetime(2026, 11, 12, tzinfo=UTC)
 SMALL = {"agents": 50, "messages_per_agent_per_day": 40.0}

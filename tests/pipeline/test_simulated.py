@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-import lakes
+import lake_tables
 from angelia.errors import Conflict
 from angelia.pipeline import report
 from angelia.pipeline.jobs.analytics import analytics
@@ -41,9 +41,9 @@ from angelia.pipeline.simulation.receipts import receipts
 from angelia.pipeline.sources import archive
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
-from chained import chained, positions
-from dying import Died, dies_at, dying, killed
-from filled import NOW, OLD, archived, fill, held
+from audit_chains import chained, positions
+from killed_jobs import Died, dies_at, dying, killed
+from receipt_rows import NOW, OLD, archived, fill, held
 
 SINCE = NOW - timedelta(days=2)
 FLEET = Fleet(agents=20, messages_per_agent_per_day=10.0)
@@ -122,7 +122,7 @@ async def test_compaction_keeps_the_mark_of_every_row(work: Callable[..., JobCon
     commit.opened(objects, RECEIPTS.marked())
     for number in (1, 2):
         with Files(objects, commit.as_in(objects, STORAGE), f"{number}") as files:
-            files.add(lakes.rows(STORAGE, OLD, 3))
+            files.add(lake_tables.rows(STORAGE, OLD, 3))
         commit.commit(objects, STORAGE, files.written, Mark("a job", number))
     assert maintain(work()).figures["compacted"] == {STORAGE.name: {"days": 1, "files": 1}}
     assert pl.scan_delta(objects.table(STORAGE.name)).select(pl.col("simulated").all()).collect().item()

@@ -25,8 +25,8 @@ from angelia.pipeline.jobs.stream_audit import stream_audit
 from angelia.settings import Settings
 from angelia.stores.ledger import Ledger
 from angelia.stores.objects import Objects
-from chained import chained, positions
-from filled import NOW
+from audit_chains import chained, positions
+from receipt_rows import NOW
 
 PATIENCE = 120
 PROGRAM = Path(__file__).with_name("streaming.py")

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from angelia.errors import StartFailed
-from support import Agent, Server
+from http_agents import Agent, Server
 
 RULE = {"effect": "allow", "action": "send", "subject": "team-*", "object": "bob"}
 

@@ -19,9 +19,9 @@ from angelia.runs.model import RunState
 from angelia.runs.service import Runs
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
-from assembled import assembled
-from filled import NOW, OLD, fill
-from support import Server
+from assembled_slices import assembled
+from http_agents import Server
+from receipt_rows import NOW, OLD, fill
 
 HOUR = timedelta(hours=1)
 RECEIPTS, AUDIT = "archive receipts", "archive audit"

@@ -56,7 +56,7 @@ def test_a_short_disk_refuses_and_says_so_once_until_it_has_room(
 def test_what_a_ledger_elsewhere_says_is_believed_for_a_while_and_refuses_nothing(stopwatch: Stopwatch) -> None:
     disk = Disk(stopwatch=stopwatch)
     assert not disk.full
-    disk.found_full()
+    disk.report_full()
     assert disk.full
     disk.check()
     stopwatch.now += 20

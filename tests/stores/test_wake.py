@@ -11,7 +11,7 @@ import redis.asyncio
 
 from angelia.stores import wake as wake_module
 from angelia.stores.valkey import HotTier
-from angelia.stores.wake import Bell, Wake, news, told, topic
+from angelia.stores.wake import Bell, Wake, decode_event, encode_event, wake_topic
 
 
 @pytest.fixture
@@ -80,11 +80,11 @@ async def test_an_empty_word_only_wakes() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"a\nb", b"\0\xff"])
 def test_a_word_carries_its_event_and_its_data(data: bytes) -> None:
-    assert told(news("receipt", data)) == ("receipt", data)
+    assert decode_event(encode_event("receipt", data)) == ("receipt", data)
 
 
 def test_a_topic_has_a_tag_and_so_a_slot() -> None:
-    assert topic("mail", "abc") == "ang:wake:mail:{abc}"
+    assert wake_topic("mail", "abc") == "ang:wake:mail:{abc}"
 
 
 # Listening.
@@ -149,7 +149,7 @@ async def test_a_topic_that_nobody_waits_for_is_left(wake: Wake, client: redis.a
     async with asyncio.timeout(5):
         while {b"a", b"b"} & set(await client.pubsub_channels()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert (wake._bells, wake._heard) == ({}, {})
+    assert (wake._bells, wake._subscribed) == ({}, {})
 
 
 async def test_leaving_and_coming_again_at_once_hears_all_the_same(wake: Wake, hot: HotTier) -> None:
@@ -216,7 +216,7 @@ async def test_whoever_comes_while_the_line_is_down_is_served_when_it_is_up(
 async def test_whoever_comes_or_goes_just_as_the_line_breaks_is_not_hurt(
     wake: Wake, hot: HotTier, client: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wake_module, "_AGAIN", 0.01)
+    monkeypatch.setattr(wake_module, "_RECONNECT_SECONDS", 0.01)
 
     async def come(n: int) -> None:
         async with wake.listening(f"late {n}"):
@@ -243,7 +243,7 @@ async def test_a_hot_tier_that_is_away_keeps_nobody_waiting_for_long(gone: Wake)
 async def test_a_lost_line_wakes_everybody_since_nobody_knows_what_was_missed(
     gone: Wake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wake_module, "_AGAIN", 0.01)
+    monkeypatch.setattr(wake_module, "_RECONNECT_SECONDS", 0.01)
     async with gone.listening("a") as bell:
         assert await bell.wait(2)
         assert await bell.wait(2)
@@ -272,4 +272,4 @@ async def test_closing_twice_or_without_a_line_is_no_error(hot: HotTier) -> None
 
 
 async def test_the_look_is_five_seconds() -> None:
-    assert wake_module.LOOK == 5.0
+    assert wake_module.RECHECK_SECONDS == 5.0

@@ -18,7 +18,7 @@ IDENTITY_RULE = Rule("identity", 60, 60_000, Per.AGENT)
 
 
 class RegisterBody(msgspec.Struct, frozen=True):
-    """A key that wants to be an agent."""
+    """The public key to register as an agent."""
 
     public_key: str = ""
     name: str = ""
@@ -26,7 +26,7 @@ class RegisterBody(msgspec.Struct, frozen=True):
 
 
 class RegisterAnswer(msgspec.Struct, frozen=True):
-    """Where a registration led: the agent's id, which never changes."""
+    """The registered agent's id, which never changes."""
 
     id: UUID
     profile_url: str
@@ -56,11 +56,13 @@ class AgentRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HandleBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The handle to claim."""
+
     handle: str
 
 
 class AgentChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an agent may change about itself; what is left out stays."""
+    """What an agent may change about itself; fields that are left out stay as they are."""
 
     name: str | UnsetType = UNSET
     email: str | UnsetType = UNSET
@@ -83,14 +85,14 @@ class AgentList(msgspec.Struct, frozen=True):
 
 
 class BlockedAgentRecord(msgspec.Struct, frozen=True):
-    """An agent that the caller does not want to hear from."""
+    """An agent that the caller has blocked."""
 
     agent: str
     blocked_at: datetime
 
 
 class BlockedAgentList(msgspec.Struct, frozen=True):
-    """A page of a block list, in the order in which it was made."""
+    """A page of the caller's block list, the oldest entry first."""
 
     blocks: list[BlockedAgentRecord]
     next: str | None

@@ -6,7 +6,7 @@ SELECT k.key_id::text AS key_id, k.public_key, k.replaced_at, k.valid_until
 FROM agent_former_keys AS k JOIN agents AS a ON a.id = k.agent_id WHERE a.handle = $1 ORDER BY k.replaced_at
 
 -- name: blocks_about_agent
--- Whom it blocks, and who blocks it.
+-- Blocks by the agent, and blocks of the agent by others.
 SELECT a.handle AS agent, b.handle AS blocked, x.blocked_at
 FROM blocks AS x JOIN agents AS a ON a.id = x.agent_id JOIN agents AS b ON b.id = x.blocked_id
 WHERE a.handle = $1 OR b.handle = $1 ORDER BY x.blocked_at

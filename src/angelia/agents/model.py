@@ -1,4 +1,4 @@
-"""Who an agent is: its record, and what makes a key, a name, an e-mail address or a handle acceptable."""
+"""Agents: records, and the rules for keys, names, e-mail addresses and handles."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BAD_KEY = "invalid public_key: must be base64-encoded Ed25519 public key (32 by
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A request to exist, already checked."""
+    """A checked request to register a key as an agent."""
 
     id: UUID
     public_key: bytes
@@ -42,7 +42,8 @@ class BlockedAgent:
 
 
 def parse_public_key(text: str) -> bytes:
-    """An Ed25519 public key in canonical base64: a point of the curve, not one of small order."""
+    """Parses an Ed25519 public key in canonical base64. Refuses what is no point of the curve, and points of small
+    order."""
     try:
         raw = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -53,19 +54,21 @@ def parse_public_key(text: str) -> bytes:
 
 
 def clean_name(text: str) -> str:
-    """A display name: no control characters, trimmed, at most 100 bytes, never cut inside a character."""
+    """Returns a display name without control characters, trimmed, and cut to 100 bytes between characters."""
     visible = "".join(c for c in text if unicodedata.category(c) not in ("Cc", "Cs")).strip()
     return visible.encode()[:NAME_BYTES].decode(errors="ignore").strip()
 
 
 def check_email(text: str) -> str:
+    """Returns the e-mail address; InvalidArgument if it is neither empty nor well formed."""
     if text and (len(text) > 254 or _EMAIL.fullmatch(text) is None):
         raise InvalidArgument("invalid email format")
     return text
 
 
 def check_handle(text: str) -> str:
-    """A handle that an agent may claim; one that looks like an id would be taken for another agent's."""
+    """Returns a handle that an agent may claim. One that looks like an id is refused: it could be mistaken for an
+    agent's id."""
     if not valid_handle(text):
         raise InvalidArgument(
             "a handle has 1 to 255 characters a-z 0-9 . _ -, begins and ends with a letter or digit, and has no '..'"

@@ -20,7 +20,7 @@ Meet: TypeAlias = Callable[[str, AgentRow, datetime], Awaitable[None]]
 
 
 def routes(agents: Agents, *, show_email: bool, meet: Meet | None = None) -> list[Route]:
-    """`meet` refuses, in the same words, names that the caller may not know of and names that no agent has."""
+    """`meet` raises the same error for agents that the caller may not know of as for those that do not exist."""
     return [*_identity_routes(agents, show_email=show_email), *_block_routes(agents, meet)]
 
 
@@ -51,7 +51,7 @@ def _identity_routes(agents: Agents, *, show_email: bool) -> list[Route]:
         return Answer(body=profile)
 
     async def me(call: Call) -> Answer:
-        # Read anew: what the guard remembers of an agent may be a second old, and this is asked after a change.
+        # Read anew: the guard's cached agent may be a second old, and clients ask this after a change.
         return Answer(body=_record(await agents.by_id(call.agent.id)))
 
     async def claim_handle(call: Call) -> Answer:
@@ -107,13 +107,4 @@ def _block_routes(agents: Agents, meet: Meet | None) -> list[Route]:
 
 
 def _record(agent: AgentRow) -> AgentRecord:
-    return AgentRecord(
-        id=agent.id,
-        handle=agent.handle,
-        key_id=agent.key_id,
-        public_key=agent.public_key,
-        name=agent.name,
-        email=agent.email,
-        registered_at=agent.registered_at,
-        aicq_signatures=agent.aicq_signatures,
-    )
+    return msgspec.convert(agent, AgentRecord, from_attributes=True)

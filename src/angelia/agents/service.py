@@ -1,4 +1,4 @@
-"""Agents come to exist, claim a handle once, and are found again."""
+"""Agents: registration, handles, request keys, block lists and look-ups."""
 
 from __future__ import annotations
 
@@ -20,33 +20,35 @@ from angelia.stores.group_commit import GroupCommit
 from angelia.stores.ledger import Ledger, Tx, UniqueViolation
 
 MOST_BLOCKS = 10_000  # entries of one block list
-_REMEMBERED_SECONDS = 1.0
-_MOST_REMEMBERED = 10_000
+_CACHE_SECONDS = 1.0
+_CACHE_MOST = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
-    """The agent of a key, and whether this call made it."""
+class RegistrationOutcome:
+    """The agent of a key, and whether this registration made it."""
 
     id: UUID
     new: bool
 
 
 @dataclass(frozen=True, slots=True)
-class _KeyOf:
-    """A question: whose key is it at that time?"""
+class _KeyLookup:
+    """A look-up: which agent has this request key at that time?"""
 
     key_id: UUID
     now: datetime
 
 
 class Agents:
-    """Identity. One key is one agent, whoever registers it first."""
+    """The agents of this ledger. Each key belongs to one agent."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._registrations = GroupCommit(ledger, register_batch)
-        self._lookups: GroupCommit[_KeyOf, tuple[AgentRow, bytes] | None] = GroupCommit(ledger, _by_key_ids, reads=True)
+        self._lookups: GroupCommit[_KeyLookup, tuple[AgentRow, bytes] | None] = GroupCommit(
+            ledger, _by_key_ids, reads=True
+        )
         self._by_key: dict[UUID, tuple[float, AgentRow]] = {}
         self._forgotten = 0
 
@@ -54,8 +56,8 @@ class Agents:
         await self._registrations.close()
         await self._lookups.close()
 
-    async def register(self, public_key: str, name: str, email: str, now: datetime) -> Registered:
-        """Make the agent of a key, or find it; a repeat changes nothing."""
+    async def register(self, public_key: str, name: str, email: str, now: datetime) -> RegistrationOutcome:
+        """Registers a key, or finds the agent that has it; a repeat changes nothing."""
         raw = parse_public_key(public_key)
         wanted = Registration(
             id=uuid.uuid4(),
@@ -79,7 +81,7 @@ class Agents:
         email: str | None,
         aicq_signatures: bool | None,
     ) -> AgentRow:
-        """Change what the key's holder may change; None leaves a field as it is."""
+        """Changes an agent's profile; None leaves a field as it is. Returns the agent."""
         name = None if name is None else clean_name(name)
         email = None if email is None else check_email(email)
         async with self._ledger.transaction() as tx:
@@ -94,7 +96,7 @@ class Agents:
         return updated
 
     async def claim_handle(self, agent: AgentRow, handle: str, now: datetime) -> AgentRow:
-        """Give an agent its handle, once and for ever; claiming the same one again is no error."""
+        """Gives an agent its handle, which never changes again; idempotent. Returns the agent."""
         check_handle(handle)
         try:
             async with self._ledger.transaction() as tx:
@@ -116,39 +118,40 @@ class Agents:
             return _found(await store.by_id(tx, id))
 
     async def by_key_id(self, key_id: UUID, now: datetime) -> tuple[AgentRow, bytes] | None:
-        """The agent whose requests this key signs now, and the key: its current one, or a former one still good.
+        """Returns the agent whose requests this key signs now, and the key: its present one, or a former one still
+        valid.
 
-        A change made by another process may be a second late.
+        Cached: a change by another process may show a second late.
         """
         due, known = self._by_key.get(key_id, (0.0, None))
         if known is not None and due > time.monotonic():
             return known, known.public_key
         forgotten = self._forgotten
-        found = await self._lookups.submit(_KeyOf(key_id, now))
-        # What was read before a key was forgotten may be older than the change that made it so. A former key is not
-        # remembered: it is rare, and good only until a moment that the memory would have to know.
+        found = await self._lookups.submit(_KeyLookup(key_id, now))
+        # A result read before `forget_key` may be older than the change, so it is not cached. Neither is a former key:
+        # it is rare, and valid only until a time that the cache does not hold.
         if found is not None and found[0].key_id == key_id and forgotten == self._forgotten:
-            if len(self._by_key) >= _MOST_REMEMBERED:
+            if len(self._by_key) >= _CACHE_MOST:
                 self._by_key.clear()
-            self._by_key[key_id] = (time.monotonic() + _REMEMBERED_SECONDS, found[0])
+            self._by_key[key_id] = (time.monotonic() + _CACHE_SECONDS, found[0])
         return found
 
     async def valid_former_keys(self, id: UUID, now: datetime) -> list[bytes]:
-        """The keys that an agent had before and that still sign its requests."""
+        """Returns an agent's former keys that still sign its requests."""
         async with self._ledger.reading() as tx:
             return await store.valid_former_keys(tx, id, now)
 
     def forget_key(self, key_id: UUID) -> None:
-        """Read the agent of a key anew; for whoever changed it, after the commit."""
+        """Drops the cached agent of a key. Call it after the commit of a change to that agent."""
         self._by_key.pop(key_id, None)
         self._forgotten += 1
 
     async def named(self, name: str) -> AgentRow:
-        """An agent by handle or by id. The default handle is the id, so one lookup nearly always does."""
+        """Returns an agent by handle or by id. The default handle is the id, so one look-up is nearly always enough."""
         async with self._ledger.reading() as tx:
             found = await find(tx, name)
         if found is None:
-            raise nobody(name)
+            raise no_such_agent(name)
         return found
 
     async def handles(self, ids: Sequence[UUID]) -> dict[UUID, str]:
@@ -163,12 +166,12 @@ class Agents:
         after: tuple[datetime, UUID] | None,
         limit: int,
     ) -> tuple[list[AgentRow], int]:
-        """Agents in order of registration, and how many there are in that time."""
+        """Returns a page of agents in order of registration, and how many there are in that period."""
         async with self._ledger.reading() as tx:
             return await store.list_agents(tx, since, until, after, limit)
 
     async def block(self, agent: AgentRow, name: str, now: datetime) -> None:
-        """Put another agent on an agent's block list; one that is there already stays as it is."""
+        """Puts another agent on an agent's block list; idempotent."""
         other = await self.named(name)
         if other.id == agent.id:
             raise InvalidArgument("an agent cannot block itself")
@@ -182,7 +185,7 @@ class Agents:
             await audit.record(tx, [event])
 
     async def unblock(self, agent: AgentRow, name: str, now: datetime) -> None:
-        """Take another agent from an agent's block list; one that is not there, or nowhere, is no error."""
+        """Takes another agent from an agent's block list. No error if it is not on the list, or does not exist."""
         async with self._ledger.transaction() as tx:
             other = await find(tx, name)
             if other is None:
@@ -195,13 +198,13 @@ class Agents:
     async def block_list(
         self, agent: AgentRow, after: tuple[datetime, UUID] | None, limit: int
     ) -> tuple[list[BlockedAgent], int]:
-        """Whom an agent has blocked, in the order in which it did, and how many they are."""
+        """Returns a page of an agent's block list, the oldest entry first, and how many entries there are."""
         async with self._ledger.reading() as tx:
             return await store.blocks(tx, agent.id, after, limit), await store.count_blocks(tx, agent.id)
 
 
 async def find(tx: Tx, name: str) -> AgentRow | None:
-    """The agent of a handle or an id, in the caller's transaction."""
+    """Returns the agent of a handle or an id, in the caller's transaction."""
     if not valid_handle(name):
         return None
     found = await store.by_handle(tx, name)
@@ -211,43 +214,43 @@ async def find(tx: Tx, name: str) -> AgentRow | None:
 
 
 async def check_handles(tx: Tx, handles: Collection[str]) -> None:
-    """Whether there is an agent of each of these handles; the error names one that is missing."""
+    """NotFound unless each of these handles has an agent; the error names one that has none."""
     missing = set(handles) - await store.known_handles(tx, sorted(handles)) if handles else set()
     if missing:
-        raise nobody(min(missing))
+        raise no_such_agent(min(missing))
 
 
 async def blocked(tx: Tx, pairs: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Of pairs (sender, recipient) of handles, those whose recipient does not want to hear from the sender."""
+    """Returns those of the pairs (sender, recipient) of handles whose recipient has blocked the sender."""
     return await store.blocked(tx, pairs) if pairs else set()
 
 
-def nobody(name: str) -> NotFound:
+def no_such_agent(name: str) -> NotFound:
     return NotFound(f"there is no agent {name[:MAX_HANDLE]}", hint="a handle, which is lower case, or an agent's id")
 
 
 async def lock(tx: Tx, agent_id: UUID) -> AgentRow:
-    """The agent as it is, and stays until the caller's transaction ends."""
+    """Returns the agent, locked until the caller's transaction ends."""
     return _found(await store.lock(tx, agent_id))
 
 
 async def fix_handle(tx: Tx, agent_id: UUID) -> None:
-    """From its first bundle on an agent keeps its handle: what it signed names it."""
+    """Makes the handle final: from its first bundle on, an agent's signatures name it."""
     await store.fix_handle(tx, agent_id)
 
 
 async def end_former_keys(tx: Tx, agent_id: UUID) -> None:
-    """No key that an agent had before signs its requests any more."""
+    """Ends the validity of all former keys of an agent."""
     await store.end_former_keys(tx, agent_id)
 
 
 async def replace_key(
     tx: Tx, agent_id: UUID, new_public_key: bytes, now: datetime, *, old_valid_for: timedelta
 ) -> AgentRow:
-    """Give an agent a new request key (a sound one); the old one signs for `old_valid_for` more.
+    """Gives an agent a new request key, which must be a sound one; the old key stays valid for `old_valid_for`.
 
-    No time at all is for emergencies: it ends every former key of the agent. A Conflict ends the caller's
-    transaction. After the commit the caller lets `Agents.forget_key` forget the old key and the new one.
+    Zero is for emergencies: it also ends all former keys of the agent. After a Conflict the caller's transaction cannot
+    go on. After the commit the caller calls `Agents.forget_key` for the old key and the new one.
     """
     agent = await lock(tx, agent_id)
     new_key_id = key_id(KeyType.ED25519, new_public_key)
@@ -262,19 +265,20 @@ async def replace_key(
         raise _used_key() from error
 
 
-async def register_batch(tx: Tx, wanted: Sequence[Registration]) -> list[Registered | AngeliaError]:
+async def register_batch(tx: Tx, wanted: Sequence[Registration]) -> list[RegistrationOutcome | AngeliaError]:
+    """Registers keys, and returns the outcome or the error of each."""
     made, ids = await store.register(tx, wanted)
-    results: list[Registered | AngeliaError] = []
+    results: list[RegistrationOutcome | AngeliaError] = []
     events = []
     for registration in wanted:
         id_ = ids.get(registration.public_key)
         if id_ is None:
             results.append(Conflict("this key was replaced by a newer one", hint="use the agent's present key"))
             continue
-        # In one batch a key may stand twice: the first is the one that made it.
+        # A key may occur twice in a batch: the first registration made the agent.
         new = registration.public_key in made
         made.discard(registration.public_key)
-        results.append(Registered(id_, new))
+        results.append(RegistrationOutcome(id_, new))
         if new:
             detail = {"id": str(id_), "key_id": str(registration.key_id)}
             events.append(
@@ -284,7 +288,7 @@ async def register_batch(tx: Tx, wanted: Sequence[Registration]) -> list[Registe
     return results
 
 
-async def _by_key_ids(tx: Tx, asked: Sequence[_KeyOf]) -> list[tuple[AgentRow, bytes] | AngeliaError | None]:
+async def _by_key_ids(tx: Tx, asked: Sequence[_KeyLookup]) -> list[tuple[AgentRow, bytes] | AngeliaError | None]:
     present = await store.by_key_ids(tx, [one.key_id for one in asked])
     found = {key_id: (agent, agent.public_key) for key_id, agent in present.items()}
     if others := [one.key_id for one in asked if one.key_id not in found]:

@@ -1,4 +1,4 @@
-"""The slice of agents: what the application opens, and what tests open as well."""
+"""The agents slice, as the application and the tests open it."""
 
 from __future__ import annotations
 

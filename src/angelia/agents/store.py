@@ -9,13 +9,14 @@ from uuid import UUID
 from angelia.agents.model import BlockedAgent, Registration
 from angelia.api import AgentRow
 from angelia.stores.ledger import Row, Tx
-from angelia.stores.sql import statements
+from angelia.stores.sql import record_of, statements
 
 SQL = statements(__file__)
 
 
 async def register(tx: Tx, wanted: Sequence[Registration]) -> tuple[set[bytes], dict[bytes, UUID]]:
-    """The keys that became agents now, and the id of every key that is an agent's; a former key is neither."""
+    """Registers keys. Returns the keys that made an agent, and the agent id of each present key; former keys are in
+    neither."""
     await lock_keys(tx, [r.key_id for r in wanted])
     rows = await tx.fetch(
         SQL["register"],
@@ -36,7 +37,7 @@ async def by_id(tx: Tx, id: UUID) -> AgentRow | None:
 
 
 async def lock(tx: Tx, id: UUID) -> AgentRow | None:
-    """The agent as it is, and stays until the transaction ends."""
+    """Returns the agent, locked until the transaction ends."""
     return _agent(await tx.fetchrow(SQL["lock"], id))
 
 
@@ -53,13 +54,13 @@ async def known_handles(tx: Tx, handles: Sequence[str]) -> set[str]:
 
 
 async def by_key_ids(tx: Tx, key_ids: Sequence[UUID]) -> dict[UUID, AgentRow]:
-    return {row["key_id"]: _known(row) for row in await tx.fetch(SQL["by_key_ids"], key_ids)}
+    return {row["key_id"]: record_of(AgentRow, row) for row in await tx.fetch(SQL["by_key_ids"], key_ids)}
 
 
 async def by_former_key_ids(tx: Tx, key_ids: Sequence[UUID], now: datetime) -> dict[UUID, tuple[AgentRow, bytes]]:
-    """The agents that had these keys before, and the keys, as long as they are still good for requests."""
+    """Returns the agents of these former keys, and the keys, as far as they are still valid for requests."""
     rows = await tx.fetch(SQL["by_former_key_ids"], key_ids, now)
-    return {row["former_key_id"]: (_known(row), row["former_key"]) for row in rows}
+    return {row["former_key_id"]: (record_of(AgentRow, row), row["former_key"]) for row in rows}
 
 
 async def valid_former_keys(tx: Tx, id: UUID, now: datetime) -> list[bytes]:
@@ -67,13 +68,13 @@ async def valid_former_keys(tx: Tx, id: UUID, now: datetime) -> list[bytes]:
 
 
 async def lock_keys(tx: Tx, key_ids: Sequence[UUID]) -> None:
-    """Let nobody else give these keys to an agent, or take them from one, until the transaction ends."""
-    # In one order for everybody: otherwise two transactions could wait for each other in a circle.
+    """Keeps other transactions from giving these keys to an agent, or taking them from one, until this one ends."""
+    # In one order for all transactions, so that two of them cannot wait for each other.
     await tx.execute(SQL["lock_keys"], sorted({int.from_bytes(key.bytes[:8], "big", signed=True) for key in key_ids}))
 
 
 async def ever_used(tx: Tx, public_key: bytes) -> bool:
-    """Whether a key is or was any agent's; the answer lasts if the key is locked."""
+    """Whether a key is or was an agent's; the answer stays true while the key is locked."""
     return bool(await tx.fetchval(SQL["ever_used"], public_key))
 
 
@@ -83,7 +84,7 @@ async def replace_key(
     await tx.execute(SQL["keep_former_key"], agent.key_id, agent.public_key, agent.id, replaced_at, valid_until)
     row = await tx.fetchrow(SQL["replace_key"], agent.id, public_key, key_id)
     assert row is not None, "the caller has locked the agent"
-    return _known(row)
+    return record_of(AgentRow, row)
 
 
 async def end_former_keys(tx: Tx, id: UUID) -> None:
@@ -113,16 +114,16 @@ async def list_agents(
 ) -> tuple[list[AgentRow], int]:
     at, id_ = after or (None, None)
     rows = await tx.fetch(SQL["list"], since, until, at, id_, limit)
-    return [_known(row) for row in rows], int(await tx.fetchval(SQL["count"], since, until))
+    return [record_of(AgentRow, row) for row in rows], int(await tx.fetchval(SQL["count"], since, until))
 
 
 async def block(tx: Tx, id: UUID, blocked: UUID, at: datetime) -> bool:
-    """Whether it was not blocked before."""
+    """Blocks an agent. Returns whether it was not blocked before."""
     return await tx.fetchval(SQL["block"], id, blocked, at) is not None
 
 
 async def unblock(tx: Tx, id: UUID, blocked: UUID) -> bool:
-    """Whether it was blocked."""
+    """Unblocks an agent. Returns whether it was blocked."""
     return await tx.fetchval(SQL["unblock"], id, blocked) is not None
 
 
@@ -137,23 +138,10 @@ async def blocks(tx: Tx, id: UUID, after: tuple[datetime, UUID] | None, limit: i
 
 
 async def blocked(tx: Tx, pairs: Sequence[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Of pairs (sender, recipient) those whose recipient has blocked the sender."""
+    """Returns those of the pairs (sender, recipient) whose recipient has blocked the sender."""
     rows = await tx.fetch(SQL["blocked"], [sender for sender, _ in pairs], [recipient for _, recipient in pairs])
     return {(row["sender"], row["recipient"]) for row in rows}
 
 
 def _agent(row: Row | None) -> AgentRow | None:
-    return None if row is None else _known(row)
-
-
-def _known(row: Row) -> AgentRow:
-    return AgentRow(
-        id=row["id"],
-        handle=row["handle"],
-        public_key=row["public_key"],
-        key_id=row["key_id"],
-        name=row["name"],
-        email=row["email"],
-        aicq_signatures=row["aicq_signatures"],
-        registered_at=row["registered_at"],
-    )
+    return None if row is None else record_of(AgentRow, row)

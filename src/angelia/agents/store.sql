@@ -1,10 +1,10 @@
 -- name: lock_keys
--- Before a key gets or loses its agent. A row that shows a key to be former is not in the snapshot of a statement
--- that began before it was committed, so the statement after this one looks, and nobody changes the key meanwhile.
+-- Taken before a key gets or loses its agent. A statement does not see rows that were committed after it began, so the next
+-- statement checks whether the key is a former one; until then no other transaction can change the key.
 SELECT pg_advisory_xact_lock(key) FROM unnest($1::bigint[]) AS given (key)
 
 -- name: register
--- A key that is known stays as it is; two registrations of one key, in this batch or beside it, make one agent.
+-- A known key stays as it is. Two registrations of one key, in this batch or in a concurrent one, make one agent.
 INSERT INTO agents (id, handle, public_key, key_id, name, email, aicq_signatures, registered_at)
 SELECT id, id::text, public_key, key_id, name, email, true, registered_at
 FROM unnest($1::uuid[], $2::bytea[], $3::uuid[], $4::text[], $5::text[], $6::timestamptz[])
@@ -38,7 +38,7 @@ SELECT id, handle, public_key, key_id, name, email, aicq_signatures, registered_
 FROM agents WHERE key_id = ANY ($1::uuid[])
 
 -- name: by_former_key_ids
--- Where no time was given, valid_until is replaced_at: a clock that lags behind must not find the key good.
+-- Without a period of grace valid_until equals replaced_at: a server whose clock lags behind must not take the key for valid.
 SELECT id, handle, agents.public_key, agents.key_id, name, email, aicq_signatures, registered_at,
   former.key_id AS former_key_id, former.public_key AS former_key
 FROM agent_former_keys AS former JOIN agents ON agents.id = former.agent_id
@@ -103,8 +103,8 @@ WHERE agent_id = $1 AND ($2::timestamptz IS NULL OR (blocked_at, blocked_id) > (
 ORDER BY blocked_at, blocked_id LIMIT $4
 
 -- name: blocked
--- Of pairs of handles those whose second has blocked their first: per pair two looks by handle, one into the list.
--- The LIMIT keeps it so: as joins, the planner would rather scan all agents, or all lists, for a hundred pairs.
+-- Of pairs of handles, those whose second has blocked the first: per pair two look-ups by handle and one in the block list.
+-- The LIMIT enforces this plan: with joins, the planner would scan all agents or all block lists for a hundred pairs.
 SELECT sender, recipient
 FROM unnest($1::text[], $2::text[]) AS given (sender, recipient)
 CROSS JOIN LATERAL (

@@ -1,4 +1,4 @@
-"""What an operation of the API is, and what its server and its clients share. A leaf: it imports no slice."""
+"""What an operation of the API is: shared by server and SDK. A leaf package: it imports no slice."""
 
 from angelia.api.caller import ROLES, Address, AgentRow, Caller, Role
 from angelia.api.clock import clock

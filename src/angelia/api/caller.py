@@ -1,4 +1,4 @@
-"""Who calls: the one shape behind the three credentials."""
+"""The caller of a request, the same record for all kinds of credentials."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclass(frozen=True, slots=True)
 class AgentRow:
-    """One agent as the ledger has it. `id` and `handle` never change once the handle is claimed; until then the handle
-    is the id in text."""
+    """An agent as the ledger has it. `id` never changes; `handle` is the id as text until the agent claims one,
+    once."""
 
     id: UUID
     handle: str
@@ -26,12 +26,12 @@ class AgentRow:
     registered_at: datetime
 
     def is_named(self, name: str) -> bool:
-        """Whether a path or a query means this agent: by its handle, or by its id."""
+        """Whether a name in a path or query is this agent's handle or id."""
         return name in (self.handle, str(self.id))
 
 
 class Role(IntEnum):
-    """What a credential may do; a higher one includes the lower."""
+    """What a credential may do; a higher role includes the lower ones."""
 
     NONE = 0
     READ_ONLY = 1
@@ -48,7 +48,7 @@ ROLES = {role.label: role for role in Role if role is not Role.NONE}
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A caller that the guard admitted. Slices ask this record, and nothing else, who calls."""
+    """A caller that the guard admitted; slices learn from it, and only from it, who calls."""
 
     address: Address
     role: Role = Role.NONE
@@ -57,7 +57,8 @@ class Caller:
 
     @property
     def known_as(self) -> str:
-        """How the audit and the log name this caller: the credential, if it is not the agent's own signature."""
+        """The caller's name in audit and log: that of its credential, or the agent's handle if the agent signed
+        itself."""
         if self.name is not None:
             return self.name
         return self.agent.handle if self.agent is not None else "anonymous"

@@ -1,4 +1,4 @@
-"""The time of a request, taken once at the edge."""
+"""The clock. The edge reads it once per request and passes the time on."""
 
 from __future__ import annotations
 

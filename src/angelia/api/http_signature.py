@@ -1,7 +1,7 @@
-"""The RFC 9421 profile that signs Angelia's requests: fixed components, Ed25519, one nonce once.
+"""The profile of RFC 9421 that signs requests: fixed components, Ed25519, a nonce per request.
 
-Pure, and shared by the server's guard and the SDK. A request that covers less, or is labelled otherwise, does
-not parse, so a weaker signature is never even looked at.
+Pure, and shared by the server's guard and the SDK. A signature that covers less, or has another label, does not parse,
+so a weaker signature is never verified.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DIGEST = re.compile(r"(?:\A|,\s*)sha-256=:([A-Za-z0-9+/]{43}=):")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What of a request is signed, besides its body; each value exactly as sent."""
+    """The signed parts of a request besides its body; each exactly as sent."""
 
     method: str
     authority: str
@@ -45,7 +45,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Presented:
-    """A signature as it arrived, well formed but not yet verified."""
+    """A signature as received, well formed but not verified."""
 
     components: tuple[str, ...]
     params: str
@@ -55,23 +55,23 @@ class Presented:
     signature: bytes
 
     def base(self, target: Target) -> bytes:
-        """The bytes that were signed (RFC 9421 section 2.5)."""
+        """The signature base: the bytes that were signed (RFC 9421 section 2.5)."""
         return _base(self.components, self.params, target)
 
 
 def digest(body: bytes) -> str:
-    """The Content-Digest of a body (RFC 9530); an empty body has one too."""
+    """The Content-Digest of a body (RFC 9530); also of an empty one."""
     return f"sha-256=:{base64.b64encode(hashlib.sha256(body).digest()).decode()}:"
 
 
 def digest_matches(header: str, body: bytes) -> bool:
-    """Whether a Content-Digest header names this body by SHA-256; other algorithms beside it are ignored."""
+    """Whether a Content-Digest header holds the SHA-256 of this body; other algorithms are ignored."""
     found = _DIGEST.search(header)
     return found is not None and found[1] == digest(body)[len("sha-256=:") : -1]
 
 
 def sign(key: Ed25519PrivateKey, key_id: UUID, target: Target, *, created: int, nonce: str) -> dict[str, str]:
-    """The three headers that prove a request."""
+    """Signs a request. Returns the three headers that prove it."""
     components = REQUIRED if target.room_key is None else (*REQUIRED, ROOM_KEY)
     listed = " ".join(f'"{name}"' for name in components)
     params = f'({listed});created={created};nonce="{nonce}";keyid="{key_id}";alg="ed25519";tag="{TAG}"'
@@ -84,7 +84,7 @@ def sign(key: Ed25519PrivateKey, key_id: UUID, target: Target, *, created: int, 
 
 
 def parse(signature_input: str, signature: str, *, room_key_sent: bool) -> Presented:
-    """Read the two headers, or refuse with the rule that they break."""
+    """Parses the two headers; the error names the rule that they break."""
     given = _INPUT.fullmatch(signature_input.strip())
     if given is None:
         raise _refused("Signature-Input must hold one signature, labelled sig")

@@ -1,4 +1,4 @@
-"""The declaration of one operation: server, SDK and OpenAPI document are made from it, and from nothing else."""
+"""The declaration of an operation. Server, SDK and OpenAPI document are all made from it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _PARAMETER = re.compile(r"\{(\w+)\}")
 
 
 class Access(Enum):
-    """Who may call an operation. The guard decides; a handler that runs may trust `call.caller`."""
+    """Who may call an operation. The guard enforces it, so a handler may trust `call.caller`."""
 
-    ANYONE = "anyone"  # no credential is looked at
-    SIGNED = "signed"  # an agent that signed this very request
-    AGENT = "agent"  # an agent: a signed request, or a token bound to one
+    ANYONE = "anyone"  # credentials are ignored
+    SIGNED = "signed"  # an agent that signed this request itself
+    AGENT = "agent"  # an agent: by its signature, or by a token that is bound to it
     READ = "read"  # a credential of at least that role
     WRITE = "write"
     ADMIN = "admin"
@@ -38,7 +38,7 @@ _ROLES = {Access.READ: Role.READ_ONLY, Access.WRITE: Role.READ_WRITE, Access.ADM
 
 
 class Surface(Enum):
-    """Which family a path belongs to; it decides the shape of errors and the default body limit."""
+    """The family of a path; it decides the form of errors and the default body limit."""
 
     ROOT = "root"
     QUEUES = "queues"
@@ -58,14 +58,14 @@ class Surface(Enum):
 
 
 class Per(Enum):
-    """Whose counter a rule uses."""
+    """What a rate limit counts by."""
 
     ADDRESS = "address"
     AGENT = "agent"
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """One rate limit: so many requests of one subject in any window of that length. A limit of 0 is none."""
+    """A rate limit: so many requests of one address or agent in any window of that length. 0 means no limit."""
 
     name: str
     limit: int
@@ -75,7 +75,7 @@ class Rule(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Operation(Generic[A]):
-    """One operation of the API. `answer` is the record of a success, or `NOTHING` where it has no body."""
+    """One operation of the API. `answer` is the record of a success, or `NOTHING` if it has no body."""
 
     tag: str
     method: str
@@ -83,19 +83,19 @@ class Operation(Generic[A]):
     access: Access
     about: str
     answer: type[A]
-    statuses: tuple[int, ...] = (200,)  # of a success; a handler may answer with any of them
-    empty: tuple[int, ...] = ()  # statuses beside them that have no body
-    or_else: tuple[Any, ...] = ()  # other records, and media types, that a success may have
+    statuses: tuple[int, ...] = (200,)  # of a success
+    empty: tuple[int, ...] = ()  # more statuses of a success, without a body
+    or_else: tuple[Any, ...] = ()  # other records and media types that a success may have
     body: Any = None
     query: Any = None
-    parameters: Mapping[str, str] = field(default_factory=dict)  # what each parameter of the path names
+    parameters: Mapping[str, str] = field(default_factory=dict)  # descriptions of the path parameters
     rule: Rule | None = None
     body_limit: int | None = None
     reads: tuple[str, ...] = (JSON,)  # the media types that a body may have
-    media: str | None = None  # of an answer that is a document or a stream, and no record
-    waits: bool = False  # it may take as long as the caller likes, and ends when the caller goes
-    repeatable: bool = True  # sent twice it does no more than sent once, so a client may try again
-    page: bool = False  # a document that people reach by a link from elsewhere
+    media: str | None = None  # the media type of an answer that is a document or a stream, not a record
+    waits: bool = False  # a long poll or a stream: cancelled when the caller hangs up
+    repeatable: bool = True  # idempotent, so a client may retry it
+    page: bool = False  # a document that browsers may reach by a link from another site
     open_locally: bool = False  # served without a credential in open mode
 
     def __post_init__(self) -> None:
@@ -108,5 +108,5 @@ class Operation(Generic[A]):
 
     @property
     def limit(self) -> int:
-        """How many bytes a body may have."""
+        """The largest body, in bytes."""
         return self.body_limit or Surface.of(self.path).body_limit

@@ -1,4 +1,4 @@
-"""Outcomes of a batch: each item has its own, a result or an error, and none suffers for another's sake."""
+"""Outcomes of a batch: each item has its own result or error, independent of the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from angelia.errors import AngeliaError
 
 
 class ItemProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Why one of several things was refused: the words of a problem document."""
+    """Why one item of a batch was refused: the members of a problem document."""
 
     code: str
     title: str
@@ -20,6 +20,7 @@ class ItemProblem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 def item_problem(error: AngeliaError) -> ItemProblem:
+    """Returns an error as the problem of one item."""
     return ItemProblem(
         code=error.code,
         title=error.message,

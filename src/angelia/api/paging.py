@@ -1,4 +1,4 @@
-"""Lists in pages: the query that asks for one, the cursor that leads to the next, and ids in their one spelling."""
+"""Pages of lists: their query, their cursors, and the strict form of ids."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ class PageQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def and_one_more(self) -> int:
-        """How many rows to read: one more than a page has tells whether another page follows."""
+        """How many rows to read: one more than the page has, to know whether another page follows."""
         return self.limit + 1
 
     def cut(self, found: Sequence[T], cursor_of: Callable[[T], str]) -> tuple[list[T], str | None]:
-        """The rows of this page, and the cursor of the next page if there is one."""
+        """Returns the rows of this page, and the cursor of the next page, if there is one."""
         shown = list(found[: self.limit])
         return shown, cursor_of(shown[-1]) if len(found) > self.limit else None
 
 
 def cursor_after(at: datetime, id: UUID) -> str:
-    """Where a list ordered by time and id goes on; opaque to callers."""
+    """The cursor of a list ordered by time and id; opaque to callers."""
     return base64.urlsafe_b64encode(f"{at.isoformat()} {id}".encode()).decode()
 
 
 def parse_cursor(text: str | None) -> tuple[datetime, UUID] | None:
+    """The time and id in a cursor of `cursor_after`; None for None."""
     if text is None:
         return None
     try:
@@ -57,7 +58,7 @@ def parse_cursor(text: str | None) -> tuple[datetime, UUID] | None:
 
 
 def uuid_of(text: str, otherwise: str) -> UUID:
-    """An id in its one spelling: lower case, dashed. Any other spelling is refused with the given words."""
+    """Parses an id: lower case, with dashes. Any other spelling is refused with the text `otherwise`."""
     if _UUID.fullmatch(text) is None:
         raise InvalidArgument(otherwise)
     return UUID(text)

@@ -1,8 +1,7 @@
-"""An operation with its handler, and the request and answer that the handler sees."""
+"""A route: an operation with its handler, and the request and answer of a handler."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -21,7 +20,7 @@ Prove = Callable[[bytes], Awaitable[bool]]
 
 @dataclass(slots=True)
 class Call:
-    """One request, admitted: who calls, when, and with what."""
+    """An admitted request: its caller, its time and its content."""
 
     caller: Caller
     now: datetime
@@ -36,7 +35,7 @@ class Call:
 
     @property
     def agent(self) -> AgentRow:
-        """The agent that calls. Routes of access READ and WRITE also admit tokens that are bound to none."""
+        """The calling agent. Routes of access READ and WRITE also admit tokens without an agent; for those, Denied."""
         if self.caller.agent is None:
             raise Denied(
                 "this needs an agent; the token is bound to none",
@@ -45,7 +44,8 @@ class Call:
         return self.caller.agent
 
     def own_or_operator(self, named: str | None, refusal: str, hint: str) -> str | None:
-        """Whose things the caller asks about: None for its own, else the name that only an operator may give."""
+        """Which agent a request is about: None for the caller itself, else the named one, which only operators may
+        name."""
         if named is None or (self.caller.agent is not None and self.caller.agent.is_named(named)):
             return None
         if not self.caller.is_operator:
@@ -53,7 +53,7 @@ class Call:
         return named
 
     def path(self, name: str) -> str:
-        """A path parameter, percent-decoded once."""
+        """Returns a path parameter, percent-decoded."""
         raw = self.raw_path[self.path_names.index(name)]
         try:
             return unquote_to_bytes(raw.encode("latin-1")).decode()
@@ -61,7 +61,7 @@ class Call:
             raise InvalidArgument(f"{name} is not UTF-8 text") from error
 
     def query(self, kind: type[T]) -> T:
-        """The query as a record; on /v1 a parameter that does not fit is the caller's error."""
+        """Returns the query as a record; InvalidArgument if it does not fit."""
         pairs = dict(parse_qsl(self.raw_query, keep_blank_values=True))
         try:
             return msgspec.convert(pairs, kind, strict=False)
@@ -69,7 +69,7 @@ class Call:
             raise InvalidArgument(f"query: {error}") from error
 
     def json(self, kind: type[T]) -> T:
-        """The body as a record. Old clients know one text for everything that can be wrong with it."""
+        """Returns the body as a record; InvalidArgument if it does not fit. Old clients get one text for all faults."""
         try:
             return msgspec.json.decode(self.body, type=kind)
         except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -80,7 +80,7 @@ class Call:
 
 @dataclass(slots=True)
 class Answer:
-    """What a handler returns: a record for JSON, ready bytes with their type, or a stream that goes on."""
+    """What a handler returns: a record for JSON, bytes with their media type, or a stream."""
 
     status: int = 200
     body: Any = None
@@ -94,41 +94,7 @@ Handler = Callable[[Call], Awaitable[Answer]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """An operation, and what carries it out."""
+    """An operation, and the handler that carries it out."""
 
     operation: Operation[Any]
     handler: Handler
-
-
-def declared(
-    method: str,
-    path: str,
-    handler: Handler,
-    access: Any,
-    about: str,
-    gives: Mapping[int, Any],
-    takes: Any = None,
-    **more: Any,
-) -> Route:
-    """A route of a slice whose operations are not declared apart yet."""
-    kinds = [kind for kind in gives.values() if kind is not None]
-    first = kinds[0] if kinds else type(None)
-    or_else: tuple[Any, ...] = ()
-    if isinstance(first, tuple):
-        first, or_else = first[0], first[1:]
-    operation: Operation[Any] = Operation(
-        "later",
-        method,
-        path,
-        access,
-        about,
-        type(None) if isinstance(first, str) else first,
-        statuses=tuple(status for status in gives if gives[status] is not None or not kinds),
-        empty=tuple(status for status in gives if gives[status] is None and kinds),
-        or_else=or_else,
-        media=first if isinstance(first, str) else None,
-        body=takes,
-        parameters={name: name for name in re.findall(r"\{(\w+)\}", path)},
-        **more,
-    )
-    return Route(operation, handler)

@@ -1,4 +1,4 @@
-"""Server-sent events: the lines of a stream that a server writes and a client reads."""
+"""The format of server-sent events."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ HEARTBEAT_SECONDS = 15.0
 
 
 def sse(event: str, data: bytes, id: str | None = None) -> bytes:
-    """One server-sent event. JSON has no line breaks of its own, so one line of data is enough."""
+    """Encodes one event. JSON has no line breaks, so one line of data is enough."""
     name = f"id: {id}\n" if id is not None else ""
     return f"{name}event: {event}\ndata: ".encode() + data + b"\n\n"

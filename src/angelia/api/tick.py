@@ -1,4 +1,4 @@
-"""A tick: background work of a slice, done again and again."""
+"""A tick: periodic background work of a slice."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """One bounded piece of work and how often it is due. `run` returns whether more waits: then the next round comes
-    as soon as the other ticks had their turn."""
+    """A bounded piece of work, and how often it is due. `run` returns whether more is left to do: then the next round
+    comes as soon as the other ticks had their turn."""
 
     name: str
     every_seconds: float
     run: Callable[[datetime], Awaitable[bool | None]]
-    everywhere: bool = False  # in each process, for what a process remembers
+    everywhere: bool = False  # in each process, for what a process caches; else in one process at a time
 
     @property
     def lock(self) -> int:

@@ -15,7 +15,7 @@ from angelia.audit.model import Detail, Event
 from angelia.channels import store
 from angelia.channels.admission import ChannelAdmission
 from angelia.channels.model import Channel, ChannelPublication, PublishedMessage, StoredChannelMessage, no_channel
-from angelia.channels.reading import wake_topic
+from angelia.channels.reading import channel_topic
 from angelia.channels.store import Known
 from angelia.envelope import sealing
 from angelia.envelope.refusals import SignatureFailed, SuiteRefused
@@ -91,7 +91,7 @@ class Publishing:
             raise
         if new:
             metrics.CHANNEL_MESSAGES.inc()
-            await self._wake.tell(wake_topic(channel_id), b"")
+            await self._wake.tell(channel_topic(channel_id), b"")
         return published, new
 
     async def _place(self, agent: AgentRow, wanted: ChannelPublication, now: datetime) -> Outcome:

@@ -15,7 +15,7 @@ from angelia.errors import AngeliaError, Conflict, Denied, InvalidArgument, NotF
 from angelia.policy.model import Action
 from angelia.stores.group_commit import GroupCommit
 from angelia.stores.ledger import Ledger, Tx
-from angelia.stores.wake import LOOK, RequestTime, Wake, topic
+from angelia.stores.wake import RECHECK_SECONDS, RequestTime, Wake, wake_topic
 
 # Of one answer: JSON makes a third more of it.
 MOST_BYTES = 4 << 20
@@ -41,9 +41,9 @@ class _Look:
     now: datetime
 
 
-def wake_topic(channel_id: UUID) -> str:
+def channel_topic(channel_id: UUID) -> str:
     """The wake-ups of a channel: a message was published, or subscribers may have lost their right to read."""
-    return topic("channel", str(channel_id))
+    return wake_topic("channel", str(channel_id))
 
 
 class Readers:
@@ -61,7 +61,7 @@ class Readers:
     async def read(self, agent: AgentRow, wanted: ReadRequest, now: datetime, wait_seconds: float) -> ReadResult:
         """Returns the next messages; where there are none, the first that are published within that time."""
         return await self._wake.poll(
-            [wake_topic(wanted.channel_id)],
+            [channel_topic(wanted.channel_id)],
             lambda at: self._looks.submit(_Look(agent.handle, wanted, at)),
             lambda found: bool(found.messages),
             now,
@@ -76,7 +76,7 @@ class Readers:
 
         What is wrong from the beginning is raised by the first step."""
         clock, after, quiet_since = RequestTime(now), wanted.after, -heartbeat
-        async with self._wake.listening(wake_topic(wanted.channel_id)) as bell:
+        async with self._wake.listening(channel_topic(wanted.channel_id)) as bell:
             while True:
                 look = _Look(agent.handle, ReadRequest(wanted.channel_id, after, wanted.limit), clock.now())
                 found = await self._looks.submit(look)
@@ -91,7 +91,7 @@ class Readers:
                 elif self._wake.stopping:
                     return
                 else:
-                    await bell.wait(min(LOOK, heartbeat - quiet))
+                    await bell.wait(min(RECHECK_SECONDS, heartbeat - quiet))
                     continue
                 quiet_since = clock.passed()
 

@@ -13,7 +13,7 @@ from angelia.channels import store
 from angelia.channels.admission import ChannelAdmission
 from angelia.channels.member_removal import BATCH, channel_event, recheck_all, withdraw
 from angelia.channels.model import Channel, ChannelPolicy, ChannelView
-from angelia.channels.reading import wake_topic
+from angelia.channels.reading import channel_topic
 from angelia.channels.roster_checks import check_signed, refuse_another
 from angelia.channels.service import Channels
 from angelia.envelope.json_form import to_text
@@ -62,7 +62,7 @@ class Rosters:
                 rechecks = await self._replace(tx, channel, roster, now)
         if rechecks:
             await recheck_all(self._ledger, self._admission, channel_id, now)
-        await self._wake.tell(wake_topic(channel_id), b"")
+        await self._wake.tell(channel_topic(channel_id), b"")
         return await self._channels.show(agent, channel_id, now)
 
     async def _replace(self, tx: Tx, channel: Channel, roster: Roster, now: datetime) -> bool:

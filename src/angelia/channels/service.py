@@ -31,7 +31,7 @@ from angelia.channels.model import (
     no_channel,
     not_subscribed,
 )
-from angelia.channels.reading import wake_topic
+from angelia.channels.reading import channel_topic
 from angelia.channels.roster_checks import check_signed, refuse_another
 from angelia.envelope.rosters import Member, Roster
 from angelia.errors import AlreadyExists, Conflict, Denied, InvalidArgument, NotFound
@@ -168,7 +168,7 @@ class Channels:
                 await audit.record(tx, [channel_event("channel_policy_changed", before, agent.handle, now, detail)])
         if policy is not None:
             await recheck_all(self._ledger, self._admission, channel_id, now)
-        await self._wake.tell(wake_topic(channel_id), b"")
+        await self._wake.tell(channel_topic(channel_id), b"")
         return await self.show(agent, channel_id, now)
 
     async def delete(self, agent: AgentRow, channel_id: UUID, now: datetime) -> None:
@@ -177,7 +177,7 @@ class Channels:
             await store.remove(tx, channel_id, now)
             detail = {"messages": gone.total_messages, "subscribers": gone.total_subscribers}
             await audit.record(tx, [channel_event("channel_deleted", gone, agent.handle, now, detail)])
-        await self._wake.tell(wake_topic(channel_id), b"")
+        await self._wake.tell(channel_topic(channel_id), b"")
 
     async def allowlist(
         self, agent: AgentRow, channel_id: UUID, after: str, limit: int, now: datetime
@@ -209,7 +209,7 @@ class Channels:
             await audit.record(tx, [channel_event("channel_policy_changed", channel, agent.handle, now, detail)])
             if before is not None and before.member.exceeds(entry.member):
                 await withdraw(tx, self._admission, channel, [before], now)
-        await self._wake.tell(wake_topic(channel_id), b"")
+        await self._wake.tell(channel_topic(channel_id), b"")
         return entry
 
     async def disallow(self, agent: AgentRow, channel_id: UUID, name: str, now: datetime) -> None:
@@ -228,7 +228,7 @@ class Channels:
                 tx, [channel_event("channel_policy_changed", channel, agent.handle, now, {"unlisted": nhi})]
             )
             await withdraw(tx, self._admission, channel, removed, now)
-        await self._wake.tell(wake_topic(channel_id), b"")
+        await self._wake.tell(channel_topic(channel_id), b"")
 
     async def subscribe(
         self, agent: AgentRow, channel_id: UUID, now: datetime, *, needs_key: bool
@@ -277,12 +277,12 @@ class Channels:
                     await store.note_leave(tx, channel_id, now)
                 await audit.record(tx, [channel_event("unsubscribed", channel, agent.handle, now)])
                 held = msgspec.structs.replace(held, status=status, updated_at=now)
-        await self._wake.tell(wake_topic(channel_id), b"")
+        await self._wake.tell(channel_topic(channel_id), b"")
         return held
 
     async def pause(self, agent: AgentRow, channel_id: UUID, now: datetime) -> Subscription:
         held = await self._set_status(agent, channel_id, SubscriptionStatus.PAUSED, now)
-        await self._wake.tell(wake_topic(channel_id), b"")  # a long poll or stream of this subscriber ends
+        await self._wake.tell(channel_topic(channel_id), b"")  # a long poll or stream of this subscriber ends
         return held
 
     async def resume(self, agent: AgentRow, channel_id: UUID, now: datetime) -> Subscription:

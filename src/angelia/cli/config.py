@@ -14,7 +14,7 @@ from angelia.cli.tables import Column
 
 if TYPE_CHECKING:
     from angelia.monitoring.api import SettingLine
-    from angelia.settings import Shown
+    from angelia.settings import EffectiveSetting
 
 command = Noun("config", "show every setting and where it came from; completion")
 
@@ -23,9 +23,9 @@ command = Noun("config", "show every setting and where it came from; completion"
 @click.option("--server", is_flag=True, help="those of the running server, not of this shell")
 def show(session: CommandContext, server: bool) -> None:
     """Show each setting and where it came from; secrets are masked. -v adds what each is for."""
-    lines: list[Shown | SettingLine] = []
+    lines: list[EffectiveSetting | SettingLine] = []
     lines += session.as_operator().server.settings().settings if server else session.loaded.shown()
-    columns: list[Column[Shown | SettingLine]] = [
+    columns: list[Column[EffectiveSetting | SettingLine]] = [
         Column("NAME", lambda s: s.name),
         Column("VALUE", lambda s: s.value, long=True),
         Column("FROM", lambda s: s.origin, long=True),

@@ -16,7 +16,7 @@ from angelia.cli.grammar import VerbCommand
 from angelia.cli.tables import Paint, counted
 
 if TYPE_CHECKING:
-    from angelia.doctor import Finding
+    from angelia.doctor import Diagnosis
 
 WIDTH = 100
 STATE = 6  # the widest state word and its gap
@@ -35,7 +35,7 @@ def command(session: CommandContext) -> int:
     return FAILURE if any(finding.state == "fail" for finding in findings) else 0
 
 
-def lines(findings: Sequence[Finding], paint: Paint, *, each: bool) -> Iterator[str]:
+def lines(findings: Sequence[Diagnosis], paint: Paint, *, each: bool) -> Iterator[str]:
     """Names what is well in one line, or with `each` in a line each; everything else has its hint."""
     well = [f for f in findings if f.state == "ok"]
     shown = [f for f in findings if each or f.state != "ok"]

@@ -1,13 +1,13 @@
--- May this subject go on? Runs for an address before anything about the caller is known, and again to charge a failed
--- proof; and for an agent whose credential has no nonce.
+-- Counts a request against a rate limit, and blocks an address that was refused too often. Runs for an address before the
+-- caller is known, again to charge a failed proof, and for an agent whose credential has no nonce.
 -- KEYS  1  ang:block:{subject}        exists while the address is blocked
 --       2  ang:rl:{subject}:<rule>    sorted set of the requests in the window, score = Unix ms
 --       3  ang:viol:{subject}         refusals; lives one hour after the last
 -- ARGV  1  now, Unix ms
---       2  limit                3  window, ms     4  charge: 1 counts this request, 0 only looks
+--       2  limit                3  window, ms     4  charge: 1 counts this request, 0 only checks
 --       5  unique member        6  violations that block (0 = never)
 --       7  life of the violation counter, ms      8  length of a block, ms
--- Returns {verdict, remaining, reset in Unix ms}; verdict 0 go on, 1 limited, 2 blocked, 3 blocked just now.
+-- Returns {verdict, remaining, reset in Unix ms}; verdict 0 allowed, 1 limited, 2 blocked, 3 blocked by this call.
 local now, limit, window = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 if redis.call('EXISTS', KEYS[1]) == 1 then
   return {2, 0, 0}

@@ -1,11 +1,11 @@
--- Spends a nonce and counts a request of an agent, in one step. Runs after the signature held.
--- KEYS  1  ang:birth                  "<run id>:<Unix ms>": when this memory began
+-- Uses up a nonce and counts a request of an agent, atomically. Runs after the signature was verified.
+-- KEYS  1  ang:birth                  "<run id>:<Unix ms>": since when this memory is complete
 --       2  ang:nonce:{subject}:<nonce>
 --       3  ang:rl:{subject}:<rule>    sorted set of the requests in the window, score = Unix ms
--- ARGV  1  now, Unix ms     2  run id of the server     3  what a birth mark made now says, Unix ms
+-- ARGV  1  now, Unix ms     2  run id of the server     3  the time of a birth mark that is made now, Unix ms
 --       4  when the request was signed, Unix ms         5  life of a nonce, ms
 --       6  limit (0 = none) 7  window, ms               8  unique member
--- Returns {verdict, remaining, reset in Unix ms}; verdict 0 go on, 1 limited, 2 nonce used, 3 signed before the birth.
+-- Returns {verdict, remaining, reset in Unix ms}; verdict 0 allowed, 1 limited, 2 nonce used, 3 signed before the birth mark.
 local now, limit, window = tonumber(ARGV[1]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local mark = redis.call('GET', KEYS[1])
 if not mark then

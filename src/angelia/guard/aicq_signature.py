@@ -1,4 +1,4 @@
-"""The signature of old AICQ clients: four headers that cover the body, a nonce and a time, and nothing else."""
+"""The signature of old AICQ clients: four headers, which cover the body, a nonce and a time, and nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OUT_OF_TIME = "timestamp expired or too far in future"
 
 @dataclass(frozen=True, slots=True)
 class AicqProof:
-    """The four headers, well formed but not yet verified."""
+    """The four headers, well formed but not verified."""
 
     agent: UUID
     nonce: str
@@ -39,12 +39,12 @@ class AicqProof:
         return raw
 
     def signed(self, body: bytes) -> bytes:
-        """The string under the signature; an empty body is signed as if it were {}."""
+        """The bytes that were signed; an empty body is signed as {}."""
         return f"{hashlib.sha256(body or b'{}').hexdigest()}|{self.nonce}|{self.timestamp_ms}".encode()
 
 
 def parse(headers: Mapping[str, str], now_ms: int, past_ms: int, ahead_ms: int) -> AicqProof:
-    """Check the headers in the order, and with the words, that old clients know."""
+    """Reads the four headers. Checks them in the order, and refuses them with the texts, that old clients expect."""
     agent, nonce, timestamp, signature = (headers.get(name, "") for name in HEADERS)
     if not (agent and nonce and timestamp and signature):
         raise Unauthenticated("missing auth headers")

@@ -1,4 +1,4 @@
-"""The guard's own operations, for operators: bearer tokens and blocked addresses."""
+"""The guard's operations, for operators: bearer tokens and blocked addresses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TokenList(msgspec.Struct, frozen=True):
 
 
 class BlockBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An address to block; for good if no end is given."""
+    """An address to block; for ever if no end is given."""
 
     address: str
     reason: str = ""

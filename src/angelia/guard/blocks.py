@@ -1,4 +1,4 @@
-"""Blocked addresses: the ledger decides, the hot tier tells other processes at once, and each process remembers."""
+"""Blocked addresses: kept in the ledger, copied to the hot tier for other processes, and cached in each process."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ _REMEMBERED = 100_000
 log = structlog.get_logger(__name__)
 
 
-class Blocks:
-    """Who is refused everywhere. `refresh` is called every few seconds, so a forgetful hot tier unblocks nobody."""
+class AddressBlocks:
+    """The addresses that are refused on every route. A tick calls `refresh`, so blocks outlast a restart of the hot
+    tier."""
 
     def __init__(self, ledger: Ledger, hot: HotTier) -> None:
         self._ledger = ledger
@@ -38,7 +39,7 @@ class Blocks:
         self._remembered = {block.address: block.expires_at for block in found}
 
     async def block(self, caller: Caller, address: str, reason: str, life: timedelta | None, now: datetime) -> Block:
-        """An operator's block; without an end it stays until it is lifted."""
+        """Blocks an address for an operator; without an end, until it is unblocked."""
         if len(reason) > 200:
             raise InvalidArgument("a reason has at most 200 characters")
         parsed = parse_address(address)
@@ -47,7 +48,7 @@ class Blocks:
         return await self._record(subject_of(parsed), reason or "by an operator", caller.known_as, life, now)
 
     async def record_automatic(self, address: Address, now: datetime, life: timedelta) -> None:
-        """The hot tier has just blocked an address; put it where it outlives the hot tier."""
+        """Records in the ledger a block that the hot tier has just made."""
         try:
             await self._record(subject_of(address), "too many refused requests", "guard", life, now)
         except Unavailable:
@@ -69,18 +70,13 @@ class Blocks:
             raise NotFound(f"{subject} is not blocked", hint="angelia guard blocks")
 
     async def list_blocks(self, now: datetime, after: str | None, limit: int) -> tuple[list[Block], int]:
-        """Blocks in order of address, after one of them, and how many there are."""
+        """Returns blocks in order of address, after the given one, and how many there are in all."""
         async with self._ledger.reading() as tx:
             return await store.blocks(tx, now, subject_of(parse_address(after)) if after else None, limit)
 
     async def _record(self, subject: str, reason: str, by: str, life: timedelta | None, now: datetime) -> Block:
-        block = Block(
-            address=subject,
-            reason=reason,
-            blocked_by=by,
-            blocked_at=now,
-            expires_at=now + life if life else None,
-        )
+        ends = now + life if life else None
+        block = Block(address=subject, reason=reason, blocked_by=by, blocked_at=now, expires_at=ends)
         async with self._ledger.transaction() as tx:
             await store.block(tx, block)
             detail = {"reason": reason, "seconds": int(life.total_seconds()) if life else None}

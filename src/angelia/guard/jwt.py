@@ -17,7 +17,7 @@ _LEEWAY_SECONDS = 30
 
 
 class JwtVerifier:
-    """Turns a token into its subject and role, or refuses it."""
+    """Verifies tokens by the keys that the settings name."""
 
     def __init__(self, settings: Settings) -> None:
         self._issuer = settings.jwt_issuer
@@ -34,6 +34,7 @@ class JwtVerifier:
                 raise SettingsError(f"jwt_public_key: {error.strerror}: {settings.jwt_public_key}") from error
 
     async def verify(self, token: str) -> tuple[str | None, Role]:
+        """Returns the subject and role of a token; Unauthenticated if it does not verify."""
         try:
             claims = await self._claims(token)
         except jwt.PyJWKClientConnectionError as error:

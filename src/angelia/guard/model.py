@@ -1,4 +1,4 @@
-"""Who is calling, and how often they may: the records behind the guard and the rules that need no I/O."""
+"""The guard's records, and its rules without I/O: rate limits, addresses and networks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from angelia.errors import InvalidArgument, SettingsError
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
-# Requests that claim an agent and do not prove it, whatever route they aim at.
+# Requests with a credential that does not verify, on any route.
 UNPROVEN = Rule("unproven", 120, 60_000, Per.ADDRESS)
 
 _UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -26,7 +26,7 @@ _RATE = re.compile(r"(\d{1,9})/(\d{1,6})?([smhd])")
 
 
 def with_limits(rules: Iterable[Rule], overrides: Mapping[str, str]) -> dict[str, Rule]:
-    """The rules by name, as the settings want them: `120/1m`, or `off`."""
+    """Returns the rules by name, with the limits of the settings, such as `120/1m` or `off`."""
     named = {rule.name: rule for rule in rules}
     for name, text in overrides.items():
         if name not in named:
@@ -45,8 +45,8 @@ def _overridden(rule: Rule, text: str) -> Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
-    """What the limiter says about one request."""
+class RateDecision:
+    """Whether a rate limit allows a request, and how much of it is left."""
 
     rule: Rule
     allowed: bool
@@ -54,7 +54,7 @@ class Spent:
     reset_ms: int
 
     def headers(self) -> dict[str, str]:
-        """Reset is when the next request will be accepted, in whole seconds, never too early."""
+        """The X-RateLimit headers. Reset is when the next request will be accepted, rounded up to whole seconds."""
         return {
             "x-ratelimit-limit": str(self.rule.limit),
             "x-ratelimit-remaining": str(self.remaining),
@@ -66,13 +66,13 @@ class Spent:
 
 
 class SlidingWindows:
-    """The limiter of one process, for the time when the hot tier is away. Same rule, same arithmetic."""
+    """Rate limits in the memory of one process, while the hot tier is away; counts as the Lua script does."""
 
     def __init__(self, most_subjects: int = 10_000) -> None:
         self._hits: OrderedDict[tuple[str, str], list[int]] = OrderedDict()
         self._most = most_subjects
 
-    def spend(self, rule: Rule, subject: str, now_ms: int, *, charge: bool) -> Spent:
+    def spend(self, rule: Rule, subject: str, now_ms: int, *, charge: bool) -> RateDecision:
         kept = [at for at in self._hits.get((rule.name, subject), ()) if at > now_ms - rule.window_ms]
         allowed = len(kept) < rule.limit
         if allowed and charge:
@@ -82,7 +82,7 @@ class SlidingWindows:
         if len(self._hits) > self._most:
             self._hits.popitem(last=False)
         full = len(kept) >= rule.limit
-        return Spent(
+        return RateDecision(
             rule,
             allowed,
             max(0, rule.limit - len(kept)),
@@ -91,9 +91,9 @@ class SlidingWindows:
 
 
 def parse_address(text: str) -> Address:
-    """An IP address in its one spelling; an IPv4 address written as IPv6 is the IPv4 address."""
+    """Parses an IP address; an IPv4 address written as IPv6 becomes the IPv4 address."""
     try:
-        # An IPv6 network is what a list of blocks shows, so it may be said back; any other network is no address.
+        # The list of blocks shows IPv6 networks, so callers may send them back; any other network is refused.
         address = ipaddress.ip_address(text.removesuffix("/64") if ":" in text else text)
     except ValueError as error:
         raise InvalidArgument(f"{text[:60]!r} is no IP address", hint="write it as 192.0.2.1 or 2001:db8::1") from error
@@ -104,14 +104,14 @@ def parse_address(text: str) -> Address:
 
 
 def subject_of(address: Address) -> str:
-    """Who is counted and blocked: an IPv4 address, or an IPv6 /64, whose owner has all addresses in it."""
+    """What is counted and blocked: an IPv4 address, or an IPv6 /64, since one owner has all addresses in it."""
     if isinstance(address, ipaddress.IPv4Address):
         return str(address)
     return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
 
 
 def parse_networks(setting: str, texts: Iterable[str]) -> tuple[Network, ...]:
-    """Addresses and CIDRs of a setting."""
+    """Parses the addresses and networks of a setting."""
     try:
         return tuple(ipaddress.ip_network(text, strict=False) for text in texts)
     except ValueError as error:
@@ -123,7 +123,8 @@ def within(address: Address, networks: Iterable[Network]) -> bool:
 
 
 def client_address(peer: str, forwarded: str | None, proxies: tuple[Network, ...]) -> Address:
-    """The caller's address: the socket's, unless that is a trusted proxy; then the last hop that none of them is."""
+    """The caller's address: the socket's peer or, behind trusted proxies, the last hop in X-Forwarded-For that is none
+    of them."""
     try:
         address = parse_address(peer)
     except InvalidArgument:
@@ -141,7 +142,7 @@ def client_address(peer: str, forwarded: str | None, proxies: tuple[Network, ...
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
-    """A bearer token as an operator sees it; never the secret."""
+    """A bearer token as operators see it, without its secret."""
 
     id: UUID
     label: str
@@ -153,7 +154,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """An address, or a /64 of IPv6, that is refused everywhere until the block ends."""
+    """An address, or an IPv6 /64, that is refused on every route until the block ends."""
 
     address: str
     reason: str

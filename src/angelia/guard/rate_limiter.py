@@ -1,4 +1,4 @@
-"""Not twice, not too often: nonces, limits and blocks, in the hot tier, or as far as possible without it."""
+"""Nonces, rate limits and blocks. They are kept in the hot tier; while it is away, limits are counted in-process."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from angelia import metrics
 from angelia.api import Access, Address, Caller, Operation, Per, Rule
 from angelia.errors import Denied, RateLimited, ReplayRejected, Stale, Unavailable
 from angelia.guard import store
-from angelia.guard.blocks import Blocks
-from angelia.guard.model import UNPROVEN, SlidingWindows, Spent, parse_networks, subject_of, with_limits, within
+from angelia.guard.blocks import AddressBlocks
+from angelia.guard.model import UNPROVEN, RateDecision, SlidingWindows, parse_networks, subject_of, with_limits, within
 from angelia.settings import Settings
 from angelia.stores.valkey import HotTier, now_ms
 
@@ -22,8 +22,8 @@ NONCE_LIFE_MS = 180_000
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
-    """A request that an agent signed, verified but for its nonce."""
+class RequestProof:
+    """A signed request whose signature is verified and whose nonce is not."""
 
     subject: UUID
     nonce: str
@@ -31,10 +31,10 @@ class Proof:
     too_old: str = "the request was signed before the nonce memory began"
 
 
-class Limiter:
-    """Counts requests per rule and subject: addresses before the signature, agents after it."""
+class RateLimiter:
+    """Counts requests per rule: of an address before its signature is verified, of an agent afterwards."""
 
-    def __init__(self, hot: HotTier, blocks: Blocks, settings: Settings, rules: Mapping[str, Rule]) -> None:
+    def __init__(self, hot: HotTier, blocks: AddressBlocks, settings: Settings, rules: Mapping[str, Rule]) -> None:
         self._hot = hot
         self._blocks = blocks
         self._auto_block = settings.auto_block_enabled
@@ -43,41 +43,41 @@ class Limiter:
         self._local = SlidingWindows()
 
     async def check_address(self, operation: Operation[Any] | None, address: Address, now: datetime) -> dict[str, str]:
-        """Refuse blocked addresses and spent limits. Returns the headers that tell what is left."""
+        """Refuses blocked addresses, and addresses over their limit. Returns the X-RateLimit headers."""
         if within(address, self._whitelist):
             return {}
         rule = self._rule(operation)
         counted = rule is not None and rule.per is Per.ADDRESS
         if not counted:
             rule = self._rules[UNPROVEN.name] if operation and operation.access is not Access.ANYONE else None
-        spent = await self._spend_address(address, rule, now, charge=counted)
-        return spent.headers() if spent and counted else {}
+        decision = await self._spend_address(address, rule, now, charge=counted)
+        return decision.headers() if decision and counted else {}
 
     async def charge_unproven(self, address: Address, now: datetime) -> None:
-        """Count a proof that failed, against its address."""
+        """Counts a failed credential against its address."""
         if within(address, self._whitelist):
             return
         try:
             await self._spend_address(address, self._rules[UNPROVEN.name], now, charge=True)
         except RateLimited:
-            return  # this request is refused anyway, the next one will be told
+            return  # this request is refused anyway; the next one gets 429
 
-    async def admit(self, operation: Operation[Any], caller: Caller, proof: Proof | None) -> dict[str, str]:
-        """Spend the nonce of a proven request and count it for its agent."""
+    async def admit(self, operation: Operation[Any], caller: Caller, proof: RequestProof | None) -> dict[str, str]:
+        """Uses up the nonce of a signed request, and counts it for its agent. Returns the X-RateLimit headers."""
         rule = self._rule(operation)
         if rule and (rule.per is Per.ADDRESS or rule.limit == 0 or within(caller.address, self._whitelist)):
             rule = None
         if proof is not None:
-            spent = await self.spend_nonce(proof, rule)
+            decision = await self.spend_nonce(proof, rule)
         elif rule is not None and caller.agent is not None:
-            spent = await self._spend_without_nonce(caller.agent.id, rule)
+            decision = await self._spend_without_nonce(caller.agent.id, rule)
         else:
-            spent = None
-        return spent.headers() if spent else {}
+            decision = None
+        return decision.headers() if decision else {}
 
-    async def spend_nonce(self, proof: Proof, rule: Rule | None = None) -> Spent | None:
-        # A request from the near future waits for its own time: otherwise a hot tier that forgets its nonce a
-        # moment later could not tell, by the birth mark alone, that the request was accepted before.
+    async def spend_nonce(self, proof: RequestProof, rule: Rule | None = None) -> RateDecision | None:
+        # A request signed slightly ahead of our clock waits for its own time: if the hot tier lost its nonce a moment
+        # later, the birth mark alone could not show that the request was accepted before.
         early_ms = proof.signed_ms - now_ms()
         if early_ms > 1:
             await asyncio.sleep(early_ms / 1000)
@@ -89,21 +89,23 @@ class Limiter:
             raise Stale(proof.too_old, hint="sign it again")
         if verdict.nonce_used:
             raise ReplayRejected("nonce already used", hint="each request needs a nonce of its own")
-        return _allowed(verdict.spent, at)
+        return _allowed(verdict.decision, at)
 
-    async def _spend_without_nonce(self, agent: UUID, rule: Rule) -> Spent | None:
+    async def _spend_without_nonce(self, agent: UUID, rule: Rule) -> RateDecision | None:
         at = now_ms()
         try:
-            spent = (await store.spend(self._hot, str(agent), rule, at)).spent
+            decision = (await store.spend(self._hot, str(agent), rule, at)).decision
         except Unavailable:
-            spent = self._spend_locally(rule, str(agent), at, charge=True)
-        return _allowed(spent, at)
+            decision = self._spend_locally(rule, str(agent), at, charge=True)
+        return _allowed(decision, at)
 
-    async def _spend_address(self, address: Address, rule: Rule | None, now: datetime, *, charge: bool) -> Spent | None:
+    async def _spend_address(
+        self, address: Address, rule: Rule | None, now: datetime, *, charge: bool
+    ) -> RateDecision | None:
         if self._blocks.includes(address, now):
             raise _blocked()
         if rule is None or rule.limit == 0:
-            return None  # what this process remembers is enough where nothing is counted
+            return None  # where nothing is counted, the blocks that this process knows are enough
         subject, at = subject_of(address), int(now.timestamp() * 1000)
         auto_block = self._auto_block and not address.is_loopback
         try:
@@ -115,9 +117,9 @@ class Limiter:
         if verdict.blocked_now:
             metrics.ADDRESSES_BLOCKED.inc()
             await self._blocks.record_automatic(address, now, timedelta(milliseconds=store.BLOCK_MS))
-        return _allowed(verdict.spent, at)
+        return _allowed(verdict.decision, at)
 
-    def _spend_locally(self, rule: Rule, subject: str, at: int, *, charge: bool) -> Spent:
+    def _spend_locally(self, rule: Rule, subject: str, at: int, *, charge: bool) -> RateDecision:
         metrics.LIMITER_FALLBACK.inc()
         return self._local.spend(rule, subject, at, charge=charge)
 
@@ -125,13 +127,13 @@ class Limiter:
         return self._rules[operation.rule.name] if operation and operation.rule else None
 
 
-def _allowed(spent: Spent | None, at_ms: int) -> Spent | None:
-    if spent is None or spent.allowed:
-        return spent
-    metrics.RATE_LIMITED.labels(spent.rule.name).inc()
-    wait = spent.retry_after(at_ms)
+def _allowed(decision: RateDecision | None, at_ms: int) -> RateDecision | None:
+    if decision is None or decision.allowed:
+        return decision
+    metrics.RATE_LIMITED.labels(decision.rule.name).inc()
+    wait = decision.retry_after(at_ms)
     error = RateLimited("rate limit exceeded", hint=f"try again in {wait} s", retry_after=wait)
-    error.headers = spent.headers()
+    error.headers = decision.headers()
     raise error
 
 

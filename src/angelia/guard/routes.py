@@ -1,4 +1,4 @@
-"""The guard's own routes: binds tokens and blocked addresses to their services."""
+"""Tokens and blocked addresses over HTTP: binds the operations to their services."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import msgspec
 
 from angelia.api import Answer, Call, PageQuery, Route, cursor_after, parse_cursor, uuid_of
 from angelia.guard import api
-from angelia.guard.blocks import Blocks
+from angelia.guard.blocks import AddressBlocks
 from angelia.guard.tokens import Tokens
 
 
-def routes(tokens: Tokens, blocks: Blocks) -> list[Route]:
+def routes(tokens: Tokens, blocks: AddressBlocks) -> list[Route]:
     async def list_tokens(call: Call) -> Answer:
         query = call.query(PageQuery)
         found, total = await tokens.list_tokens(parse_cursor(query.cursor), query.and_one_more)

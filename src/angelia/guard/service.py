@@ -1,4 +1,4 @@
-"""The guard: who are you? Everything that a request must pass before a handler runs."""
+"""The guard: verifies the credential, the rights and the rate limits of a request before its handler runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from angelia.envelope.ids import KeyType, key_id
 from angelia.errors import Denied, FromFuture, NotFound, Stale, Unauthenticated
 from angelia.guard import aicq_signature
 from angelia.guard.jwt import JwtVerifier
-from angelia.guard.rate_limiter import Limiter, Proof
+from angelia.guard.rate_limiter import RateLimiter, RequestProof
 from angelia.guard.tokens import Tokens
 from angelia.settings import Settings
 
@@ -26,8 +26,8 @@ ReadBody = Callable[[], Awaitable[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
-class Knock:
-    """A request before anything is believed about it."""
+class UnverifiedRequest:
+    """A request whose credential is not verified."""
 
     operation: Operation[Any]
     path: str
@@ -43,10 +43,10 @@ class Knock:
 
 
 class Guard:
-    """Admits requests in two stages: the address before the signature, the agent after it."""
+    """Admits requests in two stages: the address before the credential is verified, the caller afterwards."""
 
     def __init__(
-        self, *, agents: Agents, tokens: Tokens, limiter: Limiter, settings: Settings, open_mode: bool
+        self, *, agents: Agents, tokens: Tokens, limiter: RateLimiter, settings: Settings, open_mode: bool
     ) -> None:
         self._agents = agents
         self._tokens = tokens
@@ -58,67 +58,69 @@ class Guard:
         self._local = _local_authorities(settings)
 
     async def check_address(self, operation: Operation[Any] | None, address: Address, now: datetime) -> dict[str, str]:
-        """Stage one: blocked addresses and address limits. Returns the headers that tell what is left."""
+        """Stage one: refuses blocked addresses, and addresses over their limit. Returns the X-RateLimit headers."""
         return await self._limiter.check_address(operation, address, now)
 
-    async def identify(self, knock: Knock, read_body: ReadBody) -> tuple[Caller, bytes, dict[str, str]]:
-        """Stage two: prove the caller, spend its nonce, count the request. Returns caller, body and headers."""
+    async def identify(self, request: UnverifiedRequest, read_body: ReadBody) -> tuple[Caller, bytes, dict[str, str]]:
+        """Stage two: verifies the caller, uses up its nonce, counts the request. Returns caller, body and headers."""
         try:
-            caller, body, proof = await self._prove(knock, read_body)
-            self._check_role(knock, caller, proof)
-            headers = await self._limiter.admit(knock.operation, caller, proof)
+            caller, body, proof = await self._prove(request, read_body)
+            self._check_role(request, caller, proof)
+            headers = await self._limiter.admit(request.operation, caller, proof)
         except Unauthenticated as error:
-            await self._refuse(knock, error)
+            await self._refuse(request, error)
             raise
         return caller, body, headers
 
-    async def prove_possession(self, knock: Knock, body: bytes, public_key: bytes) -> bool:
-        """Whether the request is signed with this key, registered or not. A wrong signature is an error."""
-        if "signature-input" not in knock.headers:
+    async def prove_possession(self, request: UnverifiedRequest, body: bytes, public_key: bytes) -> bool:
+        """Whether the request is signed with this key, which need not be registered. A wrong signature is an error."""
+        if "signature-input" not in request.headers:
             return False
         try:
-            presented = self._presented(knock)
+            presented = self._presented(request)
             id_ = key_id(KeyType.ED25519, public_key)
             if presented.key_id != id_:
                 raise Unauthenticated("keyid is not the key that the body names", hint="sign with that key")
-            self._verify_head(presented, knock, Ed25519PublicKey.from_public_bytes(public_key))
-            self._verify_body(knock, body)
-            await self._limiter.spend_nonce(Proof(id_, presented.nonce, presented.created * 1000))
+            self._verify_head(presented, request, Ed25519PublicKey.from_public_bytes(public_key))
+            self._verify_body(request, body)
+            await self._limiter.spend_nonce(RequestProof(id_, presented.nonce, presented.created * 1000))
         except Unauthenticated as error:
-            await self._refuse(knock, error)
+            await self._refuse(request, error)
             raise
         return True
 
-    async def _prove(self, knock: Knock, read_body: ReadBody) -> tuple[Caller, bytes, Proof | None]:
-        access, headers = knock.operation.access, knock.headers
+    async def _prove(
+        self, request: UnverifiedRequest, read_body: ReadBody
+    ) -> tuple[Caller, bytes, RequestProof | None]:
+        access, headers = request.operation.access, request.headers
         if access is Access.ANYONE:
-            return Caller(knock.address), await read_body(), None
+            return Caller(request.address), await read_body(), None
         if "signature-input" in headers or "signature" in headers:
-            presented = self._presented(knock)
-            agent, key = await self._agent_of(presented.key_id, knock.now)
-            self._verify_head(presented, knock, key)
+            presented = self._presented(request)
+            agent, key = await self._agent_of(presented.key_id, request.now)
+            self._verify_head(presented, request, key)
             body = await read_body()
-            self._verify_body(knock, body)
-            proof = Proof(agent.id, presented.nonce, presented.created * 1000)
-            return Caller(knock.address, Role.READ_WRITE, agent), body, proof
-        if knock.surface is Surface.ROOT and any(name in headers for name in aicq_signature.HEADERS):
+            self._verify_body(request, body)
+            proof = RequestProof(agent.id, presented.nonce, presented.created * 1000)
+            return Caller(request.address, Role.READ_WRITE, agent), body, proof
+        if request.surface is Surface.ROOT and any(name in headers for name in aicq_signature.HEADERS):
             body = await read_body()
-            agent, proof = await self._prove_aicq(knock, body)
-            return Caller(knock.address, Role.READ_WRITE, agent), body, proof
+            agent, proof = await self._prove_aicq(request, body)
+            return Caller(request.address, Role.READ_WRITE, agent), body, proof
         if "authorization" in headers:
-            caller = await self._bearer(knock, headers["authorization"])
+            caller = await self._bearer(request, headers["authorization"])
             return caller, await read_body(), None
-        if self._open_mode and knock.operation.open_locally:
-            return Caller(knock.address, Role.ADMIN, name="local"), await read_body(), None
+        if self._open_mode and request.operation.open_locally:
+            return Caller(request.address, Role.ADMIN, name="local"), await read_body(), None
         raise Unauthenticated(
             {Surface.ROOT: "missing auth headers", Surface.QUEUES: "Authentication required"}.get(
-                knock.surface, "this route needs a credential"
+                request.surface, "this route needs a credential"
             ),
             hint="sign the request (see /docs), or send Authorization: Bearer",
         )
 
-    def _check_role(self, knock: Knock, caller: Caller, proof: Proof | None) -> None:
-        access, needed = knock.operation.access, knock.operation.access.role
+    def _check_role(self, request: UnverifiedRequest, caller: Caller, proof: RequestProof | None) -> None:
+        access, needed = request.operation.access, request.operation.access.role
         if access is Access.SIGNED and proof is None:
             raise Denied("this needs the agent's own signature, not a token", hint="how to sign is told at /docs")
         if access is Access.AGENT:
@@ -126,39 +128,41 @@ class Guard:
                 raise Denied(
                     "the token is bound to no agent", hint="angelia token create --role read-write --agent HANDLE"
                 )
-            needed = Role.READ_ONLY if knock.operation.method == "GET" else Role.READ_WRITE
+            needed = Role.READ_ONLY if request.operation.method == "GET" else Role.READ_WRITE
         if caller.role < needed:
-            queues = knock.surface is Surface.QUEUES
+            queues = request.surface is Surface.QUEUES
             text = "Insufficient permissions" if queues else f"this needs the role {needed.label}"
             raise Denied(text, hint=f"angelia token create --role {needed.label}")
 
-    def _presented(self, knock: Knock) -> http_signature.Presented:
-        headers = knock.headers
+    def _presented(self, request: UnverifiedRequest) -> http_signature.Presented:
+        headers = request.headers
         presented = http_signature.parse(
             headers.get("signature-input", ""),
             headers.get("signature", ""),
             room_key_sent=http_signature.ROOM_KEY in headers,
         )
         signed_ms = presented.created * 1000
-        if knock.now_ms - signed_ms > self._settings.signature_past_seconds * 1000:
+        if request.now_ms - signed_ms > self._settings.signature_past_seconds * 1000:
             raise Stale("the request was signed too long ago", hint="sign it again; check this machine's clock")
-        if signed_ms - knock.now_ms > self._settings.signature_ahead_seconds * 1000:
+        if signed_ms - request.now_ms > self._settings.signature_ahead_seconds * 1000:
             raise FromFuture("the request was signed later than now", hint="check this machine's clock")
         return presented
 
-    def _verify_body(self, knock: Knock, body: bytes) -> None:
-        if not http_signature.digest_matches(knock.headers.get("content-digest", ""), body):
+    def _verify_body(self, request: UnverifiedRequest, body: bytes) -> None:
+        if not http_signature.digest_matches(request.headers.get("content-digest", ""), body):
             raise Unauthenticated("Content-Digest does not match the body", hint="it is part of what is signed")
 
-    def _verify_head(self, presented: http_signature.Presented, knock: Knock, key: Ed25519PublicKey) -> None:
-        """The signature covers the digest, not the body, so it is checked before a body is even read."""
+    def _verify_head(
+        self, presented: http_signature.Presented, request: UnverifiedRequest, key: Ed25519PublicKey
+    ) -> None:
+        """Verifies the signature. It covers the digest of the body, so this works before the body is read."""
         target = http_signature.Target(
-            method=knock.operation.method,
-            authority=self._authority(knock),
-            path=knock.path,
-            query=knock.query,
-            content_digest=knock.headers.get("content-digest", ""),
-            room_key=knock.headers.get(http_signature.ROOM_KEY),
+            method=request.operation.method,
+            authority=self._authority(request),
+            path=request.path,
+            query=request.query,
+            content_digest=request.headers.get("content-digest", ""),
+            room_key=request.headers.get(http_signature.ROOM_KEY),
         )
         try:
             key.verify(presented.signature, presented.base(target))
@@ -168,14 +172,14 @@ class Guard:
                 hint = f"{hint}; this server is called {self._settings.public_url}"
             raise Unauthenticated("the signature does not hold", hint=hint) from error
 
-    def _authority(self, knock: Knock) -> str:
-        """What the caller must have signed for: our public name, or on loopback one of this machine's own.
+    def _authority(self, request: UnverifiedRequest) -> str:
+        """The authority that the signature must name: that of the public URL, or on loopback a name of this machine.
 
-        Any other `Host` is the caller's word alone: a request signed for another server would be good here.
+        Any other `Host` is refused, or else a request signed for another server would be accepted here.
         """
         if self._public is not None:
             return self._public
-        called = knock.headers.get("host", "").lower()
+        called = request.headers.get("host", "").lower()
         if called not in self._local:
             raise Unauthenticated(
                 "the request is signed for another server",
@@ -183,14 +187,11 @@ class Guard:
             )
         return called
 
-    async def _prove_aicq(self, knock: Knock, body: bytes) -> tuple[AgentRow, Proof]:
+    async def _prove_aicq(self, request: UnverifiedRequest, body: bytes) -> tuple[AgentRow, RequestProof]:
         if not self._settings.aicq_signatures:
             raise Unauthenticated("X-AICQ signatures are turned off", hint="sign by RFC 9421, see /docs")
-        past, ahead = (
-            self._settings.signature_past_seconds * 1000,
-            self._settings.signature_ahead_seconds * 1000,
-        )
-        given = aicq_signature.parse(knock.headers, knock.now_ms, past, ahead)
+        past, ahead = self._settings.signature_past_seconds * 1000, self._settings.signature_ahead_seconds * 1000
+        given = aicq_signature.parse(request.headers, request.now_ms, past, ahead)
         try:
             agent = await self._agents.by_id(given.agent)
         except NotFound as error:
@@ -199,18 +200,18 @@ class Guard:
             raise Unauthenticated("this agent has turned X-AICQ signatures off")
         signature, signed = given.signature_bytes(), given.signed(body)
         if not _verifies(agent.public_key, signature, signed):
-            # These headers name no key, so each one that is still good is tried.
-            former = await self._agents.valid_former_keys(agent.id, knock.now)
+            # These headers name no key, so each former key that is still valid is tried.
+            former = await self._agents.valid_former_keys(agent.id, request.now)
             if not any(_verifies(key, signature, signed) for key in former):
                 raise Unauthenticated("invalid signature")
-        return agent, Proof(agent.id, given.nonce, given.timestamp_ms, aicq_signature.OUT_OF_TIME)
+        return agent, RequestProof(agent.id, given.nonce, given.timestamp_ms, aicq_signature.OUT_OF_TIME)
 
-    async def _bearer(self, knock: Knock, header: str) -> Caller:
+    async def _bearer(self, request: UnverifiedRequest, header: str) -> Caller:
         secret = header[7:].strip() if header[:7].lower() == "bearer " else header.strip()
         if secret.startswith("agt_"):
-            token = await self._tokens.find(secret, knock.now)
+            token = await self._tokens.find(secret, request.now)
             agent = await self._agents.by_id(token.agent_id) if token.agent_id else None
-            return Caller(knock.address, token.role, agent, name=f"token {token.id}")
+            return Caller(request.address, token.role, agent, name=f"token {token.id}")
         if self._jwt is None:
             raise Unauthenticated(
                 "Authentication required", hint="this is no token of Angelia, and JWT is not configured"
@@ -220,7 +221,7 @@ class Guard:
             agent = await self._agents.named(subject) if subject else None
         except NotFound:
             agent = None
-        return Caller(knock.address, role, agent, name=f"jwt {subject}")
+        return Caller(request.address, role, agent, name=f"jwt {subject}")
 
     async def _agent_of(self, id_: UUID, now: datetime) -> tuple[AgentRow, Ed25519PublicKey]:
         found = await self._agents.by_key_id(id_, now)
@@ -229,9 +230,9 @@ class Guard:
         agent, public_key = found
         return agent, Ed25519PublicKey.from_public_bytes(public_key)
 
-    async def _refuse(self, knock: Knock, error: Unauthenticated) -> None:
+    async def _refuse(self, request: UnverifiedRequest, error: Unauthenticated) -> None:
         metrics.AUTH_REFUSED.labels(error.code).inc()
-        await self._limiter.charge_unproven(knock.address, knock.now)
+        await self._limiter.charge_unproven(request.address, request.now)
 
 
 def _verifies(public_key: bytes, signature: bytes, signed: bytes) -> bool:
@@ -243,7 +244,8 @@ def _verifies(public_key: bytes, signature: bytes, signed: bytes) -> bool:
 
 
 def _local_authorities(settings: Settings) -> tuple[str, ...]:
-    """The names that lead to this machine alone, none when others reach it: then only the public URL names it."""
+    """The authorities of this machine on loopback; none if others can reach it, since then only the public URL
+    counts."""
     if not settings.loopback:
         return ()
     host = settings.host.lower().strip("[]")
@@ -253,6 +255,6 @@ def _local_authorities(settings: Settings) -> tuple[str, ...]:
 
 
 def _authority_of(url: str) -> str:
-    """Host and port of a URL as RFC 9421 has them: lower case, no default port."""
+    """Host and port of a URL in the form of RFC 9421: lower case, without a default port."""
     scheme, _, rest = url.rstrip("/").lower().partition("://")
     return rest.removesuffix({"http": ":80", "https": ":443"}[scheme])

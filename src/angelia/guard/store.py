@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID, uuid4
 
+import msgspec
+
 from angelia.api import Rule
-from angelia.guard.model import Block, Spent
-from angelia.stores.ledger import Row, Tx
-from angelia.stores.sql import statements
+from angelia.guard.model import Block, RateDecision
+from angelia.stores.ledger import Tx
+from angelia.stores.sql import record_of, statements
 from angelia.stores.valkey import BIRTH, HotTier, Script
 
 SQL = statements(__file__)
@@ -24,7 +26,7 @@ BLOCK_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """A token that is not revoked, with the hash that its secret must have."""
+    """A token that is not revoked, with the hash of its secret."""
 
     id: UUID
     secret_hash: bytes
@@ -38,18 +40,18 @@ class TokenRow:
 
 @dataclass(frozen=True, slots=True)
 class AddressVerdict:
-    """What the hot tier says about an address."""
+    """The hot tier's answer about an address."""
 
-    spent: Spent | None
+    decision: RateDecision | None
     blocked: bool
     blocked_now: bool
 
 
 @dataclass(frozen=True, slots=True)
 class AgentVerdict:
-    """What the hot tier says about a proven request."""
+    """The hot tier's answer about a signed request."""
 
-    spent: Spent | None
+    decision: RateDecision | None
     nonce_used: bool
     before_birth: bool
 
@@ -57,7 +59,7 @@ class AgentVerdict:
 async def spend(
     hot: HotTier, subject: str, rule: Rule, now_ms: int, *, charge: bool = True, auto_block: bool = False
 ) -> AddressVerdict:
-    """Count a request of an address, or of an agent that brings no nonce; without `charge` only look."""
+    """Counts a request of an address, or of an agent without a nonce; without `charge` only checks the limit."""
     tag = _tag(subject)
     verdict, remaining, reset = await hot.run(
         _ADDRESS,
@@ -73,8 +75,8 @@ async def spend(
             BLOCK_MS,
         ],
     )
-    spent = Spent(rule, verdict == 0, remaining, reset) if verdict != 2 else None
-    return AddressVerdict(spent, blocked=verdict == 2, blocked_now=verdict == 3)
+    decision = RateDecision(rule, verdict == 0, remaining, reset) if verdict != 2 else None
+    return AddressVerdict(decision, blocked=verdict == 2, blocked_now=verdict == 3)
 
 
 async def spend_nonce(
@@ -87,8 +89,8 @@ async def spend_nonce(
         [BIRTH, f"ang:nonce:{tag}:{nonce}", f"ang:rl:{tag}:{name}"],
         [now_ms, hot.run_id, hot.birth_ms(now_ms), signed_ms, life_ms, limit, window, uuid4().hex],
     )
-    spent = Spent(rule, verdict == 0, remaining, reset) if rule and rule.limit and verdict in (0, 1) else None
-    return AgentVerdict(spent, nonce_used=verdict == 2, before_birth=verdict == 3)
+    decision = RateDecision(rule, verdict == 0, remaining, reset) if rule and rule.limit and verdict in (0, 1) else None
+    return AgentVerdict(decision, nonce_used=verdict == 2, before_birth=verdict == 3)
 
 
 async def set_block(hot: HotTier, subject: str, life_ms: int | None) -> None:
@@ -96,13 +98,13 @@ async def set_block(hot: HotTier, subject: str, life_ms: int | None) -> None:
 
 
 async def clear_block(hot: HotTier, subject: str) -> bool:
-    """Whether there was anything to clear."""
+    """Removes a block and the count of refusals. Returns whether there was one."""
     tag = _tag(subject)
     return await hot.forget(f"ang:block:{tag}", f"ang:viol:{tag}") > 0
 
 
 async def make_token(tx: Tx, token: TokenRow, *, first_admin: bool) -> bool:
-    """Whether the token is new to the ledger."""
+    """Stores a token. Returns whether it is new."""
     made = await tx.fetchval(
         SQL["make_token"],
         token.id,
@@ -119,7 +121,7 @@ async def make_token(tx: Tx, token: TokenRow, *, first_admin: bool) -> bool:
 
 async def token(tx: Tx, id: UUID) -> TokenRow | None:
     row = await tx.fetchrow(SQL["token"], id)
-    return None if row is None else _token(row)
+    return None if row is None else record_of(TokenRow, row)
 
 
 async def used(tx: Tx, id: UUID, at: datetime) -> None:
@@ -129,7 +131,7 @@ async def used(tx: Tx, id: UUID, at: datetime) -> None:
 async def tokens(tx: Tx, after: tuple[datetime, UUID] | None, limit: int) -> tuple[list[TokenRow], int]:
     at, id_ = after or (None, None)
     rows = await tx.fetch(SQL["tokens"], at, id_, limit)
-    return [_token(row) for row in rows], int(await tx.fetchval(SQL["count_tokens"]))
+    return [record_of(TokenRow, row) for row in rows], int(await tx.fetchval(SQL["count_tokens"]))
 
 
 async def count_made_tokens(tx: Tx) -> int:
@@ -142,14 +144,7 @@ async def revoke_token(tx: Tx, id: UUID, now: datetime) -> str | None:
 
 
 async def block(tx: Tx, block: Block) -> None:
-    await tx.execute(
-        SQL["block"],
-        block.address,
-        block.reason,
-        block.blocked_by,
-        block.blocked_at,
-        block.expires_at,
-    )
+    await tx.execute(SQL["block"], *msgspec.structs.astuple(block))
 
 
 async def unblock(tx: Tx, subject: str) -> bool:
@@ -158,23 +153,9 @@ async def unblock(tx: Tx, subject: str) -> bool:
 
 async def blocks(tx: Tx, now: datetime, after: str | None, limit: int) -> tuple[list[Block], int]:
     rows = await tx.fetch(SQL["blocks"], now, after, limit)
-    found = [
-        Block(
-            address=row["address"],
-            reason=row["reason"],
-            blocked_by=row["blocked_by"],
-            blocked_at=row["blocked_at"],
-            expires_at=row["expires_at"],
-        )
-        for row in rows
-    ]
-    return found, int(await tx.fetchval(SQL["count_blocks"], now))
-
-
-def _token(row: Row) -> TokenRow:
-    return TokenRow(**{name: row[name] for name in TokenRow.__slots__})
+    return [record_of(Block, row) for row in rows], int(await tx.fetchval(SQL["count_blocks"], now))
 
 
 def _tag(subject: str) -> str:
-    """A hash tag: one subject's keys share a cluster slot, and nothing of the subject can bend a key's name."""
+    """A hash tag, so that a subject's keys share a cluster slot; hashed, so that a subject cannot forge a key name."""
     return "{" + hashlib.sha256(subject.encode()).hexdigest()[:32] + "}"

@@ -21,7 +21,7 @@ ORDER BY created_at, id LIMIT $3
 SELECT count(*) FROM tokens WHERE revoked_at IS NULL
 
 -- name: count_made_tokens
--- Tokens that somebody made on purpose: with one of them, open mode is over, also when it has expired meanwhile.
+-- Tokens that an operator made: one of them ends open mode, also after it has expired.
 SELECT count(*) FROM tokens WHERE NOT first_admin AND revoked_at IS NULL
 
 -- name: revoke_token

@@ -1,4 +1,4 @@
-"""Bearer tokens: made once, stored hashed, found in constant time, revoked for good."""
+"""Bearer tokens: their secrets are stored hashed and compared in constant time; a revoked token stays revoked."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from angelia.guard.model import Token
 from angelia.stores.ledger import Ledger
 
 _TEXT = re.compile(r"agt_([0-9a-f]{32})_([A-Za-z0-9_-]{43})")
-_CACHE_SECONDS = 1.0  # how late another process may notice a revocation
+_CACHE_SECONDS = 1.0  # how long a token that another process revoked still works here
 _CACHE_MOST = 1_000
 _USE_NOTED_EVERY = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Bearer:
-    """What a token that held up says about its bearer."""
+    """The rights of a valid token."""
 
     id: UUID
     label: str
@@ -46,7 +46,7 @@ class Tokens:
         self._known: dict[UUID, tuple[float, store.TokenRow]] = {}
 
     async def find(self, text: str, now: datetime) -> Bearer:
-        """Who bears this token; everything that is wrong with it has the same answer."""
+        """Returns the rights of a token; all faults of a token get the same answer."""
         parsed = _TEXT.fullmatch(text)
         row = await self._row(UUID(parsed[1]), now) if parsed else None
         presented = _hash(parsed[2]) if parsed else b""
@@ -57,35 +57,23 @@ class Tokens:
         return Bearer(row.id, row.label, ROLES[row.role], row.agent_id)
 
     async def make(
-        self,
-        caller: Caller,
-        now: datetime,
-        *,
-        role: str,
-        agent: str | None,
-        label: str,
-        life: timedelta | None,
+        self, caller: Caller, now: datetime, *, role: str, agent: str | None, label: str, life: timedelta | None
     ) -> tuple[Token, str]:
-        """Make a token; its text is returned once and kept nowhere."""
+        """Makes a token. Returns it with its text, which is stored nowhere."""
         if role not in ROLES:
             raise InvalidArgument(f"{role} is no role", hint=f"roles: {', '.join(ROLES)}")
         if len(label) > 100:
             raise InvalidArgument("a label has at most 100 characters")
         bound = await self._agents.named(agent) if agent is not None else None
+        handle = bound.handle if bound else None
         text = new_text()
         row = token_row(text, label, role, bound.id if bound else None, now, now + life if life else None)
         async with self._ledger.transaction() as tx:
             await store.make_token(tx, row, first_admin=False)
             detail = {"id": str(row.id), "role": role, "label": label}
-            made = audit.event(
-                "token_created",
-                now,
-                actor=caller.known_as,
-                object=bound.handle if bound else None,
-                detail=detail,
-            )
+            made = audit.event("token_created", now, actor=caller.known_as, object=handle, detail=detail)
             await audit.record(tx, [made])
-        return _shown(row, bound.handle if bound else None), text
+        return _shown(row, handle), text
 
     async def list_tokens(self, after: tuple[datetime, UUID] | None, limit: int) -> tuple[list[Token], int]:
         async with self._ledger.reading() as tx:
@@ -117,21 +105,21 @@ class Tokens:
         return row
 
     async def _note_use(self, id_: UUID, now: datetime) -> None:
-        # On a full disk nothing is written, and whoever only reads goes on.
+        # On a full disk nothing is written, and callers that only read must go on.
         with contextlib.suppress(Unavailable):
             async with self._ledger.transaction() as tx:
                 await store.used(tx, id_, now)
 
 
 def new_text() -> str:
-    """A fresh token: its id, to be found by, and 256 bits that nobody else has."""
+    """Returns the text of a new token: its id, and 256 random bits."""
     return f"agt_{uuid.uuid4().hex}_{secrets.token_urlsafe(32)}"
 
 
 def token_row(
     text: str, label: str, role: str, agent_id: UUID | None, now: datetime, expires_at: datetime | None
 ) -> store.TokenRow:
-    """What the ledger keeps of a token text."""
+    """Returns what the ledger keeps of a token: a hash instead of its secret."""
     parsed = _TEXT.fullmatch(text)
     if parsed is None:
         raise InvalidArgument("this is no token text of Angelia")

@@ -1,4 +1,4 @@
-"""Turns records and errors into answers: one shape of error for /v1, one for everything else."""
+"""Bodies and statuses of answers. Errors are problem documents on /v1, and `{"error": text}` elsewhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import msgspec
 from angelia.api import Answer, Surface
 from angelia.errors import AngeliaError
 
-# The one place that knows HTTP statuses of error codes.
+# The HTTP status of each error code; the only place that knows it.
 STATUS = {
     "invalid_argument": 400,
     "invalid_key_format": 400,
@@ -44,11 +44,11 @@ STATUS = {
 }
 
 
-# Old clients know nothing beyond these.
-_PLAINER = {507: 503}
+# Statuses that old clients do not know, and what they get instead.
+_FOR_OLD_CLIENTS = {507: 503}
 
 
-class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
+class ProblemDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     """A problem document (RFC 9457) with our members code, hint and request_id."""
 
     title: str
@@ -60,7 +60,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ErrorText(msgspec.Struct, frozen=True):
-    """What old clients read."""
+    """The error of the routes for old clients."""
 
     error: str
 
@@ -69,7 +69,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def of_error(error: AngeliaError, surface: Surface, request_id: str) -> Answer:
-    """The answer to a failure, in the shape of its surface."""
+    """Returns the answer to an error, in the form of its surface."""
     status = STATUS.get(error.code, 500)
     headers = dict(error.headers)
     if error.retry_after is not None:
@@ -77,14 +77,14 @@ def of_error(error: AngeliaError, surface: Surface, request_id: str) -> Answer:
     if status == 401:
         headers["www-authenticate"] = 'Signature realm="angelia", Bearer realm="angelia"'
     if surface is Surface.V1:
-        body = Problem(error.message, status, error.code, request_id, hint=error.hint)
-        told = msgspec.to_builtins(body) | error.members if error.members else body
-        return Answer(status, told, headers, "application/problem+json")
-    return Answer(_PLAINER.get(status, status), ErrorText(error.message), headers)
+        body = ProblemDocument(error.message, status, error.code, request_id, hint=error.hint)
+        document = msgspec.to_builtins(body) | error.members if error.members else body
+        return Answer(status, document, headers, "application/problem+json")
+    return Answer(_FOR_OLD_CLIENTS.get(status, status), ErrorText(error.message), headers)
 
 
 def encoded(answer: Answer, surface: Surface) -> bytes:
-    """The bytes of a body. AICQ ends its JSON with a newline, except that of a 429."""
+    """Returns the bytes of a body. On the root surface JSON ends with a newline, except that of a 429, as in AICQ."""
     if answer.body is None:
         return b""
     if isinstance(answer.body, bytes):

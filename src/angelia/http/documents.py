@@ -1,4 +1,4 @@
-"""Documentation that a running server carries: /, /docs, /openapi.json and /docs/openapi.yaml."""
+"""Documentation on a running server: /, /docs, /openapi.json and /docs/openapi.yaml."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from markdown_it import MarkdownIt
 from angelia.api import JSON, NOTHING, Access, Answer, Call, Operation, Route
 from angelia.http.openapi import document
 
-# The same text in a twentieth of the time, where PyYAML was built with libyaml.
+# Twenty times as fast, where PyYAML was built with libyaml; the text is the same.
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _STYLE = """
 body { font: 16px/1.6 system-ui, sans-serif; max-width: 46rem; margin: 2rem auto; padding: 0 1rem;
@@ -45,9 +45,9 @@ OPENAPI_YAML = Operation(
 
 
 def routes(described: Sequence[Route]) -> list[Route]:
-    """The documents of an API that consists of `described` and of these routes themselves."""
+    """Routes that document an API: `described`, and these routes themselves."""
 
-    # Made when they are first asked for: most processes never are.
+    # Made on first use: most processes are never asked.
     @functools.cache
     def api() -> dict[str, Any]:
         return document([route.operation for route in (*described, *own)])
@@ -106,7 +106,7 @@ def _html(name: str) -> bytes:
 
 
 def prefers_html(accept: str) -> bool:
-    """Whether a reader would rather have HTML than Markdown; saying nothing means Markdown."""
+    """Whether an Accept header prefers HTML to Markdown; an empty one does not."""
     weights: dict[str, float] = {}
     for part in accept.split(","):
         kind, *parameters = (piece.strip().lower() for piece in part.split(";"))

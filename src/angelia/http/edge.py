@@ -1,4 +1,5 @@
-"""The edge: one request's way from the socket to its handler and back, in the order that decides which error wins."""
+"""The edge: takes a request from the socket to its handler and back. The order of its checks decides which error
+wins."""
 
 from __future__ import annotations
 
@@ -27,18 +28,18 @@ from angelia.errors import (
     UnsupportedMediaType,
 )
 from angelia.guard.model import Network, client_address
-from angelia.guard.service import Guard, Knock
+from angelia.guard.service import Guard, UnverifiedRequest
 from angelia.http import answers, origin
 
 T = TypeVar("T")
 
 READ_SECONDS = 15.0
-MOST_WAITS = 20
-# Then the caller comes again, and is asked again who it is.
+MOST_WAITS = 20  # long polls and streams of one caller at a time
+# A longer stream is ended: the client connects again, and its credential is verified again.
 STREAM_SECONDS = 3600.0
-# A proxy that gathers a stream, or packs it, holds events back until enough has come: nginx does unless it is told.
-AS_IT_COMES = {"cache-control": "no-store, no-transform", "x-accel-buffering": "no"}
-CALLER_GONE = 499  # nobody reads it; the log and the metrics do
+# Without these headers a proxy such as nginx buffers or compresses a stream, and so delays its events.
+UNBUFFERED = {"cache-control": "no-store, no-transform", "x-accel-buffering": "no"}
+CALLER_GONE = 499  # the caller hung up; for the log and the metrics only
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _LONGEST_LENGTH = 20  # digits: more than any 64-bit number has
 log = structlog.get_logger("angelia.request")
@@ -54,7 +55,7 @@ class _Pattern:
 
 
 class RouteTable:
-    """Finds the one route of a request. Exact paths win over patterns; a trailing slash is another path."""
+    """Finds the route of a request. Exact paths win over patterns; a trailing slash makes another path."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self._exact: dict[str, dict[str, Route]] = {}
@@ -76,7 +77,7 @@ class RouteTable:
             methods[operation.method] = route
 
     def match(self, path: str) -> tuple[dict[str, Route], Sequence[str], Sequence[str]]:
-        """The routes of a path by method, with the raw values and names of its parameters."""
+        """Returns the routes of a path by method, and the raw values and names of its parameters."""
         exact = self._exact.get(path)
         if exact is not None:
             return exact, (), ()
@@ -113,7 +114,7 @@ class Edge:
         route = methods.get(request.method)
         try:
             answer = await self._answer(request, methods, route, values, names)
-            # Here, so that a body that cannot be encoded is a failure of its handler.
+            # Inside the try, so that a body that cannot be encoded counts as an error of its handler.
             answer.body = answers.encoded(answer, request.surface)
         except AngeliaError as error:
             answer = answers.of_error(error, request.surface, request.id)
@@ -130,7 +131,7 @@ class Edge:
                 await self._send_stream(send, request, answer.stream)
         finally:
             if request.waits is not None:
-                self._waits -= Counter([request.waits])  # and forgets who waits no more
+                self._waits -= Counter([request.waits])  # this also drops zero counts
         self._observe(request, route, answer.status, time.perf_counter() - started)
 
     async def _answer(
@@ -152,13 +153,15 @@ class Edge:
         request.answer_headers |= origin.cors(request.surface, open_mode=self._open_mode)
         if route is None or operation is None:
             return self._unrouted(request, methods)
-        knock = Knock(operation, request.path, request.query, request.headers, request.address, request.surface, now)
-        caller, body, headers = await self._guard.identify(knock, lambda: request.body(operation.limit))
+        unverified = UnverifiedRequest(
+            operation, request.path, request.query, request.headers, request.address, request.surface, now
+        )
+        caller, body, headers = await self._guard.identify(unverified, lambda: request.body(operation.limit))
         request.answer_headers |= headers
         request.caller = caller
 
         async def prove(public_key: bytes) -> bool:
-            return await self._guard.prove_possession(knock, body, public_key)
+            return await self._guard.prove_possession(unverified, body, public_key)
 
         call = Call(
             caller=caller,
@@ -181,7 +184,7 @@ class Edge:
         return Answer(CALLER_GONE) if answer is None else answer
 
     def _check_waits(self, caller: Caller) -> None:
-        """Whoever waits costs something whenever something comes, so nobody waits in many requests at once."""
+        """Limits the waiting requests of one caller, because each wake-up costs work for every one of them."""
         if self._waits[caller.known_as] >= MOST_WAITS:
             raise RateLimited(
                 f"you wait in {MOST_WAITS} requests already", hint="end some of them, or use one stream", retry_after=5
@@ -198,15 +201,15 @@ class Edge:
         raise NotFound("404 page not found", hint="the routes are listed at /docs and /openapi.json")
 
     async def _send_stream(self, send: Send, request: _Request, stream: AsyncIterator[bytes]) -> None:
-        """Pass a stream on until it ends, nobody listens any more, or it is time to ask again who listens."""
+        """Sends a stream until it ends, the caller hangs up, or it has run for an hour."""
         parts, until = aiter(stream), time.monotonic() + STREAM_SECONDS
         try:
             while (part := await request.unless_gone(anext(parts, b""))) and time.monotonic() < until:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
         except AngeliaError as error:
-            request.failure = error  # a store is away: the stream ends, and its reader comes again
+            request.failure = error  # a store is away: the stream ends, and its client connects again
         except Exception:
-            # The answer has begun, so there is no other way to say that it is not whole.
+            # The headers are sent, so breaking off is the only way to show that the answer is incomplete.
             log.exception("a stream broke off", request_id=request.id, path=request.path)
             raise
         finally:
@@ -218,7 +221,7 @@ class Edge:
         body = answers.encoded(answer, request.surface)
         headers = {**origin.SECURITY, "x-request-id": request.id, **request.answer_headers, **answer.headers}
         if answer.stream is not None:
-            headers |= {"content-type": answer.content_type, **AS_IT_COMES}
+            headers |= {"content-type": answer.content_type, **UNBUFFERED}
         elif body or answer.status not in (204, 304):
             headers["content-length"] = str(len(body))
         if body:
@@ -249,12 +252,12 @@ class Edge:
 
 
 class _Request:
-    """What the edge reads from an ASGI scope, and the body while it arrives."""
+    """A request as ASGI gives it: headers, address, and the body while it arrives."""
 
     def __init__(self, scope: Scope, receive: Receive, proxies: tuple[Network, ...]) -> None:
         self.id = uuid.uuid4().hex
         self.method: str = scope["method"]
-        # As sent, percent-encoding and all: it is what was signed, and parameters are decoded once, by who asks.
+        # As sent, with its percent-encoding: this is what was signed. `Call.path` decodes parameters, once.
         self.path: str = scope["raw_path"].decode("latin-1")
         self.query: str = scope["query_string"].decode("latin-1")
         self.headers = _combined(scope["headers"])
@@ -264,12 +267,12 @@ class _Request:
         self.answer_headers: dict[str, str] = {}
         self.caller: Caller | None = None
         self.failure: AngeliaError | None = None
-        self.waits: str | None = None  # who waits in it
+        self.waits: str | None = None  # the caller, while the request is a long poll or a stream
         self._receive = receive
         self._ended = False
 
     def check_declared_body(self, operation: Operation[Any] | None) -> None:
-        """What the headers already say about the body: too large (413), or of a type that nobody reads (415)."""
+        """Refuses a body by its headers: too large (413), or of a media type that the route does not read (415)."""
         length = self.headers.get("content-length", "0")
         limit = operation.limit if operation else self.surface.body_limit
         if not length.isdecimal():
@@ -284,7 +287,7 @@ class _Request:
                 raise UnsupportedMediaType(f"content-type must be {' or '.join(reads)}", hint="send JSON")
 
     async def unless_gone(self, work: Awaitable[T]) -> T | None:
-        """What comes of some work; None, and the work is given up, when the caller hangs up before."""
+        """Returns the result of some work; cancels it and returns None when the caller hangs up before."""
         working = asyncio.ensure_future(work)
         leaving = asyncio.ensure_future(self._disconnected())
         try:
@@ -300,7 +303,7 @@ class _Request:
             pass
 
     async def body(self, limit: int) -> bytes:
-        """Read the body, counting while it arrives: a length that was not declared is no way around the limit."""
+        """Reads the body, and counts its bytes: a body without a declared length is limited too."""
         chunks, size = [], 0
         try:
             async with asyncio.timeout(READ_SECONDS):
@@ -320,7 +323,7 @@ class _Request:
 
 
 def _combined(fields: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Headers by name. Lines of one name are one list (RFC 9110 section 5.3), so that none hides behind another."""
+    """Headers by name. Lines of one name are joined to a list (RFC 9110 section 5.3), so that none is ignored."""
     lines: dict[bytes, list[bytes]] = {}
     for name, value in fields:
         lines.setdefault(name, []).append(value)
@@ -328,5 +331,5 @@ def _combined(fields: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 def _label(route: Route | None) -> str:
-    """The path label of a metric: the route's template in AICQ's spelling, or `other`."""
+    """The path label of a metric: the route's template as AICQ writes it, or `other`."""
     return _PARAMETER.sub(r":\1", route.operation.path) if route else "other"

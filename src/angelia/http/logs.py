@@ -1,4 +1,4 @@
-"""Structured logs on stderr: JSON for programs, coloured lines on a terminal."""
+"""Structured logs on stderr: JSON, or coloured lines on a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CONTROL_BUT_NEWLINE = {code: shown for code, shown in _CONTROL.items() if code 
 
 
 def configure(settings: Settings) -> None:
-    """Route structlog and the standard library's loggers to one handler."""
+    """Sends the logs of structlog and of the standard library to one handler."""
     text = settings.log_format == "text" or (settings.log_format == "auto" and sys.stderr.isatty())
     shared: list[structlog.types.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -61,7 +61,7 @@ def _drop_absent(_: Any, __: str, record: MutableMapping[str, Any]) -> MutableMa
 
 
 def _as_a_line(_: Any, __: str, record: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A request as people read one: what was asked, what was answered, how long it took, and who it was."""
+    """Formats a request for people: method, path, status and duration as one text."""
     if record.get("event") == "request":
         taken = [record.pop(name) for name in ("method", "path", "status", "ms")]
         record["event"] = "{} {}  {}  {} ms".format(*taken)
@@ -71,7 +71,7 @@ def _as_a_line(_: Any, __: str, record: MutableMapping[str, Any]) -> MutableMapp
 
 
 def _escape_control(_: Any, __: str, record: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """What others wrote must not move the cursor of whoever reads the log."""
+    """Escapes control characters, so that text of a caller cannot control the terminal of the operator."""
     for name, value in record.items():
         if isinstance(value, str) and not value.isprintable():
             record[name] = value.translate(_CONTROL_BUT_NEWLINE if name == "exception" else _CONTROL)

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, made from the declared operations; there is no second description by hand."""
+"""The OpenAPI 3.1 document, made from the declared operations alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from angelia import __version__
 from angelia.api import JSON, NOTHING, Access, Operation, Per, Rule, Surface
-from angelia.http.answers import ErrorText, Problem
+from angelia.http.answers import ErrorText, ProblemDocument
 
 _BYTES = {"type": "string", "format": "binary"}
 _REF = "#/components/schemas/{name}"
@@ -26,8 +26,8 @@ _WINDOWS = ((86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1_000
 
 
 def document(operations: Sequence[Operation[Any]]) -> dict[str, Any]:
-    """The whole API as OpenAPI."""
-    kinds: list[Any] = [Problem, ErrorText]
+    """Returns the OpenAPI document of these operations."""
+    kinds: list[Any] = [ProblemDocument, ErrorText]
     for operation in operations:
         kinds += [kind for kind in (operation.body, *_records(operation)) if kind is not None]
     unique = list(dict.fromkeys(kinds))
@@ -87,7 +87,7 @@ def _described(operation: Operation[Any], schemas: dict[Any, Any]) -> dict[str, 
 
 
 def _description(operation: Operation[Any]) -> str:
-    """What the operation does, who may call it, how often, and how much it takes."""
+    """What the operation does, who may call it, its rate limit and its body limit."""
     sentences = [f"{operation.about}.", _CALLERS[operation.access]]
     if operation.rule is not None:
         sentences.append(_limit(operation.rule))
@@ -127,7 +127,7 @@ def _answer(operation: Operation[Any], schemas: dict[Any, Any]) -> dict[str, Any
 
 
 def _errors(operation: Operation[Any], schemas: dict[Any, Any]) -> dict[str, Any]:
-    """Each status that the edge, the guard or the service may answer with."""
+    """The responses for each error status that the edge, the guard or the service may answer with."""
     statuses = {"403": "Not allowed, or the address is blocked", "413": "The body is too large"}
     statuses["503"] = "A store is away; try again"
     statuses["500"] = "A fault of the server"
@@ -147,7 +147,7 @@ def _errors(operation: Operation[Any], schemas: dict[Any, Any]) -> dict[str, Any
         statuses["409"] = "It does not fit the present state"
         statuses["404"] = "There is no such thing"
     v1 = Surface.of(operation.path) is Surface.V1
-    kind, media = (Problem, "application/problem+json") if v1 else (ErrorText, "application/json")
+    kind, media = (ProblemDocument, "application/problem+json") if v1 else (ErrorText, "application/json")
     return {
         status: {"description": text, "content": {media: {"schema": schemas[kind]}}}
         for status, text in statuses.items()
@@ -170,7 +170,7 @@ def _query_parameter(name: str, schema: dict[str, Any], required: bool) -> dict[
 
 
 def _inlined(part: Any, defined: dict[str, Any]) -> Any:
-    """A schema that stands alone: what it refers to is written out where it is referred to."""
+    """Returns a schema without references: each is replaced by what it refers to."""
     if isinstance(part, list):
         return [_inlined(one, defined) for one in part]
     if not isinstance(part, dict):
@@ -182,13 +182,13 @@ def _inlined(part: Any, defined: dict[str, Any]) -> Any:
 
 
 def _not_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A query parameter is absent or a value; it cannot be null."""
+    """Removes null from a schema: a query parameter is a value or absent."""
     choices = [part for part in schema.get("anyOf", ()) if part != {"type": "null"}]
     return choices[0] if len(choices) == 1 else {k: v for k, v in schema.items() if k != "default" or v is not None}
 
 
 def _records(operation: Operation[Any]) -> tuple[Any, ...]:
-    """The types of a success's body: several where a parameter decides which it is."""
+    """The records that a success may return; several where a query parameter selects one."""
     if operation.answer is NOTHING:
         return ()
     return (operation.answer, *(one for one in operation.or_else if not isinstance(one, str)))

@@ -1,4 +1,4 @@
-"""What browsers may do: security headers, CORS, and the closed door of open mode."""
+"""Rules for browsers: security headers, CORS, and the checks of open mode."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _LOCAL = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECAS
 
 
 def check_open_mode(headers: Mapping[str, str], operation: Operation[Any] | None, *, loopback: bool) -> None:
-    """In open mode, answer only programs, and pages of this server itself.
+    """In open mode, refuses requests that pages of other sites cause; programs and pages of this server pass.
 
-    The Host rule ends DNS rebinding, the Origin rule ends scripts of other sites, and Sec-Fetch-Site ends the
-    requests that carry no Origin (images, frames, links), since a GET may change something too.
+    The check of Host stops DNS rebinding, that of Origin stops scripts of other sites, and that of Sec-Fetch-Site stops
+    requests without an Origin (images, frames, links), since a GET may change something too.
     """
     host = headers.get("host", "")
     if loopback and _LOCAL.fullmatch(host) is None:
@@ -63,14 +63,14 @@ def check_open_mode(headers: Mapping[str, str], operation: Operation[Any] | None
 
 
 def cors(surface: Surface, *, open_mode: bool) -> dict[str, str]:
-    """The headers that let other origins read an answer; in open mode nobody may."""
+    """The headers that let other origins read an answer; in open mode none may."""
     if open_mode:
         return {"vary": "Origin"}
     return {"vary": "Origin", **(_QUEUE_CORS if surface is Surface.QUEUES else _ROOT_CORS)}
 
 
 def preflight(surface: Surface, *, open_mode: bool) -> tuple[int, dict[str, str]]:
-    """Status and headers of the answer to OPTIONS."""
+    """Returns status and headers of the answer to OPTIONS."""
     if open_mode:
         return 204, {"vary": "Origin"}
     if surface is Surface.QUEUES:

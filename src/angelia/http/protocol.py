@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with the bounds that it leaves out: how large a head may be, and how slow a peer."""
+"""uvicorn's HTTP protocol, with limits that it lacks: on the size of a head, and on slow peers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WRITE_SECONDS = 15.0
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Refuses heads that are too large (431), and ends connections that send or read too slowly."""
+    """Refuses heads that are too large (431), and closes connections that send or read too slowly."""
 
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
@@ -39,7 +39,8 @@ class BoundedProtocol(HttpToolsProtocol):
         was_in_head = self._in_head
         super().data_received(data)
         if was_in_head and self._in_head:
-            # Only what cannot belong to an earlier body: the parser keeps an unfinished field to itself.
+            # The parser does not report an unfinished field, so count its bytes here; none of them is of an earlier
+            # body.
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES:
                 self._refusal = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
@@ -63,7 +64,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes += size
         if self._head_bytes > HEAD_BYTES or len(self.headers) > HEAD_FIELDS:
             self._refusal = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-            raise ValueError("the head is too large")  # ends the parser, which then asks for the answer below
+            raise ValueError("the head is too large")  # stops the parser, which then calls send_400_response
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -72,7 +73,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what never became a request, in the shape of every other error."""
+        """Answers what is no valid request, in the form of the other errors."""
         if self.transport.is_closing():
             return
         words = {400: "this is no HTTP request", 431: "the request's head is too large"}

@@ -31,7 +31,7 @@ from angelia.keys.model import (
 )
 from angelia.keys.service import Keys
 from angelia.stores.ledger import Ledger, Tx
-from angelia.stores.wake import Wake, news, topic
+from angelia.stores.wake import Wake, encode_event, wake_topic
 
 PURPOSE = "grace_period_keys"
 _TICK_BATCH = 500
@@ -127,7 +127,9 @@ class Schedules:
         metrics.ROTATIONS_ANNOUNCED.inc(len(due))
         for one in due:
             said = {"peer": one.peer, "session_id": one.session_id, "due_since": one.due_since}
-            await self._wake.tell(topic("events", hot_tag(one.agent)), news("rotation_due", msgspec.json.encode(said)))
+            await self._wake.tell(
+                wake_topic("events", hot_tag(one.agent)), encode_event("rotation_due", msgspec.json.encode(said))
+            )
         return len(due) == _TICK_BATCH
 
     async def _shown(self, tx: Tx, held: RotationSchedule, now: datetime) -> ScheduleRecord:

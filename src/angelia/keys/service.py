@@ -54,7 +54,7 @@ from angelia.policy import service as policy_service
 from angelia.policy.model import Action, Wish
 from angelia.policy.service import Policy
 from angelia.stores.ledger import Ledger, Tx
-from angelia.stores.wake import Wake, news, topic
+from angelia.stores.wake import Wake, encode_event, wake_topic
 
 LINKS_A_PAGE = 100
 _TICK_BATCH = 500
@@ -267,8 +267,8 @@ class Keys:
             page = await store.few_one_time(tx, after, _TICK_BATCH, made_after, ONE_TIME_ALERT)
         few = [(handle, keys) for handle, keys in page if keys < ONE_TIME_ALERT]
         for handle, keys in few:
-            said = news("prekeys_low", msgspec.json.encode({"count": keys}))
-            await self._wake.tell(topic("events", hot_tag(handle)), said)
+            said = encode_event("prekeys_low", msgspec.json.encode({"count": keys}))
+            await self._wake.tell(wake_topic("events", hot_tag(handle)), said)
         self._low += len(few)
         if len(page) == _TICK_BATCH:
             self._counted_to = page[-1][0]
@@ -321,7 +321,7 @@ class Keys:
             if too_often is not None:
                 raise too_often
         if agent is None:
-            raise agents_service.nobody(name)
+            raise agents_service.no_such_agent(name)
         return agent
 
     async def meet(self, name: str, reader: AgentRow, now: datetime) -> None:

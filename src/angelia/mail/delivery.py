@@ -21,7 +21,7 @@ from angelia.mail.hot_store import AT_ONCE, Claimed, Claims, HotMail, arrivals, 
 from angelia.mail.model import HOLD, MOST_AT_ONCE, EnvelopeRow, LeaseToken, Match, last_score, score
 from angelia.policy.service import Policy
 from angelia.stores.ledger import Ledger
-from angelia.stores.wake import LOOK, RequestTime, Wake, told
+from angelia.stores.wake import RECHECK_SECONDS, RequestTime, Wake, decode_event
 
 _ROUNDS = 50
 _PAGE_BYTES = 8 << 20
@@ -111,9 +111,9 @@ class Delivery:
                 while not self._wake.stopping:
                     at = clock.now()
                     for said in bell.words():
-                        yield told(said)
+                        yield decode_event(said)
                     if len(leased) >= MOST_AT_ONCE:
-                        leased = await self._still_leased(agent, leased, at, LOOK)
+                        leased = await self._still_leased(agent, leased, at, RECHECK_SECONDS)
                     room = MOST_AT_ONCE - len(leased)
                     got = await self._next(agent, LeaseRequest(most=room, lease=lease), at) if room else Batch([], True)
                     leased |= [one.token for one in got.messages]
@@ -301,5 +301,5 @@ def _page(found: list[LeasedEnvelope], most: int, reach: int) -> list[LeasedEnve
 def _until_next_look(got: Batch, at: datetime) -> float:
     """Seconds until the next lease runs out, but not longer than a lost wake-up may cost."""
     if got.next_return is None:
-        return LOOK
-    return min(LOOK, max(0.0, (got.next_return - at).total_seconds()))
+        return RECHECK_SECONDS
+    return min(RECHECK_SECONDS, max(0.0, (got.next_return - at).total_seconds()))

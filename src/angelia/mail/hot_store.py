@@ -14,7 +14,7 @@ from angelia.envelope.times import moment, unix_ms
 from angelia.mail.model import HOT_COPY_LIFE, HOT_COPY_MAX, Lease, LeaseToken, QueuePlace, last_score, new_secret, score
 from angelia.stores.hot_line import Word
 from angelia.stores.valkey import HotTier, Script
-from angelia.stores.wake import topic
+from angelia.stores.wake import wake_topic
 
 _ENQUEUE = Script.read(__file__, "enqueue.lua")
 _CLAIM = Script.read(__file__, "claim.lua")
@@ -57,17 +57,17 @@ class Claims:
 
 def arrivals(recipient: str) -> str:
     """The topic that says that a message is in a recipient's queue."""
-    return topic("mail", hot_tag(recipient))
+    return wake_topic("mail", hot_tag(recipient))
 
 
 def departures(recipient: str) -> str:
     """The topic that says that a message left a recipient's queue."""
-    return topic("settled", hot_tag(recipient))
+    return wake_topic("settled", hot_tag(recipient))
 
 
 def events(agent: str) -> str:
     """The topic of the events that an agent's stream has beside its mail."""
-    return topic("events", hot_tag(agent))
+    return wake_topic("events", hot_tag(agent))
 
 
 class HotMail:

@@ -8,7 +8,7 @@ import msgspec
 
 from angelia.mail.hot_store import events
 from angelia.mail.model import DeliveryEvent, DeliveryStatus, EnvelopeRow, ReceiptRow
-from angelia.stores.wake import news
+from angelia.stores.wake import encode_event
 
 
 def delivery_event(
@@ -23,4 +23,4 @@ def delivery_event(
         at=at,
         reason=reason,
     )
-    return events(message.sender), news("receipt", msgspec.json.encode(event))
+    return events(message.sender), encode_event("receipt", msgspec.json.encode(event))

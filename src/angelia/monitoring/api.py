@@ -1,4 +1,4 @@
-"""What monitors and operators ask a server, as operations: /health, /healthz, /api, /metrics and /v1/settings."""
+"""Operations for monitors and operators: /health, /healthz, /api, /metrics and /v1/settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Check(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """The union of what AICQ's and Queen's monitors read; `status` is healthy or degraded."""
+    """The state of the server: all fields that monitors of AICQ and of Queen read. `status` is healthy or degraded."""
 
     status: str
     version: str
@@ -32,13 +32,13 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class Alive(msgspec.Struct, frozen=True):
-    """The process lives."""
+    """The process is running."""
 
     status: str
 
 
 class ServerName(msgspec.Struct, frozen=True):
-    """How AICQ's tools recognise a server."""
+    """Name and version, by which AICQ's tools recognise a server."""
 
     name: str
     version: str
@@ -46,7 +46,7 @@ class ServerName(msgspec.Struct, frozen=True):
 
 
 class SettingLine(msgspec.Struct, frozen=True):
-    """One effective value and where it came from; secrets are masked."""
+    """The effective value of a setting, and its origin; secrets are masked."""
 
     name: str
     value: str
@@ -55,6 +55,8 @@ class SettingLine(msgspec.Struct, frozen=True):
 
 
 class SettingList(msgspec.Struct, frozen=True):
+    """All settings."""
+
     settings: list[SettingLine]
 
 

@@ -1,4 +1,4 @@
-"""Answers what monitors and operators ask: health of the stores, metrics, effective settings."""
+"""Health of the stores, metrics and effective settings over HTTP."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from angelia.stores.open_stores import Stores
 
 
 class MonitoringSlice:
-    """What monitors and operators ask a server about itself."""
+    """Health, metrics and settings of a server, for monitors and operators."""
 
     def __init__(self, stores: Stores, loaded: Loaded, worker: int) -> None:
         self._stores = stores
@@ -28,6 +28,6 @@ class MonitoringSlice:
         """Nothing is held open."""
 
     async def _keep_journal(self, now: datetime) -> None:
-        """Lets our own hot tier write its journal again after a full disk. The tick needs the ledger, which waits for
+        """Turns the journal of our own hot tier on again after a full disk. A tick runs only when the ledger has
         room."""
         await self._stores.hot.keep_journal()

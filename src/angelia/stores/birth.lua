@@ -1,5 +1,5 @@
--- Gives the hot tier its birth mark, unless this very server already carries one.
--- KEYS  1  ang:birth   "<run id>:<Unix ms>"; nonces used before that moment may have been forgotten
+-- Sets the birth mark, unless this very server process has one.
+-- KEYS  1  ang:birth   "<run id>:<Unix ms>"; nonces used before that time may be lost
 -- ARGV  1  run id of the server that the caller is connected to
 --       2  now, Unix ms
 -- Returns the mark.

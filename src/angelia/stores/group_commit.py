@@ -1,7 +1,7 @@
-"""Gathers concurrent work of one kind into one ledger transaction, and gives each caller its own result.
+"""Group commit: concurrent work of one kind shares a ledger transaction, and each caller gets its own result.
 
-While one batch is being committed, the next gathers by itself: nobody waits for a timer, and under load one
-fsync serves everybody who came meanwhile.
+While one batch is being committed, the next one gathers. So no caller waits for a timer, and under load one fsync
+serves all callers that came meanwhile.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Generic, TypeVar
 
 from angelia.errors import AngeliaError, Unavailable
 from angelia.stores.ledger import Ledger, Tx
-from angelia.stores.outcome import settle
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -21,8 +20,8 @@ Batch = Callable[[Tx, Sequence[Item]], Awaitable[Sequence[Result | AngeliaError]
 
 
 class GroupCommit(Generic[Item, Result]):
-    """One kind of work. `batch` is set-based and answers each item with its result or its own error; one that only
-    reads needs no transaction."""
+    """One kind of work. `batch` is set-based and returns a result or an error for each item; work that only reads needs
+    no transaction."""
 
     def __init__(self, ledger: Ledger, batch: Batch[Item, Result], *, most: int = 256, reads: bool = False) -> None:
         self._open = ledger.reading if reads else ledger.transaction
@@ -40,7 +39,7 @@ class GroupCommit(Generic[Item, Result]):
         return await mine
 
     async def close(self) -> None:
-        """Let what waits be committed."""
+        """Returns after everything that waits was committed."""
         if self._committer is not None:
             await self._committer
 
@@ -60,13 +59,23 @@ class GroupCommit(Generic[Item, Result]):
         except Unavailable as error:
             # The commit may have happened or not: a second try here could write twice, so the caller decides.
             for _, mine in batch:
-                settle(mine, error)
-        except Exception as error:  # noqa: BLE001 - whatever one item caused must not reach its neighbours
+                _settle(mine, error)
+        except Exception as error:  # noqa: BLE001 - one item's fault must not fail its neighbours
             if len(batch) == 1:
-                settle(batch[0][1], error)
+                _settle(batch[0][1], error)
                 return
             for single in batch:
                 await self._commit([single])
         else:
             for (_, mine), result in outcomes:
-                settle(mine, result)
+                _settle(mine, result)
+
+
+def _settle(waiting: asyncio.Future[Result], outcome: Result | Exception) -> None:
+    """Gives a caller its result or its exception; a cancelled caller gets neither."""
+    if waiting.done():
+        return
+    if isinstance(outcome, Exception):
+        waiting.set_exception(outcome)
+    else:
+        waiting.set_result(outcome)

@@ -1,4 +1,5 @@
-"""One connection to the hot tier on which nobody waits for anybody else: answers come in the order of the questions."""
+"""One pipelined connection to the hot tier: commands are sent without waiting, replies come in the order of
+commands."""
 
 from __future__ import annotations
 
@@ -13,39 +14,39 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 ANSWER_SECONDS = 2.0
 _NOT_YET = object()
 
-Word = str | int | bytes  # what a command is made of
+Word = str | int | bytes  # one part of a command
 
 
 class HotLine(asyncio.Protocol):
-    """Writes what is asked in one go per turn of the event loop, and never asks twice: whether a command has run before
-    its line broke, only its caller knows what to do about."""
+    """Sends all commands of one turn of the event loop together. Never sends one twice: after a broken connection it
+    may have run or not, and only its caller knows whether a retry is safe."""
 
     def __init__(self, connection: AbstractConnection) -> None:
-        """Take over a connection that was made and greeted by the client library, which knows URLs, TLS and names."""
-        writer = connection._writer  # it has no other way to hand its transport on
+        """Takes over a connection that the client library opened, because it knows URLs, TLS and passwords."""
+        writer = connection._writer  # the library has no other way to give its transport away
         assert writer is not None, "it was connected just now"
-        self._connection = connection  # it would close what it lost
+        self._connection = connection  # kept alive, or it would close the transport
         self._transport = writer.transport
         self._loop = asyncio.get_running_loop()
-        self._answers = hiredis.Reader(replyError=_refusal, notEnoughData=_NOT_YET)
+        self._answers = hiredis.Reader(replyError=_reply_error, notEnoughData=_NOT_YET)
         self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()
         self._unsent: list[bytes] = []
-        self._watch: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self.open = True
         self._transport.set_protocol(self)
 
     def ask(self, *words: Word) -> asyncio.Future[Any]:
-        """One command; its answer, or what the server or the line has against it."""
+        """Sends one command. The future gets its reply, or the error of the server or of the connection."""
         mine: asyncio.Future[Any] = self._loop.create_future()
         if not self.open:
             mine.set_exception(ConnectionError("the line to the hot tier is broken"))
             return mine
         if not self._unsent:
             self._loop.call_soon(self._send)
-        self._unsent.append(hiredis.pack_command(words))  # type: ignore[arg-type] # of any length
+        self._unsent.append(hiredis.pack_command(words))  # type: ignore[arg-type] # a tuple of any length
         self._waiting.append((mine, self._loop.time() + ANSWER_SECONDS))
-        if self._watch is None:
-            self._watch = self._loop.call_later(ANSWER_SECONDS, self._look)
+        if self._timer is None:
+            self._timer = self._loop.call_later(ANSWER_SECONDS, self._check_oldest)
         return mine
 
     def close(self) -> None:
@@ -60,7 +61,7 @@ class HotLine(asyncio.Protocol):
                     continue
                 mine, _ = self._waiting.popleft()
                 if mine.done():
-                    continue  # whoever asked has gone away
+                    continue  # its caller was cancelled
                 if isinstance(answer, RedisError):
                     mine.set_exception(answer)
                 else:
@@ -69,11 +70,11 @@ class HotLine(asyncio.Protocol):
             self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Whoever waits is told; what was written may have been done."""
+        """Fails all commands that wait for a reply; they may have run."""
         self.open = False
         self._unsent.clear()
-        if self._watch is not None:
-            self._watch.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         while self._waiting:
             mine, _ = self._waiting.popleft()
             if not mine.done():
@@ -84,18 +85,18 @@ class HotLine(asyncio.Protocol):
             self._transport.writelines(self._unsent)
             self._unsent.clear()
 
-    def _look(self) -> None:
-        """The oldest question is the first to be answered: if it waits too long, so does everybody."""
-        self._watch = None
+    def _check_oldest(self) -> None:
+        """Drops the connection when the oldest command has no reply in time: all later ones wait behind it."""
+        self._timer = None
         if not self._waiting:
             return
         left = self._waiting[0][1] - self._loop.time()
         if left > 0:
-            self._watch = self._loop.call_later(left, self._look)
+            self._timer = self._loop.call_later(left, self._check_oldest)
         else:
             self._transport.abort()
             self.connection_lost(None)
 
 
-def _refusal(text: str) -> ResponseError:
+def _reply_error(text: str) -> ResponseError:
     return NoScriptError(text) if text.startswith("NOSCRIPT") else ResponseError(text)

@@ -1,4 +1,5 @@
-"""The ledger: PostgreSQL behind one pool. A caller opens a transaction and hands it on; faults are wrapped here."""
+"""The ledger: PostgreSQL behind one pool. Services open transactions and pass them to stores; driver errors are wrapped
+here."""
 
 from __future__ import annotations
 
@@ -14,21 +15,21 @@ from angelia.stores.disk import Disk
 
 Row = Mapping[str, Any]
 
-# What PostgreSQL and its driver raise when the server is away, starting or stopping. Nothing about the statement.
+# What PostgreSQL and its driver raise when the server is away, starting or stopping; the statement is not to blame.
 GONE = (
     OSError,
     TimeoutError,
     asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # a connection that broke in the middle of something
+    asyncpg.InternalClientError,  # a connection that broke during a statement
     asyncpg.PostgresConnectionError,
     asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.InsufficientResourcesError,  # disk full, out of memory, too many connections
     asyncpg.ReadOnlySQLTransactionError,
-    asyncpg.InvalidCachedStatementError,  # the schema changed under a running server; the next try is right
+    asyncpg.InvalidCachedStatementError,  # the schema changed under a running server; a retry succeeds
 )
-# What PostgreSQL or its driver raises for a value that no column can hold: somebody sent it, no statement is wrong.
+# What PostgreSQL or its driver raises for a value that no column can hold: the caller sent it, the statement is right.
 _UNSTORABLE = (
     asyncpg.CharacterNotInRepertoireError,
     asyncpg.UntranslatableCharacterError,
@@ -40,7 +41,7 @@ UniqueViolation = asyncpg.UniqueViolationError
 
 
 class Tx(Protocol):
-    """One open transaction, or a place to read from; every store function takes it first."""
+    """An open transaction, or a connection to read from. Every store function takes it as its first argument."""
 
     async def fetch(self, query: str, *args: object) -> Sequence[Row]: ...
     async def fetchrow(self, query: str, *args: object) -> Row | None: ...
@@ -49,14 +50,14 @@ class Tx(Protocol):
 
 
 class _Connection(asyncpg.Connection):  # type: ignore[misc]
-    """A transaction leaves nothing behind in its connection, so giving one back costs no round trip."""
+    """Returned to the pool without a reset, which would cost a round trip: our transactions leave no session state."""
 
     def get_reset_query(self) -> str:
         return ""
 
 
 class Ledger:
-    """A pool of connections to the one database that decides what exists."""
+    """A pool of connections to the database that decides what exists."""
 
     def __init__(self, pool: asyncpg.Pool, disk: Disk) -> None:
         self._pool = pool
@@ -64,7 +65,7 @@ class Ledger:
 
     @classmethod
     async def open(cls, url: str, connections: int = 10, disk: Disk | None = None) -> Ledger:
-        """Make the pool; it connects when first used, so a database that is away is no reason to fail here."""
+        """Makes the pool. It connects when it is first used, so this succeeds while the database is away."""
         pool = await asyncpg.create_pool(
             url,
             min_size=0,
@@ -84,9 +85,9 @@ class Ledger:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Tx]:
-        """One ledger transaction: committed when the block ends, rolled back when it raises.
+        """One transaction: committed when the block ends, rolled back when it raises.
 
-        While its disk is nearly full there is none, so that the ledger lives and can be read."""
+        DiskFull while the disk is nearly full, so that PostgreSQL keeps running and can be read."""
         self.disk.check()
         with self._wrapped():
             async with self._pool.acquire(timeout=5) as connection, connection.transaction():
@@ -94,8 +95,8 @@ class Ledger:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[Tx]:
-        """Statements that only read. Each sees what is committed when it begins, as it would in a transaction, which
-        costs two round trips more."""
+        """A connection for statements that only read. Each sees what is committed when it begins, as in a transaction,
+        which would cost two round trips more."""
         with self._wrapped():
             async with self._pool.acquire(timeout=5) as connection:
                 yield connection
@@ -110,8 +111,8 @@ class Ledger:
             yield
         except GONE as error:
             if isinstance(error, asyncpg.DiskFullError):
-                self.disk.found_full()
-            if self.disk.full:  # also one that is away: it may have ended for want of room, and starts only with some
+                self.disk.report_full()
+            if self.disk.full:  # also when PostgreSQL is away: it may have stopped for want of space
                 raise self.disk.refusal() from error
             raise Unavailable(
                 "the ledger is not reachable at the moment",
@@ -119,7 +120,7 @@ class Ledger:
                 retry_after=1,
             ) from error
         except asyncpg.DataError as error:
-            # The driver's own refusal of an argument is a bare DataError; its subclasses come from the server.
+            # The driver refuses an argument with a bare DataError; subclasses come from the server.
             if type(error) is not asyncpg.DataError and not isinstance(error, _UNSTORABLE):
                 raise
             raise InvalidArgument(

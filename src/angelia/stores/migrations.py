@@ -1,4 +1,4 @@
-"""Brings the ledger's schema to a version: numbered plain SQL, up and down, under one advisory lock."""
+"""Migrations of the ledger's schema: numbered SQL files, up and down, run under one advisory lock."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from angelia.stores.sql import statements
 SQL = statements(__file__, "migrations.sql")
 DIRECTORY = Path(__file__).parent / "migrations"
 _FILE = re.compile(r"(\d{4})_(\w+)\.up\.sql")
-_LOCK = 0x616E_6765_6C69_6100  # "angelia" and table 0: one migrator at a time, whatever the number of servers
+_LOCK = 0x616E_6765_6C69_6100  # "angelia" and a zero byte: of several servers, one migrates at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One step of the schema, with the way back."""
+    """One step of the schema, forward and back."""
 
     version: int
     name: str
@@ -35,8 +35,8 @@ class Migration:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
-    """How the database stands to the files; drift is what was changed behind our back."""
+class SchemaStatus:
+    """The schema of a database compared with the migration files. `drift` lists what other hands changed."""
 
     applied: int
     available: int
@@ -45,7 +45,7 @@ class Status:
 
 
 def available(directory: Path = DIRECTORY) -> list[Migration]:
-    """The migrations of a directory, dense from 1."""
+    """Returns the migrations of a directory, numbered from 1 without gaps."""
     found = []
     for path in sorted(directory.glob("*.up.sql")):
         match = _FILE.fullmatch(path.name)
@@ -61,7 +61,7 @@ def available(directory: Path = DIRECTORY) -> list[Migration]:
 async def migrate(
     connection: asyncpg.Connection, steps: Sequence[Migration] | None = None, to: int | None = None
 ) -> list[str]:
-    """Go to version `to` (the newest by default), each step in its own transaction; returns what was done.
+    """Migrates to version `to` (the newest by default), each step in its own transaction. Returns the steps done.
 
     A database that is ahead of these files is left alone: a migration never breaks the release before it.
     """
@@ -92,11 +92,11 @@ async def migrate(
         await connection.execute("SELECT pg_advisory_unlock($1)", _LOCK)
 
 
-async def status(connection: asyncpg.Connection, steps: Sequence[Migration] | None = None) -> Status:
-    """Compare the database with the files, changing nothing."""
+async def status(connection: asyncpg.Connection, steps: Sequence[Migration] | None = None) -> SchemaStatus:
+    """Compares the database with the files; changes nothing."""
     steps = available() if steps is None else steps
     if await connection.fetchval("SELECT to_regclass('schema_migrations')") is None:
-        return Status(0, len(steps), [_label(step) for step in steps], [])
+        return SchemaStatus(0, len(steps), [_label(step) for step in steps], [])
     applied = await _applied(connection)
     drift = [
         f"{_label(step)} was changed after it was applied"
@@ -107,7 +107,7 @@ async def status(connection: asyncpg.Connection, steps: Sequence[Migration] | No
     if recorded is not None and recorded != await connection.fetchval(SQL["fingerprint"]):
         drift.append("tables, columns or indexes were changed by hand")
     pending = [_label(step) for step in steps if step.version not in applied]
-    return Status(max(applied, default=0), len(steps), pending, drift)
+    return SchemaStatus(max(applied, default=0), len(steps), pending, drift)
 
 
 async def _applied(connection: asyncpg.Connection) -> dict[int, bytes]:
@@ -125,7 +125,7 @@ async def _step_down(connection: asyncpg.Connection, step: Migration) -> str:
 
 
 async def _step(connection: asyncpg.Connection, step: Migration, script: str, note: str, *values: object) -> None:
-    """A step, the note of it, and how the schema looks then: all in one transaction, or nothing."""
+    """Runs a step, records it, and records the fingerprint of the schema, all in one transaction."""
     try:
         async with connection.transaction():
             await connection.execute(script)

@@ -17,7 +17,7 @@ INSERT INTO schema_migrations (version, name, checksum, applied_at) VALUES ($1, 
 DELETE FROM schema_migrations WHERE version = $1
 
 -- name: fingerprint
--- What a person could have changed by hand: columns and indexes of our tables. Partitions come and go by the day.
+-- Columns and indexes of our tables: what an operator could change by hand. Partitions are left out: they come and go daily.
 SELECT sha256(convert_to(coalesce(string_agg(line, E'\n' ORDER BY line COLLATE "C"), ''), 'UTF8'))
 FROM (
   SELECT format('%s %s %s %s', c.relname, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull) AS line

@@ -1,4 +1,4 @@
-"""Where the archive lies: a directory of this machine, or a bucket of any store that speaks S3. One URL says it all."""
+"""The object store of the archive: a directory of this machine, or a bucket of any S3-compatible store, by one URL."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 _HINT = "a directory, or s3://bucket/prefix?endpoint=https://host&region=name; keys as AWS_ACCESS_KEY_ID and so on"
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
-# Left alone, delta-rs asks a store that does not answer for three minutes and more.
-_PATIENCE = {"connect_timeout": "5s", "timeout": "60s", "max_retries": "4", "retry_timeout": "60s"}
+# By default delta-rs retries a store that does not answer for three minutes and more.
+_TIMEOUTS = {"connect_timeout": "5s", "timeout": "60s", "max_retries": "4", "retry_timeout": "60s"}
 _CONNECT_SECONDS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """A place for objects. It is handed to executors as it is, so it carries the keys that they need."""
+    """A directory or bucket. Spark sends it to executors, so it carries the credentials that they need."""
 
     root: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -47,21 +47,21 @@ class Objects:
             options["AWS_ENDPOINT_URL"] = wanted
             if wanted.startswith("http://"):
                 options["AWS_ALLOW_HTTP"] = "true"
-        options |= _PATIENCE
+        options |= _TIMEOUTS
         return cls(f"s3://{parts.netloc}/{parts.path.strip('/')}".rstrip("/"), options)
 
     @property
     def url(self) -> str:
-        """What `at` understands; keys are no part of it."""
+        """The URL from which `at` makes the same place; without credentials."""
         if not self.remote:
             return self.root
-        said = {"endpoint": self.options.get("AWS_ENDPOINT_URL"), "region": self.options["AWS_REGION"]}
-        return f"{self.root}?{urlencode({name: value for name, value in said.items() if value}, safe=':/')}"
+        parts = {"endpoint": self.options.get("AWS_ENDPOINT_URL"), "region": self.options["AWS_REGION"]}
+        return f"{self.root}?{urlencode({name: value for name, value in parts.items() if value}, safe=':/')}"
 
     def beside(self, ending: str) -> Objects:
-        """The place next to this one whose name has an ending more; below it, if this is the whole of a bucket."""
-        parted = "-" if self.prefix or not self.remote else "/"
-        return replace(self, root=f"{self.root}{parted}{ending}")
+        """The place next to this one, named with the ending; inside it, if this is a whole bucket."""
+        separator = "-" if self.prefix or not self.remote else "/"
+        return replace(self, root=f"{self.root}{separator}{ending}")
 
     @property
     def remote(self) -> bool:
@@ -73,7 +73,7 @@ class Objects:
 
     @property
     def prefix(self) -> str:
-        """Where in the bucket; nothing for the whole of it."""
+        """The path inside the bucket; empty for the whole bucket."""
         return self.path(self.root).partition("/")[2]
 
     @property
@@ -85,7 +85,7 @@ class Objects:
         return f"{self.root}/{name}"
 
     def filesystem(self) -> FileSystem:
-        """What reads and writes paths as `path` makes them."""
+        """A file system for the paths that `path` returns."""
         from pyarrow import fs
 
         if not self.remote:
@@ -99,10 +99,10 @@ class Objects:
             scheme=endpoint.scheme or None,
             endpoint_override=endpoint.netloc or None,
             connect_timeout=_CONNECT_SECONDS,
-            # A small file is then one request, not three; what is wrong with it shows when it is closed.
+            # A small file is then one request instead of three; errors show when it is closed.
             allow_delayed_open=True,
         )
 
     def path(self, uri: str) -> str:
-        """A URI as the filesystem names it."""
+        """The path of a URI in `filesystem`."""
         return uri.removeprefix("s3://")

@@ -1,4 +1,4 @@
-"""The stores that one process has open: ledger, hot tier and the wake-ups over it."""
+"""The stores that one process has open: the ledger, the hot tier, and wake-ups over the hot tier."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from angelia.stores.wake import Wake
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """What the services of all slices stand on."""
+    """The stores that all slices share."""
 
     ledger: Ledger
     hot: HotTier
@@ -24,7 +24,7 @@ class Stores:
     @classmethod
     @asynccontextmanager
     async def opened(cls, loaded: Loaded, disk: Disk) -> AsyncIterator[Stores]:
-        """The stores that the settings name, closed at the end."""
+        """Opens the stores that the settings name, and closes them at the end."""
         settings = loaded.settings
         assert settings.database_url
         assert settings.redis_url

@@ -1,4 +1,4 @@
-"""Daily partitions (UTC) of a table that has a default one: made ahead, so that no row ever needs the default."""
+"""Daily partitions (UTC) of a table, made ahead of time, so that no row needs the default partition."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SQL = statements(__file__, "partitions.sql")
 
 @dataclass(frozen=True, slots=True)
 class Daily:
-    """A table partitioned by day. The names are ours, never a caller's: they become part of statements."""
+    """A table partitioned by day. The names become part of statements, so they must never come from a caller."""
 
     table: str
     column: str
@@ -25,7 +25,7 @@ class Daily:
 
 
 async def make_ahead(ledger: Ledger, daily: Daily, now: datetime) -> int:
-    """Make the partitions from yesterday to a week ahead; returns how many rows missed theirs."""
+    """Makes the partitions from yesterday to a week ahead. Returns how many rows are in the default partition."""
     days = [(now + timedelta(days=offset)).date() for offset in range(-1, DAYS_AHEAD + 1)]
     async with ledger.transaction() as tx:
         missing = await _missing(tx, daily, days)
@@ -37,7 +37,7 @@ async def make_ahead(ledger: Ledger, daily: Daily, now: datetime) -> int:
 
 
 async def make(tx: Tx, daily: Daily, day: date) -> None:
-    """One UTC day, with the rows of that day that had to go to the default partition meanwhile."""
+    """Makes the partition of one UTC day, and moves the rows of that day from the default partition into it."""
     await tx.execute(SQL["lock"], daily.table)
     if not await _missing(tx, daily, [day]):
         return

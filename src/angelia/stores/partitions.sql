@@ -2,8 +2,8 @@
 SELECT pg_advisory_xact_lock(hashtextextended('angelia/partitions of ' || $1::text, 0))
 
 -- name: make
--- DDL takes no parameters; what is filled in is made from a date and from names of our own. Without the lock, a row of
--- that day could enter the default partition between the move and the attachment, which PostgreSQL then refuses.
+-- DDL takes no parameters, so a date and our own names are filled in. Without the lock, a row of that day could enter the
+-- default partition between the move and the attachment, and PostgreSQL would refuse to attach.
 SET LOCAL lock_timeout = '5s';
 LOCK TABLE {table}_default IN ACCESS EXCLUSIVE MODE;
 CREATE TABLE {name} (LIKE {table} INCLUDING ALL);

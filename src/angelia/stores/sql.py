@@ -1,17 +1,20 @@
-"""Reads the `.sql` files beside the stores: named, commented blocks become statements by name."""
+"""The `.sql` files beside the stores, where each named block is one statement; rows in and out of statements."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _BLOCK = re.compile(r"^-- (name|part): (\w+)\n(.*?)(?=^-- (?:name|part): |\Z)", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"^--.*\n", re.MULTILINE)
 
 
 def statements(beside: str, name: str = "store.sql") -> Mapping[str, str]:
-    """The statements of the file `name` that lies beside the module `beside` (its `__file__`).
+    """Returns the statements, by name, of the file `name` beside a module, given by its `__file__`.
 
     `{part}` in a statement stands for a block `-- part: …` of the file, such as the columns of a record."""
     text = (Path(beside).parent / name).read_text("utf-8")
@@ -25,5 +28,11 @@ def statements(beside: str, name: str = "store.sql") -> Mapping[str, str]:
 
 
 def columns(rows: Sequence[tuple[object, ...]], width: int) -> list[list[object]]:
-    """Rows as the arrays that `unnest` wants; also when there are none."""
+    """Rows as columns, for `unnest`; `width` empty ones if there are no rows."""
     return [[row[at] for row in rows] for at in range(width)]
+
+
+def record_of(kind: type[T], row: Mapping[str, Any]) -> T:
+    """A record (a msgspec struct, or a dataclass with slots) of the columns named like its fields."""
+    names = getattr(kind, "__struct_fields__", None) or getattr(kind, "__slots__")  # noqa: B009 - only some types have it
+    return kind(**{name: row[name] for name in names})

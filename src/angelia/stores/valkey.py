@@ -1,4 +1,5 @@
-"""The hot tier: Valkey or Redis. Runs scripts, and keeps the birth mark that tells when its memory began."""
+"""The hot tier: Valkey or Redis. Runs scripts, and keeps the birth mark, which says since when its memory is
+complete."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from angelia.errors import SettingsError, Unavailable
 from angelia.stores.hot_line import HotLine, Word
 
 BIRTH = "ang:birth"
-# How far the clocks of two servers may be apart that share a hot tier (`doctor` warns at one second).
+# How far the clocks of servers that share a hot tier may differ (`doctor` warns at one second).
 CLOCK_ALLOWANCE_MS = 1000
 _NO_JOURNAL = ("CONFIG", "SET", "appendonly", "no")
 _RUN_ID = re.compile(rb"^run_id:(\w+)", re.MULTILINE)
@@ -32,7 +33,7 @@ _RUN_ID = re.compile(rb"^run_id:(\w+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A Lua script and the digest under which the server keeps it."""
+    """A Lua script, and the digest by which the server caches it."""
 
     text: str
     sha: str
@@ -51,13 +52,13 @@ log = structlog.get_logger(__name__)
 
 
 def now_ms() -> int:
-    """The process clock in Unix milliseconds."""
+    """This machine's time in Unix milliseconds."""
     return time.time_ns() // 1_000_000
 
 
 class HotTier:
-    """One line for scripts, and a pool of connections for the rest. Each new connection renews the birth mark if the
-    server's memory is another one."""
+    """One pipelined connection for scripts, and a pool for the rest. Each new connection renews the birth mark if the
+    server was restarted since."""
 
     def __init__(self, url: str, connections: int = 10, *, shared: bool = False) -> None:
         self._allowance_ms = CLOCK_ALLOWANCE_MS if shared else 0
@@ -80,7 +81,7 @@ class HotTier:
         self._connecting: asyncio.Task[HotLine] | None = None
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Word]) -> Any:
-        """Run a script, on the one line that all scripts share."""
+        """Runs a script on the pipelined connection, and returns its reply."""
         with _wrapped():
             line = self._line
             if line is None or not line.open:
@@ -90,13 +91,13 @@ class HotTier:
             except ResponseError as error:
                 if self._shared or not _journal_fails(error):
                     raise
-            # A disk that is full must not stop what needs no disk. What a restart forgets then, the ledger has.
+            # A full disk must not stop what needs no disk. What a restart loses without the journal, the ledger has.
             await line.ask(*_NO_JOURNAL)
             log.error("the hot tier cannot write its journal and goes on without", url=self._url.rpartition("@")[2])
             return await _ask(line, script, keys, args)
 
     async def keep_journal(self) -> None:
-        """Let our own server write its journal again, if it had to give it up."""
+        """Turns the journal of our own server on again, if a full disk turned it off."""
         if self._shared:
             return
         with _wrapped():
@@ -105,7 +106,7 @@ class HotTier:
                 log.warning("the hot tier writes its journal again")
 
     async def _connected(self) -> HotLine:
-        """A new line. Whoever comes while it is made waits for the same one, and fails with it."""
+        """Returns a new connection. Concurrent callers share one attempt, and its failure."""
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.create_task(self._connect())
         return await asyncio.shield(self._connecting)
@@ -122,41 +123,41 @@ class HotTier:
 
     @asynccontextmanager
     async def pubsub(self) -> AsyncIterator[PubSub]:
-        """A line that hears what is published; it waits as long as nothing is.
-
-        It is not mended when it breaks: whoever reads it makes a new one, and knows that something was missed."""
+        """A subscriber connection, without a read timeout. It does not reconnect: the reader opens a new one, and so
+        knows that it may have missed messages."""
         client = redis.asyncio.Redis.from_url(self._url, socket_connect_timeout=2, retry=Retry(NoBackoff(), 0))
         try:
-            async with client.pubsub() as line:
-                yield line
+            async with client.pubsub() as subscriber:
+                yield subscriber
         finally:
             await client.aclose()
 
-    async def publish(self, topic: str, word: bytes) -> None:
-        """By a script, so that it shares a round trip with the others."""
-        await self.run(_PUBLISH_SCRIPT, [], [topic, word])
+    async def publish(self, topic: str, message: bytes) -> None:
+        """Publishes on a topic, by a script, so that it shares a round trip with other scripts."""
+        await self.run(_PUBLISH_SCRIPT, [], [topic, message])
 
     async def set_mark(self, key: str, life_ms: int | None) -> None:
         with _wrapped():
             await self._redis.set(key, b"1", px=life_ms)
 
     async def forget(self, *keys: str) -> int:
-        """Remove keys; how many there were."""
+        """Deletes keys. Returns how many existed."""
         with _wrapped():
             return int(await self._redis.delete(*keys))
 
     async def birth(self) -> int:
-        """When this memory began, in Unix milliseconds; read now, not remembered."""
+        """Since when the hot tier's memory is complete, in Unix milliseconds; read anew each time."""
         return int((await self.birth_mark()).rpartition(":")[2])
 
     async def birth_mark(self) -> str:
-        """What tells this memory from any other that was here before."""
+        """The birth mark: it differs after every restart of the server."""
         await self.ping()
         mark = await self.run(_BIRTH_SCRIPT, [BIRTH], [self.run_id, self.birth_ms(now_ms())])
         return bytes(mark).decode()
 
     def birth_ms(self, now: int) -> int:
-        """What a birth mark made at that time says; servers that share a hot tier need not agree on the time."""
+        """The time in a birth mark that is made now: later by the clock difference allowed between servers that share
+        it."""
         return now + self._allowance_ms
 
     async def close(self) -> None:
@@ -166,28 +167,29 @@ class HotTier:
         await self._redis.connection_pool.disconnect()
 
     async def _greet(self, connection: AbstractConnection) -> None:
-        """A connection never outlives its server, so looking at the run id once per connection is enough."""
+        """Reads the run id and sets the birth mark. A connection never outlives its server, so once per connection is
+        enough."""
         await connection.on_connect()
-        found = _RUN_ID.search(bytes(await _told(connection, "INFO", "server")))
+        found = _RUN_ID.search(bytes(await _reply(connection, "INFO", "server")))
         if found is None:
             raise ConnectionError("this server does not tell its run id, so its memory cannot be trusted")
         self.run_id = found[1].decode()
         birth = ("EVAL", _BIRTH_SCRIPT.text, 1, BIRTH, self.run_id, self.birth_ms(now_ms()))
         try:
-            await _told(connection, *birth)
+            await _reply(connection, *birth)
         except ResponseError as error:
             if self._shared or not _journal_fails(error):
                 raise
-            await _told(connection, *_NO_JOURNAL)
-            await _told(connection, *birth)
+            await _reply(connection, *_NO_JOURNAL)
+            await _reply(connection, *birth)
 
 
 def _journal_fails(error: ResponseError) -> bool:
-    """Whether a server refuses to write because it cannot write its journal; without one it would not mind."""
+    """Whether the server refuses writes because it cannot write its journal."""
     return str(error).startswith("MISCONF")
 
 
-async def _told(connection: AbstractConnection, *words: Word) -> Any:
+async def _reply(connection: AbstractConnection, *words: Word) -> Any:
     await connection.send_command(*words)
     return await connection.read_response()
 
@@ -195,7 +197,7 @@ async def _told(connection: AbstractConnection, *words: Word) -> Any:
 async def _ask(line: HotLine, script: Script, keys: Sequence[str], args: Sequence[Word]) -> Any:
     try:
         return await line.ask("EVALSHA", script.sha, len(keys), *keys, *args)
-    except NoScriptError:  # a server that was started anew has forgotten its scripts
+    except NoScriptError:  # a restarted server has lost its script cache
         return await line.ask("EVAL", script.text, len(keys), *keys, *args)
 
 

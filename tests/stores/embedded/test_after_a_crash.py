@@ -22,7 +22,7 @@ from angelia.stores.embedded.binaries import valkey_for
 from angelia.stores.embedded.datadir import DataDir
 from angelia.stores.embedded.process import exists
 from angelia.stores.embedded.valkey import Valkey
-from storekeeping import PARENT, answers, hot, remembers, spawn_parent, until
+from store_probes import PARENT, answers, hot, remembers, spawn_parent, until
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 ELSEWHERE = {"database_url": "postgresql://ledger.example/a"}  # the hot tier alone

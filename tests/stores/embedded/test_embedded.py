@@ -26,7 +26,7 @@ from angelia.settings import Settings
 from angelia.stores.embedded import ledger_alone
 from angelia.stores.embedded.datadir import DataDir
 from angelia.stores.embedded.process import exists
-from storekeeping import PARENT, answers, ask, hot, remembers, spawn_parent, until
+from store_probes import PARENT, answers, ask, hot, remembers, spawn_parent, until
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 

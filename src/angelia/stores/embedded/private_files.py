@@ -8,10 +8,10 @@ import stat
 from pathlib import Path
 
 from angelia.errors import StartFailed
-from angelia.stores.embedded.owner import Owner, keeper_of_secrets
+from angelia.stores.embedded.system_user import SystemUser, keeper_of_secrets
 
 
-def write_private(path: Path, data: bytes, owner: Owner | None = None) -> None:
+def write_private(path: Path, data: bytes, owner: SystemUser | None = None) -> None:
     """Write a 0600 file atomically and durably; root gives it to `owner`, else to the directory's owner."""
     owner = owner or keeper_of_secrets(path.parent)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -58,7 +58,7 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def make_private_directory(path: Path, owner: Owner, mode: int = 0o700) -> None:
+def make_private_directory(path: Path, owner: SystemUser, mode: int = 0o700) -> None:
     """Make a directory for one user, or check that the one in place is a real one and belongs to it."""
     try:
         path.mkdir(mode=mode)
@@ -72,14 +72,14 @@ def make_private_directory(path: Path, owner: Owner, mode: int = 0o700) -> None:
         raise StartFailed(f"{path} is not a directory", hint="move it away and start again")
     if status.st_uid != owner.uid:
         raise StartFailed(
-            f"{path} belongs to {Owner(status.st_uid, status.st_gid).name}, not to {owner.name}",
+            f"{path} belongs to {SystemUser(status.st_uid, status.st_gid).name}, not to {owner.name}",
             hint=f"move it away, or give it to {owner.name} with everything in it",
         )
     if stat.S_IMODE(status.st_mode) != mode:
         path.chmod(mode)
 
 
-def open_log(directory: Path, name: str, owner: Owner) -> int:
+def open_log(directory: Path, name: str, owner: SystemUser) -> int:
     """Open a log for appending, without following links that the stores' user could have laid for root."""
     no_links = os.O_NOFOLLOW | os.O_CLOEXEC
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | no_links)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from angelia.stores.embedded.owner import Owner
+from angelia.stores.embedded.system_user import SystemUser
 
 _PR_SET_PDEATHSIG = 1
 _CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
@@ -42,7 +42,7 @@ class Program:
     command: Sequence[str]
     environ: Mapping[str, str]
     death_signal: signal.Signals
-    owner: Owner | None = None
+    owner: SystemUser | None = None
     cwd: str | None = None
     pass_fds: Sequence[int] = ()
 

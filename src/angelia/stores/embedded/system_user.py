@@ -16,15 +16,15 @@ from angelia.errors import StartFailed
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class SystemUser:
     """A user and its group."""
 
     uid: int
     gid: int
 
     @staticmethod
-    def ourselves() -> Owner:
-        return Owner(os.geteuid(), os.getegid())
+    def ourselves() -> SystemUser:
+        return SystemUser(os.geteuid(), os.getegid())
 
     @property
     def is_us(self) -> bool:
@@ -75,10 +75,10 @@ class Owner:
         )
 
 
-def choose_owner(directory: Path) -> Owner:
+def choose_owner(directory: Path) -> SystemUser:
     """Ourselves; as root: the owner of the directory, or of the stores in it, then the caller of sudo, then nobody."""
     if os.geteuid() != 0:
-        return Owner.ourselves()
+        return SystemUser.ourselves()
     for place in (directory, directory / "postgres", directory / "log"):
         with contextlib.suppress(FileNotFoundError):
             status = place.lstat()
@@ -93,10 +93,10 @@ def choose_owner(directory: Path) -> Owner:
             "PostgreSQL refuses to run as root, and there is no user nobody to run it as",
             hint="start Angelia as an ordinary user, or give the data directory to one",
         )
-    return Owner(entry.pw_uid, entry.pw_gid)
+    return SystemUser(entry.pw_uid, entry.pw_gid)
 
 
-def keeper_of_secrets(directory: Path) -> Owner | None:
+def keeper_of_secrets(directory: Path) -> SystemUser | None:
     """Who must read what root writes here: the directory's owner, so that it can start without root.
 
     Never nobody, since other services share that account.
@@ -107,7 +107,7 @@ def keeper_of_secrets(directory: Path) -> Owner | None:
     nobody = _nobody()
     if status.st_uid == 0 or (nobody is not None and status.st_uid == nobody.pw_uid):
         return None
-    return Owner(status.st_uid, status.st_gid)
+    return SystemUser(status.st_uid, status.st_gid)
 
 
 def store_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -116,11 +116,11 @@ def store_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {**{name: environ[name] for name in kept if name in environ}, "LC_ALL": "C", "TZ": "UTC"}
 
 
-def _by_uid(uid: int, gid: int) -> Owner:
+def _by_uid(uid: int, gid: int) -> SystemUser:
     try:
-        return Owner(uid, pwd.getpwuid(uid).pw_gid)
+        return SystemUser(uid, pwd.getpwuid(uid).pw_gid)
     except KeyError:
-        return Owner(uid, gid)
+        return SystemUser(uid, gid)
 
 
 def _nobody() -> pwd.struct_passwd | None:

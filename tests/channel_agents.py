@@ -10,8 +10,8 @@ from angelia.client.channel_reading import Unopened
 from angelia.client.exchange import Exchange
 from angelia.client.operation_requests import ask
 from angelia.mailbox.channels import ChannelMessage
-from people import Person
-from processes import ServerProcess
+from live_agents import Person
+from server_process import ServerProcess
 
 
 def without_roster(policy: ChannelPolicy, *allowed: str) -> Exchange[Channel]:

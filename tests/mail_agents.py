@@ -17,8 +17,8 @@ from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.receipts import Receipt, ReceiptStatus, receipt_document, sign_receipt
 from angelia.envelope.sealing import Letter
 from angelia.envelope.wire import Envelope
+from http_agents import Server
 from keyholder import KeyHolder, now_ms
-from support import Server
 
 NO_LIMITS = {"keys": "off", "bundles": "off", "register": "off", "identity": "off", "send": "off", "receive": "off"}
 

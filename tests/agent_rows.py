@@ -13,9 +13,9 @@ from angelia.pipeline.jobs.archive_receipts import archive_receipts
 from angelia.pipeline.jobs.archive_sessions import IDLE, archive_sessions
 from angelia.pipeline.jobs.job_context import JobContext
 from angelia.settings import Settings
-from chained import chained
-from filled import NOW, OLD, fill
-from scheduled import scheduled
+from audit_chains import chained
+from receipt_rows import NOW, OLD, fill
+from schedule_rows import scheduled
 
 AGENT = "alice-1"
 # How many rows are about the agent: receipts as sender or recipient, events, sessions.

@@ -19,7 +19,7 @@ from angelia.stores.ledger import Ledger
 from angelia.stores.open_stores import Stores
 from angelia.stores.valkey import HotTier
 from angelia.stores.wake import Wake
-from support import Server
+from http_agents import Server
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,15 @@ from starlette.types import ASGIApp
 from angelia.agents.service import Agents
 from angelia.api import Access, Answer, Call, Moment, PageSize, Per, Route, Rule
 from angelia.errors import Conflict
-from angelia.guard.blocks import Blocks
+from angelia.guard.blocks import AddressBlocks
 from angelia.guard.service import Guard
 from angelia.guard.tokens import Tokens
 from angelia.http.protocol import BoundedProtocol
 from angelia.settings import Settings
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
-from edges import edge_of, limiter_of, route
-from support import HOST
+from edge_setup import edge_of, limiter_of, route
+from http_agents import HOST
 
 ADDRESS = "192.0.2.7"  # of the caller
 ONCE = Rule("once", 1, 60_000, Per.ADDRESS)
@@ -85,7 +85,7 @@ class Doorway:
         self.executed: list[Call] = []
         self.agents = Agents(ledger)
         self.tokens = Tokens(ledger, self.agents)
-        self.blocks = Blocks(ledger, hot)
+        self.blocks = AddressBlocks(ledger, hot)
         anyone, run = Access.ANYONE, self._run
         routes = [
             route("GET", "/probe", run, anyone),

@@ -8,14 +8,14 @@ from angelia.agents import routes as agent_routes
 from angelia.agents.service import Agents
 from angelia.api import Access, Answer, Call, Per, Rule
 from angelia.guard import routes as guard_routes
-from angelia.guard.blocks import Blocks
+from angelia.guard.blocks import AddressBlocks
 from angelia.guard.service import Guard
 from angelia.guard.tokens import Tokens
 from angelia.settings import Settings
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
-from edges import edge_of, limiter_of, route
-from support import HOST, Agent
+from edge_setup import edge_of, limiter_of, route
+from http_agents import HOST, Agent
 
 PER_AGENT = Rule("posts", 3, 60_000, Per.AGENT)
 PER_ADDRESS = Rule("looks", 3, 60_000, Per.ADDRESS)
@@ -29,7 +29,7 @@ class Gate:
         self.hot = hot
         self.agents = Agents(ledger)
         self.tokens = Tokens(ledger, self.agents)
-        self.blocks = Blocks(ledger, hot)
+        self.blocks = AddressBlocks(ledger, hot)
         routes = [
             route("GET", "/signed", self._run, Access.AGENT),
             route("DELETE", "/signed", self._run, Access.AGENT),

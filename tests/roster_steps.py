@@ -15,9 +15,9 @@ from angelia.envelope.sealing import ChannelKey
 from angelia.envelope.signing import SigningPair
 from angelia.envelope.times import unix_ms
 from angelia.mailbox.drafts import Draft, SendOptions
-from liar import Answer, Liar
-from people import Lossy
-from talkers import Talker
+from channel_agents import Talker
+from live_agents import Lossy
+from lying_proxy import Answer, Liar
 
 CHANNEL = r"/v1/channels/[0-9a-f-]{36}"
 ROSTER = CHANNEL + "/roster"

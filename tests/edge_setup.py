@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from angelia.api import NOTHING, Access, Handler, Operation, Route
-from angelia.guard.blocks import Blocks
+from angelia.guard.blocks import AddressBlocks
 from angelia.guard.model import parse_networks
-from angelia.guard.rate_limiter import Limiter
+from angelia.guard.rate_limiter import RateLimiter
 from angelia.guard.service import Guard
 from angelia.http.edge import Edge
 from angelia.settings import Settings
 from angelia.stores.valkey import HotTier
 
 
-def limiter_of(routes: Sequence[Route], hot: HotTier, blocks: Blocks, settings: Settings) -> Limiter:
-    return Limiter(
+def limiter_of(routes: Sequence[Route], hot: HotTier, blocks: AddressBlocks, settings: Settings) -> RateLimiter:
+    return RateLimiter(
         hot, blocks, settings, {one.operation.rule.name: one.operation.rule for one in routes if one.operation.rule}
     )
 
