@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import TYPE_CHECKING
 
 import click
@@ -222,7 +223,7 @@ def _print_agent(session: CommandContext, agent: AgentRecord, fingerprint: str |
         ("name", agent.name),
         ("e-mail", agent.email),
         ("key id", str(agent.key_id)),
-        ("public key", _base64(agent.public_key)),
+        ("public key", base64.b64encode(agent.public_key).decode()),
         *([("fingerprint", fingerprint)] if fingerprint else []),
         ("registered", full(agent.registered_at)),
         ("X-AICQ-*", "accepted" if agent.aicq_signatures else "refused"),
@@ -234,7 +235,7 @@ def _print_profile(session: CommandContext, profile: AgentProfile) -> None:
     pairs = [
         ("id", str(profile.id)),
         ("name", profile.name),
-        ("public key", _base64(profile.public_key)),
+        ("public key", base64.b64encode(profile.public_key).decode()),
         ("registered", full(profile.joined_at)),
     ]
     session.out.thing(profile, pairs, quietly=str(profile.id), least=FACTS)
@@ -253,9 +254,3 @@ def _public_identity(identity: Identity) -> PublicIdentity:
     from angelia.mailbox.identity import PublicIdentity
 
     return PublicIdentity(handle=identity.handle, public_key=identity.public_key, key_id=identity.key_id)
-
-
-def _base64(raw: bytes) -> str:
-    import base64
-
-    return base64.b64encode(raw).decode()
