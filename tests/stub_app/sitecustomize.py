@@ -22,7 +22,7 @@ async def prepare(loaded: Any, data_dir: Any, node: Any, *, rotate_master_key: b
     return bool(loaded.settings.loopback)
 
 
-class Sealer:
+class SealerThread:
     def __init__(self, loaded: Any, data_dir: Any, node: Any) -> None: ...
 
     def start(self) -> None: ...
@@ -61,7 +61,7 @@ def Application(  # noqa: N802 - it stands for a class
 for name, members in {
     "angelia.app": {"Application": Application},
     "angelia.start": {"prepare": prepare},
-    "angelia.audit_sealer": {"Sealer": Sealer},
+    "angelia.audit_sealer": {"SealerThread": SealerThread},
 }.items():
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__dict__.update(members)
