@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class CommandContext:
-    """One run of one verb. Everything is found when it is first asked for, so that help stays fast."""
+    """One run of one verb. Everything is looked up when it is first used, so that help stays fast."""
 
     def __init__(self, shared: SharedFlags, out: Output) -> None:
         self.shared = shared
@@ -82,7 +82,7 @@ class CommandContext:
 
     @cached_property
     def said(self) -> list[tuple[str, str]]:
-        """The flags by which this command found its server and agent, as far as the next one needs them too."""
+        """The flags that named server and agent, as far as the next command needs them too."""
         given = self.shared
         flags = (
             ("--as", given.identity if len(self._local_names()) > 1 else None),
@@ -93,7 +93,7 @@ class CommandContext:
         return [(flag, value) for flag, value in flags if value]
 
     def explain(self, error: AngeliaError, named: Sequence[object] = ()) -> None:
-        """Put a hint right that cannot know how this command was called; `named` are the command's arguments."""
+        """Corrects a hint that cannot know how this command was called; `named` are the command's arguments."""
         if isinstance(error, Denied) and "token create --role" in error.hint:
             error.hint = self._better_token()
         elif error.code in ("not_found", "key_not_found"):
@@ -102,7 +102,7 @@ class CommandContext:
                 error.hint = f"did you mean {' or '.join(near)}?" + (f" {error.hint}" if error.hint else "")
 
     def _local_names(self) -> list[str]:
-        """The agents of this machine; none where they cannot be read, since an error may be on its way already."""
+        """The agents of this machine; none if they cannot be read, since another error may be on its way."""
         from angelia.mailbox import identity
 
         try:
@@ -111,7 +111,7 @@ class CommandContext:
             return []
 
     def _better_token(self) -> str:
-        """The way on from a role that is too low; to make a token with the same one would be refused as well."""
+        """The hint for a role that is too low: a token made with it would be refused as well."""
         path, own = self.settings.data_dir / "admin.token", self._token_of_data_directory()
         from_file = self.shared.token_file or (self._context and self._context.token_file)
         if own is not None and own != self.token:
@@ -123,7 +123,7 @@ class CommandContext:
         return f"{short}: --token-file F names another, such as admin.token of the server's data directory"
 
     def _near(self, handle: str) -> list[str]:
-        """The handles known here that somebody may have meant; none if this one is known itself."""
+        """Known handles that are near to this one; none if it is known itself."""
         from angelia.mailbox import identity
 
         names = self._local_names()
@@ -140,7 +140,7 @@ class CommandContext:
 
     @cached_property
     def identity_name(self) -> str:
-        """Which agent of this machine is meant, without opening its key."""
+        """The name of the agent that signs, without opening its key."""
         from angelia.mailbox import identity
 
         home = self.settings.home
@@ -204,7 +204,7 @@ class CommandContext:
         return self._client(None, None)
 
     def ask_new_passphrase(self) -> str:
-        """Ask twice for a passphrase that is going to protect a key."""
+        """Asks twice for a passphrase that will protect a key."""
         first = self._ask("new passphrase: ")
         if not first:
             raise Usage("an empty passphrase protects nothing", hint="leave out --passphrase for a key without one")
@@ -231,7 +231,7 @@ class CommandContext:
         return None if running is None else running.url
 
     def _token_of_data_directory(self) -> str | None:
-        # It opens the server that runs on this data directory; any other program must never be shown it.
+        # Only the server that runs on this data directory may see its token.
         if self._running_here is None or not _same_place(self.url, self._running_here):
             return None
         path = self.settings.data_dir / "admin.token"
@@ -252,7 +252,7 @@ class CommandContext:
         self.out.detail(f"{trip.method} {trip.path}  {ended}  {trip.seconds * 1000:.0f} ms{request}")
 
     def _notice(self, notice: Notice) -> None:
-        if notice.kind == "fallback":  # of each message; one line tells of all to a recipient
+        if notice.kind == "fallback":  # comes with each message; printed once for a recipient
             if notice.text in self._fell_back:
                 return
             self._fell_back.add(notice.text)
