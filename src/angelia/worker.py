@@ -99,7 +99,7 @@ def run(handover: Handover, report: StartReport) -> None:
         open_mode=handover.open_mode,
         worker=handover.worker,
         data_dir=handover.data_dir,
-        node=NodeIdentity.of(handover.node_public_key, handover.data_dir),
+        node=NodeIdentity(handover.node_public_key, handover.data_dir),
     )
     config = uvicorn.Config(
         application,

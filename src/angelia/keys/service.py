@@ -36,17 +36,14 @@ from angelia.keys.model import (
     ONE_TIME_LIFE,
     ONE_TIME_USE,
     ONE_TIME_WINDOW,
-    TYPE_NAMES,
     BundleAnswer,
     KeyChange,
     KeyRecord,
     KeyStatus,
     LinkDocument,
-    OneTimeRow,
     Reason,
     Rotation,
     link_document,
-    one_time_answer,
     parse_bundle,
 )
 from angelia.keys.store import HotBundles, NewestBundle
@@ -158,12 +155,12 @@ class Keys:
     async def add_one_time_keys(self, agent: AgentRow, keys: Sequence[OneTimeKey], now: datetime) -> tuple[int, int]:
         """Adds one-time keys of an agent. Returns how many are new, and how many unused ones there are."""
         async with self._ledger.reading() as tx:
-            bundle = parse_bundle(_known(await store.newest(tx, agent.handle), agent.handle).link.bundle)
+            bundle = parse_bundle((await _newest(tx, agent.handle)).link.bundle)
         # Checking a hundred takes a while, so no lock is held; that the pair is still the same is checked below.
         await asyncio.to_thread(_check_one_time, bundle.signer, keys)
         async with self._ledger.transaction() as tx:
             present = await agents_service.lock(tx, agent.id)
-            bundle = parse_bundle(_known(await store.newest(tx, present.handle), present.handle).link.bundle)
+            bundle = parse_bundle((await _newest(tx, present.handle)).link.bundle)
             for one in keys:
                 _check_owner(one, bundle)
             added = await _add_one_time(tx, bundle, keys, now)
@@ -187,7 +184,7 @@ class Keys:
         if held is not None:
             return held
         async with self._ledger.reading() as tx:
-            newest = _known(await store.newest(tx, agent.handle), agent.handle)
+            newest = await _newest(tx, agent.handle)
             answer = msgspec.json.encode(await answer_of(tx, newest))
         with contextlib.suppress(Unavailable):
             await self._hot.put(agent.handle, newest.stamp, answer)
@@ -197,21 +194,15 @@ class Keys:
         """The newest bundle and a one-time key; without a key if none is left, or if the requester had its share."""
         agent = await self.readable(name, requester, now)
         async with self._ledger.transaction() as tx:
-            newest = _known(await store.newest(tx, agent.handle), agent.handle)
-            bundle = newest.link.bundle
-            taken = None
-            since = now - ONE_TIME_WINDOW
-            if await store.issued_to_since(tx, agent.handle, requester.handle, since) < ONE_TIME_A_PAIR:
+            newest = await _newest(tx, agent.handle)
+            taken, suites = None, newest.link.bundle.suites
+            made_after, signer_id = now - ONE_TIME_LIFE, newest.link.bundle.signer.signer_id
+            had = await store.issued_to_since(tx, agent.handle, requester.handle, now - ONE_TIME_WINDOW)
+            if had < ONE_TIME_A_PAIR:
+                kinds = [name for suite, name in KEM_TYPES.items() if suites & suite.bit]
                 taken = await store.take_one_time(
-                    tx,
-                    agent.handle,
-                    requester.handle,
-                    now,
-                    made_after=now - ONE_TIME_LIFE,
-                    signer_id=bundle.signer.signer_id,
-                    key_types=[name for suite, name in KEM_TYPES.items() if bundle.suites & suite.bit],
+                    tx, agent.handle, requester.handle, now, made_after=made_after, signer_id=signer_id, key_types=kinds
                 )
-            made_after, signer_id = now - ONE_TIME_LIFE, bundle.signer.signer_id
             left = await store.free_one_time(tx, agent.handle, made_after, signer_id, ONE_TIME_ALERT)
             if taken and not left:
                 event = audit.event("prekey_exhausted", now, actor=requester.handle, object=agent.handle)
@@ -220,7 +211,7 @@ class Keys:
         if left < ONE_TIME_ALERT:
             metrics.ONE_TIME_KEYS_LOW.inc()
         metrics.ONE_TIME_KEYS.labels("issued" if taken else "fell_back").inc()
-        return one_time_answer(answer, taken)
+        return msgspec.structs.replace(answer, one_time=taken is not None, one_time_key=taken)
 
     async def links_since(
         self, name: str, version: int, reader: AgentRow | None, now: datetime
@@ -228,7 +219,7 @@ class Keys:
         """A page of the bundles after a version, whether there are more, and the revoked keys of the newest."""
         agent = await self.readable(name, reader, now)
         async with self._ledger.reading() as tx:
-            newest = _known(await store.newest(tx, agent.handle), agent.handle)
+            newest = await _newest(tx, agent.handle)
             links = await store.links_since(tx, agent.handle, version, LINKS_A_PAGE + 1)
             revoked = (await answer_of(tx, newest)).revoked
         return links[:LINKS_A_PAGE], len(links) > LINKS_A_PAGE, revoked
@@ -343,7 +334,7 @@ class Keys:
     async def _invalidate(self, tx: Tx, handle: str) -> None:
         """Invalidates the hot tier's copy before the commit, so that a crash after the commit leaves no old copy. An
         empty copy with the new stamp keeps out readers that still see the old bundle; later readers fill it."""
-        newest = _known(await store.newest(tx, handle), handle)
+        newest = await _newest(tx, handle)
         try:
             await self._hot.put(handle, newest.stamp, b"")
         except Unavailable:
@@ -377,20 +368,9 @@ async def _add_one_time(tx: Tx, bundle: Bundle, keys: Sequence[OneTimeKey], now:
     for one in keys:
         if abs(moment(one.created_at) - now) > SKEW:
             raise InvalidArgument("a one-time key is made when it is uploaded: its created_at is not now")
-    rows = [
-        OneTimeRow(
-            key_id=one.key.key_id,
-            key_type=TYPE_NAMES[one.key.kind],
-            public_key=one.key.raw,
-            signature_ed25519=one.signatures.ed25519,
-            signature_ml_dsa=one.signatures.ml_dsa,
-            created_at=moment(one.created_at),
-        )
-        for one in keys
-    ]
-    if await store.records(tx, bundle.agent_nhi, [row.key_id for row in rows]):
+    if await store.records(tx, bundle.agent_nhi, [one.key.key_id for one in keys]):
         raise Conflict("a one-time key is also a key of the bundle", hint="make new keys for one-time use")
-    added = await store.add_one_time(tx, bundle.agent_nhi, bundle.signer.signer_id, rows)
+    added = await store.add_one_time(tx, bundle.agent_nhi, bundle.signer.signer_id, keys)
     if await store.count_one_time(tx, bundle.agent_nhi, now - ONE_TIME_LIFE) > MOST_ONE_TIME:
         raise Conflict(f"an agent has at most {MOST_ONE_TIME} unused one-time keys")
     return added
@@ -410,7 +390,8 @@ async def answer_of(tx: Tx, newest: NewestBundle) -> BundleAnswer:
     )
 
 
-def _known(newest: NewestBundle | None, handle: str) -> NewestBundle:
+async def _newest(tx: Tx, handle: str) -> NewestBundle:
+    newest = await store.newest(tx, handle)
     if newest is None:
         raise no_bundle(handle)
     return newest
