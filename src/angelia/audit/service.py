@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Protocol
 from uuid import UUID
 
+from angelia.api import parse_cursor
 from angelia.audit import store
 from angelia.audit.model import (
     GENESIS,
@@ -16,7 +17,7 @@ from angelia.audit.model import (
     Checkpoint,
     Detail,
     Event,
-    EventFilter,
+    EventQuery,
     SignedEntry,
     StoredEvent,
     checkpoint_bytes,
@@ -115,7 +116,9 @@ class Audit:
             end = await store.sealer(tx)
             horizon, next_xid = await store.horizon(tx)
             if end.next_xid > next_xid:
-                return SealOutcome(0, end.position, _ahead(end.next_xid))
+                # PostgreSQL counts transactions upwards: all events until that transaction would be skipped.
+                ahead = f"the sealer is to go on from transaction {end.next_xid:,}, which has not begun yet"
+                return SealOutcome(0, end.position, ahead)
             batch = await store.sealable(tx, end.next_xid, horizon, SEAL_BATCH)
             # A full batch may end inside a transaction; the rest of its events come first in the next batch.
             next_xid = horizon if len(batch) < SEAL_BATCH else batch[-1].xid
@@ -153,9 +156,11 @@ class Audit:
         """Makes the daily partitions from yesterday to a week ahead. Returns how many rows are in none of them."""
         return await make_ahead(self._ledger, _DAILY, now)
 
-    async def events(self, wanted: EventFilter) -> list[StoredEvent]:
+    async def events(self, query: EventQuery) -> list[StoredEvent]:
+        """A page of events, newest first, and one event more if there is another page."""
+        before = parse_cursor(query.cursor)
         async with self._ledger.reading() as tx:
-            return await store.events(tx, wanted)
+            return await store.events(tx, query, before)
 
     async def chain(self, after: int, limit: int) -> ChainPage:
         """The sealed entries after a position. The floor is read last: it may have risen, never fallen, since."""
@@ -191,11 +196,6 @@ def _sign(node: NodeSigner, position: int, head: bytes, now: datetime) -> Checkp
         signed_at=now,
         signature=node.sign(checkpoint_bytes(position, head, now)).hex(),
     )
-
-
-def _ahead(next_xid: int) -> str:
-    """PostgreSQL counts transactions upwards: from there the sealer would skip all events until that transaction."""
-    return f"the sealer is to go on from transaction {next_xid:,}, which has not begun yet"
 
 
 async def _not_what_was_signed(tx: Tx, signed: SignedEntry | None, end: store.SealerState) -> str | None:
