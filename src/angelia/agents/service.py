@@ -73,19 +73,13 @@ class Agents:
         return registered
 
     async def update(
-        self,
-        agent: AgentRow,
-        now: datetime,
-        *,
-        name: str | None,
-        email: str | None,
-        aicq_signatures: bool | None,
+        self, agent: AgentRow, now: datetime, *, name: str | None, email: str | None, aicq_signatures: bool | None
     ) -> AgentRow:
         """Changes an agent's profile; None leaves a field as it is. Returns the agent."""
         name = None if name is None else clean_name(name)
         email = None if email is None else check_email(email)
         async with self._ledger.transaction() as tx:
-            before = _found(await store.lock(tx, agent.id))
+            before = await lock(tx, agent.id)
             updated = _found(await store.update(tx, agent.id, name, email, aicq_signatures))
             changed = [f for f in ("name", "email", "aicq_signatures") if getattr(updated, f) != getattr(before, f)]
             if changed:
@@ -159,12 +153,7 @@ class Agents:
             return await store.handles(tx, ids)
 
     async def list_agents(
-        self,
-        *,
-        since: datetime | None,
-        until: datetime | None,
-        after: tuple[datetime, UUID] | None,
-        limit: int,
+        self, *, since: datetime | None, until: datetime | None, after: tuple[datetime, UUID] | None, limit: int
     ) -> tuple[list[AgentRow], int]:
         """Returns a page of agents in order of registration, and how many there are in that period."""
         async with self._ledger.reading() as tx:

@@ -65,9 +65,8 @@ class RouteTable:
             if not names:
                 methods = self._exact.setdefault(operation.path, {})
             else:
-                regex = re.compile(
-                    _PARAMETER.sub("([^/]+)", re.escape(operation.path).replace(r"\{", "{").replace(r"\}", "}"))
-                )
+                literals = re.split(r"\{\w+\}", operation.path)
+                regex = re.compile("([^/]+)".join(re.escape(literal) for literal in literals))
                 pattern = self._patterns.setdefault(regex.pattern, _Pattern(regex, names, {}))
                 if pattern.names != names:
                     raise ValueError(f"{operation.path} is declared with other parameter names too")
@@ -232,7 +231,8 @@ class Edge:
             await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})
 
     def _observe(self, request: _Request, route: Route | None, status: int, seconds: float) -> None:
-        path = _label(route)
+        # The path is the route's template, with its parameters as AICQ writes them.
+        path = _PARAMETER.sub(r":\1", route.operation.path) if route else "other"
         method = request.method if route else "other"
         metrics.HTTP_REQUESTS.labels(method, path, str(status)).inc()
         metrics.HTTP_SECONDS.labels(method, path).observe(seconds)
@@ -328,8 +328,3 @@ def _combined(fields: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     for name, value in fields:
         lines.setdefault(name, []).append(value)
     return {name.decode("latin-1"): b", ".join(values).decode("latin-1") for name, values in lines.items()}
-
-
-def _label(route: Route | None) -> str:
-    """The path label of a metric: the route's template as AICQ writes it, or `other`."""
-    return _PARAMETER.sub(r":\1", route.operation.path) if route else "other"
