@@ -198,7 +198,6 @@ class Verifier:
         self._previous = GENESIS
         self._position = 0
         self._broken: list[Fault] = []
-        self._redacted: list[int] = []
         self._redactions: list[tuple[int, UUID, datetime]] = []
         self._erasures: set[datetime] = set()
         self._checkpoints: dict[int, Checkpoint] = {}
@@ -284,7 +283,7 @@ class Verifier:
         return Verdict(
             sealed=self._position,
             archived=self._archived,
-            redacted=self._redacted,
+            redacted=[position for position, _, _ in self._redactions],
             checkpoints=self._checked,
             foreign_checkpoints=self._foreign,
             witnessed=self._compared,
@@ -345,7 +344,6 @@ class Verifier:
             first, last = self._span or (at, at)
             self._span = min(first, at), max(last, at)
             if entry.event.redacted_at is not None:
-                self._redacted.append(entry.position)
                 self._redactions.append((entry.position, entry.event_id, entry.event.redacted_at))
             elif entry.event.event_type == ERASED:
                 self._erasures.add(at)

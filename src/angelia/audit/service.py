@@ -9,7 +9,9 @@ from datetime import datetime, timedelta
 from typing import Protocol
 from uuid import UUID
 
-from angelia.api import parse_cursor
+import structlog
+
+from angelia.api import Tick, parse_cursor
 from angelia.audit import store
 from angelia.audit.model import (
     GENESIS,
@@ -35,6 +37,8 @@ KEPT_AGE = timedelta(seconds=60)
 # How many entries, sealed by other nodes since it signed last, a node checks in one statement.
 _LINKS = 10_000
 _DAILY = Daily("audit_events", "occurred_at")
+_REFUSED = "angelia audit verify; what to do then: docs/audit.md, If the node refuses"
+log = structlog.get_logger(__name__)
 
 
 class NodeSigner(Protocol):
@@ -186,6 +190,19 @@ class Audit:
         """The strays of a time span, and the tail that waits for the sealer."""
         async with self._ledger.reading() as tx:
             return await store.strays(tx, since, until, limit), await store.tail(tx, limit)
+
+
+def sealing_tick(audit: Audit, node: NodeSigner) -> Tick:
+    """Seals events into the chain, every second or as long as full batches wait. For the main process, which holds the
+    node key."""
+
+    async def seal(now: datetime) -> bool:
+        sealed = await audit.seal(node, now)
+        if sealed.refused:
+            log.error("the node does not sign this audit chain", why=sealed.refused, hint=_REFUSED)
+        return sealed.entries == SEAL_BATCH
+
+    return Tick("audit sealer", 1.0, seal)
 
 
 def _sign(node: NodeSigner, position: int, head: bytes, now: datetime) -> Checkpoint:
