@@ -4,6 +4,7 @@ wins."""
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 import time
 import uuid
@@ -91,13 +92,7 @@ class Edge:
     """The ASGI application for HTTP requests."""
 
     def __init__(
-        self,
-        routes: Sequence[Route],
-        guard: Guard,
-        *,
-        open_mode: bool,
-        loopback: bool,
-        proxies: tuple[Network, ...],
+        self, routes: Sequence[Route], guard: Guard, *, open_mode: bool, loopback: bool, proxies: tuple[Network, ...]
     ) -> None:
         self._table = RouteTable(routes)
         self._guard = guard
@@ -159,9 +154,6 @@ class Edge:
         request.answer_headers |= headers
         request.caller = caller
 
-        async def prove(public_key: bytes) -> bool:
-            return await self._guard.prove_possession(unverified, body, public_key)
-
         call = Call(
             caller=caller,
             now=now,
@@ -171,7 +163,7 @@ class Edge:
             raw_query=request.query,
             body=body,
             headers=request.headers,
-            prove=prove,
+            prove=functools.partial(self._guard.prove_possession, unverified, body),
             path_names=names,
         )
         if not operation.waits:

@@ -31,7 +31,7 @@ class Emergency:
 
     why: str
     compromised_since: datetime
-    operator: str | None  # who acts for the agent; vouches for a new pair if the old one is lost
+    operator: str | None  # acts for the agent; vouches for a new pair if the old one is lost
 
 
 @dataclass(frozen=True, slots=True)

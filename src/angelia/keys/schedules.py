@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from datetime import datetime
-from typing import TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -13,7 +12,7 @@ from angelia import metrics
 from angelia.agents import service as agents_service
 from angelia.api import AgentRow
 from angelia.audit import service as audit
-from angelia.audit.model import Event
+from angelia.audit.model import Detail, Event
 from angelia.envelope.ids import MAX_HANDLE, hot_tag
 from angelia.errors import InvalidArgument, KeyNotFound, NotFound, VersionConflict
 from angelia.keys import schedules_store, store
@@ -34,7 +33,6 @@ from angelia.stores.wake import Wake, encode_event, wake_topic
 PURPOSE = "grace_period_keys"
 _TICK_BATCH = 500
 _GRACE_KEYS = msgspec.json.Decoder(list[GraceKey])
-Detail: TypeAlias = dict[str, str | int | bool | None]
 
 
 class Schedules:
@@ -64,7 +62,7 @@ class Schedules:
         async with self._ledger.transaction() as tx:
             mine, _ = await _active_key(tx, agent.handle), await _active_key(tx, other.handle)
             held = await schedules_store.put(tx, agent.handle, other.handle, uuid.uuid4(), mine, policy, now)
-            detail: Detail = {"session_id": str(held.session_id), "policy": policy.value}
+            detail = {"session_id": str(held.session_id), "policy": policy.value}
             await audit.record(tx, [_changed(agent, other.handle, operator, detail, now)])
             return await self._shown(tx, held, now)
 
@@ -74,7 +72,7 @@ class Schedules:
             removed = await schedules_store.remove(tx, agent.handle, named)
             if removed is None:
                 raise _none_with(peer)
-            detail: Detail = {"session_id": str(removed), "policy": None}
+            detail = {"session_id": str(removed), "policy": None}
             await audit.record(tx, [_changed(agent, named, operator, detail, now)])
 
     async def rotated(self, agent: AgentRow, peer: str, key_id: UUID, version: int, now: datetime) -> ScheduleRecord:
@@ -144,7 +142,7 @@ async def _handle(tx: Tx, peer: str) -> str:
 
 def _changed(agent: AgentRow, peer: str, operator: str | None, detail: Detail, now: datetime) -> Event:
     if operator is not None:
-        detail["agent_nhi"] = agent.handle
+        detail = {**detail, "agent_nhi": agent.handle}
     return audit.event("schedule_changed", now, actor=operator or agent.handle, object=peer, detail=detail)
 
 

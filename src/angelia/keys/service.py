@@ -32,7 +32,6 @@ from angelia.keys.model import (
     MOST_ONE_TIME,
     ONE_TIME_A_PAIR,
     ONE_TIME_ALERT,
-    ONE_TIME_BATCH,
     ONE_TIME_LIFE,
     ONE_TIME_USE,
     ONE_TIME_WINDOW,
@@ -108,9 +107,7 @@ class Keys:
                     await step.first(tx)
                 else:
                     await step.after(tx, parse_bundle(newest.link.bundle))
-                issued, expires = moment(bundle.issued_at), moment(bundle.expires_at)
-                document = link_document(link)
-                await store.add_bundle(tx, document, bundle.hash, bundle.prev_bundle_hash, issued, expires, now)
+                await store.add_bundle(tx, bundle, link_document(link), now)
                 await _add_one_time(tx, bundle, one_time, now)
                 if emergency is not None:
                     await schedules_store.make_all_due(tx, present.handle, now)
@@ -171,18 +168,15 @@ class Keys:
             return await store.count_one_time(tx, agent.handle, now - ONE_TIME_LIFE)
 
     async def agent(self, name: str) -> AgentRow:
-        """The agent of a handle or id, for an operator who acts for it."""
+        """The agent of a handle or id, for an operator that acts for it."""
         return await self._agents.named(name)
 
     async def bundle(self, name: str, reader: AgentRow | None, now: datetime) -> bytes:
         """The JSON of an agent's newest bundle: the hot tier's copy, which is made from the ledger if it is missing."""
         agent = await self.readable(name, reader, now)
-        try:
-            held = await self._hot.get(agent.handle)
-        except Unavailable:
-            held = None  # the ledger has it too
-        if held is not None:
-            return held
+        with contextlib.suppress(Unavailable):  # the ledger has it too
+            if (held := await self._hot.get(agent.handle)) is not None:
+                return held
         async with self._ledger.reading() as tx:
             newest = await _newest(tx, agent.handle)
             answer = msgspec.json.encode(await answer_of(tx, newest))
@@ -236,12 +230,10 @@ class Keys:
         """One tick: retires keys whose grace is over. Returns whether more wait."""
         async with self._ledger.transaction() as tx:
             ended = await store.end_grace(tx, now - DESTROY_AFTER, _TICK_BATCH)
-            events = [
-                audit.event(
-                    "key_retired", now, actor="angelia", object=nhi, detail={"key_id": str(id_), "key_type": kind}
-                )
-                for nhi, id_, kind in ended
-            ]
+            events = []
+            for handle, id_, kind in ended:
+                detail = {"key_id": str(id_), "key_type": kind}
+                events.append(audit.event("key_retired", now, actor="angelia", object=handle, detail=detail))
             await audit.record(tx, events)
         return len(ended) == _TICK_BATCH
 
@@ -293,9 +285,9 @@ class Keys:
             return await store.revoked_since(tx, at, after, limit)
 
     async def readable(self, name: str, reader: AgentRow | None, now: datetime) -> AgentRow:
-        """The agent of a name, if the rules let the reader read its keys. None is an operator, who always may.
+        """The agent of a name, if the rules let the reader read its keys. None is an operator, which always may.
 
-        A reader who may not read a name's keys does not learn either whether there is such an agent."""
+        A reader that may not read a name's keys does not learn either whether there is such an agent."""
         wish: Wish | None = None
         async with self._ledger.reading() as tx:
             agent = await agents_service.find(tx, name)
@@ -356,8 +348,6 @@ def _check_owner(one: OneTimeKey, bundle: Bundle) -> None:
 
 
 def _check_one_time(signer: VerifyingPair, keys: Sequence[OneTimeKey]) -> None:
-    if len(keys) > ONE_TIME_BATCH:
-        raise InvalidArgument(f"at most {ONE_TIME_BATCH} one-time keys at a time")
     for one in keys:
         check_one_time_key(one, signer)
 

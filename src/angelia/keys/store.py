@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.envelope.bundles import OneTimeKey
+from angelia.envelope.bundles import Bundle, OneTimeKey
 from angelia.envelope.ids import hot_tag
 from angelia.envelope.json_form import to_text
 from angelia.envelope.times import moment, unix_ms
@@ -44,12 +44,11 @@ async def links_since(tx: Tx, agent_nhi: str, version: int, limit: int) -> list[
     return [_link(row) for row in await tx.fetch(SQL["since"], agent_nhi, version, limit)]
 
 
-async def add_bundle(
-    tx: Tx, link: LinkDocument, bundle_hash: bytes, prev_hash: bytes, issued: datetime, expires: datetime, now: datetime
-) -> None:
-    bundle, times = link.bundle, (issued, expires, now)
-    place = (bundle.agent_nhi, bundle.bundle_version, bundle_hash, prev_hash)
-    await tx.execute(SQL["add_bundle"], *place, *times, bundle.suites, bundle, link.rotation_statement)
+async def add_bundle(tx: Tx, bundle: Bundle, document: LinkDocument, now: datetime) -> None:
+    """Adds a bundle; `document` is its JSON form, with the statement about a new signing pair."""
+    place = (bundle.agent_nhi, bundle.bundle_version, bundle.hash, bundle.prev_bundle_hash)
+    times = (moment(bundle.issued_at), moment(bundle.expires_at), now)
+    await tx.execute(SQL["add_bundle"], *place, *times, bundle.suites, document.bundle, document.rotation_statement)
 
 
 async def standings(tx: Tx, wanted: Sequence[tuple[str, UUID, datetime]]) -> list[tuple[int | None, KeyRecord | None]]:
