@@ -1,4 +1,4 @@
-"""Which user the stores run as: PostgreSQL refuses root, so root lends its stores to somebody else."""
+"""The user that the stores run as. PostgreSQL refuses root, so under root the stores run as another user."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from angelia.errors import StartFailed
 
 @dataclass(frozen=True, slots=True)
 class SystemUser:
-    """A user and its group."""
+    """A user of this machine, and its group."""
 
     uid: int
     gid: int
@@ -38,13 +38,13 @@ class SystemUser:
             return f"uid {self.uid}"
 
     def command_again(self, data_dir: Path) -> str:
-        """The command that runs here, as this user gives it; `sudo` has a path and an environment of its own."""
+        """Returns the present command, to be run again as this user; `sudo` resets path and environment."""
         ours = Path(sys.prefix) / "bin/angelia"
         words = [str(ours) if ours.exists() else "angelia", *sys.argv[1:]]
         return shlex.join(["sudo", "-u", self.name, "env", f"ANGELIA_DATA_DIR={data_dir}", *words])
 
     def require_name(self) -> None:
-        """PostgreSQL looks its user up in the passwd database and stops when it is not there."""
+        """StartFailed if the user has no entry in the passwd database: PostgreSQL would not start."""
         try:
             pwd.getpwuid(self.uid)
         except KeyError:
@@ -54,11 +54,11 @@ class SystemUser:
             ) from None
 
     def can_enter(self, directory: Path) -> bool:
-        """Ask the kernel as that user: modes of parents, access lists and mounts all count."""
+        """Tries it as that user, since modes of parents, access lists and mounts all count."""
         return self.run(("/bin/sh", "-c", 'test -x "$0"', str(directory))).returncode == 0
 
     def run(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        """Run a short command as this user; PermissionError when it may not execute it."""
+        """Runs a short command as this user; PermissionError if it may not execute it."""
         return subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
@@ -75,8 +75,9 @@ class SystemUser:
         )
 
 
-def choose_owner(directory: Path) -> SystemUser:
-    """Ourselves; as root: the owner of the directory, or of the stores in it, then the caller of sudo, then nobody."""
+def choose_store_user(directory: Path) -> SystemUser:
+    """Returns our own user; as root: the owner of the directory or of the stores in it, else the caller of sudo, else
+    the user `nobody`."""
     if os.geteuid() != 0:
         return SystemUser.ourselves()
     for place in (directory, directory / "postgres", directory / "log"):
@@ -96,22 +97,21 @@ def choose_owner(directory: Path) -> SystemUser:
     return SystemUser(entry.pw_uid, entry.pw_gid)
 
 
-def keeper_of_secrets(directory: Path) -> SystemUser | None:
-    """Who must read what root writes here: the directory's owner, so that it can start without root.
-
-    Never nobody, since other services share that account.
+def owner_of_secrets(directory: Path) -> SystemUser | None:
+    """The user that gets the secrets that root writes here: the owner of the directory, so that a later start works
+    without root. None to leave them to root; never the user `nobody`, since other services share that account.
     """
     if os.geteuid() != 0:
         return None
     status = directory.stat()
-    nobody = _nobody()
-    if status.st_uid == 0 or (nobody is not None and status.st_uid == nobody.pw_uid):
+    shared = _nobody()
+    if status.st_uid == 0 or (shared is not None and status.st_uid == shared.pw_uid):
         return None
     return SystemUser(status.st_uid, status.st_gid)
 
 
 def store_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a store may see: PGPORT and its family, and our secrets, must not reach it."""
+    """The environment of a store: without PGPORT and the like, and without our secrets."""
     kept = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
     return {**{name: environ[name] for name in kept if name in environ}, "LC_ALL": "C", "TZ": "UTC"}
 

@@ -1,4 +1,4 @@
-"""Our own Valkey: the hot tier with an append-only file, reachable by a Unix socket only."""
+"""Our own Valkey: the hot tier, with an append-only file, reachable by a Unix socket only."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from angelia.stores.embedded.system_user import store_environment
 
 _LARGEST_LOG = 10 * 1024 * 1024
 _READY = "Ready to accept connections"
-# It gave up while it loaded, for another reason than what it read.
-_NOT_ITS_FILES = ("No space left on device", "Received SIGTERM", "Received SIGINT", "Received shutdown signal")
+# Log lines of a start that failed for another reason than its files.
+_OTHER_REASONS = ("No space left on device", "Received SIGTERM", "Received SIGINT", "Received shutdown signal")
 
 
 class Valkey:
@@ -54,13 +54,13 @@ class Valkey:
         return f"unix://:{self._data_dir.secret(self._data_dir.valkey_password)}@{quote(str(self._socket))}"
 
     def prepare(self) -> None:
-        """Keep its log small."""
+        """Rotates a large log."""
         log = self._data_dir.logs / self.log_name
         if log.is_file() and log.stat().st_size > _LARGEST_LOG:
             log.replace(log.with_name(f"{self.log_name}.1"))
 
     def program(self) -> Program:
-        """The command of one start; what an earlier one left in its way is cleared first."""
+        """The command of one start. Removes what an earlier start left behind."""
         make_private_directory(self._data_dir.valkey, self._data_dir.owner)
         self._write_configuration()
         self._socket.unlink(missing_ok=True)
@@ -76,14 +76,15 @@ class Valkey:
         )
 
     def after_death(self, said: str, *, killed: bool) -> str | None:
-        """Set aside the files of one that gave up before it was ready: it cannot read them, and the ledger has it all.
+        """Moves the files aside if Valkey gave up before it was ready: it cannot read them, and the ledger can rebuild
+        what they hold.
 
-        Only the newest set is kept. If a start from nothing fails too, the files were not the reason. Nor are
-        they if it tells of another one.
+        Only the newest set is kept. Not done twice in a row, nor if the log names another reason: then the files are
+        not to blame.
         """
         if _READY in said:
             self._began_anew = False
-        if _READY in said or killed or self._began_anew or any(reason in said for reason in _NOT_ITS_FILES):
+        if _READY in said or killed or self._began_anew or any(reason in said for reason in _OTHER_REASONS):
             return None
         directory = self._data_dir.valkey
         aside = directory.with_name(f"{directory.name}.unreadable")
@@ -92,7 +93,7 @@ class Valkey:
             directory.rename(aside)
             sync_directory(directory.parent)
         except OSError:
-            return None  # it is tried again later, like any other that ended
+            return None  # the usual restart follows
         self._began_anew = True
         return f"Valkey cannot read its files; they lie in {aside} now, and what it held is rebuilt from the ledger"
 
@@ -110,7 +111,7 @@ class Valkey:
             client.close()
 
     def _write_configuration(self) -> None:
-        """At each start: it holds the password, so it is closed to others, and a crash may have garbled it."""
+        """Writes a private file, since it holds the password; at each start, since a crash may have damaged it."""
         settings = {
             "port": "0",
             "unixsocket": str(self._socket),
@@ -137,7 +138,7 @@ class Valkey:
 
 
 def _quoted(value: str) -> str:
-    """A value as Valkey's configuration reads it, whatever characters a path holds."""
+    """A value quoted for Valkey's configuration; a path may hold any character."""
     plain = "".join(
         c if c.isprintable() and c not in '"\\' else "".join(f"\\x{b:02x}" for b in os.fsencode(c)) for c in value
     )
