@@ -20,9 +20,7 @@ def as_superuser(data_dir: DataDir, *statements: str, database: str = "postgres"
         text=True,
         check=True,
         cwd="/",
-        env=store_environment({}),
-        user=None if owner.is_us else owner.uid,
-        group=None if owner.is_us else owner.gid,
-        extra_groups=None if owner.is_us else [],
+        env=store_environment(),
+        **owner.popen_options,
     )
     return told.stdout

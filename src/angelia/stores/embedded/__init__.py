@@ -6,49 +6,21 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from angelia.errors import StartFailed
 from angelia.settings import Settings, with_values
-from angelia.stores.embedded.binaries import Programs, postgres_for, valkey_for
+from angelia.stores.embedded.binaries import postgres_for, valkey_for
 from angelia.stores.embedded.datadir import DataDir
-from angelia.stores.embedded.orphans import Trace, stop_orphan
+from angelia.stores.embedded.orphans import stop_orphan
 from angelia.stores.embedded.postgres import Postgres
 from angelia.stores.embedded.private_files import open_log
-from angelia.stores.embedded.process import Backoff, Child, ParentDeath, Program, Steps, end, start
+from angelia.stores.embedded.process import Backoff, Child, ParentDeath, end, start
 from angelia.stores.embedded.valkey import Valkey
 
 _READY_SECONDS = 300.0
 _FAILED_STARTS = 3
 _SPARE_CONNECTIONS = 40
 _LOG_BYTES = 64 * 1024
-
-
-class Store(Protocol):
-    """A store's server process, which we keep running."""
-
-    name: str
-    log_name: str
-    programs: Programs
-    passing_troubles: tuple[str, ...]
-    stop_steps: Steps
-
-    @property
-    def trace(self) -> Trace: ...
-
-    @property
-    def url(self) -> str: ...
-
-    def prepare(self) -> None: ...
-
-    def program(self) -> Program: ...
-
-    def is_ready(self) -> bool: ...
-
-    def after_death(self, said: str, *, killed: bool) -> str | None:
-        """Called when the process ended, with the log of this start. Returns what was repaired for the next start, as a
-        line to log, or None."""
-        ...
 
 
 class EmbeddedStores:
@@ -137,7 +109,7 @@ def ledger_alone(settings: Settings) -> Iterator[str]:
 class _Supervised:
     """One store, and the process that it runs in at present."""
 
-    def __init__(self, store: Store, data_dir: DataDir, notice: ParentDeath | None) -> None:
+    def __init__(self, store: Postgres | Valkey, data_dir: DataDir, notice: ParentDeath | None) -> None:
         self.store = store
         self.child: Child | None = None
         self._data_dir = data_dir

@@ -115,7 +115,8 @@ def _executable(directory: Path, program: str, owner: SystemUser) -> Programs | 
 
 def _copied_postgres(directory: Path, data_dir: DataDir) -> Programs | None:
     tree, wheel = directory.parent, directory.parent.parent
-    target = data_dir.binaries / f"postgres-{_our_version(directory / 'postgres')}"
+    version = version_of(directory / "postgres", SystemUser.ourselves())
+    target = data_dir.binaries / f"postgres-{version}"
     libraries = wheel.parent / f"{wheel.name}.libs"
     mac_libraries = wheel / ".dylibs"
     # The programs find libpq by a relative path, so the copies keep their places relative to each other.
@@ -129,13 +130,10 @@ def _copied_postgres(directory: Path, data_dir: DataDir) -> Programs | None:
 
 
 def _copied_valkey(directory: Path, data_dir: DataDir) -> Programs | None:
-    target = data_dir.binaries / f"valkey-{_our_version(directory / 'valkey-server')}"
+    version = version_of(directory / "valkey-server", SystemUser.ourselves())
+    target = data_dir.binaries / f"valkey-{version}"
     _copy({directory: Path("bin")}, target)
     return _executable(target / "bin", "valkey-server", data_dir.owner)
-
-
-def _our_version(program: Path) -> str:
-    return version_of(program, SystemUser.ourselves())
 
 
 def _copy(parts: dict[Path, Path], target: Path) -> None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from angelia.stores.embedded.process import Steps, exists, wait_for_death
+from angelia.stores.embedded.process import Steps, exists
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Trace:
-    """What identifies a store process of ours: pid file, executable, working directory, and a part of its command."""
+    """What identifies a store process of ours: its pid file, which lies in its working directory, its executable, and a
+    part of its command."""
 
     pid_file: Path
     executable: str
-    directory: Path
     title: str
 
     def pid(self) -> int | None:
@@ -39,27 +41,25 @@ class Trace:
         try:
             try:
                 executable = (process / "exe").readlink().name.removesuffix(" (deleted)")
-                return executable == self.executable and (process / "cwd").readlink() == self.directory
+                return executable == self.executable and (process / "cwd").readlink() == self.pid_file.parent
             except PermissionError:  # root in a container may not follow the links of another user's process
+                name = (process / "comm").read_text().strip()  # the kernel truncates it to 15 bytes
                 command = (process / "cmdline").read_bytes()
-                return self._command_is_ours((process / "comm").read_text().strip(), command)
+                return name == self.executable[:15] and os.fsencode(self.title) in command
         except OSError:
             return False
-
-    def _command_is_ours(self, name: str, command: bytes) -> bool:
-        # The kernel truncates names to 15 bytes.
-        return name == self.executable[:15] and os.fsencode(self.title) in command
 
 
 def stop_orphan(pid: int, steps: Steps) -> None:
     """Stops the process, signal by signal, and returns when it has ended."""
     for number, seconds in steps:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-        except ProcessLookupError:
-            break
-        if wait_for_death(pid, seconds):
-            break
+        deadline = time.monotonic() + seconds
+        while exists(pid) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if not exists(pid):
+            return
 
 
 def _ps(pid: int, column: str) -> str:

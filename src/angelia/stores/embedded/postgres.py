@@ -9,7 +9,6 @@ import secrets
 import shutil
 import signal
 import sys
-from pathlib import Path
 from urllib.parse import quote
 
 import asyncpg
@@ -22,7 +21,6 @@ from angelia.stores.embedded.datadir import POSTGRES_SOCKET, DataDir
 from angelia.stores.embedded.orphans import Trace
 from angelia.stores.embedded.private_files import make_private_directory, open_log, sync_directory, write_private
 from angelia.stores.embedded.process import Program, Steps, end, start
-from angelia.stores.embedded.system_user import store_environment
 from angelia.stores.sql import statements
 
 SQL = statements(__file__, "roles.sql")
@@ -48,16 +46,7 @@ class Postgres:
         self.programs = programs
         self._data_dir = data_dir
         self._connections = connections
-
-    @property
-    def trace(self) -> Trace:
-        directory = self._data_dir.postgres
-        return Trace(
-            pid_file=directory / "postmaster.pid",
-            executable="postgres",
-            directory=directory,
-            title=str(directory),
-        )
+        self.trace = Trace(data_dir.postgres / "postmaster.pid", executable="postgres", title=str(data_dir.postgres))
 
     @property
     def url(self) -> str:
@@ -99,13 +88,9 @@ class Postgres:
             # Before recovery PostgreSQL syncs all files: one by one that took up to ten times as long.
             settings["recovery_init_sync_method"] = "syncfs"
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-        return Program(
-            command=(str(self._tool("postgres")), "-D", str(self._data_dir.postgres), "-p", "5432", *options),
-            environ=store_environment(os.environ),
-            owner=self._data_dir.owner,
-            cwd="/",
-            death_signal=signal.SIGINT,
-        )
+        program = self.programs.directory / "postgres"
+        where = ("-D", str(self._data_dir.postgres), "-p", "5432")
+        return Program.of_store(self._data_dir.owner, signal.SIGINT, program, *where, *options)
 
     def is_ready(self) -> bool:
         """Whether a connection works. The first one makes our database and its owner."""
@@ -166,9 +151,6 @@ class Postgres:
         password = self._data_dir.secret(self._data_dir.postgres_password)
         return f"postgresql://{_USER}:{password}@/{database}?host={quote(str(self._data_dir.sockets))}"
 
-    def _tool(self, name: str) -> Path:
-        return self.programs.directory / name
-
     def _initdb(self) -> None:
         # Under another name until it is complete, and a new name each time: an initdb that outlives a killed server
         # can then neither be taken for a cluster nor disturb the next one.
@@ -181,13 +163,8 @@ class Postgres:
         form = ("--encoding=UTF8", "--data-checksums", "--no-instructions", *self._locale())
         log = open_log(self._data_dir.logs, "initdb.log", self._data_dir.owner)
         try:
-            program = Program(
-                command=(str(self._tool("initdb")), "-D", str(fresh), *options, *form),
-                environ=store_environment(os.environ),
-                owner=self._data_dir.owner,
-                cwd="/",
-                death_signal=signal.SIGTERM,
-            )
+            initdb = self.programs.directory / "initdb"
+            program = Program.of_store(self._data_dir.owner, signal.SIGTERM, initdb, "-D", fresh, *options, *form)
             child = start(program, log=log)
             try:
                 child.wait(_INITDB_SECONDS)

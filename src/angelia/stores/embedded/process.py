@@ -10,12 +10,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from angelia.stores.embedded.system_user import SystemUser
+from angelia.stores.embedded.system_user import SystemUser, store_environment
 
 _PR_SET_PDEATHSIG = 1
 _CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
@@ -46,6 +45,12 @@ class Program:
     owner: SystemUser | None = None
     cwd: str | None = None
     pass_fds: Sequence[int] = ()
+
+    @classmethod
+    def of_store(cls, owner: SystemUser, death_signal: signal.Signals, *command: str | Path) -> Program:
+        """A program that runs as the user of the stores, without our environment and working directory."""
+        words = tuple(map(str, command))
+        return cls(command=words, environ=store_environment(), death_signal=death_signal, owner=owner, cwd="/")
 
 
 class Child:
@@ -106,7 +111,6 @@ def start(program: Program, *, log: int | None = None, stdin: bytes = b"", notic
         # The kernel sends the parent-death signal when the thread that started the child ends.
         raise RuntimeError("child processes are started from the main thread only")
     notice = notice or ParentDeath.best()
-    lent = program.owner if program.owner is not None and not program.owner.is_us else None
     process = subprocess.Popen(
         program.command,
         stdin=subprocess.PIPE,
@@ -114,13 +118,11 @@ def start(program: Program, *, log: int | None = None, stdin: bytes = b"", notic
         stderr=log,
         env=dict(program.environ),
         cwd=program.cwd,
-        user=lent.uid if lent else None,
-        group=lent.gid if lent else None,
-        extra_groups=[] if lent else None,
         start_new_session=True,
         umask=0o077,
         pass_fds=program.pass_fds,
         preexec_fn=_die_with_us(program.death_signal) if notice is ParentDeath.KERNEL else None,
+        **(program.owner.popen_options if program.owner else {}),
     )
     watchdog = _watch(process.pid, program.death_signal) if notice is ParentDeath.WATCHDOG else None
     _feed(process, stdin)
@@ -150,16 +152,6 @@ class Backoff:
         delay, self._delay = self._delay, min(self._delay * 2, self.LONGEST)
         self.failures += 1
         return delay
-
-
-def wait_for_death(pid: int, seconds: float) -> bool:
-    """Waits for the end of a process that is not our child; returns whether it came in time."""
-    deadline = time.monotonic() + seconds
-    while exists(pid):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def exists(pid: int) -> bool:

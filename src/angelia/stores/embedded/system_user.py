@@ -8,9 +8,10 @@ import pwd
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from angelia.errors import StartFailed
 
@@ -29,6 +30,11 @@ class SystemUser:
     @property
     def is_us(self) -> bool:
         return self.uid == os.geteuid()
+
+    @property
+    def popen_options(self) -> dict[str, Any]:
+        """What `subprocess.Popen` needs to start a process as this user."""
+        return {} if self.is_us else {"user": self.uid, "group": self.gid, "extra_groups": []}
 
     @property
     def name(self) -> str:
@@ -68,10 +74,8 @@ class SystemUser:
             check=False,
             cwd="/",
             timeout=60,
-            env=store_environment(os.environ),
-            user=None if self.is_us else self.uid,
-            group=None if self.is_us else self.gid,
-            extra_groups=None if self.is_us else [],
+            env=store_environment(),
+            **self.popen_options,
         )
 
 
@@ -110,10 +114,10 @@ def owner_of_secrets(directory: Path) -> SystemUser | None:
     return SystemUser(status.st_uid, status.st_gid)
 
 
-def store_environment(environ: Mapping[str, str]) -> dict[str, str]:
+def store_environment() -> dict[str, str]:
     """The environment of a store: without PGPORT and the like, and without our secrets."""
     kept = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
-    return {**{name: environ[name] for name in kept if name in environ}, "LC_ALL": "C", "TZ": "UTC"}
+    return {**{name: os.environ[name] for name in kept if name in os.environ}, "LC_ALL": "C", "TZ": "UTC"}
 
 
 def _by_uid(uid: int, gid: int) -> SystemUser:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-from pathlib import Path
 from urllib.parse import quote
 
 import redis
@@ -18,7 +17,6 @@ from angelia.stores.embedded.datadir import VALKEY_SOCKET, DataDir
 from angelia.stores.embedded.orphans import Trace
 from angelia.stores.embedded.private_files import make_private_directory, sync_directory, write_private
 from angelia.stores.embedded.process import Program, Steps
-from angelia.stores.embedded.system_user import store_environment
 
 _LARGEST_LOG = 10 * 1024 * 1024
 _READY = "Ready to accept connections"
@@ -38,16 +36,9 @@ class Valkey:
         self.programs = programs
         self._data_dir = data_dir
         self._began_anew = False
-
-    @property
-    def trace(self) -> Trace:
-        directory = self._data_dir.valkey
-        return Trace(
-            pid_file=directory / "valkey.pid",
-            executable="valkey-server",
-            directory=directory,
-            title=str(self._socket),
-        )
+        self._socket = data_dir.sockets / VALKEY_SOCKET
+        self._configuration = data_dir.valkey / "valkey.conf"
+        self.trace = Trace(data_dir.valkey / "valkey.pid", executable="valkey-server", title=str(self._socket))
 
     @property
     def url(self) -> str:
@@ -67,13 +58,8 @@ class Valkey:
         for unfinished in self._data_dir.valkey.glob("temp-*"):
             with contextlib.suppress(OSError):
                 unfinished.unlink()
-        return Program(
-            command=(str(self.programs.directory / "valkey-server"), str(self._configuration)),
-            environ=store_environment(os.environ),
-            owner=self._data_dir.owner,
-            cwd="/",
-            death_signal=signal.SIGTERM,
-        )
+        command = (self.programs.directory / "valkey-server", self._configuration)
+        return Program.of_store(self._data_dir.owner, signal.SIGTERM, *command)
 
     def after_death(self, said: str, *, killed: bool) -> str | None:
         """Moves the files aside if Valkey gave up before it was ready: it cannot read them, and the ledger can rebuild
@@ -102,10 +88,7 @@ class Valkey:
         client = redis.Redis.from_url(self.url, socket_timeout=5, retry=Retry(NoBackoff(), 0))
         try:
             return bool(client.ping())
-        except (
-            redis.ConnectionError,
-            redis.TimeoutError,
-        ):  # also BusyLoadingError, a kind of ConnectionError
+        except (redis.ConnectionError, redis.TimeoutError):  # BusyLoadingError is a ConnectionError
             return False
         finally:
             client.close()
@@ -127,14 +110,6 @@ class Valkey:
         }
         lines = [f"{name} {_quoted(value)}\n" for name, value in settings.items()]
         write_private(self._configuration, "".join(lines).encode(), self._data_dir.owner)
-
-    @property
-    def _socket(self) -> Path:
-        return self._data_dir.sockets / VALKEY_SOCKET
-
-    @property
-    def _configuration(self) -> Path:
-        return self._data_dir.valkey / "valkey.conf"
 
 
 def _quoted(value: str) -> str:
