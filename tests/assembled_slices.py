@@ -14,7 +14,7 @@ from angelia.guard.tokens import new_text, token_row
 from angelia.http.edge import Edge
 from angelia.keys import master_key
 from angelia.keys.node_key import load_or_make
-from angelia.settings import Loaded, Settings, with_values
+from angelia.settings import Loaded, Settings
 from angelia.stores.ledger import Ledger
 from angelia.stores.open_stores import Stores
 from angelia.stores.valkey import HotTier
@@ -52,7 +52,7 @@ class Assembled:
 @asynccontextmanager
 async def assembled(ledger: Ledger, hot: HotTier, directory: Path, **values: object) -> AsyncIterator[Assembled]:
     """The slices of a process that was just started; `values` are settings. Stores stay open at the end."""
-    settings = with_values(Settings(), data_dir=directory, **values)
+    settings = Settings(data_dir=directory, **values)
     key = directory / "master.key"
     if not key.exists():
         master_key.make(key)

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from angelia.audit.service import Audit
 from angelia.audit_sealer import sealing
 from angelia.keys.node_key import NodeIdentity, load_or_make
 from angelia.mail import receipts_store
-from angelia.settings import OUR_OWN, Loaded, Settings, with_values
+from angelia.settings import OUR_OWN, Loaded, Settings
 from angelia.start import prepare
 from angelia.stores import migrations
 from angelia.stores.embedded import EmbeddedStores
@@ -226,7 +226,7 @@ async def start(database_url: str, redis_url: str, tmp_path: Path) -> AsyncItera
 
         async def begin(*, rotate_master_key: bool = False, **values: object) -> Server:
             loaded = angelia_settings.load({}, {}, _no_file(tmp_path))
-            chosen = with_values(
+            chosen = replace(
                 loaded.settings, database_url=database_url, redis_url=redis_url, data_dir=tmp_path, **values
             )
             effective = Loaded(chosen, {**loaded.origins, "redis_url": OUR_OWN})

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from angelia.api import Route
-from angelia.settings import Settings, with_values
+from angelia.settings import Settings
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
 from probe_edge import Doorway
@@ -46,7 +46,7 @@ async def make(stores: Any, hot: HotTier) -> AsyncIterator[object]:
             if ledger is None:
                 ledger = await Ledger.open(stores.database_url, 2)
                 stack.push_async_callback(ledger.close)
-            doorway = Doorway(ledger, hot, with_values(Settings(), **values), open_mode=open_mode, more=more)
+            doorway = Doorway(ledger, hot, Settings(**values), open_mode=open_mode, more=more)
             stack.push_async_callback(doorway.client.aclose)
             return doorway
 

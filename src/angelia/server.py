@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from types import FrameType
 
@@ -28,7 +29,7 @@ from angelia.keys.node_key import load_or_make
 from angelia.listener import bind, local_url
 from angelia.pipeline_schedule import PipelineSchedule
 from angelia.runtime_file import Runtime
-from angelia.settings import OUR_OWN, Loaded, Settings, with_values
+from angelia.settings import OUR_OWN, Loaded, Settings
 from angelia.stores.embedded import EmbeddedStores, ledger_alone
 from angelia.stores.embedded.datadir import DataDir
 from angelia.stores.embedded.private_files import make_private_directory
@@ -66,7 +67,7 @@ def set_schema(loaded: Loaded, version: int, may_go_back: Callable[[int], bool])
     `may_go_back`, which gets the present version."""
     logs.configure(loaded.settings)
     with ledger_alone(loaded.settings) as database_url:
-        settings = with_values(loaded.settings, database_url=database_url)
+        settings = replace(loaded.settings, database_url=database_url)
         present = asyncio.run(start.schema_version(settings))
         if version < present and not may_go_back(present):
             return []
@@ -75,7 +76,7 @@ def set_schema(loaded: Loaded, version: int, may_go_back: Callable[[int], bool])
 
 def create_token(loaded: Loaded, *, role: str, agent: str | None, label: str, life: timedelta | None) -> MadeToken:
     """Makes a token while no server runs, so that already the first start may listen beyond this machine."""
-    logs.configure(with_values(loaded.settings, log_level="warning"))
+    logs.configure(replace(loaded.settings, log_level="warning"))
     with ledger_alone(loaded.settings) as database_url:
         effective = _with_urls(loaded, loaded.settings, database_url, loaded.settings.redis_url)
         return asyncio.run(start.create_token(effective, role=role, agent=agent, label=label, life=life))
@@ -91,7 +92,7 @@ def _start(
     cleanup.callback(data_dir.release)
     cleanup.callback(data_dir.remove_runtime)
     listener = cleanup.enter_context(bind(loaded.settings, patient=data_dir.left_by_a_crash))
-    settings = with_values(loaded.settings, port=listener.getsockname()[1])
+    settings = replace(loaded.settings, port=listener.getsockname()[1])
 
     stores = EmbeddedStores(settings, data_dir)
     cleanup.callback(stores.stop)
@@ -212,7 +213,7 @@ class _Signals:
 
 def _with_urls(loaded: Loaded, settings: Settings, database_url: str, redis_url: str | None) -> Loaded:
     own = {name: OUR_OWN for name in ("database_url", "redis_url") if getattr(loaded.settings, name) is None}
-    return Loaded(with_values(settings, database_url=database_url, redis_url=redis_url), {**loaded.origins, **own})
+    return Loaded(replace(settings, database_url=database_url, redis_url=redis_url), {**loaded.origins, **own})
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 import pytest
 import redis.asyncio
 
-from angelia.settings import Settings, with_values
+from angelia.settings import Settings
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
 from guarded_routes import Gate
@@ -25,7 +25,7 @@ async def gate(ledger: Ledger, hot: HotTier, redis_url: str) -> AsyncIterator[Ca
 
         def make(*, open_mode: bool = False, **values: object) -> Gate:
             values.setdefault("limits", {"register": "off"})
-            gate = Gate(ledger, hot, with_values(Settings(), **values), open_mode=open_mode)
+            gate = Gate(ledger, hot, Settings(**values), open_mode=open_mode)
             stack.push_async_callback(gate.client.aclose)
             return gate
 

@@ -134,13 +134,14 @@ def ledger(settings: Settings) -> Iterator[str]:
 
 def with_hot_tier(settings: Settings) -> Settings:
     """The settings with the running server's own hot tier where none is named; analytics measures its memory."""
+    from dataclasses import replace
+
     from angelia.runtime_file import read_runtime
-    from angelia.settings import with_values
 
     running = read_runtime(settings.data_dir)
     if settings.redis_url is not None or running is None:
         return settings
-    return with_values(settings, redis_url=running.redis_url)
+    return replace(settings, redis_url=running.redis_url)
 
 
 def has_ledger(settings: Settings) -> bool:

@@ -6,9 +6,10 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from angelia.errors import StartFailed
-from angelia.settings import Settings, with_values
+from angelia.settings import Settings
 from angelia.stores.embedded.binaries import postgres_for, valkey_for
 from angelia.stores.embedded.datadir import DataDir
 from angelia.stores.embedded.orphans import stop_orphan
@@ -96,7 +97,7 @@ def ledger_alone(settings: Settings) -> Iterator[str]:
     data_dir.lock()
     try:
         # With a URL for the hot tier, none is started.
-        stores = EmbeddedStores(with_values(settings, redis_url="unix:///none"), data_dir)
+        stores = EmbeddedStores(replace(settings, redis_url="unix:///none"), data_dir)
         try:
             yield stores.start()[0]
         finally:
