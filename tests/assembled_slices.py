@@ -57,7 +57,7 @@ async def assembled(ledger: Ledger, hot: HotTier, directory: Path, **values: obj
     if not key.exists():
         master_key.make(key)
     stores, node = Stores(ledger, hot, Wake(hot)), load_or_make(directory / "node.key")
-    async with Slices.opened(stores, Loaded(settings, {}), directory, node) as slices:
+    async with Slices.opened(stores, Loaded(settings, {}), node) as slices:
         try:
             yield Assembled(stores, slices, settings)
         finally:

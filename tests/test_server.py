@@ -265,7 +265,6 @@ def test_settings_survive_the_way_to_a_worker(tmp_path: Path) -> None:
         loaded=loaded,
         open_mode=True,
         worker=3,
-        data_dir=tmp_path,
         node_public_key=bytes(range(32)),
         listener=4,
         report=5,

@@ -67,11 +67,10 @@ def set_schema(loaded: Loaded, version: int, may_go_back: Callable[[int], bool])
     `may_go_back`, which gets the present version."""
     logs.configure(loaded.settings)
     with ledger_alone(loaded.settings) as database_url:
-        settings = replace(loaded.settings, database_url=database_url)
-        present = asyncio.run(start.schema_version(settings))
+        present = asyncio.run(start.schema_version(database_url))
         if version < present and not may_go_back(present):
             return []
-        return asyncio.run(start.set_schema(settings, version))
+        return asyncio.run(start.set_schema(database_url, version))
 
 
 def create_token(loaded: Loaded, *, role: str, agent: str | None, label: str, life: timedelta | None) -> MadeToken:
@@ -100,18 +99,17 @@ def _start(
         database_url, redis_url = stores.start(tell)
     effective = _with_urls(loaded, settings, database_url, redis_url)
     node = load_or_make(data_dir.node_key)
-    open_mode = asyncio.run(start.prepare(effective, data_dir.path, node, rotate_master_key=rotate_master_key))
+    open_mode = asyncio.run(start.prepare(effective, node, rotate_master_key=rotate_master_key))
 
     shutil.rmtree(data_dir.metrics, ignore_errors=True)
     make_private_directory(data_dir.metrics, SystemUser.ourselves())
     handover = Handover(
         loaded=effective,
         open_mode=open_mode,
-        data_dir=data_dir.path,
         node_public_key=node.public_key,
         listener=listener.fileno(),
     )
-    sealer = SealerThread(effective, data_dir.path, node)
+    sealer = SealerThread(effective, node)
     sealer.start()
     cleanup.callback(sealer.stop)  # it seals until the workers have ended
     workers = Workers(handover, data_dir.metrics, signals.selector)

@@ -7,13 +7,13 @@ import os
 import socket
 import sys
 import traceback
-from pathlib import Path
 from types import TracebackType
 
 import msgspec
 
 from angelia.errors import AngeliaError
 from angelia.settings import Loaded
+from angelia.stores.embedded.datadir import DataDir
 
 READY = b"\x06"
 _LONGEST_REPORT = 4000
@@ -25,7 +25,6 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
 
     loaded: Loaded
     open_mode: bool
-    data_dir: Path
     node_public_key: bytes
     listener: int
     worker: int = 0
@@ -97,8 +96,7 @@ def run(handover: Handover, report: StartReport) -> None:
         loaded=handover.loaded,
         open_mode=handover.open_mode,
         worker=handover.worker,
-        data_dir=handover.data_dir,
-        node=NodeIdentity.of(handover.node_public_key, handover.data_dir),
+        node=NodeIdentity.of(handover.node_public_key, DataDir(settings.data_dir).path),
     )
     config = uvicorn.Config(
         application,
