@@ -72,7 +72,7 @@ class Slices:
                 await one.close()
 
     def edge(self, stores: Stores, settings: Settings, *, open_mode: bool) -> Edge:
-        """The way of a request through the guard to the routes of all slices."""
+        """Returns the edge, which takes a request through the guard to the routes of all slices."""
         routes = [route for one in self for route in one.routes()]
         routes += documents.routes(routes)
         rules = {rule.name: rule for route in routes if (rule := route.operation.rule) is not None}
@@ -100,7 +100,7 @@ class Application:
         self._stores: Stores | None = None
 
     def stop_waiting(self) -> None:
-        """The server is about to stop: requests that wait for something answer now."""
+        """Called before the server stops: long polls answer now."""
         if self._stores is not None:
             self._stores.wake.stop()
 

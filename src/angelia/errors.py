@@ -16,7 +16,7 @@ class AngeliaError(Exception):
         self.hint = hint
         self.retry_after = retry_after
         self.headers: dict[str, str] = {}
-        self.members: dict[str, object] = {}  # what a problem document says beyond its words
+        self.members: dict[str, object] = {}  # further members of a problem document
         super().__init__(self.message)
 
     def __init_subclass__(cls, *, code: str = "") -> None:
@@ -27,7 +27,7 @@ class AngeliaError(Exception):
 
     @property
     def hint(self) -> str:
-        """The next step. It is the exception's note as well, so that a traceback shows it."""
+        """The next step for the reader. Also a note of the exception, so that a traceback shows it."""
         return self._hint
 
     @hint.setter

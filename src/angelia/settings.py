@@ -243,10 +243,10 @@ def mask_url(url: str) -> str:
     if found is None:
         return "***"
     scheme, authority, rest = found.groups()
-    who, _, where = authority.rpartition("@")
-    if ":" in who:
-        authority = f"{who.partition(':')[0]}:***@{where}"
-    elif not who and ":" in authority and "@" in rest:  # a password with an unescaped slash splits a URL wrongly
+    user, _, host = authority.rpartition("@")
+    if ":" in user:
+        authority = f"{user.partition(':')[0]}:***@{host}"
+    elif not user and ":" in authority and "@" in rest:  # a password with an unescaped slash splits a URL wrongly
         return f"{scheme}***"
     return scheme + authority + re.sub(r"(password=)[^&]*", r"\1***", rest)
 

@@ -45,11 +45,11 @@ class Ticker:
             try:
                 more = await self._once(tick)
             except DiskFull:
-                metrics.TICK_FAILURES.labels(tick.name).inc()  # the store that met it has logged it
+                metrics.TICK_FAILURES.labels(tick.name).inc()  # the disk logs it, once
             except (AngeliaError, StatementError, *GONE) as error:
                 metrics.TICK_FAILURES.labels(tick.name).inc()
                 log.warning("a tick failed and will be tried again", tick=tick.name, error=str(error))
-            except Exception:  # a fault in one round must not end the tick for as long as the process lives
+            except Exception:  # an error in one round must not end the tick
                 metrics.TICK_FAILURES.labels(tick.name).inc()
                 log.exception("a tick failed and will be tried again", tick=tick.name)
             await asyncio.sleep(0 if more else tick.every_seconds)
