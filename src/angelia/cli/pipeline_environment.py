@@ -28,16 +28,12 @@ T = TypeVar("T")
 NEEDED = ("pyspark", "pyarrow", "deltalake", "adbc_driver_postgresql")
 
 
-class NotInstalled(AngeliaError):
+class NotInstalled(AngeliaError, code="not_installed"):
     """The pipeline is not installed"""
 
-    code = "not_installed"
 
-
-class JobFailed(AngeliaError):
+class JobFailed(AngeliaError, code="job_failed"):
     """The job failed"""
-
-    code = "job_failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
