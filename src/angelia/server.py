@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from types import FrameType
 
 import angelia
@@ -220,24 +221,22 @@ def _announced(names: list[str]) -> Iterator[Callable[[str], None]]:
     if not names:
         yield _LOG.warning
         return
-    what = f"starting {', '.join(names)} … "
+    what, show = f"starting {', '.join(names)} … ", partial(print, file=sys.stderr, flush=True)
 
     def tell(line: str) -> None:
-        sys.stderr.write("\n")
+        show()
         _LOG.warning(line)
-        sys.stderr.write(what)
-        sys.stderr.flush()
+        show(what, end="")
 
     began = time.monotonic()
-    sys.stderr.write(what)
-    sys.stderr.flush()
+    show(what, end="")
     try:
         yield tell
     except BaseException:
-        sys.stderr.write("\n")
+        show()
         raise
     seconds = time.monotonic() - began
-    sys.stderr.write(f"{seconds:.0f} s\n" if seconds >= 1 else f"{seconds:.1f} s\n")
+    show(f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1f} s")
 
 
 def _greet(loaded: Loaded, *, open_mode: bool) -> None:
@@ -248,11 +247,10 @@ def _greet(loaded: Loaded, *, open_mode: bool) -> None:
         mode = "open mode: this machine only, no token needed"
     else:
         mode = "open mode: NO PROTECTION, whoever reaches this address may use it"
-    sys.stderr.write(f"Angelia {angelia.__version__} is ready   {local_url(settings)}   {mode}\n")
+    print(f"Angelia {angelia.__version__} is ready   {local_url(settings)}   {mode}", file=sys.stderr)
     before = "".join(f"`{command}`, " for command in _before_the_next(loaded))
     then = "then " if before else ""
-    sys.stderr.write(f"next: in another terminal, {before}{then}`angelia agent new alice --register`\n")
-    sys.stderr.flush()
+    print(f"next: in another terminal, {before}{then}`angelia agent new alice --register`", file=sys.stderr, flush=True)
 
 
 def _before_the_next(loaded: Loaded) -> Iterator[str]:

@@ -8,12 +8,14 @@ import pwd
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from angelia.errors import StartFailed
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +40,8 @@ class SystemUser:
 
     @property
     def name(self) -> str:
-        try:
-            return pwd.getpwuid(self.uid).pw_name
-        except KeyError:
-            return f"uid {self.uid}"
+        entry = _entry(pwd.getpwuid, self.uid)
+        return entry.pw_name if entry else f"uid {self.uid}"
 
     def command_again(self, data_dir: Path) -> str:
         """Returns the present command, to be run again as this user; `sudo` resets path and environment."""
@@ -51,13 +51,11 @@ class SystemUser:
 
     def require_name(self) -> None:
         """StartFailed if the user has no entry in the passwd database: PostgreSQL would not start."""
-        try:
-            pwd.getpwuid(self.uid)
-        except KeyError:
+        if _entry(pwd.getpwuid, self.uid) is None:
             raise StartFailed(
                 f"the stores would run as uid {self.uid}, which has no entry in the passwd database",
                 hint="set DATABASE_URL and REDIS_URL, or give the data directory to a named user",
-            ) from None
+            )
 
     def can_enter(self, directory: Path) -> bool:
         """Tries it as that user, since modes of parents, access lists and mounts all count."""
@@ -92,7 +90,7 @@ def choose_store_user(directory: Path) -> SystemUser:
     caller = os.environ.get("SUDO_UID", "")
     if caller.isdecimal() and int(caller) != 0:
         return _by_uid(int(caller), int(os.environ.get("SUDO_GID", caller)))
-    entry = _nobody()
+    entry = _entry(pwd.getpwnam, "nobody")
     if entry is None:
         raise StartFailed(
             "PostgreSQL refuses to run as root, and there is no user nobody to run it as",
@@ -108,7 +106,7 @@ def owner_of_secrets(directory: Path) -> SystemUser | None:
     if os.geteuid() != 0:
         return None
     status = directory.stat()
-    shared = _nobody()
+    shared = _entry(pwd.getpwnam, "nobody")
     if status.st_uid == 0 or (shared is not None and status.st_uid == shared.pw_uid):
         return None
     return SystemUser(status.st_uid, status.st_gid)
@@ -121,14 +119,13 @@ def store_environment() -> dict[str, str]:
 
 
 def _by_uid(uid: int, gid: int) -> SystemUser:
-    try:
-        return SystemUser(uid, pwd.getpwuid(uid).pw_gid)
-    except KeyError:
-        return SystemUser(uid, gid)
+    entry = _entry(pwd.getpwuid, uid)
+    return SystemUser(uid, entry.pw_gid if entry else gid)
 
 
-def _nobody() -> pwd.struct_passwd | None:
+def _entry(look_up: Callable[[T], pwd.struct_passwd], user: T) -> pwd.struct_passwd | None:
+    """The entry of a user in the passwd database, if there is one."""
     try:
-        return pwd.getpwnam("nobody")
+        return look_up(user)
     except KeyError:
         return None
