@@ -24,7 +24,7 @@ from http_agents import Server
 
 @dataclass(frozen=True)
 class Assembled:
-    """Open slices, and the stores that they stand on."""
+    """Open slices, and the stores that they use."""
 
     stores: Stores
     slices: Slices

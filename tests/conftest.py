@@ -38,12 +38,12 @@ from angelia.stores.valkey import HotTier
 from http_agents import Server
 from postgres_superuser import as_superuser
 
-# How long an example takes tells how busy the machine is, not whether the example is right.
+# No deadline: the duration of an example says how busy the machine is, not whether the code is right.
 hypothesis_settings.register_profile("angelia", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 hypothesis_settings.load_profile("angelia")
 
-# Nearly everything that a run writes lies in memory, where a flush costs nothing. A killed process leaves the same
-# behind there; tests that kill a server with its stores use `disk_directory` all the same.
+# Most files of a run lie in memory, where a flush costs nothing. A killed process leaves the same files there as on a
+# disk; tests that kill a server with its stores use `disk_directory` nevertheless.
 _MEMORY, _DISK = Path("/dev/shm"), Path("/tmp")
 _ROOM = 4 << 30
 
@@ -71,7 +71,7 @@ class Stores:
 
     @property
     def admin_url(self) -> str:
-        """For what tests alone may do: make databases, and empty them by shortcuts."""
+        """The URL of the superuser, for what only tests do: make databases, and empty them quickly."""
         return self.as_admin(self.database_url)
 
     def as_admin(self, url: str) -> str:
@@ -90,7 +90,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """The run's last lines: how many published vectors were tried; how many tests were left out, and why."""
+    """Prints how many published vectors were tried, and how many tests were skipped, and why."""
     if hasattr(config, "workerinput"):
         return
     if _vectors:
@@ -101,7 +101,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def directory() -> Iterator[Path]:
-    """A directory that the stores' user can reach; pytest's own are closed to other users."""
+    """A directory that the user of the stores can enter; pytest's own are closed to other users."""
     yield from _open_directory(_fast_place())
 
 
@@ -120,7 +120,7 @@ def _open_directory(parent: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def data_dir(directory: Path) -> Iterator[DataDir]:
-    """A server's data directory, as a server that is about to start makes it."""
+    """A prepared data directory, as at the start of a server."""
     data_dir = DataDir(Path(tempfile.mkdtemp(dir=directory)) / "data")
     data_dir.path.parent.chmod(0o755)
     data_dir.prepare()
@@ -148,7 +148,7 @@ def stores(directory: Path) -> Iterator[Stores]:
 
 @pytest.fixture(scope="session")
 def template(stores: Stores) -> str:
-    """A migrated database that each test gets a copy of."""
+    """A migrated database; each test gets a copy."""
 
     async def make() -> None:
         admin = await asyncpg.connect(stores.admin_url)
@@ -181,7 +181,7 @@ async def database_url(stores: Stores, template: str) -> AsyncIterator[str]:
 async def _database(stores: Stores, template: str) -> AsyncIterator[str]:
     name = f"test_{next(_numbers)}"
     admin = await asyncpg.connect(stores.admin_url)
-    # In memory, copying files takes half the work of writing their pages to the log.
+    # In memory, copying the files is half the work of writing their pages to the log.
     await admin.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY OWNER angelia")
     try:
         yield stores.named(name)
@@ -221,7 +221,7 @@ async def hot(redis_url: str) -> AsyncIterator[HotTier]:
 
 @pytest.fixture
 async def start(database_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[object]:
-    """Start an application in this process: `await start(limits={...})` gives a Server to talk to."""
+    """`await start(limits={...})` starts an application in this process, and returns a Server to send requests to."""
     async with AsyncExitStack() as stack:
 
         async def begin(*, rotate_master_key: bool = False, **values: object) -> Server:

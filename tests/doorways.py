@@ -32,7 +32,7 @@ async def dead_hot_tier() -> AsyncIterator[HotTier]:
 
 @pytest.fixture
 async def make(stores: Any, hot: HotTier) -> AsyncIterator[object]:
-    """`await make(open_mode=True, …)` gives a Doorway; other values are settings."""
+    """`await make(open_mode=True, …)` returns a Doorway; other values are settings."""
     async with AsyncExitStack() as stack:
 
         async def begin(
