@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from angelia.app import Slices
 from angelia.guard import store as guard_store
@@ -50,7 +51,7 @@ class Assembled:
 
 
 @asynccontextmanager
-async def assembled(ledger: Ledger, hot: HotTier, directory: Path, **values: object) -> AsyncIterator[Assembled]:
+async def assembled(ledger: Ledger, hot: HotTier, directory: Path, **values: Any) -> AsyncIterator[Assembled]:
     """The slices of a process that was just started; `values` are settings. Stores stay open at the end."""
     settings = Settings(data_dir=directory, **values)
     key = directory / "master.key"

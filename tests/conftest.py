@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -224,7 +225,7 @@ async def start(database_url: str, redis_url: str, tmp_path: Path) -> AsyncItera
     """`await start(limits={...})` starts an application in this process, and returns a Server to send requests to."""
     async with AsyncExitStack() as stack:
 
-        async def begin(*, rotate_master_key: bool = False, **values: object) -> Server:
+        async def begin(*, rotate_master_key: bool = False, **values: Any) -> Server:
             loaded = angelia_settings.load({}, {}, _no_file(tmp_path))
             chosen = replace(
                 loaded.settings, database_url=database_url, redis_url=redis_url, data_dir=tmp_path, **values

@@ -41,7 +41,7 @@ async def make(stores: Any, hot: HotTier) -> AsyncIterator[object]:
             ledger: Ledger | None = None,
             hot: HotTier = hot,
             more: Sequence[Route] = (),
-            **values: object,
+            **values: Any,
         ) -> Doorway:
             if ledger is None:
                 ledger = await Ledger.open(stores.database_url, 2)
