@@ -120,12 +120,8 @@ class Application:
             self._stores = stores
             self._edge = slices.edge(stores, self._loaded.settings, open_mode=self._open_mode)
             await slices.guard.blocks.refresh(clock())
-            ticker = Ticker(stores.ledger, [tick for one in slices for tick in one.ticks()])
-            ticker.start()
-            try:
+            async with Ticker(stores.ledger, [tick for one in slices for tick in one.ticks()]):
                 yield
-            finally:
-                await ticker.stop()
 
 
 def master_key_file(settings: Settings) -> Path:

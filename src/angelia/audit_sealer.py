@@ -34,12 +34,10 @@ async def sealing(loaded: Loaded, node: NodeKey) -> AsyncIterator[None]:
     if settings.audit_witness is not None:
         handing = CheckpointHandover(node, witness_at(settings.audit_witness, begins=node.signed() is None))
         work.append(Tick("audit witness", 1.0, handing.hand_over, everywhere=True))
-    ticker = Ticker(ledger, work)
-    ticker.start()
     try:
-        yield
+        async with Ticker(ledger, work):
+            yield
     finally:
-        await ticker.stop()
         await ledger.close()
 
 

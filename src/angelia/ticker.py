@@ -16,8 +16,8 @@ log = structlog.get_logger(__name__)
 
 
 class Ticker:
-    """The running ticks of one process. They take turns in the order in which they are due: one that always has more
-    to do goes to the end of the line after each round, and holds up no other."""
+    """The ticks of one process. They run until its `async with` block ends, and take turns in the order in which they
+    are due: one that always has more to do goes to the end of the line after each round, and holds up no other."""
 
     def __init__(self, ledger: Ledger, ticks: Sequence[Tick]) -> None:
         self._ledger = ledger
@@ -27,10 +27,10 @@ class Ticker:
         # serves in order of arrival.
         self._turns = asyncio.Semaphore(2)
 
-    def start(self) -> None:
+    async def __aenter__(self) -> None:
         self._tasks = [asyncio.create_task(self._repeat(tick), name=f"tick {tick.name}") for tick in self._ticks]
 
-    async def stop(self) -> None:
+    async def __aexit__(self, *error: object) -> None:
         left = set(self._tasks)
         while left:
             # More than once: on its way through a time limit a cancellation can meet the end of what was limited, and
