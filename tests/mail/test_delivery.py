@@ -24,6 +24,7 @@ from angelia.mail import delivery as delivery_module
 from angelia.mail.acknowledgement import Ack, Acknowledged, Nacked
 from angelia.mail.delivery import LeaseRequest
 from angelia.mail.model import DeliveryStatus
+from angelia.policy.api import PolicyRuleBody
 from angelia.policy.model import Action, Effect
 from angelia.stores import wake as wake_module
 from http_agents import Server
@@ -691,7 +692,7 @@ async def test_a_message_that_may_not_be_delivered_at_the_moment_can_be_withdraw
     office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime
 ) -> None:
     envelope = await office.sent(alice, bob, now)
-    rule = await office.policy.add("op", Effect.DENY, Action.SEND, "alice", "bob", now)
+    rule = await office.policy.add("op", PolicyRuleBody(Effect.DENY, Action.SEND, "alice", "bob"), now)
     assert await office.poll(bob, now) == []
     await office.withdraw(alice, envelope, now + SECOND)
     await office.policy.remove("op", rule.rule_id, now)
