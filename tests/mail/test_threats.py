@@ -520,7 +520,7 @@ async def test_a_withdrawn_permission_stops_the_next_delivery_and_a_restored_one
 ) -> None:
     elsewhere: PostOffice = await another()
     await office.sent(alice, bob, now)
-    assert len(await elsewhere.poll(bob, now, lease=5 * SECOND)) == 1  # allowed, and remembered as such
+    assert len(await elsewhere.poll(bob, now, lease_seconds=5)) == 1  # allowed, and remembered as such
     rule = await office.policy.add("op", PolicyRuleBody(Effect.DENY, Action.SEND, "alice", "*"), now)
     with pytest.raises(Denied):
         await elsewhere.sent(alice, bob, now)
@@ -578,7 +578,7 @@ async def test_withheld_mail_does_not_hide_what_stands_behind_it(
     await office.sent(carol, bob, now)
     await office.policy.add("op", PolicyRuleBody(Effect.DENY, Action.SEND, "alice", "*"), now)
     async with asyncio.timeout(5):
-        (got,) = await office.poll(bob, now, wait=5, most=10)
+        (got,) = await office.poll(bob, now, wait_timeout_seconds=5, max_messages=10)
     assert got.row.sender == "carol"
 
 

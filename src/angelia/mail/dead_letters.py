@@ -12,7 +12,7 @@ from angelia.mail import receipts_store, store
 from angelia.mail.audit_events import audit_event
 from angelia.mail.delivery_checks import under_revoked_keys
 from angelia.mail.hot_store import HotMail
-from angelia.mail.model import EnvelopeRow, EnvelopeState, QueuePlace
+from angelia.mail.model import EnvelopeRow, EnvelopeState
 from angelia.stores.ledger import Ledger
 
 
@@ -51,5 +51,5 @@ class DeadLetters:
             assert requeued is not None, "it is locked, and dead"
             await audit.record(tx, [audit_event("message_requeued", requeued, now, by, requeued.recipient)])
         with contextlib.suppress(Unavailable):
-            await self._hot.enqueue(QueuePlace(requeued.recipient, requeued.mref, requeued.priority, requeued.seq, now))
+            await self._hot.enqueue(requeued)
         return requeued
