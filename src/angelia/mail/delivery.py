@@ -102,7 +102,7 @@ class Delivery:
                     for said in bell.words():
                         yield decode_event(said)
                     if len(leased) >= MOST_AT_ONCE:
-                        leased = await self._still_leased(agent, leased, at, RECHECK_SECONDS)
+                        leased = await self._still_leased(agent, leased, at)
                     room = MOST_AT_ONCE - len(leased)
                     wanted = ReceiveQuery(max_messages=room, lease_seconds=lease_seconds)
                     got = await self._next(agent, wanted, at) if room else Batch([], True)
@@ -240,15 +240,13 @@ class Delivery:
             with contextlib.suppress(Unavailable):
                 await self._hot.put_back(agent.handle, tokens, AT_ONCE, uncounted=True)
 
-    async def _still_leased(
-        self, agent: AgentRow, leased: dict[bytes, str], now: datetime, wait: float
-    ) -> dict[bytes, str]:
+    async def _still_leased(self, agent: AgentRow, leased: dict[bytes, str], now: datetime) -> dict[bytes, str]:
         """The leases that a stream still has, after one of them ended, or after a while."""
         async with self._wake.listening(departures(agent.handle), arrivals(agent.handle)) as bell:
             left = await self._living(agent, leased, now)
             if len(left) < MOST_AT_ONCE:
                 return left
-            await bell.wait(wait)
+            await bell.wait(RECHECK_SECONDS)
             return await self._living(agent, left, now)
 
     async def _living(self, agent: AgentRow, leased: dict[bytes, str], now: datetime) -> dict[bytes, str]:

@@ -127,9 +127,7 @@ class Mail:
         checked = await self._checks.submit(offer)
         if isinstance(checked, Accepted):
             return SendResult(checked, new=False)
-        (over_rate,) = await self._policy.spend([_wish(offer)], now)
-        if over_rate is not None:
-            raise over_rate
+        await self._policy.spend(_wish(offer), now)
         sealing.verify(envelope, checked.pair, self._roots, unix_ms(now))
         return dataclasses.replace(offer, one_time=checked.one_time)
 

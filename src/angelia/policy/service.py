@@ -78,32 +78,20 @@ class Policy:
         held = await self._current(tx)
         return [None if held.allows(wish, now) else _counted_denial(wish) for wish in wishes]
 
-    async def spend(self, wishes: Sequence[Wish], now: datetime) -> list[AngeliaError | None]:
-        """Counts wishes against the rates of the rules that allow them. Returns one answer per wish: None, or
-        RateLimited; whether the rules deny a wish is for `check`.
+    async def spend(self, wish: Wish, now: datetime) -> None:
+        """Counts a wish against the rate of the rule that allows it, and raises RateLimited. Whether the rules deny the
+        wish is for `check`.
 
         Callers run it before their transaction. A new rate may take effect a second late: the ledger is asked for the
         version only if no check has read it within a second. Raises Unavailable while the hot tier is away."""
-        answers: list[AngeliaError | None] = [None] * len(wishes)
         rules = (await self._recent()).rules
-        if not rules.rates:
-            return answers
-        acts: dict[tuple[UUID, str], list[int]] = {}
-        for place, wish in enumerate(wishes):
-            rule = rules.decide(wish, now)
-            if rule is not None and rule.rule_id in rules.rates:
-                acts.setdefault((rule.rule_id, wish.subject), []).append(place)
+        rule = rules.decide(wish, now) if rules.rates else None
+        if rule is None or rule.rule_id not in rules.rates:
+            return
         now_ms = int(now.timestamp() * 1000)
-        spent = await asyncio.gather(
-            *(
-                self._hot.spend(rule_id, rules.rates[rule_id], subject, len(places), now_ms)
-                for (rule_id, subject), places in acts.items()
-            )
-        )
-        for places, (counted, free_ms) in zip(acts.values(), spent, strict=True):
-            for place in places[counted:]:
-                answers[place] = _too_often(wishes[place], max(1, -(-(free_ms - now_ms) // 1000)))
-        return answers
+        free_ms = await self._hot.spend(rule.rule_id, rules.rates[rule.rule_id], wish.subject, now_ms)
+        if free_ms:
+            raise _too_often(wish, max(1, -(-(free_ms - now_ms) // 1000)))
 
     async def version(self, tx: Tx) -> int:
         """The version of the rules, which rises with every change."""
