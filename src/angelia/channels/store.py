@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TypeVar
@@ -259,9 +260,7 @@ async def append(tx: Tx, placed: Sequence[tuple[ChannelPublication, PublishedMes
         [one.envelope.header.correlation_id for one, _ in placed],
         [one.envelope.wire for one, _ in placed],
     )
-    counts: dict[UUID, int] = {}
-    for one, _ in placed:
-        counts[one.channel_id] = counts.get(one.channel_id, 0) + 1
+    counts = Counter(one.channel_id for one, _ in placed)
     await tx.execute(SQL["advance"], list(counts), list(counts.values()))
 
 

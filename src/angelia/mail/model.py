@@ -133,16 +133,6 @@ class NewEnvelope:
             expires_at=self.expires_at,
         )
 
-    def place(self, seq: int) -> QueuePlace:
-        return QueuePlace(
-            recipient=self.recipient,
-            mref=self.mref,
-            replay_key=self.replay_key,
-            priority=self.envelope.header.priority,
-            seq=seq,
-            queued_at=self.accepted_at,
-        )
-
 
 class QueueLoad(NamedTuple):
     """What waits in a queue, or of one sender in it."""

@@ -211,16 +211,11 @@ class Mail:
         them."""
         wishes = [Wish(offer.sender, Action.READ_KEYS, offer.recipient) for offer in offers]
         denied = await self._policy.check(tx, wishes, now)
-        readable = [
-            refusal is None or offer.sender == offer.recipient for offer, refusal in zip(offers, denied, strict=True)
-        ]
-        answers = await admission.stale(
-            tx, {one.recipient for one, reads in zip(offers, readable, strict=True) if reads}
-        )
-        return [
-            answers[offer.recipient] if reads else admission.bare_stale(offer.recipient)
-            for offer, reads in zip(offers, readable, strict=True)
-        ]
+        readable = {
+            wish for wish, refusal in zip(wishes, denied, strict=True) if refusal is None or wish.subject == wish.object
+        }
+        answers = await admission.stale(tx, {wish.object for wish in readable})
+        return [answers[wish.object] if wish in readable else admission.bare_stale(wish.object) for wish in wishes]
 
 
 async def _write(tx: Tx, offers: Sequence[NewEnvelope]) -> Sequence[QueuePlace | Accepted | AngeliaError]:
@@ -297,11 +292,11 @@ async def _add(tx: Tx, entries: Sequence[_Entry]) -> None:
     if not entries:
         return
     offers = [entry.offer for entry in entries]
-    numbers = await store.add(tx, offers)
+    places = await store.add(tx, offers)
     await receipts_store.add(tx, offers)
     await audit.record(tx, [_sent_event(offer) for offer in offers])
-    for entry, number in zip(entries, numbers, strict=True):
-        entry.outcome = entry.offer.place(number)
+    for entry, place in zip(entries, places, strict=True):
+        entry.outcome = place
 
 
 async def _repeats(tx: Tx, offers: Sequence[NewEnvelope]) -> list[Accepted | MessageIdConflict | None]:

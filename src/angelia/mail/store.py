@@ -56,8 +56,8 @@ async def waiting(
     return queues, shares
 
 
-async def add(tx: Tx, new: Sequence[NewEnvelope]) -> list[int]:
-    """Stores envelopes; returns their numbers in the order of arrival."""
+async def add(tx: Tx, new: Sequence[NewEnvelope]) -> list[QueuePlace]:
+    """Stores envelopes; returns their places in the queues."""
     values = [
         (
             bucket_of(one.envelope.header.recipient_nhi),
@@ -79,8 +79,8 @@ async def add(tx: Tx, new: Sequence[NewEnvelope]) -> list[int]:
         for one in new
     ]
     rows = await tx.fetch(SQL["add"], *columns(values, 15))
-    numbers = {row["mref"]: row["seq"] for row in rows}
-    return [numbers[one.mref] for one in new]
+    places = {row["mref"]: record_of(QueuePlace, row) for row in rows}
+    return [places[one.mref] for one in new]
 
 
 async def claimable(

@@ -50,7 +50,7 @@ FROM unnest($1::smallint[], $2::varchar[], $3::bytea[], $4::varchar[], $5::uuid[
   WITH ORDINALITY AS w (bucket, recipient, mref, sender, message_id, replay_key, key_id, sender_key_id, priority,
                         channel_id, correlation_id, created_at, accepted_at, expires_at, wire, n)
 ORDER BY n
-RETURNING mref, seq
+RETURNING {place}
 
 -- name: claimable
 -- Those of these messages that may still be delivered, with the bytes of those in $4. `passes` says whether the queue has

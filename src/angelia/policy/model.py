@@ -30,10 +30,6 @@ class Action(StrEnum):
     SUBSCRIBE = "channel.subscribe"
     READ_KEYS = "keys.read"
 
-    @property
-    def about_channels(self) -> bool:
-        return self in (Action.PUBLISH, Action.SUBSCRIBE)
-
 
 class Effect(StrEnum):
     ALLOW = "allow"
@@ -174,4 +170,4 @@ _CHANNELS = _Names(_valid_channel, "a channel as owner/name")
 
 
 def _objects(action: Action) -> _Names:
-    return _CHANNELS if action.about_channels else _AGENTS
+    return _CHANNELS if action in (Action.PUBLISH, Action.SUBSCRIBE) else _AGENTS
