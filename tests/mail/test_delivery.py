@@ -510,6 +510,7 @@ NO_NACKS: list[Any] = [
     {"reason": "x" * 1025},
     {"replay_key": "A" * 64},
     {"replay_key": "0" * 63},
+    {"replay_key": "0" * 64 + "\n"},
     {"lease_token": "0" * 64 + "\n"},
     {"counted": 0},
     {"more": 1},
@@ -521,6 +522,18 @@ async def test_what_is_no_nack_is_refused(server: Server, bob: Correspondent) ->
         whole = {"replay_key": "0" * 64, "lease_token": "0" * 64, **item}
         answer = await bob.post(server, "/v1/messages/nack", {"nacks": [whole]})
         assert (answer.status_code, answer.json()["code"]) == (400, "invalid_argument")
+
+
+async def test_one_ack_that_cannot_be_read_refuses_all_of_them(
+    server: Server, office: PostOffice, alice: Correspondent, bob: Correspondent, now: datetime
+) -> None:
+    envelope = await office.sent(alice, bob, now)
+    (got,) = await bob.poll(server)
+    good = {"replay_key": got.replay_key, "lease_token": got.lease_token}
+    for bad in ({**good, "replay_key": got.replay_key + "\n"}, {**good, "lease_token": got.lease_token + "\n"}):
+        answer = await bob.post(server, "/v1/messages/acknowledge", {"acks": [good, bad]})
+        assert (answer.status_code, answer.json()["code"]) == (400, "invalid_argument")
+    assert (await alice.receipt_of(server, envelope.replay_key))["status"] == "pending"
 
 
 # Dead letters.

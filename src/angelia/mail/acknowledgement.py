@@ -105,14 +105,11 @@ class Acknowledgements:
         each, None for a message that was acknowledged before.
 
         Neither a lease that ran out nor a hot tier that forgot it is a reason to refuse; another living lease is."""
+        keys, tokens = [ack.key for ack in acks], [ack.token for ack in acks]  # if one cannot be read, none is ended
         receipts = await checked_receipts(self._ledger, self._failures, agent, [ack.receipt for ack in acks], now)
-        leases = await self._leases(agent, [ack.token.mref for ack in acks])
-        outcomes = await asyncio.gather(
-            *(
-                self._acknowledge(agent, ack, receipt, lease, now)
-                for ack, receipt, lease in zip(acks, receipts, leases, strict=True)
-            )
-        )
+        leases = await self._leases(agent, [token.mref for token in tokens])
+        checked = zip(keys, tokens, receipts, leases, strict=True)
+        outcomes = await asyncio.gather(*(self._acknowledge(agent, *one, now) for one in checked))
         if done := [one for one in outcomes if isinstance(one, Acknowledged)]:
             events = [delivery_event(one.row, one.status, now) for one in done]
             with contextlib.suppress(Unavailable):  # what is left in the index falls out at its next claim
@@ -122,30 +119,36 @@ class Acknowledgements:
     async def nack(self, agent: AgentRow, nacks: Sequence[NackItem], now: datetime) -> list[Nacked | AngeliaError]:
         """Gives messages back: after a while they are delivered again, after five attempts they are dead letters.
         Returns one outcome each."""
-        mrefs = [nack.token.mref for nack in nacks]
+        keys, mrefs = [nack.key for nack in nacks], [nack.token.mref for nack in nacks]
         leases = await self._hot.leases(agent.handle, mrefs)
         async with self._ledger.reading() as tx:
             rows = await store.claimable(tx, agent.handle, mrefs, [], now)
         outcomes: list[Nacked | AngeliaError] = []
-        for nack, lease in zip(nacks, leases, strict=True):
+        for nack, key, mref, lease in zip(nacks, keys, mrefs, leases, strict=True):
             try:
-                outcomes.append(await self._nack(agent, nack, rows.get(nack.token.mref), lease, now))
+                outcomes.append(await self._nack(agent, nack, key, rows.get(mref), lease, now))
             except AngeliaError as error:
                 outcomes.append(error)
         return outcomes
 
     async def _acknowledge(
-        self, agent: AgentRow, ack: AckItem, receipt: Receipt | AngeliaError | None, lease: Lease | None, now: datetime
+        self,
+        agent: AgentRow,
+        key: bytes,
+        token: LeaseToken,
+        receipt: Receipt | AngeliaError | None,
+        lease: Lease | None,
+        now: datetime,
     ) -> Acknowledged | AngeliaError | None:
         if isinstance(receipt, AngeliaError):
             return receipt
-        if receipt is not None and receipt.replay_key != ack.replay_key:
+        if receipt is not None and receipt.replay_key != key.hex():
             return InvalidArgument("the receipt is of another message")
-        if lease is not None and lease.held_by_other(ack.token.secret, now):
+        if lease is not None and lease.held_by_other(token.secret, now):
             return LeaseLost(
                 "somebody else has this message by now", hint="whoever has it settles it; else it comes again"
             )
-        checked = _CheckedAck(agent.handle, ack.key, ack.token, receipt, lease, now)
+        checked = _CheckedAck(agent.handle, key, token, receipt, lease, now)
         try:
             done = await self._commits.submit(checked)
         except AngeliaError as error:
@@ -159,11 +162,11 @@ class Acknowledgements:
         return done
 
     async def _nack(
-        self, agent: AgentRow, nack: NackItem, row: EnvelopeRow | None, lease: Lease | None, now: datetime
+        self, agent: AgentRow, nack: NackItem, key: bytes, row: EnvelopeRow | None, lease: Lease | None, now: datetime
     ) -> Nacked:
         if row is None:
             raise NotFound("there is no such message for you", hint="it was settled, or its time was over")
-        if row.replay_key != nack.key:
+        if row.replay_key != key:
             raise LeaseLost("the lease token is another message's")
         if lease is None or not lease.held_by(nack.token.secret):
             raise _lease_over()
