@@ -209,7 +209,8 @@ class Delivery:
             )
             if damaged := [mref for mref, row in rows.items() if not _is_of(by_mref[mref].copy, row)]:
                 rows |= await store.claimable(tx, agent.handle, damaged, damaged, now)
-            held_back = await withheld(tx, self._policy, list(rows.values()), now)
+            revoked, denied = await withheld(tx, self._policy, list(rows.values()), now)
+        held_back = revoked | denied
         if gone := [mref for mref in by_mref if mref not in rows]:
             await self._hot.remove(agent.handle, gone)
         # What may not be delivered now may be allowed again, so it is held back and looked at now and then. Mail under
@@ -217,7 +218,7 @@ class Delivery:
         if held := [by_mref[mref].token for mref in rows if mref in held_back]:
             await self._hot.put_back(agent.handle, held, now + HOLD, uncounted=True, quietly=True)
         for mref, row in rows.items():
-            if mref in held_back.denied - held_back.revoked:  # the tick that follows revoked keys tells of those
+            if mref in denied - revoked:  # the tick that follows revoked keys tells of those
                 await self._record_denied(row, now)
         found = [_leased(row, by_mref[mref]) for mref, row in rows.items() if mref not in held_back]
         return sorted(found, key=lambda one: one.row.score), passes

@@ -19,7 +19,6 @@ from angelia.api import (
     clock,
     cursor_after,
     item_problem,
-    parse_cursor,
     sse,
 )
 from angelia.envelope import json_form, media_type, wire
@@ -186,12 +185,7 @@ def _dead_letter_routes(dead_letters: DeadLetters) -> list[Route]:
         other = call.own_or_operator(
             query.agent, "only an operator sees another agent's dead letters", "leave out `agent` for your own"
         )
-        before = parse_cursor(query.cursor)
-        found = await dead_letters.page(
-            call.agent.handle if other is None else other,
-            None if before is None else (before[0], before[1].bytes),
-            query.and_one_more,
-        )
+        found = await dead_letters.page(call.agent.handle if other is None else other, query)
         shown, following = query.cut(found, _dead_cursor)
         return Answer(body=DeadLetterPage([_dead_letter(row) for row in shown], following))
 

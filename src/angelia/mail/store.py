@@ -164,8 +164,9 @@ async def requeue(tx: Tx, recipient: str, replay_key: bytes, now: datetime) -> E
     return None if row is None else record_of(EnvelopeRow, row)
 
 
-async def dead_of(tx: Tx, recipient: str, before: tuple[datetime, bytes] | None, limit: int) -> list[EnvelopeRow]:
-    at, mref = before or (None, None)
+async def dead_of(tx: Tx, recipient: str, before: tuple[datetime, UUID] | None, limit: int) -> list[EnvelopeRow]:
+    """A page of dead letters, newest first, before one that is named by its time and its mref as a UUID."""
+    at, mref = (before[0], before[1].bytes) if before else (None, None)
     return [
         record_of(EnvelopeRow, row)
         for row in await tx.fetch(SQL["dead_of"], recipient, at, mref, limit, bucket_of(recipient))

@@ -79,8 +79,8 @@ class InTransit:
             row = await store.one(tx, known.recipient, replay_key)
             if row is None:
                 return known, None
-            held_back = await withheld(tx, self._policy, [row], now)
-        shown = agent.handle == row.recipient and row.expires_at > now and row.mref not in held_back
+            revoked, denied = await withheld(tx, self._policy, [row], now)
+        shown = agent.handle == row.recipient and row.expires_at > now and row.mref not in revoked | denied
         return known, row if shown else dataclasses.replace(row, wire=None)
 
     @asynccontextmanager
