@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from angelia.cli.paging import Fetch
     from angelia.client import Client
     from angelia.envelope.receipts import Receipt, ReceiptDocument
-    from angelia.mail.api import DeadLetter, ReceiptRecord
+    from angelia.mail.api import DeadLetter
+    from angelia.mail.model import ReceiptRecord
     from angelia.mailbox.mailbox import Mailbox
     from angelia.mailbox.outbox_message import OutboxMessage
 

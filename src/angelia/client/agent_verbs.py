@@ -36,8 +36,7 @@ from angelia.client.namespaces import Batches, Iteration, Mode, OwnNamespace, Ow
 from angelia.client.operation_requests import ask, asking, naming
 from angelia.errors import AngeliaError, InvalidArgument, NotFound
 from angelia.mail import api as mail
-from angelia.mail.api import ReceiptRecord
-from angelia.mail.model import DeliveryStatus, Side
+from angelia.mail.model import DeliveryStatus, ReceiptRecord, Side
 from angelia.mailbox.allowlist import AllowedSender
 from angelia.mailbox.channels import ChannelMessage
 from angelia.mailbox.drafts import MessageOptions, SendOptions

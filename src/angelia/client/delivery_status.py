@@ -17,8 +17,8 @@ from angelia.envelope.receipts import Receipt, check_receipt, parse_receipt
 from angelia.envelope.refusals import IdConflict, SignatureFailed, UnknownSigner
 from angelia.errors import AngeliaError, KeyRevoked, NotFound, Unavailable
 from angelia.mail import api
-from angelia.mail.api import ReceiptQuery, ReceiptRecord
-from angelia.mail.model import Attested, DeliveryStatus, Side
+from angelia.mail.api import ReceiptQuery
+from angelia.mail.model import Attested, DeliveryStatus, ReceiptRecord, Side
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.outbox_message import WITHDRAWN, OutboxMessage, OutboxStatus
 

@@ -30,10 +30,9 @@ from angelia.mail.api import (
     DeadLetterPage,
     NackItem,
     NackOutcome,
-    ReceiptRecord,
     SendOutcome,
 )
-from angelia.mail.model import Accepted
+from angelia.mail.model import Accepted, ReceiptRecord
 
 _record_head = struct.Struct(api.RECORD_HEAD)
 

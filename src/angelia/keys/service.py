@@ -300,9 +300,7 @@ class Keys:
                         raise policy_service.denial(dataclasses.replace(asked, object=name[:MAX_HANDLE]))
                     agent, wish = None, asked
         if wish is not None:
-            [too_often] = await self._policy.spend([wish], now)
-            if too_often is not None:
-                raise too_often
+            await self._policy.spend(wish, now)
         if agent is None:
             raise agents_service.no_such_agent(name)
         return agent
