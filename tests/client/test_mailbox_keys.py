@@ -13,7 +13,7 @@ import asyncpg
 import msgspec
 import pytest
 
-from angelia.client import AsyncClient, BadAnswer, Client, Unreachable, mailbox_keys, transport
+from angelia.client import AsyncClient, BadAnswer, Client, Unreachable, clock, own_key_renewal, peer_keys, transport
 from angelia.envelope.bundles import Bundle, Link, OneTimeKey, UntrustedBundle, anchor_of, sign_bundle
 from angelia.envelope.refusals import NotAllowed, SignatureFailed, UnknownSigner
 from angelia.envelope.signing import SigningPair
@@ -36,8 +36,8 @@ BATCH = 21  # a hundred one-time keys take their time, and show no more
 @pytest.fixture(autouse=True)
 def short_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "FIRST_PAUSE", 0.001)
-    monkeypatch.setattr(mailbox_keys, "ONE_TIME_BATCH", BATCH)
-    monkeypatch.setattr(mailbox_keys, "ONE_TIME_LOW", BATCH - 1)
+    monkeypatch.setattr(own_key_renewal, "ONE_TIME_BATCH", BATCH)
+    monkeypatch.setattr(own_key_renewal, "ONE_TIME_LOW", BATCH - 1)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def now() -> datetime:
 
 def later(monkeypatch: pytest.MonkeyPatch, by: timedelta) -> None:
     """The clients' clock, so much ahead."""
-    monkeypatch.setattr(mailbox_keys, "now", lambda: now() + by)
+    monkeypatch.setattr(clock, "now", lambda: now() + by)
 
 
 def rotated(box: Mailbox, **how: bool) -> Link:
@@ -187,7 +187,7 @@ def test_a_server_that_promises_more_and_repeats_itself_is_not_asked_for_ever(
 def test_a_chain_that_its_agent_makes_without_end_is_followed_from_where_one_stopped(
     recorder: Recorder, client: Client, alice: Mailbox, bob: Mailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mailbox_keys, "MOST_PAGES", 2)
+    monkeypatch.setattr(peer_keys, "MOST_PAGES", 2)
     alice.pinned_keys.pin_first(newest(bob), now() - 2 * HOUR)
     chain = [rotated(bob) for _ in range(3)]
     serve(recorder, "bob", *(since(link, has_more=True) for link in chain[:2]), since(chain[2]))
@@ -251,7 +251,7 @@ def test_the_keys_of_somebody_else_are_not_taken_at_first_sight_either(
     # By its id only the server could tell whose keys they are.
     id_ = "3f0c9d1e-7d31-4a52-9f4e-2b7c51d0aa10"
     serve(recorder, id_, answer(newest(bob)))
-    with pytest.raises(mailbox_keys.Renamed):
+    with pytest.raises(peer_keys.Renamed):
         client.mail.seal(alice, id_, b"secret")
     assert alice.pinned_keys.pins() == []
 
@@ -284,7 +284,7 @@ def test_a_one_time_key_is_asked_for_once_for_one_message(
         client.mail.seal(alice, "bob", b"hello")
     assert asked(recorder) == ["one_time=true"]
     serve(recorder, "bob", answer(newest(bob), one_time=False))
-    with pytest.raises(mailbox_keys.NoOneTimeKey):
+    with pytest.raises(peer_keys.NoOneTimeKey):
         client.mail.seal(alice, "bob", b"hello", one_time=True)
     assert asked(recorder) == ["one_time=true"]
     assert client.mail.seal(alice, "bob", b"hello").header.key_id == _kem(newest(bob))
@@ -699,7 +699,7 @@ def test_an_emergency_revokes_for_everybody_at_once(join: Callable[..., Person])
 @pytest.fixture
 def however_young(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys that were made just now are replaced as well."""
-    monkeypatch.setattr(mailbox_keys, "SCHEDULED_EVERY", timedelta(0))
+    monkeypatch.setattr(own_key_renewal, "SCHEDULED_EVERY", timedelta(0))
 
 
 @pytest.mark.usefixtures("however_young")

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import TypeVar
 
-from angelia.client import mail_calls, mailbox_keys
+from angelia.client import clock, mail_calls
 from angelia.client.api_errors import ApiError, Unreachable, item_fault
 from angelia.client.exchange import BadAnswer, Exchange
 from angelia.client.mail_calls import LeasedMessage
@@ -118,12 +118,12 @@ class AckPlan:
         """Sends acks and nacks; returns the first error, if any, of the network or of this disk."""
         problem = self._unsigned
         try:
-            self._mailbox.repeated_envelopes.record_report(self._repeats, mailbox_keys.now())
+            self._mailbox.repeated_envelopes.record_report(self._repeats, clock.now())
             for acks in _hundreds(self._acks):
                 results = yield from mail_calls.acknowledge(acks)
                 # The outcomes are in the order of the acks; replay keys are taken from these, not from the server.
                 done = [ack.replay_key for ack, one in zip(acks, results, strict=True) if one.acknowledged]
-                self._mailbox.inbox.mark_acked(done, mailbox_keys.now())
+                self._mailbox.inbox.mark_acked(done, clock.now())
                 self._mailbox.repeated_envelopes.record_confirmation(set(self._repeats).intersection(done))
                 refused = (item_fault(one.problem) for one in results if one.problem is not None)
                 problem = problem or next(refused, None)
@@ -139,7 +139,7 @@ class AckPlan:
     ) -> AckVerdict:
         """Plans the ack of a message that is not opened, or not again. The log gets one receipt of it, however often it
         comes."""
-        now, mailbox = mailbox_keys.now(), self._mailbox
+        now, mailbox = clock.now(), self._mailbox
         if isinstance(one.envelope, Refused):
             raise one.envelope
         said = [found] if (found := mailbox.repeated_envelopes.last_report(one.replay_key)) is not None else []
@@ -212,7 +212,7 @@ def _held(one: LeasedMessage) -> HeldMessage:
         replay_key=one.replay_key,
         sender=header.sender_nhi,
         lease_token=one.lease_token,
-        kept_at=mailbox_keys.now(),
+        kept_at=clock.now(),
         expires_at=moment(header.expires_at),
     )
 

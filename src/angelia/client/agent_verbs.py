@@ -18,10 +18,11 @@ from angelia.client import (
     channel_publishing,
     channel_reading,
     channel_signing,
+    clock,
     delivery_status,
     mail_receiving,
     mail_sending,
-    mailbox_keys,
+    peer_keys,
     request_reply,
 )
 from angelia.client.batches import Following, Pages
@@ -31,9 +32,9 @@ from angelia.client.exchange import Exchange
 from angelia.client.mail_listening import Listening
 from angelia.client.mail_sending import SentMail
 from angelia.client.mail_stream import is_passing
-from angelia.client.mailbox_keys import OneTime, now
 from angelia.client.namespaces import Batches, Iteration, Mode, OwnNamespace, OwnVerb, Run, Verb
 from angelia.client.operation_requests import ask, asking, naming
+from angelia.client.peer_keys import OneTime
 from angelia.errors import AngeliaError, InvalidArgument, NotFound
 from angelia.mail import api as mail
 from angelia.mail.api import ReceiptRecord
@@ -85,8 +86,8 @@ def _ask(
 def _allow(mailbox: Mailbox, agent: str, *, label: str | None = None) -> Exchange[AllowedSender]:
     """Opens the mail of an agent from now on. Its keys come from the server, unless they are known already."""
     if mailbox.pinned_keys.pin(agent) is None:
-        yield from mailbox_keys.find_keys(mailbox, agent)
-    return mailbox.allowlist.allow(agent, now(), label)
+        yield from peer_keys.find_keys(mailbox, agent)
+    return mailbox.allowlist.allow(agent, clock.now(), label)
 
 
 def _deny(mailbox: Mailbox, agent: str) -> Exchange[None]:
@@ -105,7 +106,7 @@ def _allowed(mailbox: Mailbox) -> Exchange[list[AllowedSender]]:
 def _read(mailbox: Mailbox, replay_key: str) -> Exchange[Opened]:
     """Returns a message of the inbox with its content, by its id or the beginning of that, and marks it read."""
     yield from ()
-    return mailbox.inbox.read(replay_key, now())
+    return mailbox.inbox.read(replay_key, clock.now())
 
 
 class AgentMail(OwnNamespace[Mode]):
@@ -302,7 +303,7 @@ class AgentKeys(OwnNamespace[Mode]):
     emergency_rotate = OwnVerb(channel_signing.emergency_rotate_keys)
     rotate_due = OwnVerb(channel_signing.rotate_due_keys)
     renew_due = OwnVerb(channel_signing.tend_keys)
-    find = OwnVerb(mailbox_keys.find_keys)
+    find = OwnVerb(peer_keys.find_keys)
 
 
 def _bytes(body: str | bytes) -> bytes:

@@ -14,12 +14,11 @@ from uuid import UUID
 
 from angelia.channels import api
 from angelia.channels.model import ChannelView
-from angelia.client import channel_calls, mail_calls, mail_receiving
+from angelia.client import channel_calls, clock, mail_calls, mail_receiving
 from angelia.client.api_errors import ApiError, Unreachable
 from angelia.client.channel_rosters import known_roster, publisher_rule
 from angelia.client.exchange import Exchange
 from angelia.client.mail_calls import LeasedMessage
-from angelia.client.mailbox_keys import now
 from angelia.client.operation_requests import ask
 from angelia.envelope.rosters import Roster
 from angelia.envelope.sealing import ChannelKey, Edition
@@ -50,14 +49,14 @@ def take_keys(mailbox: Mailbox) -> Exchange[int]:
         except (Unreachable, Unavailable):
             raise
         except AngeliaError:
-            if now() < message.expires_at or _tells_of_later(mailbox, brought, message):
+            if clock.now() < message.expires_at or _tells_of_later(mailbox, brought, message):
                 continue
             believed = None
         if believed is not None:
             came = replace(brought, made_under=believed.made_under)
-            mailbox.channels.keep(came, message.sender, now(), seals=believed.seals, came_at=message.received_at)
+            mailbox.channels.keep(came, message.sender, clock.now(), seals=believed.seals, came_at=message.received_at)
             if brought.epoch < believed.channel.epoch:
-                mailbox.channels.retire(brought.channel_id, brought.epoch, now())
+                mailbox.channels.retire(brought.channel_id, brought.epoch, clock.now())
             if believed.is_ahead:
                 continue  # it tells of a roster that the server does not show
             taken += 1

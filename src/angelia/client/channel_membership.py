@@ -12,7 +12,7 @@ import msgspec
 
 from angelia.channels import api
 from angelia.channels.model import ChannelPolicy, ChannelView, Subscription, check_name, split_name
-from angelia.client import channel_calls, key_calls
+from angelia.client import channel_calls, clock, key_calls
 from angelia.client.channel_keys import expect_keys, has_key, rekey
 from angelia.client.channel_rosters import (
     change_roster,
@@ -22,10 +22,9 @@ from angelia.client.channel_rosters import (
     replace_roster,
     served_roster,
 )
-from angelia.client.channel_senders import know_senders
 from angelia.client.exchange import MOST_PAGES, BadAnswer, Exchange
-from angelia.client.mailbox_keys import is_id, now, refuse_misnamed
 from angelia.client.operation_requests import ask
+from angelia.client.peer_keys import is_id, know_senders, refuse_misnamed
 from angelia.envelope.rosters import MOST_MEMBERS, Member, Roster, UntrustedRoster, roster_document
 from angelia.errors import AngeliaError, Denied, KeyNotFound, NotFound, VersionConflict
 from angelia.keys.model import parse_bundle
@@ -74,7 +73,7 @@ def create_channel(
     made = yield from ask(api.CREATE, body=msgspec.structs.replace(wanted, **given))
     if (made.channel_id, made.name) != (roster.channel_id, roster.name):
         raise UntrustedRoster(f"the server was asked to make {roster.name}, and made {made.name}")
-    mailbox.rosters.pin_own(roster, now())
+    mailbox.rosters.pin_own(roster, clock.now())
     expect_keys(mailbox, made)
     yield from rekey(mailbox, made, roster)
     return (yield from channel_calls.channel(roster.channel_id))
@@ -195,7 +194,7 @@ def subscribe(mailbox: Mailbox, channel: str | UUID) -> Exchange[Subscription]:
     found = yield from find_channel(mailbox, channel)
     # The mailbox comes first: the key may come before the server's answer does.
     joined = mailbox.channels.name(found.channel_id) is not None
-    mailbox.channels.join(found.channel_id, found.name, now())
+    mailbox.channels.join(found.channel_id, found.name, clock.now())
     try:
         problems = yield from know_senders(mailbox, {found.owner_nhi})
         if found.owner_nhi in problems:
@@ -203,7 +202,7 @@ def subscribe(mailbox: Mailbox, channel: str | UUID) -> Exchange[Subscription]:
         held = yield from ask(api.SUBSCRIBE, found.channel_id)
     except AngeliaError:
         if not joined:
-            mailbox.channels.leave(found.channel_id, now())
+            mailbox.channels.leave(found.channel_id, clock.now())
         raise
     if held.key_epoch and held.key_epoch == found.epoch and not has_key(mailbox, found):
         held = yield from ask(api.SUBSCRIBE, found.channel_id, body=api.SubscribeBody(needs_key=True))
@@ -215,7 +214,7 @@ def unsubscribe(mailbox: Mailbox, channel: str | UUID) -> Exchange[Subscription]
     found = yield from look_up_channel(mailbox, channel)
     held = yield from ask(api.UNSUBSCRIBE, found.channel_id)
     if found.owner_nhi != mailbox.identity.handle:
-        mailbox.channels.leave(found.channel_id, now())
+        mailbox.channels.leave(found.channel_id, clock.now())
     return held
 
 
@@ -223,7 +222,7 @@ def delete_channel(mailbox: Mailbox, channel: str | UUID) -> Exchange[None]:
     """Deletes a channel of the agent's own, with its messages."""
     found = yield from look_up_channel(mailbox, channel)
     yield from ask(api.DELETE, found.channel_id)
-    mailbox.channels.forget(found.channel_id, now())
+    mailbox.channels.forget(found.channel_id, clock.now())
 
 
 def forget_channel(mailbox: Mailbox, channel: str | UUID) -> UUID:
@@ -237,7 +236,7 @@ def forget_channel(mailbox: Mailbox, channel: str | UUID) -> UUID:
         known = known or (mailbox.channels.joined_as(name) if roster is None else roster.channel_id)
     if known is None:
         raise NotFound(f"this mailbox knows of no channel {channel}", hint="say its id: angelia channel list")
-    mailbox.channels.forget(known, now())
+    mailbox.channels.forget(known, clock.now())
     return known
 
 

@@ -9,12 +9,11 @@ from typing import TypeVar, Unpack
 from uuid import UUID
 
 from angelia.channels.model import ChannelPolicy, ChannelView, PublishedMessage
-from angelia.client import channel_calls
+from angelia.client import channel_calls, clock
 from angelia.client.channel_keys import SealingKey, check_roster_stands, expect_keys, sealing_key
 from angelia.client.channel_membership import find_channel
 from angelia.client.channel_sharing import KeyShareResult, share
 from angelia.client.exchange import Exchange
-from angelia.client.mailbox_keys import now
 from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError, EpochStale, VersionConflict
 from angelia.mailbox.drafts import MessageOptions
@@ -45,7 +44,7 @@ def publish(
     def attempt(found: ChannelView) -> Exchange[PublishResult]:
         key, shared = yield from _offered_key(mailbox, found)
         check_roster_stands(mailbox, key.roster)  # to send the key to many members takes its time
-        envelope = mailbox.channels.seal(found.channel_id, key.key, body, now(), **options)
+        envelope = mailbox.channels.seal(found.channel_id, key.key, body, clock.now(), **options)
         published = yield from channel_calls.publish_envelope(found.channel_id, envelope)
         return PublishResult(key.channel, published, envelope, shared.failed)
 

@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from angelia.client import channel_calls, mailbox_keys
+from angelia.client import channel_calls, clock, peer_keys
 from angelia.client.api_errors import ApiError, Unreachable
 from angelia.client.channel_keys import ask_for_key
 from angelia.client.channel_rosters import known_roster, publisher_rule
-from angelia.client.channel_senders import know_senders
 from angelia.client.exchange import BadAnswer, Exchange
-from angelia.client.mailbox_keys import now
+from angelia.client.peer_keys import know_senders
 from angelia.envelope import json_form
 from angelia.envelope.refusals import Malformed, NotAllowed, UnknownKey, UnknownSigner
 from angelia.envelope.rosters import UntrustedRoster
@@ -95,7 +94,7 @@ def _strangers(
         return {}
     pinned = mailbox.rosters.pinned(channel_id)
     if pinned is not None:  # its owner may have revoked the pair that signed it; that is looked up once an hour
-        yield from mailbox_keys.look_up(mailbox, pinned.owner_nhi)
+        yield from peer_keys.look_up(mailbox, pinned.owner_nhi)
     roster = mailbox.rosters.believed(channel_id)
     if roster is None or roster.version != version:
         found = yield from channel_calls.channel(channel_id)
@@ -137,7 +136,7 @@ def _opened(
 
     refusals = [refusal(one) for one in placed]
     trying = [one for one, refused in zip(placed, refusals, strict=True) if refused is None]
-    tried = iter(mailbox.channels.open_many(channel_id, trying, now()))
+    tried = iter(mailbox.channels.open_many(channel_id, trying, clock.now()))
     return [next(tried) if refused is None else refused for refused in refusals]
 
 

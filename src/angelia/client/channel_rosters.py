@@ -10,10 +10,9 @@ from typing import TypeAlias
 from uuid import UUID, uuid4
 
 from angelia.channels.model import Channel, ChannelPolicy, ChannelView
-from angelia.client import channel_calls, key_calls, mailbox_keys
-from angelia.client.channel_senders import know_senders
+from angelia.client import channel_calls, clock, key_calls, own_key_renewal, peer_keys
 from angelia.client.exchange import Exchange
-from angelia.client.mailbox_keys import now
+from angelia.client.peer_keys import know_senders
 from angelia.envelope.bundles import Link
 from angelia.envelope.refusals import Refused, UnknownSigner
 from angelia.envelope.rosters import FIRST_PREVIOUS, Member, Roster, UntrustedRoster, sign_roster
@@ -47,7 +46,7 @@ def first_roster(mailbox: Mailbox, name: str, policy: ChannelPolicy, members: Me
         policy=policy.value,
         members=members,
         # Of two channels of one name the one with the later roster counts, and this clock may have gone back.
-        issued_at=max(unix_ms(now()), 0 if before is None else before.issued_at + 1),
+        issued_at=max(unix_ms(clock.now()), 0 if before is None else before.issued_at + 1),
     )
 
 
@@ -132,7 +131,7 @@ def change_roster(mailbox: Mailbox, found: Channel, change: Change) -> Exchange[
         except VersionConflict:
             base, present = yield from _base_and_served(mailbox, found)
         else:
-            if mailbox.rosters.pin_own(signed, now()):
+            if mailbox.rosters.pin_own(signed, clock.now()):
                 return shown
             base, present = yield from _base_and_served(mailbox, found)
     raise VersionConflict(f"the roster of {found.name} changes faster than it can be signed", hint="try again")
@@ -156,7 +155,7 @@ def replace_roster(mailbox: Mailbox, found: Channel, policy: ChannelPolicy, memb
         signed = _next(mailbox, seen or found, present, policy, members)
         shown = yield from channel_calls.put_roster(signed)
         if signed.version >= wanted:
-            if not mailbox.rosters.pin_own(signed, now()):
+            if not mailbox.rosters.pin_own(signed, clock.now()):
                 raise VersionConflict(
                     "another process of yours has replaced the pair that signed", hint="sign it again"
                 )
@@ -208,7 +207,7 @@ def resign_rosters(mailbox: Mailbox) -> Exchange[int]:
     try:
         former = mailbox.rosters.signed_by_former()
     except (AngeliaError, OSError) as error:
-        mailbox_keys.put_off(mailbox, f"the rosters of your channels {_NOT_NOW}", error)
+        own_key_renewal.put_off(mailbox, f"the rosters of your channels {_NOT_NOW}", error)
         return 0
     for roster in former:
         try:
@@ -218,13 +217,13 @@ def resign_rosters(mailbox: Mailbox) -> Exchange[int]:
         except NotFound:
             mailbox.rosters.forget(roster.channel_id)  # the channel was deleted, by the server's word
         except (AngeliaError, OSError) as error:
-            mailbox_keys.put_off(mailbox, f"the roster of {roster.name} {_NOT_NOW}", error)
+            own_key_renewal.put_off(mailbox, f"the roster of {roster.name} {_NOT_NOW}", error)
     return done
 
 
 def _roster_of_another(mailbox: Mailbox, found: Channel) -> Exchange[Roster | None]:
     # The owner may have revoked the pair that signed; that is looked up once an hour.
-    yield from mailbox_keys.look_up(mailbox, found.owner_nhi)
+    yield from peer_keys.look_up(mailbox, found.owner_nhi)
     pinned = mailbox.rosters.believed(found.channel_id)
     if pinned is not None and pinned.version == found.roster_version:
         return pinned
@@ -249,13 +248,13 @@ def _pin(mailbox: Mailbox, served: Roster) -> Exchange[None]:
         raise problems[served.owner_nhi]
     try:
         try:
-            mailbox.rosters.pin(served, now())
+            mailbox.rosters.pin(served, clock.now())
         except UnknownSigner:
             pin = mailbox.pinned_keys.pin(served.owner_nhi)
             if pin is None:
                 raise
-            yield from mailbox_keys.catch_up(mailbox, pin)
-            mailbox.rosters.pin(served, now())
+            yield from peer_keys.catch_up(mailbox, pin)
+            mailbox.rosters.pin(served, clock.now())
     except Refused as refusal:
         raise UntrustedRoster(
             f"the roster of {served.name} is not signed by keys of {served.owner_nhi} that are believed here: "
@@ -277,7 +276,7 @@ def know_earlier_pairs(mailbox: Mailbox, owner: str) -> Exchange[None]:
         if not page.has_more or max(reached, len(links)) >= pin.bundle_version:
             break
         page = yield from key_calls.bundles_since(owner, reached)
-    mailbox.pinned_keys.learn_former_pairs(owner, links, now(), page.revoked)
+    mailbox.pinned_keys.learn_former_pairs(owner, links, clock.now(), page.revoked)
 
 
 def _own_roster(mailbox: Mailbox, found: Channel) -> Exchange[Roster | None]:
@@ -309,7 +308,7 @@ def _base_and_served(mailbox: Mailbox, found: Channel) -> Exchange[tuple[Roster,
             hint=f"was it put back from an old copy? {hint}",
         )
     if mailbox.rosters.names_present_pair(served):
-        mailbox.rosters.pin(served, now())
+        mailbox.rosters.pin(served, clock.now())
         return served, served
     if pinned is None:
         raise UntrustedRoster(f"an earlier pair of yours signed the roster of {found.name}", hint=hint)
@@ -335,7 +334,7 @@ def _next(
         policy=policy.value,
         members=members,
         # Members refuse a date that goes back, as an owner's clock may.
-        issued_at=max(unix_ms(now()), 0 if base is None else base.issued_at),
+        issued_at=max(unix_ms(clock.now()), 0 if base is None else base.issued_at),
         version=1 if present is None else present.version + 1,
         keys_since=keys_since,
         prev_roster_hash=FIRST_PREVIOUS if present is None else present.hash,

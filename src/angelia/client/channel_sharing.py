@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from angelia.api import ItemProblem
 from angelia.channels import api
 from angelia.channels.model import MOST_SUBSCRIBERS, ChannelView
-from angelia.client import mailbox_keys
+from angelia.client import clock, peer_keys
 from angelia.client.api_errors import Unreachable, item_fault
 from angelia.client.exchange import BadAnswer, Exchange
 from angelia.client.mail_sending import send_sealed
-from angelia.client.mailbox_keys import now
 from angelia.client.operation_requests import ask
 from angelia.client.rate_limit_wait import Patience, patiently
 from angelia.envelope.refusals import NotAllowed
@@ -51,7 +50,7 @@ def share(mailbox: Mailbox, found: ChannelView, key: EpochKey, roster: Roster) -
     shared, patience = KeyShareResult([], {}), Patience(_PATIENCE_SECONDS)
     made_under = mailbox.channels.made_under(found.channel_id, key.key_id)
     body = ChannelKey(found.channel_id, found.epoch, key, made_under).encode()
-    put_off = mailbox.channels.key_share_retries.waiting(found.channel_id, found.epoch, now())
+    put_off = mailbox.channels.key_share_retries.waiting(found.channel_id, found.epoch, clock.now())
     cursor = ""
     for _ in range(_MOST_PAGES):
         wanted = api.SubscribersQuery(without_key=True, cursor=cursor, limit=_SEALED_TOGETHER)
@@ -82,13 +81,13 @@ def _offered(
     yield from _sent(mailbox, envelopes, some, patience)
     retries = mailbox.channels.key_share_retries
     if some.failed:
-        retries.back_off(found.channel_id, found.epoch, some.failed, now())
+        retries.back_off(found.channel_id, found.epoch, some.failed, clock.now())
     if some.sent:
         sent = api.KeysSentBody(epoch=found.epoch, subscribers=some.sent)
         answer = yield from patiently(ask(api.KEYS_SENT, found.channel_id, body=sent), patience)
         if answer.noted < len(some.sent):
             retries.await_confirmation(
-                found.channel_id, found.epoch, [name for name in some.sent if name not in own], now()
+                found.channel_id, found.epoch, [name for name in some.sent if name not in own], clock.now()
             )
     return some
 
@@ -99,7 +98,7 @@ def _drafted(
     drafts: list[Draft] = []
     for name in names:
         try:
-            known, _ = yield from patiently(mailbox_keys.find_keys(mailbox, name), patience)
+            known, _ = yield from patiently(peer_keys.find_keys(mailbox, name), patience)
         except (*_SERVER_ERRORS, RateLimited):
             raise
         except AngeliaError as error:
@@ -117,7 +116,7 @@ def _drafted(
 
 def _sealed(mailbox: Mailbox, drafts: Sequence[Draft], some: KeyShareResult) -> list[Envelope]:
     try:
-        return mailbox.outbox.seal_many(drafts, now()) if drafts else []
+        return mailbox.outbox.seal_many(drafts, clock.now()) if drafts else []
     except AngeliaError:
         return _sealed_one_by_one(mailbox, drafts, some)
 
@@ -127,7 +126,7 @@ def _sealed_one_by_one(mailbox: Mailbox, drafts: Sequence[Draft], some: KeyShare
     envelopes = []
     for draft in drafts:
         try:
-            envelopes += mailbox.outbox.seal_many([draft], now())
+            envelopes += mailbox.outbox.seal_many([draft], clock.now())
         except AngeliaError as error:
             some.failed[draft.recipient.agent_nhi] = error
     return envelopes
@@ -152,7 +151,7 @@ def _sent(mailbox: Mailbox, envelopes: Sequence[Envelope], some: KeyShareResult,
 def _sent_again(mailbox: Mailbox, envelope: Envelope, refusal: KeyStale | KeyRevoked) -> Exchange[AngeliaError | None]:
     """Seals and sends a key again, to the keys that the recipient has by now. Returns the error, if any."""
     try:
-        again = yield from mailbox_keys.reseal(mailbox, envelope.replay_key, refusal)
+        again = yield from peer_keys.reseal(mailbox, envelope.replay_key, refusal)
     except AngeliaError as error:
         return error
     (outcome,) = yield from send_sealed(mailbox, [again])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from angelia.client import mailbox_keys
+from angelia.client import clock, peer_keys
 from angelia.client.api_errors import Unreachable
 from angelia.client.exchange import MOST_PAGES, BadAnswer, Exchange
 from angelia.client.mail_sending import SentMail, send_stored
@@ -96,7 +96,7 @@ def update_outbox(mailbox: Mailbox) -> Exchange[OutboxUpdate]:
     """Asks what became of the mail in transit, checks every signature, and writes it down in the outbox.
 
     An error that comes after the first change is in `interrupted`."""
-    open_ = {row.replay_key: row for row in mailbox.outbox.unsettled(mailbox_keys.now())}
+    open_ = {row.replay_key: row for row in mailbox.outbox.unsettled(clock.now())}
     update = _Update(mailbox)
     try:
         yield from _ask_one_by_one(update, open_) if len(open_) <= FEW else _ask_by_page(update, open_)
@@ -156,14 +156,14 @@ def check_attested(mailbox: Mailbox, answer: ReceiptRecord) -> Exchange[Receipt 
     if receipt.signer_id in pairs:
         check_receipt(receipt, pairs[receipt.signer_id])
         return receipt
-    yield from mailbox_keys.look_up(mailbox, receipt.recipient_nhi)
+    yield from peer_keys.look_up(mailbox, receipt.recipient_nhi)
     try:
         mailbox.check_receipt(receipt)
     except UnknownSigner:
         pin = mailbox.pinned_keys.pin(receipt.recipient_nhi)
         if pin is None:
             raise
-        yield from mailbox_keys.catch_up(mailbox, pin)
+        yield from peer_keys.catch_up(mailbox, pin)
         mailbox.check_receipt(receipt)
     return receipt
 
@@ -192,7 +192,7 @@ def _unsigned(mailbox: Mailbox, row: OutboxMessage, answer: ReceiptRecord) -> Ex
         return None
     if answer.status is DeliveryStatus.READ:
         raise SignatureFailed(f"only {answer.recipient} can say that a message was read, and signed nothing")
-    now, said, reason = mailbox_keys.now(), OutboxStatus(answer.status.value), answer.failure_reason or ""
+    now, said, reason = clock.now(), OutboxStatus(answer.status.value), answer.failure_reason or ""
     new = mailbox.outbox.record_report(row.replay_key, said, reason, now)
     if (untrue := row.contradiction(said, reason, now)) is not None:
         raise Untrue(untrue, hint="its content is kept; ask the server's operator")
@@ -213,5 +213,5 @@ def _change(row: OutboxMessage, status: OutboxStatus, answer: ReceiptRecord, rea
 def _sent_again(mailbox: Mailbox, row: OutboxMessage) -> Exchange[SentMail]:
     """Seals a message again for the recipient's present keys, since the old ones were revoked while it waited. The
     mailbox refuses if the recipient signed no such revocation."""
-    envelope = yield from mailbox_keys.reseal(mailbox, row.replay_key, KeyRevoked())
+    envelope = yield from peer_keys.reseal(mailbox, row.replay_key, KeyRevoked())
     return (yield from send_stored(mailbox, envelope))

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from angelia.client import channel_signing, mail_calls, mailbox_keys
+from angelia.client import channel_signing, clock, mail_calls, peer_keys
 from angelia.client.ack_plan import AckPlan, AckVerdict
 from angelia.client.exchange import BadAnswer, Exchange
 from angelia.client.mail_calls import LeasedMessage
@@ -150,7 +150,7 @@ def receive_admitted(mailbox: Mailbox, most: int = MOST_AT_ONCE, *, for_handler:
     """Fetches, opens and acknowledges only mail that was held and whose sender is allowed by now. It is asked for by
     its replay key, since the server holds it back."""
     received = Received()
-    for waiting in mailbox.held_mail.admitted(mailbox_keys.now(), most):
+    for waiting in mailbox.held_mail.admitted(clock.now(), most):
         try:
             received += yield from _admitted(mailbox, waiting, for_handler=for_handler)
         except AngeliaError as error:
@@ -195,7 +195,7 @@ def take_in(mailbox: Mailbox, leased: Sequence[LeasedMessage], *, for_handler: b
 def _opened(
     mailbox: Mailbox, leased: Sequence[LeasedMessage], *, for_handler: bool
 ) -> Exchange[list[Opened | AngeliaError]]:
-    """Opens messages, all that can be opened in one transaction, as `mailbox_keys.open_envelope` opens one. Returns one
+    """Opens messages, all that can be opened in one transaction, as `peer_keys.open_envelope` opens one. Returns one
     outcome each."""
     outcomes: dict[int, Opened | AngeliaError] = {}
     looked_up: dict[tuple[str, UUID | None], AngeliaError | None] = {}
@@ -211,7 +211,7 @@ def _opened(
             outcomes[at] = problem
         else:
             readable[at] = one.envelope
-    now = mailbox_keys.now()
+    now = clock.now()
     opened = mailbox.receive_many(
         list(readable.values()), now=now, profile=DeliveryProfile.RELAY, for_handler=for_handler
     )
@@ -225,7 +225,7 @@ def _opened(
 def _looked_up(mailbox: Mailbox, envelope: Envelope) -> Exchange[AngeliaError | None]:
     """Looks the sender's keys up; returns the error that keeps them from being believed now, if any."""
     try:
-        yield from mailbox_keys.meet_sender(mailbox, envelope)
+        yield from peer_keys.meet_sender(mailbox, envelope)
     except AngeliaError as error:
         return error
     return None
@@ -239,10 +239,10 @@ def _followed(
     if pin is None:
         return unknown
     try:
-        yield from mailbox_keys.catch_up(mailbox, pin)
+        yield from peer_keys.catch_up(mailbox, pin)
     except AngeliaError as error:
         return error
-    now = mailbox_keys.now()
+    now = clock.now()
     (outcome,) = mailbox.receive_many([envelope], now=now, profile=DeliveryProfile.RELAY, for_handler=for_handler)
     return outcome
 

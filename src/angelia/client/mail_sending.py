@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Unpack
 
-from angelia.client import channel_signing, mail_calls, mailbox_keys
+from angelia.client import channel_signing, clock, mail_calls, peer_keys
 from angelia.client.api_errors import ApiError, Unreachable, item_fault
 from angelia.client.exchange import BadAnswer, Exchange
-from angelia.client.mailbox_keys import OneTime
 from angelia.client.operation_requests import ask
+from angelia.client.peer_keys import OneTime
 from angelia.envelope import json_form
 from angelia.envelope.times import SKEW, moment
 from angelia.envelope.wire import Envelope, decode
@@ -99,7 +99,7 @@ def send(
     If the server cannot be reached, or has no room now, the message waits in the outbox for `deliver_outbox`; the
     error says so in its member `waiting`."""
     check(body, options)
-    envelope = yield from mailbox_keys.seal(mailbox, recipient, body, one_time=one_time, **options)
+    envelope = yield from peer_keys.seal(mailbox, recipient, body, one_time=one_time, **options)
     sent = yield from send_stored(mailbox, envelope)
     yield from channel_signing.tend_keys(mailbox)
     return sent
@@ -147,7 +147,7 @@ def deliver_outbox(mailbox: Mailbox) -> Exchange[OutboxDelivery]:
 
 def retry_outbox(mailbox: Mailbox) -> Exchange[OutboxDelivery]:
     """Sends everything that waits in the outbox now, also what the server refused before."""
-    mailbox.outbox.retry_now(mailbox_keys.now())
+    mailbox.outbox.retry_now(clock.now())
     return (yield from _deliver(mailbox, at_once=True))
 
 
@@ -156,7 +156,7 @@ def withdraw(mailbox: Mailbox, replay_key: str) -> Exchange[None]:
     sealed again is named by the replay key of any of its envelopes.
 
     While the server does not answer, the message is not sent either: `deliver_outbox` asks again."""
-    row = mailbox.withdrawals.request(replay_key, mailbox_keys.now())
+    row = mailbox.withdrawals.request(replay_key, clock.now())
     yield from _withdraw(mailbox, row)
 
 
@@ -169,7 +169,7 @@ def send_stored(mailbox: Mailbox, envelope: Envelope, *, at_once: bool = False) 
         except (KeyStale, KeyRevoked) as refusal:
             envelope = yield from _reseal(mailbox, envelope, refusal)
         except ClockSkew:
-            now, created_at = mailbox_keys.now(), moment(envelope.header.created_at)
+            now, created_at = clock.now(), moment(envelope.header.created_at)
             if abs(now - created_at) <= SKEW:
                 raise  # by this clock it is fresh: sealing it again would not help
             next_at = next_envelope_at(mailbox.outbox.message(envelope.replay_key))
@@ -181,7 +181,7 @@ def send_stored(mailbox: Mailbox, envelope: Envelope, *, at_once: bool = False) 
 
 def _deliver(mailbox: Mailbox, *, at_once: bool = False) -> Exchange[OutboxDelivery]:
     sent, unsent, left = list[SentMail](), list[Unsent](), 0
-    now = mailbox_keys.now()
+    now = clock.now()
     for row in mailbox.withdrawals.pending(now):
         try:
             yield from _withdraw(mailbox, row)
@@ -226,7 +226,7 @@ def _withdraw(mailbox: Mailbox, row: OutboxMessage) -> Exchange[None]:
                     if not _is_temporary(error):
                         mailbox.withdrawals.cancel(row.replay_key)
                     raise
-        if mailbox.withdrawals.complete(row.replay_key, mailbox_keys.now(), seen=row.status):
+        if mailbox.withdrawals.complete(row.replay_key, clock.now(), seen=row.status):
             return
         row = mailbox.outbox.current(row.replay_key)
         if not row.withdrawable and not row.withdrawn:
@@ -280,7 +280,7 @@ def _note_accepted(mailbox: Mailbox, replay_key: str) -> Exchange[AlreadyWithdra
 
 def _reseal(mailbox: Mailbox, envelope: Envelope, refusal: KeyStale | KeyRevoked | None) -> Exchange[Envelope]:
     try:
-        return (yield from mailbox_keys.reseal(mailbox, envelope.replay_key, refusal))
+        return (yield from peer_keys.reseal(mailbox, envelope.replay_key, refusal))
     except AngeliaError as error:
         if isinstance(error, SealStands):
             _retry_later(mailbox, envelope.replay_key, error)
@@ -296,7 +296,7 @@ def _note_refusal(mailbox: Mailbox, replay_key: str, error: AngeliaError) -> Non
         error.members[WAITING] = replay_key
     else:
         said = OutboxStatus.EXPIRED if isinstance(error, MessageExpired) else OutboxStatus.FAILED
-        mailbox.outbox.refuse(replay_key, said, error.code, mailbox_keys.now())
+        mailbox.outbox.refuse(replay_key, said, error.code, clock.now())
 
 
 def _note_unreadable(mailbox: Mailbox, row: OutboxMessage, error: AngeliaError) -> None:
@@ -314,7 +314,7 @@ def _is_temporary(error: AngeliaError) -> bool:
 
 def _retry_later(mailbox: Mailbox, replay_key: str, error: AngeliaError) -> None:
     with contextlib.suppress(Conflict):  # another process sent it
-        mailbox.outbox.retry_later(replay_key, mailbox_keys.now(), error.message)
+        mailbox.outbox.retry_later(replay_key, clock.now(), error.message)
 
 
 def _refusal(result: SendOutcome) -> AngeliaError | None:

@@ -6,7 +6,7 @@ import time
 import uuid
 from typing import Unpack
 
-from angelia.client import mail_receiving, mail_sending, mailbox_keys
+from angelia.client import mail_receiving, mail_sending, peer_keys
 from angelia.client.exchange import Exchange
 from angelia.client.mail_sending import SentMail
 from angelia.errors import DeadlineExceeded
@@ -25,7 +25,7 @@ def send_and_wait(
 
     After `timeout` seconds it is DeadlineExceeded; an answer that comes later is mail like any other."""
     deadline = time.monotonic() + timeout
-    found, _ = yield from mailbox_keys.find_keys(mailbox, recipient)
+    found, _ = yield from peer_keys.find_keys(mailbox, recipient)
     # An answer that would not be opened is not worth waiting for.
     mailbox.allowlist.check(found.bundle.signer, found.bundle.agent_nhi)
     correlation_id = uuid.uuid4()  # always a new one: an earlier answer must not be taken for this one

@@ -21,7 +21,7 @@ from angelia.client import (
     mail_calls,
     mail_receiving,
     mail_sending,
-    mailbox_keys,
+    peer_keys,
     policy_check,
     registration,
     request_reply,
@@ -101,7 +101,7 @@ class KeyVerbs(Namespace[Mode]):
     emergency_rotate = Verb(channel_signing.emergency_rotate_keys)
     rotate_due = Verb(channel_signing.rotate_due_keys)
     renew_due = Verb(channel_signing.tend_keys)
-    find = Verb(mailbox_keys.find_keys)
+    find = Verb(peer_keys.find_keys)
 
 
 class MailVerbs(Namespace[Mode]):
@@ -120,9 +120,9 @@ class MailVerbs(Namespace[Mode]):
     check_attested = Verb(delivery_status.check_attested)
     ask = Verb(request_reply.send_and_wait)
     reply = Verb(request_reply.answer)
-    seal = Verb(mailbox_keys.seal)
-    reseal = Verb(mailbox_keys.reseal)
-    open = Verb(mailbox_keys.open_envelope)
+    seal = Verb(peer_keys.seal)
+    reseal = Verb(peer_keys.reseal)
+    open = Verb(peer_keys.open_envelope)
     send_envelope = Verb(mail_calls.send_envelope)
     send_envelopes = Verb(mail_calls.send_envelopes)
     poll = Verb(mail_calls.poll)
