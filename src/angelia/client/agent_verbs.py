@@ -1,10 +1,10 @@
-"""The verbs of an agent, by slice: those of the clients with its mailbox given, and text where those take bytes."""
+"""The verbs of an agent, by slice: those of the clients with its mailbox given, and some of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Concatenate, Literal, ParamSpec, TypeVar, Unpack
+from typing import Concatenate, Literal, ParamSpec, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -12,7 +12,7 @@ import msgspec
 from angelia.agents import api as agents
 from angelia.api import PageQuery
 from angelia.channels import api as channels
-from angelia.channels.model import ChannelPolicy, ChannelView, Subscription
+from angelia.channels.model import Subscription
 from angelia.client import (
     channel_membership,
     channel_publishing,
@@ -25,23 +25,18 @@ from angelia.client import (
     peer_keys,
     request_reply,
 )
-from angelia.client.batches import Following, Pages
-from angelia.client.channel_publishing import PublishResult
-from angelia.client.channel_reading import OpenedPage, Unopened
+from angelia.client.channel_reading import Following, OpenedPage, Unopened
 from angelia.client.exchange import Exchange
 from angelia.client.mail_listening import Listening
-from angelia.client.mail_sending import SentMail
 from angelia.client.mail_stream import is_passing
-from angelia.client.namespaces import Batches, Iteration, Mode, OwnNamespace, OwnVerb, Run, Verb
+from angelia.client.namespaces import Batches, Iteration, Mode, OwnNamespace, OwnVerb, Pages, Run, Verb
 from angelia.client.operation_requests import ask, asking, naming
-from angelia.client.peer_keys import OneTime
-from angelia.errors import AngeliaError, InvalidArgument, NotFound
+from angelia.errors import AngeliaError, NotFound
 from angelia.mail import api as mail
 from angelia.mail.api import ReceiptRecord
 from angelia.mail.model import DeliveryStatus, Side
 from angelia.mailbox.allowlist import AllowedSender
 from angelia.mailbox.channels import ChannelMessage
-from angelia.mailbox.drafts import MessageOptions, SendOptions
 from angelia.mailbox.inbox import Message, Opened
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.outbox_message import OutboxMessage
@@ -57,30 +52,6 @@ class CheckedReceipt(ReceiptRecord, frozen=True, kw_only=True):
     message waits."""
 
     by: Literal["recipient", "relay", "unproven", ""]
-
-
-def _send(
-    mailbox: Mailbox, recipient: str, body: str | bytes, *, one_time: OneTime = "prefer", **options: Unpack[SendOptions]
-) -> Exchange[SentMail]:
-    """Seals a message and sends it.
-
-    If the server cannot be reached, or has no room now, the message waits in the outbox, and the error says so in its
-    member `waiting`; whatever sends or listens next delivers it."""
-    return mail_sending.send(mailbox, recipient, _bytes(body), one_time=one_time, **options)
-
-
-def _reply(mailbox: Mailbox, message: Opened, body: str | bytes, **options: Unpack[SendOptions]) -> Exchange[SentMail]:
-    """Answers a message, in its conversation."""
-    return request_reply.answer(mailbox, message, _bytes(body), **options)
-
-
-def _ask(
-    mailbox: Mailbox, recipient: str, body: str | bytes, *, timeout: float = 30.0, **options: Unpack[SendOptions]
-) -> Exchange[Opened]:
-    """Sends a question and returns the answer; of several, the first. Other mail is left alone.
-
-    After `timeout` seconds it raises DeadlineExceeded; an answer that comes later is mail like any other."""
-    return request_reply.send_and_wait(mailbox, recipient, _bytes(body), timeout=timeout, **options)
 
 
 def _allow(mailbox: Mailbox, agent: str, *, label: str | None = None) -> Exchange[AllowedSender]:
@@ -116,9 +87,9 @@ class AgentMail(OwnNamespace[Mode]):
         super().__init__(run, mailbox)
         self.listening = Listening(mailbox)
 
-    send = OwnVerb(_send)
-    reply = OwnVerb(_reply)
-    ask = OwnVerb(_ask)
+    send = OwnVerb(mail_sending.send)
+    reply = OwnVerb(request_reply.answer)
+    ask = OwnVerb(request_reply.send_and_wait)
     receive = OwnVerb(mail_receiving.receive)
     read = OwnVerb(_read)
     withdraw = OwnVerb(mail_sending.withdraw)
@@ -195,40 +166,6 @@ def _checked(mailbox: Mailbox, answer: ReceiptRecord) -> Exchange[CheckedReceipt
     return CheckedReceipt(**{**facts, "status": DeliveryStatus(receipt.status.name.lower())}, by="recipient")
 
 
-def _create(
-    mailbox: Mailbox,
-    name: str,
-    policy: str = ChannelPolicy.ALLOWLIST,
-    *,
-    allow: Sequence[str] = (),
-    retention_seconds: int | None = None,
-    max_message_size_bytes: int | None = None,
-    max_subscribers: int | None = None,
-) -> Exchange[ChannelView]:
-    """Makes a channel with its first roster and key. Without a policy, the agents of `allow` may subscribe."""
-    if policy not in list(ChannelPolicy):
-        raise InvalidArgument(f"{policy!r} is no policy of a channel", hint=f"one of {', '.join(ChannelPolicy)}")
-    return channel_membership.create_channel(
-        mailbox,
-        name,
-        ChannelPolicy(policy),
-        allow=allow,
-        retention_seconds=retention_seconds,
-        max_message_size_bytes=max_message_size_bytes,
-        max_subscribers=max_subscribers,
-    )
-
-
-def _publish(
-    mailbox: Mailbox, channel: str | UUID, body: str | bytes, **options: Unpack[MessageOptions]
-) -> Exchange[PublishResult]:
-    """Seals a message for all subscribers and publishes it. Members that lack the channel's key get it first.
-
-    With a `message_id` of one's own a second try after a crash ends in message_id_conflict, not in a second
-    message."""
-    return channel_publishing.publish(mailbox, channel, _bytes(body), **options)
-
-
 def _read_page(
     mailbox: Mailbox,
     channel: str | UUID,
@@ -272,7 +209,7 @@ def _named(
 class AgentChannels(OwnNamespace[Mode]):
     """Sealed topics, for one agent. A channel is named by its id, as `owner/name`, or by the name of one's own."""
 
-    create = OwnVerb(_create)
+    create = OwnVerb(channel_membership.create_channel)
     find = OwnVerb(channel_membership.find_channel)
     list = Verb(asking(channels.LIST, channels.ChannelQuery))
     update = OwnVerb(channel_membership.update_channel)
@@ -284,7 +221,7 @@ class AgentChannels(OwnNamespace[Mode]):
     unsubscribe = OwnVerb(channel_membership.unsubscribe)
     pause = OwnVerb(_named(naming(channels.PAUSE)))
     resume = OwnVerb(_named(naming(channels.RESUME)))
-    publish = OwnVerb(_publish)
+    publish = OwnVerb(channel_publishing.publish)
     share_key = OwnVerb(channel_publishing.share_key)
     read = OwnVerb(_read_page)
     commit = Verb(_commit)
@@ -304,7 +241,3 @@ class AgentKeys(OwnNamespace[Mode]):
     rotate_due = OwnVerb(channel_signing.rotate_due_keys)
     renew_due = OwnVerb(channel_signing.tend_keys)
     find = OwnVerb(peer_keys.find_keys)
-
-
-def _bytes(body: str | bytes) -> bytes:
-    return body.encode() if isinstance(body, str) else body

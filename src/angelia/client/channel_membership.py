@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypedDict, Unpack
 from uuid import UUID
 
 import msgspec
@@ -26,7 +27,7 @@ from angelia.client.exchange import MOST_PAGES, BadAnswer, Exchange
 from angelia.client.operation_requests import ask
 from angelia.client.peer_keys import is_id, know_senders, refuse_misnamed
 from angelia.envelope.rosters import MOST_MEMBERS, Member, Roster, UntrustedRoster, roster_document
-from angelia.errors import AngeliaError, Denied, KeyNotFound, NotFound, VersionConflict
+from angelia.errors import AngeliaError, Denied, InvalidArgument, KeyNotFound, NotFound, VersionConflict
 from angelia.keys.model import parse_bundle
 from angelia.mailbox.mailbox import Mailbox
 
@@ -47,28 +48,31 @@ def find_channel(mailbox: Mailbox, name: str | UUID) -> Exchange[ChannelView]:
     return found
 
 
+class ChannelLimits(TypedDict, total=False):
+    """The limits of a channel. One that is left out, or None, has the server's default, or stays as it is."""
+
+    retention_seconds: int | None
+    max_message_size_bytes: int | None
+    max_subscribers: int | None
+
+
 def create_channel(
     mailbox: Mailbox,
     name: str,
-    policy: ChannelPolicy,
+    policy: str = ChannelPolicy.ALLOWLIST,
     *,
     allow: Sequence[str] = (),
-    retention_seconds: int | None = None,
-    max_message_size_bytes: int | None = None,
-    max_subscribers: int | None = None,
+    **limits: Unpack[ChannelLimits],
 ) -> Exchange[ChannelView]:
-    """Creates a channel with its first roster and its first key, and returns it. After a crash between the two, the
-    owner's next publish makes the key."""
+    """Creates a channel with its first roster and its first key, and returns it. Without a policy, the agents of
+    `allow` may subscribe. After a crash between roster and key, the owner's next publish makes the key."""
+    if policy not in list(ChannelPolicy):
+        raise InvalidArgument(f"{policy!r} is no policy of a channel", hint=f"one of {', '.join(ChannelPolicy)}")
     mailbox.own_keys.refresh()  # the pair signs the roster before any request
     check_name(name)
     listed = [Member(one, may_publish=False, may_subscribe=True) for one in sorted(set(allow))]
-    roster = first_roster(mailbox, name, policy, listed)
-    limits = {
-        "retention_seconds": retention_seconds,
-        "max_message_size_bytes": max_message_size_bytes,
-        "max_subscribers": max_subscribers,
-    }
-    wanted = api.NewChannel(channel_name=name, policy=policy, roster=roster_document(roster))
+    roster = first_roster(mailbox, name, ChannelPolicy(policy), listed)
+    wanted = api.NewChannel(channel_name=name, policy=ChannelPolicy(policy), roster=roster_document(roster))
     given = {limit: value for limit, value in limits.items() if value is not None}
     made = yield from ask(api.CREATE, body=msgspec.structs.replace(wanted, **given))
     if (made.channel_id, made.name) != (roster.channel_id, roster.name):
@@ -80,13 +84,7 @@ def create_channel(
 
 
 def update_channel(
-    mailbox: Mailbox,
-    channel: str | UUID,
-    *,
-    policy: ChannelPolicy | None = None,
-    retention_seconds: int | None = None,
-    max_message_size_bytes: int | None = None,
-    max_subscribers: int | None = None,
+    mailbox: Mailbox, channel: str | UUID, *, policy: ChannelPolicy | None = None, **limits: Unpack[ChannelLimits]
 ) -> Exchange[ChannelView]:
     """Changes a channel of the agent's own; what is not given stays. Another policy is signed with the next roster, and
     removes subscribers that it does not admit; the present policy again only checks all subscribers."""
@@ -94,15 +92,9 @@ def update_channel(
     if policy is not None and policy != found.policy:
         wanted, policy = policy, None
         found = yield from change_roster(mailbox, found, lambda before: (wanted, before.members))
-        if retention_seconds is max_message_size_bytes is max_subscribers is None:
+        if all(limit is None for limit in limits.values()):
             return found
-    change = api.ChannelChange(
-        policy=policy,
-        retention_seconds=retention_seconds,
-        max_message_size_bytes=max_message_size_bytes,
-        max_subscribers=max_subscribers,
-    )
-    return (yield from channel_calls.change_channel(found.channel_id, change))
+    return (yield from channel_calls.change_channel(found.channel_id, api.ChannelChange(policy=policy, **limits)))
 
 
 def allow(

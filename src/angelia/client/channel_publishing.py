@@ -14,6 +14,7 @@ from angelia.client.channel_keys import SealingKey, check_roster_stands, expect_
 from angelia.client.channel_membership import find_channel
 from angelia.client.channel_sharing import KeyShareResult, share
 from angelia.client.exchange import Exchange
+from angelia.client.mail_sending import as_bytes
 from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError, EpochStale, VersionConflict
 from angelia.mailbox.drafts import MessageOptions
@@ -33,7 +34,7 @@ class PublishResult:
 
 
 def publish(
-    mailbox: Mailbox, channel: str | UUID, body: bytes, **options: Unpack[MessageOptions]
+    mailbox: Mailbox, channel: str | UUID, body: str | bytes, **options: Unpack[MessageOptions]
 ) -> Exchange[PublishResult]:
     """Seals a message for all subscribers, and publishes it. Members that lack the key are sent it first; under a new
     key nothing is published before it was offered to all members that can be reached.
@@ -44,7 +45,7 @@ def publish(
     def attempt(found: ChannelView) -> Exchange[PublishResult]:
         key, shared = yield from _offered_key(mailbox, found)
         check_roster_stands(mailbox, key.roster)  # to send the key to many members takes its time
-        envelope = mailbox.channels.seal(found.channel_id, key.key, body, clock.now(), **options)
+        envelope = mailbox.channels.seal(found.channel_id, key.key, as_bytes(body), clock.now(), **options)
         published = yield from channel_calls.publish_envelope(found.channel_id, envelope)
         return PublishResult(key.channel, published, envelope, shared.failed)
 

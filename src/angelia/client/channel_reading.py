@@ -12,6 +12,7 @@ from uuid import UUID
 from angelia.client import channel_calls, clock, peer_keys
 from angelia.client.api_errors import ApiError, Unreachable
 from angelia.client.channel_keys import ask_for_key
+from angelia.client.channel_membership import find_channel
 from angelia.client.channel_rosters import known_roster, publisher_rule
 from angelia.client.exchange import BadAnswer, Exchange
 from angelia.client.peer_keys import know_senders
@@ -178,3 +179,21 @@ class Tail:
             return []
         self.after = page.last
         return page.messages
+
+
+class Following:
+    """The messages of a channel as they come, without end."""
+
+    pause = 0.0
+
+    def __init__(self, mailbox: Mailbox, channel: str | UUID, after_offset: int | None) -> None:
+        self._mailbox = mailbox
+        self._channel = channel
+        self._after = after_offset
+        self._tail: Tail | None = None
+
+    def next(self) -> Exchange[list[ChannelMessage | Unopened]]:
+        if self._tail is None:
+            found = yield from find_channel(self._mailbox, self._channel)
+            self._tail = Tail(self._mailbox, found.channel_id, self._after, name=found.name)
+        return (yield from self._tail.next())

@@ -7,13 +7,12 @@ import contextvars
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, TypeVarTuple
 
 import httpx
 
 from angelia.client import mail_stream, mailbox_server
-from angelia.client.exchange import Exchange, Response
+from angelia.client.exchange import Exchange
 from angelia.client.mail_stream import Event
 from angelia.client.namespaces import Awaited, Blocking, Mode, Run
 from angelia.client.transport import (
@@ -22,7 +21,6 @@ from angelia.client.transport import (
     Observer,
     Outcome,
     Pause,
-    Send,
     Signer,
     Step,
     described,
@@ -85,9 +83,7 @@ class AsyncClient(_Namespaces[Awaited]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -113,14 +109,13 @@ class AsyncClient(_Namespaces[Awaited]):
         if isinstance(step, Pause):
             await asyncio.sleep(step.seconds)
             return None
-        deadline = time.monotonic() + step.timeout
+        body = Body(step)
         try:
-            async with self._http.stream(**_arguments(step)) as answer:
-                body = Body(deadline)
+            async with self._http.stream(**step.arguments) as answer:
                 async for chunk in answer.aiter_bytes():
                     if (problem := body.take(chunk)) is not None:
                         return problem
-                return _response(step, answer, body.read())
+                return body.response(answer)
         except httpx.RequestError as error:
             return described(error, timeout=step.allowed)
 
@@ -147,10 +142,11 @@ class AsyncMail(MailVerbs[Awaited]):
         An exception of the handler ends it. The message is in the inbox and was acknowledged, so the handler does not
         get it again."""
 
+        client = self._client
+
         def listen(connected: Callable[[], None]) -> AsyncGenerator[Event, None]:
             return mail_stream.events(client._line, client._http, client._aside, connected=connected)
 
-        client = self._client
         await mailbox_server.Serving(mailbox, handler, client._run, client._aside, listen).forever()
 
 
@@ -173,9 +169,7 @@ class Client(_Namespaces[Blocking]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -193,14 +187,13 @@ class Client(_Namespaces[Blocking]):
         if isinstance(step, Pause):
             time.sleep(step.seconds)
             return None
-        deadline = time.monotonic() + step.timeout
+        body = Body(step)
         try:
-            with self._http.stream(**_arguments(step)) as answer:
-                body = Body(deadline)
+            with self._http.stream(**step.arguments) as answer:
                 for chunk in answer.iter_bytes():
                     if (problem := body.take(chunk)) is not None:
                         return problem
-                return _response(step, answer, body.read())
+                return body.response(answer)
         except httpx.RequestError as error:
             return described(error, timeout=step.allowed)
 
@@ -232,17 +225,3 @@ def _next(steps: Generator[Step, Outcome, Any], outcome: Outcome) -> Step | _Don
         return steps.send(outcome)
     except StopIteration as done:
         return _Done(done.value)
-
-
-def _arguments(step: Send) -> dict[str, Any]:
-    return {
-        "method": step.method,
-        "url": step.url,
-        "headers": step.headers,
-        "content": step.body,
-        "timeout": step.timeout,
-    }
-
-
-def _response(step: Send, answer: httpx.Response, body: bytes) -> Response:
-    return Response(step.method, answer.request.url.path, answer.status_code, answer.headers, body)

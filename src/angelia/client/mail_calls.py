@@ -14,8 +14,8 @@ from uuid import UUID
 import msgspec
 
 from angelia.api import Operation
-from angelia.client.exchange import BadAnswer, Credential, Exchange, Response
-from angelia.client.operation_requests import answer_of, ask, request_for
+from angelia.client.exchange import BadAnswer, Exchange, Response
+from angelia.client.operation_requests import answer_of, ask, credential_for, request_for
 from angelia.envelope import json_form
 from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.envelope.receipts import Receipt, receipt_document
@@ -135,9 +135,8 @@ def hand_in_receipt(signed: Receipt) -> Exchange[ReceiptRecord]:
 
 def dead_letters(*, agent: str | None = None, cursor: str | None = None, limit: int = 50) -> Exchange[DeadLetterPage]:
     """A page of messages that could not be delivered to the agent that signs; operators name any `agent`."""
-    credential = Credential.AGENT if agent is None else Credential.OPERATOR
     query = api.DeadLetterQuery(agent=agent, cursor=cursor, limit=limit)
-    return ask(api.LIST_DEAD_LETTERS, query=query, credential=credential)
+    return ask(api.LIST_DEAD_LETTERS, query=query, credential=credential_for(agent))
 
 
 def _records(answer: Response) -> Iterator[LeasedMessage]:

@@ -106,6 +106,24 @@ class Batches(Protocol[T_co]):
         """Returns the next results, or None after the last of them."""
 
 
+class Pages(Generic[T]):
+    """A list that comes page by page. `fetch` takes a cursor and returns a page with the cursor of the next one."""
+
+    pause = 0.0
+
+    def __init__(self, fetch: Callable[[str | None], Exchange[tuple[Sequence[T], str | None]]]) -> None:
+        self._fetch = fetch
+        self._cursor: str | None = None
+        self._ended = False
+
+    def next(self) -> Exchange[Sequence[T] | None]:
+        if self._ended:
+            return None
+        page, self._cursor = yield from self._fetch(self._cursor)
+        self._ended = self._cursor is None or not page
+        return page
+
+
 class Iteration(Generic[P, T]):
     """A verb as a method that goes through batches of results, one by one: with `for`, or with `async for`."""
 

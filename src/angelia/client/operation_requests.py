@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from urllib.parse import quote, urlencode
 
 import msgspec
 
 from angelia.api import NOTHING, Access, Operation
-from angelia.client.exchange import Credential, Exchange, Request, Response, query_string
-from angelia.client.exchange import path as path_of
+from angelia.client.exchange import Credential, Exchange, Request, Response
 
 A = TypeVar("A")
 P = ParamSpec("P")
@@ -26,8 +26,8 @@ def ask(
     body: msgspec.Struct | bytes = b"",
     **how: Any,
 ) -> Exchange[A]:
-    """One request and its answer. `segments` fill the path's parameters; `how` sets what a declaration cannot know,
-    such as the credential that is preferred."""
+    """Sends one request and returns its answer. `segments` fill the path's parameters; `how` sets what a declaration
+    cannot know, such as the credential that is preferred."""
     response = yield request_for(operation, *segments, query=query, body=body, **how)
     return answer_of(operation, response)
 
@@ -41,13 +41,11 @@ def request_for(
 ) -> Request:
     """The request of an operation; members of a record that have their default are left out."""
     given = iter(segments)
-    path = "/".join(
-        path_of(str(next(given)))[1:] if part.startswith("{") else part for part in operation.path.split("/")
-    )
+    parts = (quote(str(next(given)), safe="") if part.startswith("{") else part for part in operation.path.split("/"))
     return Request(
         method=operation.method,
-        path=path,
-        query="" if query is None else query_string(msgspec.to_builtins(_given(query))),
+        path="/".join(parts),
+        query="" if query is None else _query_string(query),
         body=body if isinstance(body, bytes) else msgspec.json.encode(_given(body)),
         **{
             "idempotent": operation.repeatable,
@@ -115,6 +113,12 @@ def _given(record: msgspec.Struct) -> dict[str, Any]:
         if value is not None and value is not msgspec.UNSET and value != field.default:
             members[field.encode_name] = value
     return members
+
+
+def _query_string(record: msgspec.Struct) -> str:
+    words = {True: "true", False: "false"}
+    given = msgspec.to_builtins(_given(record)).items()
+    return urlencode([(name, words[v] if isinstance(v, bool) else v) for name, v in given], quote_via=quote)
 
 
 def _documented(verb: Callable[P, Exchange[A]], operation: Operation[A]) -> Callable[P, Exchange[A]]:

@@ -19,11 +19,11 @@ _LOOK = 5.0
 
 
 def send_and_wait(
-    mailbox: Mailbox, recipient: str, body: bytes, *, timeout: float = 30.0, **options: Unpack[SendOptions]
+    mailbox: Mailbox, recipient: str, body: str | bytes, *, timeout: float = 30.0, **options: Unpack[SendOptions]
 ) -> Exchange[Opened]:
-    """Send a question and wait for its answer; of several the first one counts. Nobody else's mail is touched.
+    """Sends a question and returns the answer; of several, the first. Other mail is left alone.
 
-    After `timeout` seconds it is DeadlineExceeded; an answer that comes later is mail like any other."""
+    After `timeout` seconds it raises DeadlineExceeded; an answer that comes later is mail like any other."""
     deadline = time.monotonic() + timeout
     found, _ = yield from peer_keys.find_keys(mailbox, recipient)
     # An answer that would not be opened is not worth waiting for.
@@ -45,8 +45,8 @@ def send_and_wait(
         yield from mail_receiving.receive(mailbox, wait=min(left, _LOOK), most=1, correlation_id=correlation_id)
 
 
-def answer(mailbox: Mailbox, question: Opened, body: bytes, **options: Unpack[SendOptions]) -> Exchange[SentMail]:
-    """Answer a message, in its conversation; one that began none is named by its own id."""
+def answer(mailbox: Mailbox, question: Opened, body: str | bytes, **options: Unpack[SendOptions]) -> Exchange[SentMail]:
+    """Answers a message, in its conversation. A message that began none gives its own id as the correlation id."""
     asked = question.message
     options.setdefault("correlation_id", asked.correlation_id or asked.message_id)
     return (yield from mail_sending.send(mailbox, asked.sender, body, **options))

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, TypeVar, TypeVarTuple
+from typing import Any, Protocol, TypeAlias, TypeVar, TypeVarTuple
 from uuid import UUID
 
 import httpx
@@ -30,8 +30,8 @@ from angelia.client.api_errors import (
     not_angelia,
     retry_after,
 )
-from angelia.client.exchange import Credential, Exchange, Request, Response
-from angelia.errors import AngeliaError, InvalidArgument, Stale, Unauthenticated
+from angelia.client.exchange import Credential, Exchange, Request, Response, driven
+from angelia.errors import InvalidArgument, Stale, Unauthenticated
 from angelia.mailbox.mailbox import Mailbox
 
 T = TypeVar("T")
@@ -73,6 +73,12 @@ class Send:
     body: bytes
     timeout: float
     allowed: float  # what the whole exchange may take, with its other tries
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What httpx takes to send it."""
+        sent = {"method": self.method, "url": self.url, "headers": self.headers, "content": self.body}
+        return {**sent, "timeout": self.timeout}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,20 +151,9 @@ class Line:
 
     def run(self, call: Exchange[T]) -> Generator[Step, Outcome, T]:
         """Takes an exchange to its end and returns its answer; a failure is thrown into it, so that it may recover."""
-        try:
-            request = next(call)
-            while True:
-                try:
-                    response = yield from self._exchange(request)
-                except (AngeliaError, OSError) as error:  # the server's, the network's, or of the key file
-                    request = call.throw(error)
-                else:
-                    request = call.send(response)
-        except StopIteration as done:
-            answer: T = done.value
-            return answer
+        return driven(call, self._send)
 
-    def _exchange(self, request: Request) -> Generator[Step, Outcome, Response]:
+    def _send(self, request: Request) -> Generator[Step, Outcome, Response]:
         if request.after:
             yield Pause(request.after)
         deadline = self.stopwatch() + self.timeout + request.waits
@@ -271,8 +266,9 @@ class Line:
 class Body:
     """The body of an answer as it comes: one that does not end, or comes too slowly, is no answer."""
 
-    def __init__(self, deadline: float) -> None:
-        self._deadline = deadline
+    def __init__(self, step: Send) -> None:
+        self._method = step.method
+        self._deadline = time.monotonic() + step.timeout
         self._chunks: list[bytes] = []
         self._size = 0
 
@@ -285,8 +281,10 @@ class Body:
             return Failed("did not end its answer in time")
         return None
 
-    def read(self) -> bytes:
-        return b"".join(self._chunks)
+    def response(self, answer: httpx.Response) -> Response:
+        """Returns the answer with its body, which has ended."""
+        path, body = answer.request.url.path, b"".join(self._chunks)
+        return Response(self._method, path, answer.status_code, answer.headers, body)
 
 
 def described(error: httpx.RequestError, *, timeout: float) -> Failed:
