@@ -603,21 +603,21 @@ def test_an_acknowledgment_that_a_relay_never_took_is_said_again_before_the_mess
 
     liar.lie("POST", ACK, refused)
     liar.instead("GET", POLL, lambda _: polled(record(wire)))
-    clock = began = now()
-    monkeypatch.setattr(clock, "now", lambda: clock)
+    at = began = now()
+    monkeypatch.setattr(clock, "now", lambda: at)
     for _ in range(5):
         bob.client.mail.receive(bob.mailbox)
-        clock += timedelta(seconds=30)  # as long as a lease
+        at += timedelta(seconds=30)  # as long as a lease
     assert liar.count("POST", ACK) == 5
-    while clock < began + timedelta(minutes=62):  # and ever more seldom, up to an hour
+    while at < began + timedelta(minutes=62):  # and ever more seldom, up to an hour
         bob.client.mail.receive(bob.mailbox)
-        clock += timedelta(seconds=30)
+        at += timedelta(seconds=30)
     assert 5 < liar.count("POST", ACK) <= 12
 
 
-@pytest.mark.parametrize("clock", [timedelta(seconds=6), timedelta(hours=-2)], ids=["right", "set back"])
+@pytest.mark.parametrize("ahead", [timedelta(seconds=6), timedelta(hours=-2)], ids=["right", "set back"])
 def test_an_acknowledgment_that_was_cut_off_is_said_again_soon(
-    deceived: tuple[Person, Person], liar: Liar, monkeypatch: pytest.MonkeyPatch, clock: timedelta
+    deceived: tuple[Person, Person], liar: Liar, monkeypatch: pytest.MonkeyPatch, ahead: timedelta
 ) -> None:
     alice, bob = deceived
     wire = alice.client.mail.send(alice.mailbox, bob.name, b"once").envelope.wire
@@ -631,7 +631,7 @@ def test_an_acknowledgment_that_was_cut_off_is_said_again_soon(
     with pytest.raises(KeyboardInterrupt):
         bob.client.mail.receive(bob.mailbox)
     bob.reopen()
-    monkeypatch.setattr(clock, "now", lambda: now() + clock)
+    monkeypatch.setattr(clock, "now", lambda: now() + ahead)
     for _ in range(3):
         bob.client.mail.receive(bob.mailbox)
     assert liar.count("POST", ACK) == 1

@@ -61,7 +61,7 @@ def test_a_message_opens_once_and_its_sender_gets_a_signed_receipt(alice: Person
         (sent.replay_key, OutboxStatus.DELIVERED, Attested.RECIPIENT)
     ]
     assert not outgoing(alice).resealable
-    assert alice.client.mail.update_outbox(alice.mailbox).changes == ()
+    assert alice.client.mail.update_outbox(alice.mailbox).changes == []
 
     bob.client.mail.hand_in_receipt(bob.mailbox.inbox.receipt(sent.replay_key, ReceiptStatus.READ, now()))
     assert [one.status for one in alice.client.mail.update_outbox(alice.mailbox).changes] == [OutboxStatus.READ]
@@ -417,16 +417,16 @@ def test_however_often_a_message_is_tried_its_few_envelopes_last_for_a_day(
 ) -> None:
     alice, bob = deceived
     liar.instead("POST", "/v1/messages", problem(400, "clock_skew"))
-    began = clock = now()
-    monkeypatch.setattr(clock, "now", lambda: clock)
+    began = at = now()
+    monkeypatch.setattr(clock, "now", lambda: at)
     with pytest.raises(transport.ApiError):
         alice.client.mail.send(alice.mailbox, bob.name, b"hello", one_time=False)
-    while clock < began + timedelta(hours=8):
-        clock += timedelta(minutes=3 if clock < began + timedelta(hours=1) else 20)
+    while at < began + timedelta(hours=8):
+        at += timedelta(minutes=3 if at < began + timedelta(hours=1) else 20)
         alice.client.mail.deliver_outbox(alice.mailbox)
     (row,) = (row for row in alice.mailbox.outbox.page() if row.status is not OutboxStatus.RESEALED)
     assert row.reseals == 4
-    clock = now()
+    at = now()
     liar.honest()
     assert len(alice.client.mail.retry_outbox(alice.mailbox).sent) == 1  # whoever says so does not wait for the next
     assert bodies(bob) == [b"hello"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
-from http import HTTPStatus
+from http.client import responses
 from typing import cast
 
 import msgspec
@@ -84,9 +84,10 @@ _MEDIA = frozenset({"application/json", "application/problem+json", "text/event-
 
 def fault(response: Response, *, now: float) -> ApiError | NotAngelia:
     """The error that a refusal stands for; `now` is our clock when it arrived."""
-    problem = _parsed(response)
-    if problem is None:
+    parsed = _parsed(response)
+    if parsed is None:
         return not_angelia(response)
+    problem, members = parsed
     code = problem.code or CODE_OF_TEXT.get(problem.error) or CODE_OF_STATUS.get(response.status, "internal")
     message = problem.detail or problem.error or problem.title or _worded(response)
     hint = problem.hint
@@ -95,7 +96,7 @@ def fault(response: Response, *, now: float) -> ApiError | NotAngelia:
     error = _class_of(code)(message, hint=hint, retry_after=retry_after(response, now=now))
     error.status = response.status
     error.request_id = problem.request_id or response.headers.get("x-request-id")
-    error.members = _members(response)
+    error.members = members
     return error
 
 
@@ -142,29 +143,22 @@ def not_angelia(response: Response) -> NotAngelia:
     return error
 
 
-def _parsed(response: Response) -> _Problem | None:
-    """What a refusal says in the shape of its surface; None if it is in no shape of ours."""
-    try:
-        problem = msgspec.json.decode(response.body, type=_Problem)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    if response.path.startswith(_V1):
-        return problem if problem.code and problem.request_id else None
-    return problem if problem.error or problem.code else None
-
-
-def _members(response: Response) -> dict[str, object]:
-    """What a problem document says beyond its words, such as the bundle that comes with key_stale."""
+def _parsed(response: Response) -> tuple[_Problem, dict[str, object]] | None:
+    """Returns what a refusal says, in the shape of its surface, and its members beyond those words, such as the bundle
+    that comes with key_stale; None if it is in no shape of ours."""
     try:
         said = msgspec.json.decode(response.body, type=dict[str, object])
+        problem = msgspec.convert(said, _Problem)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return {}
-    return {name: value for name, value in said.items() if name not in _WORDS}
+        return None
+    of_v1 = response.path.startswith(_V1)
+    if not (problem.code and problem.request_id if of_v1 else problem.error or problem.code):
+        return None
+    return problem, {name: value for name, value in said.items() if name not in _WORDS}
 
 
 def _worded(response: Response) -> str:
-    known = response.status in {status.value for status in HTTPStatus}
-    phrase = f" ({HTTPStatus(response.status).phrase})" if known else ""
+    phrase = f" ({responses[response.status]})" if response.status in responses else ""
     return f"{response.method} {response.path} was answered with status {response.status}{phrase}"
 
 
@@ -181,10 +175,11 @@ def _date(text: str) -> float | None:
 
 
 def _class_of(code: str) -> type[ApiError]:
-    family = _FAMILY.get(code)
-    if family is not None:
-        return family
-    return cast(type[ApiError], type("ApiError", (ApiError,), {"code": code, "__module__": __name__}))
+    return _FAMILY.get(code) or _made("ApiError", (ApiError,), code)
+
+
+def _made(name: str, bases: tuple[type[AngeliaError], ...], code: str) -> type[ApiError]:
+    return cast(type[ApiError], type(name, bases, {"code": code, "__module__": __name__}))
 
 
 def _subclasses(of: type[AngeliaError]) -> Iterator[type[AngeliaError]]:
@@ -195,7 +190,7 @@ def _subclasses(of: type[AngeliaError]) -> Iterator[type[AngeliaError]]:
 
 # `except NotFound` catches a server's not_found, and `except ApiError` whatever any server said.
 _FAMILY: dict[str, type[ApiError]] = {
-    cls.code: cast(type[ApiError], type(cls.__name__, (ApiError, cls), {"code": cls.code, "__module__": __name__}))
+    cls.code: _made(cls.__name__, (ApiError, cls), cls.code)
     for cls in _subclasses(AngeliaError)
     if cls.__module__ == errors.__name__
 }

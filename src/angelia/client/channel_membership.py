@@ -36,15 +36,11 @@ def find_channel(mailbox: Mailbox, name: str | UUID) -> Exchange[ChannelView]:
     """Returns a channel by its id, as `owner/name`, or by the name alone if the agent owns it; its roster, if it has
     one, must agree."""
     found = yield from look_up_channel(mailbox, name)
-    for last_try in (False, True):
-        try:
-            yield from known_roster(mailbox, found)
-        except VersionConflict:  # its owner has changed it just now
-            if last_try:
-                raise
-            found = yield from channel_calls.channel_again(found)
-        else:
-            break
+    try:
+        yield from known_roster(mailbox, found)
+    except VersionConflict:  # its owner has changed it just now
+        found = yield from channel_calls.channel_again(found)
+        yield from known_roster(mailbox, found)
     return found
 
 
@@ -90,8 +86,7 @@ def update_channel(
     removes subscribers that it does not admit; the present policy again only checks all subscribers."""
     found = yield from find_channel(mailbox, channel)
     if policy is not None and policy != found.policy:
-        wanted, policy = policy, None
-        found = yield from change_roster(mailbox, found, lambda before: (wanted, before.members))
+        found, policy = (yield from change_roster(mailbox, found, policy=policy)), None
         if all(limit is None for limit in limits.values()):
             return found
     return (yield from channel_calls.change_channel(found.channel_id, api.ChannelChange(policy=policy, **limits)))
@@ -109,9 +104,7 @@ def allow(
     entry = Member(agent, may_publish=may_publish, may_subscribe=may_subscribe)
     roster = mailbox.rosters.pinned(found.channel_id)
     if roster is None or roster.member(agent) != entry:
-        yield from change_roster(
-            mailbox, found, lambda before: (ChannelPolicy(before.policy), [*_without(before, agent), entry])
-        )
+        yield from change_roster(mailbox, found, members=lambda before: [*_without(before, agent), entry])
     return entry
 
 
@@ -122,15 +115,15 @@ def disallow(mailbox: Mailbox, channel: str | UUID, agent: str) -> Exchange[None
     found = yield from look_up_channel(mailbox, channel)
     _refuse_others(mailbox, found)
 
-    def change(before: Roster) -> tuple[ChannelPolicy, list[Member]]:
+    def others(before: Roster) -> list[Member]:
         if before.member(agent) is None:
             raise NotFound(
                 f"{agent} is not on the roster of {found.name}",
                 hint=f"who is: angelia channel allow {found.channel_name}",
             )
-        return ChannelPolicy(before.policy), _without(before, agent)
+        return _without(before, agent)
 
-    yield from change_roster(mailbox, found, change)
+    yield from change_roster(mailbox, found, members=others)
 
 
 def roster(mailbox: Mailbox, channel: str | UUID) -> Exchange[Roster | None]:

@@ -14,7 +14,7 @@ from angelia.client import channel_calls, clock, key_calls, own_key_renewal, pee
 from angelia.client.exchange import Exchange
 from angelia.client.peer_keys import know_senders
 from angelia.envelope.bundles import Link
-from angelia.envelope.refusals import Refused, UnknownSigner
+from angelia.envelope.refusals import Refused
 from angelia.envelope.rosters import FIRST_PREVIOUS, Member, Roster, UntrustedRoster, sign_roster
 from angelia.envelope.times import moment, unix_ms
 from angelia.errors import AngeliaError, Conflict, NotFound, VersionConflict
@@ -23,7 +23,6 @@ from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.notices import NoticeKind
 
 Members: TypeAlias = Iterable[Member]
-Change: TypeAlias = Callable[[Roster], tuple[ChannelPolicy, Members]]
 _TRIES = 5
 _NOT_NOW = "could not be signed with your present pair now"
 # So many rosters at the most are signed in a row for a server that was restored from an old backup.
@@ -115,9 +114,16 @@ def publisher_rule(mailbox: Mailbox, channel_id: UUID, roster: Roster | None) ->
     return lambda sender: sender == owner
 
 
-def change_roster(mailbox: Mailbox, found: Channel, change: Change) -> Exchange[ChannelView]:
-    """Signs and stores the next roster of a channel of the agent's own, and returns the channel. Of two concurrent
-    changes the second is applied on top of the first."""
+def change_roster(
+    mailbox: Mailbox,
+    found: Channel,
+    *,
+    policy: ChannelPolicy | None = None,
+    members: Callable[[Roster], Members] = lambda before: before.members,
+) -> Exchange[ChannelView]:
+    """Signs and stores the next roster of a channel of the agent's own, and returns the channel. `members` returns
+    those of the next roster, given the present one; what is left out stays. Of two concurrent changes the second is
+    applied on top of the first."""
     mailbox.own_keys.refresh()  # the pair signs the roster, and may have been rotated since
     pinned = mailbox.rosters.pinned(found.channel_id)
     if pinned is not None and pinned.version == found.roster_version:
@@ -125,7 +131,7 @@ def change_roster(mailbox: Mailbox, found: Channel, change: Change) -> Exchange[
     else:
         base, present = yield from _base_and_served(mailbox, found)
     for _ in range(_TRIES):
-        signed = _next(mailbox, base, present, *change(base))
+        signed = _next(mailbox, base, present, policy or ChannelPolicy(base.policy), members(base))
         try:
             shown = yield from channel_calls.put_roster(signed)
         except VersionConflict:
@@ -212,7 +218,7 @@ def resign_rosters(mailbox: Mailbox) -> Exchange[int]:
     for roster in former:
         try:
             found = yield from channel_calls.channel(roster.channel_id)
-            yield from change_roster(mailbox, found, _unchanged)
+            yield from change_roster(mailbox, found)
             done += 1
         except NotFound:
             mailbox.rosters.forget(roster.channel_id)  # the channel was deleted, by the server's word
@@ -247,14 +253,7 @@ def _pin(mailbox: Mailbox, served: Roster) -> Exchange[None]:
     if served.owner_nhi in problems:
         raise problems[served.owner_nhi]
     try:
-        try:
-            mailbox.rosters.pin(served, clock.now())
-        except UnknownSigner:
-            pin = mailbox.pinned_keys.pin(served.owner_nhi)
-            if pin is None:
-                raise
-            yield from peer_keys.catch_up(mailbox, pin)
-            mailbox.rosters.pin(served, clock.now())
+        yield from peer_keys.following_signer(mailbox, lambda: mailbox.rosters.pin(served, clock.now()))
     except Refused as refusal:
         raise UntrustedRoster(
             f"the roster of {served.name} is not signed by keys of {served.owner_nhi} that are believed here: "
@@ -288,7 +287,7 @@ def _own_roster(mailbox: Mailbox, found: Channel) -> Exchange[Roster | None]:
         return pinned
     base, present = yield from _base_and_served(mailbox, found)
     if base.hash != present.hash or not mailbox.rosters.names_present_pair(base):
-        yield from change_roster(mailbox, found, _unchanged)
+        yield from change_roster(mailbox, found)
     return mailbox.rosters.pinned(found.channel_id)
 
 
@@ -339,7 +338,3 @@ def _next(
         keys_since=keys_since,
         prev_roster_hash=FIRST_PREVIOUS if present is None else present.hash,
     )
-
-
-def _unchanged(roster: Roster) -> tuple[ChannelPolicy, Members]:
-    return ChannelPolicy(roster.policy), roster.members

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,13 +11,14 @@ from angelia.channels import api
 from angelia.channels.model import MOST_SUBSCRIBERS, ChannelView
 from angelia.client import clock, peer_keys
 from angelia.client.api_errors import Unreachable, item_fault
+from angelia.client.channel_keys import SealingKey
 from angelia.client.exchange import BadAnswer, Exchange
 from angelia.client.mail_sending import send_sealed
 from angelia.client.operation_requests import ask
 from angelia.client.rate_limit_wait import Patience, patiently
 from angelia.envelope.refusals import NotAllowed
 from angelia.envelope.rosters import Roster
-from angelia.envelope.sealing import ChannelKey, EpochKey
+from angelia.envelope.sealing import ChannelKey
 from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError, KeyRevoked, KeyStale, RateLimited, Unavailable
 from angelia.mailbox.drafts import Draft
@@ -39,7 +41,7 @@ class KeyShareResult:
     failed: dict[str, AngeliaError]
 
 
-def share(mailbox: Mailbox, found: ChannelView, key: EpochKey, roster: Roster) -> Exchange[KeyShareResult]:
+def share(mailbox: Mailbox, sealing: SealingKey) -> Exchange[KeyShareResult]:
     """Seals the key to the members that lack it, and sends it: one pair of signatures for 256 of them, a hundred in a
     request.
 
@@ -47,6 +49,7 @@ def share(mailbox: Mailbox, found: ChannelView, key: EpochKey, roster: Roster) -
     nothing, and is among the failed. So is a member that could not be reached, which is retried after a back-off. Rate
     limits of the server are waited for; if that takes too long it is RateLimited, and the next call goes on from
     there."""
+    found, key, roster = sealing.channel, sealing.key, sealing.roster
     shared, patience = KeyShareResult([], {}), Patience(_PATIENCE_SECONDS)
     made_under = mailbox.channels.made_under(found.channel_id, key.key_id)
     body = ChannelKey(found.channel_id, found.epoch, key, made_under).encode()
@@ -115,14 +118,9 @@ def _drafted(
 
 
 def _sealed(mailbox: Mailbox, drafts: Sequence[Draft], some: KeyShareResult) -> list[Envelope]:
-    try:
+    """Seals to all members together, or to each alone if one cannot be sealed to: the others must not wait for it."""
+    with contextlib.suppress(AngeliaError):
         return mailbox.outbox.seal_many(drafts, clock.now()) if drafts else []
-    except AngeliaError:
-        return _sealed_one_by_one(mailbox, drafts, some)
-
-
-def _sealed_one_by_one(mailbox: Mailbox, drafts: Sequence[Draft], some: KeyShareResult) -> list[Envelope]:
-    """Seals to each member alone: one of them cannot be sealed to, and the others must not wait for it."""
     envelopes = []
     for draft in drafts:
         try:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
+
+import msgspec
 
 from angelia.client.exchange import MOST_PAGES, BadAnswer, Exchange
 from angelia.client.operation_requests import ask, credential_for, request_for
@@ -31,13 +34,7 @@ def rotate_bundle(
     link: Link, one_time_keys: Sequence[OneTimeKey] = (), *, reason: Reason = Reason.ON_DEMAND
 ) -> Exchange[PublicationAnswer]:
     """Publish the next bundle, whose keys are new; the old ones go into grace."""
-    document = link_document(link)
-    body = api.RotationBody(
-        bundle=document.bundle,
-        rotation_statement=document.rotation_statement,
-        one_time_keys=_documents(one_time_keys),
-        reason=reason,
-    )
+    body = api.RotationBody(**_members(link), one_time_keys=_documents(one_time_keys), reason=reason)
     return ask(api.ROTATE, body=body)
 
 
@@ -49,12 +46,10 @@ def emergency_bundle(
     compromised_since: datetime | None = None,
 ) -> Exchange[PublicationAnswer]:
     """Publish the next bundle after keys may have been stolen: the old ones are revoked at once."""
-    document = link_document(link)
     body = api.EmergencyBody(
-        bundle=document.bundle,
-        rotation_statement=document.rotation_statement,
+        **_members(link),
         one_time_keys=_documents(one_time_keys),
-        agent_nhi=document.bundle.agent_nhi,
+        agent_nhi=link.bundle.agent_nhi,
         reason=why,
         compromised_since=compromised_since,
     )
@@ -105,6 +100,10 @@ def remove_schedule(peer: str, *, agent: str | None = None) -> Exchange[None]:
     """Remove the rotation schedule with a peer: one's own, or as an operator that of an agent."""
     whose = api.ScheduleOwnerQuery(agent=agent)
     return ask(api.REMOVE_SCHEDULE, peer, query=whose, credential=credential_for(agent))
+
+
+def _members(link: Link) -> dict[str, Any]:
+    return msgspec.structs.asdict(link_document(link))
 
 
 def _documents(keys: Sequence[OneTimeKey]) -> list[OneTimeKeyDocument]:

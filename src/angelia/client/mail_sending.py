@@ -75,8 +75,8 @@ class SentMail:
 
 
 @dataclass(frozen=True, slots=True)
-class Unsent:
-    """A message of the outbox that the server did not accept, and why."""
+class OutboxProblem:
+    """A message of the outbox, and the error that concerns it."""
 
     message: OutboxMessage
     error: AngeliaError
@@ -87,7 +87,7 @@ class OutboxDelivery:
     """What became of the messages that were due; `left` were not tried, because the server does not answer."""
 
     sent: tuple[SentMail, ...]
-    unsent: tuple[Unsent, ...]
+    unsent: tuple[OutboxProblem, ...]
     left: int = 0
 
 
@@ -186,7 +186,7 @@ def send_stored(mailbox: Mailbox, envelope: Envelope, *, at_once: bool = False) 
 
 
 def _deliver(mailbox: Mailbox, *, at_once: bool = False) -> Exchange[OutboxDelivery]:
-    sent, unsent, left = list[SentMail](), list[Unsent](), 0
+    sent, unsent, left = list[SentMail](), list[OutboxProblem](), 0
     now = clock.now()
     for row in mailbox.withdrawals.pending(now):
         try:
@@ -197,7 +197,7 @@ def _deliver(mailbox: Mailbox, *, at_once: bool = False) -> Exchange[OutboxDeliv
                 mailbox.notices.tell(NoticeKind.WARNING, told)
                 continue
             error.members[WAITING] = row.replay_key
-            unsent.append(Unsent(row, error))
+            unsent.append(OutboxProblem(row, error))
             if isinstance(error, Unreachable):
                 return OutboxDelivery((), tuple(unsent), len(mailbox.outbox.due(now, _ALL)))
     for row in _due(mailbox, now):
@@ -205,14 +205,14 @@ def _deliver(mailbox: Mailbox, *, at_once: bool = False) -> Exchange[OutboxDeliv
             envelope = decode(mailbox.outbox.wire(row.replay_key))
         except (UnsafeFile, NotFound) as error:
             _note_unreadable(mailbox, row, error)
-            unsent.append(Unsent(row, error))
+            unsent.append(OutboxProblem(row, error))
             continue
         try:
             sent.append((yield from send_stored(mailbox, envelope, at_once=at_once)))
         except AlreadyWithdrawn:
             continue
         except AngeliaError as error:
-            unsent.append(Unsent(row, error))
+            unsent.append(OutboxProblem(row, error))
             if isinstance(error, Unreachable):
                 left = len(mailbox.outbox.due(now, _ALL))
                 break

@@ -175,7 +175,9 @@ def _settled(
         _finish(mailbox, link)
     if mailbox.key_rotation.queued_emergency() is not None:  # before one-time keys are made for a pair that it replaces
         return (yield from rotate_keys(mailbox, kem=False))
-    return (yield from _topped_up(mailbox, done))
+    # After a new signing pair there are no one-time keys, since the old one signed them.
+    count = yield from _stocked(mailbox, done.prekeys_uploaded)
+    return msgspec.structs.replace(done, prekeys_uploaded=count)
 
 
 def _finish(mailbox: Mailbox, link: Link) -> None:
@@ -221,12 +223,6 @@ def _keys_of(bundle: Bundle) -> tuple[object, ...]:
     return bundle.signer.signer_id, {
         entry.key.key_id for entry in bundle.kem_keys if entry.status is KemKeyStatus.ACTIVE
     }
-
-
-def _topped_up(mailbox: Mailbox, done: PublicationAnswer) -> Exchange[PublicationAnswer]:
-    """Adds one-time keys if few are left; after a new signing pair there are none, since the old one signed them."""
-    count = yield from _stocked(mailbox, done.prekeys_uploaded)
-    return msgspec.structs.replace(done, prekeys_uploaded=count)
 
 
 def _stocked(mailbox: Mailbox, left: int) -> Exchange[int]:

@@ -7,7 +7,8 @@ The mailbox decides which keys to trust; what a server says of an agent is belie
 from __future__ import annotations
 
 import contextlib
-from typing import Literal, TypeAlias, Unpack
+from collections.abc import Callable
+from typing import Literal, TypeAlias, TypeVar, Unpack
 from uuid import UUID
 
 import msgspec
@@ -41,6 +42,8 @@ from angelia.mailbox.notices import NoticeKind
 from angelia.mailbox.pinned_keys import KnownBundle, Pin
 from angelia.mailbox.receiving import decoded
 from angelia.mailbox.time_window import DeliveryProfile
+
+T = TypeVar("T")
 
 # After an answer without a one-time key a sender waits this long: on average, the next one of its hourly share is free.
 ONE_TIME_PAUSE = ONE_TIME_WINDOW / ONE_TIME_A_PAIR
@@ -172,14 +175,20 @@ def open_envelope(
     stolen and revoked since. A server that is away, or does not know the agent, keeps nobody from reading."""
     envelope = decoded(content)
     yield from meet_sender(mailbox, envelope)
+    return (yield from following_signer(mailbox, lambda: mailbox.receive(envelope, now=clock.now(), profile=profile)))
+
+
+def following_signer(mailbox: Mailbox, check: Callable[[], T]) -> Exchange[T]:
+    """Returns what `check` returns. If it does not know the signing pair of an agent that has a pin, the agent may have
+    rotated: its chain of bundles is followed, and `check` is called again."""
     try:
-        return mailbox.receive(envelope, now=clock.now(), profile=profile)
+        return check()
     except UnknownSigner as unknown:
         pin = mailbox.pinned_keys.pin(unknown.agent)
         if pin is None:
             raise
         yield from catch_up(mailbox, pin)
-    return mailbox.receive(envelope, now=clock.now(), profile=profile)
+    return check()
 
 
 def meet_sender(mailbox: Mailbox, envelope: Envelope) -> Exchange[None]:
