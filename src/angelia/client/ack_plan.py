@@ -19,9 +19,7 @@ keep its client busy. An ack that the server never confirmed is sent again after
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import StrEnum
-from typing import TypeVar
 
 from angelia.client import clock, mail_calls
 from angelia.client.api_errors import ApiError, Unreachable, item_fault
@@ -43,14 +41,12 @@ from angelia.envelope.times import moment
 from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError, Denied, KeyNotFound, NotFound, RateLimited
 from angelia.mail.api import AckItem, NackItem
-from angelia.mail.model import ATTEMPTS, LONGEST_BACK_OFF, MOST_AT_ONCE
+from angelia.mail.model import ATTEMPTS, LONGEST_BACK_OFF
 from angelia.mailbox.held_mail import HeldMessage
 from angelia.mailbox.inbox import Message, Opened, ReadState
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.private_files import CannotWrite
 from angelia.mailbox.repeated_envelopes import LastReport
-
-T = TypeVar("T")
 
 # For how many seconds a message is given back whose sender's keys cannot be looked up, if the server does not say. A
 # refusal lasts longer than a fault.
@@ -119,7 +115,7 @@ class AckPlan:
         problem = self._unsigned
         try:
             self._mailbox.repeated_envelopes.record_report(self._repeats, clock.now())
-            for acks in _hundreds(self._acks):
+            for acks in mail_calls.in_hundreds(self._acks):
                 results = yield from mail_calls.acknowledge(acks)
                 # The outcomes are in the order of the acks; replay keys are taken from these, not from the server.
                 done = [ack.replay_key for ack, one in zip(acks, results, strict=True) if one.acknowledged]
@@ -128,7 +124,7 @@ class AckPlan:
                 refused = (item_fault(one.problem) for one in results if one.problem is not None)
                 problem = problem or next(refused, None)
             self._mailbox.held_mail.add(*self._strangers)
-            for nacks in _hundreds(self._nacks):
+            for nacks in mail_calls.in_hundreds(self._nacks):
                 yield from mail_calls.nack(nacks)
         except AngeliaError as error:
             return problem or error
@@ -215,10 +211,6 @@ def _held(one: LeasedMessage) -> HeldMessage:
         kept_at=clock.now(),
         expires_at=moment(header.expires_at),
     )
-
-
-def _hundreds(items: list[T]) -> Iterator[list[T]]:
-    return (items[at : at + MOST_AT_ONCE] for at in range(0, len(items), MOST_AT_ONCE))
 
 
 def _ack(one: LeasedMessage, receipt: Receipt) -> AckItem:

@@ -95,15 +95,12 @@ def collect_keys(mailbox: Mailbox, channel_id: UUID, *, wait: float = 0.0) -> Ex
 
 def _put_back(others: list[LeasedMessage]) -> Exchange[None]:
     """Nacks mail that brings no key of the channel, so that it is redelivered at once; that counts as no attempt."""
+    nacks = [
+        NackItem(replay_key=one.replay_key, lease_token=one.lease_token, retry_after=0, counted=False) for one in others
+    ]
     with contextlib.suppress(ApiError, Unreachable):  # then their leases run out
-        for start in range(0, len(others), MOST_AT_ONCE):
-            some = others[start : start + MOST_AT_ONCE]
-            yield from mail_calls.nack(
-                [
-                    NackItem(replay_key=one.replay_key, lease_token=one.lease_token, retry_after=0, counted=False)
-                    for one in some
-                ]
-            )
+        for some in mail_calls.in_hundreds(nacks):
+            yield from mail_calls.nack(some)
 
 
 def _is_control(one: LeasedMessage) -> bool:

@@ -25,7 +25,7 @@ from angelia.client.channel_rosters import (
 )
 from angelia.client.exchange import MOST_PAGES, BadAnswer, Exchange
 from angelia.client.operation_requests import ask
-from angelia.client.peer_keys import is_id, know_senders, refuse_misnamed
+from angelia.client.peer_keys import is_id, know_sender, refuse_misnamed
 from angelia.envelope.rosters import MOST_MEMBERS, Member, Roster, UntrustedRoster, roster_document
 from angelia.errors import AngeliaError, Denied, InvalidArgument, KeyNotFound, NotFound, VersionConflict
 from angelia.keys.model import parse_bundle
@@ -181,9 +181,7 @@ def subscribe(mailbox: Mailbox, channel: str | UUID) -> Exchange[Subscription]:
     joined = mailbox.channels.name(found.channel_id) is not None
     mailbox.channels.join(found.channel_id, found.name, clock.now())
     try:
-        problems = yield from know_senders(mailbox, {found.owner_nhi})
-        if found.owner_nhi in problems:
-            raise problems[found.owner_nhi]
+        yield from know_sender(mailbox, found.owner_nhi)
         held = yield from ask(api.SUBSCRIBE, found.channel_id)
     except AngeliaError:
         if not joined:

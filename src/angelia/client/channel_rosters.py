@@ -12,7 +12,6 @@ from uuid import UUID, uuid4
 from angelia.channels.model import Channel, ChannelPolicy, ChannelView
 from angelia.client import channel_calls, clock, key_calls, own_key_renewal, peer_keys
 from angelia.client.exchange import Exchange
-from angelia.client.peer_keys import know_senders
 from angelia.envelope.bundles import Link
 from angelia.envelope.refusals import Refused
 from angelia.envelope.rosters import FIRST_PREVIOUS, Member, Roster, UntrustedRoster, sign_roster
@@ -249,9 +248,7 @@ def _served(found: Channel) -> Exchange[Roster]:
 
 def _pin(mailbox: Mailbox, served: Roster) -> Exchange[None]:
     """Pins a roster of another agent's channel, after following the owner's chain of bundles if it has rotated."""
-    problems = yield from know_senders(mailbox, {served.owner_nhi})
-    if served.owner_nhi in problems:
-        raise problems[served.owner_nhi]
+    yield from peer_keys.know_sender(mailbox, served.owner_nhi)
     try:
         yield from peer_keys.following_signer(mailbox, lambda: mailbox.rosters.pin(served, clock.now()))
     except Refused as refusal:

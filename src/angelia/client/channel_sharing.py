@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from angelia.api import ItemProblem
 from angelia.channels import api
 from angelia.channels.model import MOST_SUBSCRIBERS, ChannelView
-from angelia.client import clock, peer_keys
+from angelia.client import clock, mail_calls, peer_keys
 from angelia.client.api_errors import Unreachable, item_fault
 from angelia.client.channel_keys import SealingKey
 from angelia.client.exchange import BadAnswer, Exchange
@@ -25,7 +25,7 @@ from angelia.mailbox.drafts import Draft
 from angelia.mailbox.key_share_retries import KeyShareFailure
 from angelia.mailbox.mailbox import Mailbox
 
-_SEALED_TOGETHER, _SENT_TOGETHER = 256, 100
+_SEALED_TOGETHER = 256
 _MOST_PAGES = 2 * MOST_SUBSCRIBERS // _SEALED_TOGETHER
 # Ten thousand subscribers whose keys have to be looked up first take a quarter of an hour at 600 a minute.
 _PATIENCE_SECONDS = 1_800.0
@@ -131,8 +131,7 @@ def _sealed(mailbox: Mailbox, drafts: Sequence[Draft], some: KeyShareResult) -> 
 
 
 def _sent(mailbox: Mailbox, envelopes: Sequence[Envelope], some: KeyShareResult, patience: Patience) -> Exchange[None]:
-    for start in range(0, len(envelopes), _SENT_TOGETHER):
-        batch = envelopes[start : start + _SENT_TOGETHER]
+    for batch in mail_calls.in_hundreds(envelopes):
         outcomes = yield from patiently(send_sealed(mailbox, batch), patience)
         for envelope, refusal in zip(batch, outcomes, strict=True):
             name = envelope.header.recipient_nhi

@@ -15,18 +15,7 @@ from angelia.client import mail_stream, mailbox_server
 from angelia.client.exchange import Exchange
 from angelia.client.mail_stream import Event
 from angelia.client.namespaces import Awaited, Blocking, Mode, Run
-from angelia.client.transport import (
-    Body,
-    Line,
-    Observer,
-    Outcome,
-    Pause,
-    Signer,
-    Step,
-    described,
-    is_loopback,
-    origin,
-)
+from angelia.client.transport import Body, Line, Observer, Outcome, Pause, Signer, Step, described, is_loopback, origin
 from angelia.client.verbs import (
     AgentVerbs,
     AuditVerbs,
@@ -96,8 +85,8 @@ class AsyncClient(_Namespaces[Awaited]):
         steps, outcome, context = self._line.run(exchange), None, contextvars.copy_context()
         while True:
             step = await self._aside(context.run, _next, steps, outcome)
-            if isinstance(step, _Done):
-                answer: T = step.answer
+            if isinstance(step, StopIteration):
+                answer: T = step.value
                 return answer
             outcome = await self._take(step)
 
@@ -178,9 +167,9 @@ class Client(_Namespaces[Blocking]):
 
     def _run(self, exchange: Exchange[T]) -> T:
         steps, outcome = self._line.run(exchange), None
-        while not isinstance(step := _next(steps, outcome), _Done):
+        while not isinstance(step := _next(steps, outcome), StopIteration):
             outcome = self._take(step)
-        answer: T = step.answer
+        answer: T = step.value
         return answer
 
     def _take(self, step: Step) -> Outcome:
@@ -212,16 +201,10 @@ class BlockingMail(MailVerbs[Blocking]):
         return mail_stream.blocking_events(self._client._line, self._client._http, lease_seconds)
 
 
-class _Done:
-    """The end of an exchange: its answer."""
-
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
-
-
-def _next(steps: Generator[Step, Outcome, Any], outcome: Outcome) -> Step | _Done:
-    """The next step of an exchange, or its answer: StopIteration would not survive the way back from a thread."""
+def _next(steps: Generator[Step, Outcome, Any], outcome: Outcome) -> Step | StopIteration:
+    """Returns the next step of an exchange, or its end with the answer, which is not raised: a StopIteration would not
+    survive the way back from a thread."""
     try:
         return steps.send(outcome)
     except StopIteration as done:
-        return _Done(done.value)
+        return done

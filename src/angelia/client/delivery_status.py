@@ -174,7 +174,9 @@ def _unsigned(mailbox: Mailbox, row: OutboxMessage, answer: ReceiptRecord) -> Ex
         return _change(row, said, answer, reason) if mailbox.withdrawals.complete(row.replay_key, now) else None
     wanted = row.status is OutboxStatus.QUEUED and row.resealable and row.withdraw_asked_at is None
     if said is OutboxStatus.FAILED and reason == KeyRevoked.code and wanted:
-        return (yield from _sent_again(mailbox, row))
+        # The mailbox refuses to seal it again if the recipient signed no such revocation.
+        envelope = yield from peer_keys.reseal(mailbox, row.replay_key, KeyRevoked())
+        return (yield from send_stored(mailbox, envelope))
     return _change(row, said, answer, reason) if new else None
 
 
@@ -182,10 +184,3 @@ def _change(row: OutboxMessage, status: OutboxStatus, answer: ReceiptRecord, rea
     return StatusChange(
         replay_key=row.replay_key, recipient=row.recipient, status=status, by=answer.attested_by, reason=reason
     )
-
-
-def _sent_again(mailbox: Mailbox, row: OutboxMessage) -> Exchange[SentMail]:
-    """Seals a message again for the recipient's present keys, since the old ones were revoked while it waited. The
-    mailbox refuses if the recipient signed no such revocation."""
-    envelope = yield from peer_keys.reseal(mailbox, row.replay_key, KeyRevoked())
-    return (yield from send_stored(mailbox, envelope))

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -33,8 +33,9 @@ from angelia.mail.api import (
     ReceiptRecord,
     SendOutcome,
 )
-from angelia.mail.model import Accepted
+from angelia.mail.model import MOST_AT_ONCE, Accepted
 
+T = TypeVar("T")
 _record_head = struct.Struct(api.RECORD_HEAD)
 
 
@@ -137,6 +138,11 @@ def dead_letters(*, agent: str | None = None, cursor: str | None = None, limit: 
     """A page of messages that could not be delivered to the agent that signs; operators name any `agent`."""
     query = api.DeadLetterQuery(agent=agent, cursor=cursor, limit=limit)
     return ask(api.LIST_DEAD_LETTERS, query=query, credential=credential_for(agent))
+
+
+def in_hundreds(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Returns the items in parts, as many in each as one request takes."""
+    return (items[at : at + MOST_AT_ONCE] for at in range(0, len(items), MOST_AT_ONCE))
 
 
 def _records(answer: Response) -> Iterator[LeasedMessage]:

@@ -206,7 +206,11 @@ def _opened(
             continue
         sender = one.envelope.header.sender_nhi, one.envelope.header.channel_id
         if sender not in looked_up:
-            looked_up[sender] = yield from _looked_up(mailbox, one.envelope)
+            looked_up[sender] = None
+            try:
+                yield from peer_keys.meet_sender(mailbox, one.envelope)
+            except AngeliaError as error:  # its sender's keys cannot be believed now
+                looked_up[sender] = error
         if (problem := looked_up[sender]) is not None:
             outcomes[at] = problem
         else:
@@ -220,15 +224,6 @@ def _opened(
         if isinstance(outcome, UnknownSigner):
             outcomes[at] = yield from _followed(mailbox, envelope, outcome, for_handler=for_handler)
     return [outcomes[at] for at in range(len(leased))]
-
-
-def _looked_up(mailbox: Mailbox, envelope: Envelope) -> Exchange[AngeliaError | None]:
-    """Looks the sender's keys up; returns the error that keeps them from being believed now, if any."""
-    try:
-        yield from peer_keys.meet_sender(mailbox, envelope)
-    except AngeliaError as error:
-        return error
-    return None
 
 
 def _followed(

@@ -12,19 +12,9 @@ from angelia.client.exchange import Exchange
 from angelia.client.operation_requests import ask
 from angelia.envelope.bundles import Bundle, KemKeyStatus, Link, UntrustedBundle
 from angelia.envelope.times import moment, unix_ms
-from angelia.errors import (
-    AngeliaError,
-    Unauthenticated,
-    VersionConflict,
-)
+from angelia.errors import AngeliaError, Unauthenticated, VersionConflict
 from angelia.keys.api import COUNT_ONE_TIME_KEYS, REPORT_ROTATION, PublicationAnswer, RotatedBody
-from angelia.keys.model import (
-    ONE_TIME_BATCH,
-    ONE_TIME_LOW,
-    Reason,
-    ScheduleRecord,
-    parse_link,
-)
+from angelia.keys.model import ONE_TIME_BATCH, ONE_TIME_LOW, Reason, ScheduleRecord, parse_link
 from angelia.mailbox.bundle_signing import RotationPlan
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.notices import NoticeKind

@@ -19,14 +19,7 @@ from angelia.client.exchange import MOST_PAGES, BadAnswer, Exchange
 from angelia.envelope.bundles import Bundle, OneTimeKey, UntrustedBundle
 from angelia.envelope.refusals import Refused, UnknownSigner
 from angelia.envelope.wire import Envelope
-from angelia.errors import (
-    AngeliaError,
-    KeyNotFound,
-    KeyRevoked,
-    KeyStale,
-    NotFound,
-    Unavailable,
-)
+from angelia.errors import AngeliaError, KeyNotFound, KeyRevoked, KeyStale, NotFound, Unavailable
 from angelia.keys.model import (
     ONE_TIME_A_PAIR,
     ONE_TIME_WINDOW,
@@ -47,6 +40,9 @@ T = TypeVar("T")
 
 # After an answer without a one-time key a sender waits this long: on average, the next one of its hourly share is free.
 ONE_TIME_PAUSE = ONE_TIME_WINDOW / ONE_TIME_A_PAIR
+
+# A server that is away, or does not know an agent, keeps no message from being opened with keys that are pinned here.
+_NO_NEWS = (Unreachable, Unavailable, NotFound, KeyNotFound)
 
 # True: only with a one-time key; "prefer": with one if there is one; False: without.
 OneTime: TypeAlias = Literal[True, False, "prefer"]
@@ -196,22 +192,34 @@ def meet_sender(mailbox: Mailbox, envelope: Envelope) -> Exchange[None]:
     the key of a channel that this agent has joined."""
     sender = envelope.header.sender_nhi
     if mailbox.channels.expects(envelope) and mailbox.pinned_keys.pin(sender) is None:
-        with contextlib.suppress(Unreachable, Unavailable, NotFound, KeyNotFound):
+        with contextlib.suppress(*_NO_NEWS):
             yield from find_keys(mailbox, sender)
     yield from look_up(mailbox, sender)
 
 
-def know_senders(mailbox: Mailbox, senders: set[str]) -> Exchange[dict[str, AngeliaError]]:
-    """Learns the keys of publishers, as for mail: pinned at first sight, later followed along the chain of bundles.
-    Returns those publishers whose keys are not believed, with the reason.
+def know_sender(mailbox: Mailbox, sender: str) -> Exchange[None]:
+    """Learns the present keys of a publisher; raises if they are not believed.
 
-    If the server is away, or does not know a publisher, messages still open with keys that are pinned here."""
+    A publisher that was not known is pinned from the beginning of its chain: messages that it signed before it rotated
+    its pair may still be read."""
+    if sender == mailbox.identity.handle:
+        return
+    with contextlib.suppress(*_NO_NEWS):
+        if mailbox.pinned_keys.pin(sender) is None:
+            page = yield from key_calls.bundles_since(sender, 0)
+            links = parse_links(page.bundles[:1])
+            if links and links[0].bundle.agent_nhi == sender:
+                yield from catch_up(mailbox, mailbox.pinned_keys.pin_first(links[0], clock.now(), page.revoked))
+                return
+        yield from find_keys(mailbox, sender)
+
+
+def know_senders(mailbox: Mailbox, senders: set[str]) -> Exchange[dict[str, AngeliaError]]:
+    """Learns the keys of publishers. Returns those whose keys are not believed, with the reason."""
     problems: dict[str, AngeliaError] = {}
-    for sender in sorted(senders - {mailbox.identity.handle}):
+    for sender in sorted(senders):
         try:
-            yield from _meet(mailbox, sender)
-        except (Unreachable, Unavailable, NotFound, KeyNotFound):
-            continue
+            yield from know_sender(mailbox, sender)
         except AngeliaError as error:
             problems[sender] = error
     return problems
@@ -221,7 +229,7 @@ def look_up(mailbox: Mailbox, agent: str) -> Exchange[None]:
     """Looks up the keys of an agent that has a pin, if that was more than an hour ago."""
     pin = mailbox.pinned_keys.pin(agent)
     if pin is not None and mailbox.pinned_keys.bundle(pin.nhi, clock.now()) is None:
-        with contextlib.suppress(Unreachable, Unavailable, NotFound, KeyNotFound):
+        with contextlib.suppress(*_NO_NEWS):
             yield from catch_up(mailbox, pin)
 
 
@@ -243,18 +251,6 @@ def catch_up(mailbox: Mailbox, pin: Pin) -> Exchange[Pin]:
         answer = yield from key_calls.bundle(pin.nhi)
         return mailbox.pinned_keys.advance(pin.nhi, [parse_link(answer)], clock.now(), answer.revoked)
     return mailbox.pinned_keys.advance(pin.nhi, [known.link], clock.now(), page.revoked)
-
-
-def _meet(mailbox: Mailbox, agent: str) -> Exchange[None]:
-    """Learns an agent's present keys. An agent that was not known is pinned from the beginning of its chain: messages
-    that it signed before it rotated its pair may still be read."""
-    if mailbox.pinned_keys.pin(agent) is None:
-        page = yield from key_calls.bundles_since(agent, 0)
-        links = parse_links(page.bundles[:1])
-        if links and links[0].bundle.agent_nhi == agent:
-            yield from catch_up(mailbox, mailbox.pinned_keys.pin_first(links[0], clock.now(), page.revoked))
-            return
-    yield from find_keys(mailbox, agent)
 
 
 def _preferably_one_time(mailbox: Mailbox, recipient: str) -> Exchange[tuple[KnownBundle, OneTimeKey | None]]:
