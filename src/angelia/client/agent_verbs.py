@@ -167,25 +167,14 @@ def _checked(mailbox: Mailbox, answer: ReceiptRecord) -> Exchange[CheckedReceipt
 
 
 def _read_page(
-    mailbox: Mailbox,
-    channel: str | UUID,
-    *,
-    after_offset: int | None = None,
-    max_messages: int = 10,
-    wait: int = 0,
+    mailbox: Mailbox, channel: str | UUID, *, after_offset: int | None = None, max_messages: int = 10, wait: int = 0
 ) -> Exchange[OpenedPage]:
     """Returns the next messages of a channel: after an offset, or after what was committed. To read commits nothing."""
     found = yield from channel_membership.find_channel(mailbox, channel)
-    return (
-        yield from channel_reading.read_channel(
-            mailbox,
-            found.channel_id,
-            after_offset=after_offset,
-            max_messages=max_messages,
-            wait=wait,
-            name=found.name,
-        )
+    page = channel_reading.read_channel(
+        mailbox, found.channel_id, after_offset=after_offset, max_messages=max_messages, wait=wait, name=found.name
     )
+    return (yield from page)
 
 
 def _commit(message: ChannelMessage) -> Exchange[Subscription]:

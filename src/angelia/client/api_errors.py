@@ -77,7 +77,7 @@ NOTABLE_SKEW = 2.0
 # A server may ask for a pause; it may not keep a client away for ever.
 LONGEST_PAUSE = 3600
 _V1 = "/v1/"
-_PROXIED = (502, 503, 504)
+PROXIED = (502, 503, 504)
 # What an answer of ours is made of; a page of another program has a type of its own, or none.
 _MEDIA = frozenset({"application/json", "application/problem+json", "text/event-stream", MEDIA_TYPE})
 
@@ -134,7 +134,7 @@ def is_ours(response: Response) -> bool:
 
 def not_angelia(response: Response) -> NotAngelia:
     """The error for an answer that is not ours; its words are not ours to show."""
-    away = response.status in _PROXIED
+    away = response.status in PROXIED
     hint = "a proxy answers for a server that is away" if away else "is that the server's address?"
     error = NotAngelia(
         f"{_worded(response)}: this is no Angelia server", hint=f"{hint}; --url or --context names another"

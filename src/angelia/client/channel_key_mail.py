@@ -81,7 +81,9 @@ def collect_keys(mailbox: Mailbox, channel_id: UUID, *, wait: float = 0.0) -> Ex
                 wait=max(0.0, deadline - time.monotonic()),
                 lease_seconds=_LEASE,
             )
-            controls = [one for one in page.messages if _is_control(one)]
+            controls = [
+                one for one in page.messages if isinstance(one.envelope, Envelope) and one.envelope.header.control
+            ]
             others += [one for one in page.messages if one not in controls]
             yield from mail_receiving.take_in(mailbox, controls)
             if controls or not page.messages:
@@ -101,10 +103,6 @@ def _put_back(others: list[LeasedMessage]) -> Exchange[None]:
     with contextlib.suppress(ApiError, Unreachable):  # then their leases run out
         for some in mail_calls.in_hundreds(nacks):
             yield from mail_calls.nack(some)
-
-
-def _is_control(one: LeasedMessage) -> bool:
-    return isinstance(one.envelope, Envelope) and one.envelope.header.control
 
 
 def key_of_later_roster(mailbox: Mailbox, roster: Roster) -> tuple[str, int] | None:

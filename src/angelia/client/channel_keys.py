@@ -44,10 +44,6 @@ def expect_keys(mailbox: Mailbox, found: Channel) -> None:
         mailbox.channels.join(found.channel_id, found.name, clock.now())
 
 
-def has_key(mailbox: Mailbox, found: Channel) -> bool:
-    return _key_of(mailbox, found) is not None
-
-
 def sealing_key(mailbox: Mailbox, found: ChannelView) -> Exchange[SealingKey]:
     """Returns the key to seal under: the present one if it is here or on its way, else a new one."""
     for _ in range(_RACES):
@@ -121,21 +117,21 @@ def ask_for_key(mailbox: Mailbox, channel_id: UUID) -> Exchange[None]:
     if found.owner_nhi == mailbox.identity.handle:
         expect_keys(mailbox, found)
     yield from collect_keys(mailbox, channel_id)
-    if found.epoch_key_id is not None and found.key_epoch == found.epoch and not has_key(mailbox, found):
+    if found.epoch_key_id is not None and found.key_epoch == found.epoch and present_key(mailbox, found) is None:
         yield from ask(api.KEY_TAKEN, channel_id, body=_KEY_LOST)
 
 
 def _held_key(mailbox: Mailbox, found: ChannelView) -> Exchange[EpochKey | None]:
     """Returns the present key, also if it still waits as mail; None if it is not here. The agent that has just made it
     sends it to all key holders: to wait for it is less work for all of them than another key."""
-    key = _key_of(mailbox, found)
+    key = present_key(mailbox, found)
     if key is not None or _only_opens(mailbox, found):
         return key
     just_made = found.epoch_at is not None and clock.now() - found.epoch_at < _ON_ITS_WAY
     waits = (0.0, _PATIENCE, _PATIENCE) if just_made and found.key_epoch is not None else (0.0,)
     for wait in waits:
         yield from collect_keys(mailbox, found.channel_id, wait=wait)
-        key = _key_of(mailbox, found)
+        key = present_key(mailbox, found)
         if key is not None or _only_opens(mailbox, found):
             break
     return key
@@ -154,12 +150,13 @@ def _no_key_yet(found: ChannelView) -> Exchange[KeyNotFound]:
 
 def _only_opens(mailbox: Mailbox, found: Channel) -> bool:
     """Whether the present key is here, but must not seal: it was made under a roster that does not count any more."""
-    if found.epoch_key_id is None or _key_of(mailbox, found) is not None:
+    if found.epoch_key_id is None or present_key(mailbox, found) is not None:
         return False
     return mailbox.channels.key(found.channel_id, found.epoch_key_id, clock.now()) is not None
 
 
-def _key_of(mailbox: Mailbox, found: Channel) -> EpochKey | None:
+def present_key(mailbox: Mailbox, found: Channel) -> EpochKey | None:
+    """Returns the key of the present epoch if it is here and may seal."""
     if found.epoch_key_id is None:
         return None
     return mailbox.channels.present_key(found.channel_id, found.epoch_key_id)

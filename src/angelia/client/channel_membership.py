@@ -14,7 +14,7 @@ import msgspec
 from angelia.channels import api
 from angelia.channels.model import ChannelPolicy, ChannelView, Subscription, check_name, split_name
 from angelia.client import channel_calls, clock, key_calls
-from angelia.client.channel_keys import expect_keys, has_key, rekey
+from angelia.client.channel_keys import expect_keys, present_key, rekey
 from angelia.client.channel_rosters import (
     change_roster,
     first_roster,
@@ -187,7 +187,7 @@ def subscribe(mailbox: Mailbox, channel: str | UUID) -> Exchange[Subscription]:
         if not joined:
             mailbox.channels.leave(found.channel_id, clock.now())
         raise
-    if held.key_epoch and held.key_epoch == found.epoch and not has_key(mailbox, found):
+    if held.key_epoch and held.key_epoch == found.epoch and present_key(mailbox, found) is None:
         held = yield from ask(api.SUBSCRIBE, found.channel_id, body=api.SubscribeBody(needs_key=True))
     return held
 

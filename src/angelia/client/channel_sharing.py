@@ -17,12 +17,10 @@ from angelia.client.mail_sending import send_sealed
 from angelia.client.operation_requests import ask
 from angelia.client.rate_limit_wait import Patience, patiently
 from angelia.envelope.refusals import NotAllowed
-from angelia.envelope.rosters import Roster
 from angelia.envelope.sealing import ChannelKey
 from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError, KeyRevoked, KeyStale, RateLimited, Unavailable
 from angelia.mailbox.drafts import Draft
-from angelia.mailbox.key_share_retries import KeyShareFailure
 from angelia.mailbox.mailbox import Mailbox
 
 _SEALED_TOGETHER = 256
@@ -58,11 +56,16 @@ def share(mailbox: Mailbox, sealing: SealingKey) -> Exchange[KeyShareResult]:
     for _ in range(_MOST_PAGES):
         wanted = api.SubscribersQuery(without_key=True, cursor=cursor, limit=_SEALED_TOGETHER)
         page = yield from patiently(ask(api.LIST_SUBSCRIBERS, found.channel_id, query=wanted), patience)
-        lacking = [one.subscriber_nhi for one in page.subscribers]
-        names = [name for name in lacking if roster.lets_hold_key(name)]
-        shared.failed.update({name: _not_listed(roster, name) for name in lacking if not roster.lets_hold_key(name)})
-        shared.failed.update({name: _last_failure(why) for name in names if (why := put_off.get(name)) is not None})
-        some = yield from _offered(mailbox, found, [name for name in names if name not in put_off], body, patience)
+        names = list[str]()
+        for name in (one.subscriber_nhi for one in page.subscribers):
+            if not roster.lets_hold_key(name):
+                told = f"the server lists {name}, and the roster that {roster.owner_nhi} signed does not"
+                shared.failed[name] = NotAllowed(told)
+            elif (last := put_off.get(name)) is not None:  # its next retry is not due yet
+                shared.failed[name] = item_fault(ItemProblem(code=last.code, title=last.reason))
+            else:
+                names.append(name)
+        some = yield from _offered(mailbox, found, names, body, patience)
         shared.sent.extend(some.sent)
         shared.failed.update(some.failed)
         if page.next is None:
@@ -153,12 +156,3 @@ def _sent_again(mailbox: Mailbox, envelope: Envelope, refusal: KeyStale | KeyRev
         return error
     (outcome,) = yield from send_sealed(mailbox, [again])
     return outcome
-
-
-def _not_listed(roster: Roster, name: str) -> NotAllowed:
-    return NotAllowed(f"the server lists {name}, and the roster that {roster.owner_nhi} signed does not")
-
-
-def _last_failure(failure: KeyShareFailure) -> AngeliaError:
-    """Returns the error of the last attempt for a member whose next retry is not due yet."""
-    return item_fault(ItemProblem(code=failure.code, title=failure.reason))

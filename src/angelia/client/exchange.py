@@ -9,12 +9,12 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
+from angelia.api import JSON
 from angelia.errors import AngeliaError
 
 S = TypeVar("S")
 T = TypeVar("T")
 Y = TypeVar("Y")
-JSON = "application/json"
 # A server whose pages do not end is not listened to for ever.
 MOST_PAGES = 100
 

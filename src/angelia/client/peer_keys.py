@@ -128,10 +128,8 @@ def seal(
     True, it is sealed to the recipient's static key, and the mailbox's notices say so."""
     mailbox.own_keys.refresh()  # the pair signs the envelope, perhaps before any request
     if one_time == "prefer":
-        found, key = yield from _preferably_one_time(mailbox, recipient)
-        if key is None:
-            told = f"no one-time key of {recipient} was to be had, so its key of the week is used"
-            mailbox.notices.tell(NoticeKind.FALLBACK, told)
+        fallback = f"no one-time key of {recipient} was to be had, so its key of the week is used"
+        found, key = yield from _preferably_one_time(mailbox, recipient, fallback)
     else:
         found, key = yield from find_keys(mailbox, recipient, one_time=one_time)
         if one_time and key is None:
@@ -155,10 +153,8 @@ def reseal(mailbox: Mailbox, replay_key: str, refusal: KeyStale | KeyRevoked | N
     found, key = yield from find_keys(mailbox, row.recipient)
     mailbox.outbox.check_reseal(row.replay_key, found.link, clock.now())  # before a one-time key is taken for nothing
     if row.one_time:
-        found, key = yield from _preferably_one_time(mailbox, row.recipient)
-        if key is None:
-            told = f"a message to {row.recipient} had a one-time key, and is sealed again to the key of the week"
-            mailbox.notices.tell(NoticeKind.FALLBACK, told)
+        fallback = f"a message to {row.recipient} had a one-time key, and is sealed again to the key of the week"
+        found, key = yield from _preferably_one_time(mailbox, row.recipient, fallback)
     return mailbox.outbox.reseal(row.replay_key, found.link, clock.now(), one_time_key=key)
 
 
@@ -253,22 +249,24 @@ def catch_up(mailbox: Mailbox, pin: Pin) -> Exchange[Pin]:
     return mailbox.pinned_keys.advance(pin.nhi, [known.link], clock.now(), page.revoked)
 
 
-def _preferably_one_time(mailbox: Mailbox, recipient: str) -> Exchange[tuple[KnownBundle, OneTimeKey | None]]:
-    """The recipient's keys, with a one-time key if there is one; None is for the caller to note. If the request fails,
-    a copy of the last hour is used, unless the server's answer was untrustworthy."""
-    known = mailbox.pinned_keys.bundle(recipient, clock.now())
-    if known is not None and not mailbox.pinned_keys.may_ask_one_time(recipient, clock.now()):
-        return known, None
-    try:
-        found, key = yield from find_keys(mailbox, recipient, one_time=True)
-    except (UntrustedBundle, Refused, Renamed):
-        raise
-    except AngeliaError:
-        if known is None:
+def _preferably_one_time(
+    mailbox: Mailbox, recipient: str, fallback: str
+) -> Exchange[tuple[KnownBundle, OneTimeKey | None]]:
+    """Returns the recipient's keys, with a one-time key if there is one; else `fallback` becomes a notice. If the
+    request fails, a copy of the last hour is used, unless the server's answer was untrustworthy."""
+    key, found = None, mailbox.pinned_keys.bundle(recipient, clock.now())
+    if found is None or mailbox.pinned_keys.may_ask_one_time(recipient, clock.now()):
+        try:
+            found, key = yield from find_keys(mailbox, recipient, one_time=True)
+        except (UntrustedBundle, Refused, Renamed):
             raise
-        found, key = known, None
+        except AngeliaError:
+            if found is None:
+                raise
+        if key is None:
+            mailbox.pinned_keys.note_no_one_time_key(recipient, clock.now() + ONE_TIME_PAUSE)
     if key is None:
-        mailbox.pinned_keys.note_no_one_time_key(recipient, clock.now() + ONE_TIME_PAUSE)
+        mailbox.notices.tell(NoticeKind.FALLBACK, fallback)
     return found, key
 
 

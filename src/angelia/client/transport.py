@@ -21,6 +21,7 @@ from angelia import __version__
 from angelia.api import http_signature
 from angelia.client.api_errors import (
     NOTABLE_SKEW,
+    PROXIED,
     ApiError,
     NotAngelia,
     Unreachable,
@@ -43,7 +44,6 @@ FIRST_PAUSE = 0.2
 PAUSE_AFTER_STALE = 1.0
 # More than any answer has: a page of mail is about 8 MiB.
 LONGEST_ANSWER = 64 << 20
-_PASSING = (502, 503, 504)
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _HOST = re.compile(rb"[a-z0-9_](?:[a-z0-9._-]*[a-z0-9_.])?|[0-9a-f:]*:[0-9a-f:.]*")
 
@@ -231,7 +231,7 @@ class Line:
             # Refused before anything was done, so signing again is right even where repeating is not.
             skew = clock_skew(outcome, now=self.clock()) or 0.0
             return PAUSE_AFTER_STALE if abs(skew) <= NOTABLE_SKEW else None
-        if outcome.status in _PASSING and request.idempotent:
+        if outcome.status in PROXIED and request.idempotent:
             return max(backoff, retry_after(outcome, now=self.clock()) or 0)
         return None
 
