@@ -185,7 +185,7 @@ def _commit(message: ChannelMessage) -> Exchange[Subscription]:
 def _named(
     act: Callable[Concatenate[UUID, P], Exchange[T]],
 ) -> Callable[Concatenate[Mailbox, str | UUID, P], Exchange[T]]:
-    """The verb for a channel that is named by its id, as `owner/name`, or by the name of one's own."""
+    """Returns the verb for a channel that is named as `AgentChannels` says."""
 
     def verb(mailbox: Mailbox, channel: str | UUID, /, *args: P.args, **kwargs: P.kwargs) -> Exchange[T]:
         found = yield from channel_membership.look_up_channel(mailbox, channel)
@@ -196,7 +196,8 @@ def _named(
 
 
 class AgentChannels(OwnNamespace[Mode]):
-    """Sealed topics, for one agent. A channel is named by its id, as `owner/name`, or by the name of one's own."""
+    """Sealed topics, for one agent. A channel is named by its id, as `owner/name`, or by the name alone if the agent
+    owns it."""
 
     create = OwnVerb(channel_membership.create_channel)
     find = OwnVerb(channel_membership.find_channel)

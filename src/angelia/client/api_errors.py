@@ -78,12 +78,12 @@ NOTABLE_SKEW = 2.0
 LONGEST_PAUSE = 3600
 _V1 = "/v1/"
 PROXIED = (502, 503, 504)
-# What an answer of ours is made of; a page of another program has a type of its own, or none.
+# The media types of Angelia's answers; a page of another program has another type, or none.
 _MEDIA = frozenset({"application/json", "application/problem+json", "text/event-stream", MEDIA_TYPE})
 
 
 def fault(response: Response, *, now: float) -> ApiError | NotAngelia:
-    """The error that a refusal stands for; `now` is our clock when it arrived."""
+    """Returns the error that a refusal stands for; `now` is this machine's time when it arrived."""
     parsed = _parsed(response)
     if parsed is None:
         return not_angelia(response)
@@ -101,14 +101,14 @@ def fault(response: Response, *, now: float) -> ApiError | NotAngelia:
 
 
 def item_fault(problem: ItemProblem) -> ApiError:
-    """The error of one of several things, where the others may have gone well."""
+    """Returns the error of one item of a batch, whose others may have succeeded."""
     error = _class_of(problem.code)(problem.title, hint=problem.hint, retry_after=_bounded(problem.retry_after))
     error.members = dict(problem.members)
     return error
 
 
 def retry_after(response: Response, *, now: float) -> int | None:
-    """How many seconds the server asks us to wait: given as a number or as a date."""
+    """Returns how many seconds the server asks to wait, which it says as a number or as a date."""
     text = response.headers.get("retry-after", "")
     if text.isdecimal():
         return _bounded(int(text[:9]))
@@ -121,7 +121,7 @@ def _bounded(seconds: int | None) -> int | None:
 
 
 def clock_skew(response: Response, *, now: float) -> float | None:
-    """How far our clock is ahead of the server's, in seconds; negative when behind."""
+    """Returns how many seconds this machine's clock is ahead of the server's; negative if it is behind."""
     at = _date(response.headers.get("date", ""))
     return None if at is None else now - at
 
@@ -133,7 +133,7 @@ def is_ours(response: Response) -> bool:
 
 
 def not_angelia(response: Response) -> NotAngelia:
-    """The error for an answer that is not ours; its words are not ours to show."""
+    """Returns the error for an answer of another program, whose text is not shown."""
     away = response.status in PROXIED
     hint = "a proxy answers for a server that is away" if away else "is that the server's address?"
     error = NotAngelia(
@@ -145,7 +145,7 @@ def not_angelia(response: Response) -> NotAngelia:
 
 def _parsed(response: Response) -> tuple[_Problem, dict[str, object]] | None:
     """Returns what a refusal says, in the shape of its surface, and its members beyond those words, such as the bundle
-    that comes with key_stale; None if it is in no shape of ours."""
+    that comes with key_stale; None if it does not come from an Angelia server."""
     try:
         said = msgspec.json.decode(response.body, type=dict[str, object])
         problem = msgspec.convert(said, _Problem)

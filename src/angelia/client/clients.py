@@ -11,23 +11,11 @@ from typing import Any, Generic, Self, TypeVar, TypeVarTuple
 
 import httpx
 
-from angelia.client import mail_stream, mailbox_server
+from angelia.client import mail_stream, mailbox_server, verbs
 from angelia.client.exchange import Exchange
 from angelia.client.mail_stream import Event
 from angelia.client.namespaces import Awaited, Blocking, Mode, Run
 from angelia.client.transport import Body, Line, Observer, Outcome, Pause, Signer, Step, described, is_loopback, origin
-from angelia.client.verbs import (
-    AgentVerbs,
-    AuditVerbs,
-    ChannelVerbs,
-    GuardVerbs,
-    KeyVerbs,
-    MailVerbs,
-    PolicyVerbs,
-    RunVerbs,
-    ServerVerbs,
-    TokenVerbs,
-)
 from angelia.mailbox.mailbox import Mailbox
 
 T = TypeVar("T")
@@ -38,15 +26,15 @@ class _Namespaces(Generic[Mode]):
     """The namespaces of a client, one per slice."""
 
     def __init__(self, run: Run) -> None:
-        self.agents: AgentVerbs[Mode] = AgentVerbs(run)
-        self.tokens: TokenVerbs[Mode] = TokenVerbs(run)
-        self.guard: GuardVerbs[Mode] = GuardVerbs(run)
-        self.policy: PolicyVerbs[Mode] = PolicyVerbs(run)
-        self.keys: KeyVerbs[Mode] = KeyVerbs(run)
-        self.channels: ChannelVerbs[Mode] = ChannelVerbs(run)
-        self.audit: AuditVerbs[Mode] = AuditVerbs(run)
-        self.runs: RunVerbs[Mode] = RunVerbs(run)
-        self.server: ServerVerbs[Mode] = ServerVerbs(run)
+        self.agents: verbs.AgentVerbs[Mode] = verbs.AgentVerbs(run)
+        self.tokens: verbs.TokenVerbs[Mode] = verbs.TokenVerbs(run)
+        self.guard: verbs.GuardVerbs[Mode] = verbs.GuardVerbs(run)
+        self.policy: verbs.PolicyVerbs[Mode] = verbs.PolicyVerbs(run)
+        self.keys: verbs.KeyVerbs[Mode] = verbs.KeyVerbs(run)
+        self.channels: verbs.ChannelVerbs[Mode] = verbs.ChannelVerbs(run)
+        self.audit: verbs.AuditVerbs[Mode] = verbs.AuditVerbs(run)
+        self.runs: verbs.RunVerbs[Mode] = verbs.RunVerbs(run)
+        self.server: verbs.ServerVerbs[Mode] = verbs.ServerVerbs(run)
 
 
 class AsyncClient(_Namespaces[Awaited]):
@@ -109,7 +97,7 @@ class AsyncClient(_Namespaces[Awaited]):
             return described(error, timeout=step.allowed)
 
 
-class AsyncMail(MailVerbs[Awaited]):
+class AsyncMail(verbs.MailVerbs[Awaited]):
     """Mail, with what goes on without an end."""
 
     def __init__(self, client: AsyncClient) -> None:
@@ -130,7 +118,6 @@ class AsyncMail(MailVerbs[Awaited]):
 
         An exception of the handler ends it. The message is in the inbox and was acknowledged, so the handler does not
         get it again."""
-
         client = self._client
 
         def listen(connected: Callable[[], None]) -> AsyncGenerator[Event, None]:
@@ -187,7 +174,7 @@ class Client(_Namespaces[Blocking]):
             return described(error, timeout=step.allowed)
 
 
-class BlockingMail(MailVerbs[Blocking]):
+class BlockingMail(verbs.MailVerbs[Blocking]):
     """Mail, with what goes on without an end."""
 
     def __init__(self, client: Client) -> None:

@@ -35,7 +35,7 @@ class Untrue(AngeliaError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusChange:
-    """The new status of a message, and whether its recipient or the relay says so."""
+    """The new status of a message, and whether its recipient or the server says so."""
 
     replay_key: str
     recipient: str
@@ -124,7 +124,7 @@ def update_sent(mailbox: Mailbox, replay_key: str) -> Exchange[StatusChange | Se
 
 
 def check_attested(mailbox: Mailbox, answer: ReceiptRecord) -> Exchange[Receipt | None]:
-    """The receipt that the recipient signed, after its signatures were checked; None where only the relay says so."""
+    """Returns the receipt that the recipient signed, after checking it; None if only the server says what happened."""
     if answer.attested_by is Attested.RELAY:
         return None
     if answer.receipt is None:
@@ -161,7 +161,7 @@ def _taken(mailbox: Mailbox, row: OutboxMessage, answer: ReceiptRecord) -> Excha
 
 
 def _unsigned(mailbox: Mailbox, row: OutboxMessage, answer: ReceiptRecord) -> Exchange[StatusChange | SentMail | None]:
-    """Takes what the relay says by itself. Of an envelope that was replaced only a signed receipt counts."""
+    """Takes what the server says without a signature. After a message was sealed again, only signed receipts count."""
     if row.status is OutboxStatus.RESEALED:
         return None
     if answer.status is DeliveryStatus.READ:

@@ -1,4 +1,4 @@
-"""What a call says and hears, without any input or output: requests, responses, and the shape of a call."""
+"""Requests, responses, and exchanges that are made of them, without any input or output."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Response:
     body: bytes
 
     def read(self, kind: type[T]) -> T:
-        """The JSON body as a record."""
+        """Returns the JSON body as a record."""
         try:
             return msgspec.json.decode(self.body, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -72,7 +72,7 @@ class Response:
             ) from error
 
     def nothing(self) -> None:
-        """The answer to what is only done: 204, and no word. Anything else does not come from an Angelia server."""
+        """Checks the answer of an operation that returns nothing: 204 without a body, or it is no Angelia server."""
         if self.status != 204 or self.body:
             raise BadAnswer(
                 f"{self.method} {self.path} was answered with status {self.status}, and not as an Angelia server does",

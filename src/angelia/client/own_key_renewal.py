@@ -24,7 +24,7 @@ SCHEDULED_EVERY = timedelta(hours=1)
 
 
 def publish_keys(mailbox: Mailbox, *, suites: int | None = None) -> Exchange[PublicationAnswer]:
-    """Make the agent reachable: publish its bundle, finish an interrupted rotation, and top up one-time keys."""
+    """Makes the agent reachable: publishes its bundle, finishes an interrupted rotation, and tops up one-time keys."""
     own = mailbox.own_keys
     if mailbox.key_rotation.unconfirmed_plan() is not None:
         return (yield from rotate_keys(mailbox, kem=False))
@@ -35,8 +35,8 @@ def publish_keys(mailbox: Mailbox, *, suites: int | None = None) -> Exchange[Pub
 
 
 def tend_keys(mailbox: Mailbox) -> Exchange[None]:
-    """Renew the agent's own keys if that is due: signed again every three days, a new KEM key every week, one-time keys
-    topped up, an interrupted rotation finished. No request is made if nothing is due. A failure is put into the
+    """Renews the agent's own keys if that is due: signed again every three days, a new KEM key every week, one-time
+    keys topped up, an interrupted rotation finished. No request is made if nothing is due. A failure is put into the
     mailbox's notices and the work is done later; it never fails the sending or receiving that came before."""
     own = mailbox.own_keys
     if own.is_backing_off(clock.now()):
@@ -72,8 +72,8 @@ def rotate_keys(
     suites: int | None = None,
     reason: Reason = Reason.ON_DEMAND,
 ) -> Exchange[PublicationAnswer]:
-    """Replace the agent's keys; the old ones go into grace. A rotation that was interrupted is finished instead, and an
-    emergency that waits for it is carried out."""
+    """Replaces the agent's keys; the old ones go into grace. A rotation that was interrupted is finished instead, and
+    an emergency that waits for it is carried out."""
     rotation = mailbox.key_rotation
     pending = rotation.pending()
     if pending is not None and pending.plan.renews and (kem or signer):
@@ -89,7 +89,7 @@ def rotate_keys(
 def emergency_rotate_keys(
     mailbox: Mailbox, *, why: str, signer: bool = True, compromised_since: datetime | None = None
 ) -> Exchange[PublicationAnswer]:
-    """Replace keys that may be stolen. They are not kept: mail that is still sealed to them cannot be opened.
+    """Replaces keys that may be stolen. They are not kept: mail that is still sealed to them cannot be opened.
 
     The local key is replaced before the server is asked. If the server is away, the plan is stored, and the next
     process that uses the mailbox goes on with it. A rotation under way is finished first: the server may have it
@@ -106,7 +106,7 @@ def emergency_rotate_keys(
 
 
 def rotate_due_keys(mailbox: Mailbox) -> Exchange[list[ScheduleRecord]]:
-    """Rotate once if any schedule asks for it and the key is an hour old, and report the key for all schedules that
+    """Rotates once if any schedule asks for it and the key is an hour old, and reports the key for all schedules that
     ask. Returns those."""
     due = [one for one in (yield from key_calls.schedules()) if one.due_since is not None]
     if not due:

@@ -71,9 +71,8 @@ def is_id(agent: str) -> bool:
 def find_keys(
     mailbox: Mailbox, agent: str, *, one_time: bool = False
 ) -> Exchange[tuple[KnownBundle, OneTimeKey | None]]:
-    """An agent's present bundle, checked against its pin (or pinned now, at first sight), and a one-time key if asked.
-
-    A copy of the last hour is good enough when no one-time key is wanted."""
+    """Returns an agent's present bundle, checked against its pin (or pinned now, at first sight), and a one-time key if
+    one is wanted and there is one. Without one, a copy of the last hour is good enough."""
     known = mailbox.pinned_keys.bundle(agent, clock.now())
     if known is not None and not one_time:
         return known, None
@@ -122,7 +121,7 @@ def seal(
     one_time: OneTime = "prefer",
     **options: Unpack[SendOptions],
 ) -> Exchange[Envelope]:
-    """Seal a message; its bytes are in the outbox when this returns.
+    """Seals a message and returns its envelope, which is in the outbox by then.
 
     Each message has a one-time key of its own while the recipient has any for this sender; then, unless `one_time` is
     True, it is sealed to the recipient's static key, and the mailbox's notices say so."""
@@ -140,7 +139,7 @@ def seal(
 
 
 def reseal(mailbox: Mailbox, replay_key: str, refusal: KeyStale | KeyRevoked | None = None) -> Exchange[Envelope]:
-    """Seal a message again for the recipient's present keys, under its own id.
+    """Seals a message again for the recipient's present keys, under its own id. Returns the new envelope.
 
     Without a `refusal` of its keys it only waited too long. The mailbox decides whether there is reason to. A message
     that had a one-time key gets another one, or the mailbox's notices say that there was none."""
@@ -161,10 +160,10 @@ def reseal(mailbox: Mailbox, replay_key: str, refusal: KeyStale | KeyRevoked | N
 def open_envelope(
     mailbox: Mailbox, content: bytes, *, profile: DeliveryProfile = DeliveryProfile.RELAY
 ) -> Exchange[Opened]:
-    """Open an envelope once. If the sender has rotated its signing pair since, its chain of bundles is followed.
+    """Opens an envelope, once. If the sender has rotated its signing pair since, its chain of bundles is followed.
 
     Before a pair is believed, its agent's keys are looked up if that was more than an hour ago: it may have been
-    stolen and revoked since. A server that is away, or does not know the agent, keeps nobody from reading."""
+    stolen and revoked since. If the server is away, or does not know the agent, the envelope is opened all the same."""
     envelope = decoded(content)
     yield from meet_sender(mailbox, envelope)
     return (yield from following_signer(mailbox, lambda: mailbox.receive(envelope, now=clock.now(), profile=profile)))

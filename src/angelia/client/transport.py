@@ -1,4 +1,4 @@
-"""The way of one call over an unreliable line: sign, send, judge, try again. Without input or output.
+"""Carries an exchange over an unreliable network: sign, send, judge, retry. Without input or output.
 
 A driver takes the steps that `Line.run` yields (send this, pause so long) and reports what came of each.
 """
@@ -113,7 +113,7 @@ Observer: TypeAlias = Callable[[Trip], None]
 
 
 def origin(url: str) -> str:
-    """A server's URL in its one spelling: scheme, host and port, nothing else."""
+    """Returns a server's URL in its one spelling: scheme, host and port, nothing else."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
@@ -170,7 +170,7 @@ class Line:
             attempt += 1
 
     def prepared(self, request: Request, *, timeout: float) -> Send:
-        """One attempt, signed: each needs a signature of its own."""
+        """Returns one attempt, signed: each needs a signature of its own."""
         # What is signed is what httpx will send, byte for byte, whatever it thinks of quoting.
         target = request.path + (f"?{request.query}" if request.query else "")
         url = httpx.URL(self.url + target)
@@ -221,7 +221,7 @@ class Line:
         return error
 
     def _pause_before_next(self, request: Request, outcome: Response | Failed, attempt: int) -> float | None:
-        """How long to wait before another try, or None when there is none."""
+        """Returns how long to wait before a retry, or None if there is none."""
         backoff = FIRST_PAUSE * (1 << (attempt - 1)) * (1 + secrets.randbelow(1000) / 1000)
         if isinstance(outcome, Failed):
             return backoff if request.idempotent else None
@@ -288,7 +288,7 @@ class Body:
 
 
 def described(error: httpx.RequestError, *, timeout: float) -> Failed:
-    """A network failure in our words."""
+    """Returns a failure of the network in plain words."""
     if isinstance(error, httpx.TimeoutException):
         return Failed(f"did not answer within {timeout:.3g} s")
     if isinstance(error, httpx.ConnectError):

@@ -86,7 +86,7 @@ class GuardVerbs(Namespace[Mode]):
 
 
 class PolicyVerbs(Namespace[Mode]):
-    """Who may send, publish, subscribe and read keys."""
+    """Rules: which agents may send, publish, subscribe and read keys."""
 
     list = Verb(asking(policy.LIST, PageQuery))
     add = Verb(asking(policy.ADD, policy.PolicyRuleBody))
