@@ -1,7 +1,8 @@
-"""The verbs of an agent, by slice: those of the clients with its mailbox given, and some of its own."""
+"""The verbs of an agent, by slice: those of the clients with its mailbox given, and text where those take bytes."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Concatenate, Literal, ParamSpec, TypeVar
@@ -41,6 +42,7 @@ from angelia.mailbox.inbox import Message, Opened
 from angelia.mailbox.mailbox import Mailbox
 from angelia.mailbox.outbox_message import OutboxMessage
 
+A = TypeVar("A")
 P = ParamSpec("P")
 T = TypeVar("T")
 _PAGE = 200
@@ -52,6 +54,18 @@ class CheckedReceipt(ReceiptRecord, frozen=True, kw_only=True):
     message waits."""
 
     by: Literal["recipient", "relay", "unproven", ""]
+
+
+def _with_text(
+    verb: Callable[Concatenate[Mailbox, A, bytes, P], Exchange[T]],
+) -> Callable[Concatenate[Mailbox, A, str | bytes, P], Exchange[T]]:
+    """Returns the verb for content that is text or bytes."""
+
+    @functools.wraps(verb)
+    def exchange(mailbox: Mailbox, to: A, body: str | bytes, /, *args: P.args, **kwargs: P.kwargs) -> Exchange[T]:
+        return verb(mailbox, to, body.encode() if isinstance(body, str) else body, *args, **kwargs)
+
+    return exchange
 
 
 def _allow(mailbox: Mailbox, agent: str, *, label: str | None = None) -> Exchange[AllowedSender]:
@@ -81,15 +95,15 @@ def _read(mailbox: Mailbox, replay_key: str) -> Exchange[Opened]:
 
 
 class AgentMail(OwnNamespace[Mode]):
-    """Sealed mail of one agent."""
+    """Sealed mail of one agent. The content of a message is text or bytes."""
 
     def __init__(self, run: Run, mailbox: Mailbox) -> None:
         super().__init__(run, mailbox)
         self.listening = Listening(mailbox)
 
-    send = OwnVerb(mail_sending.send)
-    reply = OwnVerb(request_reply.answer)
-    ask = OwnVerb(request_reply.send_and_wait)
+    send = OwnVerb(_with_text(mail_sending.send))
+    reply = OwnVerb(_with_text(request_reply.answer))
+    ask = OwnVerb(_with_text(request_reply.send_and_wait))
     receive = OwnVerb(mail_receiving.receive)
     read = OwnVerb(_read)
     withdraw = OwnVerb(mail_sending.withdraw)
@@ -211,7 +225,7 @@ class AgentChannels(OwnNamespace[Mode]):
     unsubscribe = OwnVerb(channel_membership.unsubscribe)
     pause = OwnVerb(_named(naming(channels.PAUSE)))
     resume = OwnVerb(_named(naming(channels.RESUME)))
-    publish = OwnVerb(channel_publishing.publish)
+    publish = OwnVerb(_with_text(channel_publishing.publish))
     share_key = OwnVerb(channel_publishing.share_key)
     read = OwnVerb(_read_page)
     commit = Verb(_commit)

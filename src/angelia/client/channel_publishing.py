@@ -14,7 +14,6 @@ from angelia.client.channel_keys import check_roster_stands, expect_keys, sealin
 from angelia.client.channel_membership import find_channel
 from angelia.client.channel_sharing import KeyShareResult, share
 from angelia.client.exchange import Exchange
-from angelia.client.mail_sending import as_bytes
 from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError, EpochStale, VersionConflict
 from angelia.mailbox.drafts import MessageOptions
@@ -34,7 +33,7 @@ class PublishResult:
 
 
 def publish(
-    mailbox: Mailbox, channel: str | UUID, body: str | bytes, **options: Unpack[MessageOptions]
+    mailbox: Mailbox, channel: str | UUID, body: bytes, **options: Unpack[MessageOptions]
 ) -> Exchange[PublishResult]:
     """Seals a message for all subscribers, and publishes it. Members that lack the key are sent it first; under a new
     key nothing is published before it was offered to all members that can be reached.
@@ -47,7 +46,7 @@ def publish(
         if key.new or key.channel.without_key:
             unreached = (yield from share(mailbox, key)).failed
         check_roster_stands(mailbox, key.roster)  # to send the key to many members takes its time
-        envelope = mailbox.channels.seal(found.channel_id, key.key, as_bytes(body), clock.now(), **options)
+        envelope = mailbox.channels.seal(found.channel_id, key.key, body, clock.now(), **options)
         published = yield from channel_calls.publish_envelope(found.channel_id, envelope)
         return PublishResult(key.channel, published, envelope, unreached)
 

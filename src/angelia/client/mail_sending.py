@@ -91,19 +91,13 @@ class OutboxDelivery:
     left: int = 0
 
 
-def as_bytes(body: str | bytes) -> bytes:
-    """Returns the content of a message as it is sealed: text in UTF-8."""
-    return body.encode() if isinstance(body, str) else body
-
-
 def send(
-    mailbox: Mailbox, recipient: str, body: str | bytes, *, one_time: OneTime = "prefer", **options: Unpack[SendOptions]
+    mailbox: Mailbox, recipient: str, body: bytes, *, one_time: OneTime = "prefer", **options: Unpack[SendOptions]
 ) -> Exchange[SentMail]:
     """Seals a message and sends it; seals it again if the recipient's keys have changed.
 
     If the server cannot be reached, or has no room now, the message waits in the outbox, and the error says so in its
     member `waiting`; whatever delivers the outbox next, or listens, sends it."""
-    body = as_bytes(body)
     check(body, options)
     envelope = yield from peer_keys.seal(mailbox, recipient, body, one_time=one_time, **options)
     sent = yield from send_stored(mailbox, envelope)
