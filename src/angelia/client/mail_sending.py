@@ -112,13 +112,8 @@ def send_sealed(mailbox: Mailbox, envelopes: Sequence[Envelope]) -> Exchange[lis
     `deliver_outbox`."""
     outcomes: dict[str, AngeliaError | None] = {}
     for batch in _batches(envelopes):
-        wanted = list[Envelope]()
-        for one in batch:
-            try:
-                _refuse_withdrawn(mailbox, one.replay_key)
-                wanted.append(one)
-            except AlreadyWithdrawn as error:
-                outcomes[one.replay_key] = error
+        outcomes |= {one.replay_key: _withdrawn(mailbox, one.replay_key) for one in batch}
+        wanted = [one for one in batch if outcomes[one.replay_key] is None]
         if not wanted:
             continue
         try:
@@ -243,7 +238,8 @@ def _due(mailbox: Mailbox, now: datetime) -> Iterator[OutboxMessage]:
 
 
 def _post(mailbox: Mailbox, envelope: Envelope) -> Exchange[SentMail]:
-    _refuse_withdrawn(mailbox, envelope.replay_key)
+    if (withdrawn := _withdrawn(mailbox, envelope.replay_key)) is not None:
+        raise withdrawn
     try:
         accepted = yield from mail_calls.send_envelope(envelope.wire)
         if (accepted.replay_key, accepted.message_id) != (envelope.replay_key, envelope.header.message_id):
@@ -256,14 +252,14 @@ def _post(mailbox: Mailbox, envelope: Envelope) -> Exchange[SentMail]:
     return SentMail(envelope, accepted)
 
 
-def _refuse_withdrawn(mailbox: Mailbox, replay_key: str) -> None:
-    """Refuses a message just before it is sent: another process may have withdrawn it since it was looked up."""
-    try:
+def _withdrawn(mailbox: Mailbox, replay_key: str) -> AlreadyWithdrawn | None:
+    """Returns the refusal of a message that is about to be sent: another process may have withdrawn it since it was
+    looked up."""
+    with contextlib.suppress(NotFound):  # what is not of this outbox cannot be withdrawn from it
         row = mailbox.outbox.message(replay_key)
-    except NotFound:  # what is not of this outbox cannot be withdrawn from it
-        return
-    if row.withdraw_asked_at is not None:
-        raise AlreadyWithdrawn(f"the message to {row.recipient} was withdrawn, so it is not sent")
+        if row.withdraw_asked_at is not None:
+            return AlreadyWithdrawn(f"the message to {row.recipient} was withdrawn, so it is not sent")
+    return None
 
 
 def _note_accepted(mailbox: Mailbox, replay_key: str) -> Exchange[AlreadyWithdrawn | None]:
