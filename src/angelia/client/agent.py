@@ -39,7 +39,7 @@ class _Namespaces(Generic[Mode]):
             self.mailbox.close()
 
     def _note_interruption(self, kind: type[BaseException] | None) -> None:
-        """A loop over `listen` that Ctrl-C or a cancellation ended is not done with its message; any other one is."""
+        """Leaves the last message of `listen` to the next loop if Ctrl-C or a cancellation ended this one."""
         if kind is not None and not issubclass(kind, Exception):
             self.mail.listening.interrupt()
 

@@ -118,8 +118,8 @@ class AgentMail(OwnNamespace[Mode]):
 
     @Iteration
     def listen(self) -> Batches[Opened]:
-        """Mail as it comes, without end: opened, in the inbox and acknowledged. Beside it the outbox is sent, receipts
-        are fetched and keys are kept fresh. A server that is away is waited for.
+        """Yields mail as it comes, without end: opened, in the inbox and acknowledged. Beside it the outbox is sent,
+        receipts are fetched and keys are kept fresh. A server that is away is waited for.
 
         A message is done with when the loop asks for the next one or is left. A process that is killed before gets the
         message again."""
@@ -127,7 +127,7 @@ class AgentMail(OwnNamespace[Mode]):
 
     @Iteration
     def inbox(self) -> Batches[Message]:
-        """The messages that were received, newest first, without their content."""
+        """Yields the messages that were received, newest first, without their content."""
 
         def page(cursor: str | None) -> Exchange[tuple[Sequence[Message], str | None]]:
             yield from ()
@@ -138,7 +138,7 @@ class AgentMail(OwnNamespace[Mode]):
 
     @Iteration
     def outbox(self) -> Batches[OutboxMessage]:
-        """The messages that were sealed here, newest first: how far each has come."""
+        """Yields the messages that were sealed here, newest first: how far each has come."""
 
         def page(cursor: str | None) -> Exchange[tuple[Sequence[OutboxMessage], str | None]]:
             yield from ()
@@ -232,7 +232,7 @@ class AgentChannels(OwnNamespace[Mode]):
 
     @Iteration
     def tail(self, channel: str | UUID, *, after_offset: int | None = None) -> Batches[ChannelMessage | Unopened]:
-        """The messages of a channel as they come, without end; `commit` says that one is done with."""
+        """Yields the messages of a channel as they come, without end; `commit` commits one."""
         return Following(self._mailbox, channel, after_offset)
 
 

@@ -105,7 +105,7 @@ class AsyncMail(verbs.MailVerbs[Awaited]):
         self._client = client
 
     def stream(self, *, lease_seconds: int = 30) -> AsyncGenerator[Event, None]:
-        """Mail as it comes, and what concerns the agent's keys and its own mail; taken up again when it breaks off.
+        """Yields mail as it comes, and events about the agent's keys and sent mail; opened again when it breaks off.
 
         `take_in` opens and acknowledges what comes; `contextlib.aclosing` ends the listening in time."""
         client = self._client
@@ -182,7 +182,7 @@ class BlockingMail(verbs.MailVerbs[Blocking]):
         self._client = client
 
     def stream(self, *, lease_seconds: int = 30) -> Generator[Event, None, None]:
-        """Mail as it comes, and what concerns the agent's keys and its own mail; taken up again when it breaks off.
+        """Yields mail as it comes, and events about the agent's keys and sent mail; opened again when it breaks off.
 
         `take_in` opens and acknowledges what comes; `contextlib.closing` ends the listening in time."""
         return mail_stream.blocking_events(self._client._line, self._client._http, lease_seconds)

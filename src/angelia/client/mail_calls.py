@@ -135,7 +135,7 @@ def hand_in_receipt(signed: Receipt) -> Exchange[ReceiptRecord]:
 
 
 def dead_letters(*, agent: str | None = None, cursor: str | None = None, limit: int = 50) -> Exchange[DeadLetterPage]:
-    """A page of messages that could not be delivered to the agent that signs; operators name any `agent`."""
+    """Returns a page of dead letters of the agent that signs, or of an `agent` that an operator names."""
     query = api.DeadLetterQuery(agent=agent, cursor=cursor, limit=limit)
     return ask(api.LIST_DEAD_LETTERS, query=query, credential=credential_for(agent))
 
@@ -163,7 +163,7 @@ def _cut(answer: Response) -> BadAnswer:
 
 
 def _results(operation: Operation[Any], body: msgspec.Struct, asked: Sequence[object]) -> Exchange[list[Any]]:
-    """The results of an operation on several things: there must be one for each."""
+    """Returns the results of an operation on several items; there must be one for each."""
     answer = yield request_for(operation, body=body)
     results: list[Any] = answer_of(operation, answer).results
     if len(results) != len(asked):

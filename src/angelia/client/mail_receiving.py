@@ -86,7 +86,7 @@ class _Repeats:
         self._seen: dict[str, float] = {}
 
     def left_out(self, leased: Sequence[LeasedMessage], *, early: bool) -> list[LeasedMessage]:
-        """The messages without those that came just now; `early` is an answer that could have waited for more."""
+        """Returns the messages without those that came just now; `early` says that the answer could have waited."""
         now = time.monotonic()
         known = [one for one in leased if one.replay_key in self._seen]
         recent = {one.replay_key for one in known if self._for_good or now - self._seen[one.replay_key] < _SAME_PAUSE}
@@ -268,7 +268,7 @@ def _admitted(mailbox: Mailbox, waiting: HeldMessage, *, for_handler: bool) -> E
 
 
 def _cut_short(received: Received, error: AngeliaError) -> Received:
-    """What came before an error; raises the error if nothing came."""
+    """Returns what came before an error; raises the error if nothing came."""
     if not received.anything:
         raise error
     return replace(received, interrupted=error)

@@ -229,7 +229,7 @@ def _withdraw(mailbox: Mailbox, row: OutboxMessage) -> Exchange[None]:
 
 
 def _due(mailbox: Mailbox, now: datetime) -> Iterator[OutboxMessage]:
-    """All that is due, some at a time, each once."""
+    """Yields all messages that are due, each once."""
     tried = set[str]()
     while rows := [row for row in mailbox.outbox.due(now) if row.replay_key not in tried]:
         for row in rows:
@@ -314,7 +314,7 @@ def _retry_later(mailbox: Mailbox, replay_key: str, error: AngeliaError) -> None
 
 
 def _refusal(result: SendOutcome) -> AngeliaError | None:
-    """Why a message of a batch was not accepted; None if it was."""
+    """Returns why a message of a batch was not accepted; None if it was."""
     if result.problem is not None:
         return item_fault(result.problem)
     if result.message is None:

@@ -95,7 +95,7 @@ class Serving:
                             self._wake.set()
 
     def _is_due(self, replay_key: str) -> bool:
-        """Whether a message was not leased just now already."""
+        """Returns whether a message was not leased just before."""
         now = time.monotonic()
         if now - self._leased_since >= SAME_PAUSE:
             self._leased, self._leased_since = set(), now

@@ -39,7 +39,7 @@ def request_for(
     body: msgspec.Struct | bytes = b"",
     **how: Any,
 ) -> Request:
-    """The request of an operation; members of a record that have their default are left out."""
+    """Returns the request of an operation; members of a record that have their default are left out."""
     given = iter(segments)
     parts = (quote(str(next(given)), safe="") if part.startswith("{") else part for part in operation.path.split("/"))
     return Request(
@@ -57,7 +57,7 @@ def request_for(
 
 
 def credential_for(named: str | None) -> Credential:
-    """The preferred credential of an operation on the caller's own things, unless an operator names another agent."""
+    """Returns the preferred credential: the agent's own, or the operator's if another agent is named."""
     return Credential.AGENT if named is None else Credential.OPERATOR
 
 
@@ -69,17 +69,17 @@ def answer_of(operation: Operation[A], response: Response) -> A:
 
 
 def plain(operation: Operation[A]) -> Callable[[], Exchange[A]]:
-    """The verb of an operation without parameters."""
+    """Returns the verb of an operation without parameters."""
     return _documented(lambda: ask(operation), operation)
 
 
 def naming(operation: Operation[A]) -> Callable[[object], Exchange[A]]:
-    """The verb of an operation on one thing, which the path names."""
+    """Returns the verb of an operation on one thing, which the path names."""
     return _documented(lambda name: ask(operation, name), operation)
 
 
 def asking(operation: Operation[A], record: Callable[P, R]) -> Callable[P, Exchange[A]]:
-    """The verb of an operation that takes a record, as query or as body: its arguments are the record's members."""
+    """Returns the verb of an operation that takes a record as query or body; its arguments are the record's members."""
 
     def verb(*args: P.args, **kwargs: P.kwargs) -> Exchange[A]:
         return _taking(operation, record(*args, **kwargs))
@@ -89,7 +89,7 @@ def asking(operation: Operation[A], record: Callable[P, R]) -> Callable[P, Excha
 
 
 def naming_and_asking(operation: Operation[A], record: Callable[P, R]) -> Callable[Concatenate[object, P], Exchange[A]]:
-    """The verb of an operation on one thing, which also takes a record."""
+    """Returns the verb of an operation on one thing, which also takes a record."""
 
     def verb(name: object, /, *args: P.args, **kwargs: P.kwargs) -> Exchange[A]:
         return _taking(operation, record(*args, **kwargs), name)
@@ -106,7 +106,7 @@ def _taking(operation: Operation[A], record: msgspec.Struct, *segments: object) 
 
 
 def _given(record: msgspec.Struct) -> dict[str, Any]:
-    """The members of a record that say something: neither their default, nor null."""
+    """Returns the members of a record that are neither null nor their default."""
     members = {}
     for field in msgspec.structs.fields(record):
         value = getattr(record, field.name)

@@ -1,4 +1,4 @@
-"""Waiting for a server that says it was asked too often, as long as it says, and not for ever."""
+"""Waits out the rate limits of a server: as long as it says, up to a limit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Patience:
     at_once: float = 120.0
 
     def takes(self, seconds: float) -> bool:
-        """Whether to wait so long; it is spent then."""
+        """Returns whether to wait so long, and spends it if so."""
         if seconds > min(self.left, self.at_once):
             return False
         self.left -= seconds

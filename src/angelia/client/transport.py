@@ -76,7 +76,7 @@ class Send:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What httpx takes to send it."""
+        """The arguments of httpx."""
         sent = {"method": self.method, "url": self.url, "headers": self.headers, "content": self.body}
         return {**sent, "timeout": self.timeout}
 

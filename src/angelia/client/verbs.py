@@ -189,7 +189,7 @@ class ChannelVerbs(Namespace[Mode]):
     def tail(
         self, mailbox: Mailbox, channel: str | UUID, *, after_offset: int | None = None
     ) -> Batches[ChannelMessage | Unopened]:
-        """The messages of a channel as they come, without end; `commit` sets the offset up to which they are done."""
+        """Yields the messages of a channel as they come, without end; `commit` sets the offset to go on after."""
         return Following(mailbox, channel, after_offset)
 
 
