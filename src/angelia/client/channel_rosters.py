@@ -5,6 +5,7 @@ The pinned copy is used until the server shows another version, so that publishi
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 from uuid import UUID, uuid4
@@ -131,14 +132,11 @@ def change_roster(
         base, present = yield from _base_and_served(mailbox, found)
     for _ in range(_TRIES):
         signed = _next(mailbox, base, present, policy or ChannelPolicy(base.policy), members(base))
-        try:
+        with contextlib.suppress(VersionConflict):
             shown = yield from channel_calls.put_roster(signed)
-        except VersionConflict:
-            base, present = yield from _base_and_served(mailbox, found)
-        else:
             if mailbox.rosters.pin_own(signed, clock.now()):
                 return shown
-            base, present = yield from _base_and_served(mailbox, found)
+        base, present = yield from _base_and_served(mailbox, found)
     raise VersionConflict(f"the roster of {found.name} changes faster than it can be signed", hint="try again")
 
 

@@ -20,7 +20,7 @@ from angelia.envelope.refusals import NotAllowed
 from angelia.envelope.sealing import ChannelKey
 from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError, KeyRevoked, KeyStale, RateLimited, Unavailable
-from angelia.mailbox.drafts import Draft
+from angelia.mailbox.drafts import Draft, SendOptions
 from angelia.mailbox.mailbox import Mailbox
 
 _SEALED_TOGETHER = 256
@@ -47,15 +47,18 @@ def share(mailbox: Mailbox, sealing: SealingKey) -> Exchange[KeyShareResult]:
     nothing, and is among the failed. So is a member that could not be reached, which is retried after a back-off. Rate
     limits of the server are waited for; if that takes too long it is RateLimited, and the next call goes on from
     there."""
-    found, key, roster = sealing.channel, sealing.key, sealing.roster
-    shared, patience = KeyShareResult([], {}), Patience(_PATIENCE_SECONDS)
+    return patiently(_shared(mailbox, sealing), Patience(_PATIENCE_SECONDS))
+
+
+def _shared(mailbox: Mailbox, sealing: SealingKey) -> Exchange[KeyShareResult]:
+    found, key, roster, shared = sealing.channel, sealing.key, sealing.roster, KeyShareResult([], {})
     made_under = mailbox.channels.made_under(found.channel_id, key.key_id)
     body = ChannelKey(found.channel_id, found.epoch, key, made_under).encode()
     put_off = mailbox.channels.key_share_retries.waiting(found.channel_id, found.epoch, clock.now())
     cursor = ""
     for _ in range(_MOST_PAGES):
         wanted = api.SubscribersQuery(without_key=True, cursor=cursor, limit=_SEALED_TOGETHER)
-        page = yield from patiently(ask(api.LIST_SUBSCRIBERS, found.channel_id, query=wanted), patience)
+        page = yield from ask(api.LIST_SUBSCRIBERS, found.channel_id, query=wanted)
         names = list[str]()
         for name in (one.subscriber_nhi for one in page.subscribers):
             if not roster.lets_hold_key(name):
@@ -65,7 +68,7 @@ def share(mailbox: Mailbox, sealing: SealingKey) -> Exchange[KeyShareResult]:
                 shared.failed[name] = item_fault(ItemProblem(code=last.code, title=last.reason))
             else:
                 names.append(name)
-        some = yield from _offered(mailbox, found, names, body, patience)
+        some = yield from _offered(mailbox, found, names, body)
         shared.sent.extend(some.sent)
         shared.failed.update(some.failed)
         if page.next is None:
@@ -76,21 +79,18 @@ def share(mailbox: Mailbox, sealing: SealingKey) -> Exchange[KeyShareResult]:
     raise BadAnswer("the server's pages of subscribers do not come to an end")
 
 
-def _offered(
-    mailbox: Mailbox, found: ChannelView, names: Sequence[str], body: bytes, patience: Patience
-) -> Exchange[KeyShareResult]:
+def _offered(mailbox: Mailbox, found: ChannelView, names: Sequence[str], body: bytes) -> Exchange[KeyShareResult]:
     """Sends the key to these members, and notes the outcomes, here and with the server."""
     own = [name for name in names if name == mailbox.identity.handle]
     some = KeyShareResult(list(own), {})
-    drafts = yield from _drafted(mailbox, [name for name in names if name not in own], found, body, some, patience)
-    envelopes = _sealed(mailbox, drafts, some)
-    yield from _sent(mailbox, envelopes, some, patience)
+    drafts = yield from _drafted(mailbox, [name for name in names if name not in own], found, body, some)
+    yield from _sent(mailbox, _sealed(mailbox, drafts, some), some)
     retries = mailbox.channels.key_share_retries
     if some.failed:
         retries.back_off(found.channel_id, found.epoch, some.failed, clock.now())
     if some.sent:
         sent = api.KeysSentBody(epoch=found.epoch, subscribers=some.sent)
-        answer = yield from patiently(ask(api.KEYS_SENT, found.channel_id, body=sent), patience)
+        answer = yield from ask(api.KEYS_SENT, found.channel_id, body=sent)
         if answer.noted < len(some.sent):
             retries.await_confirmation(
                 found.channel_id, found.epoch, [name for name in some.sent if name not in own], clock.now()
@@ -99,24 +99,19 @@ def _offered(
 
 
 def _drafted(
-    mailbox: Mailbox, names: Sequence[str], found: ChannelView, body: bytes, some: KeyShareResult, patience: Patience
+    mailbox: Mailbox, names: Sequence[str], found: ChannelView, body: bytes, some: KeyShareResult
 ) -> Exchange[list[Draft]]:
-    drafts: list[Draft] = []
+    drafts = list[Draft]()
+    options: SendOptions = {"channel_id": found.channel_id, "control": True, "ttl_seconds": mailbox.channels.ttl}
     for name in names:
         try:
-            known, _ = yield from patiently(peer_keys.find_keys(mailbox, name), patience)
+            known, _ = yield from peer_keys.find_keys(mailbox, name)
         except (*_SERVER_ERRORS, RateLimited):
             raise
         except AngeliaError as error:
             some.failed[name] = error
             continue
-        drafts.append(
-            Draft(
-                recipient=known.bundle,
-                body=body,
-                options={"channel_id": found.channel_id, "control": True, "ttl_seconds": mailbox.channels.ttl},
-            )
-        )
+        drafts.append(Draft(recipient=known.bundle, body=body, options=options))
     return drafts
 
 
@@ -133,9 +128,9 @@ def _sealed(mailbox: Mailbox, drafts: Sequence[Draft], some: KeyShareResult) -> 
     return envelopes
 
 
-def _sent(mailbox: Mailbox, envelopes: Sequence[Envelope], some: KeyShareResult, patience: Patience) -> Exchange[None]:
+def _sent(mailbox: Mailbox, envelopes: Sequence[Envelope], some: KeyShareResult) -> Exchange[None]:
     for batch in mail_calls.in_hundreds(envelopes):
-        outcomes = yield from patiently(send_sealed(mailbox, batch), patience)
+        outcomes = yield from send_sealed(mailbox, batch)
         for envelope, refusal in zip(batch, outcomes, strict=True):
             name = envelope.header.recipient_nhi
             if isinstance(refusal, KeyStale | KeyRevoked):
