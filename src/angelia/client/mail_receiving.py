@@ -24,7 +24,6 @@ from angelia.mail.model import ATTEMPTS, MOST_AT_ONCE
 from angelia.mailbox.held_mail import HeldMessage
 from angelia.mailbox.inbox import Message, Opened
 from angelia.mailbox.mailbox import Mailbox
-from angelia.mailbox.time_window import DeliveryProfile
 
 # How many pages are looked through for mail that can be shown.
 _MOST_PASSES = 100
@@ -215,10 +214,7 @@ def _opened(
             outcomes[at] = problem
         else:
             readable[at] = one.envelope
-    now = clock.now()
-    opened = mailbox.receive_many(
-        list(readable.values()), now=now, profile=DeliveryProfile.RELAY, for_handler=for_handler
-    )
+    opened = mailbox.receive_many(list(readable.values()), now=clock.now(), for_handler=for_handler)
     for (at, envelope), outcome in zip(readable.items(), opened, strict=True):
         outcomes[at] = outcome
         if isinstance(outcome, UnknownSigner):
@@ -237,8 +233,7 @@ def _followed(
         yield from peer_keys.catch_up(mailbox, pin)
     except AngeliaError as error:
         return error
-    now = clock.now()
-    (outcome,) = mailbox.receive_many([envelope], now=now, profile=DeliveryProfile.RELAY, for_handler=for_handler)
+    (outcome,) = mailbox.receive_many([envelope], now=clock.now(), for_handler=for_handler)
     return outcome
 
 
