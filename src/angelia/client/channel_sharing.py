@@ -64,10 +64,10 @@ def _shared(mailbox: Mailbox, sealing: SealingKey) -> Exchange[KeyShareResult]:
             if not roster.lets_hold_key(name):
                 told = f"the server lists {name}, and the roster that {roster.owner_nhi} signed does not"
                 shared.failed[name] = NotAllowed(told)
-            elif (last := put_off.get(name)) is not None:  # its next retry is not due yet
-                shared.failed[name] = item_fault(ItemProblem(code=last.code, title=last.reason))
-            else:
+            elif name not in put_off:
                 names.append(name)
+            elif (last := put_off[name]) is not None:  # it failed, and its retry is not due yet
+                shared.failed[name] = item_fault(ItemProblem(code=last.code, title=last.reason))
         some = yield from _offered(mailbox, found, names, body)
         shared.sent.extend(some.sent)
         shared.failed.update(some.failed)
