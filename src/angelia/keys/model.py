@@ -346,7 +346,7 @@ def link_document(link: Link) -> LinkDocument:
     return LinkDocument(bundle=bundle_document(link.bundle), rotation_statement=statement)
 
 
-def parse_link(document: LinkDocument) -> Link:
+def parse_link(document: LinkDocument | BundleAnswer) -> Link:
     statement = None if document.rotation_statement is None else parse_rotation(document.rotation_statement)
     return Link(parse_bundle(document.bundle), statement)
 
