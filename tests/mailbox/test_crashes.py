@@ -88,7 +88,7 @@ def test_a_message_is_neither_lost_nor_opened_twice(
             was_there.append(refused(box, sealed))
             assert bodies(box) == [b"hello"]
             assert refused(box, sealed)
-            assert [message.sender for message in box.inbox.unacked()] == ["alice"]
+            assert [(message.sender, message.acked_at) for message in box.inbox.page().messages] == [("alice", None)]
             assert box.verify() == []
             assert box.receipts().problems == ()
     assert was_there == sorted(was_there)  # once it was taken it stays taken

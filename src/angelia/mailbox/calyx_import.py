@@ -21,7 +21,7 @@ from typing import Any
 from angelia.envelope.times import SKEW
 from angelia.errors import InvalidArgument, NotFound
 from angelia.mailbox import replay
-from angelia.mailbox.database import FILE, SQL, MailboxDatabase, stamp
+from angelia.mailbox.database import FILE, MailboxDatabase
 from angelia.mailbox.envelope_files import FileProblem, read_safely
 from angelia.mailbox.private_files import FILE_MODE, UnsafeFile
 from angelia.mailbox.replay import SeenEnvelope
@@ -72,7 +72,7 @@ def migrate(database: MailboxDatabase, runtime: Path, now: datetime) -> Migratio
                 if msg_id in envelopes:
                     found += replay.insert(tx, envelopes[msg_id])
                 else:
-                    missing += tx.execute(SQL["add_legacy"], (msg_id, stamp(now))).fetchone() is not None
+                    missing += tx.row("add_legacy", msg_id, now) is not None
     return MigrationResult(len(msg_ids), found, missing, len(msg_ids) - found - missing, backups, tuple(problems))
 
 

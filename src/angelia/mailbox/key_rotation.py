@@ -25,7 +25,7 @@ from angelia.errors import Conflict
 from angelia.keys.model import CACHE, GRACE
 from angelia.mailbox import bundle_signing, rotation_state
 from angelia.mailbox.bundle_signing import RotationPlan
-from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, stamp, write_meta
+from angelia.mailbox.database import MailboxDatabase, MailboxTx
 from angelia.mailbox.identity import KeyFile
 from angelia.mailbox.keyfile import XWING
 from angelia.mailbox.keyring import Keyring
@@ -158,8 +158,8 @@ class KeyRotation:
             listed = set() if newest is None else {entry.key.key_id for entry in newest.bundle.kem_keys}
             revoked = (self._revoked() & listed) | {key_id}
             with self._database.transaction() as tx:
-                tx.execute(SQL["destroy_replaced"], (str(key_id),))
-                write_meta(tx, _REVOKED, msgspec.json.encode(sorted(revoked)).decode())
+                tx.write("destroy_replaced", key_id)
+                tx.write("write_meta", _REVOKED, msgspec.json.encode(sorted(revoked)).decode())
 
     def _begin(self, file: KeyFile, before: Bundle, plan: RotationPlan, now: datetime) -> Link:
         if plan.emergency:
@@ -209,28 +209,28 @@ class KeyRotation:
             created_at = moment(next(listing, bundle.issued_at))
             self._keyring.store(tx, old, "signed", created_at=created_at, rotated_at=rotated_at, destroy_at=destroy_at)
         for key_id in _separate_except(tx, bundle):
-            tx.execute(SQL["retire_kem_key"], (stamp(rotated_at), stamp(destroy_at), key_id))
+            tx.write("retire_kem_key", rotated_at, destroy_at, key_id)
 
     def _destroy_earlier(self, tx: MailboxTx, bundle: Bundle, now: datetime) -> None:
         """Destroys all earlier keys after an emergency, except one-time keys of mail that a server may already have."""
-        tx.execute(SQL["destroy_grace"])
+        tx.write("destroy_grace")
         _spend_channel_keys(tx, now)
-        tx.execute(SQL["hasten_one_time"], (stamp(now + self._destroy_after),))
+        tx.write("hasten_one_time", now + self._destroy_after)
         _drop_separate_except(tx, bundle)
 
 
 def _spend_channel_keys(tx: MailboxTx, now: datetime) -> None:
     """Makes all channel keys open only, also those in the inbox: a thief may have them too."""
-    tx.execute(SQL["spend_all_channel_keys"])
-    write_meta(tx, STOLEN_AT, stamp(now))
+    tx.write("spend_all_channel_keys")
+    tx.write("write_meta", STOLEN_AT, now)
 
 
 def _drop_separate_except(tx: MailboxTx, bundle: Bundle) -> None:
     for key_id in _separate_except(tx, bundle):
-        tx.execute(SQL["drop_kem_key"], (key_id,))
+        tx.write("drop_kem_key", key_id)
 
 
 def _separate_except(tx: MailboxTx, bundle: Bundle) -> list[str]:
     """Returns the ids of the active separate ML-KEM keys that the bundle does not list."""
     listed = {str(key_id) for key_id in bundle_signing.active_ids(bundle)}
-    return [key_id for (key_id,) in tx.execute(SQL["active_separate"]).fetchall() if key_id not in listed]
+    return [key_id for (key_id,) in tx.rows("active_separate") if key_id not in listed]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from angelia.mailbox.database import SQL, BrokenDatabase, MailboxDatabase
+from angelia.mailbox.database import BrokenDatabase, MailboxDatabase
 from angelia.mailbox.keyfile import LOCAL, NEXT, Seeds
 
 NONCE = 12
@@ -103,13 +103,13 @@ class LocalKey:
         """Encrypts the next rows of a table again; returns the key of the last one, or None if there are no more."""
         read, write = TABLES[table]
         with self._database.transaction() as tx:
-            found = tx.execute(SQL[read], (after, _TOGETHER)).fetchall()
+            found = tx.rows(read, after, _TOGETHER)
             for key, bound, nonce, content in found:
                 try:
                     plain = self.decrypt(table, bound, nonce, content)
                 except BrokenDatabase:
                     continue
-                tx.execute(SQL[write], (*self.encrypt(table, bound, plain), key))
+                tx.write(write, *self.encrypt(table, bound, plain), key)
         return str(found[-1][0]) if found else None
 
     def _present(self) -> AESGCM:

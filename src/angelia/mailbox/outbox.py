@@ -18,18 +18,18 @@ from angelia.errors import Conflict, KeyRevoked, KeyStale
 from angelia.keys.model import ONE_TIME_LIFE
 from angelia.mailbox import retry_rules
 from angelia.mailbox.cleanup import KEPT_AFTER_END, Cleanup
-from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, stamp
+from angelia.mailbox.database import MailboxDatabase, MailboxTx
 from angelia.mailbox.drafts import Draft, SendOptions
 from angelia.mailbox.envelope_files import EnvelopeFiles
-from angelia.mailbox.inbox import PAGE, resolve
+from angelia.mailbox.inbox import PAGE, by_prefix
 from angelia.mailbox.local_key import LocalKey
-from angelia.mailbox.outbox_message import SIGNED, OutboxMessage, OutboxStatus, current_row, outbox_message, read_row
+from angelia.mailbox.outbox_message import SIGNED, OutboxMessage, OutboxStatus, current_row, read_row
 from angelia.mailbox.own_keys import OwnKeys
 from angelia.mailbox.pinned_keys import Pin, PinnedKeys
 from angelia.mailbox.retry_rules import LONGEST_PAUSE, LONGEST_WAIT
 
 _LONGEST_REASON = 500
-_NEWEST = ("~", "~")
+_NEWEST: tuple[object, ...] = ("~", "~")
 
 
 class Outbox:
@@ -109,31 +109,30 @@ class Outbox:
 
     def message(self, replay_key: str) -> OutboxMessage:
         """Returns a message by its replay key or a unique prefix of it."""
-        return outbox_message(self._database.row("outbox_one", resolve(self._database, "outbox_between", replay_key)))
+        return by_prefix(self._database, OutboxMessage, "outbox_between", replay_key)
 
     def current(self, replay_key: str) -> OutboxMessage:
         """Returns the same; of a resealed message its newest envelope's row."""
         row = self.message(replay_key)
-        with self._database.transaction() as tx:
-            return current_row(tx, row.replay_key) or row
+        return current_row(self._database, row.replay_key) or row
 
     def page(self, limit: int = PAGE, after: str | None = None) -> list[OutboxMessage]:
         """Returns sent mail, newest first; `after` is the last replay key of the page before."""
         since = _NEWEST
         if after is not None:
             last = self.message(after)
-            since = (stamp(last.created_at), last.replay_key)
-        return [outbox_message(row) for row in self._database.rows("outbox_page", *since, limit)]
+            since = (last.created_at, last.replay_key)
+        return self._database.records(OutboxMessage, "outbox_page", *since, limit)
 
     def due(self, now: datetime, limit: int = 100) -> list[OutboxMessage]:
         """Returns messages that no server has and that are to be tried now. A retry time further away than any pause
         comes from a clock that ran ahead, and counts as due."""
-        times = stamp(now), stamp(now + LONGEST_WAIT), stamp(now + LONGEST_PAUSE)
-        return [outbox_message(row) for row in self._database.rows("outbox_due", *times, limit)]
+        times = (now, now + LONGEST_WAIT, now + LONGEST_PAUSE)
+        return self._database.records(OutboxMessage, "outbox_due", *times, limit)
 
     def unsettled(self, now: datetime) -> list[OutboxMessage]:
         """Returns messages that a server has, or had, and whose status may still change, oldest first."""
-        return [outbox_message(row) for row in self._database.rows("outbox_unsettled", stamp(now - KEPT_AFTER_END))]
+        return self._database.records(OutboxMessage, "outbox_unsettled", now - KEPT_AFTER_END)
 
     def hand_over(self, replay_key: str) -> None:
         """Records that a person carries the message: it is not sent through a server."""
@@ -149,10 +148,10 @@ class Outbox:
                 return False
             if row.replay_key != replay_key and status is OutboxStatus.FAILED:
                 return False  # a replaced envelope may fail: the next one may not
-            tx.execute(SQL["set_outbox_status"], (status.value, row.replay_key))
+            tx.write("set_outbox_status", status.value, row.replay_key)
             if status in SIGNED:
-                tx.execute(SQL["forget_withdrawal"], (row.replay_key,))
-                tx.execute(SQL["clear_outbox_body"], (row.replay_key,))
+                tx.write("forget_withdrawal", row.replay_key)
+                tx.write("clear_outbox_body", row.replay_key)
         return True
 
     def accept(self, replay_key: str) -> OutboxMessage | None:
@@ -161,7 +160,7 @@ class Outbox:
         with self._database.transaction() as tx:
             row = current_row(tx, replay_key)
             if row is not None and (OutboxStatus.QUEUED in row.onward or row.withdrawn):
-                tx.execute(SQL["set_outbox_status"], (OutboxStatus.QUEUED.value, row.replay_key))
+                tx.write("set_outbox_status", OutboxStatus.QUEUED.value, row.replay_key)
             return current_row(tx, replay_key)
 
     def record_report(self, replay_key: str, reported: OutboxStatus, reason: str, now: datetime) -> bool:
@@ -174,7 +173,7 @@ class Outbox:
             reason = reason[:_LONGEST_REASON]
             if (row.reported, row.reported_reason) == (reported, reason):
                 return False
-            tx.execute(SQL["set_outbox_said"], (reported.value, reason, stamp(now), row.replay_key))
+            tx.write("set_outbox_said", reported.value, reason, now, row.replay_key)
         return True
 
     def refuse(self, replay_key: str, reported: OutboxStatus, reason: str, now: datetime) -> None:
@@ -194,18 +193,17 @@ class Outbox:
             if row is None or row.status is not OutboxStatus.STORED:
                 raise Conflict("only a message that the relay does not have yet is tried again")
             at = retry_rules.retry_at(row, now)
-            tx.execute(SQL["set_outbox_retry"], (row.attempts + 1, stamp(at), why[:_LONGEST_REASON], replay_key))
+            tx.write("set_outbox_retry", row.attempts + 1, at, why[:_LONGEST_REASON], replay_key)
         return at
 
     def retry_now(self, now: datetime) -> int:
         """Makes every waiting message due, also those that the server refused; returns how many."""
-        with self._database.transaction() as tx:
-            return tx.execute(SQL["retry_outbox_now"], (stamp(now), stamp(now))).rowcount
+        return len(self._database.write("retry_outbox_now", now, now))
 
     def delete(self, replay_key: str) -> None:
         """Destroys a message, with every envelope that it was sealed into."""
         row = self.message(replay_key)
-        named = str(row.message_id), row.recipient
+        named = (row.message_id, row.recipient)
         # The files first: after a crash the row still exists, and a second call completes the deletion.
         self._files.remove(key for (key,) in self._database.rows("outbox_of_message", *named))
         self._files.sync()
@@ -272,21 +270,21 @@ class Outbox:
         header, replay_key = envelope.header, envelope.replay_key
         if draft.one_time_key is not None:
             _spend(tx, draft.one_time_key)
-        values = (
+        tx.write(
+            "add_outbox",
             replay_key,
-            str(header.message_id),
+            header.message_id,
             header.recipient_nhi,
-            header.channel_id and str(header.channel_id),
-            header.correlation_id and str(header.correlation_id),
-            stamp(moment(header.created_at)),
-            stamp(moment(header.expires_at)),
-            stamp(now + retry_rules.back_off(0)),
+            header.channel_id,
+            header.correlation_id,
+            moment(header.created_at),
+            moment(header.expires_at),
+            now + retry_rules.back_off(0),
             reseals,
             draft.recipient.bundle_version,
             draft.one_time_key is not None,
             *self._local.encrypt("outbox", replay_key, draft.body),
         )
-        tx.execute(SQL["add_outbox"], values)
 
     def _resealable(self, replay_key: str, recipient: Link | Bundle, now: datetime) -> tuple[OutboxMessage, Envelope]:
         row, bundle = self.message(replay_key), _bundle(recipient)
@@ -314,8 +312,8 @@ def _supersede(tx: MailboxTx, before: OutboxMessage) -> None:
     if row is None:
         raise _deleted(before)
     retry_rules.check_resealable(row)
-    tx.execute(SQL["set_outbox_status"], (OutboxStatus.RESEALED.value, before.replay_key))
-    tx.execute(SQL["clear_outbox_body"], (before.replay_key,))
+    tx.write("set_outbox_status", OutboxStatus.RESEALED.value, before.replay_key)
+    tx.write("clear_outbox_body", before.replay_key)
 
 
 def _deleted(row: OutboxMessage) -> Conflict:
@@ -341,7 +339,7 @@ def _one_time(one: OneTimeKey, bundle: Bundle, pin: Pin, now: datetime) -> KemPu
 def _spend(tx: MailboxTx, one: OneTimeKey) -> None:
     """Records a one-time key as used. Its recipient opens one message with it, so a second one would be lost."""
     until = moment(one.created_at) + ONE_TIME_LIFE
-    if tx.execute(SQL["spend_one_time"], (str(one.key.key_id), stamp(until))).fetchone() is None:
+    if tx.row("spend_one_time", one.key.key_id, until) is None:
         raise UntrustedBundle(
             f"the server gave out a one-time key of {one.agent_nhi} that this agent has used before",
             hint="send it again: an honest server gives another key",

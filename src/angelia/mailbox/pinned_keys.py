@@ -28,7 +28,7 @@ from angelia.envelope.signing import VerifyingPair, parse_pair
 from angelia.envelope.times import SKEW, moment
 from angelia.errors import KeyStale
 from angelia.keys.model import CACHE, LinkDocument, link_document, parse_link
-from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, ago, stamp, unstamp
+from angelia.mailbox.database import MailboxDatabase, MailboxTx, ago, stamp, unstamp
 from angelia.mailbox.notices import NoticeKind, Notices
 
 # When a sender warns that a bundle was not signed again.
@@ -152,7 +152,7 @@ class PinnedKeys:
             if reached != pin.anchor:
                 raise _rolled_back(pin, before[-1].bundle)
             _record_rotations(tx, nhi, before[0].bundle.signer, before[1:], now)
-            tx.executemany(SQL["hear_revoked"], [(nhi, str(one), pin.bundle_version) for one in revoked or ()])
+            _hear_revoked(tx, nhi, revoked, pin.bundle_version)
 
     def trust(self, link: Link, now: datetime, revoked: Sequence[UUID] | None = ()) -> Pin:
         """Pins a pair because an operator compared its fingerprint, and returns the pin. Earlier pairs are no longer
@@ -164,11 +164,11 @@ class PinnedKeys:
         with self._database.transaction() as tx:
             before = _read_pin(tx, nhi)
             if before is not None and before.fingerprint != link.bundle.signer.fingerprint:
-                tx.execute(SQL["drop_former"], (nhi,))
+                tx.write("drop_former", nhi)
             elif before is not None and link.bundle.bundle_version < before.bundle_version:
                 raise _rolled_back(before, link.bundle)
             pin = _set_pin(tx, anchor_of(link.bundle), TrustedBy.OPERATOR, now)
-            tx.execute(SQL["forget_revoked"], (nhi,))
+            tx.write("forget_revoked", nhi)
             _set_bundle(tx, link, revoked, now)
         return pin
 
@@ -181,7 +181,7 @@ class PinnedKeys:
         if pin is None and self._database.row("is_listed", nhi) is None:
             # No keys are fetched for a sender that is not allowed. An imported entry may be allowed and not pinned yet.
             raise NotAllowed(f"{nhi} is not on the allowlist", hint=f"angelia mail allow {nhi}")
-        former = self._database.row("former", nhi, str(signer_id))
+        former = self._database.row("former", nhi, signer_id)
         if former is None:
             unknown = UnknownSigner(
                 f"the signing pair that {nhi} used is not known here", hint=f"angelia key pin {nhi}"
@@ -266,15 +266,14 @@ def _record_rotations(tx: MailboxTx, nhi: str, old: VerifyingPair, links: Sequen
     for link in links:
         new = link.bundle.signer
         if link.statement is not None and old.fingerprint != new.fingerprint:
-            rotated_at = stamp(min(moment(link.statement.issued_at), now))
-            keys = (str(old.signer_id), old.fingerprint, old.ed25519, old.ml_dsa)
-            tx.execute(SQL["add_former"], (nhi, *keys, rotated_at))
-            tx.execute(SQL["allow_successor"], (new.fingerprint, stamp(now), old.fingerprint))
+            rotated_at = min(moment(link.statement.issued_at), now)
+            tx.write("add_former", nhi, *_keys(old), rotated_at)
+            tx.write("allow_successor", new.fingerprint, now, old.fingerprint)
         old = new
 
 
 def _read_pin(tx: MailboxTx, nhi: str) -> Pin | None:
-    found = tx.execute(SQL["pin"], (nhi,)).fetchone()
+    found = tx.row("pin", nhi)
     return None if found is None else _pin(found)
 
 
@@ -291,19 +290,27 @@ def _pin(row: tuple[Any, ...]) -> Pin:
 
 
 def _set_pin(tx: MailboxTx, anchor: TrustAnchor, by: TrustedBy, at: datetime) -> Pin:
-    signer = anchor.signer
-    keys = (str(signer.signer_id), signer.fingerprint, signer.ed25519, signer.ml_dsa)
-    values = (anchor.agent_nhi, *keys, anchor.bundle_version, anchor.bundle_hash, by.value, stamp(at))
-    tx.execute(SQL["set_pin"], values)
-    return _pin(tx.execute(SQL["pin"], (anchor.agent_nhi,)).fetchone())
+    newest = (anchor.bundle_version, anchor.bundle_hash)
+    tx.write("set_pin", anchor.agent_nhi, *_keys(anchor.signer), *newest, by.value, at)
+    return _pin(tx.row("pin", anchor.agent_nhi))
 
 
 def _set_bundle(tx: MailboxTx, link: Link, revoked: Sequence[UUID] | None, now: datetime) -> None:
     """Stores an agent's newest bundle and adds to its revoked keys; `revoked` is None if no server was asked."""
-    nhi, fetched_at = link.bundle.agent_nhi, stamp(now)
+    nhi, fetched_at = link.bundle.agent_nhi, now
     if revoked is None:
-        before = tx.execute(SQL["bundle"], (nhi,)).fetchone()
-        fetched_at = stamp(NEVER) if before is None else before[1]
+        before = tx.row("bundle", nhi)
+        fetched_at = NEVER if before is None else before[1]
     document = msgspec.json.encode(link_document(dataclasses.replace(link, statement=None))).decode()
-    tx.execute(SQL["set_bundle"], (nhi, document, fetched_at))
-    tx.executemany(SQL["hear_revoked"], [(nhi, str(one), link.bundle.bundle_version) for one in revoked or ()])
+    tx.write("set_bundle", nhi, document, fetched_at)
+    _hear_revoked(tx, nhi, revoked, link.bundle.bundle_version)
+
+
+def _hear_revoked(tx: MailboxTx, nhi: str, revoked: Sequence[UUID] | None, bundle_version: int) -> None:
+    for key_id in revoked or ():
+        tx.write("hear_revoked", nhi, key_id, bundle_version)
+
+
+def _keys(pair: VerifyingPair) -> tuple[UUID, str, bytes, bytes]:
+    """Returns the columns of a signing pair."""
+    return pair.signer_id, pair.fingerprint, pair.ed25519, pair.ml_dsa

@@ -26,7 +26,7 @@ from angelia.errors import AngeliaError, RateLimited
 from angelia.mailbox import open_failures, replay
 from angelia.mailbox.allowlist import Allowlist
 from angelia.mailbox.channels import MailboxChannels
-from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx
+from angelia.mailbox.database import MailboxDatabase, MailboxTx
 from angelia.mailbox.envelope_files import EnvelopeFiles
 from angelia.mailbox.inbox import Inbox, Message, Opened
 from angelia.mailbox.keyring import KIND_OF_SUITE, Keyring, KeyringEntry
@@ -109,7 +109,7 @@ class Receiver:
         header = one.envelope.header
         self.inbox_files.move(one.replay_key, self.dead_files)
         if conflict and self.inbox.was_deleted(header.sender_nhi, header.message_id):
-            self.database.write("use_one_time", str(header.key_id))
+            self.database.write("use_one_time", header.key_id)
             self.dead_files.remove([one.replay_key])
             self.dead_files.sync()
 
@@ -182,8 +182,8 @@ class Receiver:
             expires_at=moment(header.expires_at),
         )
         replay.remember(tx, seen)
-        if one.entry.one_time and not tx.execute(SQL["use_one_time"], (str(header.key_id),)).fetchone():
-            tx.execute(SQL["forget"], (one.replay_key,))
+        if one.entry.one_time and not tx.row("use_one_time", header.key_id):
+            tx.write("forget", one.replay_key)
             raise UnknownKey("another envelope used this one-time key first")
         return self.inbox.add(
             tx, one.envelope, one.replay_key, one.pair.fingerprint, one.body, now, for_handler=for_handler

@@ -18,7 +18,7 @@ from angelia.envelope.rosters import (
 )
 from angelia.envelope.signing import VerifyingPair
 from angelia.envelope.times import moment
-from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, stamp
+from angelia.mailbox.database import MailboxDatabase, MailboxTx
 from angelia.mailbox.own_keys import OwnKeys
 from angelia.mailbox.pinned_keys import PinnedKeys
 
@@ -36,7 +36,7 @@ class PinnedRosters:
 
     def pinned(self, channel_id: UUID) -> Roster | None:
         """Returns the roster that was pinned last, even if the pair that signed it was revoked since."""
-        return _known(self._database.row("pinned_roster", str(channel_id)))
+        return _known(self._database.row("pinned_roster", channel_id))
 
     def believed(self, channel_id: UUID) -> Roster | None:
         """Returns the pinned roster, unless its owner has revoked the pair that signed it."""
@@ -49,7 +49,7 @@ class PinnedRosters:
 
     def seen(self, channel_id: UUID) -> Roster | None:
         """Returns the roster that was pinned last, also of a forgotten channel."""
-        found = self._database.row("pinned_roster", str(channel_id))
+        found = self._database.row("pinned_roster", channel_id)
         return None if found is None else _decoded(found[0])
 
     def seen_as(self, name: str) -> Roster | None:
@@ -60,13 +60,12 @@ class PinnedRosters:
     def forget(self, channel_id: UUID) -> None:
         """Forgets a channel's owner and members. If it turns out to be the same owner's, its version still does not go
         back."""
-        with self._database.transaction() as tx:
-            tx.execute(SQL["forget_roster"], (str(channel_id),))
+        self._database.write("forget_roster", channel_id)
 
     def signed_by_former(self) -> list[Roster]:
         """Returns the rosters of this agent's own channels that an earlier pair signed."""
         own = self._own_keys.identity
-        rows = self._database.rows("rosters_of_former_pairs", own.handle, str(own.pair.public.signer_id))
+        rows = self._database.rows("rosters_of_former_pairs", own.handle, own.pair.public.signer_id)
         return [_decoded(row[0]) for row in rows]
 
     def names_present_pair(self, roster: Roster) -> bool:
@@ -88,7 +87,7 @@ class PinnedRosters:
     def knows_as_earlier(self, roster: Roster, signer_id: UUID) -> bool:
         """Whether a pair is an earlier one of the roster's owner than the one that signed the roster."""
         if roster.owner_nhi != self._own_keys.identity.handle:
-            return self._database.row("was_pair", roster.owner_nhi, str(signer_id)) is not None
+            return self._database.row("was_pair", roster.owner_nhi, signer_id) is not None
         return any(link.bundle.signer.signer_id == signer_id for link in self._own_keys.chain())
 
     def check_own(self, roster: Roster) -> None:
@@ -129,12 +128,12 @@ class PinnedRosters:
             if roster.signer_id == before.signer_id:
                 check_follows(roster, before)
         self._take_name(tx, roster)
-        who = (str(roster.channel_id), roster.name, roster.owner_nhi, str(roster.signer_id))
+        who = (roster.channel_id, roster.name, roster.owner_nhi, roster.signer_id)
         what = (roster.policy, roster.version, roster.keys_since, encode_roster(roster))
-        tx.execute(SQL["pin_roster"], (*who, *what, stamp(now)))
+        tx.write("pin_roster", *who, *what, now)
 
     def _take_name(self, tx: MailboxTx, roster: Roster) -> None:
-        found = tx.execute(SQL["named_roster"], (roster.name,)).fetchone()
+        found = tx.row("named_roster", roster.name)
         if found is None or (other := _decoded(found[0])).channel_id == roster.channel_id:
             return
         self._check_present_pair(roster)
@@ -143,7 +142,7 @@ class PinnedRosters:
                 f"{roster.name} is another channel than before, and its roster is the older one",
                 hint=f"ask {roster.owner_nhi} which of them it is: {other.channel_id} or {roster.channel_id}",
             )
-        tx.execute(SQL["drop_roster"], (str(other.channel_id),))
+        tx.write("drop_roster", other.channel_id)
 
     def _check_present_pair(self, roster: Roster) -> None:
         if not self.names_present_pair(roster):
@@ -171,7 +170,7 @@ class PinnedRosters:
 
 def _read(tx: MailboxTx, channel_id: UUID) -> tuple[Roster | None, bool]:
     """Returns the pinned roster of a channel, and whether the channel was forgotten."""
-    found = tx.execute(SQL["pinned_roster"], (str(channel_id),)).fetchone()
+    found = tx.row("pinned_roster", channel_id)
     return (None, False) if found is None else (_decoded(found[0]), bool(found[1]))
 
 

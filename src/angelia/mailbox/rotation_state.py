@@ -9,7 +9,7 @@ import msgspec
 from angelia.envelope.bundles import Link
 from angelia.keys.model import LinkDocument, link_document, parse_link
 from angelia.mailbox.bundle_signing import RotationPlan
-from angelia.mailbox.database import SQL, MailboxDatabase, MailboxTx, write_meta
+from angelia.mailbox.database import MailboxDatabase, MailboxTx
 
 _PENDING, _QUEUED = "pending_rotation", "emergency_wanted"
 
@@ -40,11 +40,11 @@ def pending_rotation(database: MailboxDatabase) -> PendingRotation | None:
 
 def set_pending(tx: MailboxTx, pending: PendingRotation) -> None:
     row = _PendingRow(plan=pending.plan, link=link_document(pending.link), accepted=pending.accepted)
-    write_meta(tx, _PENDING, msgspec.json.encode(row).decode())
+    tx.write("write_meta", _PENDING, msgspec.json.encode(row).decode())
 
 
 def drop_pending(tx: MailboxTx) -> None:
-    tx.execute(SQL["drop_meta"], (_PENDING,))
+    tx.write("drop_meta", _PENDING)
 
 
 def queued_emergency(database: MailboxDatabase) -> RotationPlan | None:
@@ -54,8 +54,8 @@ def queued_emergency(database: MailboxDatabase) -> RotationPlan | None:
 
 
 def queue_emergency(tx: MailboxTx, plan: RotationPlan) -> None:
-    write_meta(tx, _QUEUED, msgspec.json.encode(plan).decode())
+    tx.write("write_meta", _QUEUED, msgspec.json.encode(plan).decode())
 
 
 def drop_queued(tx: MailboxTx) -> None:
-    tx.execute(SQL["drop_meta"], (_QUEUED,))
+    tx.write("drop_meta", _QUEUED)
