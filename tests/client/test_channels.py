@@ -176,7 +176,7 @@ class Brought:
         roster = self.alice.rosters.pinned(CHANNEL)
         assert roster is not None
         body = ChannelKey(named, epoch, self.key, Edition(roster.signer_id, made_under)).encode()
-        envelope = sender.outbox.seal(known.link, body, now=now(), control=True, channel_id=CHANNEL)
+        envelope = sender.outbox.seal(known.bundle, body, now=now(), control=True, channel_id=CHANNEL)
         assert self.bob.receive(envelope.wire, now=now()).control
 
     def told(self, *, may_give_key: bool = True, sender: str = "alice", **channel: object) -> None:
@@ -326,7 +326,9 @@ def test_what_is_said_of_one_channels_roster_takes_no_key_away_nor_those_of_othe
     known = brought.alice.pinned_keys.bundle("bob", now(), max_age=None)
     assert known is not None
     body = ChannelKey(other, 1, EpochKey.generate()).encode()
-    bob.receive(brought.alice.outbox.seal(known.link, body, now=now(), control=True, channel_id=other).wire, now=now())
+    bob.receive(
+        brought.alice.outbox.seal(known.bundle, body, now=now(), control=True, channel_id=other).wire, now=now()
+    )
     brought.told()
     brought.come()
     assert client.channels.take_keys(bob) == 1
@@ -396,7 +398,7 @@ def test_keys_that_cannot_be_judged_keep_no_others_from_being_taken(
     assert known is not None
     for _ in range(3):
         body = ChannelKey(other, 1, EpochKey.generate(), Edition(uuid4(), 1)).encode()
-        lost = brought.alice.outbox.seal(known.link, body, now=now(), control=True, channel_id=other)
+        lost = brought.alice.outbox.seal(known.bundle, body, now=now(), control=True, channel_id=other)
         bob.receive(lost.wire, now=now())
     brought.told()
     brought.come()
@@ -629,7 +631,7 @@ def test_mail_that_is_put_back_is_not_looked_at_in_circles(
 def mail_to_bob(sender: Mailbox, body: bytes) -> Envelope:
     known = sender.pinned_keys.bundle("bob", now(), max_age=None)
     assert known is not None
-    return sender.outbox.seal(known.link, body, now=now(), channel_id=CHANNEL)
+    return sender.outbox.seal(known.bundle, body, now=now(), channel_id=CHANNEL)
 
 
 def leased(envelope: Envelope) -> bytes:

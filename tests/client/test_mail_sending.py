@@ -109,7 +109,7 @@ def test_control_messages_are_stored_and_acknowledged_and_not_shown(alice: Perso
 
 def test_several_sealed_messages_go_together_and_each_has_its_outcome(alice: Person, bob: Person) -> None:
     found, _ = alice.client.keys.find(alice.mailbox, bob.name)
-    envelopes = [alice.mailbox.outbox.seal(found.link, bytes([n]), now=now()) for n in range(3)]
+    envelopes = [alice.mailbox.outbox.seal(found.bundle, bytes([n]), now=now()) for n in range(3)]
     assert alice.client.mail.send_sealed(alice.mailbox, envelopes) == [None] * 3
     stolen = forged(wire.decode(envelopes[0].wire), alice.mailbox, priority=Priority.HIGH)
     again = alice.client.mail.send_sealed(alice.mailbox, [envelopes[1], wire.decode(stolen)])
@@ -365,7 +365,7 @@ def test_all_that_waits_is_sent_however_much_it_is_and_what_was_not_tried_is_cou
     monkeypatch.setattr(Outbox, "due", lambda self, now, limit=2: due(self, now, limit))
     found, _ = alice.client.keys.find(alice.mailbox, bob.name)
     for number in range(5):
-        alice.mailbox.outbox.seal(found.link, bytes([number]), now=now())
+        alice.mailbox.outbox.seal(found.bundle, bytes([number]), now=now())
     with closed_port() as url, Client(url, identity=alice.mailbox) as nowhere:
         done = nowhere.mail.retry_outbox(alice.mailbox)
         assert (done.sent, len(done.unsent), done.left) == ((), 1, 4)

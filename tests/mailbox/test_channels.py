@@ -23,7 +23,7 @@ from angelia.envelope.refusals import (
     UnknownKey,
     WrongRecipient,
 )
-from angelia.envelope.sealing import ChannelKey, EpochKey, Post
+from angelia.envelope.sealing import ChannelKey, EpochKey, Letter
 from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Compression, Envelope, decode
 from angelia.errors import QueueFull
@@ -109,8 +109,8 @@ def test_a_page_has_an_outcome_for_each(members: tuple[Mailbox, Mailbox], key: E
 def test_members_cannot_pose_as_each_other(members: tuple[Mailbox, Mailbox], key: EpochKey) -> None:
     """Bob has the key; he writes in Alice's name, with his own pair and with hers named."""
     alice, bob = members
-    post = Post(channel_id=CHANNEL, key=key, body=b"alice says", message_id=uuid4(), created_at=unix_ms(NOW))
-    forged = sealing.seal_post(post, "alice", bob.identity.pair)
+    post = Letter(channel_id=CHANNEL, key=key, body=b"alice says", message_id=uuid4(), created_at=unix_ms(NOW))
+    forged = sealing.seal(post, "alice", bob.identity.pair)
     with pytest.raises(SignatureFailed):
         opened(alice, 1, dataclasses.replace(forged, header=renamed(forged, alice)))
     assert opened(alice, 1, alice.channels.seal(CHANNEL, key, b"alice herself", NOW)).body == b"alice herself"

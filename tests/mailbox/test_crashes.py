@@ -137,7 +137,7 @@ def test_what_was_sealed_is_whole_or_was_never_there(crash: Crash) -> None:
 def test_a_message_is_sealed_again_whole_or_not_at_all(crash: Crash, alice: Mailbox, bob: Mailbox) -> None:
     known = alice.pinned_keys.bundle("bob", NOW)
     assert known is not None
-    old = alice.outbox.seal(known.link, b"again", now=NOW).replay_key
+    old = alice.outbox.seal(known.bundle, b"again", now=NOW).replay_key
     for home in crash("reseal", old, least=5):
         with opened(home, "alice") as sender:
             rows = {row.replay_key: row for row in sender.outbox.page()}

@@ -267,7 +267,7 @@ def seal(
             raise NoOneTimeKey(
                 f"{recipient} has no one-time key for this sender now", hint='one_time="prefer" does without one'
             )
-    return mailbox.outbox.seal(found.link, body, now=now(), one_time_key=key, **options)
+    return mailbox.outbox.seal(found.bundle, body, now=now(), one_time_key=key, **options)
 
 
 def reseal(mailbox: Mailbox, replay_key: str, refusal: KeyStale | KeyRevoked | None = None) -> Exchange[Envelope]:
@@ -282,13 +282,13 @@ def reseal(mailbox: Mailbox, replay_key: str, refusal: KeyStale | KeyRevoked | N
         if "bundle" in refusal.members:
             yield from take_bundle(mailbox, row.recipient, _bundle_of(refusal))
     found, key = yield from find_keys(mailbox, row.recipient)
-    mailbox.outbox.check_reseal(row.replay_key, found.link, now())  # before a one-time key is taken for nothing
+    mailbox.outbox.check_reseal(row.replay_key, found.bundle, now())  # before a one-time key is taken for nothing
     if row.one_time:
         found, key = yield from _preferably_one_time(mailbox, row.recipient)
         if key is None:
             told = f"a message to {row.recipient} had a one-time key, and is sealed again to the key of the week"
             mailbox.notices.tell(NoticeKind.FALLBACK, told)
-    return mailbox.outbox.reseal(row.replay_key, found.link, now(), one_time_key=key)
+    return mailbox.outbox.reseal(row.replay_key, found.bundle, now(), one_time_key=key)
 
 
 def open_envelope(
@@ -345,7 +345,7 @@ def catch_up(mailbox: Mailbox, pin: Pin) -> Exchange[Pin]:
     if known is None:  # the copy was dropped, and there is no newer bundle
         answer = yield from key_calls.bundle(pin.nhi)
         return mailbox.pinned_keys.advance(pin.nhi, [parse_link(_link_document(answer))], now(), answer.revoked)
-    return mailbox.pinned_keys.advance(pin.nhi, [known.link], now(), page.revoked)
+    return mailbox.pinned_keys.advance(pin.nhi, [Link(known.bundle)], now(), page.revoked)
 
 
 def _preferably_one_time(mailbox: Mailbox, recipient: str) -> Exchange[tuple[KnownBundle, OneTimeKey | None]]:

@@ -124,18 +124,19 @@ class Roster:
 
     def lets_publish(self, nhi: str) -> bool:
         """Whether posts and keys of an agent are accepted, as far as the roster decides."""
-        if not self.decides or nhi == self.owner_nhi:
-            return True
-        found = self.member(nhi) if self.policy == _ALLOWLIST else None
-        return found is not None and found.may_publish
+        return self._rights_of(nhi).may_publish
 
     def lets_hold_key(self, nhi: str) -> bool:
         """Whether the channel's keys may be sent to an agent, as far as the roster decides: publishers and subscribers
         need them."""
+        rights = self._rights_of(nhi)
+        return rights.may_publish or rights.may_subscribe
+
+    def _rights_of(self, nhi: str) -> Member:
         if not self.decides or nhi == self.owner_nhi:
-            return True
-        found = self.member(nhi) if self.policy == _ALLOWLIST else None
-        return found is not None and (found.may_publish or found.may_subscribe)
+            return Member(nhi, may_publish=True, may_subscribe=True)
+        listed = self.member(nhi) if self.policy == _ALLOWLIST else None
+        return listed or Member(nhi, may_publish=False, may_subscribe=False)
 
     def without_rights_lost_in(self, other: Roster) -> Roster:
         """Returns this roster, unsigned, with only the rights that the other one gives too, and the stricter policy."""
@@ -261,10 +262,7 @@ def roster_document(roster: Roster) -> RosterDocument:
         issued_at=roster.issued_at,
         signer_id=roster.signer_id,
         prev_roster_hash=to_text(roster.prev_roster_hash),
-        members=[
-            MemberDocument(nhi=one.nhi, may_publish=one.may_publish, may_subscribe=one.may_subscribe)
-            for one in roster.members
-        ],
+        members=msgspec.convert(roster.members, list[MemberDocument], from_attributes=True),
         signature_ed25519=to_text(roster.signatures.ed25519),
         signature_ml_dsa=to_text(roster.signatures.ml_dsa),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID
@@ -63,23 +64,9 @@ class VerifyingPair:
     def verify(self, purpose: Purpose, message: bytes, signatures: Signatures) -> bool:
         """Whether both signatures are valid. The second is verified even when the first failed."""
         signed = purpose.label + b"\0" + message
-        classical = self._classical_holds(signatures.ed25519, signed)
-        quantum_safe = self._quantum_safe_holds(signatures.ml_dsa, signed, purpose.context)
+        classical = _holds(self._ed25519.verify, signatures.ed25519, signed)
+        quantum_safe = _holds(self._ml_dsa.verify, signatures.ml_dsa, signed, purpose.context)
         return classical and quantum_safe
-
-    def _classical_holds(self, signature: bytes, signed: bytes) -> bool:
-        try:
-            self._ed25519.verify(signature, signed)
-        except InvalidSignature:
-            return False
-        return True
-
-    def _quantum_safe_holds(self, signature: bytes, signed: bytes, context: bytes) -> bool:
-        try:
-            self._ml_dsa.verify(signature, signed, context)
-        except InvalidSignature:
-            return False
-        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,3 +137,11 @@ def split_signatures(content: bytes) -> tuple[bytes, Signatures]:
 def object_holds(pair: VerifyingPair, purpose: Purpose, content: bytes, signatures: Signatures) -> bool:
     """Whether both signatures over an object are valid."""
     return pair.verify(purpose, hashlib.sha512(content).digest(), signatures)
+
+
+def _holds(verify: Callable[..., None], *signed: bytes) -> bool:
+    try:
+        verify(*signed)
+    except InvalidSignature:
+        return False
+    return True

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
+from dataclasses import replace
 from datetime import datetime
 from uuid import UUID
 
@@ -30,7 +30,7 @@ from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Suite
 from angelia.errors import InvalidArgument
 from angelia.keys.model import GRACE
-from angelia.mailbox.keyfile import ED25519, LOCAL, LOCAL_BYTES, ML_DSA, NEXT, XWING, Seeds
+from angelia.mailbox.keyfile import ED25519, ML_DSA, NEXT, XWING, Seeds
 
 
 class RotationPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +94,8 @@ def next_link(
     grace: list[KemEntry] = []
     if not plan.emergency:
         listed = {entry.key.key_id for entry in active}
-        grace = [_in_grace(entry, at) for id_, entry in old.items() if id_ not in listed]
+        replaced = [entry for id_, entry in old.items() if id_ not in listed]
+        grace = [replace(entry, status=KemKeyStatus.GRACE, rotated_at=at) for entry in replaced]
         grace += [
             e for e in before.kem_keys if e.status is KemKeyStatus.GRACE and at < e.rotated_at + milliseconds(GRACE)
         ]
@@ -133,16 +134,6 @@ def promoted(seeds: Seeds) -> dict[str, bytes]:
     }
 
 
-def with_next_local(seeds: Seeds) -> dict[str, bytes]:
-    """Returns the seeds with a new local key as `next.local`."""
-    return dict(seeds) | {NEXT + LOCAL: os.urandom(LOCAL_BYTES)}
-
-
-def with_local_promoted(seeds: Seeds) -> dict[str, bytes]:
-    """Returns the seeds with `next.local` as the local key; the seeds of a pending rotation stay."""
-    return {name: seed for name, seed in seeds.items() if name != NEXT + LOCAL} | {LOCAL: seeds[NEXT + LOCAL]}
-
-
 def same_keys(link: Link, accepted: Link | None) -> Link:
     """Returns the server's copy of a link, if given, else the link. The copy may differ only in its signatures."""
     if accepted is None:
@@ -152,10 +143,6 @@ def same_keys(link: Link, accepted: Link | None) -> Link:
     if _step(ours) != _step(theirs):
         raise UntrustedBundle("the server's bundle is not the one that this agent signed")
     return accepted
-
-
-def active_ids(bundle: Bundle) -> set[UUID]:
-    return {entry.key.key_id for entry in bundle.kem_keys if entry.status is KemKeyStatus.ACTIVE}
 
 
 def separate_key(bundle: Bundle) -> KemPublicKey | None:
@@ -175,18 +162,8 @@ def next_pair(seeds: Seeds) -> SigningPair:
 def _step(bundle: Bundle) -> tuple[object, ...]:
     """Returns what two signatures over the same step share; a key in grace may have left the list in between."""
     chained = (bundle.agent_nhi, bundle.bundle_version, bundle.prev_bundle_hash)
-    return (*chained, bundle.signer.signer_id, bundle.suites, active_ids(bundle))
+    return (*chained, bundle.signer.signer_id, bundle.suites, bundle.active_ids)
 
 
 def _active(key: KemPublicKey, at: int) -> KemEntry:
     return KemEntry(key=key, status=KemKeyStatus.ACTIVE, created_at=at, expires_at=at + milliseconds(KEY_LIFE))
-
-
-def _in_grace(entry: KemEntry, at: int) -> KemEntry:
-    return KemEntry(
-        key=entry.key,
-        status=KemKeyStatus.GRACE,
-        created_at=entry.created_at,
-        expires_at=entry.expires_at,
-        rotated_at=at,
-    )

@@ -12,7 +12,7 @@ from uuid import UUID
 from angelia.envelope import frame, sealing
 from angelia.envelope.merkle_batch import VerifiedRoots
 from angelia.envelope.refusals import Expired, IdConflict, Malformed, Refused, SuiteRefused, UnknownKey, WrongRecipient
-from angelia.envelope.sealing import CHANNEL_KEY_LENGTHS, ChannelKey, Edition, EpochKey, Post
+from angelia.envelope.sealing import CHANNEL_KEY_LENGTHS, ChannelKey, Edition, EpochKey, Letter
 from angelia.envelope.signing import VerifyingPair
 from angelia.envelope.times import SKEW, moment, unix_ms
 from angelia.envelope.wire import (
@@ -239,9 +239,9 @@ class MailboxChannels:
     ) -> Envelope:
         """Returns a message sealed for all agents that have the key."""
         values: MessageOptions = {"message_id": uuid.uuid4(), "ttl_seconds": self.ttl, **options}
-        post = Post(channel_id=channel_id, key=key, body=body, created_at=unix_ms(now), **values)
+        letter = Letter(channel_id=channel_id, key=key, body=body, created_at=unix_ms(now), **values)
         identity = self._own_keys.identity
-        return sealing.seal_post(post, identity.handle, identity.pair, ttl_max=self._ttl_max)
+        return sealing.seal(letter, identity.handle, identity.pair, ttl_max=self._ttl_max)
 
     def open_many(
         self, channel_id: UUID, messages: Sequence[PlacedEnvelope], now: datetime

@@ -50,7 +50,7 @@ class Cleanup:
         pruned = replay.prune(self._database, now, retention_hours, force=force)
         if pruned.warning is None:
             channels.prune(self._database, now)
-            self._prune_spent(now)
+            self._database.write("prune_spent", now - SKEW)  # too old to be handed out again
             self._prune_controls(now)
         for directory in self._files:
             directory.sweep(now)
@@ -73,10 +73,6 @@ class Cleanup:
         before = now - SKEW
         while self._database.row("something_handled", before):
             self._inbox_files.remove([key for (key,) in self._database.write("prune_controls", before, _CHUNK)])
-
-    def _prune_spent(self, now: datetime) -> None:
-        """Forgets one-time keys of recipients that are too old to be handed out again."""
-        self._database.write("prune_spent", now - SKEW)
 
     def _tidy(self, now: datetime) -> None:
         warning = self.prune(now).warning

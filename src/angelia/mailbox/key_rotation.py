@@ -30,7 +30,7 @@ from angelia.mailbox.identity import KeyFile
 from angelia.mailbox.keyfile import XWING
 from angelia.mailbox.keyring import Keyring
 from angelia.mailbox.own_keys import OwnKeys, add_to_chain, drop_unconfirmed, too_old
-from angelia.mailbox.rotation_state import PendingRotation
+from angelia.mailbox.rotation_state import PENDING, QUEUED, PendingRotation
 
 _REVOKED = "revoked_keys"
 STOLEN_AT = "channel_keys_stolen_at"  # channel keys that arrived before it may be in other hands
@@ -118,7 +118,7 @@ class KeyRotation:
                 return self._own_keys.confirm_first(accepted)
             link = bundle_signing.same_keys(pending.link, accepted)
             with self._database.transaction() as tx:
-                rotation_state.set_pending(tx, PendingRotation(pending.plan, link, accepted=True))
+                rotation_state.set_pending(tx, pending.plan, link, accepted=True)
                 if not pending.plan.emergency:
                     self._keep_replaced(tx, file, link.bundle)
             if pending.plan.emergency:
@@ -127,7 +127,7 @@ class KeyRotation:
             self._own_keys.write(file, bundle_signing.promoted(file.seeds))
             with self._database.transaction() as tx:
                 add_to_chain(tx, link)
-                rotation_state.drop_pending(tx)
+                tx.write("drop_meta", PENDING)
                 drop_unconfirmed(tx)
                 if pending.plan.emergency:
                     self._destroy_earlier(tx, link.bundle, now)
@@ -147,7 +147,7 @@ class KeyRotation:
                 raise Conflict("a server took the new bundle, so the rotation cannot be abandoned")
             if pending is not None and newest is not None:
                 with self._database.transaction() as tx:
-                    rotation_state.drop_pending(tx)
+                    tx.write("drop_meta", PENDING)
                     _drop_separate_except(tx, newest.bundle)
             self._own_keys.write(file, bundle_signing.without_next(file.seeds))
 
@@ -174,24 +174,24 @@ class KeyRotation:
                 _spend_channel_keys(tx, now)
             revoked = self._revoked()
             link = bundle_signing.next_link(before, file.identity.pair, file.seeds, separate, plan, now, revoked)
-            rotation_state.set_pending(tx, PendingRotation(plan, link, accepted=False))
-            rotation_state.drop_queued(tx)
+            rotation_state.set_pending(tx, plan, link)
+            tx.write("drop_meta", QUEUED)
         return link
 
     def _queue_emergency(self, file: KeyFile, plan: RotationPlan, now: datetime) -> None:
         with self._database.transaction() as tx:
-            rotation_state.queue_emergency(tx, plan)
+            tx.write("write_meta", QUEUED, msgspec.json.encode(plan).decode())
             _spend_channel_keys(tx, now)
         self._own_keys.replace_local_key(file)
 
     def _signed_again(self, file: KeyFile, before: Bundle, pending: PendingRotation, now: datetime) -> Link:
-        revoked = self._revoked()
-        if not too_old(pending.link, now) and not any(e.key.key_id in revoked for e in pending.link.bundle.kem_keys):
-            return pending.link
-        separate = bundle_signing.separate_key(pending.link.bundle)
+        revoked, link = self._revoked(), pending.link
+        if not too_old(link, now) and not any(entry.key.key_id in revoked for entry in link.bundle.kem_keys):
+            return link
+        separate = bundle_signing.separate_key(link.bundle)
         link = bundle_signing.next_link(before, file.identity.pair, file.seeds, separate, pending.plan, now, revoked)
         with self._database.transaction() as tx:
-            rotation_state.set_pending(tx, PendingRotation(pending.plan, link, accepted=False))
+            rotation_state.set_pending(tx, pending.plan, link)
         return link
 
     def _revoked(self) -> set[UUID]:
@@ -201,7 +201,7 @@ class KeyRotation:
 
     def _keep_replaced(self, tx: MailboxTx, file: KeyFile, bundle: Bundle) -> None:
         """Keeps the keys that the bundle replaces, for as long as an envelope may need them."""
-        rotated_at, listed = moment(bundle.issued_at), bundle_signing.active_ids(bundle)
+        rotated_at, listed = moment(bundle.issued_at), bundle.active_ids
         destroy_at = rotated_at + self._destroy_after
         old = bundle_signing.xwing(file.seeds[XWING])
         if old.public.key_id not in listed:
@@ -232,5 +232,5 @@ def _drop_separate_except(tx: MailboxTx, bundle: Bundle) -> None:
 
 def _separate_except(tx: MailboxTx, bundle: Bundle) -> list[str]:
     """Returns the ids of the active separate ML-KEM keys that the bundle does not list."""
-    listed = {str(key_id) for key_id in bundle_signing.active_ids(bundle)}
+    listed = {str(key_id) for key_id in bundle.active_ids}
     return [key_id for (key_id,) in tx.rows("active_separate") if key_id not in listed]

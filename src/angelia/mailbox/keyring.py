@@ -8,13 +8,11 @@ from uuid import UUID
 
 from angelia.envelope.ids import KeyType
 from angelia.envelope.kem import KemPrivateKey, KemPublicKey
-from angelia.envelope.wire import Suite
 from angelia.keys.model import TYPE_NAMES
 from angelia.mailbox.database import MailboxDatabase, MailboxTx
 from angelia.mailbox.keyfile import NEXT, XWING, Seeds
 from angelia.mailbox.local_key import LocalKey
 
-KIND_OF_SUITE = {Suite.ML_KEM: KeyType.ML_KEM_768, Suite.XWING: KeyType.XWING}
 _KINDS = {name: kind for kind, name in TYPE_NAMES.items()}
 
 

@@ -8,12 +8,12 @@ from datetime import datetime, timedelta
 from typing import Unpack
 
 from angelia.envelope import frame, sealing, wire
-from angelia.envelope.bundles import Bundle, Link, OneTimeKey, UntrustedBundle, check_one_time_key
+from angelia.envelope.bundles import Bundle, OneTimeKey, UntrustedBundle, check_one_time_key
 from angelia.envelope.kem import KemPublicKey
 from angelia.envelope.refusals import Expired, InvalidKey, UnknownSigner
 from angelia.envelope.sealing import Letter
 from angelia.envelope.times import moment, unix_ms
-from angelia.envelope.wire import TTL_DEFAULT, TTL_MAX, Envelope, Suite
+from angelia.envelope.wire import SUITE_OF, TTL_DEFAULT, TTL_MAX, Envelope
 from angelia.errors import Conflict, KeyRevoked, KeyStale
 from angelia.keys.model import ONE_TIME_LIFE
 from angelia.mailbox import retry_rules
@@ -55,7 +55,7 @@ class Outbox:
 
     def seal(
         self,
-        recipient: Link | Bundle,
+        recipient: Bundle,
         body: bytes,
         *,
         now: datetime,
@@ -63,7 +63,7 @@ class Outbox:
         **options: Unpack[SendOptions],
     ) -> Envelope:
         """Seals one message; when this returns, its bytes are on disk."""
-        draft = Draft(recipient=_bundle(recipient), body=body, options=options, one_time_key=one_time_key)
+        draft = Draft(recipient=recipient, body=body, options=options, one_time_key=one_time_key)
         self._cleanup.run_due(now)
         return self._seal(draft, now)
 
@@ -77,7 +77,7 @@ class Outbox:
         return envelopes
 
     def reseal(
-        self, replay_key: str, recipient: Link | Bundle, now: datetime, *, one_time_key: OneTimeKey | None = None
+        self, replay_key: str, recipient: Bundle, now: datetime, *, one_time_key: OneTimeKey | None = None
     ) -> Envelope:
         """Seals a message again from its kept content, for other keys of the same recipient and until the same time.
 
@@ -96,10 +96,10 @@ class Outbox:
             "correlation_id": header.correlation_id,
             "control": header.control,
         }
-        draft = Draft(recipient=_bundle(recipient), body=body, options=options, one_time_key=one_time_key)
+        draft = Draft(recipient=recipient, body=body, options=options, one_time_key=one_time_key)
         return self._seal(draft, now, replaces=before)
 
-    def check_reseal(self, replay_key: str, recipient: Link | Bundle, now: datetime) -> None:
+    def check_reseal(self, replay_key: str, recipient: Bundle, now: datetime) -> None:
         """Raises unless the message can be sealed again and `retry_rules.check_reason` finds a reason to."""
         self._resealable(replay_key, recipient, now)
 
@@ -286,16 +286,16 @@ class Outbox:
             *self._local.encrypt("outbox", replay_key, draft.body),
         )
 
-    def _resealable(self, replay_key: str, recipient: Link | Bundle, now: datetime) -> tuple[OutboxMessage, Envelope]:
-        row, bundle = self.message(replay_key), _bundle(recipient)
+    def _resealable(self, replay_key: str, recipient: Bundle, now: datetime) -> tuple[OutboxMessage, Envelope]:
+        row = self.message(replay_key)
         retry_rules.check_resealable(row)
-        if bundle.agent_nhi != row.recipient:
-            raise UntrustedBundle(f"the message is for {row.recipient}, the bundle is {bundle.agent_nhi}'s")
+        if recipient.agent_nhi != row.recipient:
+            raise UntrustedBundle(f"the message is for {row.recipient}, the bundle is {recipient.agent_nhi}'s")
         if row.expires_at - now < timedelta(seconds=1):
             raise Expired(f"the message to {row.recipient} has expired, so it is not sealed again")
         envelope = wire.decode(self._files.get(row.replay_key))
         own_signer = self._own_keys.identity.pair.public.signer_id
-        retry_rules.check_reason(row, envelope.header, bundle, own_signer, now)
+        retry_rules.check_reason(row, envelope.header, recipient, own_signer, now)
         return row, envelope
 
     def _body(self, row: OutboxMessage) -> bytes:
@@ -320,15 +320,11 @@ def _deleted(row: OutboxMessage) -> Conflict:
     return Conflict(f"the message to {row.recipient} was deleted meanwhile")
 
 
-def _bundle(recipient: Link | Bundle) -> Bundle:
-    return recipient.bundle if isinstance(recipient, Link) else recipient
-
-
 def _one_time(one: OneTimeKey, bundle: Bundle, pin: Pin, now: datetime) -> KemPublicKey:
     check_one_time_key(one, pin.signer)
     if one.agent_nhi != bundle.agent_nhi:
         raise UntrustedBundle("the one-time key is another agent's")
-    suite = Suite.XWING if one.key.kind.name == "XWING" else Suite.ML_KEM
+    suite = SUITE_OF[one.key.kind]
     if not bundle.takes(suite):
         raise InvalidKey(f"{bundle.agent_nhi} does not take suite {int(suite)}, for which the one-time key is")
     if moment(one.created_at) + ONE_TIME_LIFE <= now:

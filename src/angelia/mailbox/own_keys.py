@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,7 +25,7 @@ from angelia.mailbox import bundle_signing
 from angelia.mailbox import identity as identities
 from angelia.mailbox.database import MailboxDatabase, MailboxTx, unstamp
 from angelia.mailbox.identity import KEY, Identity, KeyFile
-from angelia.mailbox.keyfile import LOCAL, NEXT, Seeds
+from angelia.mailbox.keyfile import LOCAL, LOCAL_BYTES, NEXT, Seeds
 from angelia.mailbox.keyring import Keyring
 from angelia.mailbox.local_key import LocalKey
 from angelia.mailbox.rotation_state import pending_rotation
@@ -103,7 +104,7 @@ class OwnKeys:
     def replace_local_key(self, file: KeyFile) -> None:
         """Encrypts all rows under a new local key; a crash on the way leaves both keys in the key file."""
         self._local.check()
-        self.write(file, bundle_signing.with_next_local(file.seeds))
+        self.write(file, file.seeds | {NEXT + LOCAL: os.urandom(LOCAL_BYTES)})
         self._finish_local_key(file)
 
     @property
@@ -250,8 +251,10 @@ class OwnKeys:
         return self._database.meta(_UNCONFIRMED) is not None
 
     def _finish_local_key(self, file: KeyFile) -> None:
-        self._local.replace(file.seeds)
-        self.write(file, bundle_signing.with_local_promoted(file.seeds))
+        seeds = file.seeds
+        self._local.replace(seeds)
+        seeds[LOCAL] = seeds.pop(NEXT + LOCAL)  # the seeds of a pending rotation stay
+        self.write(file, seeds)
 
     def _take(self, identity: Identity) -> None:
         self.identity = identity

@@ -3,7 +3,6 @@ chain of bundles."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -15,7 +14,6 @@ import msgspec
 
 from angelia.envelope.bundles import (
     Bundle,
-    KemKeyStatus,
     Link,
     TrustAnchor,
     UntrustedBundle,
@@ -77,13 +75,9 @@ class KnownBundle:
     """A bundle as it was last fetched; `revoked` are the keys that the server called revoked and that no later bundle
     lists as active."""
 
-    link: Link
+    bundle: Bundle
     revoked: frozenset[UUID]
     fetched_at: datetime
-
-    @property
-    def bundle(self) -> Bundle:
-        return self.link.bundle
 
 
 class PinnedKeys:
@@ -109,7 +103,7 @@ class PinnedKeys:
             met = _read_pin(tx, nhi) is None
             if met:
                 _set_pin(tx, anchor_of(link.bundle), TrustedBy.FIRST_USE, now)
-                _set_bundle(tx, link, revoked, now)
+                _set_bundle(tx, link.bundle, revoked, now)
         if met:
             seen = link.bundle.signer.fingerprint
             self._notices.tell(
@@ -134,7 +128,7 @@ class PinnedKeys:
                 by, at = TrustedBy.ROTATION, now
             pin = _set_pin(tx, reached, by, at)
             if links:
-                _set_bundle(tx, links[-1], revoked, now)
+                _set_bundle(tx, links[-1].bundle, revoked, now)
         return pin
 
     def learn_former_pairs(
@@ -169,7 +163,7 @@ class PinnedKeys:
                 raise _rolled_back(before, link.bundle)
             pin = _set_pin(tx, anchor_of(link.bundle), TrustedBy.OPERATOR, now)
             tx.write("forget_revoked", nhi)
-            _set_bundle(tx, link, revoked, now)
+            _set_bundle(tx, link.bundle, revoked, now)
         return pin
 
     def signer(self, nhi: str, signer_id: UUID, at: datetime) -> VerifyingPair:
@@ -201,8 +195,8 @@ class PinnedKeys:
         fetched_at = unstamp(found[1])
         if max_age is not None and not -SKEW <= now - fetched_at < max_age:
             return None
-        link = parse_link(msgspec.json.decode(found[0], type=LinkDocument))
-        return KnownBundle(link, self._revoked(link.bundle), fetched_at)
+        bundle = parse_link(msgspec.json.decode(found[0], type=LinkDocument)).bundle
+        return KnownBundle(bundle, self._revoked(bundle), fetched_at)
 
     def check_age(self, bundle: Bundle, now: datetime) -> None:
         """Checks a bundle's age before sealing to it: warns about an old one, raises KeyStale for an expired one. An
@@ -237,9 +231,8 @@ class PinnedKeys:
     def _revoked(self, bundle: Bundle) -> frozenset[UUID]:
         """Returns the keys that the server called revoked, without those that the agent signed as active in a later
         bundle: the server's word is unsigned."""
-        active = {entry.key.key_id for entry in bundle.kem_keys if entry.status is KemKeyStatus.ACTIVE}
         heard = [(UUID(key_id), version) for key_id, version in self._database.rows("revoked", bundle.agent_nhi)]
-        overruled = {key_id for key_id, version in heard if version < bundle.bundle_version} & active
+        overruled = {key_id for key_id, version in heard if version < bundle.bundle_version} & bundle.active_ids
         return frozenset(key_id for key_id, _ in heard) - overruled
 
 
@@ -295,15 +288,15 @@ def _set_pin(tx: MailboxTx, anchor: TrustAnchor, by: TrustedBy, at: datetime) ->
     return _pin(tx.row("pin", anchor.agent_nhi))
 
 
-def _set_bundle(tx: MailboxTx, link: Link, revoked: Sequence[UUID] | None, now: datetime) -> None:
+def _set_bundle(tx: MailboxTx, bundle: Bundle, revoked: Sequence[UUID] | None, now: datetime) -> None:
     """Stores an agent's newest bundle and adds to its revoked keys; `revoked` is None if no server was asked."""
-    nhi, fetched_at = link.bundle.agent_nhi, now
+    nhi, fetched_at = bundle.agent_nhi, now
     if revoked is None:
         before = tx.row("bundle", nhi)
         fetched_at = NEVER if before is None else before[1]
-    document = msgspec.json.encode(link_document(dataclasses.replace(link, statement=None))).decode()
+    document = msgspec.json.encode(link_document(Link(bundle))).decode()
     tx.write("set_bundle", nhi, document, fetched_at)
-    _hear_revoked(tx, nhi, revoked, link.bundle.bundle_version)
+    _hear_revoked(tx, nhi, revoked, bundle.bundle_version)
 
 
 def _hear_revoked(tx: MailboxTx, nhi: str, revoked: Sequence[UUID] | None, bundle_version: int) -> None:

@@ -21,7 +21,7 @@ from angelia.envelope.refusals import (
 from angelia.envelope.sealing import Control
 from angelia.envelope.signing import VerifyingPair
 from angelia.envelope.times import moment, unix_ms
-from angelia.envelope.wire import Envelope, Header
+from angelia.envelope.wire import SUITE_OF, Envelope, Header
 from angelia.errors import AngeliaError, RateLimited
 from angelia.mailbox import open_failures, replay
 from angelia.mailbox.allowlist import Allowlist
@@ -29,7 +29,7 @@ from angelia.mailbox.channels import MailboxChannels
 from angelia.mailbox.database import MailboxDatabase, MailboxTx
 from angelia.mailbox.envelope_files import EnvelopeFiles
 from angelia.mailbox.inbox import Inbox, Message, Opened
-from angelia.mailbox.keyring import KIND_OF_SUITE, Keyring, KeyringEntry
+from angelia.mailbox.keyring import Keyring, KeyringEntry
 from angelia.mailbox.own_keys import OwnKeys
 from angelia.mailbox.pinned_keys import PinnedKeys
 from angelia.mailbox.private_files import UnsafeFile
@@ -163,7 +163,7 @@ class Receiver:
         entry = self.keyring.find(header.key_id, now)
         if entry is None and self.own_keys.refresh():
             entry = self.keyring.find(header.key_id, now)
-        if entry is None or entry.key.kind is not KIND_OF_SUITE[header.suite]:
+        if entry is None or SUITE_OF[entry.key.kind] is not header.suite:
             # A one-time key is destroyed with its message, so a second delivery would look like an unknown key.
             replay.refuse_seen(self.database, replay_key, now)
             raise UnknownKey("the envelope is sealed to a key that this agent does not have, or not any more")

@@ -92,8 +92,7 @@ class PinnedRosters:
 
     def check_own(self, roster: Roster) -> None:
         """Raises unless a present or earlier pair of this agent, perhaps a stolen one, signed its roster."""
-        pairs = [self._own_keys.identity.pair.public, *(link.bundle.signer for link in self._own_keys.chain())]
-        pair = next((one for one in pairs if one.signer_id == roster.signer_id), None)
+        pair = self._own_keys.signing_pairs().get(roster.signer_id)
         if pair is None:
             raise UnknownSigner("no pair of this agent signed the roster")
         check_roster(roster, pair)
