@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -79,18 +80,16 @@ class SigningPair:
 
     @classmethod
     def generate(cls) -> SigningPair:
-        return cls._of(Ed25519PrivateKey.generate(), MLDSA65PrivateKey.generate())
+        return cls.from_seeds(os.urandom(ED25519_BYTES), os.urandom(ML_DSA_SEED))
 
     @classmethod
     def from_seeds(cls, ed25519: bytes, ml_dsa: bytes) -> SigningPair:
         if len(ed25519) != ED25519_BYTES or len(ml_dsa) != ML_DSA_SEED:
             raise InvalidKey("the seeds of a signing pair have 32 bytes each")
-        return cls._of(Ed25519PrivateKey.from_private_bytes(ed25519), MLDSA65PrivateKey.from_seed_bytes(ml_dsa))
-
-    @classmethod
-    def _of(cls, ed25519: Ed25519PrivateKey, ml_dsa: MLDSA65PrivateKey) -> SigningPair:
-        public = parse_pair(ed25519.public_key().public_bytes_raw(), ml_dsa.public_key().public_bytes_raw())
-        return cls(public, ed25519, ml_dsa)
+        classical = Ed25519PrivateKey.from_private_bytes(ed25519)
+        quantum_safe = MLDSA65PrivateKey.from_seed_bytes(ml_dsa)
+        halves = (classical.public_key().public_bytes_raw(), quantum_safe.public_key().public_bytes_raw())
+        return cls(parse_pair(*halves), classical, quantum_safe)
 
     @property
     def seeds(self) -> tuple[bytes, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from dataclasses import replace
 from datetime import datetime
@@ -30,7 +31,7 @@ from angelia.envelope.times import unix_ms
 from angelia.envelope.wire import Suite
 from angelia.errors import InvalidArgument
 from angelia.keys.model import GRACE
-from angelia.mailbox.keyfile import ED25519, ML_DSA, NEXT, XWING, Seeds
+from angelia.mailbox.keyfile import ED25519, ML_DSA, NEXT, SEED_LENGTHS, XWING, Seeds
 
 
 class RotationPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,11 +117,10 @@ def next_link(
 def with_next(seeds: Seeds, plan: RotationPlan) -> dict[str, bytes]:
     """Returns the seeds with the `next.` seeds that the plan needs, and no others. Seeds of an interrupted attempt are
     used again, except in an emergency: a thief may have read the key file."""
-    made = {NEXT + XWING: KemPrivateKey.generate(KeyType.XWING).seed}
-    made[NEXT + ED25519], made[NEXT + ML_DSA] = SigningPair.generate().seeds
-    wanted = ([NEXT + XWING] if plan.kem else []) + ([NEXT + ED25519, NEXT + ML_DSA] if plan.signer else [])
-    found = {} if plan.emergency else seeds
-    return without_next(seeds) | {name: found.get(name, made[name]) for name in wanted}
+    wanted = ([XWING] if plan.kem else []) + ([ED25519, ML_DSA] if plan.signer else [])
+    made = {NEXT + name: os.urandom(SEED_LENGTHS[name]) for name in wanted}
+    found = {} if plan.emergency else {name: seed for name, seed in seeds.items() if name in made}
+    return without_next(seeds) | made | found
 
 
 def without_next(seeds: Seeds) -> dict[str, bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Unpack
 from uuid import UUID
@@ -19,7 +19,6 @@ from angelia.envelope.wire import (
     LATEST,
     TTL_CEILING,
     TTL_DEFAULT,
-    TTL_MAX,
     Compression,
     Envelope,
     Header,
@@ -30,7 +29,7 @@ from angelia.errors import AngeliaError
 from angelia.mailbox import replay
 from angelia.mailbox.database import MailboxDatabase, MailboxTx, stamp, unstamp
 from angelia.mailbox.drafts import MessageOptions
-from angelia.mailbox.key_rotation import STOLEN_AT
+from angelia.mailbox.key_rotation import STOLEN_AT, accepts_suite
 from angelia.mailbox.key_share_retries import KeyShareRetries, forget_before
 from angelia.mailbox.local_key import LocalKey
 from angelia.mailbox.own_keys import OwnKeys
@@ -101,24 +100,17 @@ class HeldKey:
     received_at: datetime
 
 
+@dataclass(eq=False, repr=False)
 class MailboxChannels:
     """The tables `channels`, `channel_keys`, `channel_epochs` and `channel_opened`."""
 
-    def __init__(
-        self,
-        database: MailboxDatabase,
-        local: LocalKey,
-        own_keys: OwnKeys,
-        pinned_keys: PinnedKeys,
-        ttl_max: int = TTL_MAX,
-    ) -> None:
-        self._database = database
-        self._local = local
-        self._own_keys = own_keys
-        self._pinned_keys = pinned_keys
-        self._ttl_max = ttl_max
-        self.key_share_retries = KeyShareRetries(database)
-        self._roots = VerifiedRoots()
+    _database: MailboxDatabase
+    _local: LocalKey
+    _own_keys: OwnKeys
+    _pinned_keys: PinnedKeys
+    _ttl_max: int
+    key_share_retries: KeyShareRetries
+    _roots: VerifiedRoots = field(default_factory=VerifiedRoots)
 
     @property
     def ttl(self) -> int:
@@ -200,14 +192,16 @@ class MailboxChannels:
         members that were removed since. Epochs are not signed, so the keys that were accepted or made here say which
         one was the newest."""
         (newest,) = self._database.row("newest_epoch", channel_id, self._own_keys.identity.handle)
-        if newest is not None and epoch > newest + MOST_EPOCHS_AHEAD:
-            raise EpochLeapt(f"the server says that the channel is at epoch {epoch}; it was at epoch {newest} before")
-        if newest is not None and epoch < newest:
-            raise EpochWentBack(
-                f"the server says that the channel is at epoch {epoch}; it was at epoch {newest} before",
-                hint="nothing is sealed under an earlier key. Was the server put back from an old copy, or was that "
-                f"epoch untrue? Then: angelia channel forget {channel_id}",
-            )
+        if newest is None or newest <= epoch <= newest + MOST_EPOCHS_AHEAD:
+            return
+        said = f"the server says that the channel is at epoch {epoch}; it was at epoch {newest} before"
+        if epoch > newest:
+            raise EpochLeapt(said)
+        raise EpochWentBack(
+            said,
+            hint="nothing is sealed under an earlier key. Was the server put back from an old copy, or was that "
+            f"epoch untrue? Then: angelia channel forget {channel_id}",
+        )
 
     def key(self, channel_id: UUID, key_id: UUID, now: datetime) -> EpochKey | None:
         found = self._database.row("channel_key", channel_id, key_id, now)
@@ -215,8 +209,7 @@ class MailboxChannels:
 
     def made_under(self, channel_id: UUID, key_id: UUID) -> Edition | None:
         """Returns the roster, by signer and version, under which a key was made."""
-        found = self._database.row("key_made_under", channel_id, key_id)
-        return None if found is None else Edition(UUID(found[0]), found[1])
+        return self._database.record(Edition, "key_made_under", channel_id, key_id)
 
     @property
     def stolen_at(self) -> datetime | None:
@@ -289,7 +282,7 @@ class MailboxChannels:
         key = self.key(channel_id, header.key_id, now)
         if key is None:
             raise UnknownKey("the key of this message's epoch is not here", hint="it may be under way; or it is older")
-        if not self._own_keys.accepts_suite(header.suite, header.created_at):
+        if not accepts_suite(self._database, header.suite, header.created_at):
             raise SuiteRefused("this agent took no messages of channels when the envelope was made")
         check_window(header, DeliveryProfile.RELAY, now)
         pruned_to = self._database.meta(_PRUNED_TO)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from angelia.envelope.times import SKEW
@@ -19,16 +20,14 @@ _CHUNK = 1_000
 KEPT_AFTER_END = timedelta(days=1)
 
 
+@dataclass(eq=False, repr=False)
 class Cleanup:
     """Runs when the mailbox is opened and, cheaply, with every operation that writes."""
 
-    def __init__(
-        self, database: MailboxDatabase, files: Sequence[EnvelopeFiles], inbox_files: EnvelopeFiles, notices: Notices
-    ) -> None:
-        self._database = database
-        self._files = files
-        self._inbox_files = inbox_files
-        self._notices = notices
+    _database: MailboxDatabase
+    _files: Sequence[EnvelopeFiles]
+    _inbox_files: EnvelopeFiles
+    _notices: Notices
 
     def start(self, now: datetime) -> None:
         self._tidy(now)

@@ -91,24 +91,16 @@ class InboxPage:
     warnings: tuple[FileProblem, ...]
 
 
+@dataclass(eq=False, repr=False)
 class Inbox:
     """The tables `inbox` and `controls`."""
 
-    def __init__(
-        self,
-        database: MailboxDatabase,
-        local: LocalKey,
-        files: EnvelopeFiles,
-        dead_files: EnvelopeFiles,
-        receipts: ReceiptLog,
-        own_keys: OwnKeys,
-    ) -> None:
-        self._database = database
-        self._local = local
-        self._files = files
-        self._dead_files = dead_files
-        self._receipts = receipts
-        self._own_keys = own_keys
+    _database: MailboxDatabase
+    _local: LocalKey
+    _files: EnvelopeFiles
+    _dead_files: EnvelopeFiles
+    _receipts: ReceiptLog
+    _own_keys: OwnKeys
 
     def add(
         self,

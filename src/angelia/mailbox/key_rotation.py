@@ -13,27 +13,40 @@ rotation that begins is the emergency.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import msgspec
 
 from angelia.envelope.bundles import Bundle, Link
-from angelia.envelope.times import SKEW, moment
+from angelia.envelope.times import SKEW, moment, unix_ms
 from angelia.envelope.wire import TTL_MAX, Suite
 from angelia.errors import Conflict
-from angelia.keys.model import CACHE, GRACE
-from angelia.mailbox import bundle_signing, rotation_state
+from angelia.keys.model import CACHE, GRACE, LinkDocument, link_document, parse_link
+from angelia.mailbox import bundle_signing
 from angelia.mailbox.bundle_signing import RotationPlan
 from angelia.mailbox.database import MailboxDatabase, MailboxTx
 from angelia.mailbox.identity import KeyFile
 from angelia.mailbox.keyfile import XWING
 from angelia.mailbox.keyring import Keyring
 from angelia.mailbox.own_keys import OwnKeys, add_to_chain, drop_unconfirmed, too_old
-from angelia.mailbox.rotation_state import PENDING, QUEUED, PendingRotation
 
-_REVOKED = "revoked_keys"
+_PENDING, _QUEUED, _REVOKED = "pending_rotation", "emergency_wanted", "revoked_keys"
 STOLEN_AT = "channel_keys_stolen_at"  # channel keys that arrived before it may be in other hands
+_LATEST = unix_ms(datetime(9999, 1, 1, tzinfo=UTC))
+
+
+class PendingRotation(msgspec.Struct, frozen=True, kw_only=True):
+    """A rotation that was begun. Its keys are fixed, and once a server accepted it, it can only be finished."""
+
+    plan: RotationPlan
+    document: LinkDocument = msgspec.field(name="link")
+    accepted: bool = False
+
+    @property
+    def link(self) -> Link:
+        """The bundle to publish."""
+        return parse_link(self.document)
 
 
 class KeyRotation:
@@ -48,11 +61,12 @@ class KeyRotation:
 
     def pending(self) -> PendingRotation | None:
         """Returns the rotation that was begun and neither finished nor abandoned."""
-        return rotation_state.pending_rotation(self._database)
+        return _pending(self._database)
 
     def queued_emergency(self) -> RotationPlan | None:
         """Returns the emergency that begins when the pending rotation is finished or abandoned."""
-        return rotation_state.queued_emergency(self._database)
+        found = self._database.meta(_QUEUED)
+        return None if found is None else msgspec.json.decode(found, type=RotationPlan)
 
     def unconfirmed_plan(self) -> RotationPlan | None:
         """Returns the rotation that no server has confirmed yet: a queued emergency, else the pending rotation."""
@@ -118,7 +132,7 @@ class KeyRotation:
                 return self._own_keys.confirm_first(accepted)
             link = bundle_signing.same_keys(pending.link, accepted)
             with self._database.transaction() as tx:
-                rotation_state.set_pending(tx, pending.plan, link, accepted=True)
+                _set_pending(tx, pending.plan, link, accepted=True)
                 if not pending.plan.emergency:
                     self._keep_replaced(tx, file, link.bundle)
             if pending.plan.emergency:
@@ -127,7 +141,7 @@ class KeyRotation:
             self._own_keys.write(file, bundle_signing.promoted(file.seeds))
             with self._database.transaction() as tx:
                 add_to_chain(tx, link)
-                tx.write("drop_meta", PENDING)
+                tx.write("drop_meta", _PENDING)
                 drop_unconfirmed(tx)
                 if pending.plan.emergency:
                     self._destroy_earlier(tx, link.bundle, now)
@@ -147,7 +161,7 @@ class KeyRotation:
                 raise Conflict("a server took the new bundle, so the rotation cannot be abandoned")
             if pending is not None and newest is not None:
                 with self._database.transaction() as tx:
-                    tx.write("drop_meta", PENDING)
+                    tx.write("drop_meta", _PENDING)
                     _drop_separate_except(tx, newest.bundle)
             self._own_keys.write(file, bundle_signing.without_next(file.seeds))
 
@@ -174,13 +188,13 @@ class KeyRotation:
                 _spend_channel_keys(tx, now)
             revoked = self._revoked()
             link = bundle_signing.next_link(before, file.identity.pair, file.seeds, separate, plan, now, revoked)
-            rotation_state.set_pending(tx, plan, link)
-            tx.write("drop_meta", QUEUED)
+            _set_pending(tx, plan, link)
+            tx.write("drop_meta", _QUEUED)
         return link
 
     def _queue_emergency(self, file: KeyFile, plan: RotationPlan, now: datetime) -> None:
         with self._database.transaction() as tx:
-            tx.write("write_meta", QUEUED, msgspec.json.encode(plan).decode())
+            tx.write("write_meta", _QUEUED, msgspec.json.encode(plan).decode())
             _spend_channel_keys(tx, now)
         self._own_keys.replace_local_key(file)
 
@@ -191,7 +205,7 @@ class KeyRotation:
         separate = bundle_signing.separate_key(link.bundle)
         link = bundle_signing.next_link(before, file.identity.pair, file.seeds, separate, pending.plan, now, revoked)
         with self._database.transaction() as tx:
-            rotation_state.set_pending(tx, pending.plan, link)
+            _set_pending(tx, pending.plan, link)
         return link
 
     def _revoked(self) -> set[UUID]:
@@ -217,6 +231,26 @@ class KeyRotation:
         _spend_channel_keys(tx, now)
         tx.write("hasten_one_time", now + self._destroy_after)
         _drop_separate_except(tx, bundle)
+
+
+def accepts_suite(database: MailboxDatabase, suite: Suite, created_at: int) -> bool:
+    """Whether a bundle of that time (Unix milliseconds) listed the suite; the sender's clock may be 300 s off."""
+    at = moment(min(created_at, _LATEST))
+    masks = [suites for (suites,) in database.rows("masks_between", at - SKEW, at + SKEW)]
+    pending = _pending(database)
+    if pending is not None and moment(pending.link.bundle.issued_at) <= at + SKEW:
+        masks.append(pending.plan.suites)  # it may have been published already
+    return any(mask & suite.bit for mask in masks)
+
+
+def _pending(database: MailboxDatabase) -> PendingRotation | None:
+    found = database.meta(_PENDING)
+    return None if found is None else msgspec.json.decode(found, type=PendingRotation)
+
+
+def _set_pending(tx: MailboxTx, plan: RotationPlan, link: Link, *, accepted: bool = False) -> None:
+    pending = PendingRotation(plan=plan, document=link_document(link), accepted=accepted)
+    tx.write("write_meta", _PENDING, msgspec.json.encode(pending).decode())
 
 
 def _spend_channel_keys(tx: MailboxTx, now: datetime) -> None:

@@ -30,6 +30,7 @@ from angelia.mailbox.held_mail import HeldMail
 from angelia.mailbox.identity import Identity
 from angelia.mailbox.inbox import Inbox, Opened
 from angelia.mailbox.key_rotation import KeyRotation
+from angelia.mailbox.key_share_retries import KeyShareRetries
 from angelia.mailbox.keyring import Keyring
 from angelia.mailbox.local_key import LocalKey
 from angelia.mailbox.notices import Notices
@@ -82,7 +83,9 @@ class Mailbox:
             self.database, local, outbox_files, self.own_keys, self.pinned_keys, self._cleanup, ttl_max
         )
         self.withdrawals = Withdrawals(self.database, self.outbox)
-        self.channels = MailboxChannels(self.database, local, self.own_keys, self.pinned_keys, ttl_max)
+        self.channels = MailboxChannels(
+            self.database, local, self.own_keys, self.pinned_keys, ttl_max, KeyShareRetries(self.database)
+        )
         self.rosters = PinnedRosters(self.database, self.own_keys, self.pinned_keys)
         self._receiver = Receiver(
             database=self.database,

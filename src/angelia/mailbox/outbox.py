@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Unpack
 
@@ -13,7 +14,7 @@ from angelia.envelope.kem import KemPublicKey
 from angelia.envelope.refusals import Expired, InvalidKey, UnknownSigner
 from angelia.envelope.sealing import Letter
 from angelia.envelope.times import moment, unix_ms
-from angelia.envelope.wire import SUITE_OF, TTL_DEFAULT, TTL_MAX, Envelope
+from angelia.envelope.wire import SUITE_OF, TTL_DEFAULT, Envelope
 from angelia.errors import Conflict, KeyRevoked, KeyStale
 from angelia.keys.model import ONE_TIME_LIFE
 from angelia.mailbox import retry_rules
@@ -32,26 +33,17 @@ _LONGEST_REASON = 500
 _NEWEST: tuple[object, ...] = ("~", "~")
 
 
+@dataclass(eq=False, repr=False)
 class Outbox:
     """The table `outbox` and its sealed files."""
 
-    def __init__(
-        self,
-        database: MailboxDatabase,
-        local: LocalKey,
-        files: EnvelopeFiles,
-        own_keys: OwnKeys,
-        pinned_keys: PinnedKeys,
-        cleanup: Cleanup,
-        ttl_max: int = TTL_MAX,
-    ) -> None:
-        self._database = database
-        self._local = local
-        self._files = files
-        self._own_keys = own_keys
-        self._pinned_keys = pinned_keys
-        self._cleanup = cleanup
-        self._ttl_max = ttl_max
+    _database: MailboxDatabase
+    _local: LocalKey
+    _files: EnvelopeFiles
+    _own_keys: OwnKeys
+    _pinned_keys: PinnedKeys
+    _cleanup: Cleanup
+    _ttl_max: int
 
     def seal(
         self,

@@ -25,10 +25,9 @@ from angelia.mailbox import bundle_signing
 from angelia.mailbox import identity as identities
 from angelia.mailbox.database import MailboxDatabase, MailboxTx, unstamp
 from angelia.mailbox.identity import KEY, Identity, KeyFile
-from angelia.mailbox.keyfile import LOCAL, LOCAL_BYTES, NEXT, Seeds
+from angelia.mailbox.keyfile import LOCAL, NEXT, SEED_LENGTHS, Seeds
 from angelia.mailbox.keyring import Keyring
 from angelia.mailbox.local_key import LocalKey
-from angelia.mailbox.rotation_state import pending_rotation
 
 # A server takes a bundle that was issued within SKEW of its clock; an older link is signed again, over the same keys.
 SIGNED_ANEW_AFTER = SKEW / 2
@@ -42,7 +41,6 @@ ROTATED_EVERY = timedelta(days=7)
 ONE_TIME_COUNTED_EVERY, ONE_TIME_COUNTED_AGAIN = timedelta(days=1), timedelta(hours=1)
 ONE_TIME_MADE_EVERY = timedelta(hours=1)
 _RETRIED_AFTER = timedelta(minutes=10)
-_LATEST = unix_ms(datetime(9999, 1, 1, tzinfo=UTC))
 _UNCONFIRMED = "first_bundle_unconfirmed"
 _COUNTED, _MADE = "one_time_keys_counted", "one_time_keys_made"
 # The keys whose next pair signs requests, in this thread or task alone: all others sign with the present pair.
@@ -104,7 +102,7 @@ class OwnKeys:
     def replace_local_key(self, file: KeyFile) -> None:
         """Encrypts all rows under a new local key; a crash on the way leaves both keys in the key file."""
         self._local.check()
-        self.write(file, file.seeds | {NEXT + LOCAL: os.urandom(LOCAL_BYTES)})
+        self.write(file, file.seeds | {NEXT + LOCAL: os.urandom(SEED_LENGTHS[LOCAL])})
         self._finish_local_key(file)
 
     @property
@@ -137,15 +135,6 @@ class OwnKeys:
         """Returns the present and former signing pairs of this agent, by their ids."""
         links = [link.bundle.signer for link in self.chain()]
         return {pair.signer_id: pair for pair in (*links, self.identity.pair.public)}
-
-    def accepts_suite(self, suite: Suite, created_at: int) -> bool:
-        """Whether a bundle of that time (Unix milliseconds) listed the suite; the sender's clock may be 300 s off."""
-        at = moment(min(created_at, _LATEST))
-        masks = [suites for (suites,) in self._database.rows("masks_between", at - SKEW, at + SKEW)]
-        pending = pending_rotation(self._database)
-        if pending is not None and moment(pending.link.bundle.issued_at) <= at + SKEW:
-            masks.append(pending.plan.suites)  # it may have been published already
-        return any(mask & suite.bit for mask in masks)
 
     def first_bundle(self, now: datetime, suites: int = DEFAULT_SUITES) -> Link:
         """Returns the first bundle, to be published; if there is one already, the newest.

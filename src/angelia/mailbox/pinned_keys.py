@@ -26,7 +26,7 @@ from angelia.envelope.signing import VerifyingPair, parse_pair
 from angelia.envelope.times import SKEW, moment
 from angelia.errors import KeyStale
 from angelia.keys.model import CACHE, LinkDocument, link_document, parse_link
-from angelia.mailbox.database import MailboxDatabase, MailboxTx, ago, stamp, unstamp
+from angelia.mailbox.database import MailboxDatabase, MailboxTx, NamedStatements, ago, stamp, unstamp
 from angelia.mailbox.notices import NoticeKind, Notices
 
 # When a sender warns that a bundle was not signed again.
@@ -89,8 +89,7 @@ class PinnedKeys:
         self._no_one_time_until: dict[str, datetime] = {}
 
     def pin(self, nhi: str) -> Pin | None:
-        found = self._database.row("pin", nhi)
-        return None if found is None else _pin(found)
+        return _read_pin(self._database, nhi)
 
     def pins(self) -> list[Pin]:
         return [_pin(row) for row in self._database.rows("pins")]
@@ -265,8 +264,8 @@ def _record_rotations(tx: MailboxTx, nhi: str, old: VerifyingPair, links: Sequen
         old = new
 
 
-def _read_pin(tx: MailboxTx, nhi: str) -> Pin | None:
-    found = tx.row("pin", nhi)
+def _read_pin(database: NamedStatements, nhi: str) -> Pin | None:
+    found = database.row("pin", nhi)
     return None if found is None else _pin(found)
 
 

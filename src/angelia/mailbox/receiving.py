@@ -29,6 +29,7 @@ from angelia.mailbox.channels import MailboxChannels
 from angelia.mailbox.database import MailboxDatabase, MailboxTx
 from angelia.mailbox.envelope_files import EnvelopeFiles
 from angelia.mailbox.inbox import Inbox, Message, Opened
+from angelia.mailbox.key_rotation import accepts_suite
 from angelia.mailbox.keyring import Keyring, KeyringEntry
 from angelia.mailbox.own_keys import OwnKeys
 from angelia.mailbox.pinned_keys import PinnedKeys
@@ -127,7 +128,7 @@ class Receiver:
         if header.recipient_nhi != self.own_keys.identity.handle:
             raise WrongRecipient(f"the envelope is for {header.recipient_nhi or 'a channel'}")
         entry = self._private_key(header, replay_key, now)
-        if not self.own_keys.accepts_suite(header.suite, header.created_at):
+        if not accepts_suite(self.database, header.suite, header.created_at):
             raise SuiteRefused(f"this agent did not take suite {int(header.suite)} when the envelope was made")
         check_window(header, profile, now)
         replay.probe(self.database, replay_key, str(header.message_id), moment(header.expires_at), now)

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from angelia.envelope.refusals import Expired, IdConflict, Replayed
 from angelia.envelope.times import SKEW
 from angelia.errors import InvalidArgument
-from angelia.mailbox.database import MailboxDatabase, MailboxTx, ago, stamp, unstamp
+from angelia.mailbox.database import MailboxDatabase, MailboxTx, NamedStatements, ago, stamp, unstamp
 
 LEGACY_DENIED = timedelta(hours=24)
 RETENTION_HOURS = 24
@@ -51,36 +51,26 @@ def probe(database: MailboxDatabase, replay_key: str, msg_id: str, expires_at: d
         raise Expired("this mailbox no longer remembers whether it has opened the envelope, so it does not open it")
 
 
-def refuse_seen(database: MailboxDatabase, replay_key: str, now: datetime) -> None:
+def refuse_seen(database: NamedStatements, replay_key: str, now: datetime) -> None:
     if found := database.row("seen_at", replay_key):
-        raise replayed(replay_key, unstamp(found[0]), now)
+        raise Replayed(
+            f"this envelope was opened {ago(unstamp(found[0]), now)} ago and is refused a second time",
+            hint=f"read the stored copy: angelia mail open {replay_key[:12]}",
+        )
 
 
 def remember(tx: MailboxTx, seen: SeenEnvelope) -> None:
     """Claims an envelope. Of any number of processes exactly one returns without an error."""
-    if tx.row("id_used", seen.msg_id, seen.replay_key, seen.sender):
-        raise _id_conflict()
-    if insert(tx, seen):
-        return
-    if found := tx.row("seen_at", seen.replay_key):
-        raise replayed(seen.replay_key, unstamp(found[0]), seen.seen_at)
-    raise _id_conflict()
+    if tx.row("id_used", seen.msg_id, seen.replay_key, seen.sender) is None:
+        if insert(tx, seen):
+            return
+        refuse_seen(tx, seen.replay_key, seen.seen_at)
+    raise IdConflict("the sender used this message id before, for another envelope; the first one stands")
 
 
 def insert(tx: MailboxTx, seen: SeenEnvelope) -> bool:
     """Adds a row; False if the envelope or the sender's message id is known already."""
     return tx.row("remember", *astuple(seen)) is not None
-
-
-def _id_conflict() -> IdConflict:
-    return IdConflict("the sender used this message id before, for another envelope; the first one stands")
-
-
-def replayed(replay_key: str, seen_at: datetime, now: datetime) -> Replayed:
-    return Replayed(
-        f"this envelope was opened {ago(seen_at, now)} ago and is refused a second time",
-        hint=f"read the stored copy: angelia mail open {replay_key[:12]}",
-    )
 
 
 def prune_due(database: MailboxDatabase, now: datetime) -> bool:

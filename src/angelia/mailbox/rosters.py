@@ -49,13 +49,11 @@ class PinnedRosters:
 
     def seen(self, channel_id: UUID) -> Roster | None:
         """Returns the roster that was pinned last, also of a forgotten channel."""
-        found = self._database.row("pinned_roster", channel_id)
-        return None if found is None else _decoded(found[0])
+        return _seen(self._database.row("pinned_roster", channel_id))
 
     def seen_as(self, name: str) -> Roster | None:
         """Returns the roster that was pinned last under `owner/name`, also of a forgotten channel."""
-        found = self._database.row("named_roster", name)
-        return None if found is None else _decoded(found[0])
+        return _seen(self._database.row("named_roster", name))
 
     def forget(self, channel_id: UUID) -> None:
         """Forgets a channel's owner and members. If it turns out to be the same owner's, its version still does not go
@@ -75,14 +73,13 @@ class PinnedRosters:
         if roster.owner_nhi != own.handle:
             pin = self._pinned_keys.pin(roster.owner_nhi)
             return pin is not None and pin.signer.signer_id == roster.signer_id
+        if roster.signer_id != own.pair.public.signer_id:
+            return False
         newest = self._own_keys.newest()
-        if roster.signer_id != own.pair.public.signer_id or newest is None:
-            return roster.signer_id == own.pair.public.signer_id
+        if newest is None or newest.bundle.signer.signer_id == roster.signer_id:
+            return True
         # A pair that is not in the chain yet is the next one, of a rotation that is just being finished.
-        replaced = newest.bundle.signer.signer_id != roster.signer_id
-        return not (
-            replaced and any(link.bundle.signer.signer_id == roster.signer_id for link in self._own_keys.chain())
-        )
+        return not self.knows_as_earlier(roster, roster.signer_id)
 
     def knows_as_earlier(self, roster: Roster, signer_id: UUID) -> bool:
         """Whether a pair is an earlier one of the roster's owner than the one that signed the roster."""
@@ -175,3 +172,7 @@ def _read(tx: MailboxTx, channel_id: UUID) -> tuple[Roster | None, bool]:
 
 def _known(row: tuple[bytes, int] | None) -> Roster | None:
     return None if row is None or row[1] else _decoded(row[0])
+
+
+def _seen(row: tuple[bytes, int] | None) -> Roster | None:
+    return None if row is None else _decoded(row[0])
