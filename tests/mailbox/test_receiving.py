@@ -688,7 +688,9 @@ def test_controls_of_one_kind_are_shown_a_page_at_a_time_and_others_do_not_hide_
     for number in range(5):
         for body in (group + bytes(56), group + bytes(5_000), channel_key()):  # the first is as long as a channel's
             bob.receive(send(body=body, control=True, channel_id=CHANNEL), now=NOW + number * MINUTE)
-    first = bob.inbox.controls(limit=2)
+    with monkeypatch.context() as small:
+        small.setattr(inbox, "_CONTROLS_AT_ONCE", 2)
+        first = bob.inbox.controls()
     assert [(one.body[0], one.message.received_at) for one in first] == [(1, NOW), (1, NOW + MINUTE)]
     for one in first:
         bob.inbox.mark_handled(one.message.replay_key)

@@ -90,16 +90,6 @@ class PlacedEnvelope:
     envelope: Envelope
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldKey:
-    """A key of a channel, without its secret."""
-
-    key_id: UUID
-    epoch: int
-    sender: str
-    received_at: datetime
-
-
 @dataclass(eq=False, repr=False)
 class MailboxChannels:
     """The tables `channels`, `channel_keys`, `channel_epochs` and `channel_opened`."""
@@ -176,8 +166,7 @@ class MailboxChannels:
 
     def retire(self, channel_id: UUID, epoch: int, now: datetime) -> None:
         """Retires the keys up to an epoch that the channel has left: they seal nothing any more."""
-        with self._database.transaction() as tx:
-            tx.write("retire_channel_keys", self._destroy_at(now), channel_id, epoch + 1)
+        self._database.write("retire_channel_keys", self._destroy_at(now), channel_id, epoch + 1)
 
     def retire_before(self, channel_id: UUID, epoch: int, now: datetime) -> None:
         """Retires the keys of earlier epochs, after a key of this epoch was made here: they seal nothing any more, and
@@ -222,10 +211,6 @@ class MailboxChannels:
         keys of its version."""
         found = self._database.row("present_channel_key", channel_id, key_id)
         return None if found is None else self._decrypted(key_id, *found)
-
-    def keys(self, channel_id: UUID) -> list[HeldKey]:
-        """Returns the keys of a channel, newest epoch first."""
-        return self._database.records(HeldKey, "channel_keys", channel_id)
 
     def seal(
         self, channel_id: UUID, key: EpochKey, body: bytes, now: datetime, **options: Unpack[MessageOptions]

@@ -164,29 +164,23 @@ class Inbox:
         """Whether a received message is for the SDK and not for the agent's owner."""
         return self._database.row("is_control", replay_key) is not None
 
-    def controls(
-        self,
-        kind: Control = Control.CHANNEL_KEY,
-        limit: int = _CONTROLS_AT_ONCE,
-        *,
-        after: Message | None = None,
-    ) -> list[Opened]:
+    def controls(self, kind: Control = Control.CHANNEL_KEY, *, after: Message | None = None) -> list[Opened]:
         """Returns the oldest unhandled control messages of a kind, at most a hundred or a mebibyte of them; `after` is
         the last one of the call before."""
         found, size = list[Opened](), 0
         since = _OLDEST if after is None else (after.received_at, after.replay_key)
         least, most = _LENGTHS[kind]
         while True:
-            page = self._database.records(Message, "inbox_controls", *since, least + TAG, most + TAG, limit)
+            page = self._database.records(Message, "inbox_controls", *since, least + TAG, most + TAG, _CONTROLS_AT_ONCE)
             for message in page:
                 body = self._body(message.replay_key)
                 if body[0] != kind:
                     continue
                 found.append(Opened(message=message, body=body, control=True))
                 size += len(body)
-                if len(found) == limit or size >= _CONTROL_BYTES_AT_ONCE:
+                if len(found) == _CONTROLS_AT_ONCE or size >= _CONTROL_BYTES_AT_ONCE:
                     return found
-            if len(page) < limit:
+            if len(page) < _CONTROLS_AT_ONCE:
                 return found
             since = (page[-1].received_at, page[-1].replay_key)
 
@@ -269,13 +263,12 @@ class Inbox:
             for replay_key in replay_keys:
                 tx.write("mark_acked", now, replay_key)
 
-    def receipt(self, replay_key: str, status: ReceiptStatus, now: datetime, reason: str = "") -> Receipt:
+    def receipt(self, replay_key: str, status: ReceiptStatus, now: datetime) -> Receipt:
         """Signs a receipt for a received message, logs and returns it."""
-        return self.sign_receipts([self.message(replay_key)], status, now, reason)[0]
+        return self.sign_receipts([self.message(replay_key)], status, now)[0]
 
-    def sign_receipts(
-        self, messages: Sequence[Message], status: ReceiptStatus, now: datetime, reason: str = ""
-    ) -> list[Receipt]:
+    def sign_receipts(self, messages: Sequence[Message], status: ReceiptStatus, now: datetime) -> list[Receipt]:
+        """Signs receipts for received messages, logs and returns them."""
         pair = self._own_keys.identity.pair
         unsigned = [
             Receipt(
@@ -286,7 +279,6 @@ class Inbox:
                 recipient_nhi=message.recipient,
                 time_ms=unix_ms(now),
                 signer_id=pair.public.signer_id,
-                reason=reason,
             )
             for message in messages
         ]

@@ -527,9 +527,6 @@ SET failures = excluded.failures, next_try = excluded.next_try, code = excluded.
 -- name: forget_unreached
 DELETE FROM channel_unreached WHERE channel_id = ? AND epoch < ?
 
--- name: channel_keys
-SELECT key_id, epoch, sender_nhi, received_at FROM channel_keys WHERE channel_id = ? ORDER BY epoch DESC, received_at DESC
-
 -- name: destroy_channel_keys
 -- destroys
 DELETE FROM channel_keys WHERE destroy_at <= ?
