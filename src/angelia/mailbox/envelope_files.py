@@ -125,12 +125,9 @@ class EnvelopeFiles:
 
     def missing(self, replay_keys: Iterable[str]) -> list[FileProblem]:
         """Returns those of the envelopes that have no file."""
-        names = (f"{replay_key}.agl" for replay_key in replay_keys)
-        return [
-            FileProblem(self.path / name, "is missing")
-            for name in names
-            if not private_files.exists(self._directory, name)
-        ]
+        names = [f"{replay_key}.agl" for replay_key in replay_keys]
+        missing = [name for name in names if not private_files.exists(self._directory, name)]
+        return [FileProblem(self.path / name, "is missing") for name in missing]
 
     def sweep(self, now: datetime) -> None:
         """Removes temporary files that a crash left half written."""

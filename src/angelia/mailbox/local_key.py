@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -33,13 +32,6 @@ _NAMED = "local_key"
 _TOGETHER = 100  # rows of one transaction: other processes wait no longer than that
 
 
-class EncryptedBytes(NamedTuple):
-    """Encrypted bytes, as two columns of a row."""
-
-    nonce: bytes
-    content: bytes
-
-
 class LocalKey:
     """AES-256-GCM with a fresh nonce; table and row id are authenticated, so that no row passes for another.
 
@@ -57,11 +49,11 @@ class LocalKey:
         self._ciphers = {_id(key): AESGCM(key) for key in keys}
         self._first = _id(seeds[LOCAL])
 
-    def encrypt(self, table: str, row: str, plain: bytes) -> EncryptedBytes:
-        """Encrypts for a row. Called inside the transaction that writes it, so that the key is the one that the
-        database names."""
+    def encrypt(self, table: str, row: str, plain: bytes) -> tuple[bytes, bytes]:
+        """Encrypts for a row, and returns its columns nonce and content. Called inside the transaction that writes it,
+        so that the key is the one that the database names."""
         nonce = os.urandom(NONCE)
-        return EncryptedBytes(nonce, self._present().encrypt(nonce, plain, _bound_to(table, row)))
+        return nonce, self._present().encrypt(nonce, plain, _bound_to(table, row))
 
     def decrypt(self, table: str, row: str, nonce: bytes, content: bytes) -> bytes:
         opened = self._opened(nonce, content, _bound_to(table, row))

@@ -124,9 +124,9 @@ class PinnedRosters:
             if roster.signer_id == before.signer_id:
                 check_follows(roster, before)
         self._take_name(tx, roster)
-        who = (roster.channel_id, roster.name, roster.owner_nhi, roster.signer_id)
-        what = (roster.policy, roster.version, roster.keys_since, encode_roster(roster))
-        tx.write("pin_roster", *who, *what, now)
+        named = (roster.channel_id, roster.name, roster.owner_nhi, roster.signer_id)
+        decided = (roster.policy, roster.version, roster.keys_since, encode_roster(roster))
+        tx.write("pin_roster", *named, *decided, now)
 
     def _take_name(self, tx: MailboxTx, roster: Roster) -> None:
         found = tx.row("named_roster", roster.name)
