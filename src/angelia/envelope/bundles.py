@@ -28,10 +28,8 @@ _KEM_KINDS = (KeyType.XWING, KeyType.ML_KEM_768)  # the first that a bundle has 
 _UNSIGNED = Signatures(b"", b"")
 
 
-class UntrustedBundle(AngeliaError):
+class UntrustedBundle(AngeliaError, code="untrusted_bundle"):
     """A key bundle does not follow from what was trusted before"""
-
-    code = "untrusted_bundle"
 
 
 class KemKeyStatus(IntEnum):
