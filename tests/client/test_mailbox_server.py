@@ -291,7 +291,8 @@ async def test_a_fault_of_the_disk_after_the_commit_keeps_no_message_from_the_ha
         for body in (b"first", b"second"):
             await asyncio.to_thread(alice.client.mail.send, alice.mailbox, bob.name, body)
         await until(lambda: len(got) == 2, task)
-        assert [one.message_id for one in bob.mailbox.inbox.unacked()] == [one.message_id for one in faults]
+        unacked = [one.message_id for one in bob.mailbox.inbox.page().messages if one.acked_at is None]
+        assert unacked == [one.message_id for one in faults]
     assert got == [b"first", b"second"]
 
 
@@ -331,7 +332,7 @@ async def test_what_was_opened_for_the_handler_and_never_told_is_handled_when_it
         got.append(opened.body)
 
     async with served(bob, handle) as task:
-        await until(lambda: got and not bob.mailbox.inbox.unacked(), task)
+        await until(lambda: got and all(one.acked_at for one in bob.mailbox.inbox.page().messages), task)
     assert got == [b"once"]
 
 

@@ -42,7 +42,7 @@ def sealed_alone(mailbox: Mailbox, recipient: str, content: bytes, options: Mess
     known = mailbox.pinned_keys.bundle(recipient, times.now(), max_age=None)
     if known is None:
         raise not_known(recipient)
-    envelope = mailbox.outbox.seal(known.link, content, now=times.now(), **options)
+    envelope = mailbox.outbox.seal(known.bundle, content, now=times.now(), **options)
     mailbox.outbox.hand_over(envelope.replay_key)
     return envelope
 
