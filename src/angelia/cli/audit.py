@@ -16,7 +16,7 @@ from angelia.cli.command_context import CommandContext
 from angelia.cli.errors import Usage
 from angelia.cli.flags import Needs, message_uuid
 from angelia.cli.grammar import Noun
-from angelia.cli.paging import Page, short, show_list
+from angelia.cli.paging import server_pages, short, show_list
 from angelia.cli.progress import ProgressBar
 from angelia.cli.tables import Column, counted
 from angelia.cli.times import full
@@ -86,19 +86,15 @@ def show(
         return
     if around is not None:
         raise Usage("--around needs a POSITION", hint="angelia audit show 41207 --around 3")
-
-    def fetch(cursor: str | None, limit: int) -> Page[StoredEvent]:
-        page = client.audit.events(
-            type=event_type,
-            actor=actor,
-            message_id=message,
-            since=session.shared.since,
-            until=session.shared.until,
-            cursor=cursor,
-            limit=limit,
-        )
-        return Page(page.events, page.next)
-
+    fetch = server_pages(
+        client.audit.events,
+        lambda page: page.events,
+        type=event_type,
+        actor=actor,
+        message_id=message,
+        since=session.shared.since,
+        until=session.shared.until,
+    )
     show_list(session, fetch, _EVENTS, nothing="no such events", hint="widen it: angelia audit show --since 7d")
 
 

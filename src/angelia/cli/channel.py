@@ -14,11 +14,11 @@ import click
 from angelia.cli.channel_output import facts_of, show_page, warn_unreached
 from angelia.cli.command_context import CommandContext
 from angelia.cli.confirm import Deed, may
-from angelia.cli.errors import Usage
+from angelia.cli.errors import Usage, one_of
 from angelia.cli.flags import Needs, message_uuid, seconds, span
 from angelia.cli.grammar import Noun
 from angelia.cli.message_body import compress_flag, message_options, pad_flag, priority_flag, read_body
-from angelia.cli.paging import SHORTEST_PREFIX, Page, ago, every, full_id, pages_of, short, show_list
+from angelia.cli.paging import SHORTEST_PREFIX, ago, every, full_id, pages_of, server_pages, short, show_list
 from angelia.cli.tables import Column, counted
 from angelia.cli.times import age
 from angelia.errors import AngeliaError, NotFound, Unavailable
@@ -80,11 +80,7 @@ def list_(session: CommandContext, owner: str | None, subscribed: bool) -> None:
         Column("KEEP", lambda c: age(timedelta(seconds=c.retention_seconds)), right=True),
         Column("AGE", lambda c: ago(c.created_at), right=True),
     ]
-
-    def fetch(cursor: str | None, limit: int) -> Page[Channel]:
-        page = client.channels.list(owner=owner, subscribed=subscribed, cursor=cursor, limit=limit)
-        return Page(page.channels, page.next)
-
+    fetch = server_pages(client.channels.list, lambda page: page.channels, owner=owner, subscribed=subscribed)
     show_list(session, fetch, columns, nothing="no channels yet", hint="angelia channel create NAME --policy open")
 
 
@@ -337,7 +333,7 @@ def tail(
             _share(session, client, found, ref)
     if not shown:
         session.out.note("nothing new; -f waits for what comes")
-    return codes.pop() if len(codes) == 1 else min(len(codes), 1)
+    return one_of(codes)
 
 
 def _share(session: CommandContext, client: Client, found: ChannelView, ref: str | UUID) -> None:
@@ -411,10 +407,6 @@ def _whole_id(client: Client, name: str, unknown: NotFound) -> UUID:
     """The id that begins with `name`; raises `unknown` if no id can."""
     if _PREFIX.fullmatch(name.lower()) is None:
         raise unknown
-
-    def fetch(cursor: str | None, limit: int) -> Page[Channel]:
-        page = client.channels.list(cursor=cursor, limit=limit)
-        return Page(page.channels, page.next)
-
-    known = [str(one.channel_id) for one in every(fetch)]
+    channels = every(server_pages(client.channels.list, lambda page: page.channels))
+    known = [str(one.channel_id) for one in channels]
     return UUID(full_id(name, known, "channel", "angelia channel list"))

@@ -11,8 +11,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from angelia.cli.errors import Usage
 from angelia.cli.flags import SharedFlags
@@ -37,12 +36,8 @@ class CommandContext:
         self._open = ExitStack()
         self._fell_back: set[str] = set()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Closes the clients and mailboxes that the command opened."""
         self._open.close()
 
     @cached_property

@@ -10,6 +10,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec
 
@@ -76,7 +77,7 @@ class VerbCommand(click.Command):
         shared = flags.take(ctx.params)
         if self.callback is None:
             return None
-        with CommandContext(shared, Output(shared.manner)) as session:
+        with closing(CommandContext(shared, Output(shared))) as session:
             session.out.aim = lambda text: aimed(text, ctx.find_root().command, lambda: session.said)
             named = [ctx.params[p.name] for p in self.own if isinstance(p, click.Argument) and p.name]
             try:

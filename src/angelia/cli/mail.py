@@ -143,7 +143,7 @@ def _receive_files(session: CommandContext, files: tuple[Path, ...]) -> int:
         codes.add(exit_code(one))
         if len(files) > 1 and str(file) not in one.message:
             one.message = f"{file}: {one.message}"
-        report(one, session.shared.manner, session.out.stderr)
+        report(one, session.shared, session.out.stderr)
     return one_of(codes)
 
 

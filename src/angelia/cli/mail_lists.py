@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from angelia.cli.command_context import CommandContext
-from angelia.cli.paging import Page, ago, every, full_id, pages_of, short, show_list, until
+from angelia.cli.paging import Fetch, Page, ago, every, full_id, pages_of, server_pages, short, show_list, until
 from angelia.cli.public_files import refuse_unregistered
 from angelia.cli.tables import Column
 from angelia.errors import AngeliaError, InvalidArgument, ReceiptArchived
 
 if TYPE_CHECKING:
-    from angelia.cli.paging import Fetch
     from angelia.client import Client
     from angelia.envelope.receipts import Receipt, ReceiptDocument
     from angelia.mail.api import DeadLetter, ReceiptRecord
@@ -205,8 +204,4 @@ def _client(session: CommandContext, of: str | None) -> Client:
 
 
 def _dead_letters(client: Client, of: str | None) -> Fetch[DeadLetter]:
-    def fetch(cursor: str | None, limit: int) -> Page[DeadLetter]:
-        page = client.mail.dead_letters(agent=of, cursor=cursor, limit=limit)
-        return Page(page.dead_letters, page.next)
-
-    return fetch
+    return server_pages(client.mail.dead_letters, lambda page: page.dead_letters, agent=of)

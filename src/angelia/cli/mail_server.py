@@ -45,7 +45,7 @@ def retry(session: CommandContext, mailbox: Mailbox) -> int:
     """Sends everything that waits in the outbox; returns the exit code of what could not be sent."""
     done = session.as_agent(mailbox).mail.retry_outbox(mailbox)
     for one in done.unsent:
-        report(one.error, session.shared.manner, session.out.stderr)
+        report(one.error, session.shared, session.out.stderr)
     total = len(done.sent) + len(done.unsent) + done.left
     waited = counted(total, "message")
     text = f"sent {len(done.sent):,} of {waited} that waited" if total else "nothing waits in the outbox"

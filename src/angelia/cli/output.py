@@ -17,7 +17,7 @@ from angelia.cli.tables import Column, Paint, facts, table
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manner:
     """The flags that shape output."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from angelia.cli.command_context import CommandContext
 from angelia.cli.errors import Usage
@@ -29,6 +29,14 @@ class Page(Generic[T]):
     total: int | None = None
 
 
+class ServerPage(Protocol):
+    """An answer of the server that is one page of a list."""
+
+    @property
+    def next(self) -> str | None: ...
+
+
+A = TypeVar("A", bound=ServerPage)
 Fetch = Callable[[str | None, int], Page[T]]
 
 
@@ -67,6 +75,16 @@ def pages_of(rows: list[T]) -> Fetch[T]:
         start = int(cursor or 0)
         end = start + limit
         return Page(rows[start:end], str(end) if end < len(rows) else None, len(rows))
+
+    return fetch
+
+
+def server_pages(verb: Callable[..., A], rows: Callable[[A], list[T]], **query: object) -> Fetch[T]:
+    """The pages of a list that the server has: `verb` of the SDK fetches one, and `rows` are the list in its answer."""
+
+    def fetch(cursor: str | None, limit: int) -> Page[T]:
+        answer = verb(**query, cursor=cursor, limit=limit)
+        return Page(rows(answer), answer.next, getattr(answer, "total", None))
 
     return fetch
 
