@@ -30,7 +30,6 @@ def import_list(session: CommandContext, mailbox: Mailbox, file: Path) -> None:
 def export_list(session: CommandContext, mailbox: Mailbox, path: Path) -> None:
     """Writes the list to a new file."""
     with handing_over(path) as file:
-        assert file is not None, "it has a name"
         file.write(mailbox.allowlist.export_json())
     count = len(mailbox.allowlist.entries())
     session.out.done({"done": "exported", "count": count}, f"exported {counted(count, 'entry', 'entries')} to {path}")

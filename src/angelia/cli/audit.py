@@ -10,8 +10,7 @@ from uuid import UUID
 import click
 import msgspec
 
-from angelia.cli import archived_audit
-from angelia.cli.archived_audit import Archived
+from angelia.cli.archived_audit import with_archive
 from angelia.cli.command_context import CommandContext
 from angelia.cli.errors import Usage
 from angelia.cli.flags import Needs, message_uuid
@@ -132,18 +131,7 @@ def _verified(session: CommandContext, client: Client, witness: str | None, lake
         strays += outside.strays
         tail = outside.tail
     verdict = verifier.finish(page.sealed_to, strays, tail)
-    if not verdict.archived:
-        return verdict
-    return _with_archive(verdict, archived_audit.look(session, page.floor, node.key_id, lake))
-
-
-def _with_archive(verdict: Verdict, archived: Archived) -> Verdict:
-    from angelia.audit.model import Fault
-
-    broken = [*verdict.broken]
-    if archived.wrong is not None:
-        broken.append(Fault(position=verdict.archived, event_id=None, what=archived.wrong))
-    return msgspec.structs.replace(verdict, broken=broken, unproven=archived.unproven)
+    return with_archive(session, verdict, page.floor, node.key_id, lake) if verdict.archived else verdict
 
 
 def _witnessed(place: str, node: NodeRecord) -> list[Checkpoint]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import click
@@ -36,23 +36,6 @@ _file = click.Path(path_type=Path, dir_okay=False)
 command = Noun("key", "publish, show, rotate, revoke and pin keys")
 
 
-class KeyState(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What `--json` says of an agent's keys."""
-
-    handle: str
-    fingerprint: str
-    signer_id: str
-    bundle_version: int
-    bundle_id: str
-    issued_at: datetime
-    expires_at: datetime
-    suites: list[int]
-    kem_keys: list[dict[str, str]]
-    one_time_keys: int | None = None
-    trusted_by: str | None = None
-    pinned_at: datetime | None = None
-
-
 @command.verb(example="angelia key publish --as alice", needs=Needs.SERVER | Needs.AGENT)
 @click.option("--out", type=_file, metavar="FILE", help="write the bundles to a file to hand over; needs no server")
 def publish(session: CommandContext, out: Path | None) -> None:
@@ -63,12 +46,12 @@ def publish(session: CommandContext, out: Path | None) -> None:
     mailbox = session.mailbox
     done: PublicationAnswer | None = None
     with handing_over(out) as file:
-        if file is None:
+        if out is None:
             refuse_unregistered(mailbox)
             done = session.as_agent(mailbox).keys.publish(mailbox)
         else:
             _make_first(mailbox)
-            _write_chain(mailbox, file)
+        file.write(_chain(mailbox))
     _say_published(session, mailbox, done, [], out)
 
 
@@ -82,12 +65,8 @@ def show(session: CommandContext, name: str | None) -> None:
         return
     bundle, revoked = _seen(session, mailbox, name)
     pin = mailbox.pinned_keys.pin(bundle.agent_nhi)
-    state = _state(bundle, revoked)
-    if pin is not None:
-        state.trusted_by, state.pinned_at = pin.trusted_by.value, pin.pinned_at
-    session.out.thing(
-        state, [*_facts(bundle, revoked), ("pinned", _pinned(pin, bundle))], quietly=state.fingerprint, least=FACTS
-    )
+    facts = [*_facts(bundle, revoked), ("pinned", _pinned(pin, bundle))]
+    session.out.thing(_state(bundle, revoked, pin), facts, quietly=bundle.signer.fingerprint, least=FACTS)
     if pin is None:
         session.out.note(f"next: compare the fingerprint with its owner, then `angelia key pin {bundle.agent_nhi}`")
 
@@ -123,7 +102,7 @@ def rotate(
         raise Usage("--dry-run goes with --emergency; nothing else is destroyed here")
     done: PublicationAnswer | None = None
     with handing_over(out) as file:
-        if file is None:
+        if out is None:
             refuse_unregistered(mailbox)
         if mailbox.identity.id is None:
             # The server never saw these keys; it gets the whole chain when the agent registers.
@@ -138,8 +117,7 @@ def rotate(
             done = client.keys.emergency_rotate(mailbox, why=str(why), compromised_since=stolen_since)
         else:
             done = session.as_agent(mailbox).keys.rotate(mailbox, signer=signer)
-        if file is not None:
-            _write_chain(mailbox, file)
+        file.write(_chain(mailbox))
     old = "destroyed" if emergency else "open what is under way for 7d 1h 5m more"
     _say_published(session, mailbox, done, [("old keys", old)], out)
 
@@ -202,9 +180,7 @@ def pin(session: CommandContext, name: str, file: Path | None, fingerprint: str 
         agreed = True
     pinned = mailbox.pinned_keys.trust(links[-1], times.now(), revoked) if agreed else mailbox.pinned_keys.pin(handle)
     assert pinned is not None
-    state = _state(newest, revoked or ())
-    state.trusted_by, state.pinned_at = pinned.trusted_by.value, pinned.pinned_at
-    session.out.done(state, f"pinned {handle}: {pinned.fingerprint}")
+    session.out.done(_state(newest, revoked or (), pinned), f"pinned {handle}: {pinned.fingerprint}")
     if pinned.trusted_by.value == "first_use":
         session.out.note("believed at first use; when its owner has told you the same, add --fingerprint F")
     if before is not None and before.fingerprint != found and pinned.trusted_by.value == "operator":
@@ -235,10 +211,11 @@ def _make_first(mailbox: Mailbox) -> None:
         rotation.finish(times.now(), link)
 
 
-def _write_chain(mailbox: Mailbox, file: BinaryIO) -> None:
+def _chain(mailbox: Mailbox) -> bytes:
+    """The agent's bundles as the file that it hands over."""
     from angelia.mailbox import bundle_file
 
-    file.write(bundle_file.encode(mailbox.own_keys.chain()))
+    return bundle_file.encode(mailbox.own_keys.chain())
 
 
 def _say_published(
@@ -255,10 +232,11 @@ def _say_published(
         *more,
         ("fingerprint", link.bundle.signer.fingerprint + (" (new)" if more and link.statement else "")),
     ]
-    state = _state(link.bundle, one_time_keys=left)
-    session.out.thing(state, pairs, quietly=state.bundle_id if out is None else str(out), least=FACTS)
+    quietly = link.bundle.hash.hex() if out is None else str(out)
+    session.out.thing(_state(link.bundle, one_time_keys=left), pairs, quietly=quietly, least=FACTS)
     if out is not None:
-        session.out.note(f"next: hand over {out}, and whoever gets it runs `angelia key pin {state.handle} {out.name}`")
+        pins = f"`angelia key pin {link.bundle.agent_nhi} {out.name}`"
+        session.out.note(f"next: hand over {out}, and whoever gets it runs {pins}")
 
 
 def _show_own(session: CommandContext, mailbox: Mailbox) -> None:
@@ -270,7 +248,7 @@ def _show_own(session: CommandContext, mailbox: Mailbox) -> None:
         kind = "an emergency is" if plan.emergency else ""
         pairs.append(("rotation", f"{kind} under way; `angelia key publish` finishes it".lstrip()))
     state = _state(link.bundle, revoked, one_time_keys=left)
-    session.out.thing(state, pairs, quietly=state.fingerprint, least=FACTS)
+    session.out.thing(state, pairs, quietly=link.bundle.signer.fingerprint, least=FACTS)
 
 
 def _server_says(session: CommandContext, mailbox: Mailbox) -> tuple[int | None, list[UUID], str]:
@@ -399,25 +377,29 @@ def _status(entry: KemEntry, revoked: Collection[UUID]) -> str:
     return "revoked" if entry.key.key_id in revoked else entry.status.name.lower()
 
 
-def _state(bundle: Bundle, revoked: Collection[UUID] = (), one_time_keys: int | None = None) -> KeyState:
+def _state(
+    bundle: Bundle, revoked: Collection[UUID] = (), pin: Pin | None = None, one_time_keys: int | None = None
+) -> dict[str, object]:
+    """What `--json` says of an agent's keys."""
     from angelia.envelope.times import moment as at
     from angelia.keys.model import TYPE_NAMES
 
-    return KeyState(
-        handle=bundle.agent_nhi,
-        fingerprint=bundle.signer.fingerprint,
-        signer_id=str(bundle.signer.signer_id),
-        bundle_version=bundle.bundle_version,
-        bundle_id=bundle.hash.hex(),
-        issued_at=at(bundle.issued_at),
-        expires_at=at(bundle.not_after),
-        suites=_mask(bundle),
-        kem_keys=[
-            {"key_id": str(entry.key.key_id), "key_type": TYPE_NAMES[entry.key.kind], "status": _status(entry, revoked)}
+    return {
+        "handle": bundle.agent_nhi,
+        "fingerprint": bundle.signer.fingerprint,
+        "signer_id": bundle.signer.signer_id,
+        "bundle_version": bundle.bundle_version,
+        "bundle_id": bundle.hash.hex(),
+        "issued_at": at(bundle.issued_at),
+        "expires_at": at(bundle.not_after),
+        "suites": _mask(bundle),
+        "kem_keys": [
+            {"key_id": entry.key.key_id, "key_type": TYPE_NAMES[entry.key.kind], "status": _status(entry, revoked)}
             for entry in bundle.kem_keys
         ],
-        one_time_keys=one_time_keys,
-    )
+        **({} if one_time_keys is None else {"one_time_keys": one_time_keys}),
+        **({} if pin is None else {"trusted_by": pin.trusted_by, "pinned_at": pin.pinned_at}),
+    }
 
 
 def _mask(bundle: Bundle) -> list[int]:

@@ -81,8 +81,7 @@ def send(
         return 0
     with handing_over(out) as file:
         envelope = sealed_by_hand(session, mailbox, recipient, content, options)
-        if file is not None:
-            file.write(envelope.wire)
+        file.write(envelope.wire)
     say_sealed(session, mailbox, envelope, out)
     return 0
 
@@ -231,8 +230,7 @@ def ack(session: CommandContext, id_: str, out: Path | None) -> None:
     with handing_over(out) as file:
         receipt = mailbox.inbox.receipt(message.replay_key, status, times.now())
         document = receipt_document(receipt)
-        if file is not None:
-            file.write(msgspec.json.encode(document) + b"\n")
+        file.write(msgspec.json.encode(document) + b"\n")
     if out is None and mailbox.identity.id is not None:
         mail_lists.hand_in_receipt(session, mailbox, receipt)
     mailbox.inbox.mark_acked([message.replay_key], times.now())

@@ -190,10 +190,7 @@ def _receipt_line(session: CommandContext, client: Client, mailbox: Mailbox, ans
         except AngeliaError as error:
             session.out.note(f"warning: the receipt of {short(answer.replay_key)} proves nothing: {error.message}")
             by = "unproven"
-    line: Line = {}
-    for name in answer.__struct_fields__:
-        line |= {"status": status, "by": by} if name == "status" else {name: getattr(answer, name)}
-    return line
+    return msgspec.structs.asdict(answer) | {"status": status, "by": by}
 
 
 def _client(session: CommandContext, of: str | None) -> Client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +16,11 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def handing_over(path: Path | None) -> Iterator[BinaryIO | None]:
-    """A new file, opened before anything is done that cannot be done twice. An existing file is not overwritten; the
-    new one is removed if the block raises."""
+def handing_over(path: Path | None) -> Iterator[BinaryIO]:
+    """A new file, opened before anything is done that cannot be done twice; without a path, what is written is dropped.
+    An existing file is not overwritten; the new one is removed if the block raises."""
     if path is None:
-        yield None
+        yield io.BytesIO()
         return
     try:
         file = path.open("xb")
