@@ -270,10 +270,7 @@ def _same_place(url: str, running: str) -> bool:
 
 
 def _first_line(path: Path) -> str:
-    try:
-        token = path.read_text("utf-8").strip().partition("\n")[0].strip()
-    except UnicodeDecodeError as error:
-        raise Usage(f"{path} holds no token") from error
+    token = path.read_text("utf-8", "replace").strip().partition("\n")[0].strip()
     if not token.isascii() or not token.isprintable() or not token:
         raise Usage(f"{path} holds no token")
     return token

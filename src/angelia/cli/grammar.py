@@ -108,15 +108,9 @@ class Noun(click.Group):
 
     def verb(
         self, *, example: str, needs: Needs = Needs.NOTHING, name: str | None = None
-    ) -> Callable[[Action[P]], VerbCommand]:
+    ) -> Callable[[Action[P]], click.Command]:
         """Makes a function one of this noun's verbs; click's own decorators declare its parameters."""
-
-        def declare(action: Action[P]) -> VerbCommand:
-            verb = click.command(name, cls=VerbCommand, example=example, needs=needs)(action)
-            self.add_command(verb)
-            return verb
-
-        return declare
+        return self.command(name, cls=VerbCommand, example=example, needs=needs)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -167,7 +161,7 @@ class Noun(click.Group):
 
     def _verb_position(self, ctx: click.Context, args: list[str]) -> int | None:
         """The index of the verb, which flags and their values may precede."""
-        takes_value = {name: not o.is_flag for o in self.all_options() for name in (*o.opts, *o.secondary_opts)}
+        takes_value = {name: not option.is_flag for option in self.all_options() for name in option.opts}
         takes_value |= dict.fromkeys(_SETTINGS["help_option_names"], False)
         at = 0
         while at < len(args):
@@ -196,10 +190,9 @@ class Entry:
 class Root(click.Group):
     """All nouns. Each is in the module of its name, which is loaded when the noun is used."""
 
-    def __init__(self, about: str, entries: Iterable[Entry], package: str, version: str) -> None:
+    def __init__(self, about: str, entries: Iterable[Entry], version: str) -> None:
         super().__init__("angelia", help=about, context_settings=_SETTINGS, no_args_is_help=False)
         self._entries = {entry.name: entry for entry in entries}
-        self._package = package
         self._version = version
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -208,7 +201,7 @@ class Root(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self._entries:
             return None
-        command: click.Command = importlib.import_module(f"{self._package}.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"angelia.cli.{cmd_name}").command
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -11,7 +11,7 @@ from uuid import UUID
 import click
 import msgspec
 
-from angelia.cli import allowlist, mail_lists, mail_server, times
+from angelia.cli import mail_lists, mail_server, times
 from angelia.cli.command_context import CommandContext
 from angelia.cli.confirm import Deed, may
 from angelia.cli.errors import Usage, exit_code, one_of, report
@@ -173,7 +173,7 @@ def outbox(session: CommandContext) -> None:
     mailbox = session.mailbox
     if mailbox.identity.id is not None:
         mail_server.refresh_outbox(session, mailbox)
-    mail_lists.show_outbox(session, mailbox)
+    mail_lists.list_outbox(session, mailbox)
 
 
 @command.verb(example="angelia mail withdraw 5b0f3c9a71e2", needs=Needs.SERVER | Needs.AGENT)
@@ -278,13 +278,13 @@ def allow(
     While the list is empty, no mail is opened."""
     mailbox = session.mailbox
     if import_ is not None:
-        allowlist.import_list(session, mailbox, import_)
+        mail_lists.import_allowed(session, mailbox, import_)
         return
     if export is not None:
-        allowlist.export_list(session, mailbox, export)
+        mail_lists.export_allowed(session, mailbox, export)
         return
     if name is None:
-        allowlist.show_allowed(session, mailbox)
+        mail_lists.list_allowed(session, mailbox)
         return
     if file is not None:
         from angelia.mailbox import bundle_file

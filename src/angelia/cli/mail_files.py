@@ -45,7 +45,8 @@ def received_from(session: CommandContext, mailbox: Mailbox, files: list[Path]) 
     from angelia.mailbox.envelope_files import read_safely
     from angelia.mailbox.time_window import DeliveryProfile
 
-    contents, outcomes = dict[int, bytes](), dict[int, Opened | AngeliaError]()  # by place: a file may be named twice
+    contents: dict[int, bytes] = {}  # by place: a file may be named twice
+    outcomes: dict[int, Opened | AngeliaError] = {}
     for at, file in enumerate(files):
         try:
             contents[at] = read_safely(file, file, most=2 << 20)

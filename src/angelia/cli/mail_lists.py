@@ -1,4 +1,4 @@
-"""Lists of mail beside the inbox: the outbox, receipts and dead letters, and what is done with one of their entries."""
+"""Lists of a mailbox beside the inbox: the outbox, receipts, dead letters and the senders whose mail is opened."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from angelia.cli import times
 from angelia.cli.command_context import CommandContext
 from angelia.cli.paging import Fetch, Page, ago, every, full_id, pages_of, server_pages, short, show_list, until
-from angelia.cli.public_files import refuse_unregistered
-from angelia.cli.tables import Column
+from angelia.cli.public_files import handing_over, refuse_unregistered
+from angelia.cli.tables import Column, counted
 from angelia.errors import AngeliaError, InvalidArgument, ReceiptArchived
 
 if TYPE_CHECKING:
     from angelia.client import Client
     from angelia.envelope.receipts import Receipt, ReceiptDocument
     from angelia.mail.api import DeadLetter, ReceiptRecord
+    from angelia.mailbox.allowlist import AllowedSender
     from angelia.mailbox.mailbox import Mailbox
     from angelia.mailbox.outbox_message import OutboxMessage
 
@@ -24,7 +26,7 @@ Line = dict[str, Any]  # an entry as --json prints it, with whose word its state
 _DEAD = "angelia mail dead"
 
 
-def show_outbox(session: CommandContext, mailbox: Mailbox) -> None:
+def list_outbox(session: CommandContext, mailbox: Mailbox) -> None:
     """Lists what was sealed here, newest first."""
     columns: list[Column[Line]] = [
         Column("ID", lambda m: short(m["replay_key"])),
@@ -141,6 +143,37 @@ def requeue(session: CommandContext, id_: str, of: str | None) -> None:
     session.out.done(letter, f"{short(letter.replay_key)} of {letter.sender} waits for {letter.recipient} again")
     if of is None:
         session.out.note("hint: angelia mail receive")
+
+
+def import_allowed(session: CommandContext, mailbox: Mailbox, file: Path) -> None:
+    """Adds the entries of a file, and says which were refused."""
+    from angelia.mailbox.envelope_files import read_safely
+
+    imported = mailbox.allowlist.import_json(read_safely(file, file), times.now())
+    for why in imported.refused:
+        session.out.note(f"refused: {why}")
+    refused = f", {len(imported.refused):,} refused" if imported.refused else ""
+    session.out.done(imported, f"added {counted(imported.added, 'entry', 'entries')}{refused}")
+
+
+def export_allowed(session: CommandContext, mailbox: Mailbox, path: Path) -> None:
+    """Writes the list to a new file."""
+    with handing_over(path) as file:
+        file.write(mailbox.allowlist.export_json())
+    count = len(mailbox.allowlist.entries())
+    session.out.done({"done": "exported", "count": count}, f"exported {counted(count, 'entry', 'entries')} to {path}")
+
+
+def list_allowed(session: CommandContext, mailbox: Mailbox) -> None:
+    """Lists the senders whose mail is opened."""
+    columns: list[Column[AllowedSender]] = [
+        Column("NAME", lambda e: e.nhi, long=True),
+        Column("FINGERPRINT", lambda e: e.fingerprint),
+        Column("SINCE", lambda e: ago(e.added_at), right=True),
+        Column("LABEL", lambda e: e.label or "", long=True),
+    ]
+    nothing, hint = "nobody is allowed, so no mail is opened", "angelia mail allow NAME"
+    show_list(session, pages_of(mailbox.allowlist.entries()), columns, nothing=nothing, hint=hint)
 
 
 def _outbox_line(row: OutboxMessage) -> Line:

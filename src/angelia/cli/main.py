@@ -36,7 +36,6 @@ root = Root(
         Entry("operate", "audit", "what happened: show it, verify that it was not changed"),
         Entry("analyse", "pipeline", "archive, analyse, export and erase in bulk, with Spark"),
     ],
-    package="angelia.cli",
     version=__version__,
 )
 
