@@ -20,7 +20,7 @@ class Clock:
 def worked(seconds: int, *, tty: bool, quiet: bool = False, total: int | None = 1000) -> tuple[str, str]:
     """One unit of ten a second, for so many seconds."""
     kind = Terminal if tty else io.StringIO
-    out, clock = Output(Manner(quiet=quiet), kind(), kind(), {}), Clock()
+    out, clock = Output(Manner(quiet=quiet), kind(), kind()), Clock()
     with ProgressBar(out, "verifying", "entries", total, clock) as progress:
         for _ in range(seconds):
             clock.now += 1

@@ -130,27 +130,22 @@ def _enrol(
     if identity.id != agent.id and not chain:
         _remember(session, identity, agent)
     pairs.append(("registered", str(agent.id)))
+    go_on = f"`angelia agent register --as {identity.name}`"
     try:
         agent = agent if agent.handle == wanted else client.agents.claim_handle(wanted)
-    except AngeliaError as error:
-        session.out.thing(agent, pairs, quietly=str(agent.id), least=FACTS)
-        if isinstance(error, AlreadyExists):
-            local = identity.name
-            another = f"`angelia agent handle OTHER --as {local}`, then `angelia key publish --as {local}`"
-            error.hint = _OTHER_AGENT if chain else another
-        else:
-            error.hint = f"the agent is registered; go on with `angelia agent register --as {identity.name}`"
-        raise
-    registered = _remember(session, identity, agent)
-    pairs.append(_handle_fact(agent))
-    try:
+        registered = _remember(session, identity, agent)
+        pairs.append(_handle_fact(agent))
+        go_on = f"`angelia key publish --as {identity.name}`"
         mailbox = session.mailbox_of(registered)
         pairs += publish_first(session.as_agent(mailbox), mailbox)
     except AngeliaError as error:
-        session.out.thing(agent, pairs, quietly=str(agent.id), least=FACTS)
-        error.hint = f"the agent is registered; go on with `angelia key publish --as {identity.name}`"
+        error.hint = f"the agent is registered; go on with {go_on}"
+        if isinstance(error, AlreadyExists) and agent.handle != wanted:
+            another = f"`angelia agent handle OTHER --as {identity.name}`"
+            error.hint = _OTHER_AGENT if chain else f"{another}, then `angelia key publish --as {identity.name}`"
         raise
-    session.out.thing(agent, pairs, quietly=str(agent.id), least=FACTS)
+    finally:
+        session.out.thing(agent, pairs, quietly=str(agent.id), least=FACTS)
 
 
 def _chain(session: CommandContext, identity: Identity) -> list[Link]:

@@ -277,15 +277,9 @@ def publish(
         error.hint = f"say it again with --id {options['message_id']}, and it is published once; {error.hint}"
         raise
     published, size = posted.published, len(posted.envelope.wire)
-    if session.shared.json:
-        session.out.records([published])
-    elif session.shared.quiet:
-        session.out.line(str(published.offset))
-    else:
-        session.out.line(
-            f"published in {found.name} at offset {published.offset}, sealed (epoch {posted.channel.epoch}, "
-            f"Ed25519 + ML-DSA-65), {size:,} bytes"
-        )
+    sealed = f"sealed (epoch {posted.channel.epoch}, Ed25519 + ML-DSA-65), {size:,} bytes"
+    text = f"published in {found.name} at offset {published.offset}, {sealed}"
+    session.out.done(published, text, quietly=str(published.offset))
     warn_unreached(session, posted.unreached)
 
 

@@ -96,7 +96,8 @@ def rotate(
     mailbox = session.mailbox
     if emergency != bool(why) or (stolen_since and not emergency):
         raise Usage("--emergency and --why go together", hint='angelia key rotate --emergency --why "laptop lost"')
-    if emergency and not may(session, _emergency(session, mailbox)):
+    all_keys = f"all keys of {mailbox.identity.handle} (mail that is still sealed to them will not open)"
+    if emergency and not may(session, _revocation(session, mailbox, all_keys)):
         return
     if session.shared.dry_run:
         raise Usage("--dry-run goes with --emergency; nothing else is destroyed here")
@@ -139,8 +140,7 @@ def revoke(session: CommandContext, key_id: str) -> None:
             hint='replace it: angelia key rotate --emergency --why "…"',
         )
     what = f"the key {chosen[:12]} (mail that is still sealed to it will not open)"
-    deed = Deed(verb="revoke", doing="revoking", what=what, look="angelia key show", where=_where(session, mailbox))
-    if not may(session, deed):
+    if not may(session, _revocation(session, mailbox, what)):
         return
     record: object = {"key_id": chosen, "status": "revoked"}
     if mailbox.identity.id is not None:
@@ -346,14 +346,9 @@ def _own(mailbox: Mailbox) -> Link:
     return link
 
 
-def _emergency(session: CommandContext, mailbox: Mailbox) -> Deed:
-    what = f"all keys of {mailbox.identity.handle} (mail that is still sealed to them will not open)"
-    where = _where(session, mailbox)
+def _revocation(session: CommandContext, mailbox: Mailbox, what: str) -> Deed:
+    where = "this machine" if mailbox.identity.id is None else session.url
     return Deed(verb="revoke", doing="revoking", what=what, look="angelia key show", where=where)
-
-
-def _where(session: CommandContext, mailbox: Mailbox) -> str:
-    return "this machine" if mailbox.identity.id is None else session.url
 
 
 def _facts(bundle: Bundle, revoked: Collection[UUID] = ()) -> list[tuple[str, str]]:

@@ -102,10 +102,10 @@ def open_(session: CommandContext, what: str) -> None:
         if received.control:
             say_control(session)
             return
-        opened = mailbox.inbox.read(received.message.replay_key, times.now())
+        id_ = received.message.replay_key
     else:
-        opened = mailbox.inbox.read(_id(what, or_file=True), times.now())
-    print_message(session, opened, fresh=fresh)
+        id_ = _id(what, or_file=True)
+    print_message(session, mailbox.inbox.read(id_, times.now()), fresh=fresh)
 
 
 @command.verb(example="angelia mail receive --wait", needs=Needs.SERVER | Needs.AGENT)

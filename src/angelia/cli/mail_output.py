@@ -108,15 +108,11 @@ def print_body(session: CommandContext, text: str) -> None:
 def _say_new(session: CommandContext, envelope: Envelope, what: str, more: Line) -> None:
     """Says what was made, and its id; with -q only the id, whole."""
     header, size = envelope.header, len(envelope.wire)
-    if session.shared.json:
-        named = {"replay_key": envelope.replay_key, "message_id": header.message_id, "recipient": header.recipient_nhi}
-        session.out.records([{**named, "bytes": size, **more}])
-    elif session.shared.quiet:
-        session.out.line(envelope.replay_key)
-    else:
-        left = age(timedelta(seconds=header.ttl_seconds))
-        session.out.line(f"{what} ({_suite(envelope)}), {size:,} bytes, expires in {left}")
-        session.out.line(short(envelope.replay_key))
+    named = {"replay_key": envelope.replay_key, "message_id": header.message_id, "recipient": header.recipient_nhi}
+    left = age(timedelta(seconds=header.ttl_seconds))
+    text = f"{what} ({_suite(envelope)}), {size:,} bytes, expires in {left}"
+    record = {**named, "bytes": size, **more}
+    session.out.done(record, text, short(envelope.replay_key), quietly=envelope.replay_key)
 
 
 def _suite(envelope: Envelope) -> str:
