@@ -17,7 +17,7 @@ from angelia.cli.times import full
 from angelia.errors import AlreadyExists, AngeliaError, Conflict
 
 if TYPE_CHECKING:
-    from angelia.agents.api import AgentProfile, AgentRecord
+    from angelia.agents.api import AgentRecord
     from angelia.client import Client
     from angelia.envelope.bundles import Link
     from angelia.mailbox.identity import Identity, PublicIdentity
@@ -197,7 +197,13 @@ def _show_other(session: CommandContext, name: str) -> None:
     if session.token is None and is_id(name):
         profile = session.as_anyone().agents.profile(name)
         _refuse_another(name, str(profile.id))
-        _print_profile(session, profile)
+        pairs = [
+            ("id", str(profile.id)),
+            ("name", profile.name),
+            ("public key", base64.b64encode(profile.public_key).decode()),
+            ("registered", full(profile.joined_at)),
+        ]
+        session.out.thing(profile, pairs, quietly=str(profile.id), least=FACTS)
     else:
         agent = session.as_operator().agents.show(name)
         _refuse_another(name, agent.handle, str(agent.id))
@@ -224,16 +230,6 @@ def _print_agent(session: CommandContext, agent: AgentRecord, fingerprint: str |
         ("X-AICQ-*", "accepted" if agent.aicq_signatures else "refused"),
     ]
     session.out.thing(agent, pairs, quietly=str(agent.id), least=FACTS)
-
-
-def _print_profile(session: CommandContext, profile: AgentProfile) -> None:
-    pairs = [
-        ("id", str(profile.id)),
-        ("name", profile.name),
-        ("public key", base64.b64encode(profile.public_key).decode()),
-        ("registered", full(profile.joined_at)),
-    ]
-    session.out.thing(profile, pairs, quietly=str(profile.id), least=FACTS)
 
 
 def _handle_fact(agent: AgentRecord) -> tuple[str, str]:

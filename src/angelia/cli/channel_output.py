@@ -66,12 +66,13 @@ def warn_unreached(session: CommandContext, unreached: dict[str, AngeliaError]) 
 
 def facts_of(channel: ChannelView, roster: Roster | None) -> list[tuple[str, str]]:
     held = channel.subscription
+    rights = [word for word, has in (("subscribe", channel.may_subscribe), ("publish", channel.may_publish)) if has]
     pairs = [
         ("channel", channel.name),
         ("id", str(channel.channel_id)),
         ("policy", channel.policy.value),
         ("roster", _roster(channel, roster)),
-        ("you may", ", ".join(_rights(channel)) or "nothing"),
+        ("you may", ", ".join(rights) or "nothing"),
         ("subscribed", "no" if held is None else f"{held.status.value}, after offset {held.last_offset}"),
         ("messages", _messages(channel)),
         ("subscribers", f"{channel.total_subscribers:,} of {channel.max_subscribers:,}"),
@@ -101,10 +102,6 @@ def _messages(channel: ChannelView) -> str:
     if channel.first_offset < channel.next_offset:
         return f"{channel.total_messages:,}, offsets {channel.first_offset} to {channel.next_offset - 1} are kept"
     return f"{channel.total_messages:,}, none is kept any more" if channel.total_messages else "none, it is empty"
-
-
-def _rights(channel: ChannelView) -> list[str]:
-    return [word for word, has in (("subscribe", channel.may_subscribe), ("publish", channel.may_publish)) if has]
 
 
 def _epoch(channel: ChannelView) -> str:

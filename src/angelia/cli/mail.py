@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import timedelta
 from pathlib import Path
@@ -385,12 +386,12 @@ def _answered(mailbox: Mailbox, text: str) -> UUID:
         ) from error
 
 
-def _wait(text: str | None) -> float | None:
-    """Seconds to wait for mail; None waits until some comes."""
+def _wait(text: str | None) -> float:
+    """Seconds to wait for mail; without a number until some comes."""
     if text is None:
         return 0.0
     if text == "":
-        return None
+        return math.inf
     if re.fullmatch(r"[0-9]{1,6}", text, re.ASCII):
         return float(text)
     try:

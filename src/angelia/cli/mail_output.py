@@ -107,16 +107,12 @@ def print_body(session: CommandContext, text: str) -> None:
 
 def _say_new(session: CommandContext, envelope: Envelope, what: str, more: Line) -> None:
     """Says what was made, and its id; with -q only the id, whole."""
-    header, size = envelope.header, len(envelope.wire)
-    named = {"replay_key": envelope.replay_key, "message_id": header.message_id, "recipient": header.recipient_nhi}
-    left = age(timedelta(seconds=header.ttl_seconds))
-    text = f"{what} ({_suite(envelope)}), {size:,} bytes, expires in {left}"
-    record = {**named, "bytes": size, **more}
-    session.out.done(record, text, short(envelope.replay_key), quietly=envelope.replay_key)
-
-
-def _suite(envelope: Envelope) -> str:
     from angelia.envelope.wire import Suite
 
-    kem = {Suite.ML_KEM: "ML-KEM-768", Suite.XWING: "X-Wing"}[envelope.header.suite]
-    return f"{kem}, Ed25519 + ML-DSA-65"
+    header, size = envelope.header, len(envelope.wire)
+    kem = {Suite.ML_KEM: "ML-KEM-768", Suite.XWING: "X-Wing"}[header.suite]
+    named = {"replay_key": envelope.replay_key, "message_id": header.message_id, "recipient": header.recipient_nhi}
+    left = age(timedelta(seconds=header.ttl_seconds))
+    text = f"{what} ({kem}, Ed25519 + ML-DSA-65), {size:,} bytes, expires in {left}"
+    record = {**named, "bytes": size, **more}
+    session.out.done(record, text, short(envelope.replay_key), quietly=envelope.replay_key)

@@ -96,7 +96,8 @@ class Output:
         if self.manner.json:
             self.records(rows)
         elif rows:
-            self.painted(table(columns, rows, paint=self.paint, most=self._width()))
+            width = shutil.get_terminal_size().columns if self.stdout.isatty() else None
+            self.painted(table(columns, rows, paint=self.paint, most=width))
 
     def thing(self, record: object, pairs: Sequence[tuple[str, str]], *, quietly: str = "", least: int = 0) -> None:
         """One thing, as its facts or its JSON object; with -q only `quietly`."""
@@ -131,9 +132,6 @@ class Output:
         """Text on stderr that is seen at once, though its line goes on."""
         self.stderr.write(text)
         self.stderr.flush()
-
-    def _width(self) -> int | None:
-        return shutil.get_terminal_size().columns if self.stdout.isatty() else None
 
 
 def _colours(wish: str, stream: TextIO) -> bool:

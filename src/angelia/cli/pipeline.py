@@ -216,7 +216,19 @@ def _show_run(session: CommandContext, given: str) -> None:
             found = pipeline_environment.ask(url, lambda ledger: Runs(ledger).beginning_with(given.lower(), _MANY))
             known = {str(run.run_id): run for run in found}
     run = known[full_id(given, known, "run", "angelia pipeline history")]
-    session.out.thing(run, _facts(run), quietly=str(run.run_id))
+    times = {"from": run.since, "to": run.until, "cutoff": run.cutoff}
+    pairs = [
+        ("run", str(run.run_id)),
+        ("job", run.job),
+        ("state", run.standing),
+        ("rows", "" if run.rows is None else f"{run.rows:,}"),
+        *((name, "" if at is None else full(at)) for name, at in times.items()),
+        ("version", f"{run.version:,}"),
+        ("started", full(run.started_at)),
+        ("changed", full(run.updated_at)),
+        ("report", "" if run.report is None else msgspec.json.encode(run.report).decode()),
+    ]
+    session.out.thing(run, pairs, quietly=str(run.run_id))
 
 
 def _state(text: str | None) -> RunState | None:
@@ -235,21 +247,6 @@ def _check_job(name: str | None) -> None:
         near = nearest(name, JOBS)
         hint = f"did you mean --job {near!r}?" if near else f"one of: {', '.join(JOBS)}"
         raise Usage(f"there is no job {name!r}", hint=hint)
-
-
-def _facts(run: Run) -> list[tuple[str, str]]:
-    times = {"from": run.since, "to": run.until, "cutoff": run.cutoff}
-    return [
-        ("run", str(run.run_id)),
-        ("job", run.job),
-        ("state", run.standing),
-        ("rows", "" if run.rows is None else f"{run.rows:,}"),
-        *((name, "" if at is None else full(at)) for name, at in times.items()),
-        ("version", f"{run.version:,}"),
-        ("started", full(run.started_at)),
-        ("changed", full(run.updated_at)),
-        ("report", "" if run.report is None else msgspec.json.encode(run.report).decode()),
-    ]
 
 
 _COLUMNS: list[Column[Run]] = [
