@@ -12,7 +12,7 @@ from angelia.cli import flags
 from angelia.cli.command_context import CommandContext
 from angelia.cli.flags import Needs, local_agents
 from angelia.cli.grammar import Noun
-from angelia.cli.key import publish_first
+from angelia.cli.key import FACTS, publish_first
 from angelia.cli.times import full
 from angelia.errors import AlreadyExists, AngeliaError, Conflict
 
@@ -20,10 +20,8 @@ if TYPE_CHECKING:
     from angelia.agents.api import AgentRecord
     from angelia.client import Client
     from angelia.envelope.bundles import Link
-    from angelia.mailbox.identity import Identity, PublicIdentity
+    from angelia.mailbox.identity import Identity
 
-# The width of `fingerprint`, so that all facts about an agent stand in one column.
-FACTS = 11
 _OTHER_AGENT = "make another agent: angelia agent new NAME --register"
 
 command = Noun("agent", "make, register and show agents; claim a handle")
@@ -54,8 +52,7 @@ def new(session: CommandContext, name: str, register: bool, passphrase: bool, di
         _enrol(session, made, pairs, display_name, None)
         return
     pairs += [("key id", str(made.key_id)), ("fingerprint", made.pair.public.fingerprint)]
-    session.out.thing(_public_identity(made), pairs, quietly=str(made.key_id), least=FACTS)
-    session.out.note(_next_step(name))
+    _print_unregistered(session, made, pairs)
 
 
 @command.verb(example="angelia agent show alice", needs=Needs.SERVER | Needs.AGENT | Needs.OPERATOR)
@@ -78,8 +75,7 @@ def show(session: CommandContext, name: str | None) -> None:
         ("fingerprint", mine.pair.public.fingerprint),
         ("registered", "no"),
     ]
-    session.out.thing(_public_identity(mine), pairs, quietly=str(mine.key_id), least=FACTS)
-    session.out.note(_next_step(local))
+    _print_unregistered(session, mine, pairs)
 
 
 @command.verb(example="angelia agent register --as alice", needs=Needs.SERVER | Needs.AGENT)
@@ -236,12 +232,10 @@ def _handle_fact(agent: AgentRecord) -> tuple[str, str]:
     return ("handle", f"{agent.handle} (claimed; a handle is for ever)")
 
 
-def _next_step(name: str) -> str:
-    alone = f"without a server: angelia key publish --out FILE --as {name}"
-    return f"next: angelia agent register --as {name}; {alone}"
-
-
-def _public_identity(identity: Identity) -> PublicIdentity:
+def _print_unregistered(session: CommandContext, identity: Identity, pairs: list[tuple[str, str]]) -> None:
     from angelia.mailbox.identity import PublicIdentity
 
-    return PublicIdentity(handle=identity.handle, public_key=identity.public_key, key_id=identity.key_id)
+    public = PublicIdentity(handle=identity.handle, public_key=identity.public_key, key_id=identity.key_id)
+    session.out.thing(public, pairs, quietly=str(identity.key_id), least=FACTS)
+    alone = f"without a server: angelia key publish --out FILE --as {identity.name}"
+    session.out.note(f"next: angelia agent register --as {identity.name}; {alone}")

@@ -212,7 +212,7 @@ def sign(session: CommandContext, name: str) -> None:
     proposal = client.channels.propose_roster(session.mailbox, name)
     found, ref = proposal.channel, _reference(name, proposal.channel)
     if not session.shared.json:
-        session.out.rows(proposal.members, _member_columns())
+        session.out.rows(proposal.members, _MEMBERS)
     if proposal.by_server:
         session.out.note("warning: this list and the policy are the server's word; sign them only if they are yours")
     what = f"{found.name} as {proposal.policy.value} with {counted(len(proposal.members), 'member')}"
@@ -355,15 +355,7 @@ def _show_allowed(session: CommandContext, client: Client, found: ChannelView, r
     if roster is None:
         session.out.note(f"{found.owner_nhi} has signed no list yet; angelia channel sign {found.channel_name}")
     rows = [] if roster is None else list(roster.members)
-    show_list(session, pages_of(rows), _member_columns(), nothing=f"nobody is listed in {found.name}", hint=hint)
-
-
-def _member_columns() -> list[Column[Member]]:
-    return [
-        Column("AGENT", lambda e: e.nhi, long=True),
-        Column("LISTEN", lambda e: "yes" if e.may_subscribe else "no"),
-        Column("PUBLISH", lambda e: "yes" if e.may_publish else "no"),
-    ]
+    show_list(session, pages_of(rows), _MEMBERS, nothing=f"nobody is listed in {found.name}", hint=hint)
 
 
 def _done(what: str, channel: ChannelView, agent: str | None = None) -> dict[str, object]:
@@ -386,8 +378,12 @@ def _look_up(session: CommandContext, name: str) -> tuple[Client, ChannelView, s
 def _named(client: Client, name: str, find: Callable[[str | UUID], ChannelView]) -> tuple[ChannelView, str | UUID]:
     try:
         found = find(name)
-    except NotFound as unknown:
-        found = find(_whole_id(client, name, unknown))
+    except NotFound:
+        if _PREFIX.fullmatch(name.lower()) is None:
+            raise
+        channels = every(server_pages(client.channels.list, lambda page: page.channels))
+        known = [str(one.channel_id) for one in channels]
+        found = find(UUID(full_id(name, known, "channel", "angelia channel list")))
     return found, _reference(name, found)
 
 
@@ -397,10 +393,8 @@ def _reference(name: str, found: ChannelView) -> str | UUID:
     return found.channel_id if by_id else found.name
 
 
-def _whole_id(client: Client, name: str, unknown: NotFound) -> UUID:
-    """The id that begins with `name`; raises `unknown` if no id can."""
-    if _PREFIX.fullmatch(name.lower()) is None:
-        raise unknown
-    channels = every(server_pages(client.channels.list, lambda page: page.channels))
-    known = [str(one.channel_id) for one in channels]
-    return UUID(full_id(name, known, "channel", "angelia channel list"))
+_MEMBERS: list[Column[Member]] = [
+    Column("AGENT", lambda e: e.nhi, long=True),
+    Column("LISTEN", lambda e: "yes" if e.may_subscribe else "no"),
+    Column("PUBLISH", lambda e: "yes" if e.may_publish else "no"),
+]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from angelia.mailbox.mailbox import Mailbox
     from angelia.mailbox.pinned_keys import Pin
 
+# The width of `fingerprint`, so that all facts about an agent stand in one column.
 FACTS = 11
 _SUITES = {1: "ML-KEM-768", 2: "X-Wing", 4: "channels"}
 _file = click.Path(path_type=Path, dir_okay=False)

@@ -24,7 +24,7 @@ from angelia.cli.message_body import compress_flag, message_options, pad_flag, p
 from angelia.cli.paging import SHORTEST_PREFIX, Page, ago, short, show_list
 from angelia.cli.public_files import chain_in, handing_over, not_known, refuse_unregistered
 from angelia.cli.tables import Column, counted
-from angelia.errors import AngeliaError, NotFound
+from angelia.errors import AngeliaError, NotFound, ReceiptArchived
 
 if TYPE_CHECKING:
     from angelia.mailbox.inbox import Message
@@ -233,7 +233,10 @@ def ack(session: CommandContext, id_: str, out: Path | None) -> None:
         document = receipt_document(receipt)
         file.write(msgspec.json.encode(document) + b"\n")
     if out is None and mailbox.identity.id is not None:
-        mail_lists.hand_in_receipt(session, mailbox, receipt)
+        try:
+            session.as_agent(mailbox).mail.hand_in_receipt(receipt)
+        except ReceiptArchived:
+            session.out.note(f"the server has no such message; --out FILE hands the receipt to {message.sender}")
     mailbox.inbox.mark_acked([message.replay_key], times.now())
     session.out.done(document, f"acknowledged {short(message.replay_key)} of {message.sender}: {document.status}")
     if out is not None:

@@ -12,7 +12,7 @@ from angelia.cli.command_context import CommandContext
 from angelia.cli.paging import Fetch, Page, ago, every, full_id, pages_of, server_pages, short, show_list, until
 from angelia.cli.public_files import handing_over, refuse_unregistered
 from angelia.cli.tables import Column, counted
-from angelia.errors import AngeliaError, InvalidArgument, ReceiptArchived
+from angelia.errors import AngeliaError, InvalidArgument
 
 if TYPE_CHECKING:
     from angelia.client import Client
@@ -86,14 +86,6 @@ def list_own_receipts(session: CommandContext, mailbox: Mailbox) -> None:
     ]
     rows = [receipt_document(one) for one in reversed(logged.receipts)]
     show_list(session, pages_of(rows), columns, nothing="no receipts yet", hint="opening a message gives one")
-
-
-def hand_in_receipt(session: CommandContext, mailbox: Mailbox, receipt: Receipt) -> None:
-    """Gives the server a receipt for the sender; says so if the server never had the message."""
-    try:
-        session.as_agent(mailbox).mail.hand_in_receipt(receipt)
-    except ReceiptArchived:
-        session.out.note(f"the server has no such message; --out FILE hands the receipt to {receipt.sender_nhi}")
 
 
 def check_receipt_file(session: CommandContext, mailbox: Mailbox, file: Path) -> None:

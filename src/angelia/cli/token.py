@@ -51,8 +51,7 @@ def create(
 
     --offline makes it before the first start, for a server that other machines will reach."""
     if offline:
-        made = _made_offline(session, data_dir, role, agent, expires, label or "")
-        _show(session, made)
+        _show(session, _made_offline(session, data_dir, role, agent, expires, label or ""))
         return
     if data_dir is not None:
         raise click.UsageError("--data-dir goes with --offline only; --url names a running server")
