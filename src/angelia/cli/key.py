@@ -266,10 +266,8 @@ def _server_says(session: CommandContext, mailbox: Mailbox) -> tuple[int | None,
 
 def _seen(session: CommandContext, mailbox: Mailbox, name: str) -> tuple[Bundle, list[UUID]]:
     """The bundle of another agent: the server's newest, or the copy here of an agent that is on no server."""
-    if mailbox.identity.id is None:
-        known = mailbox.pinned_keys.bundle(name, times.now(), max_age=None)
-        if known is None:
-            raise not_known(name)
+    known = mailbox.pinned_keys.bundle(name, times.now(), max_age=None)
+    if mailbox.identity.id is None and known is not None:
         return known.bundle, list(known.revoked)
     links, revoked = _presented(session, mailbox, name, None)
     return links[-1].bundle, revoked or []
