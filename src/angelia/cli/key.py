@@ -17,8 +17,8 @@ from angelia.cli.confirm import Deed, may
 from angelia.cli.errors import ConfirmationRequired, Usage
 from angelia.cli.flags import Needs, moment
 from angelia.cli.grammar import Noun
+from angelia.cli.mail_files import chain_in, handing_over, not_known, refuse_unregistered
 from angelia.cli.paging import ago, full_id
-from angelia.cli.public_files import chain_in, handing_over, not_known, refuse_unregistered
 from angelia.cli.times import full
 from angelia.errors import AngeliaError, Conflict, KeyNotFound
 

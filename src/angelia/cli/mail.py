@@ -12,17 +12,15 @@ from uuid import UUID
 import click
 import msgspec
 
-from angelia.cli import mail_lists, mail_server, times
+from angelia.cli import mail_files, mail_lists, mail_server, times
 from angelia.cli.command_context import CommandContext
 from angelia.cli.confirm import Deed, may
 from angelia.cli.errors import Usage, exit_code, one_of, report
 from angelia.cli.flags import Needs, moment, span
 from angelia.cli.grammar import Noun
-from angelia.cli.mail_files import received_from, sealed_by_hand
 from angelia.cli.mail_output import print_message, say_control, say_sealed, say_sent
 from angelia.cli.message_body import compress_flag, message_options, pad_flag, priority_flag, read_body
 from angelia.cli.paging import SHORTEST_PREFIX, Page, ago, short, show_list
-from angelia.cli.public_files import chain_in, handing_over, not_known, refuse_unregistered
 from angelia.cli.tables import Column, counted
 from angelia.errors import AngeliaError, NotFound, ReceiptArchived
 
@@ -66,7 +64,7 @@ def send(
     if retry:
         if recipient is not None:
             raise Usage("--retry sends what waits, and takes no NAME", hint="angelia mail send --retry")
-        refuse_unregistered(session.mailbox, without="angelia mail send NAME --out FILE")
+        mail_files.refuse_unregistered(session.mailbox, without="angelia mail send NAME --out FILE")
         return mail_server.retry(session, session.mailbox)
     if recipient is None:
         context = click.get_current_context()
@@ -80,8 +78,8 @@ def send(
         say_sent(session, mail_server.send(client, mailbox, recipient, content, options))
         mail_server.deliver_due(session, client, mailbox)
         return 0
-    with handing_over(out) as file:
-        envelope = sealed_by_hand(session, mailbox, recipient, content, options)
+    with mail_files.handing_over(out) as file:
+        envelope = mail_files.sealed_by_hand(session, mailbox, recipient, content, options)
         file.write(envelope.wire)
     say_sealed(session, mailbox, envelope, out)
     return 0
@@ -97,7 +95,7 @@ def open_(session: CommandContext, what: str) -> None:
     path = Path(what)
     fresh = path.is_file()
     if fresh:
-        (received,) = received_from(session, mailbox, [path])
+        (received,) = mail_files.received_from(session, mailbox, [path])
         if isinstance(received, AngeliaError):
             raise received
         if received.control:
@@ -126,12 +124,12 @@ def receive(session: CommandContext, files: tuple[Path, ...], wait: str | None) 
     With FILE: open envelopes that were handed over."""
     if files:
         return _receive_files(session, files)
-    refuse_unregistered(session.mailbox, without="angelia mail receive FILE")
+    mail_files.refuse_unregistered(session.mailbox, without="angelia mail receive FILE")
     return mail_server.receive(session, session.mailbox, _wait(wait))
 
 
 def _receive_files(session: CommandContext, files: tuple[Path, ...]) -> int:
-    outcomes = received_from(session, session.mailbox, list(files))
+    outcomes = mail_files.received_from(session, session.mailbox, list(files))
     codes = set[int]()
     for file, one in zip(files, outcomes, strict=True):
         if not isinstance(one, AngeliaError):
@@ -228,7 +226,7 @@ def ack(session: CommandContext, id_: str, out: Path | None) -> None:
     mailbox = session.mailbox
     message = mailbox.inbox.mail(_id(id_))
     status = ReceiptStatus.READ if message.status is ReadState.READ else ReceiptStatus.DELIVERED
-    with handing_over(out) as file:
+    with mail_files.handing_over(out) as file:
         receipt = mailbox.inbox.receipt(message.replay_key, status, times.now())
         document = receipt_document(receipt)
         file.write(msgspec.json.encode(document) + b"\n")
@@ -293,10 +291,10 @@ def allow(
     if file is not None:
         from angelia.mailbox import bundle_file
 
-        bundle_file.take(mailbox.pinned_keys, chain_in(file, name), times.now())
+        bundle_file.take(mailbox.pinned_keys, mail_files.chain_in(file, name), times.now())
     elif mailbox.pinned_keys.pin(name) is None:
         if mailbox.identity.id is None:
-            raise not_known(name)
+            raise mail_files.not_known(name)
         session.as_agent(mailbox).keys.find(mailbox, name)
     entry = mailbox.allowlist.allow(name, times.now(), label)
     session.out.done(entry, f"allowed {entry.nhi}: {entry.fingerprint} (must equal {entry.nhi}'s `agent show`)")

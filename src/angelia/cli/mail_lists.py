@@ -9,8 +9,8 @@ import msgspec
 
 from angelia.cli import times
 from angelia.cli.command_context import CommandContext
+from angelia.cli.mail_files import handing_over, refuse_unregistered
 from angelia.cli.paging import Fetch, Page, ago, every, full_id, pages_of, server_pages, short, show_list, until
-from angelia.cli.public_files import handing_over, refuse_unregistered
 from angelia.cli.tables import Column, counted
 from angelia.errors import AngeliaError, InvalidArgument
 
