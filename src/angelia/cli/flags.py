@@ -16,8 +16,6 @@ from angelia.cli.times import parse_duration, parse_time
 from angelia.errors import AngeliaError, InvalidArgument
 
 PAGE = 50
-
-
 _SHORTEST, _LONGEST = timedelta(seconds=1), timedelta(days=3650)
 
 

@@ -127,10 +127,8 @@ def status(session: CommandContext, run_id: str | None) -> None:
         record = {"open": unfinished, "last_done": done, "receipts_waiting": waiting.rows}
         session.out.records([record | {"oldest_late_seconds": lateness}])
         return
-    shown = [*unfinished, *done]
-    if shown:
-        session.out.rows(shown, _COLUMNS)
-    else:
+    session.out.rows([*unfinished, *done], _COLUMNS)
+    if not (unfinished or done):
         session.out.note("no runs yet")
     oldest = "" if late is None else f", the oldest is {age(late)} late"
     session.out.line(

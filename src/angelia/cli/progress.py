@@ -49,13 +49,9 @@ class ProgressBar:
         """Counts `by` more units; the total may become known on the way."""
         self._done += by
         self._total = self._total if total is None else total
-        if self._out.manner.quiet:
-            return
-        now = self._clock()
-        terminal = self._out.stderr.isatty()
-        if now - self._began < QUIET_SECONDS:
-            return
-        if now - self._said < (REPAINT_SECONDS if terminal else PLAIN_SECONDS):
+        now, terminal = self._clock(), self._out.stderr.isatty()
+        pause = REPAINT_SECONDS if terminal else PLAIN_SECONDS
+        if self._out.manner.quiet or now - self._began < QUIET_SECONDS or now - self._said < pause:
             return
         self._said = now
         line = self._line(now - self._began)
