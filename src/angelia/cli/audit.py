@@ -249,6 +249,8 @@ def _error(first: Fault, verdict: Verdict) -> AuditBroken:
 
 
 def _show_entries(session: CommandContext, client: Client, position: int, around: int | None) -> None:
+    from angelia.audit.model import ChainEntry
+
     reach = around or 0
     first = max(1, position - reach)
     page = client.audit.chain(after=first - 1, limit=position + reach - first + 1)
@@ -257,8 +259,9 @@ def _show_entries(session: CommandContext, client: Client, position: int, around
         there = {entry.position: entry for entry in entries}
         first = max(first, page.floor.position + 1)
         last = min(position + reach, max(page.sealed_to, *there, 0))
-        missing = [_missing(number) for number in range(first, last + 1) if number not in there]
-        session.out.rows(sorted([*entries, *missing], key=lambda entry: entry.position), _ENTRIES)
+        for number in {*range(first, last + 1)} - {*there}:  # each gap is a line of the table
+            there[number] = ChainEntry(position=number, event_id=UUID(int=0), entry_hash="", event=None)
+        session.out.rows([there[number] for number in sorted(there)], _ENTRIES)
         return
     if position <= page.floor.position:
         raise NotFound(
@@ -297,11 +300,6 @@ def _position(text: str) -> int:
     if not digits.isdecimal() or not digits.isascii() or int(digits) < 1:
         raise Usage(f"{text!r} is no position of the chain", hint="angelia audit show 41207 --around 3")
     return int(digits)
-
-
-def _missing(position: int) -> ChainEntry:
-    """A line for an entry that should be there."""
-    return ChainEntry(position=position, event_id=UUID(int=0), entry_hash="", event=None)
 
 
 def _fault(entry: ChainEntry) -> str:

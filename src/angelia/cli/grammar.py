@@ -129,8 +129,13 @@ class Noun(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in self.commands and not ctx.resilient_parsing:
-            raise self._unknown_verb(args[0], ctx)
+        word = args[0]
+        if word not in self.commands and not ctx.resilient_parsing:
+            message = f"`{ctx.command_path}` has no verb {word!r}"
+            for meant in _SYNONYMS.get(word, ()):
+                if meant.partition(" ")[0] in self.commands:
+                    raise Usage(message, hint=f"did you mean `{ctx.command_path} {meant}`?")
+            raise unknown(message, word, ctx, self.commands)
         return super().resolve_command(ctx, args)
 
     def get_help(self, ctx: click.Context) -> str:
@@ -143,13 +148,6 @@ class Noun(click.Group):
                 f"`{ctx.command_path} VERB --help` opens with an example.",
             )
         )
-
-    def _unknown_verb(self, word: str, ctx: click.Context) -> Usage:
-        message = f"`{ctx.command_path}` has no verb {word!r}"
-        for meant in _SYNONYMS.get(word, ()):
-            if meant.partition(" ")[0] in self.commands:
-                return Usage(message, hint=f"did you mean `{ctx.command_path} {meant}`?")
-        return unknown(message, word, ctx, self.commands)
 
     def all_options(self) -> Iterator[click.Option]:
         """Every option of every verb. An option that takes a value does so in all verbs."""
