@@ -144,7 +144,10 @@ class CommandContext:
         if name is not None:
             return name
         if wanted:
-            raise _unknown(wanted, names, home)
+            near = difflib.get_close_matches(wanted, names, n=1)
+            meant = f"did you mean --as {near[0]}? " if near else ""
+            known = f"{meant}here are: {_listed(names)}" if names else f"angelia agent new {wanted}"
+            raise NotFound(f"the agent {wanted} has no keys in {home}", hint=known)
         if not names:
             raise Usage(f"no agent has keys in {home}", hint="angelia agent new NAME --register")
         raise Usage(f"{len(names)} agents have keys here: {_listed(names)}", hint=f"say which: --as {names[0]}")
@@ -274,13 +277,6 @@ def _first_line(path: Path) -> str:
     if not token.isascii() or not token.isprintable() or not token:
         raise Usage(f"{path} holds no token")
     return token
-
-
-def _unknown(wanted: str, names: list[str], home: Path) -> NotFound:
-    near = difflib.get_close_matches(wanted, names, n=1)
-    meant = f"did you mean --as {near[0]}? " if near else ""
-    known = f"{meant}here are: {_listed(names)}" if names else f"angelia agent new {wanted}"
-    return NotFound(f"the agent {wanted} has no keys in {home}", hint=known)
 
 
 def _listed(names: list[str], most: int = 10) -> str:
