@@ -1,7 +1,7 @@
-"""Fan-out: one message, published once, in the hands of 1,000 subscribers who wait for it, each in a long poll.
+"""Fan-out: one message is published, and 1,000 subscribers get it, each in a long poll.
 
-From the publisher's request to the last subscriber's answer. Beside it the least that the ledger can do for as many
-readers: the same row, selected 1,000 times, over as many connections as a web process has.
+Measured from the publisher's request to the last subscriber's answer. The peer is the least that the ledger must do for
+as many readers: the same row selected 1,000 times, over as many connections as a web process has.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ async def _measure(runtime: Runtime, owner: Member, subscribers: list[Member], r
     for at in range(0, SUBSCRIBERS, 50):
         together = zip(lines[at : at + 50], subscribers[at : at + 50], strict=True)
         await asyncio.gather(
-            *(_post(one, runtime, who, f"/v1/channels/{channel}/subscribe", {}) for one, who in together)
+            *(_post(one, runtime, member, f"/v1/channels/{channel}/subscribe", {}) for one, member in together)
         )
     ours, bare = [], []
     for offset in range(rounds):
@@ -74,13 +74,13 @@ async def _fan_out(
 ) -> float:
     target = f"/v1/channels/{channel}/messages?after_offset={offset}&wait_timeout_seconds=30"
 
-    async def wait(one: Line, who: Member) -> None:
-        status, body = await one.ask(who.request(runtime.url, "GET", target))
+    async def wait(one: Line, subscriber: Member) -> None:
+        status, body = await one.ask(subscriber.request(runtime.url, "GET", target))
         assert status == 200, body
         assert len(msgspec.json.decode(body)["messages"]) == 1, body
 
-    waiting = [asyncio.create_task(wait(one, who)) for one, who in zip(lines, subscribers, strict=True)]
-    await asyncio.sleep(8)  # until all of them wait
+    waiting = [asyncio.create_task(wait(one, member)) for one, member in zip(lines, subscribers, strict=True)]
+    await asyncio.sleep(8)  # until all long polls wait
     assert not any(task.done() for task in waiting), "nothing is there yet"
     post = Post(channel_id=channel, key=key, body=BODY, message_id=uuid.uuid4(), created_at=time.time_ns() // 1_000_000)
     envelope = sealing.seal_post(post, owner.handle, owner.pair)

@@ -1,9 +1,9 @@
-"""What sealing and opening cost over the cryptography in them, and what one signature for 64 messages gains.
+"""The cost of sealing and opening compared with their cryptography alone, and the gain of one signature for 64
+messages.
 
-The limit is the sum of the primitives that no implementation can do without, called directly, on 1 KiB messages with
-parsed keys: one of each in turn with one of ours, so that a slow moment of the machine hits both. CPU time. Signing
-with ML-DSA tries until it succeeds, so one signature takes anything from 0.5 to 5 ms: the limit is compared by medians
-of many, the batch by sums, in which every try counts.
+The peer is the sum of the primitives that every implementation needs, called directly, on 1 KiB messages with parsed
+keys. Both sides run in turn, so that a slow moment of the machine hits both. Measured is CPU time. ML-DSA signing tries
+until it succeeds, so one signature takes from 0.5 to 5 ms: seal and open are compared by medians, batches by sums.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main(*, quick: bool) -> list[Result]:
 
 
 def _against(what: str, rounds: int, ours: Callable[[], object], limit: Callable[[], object]) -> Result:
-    """Medians of both, taken in turn."""
+    """Compares the medians of both sides, which run in turn."""
     pairs = [(_cpu(ours), _cpu(limit)) for _ in range(rounds)]
     mine, least = (statistics.median(one) * 1e6 for one in zip(*pairs, strict=True))
     note = f"lower is better; medians of {rounds:,}, 1 KiB"
@@ -65,7 +65,7 @@ def _against(what: str, rounds: int, ours: Callable[[], object], limit: Callable
 
 
 def _batched(what: str, batches: int, seal_batch: Callable[[], object], seal: Callable[[], object]) -> Result:
-    """Sums over as many messages on both sides."""
+    """Compares the sums over the same number of messages on both sides."""
     alone = together = 0.0
     for _ in range(batches):
         alone += sum(_cpu(seal) for _ in range(BATCH))
@@ -92,7 +92,7 @@ def _cpu(action: Callable[[], object]) -> float:
 
 
 class _Limit:
-    """The primitives alone, on inputs of the same sizes."""
+    """The peer: the primitives alone, on inputs of the same sizes."""
 
     def __init__(self, key: KemPrivateKey, pair: SigningPair, sample: wire.Envelope) -> None:
         self._head, self._ciphertext, self._tag = sample.head, sample.ciphertext, sample.tag

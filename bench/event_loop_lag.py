@@ -1,9 +1,8 @@
-"""How long an event loop is kept waiting while an asynchronous agent sends 200 messages, over what we allow it.
+"""The lag of an event loop while an asynchronous agent sends 200 messages on it, compared with the allowed 20 ms.
 
-Everything of a message happens: keys are looked up, it is sealed and signed, stored durably, sent and marked as
-accepted, ten at a time. Meanwhile a task of the same loop sleeps for a millisecond again and again; what it oversleeps
-is the lag. A loop of another process does the same at the same time and has nothing else to do: its lag is what the
-machine adds.
+Each message goes all the way, ten at a time: keys are looked up, it is sealed, signed, stored durably, sent and marked
+as accepted. Meanwhile a task of the same loop sleeps for a millisecond again and again; the time that it oversleeps is
+the lag. An idle loop in another process is measured at the same time: its lag is the machine's share.
 """
 
 from __future__ import annotations
@@ -53,9 +52,9 @@ def _make(name: str, home: Path, data_dir: Path) -> None:
 
 
 async def _measure(url: str, home: Path) -> tuple[float, float]:
-    """The lag of a loop that sends, and that of one that does nothing."""
+    """Returns the lag of the loop that sends, and that of an idle loop."""
     async with AsyncAgent.open("alice", home=home, url=url) as alice:
-        await alice.mail.send("bob", BODY)  # what is done once is done now
+        await alice.mail.send("bob", BODY)  # work that is done only once, such as key look-ups, is done now
 
         async def send(count: int) -> None:
             for _ in range(count):
@@ -65,7 +64,7 @@ async def _measure(url: str, home: Path) -> tuple[float, float]:
         here, there = spawn.Pipe()
         other = spawn.Process(target=_idle, args=(there,))
         other.start()
-        await asyncio.to_thread(here.recv)  # it runs
+        await asyncio.to_thread(here.recv)  # until it runs
         ours = await _lag(asyncio.gather(*(send(MESSAGES // AT_ONCE) for _ in range(AT_ONCE))))
         here.send(None)
         idle: float = await asyncio.to_thread(here.recv)
@@ -74,7 +73,7 @@ async def _measure(url: str, home: Path) -> tuple[float, float]:
 
 
 def _idle(pipe: Connection) -> None:
-    """In another process: measures until it is told to stop."""
+    """Runs in another process: measures until the pipe gets a message, and sends the lag back."""
 
     async def until_told() -> float:
         pipe.send(None)
@@ -84,7 +83,7 @@ def _idle(pipe: Connection) -> None:
 
 
 async def _lag(work: asyncio.Future[Any]) -> float:
-    """Returns how late a short sleep ends while the work is done, at the 99th percentile."""
+    """Returns the 99th percentile of how late a short sleep ends while the work is done."""
     late = []
     while not work.done():
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A real server, and agents with keys in memory that make its requests ahead of time."""
+"""A real server, and agents with keys in memory that prepare signed requests before the measurement."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LIMITS = "send=off,receive=off,channels=off"
 
 @contextmanager
 def server(workers: int = 1) -> Iterator[tuple[Runtime, Path]]:
-    """`angelia serve` on a fresh data directory, and that directory."""
+    """Runs `angelia serve` on a fresh data directory. Yields the server and the directory."""
     directory = Path(tempfile.mkdtemp(prefix="angelia-bench-", dir="/tmp"))
     directory.chmod(0o755)
     data_dir = directory / "data"
@@ -69,7 +69,7 @@ def server(workers: int = 1) -> Iterator[tuple[Runtime, Path]]:
 
 
 class Line:
-    """One kept connection."""
+    """One HTTP connection that is kept open."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -88,7 +88,7 @@ class Line:
 
 
 class Member:
-    """An agent that seals and signs in memory, and says nothing twice."""
+    """An agent that seals and signs in memory; every request has a nonce of its own."""
 
     def __init__(self, handle: str) -> None:
         self.handle = handle
@@ -112,7 +112,7 @@ class Member:
         content_type: str = "application/json",
         accept: str = "",
     ) -> bytes:
-        """A whole signed HTTP/1.1 request."""
+        """Returns a whole signed HTTP/1.1 request."""
         authority = urlsplit(url).netloc
         path, _, query = target.partition("?")
         signed = http_signature.Target(method, authority, path, query, http_signature.digest(body))
@@ -128,7 +128,7 @@ class Member:
 
 
 def enroll(runtime: Runtime, names: list[str]) -> list[Member]:
-    """Agents that are registered and have published their keys."""
+    """Returns agents that are registered and have published their keys."""
     members = [Member(name) for name in names]
 
     async def all_of_them() -> None:

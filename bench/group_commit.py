@@ -1,7 +1,7 @@
-"""What group commit gains: 64 concurrent writers, each write durable before it is answered.
+"""The gain of group commit with 64 concurrent writers; every write is durable before it is answered.
 
-Both sides register the same number of agents with the same SQL on the same embedded PostgreSQL. The peer commits
-every write by itself, over as many connections as a worker's pool has.
+Both sides register the same number of agents with the same SQL on the same embedded PostgreSQL. The peer commits every
+write on its own, over as many connections as a worker's pool has.
 """
 
 from __future__ import annotations

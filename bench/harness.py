@@ -1,4 +1,4 @@
-"""What the benchmarks share: stores of their own, a load generator that costs little, and how results are shown."""
+"""Shared by the benchmarks: embedded stores, a cheap load generator, and the table of results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from angelia.stores.ledger import Ledger
 
 @dataclass(frozen=True)
 class Result:
-    """One line of the table: us and the peer or raw limit beside us, measured in the same run."""
+    """One line of the table: Angelia and its peer or raw limit, measured in the same run."""
 
     what: str
     ours: str
@@ -35,7 +35,7 @@ class Result:
 
 @contextmanager
 def stores() -> Iterator[tuple[str, str]]:
-    """A fresh PostgreSQL, migrated, and a fresh Valkey, as the server runs them; their URLs."""
+    """Runs a fresh, migrated PostgreSQL and a fresh Valkey as the server does. Yields their URLs."""
     directory = Path(tempfile.mkdtemp(prefix="angelia-bench-", dir="/tmp"))
     directory.chmod(0o755)
     data_dir = DataDir(directory / "data")
@@ -63,7 +63,7 @@ async def _migrate(url: str) -> None:
 
 
 async def send(port: int, requests: Sequence[bytes], connections: int = 16) -> list[int]:
-    """Send ready-made HTTP/1.1 requests over kept connections, one at a time on each; the statuses."""
+    """Sends prepared HTTP/1.1 requests over kept connections, one at a time on each. Returns the statuses."""
     statuses: list[int] = []
     queue = iter(requests)
 
@@ -82,7 +82,7 @@ async def send(port: int, requests: Sequence[bytes], connections: int = 16) -> l
 
 
 def interleaved(rounds: int, first: Callable[[], float], second: Callable[[], float]) -> tuple[float, float]:
-    """Medians of two measurements taken in turn, so that a slow minute of the machine hits both."""
+    """Returns the medians of two measurements that run in turn, so that a slow minute of the machine hits both."""
     pairs = [(first(), second()) for _ in range(rounds)]
     return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)
 

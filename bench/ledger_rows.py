@@ -1,4 +1,4 @@
-"""Receipts by the million in a ledger, and CPU time of whole process trees."""
+"""Fills a ledger with millions of receipts, and measures the CPU time of process trees."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FROM (SELECT i, 'agent-' || i * 7 % 1009 AS r, $1::timestamptz + i * interval '1
 
 @dataclass
 class Spent:
-    """What something cost: seconds of processors, all processes together, and of the clock."""
+    """What a step cost, in seconds: CPU time of all processes together, and wall time."""
 
     cpu: float = 0.0
     wall: float = 0.0
@@ -37,7 +37,7 @@ class Spent:
 
 @contextmanager
 def spent(*others: int) -> Iterator[Spent]:
-    """What this process, its children and the trees of others spend meanwhile."""
+    """Measures what this process, its children and the process trees of `others` spend during the block."""
     result = Spent()
     began, before = datetime.now(UTC), _cpu(others)
     yield result
@@ -53,13 +53,13 @@ def _cpu(others: tuple[int, ...]) -> float:
                 times = process.cpu_times()
             except psutil.NoSuchProcess:
                 continue
-            # A child that has ended is in its parent's account.
+            # The time of a child that has ended is added to its parent's.
             total += times.user + times.system + times.children_user + times.children_system
     return total
 
 
 async def fill(database_url: str, days: int, rows_a_day: int) -> None:
-    """Closed days, each in its partition."""
+    """Inserts receipts of past days, each day in its partition."""
     ledger = await Ledger.open(database_url)
     for offset in range(days):
         async with ledger.transaction() as tx:

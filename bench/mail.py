@@ -1,11 +1,11 @@
-"""Mail through the whole server, beside the bare ledger insert with the same durability and beside verification alone.
+"""Mail through the whole server, compared with a bare insert of the same durability and with verification alone.
 
-64 senders, each on a connection of its own, send signed requests with envelopes of a 1 KiB message; 16 recipients
-poll a hundred at a time and acknowledge with signed receipts. Envelopes, receipts and requests are made before the
-clock starts. The bare insert writes the same envelope rows, one durable transaction each, from 64 writers over as many
-connections as a web process has; the server has a web process for each core. Latency is from the first byte of a send
-to its event on the recipient's stream, at 100 messages a second, in multiples of one fdatasync on the same disk, and of
-one bare durable insert at the same pace.
+64 senders, each on a connection of its own, send signed requests with envelopes of 1 KiB messages; 16 recipients poll a
+hundred at a time and acknowledge with signed receipts. Envelopes, receipts and requests are made before the clock
+starts. The bare insert writes the same envelope rows, one durable transaction each, from 64 writers over as many
+connections as a web process has; the server has a web process for each core. Latency is the time from the first byte of
+a send to its event on the recipient's stream, at 100 messages a second. It is compared with one fdatasync on the same
+disk, and with one bare durable insert at the same rate.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def _fdatasync(directory: Path) -> float:
 
 
 async def _latencies(runtime: Runtime, sender: Member, recipient: Member, seconds: int) -> list[float]:
-    """Sorted; every message is acknowledged as it comes, as a recipient would."""
+    """Returns the latencies, sorted. Every message is acknowledged on arrival, as a recipient does."""
     envelopes = [sender.seal(recipient, BODY) for _ in range(A_SECOND * seconds)]
     left: dict[str, float] = {}
     latencies: list[float] = []

@@ -1,8 +1,8 @@
 """Percentiles of the time to delivery by day and priority, over simulated receipts.
 
-Ours, DuckDB and Polars read the same files. CPU is what all processes of a side spend together; DuckDB's and Polars'
-percentiles are exact, ours within half a percent. The whole job also counts hours, agents and buckets, and commits
-its tables; DuckDB is asked for the same counts, and keeps them in memory.
+Angelia, DuckDB and Polars read the same files. CPU is the time of all processes of a side together. DuckDB's and
+Polars' percentiles are exact, ours within half a percent. The whole job also counts hours, agents and buckets, and
+commits its tables; DuckDB computes the same counts and keeps them in memory.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def main(*, quick: bool) -> list[Result]:
 
 
 def _cold(work: JobContext) -> Result:
-    """The first question of a session, on the smallest set: Java has compiled nothing yet."""
+    """The first query of a session, on the smallest set: Java has compiled nothing yet."""
     ours, peer = _once(lambda: _ours(work)), _once(lambda: _duckdb(work))
     return Result("percentiles, cold / DuckDB", _cpu(ours), _cpu(peer), ours.cpu / peer.cpu, "CPU; a session's first")
 

@@ -1,8 +1,8 @@
-"""The pipeline's way out of the ledger: reading it in bulk, and a whole archive run.
+"""The pipeline from ledger to archive: bulk reads, and a whole archive run.
 
-The raw limit of reading is COPY BINARY of the same columns to a client that throws everything away. The peer of the
-archive is the least that could be done: one ADBC connection whose rows pyarrow writes to one Parquet file, without a
-commit, a check or a purge. Spark's session is warm unless a line says otherwise.
+The raw limit of reads is COPY BINARY of the same columns to a client that drops the rows. The peer of the archive run
+is the least work possible: pyarrow writes the rows of one ADBC connection to one Parquet file, without a commit, a
+check or a purge. Spark's session is warm unless a line says otherwise.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _archive(work: JobContext, rows: int, path: Path) -> Result:
 
 
 def _small(url: str, directory: Path) -> Result:
-    """All of it, as a person waits for it: a process, its Spark, one archive run."""
+    """The time that an operator waits for a small run: process start, Spark start, one archive run."""
     asyncio.run(fill(url, 1, SMALL))
     environ = {**os.environ, "DATABASE_URL": url, "ANGELIA_LAKE": f"{directory}/small"}
     command = [str(Path(sys.executable).with_name("angelia")), "pipeline", "run", "archive", "receipts", "-q"]

@@ -1,7 +1,7 @@
-"""What the replay check costs: claiming an envelope through the mailbox's own code, against a bare INSERT.
+"""The cost of the replay check: claiming an envelope through the mailbox's code, compared with a bare INSERT.
 
-Both sides write the same rows into the same table with the same pragmas, one durable transaction a row, one of each in
-turn: over whole rounds the disk's moods are larger than the difference. The peer is `sqlite3` with nothing around it.
+Both sides write the same rows into the same table with the same pragmas, one durable transaction a row. They alternate
+row by row, because over whole rounds the disk varies more than the difference. The peer is plain `sqlite3`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main(*, quick: bool) -> list[Result]:
 
 
 def _against(what: str, count: int, ours: Callable[[int], None], peer: Callable[[int], None], note: str) -> Result:
-    """Medians of both, taken in turn; who goes first changes each time."""
+    """Compares the medians of both sides; the side that goes first alternates."""
     times: dict[Callable[[int], None], list[float]] = {ours: [], peer: []}
     for number in range(count):
         for act in (ours, peer) if number % 2 else (peer, ours):

@@ -1,7 +1,7 @@
-"""What a signed request costs over an empty handler: two routes with the same handler on one server.
+"""The cost of a signed request compared with an empty handler: two routes with the same handler on one server.
 
-One route asks for no credential, the other for an agent's signature: the difference is the guard. Counted is the CPU
-of the server's process, which neighbours on the machine disturb less than the rate.
+One route needs no credential, the other an agent's signature: the difference is the guard. Measured is the CPU time of
+the server's process, which other load on the machine disturbs less than the rate.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _signed(key: Ed25519PrivateKey) -> bytes:
 
 @contextmanager
 def _server(key: Ed25519PrivateKey, database_url: str, redis_url: str) -> Iterator[tuple[int, psutil.Process]]:
-    """The server in a process of its own, so that its CPU can be told from ours."""
+    """Runs the server in a process of its own, so that its CPU time can be measured. Yields its port and process."""
     public = base64.b64encode(key.public_key().public_bytes_raw()).decode()
     told = json.dumps([database_url, redis_url, public]).encode()
     child = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -1,7 +1,7 @@
-"""What one agent and one message take in the hot tier and in the ledger: the figures that `simulate` computes with.
+"""The bytes that one agent and one message take in the hot tier and in the ledger: the figures that `simulate` uses.
 
-Each is the growth of a store, divided by how many agents or messages it grew by. Tables are compacted first, and count
-with their indexes. The bytes of an envelope or of a signed receipt themselves are subtracted, and shown beside.
+Each is the growth of a store, divided by the number of new agents or messages. Tables are compacted first, and include
+their indexes. The bytes of the envelope or signed receipt are subtracted, and shown as the peer.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import asyncpg
 import redis
 
 from angelia.envelope.media_type import MEDIA_TYPE
-from angelia.stores.embedded.datadir import Runtime
+from angelia.runtime_file import Runtime
 from fleet import Line, Member, enroll, server
 from harness import Result
 from mail import BODY, RECIPIENTS, SENDERS, _receipt, _receive_all
 
-BUNDLES_A_YEAR, ONE_TIME_KEYS = 122, 100  # one bundle every three days; what the SDK keeps in stock
-PUBLISHERS = 10  # a server lets so many register from one address in an hour
+BUNDLES_A_YEAR, ONE_TIME_KEYS = 122, 100  # one bundle every three days; the SDK's stock of one-time keys
+PUBLISHERS = 10  # as many as may register from one address in an hour
 _KEYS = ("agents", "key_records", "bundles", "one_time_keys")
 _SIZE = """
 SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class
@@ -71,7 +71,7 @@ def _result(what: str, ours: float, beside: float, name: str) -> Result:
 
 
 def _growth(before: dict[str, int], after: dict[str, int], count: int, first: str, *tables: str) -> list[float]:
-    """Bytes for one of `count` things: of the first store alone, and of the tables together."""
+    """Returns the growth in bytes per one of `count` items: of the first store, and of the tables together."""
     growth = {name: (after[name] - before[name]) / count for name in after}
     return [growth[first], *([sum(growth[name] for name in tables)] if tables else [])]
 
@@ -115,11 +115,6 @@ def _publish_one_time_keys(runtime: Runtime) -> None:
     with tempfile.TemporaryDirectory() as home:
         environ = {**os.environ, "ANGELIA_HOME": home, "ANGELIA_URL": runtime.url}
         for number in range(PUBLISHERS):
-            command = [
-                str(Path(sys.executable).parent / "angelia"),
-                "agent",
-                "new",
-                f"publisher-{number}",
-                "--register",
-            ]
+            program = str(Path(sys.executable).parent / "angelia")
+            command = [program, "agent", "new", f"publisher-{number}", "--register"]
             subprocess.run(command, env=environ, check=True, stdout=subprocess.DEVNULL)

@@ -18,14 +18,14 @@ from receipt_rows import NOW, OLD, fill
 from schedule_rows import scheduled
 
 AGENT = "alice-1"
-# How many rows are about the agent: receipts as sender or recipient, events, sessions.
+# How many rows concern the agent: receipts as sender or recipient, events, sessions.
 IN_ARCHIVE = {"delivery_receipts": 11, "audit_events": 8, "sessions": 1}
 IN_LEDGER = {"delivery_receipts": 9, "audit_events": 4, "sessions": 1}
 YOUNG = NOW - timedelta(days=2)
 
 
 async def known(work: Callable[..., JobContext], database_url: str, data_dir: Path) -> JobContext:
-    """Fill ledger and archive; a work for jobs over both."""
+    """Fills ledger and archive. Returns the context for jobs over both."""
     settings = Settings(data_dir=data_dir)
     await fill(database_url, OLD, 70)
     await _name(database_url)
@@ -42,7 +42,7 @@ async def known(work: Callable[..., JobContext], database_url: str, data_dir: Pa
 
 
 async def _name(database_url: str) -> None:
-    """One of the senders is the agent, and one message of the older day is to it."""
+    """Makes the agent one of the senders, and the recipient of one message of the older day."""
     connection = await asyncpg.connect(database_url)
     await connection.execute("UPDATE delivery_receipts SET sender_nhi = $1 WHERE sender_nhi = 'sender-3'", AGENT)
     await connection.execute(

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from angelia.app import Slices
 from angelia.guard import store as guard_store
@@ -14,7 +15,7 @@ from angelia.guard.tokens import new_text, token_row
 from angelia.http.edge import Edge
 from angelia.keys import master_key
 from angelia.keys.node_key import load_or_make
-from angelia.settings import Loaded, Settings, with_values
+from angelia.settings import Loaded, Settings
 from angelia.stores.ledger import Ledger
 from angelia.stores.open_stores import Stores
 from angelia.stores.valkey import HotTier
@@ -24,7 +25,7 @@ from http_agents import Server
 
 @dataclass(frozen=True)
 class Assembled:
-    """Open slices, and the stores that they stand on."""
+    """Open slices, and the stores that they use."""
 
     stores: Stores
     slices: Slices
@@ -50,14 +51,14 @@ class Assembled:
 
 
 @asynccontextmanager
-async def assembled(ledger: Ledger, hot: HotTier, directory: Path, **values: object) -> AsyncIterator[Assembled]:
+async def assembled(ledger: Ledger, hot: HotTier, directory: Path, **values: Any) -> AsyncIterator[Assembled]:
     """The slices of a process that was just started; `values` are settings. Stores stay open at the end."""
-    settings = with_values(Settings(), data_dir=directory, **values)
+    settings = Settings(data_dir=directory, **values)
     key = directory / "master.key"
     if not key.exists():
         master_key.make(key)
     stores, node = Stores(ledger, hot, Wake(hot)), load_or_make(directory / "node.key")
-    async with Slices.opened(stores, Loaded(settings, {}), directory, node) as slices:
+    async with Slices.opened(stores, Loaded(settings, {}), node) as slices:
         try:
             yield Assembled(stores, slices, settings)
         finally:

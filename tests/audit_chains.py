@@ -1,4 +1,4 @@
-"""An audit chain in a ledger, as long as a test wants, and what the archive has of it."""
+"""Makes an audit chain of any length in a ledger, and reads its positions from the archive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from angelia.stores.partitions import make
 
 
 async def chained(database_url: str, data_dir: Path, at: datetime, count: int, *, kind: str = "message_sent") -> int:
-    """Record events of a time and seal them; the position of the last."""
+    """Records events of a time and seals them. Returns the position of the last."""
     ledger = await Ledger.open(database_url)
     node = load_or_make(data_dir / "node.key")
     try:
@@ -41,7 +41,7 @@ async def chained(database_url: str, data_dir: Path, at: datetime, count: int, *
 
 
 def positions(objects: Objects) -> list[int]:
-    """The positions that the archive has, in order."""
+    """Returns the positions in the archive, in order."""
     uri = objects.table(AUDIT.name)
     if not DeltaTable.is_deltatable(uri, dict(objects.options)):
         return []

@@ -1,4 +1,4 @@
-"""Agents of a real server who talk in its channels."""
+"""Agents of a real server that publish and read in its channels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def without_roster(policy: ChannelPolicy, *allowed: str) -> Exchange[Channel]:
 
 
 class Talker(Person):
-    """Somebody who is registered, with keys, and speaks and listens in channels."""
+    """A registered agent with keys, which publishes and subscribes."""
 
     def __init__(self, server: ServerProcess, home: Path, name: str) -> None:
         super().__init__(server.start_url, home, name)

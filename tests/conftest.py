@@ -9,9 +9,10 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -25,7 +26,7 @@ from angelia.audit.service import Audit
 from angelia.audit_sealer import sealing
 from angelia.keys.node_key import NodeIdentity, load_or_make
 from angelia.mail import receipts_store
-from angelia.settings import OUR_OWN, Loaded, Settings, with_values
+from angelia.settings import OUR_OWN, Loaded, Settings
 from angelia.start import prepare
 from angelia.stores import migrations
 from angelia.stores.embedded import EmbeddedStores
@@ -38,12 +39,12 @@ from angelia.stores.valkey import HotTier
 from http_agents import Server
 from postgres_superuser import as_superuser
 
-# How long an example takes tells how busy the machine is, not whether the example is right.
+# No deadline: the duration of an example says how busy the machine is, not whether the code is right.
 hypothesis_settings.register_profile("angelia", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 hypothesis_settings.load_profile("angelia")
 
-# Nearly everything that a run writes lies in memory, where a flush costs nothing. A killed process leaves the same
-# behind there; tests that kill a server with its stores use `disk_directory` all the same.
+# Most files of a run lie in memory, where a flush costs nothing. A killed process leaves the same files there as on a
+# disk; tests that kill a server with its stores use `disk_directory` nevertheless.
 _MEMORY, _DISK = Path("/dev/shm"), Path("/tmp")
 _ROOM = 4 << 30
 
@@ -71,7 +72,7 @@ class Stores:
 
     @property
     def admin_url(self) -> str:
-        """For what tests alone may do: make databases, and empty them by shortcuts."""
+        """The URL of the superuser, for what only tests do: make databases, and empty them quickly."""
         return self.as_admin(self.database_url)
 
     def as_admin(self, url: str) -> str:
@@ -90,7 +91,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """The run's last lines: how many published vectors were tried; how many tests were left out, and why."""
+    """Prints how many published vectors were tried, and how many tests were skipped, and why."""
     if hasattr(config, "workerinput"):
         return
     if _vectors:
@@ -101,7 +102,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def directory() -> Iterator[Path]:
-    """A directory that the stores' user can reach; pytest's own are closed to other users."""
+    """A directory that the user of the stores can enter; pytest's own are closed to other users."""
     yield from _open_directory(_fast_place())
 
 
@@ -120,7 +121,7 @@ def _open_directory(parent: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def data_dir(directory: Path) -> Iterator[DataDir]:
-    """A server's data directory, as a server that is about to start makes it."""
+    """A prepared data directory, as at the start of a server."""
     data_dir = DataDir(Path(tempfile.mkdtemp(dir=directory)) / "data")
     data_dir.path.parent.chmod(0o755)
     data_dir.prepare()
@@ -148,7 +149,7 @@ def stores(directory: Path) -> Iterator[Stores]:
 
 @pytest.fixture(scope="session")
 def template(stores: Stores) -> str:
-    """A migrated database that each test gets a copy of."""
+    """A migrated database; each test gets a copy."""
 
     async def make() -> None:
         admin = await asyncpg.connect(stores.admin_url)
@@ -181,7 +182,7 @@ async def database_url(stores: Stores, template: str) -> AsyncIterator[str]:
 async def _database(stores: Stores, template: str) -> AsyncIterator[str]:
     name = f"test_{next(_numbers)}"
     admin = await asyncpg.connect(stores.admin_url)
-    # In memory, copying files takes half the work of writing their pages to the log.
+    # In memory, copying the files is half the work of writing their pages to the log.
     await admin.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY OWNER angelia")
     try:
         yield stores.named(name)
@@ -221,20 +222,20 @@ async def hot(redis_url: str) -> AsyncIterator[HotTier]:
 
 @pytest.fixture
 async def start(database_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[object]:
-    """Start an application in this process: `await start(limits={...})` gives a Server to talk to."""
+    """`await start(limits={...})` starts an application in this process, and returns a Server to send requests to."""
     async with AsyncExitStack() as stack:
 
-        async def begin(*, rotate_master_key: bool = False, **values: object) -> Server:
+        async def begin(*, rotate_master_key: bool = False, **values: Any) -> Server:
             loaded = angelia_settings.load({}, {}, _no_file(tmp_path))
-            chosen = with_values(
+            chosen = replace(
                 loaded.settings, database_url=database_url, redis_url=redis_url, data_dir=tmp_path, **values
             )
             effective = Loaded(chosen, {**loaded.origins, "redis_url": OUR_OWN})
             node = load_or_make(tmp_path / "node.key")
-            open_mode = await prepare(effective, tmp_path, node, rotate_master_key=rotate_master_key)
-            await stack.enter_async_context(sealing(effective, tmp_path, node))
+            open_mode = await prepare(effective, node, rotate_master_key=rotate_master_key)
+            await stack.enter_async_context(sealing(effective, node))
             public = NodeIdentity.of(node.public_key, tmp_path)
-            application = Application(effective, open_mode=open_mode, worker=0, data_dir=tmp_path, node=public)
+            application = Application(effective, open_mode=open_mode, worker=0, node=public)
             await stack.enter_async_context(application.running())
             server = Server(application, (tmp_path / "admin.token").read_text().strip(), database_url, redis_url)
             await stack.enter_async_context(server)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from angelia.api import Route
-from angelia.settings import Settings, with_values
+from angelia.settings import Settings
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
 from probe_edge import Doorway
@@ -32,7 +32,7 @@ async def dead_hot_tier() -> AsyncIterator[HotTier]:
 
 @pytest.fixture
 async def make(stores: Any, hot: HotTier) -> AsyncIterator[object]:
-    """`await make(open_mode=True, …)` gives a Doorway; other values are settings."""
+    """`await make(open_mode=True, …)` returns a Doorway; other values are settings."""
     async with AsyncExitStack() as stack:
 
         async def begin(
@@ -41,12 +41,12 @@ async def make(stores: Any, hot: HotTier) -> AsyncIterator[object]:
             ledger: Ledger | None = None,
             hot: HotTier = hot,
             more: Sequence[Route] = (),
-            **values: object,
+            **values: Any,
         ) -> Doorway:
             if ledger is None:
                 ledger = await Ledger.open(stores.database_url, 2)
                 stack.push_async_callback(ledger.close)
-            doorway = Doorway(ledger, hot, with_values(Settings(), **values), open_mode=open_mode, more=more)
+            doorway = Doorway(ledger, hot, Settings(**values), open_mode=open_mode, more=more)
             stack.push_async_callback(doorway.client.aclose)
             return doorway
 

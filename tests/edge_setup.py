@@ -1,4 +1,4 @@
-"""An edge around routes of a test's own, put together as the application does it."""
+"""An edge around the routes of a test, assembled as in the application."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def edge_of(routes: Sequence[Route], guard: Guard, settings: Settings, *, open_m
 
 
 def route(method: str, path: str, handler: Handler, access: Access, **more: Any) -> Route:
-    """A route of a test's own, with everything else as an operation has it by default."""
+    """Returns a route for a test; the rest of its operation has default values."""
     parameters = {name: f"the {name}" for name in re.findall(r"\{(\w+)\}", path)}
     return Route(Operation("test", method, path, access, "A test", NOTHING, parameters=parameters, **more), handler)

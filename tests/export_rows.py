@@ -1,14 +1,14 @@
-"""A row of every table of the ledger for an agent, and one of the same table for somebody else."""
+"""Fills every table of the ledger with a row of one agent and a row of another."""
 
 from __future__ import annotations
 
 import asyncpg
 
 _OTHER = "mallory-9"
-# What tells a row of another agent, whatever its kind: none of it may be anywhere in an export.
+# Texts that occur only in rows of the other agent: none of them may be in an export.
 OTHERS = (_OTHER, "other-mark", "00000000-0000-4000-8000-0000000000bb")
 _OURS_ID, _OTHERS_ID, _THIRD_ID = (f"00000000-0000-4000-8000-0000000000{end}" for end in ("aa", "bb", "cc"))
-# By kind of an export: a column that tells the agent's rows, and what they have in it.
+# By kind of row in an export: a column that identifies the agent's rows, and its values.
 OURS = {
     "agents": ("id", [_OURS_ID]),
     "former_keys": ("key_id", [_OURS_ID]),
@@ -66,7 +66,7 @@ INSERT INTO channel_messages (channel_id, channel_offset, sender_nhi, message_id
 INSERT INTO channel_epochs (channel_id, epoch, key_id, made_by, made_at)
   VALUES ('{id}', 1, '{id}', '{nhi}', '2026-11-01Z');
 """
-# Whom the agent blocks, who blocks it, and a block that is none of its business; a key of another that it was handed.
+# Blocks by the agent, of the agent, and between others; a key of another agent that it received.
 _BETWEEN = f"""
 INSERT INTO agents (id, handle, public_key, key_id, name, email, aicq_signatures, registered_at)
   VALUES ('{_THIRD_ID}', 'third', sha256('third'), '{_THIRD_ID}', 'third', '', false, '2026-11-01Z');
@@ -79,7 +79,7 @@ INSERT INTO one_time_keys (agent_nhi, key_id, key_type, public_key, signer_id, s
 
 
 async def told(database_url: str, agent: str) -> None:
-    """Fill the ledger with both."""
+    """Inserts the rows of both agents."""
     connection = await asyncpg.connect(database_url)
     try:
         await connection.execute(_EACH.format(nhi=agent, id=_OURS_ID, mark="our-mark"))

@@ -1,4 +1,4 @@
-"""Envelopes that a real sender signed and no honest one would."""
+"""Envelopes that are properly signed, with headers that an honest sender would not write."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from angelia.mailbox.mailbox import Mailbox
 
 
 def forged(envelope: Envelope, sender: Mailbox, **changes: object) -> bytes:
-    """The same content and recipient, with another header, properly signed by `sender`'s pair."""
+    """Returns the envelope with some header fields changed, signed by `sender`'s pair."""
     header = dataclasses.replace(envelope.header, **changes)  # type: ignore[arg-type]
     head = wire.encode_head(header)
     pair = sender.identity.pair

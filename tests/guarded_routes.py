@@ -22,7 +22,7 @@ PER_ADDRESS = Rule("looks", 3, 60_000, Per.ADDRESS)
 
 
 class Gate:
-    """A server of test routes, one of each kind; `executed` holds the calls that got through."""
+    """A server with test routes, one of each kind; `executed` holds the calls that the guard let through."""
 
     def __init__(self, ledger: Ledger, hot: HotTier, settings: Settings, *, open_mode: bool) -> None:
         self.executed: list[Call] = []

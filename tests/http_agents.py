@@ -1,4 +1,4 @@
-"""What tests need to talk to a server: keys, signed requests, and a client that does exactly what it is told."""
+"""HTTP for tests: keys, signed requests, and a client that sends exactly what a test says."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ HOST = "localhost:8080"
 
 
 class Agent:
-    """A key pair that signs requests the way a careful, or a careless, client would."""
+    """A key pair that signs requests, as a correct or a faulty client does."""
 
-    authority = HOST  # what it calls the server
+    authority = HOST  # the name of the server in signatures
 
     def __init__(self, seed: bytes | None = None) -> None:
         self.key = Ed25519PrivateKey.from_private_bytes(seed) if seed else Ed25519PrivateKey.generate()
@@ -72,7 +72,7 @@ class Agent:
 
 
 class Server:
-    """An application that runs in this process, and a client to it."""
+    """An application in this process, and an HTTP client of it."""
 
     def __init__(self, application: Any, admin_token: str, database_url: str, redis_url: str) -> None:
         self.admin_token = admin_token
@@ -121,7 +121,7 @@ class Server:
         return redis.asyncio.Redis.from_url(self.redis_url)
 
     async def hot_tier_is_old_enough(self) -> None:
-        """Put the birth mark into the past, as it is on a server that has run for a while."""
+        """Moves the birth mark into the past, as on a server that has run for a while."""
         client = await self.redis()
         run_id = (await client.info("server"))["run_id"]
         await client.set("ang:birth", f"{run_id}:{int(time.time() * 1000) - 60_000}")

@@ -1,4 +1,4 @@
-"""An agent with all its keys in memory, that signs bundles the way a careful, or a careless, client would."""
+"""An agent with all its keys in memory, which signs bundles as a correct or a faulty client does."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def now_ms() -> int:
 
 
 class KeySlice:
-    """The services of the keys slice, to be called with any time."""
+    """The services of the keys slice; a test passes the time."""
 
     def __init__(self, process: Assembled) -> None:
         self.process = process
@@ -64,7 +64,7 @@ class KeySlice:
         return msgspec.json.decode(await self.read(name), type=BundleAnswer)
 
     async def read(self, name: str) -> bytes:
-        """An agent's bundle, as an operator reads it."""
+        """Returns an agent's bundle, read as operator."""
         return await self.keys.bundle(name, None, datetime.now(UTC))
 
 
@@ -80,14 +80,14 @@ class KeyHolder(Agent):
         self.last: TrustAnchor | None = None
         self.handle = ""
 
-    # What it signs.
+    # Signing.
 
     @property
     def kem_ids(self) -> list[UUID]:
         return [key.public.key_id for key in self.kem.values()]
 
     def bundle(self, *, at: int | None = None, **how: Any) -> Bundle:
-        """The next bundle of this agent's chain, with its present keys."""
+        """Returns the next bundle of this agent's chain, with its present keys."""
         issued = now_ms() if at is None else at
         active = tuple(
             KemEntry(
@@ -102,7 +102,7 @@ class KeyHolder(Agent):
         return bundles.sign_bundle(self.pair, issued_at=issued, **values)
 
     def rotation(self, *, at: int | None = None, kem: bool = True, signer: bool = False, grace: bool = True) -> Link:
-        """The next bundle with new keys, and the statement of both pairs; from now on the new keys are its keys."""
+        """Returns the next bundle with new keys, and the statement of both pairs. The new keys become its keys."""
         issued, statement = now_ms() if at is None else at, None
         if kem:
             replaced = tuple(self._in_grace(key, issued) for key in self.kem.values())
@@ -125,7 +125,7 @@ class KeyHolder(Agent):
     # Over HTTP.
 
     async def join(self, server: Server, handle: str) -> KeyHolder:
-        """Register, claim a handle, publish the first bundle."""
+        """Registers, claims a handle, and publishes the first bundle."""
         await self.claim(server, handle)
         answer = await self.publish(server, self.bundle())
         assert answer.status_code == 201, answer.text
@@ -142,7 +142,7 @@ class KeyHolder(Agent):
         return await self.send(server, "/v1/keys/bundle", Link(bundle), one_time)
 
     async def rotate(self, server: Server, link: Link, **body: Any) -> httpx.Response:
-        """Publish the link of a rotation; the request is still signed by the old pair."""
+        """Publishes the link of a rotation; the old pair still signs the request."""
         answer = await self.send(server, "/v1/keys/rotate", link, **body)
         if answer.status_code == 201:
             self.use_pair()
@@ -156,7 +156,7 @@ class KeyHolder(Agent):
         return answer
 
     def use_pair(self) -> None:
-        """From now on requests are signed by the present pair."""
+        """From now on the present pair signs requests."""
         id_ = self.id
         Agent.__init__(self, self.pair.seeds[0])
         self.id = id_
@@ -181,17 +181,17 @@ class KeyHolder(Agent):
     async def delete(self, server: Server, url: str) -> httpx.Response:
         return await server.send_signed(self, "DELETE", url)
 
-    # By the services, at any time.
+    # Through the services, at any time.
 
     async def exist(self, slice_: KeySlice, handle: str, now: datetime) -> KeyHolder:
-        """Be registered under a handle, without a bundle."""
+        """Registers the agent under a handle, without a bundle."""
         registered = await slice_.agents.register(self.public_text, "", "", now)
         self.id, self.handle = str(registered.id), handle
         await slice_.agents.claim_handle(await slice_.agents.by_id(registered.id), handle, now)
         return self
 
     async def enter(self, slice_: KeySlice, handle: str, now: datetime) -> KeyHolder:
-        """Be registered under a handle, with a first bundle."""
+        """Registers the agent under a handle, with a first bundle."""
         await self.exist(slice_, handle, now)
         await self.accepted(slice_, Link(self.bundle(at=unix_ms(now))))
         return self
@@ -223,7 +223,7 @@ class KeyHolder(Agent):
 
 
 def publication(link: Link, one_time: list[OneTimeKey], **extra: Any) -> dict[str, Any]:
-    """The body of a request that publishes a bundle."""
+    """Returns the body of a request that publishes a bundle."""
     body = {"bundle": bundle_document(link.bundle), "one_time_keys": [one_time_document(one) for one in one_time]}
     if link.statement is not None:
         extra = {"rotation_statement": rotation_document(link.statement), **extra}
@@ -231,7 +231,7 @@ def publication(link: Link, one_time: list[OneTimeKey], **extra: Any) -> dict[st
 
 
 def fetched(answer: httpx.Response) -> Bundle:
-    """The bundle of an answer, checked as every client checks it."""
+    """Returns the bundle of an answer, verified as a client does."""
     assert answer.status_code == 200, answer.text
     found = parse_bundle(msgspec.json.decode(answer.content, type=BundleAnswer).bundle)
     bundles.check_bundle(found)
@@ -239,12 +239,12 @@ def fetched(answer: httpx.Response) -> Bundle:
 
 
 def whole_ms(at: datetime) -> datetime:
-    """A time without the microseconds that no bundle can carry."""
+    """Returns a time in whole milliseconds, as bundles hold it."""
     return moment(unix_ms(at.astimezone(UTC)))
 
 
 async def everything(connection: asyncpg.Connection) -> dict[str, list[str]]:
-    """All that the ledger holds of agents and keys, row by row, as text."""
+    """Returns all rows of the ledger about agents and keys, as text."""
     return {
         table: sorted(row["t"] for row in await connection.fetch(f"SELECT t::text AS t FROM {table} AS t"))  # noqa: S608
         for table in _TABLES
@@ -252,7 +252,7 @@ async def everything(connection: asyncpg.Connection) -> dict[str, list[str]]:
 
 
 async def audited(connection: asyncpg.Connection, *, since: int = 0) -> list[tuple[str, str | None, str | None]]:
-    """The audit's events about keys, in order: what, by whom, about whom."""
+    """Returns the audit events about keys, in order: kind, actor, subject."""
     rows = await connection.fetch(
         "SELECT event_type, actor_nhi, object_nhi FROM audit_events"
         " WHERE event_type ~ '^(key|prekey|emergency|schedule|session)' ORDER BY xid, occurred_at OFFSET $1",

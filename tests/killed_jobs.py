@@ -1,4 +1,4 @@
-"""Jobs of the pipeline that end where a test says: killed in a process of their own, or broken off in this one."""
+"""Pipeline jobs that end at a step that the test names: killed in another process, or broken off in this one."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _HERE = Path(__file__).parent
 
 
 class Died(BaseException):
-    """Nobody catches this, as nobody catches a kill; connections and their locks end as they do then."""
+    """Breaks a job off like a kill: no code catches it, and connections end with their locks."""
 
 
 def dies_at(step: str) -> Callable[[str, JobRun], None]:
-    """What breaks a job off at a step."""
+    """Returns a function that breaks a job off at a step."""
 
     def told(name: str, _run: JobRun) -> None:
         if name == step:
@@ -31,12 +31,12 @@ def dies_at(step: str) -> Callable[[str, JobRun], None]:
     return told
 
 
-# Killed in a process of its own, with a Spark of its own: as it happens, and slow. The rest breaks off in this one.
+# Killed in another process, with a Spark of its own: realistic and slow. At other steps jobs break off in this process.
 killed = pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.chaos)])
 
 
 async def dying(database_url: str, objects: Objects, job: str, step: str, **options: str) -> None:
-    """Run a job in another process until a step, at which it is killed."""
+    """Runs a job in another process, and kills it at a step."""
     program = [str(_HERE / "pipeline" / "killed.py"), database_url, objects.root, job, step, json.dumps(options)]
     process = await asyncio.create_subprocess_exec(
         sys.executable,

@@ -1,4 +1,4 @@
-"""Tables of an archive with rows in them, written without Spark: as many small files as a test wants."""
+"""Fills tables of an archive without Spark, in any number of small files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from angelia.stores.objects import Objects
 
 
 def rows(table: Table, day: date, count: int, first: int = 0) -> pa.RecordBatch:
-    """Rows of a day: numbers count up, times go on by the second, ids are unlike each other."""
+    """Returns rows of a day: numbers count up, times advance by a second, ids are unique."""
     numbers = range(first, first + count)
 
     def column(field: pa.Field) -> pa.Array:
@@ -38,7 +38,7 @@ def rows(table: Table, day: date, count: int, first: int = 0) -> pa.RecordBatch:
 
 
 def put(objects: Objects, table: Table, day: date, count: int, *, files: int = 1, mark: Mark) -> None:
-    """Add rows of a day to a table in one commit, in so many files."""
+    """Adds rows of a day to a table, in one commit of so many files."""
     written = []
     each = count // files
     for number in range(files):

@@ -17,7 +17,8 @@ NO_LIMITS = "register=off,identity=off,keys=off,bundles=off,send=off,receive=off
 
 
 class Lossy(Client):
-    """Its requests arrive; of the answers to a path some are lost. It may do something before a path is asked."""
+    """A transport that delivers all requests, but loses some answers of a path. It can call a function before a request
+    to a path."""
 
     loses, times = "", 3
     before: tuple[str, Callable[[], object]] | None = None
@@ -34,7 +35,7 @@ class Lossy(Client):
 
 
 class Person:
-    """An agent of a real server. `reopen` is what a new process with the same home sees."""
+    """An agent of a real server. `reopen` returns the agent of a new process with the same home."""
 
     def __init__(self, url: str, home: Path, name: str) -> None:
         self.url, self.home, self.name = url, home, f"{name}-{secrets.token_hex(3)}"
@@ -62,7 +63,7 @@ class Person:
         self.mailbox.close()
 
     def allow(self, other: Person) -> None:
-        """Open the other's mail from now on."""
+        """From now on opens the mail of the other agent."""
         self.client.keys.find(self.mailbox, other.name)
         self.mailbox.allowlist.allow(other.name, datetime.now(UTC))
 
@@ -77,9 +78,9 @@ class Person:
         return self.newest.bundle_version
 
     def served(self) -> bytes:
-        """The hash of the bundle that the server has."""
+        """Returns the hash of the bundle on the server."""
         return bytes.fromhex(self.client.keys.bundle(self.name).bundle_id)
 
     def in_step(self) -> bool:
-        """Whether server and mailbox agree, and the agent can still sign."""
+        """Whether server and mailbox have the same keys, and the agent can sign."""
         return self.mailbox.key_rotation.pending() is None and self.served() == self.newest.hash

@@ -46,7 +46,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer, true or not."""
+    """An answer to the SDK, from the server or made up."""
 
     status: int
     headers: dict[str, str] = field(default_factory=dict)
@@ -56,11 +56,11 @@ class Answer:
         return json.loads(self.body)
 
     def saying(self, document: object) -> Answer:
-        """The same with another JSON body."""
+        """Returns the answer with another JSON body."""
         return replace(self, body=json.dumps(document).encode())
 
     def changed(self, **members: object) -> Answer:
-        """The same with other members in its JSON object."""
+        """Returns the answer with other members in its JSON object."""
         return self.saying(self.json() | members)
 
 
@@ -69,19 +69,19 @@ Event: TypeAlias = Callable[[bytes], bytes]
 
 
 def page(status: int, html: str = "<html><h1>nginx</h1></html>", **headers: str) -> Answer:
-    """What a web server, a proxy or a captive portal says that is no Angelia."""
+    """Returns an answer of a web server, proxy or captive portal that is not Angelia."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return Answer(status, {"content-type": "text/html", **named}, html.encode())
 
 
 def problem(status: int, code: str, **members: object) -> Answer:
-    """A refusal as an Angelia server words it."""
+    """Returns a refusal in the form of an Angelia server."""
     said = {"type": "about:blank", "title": code, "status": status, "code": code, "request_id": "0" * 26, **members}
     return Answer(status, {"content-type": "application/problem+json"}, json.dumps(said).encode())
 
 
 class Liar:
-    """The proxy; `url` is what the SDK is told. Lies are told until `honest`."""
+    """The proxy; the SDK uses its `url`. It lies until `honest` is called."""
 
     def __init__(self, server: str) -> None:
         self._server = server
@@ -93,24 +93,24 @@ class Liar:
         self._http: httpx.AsyncClient | None = None
 
     def lie(self, method: str, path: str, lie: Lie) -> None:
-        """Pass a request on, and rewrite the answer."""
+        """Forwards a request, and rewrites its answer."""
         self._lies.append((method, re.compile(path), lie))
 
     def instead(self, method: str, path: str, answer: Answer | Callable[[Asked], Answer]) -> None:
-        """Keep a request from the server, and answer it here."""
+        """Answers a request here, without the server."""
         told: Lie = (lambda asked, _: answer(asked)) if callable(answer) else (lambda _, __: answer)
         self._instead.append((method, re.compile(path), told))
 
     def events(self, lie: Event) -> None:
-        """Rewrite every event of a stream, from `event:` or `data:` to the empty line that ends it."""
+        """Rewrites every event of a stream, from `event:` or `data:` to the empty line at its end."""
         self._events.append(lie)
 
     def honest(self) -> None:
-        """Lie no more, and forget what was asked."""
+        """Stops lying, and forgets the requests so far."""
         self._lies, self._instead, self._events, self.asked = [], [], [], []
 
     def count(self, method: str = "", path: str = ".*") -> int:
-        """How often something was asked."""
+        """Returns how many such requests came."""
         wanted = re.compile(path)
         return sum(1 for one in self.asked if one.method.startswith(method) and wanted.fullmatch(one.path))
 
@@ -148,7 +148,7 @@ class Liar:
         await _say(send, true if told is None else told(asked, true))
 
     async def _stream(self, answer: httpx.Response, headers: dict[str, str], receive: Any, send: Any) -> None:
-        gone = asyncio.ensure_future(receive())  # the SDK hung up
+        gone = asyncio.ensure_future(receive())  # done when the SDK disconnects
         await send({"type": "http.response.start", "status": answer.status_code, "headers": _pairs(headers)})
         begun, chunks = b"", answer.aiter_raw()
         while True:
@@ -173,10 +173,10 @@ class Liar:
 
 @contextmanager
 def lying(server: str) -> Iterator[Liar]:
-    """A liar in front of a server, honest until told otherwise."""
+    """Runs a proxy in front of a server; it is honest at first."""
     port = int(server.rpartition(":")[2])
     liar = Liar(f"http://127.0.0.1:{port}")
-    # Connections wait here until the proxy takes them.
+    # Connections wait in the socket's queue until the proxy accepts them.
     listener = socket.create_server(("::1", port), family=socket.AF_INET6)
     liar.url = f"http://[::1]:{port}"
     proxy = uvicorn.Server(

@@ -1,4 +1,4 @@
-"""Agents that send and receive mail over HTTP with keys in memory, the way a careful, or a careless, client would."""
+"""Agents that send and receive mail over HTTP with keys in memory, as correct or faulty clients do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_LIMITS = {"keys": "off", "bundles": "off", "register": "off", "identity": "of
 
 @dataclass
 class Got:
-    """One message as a poll gave it."""
+    """One message in the answer to a poll."""
 
     envelope: Envelope
     replay_key: str
@@ -34,7 +34,7 @@ class Got:
 
 
 class Correspondent(KeyHolder):
-    """An agent with keys in memory that speaks the mail routes."""
+    """An agent with keys in memory that uses the mail routes."""
 
     def letter(self, to: KeyHolder, body: bytes = b"hello", **how: Any) -> Letter:
         values = {
@@ -51,7 +51,7 @@ class Correspondent(KeyHolder):
         return sealing.seal(self.letter(to, body, **how), self.handle, self.pair)
 
     async def mail(self, server: Server, envelope: Envelope) -> httpx.Response:
-        """Send an envelope in its JSON form."""
+        """Sends an envelope in its JSON form."""
         return await server.send_signed(self, "POST", "/v1/messages", json_form.encode(envelope))
 
     async def mail_binary(self, server: Server, wire: bytes) -> httpx.Response:
@@ -59,7 +59,7 @@ class Correspondent(KeyHolder):
         return await server.request("POST", "/v1/messages", content=wire, headers=headers)
 
     async def sent(self, server: Server, to: KeyHolder, body: bytes = b"hello", **how: Any) -> Envelope:
-        """Seal and send a message that is taken."""
+        """Seals and sends a message that the server must accept."""
         envelope = self.seal(to, body, **how)
         answer = await self.mail(server, envelope)
         assert answer.status_code == 201, answer.text

@@ -11,12 +11,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
-TRANSIT = 2.0  # how long an answer may lie between its server and a client of a busy machine, in seconds
+TRANSIT = 2.0  # seconds that an answer may take from the server to a client on a busy machine
 
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """What a sender set out to send; messages of one way should arrive in their order."""
+    """A message that a sender tried to send. Messages of one `way` must arrive in order."""
 
     way: tuple[str, str, int]  # sender, recipient, priority
     at: float
@@ -35,7 +35,7 @@ class Handing:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A message that its recipient opened, from that answer."""
+    """A message that its recipient opened, and the answer it was in."""
 
     handing: Handing
     body: bytes
@@ -68,14 +68,14 @@ class History:
     acknowledged: dict[str, float] = field(default_factory=dict)  # by replay key
     handings: list[Handing] = field(default_factory=list)
     openings: list[Opening] = field(default_factory=list)
-    unanswered: list[tuple[str, float]] = field(default_factory=list)  # polls: whose, and until when
-    failed: list[tuple[str, float]] = field(default_factory=list)  # polls that were answered with an error: whose, when
-    deaths: list[tuple[float, float]] = field(default_factory=list)  # from when to when a server or hot tier was killed
-    remarks: list[tuple[float, str]] = field(default_factory=list)  # what else happened, for the reader of a verdict
+    unanswered: list[tuple[str, float]] = field(default_factory=list)  # polls: recipient, and end
+    failed: list[tuple[str, float]] = field(default_factory=list)  # polls answered with an error: recipient, time
+    deaths: list[tuple[float, float]] = field(default_factory=list)  # outages of a killed server or hot tier
+    remarks: list[tuple[float, str]] = field(default_factory=list)  # other events, for the reader of a verdict
 
     def check(self, expired: Set[str], lease: float) -> Verdict:
-        """What no server may have done. `expired` are the messages that the ledger says have ended unopened; `lease` is
-        how long one that was handed out is left alone."""
+        """Returns the server's violations. `expired` are the messages that, in the ledger, have ended unopened; `lease`
+        is the time for which a delivered message is not delivered again."""
         opened = Counter(one.handing.replay_key for one in self.openings)
         overtaken, redelivered, after_failed_polls = self._overtaken(lease)
         return Verdict(
@@ -117,13 +117,13 @@ class History:
         return wrong, redelivered, after_failed_polls
 
     def _died_under(self) -> list[tuple[str, float]]:
-        """Polls that were answered with an error while the server or the hot tier died: their leases stay."""
+        """Polls that were answered with an error while the server or the hot tier was killed: their leases stay."""
         return [
             (who, at) for who, at in self.failed if any(since <= at <= until + TRANSIT for since, until in self.deaths)
         ]
 
     def _told(self, newer: Opening, older: Opening) -> str:
-        """What happened between the two."""
+        """Returns the events between the two times."""
         since = self.acknowledged[older.handing.replay_key]
         happened = [
             (newer.handing.at, f"the newer one was handed out (attempt {newer.handing.attempt})"),
@@ -135,7 +135,7 @@ class History:
         )
 
     def _passed(self, openings: list[Opening]) -> Iterator[tuple[Opening, Opening]]:
-        """Each message with those that were opened after it, though acknowledged before it was sent."""
+        """Returns each message with those that were opened after it, though acknowledged before it was sent."""
         earliest = float("inf")
         for at in range(len(openings) - 1, -1, -1):
             tried = self.tries[openings[at].body].at
@@ -146,7 +146,7 @@ class History:
             earliest = min(earliest, self._acknowledged(openings[at]))
 
     def _acknowledged(self, one: Opening) -> float:
-        """When its sender knew; one whose answer was lost may have been taken at any time."""
+        """When its sender got the answer; without one, the message may have been accepted at any time."""
         return self.acknowledged.get(one.handing.replay_key, float("inf"))
 
     def _was_leased(self, newer: Handing, older: Handing, polls: list[tuple[str, float]], lease: float) -> bool:

@@ -1,4 +1,4 @@
-"""The mail slice of one process on real stores: its services, to be called with any time, and its routes."""
+"""The mail slice of one process on real stores: its routes, and its services, to which a test passes the time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from mail_agents import NO_LIMITS, Correspondent
 
 @dataclass(frozen=True)
 class PostOffice:
-    """One process that carries mail, without the ticks: a test calls them when it wants them."""
+    """One process with the mail slice. Its ticks run only when a test calls them."""
 
     process: Assembled
     ledger: Ledger
@@ -71,7 +71,7 @@ class PostOffice:
     async def sent(
         self, who: Correspondent, to: Correspondent, now: datetime, body: bytes = b"hello", **how: Any
     ) -> Envelope:
-        """Seal and send a message at a time."""
+        """Seals and sends a message at the given time."""
         envelope = who.seal(to, body, **{"created_at": unix_ms(now), **how})
         assert (await self.send(who, envelope, now)).new
         return envelope
@@ -98,7 +98,7 @@ class PostOffice:
         await self.in_transit.withdraw(await self.agent(who), bytes.fromhex(envelope.replay_key), now)
 
     async def revoke(self, who: Correspondent, at: datetime, since: datetime, *, signer: bool = False) -> None:
-        """An emergency: the keys of an agent, or its signing pair, were stolen at some time and are replaced."""
+        """An emergency rotation: replaces an agent's keys, or its signing pair, that were stolen at some time."""
         link = who.rotation(at=unix_ms(at), signer=signer, grace=False)
         await who.accepted(  # type: ignore[arg-type]
             self, link, reason=Reason.EMERGENCY, emergency=Emergency("stolen", since, None)
@@ -111,7 +111,7 @@ class PostOffice:
         return await self.receipts.one(await self.agent(who), bytes.fromhex(envelope.replay_key))
 
     async def dead(self, who: Correspondent, to: Correspondent, now: datetime, **how: Any) -> tuple[Envelope, datetime]:
-        """A message that its recipient gave back until it was a dead letter, and when that was."""
+        """Returns a dead letter, made by nacks of its recipient, and its time."""
         envelope = await self.sent(who, to, now, **how)
         for _ in range(5):
             (got,) = await self.poll(to, now)
@@ -122,14 +122,14 @@ class PostOffice:
         return envelope, now - timedelta(seconds=10)
 
     async def rebuild(self, memory: str) -> int:
-        """Let the rebuild tick run until it has nothing to do; how often it had."""
+        """Runs the rebuild tick until it has nothing to do. Returns how many rounds had work."""
         runs = 0
         while await self.background.rebuild(memory):
             runs += 1
         return runs
 
     async def forget_everything(self) -> None:
-        """What a restart does to a hot tier without a memory on disk."""
+        """Empties the hot tier, as a restart without a journal does."""
         await self.hot._redis.flushall()
 
 
@@ -137,7 +137,7 @@ class PostOffice:
 async def open_office(
     database_url: str, redis_url: str, directory: Path, *, read_only: bool = False, **values: object
 ) -> AsyncIterator[PostOffice]:
-    """The services of one process; any number of them may share stores."""
+    """Opens the services of one process. Any number of processes may share the stores."""
     if read_only:
         database_url += f"{'&' if '?' in database_url else '?'}default_transaction_read_only=on"
     ledger, hot = await Ledger.open(database_url), HotTier(redis_url)
@@ -170,7 +170,7 @@ async def open_office(
 
 
 async def told(connection: asyncpg.Connection, *kinds: str) -> list[tuple[str, str | None, str | None]]:
-    """The audit's events of some kinds, in order: what, by whom, about whom."""
+    """Returns the audit events of some kinds, in order: kind, actor, subject."""
     rows = await connection.fetch(
         "SELECT event_type, actor_nhi, object_nhi FROM audit_events"
         " WHERE event_type = ANY ($1) ORDER BY xid, occurred_at",
@@ -180,6 +180,6 @@ async def told(connection: asyncpg.Connection, *kinds: str) -> list[tuple[str, s
 
 
 async def left(connection: asyncpg.Connection) -> dict[str, int]:
-    """How many rows of mail the ledger has."""
+    """Returns the number of rows in each mail table of the ledger."""
     tables = ("envelopes", "sent_ids", "delivery_receipts")
     return {table: await connection.fetchval(f"SELECT count(*) FROM {table}") for table in tables}  # noqa: S608

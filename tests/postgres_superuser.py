@@ -1,4 +1,4 @@
-"""The superuser of an embedded PostgreSQL, who cannot log in: only single-user mode, on a stopped cluster, is left."""
+"""The superuser of an embedded PostgreSQL. It cannot log in, so it works in single-user mode, on a stopped cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from angelia.stores.embedded.system_user import store_environment
 
 
 def as_superuser(data_dir: DataDir, *statements: str, database: str = "postgres") -> str:
-    """Run statements, each on one line, as the role that made the cluster; what PostgreSQL printed."""
+    """Runs statements, each on one line, as the role that made the cluster. Returns what PostgreSQL printed."""
     owner = data_dir.owner
     program = postgres_for(data_dir, None).directory / "postgres"
     told = subprocess.run(
@@ -20,9 +20,7 @@ def as_superuser(data_dir: DataDir, *statements: str, database: str = "postgres"
         text=True,
         check=True,
         cwd="/",
-        env=store_environment({}),
-        user=None if owner.is_us else owner.uid,
-        group=None if owner.is_us else owner.gid,
-        extra_groups=None if owner.is_us else [],
+        env=store_environment(),
+        **owner.popen_options,
     )
     return told.stdout

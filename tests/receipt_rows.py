@@ -1,4 +1,4 @@
-"""Receipts in a ledger, as many as a test wants, and what is left of them."""
+"""Fills a ledger with any number of receipts, and reads the receipts of ledger and archive."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ FROM (SELECT i, 'recipient-' || i % 501 AS r, $2::timestamptz + i * interval '1 
 
 @dataclass(frozen=True)
 class Held:
-    """Every receipt that there is: in the ledger, and in the archive."""
+    """Returns the receipts in the ledger, and those in the archive."""
 
     ledger: list[str]
     archive: list[str]
 
 
 class OwnLedger:
-    """A PostgreSQL for one test, that may be killed."""
+    """A PostgreSQL of one test, which may be killed."""
 
     def __init__(self, directory: Path) -> None:
         self._data_dir = DataDir(directory)
@@ -55,14 +55,14 @@ class OwnLedger:
         self.url = self._stores.start()[0]
 
     def kill(self) -> None:
-        """All of its processes: one that is left would still finish what it is at."""
+        """Kills all its processes: one that is left would finish its statement."""
         postmaster = psutil.Process(self._stores.pids["postgres"])
         for process in (postmaster, *postmaster.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
 
     def restart(self) -> None:
-        """After a kill: as a server does it, with what a crash left behind."""
+        """Starts it again after a kill, on the files that the crash left, as a server does."""
         self._stores.stop()
         self._stores.start()
 
@@ -72,7 +72,7 @@ class OwnLedger:
 
 
 async def fill(database_url: str, day: date, rows: int, *, status: str = "delivered", partition: bool = True) -> None:
-    """Receipts of a day, in its partition or where rows lie that missed theirs."""
+    """Inserts receipts of a day, into its partition or the default partition."""
     ledger = await Ledger.open(database_url)
     try:
         if partition:

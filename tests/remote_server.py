@@ -1,4 +1,4 @@
-"""A server in a process of its own, to be talked to by the agents that tests have in memory."""
+"""A server in another process, for the agents that tests have in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from server_process import ServerProcess
 
 
 class RemoteServer(Server):
-    """What `Server` does, over a socket. Agents call it by its `authority`."""
+    """Does what `Server` does, over a socket. Agents sign for its `authority`."""
 
     def __init__(self, process: ServerProcess) -> None:
         runtime = read_runtime(process.data_dir)

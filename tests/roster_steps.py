@@ -1,4 +1,4 @@
-"""Channels, rosters and those who sign them or pretend to; what the tests of rosters share."""
+"""Shared by the tests of rosters: channels, rosters, and agents that sign them, rightly or not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Members: TypeAlias = tuple[Talker, Talker, Talker, str]
 
 
 def through(liar: Liar, talker: Talker) -> Talker:
-    """From now on its SDK speaks to the liar."""
+    """From now on the agent's SDK uses the lying proxy."""
     talker.client.close()
     talker.client = Lossy(liar.url, identity=talker.mailbox)
     return talker
@@ -39,7 +39,7 @@ def id_of(talker: Talker, channel: str) -> UUID:
 
 
 def smuggle(sql: Sql, channel_id: UUID, agent: Talker) -> None:
-    """The two rows that made somebody a member: listed for everything, and subscribed."""
+    """Inserts the two rows that make an agent a member: listed with all rights, and subscribed."""
     sql(
         "INSERT INTO channel_allowlist (channel_id, nhi, may_subscribe, may_publish, added_at)"
         " VALUES ($1, $2, true, true, now()) ON CONFLICT (channel_id, nhi) DO UPDATE SET may_publish = true",
@@ -55,7 +55,7 @@ def smuggle(sql: Sql, channel_id: UUID, agent: Talker) -> None:
 
 
 def give(sender: Talker, recipient: Talker, key: ChannelKey) -> None:
-    """Send a channel's key as mail, as its publishers do."""
+    """Sends a channel's key as mail, as its publishers do."""
     known, _ = sender.client.keys.find(sender.mailbox, recipient.name)
     options: SendOptions = {"channel_id": key.channel_id, "control": True, "ttl_seconds": 3600}
     draft = Draft(recipient=known.bundle, body=key.encode(), options=options)
@@ -63,7 +63,7 @@ def give(sender: Talker, recipient: Talker, key: ChannelKey) -> None:
 
 
 def refuses(carol: Talker, channel: str, liar: Liar) -> None:
-    """She seals nothing, sends nothing, and opens nothing."""
+    """Asserts that the agent seals, sends and opens nothing."""
     liar.asked.clear()
     with pytest.raises(UntrustedRoster):
         carol.client.channels.publish(carol.mailbox, channel, b"secret")
@@ -79,12 +79,12 @@ def pinned(talker: Talker, channel: str) -> Roster:
 
 
 def after(before: Roster, signer: Talker, *members: Member) -> Roster:
-    """The next roster, signed by whom it is not to be believed."""
+    """Returns the next roster, signed by an agent that may not sign it."""
     return following(before, signer.mailbox.identity.pair, [*before.members, *members])
 
 
 def following(before: Roster, pair: SigningPair, members: Iterable[Member], **other: object) -> Roster:
-    """The roster after another, as this pair signs it."""
+    """Returns the roster that follows another, signed by this pair."""
     values: dict[str, object] = {
         "channel_id": before.channel_id,
         "owner_nhi": before.owner_nhi,
@@ -99,7 +99,7 @@ def following(before: Roster, pair: SigningPair, members: Iterable[Member], **ot
 
 
 def first_of(owner: Talker, channel_id: UUID, *members: Member) -> Roster:
-    """The first roster of a channel, as somebody signs it who calls the channel its own."""
+    """Returns the first roster of a channel, signed by an agent that claims to own it."""
     return sign_roster(
         owner.mailbox.identity.pair,
         channel_id=channel_id,
@@ -112,7 +112,7 @@ def first_of(owner: Talker, channel_id: UUID, *members: Member) -> Roster:
 
 
 def lists(liar: Liar, *lacking: Talker) -> None:
-    """The liar says that these lack the channel's key."""
+    """Makes the lying proxy say that these members lack the channel's key."""
     at = "2026-01-01T00:00:00Z"
     some = [{"subscriber_nhi": one.name, "status": "active", "key_epoch": 0, "created_at": at} for one in lacking]
     liar.instead("GET", CHANNEL + "/subscribers", told({"subscribers": some, "next": None}))

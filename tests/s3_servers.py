@@ -1,4 +1,4 @@
-"""Stores that speak S3, as processes on loopback: one that keeps its word, and one that ignores conditions."""
+"""S3 servers as processes on loopback: a correct one, one that ignores conditions, and one that refuses all keys."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ObjectStore:
         return f"s3://{BUCKET}/{prefix}?endpoint={self.endpoint}&region=us-east-1"
 
     def keys(self, prefix: str = "") -> list[str]:
-        """Every object under a prefix."""
+        """Returns every object under a prefix."""
         pages = self._client().get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
         return [one["Key"] for page in pages for one in page.get("Contents", [])]
 
@@ -51,7 +51,7 @@ class ObjectStore:
 
 @contextmanager
 def moto(directory: Path) -> Iterator[ObjectStore]:
-    """A store that answers as S3 does, conditions of a put included."""
+    """A store that behaves as S3 does, also for the conditions of a put."""
     with _running(directory, [str(Path(sys.executable).with_name("moto_server")), "-H", "127.0.0.1", "-p"]) as store:
         store.make_bucket()
         yield store
@@ -59,14 +59,14 @@ def moto(directory: Path) -> Iterator[ObjectStore]:
 
 @contextmanager
 def careless(directory: Path) -> Iterator[ObjectStore]:
-    """A store that takes every put, whatever condition it carries: what is there is overwritten."""
+    """A store that ignores the conditions of a put: existing objects are overwritten."""
     with _running(directory, [sys.executable, __file__, "careless"]) as store:
         yield store
 
 
 @contextmanager
 def refusing(directory: Path) -> Iterator[ObjectStore]:
-    """A store that knows nobody's key."""
+    """A store that refuses every key."""
     with _running(directory, [sys.executable, __file__, "refusing"]) as store:
         yield store
 
@@ -80,7 +80,7 @@ def free_port() -> int:
 
 @contextmanager
 def _running(directory: Path, command: list[str]) -> Iterator[ObjectStore]:
-    # In a process of its own: delta-rs holds the interpreter while it waits for an answer.
+    # In another process, because delta-rs holds the GIL while it waits for an answer.
     port = free_port()
     with (directory / "objectstore.log").open("ab") as log:
         process = subprocess.Popen([*command, f"{port}"], stdout=log, stderr=log)
@@ -156,7 +156,7 @@ class _Careless(_Answering):
         self.answer(204)
 
     def do_POST(self) -> None:
-        """Several are deleted at once."""
+        """Deletes several objects at once."""
         body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
         names = [part.partition("</Key>")[0] for part in body.split("<Key>")[1:]]
         for name in names:

@@ -1,4 +1,4 @@
-"""Rotation schedules in a ledger, and what ledger and archive have of them."""
+"""Fills a ledger with rotation schedules, and reads those of ledger and archive."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RETURNING session_id
 
 @dataclass(frozen=True)
 class Sessions:
-    """Every schedule that there is: in the ledger, in the archive, and the archive's days."""
+    """Returns the schedules in the ledger, those in the archive, and the archive's days."""
 
     ledger: list[str]
     archive: list[str]
@@ -34,7 +34,7 @@ class Sessions:
 async def scheduled(
     database_url: str, count: int, used_at: datetime, *, prefix: str = "pair", due_since: datetime | None = None
 ) -> list[str]:
-    """Schedules of pairs that were last used at a time; their ids."""
+    """Inserts schedules of pairs that were last used at a time. Returns their ids."""
     connection = await asyncpg.connect(database_url)
     try:
         return [str(row[0]) for row in await connection.fetch(_FILL, prefix, count, used_at, due_since)]

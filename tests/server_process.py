@@ -1,4 +1,4 @@
-"""A real server as its users run it: `angelia serve` in a process of its own, which tests may kill."""
+"""`angelia serve` in a process of its own, which tests may kill."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ START_SECONDS = 60
 
 
 class ServerProcess:
-    """One data directory and the server on it; `start` and `kill` as often as one likes."""
+    """One data directory and the server on it, which can be started and killed any number of times."""
 
     def __init__(self, data_dir: Path, *, port: int = 0, **environ: str) -> None:
         self.data_dir = data_dir
@@ -27,10 +27,10 @@ class ServerProcess:
         self.process: subprocess.Popen[bytes] | None = None
         self.log = data_dir.with_suffix(".log")
         self.start_url = ""
-        self._port = str(port)  # 0: a free one the first time, then the same again, as a server has it
+        self._port = str(port)  # 0: a free port for the first start; later starts use the same
 
     def start(self) -> Runtime:
-        """Start the server and wait until it says where it is."""
+        """Starts the server and waits until its runtime.json tells its URL."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("ANGELIA_")}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -53,7 +53,7 @@ class ServerProcess:
         raise AssertionError(f"the server did not start: {self.log.read_text()[-3000:]}")
 
     def pid_of(self, name: str) -> int:
-        """The server itself, its `worker`, or the main process of its `postgres` or `valkey-server`."""
+        """Returns the server's main process, its `worker`, or the main process of its `postgres` or `valkey-server`."""
         assert self.process is not None
         if name == "server":
             return self.process.pid
@@ -70,14 +70,14 @@ class ServerProcess:
             self.process.wait(10)
 
     def stop(self) -> int:
-        """A clean stop; the exit code."""
+        """Stops the server cleanly. Returns the exit code."""
         assert self.process is not None
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         return self.process.wait(40)
 
     def wait_until_healthy(self, url: str, seconds: float = 15) -> float:
-        """How long it took until every store answered again."""
+        """Waits until every store answers again. Returns how long it took."""
         began = time.monotonic()
         while time.monotonic() - began < seconds:
             try:

@@ -1,4 +1,4 @@
-"""A small file system of its own, which a test may fill to the last byte."""
+"""A small file system of one test, which it may fill to the last byte."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 
 class SmallDisk:
-    """A mounted file system in memory. It is filled by making it smaller, which takes no time and no memory."""
+    """A mounted file system in memory. It is filled by shrinking it, which costs no time and no memory."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
@@ -23,9 +23,9 @@ class SmallDisk:
 
     @contextmanager
     def filled(self, leaving: int = 0) -> Iterator[None]:
-        """Full but for some bytes, as long as this lasts."""
+        """Leaves only some bytes free during the block."""
         while not self._resize(shutil.disk_usage(self.path).used + leaving):
-            pass  # something was written meanwhile, and it cannot be made smaller than what it holds
+            pass  # something was written meanwhile, and it cannot be smaller than its content
         try:
             yield
         finally:
@@ -38,7 +38,7 @@ class SmallDisk:
 
 @contextmanager
 def small_disk(directory: Path, megabytes: int) -> Iterator[SmallDisk]:
-    """A file system of this size; tests that need one are left out where it cannot be mounted."""
+    """Mounts a file system of this size. Skips the test where that is not possible."""
     if not can_mount():
         pytest.skip("a small file system (only root can mount one)")
     path, size = directory / f"disk-{os.urandom(4).hex()}", megabytes << 20
@@ -65,5 +65,5 @@ def _mount(path: Path, size: int) -> bool:
 
 
 def _unmount(path: Path) -> None:
-    # What a dying server still has open goes with it.
+    # A dying server may still have files open.
     subprocess.run(("umount", "--lazy", str(path)), check=True)

@@ -1,6 +1,6 @@
 """A real Spark cluster on loopback, from the installed package alone: a master, two workers and a Connect server.
 
-Its Python has our dependencies and not us, as on machines that somebody else keeps."""
+Its Python has our dependencies but not our package, as on a cluster of another operator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _MASTER = "org.apache.spark.deploy.master.Master"
 _WORKER = "org.apache.spark.deploy.worker.Worker"
 _CONNECT = "org.apache.spark.sql.connect.service.SparkConnectServer"
-# The packages' directory by its name and without `site`, whose .pth files would lead to the source tree.
+# Names the packages' directory and skips `site`, whose .pth files would lead to the source tree.
 _PYTHON = """#!/bin/sh
 PYTHONPATH="$PYTHONPATH:{packages}" exec {python} -S "$@"
 """
@@ -34,7 +34,7 @@ PYTHONPATH="$PYTHONPATH:{packages}" exec {python} -S "$@"
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where it is reached, its Python, and where its processes write their logs."""
+    """The cluster's URLs, its Python, and the directory of its processes' logs."""
 
     master: str
     remote: str
@@ -42,7 +42,7 @@ class Cluster:
     directory: Path
 
     def logs(self) -> str:
-        """All that its processes have said, and everything that they keep in files."""
+        """Returns the output of its processes, and the contents of their files."""
         found = [path for path in self.directory.rglob("*") if path.is_file() and path.suffix != ".zip"]
         return "\n".join(path.read_text("utf-8", "replace") for path in found)
 
@@ -64,7 +64,7 @@ def cluster(directory: Path) -> Iterator[Cluster]:
         "PYSPARK_PYTHON": str(python),
         "SPARK_DAEMON_JAVA_OPTS": _QUICK,
         "SPARK_DAEMON_MEMORY": "768m",
-        "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",  # a port that is always the same
+        "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",  # its port is fixed
     }
     spark_class = str(home / "bin" / "spark-class")
     at = ["--host", "127.0.0.1", "--webui-port", "0"]
@@ -84,7 +84,7 @@ def cluster(directory: Path) -> Iterator[Cluster]:
             "spark.driver.extraJavaOptions": _QUICK,
             "spark.executor.memory": "512m",
             "spark.executor.extraJavaOptions": _QUICK,
-            "spark.cores.max": "1",  # the other is for who comes by the master
+            "spark.cores.max": "1",  # the other is for jobs that use the master
             "spark.ui.enabled": "true",
             "spark.ui.port": "0",
             "spark.eventLog.enabled": "true",

@@ -1,4 +1,4 @@
-"""What a thief sees of a mailbox: the database's rows, and which of them a stolen local key opens."""
+"""A stolen mailbox: the rows of its database, and those that a stolen local key opens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Send = Callable[..., bytes]
 
 
 def sealed_rows(box: Mailbox) -> Iterator[tuple[str, str, bytes, bytes]]:
-    """Everything in the database that is under a local key: table, what it is bound to, nonce and content."""
+    """Returns everything in the database that a local key encrypts: table, bound data, nonce and content."""
     connection = sqlite3.connect(box.directory / FILE)
     for table, (key, nonce, content) in COLUMNS.items():
         query = f"SELECT {key}, {nonce}, {content} FROM {table} WHERE {content} IS NOT NULL"  # noqa: S608
@@ -45,7 +45,7 @@ def opens(key: bytes, table: str, bound: str, nonce: bytes, content: bytes) -> b
 
 
 def fill(box: Mailbox, send: Send) -> EpochKey:
-    """A row of every kind."""
+    """Makes a row of every kind."""
     box.receive(send(body=b"kept in the inbox"), now=NOW)
     known = box.pinned_keys.bundle("alice", NOW)
     assert known is not None

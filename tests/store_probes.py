@@ -1,4 +1,4 @@
-"""Embedded stores as a test sees them: asked, waited for, and left behind by a parent that is killed."""
+"""Queries to embedded stores, waiting for a condition, and a parent process of stores that a test can kill."""
 
 from __future__ import annotations
 

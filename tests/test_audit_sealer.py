@@ -37,7 +37,7 @@ async def test_a_sealer_that_ended_is_started_again_and_seals_what_waited(
     async with ledger.transaction() as tx:
         await service.record(tx, [service.event("tested", datetime.now(UTC))])
     write_private(tmp_path / "node.signed", b"damaged")
-    sealer = SealerThread(Loaded(settings, {"database_url": "given"}), tmp_path, node)
+    sealer = SealerThread(Loaded(settings, {"database_url": "given"}), node)
     with structlog.testing.capture_logs() as lines:
         sealer.start()
         try:
@@ -60,7 +60,7 @@ async def test_a_full_disk_of_our_own_ledger_holds_the_sealer_back_until_there_i
     with small_disk(directory, 64) as disk:
         (disk.path / "postgres").mkdir()
         loaded = Loaded(Settings(data_dir=disk.path, database_url=database_url), {"database_url": OUR_OWN})
-        sealer, began = SealerThread(loaded, disk.path, node), refused_ticks()
+        sealer, began = SealerThread(loaded, node), refused_ticks()
         try:
             with disk.filled(leaving=1 << 20):
                 sealer.start()

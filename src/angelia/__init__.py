@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name):
-        """A class of the SDK, whose module is loaded when it is asked for: the command line starts without them."""
-        if name[:1].isupper():  # as classes are written; any other name is a module, which the import system looks for
+        """Returns a class of the SDK, and imports its module on first use: the command line starts without them."""
+        if name[:1].isupper():  # a class; other names are modules, which the import system finds
             for home in ("angelia.errors", "angelia.envelope.refusals", "angelia.client"):
                 if hasattr(module := importlib.import_module(home), name):
                     return getattr(module, name)

@@ -27,8 +27,7 @@ from angelia.mail.slice import MailSlice
 from angelia.monitoring.slice import MonitoringSlice
 from angelia.policy.slice import PolicySlice
 from angelia.runs.slice import RunsSlice
-from angelia.settings import OUR_OWN, Loaded, Settings
-from angelia.stores.disk import Disk
+from angelia.settings import Loaded, Settings
 from angelia.stores.embedded.datadir import DataDir
 from angelia.stores.open_stores import Stores
 from angelia.ticker import Ticker
@@ -62,11 +61,9 @@ class Slices:
 
     @classmethod
     @asynccontextmanager
-    async def opened(
-        cls, stores: Stores, loaded: Loaded, data_dir: Path, node: NodeIdentity, worker: int = 0
-    ) -> AsyncIterator[Slices]:
+    async def opened(cls, stores: Stores, loaded: Loaded, node: NodeIdentity, worker: int = 0) -> AsyncIterator[Slices]:
         """The slices on open stores, closed at the end."""
-        fields = Fields(master_key.load(master_key_file(loaded.settings, data_dir)))
+        fields = Fields(master_key.load(master_key_file(loaded.settings)))
         slices = cls(stores, loaded, fields, node, worker)
         try:
             yield slices
@@ -75,7 +72,7 @@ class Slices:
                 await one.close()
 
     def edge(self, stores: Stores, settings: Settings, *, open_mode: bool) -> Edge:
-        """The way of a request through the guard to the routes of all slices."""
+        """Returns the edge, which takes a request through the guard to the routes of all slices."""
         routes = [route for one in self for route in one.routes()]
         routes += documents.routes(routes)
         rules = {rule.name: rule for route in routes if (rule := route.operation.rule) is not None}
@@ -94,17 +91,16 @@ class Application:
     """The ASGI application of one worker: opens the slices when the server starts, closes them when it stops, and hands
     requests to the edge."""
 
-    def __init__(self, loaded: Loaded, *, open_mode: bool, worker: int, data_dir: Path, node: NodeIdentity) -> None:
+    def __init__(self, loaded: Loaded, *, open_mode: bool, worker: int, node: NodeIdentity) -> None:
         self._loaded = loaded
         self._node = node
         self._open_mode = open_mode
         self._worker = worker
-        self._data_dir = data_dir
         self._edge: Edge | None = None
         self._stores: Stores | None = None
 
     def stop_waiting(self) -> None:
-        """The server is about to stop: requests that wait for something answer now."""
+        """Called before the server stops: long polls answer now."""
         if self._stores is not None:
             self._stores.wake.stop()
 
@@ -117,29 +113,19 @@ class Application:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        loaded, disk = self._loaded, disk_of(self._loaded, self._data_dir)
         async with (
-            Stores.opened(loaded, disk) as stores,
-            Slices.opened(stores, loaded, self._data_dir, self._node, self._worker) as slices,
+            Stores.opened(self._loaded) as stores,
+            Slices.opened(stores, self._loaded, self._node, self._worker) as slices,
         ):
             self._stores = stores
-            self._edge = slices.edge(stores, loaded.settings, open_mode=self._open_mode)
+            self._edge = slices.edge(stores, self._loaded.settings, open_mode=self._open_mode)
             await slices.guard.blocks.refresh(clock())
-            ticker = Ticker(stores.ledger, [tick for one in slices for tick in one.ticks()])
-            ticker.start()
-            try:
+            async with Ticker(stores.ledger, [tick for one in slices for tick in one.ticks()]):
                 yield
-            finally:
-                await ticker.stop()
 
 
-def disk_of(loaded: Loaded, data_dir: Path) -> Disk:
-    """The disk of our own PostgreSQL, which may be mounted there by itself."""
-    return Disk(DataDir(data_dir).postgres if loaded.origins["database_url"] == OUR_OWN else None)
-
-
-def master_key_file(settings: Settings, data_dir: Path) -> Path:
-    return settings.master_key_file or data_dir / "master.key"
+def master_key_file(settings: Settings) -> Path:
+    return settings.master_key_file or DataDir(settings.data_dir).master_key
 
 
 async def _follow_lifespan(receive: Receive, send: Send, running: AbstractAsyncContextManager[None]) -> None:

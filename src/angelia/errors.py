@@ -16,12 +16,18 @@ class AngeliaError(Exception):
         self.hint = hint
         self.retry_after = retry_after
         self.headers: dict[str, str] = {}
-        self.members: dict[str, object] = {}  # what a problem document says beyond its words
+        self.members: dict[str, object] = {}  # further members of a problem document
         super().__init__(self.message)
+
+    def __init_subclass__(cls, *, code: str = "") -> None:
+        """A class that names no code has that of its parent."""
+        super().__init_subclass__()
+        if code:
+            cls.code = code
 
     @property
     def hint(self) -> str:
-        """The next step. It is the exception's note as well, so that a traceback shows it."""
+        """The next step for the reader. Also a note of the exception, so that a traceback shows it."""
         return self._hint
 
     @hint.setter
@@ -31,193 +37,129 @@ class AngeliaError(Exception):
         self.__notes__ = [*others, f"hint: {hint}"] if hint else others
 
 
-class InvalidArgument(AngeliaError):
+class InvalidArgument(AngeliaError, code="invalid_argument"):
     """The request is not well formed"""
 
-    code = "invalid_argument"
 
-
-class Unauthenticated(AngeliaError):
+class Unauthenticated(AngeliaError, code="unauthenticated"):
     """The caller is not known"""
 
-    code = "unauthenticated"
 
-
-class Stale(Unauthenticated):
+class Stale(Unauthenticated, code="stale"):
     """The request was signed too long ago, or before the nonce memory began"""
 
-    code = "stale"
 
-
-class FromFuture(Unauthenticated):
+class FromFuture(Unauthenticated, code="from_future"):
     """The request was signed later than this server's clock allows"""
 
-    code = "from_future"
 
-
-class ReplayRejected(Unauthenticated):
+class ReplayRejected(Unauthenticated, code="replay_rejected"):
     """This nonce was used before"""
 
-    code = "replay_rejected"
 
-
-class Denied(AngeliaError):
+class Denied(AngeliaError, code="authorization_denied"):
     """The caller may not do this"""
 
-    code = "authorization_denied"
 
-
-class NotFound(AngeliaError):
+class NotFound(AngeliaError, code="not_found"):
     """There is no such thing"""
 
-    code = "not_found"
 
-
-class KeyNotFound(AngeliaError):
+class KeyNotFound(AngeliaError, code="key_not_found"):
     """The agent has published no keys"""
 
-    code = "key_not_found"
 
-
-class KeyStale(AngeliaError):
+class KeyStale(AngeliaError, code="key_stale"):
     """The key is no longer the one to use"""
 
-    code = "key_stale"
 
-
-class KeyRevoked(AngeliaError):
+class KeyRevoked(AngeliaError, code="key_revoked"):
     """The key was revoked"""
 
-    code = "key_revoked"
 
-
-class VersionConflict(AngeliaError):
+class VersionConflict(AngeliaError, code="version_conflict"):
     """Somebody else was faster"""
 
-    code = "version_conflict"
 
-
-class ClockSkew(AngeliaError):
+class ClockSkew(AngeliaError, code="clock_skew"):
     """The time in the request is too far from this server's clock"""
 
-    code = "clock_skew"
 
-
-class MessageExpired(AngeliaError):
+class MessageExpired(AngeliaError, code="message_expired"):
     """The message has expired"""
 
-    code = "message_expired"
 
-
-class MessageIdConflict(AngeliaError):
+class MessageIdConflict(AngeliaError, code="message_id_conflict"):
     """The sender used this message id before, for another envelope"""
 
-    code = "message_id_conflict"
 
-
-class LeaseLost(AngeliaError):
+class LeaseLost(AngeliaError, code="lease_lost"):
     """The message is leased to somebody else by now"""
 
-    code = "lease_lost"
 
-
-class QueueFull(AngeliaError):
+class QueueFull(AngeliaError, code="queue_full"):
     """The recipient's queue is full"""
 
-    code = "queue_full"
 
-
-class EpochStale(AngeliaError):
+class EpochStale(AngeliaError, code="epoch_stale"):
     """The channel has another key by now"""
 
-    code = "epoch_stale"
 
-
-class OffsetGone(AngeliaError):
+class OffsetGone(AngeliaError, code="offset_gone"):
     """The channel does not keep that offset any more"""
 
-    code = "offset_gone"
 
-
-class ReceiptArchived(AngeliaError):
+class ReceiptArchived(AngeliaError, code="receipt_archived"):
     """The receipt is in the archive, where nothing is changed"""
 
-    code = "receipt_archived"
 
-
-class MethodNotAllowed(AngeliaError):
+class MethodNotAllowed(AngeliaError, code="method_not_allowed"):
     """This path does not take that method"""
 
-    code = "method_not_allowed"
 
-
-class AmbiguousId(AngeliaError):
+class AmbiguousId(AngeliaError, code="ambiguous_id"):
     """Several ids begin like this"""
 
-    code = "ambiguous_id"
 
-
-class AlreadyExists(AngeliaError):
+class AlreadyExists(AngeliaError, code="already_exists"):
     """It exists already"""
 
-    code = "already_exists"
 
-
-class Conflict(AngeliaError):
+class Conflict(AngeliaError, code="conflict"):
     """The request does not fit the present state"""
 
-    code = "conflict"
 
-
-class TooLarge(AngeliaError):
+class TooLarge(AngeliaError, code="too_large"):
     """The request body is too large"""
 
-    code = "too_large"
 
-
-class UnsupportedMediaType(AngeliaError):
+class UnsupportedMediaType(AngeliaError, code="unsupported_media_type"):
     """The content type is not one that this path reads"""
 
-    code = "unsupported_media_type"
 
-
-class RateLimited(AngeliaError):
+class RateLimited(AngeliaError, code="rate_limited"):
     """Too many requests"""
 
-    code = "rate_limited"
 
-
-class Unavailable(AngeliaError):
+class Unavailable(AngeliaError, code="unavailable"):
     """A store is not reachable at the moment"""
 
-    code = "unavailable"
 
-
-class DiskFull(Unavailable):
+class DiskFull(Unavailable, code="disk_full"):
     """The server's disk is full"""
 
-    code = "disk_full"
 
-
-class DeadlineExceeded(AngeliaError):
+class DeadlineExceeded(AngeliaError, code="deadline_exceeded"):
     """No answer came in time"""
 
-    code = "deadline_exceeded"
 
-
-class SettingsError(AngeliaError):
+class SettingsError(AngeliaError, code="bad_setting"):
     """A setting has a value that does not work"""
 
-    code = "bad_setting"
 
-
-class StartFailed(AngeliaError):
+class StartFailed(AngeliaError, code="start_failed"):
     """The server cannot start"""
 
-    code = "start_failed"
 
-
-class AuditBroken(AngeliaError):
+class AuditBroken(AngeliaError, code="audit_broken"):
     """The audit chain does not verify"""
-
-    code = "audit_broken"

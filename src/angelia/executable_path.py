@@ -1,4 +1,4 @@
-"""Where `angelia` lies, for the commands that a server tells its operator to run."""
+"""The path of `angelia`, for the commands that a server prints for its operator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 
 def own() -> str | None:
-    """The virtual environment of `angelia`, as a shell here names it; None where `angelia` is on the path."""
+    """Returns the virtual environment of `angelia`, quoted for a shell in this directory; None if `angelia` is on the
+    path."""
     if shutil.which("angelia") is not None or sys.prefix == sys.base_prefix:
         return None
     prefix = Path(sys.prefix)

@@ -1,4 +1,4 @@
-"""The listening socket: bound before anything slow is done, with an error that names the port."""
+"""The listening socket. It is bound before the slow parts of a start; errors name the address and the port."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from angelia.settings import Settings
 
 
 def bind(settings: Settings, *, patient: bool) -> socket.socket:
-    """Listen on the configured address; `patient` when workers of a killed server may still hold it."""
+    """Returns a socket that listens on the configured address. `patient` waits up to 5 s for workers of a killed server
+    to free it."""
     host = settings.host.strip("[]")
     family = socket.AF_INET if host == "localhost" else socket.AF_UNSPEC
     try:
@@ -39,7 +40,7 @@ def _listen(family: int, address: tuple[object, ...]) -> socket.socket:
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address[0] != "::"))
         listener.bind(address)
-        # At once: of two programs that only bound the port, both would believe to have it.
+        # At once: with SO_REUSEADDR two programs can bind one port, but only one can listen on it.
         listener.listen(2048)
         listener.setblocking(False)
     except OSError:
@@ -66,7 +67,7 @@ def _bind_failed(settings: Settings, error: OSError) -> StartFailed:
 
 
 def local_url(settings: Settings) -> str:
-    """Where programs on this machine reach us; signatures name the public URL when there is one."""
+    """Returns the URL for programs on this machine: the public URL if there is one, because signatures name it."""
     if settings.public_url is not None:
         return settings.public_url.rstrip("/")
     host = settings.host.strip("[]")

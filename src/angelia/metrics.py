@@ -1,9 +1,13 @@
-"""Every metric of a server, by its one name. Labels take only values that we choose ourselves."""
+"""All metrics of a server. Labels take only values that we choose, never values of a client."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from prometheus_client import Counter, Gauge, Histogram
 
+# A gauge that one process at a time sets, as ticks do: its newest value counts.
+_LatestGauge = partial(Gauge, multiprocess_mode="mostrecent")
 _BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
 # The two series that AICQ's monitors read; `path` is the route's template, or `other`.
@@ -24,24 +28,13 @@ STORE_UNAVAILABLE = Counter(
 )
 
 AUDIT_SEALED = Gauge("angelia_audit_sealed_position", "Last sealed position", multiprocess_mode="max")
-AUDIT_WAITING = Gauge(
-    "angelia_audit_unsealed_events", "Events that wait for the sealer", multiprocess_mode="mostrecent"
-)
-AUDIT_AGE = Gauge(
-    "angelia_audit_unsealed_seconds",
-    "Age of the oldest event that waits for the sealer",
-    multiprocess_mode="mostrecent",
-)
-AUDIT_REFUSED = Gauge(
+AUDIT_WAITING = _LatestGauge("angelia_audit_unsealed_events", "Events that wait for the sealer")
+AUDIT_AGE = _LatestGauge("angelia_audit_unsealed_seconds", "Age of the oldest event that waits for the sealer")
+AUDIT_REFUSED = _LatestGauge(
     "angelia_audit_chain_refused",
     "1 while the node refuses to sign the chain, because it is not the one it signed before",
-    multiprocess_mode="mostrecent",
 )
-AUDIT_UNPARTITIONED = Gauge(
-    "angelia_audit_default_partition_rows",
-    "Events that missed their day's partition",
-    multiprocess_mode="mostrecent",
-)
+AUDIT_UNPARTITIONED = _LatestGauge("angelia_audit_default_partition_rows", "Events that missed their day's partition")
 TICK_FAILURES = Counter("angelia_tick_failures_total", "Background ticks that failed", ["tick"])
 
 BUNDLES_PUBLISHED = Counter("angelia_key_bundles_total", "Key bundles accepted, by why they were made", ["reason"])
@@ -65,22 +58,17 @@ MAIL_SECONDS = Histogram(
 )
 MAIL_REQUEUED = Counter("angelia_mail_requeued_total", "Messages that the reconcile tick found missing in their queue")
 MAIL_REBUILT = Counter("angelia_mail_rebuilds_total", "Times that the queues were rebuilt from the ledger")
-RECEIPTS_UNPARTITIONED = Gauge(
-    "angelia_receipts_default_partition_rows",
-    "Receipts that missed their day's partition",
-    multiprocess_mode="mostrecent",
+RECEIPTS_UNPARTITIONED = _LatestGauge(
+    "angelia_receipts_default_partition_rows", "Receipts that missed their day's partition"
 )
-ONE_TIME_KEYS_LOW_AGENTS = Gauge(
-    "angelia_one_time_keys_low_agents",
-    "Agents with fewer than ten one-time keys, when they were last counted",
-    multiprocess_mode="mostrecent",
+ONE_TIME_KEYS_LOW_AGENTS = _LatestGauge(
+    "angelia_one_time_keys_low_agents", "Agents with fewer than ten one-time keys, when they were last counted"
 )
 CHANNEL_MESSAGES = Counter("angelia_channel_messages_total", "Messages that were published in channels")
-PIPELINE_WAITING = Gauge(
+PIPELINE_WAITING = _LatestGauge(
     "angelia_pipeline_rows_waiting",
     "Rows that may leave the ledger for the archive and have not, by table; counted up to 1,000,001",
     ["table"],
-    multiprocess_mode="mostrecent",
 )
 PIPELINE_DONE = Gauge(
     "angelia_pipeline_last_done_timestamp_seconds",
@@ -88,8 +76,6 @@ PIPELINE_DONE = Gauge(
     ["job"],
     multiprocess_mode="max",
 )
-PIPELINE_OPEN = Gauge(
-    "angelia_pipeline_runs_open",
-    "Runs that are not over: somebody is at work on them, or they died",
-    multiprocess_mode="mostrecent",
+PIPELINE_OPEN = _LatestGauge(
+    "angelia_pipeline_runs_open", "Runs that are not over: somebody is at work on them, or they died"
 )

@@ -1,4 +1,4 @@
-"""`runtime.json` of a data directory: how other programs of this machine find the server that runs on it."""
+"""`runtime.json` of a data directory: with it, other programs of this machine find the running server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RUNTIME, LOCK = "runtime.json", "lock"
 
 
 class Runtime(msgspec.Struct, frozen=True, kw_only=True):
-    """A running server, as `runtime.json` shows it to other programs on this machine; its URLs carry passwords."""
+    """A running server, as `runtime.json` tells other programs of this machine. Its URLs contain passwords."""
 
     pid: int
     url: str
@@ -22,18 +22,18 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_runtime(path: Path) -> Runtime | None:
-    """The server that runs on a data directory, or None; a file left by a dead server does not count."""
+    """Returns the server that runs on a data directory, or None; a file left by a killed server does not count."""
     data_dir = path.expanduser().resolve()
     try:
         runtime = msgspec.json.decode((data_dir / RUNTIME).read_bytes(), type=Runtime)
-        # Both: a pid may belong to another process by now, and the lock to the next server, which is just starting.
+        # Both are checked: the pid may belong to another process by now, and the lock to a server that is starting.
         return runtime if _is_locked(data_dir / LOCK) and is_taken(runtime.pid) else None
     except (OSError, msgspec.DecodeError):
         return None
 
 
 def is_taken(pid: int) -> bool:
-    """Whether a pid belongs to a process, be it one that ended and was not waited for."""
+    """Whether a pid belongs to a process, running or a zombie."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

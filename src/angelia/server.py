@@ -1,4 +1,5 @@
-"""The main process of `angelia serve`: data directory, stores, workers, in this order, and back again."""
+"""The main process of `angelia serve`: starts data directory, stores and workers, in this order, and stops them in
+reverse."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from types import FrameType
 
 import angelia
@@ -27,12 +30,13 @@ from angelia.keys.node_key import load_or_make
 from angelia.listener import bind, local_url
 from angelia.pipeline_schedule import PipelineSchedule
 from angelia.runtime_file import Runtime
-from angelia.settings import OUR_OWN, Loaded, Settings, with_values
+from angelia.settings import OUR_OWN, Loaded, Settings
 from angelia.stores.embedded import EmbeddedStores, ledger_alone
 from angelia.stores.embedded.datadir import DataDir
 from angelia.stores.embedded.private_files import make_private_directory
 from angelia.stores.embedded.system_user import SystemUser
-from angelia.worker_pool import Workers, WorkerSetup
+from angelia.worker import Handover
+from angelia.worker_pool import Workers
 
 _LOG = logging.getLogger("angelia.server")
 _TICK_SECONDS = 0.25
@@ -40,7 +44,7 @@ _OPEN_FILES = 65536
 
 
 def serve(loaded: Loaded, *, rotate_master_key: bool = False) -> int:
-    """Run a server until a signal ends it; the exit code. StartFailed when it cannot start."""
+    """Runs a server until a signal ends it. Returns the exit code; StartFailed if it cannot start."""
     logs.configure(loaded.settings)
     _raise_open_files()
     with _Signals() as signals, contextlib.ExitStack() as cleanup:
@@ -60,19 +64,19 @@ def serve(loaded: Loaded, *, rotate_master_key: bool = False) -> int:
 
 
 def set_schema(loaded: Loaded, version: int, may_go_back: Callable[[int], bool]) -> list[str]:
-    """Bring the ledger's schema to a version while no server runs; the steps. Going back has to be agreed to."""
+    """Migrates the ledger to a schema version while no server runs. Returns the steps done; going back needs a yes from
+    `may_go_back`, which gets the present version."""
     logs.configure(loaded.settings)
     with ledger_alone(loaded.settings) as database_url:
-        settings = with_values(loaded.settings, database_url=database_url)
-        present = asyncio.run(start.schema_version(settings))
+        present = asyncio.run(start.schema_version(database_url))
         if version < present and not may_go_back(present):
             return []
-        return asyncio.run(start.set_schema(settings, version))
+        return asyncio.run(start.set_schema(database_url, version))
 
 
 def create_token(loaded: Loaded, *, role: str, agent: str | None, label: str, life: timedelta | None) -> MadeToken:
-    """Make a token while no server runs, so that the first start can be one that others reach."""
-    logs.configure(with_values(loaded.settings, log_level="warning"))
+    """Makes a token while no server runs, so that already the first start may listen beyond this machine."""
+    logs.configure(replace(loaded.settings, log_level="warning"))
     with ledger_alone(loaded.settings) as database_url:
         effective = _with_urls(loaded, loaded.settings, database_url, loaded.settings.redis_url)
         return asyncio.run(start.create_token(effective, role=role, agent=agent, label=label, life=life))
@@ -81,14 +85,14 @@ def create_token(loaded: Loaded, *, role: str, agent: str | None, label: str, li
 def _start(
     loaded: Loaded, signals: _Signals, cleanup: contextlib.ExitStack, rotate_master_key: bool
 ) -> tuple[EmbeddedStores, Workers, PipelineSchedule, socket.socket]:
-    """Each step registers how it is undone, so that whatever ends the server undoes them in reverse."""
+    """Each step registers its undoing in `cleanup`, which runs them in reverse order, however the server ends."""
     data_dir = DataDir(loaded.settings.data_dir)
     data_dir.prepare()
     data_dir.lock()
     cleanup.callback(data_dir.release)
     cleanup.callback(data_dir.remove_runtime)
     listener = cleanup.enter_context(bind(loaded.settings, patient=data_dir.left_by_a_crash))
-    settings = with_values(loaded.settings, port=listener.getsockname()[1])
+    settings = replace(loaded.settings, port=listener.getsockname()[1])
 
     stores = EmbeddedStores(settings, data_dir)
     cleanup.callback(stores.stop)
@@ -96,21 +100,20 @@ def _start(
         database_url, redis_url = stores.start(tell)
     effective = _with_urls(loaded, settings, database_url, redis_url)
     node = load_or_make(data_dir.node_key)
-    open_mode = asyncio.run(start.prepare(effective, data_dir.path, node, rotate_master_key=rotate_master_key))
+    open_mode = asyncio.run(start.prepare(effective, node, rotate_master_key=rotate_master_key))
 
-    _fresh_metrics(data_dir)
-    shared = WorkerSetup(
+    shutil.rmtree(data_dir.metrics, ignore_errors=True)
+    make_private_directory(data_dir.metrics, SystemUser.ourselves())
+    handover = Handover(
         loaded=effective,
         open_mode=open_mode,
-        data_dir=data_dir.path,
         node_public_key=node.public_key,
-        metrics=data_dir.metrics,
-        listener=listener,
+        listener=listener.fileno(),
     )
-    sealer = SealerThread(effective, data_dir.path, node)
+    sealer = SealerThread(effective, node)
     sealer.start()
-    cleanup.callback(sealer.stop)  # it seals until the workers are gone
-    workers = Workers(shared, signals.selector)
+    cleanup.callback(sealer.stop)  # it seals until the workers have ended
+    workers = Workers(handover, data_dir.metrics, signals.selector)
     cleanup.callback(workers.kill)
     workers.start()
     while not workers.all_ready:
@@ -118,33 +121,40 @@ def _start(
         signals.wait(_TICK_SECONDS)
     schedule = PipelineSchedule(effective.settings, data_dir, time.monotonic())
     cleanup.callback(schedule.stop)
-    _write_runtime(data_dir, effective.settings, database_url, redis_url)
+    runtime = Runtime(
+        pid=os.getpid(),
+        url=local_url(settings),
+        database_url=database_url,
+        redis_url=redis_url,
+        sockets=str(data_dir.sockets),
+    )
+    data_dir.write_runtime(runtime)
     _greet(effective, open_mode=open_mode)
     return stores, workers, schedule, listener
 
 
-def _tend(stores: EmbeddedStores, workers: Workers, schedule: PipelineSchedule | None = None) -> None:
-    now = time.monotonic()
-    for line in (*stores.tend(now), *workers.tend(now), *(schedule.tend(now) if schedule else ())):
-        _LOG.warning(line)
+def _tend(*processes: EmbeddedStores | Workers | PipelineSchedule) -> None:
+    """Restarts the processes that ended, and logs it."""
+    for group in processes:
+        for line in group.tend(time.monotonic()):
+            _LOG.warning(line)
 
 
 def _drain(stores: EmbeddedStores, workers: Workers, signals: _Signals) -> None:
-    """Let requests finish, for as long as the settings say or until somebody insists."""
+    """Lets requests finish, until the time of the settings is over or a second signal comes."""
     deadline = time.monotonic() + workers.ask_to_stop()
     while workers.alive and len(signals.received) < 2 and time.monotonic() < deadline:
         signals.wait(_TICK_SECONDS)
         workers.collect()
-        for line in stores.tend(time.monotonic()):
-            _LOG.warning(line)
+        _tend(stores)
 
 
 class _Interrupted(KeyboardInterrupt):
-    """A signal came while the server was starting; an event loop lets no other kind through."""
+    """A signal came during the start. A KeyboardInterrupt, because an event loop lets no other kind through."""
 
 
 class _Signals:
-    """Signals as something to wait for; while the server starts they interrupt it."""
+    """Receives signals. During the start they interrupt it; afterwards `wait` returns when one comes."""
 
     _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -158,11 +168,12 @@ class _Signals:
             end.setblocking(False)
         self.selector.register(self._reading, selectors.EVENT_READ)
         self._old_wakeup = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
-        # Somebody who starts us under nohup means that we stay.
+        # Under nohup SIGHUP is ignored, and stays so.
         handled = [number for number in self._HANDLED if signal.getsignal(number) is not signal.SIG_IGN]
         self._old_hook, sys.unraisablehook = sys.unraisablehook, self._raise_again
         self._old = {number: signal.signal(number, self._handle) for number in handled}
-        self._old[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, _wake_up)
+        # SIGCHLD only has to reach the wake-up descriptor, which takes a handler.
+        self._old[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         self._old[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._handle_again)
         return self
 
@@ -176,7 +187,7 @@ class _Signals:
         self._writing.close()
 
     def wait(self, seconds: float) -> None:
-        """Until a signal, a worker's report, or the end of that time."""
+        """Returns after a signal, a worker's report, or that time."""
         self.selector.select(seconds)
         with contextlib.suppress(BlockingIOError):
             while self._reading.recv(4096):
@@ -188,7 +199,8 @@ class _Signals:
             raise _Interrupted
 
     def _raise_again(self, lost: sys.UnraisableHookArgs) -> None:
-        """What is raised between a fork and the next line of ours is lost: callbacks of the library run there."""
+        """Handles the signal again, 10 ms later, if its exception was lost: Python drops those that are raised in
+        its callbacks after a fork."""
         if isinstance(lost.exc_value, _Interrupted):
             signal.setitimer(signal.ITIMER_REAL, 0.01)
         else:
@@ -198,55 +210,33 @@ class _Signals:
         self._handle(self.received.pop(), frame)
 
 
-def _wake_up(_number: int, _frame: FrameType | None) -> None:
-    """SIGCHLD only has to reach the wake-up descriptor, which needs a handler."""
-
-
 def _with_urls(loaded: Loaded, settings: Settings, database_url: str, redis_url: str | None) -> Loaded:
     own = {name: OUR_OWN for name in ("database_url", "redis_url") if getattr(loaded.settings, name) is None}
-    return Loaded(with_values(settings, database_url=database_url, redis_url=redis_url), {**loaded.origins, **own})
-
-
-def _fresh_metrics(data_dir: DataDir) -> None:
-    shutil.rmtree(data_dir.metrics, ignore_errors=True)
-    make_private_directory(data_dir.metrics, SystemUser.ourselves())
-
-
-def _write_runtime(data_dir: DataDir, settings: Settings, database_url: str, redis_url: str) -> None:
-    runtime = Runtime(
-        pid=os.getpid(),
-        url=local_url(settings),
-        database_url=database_url,
-        redis_url=redis_url,
-        sockets=str(data_dir.sockets),
-    )
-    data_dir.write_runtime(runtime)
+    return Loaded(replace(settings, database_url=database_url, redis_url=redis_url), {**loaded.origins, **own})
 
 
 @contextlib.contextmanager
 def _announced(names: list[str]) -> Iterator[Callable[[str], None]]:
-    """Says what starts and how long it took; what delays it is logged in between, on lines of its own."""
+    """Prints what is being started and how long it took. The yielded function logs a delay on a line of its own."""
     if not names:
         yield _LOG.warning
         return
-    what = f"starting {', '.join(names)} … "
+    what, show = f"starting {', '.join(names)} … ", partial(print, file=sys.stderr, flush=True)
 
     def tell(line: str) -> None:
-        sys.stderr.write("\n")
+        show()
         _LOG.warning(line)
-        sys.stderr.write(what)
-        sys.stderr.flush()
+        show(what, end="")
 
     began = time.monotonic()
-    sys.stderr.write(what)
-    sys.stderr.flush()
+    show(what, end="")
     try:
         yield tell
     except BaseException:
-        sys.stderr.write("\n")
+        show()
         raise
     seconds = time.monotonic() - began
-    sys.stderr.write(f"{seconds:.0f} s\n" if seconds >= 1 else f"{seconds:.1f} s\n")
+    show(f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1f} s")
 
 
 def _greet(loaded: Loaded, *, open_mode: bool) -> None:
@@ -257,15 +247,14 @@ def _greet(loaded: Loaded, *, open_mode: bool) -> None:
         mode = "open mode: this machine only, no token needed"
     else:
         mode = "open mode: NO PROTECTION, whoever reaches this address may use it"
-    sys.stderr.write(f"Angelia {angelia.__version__} is ready   {local_url(settings)}   {mode}\n")
+    print(f"Angelia {angelia.__version__} is ready   {local_url(settings)}   {mode}", file=sys.stderr)
     before = "".join(f"`{command}`, " for command in _before_the_next(loaded))
     then = "then " if before else ""
-    sys.stderr.write(f"next: in another terminal, {before}{then}`angelia agent new alice --register`\n")
-    sys.stderr.flush()
+    print(f"next: in another terminal, {before}{then}`angelia agent new alice --register`", file=sys.stderr, flush=True)
 
 
 def _before_the_next(loaded: Loaded) -> Iterator[str]:
-    """What another terminal needs to find `angelia`, when it is not on the path, and this server and its token."""
+    """Commands with which another terminal finds `angelia`, if it is not on the path, and the server and its token."""
     if prefix := executable_path.own():
         yield f". {prefix}/bin/activate"
     if loaded.origins["data_dir"] != "default":
@@ -273,9 +262,9 @@ def _before_the_next(loaded: Loaded) -> Iterator[str]:
 
 
 def _raise_open_files() -> None:
-    # Each connection is a file, and many systems start programs with no more than 256 or 1,024.
+    # Each connection takes a descriptor, and many systems allow only 256 or 1,024 by default.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(ValueError, OSError):  # macOS has a lower limit that it does not tell
+        with contextlib.suppress(ValueError, OSError):  # macOS has a lower limit that getrlimit does not report
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -19,8 +19,6 @@ import platformdirs
 from angelia.errors import SettingsError
 
 _URL = re.compile(r"([^:/?#]+://)([^/?#]*)(.*)", re.DOTALL)
-
-
 _PAIRS = {"limits": "register=10/1h,who=off", "pipeline_schedule": "archive receipts=1d,analytics=off"}
 # The jobs that a running server may start, and how often it does so by itself.
 SCHEDULE = {"archive receipts": "1d", "archive sessions": "1d", "archive audit": "1h"}
@@ -29,11 +27,40 @@ SPARK_MASTER = re.compile(r"local(\[.+\])?|local-cluster\[.+\]|yarn|(spark|k8s):
 SPARK_REMOTE = re.compile(r"sc://(\[[0-9a-fA-F:.]+\]|[^/:;\[\]]+)(:\d+)?(/.*)?")
 _PERIOD = re.compile(r"(\d{1,4})([mhdw])", re.ASCII)
 _PERIOD_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-OUR_OWN = "our own"  # where the URL of an embedded store comes from
+OUR_OWN = "our own"  # the origin of an embedded store's URL
+# What a value must be beyond its type, and the words for one that is not.
+_RULES: tuple[tuple[str, Callable[[Any], object], str], ...] = (
+    ("workers", lambda number: number >= 1, "must be at least 1"),
+    ("database_pool", lambda number: number >= 4, "must be at least 4"),
+    ("redis_pool", lambda number: number >= 2, "must be at least 2"),
+    ("max_ttl_seconds", lambda number: 1 <= number <= 2_592_000, "must be between 1 and 2592000, which is 30 days"),
+    ("drain_seconds", lambda number: number >= 0, "must not be negative"),
+    ("log_level", ("debug", "info", "warning", "error").__contains__, "is one of debug, info, warning, error"),
+    ("log_format", ("auto", "json", "text").__contains__, "is one of auto, json, text"),
+    ("signature_past_seconds", range(1, 151).__contains__, "must be between 1 and 150, so that nonces outlive it"),
+    ("signature_ahead_seconds", range(21).__contains__, "must be between 0 and 20"),
+    (
+        "public_url",
+        re.compile(r"https?://[^/]+/?\Z").match,
+        "is a URL without a path, such as https://angelia.example",
+    ),
+    (
+        "audit_witness",
+        re.compile(r"/|https?://:[^@/]+@[^/]+/?\Z").match,
+        "is an absolute path, or another node as https://:TOKEN@host",
+    ),
+    (
+        "lake",
+        re.compile(r"/|file:///|s3://[^/?]").match,
+        "is an absolute path, or s3://bucket/prefix?endpoint=https://host&region=name",
+    ),
+    ("spark_master", SPARK_MASTER.fullmatch, "is local[*], spark://host:7077, yarn or k8s://host:port"),
+    ("spark_remote", SPARK_REMOTE.fullmatch, "is written as sc://host:15002"),
+)
 
 
 def setting(default: Any, about: str, *, secret: bool = False, env: str = "") -> Any:
-    """Declare one setting; `env` names its variable where that is not ANGELIA_<NAME>."""
+    """Declares one setting. `env` is its environment variable, ANGELIA_<NAME> if empty."""
     metadata = {"about": about, "secret": secret, "env": env}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
@@ -41,7 +68,8 @@ def setting(default: Any, about: str, *, secret: bool = False, env: str = "") ->
 
 
 def default_data_dir() -> Path:
-    """Root's own home is closed to the user that PostgreSQL must run as, so root uses /var/lib."""
+    """A directory of the user; for root one below /var/lib, since the user that PostgreSQL runs as cannot enter root's
+    home."""
     return Path("/var/lib/angelia") if os.geteuid() == 0 else Path(platformdirs.user_data_dir("angelia"))
 
 
@@ -50,7 +78,7 @@ def default_home() -> Path:
 
 
 class Context(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A named server of angelia.toml; none is ever current by itself."""
+    """A named server of angelia.toml. It is used only by commands that name it."""
 
     url: str
     token_file: str | None = None
@@ -59,7 +87,7 @@ class Context(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The effective values. Secrets are masked by `shown`, never by the caller."""
+    """The effective values. `Loaded.shown` masks the secrets among them."""
 
     data_dir: Path = setting(default_data_dir, "where the server keeps its stores, keys and admin token")
     host: str = setting("127.0.0.1", "address to listen on")
@@ -114,7 +142,8 @@ class Settings:
 
     @property
     def loopback(self) -> bool:
-        """Whether the bind address, never the peer's, is this machine alone; a name could lead anywhere."""
+        """Whether the server listens on this machine only. Of names, only localhost counts: others may resolve to any
+        address."""
         try:
             return self.host.lower() == "localhost" or ipaddress.ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
@@ -122,12 +151,12 @@ class Settings:
 
     @property
     def reachable(self) -> bool:
-        """Whether others than programs on this machine may get here, by the bind address or through a proxy."""
+        """Whether clients on other machines can reach the server, by the bind address or through a proxy."""
         return not self.loopback or self.public_url is not None or bool(self.trusted_proxies)
 
     @property
     def lake_root(self) -> str:
-        """Where the archive lies, named or not."""
+        """The path or URL of the archive: the setting, or else a directory in the data directory."""
         return self.lake or str(self.data_dir.expanduser().resolve() / "lake")
 
     @property
@@ -147,27 +176,23 @@ class EffectiveSetting:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Settings together with where each value came from."""
+    """The settings, and the origin of each: `default`, a file, a variable or a flag."""
 
     settings: Settings
     origins: Mapping[str, str]
 
     def shown(self) -> list[EffectiveSetting]:
-        return [
-            EffectiveSetting(
-                f.name,
-                _shown_value(f, getattr(self.settings, f.name)),
-                self.origins[f.name],
-                f.metadata["about"],
-            )
-            for f in dataclasses.fields(Settings)
-        ]
+        """Returns all settings, with secrets masked."""
+        lines = []
+        for declared in dataclasses.fields(Settings):
+            name, value = declared.name, _shown_value(declared, getattr(self.settings, declared.name))
+            lines.append(EffectiveSetting(name, value, self.origins[name], declared.metadata["about"]))
+        return lines
 
 
 def variable(name: str) -> str:
     """The environment variable of a setting."""
-    declared = {f.name: f for f in dataclasses.fields(Settings)}[name].metadata["env"]
-    return declared or f"ANGELIA_{name.upper()}"
+    return Settings.__dataclass_fields__[name].metadata["env"] or f"ANGELIA_{name.upper()}"
 
 
 def load(
@@ -175,7 +200,7 @@ def load(
     environ: Mapping[str, str] | None = None,
     config_file: Path | None = None,
 ) -> Loaded:
-    """Read the four sources; the last one that speaks wins. A flag of None has not been said."""
+    """Reads the four sources; later ones override earlier ones. A flag of None was not given."""
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
     origins = {f.name: "default" for f in dataclasses.fields(Settings)}
@@ -194,20 +219,15 @@ def load(
 
     hints = get_type_hints(Settings)
     parsed = {name: _parse(name, value, hints[name], origins[name]) for name, value in values.items()}
-    if "pipeline_schedule" in parsed:  # to add a job is not to take the others away
+    if "pipeline_schedule" in parsed:  # jobs that it does not name keep their default
         parsed["pipeline_schedule"] = {**SCHEDULE, **parsed["pipeline_schedule"]}
     settings = Settings(**parsed)
     _check(settings, origins)
     return Loaded(settings, origins)
 
 
-def with_values(settings: Settings, **values: Any) -> Settings:
-    """The same settings with some of them replaced, as a running server does for its own stores."""
-    return dataclasses.replace(settings, **values)
-
-
 def period(text: str) -> timedelta | None:
-    """How often a job is started: `15m`, `1h`, `1d`, `2w`; None for `off`. ValueError for what is neither."""
+    """Returns the period of a job, written as `15m`, `1h`, `1d` or `2w`; None for `off`; ValueError for other texts."""
     found = _PERIOD.fullmatch(text)
     if text != "off" and (found is None or int(found[1]) == 0):
         raise ValueError(f"{text!r} is no period")
@@ -215,18 +235,18 @@ def period(text: str) -> timedelta | None:
 
 
 def mask_url(url: str) -> str:
-    """Hide the passwords of a URL, in its authority and in its query, and a token among the parameters of a Connect
-    server; what is no URL is hidden altogether."""
+    """Returns a URL without the passwords in its authority and query, and without a Connect server's parameters, which
+    may hold a token. A text that is no URL is replaced by ***."""
     if url.startswith("sc://"):
         url = url.partition(";")[0]
     found = _URL.fullmatch(url)
     if found is None:
         return "***"
     scheme, authority, rest = found.groups()
-    who, _, where = authority.rpartition("@")
-    if ":" in who:
-        authority = f"{who.partition(':')[0]}:***@{where}"
-    elif not who and ":" in authority and "@" in rest:  # a password with an unescaped slash splits a URL wrongly
+    user, _, host = authority.rpartition("@")
+    if ":" in user:
+        authority = f"{user.partition(':')[0]}:***@{host}"
+    elif not user and ":" in authority and "@" in rest:  # a password with an unescaped slash splits a URL wrongly
         return f"{scheme}***"
     return scheme + authority + re.sub(r"(password=)[^&]*", r"\1***", rest)
 
@@ -279,20 +299,18 @@ def _parse(name: str, value: Any, kind: Any, origin: str) -> Any:
         elif kind == tuple[str, ...]:
             value = tuple(part.strip() for part in value.split(",") if part.strip())
     if kind in (Path, Path | None) and isinstance(value, str | Path):
-        return _parse_path(name, Path(value), origin)
+        try:
+            return Path(value).expanduser()
+        except RuntimeError as error:
+            raise SettingsError(
+                f"{name} from {origin}: there is no home directory for {Path(value).parts[0]}"
+            ) from error
     try:
         return msgspec.convert(value, kind, strict=not isinstance(value, str))
     except msgspec.ValidationError as error:
         raise SettingsError(
             f"{name} from {origin}: {error}", hint="`angelia config show` lists all settings"
         ) from error
-
-
-def _parse_path(name: str, path: Path, origin: str) -> Path:
-    try:
-        return path.expanduser()
-    except RuntimeError as error:
-        raise SettingsError(f"{name} from {origin}: there is no home directory for {path.parts[0]}") from error
 
 
 def _parse_pairs(name: str, text: str, origin: str) -> dict[str, str]:
@@ -310,37 +328,12 @@ def _check(settings: Settings, origins: Mapping[str, str]) -> None:
 
     if not 0 <= settings.port <= 65535:
         refuse("port", f"{settings.port} is not between 0 and 65535", "`angelia serve --port 0` takes a free one")
-    for name, least in (("workers", 1), ("database_pool", 4), ("redis_pool", 2)):
-        if getattr(settings, name) < least:
-            refuse(name, f"must be at least {least}")
-    if not 1 <= settings.max_ttl_seconds <= 2_592_000:
-        refuse("max_ttl_seconds", "must be between 1 and 2592000, which is 30 days")
-    if settings.drain_seconds < 0:
-        refuse("drain_seconds", "must not be negative")
+    for name, is_right, why in _RULES:
+        value = getattr(settings, name)
+        if value is not None and not is_right(value):
+            refuse(name, why)
     if settings.jwt_public_key is not None and settings.jwt_jwks_url is not None:
         refuse("jwt_public_key", "and jwt_jwks_url cannot both say which keys are right")
-    if settings.log_level not in ("debug", "info", "warning", "error"):
-        refuse("log_level", "is one of debug, info, warning, error")
-    if settings.log_format not in ("auto", "json", "text"):
-        refuse("log_format", "is one of auto, json, text")
-    if not 1 <= settings.signature_past_seconds <= 150:
-        refuse("signature_past_seconds", "must be between 1 and 150, so that nonces outlive it")
-    if not 0 <= settings.signature_ahead_seconds <= 20:
-        refuse("signature_ahead_seconds", "must be between 0 and 20")
-    if settings.public_url is not None and not re.match(r"https?://[^/]+/?\Z", settings.public_url):
-        refuse("public_url", "is a URL without a path, such as https://angelia.example")
-    if settings.audit_witness is not None and not re.match(r"/|https?://:[^@/]+@[^/]+/?\Z", settings.audit_witness):
-        refuse("audit_witness", "is an absolute path, or another node as https://:TOKEN@host")
-    _check_pipeline(settings, refuse)
-
-
-def _check_pipeline(settings: Settings, refuse: Callable[..., None]) -> None:
-    if settings.lake is not None and not re.match(r"/|file:///|s3://[^/?]", settings.lake):
-        refuse("lake", "is an absolute path, or s3://bucket/prefix?endpoint=https://host&region=name")
-    if settings.spark_master is not None and not SPARK_MASTER.fullmatch(settings.spark_master):
-        refuse("spark_master", "is local[*], spark://host:7077, yarn or k8s://host:port")
-    if settings.spark_remote is not None and not SPARK_REMOTE.fullmatch(settings.spark_remote):
-        refuse("spark_remote", "is written as sc://host:15002")
     if settings.spark_master is not None and settings.spark_remote is not None:
         refuse("spark_remote", "and spark_master cannot both say where Spark runs")
     for job, text in settings.pipeline_schedule.items():

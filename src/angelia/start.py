@@ -1,8 +1,10 @@
-"""What a server does before its first request: schema, master key, admin token; and what it refuses to start with."""
+"""Prepares a server before its first request: schema, master key, admin token. Refuses settings that are unsafe."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import structlog
 from angelia import executable_path
 from angelia.agents.service import Agents
 from angelia.api import Caller, Role, clock
-from angelia.app import Slices, disk_of, master_key_file
+from angelia.app import Slices, master_key_file
 from angelia.audit.service import Audit, event, record
 from angelia.envelope import crypto_support
 from angelia.errors import DiskFull, StartFailed, Unavailable
@@ -26,16 +28,17 @@ from angelia.keys.node_key import NodeIdentity
 from angelia.settings import Loaded, Settings
 from angelia.stores import migrations
 from angelia.stores.disk import Disk
+from angelia.stores.embedded.binaries import OLDEST_POSTGRES
+from angelia.stores.embedded.datadir import DataDir
 from angelia.stores.embedded.private_files import read_private, write_private
 from angelia.stores.ledger import GONE, Ledger, StatementError
-from angelia.stores.open_stores import Stores
+from angelia.stores.open_stores import Stores, disk_of
 
-OLDEST_POSTGRES = 15
 CLOCK_SECONDS = 5.0
 log = structlog.get_logger(__name__)
 
 
-async def prepare(loaded: Loaded, data_dir: Path, node: NodeIdentity, *, rotate_master_key: bool = False) -> bool:
+async def prepare(loaded: Loaded, node: NodeIdentity, *, rotate_master_key: bool = False) -> bool:
     """Does what is done once per server start, before a request can arrive. Returns whether the server is in open
     mode."""
     settings, now = loaded.settings, clock()
@@ -45,28 +48,24 @@ async def prepare(loaded: Loaded, data_dir: Path, node: NodeIdentity, *, rotate_
         crypto_support.require()
     except crypto_support.UnsupportedCryptography as error:
         raise StartFailed(error.message, hint=error.hint) from error
-    _refuse_full(disk_of(loaded, data_dir))
+    _refuse_full(disk_of(loaded))
     try:
         await _prepare_schema(settings.database_url)
-        await _prepare_master_key(settings, data_dir, now, rotate=rotate_master_key)
-        disk = disk_of(loaded, data_dir)
-        async with (
-            Stores.opened(loaded, disk) as stores,
-            Slices.opened(stores, loaded, data_dir, node) as slices,
-        ):
-            # Assembled for the sake of its errors: a setting that does not work is told once, and here.
+        await _prepare_master_key(settings, now, rotate=rotate_master_key)
+        async with Stores.opened(loaded) as stores, Slices.opened(stores, loaded, node) as slices:
+            # Made for its errors: a setting that does not work is reported here, once.
             slices.edge(stores, settings, open_mode=False)
-            await _keep_admin_token(stores.ledger, data_dir / "admin.token", now)
+            await _keep_admin_token(stores.ledger, DataDir(settings.data_dir).admin_token, now)
             await slices.audit.audit.make_partitions(now)
             await slices.mail.receipts.make_partitions(now)
             await stores.hot.birth()
             async with stores.ledger.reading() as tx:
                 open_mode = not settings.jwt_enabled and await guard_store.count_made_tokens(tx) == 0
             _refuse_open_to_all(loaded, open_mode=open_mode)
-            # Last: it is decided once, by the first start that comes to pass.
+            # Last, because the first start that succeeds decides it for ever.
             await slices.policy.policy.start_with(now, loopback=not settings.reachable)
     except DiskFull as error:
-        raise StartFailed(disk_of(loaded, data_dir).explanation(), hint="make room there, and start again") from error
+        raise StartFailed(disk_of(loaded).explanation(), hint="make room there, and start again") from error
     except (Unavailable, StatementError) as error:
         raise StartFailed(f"the stores cannot be prepared: {error}", hint="`angelia doctor` tells why") from error
     return open_mode
@@ -88,7 +87,7 @@ def _refuse_nameless(settings: Settings) -> None:
 def _refuse_open_to_all(loaded: Loaded, *, open_mode: bool) -> None:
     settings = loaded.settings
     if open_mode and settings.reachable and not settings.insecure:
-        # Not by way of a start on loopback: that would leave rules behind which allow everything.
+        # The hint does not advise a start on loopback: that would make rules that allow everything.
         prefix = executable_path.own()
         command = f"{prefix}/bin/angelia" if prefix else "angelia"
         command = f"{command} token create --role admin --offline"
@@ -100,33 +99,25 @@ def _refuse_open_to_all(loaded: Loaded, *, open_mode: bool) -> None:
         )
 
 
-async def schema_version(settings: Settings) -> int:
-    """The ledger's schema version, of those that this release knows."""
-    assert settings.database_url
-    connection = await _connect(settings.database_url)
-    try:
+async def schema_version(database_url: str) -> int:
+    """The ledger's schema version."""
+    async with _connected(database_url) as connection:
         return (await migrations.status(connection)).applied
-    finally:
-        await connection.close()
 
 
-async def set_schema(settings: Settings, version: int) -> list[str]:
-    """Bring the ledger to a schema version, forward or back, and do nothing else."""
-    assert settings.database_url
-    connection = await _connect(settings.database_url)
-    try:
+async def set_schema(database_url: str, version: int) -> list[str]:
+    """Migrates the ledger to a schema version, forward or back. Returns the steps done."""
+    async with _connected(database_url) as connection:
         return await migrations.migrate(connection, to=version)
-    finally:
-        await connection.close()
 
 
 async def create_token(
     loaded: Loaded, *, role: str, agent: str | None, label: str, life: timedelta | None
 ) -> MadeToken:
-    """Make a token in the ledger of a server that does not run, which may be one that never ran."""
+    """Makes a token in the ledger of a stopped server, which may never have run."""
     settings, now = loaded.settings, clock()
     assert settings.database_url
-    disk = disk_of(loaded, settings.data_dir)
+    disk = disk_of(loaded)
     _refuse_full(disk)
     await _prepare_schema(settings.database_url)
     ledger = await Ledger.open(settings.database_url, connections=2, disk=disk)
@@ -142,8 +133,7 @@ async def create_token(
 
 
 async def _prepare_schema(url: str) -> None:
-    connection = await _connect(url)
-    try:
+    async with _connected(url) as connection:
         if connection.get_server_version().major < OLDEST_POSTGRES:
             raise StartFailed(
                 f"PostgreSQL {OLDEST_POSTGRES} or newer is needed",
@@ -160,32 +150,34 @@ async def _prepare_schema(url: str) -> None:
             log.info("migrated", step=step)
         for drift in (await migrations.status(connection)).drift:
             log.warning("the schema is not what the migrations made", drift=drift)
-    finally:
-        await connection.close()
 
 
-async def _prepare_master_key(settings: Settings, data_dir: Path, now: datetime, *, rotate: bool) -> None:
-    """Before the slices, which only ever read the master key: a worker that made one would open nothing with it."""
+async def _prepare_master_key(settings: Settings, now: datetime, *, rotate: bool) -> None:
+    """Makes or rotates the master key before the slices open: they only read it."""
     assert settings.database_url
     ledger = await Ledger.open(settings.database_url, connections=2)
     try:
-        path = master_key_file(settings, data_dir)
-        await settle_master_key(ledger, path, now, rotate=rotate)
+        await settle_master_key(ledger, master_key_file(settings), now, rotate=rotate)
     finally:
         await ledger.close()
 
 
-async def _connect(url: str) -> asyncpg.Connection:
+@asynccontextmanager
+async def _connected(url: str) -> AsyncIterator[asyncpg.Connection]:
     try:
-        return await asyncpg.connect(url, timeout=10)
+        connection = await asyncpg.connect(url, timeout=10)
     except (*GONE, asyncpg.PostgresError, ValueError) as error:
         raise StartFailed(
             f"the ledger cannot be reached: {error or type(error).__name__}", hint="`angelia doctor` tells why"
         ) from error
+    try:
+        yield connection
+    finally:
+        await connection.close()
 
 
 async def _keep_admin_token(ledger: Ledger, path: Path, now: datetime) -> None:
-    """Record the token of the data directory in the ledger, which may be a new one."""
+    """Records the token of the data directory in the ledger, unless it is there."""
     row = token_row(_admin_token(path), "admin.token", "admin", None, now, None)
     async with ledger.transaction() as tx:
         if await guard_store.make_token(tx, row, first_admin=True):
@@ -194,7 +186,8 @@ async def _keep_admin_token(ledger: Ledger, path: Path, now: datetime) -> None:
 
 
 def _admin_token(path: Path) -> str:
-    """The file comes before the ledger: a crash between the two leaves a token that the next start still records."""
+    """Returns the token in the file; makes one on first use. The file is written before the ledger: after a crash
+    between the two, the next start records the token."""
     try:
         return read_private(path, 200).decode("ascii").strip()
     except FileNotFoundError:

@@ -16,8 +16,8 @@ log = structlog.get_logger(__name__)
 
 
 class Ticker:
-    """The running ticks of one process. They take turns in the order in which they are due: one that always has more
-    to do goes to the end of the line after each round, and holds up no other."""
+    """The ticks of one process. They run until its `async with` block ends, and take turns in the order in which they
+    are due: one that always has more to do goes to the end of the line after each round, and holds up no other."""
 
     def __init__(self, ledger: Ledger, ticks: Sequence[Tick]) -> None:
         self._ledger = ledger
@@ -27,10 +27,10 @@ class Ticker:
         # serves in order of arrival.
         self._turns = asyncio.Semaphore(2)
 
-    def start(self) -> None:
+    async def __aenter__(self) -> None:
         self._tasks = [asyncio.create_task(self._repeat(tick), name=f"tick {tick.name}") for tick in self._ticks]
 
-    async def stop(self) -> None:
+    async def __aexit__(self, *error: object) -> None:
         left = set(self._tasks)
         while left:
             # More than once: on its way through a time limit a cancellation can meet the end of what was limited, and
@@ -45,11 +45,11 @@ class Ticker:
             try:
                 more = await self._once(tick)
             except DiskFull:
-                metrics.TICK_FAILURES.labels(tick.name).inc()  # the store that met it has logged it
+                metrics.TICK_FAILURES.labels(tick.name).inc()  # the disk logs it, once
             except (AngeliaError, StatementError, *GONE) as error:
                 metrics.TICK_FAILURES.labels(tick.name).inc()
                 log.warning("a tick failed and will be tried again", tick=tick.name, error=str(error))
-            except Exception:  # a fault in one round must not end the tick for as long as the process lives
+            except Exception:  # an error in one round must not end the tick
                 metrics.TICK_FAILURES.labels(tick.name).inc()
                 log.exception("a tick failed and will be tried again", tick=tick.name)
             await asyncio.sleep(0 if more else tick.every_seconds)

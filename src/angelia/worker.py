@@ -1,4 +1,4 @@
-"""One web process (`python -m angelia.worker`): its settings come by a pipe, its socket from the server."""
+"""One web process (`python -m angelia.worker`). The server passes it settings by a pipe, and the listening socket."""
 
 from __future__ import annotations
 
@@ -7,41 +7,39 @@ import os
 import socket
 import sys
 import traceback
-from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import msgspec
 
 from angelia.errors import AngeliaError
-from angelia.settings import Loaded, Settings
+from angelia.settings import Loaded
+from angelia.stores.embedded.datadir import DataDir
 
 READY = b"\x06"
 _LONGEST_REPORT = 4000
 
 
 class Handover(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a worker is told; it holds secrets, so it never travels by command line or environment."""
+    """What the server tells a worker. It holds secrets, so it goes through a pipe, never through the command line or
+    the environment. `listener` and `report` are descriptors that the worker inherits."""
 
-    settings: Settings
-    origins: dict[str, str]
+    loaded: Loaded
     open_mode: bool
-    worker: int
-    data_dir: Path
     node_public_key: bytes
     listener: int
-    report: int
+    worker: int = 0
+    report: int = -1
 
     def encode(self) -> bytes:
-        return msgspec.json.encode(self, enc_hook=_path_to_text)
+        return msgspec.json.encode(self, enc_hook=str)  # only paths need the hook
 
     @staticmethod
     def decode(data: bytes) -> Handover:
-        return msgspec.json.decode(data, type=Handover, dec_hook=_text_to_path)
+        return msgspec.json.decode(data, type=Handover, dec_hook=lambda kind, text: kind(text))
 
 
 class StartReport(logging.Handler):
-    """Tells the server, over a pipe, that this process is ready, or what went wrong before."""
+    """Tells the server, over a pipe, that this process is ready, or which error ended its start."""
 
     def __init__(self, pipe: int) -> None:
         super().__init__(logging.ERROR)
@@ -52,7 +50,7 @@ class StartReport(logging.Handler):
         self._tell(record.getMessage() if error is None else _explained(error))
 
     def crashed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """An exception hook: the process is about to end."""
+        """Reports the exception that ends the process; used as `sys.excepthook`."""
         self._tell(_explained(error))
         sys.__excepthook__(kind, error, trace)
 
@@ -72,8 +70,8 @@ def main() -> None:
 
 
 def run(handover: Handover, report: StartReport) -> None:
-    """Build the application and serve it until a signal says stop."""
-    # Imported late, so that an application that cannot even be imported is reported too.
+    """Builds the application and serves it until a signal stops the process."""
+    # Imported here, so that an import that fails is reported too.
     import uvicorn
 
     from angelia.app import Application
@@ -91,15 +89,14 @@ def run(handover: Handover, report: StartReport) -> None:
             application.stop_waiting()
             await super().shutdown(sockets=sockets)
 
-    settings = handover.settings
+    settings = handover.loaded.settings
     logs.configure(settings)
     logging.getLogger("uvicorn.error").addHandler(report)
     application = Application(
-        loaded=Loaded(settings, handover.origins),
+        loaded=handover.loaded,
         open_mode=handover.open_mode,
         worker=handover.worker,
-        data_dir=handover.data_dir,
-        node=NodeIdentity.of(handover.node_public_key, handover.data_dir),
+        node=NodeIdentity.of(handover.node_public_key, DataDir(settings.data_dir).path),
     )
     config = uvicorn.Config(
         application,
@@ -122,18 +119,6 @@ def _explained(error: BaseException) -> str:
     if isinstance(error, AngeliaError):
         return f"{error.message}\n{error.hint}"
     return "".join(traceback.format_exception(error))
-
-
-def _path_to_text(value: Any) -> str:
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"{type(value)} does not travel")
-
-
-def _text_to_path(kind: type, value: Any) -> Any:
-    if kind is Path:
-        return Path(value)
-    raise TypeError(f"{kind} does not travel")
 
 
 if __name__ == "__main__":

@@ -1,39 +1,26 @@
-"""The web processes as the server sees them: started, watched, started again, drained."""
+"""The web processes, as the server's main process runs them: started, restarted, drained, killed."""
 
 from __future__ import annotations
 
 import os
 import selectors
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 from prometheus_client import multiprocess
 
 from angelia.errors import StartFailed
-from angelia.settings import Loaded
 from angelia.stores.embedded.process import Backoff, Child, Program, start
 from angelia.worker import READY, Handover
 
 _FAILED_STARTS = 3
-# Beyond the drain, a worker may close its connections to the stores.
+# Time that a worker gets after the drain to close its connections to the stores.
 _FAREWELL_SECONDS = 3.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSetup:
-    """What all workers are given alike."""
-
-    loaded: Loaded
-    open_mode: bool
-    data_dir: Path
-    node_public_key: bytes
-    metrics: Path
-    listener: socket.socket
 
 
 @dataclass(slots=True)
@@ -52,10 +39,12 @@ class _Worker:
 class Workers:
     """A fixed number of web processes behind one listening socket."""
 
-    def __init__(self, shared: WorkerSetup, selector: selectors.BaseSelector) -> None:
-        self._shared = shared
+    def __init__(self, handover: Handover, metrics: Path, selector: selectors.BaseSelector) -> None:
+        """`handover` is what each worker gets, but for its number and the pipe for its report."""
+        self._handover = handover
+        self._metrics = str(metrics)
         self._selector = selector
-        self._workers = [_Worker(number) for number in range(shared.loaded.settings.workers)]
+        self._workers = [_Worker(number) for number in range(handover.loaded.settings.workers)]
 
     @property
     def all_ready(self) -> bool:
@@ -70,7 +59,7 @@ class Workers:
             self._launch(worker, time.monotonic())
 
     def tend(self, now: float) -> Iterator[str]:
-        """Start the dead ones again; what happened, in lines to log."""
+        """Restarts workers that ended. Yields what happened, as lines to log."""
         for worker in self._workers:
             self._listen(worker)
             if worker.child is not None:
@@ -84,15 +73,15 @@ class Workers:
                     yield f"worker {worker.number} cannot be started: {error}"
 
     def collect(self) -> None:
-        """Notice who has ended, and start nobody again."""
+        """Forgets the workers that ended, without restarting them."""
         for worker in self._workers:
             if worker.child is not None and worker.child.died is not None:
                 self._forget(worker)
 
     def ask_to_stop(self) -> float:
-        """Let them finish what they have in hand; how long that may take."""
+        """Asks the workers to finish their requests and stop. Returns how many seconds that may take."""
         self._signal(signal.SIGTERM)
-        return self._shared.loaded.settings.drain_seconds + _FAREWELL_SECONDS
+        return self._handover.loaded.settings.drain_seconds + _FAREWELL_SECONDS
 
     def kill(self) -> None:
         self._signal(signal.SIGKILL)
@@ -109,22 +98,13 @@ class Workers:
     def _launch(self, worker: _Worker, now: float) -> None:
         worker.launched = now
         reading, writing = os.pipe()
-        handover = Handover(
-            settings=self._shared.loaded.settings,
-            origins=dict(self._shared.loaded.origins),
-            open_mode=self._shared.open_mode,
-            worker=worker.number,
-            data_dir=self._shared.data_dir,
-            node_public_key=self._shared.node_public_key,
-            listener=self._shared.listener.fileno(),
-            report=writing,
-        )
+        handover = msgspec.structs.replace(self._handover, worker=worker.number, report=writing)
         program = Program(
-            # -P: a directory named angelia where the server was started must not be taken for the package.
+            # -P: a directory named angelia in the working directory must not be imported instead of the package.
             command=(sys.executable, "-P", "-m", "angelia.worker"),
             environ=self._environment(),
             death_signal=signal.SIGTERM,
-            pass_fds=(self._shared.listener.fileno(), writing),
+            pass_fds=(handover.listener, writing),
         )
         try:
             worker.child = start(program, stdin=handover.encode())
@@ -141,7 +121,7 @@ class Workers:
     def _environment(self) -> dict[str, str]:
         ours = ("ANGELIA_", "DATABASE_URL", "REDIS_URL", "PROMETHEUS_")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-        return {**kept, "PROMETHEUS_MULTIPROC_DIR": str(self._shared.metrics)}
+        return {**kept, "PROMETHEUS_MULTIPROC_DIR": self._metrics}
 
     def _listen(self, worker: _Worker) -> None:
         while worker.report is not None:
@@ -171,9 +151,7 @@ class Workers:
 
     def _forget(self, worker: _Worker) -> None:
         if worker.child is not None:
-            multiprocess.mark_process_dead(  # type: ignore[no-untyped-call]
-                worker.child.pid, str(self._shared.metrics)
-            )
+            multiprocess.mark_process_dead(worker.child.pid, self._metrics)  # type: ignore[no-untyped-call]
         worker.child, worker.ready = None, False
         self._close_report(worker)
 

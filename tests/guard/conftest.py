@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 import redis.asyncio
 
-from angelia.settings import Settings, with_values
+from angelia.settings import Settings
 from angelia.stores.ledger import Ledger
 from angelia.stores.valkey import HotTier
 from guarded_routes import Gate
@@ -23,9 +24,9 @@ async def gate(ledger: Ledger, hot: HotTier, redis_url: str) -> AsyncIterator[Ca
         await client.set("ang:birth", f"{hot.run_id}:{int(time.time() * 1000) - 60_000}")
         await client.aclose()
 
-        def make(*, open_mode: bool = False, **values: object) -> Gate:
+        def make(*, open_mode: bool = False, **values: Any) -> Gate:
             values.setdefault("limits", {"register": "off"})
-            gate = Gate(ledger, hot, with_values(Settings(), **values), open_mode=open_mode)
+            gate = Gate(ledger, hot, Settings(**values), open_mode=open_mode)
             stack.push_async_callback(gate.client.aclose)
             return gate
 

@@ -14,9 +14,9 @@ PROGRAM = r"""
 import logging, sys
 import structlog
 from angelia.http import logs
-from angelia.settings import Settings, with_values
+from angelia.settings import Settings
 
-logs.configure(with_values(Settings(), log_format=sys.argv[1]))
+logs.configure(Settings(log_format=sys.argv[1]))
 log = structlog.get_logger("test")
 
 def handler(secret):

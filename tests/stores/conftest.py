@@ -12,7 +12,7 @@ from angelia.stores.ledger import Ledger
 
 @pytest.fixture
 async def bare(stores: Any) -> AsyncIterator[Ledger]:
-    """The stores' own database, which nobody else writes to."""
+    """The stores' default database, to which no other test writes."""
     ledger = await Ledger.open(stores.database_url)
     yield ledger
     await ledger.close()

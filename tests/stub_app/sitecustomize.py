@@ -17,13 +17,13 @@ from typing import Any
 FAILS = os.environ.get("STUB_FAILS", "")
 
 
-async def prepare(loaded: Any, data_dir: Any, node: Any, *, rotate_master_key: bool) -> bool:
-    assert data_dir.is_dir()
+async def prepare(loaded: Any, node: Any, *, rotate_master_key: bool) -> bool:
+    assert loaded.settings.data_dir.is_dir()
     return bool(loaded.settings.loopback)
 
 
 class SealerThread:
-    def __init__(self, loaded: Any, data_dir: Any, node: Any) -> None: ...
+    def __init__(self, loaded: Any, node: Any) -> None: ...
 
     def start(self) -> None: ...
 
@@ -31,7 +31,7 @@ class SealerThread:
 
 
 def Application(  # noqa: N802 - it stands for a class
-    *, loaded: Any, open_mode: bool, worker: int, data_dir: Any, node: Any
+    *, loaded: Any, open_mode: bool, worker: int, node: Any
 ) -> Any:
     if FAILS == "build":
         raise ValueError("the stub was told to fail")

@@ -13,10 +13,8 @@ from angelia.errors import AngeliaError
 MANY = 1_000
 
 
-class Declined(AngeliaError):
+class Declined(AngeliaError, code="declined"):
     """Nothing was done"""
-
-    code = "declined"
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,22 +35,16 @@ _PLAIN_HTTP = re.compile(r"(https://\S+) .*(?:wrong.version.number|record.layer.
 EXIT_OF_CODE = {code: exit_ for exit_, codes in _EXIT_CODES.items() for code in codes.split()}
 
 
-class Usage(AngeliaError):
+class Usage(AngeliaError, code="usage"):
     """The command was not said as its grammar wants it"""
 
-    code = "usage"
 
-
-class ConfirmationRequired(AngeliaError):
+class ConfirmationRequired(AngeliaError, code="confirmation_required"):
     """This destroys something and needs a yes"""
 
-    code = "confirmation_required"
 
-
-class SystemFailure(AngeliaError):
+class SystemFailure(AngeliaError, code="system"):
     """The operating system refused"""
-
-    code = "system"
 
 
 def exit_code(error: AngeliaError) -> int:

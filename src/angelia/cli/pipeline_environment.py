@@ -28,16 +28,12 @@ T = TypeVar("T")
 NEEDED = ("pyspark", "pyarrow", "deltalake", "adbc_driver_postgresql")
 
 
-class NotInstalled(AngeliaError):
+class NotInstalled(AngeliaError, code="not_installed"):
     """The pipeline is not installed"""
 
-    code = "not_installed"
 
-
-class JobFailed(AngeliaError):
+class JobFailed(AngeliaError, code="job_failed"):
     """The job failed"""
-
-    code = "job_failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,13 +130,14 @@ def ledger(settings: Settings) -> Iterator[str]:
 
 def with_hot_tier(settings: Settings) -> Settings:
     """The settings with the running server's own hot tier where none is named; analytics measures its memory."""
+    from dataclasses import replace
+
     from angelia.runtime_file import read_runtime
-    from angelia.settings import with_values
 
     running = read_runtime(settings.data_dir)
     if settings.redis_url is not None or running is None:
         return settings
-    return with_values(settings, redis_url=running.redis_url)
+    return replace(settings, redis_url=running.redis_url)
 
 
 @contextmanager

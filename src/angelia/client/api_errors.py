@@ -16,10 +16,8 @@ from angelia.envelope.media_type import MEDIA_TYPE
 from angelia.errors import AngeliaError
 
 
-class Unreachable(AngeliaError):
+class Unreachable(AngeliaError, code="network"):
     """The server does not answer"""
-
-    code = "network"
 
 
 class NotAngelia(Unreachable):

@@ -27,10 +27,8 @@ _PAGE = 200
 FEW = 10
 
 
-class Untrue(AngeliaError):
+class Untrue(AngeliaError, code="untrue"):
     """The server says something that its sender knows to be untrue"""
-
-    code = "untrue"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

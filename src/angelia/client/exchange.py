@@ -18,10 +18,8 @@ JSON = "application/json"
 MOST_PAGES = 100
 
 
-class BadAnswer(AngeliaError):
+class BadAnswer(AngeliaError, code="bad_answer"):
     """The server's answer is not what this version expects"""
-
-    code = "bad_answer"
 
 
 class Credential(Enum):

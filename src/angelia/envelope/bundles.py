@@ -27,10 +27,8 @@ _KNOWN_SUITES = Suite.ML_KEM.bit | Suite.XWING.bit | Suite.CHANNEL.bit
 _UNSIGNED = Signatures(b"", b"")
 
 
-class UntrustedBundle(AngeliaError):
+class UntrustedBundle(AngeliaError, code="untrusted_bundle"):
     """A key bundle does not follow from what was trusted before"""
-
-    code = "untrusted_bundle"
 
 
 class KemKeyStatus(IntEnum):

@@ -7,10 +7,8 @@ from cryptography.hazmat.backends.openssl import backend
 from angelia.errors import AngeliaError
 
 
-class UnsupportedCryptography(AngeliaError):
+class UnsupportedCryptography(AngeliaError, code="unsupported_cryptography"):
     """The installed cryptography package lacks ML-KEM or ML-DSA"""
-
-    code = "unsupported_cryptography"
 
 
 def require() -> None:

@@ -5,98 +5,67 @@ from __future__ import annotations
 from angelia.errors import AngeliaError
 
 
-class Refused(AngeliaError):
+class Refused(AngeliaError, code="open_failed"):
     """The envelope was refused"""
 
-    code = "open_failed"
 
-
-class Malformed(Refused):
+class Malformed(Refused, code="invalid_argument"):
     """These bytes are not an envelope"""
 
-    code = "invalid_argument"
 
-
-class WrongRecipient(Refused):
+class WrongRecipient(Refused, code="wrong_recipient"):
     """The envelope is for somebody else"""
 
-    code = "wrong_recipient"
 
-
-class UnknownKey(Refused):
+class UnknownKey(Refused, code="key_not_found"):
     """The envelope is sealed to a key that is not here"""
 
-    code = "key_not_found"
 
-
-class SuiteRefused(Refused):
+class SuiteRefused(Refused, code="suite_refused"):
     """The recipient does not take this suite"""
 
-    code = "suite_refused"
 
-
-class StaleEnvelope(Refused):
+class StaleEnvelope(Refused, code="stale"):
     """The envelope is too old to be handed over"""
 
-    code = "stale"
 
-
-class FutureEnvelope(Refused):
+class FutureEnvelope(Refused, code="from_future"):
     """The envelope was made later than this clock allows"""
 
-    code = "from_future"
 
-
-class Expired(Refused):
+class Expired(Refused, code="message_expired"):
     """The envelope has expired"""
 
-    code = "message_expired"
 
-
-class Replayed(Refused):
+class Replayed(Refused, code="replay_rejected"):
     """The envelope was opened before"""
 
-    code = "replay_rejected"
 
-
-class IdConflict(Refused):
+class IdConflict(Refused, code="message_id_conflict"):
     """The sender used this message id before, for another envelope"""
 
-    code = "message_id_conflict"
 
-
-class NotAllowed(Refused):
+class NotAllowed(Refused, code="authorization_denied"):
     """The sender is not on the allowlist"""
 
-    code = "authorization_denied"
 
-
-class UnknownSigner(Refused):
+class UnknownSigner(Refused, code="key_not_found"):
     """The keys that should have signed this are not known"""
 
-    code = "key_not_found"
     agent = ""  # the agent whose keys would have to be fetched
 
 
-class SignatureFailed(Refused):
+class SignatureFailed(Refused, code="signature_verification_failed"):
     """The signatures do not hold"""
 
-    code = "signature_verification_failed"
 
-
-class OpenFailed(Refused):
+class OpenFailed(Refused, code="open_failed"):
     """The envelope cannot be opened"""
 
-    code = "open_failed"
 
-
-class UnsupportedCompression(Refused):
+class UnsupportedCompression(Refused, code="unsupported_compression"):
     """The message is compressed in a way that cannot be read here"""
 
-    code = "unsupported_compression"
 
-
-class InvalidKey(Refused):
+class InvalidKey(Refused, code="invalid_key_format"):
     """A public key is not well formed"""
-
-    code = "invalid_key_format"

@@ -34,10 +34,8 @@ _FIXED = struct.Struct(">BQQQ16s32sH")  # policy, version, keys_since, issued_at
 _PUBLISH, _SUBSCRIBE = 1, 2
 
 
-class UntrustedRoster(AngeliaError):
+class UntrustedRoster(AngeliaError, code="untrusted_roster"):
     """A channel's roster is not what its owner signed last"""
-
-    code = "untrusted_roster"
 
 
 @dataclass(frozen=True, slots=True, order=True)

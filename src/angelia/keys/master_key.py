@@ -20,10 +20,8 @@ _ID_LABEL = b"angelia/v1/master-key-id\0"
 _WRAP_LABEL = b"angelia/v1/wrapped-key\0"
 
 
-class CorruptRecord(AngeliaError):
+class CorruptRecord(AngeliaError, code="corrupt_record"):
     """A stored record is damaged"""
-
-    code = "corrupt_record"
 
 
 class KeyProvider(Protocol):

@@ -45,16 +45,12 @@ KEY_BYTES = [len(frame.pack(length, bytes(length), padme=False)) for length in C
 MOST_EPOCHS_AHEAD = 1_000_000
 
 
-class EpochLeapt(AngeliaError):
+class EpochLeapt(AngeliaError, code="bad_answer"):
     """The server says that a channel is at an epoch that it cannot have come to"""
 
-    code = "bad_answer"
 
-
-class EpochWentBack(AngeliaError):
+class EpochWentBack(AngeliaError, code="conflict"):
     """The server says that a channel is at an earlier epoch than before"""
-
-    code = "conflict"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -70,16 +70,12 @@ class MailboxTx(sqlite3.Connection):
             self.log_holds_secrets = bool(busy)
 
 
-class BrokenDatabase(AngeliaError):
+class BrokenDatabase(AngeliaError, code="corrupt_record"):
     """The mailbox's database is damaged"""
 
-    code = "corrupt_record"
 
-
-class NewerDatabase(AngeliaError):
+class NewerDatabase(AngeliaError, code="conflict"):
     """The mailbox was written by a newer Angelia"""
-
-    code = "conflict"
 
 
 def stamp(at: datetime) -> str:

@@ -31,16 +31,12 @@ Seeds = Mapping[str, bytes]
 PassphrasePrompt = Callable[[], str]
 
 
-class BrokenKeyFile(AngeliaError):
+class BrokenKeyFile(AngeliaError, code="corrupt_record"):
     """A key file is damaged"""
 
-    code = "corrupt_record"
 
-
-class WrongPassphrase(AngeliaError):
+class WrongPassphrase(AngeliaError, code="wrong_passphrase"):
     """The passphrase does not open the key"""
-
-    code = "wrong_passphrase"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,16 +16,12 @@ from angelia.errors import AngeliaError, DiskFull, NotFound
 FILE_MODE, DIRECTORY_MODE = 0o600, 0o700
 
 
-class UnsafeFile(AngeliaError):
+class UnsafeFile(AngeliaError, code="unsafe_file"):
     """Others could read or change a private file"""
 
-    code = "unsafe_file"
 
-
-class CannotWrite(AngeliaError):
+class CannotWrite(AngeliaError, code="system"):
     """The operating system refused to write a private file"""
-
-    code = "system"
 
 
 @contextmanager

@@ -19,10 +19,8 @@ MOST_RESEALS = 5
 LONGEST_PAUSE = LONGEST_WAIT * _GROWS ** (MOST_RESEALS - 1)
 
 
-class SealStands(AngeliaError):
+class SealStands(AngeliaError, code="seal_stands"):
     """The message is not sealed again: nothing that its recipient signed asks for it"""
-
-    code = "seal_stands"
 
 
 def back_off(attempts: int) -> timedelta:

@@ -33,6 +33,10 @@ class Migration:
     def checksum(self) -> bytes:
         return hashlib.sha256(self.up.encode()).digest()
 
+    @property
+    def label(self) -> str:
+        return f"{self.version:04}_{self.name}"
+
 
 @dataclass(frozen=True, slots=True)
 class SchemaStatus:
@@ -73,21 +77,22 @@ async def migrate(
     try:
         await connection.execute(SQL["make_table"])
         applied = await _applied(connection)
-        _refuse_changed_files(steps, applied)
+        for step in _changed(steps, applied):
+            raise StartFailed(
+                f"migration {step.label} is not the one that was applied to this database",
+                hint="an applied migration is never edited; add a new one, or use the release that wrote it",
+            )
         if to is not None and max(applied, default=0) > len(steps):
             raise StartFailed(
                 f"this database has schema version {max(applied)}, newer than this release",
                 hint="use the release that wrote it",
             )
-        done = []
-        for step in steps:
-            if step.version not in applied and step.version <= target:
-                done.append(await _step_up(connection, step))
+        todo = [("up", step) for step in steps if step.version not in applied and step.version <= target]
         if to is not None:
-            for step in reversed(steps):
-                if step.version in applied and step.version > target:
-                    done.append(await _step_down(connection, step))
-        return done
+            todo += [("down", step) for step in reversed(steps) if step.version in applied and step.version > target]
+        for direction, step in todo:
+            await _run(connection, direction, step)
+        return [f"{direction} {step.label}" for direction, step in todo]
     finally:
         await connection.execute("SELECT pg_advisory_unlock($1)", _LOCK)
 
@@ -96,17 +101,13 @@ async def status(connection: asyncpg.Connection, steps: Sequence[Migration] | No
     """Compares the database with the files; changes nothing."""
     steps = available() if steps is None else steps
     if await connection.fetchval("SELECT to_regclass('schema_migrations')") is None:
-        return SchemaStatus(0, len(steps), [_label(step) for step in steps], [])
+        return SchemaStatus(0, len(steps), [step.label for step in steps], [])
     applied = await _applied(connection)
-    drift = [
-        f"{_label(step)} was changed after it was applied"
-        for step in steps
-        if step.version in applied and applied[step.version] != step.checksum
-    ]
+    drift = [f"{step.label} was changed after it was applied" for step in _changed(steps, applied)]
     recorded = await connection.fetchval(SQL["recorded_fingerprint"])
     if recorded is not None and recorded != await connection.fetchval(SQL["fingerprint"]):
         drift.append("tables, columns or indexes were changed by hand")
-    pending = [_label(step) for step in steps if step.version not in applied]
+    pending = [step.label for step in steps if step.version not in applied]
     return SchemaStatus(max(applied, default=0), len(steps), pending, drift)
 
 
@@ -114,37 +115,23 @@ async def _applied(connection: asyncpg.Connection) -> dict[int, bytes]:
     return {row["version"]: row["checksum"] for row in await connection.fetch(SQL["applied"])}
 
 
-async def _step_up(connection: asyncpg.Connection, step: Migration) -> str:
-    await _step(connection, step, step.up, "record", step.version, step.name, step.checksum, datetime.now(UTC))
-    return f"up {_label(step)}"
-
-
-async def _step_down(connection: asyncpg.Connection, step: Migration) -> str:
-    await _step(connection, step, step.down, "forget", step.version)
-    return f"down {_label(step)}"
-
-
-async def _step(connection: asyncpg.Connection, step: Migration, script: str, note: str, *values: object) -> None:
+async def _run(connection: asyncpg.Connection, direction: str, step: Migration) -> None:
     """Runs a step, records it, and records the fingerprint of the schema, all in one transaction."""
     try:
         async with connection.transaction():
-            await connection.execute(script)
-            await connection.execute(SQL[note], *values)
+            if direction == "up":
+                await connection.execute(step.up)
+                await connection.execute(SQL["record"], step.version, step.name, step.checksum, datetime.now(UTC))
+            else:
+                await connection.execute(step.down)
+                await connection.execute(SQL["forget"], step.version)
             await connection.execute(SQL["record_fingerprint"], await connection.fetchval(SQL["fingerprint"]))
     except asyncpg.PostgresError as error:
         raise StartFailed(
-            f"migration {_label(step)} failed: {error}", hint="nothing of this step was kept; it is tried again"
+            f"migration {step.label} failed: {error}", hint="nothing of this step was kept; it is tried again"
         ) from error
 
 
-def _refuse_changed_files(steps: Sequence[Migration], applied: dict[int, bytes]) -> None:
-    for step in steps:
-        if step.version in applied and applied[step.version] != step.checksum:
-            raise StartFailed(
-                f"migration {_label(step)} is not the one that was applied to this database",
-                hint="an applied migration is never edited; add a new one, or use the release that wrote it",
-            )
-
-
-def _label(step: Migration) -> str:
-    return f"{step.version:04}_{step.name}"
+def _changed(steps: Sequence[Migration], applied: dict[int, bytes]) -> list[Migration]:
+    """The migrations whose files are not those that were applied."""
+    return [step for step in steps if applied.get(step.version, step.checksum) != step.checksum]

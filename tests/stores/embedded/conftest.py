@@ -1,4 +1,4 @@
-"""Data directories that the user of the stores can reach; pytest's own are closed to it when tests run as root."""
+"""Data directories that the user of the stores can enter; under root, pytest's own are closed to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from angelia.stores.embedded.datadir import DataDir
 
 @dataclass
 class Started:
-    """Stores at work in a data directory."""
+    """Running stores of a data directory."""
 
     data_dir: DataDir
     stores: EmbeddedStores
@@ -65,7 +65,7 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def start_for() -> Callable[..., Started]:
-    """Starts stores in a directory, for a fixture or a test that stops them itself."""
+    """A function that starts stores in a directory. The caller must stop them."""
     return _start
 
 
@@ -87,7 +87,7 @@ def data_path(template: Path, place: Path) -> Path:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Started]]:
-    """Starts stores in a directory; whatever still runs at the end is stopped."""
+    """A function that starts stores in a directory; they are stopped at the end of the test."""
     started: list[Started] = []
 
     def start_one(path: Path, **options: Any) -> Started:

@@ -14,7 +14,8 @@ import pytest
 
 from angelia.errors import StartFailed
 from angelia.runtime_file import read_runtime
-from angelia.stores.embedded.datadir import DataDir, write_private
+from angelia.stores.embedded.datadir import DataDir
+from angelia.stores.embedded.private_files import write_private
 
 HOLDER = """
 import sys, time

@@ -18,10 +18,8 @@ from angelia.pipeline.sources import archive, ledger
 from angelia.runs.model import RunState
 
 
-class NotTheSame(AngeliaError):
+class NotTheSame(AngeliaError, code="archive_differs"):
     """What the archive has is not what the ledger had"""
-
-    code = "archive_differs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,10 +29,8 @@ _TRIM_SECONDS = 3600.0
 _FAILURES = 5  # in a row, without an archived event between them
 
 
-class StreamFailed(AngeliaError):
+class StreamFailed(AngeliaError, code="stream_failed"):
     """The stream ended by itself"""
-
-    code = "stream_failed"
 
 
 def stream_audit(work: JobContext) -> JobReport:

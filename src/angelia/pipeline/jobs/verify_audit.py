@@ -23,10 +23,8 @@ JOB = "verify audit"
 _SEED_BYTES = 32
 
 
-class NodeKeyUnreadable(AngeliaError):
+class NodeKeyUnreadable(AngeliaError, code="node_key_unreadable"):
     """The node key cannot be read"""
-
-    code = "node_key_unreadable"
 
 
 def verify_audit(work: JobContext) -> JobReport:

@@ -28,10 +28,8 @@ MADE_BY = "angelia.compaction"  # metadata of its commits
 _WRITTEN = WriterProperties(compression="ZSTD", compression_level=3)
 
 
-class RowsDiffer(AngeliaError):
+class RowsDiffer(AngeliaError, code="archive_differs"):
     """A compaction did not put back the rows that it took out"""
-
-    code = "archive_differs"
 
 
 @dataclass(frozen=True, slots=True)

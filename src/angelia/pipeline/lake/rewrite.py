@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 _APPEND_ONLY = "delta.appendOnly"
 
 
-class StoreRefuses(AngeliaError):
+class StoreRefuses(AngeliaError, code="archive_locked"):
     """The store does not let files of the archive be removed"""
-
-    code = "archive_locked"
 
 
 def count(objects: Objects, table: Table, uris: Collection[str]) -> int:

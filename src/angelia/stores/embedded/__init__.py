@@ -1,4 +1,4 @@
-"""Our own PostgreSQL and Valkey, as child processes, for whoever has not set DATABASE_URL or REDIS_URL."""
+"""Embedded stores: our own PostgreSQL and Valkey as child processes, where DATABASE_URL or REDIS_URL is not set."""
 
 from __future__ import annotations
 
@@ -6,112 +6,88 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from dataclasses import replace
 
 from angelia.errors import StartFailed
-from angelia.settings import Settings, with_values
-from angelia.stores.embedded.binaries import Programs, postgres_for, valkey_for
+from angelia.settings import Settings
+from angelia.stores.embedded.binaries import postgres_for, valkey_for
 from angelia.stores.embedded.datadir import DataDir
-from angelia.stores.embedded.orphans import Trace, stop_orphan
+from angelia.stores.embedded.orphans import stop_orphan
 from angelia.stores.embedded.postgres import Postgres
 from angelia.stores.embedded.private_files import open_log
-from angelia.stores.embedded.process import Backoff, Child, ParentDeath, Program, Steps, end, start
+from angelia.stores.embedded.process import Backoff, Child, ParentDeath, end, start
 from angelia.stores.embedded.valkey import Valkey
 
 _READY_SECONDS = 300.0
 _FAILED_STARTS = 3
 _SPARE_CONNECTIONS = 40
-_LONGEST_SAID = 64 * 1024
-
-
-class Store(Protocol):
-    """A server process that we keep alive."""
-
-    name: str
-    log_name: str
-    programs: Programs
-    passing_troubles: tuple[str, ...]
-    stop_steps: Steps
-
-    @property
-    def trace(self) -> Trace: ...
-
-    @property
-    def url(self) -> str: ...
-
-    def prepare(self) -> None: ...
-
-    def program(self) -> Program: ...
-
-    def is_ready(self) -> bool: ...
-
-    def after_death(self, said: str, *, killed: bool) -> str | None:
-        """It ended, after it had said so much: what was done for the next start, in a line to log."""
-        ...
+_LOG_BYTES = 64 * 1024
 
 
 class EmbeddedStores:
-    """The stores that no URL was given for; the data directory must be prepared and locked."""
+    """The stores for which no URL is set. The data directory must be prepared and locked."""
 
     def __init__(self, settings: Settings, data_dir: DataDir, *, notice: ParentDeath | None = None) -> None:
         self._database_url = settings.database_url
         self._redis_url = settings.redis_url
-        self._kept: dict[str, _Kept] = {}
+        self._supervised: dict[str, _Supervised] = {}
         if settings.redis_url is None:
             valkey = Valkey(data_dir, valkey_for(data_dir))
-            self._kept["valkey"] = _Kept(valkey, data_dir, notice)
+            self._supervised["valkey"] = _Supervised(valkey, data_dir, notice)
         if settings.database_url is None:
             connections = max(100, settings.workers * settings.database_pool + _SPARE_CONNECTIONS)
             postgres = Postgres(data_dir, postgres_for(data_dir, settings.postgres_bin), connections)
-            self._kept["postgres"] = _Kept(postgres, data_dir, notice)
+            self._supervised["postgres"] = _Supervised(postgres, data_dir, notice)
 
     @property
     def names(self) -> list[str]:
-        """The stores with their versions, as people read them."""
-        stores = [kept.store for name, kept in sorted(self._kept.items())]
+        """Names and versions of the stores, for people."""
+        stores = [one.store for _, one in sorted(self._supervised.items())]
         return [f"{store.name} {store.programs.version}" for store in stores]
 
     @property
     def pids(self) -> dict[str, int]:
-        """The living ones, by `postgres` and `valkey`."""
-        return {name: kept.child.pid for name, kept in self._kept.items() if kept.child is not None}
+        """The pids of the running stores, by `postgres` and `valkey`."""
+        return {name: one.child.pid for name, one in self._supervised.items() if one.child is not None}
 
     def start(self, tell: Callable[[str], None] = lambda line: None) -> tuple[str, str]:
-        """Start what is ours and wait until it answers; the URLs of ledger and hot tier. `tell` hears of delays."""
+        """Starts the stores and waits until they answer. Returns the URLs of ledger and hot tier; `tell` gets messages
+        about delays."""
         try:
-            for kept in self._kept.values():
-                kept.stop_orphan(tell)
-                kept.store.prepare()
-                kept.launch(time.monotonic())
-            for kept in self._kept.values():
-                kept.wait_until_ready(tell)
+            for one in self._supervised.values():
+                one.stop_orphan(tell)
+                one.store.prepare()
+                one.launch(time.monotonic())
+            for one in self._supervised.values():
+                one.wait_until_ready(tell)
         except BaseException:
             self.stop()
             raise
         return self._url("postgres", self._database_url), self._url("valkey", self._redis_url)
 
     def tend(self, now: float) -> list[str]:
-        """Start the dead ones again, without waiting for anything; what happened, in lines to log."""
-        return [line for kept in self._kept.values() for line in kept.tend(now)]
+        """Restarts stores that ended; never waits. Returns what happened, as lines to log."""
+        return [line for one in self._supervised.values() for line in one.tend(now)]
 
     def stop(self) -> None:
-        """Stop both, politely first, and return when they are gone."""
-        alive = [(kept.store, kept.child) for kept in self._kept.values() if kept.child is not None]
+        """Stops the stores, cleanly if they can, and returns when they have ended."""
+        alive = [(one.store, one.child) for one in self._supervised.values() if one.child is not None]
         for store, child in alive:
             child.send(store.stop_steps[0][0])
         for store, child in alive:
             if not child.wait(store.stop_steps[0][1]):
                 end(child, store.stop_steps[1:])
-        for kept in self._kept.values():
-            kept.child = None
+        for one in self._supervised.values():
+            one.child = None
 
     def _url(self, name: str, given: str | None) -> str:
-        return given if given is not None else self._kept[name].store.url
+        return given if given is not None else self._supervised[name].store.url
 
 
 @contextmanager
 def ledger_alone(settings: Settings) -> Iterator[str]:
-    """The URL of the ledger for work on a stopped server's data; our own runs under the lock, without a hot tier."""
+    """The URL of the ledger, for work on a stopped server's data. Starts our own PostgreSQL under the lock of the data
+    directory, without a hot tier."""
     if settings.database_url is not None:
         yield settings.database_url
         return
@@ -120,8 +96,8 @@ def ledger_alone(settings: Settings) -> Iterator[str]:
     data_dir.prepare()
     data_dir.lock()
     try:
-        # A hot tier that has a URL is one that we do not start.
-        stores = EmbeddedStores(with_values(settings, redis_url="unix:///none"), data_dir)
+        # With a URL for the hot tier, none is started.
+        stores = EmbeddedStores(replace(settings, redis_url="unix:///none"), data_dir)
         try:
             yield stores.start()[0]
         finally:
@@ -131,10 +107,10 @@ def ledger_alone(settings: Settings) -> Iterator[str]:
         data_dir.release()
 
 
-class _Kept:
-    """One store and the process that it runs in at the moment."""
+class _Supervised:
+    """One store, and the process that it runs in at present."""
 
-    def __init__(self, store: Store, data_dir: DataDir, notice: ParentDeath | None) -> None:
+    def __init__(self, store: Postgres | Valkey, data_dir: DataDir, notice: ParentDeath | None) -> None:
         self.store = store
         self.child: Child | None = None
         self._data_dir = data_dir
@@ -145,7 +121,8 @@ class _Kept:
         self._log_began = 0
 
     def stop_orphan(self, tell: Callable[[str], None]) -> None:
-        """End the process that a killed server left behind, and wait for it: it may be shutting down already."""
+        """Stops the process that a killed server left behind, and waits for its end: it may be shutting down
+        already."""
         pid = self.store.trace.orphan()
         if pid is not None:
             tell(f"waiting for the {self.store.name} of the server before (pid {pid}) to stop")
@@ -164,8 +141,8 @@ class _Kept:
     def tend(self, now: float) -> Iterator[str]:
         if self.child is not None and (how := self.child.died) is not None:
             killed, self.child = self.child.was_killed, None
-            mended = self.store.after_death(self._said(), killed=killed)
-            yield mended or self._try_later(now, f"{self.store.name} ended with {how}")
+            repaired = self.store.after_death(self._log_of_this_start(), killed=killed)
+            yield repaired or self._try_later(now, f"{self.store.name} ended with {how}")
         elif self.child is None and now >= self._due:
             try:
                 self.launch(now)
@@ -176,14 +153,14 @@ class _Kept:
 
     def wait_until_ready(self, tell: Callable[[str], None]) -> None:
         deadline = time.monotonic() + _READY_SECONDS
-        told: set[str] = set()
+        told = set[str]()
         while not (self.child is not None and self.store.is_ready()):
             now = time.monotonic()
             lines = list(self.tend(now))
             trouble = self._passing_trouble()
             if trouble is not None:
                 lines = [f"waiting for the {self.store.name} of the server before to stop: {trouble}"]
-            # One that lives is only slow: it may be recovering, after starts that failed for another reason.
+            # A running store is only slow: it may be recovering, after starts that failed for another reason.
             hopeless = self.child is None and trouble is None and self._backoff.failures >= _FAILED_STARTS
             if hopeless or now >= deadline:
                 raise StartFailed(f"{self.store.name} does not start", hint=self._last_lines())
@@ -196,15 +173,15 @@ class _Kept:
     def _passing_trouble(self) -> str | None:
         if not self._backoff.failures:
             return None
-        said = self._last_lines()
-        return next((trouble for trouble in self.store.passing_troubles if trouble in said), None)
+        log = self._last_lines()
+        return next((trouble for trouble in self.store.passing_troubles if trouble in log), None)
 
-    def _said(self) -> str:
-        """What it wrote in its log first, since it was started."""
+    def _log_of_this_start(self) -> str:
+        """The beginning of what the store logged since it was started."""
         try:
             with (self._data_dir.logs / self.store.log_name).open("rb") as log:
                 log.seek(self._log_began)
-                return log.read(_LONGEST_SAID).decode("utf-8", "replace")
+                return log.read(_LOG_BYTES).decode("utf-8", "replace")
         except OSError:
             return ""
 

@@ -1,4 +1,4 @@
-"""Where the stores' programs are: named by a setting, or in the wheels we depend on."""
+"""Finds the programs of the stores: in the directory that a setting names, or in the wheels that we depend on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OLDEST_POSTGRES = 15
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """The directory of a store's programs and the version they are."""
+    """The directory of a store's programs, and their version."""
 
     directory: Path
     version: str
@@ -36,7 +36,7 @@ class Programs:
 
 
 def locate_postgres(named: Path | None) -> Path:
-    """The directory of `postgres` and `initdb`, without asking whether they can be executed."""
+    """Returns the directory of `postgres` and `initdb`; does not check whether they can be executed."""
     if named is not None:
         if not os.access(named / "postgres", os.F_OK):
             raise StartFailed(
@@ -48,7 +48,7 @@ def locate_postgres(named: Path | None) -> Path:
 
 
 def locate_valkey() -> Path:
-    """The directory of `valkey-server`."""
+    """Returns the directory of `valkey-server`."""
     machine = {"amd64": "x86_64"}.get(platform.machine().lower(), platform.machine().lower())
     if machine in ("aarch64", "arm64"):
         machine = "arm64" if sys.platform == "darwin" else "aarch64"
@@ -62,7 +62,7 @@ def locate_valkey() -> Path:
 
 
 def postgres_for(data_dir: DataDir, named: Path | None) -> Programs:
-    """PostgreSQL's programs, in a place where the user of the stores can execute them."""
+    """PostgreSQL's programs, where the user of the stores can execute them: copied to the data directory if need be."""
     directory = locate_postgres(named)
     programs = _executable(directory, "postgres", data_dir.owner)
     if programs is None and named is None:
@@ -81,7 +81,7 @@ def postgres_for(data_dir: DataDir, named: Path | None) -> Programs:
 
 
 def valkey_for(data_dir: DataDir) -> Programs:
-    """Valkey's program, in a place where the user of the stores can execute it."""
+    """Valkey's program, where the user of the stores can execute it: copied to the data directory if need be."""
     directory = locate_valkey()
     programs = _executable(directory, "valkey-server", data_dir.owner) or _copied_valkey(directory, data_dir)
     if programs is None:
@@ -90,7 +90,7 @@ def valkey_for(data_dir: DataDir) -> Programs:
 
 
 def version_of(program: Path, owner: SystemUser) -> str:
-    """What `--version` says; OSError when this user cannot execute it."""
+    """Returns the version that the program prints; OSError if this user cannot execute it."""
     said = owner.run((str(program), "--version"))
     found = re.search(r"\b\d+\.\d+(\.\d+)?", said.stdout) or re.search(r"\b\d+", said.stdout)
     if said.returncode != 0 or found is None:
@@ -99,7 +99,7 @@ def version_of(program: Path, owner: SystemUser) -> str:
 
 
 def _wheel(package: str, otherwise: str) -> Path:
-    # find_spec does not execute the package: we want its files, never its Python.
+    # find_spec does not execute the package: only its files are wanted.
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise StartFailed(f"the package {package} is not installed", hint=f"reinstall Angelia, or {otherwise}")
@@ -115,10 +115,11 @@ def _executable(directory: Path, program: str, owner: SystemUser) -> Programs | 
 
 def _copied_postgres(directory: Path, data_dir: DataDir) -> Programs | None:
     tree, wheel = directory.parent, directory.parent.parent
-    target = data_dir.binaries / f"postgres-{_our_version(directory / 'postgres')}"
+    version = version_of(directory / "postgres", SystemUser.ourselves())
+    target = data_dir.binaries / f"postgres-{version}"
     libraries = wheel.parent / f"{wheel.name}.libs"
     mac_libraries = wheel / ".dylibs"
-    # The programs find libpq by a path relative to their own, so all trees keep their places.
+    # The programs find libpq by a relative path, so the copies keep their places relative to each other.
     parts = {
         tree: Path(wheel.name, tree.name),
         libraries: Path(libraries.name),
@@ -129,13 +130,10 @@ def _copied_postgres(directory: Path, data_dir: DataDir) -> Programs | None:
 
 
 def _copied_valkey(directory: Path, data_dir: DataDir) -> Programs | None:
-    target = data_dir.binaries / f"valkey-{_our_version(directory / 'valkey-server')}"
+    version = version_of(directory / "valkey-server", SystemUser.ourselves())
+    target = data_dir.binaries / f"valkey-{version}"
     _copy({directory: Path("bin")}, target)
     return _executable(target / "bin", "valkey-server", data_dir.owner)
-
-
-def _our_version(program: Path) -> str:
-    return version_of(program, SystemUser.ourselves())
 
 
 def _copy(parts: dict[Path, Path], target: Path) -> None:

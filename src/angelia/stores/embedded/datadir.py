@@ -1,4 +1,4 @@
-"""The data directory: who owns it, who holds its lock, where each file lies, and where the sockets are."""
+"""The data directory of a server: its owner, its lock, the paths of its files and of its sockets."""
 
 from __future__ import annotations
 
@@ -17,82 +17,50 @@ import msgspec
 
 from angelia.errors import StartFailed
 from angelia.runtime_file import LOCK, RUNTIME, Runtime
-from angelia.stores.embedded.private_files import make_private_directory
-from angelia.stores.embedded.private_files import write_private as write_private
-from angelia.stores.embedded.system_user import SystemUser, choose_owner
+from angelia.stores.embedded.private_files import make_private_directory, write_private
+from angelia.stores.embedded.system_user import SystemUser, choose_store_user
 
-# Linux takes 107 bytes of socket path, macOS 103; PostgreSQL's name is the longer of the two.
+# A socket path has at most 107 bytes on Linux, 103 on macOS. PostgreSQL's socket has the longer name of the two.
 LONGEST_SOCKET_PATH = 100
 POSTGRES_SOCKET = ".s.PGSQL.5432"
 VALKEY_SOCKET = "valkey.sock"
 
-# The agents' home and the archive with its checkpoints lie here by default and may be older than the first server, a
-# fresh volume has lost+found, and a start that was cut short may have come no further than the logs.
-_NEIGHBOURS = {"agents", "checkpoints", "lake", "lake-simulated", "lost+found", "log", ".DS_Store"}
+# What a new data directory may hold: the agents' home and the archive with its checkpoints lie here by default, a fresh
+# volume has lost+found, and an interrupted first start may have left logs.
+_EXPECTED = {"agents", "checkpoints", "lake", "lake-simulated", "lost+found", "log", ".DS_Store"}
 
 
 class DataDir:
-    """One data directory; `prepare` and `lock` come before anything else is done with it."""
+    """One data directory. Call `prepare` and `lock` before anything else."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path.expanduser().resolve()
+        self.path = path = path.expanduser().resolve()
+        self.postgres = path / "postgres"
+        self.valkey = path / "valkey"
+        self.logs = path / "log"
+        self.binaries = path / "bin"
+        self.lock_file = path / LOCK
+        self.runtime_file = path / RUNTIME
+        self.admin_token = path / "admin.token"
+        self.node_key = path / "node.key"
+        self.master_key = path / "master.key"
+        self.postgres_password = path / "postgres.password"
+        self.valkey_password = path / "valkey.password"
         self._lock: int | None = None
         self.left_by_a_crash = False
-
-    @property
-    def postgres(self) -> Path:
-        return self.path / "postgres"
-
-    @property
-    def valkey(self) -> Path:
-        return self.path / "valkey"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "log"
-
-    @property
-    def binaries(self) -> Path:
-        return self.path / "bin"
-
-    @property
-    def lock_file(self) -> Path:
-        return self.path / LOCK
-
-    @property
-    def runtime_file(self) -> Path:
-        return self.path / RUNTIME
-
-    @property
-    def admin_token(self) -> Path:
-        return self.path / "admin.token"
-
-    @property
-    def node_key(self) -> Path:
-        return self.path / "node.key"
-
-    @property
-    def master_key(self) -> Path:
-        return self.path / "master.key"
-
-    @property
-    def postgres_password(self) -> Path:
-        return self.path / "postgres.password"
-
-    @property
-    def valkey_password(self) -> Path:
-        return self.path / "valkey.password"
 
     @cached_property
     def owner(self) -> SystemUser:
         """The user that the stores run as."""
-        return choose_owner(self.path)
+        return choose_store_user(self.path)
 
     @cached_property
     def runtime(self) -> Path:
-        """A short path for what lives as long as the server; ours, whoever runs the stores.
+        """The directory of sockets and metrics, on a short path. It belongs to the server's user, also when another
+        user runs the stores.
 
-        The name cannot be guessed: whoever made it first, in a directory open to all, would keep us from starting.
+        Its name cannot be guessed: in a directory open to all, another user could create it first and so prevent a
+        start.
         """
         named = f"{os.geteuid()}:{self.path}:{self.secret(self.path / 'runtime.name')}"
         key = hashlib.sha256(named.encode("utf-8", "surrogateescape")).hexdigest()[:12]
@@ -109,12 +77,13 @@ class DataDir:
         return self.runtime / "metrics"
 
     def prepare(self) -> None:
-        """Make the directory, ours alone; another user that the stores run as may only pass through to theirs."""
+        """Creates the directory, readable by its owner only. If the stores run as another user, that user may pass
+        through to their directories."""
         try:
             self._refuse_foreign_content()
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._take_ownership()
-            # First of all files: it says that the directory is ours, also to a start after a crash right here.
+            # The first file: it marks the directory as ours, also for a start after a crash at this point.
             os.close(os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
             make_private_directory(self.logs, self.owner)
             self._prepare_runtime()
@@ -125,7 +94,8 @@ class DataDir:
             ) from error
 
     def refuse_another_users(self) -> None:
-        """For work beside the server: as root `prepare` would take the directory from the user that starts it."""
+        """For commands beside the server: as root, `prepare` would take the directory from the user that runs the
+        server."""
         if os.geteuid() != 0 or not self.path.is_dir():
             return
         status = self.path.stat()
@@ -137,7 +107,8 @@ class DataDir:
             )
 
     def lock(self) -> None:
-        """Hold the directory until we release it or die; a second holder is refused at once."""
+        """Locks the directory until `release` or the end of the process. StartFailed if another server holds the
+        lock."""
         descriptor = self._locked()
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -146,22 +117,22 @@ class DataDir:
         self.runtime_file.unlink(missing_ok=True)
 
     def release(self) -> None:
-        """Give the lock back; the file stays, since removing it would let two servers lock two files."""
+        """Releases the lock. The file stays, since after a removal two servers could lock two different files."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def write_runtime(self, runtime: Runtime) -> None:
-        """Tell the other programs of this machine how to reach us."""
+        """Tells other programs of this machine how to reach the server."""
         write_private(self.runtime_file, msgspec.json.encode(runtime) + b"\n")
 
     def remove_runtime(self) -> None:
-        """Remove runtime.json, the sockets and whatever else lives only as long as the server."""
+        """Removes runtime.json, the sockets and the metrics."""
         self.runtime_file.unlink(missing_ok=True)
         shutil.rmtree(self.runtime, ignore_errors=True)
 
     def secret(self, path: Path) -> str:
-        """The password in a file of ours, made on first use."""
+        """Returns the password in a private file; makes one on first use."""
         try:
             return path.read_text("ascii").strip()
         except FileNotFoundError:
@@ -170,7 +141,7 @@ class DataDir:
             return made
 
     def last_lines(self, log: str, count: int = 5) -> str:
-        """The end of a store's newest log that says anything, for the hint of an error."""
+        """Returns the end of a store's newest log that is not empty, for the hint of an error."""
         newest_first = sorted(self.logs.glob(f"{log}*.log"), key=lambda path: path.stat().st_mtime, reverse=True)
         for path in newest_first:
             if lines := path.read_text("utf-8", "replace").splitlines()[-count:]:
@@ -178,7 +149,7 @@ class DataDir:
         return f"look into {self.logs}"
 
     def _locked(self) -> int:
-        """The lock file, open and held."""
+        """Returns the descriptor of the lock file, with the lock held."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             descriptor = os.open(self.lock_file, flags, 0o600)
@@ -194,10 +165,10 @@ class DataDir:
         return descriptor
 
     def _refuse_foreign_content(self) -> None:
-        # As root we change owner and mode of it: /tmp or somebody's home must not be meant by mistake.
+        # As root we change its owner and mode, so /tmp or a home directory must not be named by mistake.
         if not self.path.is_dir() or self.lock_file.exists():
             return
-        foreign = sorted(entry.name for entry in self.path.iterdir() if entry.name not in _NEIGHBOURS)
+        foreign = sorted(entry.name for entry in self.path.iterdir() if entry.name not in _EXPECTED)
         if foreign:
             raise StartFailed(
                 f"{self.path} is no data directory of Angelia: it holds {', '.join(foreign[:3])}",
@@ -215,10 +186,10 @@ class DataDir:
         if owner.is_us:
             self.path.chmod(0o700)
             return
-        # Under the lock: a server of another user that runs here would lose its own files to us.
+        # Under the lock: a running server of another user would lose its files to us.
         held = self._locked()
         try:
-            # Ours before anything in it is looked at: the user of the stores could rename or replace files until here.
+            # Take the directory before looking at its files: until then the user of the stores could replace them.
             os.chown(self.path, us, owner.gid)
             self.path.chmod(0o710)
             self._take_secrets()
@@ -231,7 +202,8 @@ class DataDir:
             )
 
     def _take_secrets(self) -> None:
-        """The files beside the stores' directories are the server's: keys, tokens, passwords, and what it signed."""
+        """Takes ownership of the files beside the stores' directories: keys, tokens, passwords and signed
+        checkpoints."""
         for path in self.path.iterdir():
             status = path.lstat()
             if stat.S_ISREG(status.st_mode) and status.st_uid != os.geteuid():
@@ -243,7 +215,7 @@ class DataDir:
                 f"the path of the sockets, {self.sockets}, is too long",
                 hint="set TMPDIR to a shorter path",
             )
-        # The stores' user passes through to its sockets, but cannot replace what root keeps beside them.
+        # The user of the stores may pass through to its sockets, but not replace root's files beside them.
         make_private_directory(self.runtime, SystemUser.ourselves(), 0o700 if self.owner.is_us else 0o711)
         make_private_directory(self.sockets, self.owner)
         if not self.owner.is_us and not self.owner.can_enter(self.sockets):
@@ -254,7 +226,7 @@ class DataDir:
 
 
 def _flock_shortly(descriptor: int) -> bool:
-    # A reader of runtime.json holds a shared lock for a moment; only a server holds it for longer.
+    # A reader of runtime.json holds a shared lock for a moment, so try for 0.3 s.
     for _ in range(6):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -266,7 +238,7 @@ def _flock_shortly(descriptor: int) -> bool:
 
 
 def _runtime_places() -> list[Path]:
-    # Not XDG_RUNTIME_DIR first: it is emptied when its user logs out, and a server may stay.
+    # Not XDG_RUNTIME_DIR first: it is emptied when its user logs out, while the server may go on.
     session = os.environ.get("XDG_RUNTIME_DIR", "")
     usable = [Path(session)] if os.geteuid() != 0 and session and _is_ours(Path(session)) else []
     return [place.resolve() for place in (Path(tempfile.gettempdir()), *usable, Path("/tmp"))]  # noqa: S108

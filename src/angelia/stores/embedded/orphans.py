@@ -1,26 +1,28 @@
-"""Stores that a dead server left behind: recognised beyond doubt, then stopped. Never by name alone."""
+"""Finds and stops store processes that a killed server left behind; never by their name alone."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from angelia.stores.embedded.process import Steps, exists, wait_for_death
+from angelia.stores.embedded.process import Steps, exists
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Trace:
-    """What identifies a store of ours: pid file, executable, working directory, and a word of its command."""
+    """What identifies a store process of ours: its pid file, which lies in its working directory, its executable, and a
+    part of its command."""
 
     pid_file: Path
     executable: str
-    directory: Path
     title: str
 
     def pid(self) -> int | None:
-        """The pid that the file names, whoever has it now."""
+        """The pid in the file; another process may have it by now."""
         try:
             first = self.pid_file.read_text("ascii", "replace").split("\n", 1)[0].strip()
         except OSError:
@@ -28,7 +30,7 @@ class Trace:
         return int(first) if first.isdecimal() and int(first) > 1 else None
 
     def orphan(self) -> int | None:
-        """The pid of a living store of this directory, or None."""
+        """The pid of a running store of this directory, or None."""
         pid = self.pid()
         return pid if pid is not None and exists(pid) and self._is_ours(pid) else None
 
@@ -39,27 +41,25 @@ class Trace:
         try:
             try:
                 executable = (process / "exe").readlink().name.removesuffix(" (deleted)")
-                return executable == self.executable and (process / "cwd").readlink() == self.directory
-            except PermissionError:  # root in a container may signal another user's process and not follow its links
+                return executable == self.executable and (process / "cwd").readlink() == self.pid_file.parent
+            except PermissionError:  # root in a container may not follow the links of another user's process
+                name = (process / "comm").read_text().strip()  # the kernel truncates it to 15 bytes
                 command = (process / "cmdline").read_bytes()
-                return self._command_is_ours((process / "comm").read_text().strip(), command)
+                return name == self.executable[:15] and os.fsencode(self.title) in command
         except OSError:
             return False
 
-    def _command_is_ours(self, name: str, command: bytes) -> bool:
-        # The kernel cuts names at 15 bytes.
-        return name == self.executable[:15] and os.fsencode(self.title) in command
-
 
 def stop_orphan(pid: int, steps: Steps) -> None:
-    """Stop a store that this directory's last server left behind, and return when it is gone."""
+    """Stops the process, signal by signal, and returns when it has ended."""
     for number, seconds in steps:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-        except ProcessLookupError:
-            break
-        if wait_for_death(pid, seconds):
-            break
+        deadline = time.monotonic() + seconds
+        while exists(pid) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if not exists(pid):
+            return
 
 
 def _ps(pid: int, column: str) -> str:

@@ -1,4 +1,4 @@
-"""Our own PostgreSQL: made once in the data directory, durable, reachable by a Unix socket only."""
+"""Our own PostgreSQL: a cluster in the data directory, durable, reachable by a Unix socket only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import secrets
 import shutil
 import signal
 import sys
-from pathlib import Path
 from urllib.parse import quote
 
 import asyncpg
@@ -22,7 +21,6 @@ from angelia.stores.embedded.datadir import POSTGRES_SOCKET, DataDir
 from angelia.stores.embedded.orphans import Trace
 from angelia.stores.embedded.private_files import make_private_directory, open_log, sync_directory, write_private
 from angelia.stores.embedded.process import Program, Steps, end, start
-from angelia.stores.embedded.system_user import store_environment
 from angelia.stores.sql import statements
 
 SQL = statements(__file__, "roles.sql")
@@ -36,8 +34,8 @@ class Postgres:
 
     name = "PostgreSQL"
     log_name = "postgres.log"
-    # A postmaster that is still shutting down holds its lock file; a busy backend of a killed one keeps its memory
-    # until it looks up from its work.
+    # A postmaster that is shutting down still holds its lock file; a busy backend of a killed postmaster holds its
+    # shared memory until it notices.
     passing_troubles: tuple[str, ...] = (
         'lock file "postmaster.pid" already exists',
         "pre-existing shared memory block",
@@ -48,23 +46,14 @@ class Postgres:
         self.programs = programs
         self._data_dir = data_dir
         self._connections = connections
-
-    @property
-    def trace(self) -> Trace:
-        directory = self._data_dir.postgres
-        return Trace(
-            pid_file=directory / "postmaster.pid",
-            executable="postgres",
-            directory=directory,
-            title=str(directory),
-        )
+        self.trace = Trace(data_dir.postgres / "postmaster.pid", executable="postgres", title=str(data_dir.postgres))
 
     @property
     def url(self) -> str:
         return self._url(_DATABASE)
 
     def prepare(self) -> None:
-        """Make the database cluster on first use; refuse one of another major version."""
+        """Makes the database cluster on first use; refuses one of another major version."""
         self._data_dir.owner.require_name()
         for unfinished in self._data_dir.path.glob("postgres.new-*"):
             shutil.rmtree(unfinished)
@@ -73,7 +62,7 @@ class Postgres:
         self._check_cluster()
 
     def program(self) -> Program:
-        """The command of one start; what an earlier one left in its way is cleared first."""
+        """The command of one start. Removes what an earlier start left behind."""
         self._clear_stale_locks()
         settings = {
             "listen_addresses": "",
@@ -96,19 +85,15 @@ class Postgres:
             "timezone": "UTC",
         }
         if _reports_syncfs_errors():
-            # Before it recovers, PostgreSQL syncs everything: file by file that took up to ten times as long.
+            # Before recovery PostgreSQL syncs all files: one by one that took up to ten times as long.
             settings["recovery_init_sync_method"] = "syncfs"
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-        return Program(
-            command=(str(self._tool("postgres")), "-D", str(self._data_dir.postgres), "-p", "5432", *options),
-            environ=store_environment(os.environ),
-            owner=self._data_dir.owner,
-            cwd="/",
-            death_signal=signal.SIGINT,
-        )
+        program = self.programs.directory / "postgres"
+        where = ("-D", str(self._data_dir.postgres), "-p", "5432")
+        return Program.of_store(self._data_dir.owner, signal.SIGINT, program, *where, *options)
 
     def is_ready(self) -> bool:
-        """Whether a real connection works; the first one finds, or makes, our database and its owner."""
+        """Whether a connection works. The first one makes our database and its owner."""
         try:
             return asyncio.run(self._connects())
         except asyncpg.DiskFullError as error:
@@ -119,7 +104,7 @@ class Postgres:
             ) from error
 
     def after_death(self, said: str, *, killed: bool) -> str | None:
-        """Nothing: what it could not start with is the operator's to look at."""
+        """Repairs nothing: why PostgreSQL did not start is for the operator to see."""
         return None
 
     async def _connects(self) -> bool:
@@ -153,7 +138,7 @@ class Postgres:
         try:
             connection = await asyncpg.connect(self._url("postgres"), timeout=30)
         except asyncpg.InsufficientPrivilegeError as error:
-            # The owner of our database may not even look into another one.
+            # The role that owns our database may not connect to another one.
             raise StartFailed(
                 f"the database {_DATABASE} is not in {self._data_dir.postgres}", hint="restore it from a back-up"
             ) from error
@@ -166,12 +151,9 @@ class Postgres:
         password = self._data_dir.secret(self._data_dir.postgres_password)
         return f"postgresql://{_USER}:{password}@/{database}?host={quote(str(self._data_dir.sockets))}"
 
-    def _tool(self, name: str) -> Path:
-        return self.programs.directory / name
-
     def _initdb(self) -> None:
-        # Under another name until it is whole, and a new name each time: an initdb that outlives a killed
-        # server can then neither be taken for a cluster nor get in the way of the next.
+        # Under another name until it is complete, and a new name each time: an initdb that outlives a killed server
+        # can then neither be taken for a cluster nor disturb the next one.
         fresh = self._data_dir.path / f"postgres.new-{secrets.token_hex(4)}"
         make_private_directory(fresh, self._data_dir.owner)
         password_file = self._data_dir.sockets / "initdb.password"
@@ -181,13 +163,8 @@ class Postgres:
         form = ("--encoding=UTF8", "--data-checksums", "--no-instructions", *self._locale())
         log = open_log(self._data_dir.logs, "initdb.log", self._data_dir.owner)
         try:
-            program = Program(
-                command=(str(self._tool("initdb")), "-D", str(fresh), *options, *form),
-                environ=store_environment(os.environ),
-                owner=self._data_dir.owner,
-                cwd="/",
-                death_signal=signal.SIGTERM,
-            )
+            initdb = self.programs.directory / "initdb"
+            program = Program.of_store(self._data_dir.owner, signal.SIGTERM, initdb, "-D", fresh, *options, *form)
             child = start(program, log=log)
             try:
                 child.wait(_INITDB_SECONDS)
@@ -206,7 +183,7 @@ class Postgres:
         sync_directory(self._data_dir.path)
 
     def _locale(self) -> tuple[str, ...]:
-        # The builtin provider is the same everywhere; an update of the C library may change its order.
+        # The builtin provider sorts the same everywhere; with libc, an update may change the order.
         if self.programs.major >= 17:
             return ("--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8")
         return ("--locale=C.UTF-8" if sys.platform == "linux" else "--locale=C",)
@@ -238,20 +215,19 @@ class Postgres:
             )
 
     def _clear_stale_locks(self) -> None:
-        # We hold the directory's lock and no postmaster of ours lives, so these are remains of a crash.
+        # We hold the lock of the directory and no postmaster of ours runs, so these are left from a crash.
         for name in (POSTGRES_SOCKET, f"{POSTGRES_SOCKET}.lock"):
             (self._data_dir.sockets / name).unlink(missing_ok=True)
         pid = self.trace.pid()
         if pid is None or not is_taken(pid) or self.trace.orphan() is not None:
             return
-        # Another program has that pid now, or a dead postmaster that was not waited for, and PostgreSQL would take it
-        # for a living one. Its parent's pid, ours, it knows to be stale; by the rest of the file it still looks for
-        # backends of the old one.
+        # Another program has that pid now, or a zombie, and PostgreSQL would take it for a running postmaster. It knows
+        # that its parent's pid, ours, is stale; with the rest of the file it still looks for backends of the old one.
         rest = self.trace.pid_file.read_bytes().split(b"\n", 1)[1:]
         write_private(self.trace.pid_file, b"\n".join([str(os.getpid()).encode(), *rest]), self._data_dir.owner)
 
 
 def _reports_syncfs_errors() -> bool:
-    """Linux before 5.8 has the call, but keeps write errors to itself."""
+    """Whether syncfs reports write errors: on Linux 5.8 and later."""
     found = re.match(r"(\d+)\.(\d+)", os.uname().release)
     return sys.platform == "linux" and found is not None and (int(found[1]), int(found[2])) >= (5, 8)

@@ -1,4 +1,4 @@
-"""Files and directories that nobody else may read, written whole or not at all."""
+"""Files and directories that only their owner can read, written atomically."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import stat
 from pathlib import Path
 
 from angelia.errors import StartFailed
-from angelia.stores.embedded.system_user import SystemUser, keeper_of_secrets
+from angelia.stores.embedded.system_user import SystemUser, owner_of_secrets
 
 
 def write_private(path: Path, data: bytes, owner: SystemUser | None = None) -> None:
-    """Write a 0600 file atomically and durably; root gives it to `owner`, else to the directory's owner."""
-    owner = owner or keeper_of_secrets(path.parent)
+    """Writes a 0600 file atomically and durably. Root gives it to `owner`, or else to the directory's owner."""
+    owner = owner or owner_of_secrets(path.parent)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -31,7 +31,8 @@ def write_private(path: Path, data: bytes, owner: SystemUser | None = None) -> N
 
 
 def read_private(path: Path, most: int) -> bytes:
-    """The first bytes of a secret file, if it is a file and closed to others; FileNotFoundError if there is none."""
+    """Returns the first bytes of a secret file. StartFailed if others can read it, FileNotFoundError if there is
+    none."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -50,7 +51,7 @@ def read_private(path: Path, most: int) -> bytes:
 
 
 def sync_directory(path: Path) -> None:
-    """Make renames inside a directory survive a power cut."""
+    """Makes renames inside a directory survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -59,7 +60,7 @@ def sync_directory(path: Path) -> None:
 
 
 def make_private_directory(path: Path, owner: SystemUser, mode: int = 0o700) -> None:
-    """Make a directory for one user, or check that the one in place is a real one and belongs to it."""
+    """Makes a directory for one user, or checks that an existing one is no link and belongs to that user."""
     try:
         path.mkdir(mode=mode)
     except FileExistsError:
@@ -80,7 +81,7 @@ def make_private_directory(path: Path, owner: SystemUser, mode: int = 0o700) -> 
 
 
 def open_log(directory: Path, name: str, owner: SystemUser) -> int:
-    """Open a log for appending, without following links that the stores' user could have laid for root."""
+    """Opens a log for appending, without following links: the user of the stores could lead root elsewhere."""
     no_links = os.O_NOFOLLOW | os.O_CLOEXEC
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | no_links)
     try:

@@ -1,4 +1,5 @@
-"""Child processes that do not outlive us: started as another user, told of our death, ended with a bound."""
+"""Child processes that do not outlive the server: started as another user, signalled at our death, stopped in bounded
+time."""
 
 from __future__ import annotations
 
@@ -9,12 +10,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from angelia.stores.embedded.system_user import SystemUser
+from angelia.stores.embedded.system_user import SystemUser, store_environment
 
 _PR_SET_PDEATHSIG = 1
 _CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
@@ -24,11 +24,11 @@ _WATCHDOG = 'read -r _ || kill -s "$0" "$1"'
 
 
 class ParentDeath(enum.Enum):
-    """How a child learns that we are gone."""
+    """How a child learns that its parent died."""
 
     KERNEL = "the kernel signals it (Linux)"
     WATCHDOG = "a shell that waits on a pipe signals it"
-    UNNOTICED = "it does not, and stays behind"
+    UNNOTICED = "it does not, and keeps running"
 
     @staticmethod
     def best() -> ParentDeath:
@@ -37,7 +37,7 @@ class ParentDeath(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What to start, as whom, and the signal it gets when we die."""
+    """What to start, as which user, and the signal that it gets when we die."""
 
     command: Sequence[str]
     environ: Mapping[str, str]
@@ -46,9 +46,15 @@ class Program:
     cwd: str | None = None
     pass_fds: Sequence[int] = ()
 
+    @classmethod
+    def of_store(cls, owner: SystemUser, death_signal: signal.Signals, *command: str | Path) -> Program:
+        """A program that runs as the user of the stores, without our environment and working directory."""
+        words = tuple(map(str, command))
+        return cls(command=words, environ=store_environment(), death_signal=death_signal, owner=owner, cwd="/")
+
 
 class Child:
-    """A process we started and have to wait for."""
+    """A process that we started and must wait for."""
 
     def __init__(self, process: subprocess.Popen[bytes], watchdog: subprocess.Popen[bytes] | None) -> None:
         self._process = process
@@ -60,7 +66,7 @@ class Child:
 
     @property
     def died(self) -> str | None:
-        """How it ended, in words, or None while it lives."""
+        """How it ended, in words; None while it runs."""
         code = self._process.poll()
         if code is None:
             return None
@@ -73,7 +79,7 @@ class Child:
 
     @property
     def was_killed(self) -> bool:
-        """Whether a signal from outside ended it; else it gave up, or crashed."""
+        """Whether a signal from outside ended it; False if it exited or crashed."""
         code = self._process.poll()
         return code is not None and code < 0 and -code not in _CRASHES
 
@@ -81,7 +87,7 @@ class Child:
         self._process.send_signal(number)
 
     def wait(self, seconds: float) -> bool:
-        """Whether it ended within that time."""
+        """Waits for its end; returns whether it came within that time."""
         try:
             self._process.wait(max(seconds, 0.0))
         except subprocess.TimeoutExpired:
@@ -90,22 +96,21 @@ class Child:
         return True
 
     def _disarm(self) -> None:
-        # After our wait the pid may go to another process, which the watchdog must not hit.
+        # Once we have waited for it, the pid may go to another process, which the watchdog must not signal.
         if self._watchdog is not None:
             watchdog, self._watchdog = self._watchdog, None
             watchdog.communicate(b"\n")
 
 
 def start(program: Program, *, log: int | None = None, stdin: bytes = b"", notice: ParentDeath | None = None) -> Child:
-    """Start a program in a session of its own, so that the Ctrl-C of a terminal reaches us alone.
+    """Starts a program in a session of its own, so that Ctrl-C in a terminal reaches only us.
 
-    `log` takes its output; None leaves it ours. `stdin` must fit a pipe.
+    `log` gets its output; with None it shares ours. `stdin` must fit into a pipe.
     """
     if threading.current_thread() is not threading.main_thread():
-        # The kernel's parent-death signal is sent when the starting thread ends.
+        # The kernel sends the parent-death signal when the thread that started the child ends.
         raise RuntimeError("child processes are started from the main thread only")
     notice = notice or ParentDeath.best()
-    lent = program.owner if program.owner is not None and not program.owner.is_us else None
     process = subprocess.Popen(
         program.command,
         stdin=subprocess.PIPE,
@@ -113,13 +118,11 @@ def start(program: Program, *, log: int | None = None, stdin: bytes = b"", notic
         stderr=log,
         env=dict(program.environ),
         cwd=program.cwd,
-        user=lent.uid if lent else None,
-        group=lent.gid if lent else None,
-        extra_groups=[] if lent else None,
         start_new_session=True,
         umask=0o077,
         pass_fds=program.pass_fds,
         preexec_fn=_die_with_us(program.death_signal) if notice is ParentDeath.KERNEL else None,
+        **(program.owner.popen_options if program.owner else {}),
     )
     watchdog = _watch(process.pid, program.death_signal) if notice is ParentDeath.WATCHDOG else None
     _feed(process, stdin)
@@ -127,7 +130,7 @@ def start(program: Program, *, log: int | None = None, stdin: bytes = b"", notic
 
 
 def end(child: Child, steps: Steps) -> None:
-    """Send each signal in turn until one has ended the child within its seconds."""
+    """Sends each signal in turn, until the child ends within the seconds of that signal."""
     for number, seconds in steps:
         child.send(number)
         if child.wait(seconds):
@@ -135,54 +138,45 @@ def end(child: Child, steps: Steps) -> None:
 
 
 class Backoff:
-    """When to try again: 0.1 s, twice as long each time, at most 5 s; a long life forgives."""
+    """Back-off between restarts: 0.1 s, doubled each time up to 5 s; reset after a process that ran for 30 s."""
 
-    FIRST, LONGEST, FORGIVEN = 0.1, 5.0, 30.0
+    FIRST, LONGEST, RESET_AFTER = 0.1, 5.0, 30.0
 
     def __init__(self) -> None:
         self._delay = self.FIRST
         self.failures = 0
 
     def next(self, lived: float) -> float:
-        if lived >= self.FORGIVEN:
+        if lived >= self.RESET_AFTER:
             self._delay, self.failures = self.FIRST, 0
         delay, self._delay = self._delay, min(self._delay * 2, self.LONGEST)
         self.failures += 1
         return delay
 
 
-def wait_for_death(pid: int, seconds: float) -> bool:
-    """Wait for a process that is not our child."""
-    deadline = time.monotonic() + seconds
-    while exists(pid):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 def exists(pid: int) -> bool:
-    """Whether a process lives; one that ended and was not waited for does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         os.kill(pid, 0)
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
     except ProcessLookupError:
         return False
-    except (PermissionError, FileNotFoundError):  # somebody else's, or not Linux
+    except (PermissionError, FileNotFoundError):  # another user's, or not Linux
         return True
     return state != b"Z"
 
 
 def _die_with_us(number: signal.Signals) -> Callable[[], None]:
-    # Looked up before the fork; it runs after the change of user, which would clear the setting. Safe beside the
-    # sealer's thread: Python and the C library keep their own locks (GIL, imports, allocator) whole across a fork, and
-    # these calls take no other. The kernel counts the death of the thread that forked, which is always the main one.
+    # The functions are looked up before the fork. The call runs after the change of user, which would clear the
+    # setting. It is safe beside the sealer's thread: Python and the C library protect their own locks (GIL, imports,
+    # allocator) across a fork, and these calls take no other. The signal comes when the forking thread ends: always the
+    # main one.
     prctl, getppid, leave = ctypes.CDLL(None).prctl, os.getppid, os._exit
     parent, wanted = os.getpid(), int(number)
 
     def between_fork_and_exec() -> None:
         prctl(_PR_SET_PDEATHSIG, wanted, 0, 0, 0)
-        if getppid() != parent:  # we died before the kernel was told
+        if getppid() != parent:  # the parent died before prctl
             leave(1)
 
     return between_fork_and_exec
@@ -206,4 +200,4 @@ def _feed(process: subprocess.Popen[bytes], data: bytes) -> None:
         process.stdin.write(data)
         process.stdin.close()
     except BrokenPipeError:
-        process.poll()  # it is gone already, which its caller finds out
+        process.poll()  # it has ended already; the caller sees its exit code

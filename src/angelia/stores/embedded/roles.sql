@@ -1,11 +1,11 @@
--- What turns the one superuser of a new cluster, or of one that an earlier release made, into two roles: `angelia`, which
--- owns the database and can do nothing outside it, and the superuser, which cannot log in any more. All in one transaction.
+-- Splits the one superuser of a new cluster, or of one that an earlier release made, into two roles: `angelia`, which owns
+-- the database and can do nothing outside it, and a superuser that cannot log in. All in one transaction.
 
 -- name: is_superuser
 SELECT rolsuper FROM pg_roles WHERE rolname = current_user
 
 -- name: rename_superuser
--- The role that made the cluster stays superuser for ever, and no session may rename its own role: so another one does.
+-- The role that made the cluster is superuser for ever, and no session may rename its own role: so a temporary role does.
 CREATE ROLE angelia_renaming SUPERUSER;
 SET LOCAL SESSION AUTHORIZATION angelia_renaming;
 ALTER ROLE angelia RENAME TO angelia_superuser;
@@ -13,7 +13,7 @@ RESET SESSION AUTHORIZATION;
 DROP ROLE angelia_renaming
 
 -- name: make_owner
--- REASSIGN OWNED refuses a role that owns the system's own objects, so ours are handed over one by one.
+-- REASSIGN OWNED refuses a role that owns system objects, so our objects change their owner one by one.
 DO $$
 DECLARE
   verifier text := (SELECT rolpassword FROM pg_authid WHERE rolname = 'angelia_superuser');
@@ -24,10 +24,10 @@ BEGIN
     WITH ours AS (
       SELECT oid FROM pg_namespace WHERE nspname NOT LIKE 'pg\_%' AND nspname <> 'information_schema'
     ), part AS (
-      -- Sequences follow their columns, and what came with an extension stays with it.
+      -- Sequences follow their columns; objects of an extension stay with it.
       SELECT classid, objid FROM pg_depend WHERE deptype = 'e' OR (deptype IN ('a', 'i') AND refobjsubid > 0)
     )
-    -- `public` belongs to whoever owns the database.
+    -- `public` belongs to the owner of the database.
     SELECT format('ALTER SCHEMA %I OWNER TO angelia', nspname) FROM pg_namespace
     WHERE oid IN (SELECT oid FROM ours) AND nspowner = 'angelia_superuser'::regrole
       AND ('pg_namespace'::regclass, oid) NOT IN (SELECT classid, objid FROM part)

@@ -1,4 +1,4 @@
-"""Our own Valkey: the hot tier with an append-only file, reachable by a Unix socket only."""
+"""Our own Valkey: the hot tier, with an append-only file, reachable by a Unix socket only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-from pathlib import Path
 from urllib.parse import quote
 
 import redis
@@ -18,12 +17,11 @@ from angelia.stores.embedded.datadir import VALKEY_SOCKET, DataDir
 from angelia.stores.embedded.orphans import Trace
 from angelia.stores.embedded.private_files import make_private_directory, sync_directory, write_private
 from angelia.stores.embedded.process import Program, Steps
-from angelia.stores.embedded.system_user import store_environment
 
 _LARGEST_LOG = 10 * 1024 * 1024
 _READY = "Ready to accept connections"
-# It gave up while it loaded, for another reason than what it read.
-_NOT_ITS_FILES = ("No space left on device", "Received SIGTERM", "Received SIGINT", "Received shutdown signal")
+# Log lines of a start that failed for another reason than its files.
+_OTHER_REASONS = ("No space left on device", "Received SIGTERM", "Received SIGINT", "Received shutdown signal")
 
 
 class Valkey:
@@ -38,52 +36,41 @@ class Valkey:
         self.programs = programs
         self._data_dir = data_dir
         self._began_anew = False
-
-    @property
-    def trace(self) -> Trace:
-        directory = self._data_dir.valkey
-        return Trace(
-            pid_file=directory / "valkey.pid",
-            executable="valkey-server",
-            directory=directory,
-            title=str(self._socket),
-        )
+        self._socket = data_dir.sockets / VALKEY_SOCKET
+        self._configuration = data_dir.valkey / "valkey.conf"
+        self.trace = Trace(data_dir.valkey / "valkey.pid", executable="valkey-server", title=str(self._socket))
 
     @property
     def url(self) -> str:
         return f"unix://:{self._data_dir.secret(self._data_dir.valkey_password)}@{quote(str(self._socket))}"
 
     def prepare(self) -> None:
-        """Keep its log small."""
+        """Rotates a large log."""
         log = self._data_dir.logs / self.log_name
         if log.is_file() and log.stat().st_size > _LARGEST_LOG:
             log.replace(log.with_name(f"{self.log_name}.1"))
 
     def program(self) -> Program:
-        """The command of one start; what an earlier one left in its way is cleared first."""
+        """The command of one start. Removes what an earlier start left behind."""
         make_private_directory(self._data_dir.valkey, self._data_dir.owner)
         self._write_configuration()
         self._socket.unlink(missing_ok=True)
         for unfinished in self._data_dir.valkey.glob("temp-*"):
             with contextlib.suppress(OSError):
                 unfinished.unlink()
-        return Program(
-            command=(str(self.programs.directory / "valkey-server"), str(self._configuration)),
-            environ=store_environment(os.environ),
-            owner=self._data_dir.owner,
-            cwd="/",
-            death_signal=signal.SIGTERM,
-        )
+        command = (self.programs.directory / "valkey-server", self._configuration)
+        return Program.of_store(self._data_dir.owner, signal.SIGTERM, *command)
 
     def after_death(self, said: str, *, killed: bool) -> str | None:
-        """Set aside the files of one that gave up before it was ready: it cannot read them, and the ledger has it all.
+        """Moves the files aside if Valkey gave up before it was ready: it cannot read them, and the ledger can rebuild
+        what they hold.
 
-        Only the newest set is kept. If a start from nothing fails too, the files were not the reason. Nor are
-        they if it tells of another one.
+        Only the newest set is kept. Not done twice in a row, nor if the log names another reason: then the files are
+        not to blame.
         """
         if _READY in said:
             self._began_anew = False
-        if _READY in said or killed or self._began_anew or any(reason in said for reason in _NOT_ITS_FILES):
+        if _READY in said or killed or self._began_anew or any(reason in said for reason in _OTHER_REASONS):
             return None
         directory = self._data_dir.valkey
         aside = directory.with_name(f"{directory.name}.unreadable")
@@ -92,7 +79,7 @@ class Valkey:
             directory.rename(aside)
             sync_directory(directory.parent)
         except OSError:
-            return None  # it is tried again later, like any other that ended
+            return None  # the usual restart follows
         self._began_anew = True
         return f"Valkey cannot read its files; they lie in {aside} now, and what it held is rebuilt from the ledger"
 
@@ -101,16 +88,13 @@ class Valkey:
         client = redis.Redis.from_url(self.url, socket_timeout=5, retry=Retry(NoBackoff(), 0))
         try:
             return bool(client.ping())
-        except (
-            redis.ConnectionError,
-            redis.TimeoutError,
-        ):  # also BusyLoadingError, a kind of ConnectionError
+        except (redis.ConnectionError, redis.TimeoutError):  # BusyLoadingError is a ConnectionError
             return False
         finally:
             client.close()
 
     def _write_configuration(self) -> None:
-        """At each start: it holds the password, so it is closed to others, and a crash may have garbled it."""
+        """Writes a private file, since it holds the password; at each start, since a crash may have damaged it."""
         settings = {
             "port": "0",
             "unixsocket": str(self._socket),
@@ -127,17 +111,9 @@ class Valkey:
         lines = [f"{name} {_quoted(value)}\n" for name, value in settings.items()]
         write_private(self._configuration, "".join(lines).encode(), self._data_dir.owner)
 
-    @property
-    def _socket(self) -> Path:
-        return self._data_dir.sockets / VALKEY_SOCKET
-
-    @property
-    def _configuration(self) -> Path:
-        return self._data_dir.valkey / "valkey.conf"
-
 
 def _quoted(value: str) -> str:
-    """A value as Valkey's configuration reads it, whatever characters a path holds."""
+    """A value quoted for Valkey's configuration; a path may hold any character."""
     plain = "".join(
         c if c.isprintable() and c not in '"\\' else "".join(f"\\x{b:02x}" for b in os.fsencode(c)) for c in value
     )
