@@ -303,6 +303,14 @@ def test_the_neighbourhood_of_an_entry_is_a_table(server: Recorder, angelia: Ang
     assert [line.split()[0] for line in out.splitlines()] == ["POSITION", "1", "2", "3", "4", "5"]
 
 
+def test_a_gap_in_the_neighbourhood_of_an_entry_has_a_line(server: Recorder, angelia: Angelia) -> None:
+    entries = [entry for entry in Ledger(5).entries if entry["position"] != 3]
+    server.tell("GET", "/v1/audit/chain", {"entries": entries, "sealed_to": 5, "floor": NO_FLOOR})
+    lines = angelia("audit", "show", "2", "--around", "3").out.splitlines()
+    assert lines[3].split()[0] == "3"
+    assert lines[3].endswith("is missing from the chain")
+
+
 @pytest.mark.parametrize(
     ("said", "code"), [(["9"], 8), (["seven"], 2), (["0"], 2), (["--around", "3"], 2), (["1,204"], 8)]
 )

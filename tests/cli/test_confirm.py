@@ -80,7 +80,7 @@ def test_very_many_or_a_whole_thing_want_more_than_a_y(
 ) -> None:
     for answer in ("y", wanted, f"{wanted}s"):
         monkeypatch.setattr("sys.stdin", Typing(answer + "\n"))
-        out = Output(Manner(), Terminal(), Terminal(), {})
+        out = Output(Manner(), Terminal(), Terminal())
         session = CommandContext(SharedFlags(url="http://localhost:1"), out)
         if answer == wanted:
             assert confirm.may(session, deed)

@@ -138,7 +138,7 @@ def test_the_first_help_will_fit_with_every_noun_of_the_design() -> None:
     nouns = "serve doctor config agent mail key dm room channel queue log spool token guard policy audit pipeline demo"
     groups = ["start"] * 4 + ["talk"] * 8 + ["operate"] * 4 + ["analyse"] * 2
     entries = [Entry(g, n, "x" * 60) for g, n in zip(groups, nouns.split(), strict=True)]
-    help_ = Root("a message platform for AI agents", entries, "angelia.cli", "1.0.0")
+    help_ = Root("a message platform for AI agents", entries, "1.0.0")
     with click.Context(help_, info_name="angelia") as context:
         lines = help_.get_help(context).splitlines()
     assert len(lines) < 24

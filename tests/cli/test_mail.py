@@ -189,7 +189,9 @@ def test_several_files_have_an_outcome_each(desk: Desk) -> None:
     lines = ended.err.splitlines()
     assert lines[0].startswith("error: 2.agl: the envelope was made 400.")
     assert lines[1] == "error: there is no file 3.agl (not_found)"
-    assert desk.bob("mail", "receive", "1.agl", "1.agl").code == 4
+    desk.letter("three", name="3.agl")
+    twice = desk.bob("mail", "receive", "3.agl", "3.agl")
+    assert (twice.code, twice.out) == (4, "three\n")
     assert desk.bob("mail", "receive", "nowhere.agl").code == 8
 
 

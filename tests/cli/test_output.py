@@ -16,9 +16,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def output(manner: Manner, environ: dict[str, str] | None = None, *, tty: bool = False) -> Output:
+def output(manner: Manner, *, tty: bool = False) -> Output:
     kind = Terminal if tty else io.StringIO
-    return Output(manner, kind(), kind(), environ or {})
+    return Output(manner, kind(), kind())
 
 
 def written(out: Output) -> tuple[str, str]:
@@ -39,8 +39,14 @@ def written(out: Output) -> tuple[str, str]:
         ("never", True, {}, False),
     ],
 )
-def test_colour_is_for_terminals_that_want_it(wish: str, tty: bool, environ: dict[str, str], coloured: bool) -> None:
-    assert output(Manner(color=wish), environ, tty=tty).paint.on is coloured
+def test_colour_is_for_terminals_that_want_it(
+    monkeypatch: pytest.MonkeyPatch, wish: str, tty: bool, environ: dict[str, str], coloured: bool
+) -> None:
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert output(Manner(color=wish), tty=tty).paint.on is coloured
 
 
 def test_json_is_one_object_per_line_and_shows_what_would_act() -> None:

@@ -20,7 +20,7 @@ class Clock:
 def worked(seconds: int, *, tty: bool, quiet: bool = False, total: int | None = 1000) -> tuple[str, str]:
     """One unit of ten a second, for so many seconds."""
     kind = Terminal if tty else io.StringIO
-    out, clock = Output(Manner(quiet=quiet), kind(), kind(), {}), Clock()
+    out, clock = Output(Manner(quiet=quiet), kind(), kind()), Clock()
     with ProgressBar(out, "verifying", "entries", total, clock) as progress:
         for _ in range(seconds):
             clock.now += 1
@@ -93,7 +93,7 @@ def test_the_share_of_sparks_tasks_stands_for_rows_and_never_goes_back() -> None
 def test_of_several_steps_each_is_expected_to_be_as_long_as_the_last() -> None:
     clock, said = Clock(0.0), io.StringIO()
     stage = Stage(Output(Manner(), stderr=said), "reading", 1000, clock)
-    stage.advance(100)
+    stage.add(100)
     clock.now = 40.0
     stage.expect(1, 2)
     assert "150 / 1,000" in said.getvalue()

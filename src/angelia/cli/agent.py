@@ -12,18 +12,16 @@ from angelia.cli import flags
 from angelia.cli.command_context import CommandContext
 from angelia.cli.flags import Needs, local_agents
 from angelia.cli.grammar import Noun
-from angelia.cli.key import publish_first
+from angelia.cli.key import FACTS, publish_first
 from angelia.cli.times import full
 from angelia.errors import AlreadyExists, AngeliaError, Conflict
 
 if TYPE_CHECKING:
-    from angelia.agents.api import AgentProfile, AgentRecord
+    from angelia.agents.api import AgentRecord
     from angelia.client import Client
     from angelia.envelope.bundles import Link
-    from angelia.mailbox.identity import Identity, PublicIdentity
+    from angelia.mailbox.identity import Identity
 
-# The width of `fingerprint`, so that all facts about an agent stand in one column.
-FACTS = 11
 _OTHER_AGENT = "make another agent: angelia agent new NAME --register"
 
 command = Noun("agent", "make, register and show agents; claim a handle")
@@ -54,8 +52,7 @@ def new(session: CommandContext, name: str, register: bool, passphrase: bool, di
         _enrol(session, made, pairs, display_name, None)
         return
     pairs += [("key id", str(made.key_id)), ("fingerprint", made.pair.public.fingerprint)]
-    session.out.thing(_public_identity(made), pairs, quietly=str(made.key_id), least=FACTS)
-    session.out.note(_next_step(name))
+    _print_unregistered(session, made, pairs)
 
 
 @command.verb(example="angelia agent show alice", needs=Needs.SERVER | Needs.AGENT | Needs.OPERATOR)
@@ -78,8 +75,7 @@ def show(session: CommandContext, name: str | None) -> None:
         ("fingerprint", mine.pair.public.fingerprint),
         ("registered", "no"),
     ]
-    session.out.thing(_public_identity(mine), pairs, quietly=str(mine.key_id), least=FACTS)
-    session.out.note(_next_step(local))
+    _print_unregistered(session, mine, pairs)
 
 
 @command.verb(example="angelia agent register --as alice", needs=Needs.SERVER | Needs.AGENT)
@@ -130,27 +126,22 @@ def _enrol(
     if identity.id != agent.id and not chain:
         _remember(session, identity, agent)
     pairs.append(("registered", str(agent.id)))
+    go_on = f"`angelia agent register --as {identity.name}`"
     try:
         agent = agent if agent.handle == wanted else client.agents.claim_handle(wanted)
-    except AngeliaError as error:
-        session.out.thing(agent, pairs, quietly=str(agent.id), least=FACTS)
-        if isinstance(error, AlreadyExists):
-            local = identity.name
-            another = f"`angelia agent handle OTHER --as {local}`, then `angelia key publish --as {local}`"
-            error.hint = _OTHER_AGENT if chain else another
-        else:
-            error.hint = f"the agent is registered; go on with `angelia agent register --as {identity.name}`"
-        raise
-    registered = _remember(session, identity, agent)
-    pairs.append(_handle_fact(agent))
-    try:
+        registered = _remember(session, identity, agent)
+        pairs.append(_handle_fact(agent))
+        go_on = f"`angelia key publish --as {identity.name}`"
         mailbox = session.mailbox_of(registered)
         pairs += publish_first(session.as_agent(mailbox), mailbox)
     except AngeliaError as error:
-        session.out.thing(agent, pairs, quietly=str(agent.id), least=FACTS)
-        error.hint = f"the agent is registered; go on with `angelia key publish --as {identity.name}`"
+        error.hint = f"the agent is registered; go on with {go_on}"
+        if isinstance(error, AlreadyExists) and agent.handle != wanted:
+            another = f"`angelia agent handle OTHER --as {identity.name}`"
+            error.hint = _OTHER_AGENT if chain else f"{another}, then `angelia key publish --as {identity.name}`"
         raise
-    session.out.thing(agent, pairs, quietly=str(agent.id), least=FACTS)
+    finally:
+        session.out.thing(agent, pairs, quietly=str(agent.id), least=FACTS)
 
 
 def _chain(session: CommandContext, identity: Identity) -> list[Link]:
@@ -202,7 +193,13 @@ def _show_other(session: CommandContext, name: str) -> None:
     if session.token is None and is_id(name):
         profile = session.as_anyone().agents.profile(name)
         _refuse_another(name, str(profile.id))
-        _print_profile(session, profile)
+        pairs = [
+            ("id", str(profile.id)),
+            ("name", profile.name),
+            ("public key", base64.b64encode(profile.public_key).decode()),
+            ("registered", full(profile.joined_at)),
+        ]
+        session.out.thing(profile, pairs, quietly=str(profile.id), least=FACTS)
     else:
         agent = session.as_operator().agents.show(name)
         _refuse_another(name, agent.handle, str(agent.id))
@@ -231,26 +228,14 @@ def _print_agent(session: CommandContext, agent: AgentRecord, fingerprint: str |
     session.out.thing(agent, pairs, quietly=str(agent.id), least=FACTS)
 
 
-def _print_profile(session: CommandContext, profile: AgentProfile) -> None:
-    pairs = [
-        ("id", str(profile.id)),
-        ("name", profile.name),
-        ("public key", base64.b64encode(profile.public_key).decode()),
-        ("registered", full(profile.joined_at)),
-    ]
-    session.out.thing(profile, pairs, quietly=str(profile.id), least=FACTS)
-
-
 def _handle_fact(agent: AgentRecord) -> tuple[str, str]:
     return ("handle", f"{agent.handle} (claimed; a handle is for ever)")
 
 
-def _next_step(name: str) -> str:
-    alone = f"without a server: angelia key publish --out FILE --as {name}"
-    return f"next: angelia agent register --as {name}; {alone}"
-
-
-def _public_identity(identity: Identity) -> PublicIdentity:
+def _print_unregistered(session: CommandContext, identity: Identity, pairs: list[tuple[str, str]]) -> None:
     from angelia.mailbox.identity import PublicIdentity
 
-    return PublicIdentity(handle=identity.handle, public_key=identity.public_key, key_id=identity.key_id)
+    public = PublicIdentity(handle=identity.handle, public_key=identity.public_key, key_id=identity.key_id)
+    session.out.thing(public, pairs, quietly=str(identity.key_id), least=FACTS)
+    alone = f"without a server: angelia key publish --out FILE --as {identity.name}"
+    session.out.note(f"next: angelia agent register --as {identity.name}; {alone}")

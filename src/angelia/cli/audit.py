@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import time
 from typing import TYPE_CHECKING
@@ -10,25 +11,25 @@ from uuid import UUID
 import click
 import msgspec
 
-from angelia.cli import archived_audit
-from angelia.cli.archived_audit import Archived
 from angelia.cli.command_context import CommandContext
 from angelia.cli.errors import Usage
 from angelia.cli.flags import Needs, message_uuid
 from angelia.cli.grammar import Noun
-from angelia.cli.paging import Page, short, show_list
+from angelia.cli.paging import server_pages, short, show_list
 from angelia.cli.progress import ProgressBar
 from angelia.cli.tables import Column, counted
 from angelia.cli.times import full
-from angelia.errors import AuditBroken, NotFound
+from angelia.errors import AngeliaError, AuditBroken, NotFound
 
 if TYPE_CHECKING:
-    from angelia.audit.model import ChainEntry, Checkpoint, Fault, StoredEvent, Verdict
+    from angelia.audit.model import ChainEntry, Checkpoint, Fault, Floor, StoredEvent, Verdict
     from angelia.client import Client
     from angelia.keys.api import NodeRecord
+    from angelia.stores.objects import Objects
 
 PAGE = 1_000
 _ON_ITS_WAY_SECONDS = 2.5  # a checkpoint is handed to the witness by the next tick, a second later
+_READS_ARCHIVE = ("pyarrow", "deltalake")
 _ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 command = Noun("audit", "what happened: show it, verify that it was not changed")
@@ -86,19 +87,15 @@ def show(
         return
     if around is not None:
         raise Usage("--around needs a POSITION", hint="angelia audit show 41207 --around 3")
-
-    def fetch(cursor: str | None, limit: int) -> Page[StoredEvent]:
-        page = client.audit.events(
-            type=event_type,
-            actor=actor,
-            message_id=message,
-            since=session.shared.since,
-            until=session.shared.until,
-            cursor=cursor,
-            limit=limit,
-        )
-        return Page(page.events, page.next)
-
+    fetch = server_pages(
+        client.audit.events,
+        lambda page: page.events,
+        type=event_type,
+        actor=actor,
+        message_id=message,
+        since=session.shared.since,
+        until=session.shared.until,
+    )
     show_list(session, fetch, _EVENTS, nothing="no such events", hint="widen it: angelia audit show --since 7d")
 
 
@@ -136,18 +133,61 @@ def _verified(session: CommandContext, client: Client, witness: str | None, lake
         strays += outside.strays
         tail = outside.tail
     verdict = verifier.finish(page.sealed_to, strays, tail)
-    if not verdict.archived:
-        return verdict
-    return _with_archive(verdict, archived_audit.look(session, page.floor, node.key_id, lake))
+    return _with_archive(session, verdict, page.floor, node.key_id, lake) if verdict.archived else verdict
 
 
-def _with_archive(verdict: Verdict, archived: Archived) -> Verdict:
+def _with_archive(
+    session: CommandContext, verdict: Verdict, floor: Floor, node_key_id: UUID, lake: str | None
+) -> Verdict:
+    """The verdict, after the last entry that left the ledger was compared with the archive's."""
+    missing = [name for name in _READS_ARCHIVE if importlib.util.find_spec(name) is None]
+    if missing:
+        return _unread(verdict, f"{missing[0]} is not installed here")
+    if lake is None and session.settings.lake is None and not _is_the_servers(session, node_key_id):
+        return _unread(verdict, "it lies with the server; --lake names it")
+    from deltalake.exceptions import DeltaError
+    from pyarrow.lib import ArrowException
+
+    from angelia.cli.pipeline_environment import PipelineFlags
+
+    try:
+        return _compared_with_archive(verdict, PipelineFlags(lake=lake).archive(session.settings), floor)
+    except AngeliaError as error:
+        return _unread(verdict, error.message)
+    except (DeltaError, ArrowException, OSError) as error:
+        return _unread(verdict, str(error).partition("\n")[0])
+
+
+def _compared_with_archive(verdict: Verdict, objects: Objects, floor: Floor) -> Verdict:
     from angelia.audit.model import Fault
+    from angelia.pipeline.lake.audit_chain import archive_floor, entry_hash
 
-    broken = [*verdict.broken]
-    if archived.wrong is not None:
-        broken.append(Fault(position=verdict.archived, event_id=None, what=archived.wrong))
-    return msgspec.structs.replace(verdict, broken=broken, unproven=archived.unproven)
+    begins = archive_floor(objects)
+    present = begins.entry_hash if begins.position == floor.position else entry_hash(objects, floor.position)
+    if present == floor.entry_hash and begins.position < floor.position:
+        return verdict
+    if present is not None and present != floor.entry_hash:
+        wrong = "is another one in the archive than the ledger says"
+    elif begins.position >= floor.position:
+        # A new archive, or one whose entries of that time were removed by retention.
+        return msgspec.structs.replace(verdict, unproven="which begins behind them")
+    else:
+        wrong = f"is said to have left for the archive, and {objects.root} does not have it"
+    fault = Fault(position=verdict.archived, event_id=None, what=wrong)
+    return msgspec.structs.replace(verdict, broken=[*verdict.broken, fault])
+
+
+def _is_the_servers(session: CommandContext, node_key_id: UUID) -> bool:
+    """Whether this machine's data directory belongs to the server that was asked."""
+    from angelia.envelope.ids import KeyType, key_id
+    from angelia.keys.node_key import public_key_in
+
+    local = public_key_in(session.settings.data_dir)
+    return local is not None and key_id(KeyType.ED25519, local) == node_key_id
+
+
+def _unread(verdict: Verdict, why: str) -> Verdict:
+    return msgspec.structs.replace(verdict, unproven=f"which was not read: {why}")
 
 
 def _witnessed(place: str, node: NodeRecord) -> list[Checkpoint]:
@@ -209,6 +249,8 @@ def _error(first: Fault, verdict: Verdict) -> AuditBroken:
 
 
 def _show_entries(session: CommandContext, client: Client, position: int, around: int | None) -> None:
+    from angelia.audit.model import ChainEntry
+
     reach = around or 0
     first = max(1, position - reach)
     page = client.audit.chain(after=first - 1, limit=position + reach - first + 1)
@@ -217,8 +259,9 @@ def _show_entries(session: CommandContext, client: Client, position: int, around
         there = {entry.position: entry for entry in entries}
         first = max(first, page.floor.position + 1)
         last = min(position + reach, max(page.sealed_to, *there, 0))
-        missing = [_missing(number) for number in range(first, last + 1) if number not in there]
-        session.out.rows(sorted([*entries, *missing], key=lambda entry: entry.position), _ENTRIES)
+        for number in {*range(first, last + 1)} - {*there}:  # each gap is a line of the table
+            there[number] = ChainEntry(position=number, event_id=UUID(int=0), entry_hash="", event=None)
+        session.out.rows([there[number] for number in sorted(there)], _ENTRIES)
         return
     if position <= page.floor.position:
         raise NotFound(
@@ -257,11 +300,6 @@ def _position(text: str) -> int:
     if not digits.isdecimal() or not digits.isascii() or int(digits) < 1:
         raise Usage(f"{text!r} is no position of the chain", hint="angelia audit show 41207 --around 3")
     return int(digits)
-
-
-def _missing(position: int) -> ChainEntry:
-    """A line for an entry that should be there."""
-    return ChainEntry(position=position, event_id=UUID(int=0), entry_hash="", event=None)
 
 
 def _fault(entry: ChainEntry) -> str:

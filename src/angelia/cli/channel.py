@@ -14,11 +14,11 @@ import click
 from angelia.cli.channel_output import facts_of, show_page, warn_unreached
 from angelia.cli.command_context import CommandContext
 from angelia.cli.confirm import Deed, may
-from angelia.cli.errors import Usage
+from angelia.cli.errors import Usage, one_of
 from angelia.cli.flags import Needs, message_uuid, seconds, span
 from angelia.cli.grammar import Noun
 from angelia.cli.message_body import compress_flag, message_options, pad_flag, priority_flag, read_body
-from angelia.cli.paging import SHORTEST_PREFIX, Page, ago, every, full_id, pages_of, short, show_list
+from angelia.cli.paging import SHORTEST_PREFIX, ago, every, full_id, pages_of, server_pages, short, show_list
 from angelia.cli.tables import Column, counted
 from angelia.cli.times import age
 from angelia.errors import AngeliaError, NotFound, Unavailable
@@ -80,11 +80,7 @@ def list_(session: CommandContext, owner: str | None, subscribed: bool) -> None:
         Column("KEEP", lambda c: age(timedelta(seconds=c.retention_seconds)), right=True),
         Column("AGE", lambda c: ago(c.created_at), right=True),
     ]
-
-    def fetch(cursor: str | None, limit: int) -> Page[Channel]:
-        page = client.channels.list(owner=owner, subscribed=subscribed, cursor=cursor, limit=limit)
-        return Page(page.channels, page.next)
-
+    fetch = server_pages(client.channels.list, lambda page: page.channels, owner=owner, subscribed=subscribed)
     show_list(session, fetch, columns, nothing="no channels yet", hint="angelia channel create NAME --policy open")
 
 
@@ -216,7 +212,7 @@ def sign(session: CommandContext, name: str) -> None:
     proposal = client.channels.propose_roster(session.mailbox, name)
     found, ref = proposal.channel, _reference(name, proposal.channel)
     if not session.shared.json:
-        session.out.rows(proposal.members, _member_columns())
+        session.out.rows(proposal.members, _MEMBERS)
     if proposal.by_server:
         session.out.note("warning: this list and the policy are the server's word; sign them only if they are yours")
     what = f"{found.name} as {proposal.policy.value} with {counted(len(proposal.members), 'member')}"
@@ -281,15 +277,9 @@ def publish(
         error.hint = f"say it again with --id {options['message_id']}, and it is published once; {error.hint}"
         raise
     published, size = posted.published, len(posted.envelope.wire)
-    if session.shared.json:
-        session.out.records([published])
-    elif session.shared.quiet:
-        session.out.line(str(published.offset))
-    else:
-        session.out.line(
-            f"published in {found.name} at offset {published.offset}, sealed (epoch {posted.channel.epoch}, "
-            f"Ed25519 + ML-DSA-65), {size:,} bytes"
-        )
+    sealed = f"sealed (epoch {posted.channel.epoch}, Ed25519 + ML-DSA-65), {size:,} bytes"
+    text = f"published in {found.name} at offset {published.offset}, {sealed}"
+    session.out.done(published, text, quietly=str(published.offset))
     warn_unreached(session, posted.unreached)
 
 
@@ -337,7 +327,7 @@ def tail(
             _share(session, client, found, ref)
     if not shown:
         session.out.note("nothing new; -f waits for what comes")
-    return codes.pop() if len(codes) == 1 else min(len(codes), 1)
+    return one_of(codes)
 
 
 def _share(session: CommandContext, client: Client, found: ChannelView, ref: str | UUID) -> None:
@@ -365,15 +355,7 @@ def _show_allowed(session: CommandContext, client: Client, found: ChannelView, r
     if roster is None:
         session.out.note(f"{found.owner_nhi} has signed no list yet; angelia channel sign {found.channel_name}")
     rows = [] if roster is None else list(roster.members)
-    show_list(session, pages_of(rows), _member_columns(), nothing=f"nobody is listed in {found.name}", hint=hint)
-
-
-def _member_columns() -> list[Column[Member]]:
-    return [
-        Column("AGENT", lambda e: e.nhi, long=True),
-        Column("LISTEN", lambda e: "yes" if e.may_subscribe else "no"),
-        Column("PUBLISH", lambda e: "yes" if e.may_publish else "no"),
-    ]
+    show_list(session, pages_of(rows), _MEMBERS, nothing=f"nobody is listed in {found.name}", hint=hint)
 
 
 def _done(what: str, channel: ChannelView, agent: str | None = None) -> dict[str, object]:
@@ -396,8 +378,12 @@ def _look_up(session: CommandContext, name: str) -> tuple[Client, ChannelView, s
 def _named(client: Client, name: str, find: Callable[[str | UUID], ChannelView]) -> tuple[ChannelView, str | UUID]:
     try:
         found = find(name)
-    except NotFound as unknown:
-        found = find(_whole_id(client, name, unknown))
+    except NotFound:
+        if _PREFIX.fullmatch(name.lower()) is None:
+            raise
+        channels = every(server_pages(client.channels.list, lambda page: page.channels))
+        known = [str(one.channel_id) for one in channels]
+        found = find(UUID(full_id(name, known, "channel", "angelia channel list")))
     return found, _reference(name, found)
 
 
@@ -407,14 +393,8 @@ def _reference(name: str, found: ChannelView) -> str | UUID:
     return found.channel_id if by_id else found.name
 
 
-def _whole_id(client: Client, name: str, unknown: NotFound) -> UUID:
-    """The id that begins with `name`; raises `unknown` if no id can."""
-    if _PREFIX.fullmatch(name.lower()) is None:
-        raise unknown
-
-    def fetch(cursor: str | None, limit: int) -> Page[Channel]:
-        page = client.channels.list(cursor=cursor, limit=limit)
-        return Page(page.channels, page.next)
-
-    known = [str(one.channel_id) for one in every(fetch)]
-    return UUID(full_id(name, known, "channel", "angelia channel list"))
+_MEMBERS: list[Column[Member]] = [
+    Column("AGENT", lambda e: e.nhi, long=True),
+    Column("LISTEN", lambda e: "yes" if e.may_subscribe else "no"),
+    Column("PUBLISH", lambda e: "yes" if e.may_publish else "no"),
+]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from angelia.cli.command_context import CommandContext
 from angelia.cli.errors import exit_code
-from angelia.cli.mail_output import body_members
+from angelia.cli.mail_output import body_members, message_record
 from angelia.cli.paging import ago
 from angelia.cli.tables import counted
 from angelia.cli.times import age, full
@@ -28,19 +28,8 @@ def print_post(session: CommandContext, message: ChannelMessage, *, alone: bool 
     printed `alone`."""
     text, members = body_members(message.body)
     if session.shared.json:
-        record = {
-            "channel_id": message.channel_id,
-            "offset": message.offset,
-            "replay_key": message.replay_key,
-            "message_id": message.message_id,
-            "sender": message.sender,
-            "fingerprint": message.sender_fingerprint,
-            "created_at": message.created_at,
-            "priority": message.priority,
-            **({"correlation_id": message.correlation_id} if message.correlation_id else {}),
-            **members,
-        }
-        session.out.records([record])
+        place = {"channel_id": message.channel_id, "offset": message.offset}
+        session.out.records([place | message_record(message, members)])
         return
     about, size = f"{full(message.created_at)[11:]}  {message.offset}  {message.sender}", f"{len(message.body):,} bytes"
     if text is None and alone and session.out.raw(message.body):
@@ -77,12 +66,13 @@ def warn_unreached(session: CommandContext, unreached: dict[str, AngeliaError]) 
 
 def facts_of(channel: ChannelView, roster: Roster | None) -> list[tuple[str, str]]:
     held = channel.subscription
+    rights = [word for word, has in (("subscribe", channel.may_subscribe), ("publish", channel.may_publish)) if has]
     pairs = [
         ("channel", channel.name),
         ("id", str(channel.channel_id)),
         ("policy", channel.policy.value),
         ("roster", _roster(channel, roster)),
-        ("you may", ", ".join(_rights(channel)) or "nothing"),
+        ("you may", ", ".join(rights) or "nothing"),
         ("subscribed", "no" if held is None else f"{held.status.value}, after offset {held.last_offset}"),
         ("messages", _messages(channel)),
         ("subscribers", f"{channel.total_subscribers:,} of {channel.max_subscribers:,}"),
@@ -112,10 +102,6 @@ def _messages(channel: ChannelView) -> str:
     if channel.first_offset < channel.next_offset:
         return f"{channel.total_messages:,}, offsets {channel.first_offset} to {channel.next_offset - 1} are kept"
     return f"{channel.total_messages:,}, none is kept any more" if channel.total_messages else "none, it is empty"
-
-
-def _rights(channel: ChannelView) -> list[str]:
-    return [word for word, has in (("subscribe", channel.may_subscribe), ("publish", channel.may_publish)) if has]
 
 
 def _epoch(channel: ChannelView) -> str:

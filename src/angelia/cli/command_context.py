@@ -11,8 +11,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from angelia.cli.errors import Usage
 from angelia.cli.flags import SharedFlags
@@ -37,12 +36,8 @@ class CommandContext:
         self._open = ExitStack()
         self._fell_back: set[str] = set()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Closes the clients and mailboxes that the command opened."""
         self._open.close()
 
     @cached_property
@@ -149,7 +144,10 @@ class CommandContext:
         if name is not None:
             return name
         if wanted:
-            raise _unknown(wanted, names, home)
+            near = difflib.get_close_matches(wanted, names, n=1)
+            meant = f"did you mean --as {near[0]}? " if near else ""
+            known = f"{meant}here are: {_listed(names)}" if names else f"angelia agent new {wanted}"
+            raise NotFound(f"the agent {wanted} has no keys in {home}", hint=known)
         if not names:
             raise Usage(f"no agent has keys in {home}", hint="angelia agent new NAME --register")
         raise Usage(f"{len(names)} agents have keys here: {_listed(names)}", hint=f"say which: --as {names[0]}")
@@ -275,20 +273,10 @@ def _same_place(url: str, running: str) -> bool:
 
 
 def _first_line(path: Path) -> str:
-    try:
-        token = path.read_text("utf-8").strip().partition("\n")[0].strip()
-    except UnicodeDecodeError as error:
-        raise Usage(f"{path} holds no token") from error
+    token = path.read_text("utf-8", "replace").strip().partition("\n")[0].strip()
     if not token.isascii() or not token.isprintable() or not token:
         raise Usage(f"{path} holds no token")
     return token
-
-
-def _unknown(wanted: str, names: list[str], home: Path) -> NotFound:
-    near = difflib.get_close_matches(wanted, names, n=1)
-    meant = f"did you mean --as {near[0]}? " if near else ""
-    known = f"{meant}here are: {_listed(names)}" if names else f"angelia agent new {wanted}"
-    return NotFound(f"the agent {wanted} has no keys in {home}", hint=known)
 
 
 def _listed(names: list[str], most: int = 10) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Iterator
 
-_SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 # Joiners shape letters and emoji in honest text; the other format characters reorder or hide.
 _JOINERS = "\u200c\u200d"
 # Blank, though their Unicode category is a letter's.
@@ -72,12 +71,7 @@ def _acts_or_hides(c: str) -> bool:
 
 
 def _shown(c: str) -> str:
-    if c in _SHORT:
-        return _SHORT[c]
-    point = ord(c)
-    if point < 0x100:
-        return f"\\x{point:02x}"
-    return f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
+    return c.encode("unicode_escape").decode()
 
 
 def _as_json(c: str) -> str:

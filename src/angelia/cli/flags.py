@@ -16,8 +16,6 @@ from angelia.cli.times import parse_duration, parse_time
 from angelia.errors import AngeliaError, InvalidArgument
 
 PAGE = 50
-
-
 _SHORTEST, _LONGEST = timedelta(seconds=1), timedelta(days=3650)
 
 
@@ -34,7 +32,7 @@ class Needs(Flag):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedFlags:
+class SharedFlags(Manner):
     """The values of the shared flags; those that a verb does not take keep their defaults."""
 
     url: str | None = None
@@ -50,14 +48,6 @@ class SharedFlags:
     until: datetime | None = None
     yes: bool = False
     dry_run: bool = False
-    json: bool = False
-    quiet: bool = False
-    verbose: bool = False
-    color: str = "auto"
-
-    @property
-    def manner(self) -> Manner:
-        return Manner(json=self.json, quiet=self.quiet, verbose=self.verbose, color=self.color)
 
 
 def moment(text: str) -> datetime:

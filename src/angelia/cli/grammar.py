@@ -10,6 +10,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec
 
@@ -76,7 +77,7 @@ class VerbCommand(click.Command):
         shared = flags.take(ctx.params)
         if self.callback is None:
             return None
-        with CommandContext(shared, Output(shared.manner)) as session:
+        with closing(CommandContext(shared, Output(shared))) as session:
             session.out.aim = lambda text: aimed(text, ctx.find_root().command, lambda: session.said)
             named = [ctx.params[p.name] for p in self.own if isinstance(p, click.Argument) and p.name]
             try:
@@ -107,15 +108,9 @@ class Noun(click.Group):
 
     def verb(
         self, *, example: str, needs: Needs = Needs.NOTHING, name: str | None = None
-    ) -> Callable[[Action[P]], VerbCommand]:
+    ) -> Callable[[Action[P]], click.Command]:
         """Makes a function one of this noun's verbs; click's own decorators declare its parameters."""
-
-        def declare(action: Action[P]) -> VerbCommand:
-            verb = click.command(name, cls=VerbCommand, example=example, needs=needs)(action)
-            self.add_command(verb)
-            return verb
-
-        return declare
+        return self.command(name, cls=VerbCommand, example=example, needs=needs)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -134,8 +129,13 @@ class Noun(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in self.commands and not ctx.resilient_parsing:
-            raise self._unknown_verb(args[0], ctx)
+        word = args[0]
+        if word not in self.commands and not ctx.resilient_parsing:
+            message = f"`{ctx.command_path}` has no verb {word!r}"
+            for meant in _SYNONYMS.get(word, ()):
+                if meant.partition(" ")[0] in self.commands:
+                    raise Usage(message, hint=f"did you mean `{ctx.command_path} {meant}`?")
+            raise unknown(message, word, ctx, self.commands)
         return super().resolve_command(ctx, args)
 
     def get_help(self, ctx: click.Context) -> str:
@@ -149,13 +149,6 @@ class Noun(click.Group):
             )
         )
 
-    def _unknown_verb(self, word: str, ctx: click.Context) -> Usage:
-        message = f"`{ctx.command_path}` has no verb {word!r}"
-        for meant in _SYNONYMS.get(word, ()):
-            if meant.partition(" ")[0] in self.commands:
-                return Usage(message, hint=f"did you mean `{ctx.command_path} {meant}`?")
-        return unknown(message, word, ctx, self.commands)
-
     def all_options(self) -> Iterator[click.Option]:
         """Every option of every verb. An option that takes a value does so in all verbs."""
         for command in self.commands.values():
@@ -166,7 +159,7 @@ class Noun(click.Group):
 
     def _verb_position(self, ctx: click.Context, args: list[str]) -> int | None:
         """The index of the verb, which flags and their values may precede."""
-        takes_value = {name: not o.is_flag for o in self.all_options() for name in (*o.opts, *o.secondary_opts)}
+        takes_value = {name: not option.is_flag for option in self.all_options() for name in option.opts}
         takes_value |= dict.fromkeys(_SETTINGS["help_option_names"], False)
         at = 0
         while at < len(args):
@@ -195,10 +188,9 @@ class Entry:
 class Root(click.Group):
     """All nouns. Each is in the module of its name, which is loaded when the noun is used."""
 
-    def __init__(self, about: str, entries: Iterable[Entry], package: str, version: str) -> None:
+    def __init__(self, about: str, entries: Iterable[Entry], version: str) -> None:
         super().__init__("angelia", help=about, context_settings=_SETTINGS, no_args_is_help=False)
         self._entries = {entry.name: entry for entry in entries}
-        self._package = package
         self._version = version
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -207,7 +199,7 @@ class Root(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self._entries:
             return None
-        command: click.Command = importlib.import_module(f"{self._package}.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"angelia.cli.{cmd_name}").command
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import click
@@ -11,7 +10,7 @@ from angelia.cli import flags
 from angelia.cli.command_context import CommandContext
 from angelia.cli.flags import Needs
 from angelia.cli.grammar import Noun
-from angelia.cli.paging import Page, ago, show_list, until
+from angelia.cli.paging import ago, server_pages, show_list, until
 from angelia.cli.tables import Column
 from angelia.cli.times import full
 
@@ -31,23 +30,17 @@ def blocks(session: CommandContext) -> None:
         Column("BLOCKED", lambda b: ago(b.blocked_at), right=True),
         Column("ENDS", lambda b: until(b.expires_at), right=True),
     ]
-    client = session.as_operator()
-
-    def fetch(cursor: str | None, limit: int) -> Page[Block]:
-        page = client.guard.blocks(cursor=cursor, limit=limit)
-        return Page(page.blocks, page.next, page.total)
-
+    fetch = server_pages(session.as_operator().guard.blocks, lambda page: page.blocks)
     show_list(session, fetch, columns, nothing="no blocked addresses", hint="angelia guard block ADDRESS --expires 1d")
 
 
 @command.verb(example="angelia guard block 203.0.113.7 --expires 1d", needs=Needs.SERVER | Needs.OPERATOR)
 @click.argument("address", metavar="ADDRESS", type=flags.address)
 @click.option("--reason", metavar="TEXT", help="why, for the readers of the list")
-@click.option("--expires", type=flags.span, metavar="D", help="for how long, such as 1d (until it is unblocked)")
-def block(session: CommandContext, address: str, reason: str | None, expires: timedelta | None) -> None:
+@click.option("--expires", type=flags.seconds, metavar="D", help="for how long, such as 1d (until it is unblocked)")
+def block(session: CommandContext, address: str, reason: str | None, expires: int | None) -> None:
     """Refuse every request from an address."""
-    seconds = None if expires is None else int(expires.total_seconds())
-    made = session.as_operator().guard.block(address, reason=reason or "", expires_in=seconds)
+    made = session.as_operator().guard.block(address, reason=reason or "", expires_in=expires)
     end = "until it is unblocked" if made.expires_at is None else f"until {full(made.expires_at)}"
     session.out.done(made, f"blocked {made.address} {end}")
 

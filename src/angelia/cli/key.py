@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import click
@@ -17,8 +17,8 @@ from angelia.cli.confirm import Deed, may
 from angelia.cli.errors import ConfirmationRequired, Usage
 from angelia.cli.flags import Needs, moment
 from angelia.cli.grammar import Noun
+from angelia.cli.mail_files import chain_in, handing_over, not_known, refuse_unregistered
 from angelia.cli.paging import ago, full_id
-from angelia.cli.public_files import chain_in, handing_over, not_known, refuse_unregistered
 from angelia.cli.times import full
 from angelia.errors import AngeliaError, Conflict, KeyNotFound
 
@@ -29,28 +29,12 @@ if TYPE_CHECKING:
     from angelia.mailbox.mailbox import Mailbox
     from angelia.mailbox.pinned_keys import Pin
 
+# The width of `fingerprint`, so that all facts about an agent stand in one column.
 FACTS = 11
 _SUITES = {1: "ML-KEM-768", 2: "X-Wing", 4: "channels"}
 _file = click.Path(path_type=Path, dir_okay=False)
 
 command = Noun("key", "publish, show, rotate, revoke and pin keys")
-
-
-class KeyState(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What `--json` says of an agent's keys."""
-
-    handle: str
-    fingerprint: str
-    signer_id: str
-    bundle_version: int
-    bundle_id: str
-    issued_at: datetime
-    expires_at: datetime
-    suites: list[int]
-    kem_keys: list[dict[str, str]]
-    one_time_keys: int | None = None
-    trusted_by: str | None = None
-    pinned_at: datetime | None = None
 
 
 @command.verb(example="angelia key publish --as alice", needs=Needs.SERVER | Needs.AGENT)
@@ -63,12 +47,12 @@ def publish(session: CommandContext, out: Path | None) -> None:
     mailbox = session.mailbox
     done: PublicationAnswer | None = None
     with handing_over(out) as file:
-        if file is None:
+        if out is None:
             refuse_unregistered(mailbox)
             done = session.as_agent(mailbox).keys.publish(mailbox)
         else:
             _make_first(mailbox)
-            _write_chain(mailbox, file)
+        file.write(_chain(mailbox))
     _say_published(session, mailbox, done, [], out)
 
 
@@ -82,12 +66,8 @@ def show(session: CommandContext, name: str | None) -> None:
         return
     bundle, revoked = _seen(session, mailbox, name)
     pin = mailbox.pinned_keys.pin(bundle.agent_nhi)
-    state = _state(bundle, revoked)
-    if pin is not None:
-        state.trusted_by, state.pinned_at = pin.trusted_by.value, pin.pinned_at
-    session.out.thing(
-        state, [*_facts(bundle, revoked), ("pinned", _pinned(pin, bundle))], quietly=state.fingerprint, least=FACTS
-    )
+    facts = [*_facts(bundle, revoked), ("pinned", _pinned(pin, bundle))]
+    session.out.thing(_state(bundle, revoked, pin), facts, quietly=bundle.signer.fingerprint, least=FACTS)
     if pin is None:
         session.out.note(f"next: compare the fingerprint with its owner, then `angelia key pin {bundle.agent_nhi}`")
 
@@ -117,13 +97,14 @@ def rotate(
     mailbox = session.mailbox
     if emergency != bool(why) or (stolen_since and not emergency):
         raise Usage("--emergency and --why go together", hint='angelia key rotate --emergency --why "laptop lost"')
-    if emergency and not may(session, _emergency(session, mailbox)):
+    all_keys = f"all keys of {mailbox.identity.handle} (mail that is still sealed to them will not open)"
+    if emergency and not may(session, _revocation(session, mailbox, all_keys)):
         return
     if session.shared.dry_run:
         raise Usage("--dry-run goes with --emergency; nothing else is destroyed here")
     done: PublicationAnswer | None = None
     with handing_over(out) as file:
-        if file is None:
+        if out is None:
             refuse_unregistered(mailbox)
         if mailbox.identity.id is None:
             # The server never saw these keys; it gets the whole chain when the agent registers.
@@ -138,8 +119,7 @@ def rotate(
             done = client.keys.emergency_rotate(mailbox, why=str(why), compromised_since=stolen_since)
         else:
             done = session.as_agent(mailbox).keys.rotate(mailbox, signer=signer)
-        if file is not None:
-            _write_chain(mailbox, file)
+        file.write(_chain(mailbox))
     old = "destroyed" if emergency else "open what is under way for 7d 1h 5m more"
     _say_published(session, mailbox, done, [("old keys", old)], out)
 
@@ -161,8 +141,7 @@ def revoke(session: CommandContext, key_id: str) -> None:
             hint='replace it: angelia key rotate --emergency --why "…"',
         )
     what = f"the key {chosen[:12]} (mail that is still sealed to it will not open)"
-    deed = Deed(verb="revoke", doing="revoking", what=what, look="angelia key show", where=_where(session, mailbox))
-    if not may(session, deed):
+    if not may(session, _revocation(session, mailbox, what)):
         return
     record: object = {"key_id": chosen, "status": "revoked"}
     if mailbox.identity.id is not None:
@@ -202,9 +181,7 @@ def pin(session: CommandContext, name: str, file: Path | None, fingerprint: str 
         agreed = True
     pinned = mailbox.pinned_keys.trust(links[-1], times.now(), revoked) if agreed else mailbox.pinned_keys.pin(handle)
     assert pinned is not None
-    state = _state(newest, revoked or ())
-    state.trusted_by, state.pinned_at = pinned.trusted_by.value, pinned.pinned_at
-    session.out.done(state, f"pinned {handle}: {pinned.fingerprint}")
+    session.out.done(_state(newest, revoked or (), pinned), f"pinned {handle}: {pinned.fingerprint}")
     if pinned.trusted_by.value == "first_use":
         session.out.note("believed at first use; when its owner has told you the same, add --fingerprint F")
     if before is not None and before.fingerprint != found and pinned.trusted_by.value == "operator":
@@ -235,10 +212,11 @@ def _make_first(mailbox: Mailbox) -> None:
         rotation.finish(times.now(), link)
 
 
-def _write_chain(mailbox: Mailbox, file: BinaryIO) -> None:
+def _chain(mailbox: Mailbox) -> bytes:
+    """The agent's bundles as the file that it hands over."""
     from angelia.mailbox import bundle_file
 
-    file.write(bundle_file.encode(mailbox.own_keys.chain()))
+    return bundle_file.encode(mailbox.own_keys.chain())
 
 
 def _say_published(
@@ -255,10 +233,11 @@ def _say_published(
         *more,
         ("fingerprint", link.bundle.signer.fingerprint + (" (new)" if more and link.statement else "")),
     ]
-    state = _state(link.bundle, one_time_keys=left)
-    session.out.thing(state, pairs, quietly=state.bundle_id if out is None else str(out), least=FACTS)
+    quietly = link.bundle.hash.hex() if out is None else str(out)
+    session.out.thing(_state(link.bundle, one_time_keys=left), pairs, quietly=quietly, least=FACTS)
     if out is not None:
-        session.out.note(f"next: hand over {out}, and whoever gets it runs `angelia key pin {state.handle} {out.name}`")
+        pins = f"`angelia key pin {link.bundle.agent_nhi} {out.name}`"
+        session.out.note(f"next: hand over {out}, and whoever gets it runs {pins}")
 
 
 def _show_own(session: CommandContext, mailbox: Mailbox) -> None:
@@ -270,7 +249,7 @@ def _show_own(session: CommandContext, mailbox: Mailbox) -> None:
         kind = "an emergency is" if plan.emergency else ""
         pairs.append(("rotation", f"{kind} under way; `angelia key publish` finishes it".lstrip()))
     state = _state(link.bundle, revoked, one_time_keys=left)
-    session.out.thing(state, pairs, quietly=state.fingerprint, least=FACTS)
+    session.out.thing(state, pairs, quietly=link.bundle.signer.fingerprint, least=FACTS)
 
 
 def _server_says(session: CommandContext, mailbox: Mailbox) -> tuple[int | None, list[UUID], str]:
@@ -287,10 +266,8 @@ def _server_says(session: CommandContext, mailbox: Mailbox) -> tuple[int | None,
 
 def _seen(session: CommandContext, mailbox: Mailbox, name: str) -> tuple[Bundle, list[UUID]]:
     """The bundle of another agent: the server's newest, or the copy here of an agent that is on no server."""
-    if mailbox.identity.id is None:
-        known = mailbox.pinned_keys.bundle(name, times.now(), max_age=None)
-        if known is None:
-            raise not_known(name)
+    known = mailbox.pinned_keys.bundle(name, times.now(), max_age=None)
+    if mailbox.identity.id is None and known is not None:
         return known.bundle, list(known.revoked)
     links, revoked = _presented(session, mailbox, name, None)
     return links[-1].bundle, revoked or []
@@ -368,14 +345,9 @@ def _own(mailbox: Mailbox) -> Link:
     return link
 
 
-def _emergency(session: CommandContext, mailbox: Mailbox) -> Deed:
-    what = f"all keys of {mailbox.identity.handle} (mail that is still sealed to them will not open)"
-    where = _where(session, mailbox)
+def _revocation(session: CommandContext, mailbox: Mailbox, what: str) -> Deed:
+    where = "this machine" if mailbox.identity.id is None else session.url
     return Deed(verb="revoke", doing="revoking", what=what, look="angelia key show", where=where)
-
-
-def _where(session: CommandContext, mailbox: Mailbox) -> str:
-    return "this machine" if mailbox.identity.id is None else session.url
 
 
 def _facts(bundle: Bundle, revoked: Collection[UUID] = ()) -> list[tuple[str, str]]:
@@ -399,25 +371,29 @@ def _status(entry: KemEntry, revoked: Collection[UUID]) -> str:
     return "revoked" if entry.key.key_id in revoked else entry.status.name.lower()
 
 
-def _state(bundle: Bundle, revoked: Collection[UUID] = (), one_time_keys: int | None = None) -> KeyState:
+def _state(
+    bundle: Bundle, revoked: Collection[UUID] = (), pin: Pin | None = None, one_time_keys: int | None = None
+) -> dict[str, object]:
+    """What `--json` says of an agent's keys."""
     from angelia.envelope.times import moment as at
     from angelia.keys.model import TYPE_NAMES
 
-    return KeyState(
-        handle=bundle.agent_nhi,
-        fingerprint=bundle.signer.fingerprint,
-        signer_id=str(bundle.signer.signer_id),
-        bundle_version=bundle.bundle_version,
-        bundle_id=bundle.hash.hex(),
-        issued_at=at(bundle.issued_at),
-        expires_at=at(bundle.not_after),
-        suites=_mask(bundle),
-        kem_keys=[
-            {"key_id": str(entry.key.key_id), "key_type": TYPE_NAMES[entry.key.kind], "status": _status(entry, revoked)}
+    return {
+        "handle": bundle.agent_nhi,
+        "fingerprint": bundle.signer.fingerprint,
+        "signer_id": bundle.signer.signer_id,
+        "bundle_version": bundle.bundle_version,
+        "bundle_id": bundle.hash.hex(),
+        "issued_at": at(bundle.issued_at),
+        "expires_at": at(bundle.not_after),
+        "suites": _mask(bundle),
+        "kem_keys": [
+            {"key_id": entry.key.key_id, "key_type": TYPE_NAMES[entry.key.kind], "status": _status(entry, revoked)}
             for entry in bundle.kem_keys
         ],
-        one_time_keys=one_time_keys,
-    )
+        **({} if one_time_keys is None else {"one_time_keys": one_time_keys}),
+        **({} if pin is None else {"trusted_by": pin.trusted_by, "pinned_at": pin.pinned_at}),
+    }
 
 
 def _mask(bundle: Bundle) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import timedelta
 from pathlib import Path
@@ -11,19 +12,17 @@ from uuid import UUID
 import click
 import msgspec
 
-from angelia.cli import allowlist, mail_lists, mail_server, times
+from angelia.cli import mail_files, mail_lists, mail_server, times
 from angelia.cli.command_context import CommandContext
 from angelia.cli.confirm import Deed, may
 from angelia.cli.errors import Usage, exit_code, one_of, report
 from angelia.cli.flags import Needs, moment, span
 from angelia.cli.grammar import Noun
-from angelia.cli.mail_files import received_from, sealed_by_hand
 from angelia.cli.mail_output import print_message, say_control, say_sealed, say_sent
 from angelia.cli.message_body import compress_flag, message_options, pad_flag, priority_flag, read_body
 from angelia.cli.paging import SHORTEST_PREFIX, Page, ago, short, show_list
-from angelia.cli.public_files import chain_in, handing_over, not_known, refuse_unregistered
 from angelia.cli.tables import Column, counted
-from angelia.errors import AngeliaError, NotFound
+from angelia.errors import AngeliaError, NotFound, ReceiptArchived
 
 if TYPE_CHECKING:
     from angelia.mailbox.inbox import Message
@@ -65,7 +64,7 @@ def send(
     if retry:
         if recipient is not None:
             raise Usage("--retry sends what waits, and takes no NAME", hint="angelia mail send --retry")
-        refuse_unregistered(session.mailbox, without="angelia mail send NAME --out FILE")
+        mail_files.refuse_unregistered(session.mailbox, without="angelia mail send NAME --out FILE")
         return mail_server.retry(session, session.mailbox)
     if recipient is None:
         context = click.get_current_context()
@@ -79,10 +78,9 @@ def send(
         say_sent(session, mail_server.send(client, mailbox, recipient, content, options))
         mail_server.deliver_due(session, client, mailbox)
         return 0
-    with handing_over(out) as file:
-        envelope = sealed_by_hand(session, mailbox, recipient, content, options)
-        if file is not None:
-            file.write(envelope.wire)
+    with mail_files.handing_over(out) as file:
+        envelope = mail_files.sealed_by_hand(session, mailbox, recipient, content, options)
+        file.write(envelope.wire)
     say_sealed(session, mailbox, envelope, out)
     return 0
 
@@ -97,16 +95,16 @@ def open_(session: CommandContext, what: str) -> None:
     path = Path(what)
     fresh = path.is_file()
     if fresh:
-        (received,) = received_from(session, mailbox, [path])
+        (received,) = mail_files.received_from(session, mailbox, [path])
         if isinstance(received, AngeliaError):
             raise received
         if received.control:
             say_control(session)
             return
-        opened = mailbox.inbox.read(received.message.replay_key, times.now())
+        id_ = received.message.replay_key
     else:
-        opened = mailbox.inbox.read(_id(what, or_file=True), times.now())
-    print_message(session, opened, fresh=fresh)
+        id_ = _id(what, or_file=True)
+    print_message(session, mailbox.inbox.read(id_, times.now()), fresh=fresh)
 
 
 @command.verb(example="angelia mail receive --wait", needs=Needs.SERVER | Needs.AGENT)
@@ -126,12 +124,12 @@ def receive(session: CommandContext, files: tuple[Path, ...], wait: str | None) 
     With FILE: open envelopes that were handed over."""
     if files:
         return _receive_files(session, files)
-    refuse_unregistered(session.mailbox, without="angelia mail receive FILE")
+    mail_files.refuse_unregistered(session.mailbox, without="angelia mail receive FILE")
     return mail_server.receive(session, session.mailbox, _wait(wait))
 
 
 def _receive_files(session: CommandContext, files: tuple[Path, ...]) -> int:
-    outcomes = received_from(session, session.mailbox, list(files))
+    outcomes = mail_files.received_from(session, session.mailbox, list(files))
     codes = set[int]()
     for file, one in zip(files, outcomes, strict=True):
         if not isinstance(one, AngeliaError):
@@ -143,7 +141,7 @@ def _receive_files(session: CommandContext, files: tuple[Path, ...]) -> int:
         codes.add(exit_code(one))
         if len(files) > 1 and str(file) not in one.message:
             one.message = f"{file}: {one.message}"
-        report(one, session.shared.manner, session.out.stderr)
+        report(one, session.shared, session.out.stderr)
     return one_of(codes)
 
 
@@ -174,7 +172,7 @@ def outbox(session: CommandContext) -> None:
     mailbox = session.mailbox
     if mailbox.identity.id is not None:
         mail_server.refresh_outbox(session, mailbox)
-    mail_lists.show_outbox(session, mailbox)
+    mail_lists.list_outbox(session, mailbox)
 
 
 @command.verb(example="angelia mail withdraw 5b0f3c9a71e2", needs=Needs.SERVER | Needs.AGENT)
@@ -228,13 +226,15 @@ def ack(session: CommandContext, id_: str, out: Path | None) -> None:
     mailbox = session.mailbox
     message = mailbox.inbox.mail(_id(id_))
     status = ReceiptStatus.READ if message.status is ReadState.READ else ReceiptStatus.DELIVERED
-    with handing_over(out) as file:
+    with mail_files.handing_over(out) as file:
         receipt = mailbox.inbox.receipt(message.replay_key, status, times.now())
         document = receipt_document(receipt)
-        if file is not None:
-            file.write(msgspec.json.encode(document) + b"\n")
+        file.write(msgspec.json.encode(document) + b"\n")
     if out is None and mailbox.identity.id is not None:
-        mail_lists.hand_in_receipt(session, mailbox, receipt)
+        try:
+            session.as_agent(mailbox).mail.hand_in_receipt(receipt)
+        except ReceiptArchived:
+            session.out.note(f"the server has no such message; --out FILE hands the receipt to {message.sender}")
     mailbox.inbox.mark_acked([message.replay_key], times.now())
     session.out.done(document, f"acknowledged {short(message.replay_key)} of {message.sender}: {document.status}")
     if out is not None:
@@ -280,21 +280,21 @@ def allow(
     While the list is empty, no mail is opened."""
     mailbox = session.mailbox
     if import_ is not None:
-        allowlist.import_list(session, mailbox, import_)
+        mail_lists.import_allowed(session, mailbox, import_)
         return
     if export is not None:
-        allowlist.export_list(session, mailbox, export)
+        mail_lists.export_allowed(session, mailbox, export)
         return
     if name is None:
-        allowlist.show_allowed(session, mailbox)
+        mail_lists.list_allowed(session, mailbox)
         return
     if file is not None:
         from angelia.mailbox import bundle_file
 
-        bundle_file.take(mailbox.pinned_keys, chain_in(file, name), times.now())
+        bundle_file.take(mailbox.pinned_keys, mail_files.chain_in(file, name), times.now())
     elif mailbox.pinned_keys.pin(name) is None:
         if mailbox.identity.id is None:
-            raise not_known(name)
+            raise mail_files.not_known(name)
         session.as_agent(mailbox).keys.find(mailbox, name)
     entry = mailbox.allowlist.allow(name, times.now(), label)
     session.out.done(entry, f"allowed {entry.nhi}: {entry.fingerprint} (must equal {entry.nhi}'s `agent show`)")
@@ -387,12 +387,12 @@ def _answered(mailbox: Mailbox, text: str) -> UUID:
         ) from error
 
 
-def _wait(text: str | None) -> float | None:
-    """Seconds to wait for mail; None waits until some comes."""
+def _wait(text: str | None) -> float:
+    """Seconds to wait for mail; without a number until some comes."""
     if text is None:
         return 0.0
     if text == "":
-        return None
+        return math.inf
     if re.fullmatch(r"[0-9]{1,6}", text, re.ASCII):
         return float(text)
     try:

@@ -1,4 +1,4 @@
-"""Lists of mail beside the inbox: the outbox, receipts and dead letters, and what is done with one of their entries."""
+"""Lists of a mailbox beside the inbox: the outbox, receipts, dead letters and the senders whose mail is opened."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from angelia.cli import times
 from angelia.cli.command_context import CommandContext
-from angelia.cli.paging import Page, ago, every, full_id, pages_of, short, show_list, until
-from angelia.cli.public_files import refuse_unregistered
-from angelia.cli.tables import Column
-from angelia.errors import AngeliaError, InvalidArgument, ReceiptArchived
+from angelia.cli.mail_files import handing_over, refuse_unregistered
+from angelia.cli.paging import Fetch, Page, ago, every, full_id, pages_of, server_pages, short, show_list, until
+from angelia.cli.tables import Column, counted
+from angelia.errors import AngeliaError, InvalidArgument
 
 if TYPE_CHECKING:
-    from angelia.cli.paging import Fetch
     from angelia.client import Client
     from angelia.envelope.receipts import Receipt, ReceiptDocument
     from angelia.mail.api import DeadLetter
     from angelia.mail.model import ReceiptRecord
+    from angelia.mailbox.allowlist import AllowedSender
     from angelia.mailbox.mailbox import Mailbox
     from angelia.mailbox.outbox_message import OutboxMessage
 
@@ -26,7 +27,7 @@ Line = dict[str, Any]  # an entry as --json prints it, with whose word its state
 _DEAD = "angelia mail dead"
 
 
-def show_outbox(session: CommandContext, mailbox: Mailbox) -> None:
+def list_outbox(session: CommandContext, mailbox: Mailbox) -> None:
     """Lists what was sealed here, newest first."""
     columns: list[Column[Line]] = [
         Column("ID", lambda m: short(m["replay_key"])),
@@ -88,14 +89,6 @@ def list_own_receipts(session: CommandContext, mailbox: Mailbox) -> None:
     show_list(session, pages_of(rows), columns, nothing="no receipts yet", hint="opening a message gives one")
 
 
-def hand_in_receipt(session: CommandContext, mailbox: Mailbox, receipt: Receipt) -> None:
-    """Gives the server a receipt for the sender; says so if the server never had the message."""
-    try:
-        session.as_agent(mailbox).mail.hand_in_receipt(receipt)
-    except ReceiptArchived:
-        session.out.note(f"the server has no such message; --out FILE hands the receipt to {receipt.sender_nhi}")
-
-
 def check_receipt_file(session: CommandContext, mailbox: Mailbox, file: Path) -> None:
     """Checks a receipt that a recipient handed back as a file, and records it in the outbox."""
     from angelia.envelope.receipts import ReceiptDocument, parse_receipt
@@ -145,6 +138,37 @@ def requeue(session: CommandContext, id_: str, of: str | None) -> None:
         session.out.note("hint: angelia mail receive")
 
 
+def import_allowed(session: CommandContext, mailbox: Mailbox, file: Path) -> None:
+    """Adds the entries of a file, and says which were refused."""
+    from angelia.mailbox.envelope_files import read_safely
+
+    imported = mailbox.allowlist.import_json(read_safely(file, file), times.now())
+    for why in imported.refused:
+        session.out.note(f"refused: {why}")
+    refused = f", {len(imported.refused):,} refused" if imported.refused else ""
+    session.out.done(imported, f"added {counted(imported.added, 'entry', 'entries')}{refused}")
+
+
+def export_allowed(session: CommandContext, mailbox: Mailbox, path: Path) -> None:
+    """Writes the list to a new file."""
+    with handing_over(path) as file:
+        file.write(mailbox.allowlist.export_json())
+    count = len(mailbox.allowlist.entries())
+    session.out.done({"done": "exported", "count": count}, f"exported {counted(count, 'entry', 'entries')} to {path}")
+
+
+def list_allowed(session: CommandContext, mailbox: Mailbox) -> None:
+    """Lists the senders whose mail is opened."""
+    columns: list[Column[AllowedSender]] = [
+        Column("NAME", lambda e: e.nhi, long=True),
+        Column("FINGERPRINT", lambda e: e.fingerprint),
+        Column("SINCE", lambda e: ago(e.added_at), right=True),
+        Column("LABEL", lambda e: e.label or "", long=True),
+    ]
+    nothing, hint = "nobody is allowed, so no mail is opened", "angelia mail allow NAME"
+    show_list(session, pages_of(mailbox.allowlist.entries()), columns, nothing=nothing, hint=hint)
+
+
 def _outbox_line(row: OutboxMessage) -> Line:
     state, by, why = _outbox_state(row)
     return {
@@ -192,10 +216,7 @@ def _receipt_line(session: CommandContext, client: Client, mailbox: Mailbox, ans
         except AngeliaError as error:
             session.out.note(f"warning: the receipt of {short(answer.replay_key)} proves nothing: {error.message}")
             by = "unproven"
-    line: Line = {}
-    for name in answer.__struct_fields__:
-        line |= {"status": status, "by": by} if name == "status" else {name: getattr(answer, name)}
-    return line
+    return msgspec.structs.asdict(answer) | {"status": status, "by": by}
 
 
 def _client(session: CommandContext, of: str | None) -> Client:
@@ -206,8 +227,4 @@ def _client(session: CommandContext, of: str | None) -> Client:
 
 
 def _dead_letters(client: Client, of: str | None) -> Fetch[DeadLetter]:
-    def fetch(cursor: str | None, limit: int) -> Page[DeadLetter]:
-        page = client.mail.dead_letters(agent=of, cursor=cursor, limit=limit)
-        return Page(page.dead_letters, page.next)
-
-    return fetch
+    return server_pages(client.mail.dead_letters, lambda page: page.dead_letters, agent=of)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,16 +15,17 @@ from angelia.cli.times import age
 if TYPE_CHECKING:
     from angelia.client.mail_sending import SentMail
     from angelia.envelope.wire import Envelope
-    from angelia.mailbox.inbox import Opened
+    from angelia.mailbox.channels import ChannelMessage
+    from angelia.mailbox.inbox import Message, Opened
     from angelia.mailbox.mailbox import Mailbox
 
-
+Line = dict[str, object]  # a line of --json
 _MARK = "│ "
 
 
 def say_sent(session: CommandContext, sent: SentMail) -> None:
     """Says what the server accepted."""
-    more = {"enqueued_at": sent.accepted.enqueued_at, "expires_at": sent.accepted.expires_at}
+    more: Line = {"enqueued_at": sent.accepted.enqueued_at, "expires_at": sent.accepted.expires_at}
     _say_new(session, sent.envelope, f"sent to {sent.envelope.header.recipient_nhi}, sealed", more)
 
 
@@ -35,7 +35,7 @@ def say_sealed(session: CommandContext, mailbox: Mailbox, envelope: Envelope, ou
 
     header = envelope.header
     file = out or mailbox.directory / "outbox" / f"{envelope.replay_key}.agl"
-    more = {"expires_at": moment(header.expires_at), "file": str(file)}
+    more: Line = {"expires_at": moment(header.expires_at), "file": str(file)}
     _say_new(session, envelope, f"sealed for {header.recipient_nhi}", more)
     session.out.note(f"hand it over within 5 minutes, for `angelia mail open FILE`: {file}")
 
@@ -53,18 +53,7 @@ def print_message(
     message = opened.message
     text, members = body_members(opened.body)
     if session.shared.json:
-        record = {
-            "replay_key": message.replay_key,
-            "message_id": message.message_id,
-            "sender": message.sender,
-            "fingerprint": message.sender_fingerprint,
-            "created_at": message.created_at,
-            "received_at": message.received_at,
-            "priority": message.priority,
-            **({"correlation_id": message.correlation_id} if message.correlation_id else {}),
-            **members,
-        }
-        session.out.records([record])
+        session.out.records([message_record(message, members, received_at=message.received_at)])
         return
     state = "signature ok, not seen before" if fresh else "signature ok"
     id_ = f", {short(message.replay_key)}" if named else ""
@@ -78,7 +67,7 @@ def print_message(
         session.out.note(f"{len(opened.body):,} bytes that are no text; {ways}")
 
 
-def body_members(body: bytes) -> tuple[str | None, dict[str, object]]:
+def body_members(body: bytes) -> tuple[str | None, Line]:
     """The text of a body, None if it is no UTF-8; and its member in JSON: `body`, or `body_base64` if it is no text."""
     try:
         text = body.decode()
@@ -87,6 +76,21 @@ def body_members(body: bytes) -> tuple[str | None, dict[str, object]]:
 
         return None, {"body_base64": to_text(body)}
     return text, {"body": text}
+
+
+def message_record(message: Message | ChannelMessage, body: Line, **more: object) -> Line:
+    """What `--json` says of an opened message: of mail and of channels alike, with the members of its body."""
+    return {
+        "replay_key": message.replay_key,
+        "message_id": message.message_id,
+        "sender": message.sender,
+        "fingerprint": message.sender_fingerprint,
+        "created_at": message.created_at,
+        **more,
+        "priority": message.priority,
+        **({"correlation_id": message.correlation_id} if message.correlation_id else {}),
+        **body,
+    }
 
 
 def print_body(session: CommandContext, text: str) -> None:
@@ -101,22 +105,14 @@ def print_body(session: CommandContext, text: str) -> None:
         out.painted(_MARK + piece for piece in folded(line, columns))
 
 
-def _say_new(session: CommandContext, envelope: Envelope, what: str, more: Mapping[str, object]) -> None:
+def _say_new(session: CommandContext, envelope: Envelope, what: str, more: Line) -> None:
     """Says what was made, and its id; with -q only the id, whole."""
-    header, size = envelope.header, len(envelope.wire)
-    if session.shared.json:
-        named = {"replay_key": envelope.replay_key, "message_id": header.message_id, "recipient": header.recipient_nhi}
-        session.out.records([{**named, "bytes": size, **more}])
-    elif session.shared.quiet:
-        session.out.line(envelope.replay_key)
-    else:
-        left = age(timedelta(seconds=header.ttl_seconds))
-        session.out.line(f"{what} ({_suite(envelope)}), {size:,} bytes, expires in {left}")
-        session.out.line(short(envelope.replay_key))
-
-
-def _suite(envelope: Envelope) -> str:
     from angelia.envelope.wire import Suite
 
-    kem = {Suite.ML_KEM: "ML-KEM-768", Suite.XWING: "X-Wing"}[envelope.header.suite]
-    return f"{kem}, Ed25519 + ML-DSA-65"
+    header, size = envelope.header, len(envelope.wire)
+    kem = {Suite.ML_KEM: "ML-KEM-768", Suite.XWING: "X-Wing"}[header.suite]
+    named = {"replay_key": envelope.replay_key, "message_id": header.message_id, "recipient": header.recipient_nhi}
+    left = age(timedelta(seconds=header.ttl_seconds))
+    text = f"{what} ({kem}, Ed25519 + ML-DSA-65), {size:,} bytes, expires in {left}"
+    record = {**named, "bytes": size, **more}
+    session.out.done(record, text, short(envelope.replay_key), quietly=envelope.replay_key)

@@ -45,7 +45,7 @@ def retry(session: CommandContext, mailbox: Mailbox) -> int:
     """Sends everything that waits in the outbox; returns the exit code of what could not be sent."""
     done = session.as_agent(mailbox).mail.retry_outbox(mailbox)
     for one in done.unsent:
-        report(one.error, session.shared.manner, session.out.stderr)
+        report(one.error, session.shared, session.out.stderr)
     total = len(done.sent) + len(done.unsent) + done.left
     waited = counted(total, "message")
     text = f"sent {len(done.sent):,} of {waited} that waited" if total else "nothing waits in the outbox"
@@ -65,23 +65,24 @@ def deliver_due(session: CommandContext, client: Client, mailbox: Mailbox) -> No
         where(f"warning: {short(one.message.replay_key)} to {one.message.recipient} was not sent: {one.error.message}")
 
 
-def receive(session: CommandContext, mailbox: Mailbox, wait: float | None) -> int:
-    """Fetches mail and prints it; waits up to `wait` seconds, or with None until some comes. Returns the exit code of
-    messages that will never be opened."""
+def receive(session: CommandContext, mailbox: Mailbox, wait: float) -> int:
+    """Fetches mail and prints it; waits up to `wait` seconds for some. Returns the exit code of messages that will
+    never be opened."""
     client = session.as_agent(mailbox)
-    deadline = None if wait is None else time.monotonic() + wait
+    deadline = time.monotonic() + wait
     codes = set[int]()
     while True:
-        left = ROUND if deadline is None else deadline - time.monotonic()
-        received = client.mail.receive(mailbox, wait=min(ROUND, max(0.0, left)), most=session.shared.limit or MOST)
+        left = max(0.0, deadline - time.monotonic())
+        received = client.mail.receive(mailbox, wait=min(ROUND, left), most=session.shared.limit or MOST)
+        came = received.messages or received.recovered
         _show(session, received)
         codes |= _refusals(received)
-        if received.interrupted is not None and not (received.messages or received.recovered):
+        if received.interrupted is not None and not came:
             raise received.interrupted
         deliver_due(session, client, mailbox)
-        if received.messages or received.recovered:
+        if came:
             return one_of(codes)
-        if deadline is not None and time.monotonic() >= deadline:
+        if time.monotonic() >= deadline:
             break
     if session.shared.require and not codes:
         raise NotFound(_NOTHING, hint=_HINT)

@@ -36,7 +36,6 @@ root = Root(
         Entry("operate", "audit", "what happened: show it, verify that it was not changed"),
         Entry("analyse", "pipeline", "archive, analyse, export and erase in bulk, with Spark"),
     ],
-    package="angelia.cli",
     version=__version__,
 )
 
@@ -62,7 +61,8 @@ def run(argv: list[str]) -> int:
         code = _run(argv)
         sys.stdout.flush()
     except BrokenPipeError:
-        _forget_stdout()
+        # Python flushes stdout once more at exit; what is left must not raise again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     except OSError as error:
         return report(of_system(error), manner_of(argv))
@@ -92,11 +92,6 @@ def manner_of(argv: list[str]) -> Manner:
     return Manner(
         json="--json" in words, quiet="q" in short or "--quiet" in words, verbose="v" in short or "--verbose" in words
     )
-
-
-def _forget_stdout() -> None:
-    # Python flushes stdout once more at exit; what is left must not raise again.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _report_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -7,7 +7,7 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TextIO, TypeVar
 
@@ -17,7 +17,7 @@ from angelia.cli.tables import Column, Paint, facts, table
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manner:
     """The flags that shape output."""
 
@@ -54,18 +54,12 @@ class Remarks(io.TextIOWrapper):
 class Output:
     """Data on stdout, everything else on stderr."""
 
-    def __init__(
-        self,
-        manner: Manner,
-        stdout: TextIO | None = None,
-        stderr: TextIO | None = None,
-        environ: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, manner: Manner, stdout: TextIO | None = None, stderr: TextIO | None = None) -> None:
         self.manner = manner
         self.stdout = stdout or sys.stdout
         self.stderr = stderr or sys.stderr
         self.aim: Callable[[str], str] = str  # completes commands in notes, so that they work when pasted
-        self.paint = Paint(_colours(manner.color, self.stdout, os.environ if environ is None else environ))
+        self.paint = Paint(_colours(manner.color, self.stdout))
 
     def line(self, text: str) -> None:
         """One line of data."""
@@ -102,7 +96,8 @@ class Output:
         if self.manner.json:
             self.records(rows)
         elif rows:
-            self.painted(table(columns, rows, paint=self.paint, most=self._width()))
+            width = shutil.get_terminal_size().columns if self.stdout.isatty() else None
+            self.painted(table(columns, rows, paint=self.paint, most=width))
 
     def thing(self, record: object, pairs: Sequence[tuple[str, str]], *, quietly: str = "", least: int = 0) -> None:
         """One thing, as its facts or its JSON object; with -q only `quietly`."""
@@ -113,12 +108,15 @@ class Output:
         else:
             self.painted(facts(pairs, least=least))
 
-    def done(self, record: object, text: str) -> None:
-        """What was done; -q drops it."""
+    def done(self, record: object, *lines: str, quietly: str = "") -> None:
+        """What was done; with -q only `quietly`, if that is given."""
         if self.manner.json:
             self.records([record])
         elif not self.manner.quiet:
-            self.line(text)
+            for line in lines:
+                self.line(line)
+        elif quietly:
+            self.line(quietly)
 
     def note(self, text: str) -> None:
         """A note beside the data; -q drops it."""
@@ -135,11 +133,8 @@ class Output:
         self.stderr.write(text)
         self.stderr.flush()
 
-    def _width(self) -> int | None:
-        return shutil.get_terminal_size().columns if self.stdout.isatty() else None
 
-
-def _colours(wish: str, stream: TextIO, environ: Mapping[str, str]) -> bool:
+def _colours(wish: str, stream: TextIO) -> bool:
     if wish != "auto":
         return wish == "always"
-    return stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from angelia.cli.command_context import CommandContext
 from angelia.cli.errors import Usage
@@ -17,7 +17,7 @@ from angelia.errors import AmbiguousId, AngeliaError, NotFound
 
 T = TypeVar("T")
 SHORT_ID, SHORTEST_PREFIX = 12, 8
-_MOST_PAGES, _MOST_EMPTY, _LONGEST_TABLE = 1_000, 100, 1_000_000
+_SEARCHED, _MOST_PAGES, _MOST_EMPTY, _LONGEST_TABLE = 200, 1_000, 100, 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,14 @@ class Page(Generic[T]):
     total: int | None = None
 
 
+class ServerPage(Protocol):
+    """An answer of the server that is one page of a list."""
+
+    @property
+    def next(self) -> str | None: ...
+
+
+A = TypeVar("A", bound=ServerPage)
 Fetch = Callable[[str | None, int], Page[T]]
 
 
@@ -71,9 +79,19 @@ def pages_of(rows: list[T]) -> Fetch[T]:
     return fetch
 
 
-def every(fetch: Fetch[T], limit: int = 200) -> Iterable[T]:
+def server_pages(verb: Callable[..., A], rows: Callable[[A], list[T]], **query: object) -> Fetch[T]:
+    """The pages of a list that the server has: `verb` of the SDK fetches one, and `rows` are the list in its answer."""
+
+    def fetch(cursor: str | None, limit: int) -> Page[T]:
+        answer = verb(**query, cursor=cursor, limit=limit)
+        return Page(rows(answer), answer.next, getattr(answer, "total", None))
+
+    return fetch
+
+
+def every(fetch: Fetch[T]) -> Iterable[T]:
     """All rows, page after page; raises BadAnswer for a list that is too long to be searched."""
-    for page in islice(_pages(fetch, None, limit), _MOST_PAGES):
+    for page in islice(_pages(fetch, None, _SEARCHED), _MOST_PAGES):
         yield from page.rows
         if page.next is None:
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -105,10 +105,6 @@ def status(session: CommandContext, run_id: str | None) -> None:
     if run_id is not None:
         _show_run(session, run_id)
         return
-    if not pipeline_environment.has_ledger(session.settings):
-        session.out.note("no runs yet")
-        session.out.note(f"hint: {_FIRST}")
-        return
 
     async def look(ledger: Ledger) -> tuple[list[Run], list[Run], ReceiptBacklog]:
         from angelia.mail import receipts
@@ -119,7 +115,11 @@ def status(session: CommandContext, run_id: str | None) -> None:
             waiting = await receipts.waiting(tx, datetime.now(UTC), session.settings.max_ttl_seconds)
         return await runs.unfinished(), await runs.last_done(), waiting
 
-    with pipeline_environment.ledger(session.settings) as url:
+    with pipeline_environment.ledger_if_any(session.settings) as url:
+        if url is None:
+            session.out.note("no runs yet")
+            session.out.note(f"hint: {_FIRST}")
+            return
         unfinished, done, waiting = pipeline_environment.ask(url, look)
     late = waiting.late
     if session.shared.json:
@@ -127,10 +127,8 @@ def status(session: CommandContext, run_id: str | None) -> None:
         record = {"open": unfinished, "last_done": done, "receipts_waiting": waiting.rows}
         session.out.records([record | {"oldest_late_seconds": lateness}])
         return
-    shown = [*unfinished, *done]
-    if shown:
-        session.out.rows(shown, _COLUMNS)
-    else:
+    session.out.rows([*unfinished, *done], _COLUMNS)
+    if not (unfinished or done):
         session.out.note("no runs yet")
     oldest = "" if late is None else f", the oldest is {age(late)} late"
     session.out.line(
@@ -145,30 +143,23 @@ def status(session: CommandContext, run_id: str | None) -> None:
 @click.option("--state", metavar="STATE", help="planned, committed, verified, purged, done or failed")
 def history(session: CommandContext, job: str | None, state: str | None) -> None:
     """List runs, newest first."""
+    from angelia.api import PageQuery, cursor_after, parse_cursor
+    from angelia.runs.service import Runs
+
     wanted = _state(state)
     _check_job(job)
     nothing, hint = "no such runs", "angelia pipeline history"
     if job is None and state is None:
         nothing, hint = "no runs yet", _FIRST
-    if not pipeline_environment.has_ledger(session.settings):
-        show_list(session, lambda cursor, limit: Page([], None), _COLUMNS, nothing=nothing, hint=hint)
-        return
 
     def fetch(cursor: str | None, limit: int) -> Page[Run]:
-        from angelia.api import cursor_after, parse_cursor
+        if url is None:
+            return Page([], None)
+        query, before = PageQuery(limit=limit), parse_cursor(cursor)
+        found = pipeline_environment.ask(url, lambda ledger: Runs(ledger).page(job, wanted, before, query.and_one_more))
+        return Page(*query.cut(found, lambda run: cursor_after(run.started_at, run.run_id)))
 
-        before = parse_cursor(cursor)
-
-        def look(ledger: Ledger) -> Awaitable[list[Run]]:
-            from angelia.runs.service import Runs
-
-            return Runs(ledger).page(job, wanted, before, limit + 1)
-
-        found = pipeline_environment.ask(url, look)
-        shown, more = found[:limit], len(found) > limit
-        return Page(shown, cursor_after(shown[-1].started_at, shown[-1].run_id) if more else None)
-
-    with pipeline_environment.ledger(session.settings) as url:
+    with pipeline_environment.ledger_if_any(session.settings) as url:
         show_list(session, fetch, _COLUMNS, nothing=nothing, hint=hint)
 
 
@@ -215,19 +206,27 @@ def _setting(text: str) -> tuple[str, Any]:
 
 def _show_run(session: CommandContext, given: str) -> None:
     """One run in full, found by the beginning of its id."""
+    from angelia.runs.service import Runs
 
-    async def look(ledger: Ledger) -> list[Run]:
-        from angelia.runs.service import Runs
-
-        return await Runs(ledger).beginning_with(given.lower(), _MANY)
-
-    found: list[Run] = []
-    if pipeline_environment.has_ledger(session.settings):
-        with pipeline_environment.ledger(session.settings) as url:
-            found = pipeline_environment.ask(url, look)
-    known = {str(run.run_id): run for run in found}
+    known: dict[str, Run] = {}
+    with pipeline_environment.ledger_if_any(session.settings) as url:
+        if url is not None:
+            found = pipeline_environment.ask(url, lambda ledger: Runs(ledger).beginning_with(given.lower(), _MANY))
+            known = {str(run.run_id): run for run in found}
     run = known[full_id(given, known, "run", "angelia pipeline history")]
-    session.out.thing(run, _facts(run), quietly=str(run.run_id))
+    times = {"from": run.since, "to": run.until, "cutoff": run.cutoff}
+    pairs = [
+        ("run", str(run.run_id)),
+        ("job", run.job),
+        ("state", run.standing),
+        ("rows", "" if run.rows is None else f"{run.rows:,}"),
+        *((name, "" if at is None else full(at)) for name, at in times.items()),
+        ("version", f"{run.version:,}"),
+        ("started", full(run.started_at)),
+        ("changed", full(run.updated_at)),
+        ("report", "" if run.report is None else msgspec.json.encode(run.report).decode()),
+    ]
+    session.out.thing(run, pairs, quietly=str(run.run_id))
 
 
 def _state(text: str | None) -> RunState | None:
@@ -246,21 +245,6 @@ def _check_job(name: str | None) -> None:
         near = nearest(name, JOBS)
         hint = f"did you mean --job {near!r}?" if near else f"one of: {', '.join(JOBS)}"
         raise Usage(f"there is no job {name!r}", hint=hint)
-
-
-def _facts(run: Run) -> list[tuple[str, str]]:
-    times = {"from": run.since, "to": run.until, "cutoff": run.cutoff}
-    return [
-        ("run", str(run.run_id)),
-        ("job", run.job),
-        ("state", run.standing),
-        ("rows", "" if run.rows is None else f"{run.rows:,}"),
-        *((name, "" if at is None else full(at)) for name, at in times.items()),
-        ("version", f"{run.version:,}"),
-        ("started", full(run.started_at)),
-        ("changed", full(run.updated_at)),
-        ("report", "" if run.report is None else msgspec.json.encode(run.report).decode()),
-    ]
 
 
 _COLUMNS: list[Column[Run]] = [

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from angelia.stores.objects import Objects
 
-_BLANK = re.compile(r"(?:[\s(]|--[^\n]*\n|/\*.*?\*/)*", re.DOTALL)  # what may stand before the first word
+_FIRST_WORD = re.compile(r"(?:[\s(]|--[^\n]*\n|/\*.*?\*/)*(\w*)", re.DOTALL)  # after brackets and comments
 _ASKING = ("select", "with", "from", "values", "table")
 _DESCRIBING = ("describe", "desc", "show", "explain")
 _EXAMPLE = 'angelia pipeline sql "SELECT day, count(*) FROM delivery_receipts GROUP BY day"'
@@ -169,13 +169,11 @@ def _register(spark: SparkSession, objects: Objects) -> list[str]:
 def _statement(text: str) -> str:
     """The statement for Spark. A query is put in brackets, where Spark accepts nothing that changes data."""
     bare = text.strip().rstrip(";")
-    blank = _BLANK.match(bare)
-    assert blank is not None, "the pattern matches the empty string"
-    first = re.match(r"\w*", bare[blank.end() :])
-    assert first is not None
-    if first[0].lower() in _DESCRIBING:
+    first = _FIRST_WORD.match(bare)
+    assert first is not None, "the pattern matches the empty string"
+    if first[1].lower() in _DESCRIBING:
         return bare
-    if first[0].lower() not in _ASKING:
+    if first[1].lower() not in _ASKING:
         raise Usage("the archive is asked, not changed: a query begins with SELECT or WITH", hint=_EXAMPLE)
     return f"SELECT * FROM (\n{bare}\n)"  # noqa: S608 - the query is the caller's own
 

@@ -140,11 +140,16 @@ def with_hot_tier(settings: Settings) -> Settings:
     return replace(settings, redis_url=running.redis_url)
 
 
-def has_ledger(settings: Settings) -> bool:
-    """Whether there is a ledger yet; a command that only reads must not create one."""
+@contextmanager
+def ledger_if_any(settings: Settings) -> Iterator[str | None]:
+    """The URL of the ledger; None while there is none: a command that only reads must not create one."""
     from angelia.stores.embedded.datadir import DataDir
 
-    return settings.database_url is not None or DataDir(settings.data_dir).postgres.exists()
+    if settings.database_url is None and not DataDir(settings.data_dir).postgres.exists():
+        yield None
+    else:
+        with ledger(settings) as url:
+            yield url
 
 
 def ask(url: str, question: Callable[[Ledger], Awaitable[T]]) -> T:

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from angelia.cli import confirm, pipeline_environment
 from angelia.cli.command_context import CommandContext
@@ -207,13 +207,19 @@ class _Outcome:
 
     @contextmanager
     def reported(self) -> Iterator[None]:
-        """Prints the report of what happens in this block, however it ends."""
+        """Prints the report of what happens in this block, however it ends. `at_work` tells a scheduler that another
+        process runs the job, which is no fault."""
+        from angelia.pipeline.runs import AtWork
+
         said: dict[str, Any] = {"state": "failed"}
         try:
             with _stopped_by_sigterm(), pipeline_environment.errors_in_one_sentence(self._session, _AGAIN):
                 yield
         except AngeliaError as error:
-            said = _failure(error)
+            said |= {"state": "declined"} if isinstance(error, confirm.Declined) else {}
+            said |= {"code": error.code, "error": error.message}
+            said |= {"at_work": True} if isinstance(error, AtWork) else {}
+            said |= error.members
             raise
         except KeyboardInterrupt:
             said = {"state": "stopped"}
@@ -233,23 +239,10 @@ class _Outcome:
         return time.monotonic() - self._clock
 
 
-def _failure(error: AngeliaError) -> dict[str, Any]:
-    """The report of an error. `at_work` tells a scheduler that another process runs the job, which is no fault."""
-    from angelia.pipeline.runs import AtWork
-
-    state = "declined" if isinstance(error, confirm.Declined) else "failed"
-    more = {"at_work": True} if isinstance(error, AtWork) else {}
-    return {"state": state, "code": error.code, "error": error.message, **more, **error.members}
-
-
 @contextmanager
 def _stopped_by_sigterm() -> Iterator[None]:
     """SIGTERM of a server or machine that stops ends a run as Ctrl-C does: Spark is stopped, the report is written."""
-
-    def stop(_number: int, _: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:

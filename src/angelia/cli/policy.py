@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import click
@@ -11,9 +9,9 @@ import click
 from angelia.cli.command_context import CommandContext
 from angelia.cli.confirm import Deed, may
 from angelia.cli.errors import NOT_ALLOWED, Usage
-from angelia.cli.flags import Needs, span
+from angelia.cli.flags import Needs, seconds
 from angelia.cli.grammar import Noun
-from angelia.cli.paging import Page, ago, every, full_id, short, show_list, until
+from angelia.cli.paging import Fetch, ago, every, full_id, server_pages, short, show_list, until
 from angelia.cli.tables import Column
 from angelia.cli.times import full
 from angelia.errors import InvalidArgument
@@ -41,7 +39,7 @@ command = Noun("policy", "which agents may send, publish, subscribe and read key
     "--object", "object_", metavar="P", required=True, help="the agent it acts on: the same; a channel is owner/name"
 )
 @click.option("--priority", metavar="N", type=_PRIORITY, default=0, help="the higher one has the last word (0)")
-@click.option("--expires", type=span, metavar="D", help="how long it counts, such as 12h or 30d (no end)")
+@click.option("--expires", type=seconds, metavar="D", help="how long it counts, such as 12h or 30d (no end)")
 @click.option("--rate", metavar="R", help="with allow: how often one subject may, as 100/1m (no limit)")
 def add(
     session: CommandContext,
@@ -50,7 +48,7 @@ def add(
     subject: str,
     object_: str,
     priority: int,
-    expires: timedelta | None,
+    expires: int | None,
     rate: str | None,
 ) -> None:
     """Make a rule. It counts at once.
@@ -69,7 +67,7 @@ def add(
         subject=subject,
         object=object_,
         priority=priority,
-        expires_in=None if expires is None else int(expires.total_seconds()),
+        expires_in=expires,
         rate=rate,
     )
     pairs = [
@@ -97,7 +95,7 @@ def list_(session: CommandContext) -> None:
         Column("MADE", lambda r: ago(r.created_at), right=True),
         Column("BY", lambda r: r.created_by, long=True),
     ]
-    fetch = functools.partial(_page, session.as_operator())
+    fetch = _rules(session.as_operator())
     hint = "angelia policy add allow send --subject '*' --object '*'"
     show_list(session, fetch, columns, nothing="no rules, so nothing is allowed", hint=hint)
 
@@ -109,7 +107,7 @@ def remove(session: CommandContext, id_: str) -> None:
 
     ID is the rule's id or its first 8 characters or more."""
     client = session.as_operator()
-    known = {str(rule.rule_id): rule for rule in every(functools.partial(_page, client))}
+    known = {str(rule.rule_id): rule for rule in every(_rules(client))}
     rule = known[full_id(id_, known, "rule", "angelia policy list")]
     named = f"rule {short(rule.rule_id)} ({_worded(rule)})"
     if may(session, Deed("remove", "removing", named, look="angelia policy list")):
@@ -144,9 +142,8 @@ def check(session: CommandContext, action: str, subject: str, object_: str) -> i
     return NOT_ALLOWED
 
 
-def _page(client: Client, cursor: str | None, limit: int) -> Page[PolicyRule]:
-    page = client.policy.list(cursor=cursor, limit=limit)
-    return Page(page.policies, page.next, page.total)
+def _rules(client: Client) -> Fetch[PolicyRule]:
+    return server_pages(client.policy.list, lambda page: page.policies)
 
 
 def _worded(rule: PolicyRule) -> str:

@@ -49,13 +49,9 @@ class ProgressBar:
         """Counts `by` more units; the total may become known on the way."""
         self._done += by
         self._total = self._total if total is None else total
-        if self._out.manner.quiet:
-            return
-        now = self._clock()
-        terminal = self._out.stderr.isatty()
-        if now - self._began < QUIET_SECONDS:
-            return
-        if now - self._said < (REPAINT_SECONDS if terminal else PLAIN_SECONDS):
+        now, terminal = self._clock(), self._out.stderr.isatty()
+        pause = REPAINT_SECONDS if terminal else PLAIN_SECONDS
+        if self._out.manner.quiet or now - self._began < QUIET_SECONDS or now - self._said < pause:
             return
         self._said = now
         line = self._line(now - self._began)
@@ -73,40 +69,35 @@ class ProgressBar:
         return f"{self._doing}  {bar}  {self._done:,} / {self._total:,}   {speed}   {left} left"
 
 
-class Stage:
+class Stage(ProgressBar):
     """The line of one stage of a job: its rows that are done, and an estimate of more from Spark's tasks."""
 
     def __init__(self, out: Output, doing: str, rows: int | None, clock: Callable[[], float]) -> None:
-        self._out, self._doing, self._total, self._clock = out, doing, rows, clock
-        self._line = ProgressBar(out, doing, "rows", rows, clock)
-        self._began = clock()
-        self._done = self._shown = self._step = 0
+        super().__init__(out, doing, "rows", rows, clock)
+        self._rows = self._step = 0
 
-    def advance(self, rows: int) -> None:
-        self._done, self._step = self._done + rows, rows
-        self._show(self._done)
+    def add(self, rows: int) -> None:
+        """Counts rows that are done."""
+        self._rows, self._step = self._rows + rows, rows
+        self._show(self._rows)
 
     def expect(self, done: int, tasks: int) -> None:
         """Estimates rows from the share of tasks that are done: of the rows left, or of as many as the last step had.
         The count shown never goes back."""
-        if self._total and tasks:
-            left = max(0, min(self._total - self._done, self._step or self._total))
-            self._show(self._done + int(left * min(done / tasks, NEARLY)))
-        else:
-            self._show(self._shown)
+        share = min(done / tasks, NEARLY) if tasks else 0
+        left = max(0, min(self._total - self._rows, self._step or self._total)) if self._total else 0
+        self._show(self._rows + int(left * share))
 
     def end(self) -> None:
         """Clears the line; a stage of 2 s or more leaves a line with its rows and its rate."""
         seconds = self._clock() - self._began
-        self._line.__exit__(None, None, None)
-        if self._done and seconds >= QUIET_SECONDS:
-            bar = "█" * BAR + f"  {self._done:,} / {self._done:,}"
-            self._out.note(f"{self._doing}  {bar}   {self._done / seconds:,.0f} rows/s")
+        self.__exit__()
+        if self._rows and seconds >= QUIET_SECONDS:
+            bar = "█" * BAR + f"  {self._rows:,} / {self._rows:,}"
+            self._out.note(f"{self._doing}  {bar}   {self._rows / seconds:,.0f} rows/s")
 
     def _show(self, rows: int) -> None:
-        step = max(0, rows - self._shown)
-        self._shown += step
-        self._line.advance(step)
+        self.advance(max(0, rows - self._done))
 
 
 class JobProgressDisplay:
@@ -136,7 +127,8 @@ class JobProgressDisplay:
     def stage(self, doing: str, rows: int | None = None) -> None:
         with self._lock:
             if doing.startswith("starting Spark"):  # in the middle of a stage, which then goes on
-                self._announce(doing)
+                self._starting = self._clock()
+                self._say(f"{self._job}   {doing} … ")
                 return
             if self._stage is not None:
                 self._stage.end()
@@ -145,7 +137,7 @@ class JobProgressDisplay:
     def advance(self, rows: int) -> None:
         with self._lock:
             if self._stage is not None:
-                self._stage.advance(rows)
+                self._stage.add(rows)
 
     def started(self, spark: SparkSession) -> None:
         from angelia.pipeline.session import tasks_of
@@ -167,14 +159,11 @@ class JobProgressDisplay:
                 if self._stage is not None and not self._over.is_set():
                     self._stage.expect(done, all_)
 
-    def _announce(self, doing: str) -> None:
-        self._starting = self._clock()
-        if not self._out.manner.quiet:
-            self._out.prompt(f"{self._job}   {doing} … ")
-
     def _end_start(self) -> None:
-        if self._starting is None:
-            return
-        seconds, self._starting = self._clock() - self._starting, None
+        if self._starting is not None:
+            seconds, self._starting = self._clock() - self._starting, None
+            self._say(f"{seconds:.0f} s\n" if seconds >= 1 else f"{seconds:.1f} s\n")
+
+    def _say(self, text: str) -> None:
         if not self._out.manner.quiet:
-            self._out.prompt(f"{seconds:.0f} s\n" if seconds >= 1 else f"{seconds:.1f} s\n")
+            self._out.prompt(text)

@@ -20,7 +20,6 @@ class Column(Generic[T]):
     head: str
     cell: Callable[[T], str]
     right: bool = False  # numbers
-    state: bool = False  # a state word, the only coloured thing
     long: bool = False  # may be cut on a terminal that is too narrow
 
 
@@ -34,7 +33,7 @@ class Paint:
         return f"\x1b[1m{text}\x1b[0m" if self.on else text
 
     def state(self, text: str) -> str:
-        code = _STATES.get(text.strip())
+        code = _STATES.get(text)
         return f"\x1b[{code}m{text}\x1b[0m" if self.on and code else text
 
 
@@ -43,23 +42,15 @@ _STATES = {"ok": 32, "warn": 33, "fail": 31}
 
 def table(columns: Sequence[Column[T]], rows: Sequence[T], *, paint: Paint, most: int | None) -> Iterator[str]:
     """The lines of a table; `most` is the width of the terminal, if there is one."""
+    heads = [column.head for column in columns]
     cells = [[escape_line(column.cell(row)) or "-" for column in columns] for row in rows]
-    widths = [
-        max(width(column.head), *(width(line[i]) for line in cells)) if cells else width(column.head)
-        for i, column in enumerate(columns)
-    ]
+    widths = [max(map(width, texts)) for texts in zip(heads, *cells, strict=True)]
     if most is not None:
         widths = _narrowed(columns, widths, most)
-        cells = [[cut(cell, widths[i]) for i, cell in enumerate(line)] for line in cells]
-    heads = [_aligned(column, column.head, widths[i]) for i, column in enumerate(columns)]
-    yield paint.bold(GAP.join(heads).rstrip())
+        cells = [[cut(cell, size) for cell, size in zip(line, widths, strict=True)] for line in cells]
+    yield paint.bold(_aligned(columns, heads, widths))
     for line in cells:
-        aligned = [_aligned(column, line[i], widths[i]) for i, column in enumerate(columns)]
-        # Trailing blanks are stripped before colour is added: behind its end mark they would stay.
-        aligned[-1] = aligned[-1].rstrip()
-        yield GAP.join(
-            paint.state(cell) if column.state else cell for column, cell in zip(columns, aligned, strict=True)
-        )
+        yield _aligned(columns, line, widths)
 
 
 def facts(pairs: Sequence[tuple[str, str]], *, least: int = 0) -> Iterator[str]:
@@ -74,9 +65,13 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def _aligned(column: Column[T], text: str, columns: int) -> str:
-    blank = " " * (columns - width(text))
-    return blank + text if column.right else text + blank
+def _aligned(columns: Sequence[Column[T]], texts: Sequence[str], widths: Sequence[int]) -> str:
+    """One line of a table, without blanks at its end."""
+    padded = []
+    for column, text, size in zip(columns, texts, widths, strict=True):
+        blank = " " * (size - width(text))
+        padded.append(blank + text if column.right else text + blank)
+    return GAP.join(padded).rstrip()
 
 
 def _narrowed(columns: Sequence[Column[T]], widths: list[int], most: int) -> list[int]:

@@ -11,7 +11,7 @@ _UNITS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
 _DURATION = re.compile(r"(?:(\d{1,12})w)?(?:(\d{1,12})d)?(?:(\d{1,12})h)?(?:(\d{1,12})m)?(?:(\d{1,12})s)?", re.ASCII)
 _AGO = re.compile(r"(\S+?)(?:\s*ago)?", re.ASCII)
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
-_RFC3339 = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d(?:\.\d{1,9})?)([Zz]|[+-]\d\d:\d\d)?", re.ASCII)
+_RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(?:\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)?", re.ASCII)
 
 
 def now() -> datetime:
@@ -40,7 +40,9 @@ def parse_time(text: str, now: datetime) -> datetime:
         if _DATE.fullmatch(said):
             return datetime.fromisoformat(said).replace(tzinfo=UTC)
         if found := _RFC3339.fullmatch(said):
-            return _moment(found[1], found[2], found[3] or "Z")
+            return datetime.fromisoformat(said.upper() if found[1] else f"{said}Z").astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError(f"{text!r} is in no calendar: too far away") from error
     except ValueError as error:
         raise ValueError(f"{text!r} is in no calendar: {error}") from error
     if (found := _AGO.fullmatch(said)) and _DURATION.fullmatch(found[1]):
@@ -61,22 +63,12 @@ def duration(span: timedelta) -> str:
 def age(span: timedelta) -> str:
     """A length of time in its largest unit: `4s 12m 3h 5d`."""
     seconds = max(0, int(span.total_seconds()))
-    for letter, unit in (("d", 86_400), ("h", 3_600), ("m", 60)):
-        if seconds >= unit:
-            return f"{seconds // unit}{letter}"
+    for letter in "dhm":
+        if seconds >= _UNITS[letter]:
+            return f"{seconds // _UNITS[letter]}{letter}"
     return f"{seconds}s"
 
 
 def full(at: datetime) -> str:
     """A time to the second, in UTC, with a Z."""
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-
-
-def _moment(date: str, clock: str, offset: str) -> datetime:
-    whole, _, fraction = clock.partition(".")
-    offset = "+00:00" if offset in "Zz" else offset
-    micros = int(fraction[:6].ljust(6, "0")) if fraction else 0
-    try:
-        return datetime.fromisoformat(f"{date}T{whole}{offset}").astimezone(UTC).replace(microsecond=micros)
-    except OverflowError as error:
-        raise ValueError("too far away") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import shlex
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +13,7 @@ from angelia.cli.command_context import CommandContext
 from angelia.cli.confirm import Deed, may
 from angelia.cli.flags import Needs, span
 from angelia.cli.grammar import Noun
-from angelia.cli.paging import Page, ago, every, full_id, short, show_list, until
+from angelia.cli.paging import Fetch, ago, every, full_id, server_pages, short, show_list, until
 from angelia.cli.tables import Column
 from angelia.cli.times import full
 from angelia.errors import AngeliaError, Conflict
@@ -52,8 +51,7 @@ def create(
 
     --offline makes it before the first start, for a server that other machines will reach."""
     if offline:
-        made = _made_offline(session, data_dir, role, agent, expires, label or "")
-        _show(session, made)
+        _show(session, _made_offline(session, data_dir, role, agent, expires, label or ""))
         return
     if data_dir is not None:
         raise click.UsageError("--data-dir goes with --offline only; --url names a running server")
@@ -76,7 +74,7 @@ def list_(session: CommandContext) -> None:
         Column("USED", lambda t: ago(t.last_used_at), right=True),
         Column("EXPIRES", lambda t: until(t.expires_at), right=True),
     ]
-    fetch = functools.partial(_page, session.as_operator())
+    fetch = _tokens(session.as_operator())
     show_list(session, fetch, columns, nothing="no tokens yet", hint="angelia token create --role read-only")
 
 
@@ -87,7 +85,7 @@ def revoke(session: CommandContext, id_: str) -> None:
 
     ID is the token's id or its first 8 characters or more; never the token itself."""
     client = session.as_operator()
-    known = {str(token.id): token for token in every(functools.partial(_page, client))}
+    known = {str(token.id): token for token in every(_tokens(client))}
     token = known[full_id(id_, known, "token", "angelia token list")]
     named = f"token {short(token.id)}" + (f" ({token.label})" if token.label else "")
     if may(session, Deed("revoke", "revoking", named, look="angelia token list")):
@@ -133,6 +131,5 @@ def _is_first(client: Client) -> bool:
     return len(made) == 1
 
 
-def _page(client: Client, cursor: str | None, limit: int) -> Page[Token]:
-    page = client.tokens.list(cursor=cursor, limit=limit)
-    return Page(page.tokens, page.next, page.total)
+def _tokens(client: Client) -> Fetch[Token]:
+    return server_pages(client.tokens.list, lambda page: page.tokens)

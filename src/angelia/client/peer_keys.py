@@ -16,7 +16,7 @@ import msgspec
 from angelia.client import clock, key_calls
 from angelia.client.api_errors import Unreachable
 from angelia.client.exchange import MOST_PAGES, BadAnswer, Exchange
-from angelia.envelope.bundles import Bundle, OneTimeKey, UntrustedBundle
+from angelia.envelope.bundles import Bundle, Link, OneTimeKey, UntrustedBundle
 from angelia.envelope.refusals import Refused, UnknownSigner
 from angelia.envelope.wire import Envelope
 from angelia.errors import AngeliaError, KeyNotFound, KeyRevoked, KeyStale, NotFound, Unavailable
