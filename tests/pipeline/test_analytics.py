@@ -26,8 +26,18 @@ from angelia.pipeline.jobs import archive_receipts
 from angelia.pipeline.jobs.analytics import analytics
 from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.jobs.simulate import simulate
-from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS, KEY_DAYS, KEY_GRACE, LATENCIES, STORAGE
-from angelia.pipeline.lake.tables import RECEIPTS, Table
+from angelia.pipeline.lake.tables import (
+    AGENTS,
+    BUCKETS,
+    DAYS,
+    HOURS,
+    KEY_DAYS,
+    KEY_GRACE,
+    LATENCIES,
+    RECEIPTS,
+    STORAGE,
+    Table,
+)
 from angelia.pipeline.runs import JobRun
 from angelia.runtime_file import Runtime
 from angelia.settings import Settings

@@ -13,7 +13,7 @@ from angelia.errors import AngeliaError, Conflict
 from angelia.pipeline.lake import fsync
 from angelia.pipeline.lake.commit import Mark, commit, is_done
 from angelia.pipeline.lake.listing import find
-from angelia.pipeline.lake.table import ArchiveColumn, Table
+from angelia.pipeline.lake.tables import ArchiveColumn, Table
 from angelia.pipeline.lake.writer import Files
 from angelia.stores.objects import Objects
 

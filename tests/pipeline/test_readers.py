@@ -21,8 +21,7 @@ from pyspark.sql import functions as f
 import s3_servers
 from angelia.pipeline.lake import maintenance
 from angelia.pipeline.lake.commit import Mark
-from angelia.pipeline.lake.table import column
-from angelia.pipeline.lake.tables import RECEIPTS
+from angelia.pipeline.lake.tables import RECEIPTS, column
 from angelia.pipeline.sources import archive
 from angelia.stores.objects import Objects
 from lake_tables import put

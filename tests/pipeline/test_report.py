@@ -15,8 +15,7 @@ import pytest
 from angelia.errors import NotFound
 from angelia.pipeline import report
 from angelia.pipeline.lake import small_tables
-from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS, KEY_DAYS, KEY_GRACE, LATENCIES, STORAGE
-from angelia.pipeline.lake.table import Table
+from angelia.pipeline.lake.tables import AGENTS, BUCKETS, DAYS, HOURS, KEY_DAYS, KEY_GRACE, LATENCIES, STORAGE, Table
 from angelia.pipeline.report import formatting
 from angelia.pipeline.report.charts import latency, storage
 from angelia.pipeline.report.figures import read

@@ -31,9 +31,8 @@ from angelia.pipeline.jobs.retention import retention
 from angelia.pipeline.jobs.simulate import simulate
 from angelia.pipeline.jobs.verify_audit import verify_audit
 from angelia.pipeline.lake import archive_locations, commit, listing, writer
-from angelia.pipeline.lake.analytics_tables import DAYS, HOURS, STORAGE
 from angelia.pipeline.lake.commit import Mark
-from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, TABLES, Table
+from angelia.pipeline.lake.tables import AUDIT, DAYS, HOURS, RECEIPTS, STORAGE, TABLES, Table
 from angelia.pipeline.lake.writer import Files
 from angelia.pipeline.simulation.events import chained as chained_events
 from angelia.pipeline.simulation.fleet import Fleet

@@ -9,8 +9,7 @@ from datetime import date
 from angelia.envelope.wire import Priority
 from angelia.pipeline.analytics.histogram import SHARES, added, percentile_ms
 from angelia.pipeline.lake import small_tables
-from angelia.pipeline.lake.analytics_tables import HOURS, LATENCIES
-from angelia.pipeline.lake.table import DAY
+from angelia.pipeline.lake.tables import DAY, HOURS, LATENCIES
 from angelia.stores.objects import Objects
 
 Times = dict[str, float | None]

@@ -13,8 +13,7 @@ from angelia.pipeline.database import Database
 from angelia.pipeline.jobs import archive_receipts
 from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.lake import listing
-from angelia.pipeline.lake.analytics_tables import DAYS
-from angelia.pipeline.lake.tables import DAY, RECEIPTS
+from angelia.pipeline.lake.tables import DAY, DAYS, RECEIPTS
 
 _MOST_DAYS = 92  # computed together: what a crash makes the next run repeat, and what the driver holds in memory
 

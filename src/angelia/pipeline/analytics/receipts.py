@@ -17,8 +17,7 @@ from pyspark.sql import functions as f
 from angelia.pipeline.analytics.fingerprints import DayRange
 from angelia.pipeline.analytics.histogram import SHARES, bucket_column, middle
 from angelia.pipeline.jobs.job_context import JobContext, midnight
-from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, HOURS, LATENCIES
-from angelia.pipeline.lake.tables import DAY, RECEIPTS
+from angelia.pipeline.lake.tables import AGENTS, BUCKETS, DAY, HOURS, LATENCIES, RECEIPTS
 from angelia.pipeline.sources import archive, ledger
 from angelia.pipeline.sources.ledger import Snapshot
 

@@ -18,9 +18,8 @@ from angelia.pipeline.database import Database
 from angelia.pipeline.jobs import archive_receipts
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.lake import simulated, small_tables, writer
-from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS, LATENCIES
 from angelia.pipeline.lake.commit_marks import next_mark
-from angelia.pipeline.lake.tables import DAY, RECEIPTS
+from angelia.pipeline.lake.tables import AGENTS, BUCKETS, DAY, DAYS, HOURS, LATENCIES, RECEIPTS
 from angelia.pipeline.runs import JobRun
 from angelia.pipeline.sources import ledger
 from angelia.pipeline.sources.ledger import Snapshot

@@ -21,8 +21,7 @@ from angelia.pipeline.export_files import FORMATS, ExportFile
 from angelia.pipeline.jobs.agent_rows import NAMING, about, asked_about, in_ledger
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.lake import listing, simulated
-from angelia.pipeline.lake.analytics_tables import AGENTS
-from angelia.pipeline.lake.tables import Table
+from angelia.pipeline.lake.tables import AGENTS, Table
 from angelia.pipeline.runs import JobRun
 from angelia.pipeline.sources import archive, ledger
 from angelia.runs.model import RunState

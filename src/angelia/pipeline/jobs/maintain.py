@@ -12,9 +12,8 @@ from angelia.pipeline.jobs import analytics, erase, retention
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.jobs.table_locks import BY_FILES
 from angelia.pipeline.lake import listing, maintenance
-from angelia.pipeline.lake.analytics_tables import ANALYTICS
 from angelia.pipeline.lake.maintenance import KEPT
-from angelia.pipeline.lake.tables import AUDIT, TABLES, Table
+from angelia.pipeline.lake.tables import ANALYTICS, AUDIT, TABLES, Table
 from angelia.runs.model import RunState
 
 JOB = "maintain"

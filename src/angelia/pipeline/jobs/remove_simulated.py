@@ -20,11 +20,10 @@ from angelia.pipeline.jobs import analytics, archive_receipts, erase, retention
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.jobs.table_locks import MOVERS
 from angelia.pipeline.lake import commit, fsync, listing, rewrite, simulated
-from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS, LATENCIES
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.listing import TableFile
-from angelia.pipeline.lake.tables import AUDIT, DAY, RECEIPTS, Table
+from angelia.pipeline.lake.tables import AGENTS, AUDIT, BUCKETS, DAY, DAYS, HOURS, LATENCIES, RECEIPTS, Table
 from angelia.pipeline.runs import JobRun
 from angelia.pipeline.simulation import simulated_ids
 from angelia.pipeline.sources import archive, audit

@@ -15,8 +15,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from angelia.errors import Conflict
 from angelia.pipeline.lake.listing import files as files_of
 from angelia.pipeline.lake.listing import find
-from angelia.pipeline.lake.table import SIMULATED_PROPERTY
-from angelia.pipeline.lake.tables import DAY, RECEIPTS, Table
+from angelia.pipeline.lake.tables import DAY, RECEIPTS, SIMULATED_PROPERTY, Table
 from angelia.stores.objects import Objects
 
 RUN, ROWS = "angelia.run", "angelia.rows"  # metadata of a commit, for the run that resumes after a crash

@@ -7,9 +7,17 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from angelia.pipeline.lake.analytics_tables import ANALYTICS
-from angelia.pipeline.lake.table import SIMULATED, SIMULATED_PROPERTY
-from angelia.pipeline.lake.tables import AUDIT, DAY, RECEIPTS, SESSIONS, TABLES, Table
+from angelia.pipeline.lake.tables import (
+    ANALYTICS,
+    AUDIT,
+    DAY,
+    RECEIPTS,
+    SESSIONS,
+    SIMULATED,
+    SIMULATED_PROPERTY,
+    TABLES,
+    Table,
+)
 
 _TYPES = {
     pa.string(): "string",

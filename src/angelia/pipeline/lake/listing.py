@@ -9,7 +9,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from angelia.pipeline.lake.table import DAY, Table
+from angelia.pipeline.lake.tables import DAY, Table
 from angelia.stores.objects import Objects
 
 

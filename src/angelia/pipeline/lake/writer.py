@@ -19,8 +19,7 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterComm
 
 from angelia.errors import Conflict
 from angelia.pipeline.lake.commit import Mark, commit, is_simulated, replace
-from angelia.pipeline.lake.table import SIMULATED
-from angelia.pipeline.lake.tables import DAY, TABLES, Table
+from angelia.pipeline.lake.tables import DAY, SIMULATED, TABLES, Table
 from angelia.pipeline.secret_options import hidden, shown
 from angelia.stores.objects import Objects
 

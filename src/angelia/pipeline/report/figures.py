@@ -16,8 +16,7 @@ from angelia.errors import NotFound
 from angelia.pipeline.analytics.histogram import SHARES, added, percentile
 from angelia.pipeline.lake import archive_locations
 from angelia.pipeline.lake import small_tables as lake
-from angelia.pipeline.lake.analytics_tables import AGENTS, BUCKETS, DAYS, HOURS, KEY_DAYS, KEY_GRACE, LATENCIES, STORAGE
-from angelia.pipeline.lake.table import DAY
+from angelia.pipeline.lake.tables import AGENTS, BUCKETS, DAY, DAYS, HOURS, KEY_DAYS, KEY_GRACE, LATENCIES, STORAGE
 from angelia.settings import Settings
 from angelia.stores.objects import Objects
 
