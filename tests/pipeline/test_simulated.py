@@ -57,7 +57,7 @@ def mix(spark: SparkSession, objects: Objects) -> Callable[..., int]:
         version = (commit.version_of(objects, RECEIPTS, "simulate") or 0) + 1
         writer.write(receipts(spark, fleet, days), objects, RECEIPTS, Mark("simulate", version), str(uuid4()))
         if audit:
-            rows = archive.read(spark, objects, RECEIPTS, archive.files(objects, RECEIPTS))
+            rows = archive.read(spark, objects, RECEIPTS, listing.files(objects, RECEIPTS))
             writer.write(chained_events(rows), objects, AUDIT, Mark("simulate", 1), str(uuid4()))
         return sum(map(fleet.messages, days))
 

@@ -46,9 +46,8 @@ class ReceiptCounts:
 @contextmanager
 def reading(work: JobContext, days: DayRange, snapshot: Snapshot) -> Iterator[DataFrame]:
     """The receipts of these days: each is in the archive or in the ledger, never in both."""
-    root = work.objects.table(RECEIPTS.name)
-    uris = [f"{root}/{file.path}" for day in days.days for file in day.files]
-    frame = archive.read(work.spark, work.objects, _NARROW, uris)
+    files = [file for day in days.days for file in day.files]
+    frame = archive.read(work.spark, work.objects, _NARROW, files)
     if not any(day.ledger_rows for day in days.days):
         yield frame
         return
@@ -64,7 +63,7 @@ def reading(work: JobContext, days: DayRange, snapshot: Snapshot) -> Iterator[Da
     # It is used several times; the ledger is read once.
     here = here.persist()
     try:
-        yield frame.unionByName(here) if uris else here
+        yield frame.unionByName(here) if files else here
     finally:
         here.unpersist()
 

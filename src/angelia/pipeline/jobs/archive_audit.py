@@ -12,7 +12,7 @@ from angelia.pipeline import chain_verification, runs
 from angelia.pipeline.database import Busy, Database
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.jobs.verify_audit import node_key
-from angelia.pipeline.lake import commit, fsync, simulated
+from angelia.pipeline.lake import commit, simulated
 from angelia.pipeline.lake.audit_chain import files_within, properties
 from angelia.pipeline.lake.tables import AUDIT
 from angelia.pipeline.runs import JobRun
@@ -129,7 +129,7 @@ def _prove(work: JobContext, database: Database, floor: Floor, target: Floor) ->
             f"the archive's chain is another one than the ledger's at entry {target.position:,}",
             hint="nothing left the ledger; angelia audit verify",
         )
-    fsync.settle(work.objects, AUDIT, files_within(work.objects, floor.position, target.position))
+    commit.settle(work.objects, AUDIT, files_within(work.objects, floor.position, target.position))
 
 
 def _remove(work: JobContext, database: Database, target: Floor) -> None:

@@ -89,7 +89,7 @@ def _purge(work: JobContext, database: Database, run: JobRun) -> JobRun:
     if used:
         _take_back(work, run, used)
         work.step("taken back", run)
-    rows = rewrite.count(work.objects, SESSIONS, files_of(work, SESSIONS, run))
+    rows = sum(file.rows for file in files_of(work, SESSIONS, run))
     done = {"rows": rows, "used_meanwhile": rewrite.change(work.objects, SESSIONS, _correction(run)).rows}
     with database.transaction():
         detail: Detail = {"run": run.run_id, "job": JOB, "to": f"{_cutoff_of(run):%F}", **done}

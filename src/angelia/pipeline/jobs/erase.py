@@ -137,15 +137,15 @@ def _from_archive(work: JobContext, run: JobRun, table: Table, said: dict[str, A
     """Rewrites the days that name the agent without it, in one commit; returns how many rows it changed."""
     if not rewrite.is_done_by(work.objects, table, Mark(JOB, run.version), run.run_id):
         days = _days(work, table, said["agent"])
-        uris = [file.uri for file in listing.files(work.objects, table) if f"{file.day}" in days]
-        if uris:
+        files = [file for file in listing.files(work.objects, table) if f"{file.day}" in days]
+        if files:
             work.progress.stage(f"erasing in {table.name}", sum(days.values()))
             rewrite.open_up(work.objects, table)
             work.step(f"opened {table.name}", run)
-            rows = archive.read(work.spark, work.objects, table, uris)
+            rows = archive.read(work.spark, work.objects, table, files)
             erased = _without(rows, table, said["agent"], datetime.fromisoformat(said["at"]))
             mark = next_mark(work.objects, table, run)
-            rewrite.rewrite(erased, work.objects, table, mark, run.run_id, uris, sum(days.values()))
+            rewrite.rewrite(erased, work.objects, table, mark, run.run_id, files, sum(days.values()))
             work.step(f"rewritten {table.name}", run)
     return rewrite.change(work.objects, table, run.run_id).rows
 
@@ -154,10 +154,10 @@ def _days(work: JobContext, table: Table, agent: str) -> dict[str, int]:
     """The number of rows to be erased by day, for days that have some."""
     from pyspark.sql import functions as f
 
-    uris = archive.files(work.objects, table)
-    if not uris:
+    files = listing.files(work.objects, table)
+    if not files:
         return {}
-    named = archive.read(work.spark, work.objects, table, uris).where(about(table, agent))
+    named = archive.read(work.spark, work.objects, table, files).where(about(table, agent))
     if table is AUDIT:
         named = named.where(f.col("redacted_at").isNull())
     return {f"{row['day']}": row["count"] for row in named.groupBy("day").count().collect()}

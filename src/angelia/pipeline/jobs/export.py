@@ -185,10 +185,10 @@ def _both(work: JobContext, then: Database, asked: Asked, table: Table, director
 
 def _archived(work: JobContext, agent: str, table: Table, schema: pa.Schema) -> Iterator[list[dict[str, Any]]]:
     """Rows of the archive, one partition in memory at a time: all of an agent may not fit."""
-    uris = archive.files(work.objects, table)
-    if not uris:
+    files = listing.files(work.objects, table)
+    if not files:
         return
-    found = archive.read(work.spark, work.objects, table, uris).where(about(table, agent))
+    found = archive.read(work.spark, work.objects, table, files).where(about(table, agent))
     rows: list[dict[str, Any]] = []
     for row in found.select(*schema.names).toLocalIterator(prefetchPartitions=True):
         rows.append(row.asDict())

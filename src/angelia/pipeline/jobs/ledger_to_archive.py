@@ -10,8 +10,9 @@ from angelia.errors import AngeliaError
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
-from angelia.pipeline.lake import commit, fsync, listing, rewrite, writer
+from angelia.pipeline.lake import commit, listing, writer
 from angelia.pipeline.lake.commit import Mark
+from angelia.pipeline.lake.listing import TableFile
 from angelia.pipeline.lake.tables import Table
 from angelia.pipeline.runs import JobRun
 from angelia.pipeline.sources import archive, ledger
@@ -40,7 +41,7 @@ def finish(work: JobContext, database: Database, run: JobRun, move: Move, report
     if run.state is RunState.PLANNED:
         move.commit(work, database, run)
         work.step("written", run)
-        written = rewrite.count(work.objects, move.table, files_of(work, move.table, run))
+        written = sum(file.rows for file in files_of(work, move.table, run))
         run = runs.advance(database, run, RunState.COMMITTED, work.clock(), row_count=written)
         work.step("committed", run)
     if run.state is RunState.COMMITTED:
@@ -50,7 +51,7 @@ def finish(work: JobContext, database: Database, run: JobRun, move: Move, report
                 f"{run.row_count:,} rows were written to {move.table.name}, and {rows:,} are there",
                 hint="nothing was removed from the ledger; has somebody changed the archive by hand?",
             )
-        fsync.settle(work.objects, move.table, files_of(work, move.table, run))
+        commit.settle(work.objects, move.table, files_of(work, move.table, run))
         run = runs.advance(database, run, RunState.VERIFIED, work.clock(), row_count=rows, id_hash_sum=total)
         work.step("verified", run)
     run = move.purge(work, database, run)
@@ -94,6 +95,6 @@ def archived(work: JobContext, table: Table, run: JobRun) -> tuple[int, int]:
     return int(found["rows"]), int(found["total"])
 
 
-def files_of(work: JobContext, table: Table, run: JobRun) -> list[str]:
+def files_of(work: JobContext, table: Table, run: JobRun) -> list[TableFile]:
     """The files that a run wrote into a table; they are not rewritten before the run is done."""
-    return [uri for uri in archive.files(work.objects, table) if uri.rpartition("/")[2].startswith(run.run_id)]
+    return [file for file in listing.files(work.objects, table) if file.name.startswith(run.run_id)]

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import date
-from typing import TYPE_CHECKING
 
 from angelia.audit.model import ARCHIVE_RUN, Detail
 from angelia.errors import Conflict
@@ -19,7 +18,7 @@ from angelia.pipeline.database import Database
 from angelia.pipeline.jobs import analytics, archive_receipts, erase, retention
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.jobs.table_locks import MOVERS
-from angelia.pipeline.lake import commit, fsync, listing, rewrite, simulated
+from angelia.pipeline.lake import commit, listing, rewrite, simulated
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.listing import TableFile
@@ -28,9 +27,6 @@ from angelia.pipeline.runs import JobRun
 from angelia.pipeline.simulation import simulated_ids
 from angelia.pipeline.sources import archive, audit
 from angelia.runs.model import RunState
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 JOB = simulated.REMOVED
 # The other jobs that write these tables; maintain holds the locks of two of them.
@@ -90,7 +86,7 @@ def _finish(work: JobContext, database: Database, run: JobRun, report: JobReport
     for table in (AUDIT, RECEIPTS, *_COUNTED):
         rewrite.close_again(work.objects, table)
         # Readers no longer see the rows; that must survive a power cut before the files are removed.
-        fsync.settle(work.objects, table, [])
+        commit.settle(work.objects, table, [])
         rewrite.delete(work.objects, table, changes[table.name].gone)
     work.step("deleted", run)
     removed = {table.name: changes[table.name].rows for table in (AUDIT, RECEIPTS) if changes[table.name].gone}
@@ -125,22 +121,21 @@ def _remove(work: JobContext, database: Database, run: JobRun, table: Table) -> 
         _take_out(work, run, table, mark, files)
         return
     work.progress.stage(f"removing from {table.name}", sum(days.values()))
-    real = _rows(work, table, files).where(~simulated_ids.simulated(table))
-    uris = [file.uri for file in files]
-    rewrite.rewrite(real, work.objects, table, mark, run.run_id, uris, sum(days.values()))
+    real = archive.read(work.spark, work.objects, table, files).where(~simulated_ids.simulated(table))
+    rewrite.rewrite(real, work.objects, table, mark, run.run_id, files, sum(days.values()))
 
 
-def _take_out(work: JobContext, run: JobRun, table: Table, mark: Mark, files: Collection[TableFile]) -> None:
+def _take_out(work: JobContext, run: JobRun, table: Table, mark: Mark, files: Sequence[TableFile]) -> None:
     rows, paths = sum(file.rows for file in files), [file.path for file in files]
     commit.replace(work.objects, table, mark, run.run_id, paths, [], rows)
 
 
-def _days(work: JobContext, table: Table, files: Collection[TableFile]) -> Counter[date]:
+def _days(work: JobContext, table: Table, files: Sequence[TableFile]) -> Counter[date]:
     """The number of simulated rows by day, for days that have some."""
     if _all_simulated(work, table):
         return sum((Counter({file.day: file.rows}) for file in files), Counter())
-    found = _rows(work, table, files).where(simulated_ids.simulated(table)).groupBy(DAY).count().collect()
-    return Counter({row[DAY]: row["count"] for row in found})
+    found = archive.read(work.spark, work.objects, table, files).where(simulated_ids.simulated(table))
+    return Counter({row[DAY]: row["count"] for row in found.groupBy(DAY).count().collect()})
 
 
 def _all_simulated(work: JobContext, table: Table) -> bool:
@@ -154,7 +149,3 @@ def _files(work: JobContext, database: Database, table: Table) -> list[TableFile
     dead = runs.open_run(database, _REAL[table.name])
     there = listing.files(work.objects, table)
     return [file for file in there if dead is None or not file.name.startswith(dead.run_id)]
-
-
-def _rows(work: JobContext, table: Table, files: Collection[TableFile]) -> DataFrame:
-    return archive.read(work.spark, work.objects, table, [file.uri for file in files])

@@ -15,7 +15,7 @@ from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs import archive_receipts
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
-from angelia.pipeline.lake import simulated
+from angelia.pipeline.lake import listing, simulated
 from angelia.pipeline.lake.audit_chain import archive_floor
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS
 from angelia.pipeline.sources import archive, ledger
@@ -112,7 +112,7 @@ def _receipts(work: JobContext, snapshot: ledger.Snapshot) -> DataFrame:
     here = ledger.read(
         work.spark, work.database_url, work.sql("mail")["receipts"], RECEIPTS.schema, snapshot, readers=work.readers
     )
-    there = archive.read(work.spark, work.objects, RECEIPTS, archive.files(work.objects, RECEIPTS))
+    there = archive.read(work.spark, work.objects, RECEIPTS, listing.files(work.objects, RECEIPTS))
     return here.select(*columns).unionAll(there.select(*columns))
 
 
@@ -134,10 +134,10 @@ def _archive_faults(work: JobContext, floor: Floor) -> tuple[Mapping[str, Offend
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
-    uris = archive.files(work.objects, AUDIT)
-    if not uris:
+    files = listing.files(work.objects, AUDIT)
+    if not files:
         return {kind: Offenders(0, []) for kind in _FAULTS}, floor
-    rows = archive.read(work.spark, work.objects, AUDIT, uris)
+    rows = archive.read(work.spark, work.objects, AUDIT, files)
     links = rows.select("position", "event_hash", "entry_hash", f.floor(f.col("position") / _SPAN).alias("span"))
     order = Window.partitionBy("span").orderBy("position")
     linked = links.withColumns(

@@ -117,16 +117,15 @@ def _remove_events(work: JobContext, run: JobRun, due: OverdueFiles) -> None:
     from it."""
     from pyspark.sql import functions as f
 
-    uris = [file.uri for file in due.files]
-    old = archive.read(work.spark, work.objects, AUDIT, uris)
+    old = archive.read(work.spark, work.objects, AUDIT, due.files)
     rest = [file.least for file in listing.files(work.objects, AUDIT) if file.day >= _first(run)]
-    floor = floor_above(old, min((one for one in rest if one is not None), default=None))
+    floor = floor_above(old, min(rest, default=None))
     if floor is None:
         return
     late = old.where(f.col("position") > floor.position)
     leaving = due.rows - late.count()
     rewrite.open_up(work.objects, AUDIT, properties(floor))
-    rewrite.rewrite(late, work.objects, AUDIT, next_mark(work.objects, AUDIT, run), run.run_id, uris, leaving)
+    rewrite.rewrite(late, work.objects, AUDIT, next_mark(work.objects, AUDIT, run), run.run_id, due.files, leaving)
 
 
 def _removed(work: JobContext, table: Table, change: CommittedChange) -> dict[str, str | int]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import date
+from pathlib import Path
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
@@ -13,8 +15,8 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
 from angelia.errors import Conflict
+from angelia.pipeline.lake.listing import TableFile, find
 from angelia.pipeline.lake.listing import files as files_of
-from angelia.pipeline.lake.listing import find
 from angelia.pipeline.lake.tables import DAY, RECEIPTS, SIMULATED_PROPERTY, Table
 from angelia.stores.objects import Objects
 
@@ -147,3 +149,26 @@ def replace(
     except CommitFailedError as error:
         raise Conflict(f"somebody else writes {table.name}", hint="run it again") from error
     return True
+
+
+def settle(objects: Objects, table: Table, files: Sequence[TableFile]) -> None:
+    """Makes commits survive a power cut, before rows are removed elsewhere: syncs files of a table, its log and their
+    directories to disk. An object store is durable when it answers."""
+    if objects.remote:
+        return
+    log = Path(objects.table(table.name), "_delta_log")
+    paths = [Path(file.uri) for file in files]
+    if log.is_dir():
+        paths += [path for path in log.iterdir() if path.is_file()]
+    directories = {path.parent for path in paths}
+    for path in [*paths, *sorted(directories | {log.parent, log.parent.parent})]:
+        if path.exists():
+            _sync(path)
+
+
+def _sync(path: Path) -> None:
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

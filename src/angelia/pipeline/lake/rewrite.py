@@ -11,7 +11,7 @@ from pyarrow import fs
 
 from angelia.errors import AngeliaError
 from angelia.pipeline.lake.commit import ROWS, RUN, Mark, is_done
-from angelia.pipeline.lake.listing import files, find
+from angelia.pipeline.lake.listing import TableFile, files, find
 from angelia.pipeline.lake.tables import DAY, Table
 from angelia.pipeline.lake.writer import options, save
 from angelia.stores.objects import Objects
@@ -28,17 +28,11 @@ class StoreRefuses(AngeliaError):
     code = "archive_locked"
 
 
-def count(objects: Objects, table: Table, uris: Collection[str]) -> int:
-    """The number of rows of these files, by the log."""
-    wanted = {uri.removeprefix(objects.table(table.name)) for uri in uris}
-    return sum(file.rows for file in files(objects, table) if f"/{file.path}" in wanted)
-
-
 def rewrite(
-    frame: DataFrame, objects: Objects, table: Table, mark: Mark, run: str, uris: Collection[str], rows: int
+    frame: DataFrame, objects: Objects, table: Table, mark: Mark, run: str, replaced: Collection[TableFile], rows: int
 ) -> None:
     """Replaces files of a table by the rows of a frame, in one commit."""
-    gone = json.dumps([below(objects, table, uri) for uri in uris])
+    gone = json.dumps([file.path for file in replaced])
     save(frame, {**options(objects, table, mark, run), "gone": gone, "rows": str(rows)})
 
 
@@ -126,8 +120,3 @@ def delete(objects: Objects, table: Table, paths: Collection[str]) -> None:
                 f"the store does not let a file of {table.name} be removed: {error}",
                 hint="is the bucket under object lock, or may the key not delete? docs/retention.md; then run it again",
             ) from error
-
-
-def below(objects: Objects, table: Table, uri: str) -> str:
-    """The path of a file below its table, as in the log."""
-    return uri.removeprefix(objects.table(table.name)).lstrip("/")

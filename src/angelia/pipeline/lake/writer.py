@@ -84,6 +84,21 @@ class LakeSink(DataSource):
         return LakeWriter(self.options)
 
 
+def write_task(objects: Objects, table: Table, run: str, batches: Iterator[pa.RecordBatch]) -> Written:
+    """Writes the rows of a task of Spark's; the names of the files begin with the run's id."""
+    context = TaskContext.get()
+    assert context is not None
+    with Files(objects, table, f"{run}-{context.partitionId()}-{context.taskAttemptId()}") as files:
+        for batch in batches:
+            files.add(batch)
+    return Written(files.written)
+
+
+def added(messages: Sequence[WriterCommitMessage | None]) -> list[AddAction]:
+    """The files of all tasks, from what `write_task` returned."""
+    return [file for message in messages if isinstance(message, Written) for file in message.files]
+
+
 class LakeWriter(DataSourceArrowWriter):
     """`write` runs in the tasks, `commit` once on the driver."""
 
@@ -99,16 +114,10 @@ class LakeWriter(DataSourceArrowWriter):
         self._rows = int(options.get("rows", 0))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        context = TaskContext.get()
-        assert context is not None
-        task = f"{self._run}-{context.partitionId()}-{context.taskAttemptId()}"
-        with Files(self._objects, self._table, task) as files:
-            for batch in iterator:
-                files.add(batch)
-        return Written(files.written)
+        return write_task(self._objects, self._table, self._run, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        files = [file for message in messages if isinstance(message, Written) for file in message.files]
+        files = added(messages)
         if self._gone is None:
             commit(self._objects, self._table, files, self._mark, replacing=self._replacing)
         elif not replace(self._objects, self._table, self._mark, self._run, self._gone, files, self._rows):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from angelia.envelope.ids import BUCKETS
 from angelia.pipeline.database import Database, Value
@@ -66,8 +66,6 @@ def read(
 
     Filters are passed here and not pushed down by Spark, which keeps the filters of one query for the next one of the
     same frame."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
     spark.dataSource.register(LedgerSource)
     options = {
         "url": hidden({"url": url}),
@@ -75,7 +73,6 @@ def read(
         "snapshot": snapshot.id,
         "readers": str(readers),
         "within": json.dumps({name: [one.isoformat() for one in times] for name, times in (within or {}).items()}),
-        "schema": base64.b64encode(schema.serialize()).decode(),
     }
     return spark.read.format(NAME).schema(from_arrow_schema(schema)).options(**options).load()
 
@@ -88,7 +85,7 @@ class LedgerSource(DataSource):
         return NAME
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return LedgerReader(self.options)
+        return LedgerReader(self.options, schema)
 
 
 @dataclass(frozen=True)
@@ -102,9 +99,9 @@ class BucketRange(InputPartition):
 class LedgerReader(DataSourceReader):
     """Plans the ranges on the driver; each is read where Spark wants it."""
 
-    def __init__(self, options: Any) -> None:
+    def __init__(self, options: Any, schema: StructType) -> None:
         self._options = dict(options)
-        self._schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(options["schema"])))
+        self._schema = to_arrow_schema(schema, timezone="UTC")
         self._within = [(name, *times) for name, times in json.loads(options["within"]).items()]
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -122,10 +119,7 @@ class LedgerReader(DataSourceReader):
             values += [datetime.fromisoformat(since), datetime.fromisoformat(until)]
         with seeing(shown(self._options["url"])["url"], Snapshot(self._options["snapshot"])) as database:
             for batch in database.batches(given, *values):
-                yield pa.RecordBatch.from_arrays(
-                    [column.cast(wanted.type) for column, wanted in zip(batch.columns, self._schema, strict=True)],
-                    schema=self._schema,
-                )
+                yield batch.cast(self._schema)
 
 
 def _checked(snapshot: str) -> str:
