@@ -29,7 +29,7 @@ from angelia.stores.embedded.private_files import open_log
 from angelia.stores.embedded.process import Child, Program, Steps, end, start
 from angelia.stores.ledger import Ledger, StatementError
 
-FIRST_LOOK = 600.0  # seconds after a start: whoever starts a server wants it to serve first
+FIRST_LOOK = 600.0  # seconds after a start: a server that has just started serves requests first
 LOOK_EVERY, JITTER = 60.0, 10.0
 RETRY = timedelta(hours=1)
 LOG, LOG_MOST = "pipeline.log", 1 << 20
@@ -41,8 +41,8 @@ COMMAND = (sys.executable, "-P", "-c", "import os; os.nice(10); from angelia.cli
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """When this server started a job last, and whether that came to a good end. One that finds nothing to do leaves
-    no run behind."""
+    """When this server started a job last, and whether the job succeeded. A job that finds nothing to do leaves no run
+    in the ledger."""
 
     at: datetime
     good: bool
@@ -52,19 +52,14 @@ def due(
     schedule: Mapping[str, str], stands: Mapping[str, Latest], tried: Mapping[str, Attempt], now: datetime
 ) -> str | None:
     """The job that should have been started longest ago, if any should."""
-    late: dict[str, timedelta] = {}
-    for job, text in schedule.items():
-        length = period(text)
-        if length is None:
-            continue
-        over = now - _next(length, stands.get(job), tried.get(job))
-        if over >= timedelta(0):
-            late[job] = over
-    return max(late, key=lambda job: late[job]) if late else None
+    lengths = {job: length for job, text in schedule.items() if (length := period(text)) is not None}
+    turns = {job: _next(length, stands.get(job), tried.get(job)) for job, length in lengths.items()}
+    first = min(turns, key=lambda job: turns[job], default=None)
+    return first if first is not None and turns[first] <= now else None
 
 
 def _next(length: timedelta, stands: Latest | None, tried: Attempt | None) -> datetime:
-    """After a run its period passes; after one that failed or died no more than an hour."""
+    """The time of a job's next turn: its period after a run; at most an hour after one that failed or died."""
     again = min(length, RETRY)
     turns = [datetime.min.replace(tzinfo=UTC)]
     if stands is not None:
@@ -75,7 +70,7 @@ def _next(length: timedelta, stands: Latest | None, tried: Attempt | None) -> da
 
 
 class PipelineSchedule:
-    """Looks again and again what is due. The main process tends it; only the look at the ledger has a thread."""
+    """Looks for jobs that are due. The main process tends it; only the look at the ledger has a thread."""
 
     def __init__(
         self,
@@ -104,7 +99,7 @@ class PipelineSchedule:
         return self._job
 
     def tend(self, now: float) -> Iterator[str]:
-        """Start what is due, notice what has ended; never waits. What went wrong, in lines to log."""
+        """Starts the job that is due and notices one that has ended, without waiting. Yields errors as lines to log."""
         if self._child is not None and self._child.died is not None:
             yield from self._ended(self._child)
         if self._child is not None and self._overdue is not None and now > self._overdue:
@@ -122,45 +117,43 @@ class PipelineSchedule:
                 yield from self._start(job, now)
 
     def ask_to_stop(self) -> None:
-        """Nothing is started any more; what runs is told to end."""
+        """Starts no more jobs, and tells the running one to end."""
         self._stopping = True
         if self._child is not None:
             self._child.send(_STOP[0][0])
 
     def stop(self) -> None:
-        """Return when nothing runs any more."""
+        """Ends the running job; returns when it has ended."""
         self._stopping = True
         if self._child is not None:
             end(self._child, _STOP)
             self._child = self._job = None
 
     def look(self) -> None:
-        """Ask the ledger how each job stands, for the next `tend`."""
+        """Asks the ledger for the state of each job, for the next `tend`."""
         try:
             self._looks.put(asyncio.run(_stands(self._settings)))
         except (Unavailable, StatementError):
-            return  # the ledger is away, which is told elsewhere; the next look comes by itself
+            return  # the ledger is unreachable, which is logged elsewhere; the next look comes by itself
 
     def _start(self, job: str, now: float) -> Iterator[str]:
         self._tried[job] = Attempt(datetime.now(UTC), good=False)
-        try:
-            log = self._open_log()
-        except OSError as error:
-            yield f"{job} cannot be started: {error}"
-            return
         program = Program(
             command=(*self._command, "pipeline", "run", *job.split(), "-q"),
             environ={**os.environ, "ANGELIA_DATA_DIR": str(self._data_dir.path)},
             death_signal=signal.SIGTERM,
         )
+        length = period(self._settings.pipeline_schedule[job])
         try:
-            self._child, self._job = start(program, log=log), job
-            length = period(self._settings.pipeline_schedule[job])
-            self._overdue = None if length is None else now + length.total_seconds()
+            log = self._open_log()
+            try:
+                self._child, self._job = start(program, log=log), job
+            finally:
+                os.close(log)
         except OSError as error:
             yield f"{job} cannot be started: {error}"
-        finally:
-            os.close(log)
+        else:
+            self._overdue = None if length is None else now + length.total_seconds()
 
     def _ended(self, child: Child) -> Iterator[str]:
         job, self._child, self._job = self._job, None, None

@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 from angelia.cli.pipeline_environment import with_hot_tier
 from angelia.errors import Conflict
 from angelia.pipeline import runs
-from angelia.pipeline.analytics import skew
 from angelia.pipeline.analytics.histogram import ERROR, added, bucket, percentile
 from angelia.pipeline.jobs import archive_receipts
-from angelia.pipeline.jobs.analytics import analytics
+from angelia.pipeline.jobs.analytics import analytics, gini, peak
 from angelia.pipeline.jobs.job_context import JobContext
 from angelia.pipeline.jobs.simulate import simulate
 from angelia.pipeline.lake.tables import (
@@ -70,8 +69,8 @@ def test_histograms_that_are_added_are_the_histogram_of_all(some: list[int], oth
 
 
 def test_skew_is_nothing_when_all_buckets_are_alike_and_nearly_one_when_one_has_everything() -> None:
-    assert (skew.peak([5] * 256), skew.gini([5] * 256)) == (1.0, pytest.approx(0.0))
-    assert (skew.peak([7]), skew.gini([7])) == (256.0, pytest.approx(255 / 256))
+    assert (peak([5] * 256), gini([5] * 256)) == (1.0, pytest.approx(0.0))
+    assert (peak([7]), gini([7])) == (256.0, pytest.approx(255 / 256))
 
 
 async def receipts(url: str) -> list[dict[str, Any]]:

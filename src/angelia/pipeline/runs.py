@@ -37,13 +37,12 @@ class JobRun:
 
 
 @contextmanager
-def only_one(url: str, app_id: str) -> Iterator[Database]:
-    """A connection that holds the lock of an app id; raises AtWork if another process holds it."""
+def only_one(url: str, *app_ids: str) -> Iterator[Database]:
+    """A connection that holds the locks of app ids; raises AtWork if another process holds one of them."""
     with Database.open(url) as database:
-        locked = database.row(SQL["try_lock"], app_id)
-        assert locked is not None
-        if not locked["locked"]:
-            raise _at_work(app_id, open_run(database, app_id))
+        for app_id in app_ids:
+            if not database.rows(SQL["try_lock"], app_id)[0]["locked"]:
+                raise _at_work(app_id, open_run(database, app_id))
         yield database
 
 
@@ -65,9 +64,7 @@ def plan(
 ) -> JobRun:
     """Begins a run, with the next version of its app id: after those of the ledger and the one in the archive, which a
     restored ledger may not know."""
-    made = database.row(SQL["plan"], str(uuid.uuid4()), job, app_id, lo, hi, cutoff, now, behind or 0)
-    assert made is not None
-    return _run(made)
+    return _run(database.rows(SQL["plan"], str(uuid.uuid4()), job, app_id, lo, hi, cutoff, now, behind or 0)[0])
 
 
 def advance(

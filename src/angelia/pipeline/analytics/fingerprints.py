@@ -12,7 +12,7 @@ from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs import archive_receipts
 from angelia.pipeline.jobs.job_context import JobContext
-from angelia.pipeline.lake import listing
+from angelia.pipeline.lake import listing, small_tables
 from angelia.pipeline.lake.tables import DAY, DAYS, RECEIPTS
 
 _MOST_DAYS = 92  # computed together: what a crash makes the next run repeat, and what the driver holds in memory
@@ -81,11 +81,7 @@ def present(work: JobContext, database: Database) -> dict[date, DayInputs]:
 
 def computed(work: JobContext) -> dict[date, str]:
     """The fingerprints of the days that were computed."""
-    table = listing.find(work.objects, DAYS)
-    if table is None:
-        return {}
-    rows = table.to_pyarrow_table(columns=[DAY, "fingerprint"]).to_pylist()
-    return {row[DAY]: row["fingerprint"] for row in rows}
+    return {row[DAY]: row["fingerprint"] for row in small_tables.rows(work.objects, DAYS)}
 
 
 def changed(

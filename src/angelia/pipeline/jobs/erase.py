@@ -37,7 +37,7 @@ def erase(work: JobContext) -> JobReport:
     agent, reason = _asked(work)
     report = JobReport(job=JOB)
     simulated.only_real(work.objects, work.settings, JOB)
-    with nothing_is_half_moved(work.database_url), runs.only_one(work.database_url, JOB) as database:
+    with nothing_is_half_moved(work.database_url, JOB) as database:
         if work.dry_run:
             return _foreseen(work, database, agent, report)
         if (dead := runs.open_run(database, JOB)) is not None:

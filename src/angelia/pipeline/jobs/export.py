@@ -13,7 +13,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from angelia.audit.model import ARCHIVE_RUN, Detail
 from angelia.errors import AlreadyExists, InvalidArgument, NotFound
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
@@ -83,8 +82,7 @@ def export(work: JobContext) -> JobReport:
             _manifest(work, asked, run, partial, counts)
             work.step("written", run)
             # Without the handle: an event that names the agent would be one more record about it.
-            detail: Detail = {"run": run.run_id, "job": JOB, "rows": sum(counts.values())}
-            work.record(database, ARCHIVE_RUN, detail)
+            work.record_run(database, run, {"rows": sum(counts.values())})
             partial.rename(asked.out)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)

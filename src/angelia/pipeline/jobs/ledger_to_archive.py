@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from angelia.errors import AngeliaError
+from angelia.errors import AngeliaError, InvalidArgument
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
@@ -31,7 +31,7 @@ class Move:
     crash."""
 
     table: Table
-    commit: Callable[[JobContext, Database, JobRun], None]  # puts the rows of the run into the archive, once
+    commit: Callable[[JobContext, Database, JobRun], None]  # puts the rows of the run into the archive
     purge: Callable[[JobContext, Database, JobRun], JobRun]  # removes the archived rows from the ledger; ends the run
 
 
@@ -39,7 +39,9 @@ def finish(work: JobContext, database: Database, run: JobRun, move: Move, report
     """Finishes a run from whatever state it is in."""
     work.step("planned", run)
     if run.state is RunState.PLANNED:
-        move.commit(work, database, run)
+        # A crash may have come right after the commit.
+        if not _is_committed(work, move.table, run):
+            move.commit(work, database, run)
         work.step("written", run)
         written = sum(file.rows for file in files_of(work, move.table, run))
         run = runs.advance(database, run, RunState.COMMITTED, work.clock(), row_count=written)
@@ -65,8 +67,18 @@ def resumed_first(run: JobRun | None) -> str:
     return f"; run {run.run_id[:8]}, which died, would be finished first" if run else ""
 
 
-def is_committed(work: JobContext, table: Table, run: JobRun) -> bool:
-    """Whether a run's rows are in the archive: a crash may have come right after the commit."""
+def end_of(work: JobContext, what: str, latest: datetime, why: str) -> datetime:
+    """The time up to which rows are archived: `--to`, or the latest; raises InvalidArgument if `--to` is later, and
+    says `why` younger rows stay."""
+    if work.until is not None and work.until > latest:
+        raise InvalidArgument(
+            f"{what} are archived up to {latest:%Y-%m-%d}: younger ones {why}",
+            hint=f"leave --to out, or say --to {latest:%Y-%m-%d}",
+        )
+    return work.until or latest
+
+
+def _is_committed(work: JobContext, table: Table, run: JobRun) -> bool:
     found = listing.find(work.objects, table)
     return found is not None and commit.is_done(found, Mark(run.app_id, run.version))
 
@@ -98,3 +110,8 @@ def archived(work: JobContext, table: Table, run: JobRun) -> tuple[int, int]:
 def files_of(work: JobContext, table: Table, run: JobRun) -> list[TableFile]:
     """The files that a run wrote into a table; they are not rewritten before the run is done."""
     return [file for file in listing.files(work.objects, table) if file.name.startswith(run.run_id)]
+
+
+def archived_ids(work: JobContext, database: Database, table: Table, run: JobRun) -> None:
+    """Puts the ids of the rows that a run archived into the temporary table `archived_ids` of the ledger."""
+    database.ingest("archived_ids", archive.ids(work.objects, table, files_of(work, table, run)))

@@ -8,10 +8,8 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
 from datetime import date
 
-from angelia.audit.model import ARCHIVE_RUN, Detail
 from angelia.errors import Conflict
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
@@ -38,10 +36,7 @@ _COUNTED = (DAYS, HOURS, LATENCIES, AGENTS, BUCKETS)  # the days first: one that
 def remove_simulated(work: JobContext) -> JobReport:
     """Removes every simulated row of an archive of real ones; finishes a run that died first."""
     report = JobReport(job=JOB)
-    with ExitStack() as held:
-        for job in _WRITERS:
-            held.enter_context(runs.only_one(work.database_url, job))
-        database = held.enter_context(runs.only_one(work.database_url, JOB))
+    with runs.only_one(work.database_url, *_WRITERS, JOB) as database:
         _refuse_all_simulated(work)
         tables = simulated.mixed(work.objects)
         if work.dry_run:
@@ -92,8 +87,7 @@ def _finish(work: JobContext, database: Database, run: JobRun, report: JobReport
     removed = {table.name: changes[table.name].rows for table in (AUDIT, RECEIPTS) if changes[table.name].gone}
     said = {"archive": removed, "uncounted": sum(changes[table.name].rows for table in _COUNTED)}
     with database.transaction():
-        detail: Detail = {"run": run.run_id, "job": JOB, **removed}
-        work.record(database, ARCHIVE_RUN, detail)
+        work.record_run(database, run, removed)
         work.step("recording", run)
         run = runs.advance(database, run, RunState.DONE, work.clock(), row_count=sum(removed.values()), report=said)
     report.add(run)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, date
 
-from angelia.audit.model import ARCHIVE_RUN, Detail
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.job_context import JobContext, JobReport, midnight
@@ -47,7 +46,7 @@ def retention(work: JobContext) -> JobReport:
     """Removes every day whose retention has ended from every table; finishes a run that died first."""
     report = JobReport(job=JOB)
     simulated.only_real(work.objects, work.settings, JOB)
-    with nothing_is_half_moved(work.database_url), runs.only_one(work.database_url, JOB) as database:
+    with nothing_is_half_moved(work.database_url, JOB) as database:
         run = runs.open_run(database, JOB)
         if run is not None and not work.dry_run:
             _finish(work, database, run, report)
@@ -92,8 +91,7 @@ def _finish(work: JobContext, database: Database, run: JobRun, report: JobReport
     rows = sum(int(one["rows"]) for one in tables)
     with database.transaction():
         for one in tables:
-            detail: Detail = {"run": run.run_id, "job": JOB, "before": f"{_first(run)}", **one}
-            work.record(database, ARCHIVE_RUN, detail)
+            work.record_run(database, run, {"before": f"{_first(run)}", **one})
         work.step("recording", run)
         run = runs.advance(database, run, RunState.DONE, work.clock(), row_count=rows, report={"tables": tables})
     report.add(run)

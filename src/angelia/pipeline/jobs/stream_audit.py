@@ -12,7 +12,7 @@ from deltalake.exceptions import DeltaError
 from angelia.errors import AngeliaError, Unavailable
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
-from angelia.pipeline.jobs.archive_audit import JOB, go_on, schema, trim
+from angelia.pipeline.jobs.archive_audit import JOB, go_on, trim
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.runs import JobRun
 from angelia.pipeline.sources import audit
@@ -75,7 +75,7 @@ def _started(work: JobContext, run: JobRun) -> StreamingQuery:
     rows = str(work.options.get("rows", _ROWS))
     checkpoint = work.options.get("checkpoint") or work.settings.data_dir / "checkpoints" / "audit"
     work.spark.dataSource.register(audit.AuditSource)
-    frame = work.spark.readStream.format(audit.NAME).schema(schema()).options(**given, rows=rows).load()
+    frame = work.spark.readStream.format(audit.NAME).options(**given, rows=rows).load()
     return (
         frame.writeStream.format(audit.NAME)
         .options(**given)

@@ -108,10 +108,6 @@ def _row(field: pa.Field, about: str) -> str:
 def _type(type: pa.DataType) -> str:
     if pa.types.is_list(type):
         return f"list of {_type(type.value_type)}"
-    if pa.types.is_struct(type):
-        return ", ".join(f"{one.name}: {_type(one.type)}" for one in type.fields)
-    if pa.types.is_map(type):
-        return f"map of {_type(type.key_type)} to {_type(type.item_type)}"
     return _TYPES[type]
 
 

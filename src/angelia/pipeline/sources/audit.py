@@ -22,6 +22,7 @@ from pyspark.sql.datasource import (
     InputPartition,
     WriterCommitMessage,
 )
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 
 from angelia.errors import AuditBroken
@@ -77,6 +78,9 @@ class AuditSource(DataSource):
     def name(cls) -> str:
         return NAME
 
+    def schema(self) -> StructType:
+        return from_arrow_schema(AUDIT.schema)
+
     def reader(self, schema: StructType) -> DataSourceReader:
         return AuditReader(self.options)
 
@@ -87,7 +91,7 @@ class AuditSource(DataSource):
         return AuditStream(self.options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
-        return AuditStreamWriter(self.options)
+        return AuditWriter(self.options)
 
 
 @dataclass(frozen=True)
@@ -138,9 +142,7 @@ class AuditStream(DataSourceStreamReader):
 
     def _sealed_to(self) -> int:
         with Database.open(shown(self._options["url"])["url"]) as database:
-            found = database.row(self._options["sealed_to"])
-        assert found is not None
-        return int(found["position"])
+            return int(database.rows(self._options["sealed_to"])[0]["position"])
 
 
 def spans(after: int, last: int) -> list[Span]:
@@ -157,8 +159,9 @@ def _rows(options: Mapping[str, str], span: InputPartition) -> Iterator[pa.Recor
             yield batch.cast(AUDIT.schema)
 
 
-class _Appending:
-    """Writes entries in the order of the chain, and commits them if they continue the archive."""
+class AuditWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
+    """Writes entries in the order of the chain, and commits them if they continue the archive: all at once, or a batch
+    of a stream."""
 
     def __init__(self, options: Any) -> None:
         self._objects = Objects(options["root"], shown(options["secret"]))
@@ -167,7 +170,7 @@ class _Appending:
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         return write_task(self._objects, AUDIT, self._run, iterator)
 
-    def append(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803
         files = added(messages)
         if not files:
             return
@@ -186,18 +189,5 @@ class _Appending:
             )
         commit.commit(self._objects, AUDIT, files, Mark(APP_ID, last), behind=version)
 
-
-class AuditWriter(_Appending, DataSourceArrowWriter):
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self.append(messages)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """The files are in no commit; vacuum removes them."""
-
-
-class AuditStreamWriter(_Appending, DataSourceStreamArrowWriter):
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        self.append(messages)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int | None = None) -> None:  # noqa: N803
         """The files are in no commit; vacuum removes them."""

@@ -37,9 +37,7 @@ def one_snapshot(url: str) -> Iterator[Snapshot]:
     """Exports a snapshot for other connections, for the length of this block."""
     with Database.open(url) as database, database.transaction():
         database.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        found = database.row("SELECT pg_export_snapshot() AS id")
-        assert found is not None
-        yield Snapshot(found["id"])
+        yield Snapshot(database.rows("SELECT pg_export_snapshot() AS id")[0]["id"])
 
 
 @contextmanager
