@@ -75,6 +75,11 @@ class Contents:
         return [first + timedelta(days=offset) for offset in range((last - first).days + 1)]
 
     @property
+    def measured_once(self) -> bool:
+        """Whether all measurements of the stores are of one day."""
+        return len({moment.date() for moment in self.storage}) < 2
+
+    @property
     def sent(self) -> int:
         return sum(day.sent for day in self.days)
 
