@@ -8,24 +8,22 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 import msgspec
 import pyarrow as pa
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from angelia.audit.model import ERASED, LATEST_COMMIT, Floor, StoredEvent, checkpoint_bytes, entry_hash
 from angelia.pipeline.lake import listing
 from angelia.pipeline.lake.audit_chain import files_within
 from angelia.pipeline.lake.tables import AUDIT
 from angelia.pipeline.sources import archive
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from angelia.stores.objects import Objects
+from angelia.stores.objects import Objects
 
 MOST_FAULTS = MOST_LISTED = 100
 SPAN_ROWS = 2_000_000  # verified together; the driver holds their checkpoints, which are no more than the entries
@@ -153,8 +151,6 @@ def unexplained(
 ) -> list[ChainFault]:
     """Finds redactions without a recorded erasure: neither among the times that the ledger recorded, nor by an event of
     the archive. Such an event has the exact time of its redactions, so its day is known."""
-    from pyspark.sql import functions as f
-
     open_times = {at: said for at, said in redactions.times.items() if at not in recorded}
     days = {at.astimezone(UTC).date() for at in open_times}
     files = [file for file in listing.files(objects, AUDIT) if file.day in days]
@@ -174,8 +170,6 @@ def _by_hand(number: int) -> str:
 
 
 def _ordered(spark: SparkSession, objects: Objects, after: int, last: int, checkpoints: pa.Table) -> DataFrame:
-    from pyspark.sql import functions as f
-
     rows = archive.read(spark, objects, AUDIT, files_within(objects, after, last))
     rows = rows.where((f.col("position") > after) & (f.col("position") <= last)).drop("day")
     signed = spark.createDataFrame(checkpoints.select(CHECKPOINTS.names).cast(CHECKPOINTS))

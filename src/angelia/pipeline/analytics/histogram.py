@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column
+from pyspark.sql import Column
+from pyspark.sql import functions as f
 
 GROWTH = 1.01
 # How far the middle of a bucket is from its ends, at most: sqrt(1.01) - 1.
@@ -24,8 +23,6 @@ def bucket(micros: int) -> int:
 
 def bucket_column(micros: Column) -> Column:
     """The same for a column of Spark."""
-    from pyspark.sql import functions as f
-
     return (f.log(f.greatest(micros, f.lit(1))) / _LOG).cast("int")
 
 

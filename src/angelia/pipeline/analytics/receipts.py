@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from angelia.pipeline.analytics.fingerprints import DayRange
@@ -20,9 +21,6 @@ from angelia.pipeline.jobs.job_context import JobContext, midnight
 from angelia.pipeline.lake.tables import AGENTS, BUCKETS, DAY, HOURS, LATENCIES, RECEIPTS
 from angelia.pipeline.sources import archive, ledger
 from angelia.pipeline.sources.ledger import Snapshot
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 _HOUR = 3_600_000_000
 _OUTCOMES = ("delivered", "expired", "failed", "pending")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+from pyspark.sql import functions as f
+
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
@@ -106,8 +108,6 @@ def _used(work: JobContext, database: Database, run: JobRun) -> list[str]:
 
 def _take_back(work: JobContext, run: JobRun, used: list[str]) -> None:
     """Rewrites the run's files without these sessions."""
-    from pyspark.sql import functions as f
-
     files = files_of(work, SESSIONS, run)
     rows = archive.read(work.spark, work.objects, SESSIONS, files).where(~f.col(SESSIONS.id).isin(used))
     rewrite.rewrite(rows, work.objects, SESSIONS, Mark(_CORRECTED, run.version), _correction(run), files, len(used))

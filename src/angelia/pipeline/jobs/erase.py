@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import functools
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
 
 from angelia.audit.model import ERASED
 from angelia.errors import InvalidArgument
@@ -24,9 +27,6 @@ from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, SESSIONS, Table
 from angelia.pipeline.runs import JobRun
 from angelia.pipeline.sources import archive
 from angelia.runs.model import RunState
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 JOB = "erase"
 _LONGEST_REASON = 500
@@ -152,8 +152,6 @@ def _from_archive(work: JobContext, run: JobRun, table: Table, said: dict[str, A
 
 def _days(work: JobContext, table: Table, agent: str) -> dict[str, int]:
     """The number of rows to be erased by day, for days that have some."""
-    from pyspark.sql import functions as f
-
     files = listing.files(work.objects, table)
     if not files:
         return {}
@@ -164,8 +162,6 @@ def _days(work: JobContext, table: Table, agent: str) -> dict[str, int]:
 
 
 def _without(rows: DataFrame, table: Table, agent: str, at: datetime) -> DataFrame:
-    from pyspark.sql import functions as f
-
     named = about(table, agent)
     if table is not AUDIT:
         return rows.where(~named)

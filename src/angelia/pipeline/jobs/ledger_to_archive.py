@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from pyspark.sql import functions as f
+
 from angelia.errors import AngeliaError, InvalidArgument
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
@@ -96,8 +98,6 @@ def copy(
 
 def archived(work: JobContext, table: Table, run: JobRun) -> tuple[int, int]:
     """How many rows of a run the archive has, and the sum of the hashes of their ids, both read from the files."""
-    from pyspark.sql import functions as f
-
     files = files_of(work, table, run)
     if not files:
         return 0, 0

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as f
 
 from angelia.audit.model import Floor, entry_hash
 from angelia.pipeline import runs
@@ -20,9 +23,6 @@ from angelia.pipeline.lake.audit_chain import archive_floor
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS
 from angelia.pipeline.sources import archive, ledger
 from angelia.runs.model import RunState
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 JOB = "replay audit"
 _SHOWN = 100  # of each kind in the report
@@ -71,8 +71,6 @@ class Offenders:
 
 def _doubles(work: JobContext, snapshot: ledger.Snapshot) -> tuple[int, Mapping[str, Offenders]]:
     """Counts by hashes alone first; only keys whose hash occurs twice are compared themselves."""
-    from pyspark.sql import functions as f
-
     rows = _receipts(work, snapshot)
     hashed = f.array(
         *(f.struct(f.lit(kind).alias("kind"), f.xxhash64(*key).alias("hash")) for kind, key in _KEYS.items())
@@ -91,8 +89,6 @@ def _doubles(work: JobContext, snapshot: ledger.Snapshot) -> tuple[int, Mapping[
 def _looked_at(rows: DataFrame, kind: str, twice: DataFrame) -> Offenders:
     """Compares keys whose hash occurs twice. A receipt that a dead run left in both places is one receipt, and two keys
     may have one hash."""
-    from pyspark.sql import functions as f
-
     key = _KEYS[kind]
     groups = (
         rows.withColumn("hash", f.xxhash64(*key))
@@ -131,9 +127,6 @@ def _together(there: Offenders, behind: Sequence[Mapping[str, Any]]) -> Offender
 def _archive_faults(work: JobContext, floor: Floor) -> tuple[Mapping[str, Offenders], Floor]:
     """Finds faults of the archive: Spark inside spans of positions, the driver between them. Also returns the last
     entry."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as f
-
     files = listing.files(work.objects, AUDIT)
     if not files:
         return {kind: Offenders(0, []) for kind in _FAULTS}, floor
@@ -165,8 +158,6 @@ def _archive_faults(work: JobContext, floor: Floor) -> tuple[Mapping[str, Offend
 
 def _edges(links: DataFrame, floor: Floor) -> tuple[Mapping[str, list[dict[str, int]]], Floor]:
     """Compares the edges of spans, from the floor on. Also returns the last entry."""
-    from pyspark.sql import functions as f
-
     ends = links.groupBy("span").agg(
         f.min_by(f.struct("position", "event_hash", "entry_hash"), "position").alias("first"),
         f.max_by(f.struct("position", "entry_hash"), "position").alias("last"),

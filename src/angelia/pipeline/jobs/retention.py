@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, date
 
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+
+from angelia.audit.model import Floor
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.job_context import JobContext, JobReport, midnight
 from angelia.pipeline.jobs.table_locks import nothing_is_half_moved
 from angelia.pipeline.lake import commit, listing, rewrite, simulated
-from angelia.pipeline.lake.audit_chain import archive_floor, floor_above, properties
+from angelia.pipeline.lake.audit_chain import archive_floor, properties
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.listing import TableFile
@@ -113,17 +117,26 @@ def _remove(work: JobContext, run: JobRun, due: OverdueFiles) -> None:
 def _remove_events(work: JobContext, run: JobRun, due: OverdueFiles) -> None:
     """Removes old events. The last entry that leaves is written into the table's properties first: the chain continues
     from it."""
-    from pyspark.sql import functions as f
-
     old = archive.read(work.spark, work.objects, AUDIT, due.files)
     rest = [file.least for file in listing.files(work.objects, AUDIT) if file.day >= _first(run)]
-    floor = floor_above(old, min(rest, default=None))
+    floor = _floor_above(old, min(rest, default=None))
     if floor is None:
         return
     late = old.where(f.col("position") > floor.position)
     leaving = due.rows - late.count()
     rewrite.open_up(work.objects, AUDIT, properties(floor))
     rewrite.rewrite(late, work.objects, AUDIT, next_mark(work.objects, AUDIT, run), run.run_id, due.files, leaving)
+
+
+def _floor_above(old: DataFrame, first: int | None) -> Floor | None:
+    """The last entry of old days that comes before the first of the rest; None if there is none.
+
+    Events are sealed in the order of their commits, so around midnight an old event may come after a younger one. It
+    stays until that one goes, so that the chain has no gap."""
+    before = old if first is None else old.where(f.col("position") < first)
+    found = before.agg(f.max("position").alias("position"), f.max_by("entry_hash", "position").alias("hash"))
+    last = found.collect()[0]
+    return None if last["position"] is None else Floor(last["position"], bytes(last["hash"]).hex())
 
 
 def _removed(work: JobContext, table: Table, change: CommittedChange) -> dict[str, str | int]:

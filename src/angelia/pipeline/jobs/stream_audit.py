@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from deltalake.exceptions import DeltaError
+from pyspark.sql.streaming.query import StreamingQuery
 
 from angelia.errors import AngeliaError, Unavailable
 from angelia.pipeline import runs
@@ -18,9 +18,6 @@ from angelia.pipeline.runs import JobRun
 from angelia.pipeline.sources import audit
 from angelia.pipeline.spark_errors import raised_by_us, telling
 from angelia.runs.model import RunState
-
-if TYPE_CHECKING:
-    from pyspark.sql.streaming.query import StreamingQuery
 
 _ROWS = 50_000
 _TRIGGER = "30 seconds"

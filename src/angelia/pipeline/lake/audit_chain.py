@@ -7,7 +7,6 @@ verifies.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
@@ -15,9 +14,6 @@ from angelia.audit.model import Floor
 from angelia.pipeline.lake.listing import TableFile, files, find
 from angelia.pipeline.lake.tables import AUDIT
 from angelia.stores.objects import Objects
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _POSITION, _HASH = "angelia.chain.position", "angelia.chain.entryHash"  # properties of the table
 
@@ -32,20 +28,6 @@ def archive_floor(objects: Objects) -> Floor:
 def properties(raised: Floor) -> Mapping[str, str]:
     """A floor as properties of the table."""
     return {_POSITION: str(raised.position), _HASH: raised.entry_hash}
-
-
-def floor_above(old: DataFrame, first: int | None) -> Floor | None:
-    """The last entry of old days that comes before the first of the rest; None if there is none.
-
-    Events are sealed in the order of their commits, so around midnight an old event may come after a younger one. It
-    stays until that one goes, so that the chain has no gap."""
-    from pyspark.sql import functions as f
-
-    before = old if first is None else old.where(f.col("position") < first)
-    last = before.agg(f.max("position").alias("position"), f.max_by("entry_hash", "position").alias("hash")).collect()[
-        0
-    ]
-    return None if last["position"] is None else Floor(last["position"], bytes(last["hash"]).hex())
 
 
 def entry_hash(objects: Objects, position: int) -> str | None:

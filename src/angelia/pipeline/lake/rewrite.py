@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyarrow import fs
+from pyspark.sql import DataFrame
 
 from angelia.errors import AngeliaError
 from angelia.pipeline.lake.commit import ROWS, RUN, Mark, is_done
@@ -15,9 +16,6 @@ from angelia.pipeline.lake.listing import TableFile, files, find
 from angelia.pipeline.lake.tables import DAY, Table
 from angelia.pipeline.lake.writer import options, save
 from angelia.stores.objects import Objects
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _APPEND_ONLY = "delta.appendOnly"
 

@@ -8,24 +8,22 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 from pyspark import TaskContext
+from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
 
 from angelia.errors import Conflict
 from angelia.pipeline.lake.commit import Mark, commit, is_simulated, replace
 from angelia.pipeline.lake.tables import DAY, SIMULATED, TABLES, Table
 from angelia.pipeline.secret_options import hidden, shown
 from angelia.stores.objects import Objects
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
 NAME = "angelia_lake"
 _FILE_ROWS = 2_000_000

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from angelia.audit.model import GENESIS, Event, entry_hash
 from angelia.pipeline.lake.tables import AUDIT
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _SUITE = 1
 
 
 def chained(receipts: DataFrame) -> DataFrame:
     """The events of the receipts: sent, and acknowledged if it was."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
     common = ["message_id", "replay_key", "wire_bytes", "priority"]
     sent = receipts.select(
         f.lit("message_sent").alias("event_type"),

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -24,6 +24,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
+from pyspark.sql.types import StructType
 
 from angelia.errors import AuditBroken
 from angelia.pipeline.database import Database
@@ -34,9 +35,6 @@ from angelia.pipeline.lake.tables import AUDIT
 from angelia.pipeline.lake.writer import Written, added, write_task
 from angelia.pipeline.secret_options import hidden, shown
 from angelia.stores.objects import Objects
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 NAME = "angelia_audit"
 APP_ID = "archive audit"
