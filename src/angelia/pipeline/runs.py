@@ -6,9 +6,11 @@ import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+
+import msgspec
 
 from angelia.errors import Conflict, Unavailable
 from angelia.pipeline.database import Database
@@ -78,21 +80,9 @@ def advance(
     report: Mapping[str, Any] | None = None,
 ) -> JobRun:
     """Records the state of a run; in the transaction of what it did, if that was in the ledger."""
-    database.execute(
-        SQL["advance"],
-        run.run_id,
-        state.value,
-        row_count,
-        None if id_hash_sum is None else str(id_hash_sum),
-        None if report is None else json.dumps(report),
-        now,
-    )
-    return replace(
-        run,
-        state=state,
-        row_count=run.row_count if row_count is None else row_count,
-        id_hash_sum=run.id_hash_sum if id_hash_sum is None else id_hash_sum,
-    )
+    total = None if id_hash_sum is None else str(id_hash_sum)
+    said = None if report is None else json.dumps(report)
+    return _run(database.rows(SQL["advance"], run.run_id, state.value, row_count, total, said, now)[0])
 
 
 def report_of(database: Database, run: JobRun) -> dict[str, Any]:
@@ -145,6 +135,4 @@ def _at_work(app_id: str, run: JobRun | None) -> AtWork:
 
 
 def _run(row: Mapping[str, Any]) -> JobRun:
-    total = row["id_hash_sum"]
-    values = {**row, "state": RunState(row["state"]), "id_hash_sum": None if total is None else int(total)}
-    return JobRun(**values)
+    return msgspec.convert(row, JobRun, strict=False)  # the sum is text, since it may need more than 64 bits

@@ -42,15 +42,16 @@ def archive_receipts(work: JobContext) -> JobReport:
         work.progress.stage("archiving", sum(day.row_count for days in ready for day in days))
         if work.dry_run:
             return _foreseen(report, run, ready)
-        while run is not None or ready:
-            resumed, before = run is not None, ready
-            if run is None:
-                lo, hi = midnight(ready[0][0].day), midnight(ready[0][-1].day) + timedelta(days=1)
-                behind = commit.version_of(work.objects, RECEIPTS, JOB)
-                run = runs.plan(database, JOB, JOB, work.clock(), lo=lo, hi=hi, cutoff=cutoff(work), behind=behind)
+        if run is not None:
             finish(work, database, run, MOVE, report)
-            run, ready = None, _ready(_days(work, database))
-            if ready == before and not resumed:
+            ready = _ready(_days(work, database))
+        while ready:
+            lo, hi = midnight(ready[0][0].day), midnight(ready[0][-1].day) + timedelta(days=1)
+            behind = commit.version_of(work.objects, RECEIPTS, JOB)
+            run = runs.plan(database, JOB, JOB, work.clock(), lo=lo, hi=hi, cutoff=cutoff(work), behind=behind)
+            finish(work, database, run, MOVE, report)
+            before, ready = ready, _ready(_days(work, database))
+            if ready == before:
                 raise NotTheSame(
                     f"what was archived of {ready[0][0].day} is still in the ledger", hint="angelia doctor"
                 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import pyarrow.compute as pc
 from angelia.errors import AlreadyExists, InvalidArgument, NotFound
 from angelia.pipeline import runs
 from angelia.pipeline.database import Database
-from angelia.pipeline.export_files import FORMATS, ExportFile
+from angelia.pipeline.export_files import FORMATS, ExportFile, private_file
 from angelia.pipeline.jobs.agent_rows import NAMING, about, asked_about, in_ledger
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.lake import listing, simulated
@@ -205,8 +204,5 @@ def _manifest(work: JobContext, asked: Asked, run: JobRun, directory: Path, coun
         "kinds": {kind: {"file": f"{kind}.{asked.format}", "rows": rows} for kind, rows in counts.items()},
         "left_out": _LEFT_OUT,
     }
-    descriptor = os.open(directory / "manifest.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(said, file, indent=2, ensure_ascii=False)
-        file.flush()
-        os.fsync(file.fileno())
+    with private_file(directory / "manifest.json") as file:
+        file.write(json.dumps(said, indent=2, ensure_ascii=False).encode())

@@ -36,7 +36,7 @@ def opened(objects: Objects, table: Table) -> DeltaTable:
     found = find(objects, table)
     if found is None:
         made = as_in(objects, table)
-        DeltaTable.create(
+        found = DeltaTable.create(
             objects.table(table.name),
             Schema.from_arrow(made.schema),
             mode="ignore",  # of two processes that make it, one does
@@ -47,15 +47,12 @@ def opened(objects: Objects, table: Table) -> DeltaTable:
             storage_options=dict(objects.options),
             raise_if_key_not_exists=False,  # a property of ours, unknown to Delta
         )
-        found = find(objects, table)
-        assert found is not None
     have = set(pa.schema(found.schema().to_arrow()).names)
     new = [field for field in table.schema if field.name not in have]
     if new:
         added = Schema.from_arrow(pa.schema([field.with_nullable(True) for field in new]))
         found.alter.add_columns(added.fields)
-        found = find(objects, table)
-        assert found is not None
+        found.update_incremental()
     return found
 
 

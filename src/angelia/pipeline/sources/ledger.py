@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
-from typing import Any
+from typing import Any, NewType
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -23,11 +23,7 @@ from angelia.pipeline.secret_options import hidden, shown
 NAME = "angelia_ledger"
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A snapshot of the ledger that all readers of a run share."""
-
-    id: str
+Snapshot = NewType("Snapshot", str)  # the id of a snapshot of the ledger, which all readers of a run share
 
 
 @contextmanager
@@ -43,7 +39,9 @@ def seeing(url: str, snapshot: Snapshot) -> Iterator[Database]:
     """A connection that sees the ledger as of a snapshot."""
     with Database.open(url) as database, database.transaction():
         database.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        database.execute(f"SET TRANSACTION SNAPSHOT '{_checked(snapshot.id)}'")
+        # The id cannot be bound as a parameter.
+        assert all(part.isalnum() for part in snapshot.split("-")), snapshot
+        database.execute(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
         yield database
 
 
@@ -66,7 +64,7 @@ def read(
     options = {
         "url": hidden({"url": url}),
         "projection": projection,
-        "snapshot": snapshot.id,
+        "snapshot": snapshot,
         "readers": str(readers),
         "within": json.dumps({name: [one.isoformat() for one in times] for name, times in (within or {}).items()}),
     }
@@ -116,9 +114,3 @@ class LedgerReader(DataSourceReader):
         with seeing(shown(self._options["url"])["url"], Snapshot(self._options["snapshot"])) as database:
             for batch in database.batches(given, *values):
                 yield batch.cast(self._schema)
-
-
-def _checked(snapshot: str) -> str:
-    """The name of a snapshot, which cannot be bound as a parameter, after a check of its form."""
-    assert all(part.isalnum() for part in snapshot.split("-")), snapshot
-    return snapshot
