@@ -23,7 +23,7 @@ from angelia.pipeline.jobs.ledger_to_archive import (
     finish,
     resumed_first,
 )
-from angelia.pipeline.lake import commit, rewrite, simulated
+from angelia.pipeline.lake import commit, rewrite, simulated, writer
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.tables import SESSIONS
 from angelia.pipeline.runs import JobRun
@@ -110,7 +110,8 @@ def _take_back(work: JobContext, run: JobRun, used: list[str]) -> None:
     """Rewrites the run's files without these sessions."""
     files = files_of(work, SESSIONS, run)
     rows = archive.read(work.spark, work.objects, SESSIONS, files).where(~f.col(SESSIONS.id).isin(used))
-    rewrite.rewrite(rows, work.objects, SESSIONS, Mark(_CORRECTED, run.version), _correction(run), files, len(used))
+    mark = Mark(_CORRECTED, run.version)
+    writer.write(rows, work.objects, SESSIONS, mark, _correction(run), files=files, rows=len(used))
 
 
 def _correction(run: JobRun) -> str:

@@ -20,7 +20,7 @@ from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.agent_rows import NAMING, about, asked_about, in_ledger
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.jobs.table_locks import MOVERS, nothing_is_half_moved
-from angelia.pipeline.lake import listing, rewrite, simulated
+from angelia.pipeline.lake import listing, rewrite, simulated, writer
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, SESSIONS, Table
@@ -145,7 +145,7 @@ def _from_archive(work: JobContext, run: JobRun, table: Table, said: dict[str, A
             rows = archive.read(work.spark, work.objects, table, files)
             erased = _without(rows, table, said["agent"], datetime.fromisoformat(said["at"]))
             mark = next_mark(work.objects, table, run)
-            rewrite.rewrite(erased, work.objects, table, mark, run.run_id, files, sum(days.values()))
+            writer.write(erased, work.objects, table, mark, run.run_id, files=files, rows=sum(days.values()))
             work.step(f"rewritten {table.name}", run)
     return rewrite.change(work.objects, table, run.run_id).rows
 

@@ -16,7 +16,7 @@ from angelia.pipeline.database import Database
 from angelia.pipeline.jobs import analytics, archive_receipts, erase, retention
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.jobs.table_locks import MOVERS
-from angelia.pipeline.lake import commit, listing, rewrite, simulated
+from angelia.pipeline.lake import commit, listing, rewrite, simulated, writer
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.listing import TableFile
@@ -116,7 +116,7 @@ def _remove(work: JobContext, database: Database, run: JobRun, table: Table) -> 
         return
     work.progress.stage(f"removing from {table.name}", sum(days.values()))
     real = archive.read(work.spark, work.objects, table, files).where(~simulated_ids.simulated(table))
-    rewrite.rewrite(real, work.objects, table, mark, run.run_id, files, sum(days.values()))
+    writer.write(real, work.objects, table, mark, run.run_id, files=files, rows=sum(days.values()))
 
 
 def _take_out(work: JobContext, run: JobRun, table: Table, mark: Mark, files: Sequence[TableFile]) -> None:

@@ -13,7 +13,7 @@ from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.job_context import JobContext, JobReport, midnight
 from angelia.pipeline.jobs.table_locks import nothing_is_half_moved
-from angelia.pipeline.lake import commit, listing, rewrite, simulated
+from angelia.pipeline.lake import commit, listing, rewrite, simulated, writer
 from angelia.pipeline.lake.audit_chain import archive_floor, properties
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.commit_marks import next_mark
@@ -125,7 +125,8 @@ def _remove_events(work: JobContext, run: JobRun, due: OverdueFiles) -> None:
     late = old.where(f.col("position") > floor.position)
     leaving = due.rows - late.count()
     rewrite.open_up(work.objects, AUDIT, properties(floor))
-    rewrite.rewrite(late, work.objects, AUDIT, next_mark(work.objects, AUDIT, run), run.run_id, due.files, leaving)
+    mark = next_mark(work.objects, AUDIT, run)
+    writer.write(late, work.objects, AUDIT, mark, run.run_id, files=due.files, rows=leaving)
 
 
 def _floor_above(old: DataFrame, first: int | None) -> Floor | None:

@@ -1,4 +1,4 @@
-"""Rewrites files of a table in one commit, tells after a crash what a run did, and removes files no table has."""
+"""For jobs that rewrite tables: tells after a crash what a run did, and removes files that no table has."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyarrow import fs
-from pyspark.sql import DataFrame
 
 from angelia.errors import AngeliaError
 from angelia.pipeline.lake.commit import ROWS, RUN, Mark, is_done
-from angelia.pipeline.lake.listing import TableFile, files, find
+from angelia.pipeline.lake.listing import files, find
 from angelia.pipeline.lake.tables import DAY, Table
-from angelia.pipeline.lake.writer import options, save
 from angelia.stores.objects import Objects
 
 _APPEND_ONLY = "delta.appendOnly"
@@ -24,14 +22,6 @@ class StoreRefuses(AngeliaError):
     """The store does not let files of the archive be removed"""
 
     code = "archive_locked"
-
-
-def rewrite(
-    frame: DataFrame, objects: Objects, table: Table, mark: Mark, run: str, replaced: Collection[TableFile], rows: int
-) -> None:
-    """Replaces files of a table by the rows of a frame, in one commit."""
-    gone = json.dumps([file.path for file in replaced])
-    save(frame, {**options(objects, table, mark, run), "gone": gone, "rows": str(rows)})
 
 
 @dataclass(frozen=True, slots=True)
