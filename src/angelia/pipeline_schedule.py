@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -186,11 +187,9 @@ class PipelineSchedule:
             return {}
         for line in reversed(lines):
             if line.startswith(b"{"):
-                try:
+                with suppress(ValueError):
                     report: dict[str, Any] = json.loads(line)
-                except ValueError:
-                    continue
-                return report
+                    return report
         return {}
 
 

@@ -23,7 +23,7 @@ from angelia.pipeline.jobs.ledger_to_archive import (
     finish,
     resumed_first,
 )
-from angelia.pipeline.lake import commit, rewrite, simulated, writer
+from angelia.pipeline.lake import commit, simulated, writer
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.tables import SESSIONS
 from angelia.pipeline.runs import JobRun
@@ -80,7 +80,7 @@ def _purge(work: JobContext, database: Database, run: JobRun) -> JobRun:
         _take_back(work, run, used)
         work.step("taken back", run)
     rows = sum(file.rows for file in files_of(work, SESSIONS, run))
-    done = {"rows": rows, "used_meanwhile": rewrite.change(work.objects, SESSIONS, _correction(run)).rows}
+    done = {"rows": rows, "used_meanwhile": commit.change(work.objects, SESSIONS, _correction(run)).rows}
     with database.transaction():
         work.record_run(database, run, {"to": f"{_cutoff_of(run):%F}", **done})
         return runs.advance(database, run, RunState.DONE, work.clock(), row_count=rows, report=done)

@@ -20,7 +20,7 @@ from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.agent_rows import NAMING, about, asked_about, in_ledger
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.jobs.table_locks import MOVERS, nothing_is_half_moved
-from angelia.pipeline.lake import listing, rewrite, simulated, writer
+from angelia.pipeline.lake import commit, listing, maintenance, simulated, writer
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.tables import AUDIT, RECEIPTS, SESSIONS, Table
@@ -100,11 +100,11 @@ def _finish(work: JobContext, database: Database, run: JobRun, report: JobReport
     work.step("archive", run)
     for table in NAMING:
         # Before files are removed, since a store may refuse that.
-        rewrite.close_again(work.objects, table)
+        commit.close_again(work.objects, table)
     work.step("closed", run)
     writing = functools.partial(_writing, database, run)
     for table in NAMING:
-        rewrite.delete(work.objects, table, rewrite.leftovers(work.objects, table, writing))
+        maintenance.delete(work.objects, table, maintenance.leftovers(work.objects, table, writing))
     work.step("swept", run)
     rows = sum(lake.values()) + sum(said["ledger"].values())
     done = {"reason": said["reason"], "ledger": said["ledger"], "archive": lake}
@@ -135,19 +135,19 @@ def _from_ledger(work: JobContext, database: Database, run: JobRun) -> JobRun:
 
 def _from_archive(work: JobContext, run: JobRun, table: Table, said: dict[str, Any]) -> int:
     """Rewrites the days that name the agent without it, in one commit; returns how many rows it changed."""
-    if not rewrite.is_done_by(work.objects, table, Mark(JOB, run.version), run.run_id):
+    if not commit.is_done_by(work.objects, table, Mark(JOB, run.version), run.run_id):
         days = _days(work, table, said["agent"])
         files = [file for file in listing.files(work.objects, table) if f"{file.day}" in days]
         if files:
             work.progress.stage(f"erasing in {table.name}", sum(days.values()))
-            rewrite.open_up(work.objects, table)
+            commit.open_up(work.objects, table)
             work.step(f"opened {table.name}", run)
             rows = archive.read(work.spark, work.objects, table, files)
             erased = _without(rows, table, said["agent"], datetime.fromisoformat(said["at"]))
             mark = next_mark(work.objects, table, run)
             writer.write(erased, work.objects, table, mark, run.run_id, files=files, rows=sum(days.values()))
             work.step(f"rewritten {table.name}", run)
-    return rewrite.change(work.objects, table, run.run_id).rows
+    return commit.change(work.objects, table, run.run_id).rows
 
 
 def _days(work: JobContext, table: Table, agent: str) -> dict[str, int]:

@@ -16,7 +16,7 @@ from angelia.pipeline.database import Database
 from angelia.pipeline.jobs import analytics, archive_receipts, erase, retention
 from angelia.pipeline.jobs.job_context import JobContext, JobReport
 from angelia.pipeline.jobs.table_locks import MOVERS
-from angelia.pipeline.lake import commit, listing, rewrite, simulated, writer
+from angelia.pipeline.lake import commit, listing, maintenance, simulated, writer
 from angelia.pipeline.lake.commit import Mark
 from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.listing import TableFile
@@ -77,12 +77,12 @@ def _finish(work: JobContext, database: Database, run: JobRun, report: JobReport
     for table in (AUDIT, RECEIPTS):
         _remove(work, database, run, table)
         work.step(f"removed {table.name}", run)
-    changes = {table.name: rewrite.change(work.objects, table, run.run_id) for table in (AUDIT, RECEIPTS, *_COUNTED)}
+    changes = {table.name: commit.change(work.objects, table, run.run_id) for table in (AUDIT, RECEIPTS, *_COUNTED)}
     for table in (AUDIT, RECEIPTS, *_COUNTED):
-        rewrite.close_again(work.objects, table)
+        commit.close_again(work.objects, table)
         # Readers no longer see the rows; that must survive a power cut before the files are removed.
         commit.settle(work.objects, table, [])
-        rewrite.delete(work.objects, table, changes[table.name].gone)
+        maintenance.delete(work.objects, table, changes[table.name].gone)
     work.step("deleted", run)
     removed = {table.name: changes[table.name].rows for table in (AUDIT, RECEIPTS) if changes[table.name].gone}
     said = {"archive": removed, "uncounted": sum(changes[table.name].rows for table in _COUNTED)}
@@ -108,7 +108,7 @@ def _remove(work: JobContext, database: Database, run: JobRun, table: Table) -> 
     if version is None:
         return
     mark, there = Mark(JOB, version), _files(work, database, table)
-    rewrite.open_up(work.objects, table)
+    commit.open_up(work.objects, table)
     days = _days(work, table, there)
     files = [file for file in there if file.day in days]
     if _all_simulated(work, table) or not files:

@@ -13,12 +13,11 @@ from angelia.pipeline import runs
 from angelia.pipeline.database import Database
 from angelia.pipeline.jobs.job_context import JobContext, JobReport, midnight
 from angelia.pipeline.jobs.table_locks import nothing_is_half_moved
-from angelia.pipeline.lake import commit, listing, rewrite, simulated, writer
+from angelia.pipeline.lake import commit, listing, maintenance, simulated, writer
 from angelia.pipeline.lake.audit_chain import archive_floor, properties
-from angelia.pipeline.lake.commit import Mark
+from angelia.pipeline.lake.commit import CommittedChange, Mark
 from angelia.pipeline.lake.commit_marks import next_mark
 from angelia.pipeline.lake.listing import TableFile
-from angelia.pipeline.lake.rewrite import CommittedChange
 from angelia.pipeline.lake.tables import AUDIT, TABLES, Table
 from angelia.pipeline.runs import JobRun
 from angelia.pipeline.sources import archive
@@ -87,9 +86,9 @@ def _finish(work: JobContext, database: Database, run: JobRun, report: JobReport
         work.progress.stage(f"removing from {due.table.name}", due.rows)
         _remove(work, run, due)
         work.step(f"removed {due.table.name}", run)
-        rewrite.close_again(work.objects, due.table)
-        change = rewrite.change(work.objects, due.table, run.run_id)
-        rewrite.delete(work.objects, due.table, change.gone)
+        commit.close_again(work.objects, due.table)
+        change = commit.change(work.objects, due.table, run.run_id)
+        maintenance.delete(work.objects, due.table, change.gone)
         if change.gone:
             tables.append(_removed(work, due.table, change))
     rows = sum(int(one["rows"]) for one in tables)
@@ -104,7 +103,7 @@ def _finish(work: JobContext, database: Database, run: JobRun, report: JobReport
 
 def _remove(work: JobContext, run: JobRun, due: OverdueFiles) -> None:
     """Removes the files of a table, in one commit."""
-    if not due.files or rewrite.is_done_by(work.objects, due.table, Mark(JOB, run.version), run.run_id):
+    if not due.files or commit.is_done_by(work.objects, due.table, Mark(JOB, run.version), run.run_id):
         return
     if due.table is AUDIT:
         _remove_events(work, run, due)
@@ -124,7 +123,7 @@ def _remove_events(work: JobContext, run: JobRun, due: OverdueFiles) -> None:
         return
     late = old.where(f.col("position") > floor.position)
     leaving = due.rows - late.count()
-    rewrite.open_up(work.objects, AUDIT, properties(floor))
+    commit.open_up(work.objects, AUDIT, properties(floor))
     mark = next_mark(work.objects, AUDIT, run)
     writer.write(late, work.objects, AUDIT, mark, run.run_id, files=due.files, rows=leaving)
 

@@ -6,18 +6,18 @@ import functools
 import json
 import uuid
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from datetime import date, timedelta
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, WriterProperties
 from deltalake.exceptions import CommitFailedError, DeltaError
+from pyarrow import fs
 
 from angelia.errors import AngeliaError, Conflict, InvalidArgument
-from angelia.pipeline.lake import listing, rewrite
+from angelia.pipeline.lake import commit, listing
 from angelia.pipeline.lake.listing import TableFile
-from angelia.pipeline.lake.rewrite import StoreRefuses
 from angelia.pipeline.lake.tables import DAY, Table
 from angelia.stores.objects import Objects
 
@@ -27,6 +27,12 @@ _FILE_BYTES = 128_000_000
 _SMALL_BYTES = 32_000_000
 MADE_BY = "angelia.compaction"  # metadata of its commits
 _WRITTEN = WriterProperties(compression="ZSTD", compression_level=3)
+
+
+class StoreRefuses(AngeliaError):
+    """The store does not let files of the archive be removed"""
+
+    code = "archive_locked"
 
 
 class RowsDiffer(AngeliaError):
@@ -75,7 +81,7 @@ def compare(objects: Objects, table: Table, own: str, before: int) -> None:
         found.load_as_version(version - 1)
         files_then = pa.table(found.get_add_actions()).select(["path", "num_records"]).to_pylist()
         had = {file["path"]: file["num_records"] for file in files_then}
-        done = rewrite.actions(objects, table, version)
+        done = commit.actions(objects, table, version)
         gone = sum(had[one["remove"]["path"]] for one in done if "remove" in one)
         added = [one["add"] for one in done if "add" in one]
         told = sum(json.loads(one["stats"])["numRecords"] for one in added)
@@ -125,3 +131,40 @@ def _counted(objects: Objects, uris: Collection[str]) -> int:
         with filesystem.open_input_file(objects.path(uri)) as opened:
             total += pq.ParquetFile(opened).metadata.num_rows
     return total
+
+
+def leftovers(objects: Objects, table: Table, writing: Callable[[], Collection[str]]) -> list[str]:
+    """Files in the table's directory that its present version does not have: removed before, or of a write that never
+    ended. Files of runs that are `writing`, whose names begin with the run's id, are left out.
+
+    Without a log there are none, since the table's files are unknown."""
+    root = objects.path(objects.table(table.name))
+    listed = objects.filesystem().get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
+    # In this order: the run that wrote a listed file is still open, or has committed it by now.
+    sparing = writing()
+    if listing.find(objects, table) is None:
+        return []
+    present = {file.path for file in listing.files(objects, table)}
+    below_root = (one.path.removeprefix(root).lstrip("/") for one in listed if one.type == fs.FileType.File)
+    return [
+        path
+        for path in below_root
+        if path.startswith(f"{DAY}=")
+        and path not in present
+        and not any(path.rpartition("/")[2].startswith(run) for run in sparing)
+    ]
+
+
+def delete(objects: Objects, table: Table, paths: Collection[str]) -> None:
+    """Deletes files; one that is gone was deleted before a crash."""
+    filesystem, root = objects.filesystem(), objects.path(objects.table(table.name))
+    for path in paths:
+        try:
+            filesystem.delete_file(f"{root}/{path}")
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise StoreRefuses(
+                f"the store does not let a file of {table.name} be removed: {error}",
+                hint="is the bucket under object lock, or may the key not delete? docs/retention.md; then run it again",
+            ) from error
