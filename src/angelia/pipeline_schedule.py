@@ -85,7 +85,7 @@ class PipelineSchedule:
         self._settings, self._data_dir, self._command = settings, data_dir, tuple(command)
         self._next_look = now + first_look
         self._looks: queue.SimpleQueue[Mapping[str, Latest]] = queue.SimpleQueue()
-        self._job: str | None = None
+        self.running: str | None = None  # the job that runs now
         self._child: Child | None = None
         self._log_began = 0
         self._overdue: float | None = None  # when what runs should be over
@@ -94,18 +94,13 @@ class PipelineSchedule:
         wanted = any(period(text) for text in settings.pipeline_schedule.values())
         self._on = wanted and importlib.util.find_spec("pyspark") is not None
 
-    @property
-    def running(self) -> str | None:
-        """The job that runs now."""
-        return self._job
-
     def tend(self, now: float) -> Iterator[str]:
         """Starts the job that is due and notices one that has ended, without waiting. Yields errors as lines to log."""
         if self._child is not None and self._child.died is not None:
             yield from self._ended(self._child)
         if self._child is not None and self._overdue is not None and now > self._overdue:
             self._overdue = None
-            yield f"the job {self._job} takes longer than its period; nothing else is started until it is over"
+            yield f"the job {self.running} takes longer than its period; nothing else is started until it is over"
         if not self._on or self._stopping or self._child is not None:
             return
         if now >= self._next_look:
@@ -128,7 +123,7 @@ class PipelineSchedule:
         self._stopping = True
         if self._child is not None:
             end(self._child, _STOP)
-            self._child = self._job = None
+            self._child = self.running = None
 
     def look(self) -> None:
         """Asks the ledger for the state of each job, for the next `tend`."""
@@ -148,7 +143,7 @@ class PipelineSchedule:
         try:
             log = self._open_log()
             try:
-                self._child, self._job = start(program, log=log), job
+                self._child, self.running = start(program, log=log), job
             finally:
                 os.close(log)
         except OSError as error:
@@ -157,7 +152,7 @@ class PipelineSchedule:
             self._overdue = None if length is None else now + length.total_seconds()
 
     def _ended(self, child: Child) -> Iterator[str]:
-        job, self._child, self._job = self._job, None, None
+        job, self._child, self.running = self.running, None, None
         assert job is not None, "it ran"
         good = child.exit_code == 0
         self._tried[job] = Attempt(self._tried[job].at, good=good)

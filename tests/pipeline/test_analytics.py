@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from angelia.cli.pipeline_environment import with_hot_tier
 from angelia.errors import Conflict
 from angelia.pipeline import runs
-from angelia.pipeline.analytics.histogram import ERROR, added, bucket, percentile
+from angelia.pipeline.analytics.histogram import added, percentile
 from angelia.pipeline.jobs import archive_receipts
 from angelia.pipeline.jobs.analytics import analytics, gini, peak
 from angelia.pipeline.jobs.job_context import JobContext
@@ -46,6 +46,12 @@ from receipt_rows import NOW, OLD, fill
 
 YOUNG = date(2026, 11, 14)
 TIMES = st.lists(st.integers(0, 7 * 86_400 * 1_000_000), min_size=1, max_size=200)
+ERROR = 0.005  # how far the middle of a bucket is from its ends, at most: sqrt(1.01) - 1
+
+
+def bucket(micros: int) -> int:
+    """The bucket of a time, as Spark computes it."""
+    return int(math.log(max(micros, 1)) / math.log(1.01))
 
 
 def rows(objects: Objects, table: Table) -> list[dict[str, Any]]:

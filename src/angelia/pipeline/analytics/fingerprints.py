@@ -69,14 +69,9 @@ def present(work: JobContext, database: Database) -> dict[date, DayInputs]:
         if dead is None or not file.name.startswith(dead.run_id):
             by_day[file.day].append(file)
     counted = [] if work.simulated else database.rows(work.sql("mail")["receipts_fingerprints"])
-    ledger = {row["day"]: row for row in counted}
-    found = {}
-    for day in sorted(by_day.keys() | ledger.keys()):
-        here = ledger.get(day, {"row_count": 0, "hash_sum": "0"})
-        found[day] = DayInputs(
-            day=day, files=tuple(by_day[day]), ledger_rows=here["row_count"], ledger_hash=here["hash_sum"]
-        )
-    return found
+    ledger = {row["day"]: {"ledger_rows": row["row_count"], "ledger_hash": row["hash_sum"]} for row in counted}
+    days = sorted(by_day.keys() | ledger.keys())
+    return {day: DayInputs(day=day, files=tuple(by_day[day]), **ledger.get(day, {})) for day in days}
 
 
 def computed(work: JobContext) -> dict[date, str]:

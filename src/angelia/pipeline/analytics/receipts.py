@@ -77,7 +77,7 @@ def latencies(frame: DataFrame) -> pa.Table:
     delivered = frame.where((f.col("status") == "delivered") & f.col("delivered_at").isNotNull())
     latency = f.unix_micros("delivered_at") - f.unix_micros("accepted_at")
     key = _packed(f.unix_date(f.col(DAY)), (f.col("priority"), _PRIORITY_BITS), (bucket_column(latency), _LATENCY_BITS))
-    found = delivered.groupBy(key.alias("key")).agg(f.count("*").alias("receipts")).toArrow().sort_by("key")
+    found = _counted(delivered, key)
     keys, counts = found["key"].to_numpy(), found["receipts"].to_numpy()
     buckets = keys & _ones(_LATENCY_BITS)
     group, starts = np.unique(keys >> _LATENCY_BITS, return_index=True)
@@ -115,6 +115,12 @@ def _side(frame: DataFrame, agent: str, counted: Mapping[str, Column]) -> DataFr
     return frame.select(DAY, f.col(agent).alias("agent"), *columns)
 
 
+def _counted(frame: DataFrame, key: Column, *summed: str) -> pa.Table:
+    """The number of receipts of each key, and sums of columns, in the order of the keys."""
+    sums = [f.sum(name).alias(name) for name in summed]
+    return frame.groupBy(key.alias("key")).agg(f.count("*").alias("receipts"), *sums).toArrow().sort_by("key")
+
+
 def _packed(first: Column, *others: tuple[Column, int]) -> Column:
     """Packs several small numbers into one, which is the cheapest key to group by."""
     key = first.cast("long")
@@ -129,8 +135,7 @@ def _hours(frame: DataFrame) -> pa.Table:
         outcome = f.when(f.col("status") == name, number).otherwise(outcome)
     hours = f.floor(f.unix_micros("sent_at") / _HOUR)
     key = _packed(hours, (f.col("priority"), _PRIORITY_BITS), (outcome, _OUTCOME_BITS))
-    sums = [f.sum("delivery_attempts").alias("attempts"), f.sum("wire_bytes").alias("bytes")]
-    found = frame.groupBy(key.alias("key")).agg(f.count("*").alias("receipts"), *sums).toArrow().sort_by("key")
+    found = _counted(frame, key, "delivery_attempts", "wire_bytes")
     keys, receipts = found["key"].to_numpy(), found["receipts"].to_numpy()
     group, starts = np.unique(keys >> _OUTCOME_BITS, return_index=True)
     hour = group >> _PRIORITY_BITS
@@ -139,8 +144,8 @@ def _hours(frame: DataFrame) -> pa.Table:
         "hour": pa.array(hour % 24, pa.int16()),
         "priority": pa.array(group & _ones(_PRIORITY_BITS), pa.int16()),
         "sent": pa.array(_sums(receipts, starts)),
-        "attempts": pa.array(_sums(found["attempts"].to_numpy(), starts)),
-        "wire_bytes": pa.array(_sums(found["bytes"].to_numpy(), starts)),
+        "attempts": pa.array(_sums(found["delivery_attempts"].to_numpy(), starts)),
+        "wire_bytes": pa.array(_sums(found["wire_bytes"].to_numpy(), starts)),
     }
     for number, name in enumerate(_OUTCOMES):
         of_these = (keys & _ones(_OUTCOME_BITS)) == number
@@ -150,8 +155,7 @@ def _hours(frame: DataFrame) -> pa.Table:
 
 def _buckets(frame: DataFrame) -> pa.Table:
     key = _packed(f.unix_date(f.col(DAY)), (f.col("bucket"), _BUCKET_BITS))
-    sums = [f.count("*").alias("receipts"), f.sum("wire_bytes").alias("wire_bytes")]
-    found = frame.groupBy(key.alias("key")).agg(*sums).toArrow().sort_by("key")
+    found = _counted(frame, key, "wire_bytes")
     keys = found["key"].to_numpy()
     made = {
         DAY: _dates(keys >> _BUCKET_BITS),

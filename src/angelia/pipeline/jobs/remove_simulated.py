@@ -30,7 +30,8 @@ JOB = simulated.REMOVED
 # The other jobs that write these tables; maintain holds the locks of two of them.
 _WRITERS = (*MOVERS, analytics.JOB, erase.JOB, retention.JOB)
 _REAL = {RECEIPTS.name: archive_receipts.JOB, AUDIT.name: audit.APP_ID}  # the app id of commits of real rows
-_COUNTED = (DAYS, HOURS, LATENCIES, AGENTS, BUCKETS)  # the days first: one that is missing there is counted again
+# Counts can always be computed again. The days come first: one that is missing there is counted again.
+_COUNTED = (DAYS, HOURS, LATENCIES, AGENTS, BUCKETS)
 
 
 def remove_simulated(work: JobContext) -> JobReport:
@@ -72,7 +73,8 @@ def _finish(work: JobContext, database: Database, run: JobRun, report: JobReport
     work.step("planned", run)
     if simulated.mixed(work.objects):  # if not, a crash came after the rows were removed, and the counts are new
         for table in _COUNTED:
-            _forget(work, run, table)
+            if counted := listing.files(work.objects, table):
+                _take_out(work, run, table, next_mark(work.objects, table, run), counted)
     work.step("uncounted", run)
     for table in (AUDIT, RECEIPTS):
         _remove(work, database, run, table)
@@ -92,14 +94,6 @@ def _finish(work: JobContext, database: Database, run: JobRun, report: JobReport
         run = runs.advance(database, run, RunState.DONE, work.clock(), row_count=sum(removed.values()), report=said)
     report.add(run)
     report.figures |= said
-
-
-def _forget(work: JobContext, run: JobRun, table: Table) -> None:
-    """Removes all that was counted, which can always be computed again."""
-    there = listing.files(work.objects, table)
-    if there:
-        mark = next_mark(work.objects, table, run)
-        _take_out(work, run, table, mark, there)
 
 
 def _remove(work: JobContext, database: Database, run: JobRun, table: Table) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from calendar import monthrange
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import UTC, date, timedelta
@@ -35,9 +36,8 @@ def simulate(work: JobContext) -> JobReport:
     report.figures |= {"days": len(days), "agents": fleet.agents, "from": f"{days[0]}", "to": f"{days[-1]}"}
     with ExitStack() as held:
         # No job archives real rows into it meanwhile.
-        held.enter_context(runs.only_one(work.database_url, archive_receipts.JOB))
-        if work.options.get("audit"):
-            held.enter_context(runs.only_one(work.database_url, audit.APP_ID))
+        archivers = [archive_receipts.JOB, *([audit.APP_ID] if work.options.get("audit") else [])]
+        held.enter_context(runs.only_one(work.database_url, *archivers))
         _refuse_real(work)
         if work.dry_run:
             many, span = sum(rows.values()), f"from {report.figures['from']} to {report.figures['to']}"
@@ -83,8 +83,8 @@ def _months_before(day: date, months: int) -> date:
     if not 1 <= months <= 1200:
         raise InvalidArgument(f"{months} months cannot be simulated", hint="angelia pipeline run simulate --months 3")
     year, month = divmod(day.year * 12 + day.month - 1 - months, 12)
-    after = date(year + (month + 1) // 12, (month + 1) % 12 + 1, 1)
-    return min(date(year, month + 1, 1) + timedelta(days=day.day - 1), after - timedelta(days=1))
+    _, length = monthrange(year, month + 1)
+    return date(year, month + 1, min(day.day, length))
 
 
 def _refuse_real(work: JobContext) -> None:

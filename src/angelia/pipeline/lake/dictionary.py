@@ -7,17 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from angelia.pipeline.lake.tables import (
-    ANALYTICS,
-    AUDIT,
-    DAY,
-    RECEIPTS,
-    SESSIONS,
-    SIMULATED,
-    SIMULATED_PROPERTY,
-    TABLES,
-    Table,
-)
+from angelia.pipeline.lake import tables
+from angelia.pipeline.lake.tables import ANALYTICS, AUDIT, DAY, RECEIPTS, SESSIONS, TABLES, Table
 
 _TYPES = {
     pa.string(): "string",
@@ -87,8 +78,8 @@ def page(table: Table) -> str:
 def index() -> str:
     rows = [f"| [{table.name}]({table.name}.md) | {table.about} |" for table in TABLES.values()]
     marked = (
-        f"In a simulated archive every table has one column more, `{SIMULATED}`, which is true in every row, and the "
-        f"property `{SIMULATED_PROPERTY}`."
+        f"In a simulated archive every table has one column more, `{tables.SIMULATED}`, which is true in every row, "
+        f"and the property `{tables.SIMULATED_PROPERTY}`."
     )
     made = "Made from the code by `python -m angelia.pipeline.lake.dictionary docs/tables`."
     head = f"# Tables of the archive\n\n{made}\n\n{marked}\n"

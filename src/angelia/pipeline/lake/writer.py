@@ -182,8 +182,7 @@ class _File:
             column_encoding=dict.fromkeys(table.counting, "DELTA_BINARY_PACKED"),
         )
         self._ordered = table.ordered
-        self._least: list[int] = []
-        self._most: list[int] = []
+        self._bounds: list[int] = []  # the least and the most of each batch
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = 0
         self.rows = 0
@@ -192,9 +191,7 @@ class _File:
         self._pending.append(rows)
         self._pending_rows += rows.num_rows
         if self._ordered is not None:
-            bounds = pc.min_max(rows.column(self._ordered)).as_py()
-            self._least.append(bounds["min"])
-            self._most.append(bounds["max"])
+            self._bounds += pc.min_max(rows.column(self._ordered)).as_py().values()
         self.rows += rows.num_rows
         if self._pending_rows >= _GROUP_ROWS:
             self._flush()
@@ -206,8 +203,8 @@ class _File:
         self._stream.close()
         stats: dict[str, object] = {"numRecords": self.rows}
         if self._ordered is not None:
-            stats["minValues"] = {self._ordered: min(self._least)}
-            stats["maxValues"] = {self._ordered: max(self._most)}
+            stats["minValues"] = {self._ordered: min(self._bounds)}
+            stats["maxValues"] = {self._ordered: max(self._bounds)}
         return AddAction(self._name, size, {DAY: self._day}, time.time_ns() // 1_000_000, True, json.dumps(stats))
 
     def _flush(self) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -93,22 +93,12 @@ class ArchiveReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Task)
         objects = Objects(self._options["root"], shown(self._options["secret"]))
-        filesystem = objects.filesystem()
-        for uri in partition.uris:
-            day = date.fromisoformat(uri.rpartition(f"{DAY}=")[2].partition("/")[0])
-            with filesystem.open_input_file(objects.path(uri)) as opened:
-                yield from _rows(pq.ParquetFile(opened, pre_buffer=True), self._schema, day)
-
-
-def _rows(file: pq.ParquetFile, schema: pa.Schema, day: date) -> Iterator[pa.RecordBatch]:
-    held = [name for name in schema.names if name in file.schema_arrow.names]
-    for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=held):
-        yield pa.RecordBatch.from_arrays([_column(batch, wanted, day) for wanted in schema], schema=schema)
-
-
-def _column(batch: pa.RecordBatch, wanted: pa.Field, day: date) -> pa.Array:
-    if wanted.name == DAY:
-        return pa.repeat(pa.scalar(day, wanted.type), batch.num_rows)
-    if wanted.name not in batch.schema.names:
-        return pa.nulls(batch.num_rows, wanted.type)
-    return batch.column(wanted.name).cast(wanted.type)
+        rows = ds.dataset(
+            [objects.path(uri) for uri in partition.uris],
+            schema=self._schema,
+            format="parquet",
+            filesystem=objects.filesystem(),
+            partitioning=ds.partitioning(pa.schema([self._schema.field(DAY)]), flavor="hive"),
+        )
+        # A task of Spark's has one core, and files are large.
+        yield from rows.to_batches(batch_size=_BATCH_ROWS, fragment_readahead=1)
