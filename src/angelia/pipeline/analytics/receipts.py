@@ -49,17 +49,9 @@ def reading(work: JobContext, days: DayRange, snapshot: Snapshot) -> Iterator[Da
     if not any(day.ledger_rows for day in days.days):
         yield frame
         return
-    here = ledger.read(
-        work.spark,
-        work.database_url,
-        work.sql("mail")["receipts"],
-        _NARROW.schema,
-        snapshot,
-        readers=work.readers,
-        within={"sent_at": (midnight(days.first), midnight(days.end))},
-    )
+    within = {"sent_at": (midnight(days.first), midnight(days.end))}
     # It is used several times; the ledger is read once.
-    here = here.persist()
+    here = ledger.read(work, work.sql("mail")["receipts"], _NARROW.schema, snapshot, within).persist()
     try:
         yield frame.unionByName(here) if files else here
     finally:

@@ -38,8 +38,7 @@ def analytics(work: JobContext) -> JobReport:
         # Under this lock no row moves from the ledger to the archive: none is missed or counted twice.
         held.enter_context(runs.only_one(work.database_url, archive_receipts.JOB))
         simulated.only_one_kind(work.objects, work.settings, RECEIPTS)
-        snapshot = held.enter_context(ledger.one_snapshot(work.database_url))
-        then = held.enter_context(ledger.seeing(work.database_url, snapshot))
+        then, snapshot = held.enter_context(ledger.one_snapshot(work.database_url))
         there = fingerprints.present(work, then)
         changed = fingerprints.changed(there, fingerprints.computed(work), (work.since, work.until))
         ranges = fingerprints.ranges(changed)

@@ -123,7 +123,7 @@ def _begun(asked: Asked, run: JobRun) -> Path:
 def _written(work: JobContext, asked: Asked, directory: Path) -> dict[str, int]:
     counts = {}
     # The snapshot is taken before the archive is read: a row that moves meanwhile is seen in both, never in none.
-    with ledger.one_snapshot(work.database_url) as snapshot, ledger.seeing(work.database_url, snapshot) as then:
+    with ledger.one_snapshot(work.database_url) as (then, _):
         then.table(_BIND, asked.agent)
         for slice_name, block in _LEDGER:
             kind = block.removesuffix("_about_agent")

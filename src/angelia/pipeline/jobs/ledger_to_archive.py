@@ -89,10 +89,8 @@ def copy(
     work: JobContext, table: Table, run: JobRun, statement: str, within: Mapping[str, tuple[datetime, datetime]]
 ) -> None:
     """Copies what a statement selects in the ledger to the archive, from one snapshot and in one commit."""
-    with ledger.one_snapshot(work.database_url) as snapshot:
-        frame = ledger.read(
-            work.spark, work.database_url, statement, table.schema, snapshot, readers=work.readers, within=within
-        )
+    with ledger.one_snapshot(work.database_url) as (_, snapshot):
+        frame = ledger.read(work, statement, table.schema, snapshot, within)
         writer.write(frame, work.objects, table, Mark(run.app_id, run.version), run.run_id)
 
 

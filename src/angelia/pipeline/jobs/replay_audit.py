@@ -39,8 +39,7 @@ def replay_audit(work: JobContext) -> JobReport:
         runs.only_one(work.database_url, archive_receipts.JOB),
         runs.one_run(work.database_url, JOB, work.clock) as (database, run),
         # Taken before the archive is read: a row that moves meanwhile is seen in both, never in none.
-        ledger.one_snapshot(work.database_url) as snapshot,
-        ledger.seeing(work.database_url, snapshot) as then,
+        ledger.one_snapshot(work.database_url) as (then, snapshot),
     ):
         work.progress.stage("looking for messages that are there twice")
         rows, doubles = _doubles(work, snapshot)
@@ -105,9 +104,7 @@ def _looked_at(rows: DataFrame, kind: str, twice: DataFrame) -> Offenders:
 
 def _receipts(work: JobContext, snapshot: ledger.Snapshot) -> DataFrame:
     columns = ("receipt_id", "message_id", "replay_key", "sender_nhi")
-    here = ledger.read(
-        work.spark, work.database_url, work.sql("mail")["receipts"], RECEIPTS.schema, snapshot, readers=work.readers
-    )
+    here = ledger.read(work, work.sql("mail")["receipts"], RECEIPTS.schema, snapshot)
     there = archive.read(work.spark, work.objects, RECEIPTS, listing.files(work.objects, RECEIPTS))
     return here.select(*columns).unionAll(there.select(*columns))
 

@@ -121,7 +121,7 @@ AUDIT = Table(
         always("event_id", pa.string(), "the event's own id, a UUID", unique=True),
         always("occurred_at", _TIME, "when it happened; its day is the partition"),
         always("event_type", pa.string(), "what happened"),
-        column("actor_nhi", pa.string(), "handle of whoever did it"),
+        column("actor_nhi", pa.string(), "handle of the actor"),
         column("object_nhi", pa.string(), "handle of whom or what it was done to"),
         column("message_id", pa.string(), "the message that it is about, a UUID", unique=True),
         column("replay_key", pa.string(), "SHA-256 of the message's envelope, in hex", unique=True),

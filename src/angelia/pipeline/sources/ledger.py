@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
-from typing import Any, NewType
+from typing import TYPE_CHECKING, Any, NewType
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
@@ -20,22 +20,23 @@ from angelia.envelope.ids import BUCKETS
 from angelia.pipeline.database import Database, Value
 from angelia.pipeline.secret_options import hidden, shown
 
+if TYPE_CHECKING:
+    from angelia.pipeline.jobs.job_context import JobContext  # readers are processes, and do not need it
+
 NAME = "angelia_ledger"
-
-
 Snapshot = NewType("Snapshot", str)  # the id of a snapshot of the ledger, which all readers of a run share
 
 
 @contextmanager
-def one_snapshot(url: str) -> Iterator[Snapshot]:
-    """Exports a snapshot for other connections, for the length of this block."""
+def one_snapshot(url: str) -> Iterator[tuple[Database, Snapshot]]:
+    """A connection that sees one snapshot of the ledger, which other connections may share in this block."""
     with Database.open(url) as database, database.transaction():
         database.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        yield Snapshot(database.rows("SELECT pg_export_snapshot() AS id")[0]["id"])
+        yield database, Snapshot(database.rows("SELECT pg_export_snapshot() AS id")[0]["id"])
 
 
 @contextmanager
-def seeing(url: str, snapshot: Snapshot) -> Iterator[Database]:
+def _seeing(url: str, snapshot: Snapshot) -> Iterator[Database]:
     """A connection that sees the ledger as of a snapshot."""
     with Database.open(url) as database, database.transaction():
         database.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -46,13 +47,10 @@ def seeing(url: str, snapshot: Snapshot) -> Iterator[Database]:
 
 
 def read(
-    spark: SparkSession,
-    url: str,
+    work: JobContext,
     projection: str,
     schema: pa.Schema,
     snapshot: Snapshot,
-    *,
-    readers: int,
     within: Mapping[str, tuple[datetime, datetime]] | None = None,
 ) -> DataFrame:
     """The rows of a slice's projection, within these times. It must have a column `bucket`, by whose ranges it is read
@@ -60,15 +58,15 @@ def read(
 
     Filters are passed here and not pushed down by Spark, which keeps the filters of one query for the next one of the
     same frame."""
-    spark.dataSource.register(LedgerSource)
+    work.spark.dataSource.register(LedgerSource)
     options = {
-        "url": hidden({"url": url}),
+        "url": hidden({"url": work.database_url}),
         "projection": projection,
         "snapshot": snapshot,
-        "readers": str(readers),
+        "readers": str(work.readers),
         "within": json.dumps({name: [one.isoformat() for one in times] for name, times in (within or {}).items()}),
     }
-    return spark.read.format(NAME).schema(from_arrow_schema(schema)).options(**options).load()
+    return work.spark.read.format(NAME).schema(from_arrow_schema(schema)).options(**options).load()
 
 
 class LedgerSource(DataSource):
@@ -111,6 +109,6 @@ class LedgerReader(DataSourceReader):
         for name, since, until in self._within:
             given += f' AND "{name}" >= ${len(values) + 1} AND "{name}" < ${len(values) + 2}'
             values += [datetime.fromisoformat(since), datetime.fromisoformat(until)]
-        with seeing(shown(self._options["url"])["url"], Snapshot(self._options["snapshot"])) as database:
+        with _seeing(shown(self._options["url"])["url"], Snapshot(self._options["snapshot"])) as database:
             for batch in database.batches(given, *values):
                 yield batch.cast(self._schema)
