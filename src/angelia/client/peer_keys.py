@@ -48,16 +48,12 @@ _NO_NEWS = (Unreachable, Unavailable, NotFound, KeyNotFound)
 OneTime: TypeAlias = Literal[True, False, "prefer"]
 
 
-class NoOneTimeKey(AngeliaError):
+class NoOneTimeKey(AngeliaError, code="prekey_exhausted"):
     """The recipient has no one-time key to give"""
 
-    code = "prekey_exhausted"
 
-
-class Renamed(AngeliaError):
+class Renamed(AngeliaError, code="renamed"):
     """The agent of this id has a handle by which its keys are signed"""
-
-    code = "renamed"
 
 
 def is_id(agent: str) -> bool:
