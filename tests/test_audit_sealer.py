@@ -16,8 +16,8 @@ from angelia.audit import service
 from angelia.audit_sealer import SealerThread
 from angelia.keys.node_key import load_or_make
 from angelia.settings import OUR_OWN, Loaded, Settings
-from angelia.stores.embedded.private_files import write_private
 from angelia.stores.ledger import Ledger
+from angelia.stores.private_files import write_private
 from small_disks import small_disk
 from store_probes import until
 

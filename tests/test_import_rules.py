@@ -27,7 +27,7 @@ USES = {
 SLICES = set(USES)
 FREE = {"angelia", "api", "errors", "settings", "metrics"}  # for everybody but the pure core
 PURE = {"errors", "envelope"}
-SHARED_STORES = {"stores.ledger", "stores.wake", "stores.group_commit", "stores.partitions"}
+SHARED_STORES = {f"stores.{name}" for name in ("ledger", "wake", "group_commit", "partitions", "private_files")}
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def test_a_store_is_imported_by_its_own_slice_only() -> None:
     def rule(found: Import) -> bool:
         if role_of(found.target) != "store" or part_of(found.target) not in SLICES | {"guard"}:
             return True
-        return part_of(found.target) == part_of(found.module) or found.module == "start"
+        return part_of(found.target) == part_of(found.module)
 
     assert broken(rule) == []
 
@@ -167,7 +167,7 @@ def test_services_form_a_directed_acyclic_graph() -> None:
         if other in SLICES:
             return other in USES[slice_name] and role_of(found.target) in ("service", "model")
         if other == "stores":
-            return found.target in SHARED_STORES or found.target.startswith("stores.embedded.private")
+            return found.target in SHARED_STORES
         return other in FREE | PURE
 
     assert broken(rule) == []
@@ -190,10 +190,7 @@ def test_routes_import_their_own_slice() -> None:
             return True
         if part_of(found.target) == slice_name:
             return role_of(found.target) not in ("store", "slice")
-        # What answers for the stores asks them.
-        return part_of(found.target) in FREE | PURE or (
-            slice_name == "monitoring" and part_of(found.target) == "stores"
-        )
+        return part_of(found.target) in FREE | PURE
 
     assert broken(rule) == []
 
@@ -205,7 +202,7 @@ def test_a_slice_builds_on_the_slices_before_it() -> None:
             return True
         if other in SLICES:
             before = USES.get(slice_name, {"agents", "audit"})
-            return other in before and (role_of(found.target) == "slice" or slice_name == "runs")
+            return other in before and role_of(found.target) == "slice"
         return other in FREE | PURE or found.target == "stores.open_stores"
 
     assert broken(rule) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -53,7 +53,7 @@ class Slices:
         self.keys = KeysSlice(stores, fields, node, self.agents, self.policy)
         self.mail = MailSlice(stores, settings, self.audit, self.agents, self.policy, self.keys)
         self.channels = ChannelsSlice(stores, settings, self.audit, self.agents, self.policy, self.keys)
-        self.runs = RunsSlice(stores, self.mail)
+        self.runs = RunsSlice(stores, self.audit, self.mail)
         self.monitoring = MonitoringSlice(stores, loaded, worker)
 
     def __iter__(self) -> Iterator[Slice]:
@@ -62,14 +62,13 @@ class Slices:
     @classmethod
     @asynccontextmanager
     async def opened(cls, stores: Stores, loaded: Loaded, node: NodeIdentity, worker: int = 0) -> AsyncIterator[Slices]:
-        """The slices on open stores, closed at the end."""
+        """The slices on open stores; closed at the end, those that build on others first."""
         fields = Fields(master_key.load(master_key_file(loaded.settings)))
         slices = cls(stores, loaded, fields, node, worker)
-        try:
-            yield slices
-        finally:
+        async with AsyncExitStack() as closing:
             for one in slices:
-                await one.close()
+                closing.push_async_callback(one.close)
+            yield slices
 
     def edge(self, stores: Stores, settings: Settings, *, open_mode: bool) -> Edge:
         """Returns the edge, which takes a request through the guard to the routes of all slices."""

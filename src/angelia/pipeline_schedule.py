@@ -26,9 +26,9 @@ from angelia.runs.model import Latest, RunState
 from angelia.runs.service import Runs
 from angelia.settings import Settings, period
 from angelia.stores.embedded.datadir import DataDir
-from angelia.stores.embedded.private_files import open_log
 from angelia.stores.embedded.process import Child, Program, Steps, end, start
 from angelia.stores.ledger import Ledger, StatementError
+from angelia.stores.private_files import open_log
 
 FIRST_LOOK = 600.0  # seconds after a start: a server that has just started serves requests first
 LOOK_EVERY, JITTER = 60.0, 10.0

@@ -16,13 +16,12 @@ from angelia import executable_path
 from angelia.agents.service import Agents
 from angelia.api import Caller, Role, clock
 from angelia.app import Slices, master_key_file
-from angelia.audit.service import Audit, event, record
+from angelia.audit.service import Audit
 from angelia.envelope import crypto_support
 from angelia.errors import DiskFull, StartFailed, Unavailable
-from angelia.guard import store as guard_store
 from angelia.guard.api import MadeToken
 from angelia.guard.model import parse_address
-from angelia.guard.tokens import Tokens, new_text, token_row
+from angelia.guard.tokens import Tokens, new_text
 from angelia.keys.field_encryption import settle_master_key
 from angelia.keys.node_key import NodeIdentity
 from angelia.settings import Loaded, Settings
@@ -30,9 +29,9 @@ from angelia.stores import migrations
 from angelia.stores.disk import Disk
 from angelia.stores.embedded.binaries import OLDEST_POSTGRES
 from angelia.stores.embedded.datadir import DataDir
-from angelia.stores.embedded.private_files import read_private, write_private
 from angelia.stores.ledger import GONE, Ledger, StatementError
 from angelia.stores.open_stores import Stores, disk_of
+from angelia.stores.private_files import read_private, write_private
 
 CLOCK_SECONDS = 5.0
 log = structlog.get_logger(__name__)
@@ -55,12 +54,11 @@ async def prepare(loaded: Loaded, node: NodeIdentity, *, rotate_master_key: bool
         async with Stores.opened(loaded) as stores, Slices.opened(stores, loaded, node) as slices:
             # Made for its errors: a setting that does not work is reported here, once.
             slices.edge(stores, settings, open_mode=False)
-            await _keep_admin_token(stores.ledger, DataDir(settings.data_dir).admin_token, now)
+            await slices.guard.tokens.keep_admin(_admin_token(DataDir(settings.data_dir).admin_token), now)
             await slices.audit.audit.make_partitions(now)
             await slices.mail.receipts.make_partitions(now)
             await stores.hot.birth()
-            async with stores.ledger.reading() as tx:
-                open_mode = not settings.jwt_enabled and await guard_store.count_made_tokens(tx) == 0
+            open_mode = not settings.jwt_enabled and not await slices.guard.tokens.any_made()
             _refuse_open_to_all(loaded, open_mode=open_mode)
             # Last, because the first start that succeeds decides it for ever.
             await slices.policy.policy.start_with(now, loopback=not settings.reachable)
@@ -174,15 +172,6 @@ async def _connected(url: str) -> AsyncIterator[asyncpg.Connection]:
         yield connection
     finally:
         await connection.close()
-
-
-async def _keep_admin_token(ledger: Ledger, path: Path, now: datetime) -> None:
-    """Records the token of the data directory in the ledger, unless it is there."""
-    row = token_row(_admin_token(path), "admin.token", "admin", None, now, None)
-    async with ledger.transaction() as tx:
-        if await guard_store.make_token(tx, row, first_admin=True):
-            detail = {"id": str(row.id), "role": row.role, "label": row.label}
-            await record(tx, [event("token_created", now, actor="angelia", detail=detail)])
 
 
 def _admin_token(path: Path) -> str:

@@ -21,8 +21,8 @@ from angelia.audit.witness_client import CheckpointHandover, FileWitness, NodeWi
 from angelia.audit.witness_service import MOST_NODES, Witnessed
 from angelia.errors import Conflict, Denied, InvalidArgument, Unavailable
 from angelia.keys.node_key import NodeKey, load_or_make
-from angelia.stores.embedded.private_files import write_private
 from angelia.stores.ledger import Ledger
+from angelia.stores.private_files import write_private
 from client.recorder import recording
 from http_agents import Server
 from server_process import ServerProcess

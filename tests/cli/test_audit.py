@@ -21,8 +21,8 @@ from angelia.pipeline.lake.audit_chain import properties
 from angelia.pipeline.lake.commit import Mark, commit, opened
 from angelia.pipeline.lake.tables import AUDIT
 from angelia.pipeline.lake.writer import Files
-from angelia.stores.embedded.private_files import write_private
 from angelia.stores.objects import Objects
+from angelia.stores.private_files import write_private
 from cli.running import Angelia
 from client.recorder import Recorder
 from lake_tables import rows

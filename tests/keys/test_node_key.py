@@ -16,7 +16,7 @@ from angelia.audit.model import Checkpoint, SignedEntry
 from angelia.envelope.ids import KeyType, key_id
 from angelia.errors import DiskFull, StartFailed
 from angelia.keys.node_key import NodeKey, load_or_make
-from angelia.stores.embedded.private_files import write_private
+from angelia.stores.private_files import write_private
 from http_agents import Server
 from small_disks import small_disk
 

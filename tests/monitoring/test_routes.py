@@ -14,16 +14,19 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import angelia
 from angelia.monitoring import routes as monitoring
+from angelia.monitoring.slice import MonitoringSlice
 from angelia.settings import Loaded, Settings
 from angelia.stores.ledger import Ledger
+from angelia.stores.open_stores import Stores
 from angelia.stores.valkey import HotTier
+from angelia.stores.wake import Wake
 from http_agents import Server
 from probe_edge import Doorway
 
 
 async def asked(make, ledger: Ledger, hot: HotTier, path: str = "/health") -> Any:
     """Ask a server that stands on these stores."""
-    routes = monitoring.routes(ledger, hot, Loaded(Settings(), {}), 7)
+    routes = MonitoringSlice(Stores(ledger, hot, Wake(hot)), Loaded(Settings(), {}), 7).routes()
     doorway: Doorway = await make(ledger=ledger, hot=hot, more=routes)
     return await doorway.client.get(path)
 

@@ -10,9 +10,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from angelia.audit.archive_backlog import entries_before
 from angelia.audit.failures import Failures
 from angelia.audit.failures_store import FailureCounts
+from angelia.audit.service import Audit
 from angelia.mail.hot_store import HotMail
 from angelia.mail.receipts import Receipts
 from angelia.runs.model import RunState
@@ -138,5 +138,5 @@ async def test_entries_of_the_audit_that_are_past_their_time_are_counted(
 ) -> None:
     add = "INSERT INTO audit_chain (position, event_id, occurred_at, entry_hash) VALUES ($1, gen_random_uuid(), $2, $3)"
     await connection.executemany(add, [(n, NOW + n * HOUR, bytes(32)) for n in range(1, 4)])
-    assert [await entries_before(ledger, NOW + n * HOUR, 100) for n in (0, 3, 9)] == [0, 2, 3]
-    assert await entries_before(ledger, NOW + 9 * HOUR, 2) == 2
+    assert [await Audit(ledger).count_before(NOW + n * HOUR, 100) for n in (0, 3, 9)] == [0, 2, 3]
+    assert await Audit(ledger).count_before(NOW + 9 * HOUR, 2) == 2

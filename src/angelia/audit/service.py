@@ -166,6 +166,11 @@ class Audit:
         async with self._ledger.reading() as tx:
             return await store.events(tx, query, before)
 
+    async def count_before(self, at: datetime, most: int) -> int:
+        """The number of sealed entries older than a time, among the first `most` of the chain."""
+        async with self._ledger.reading() as tx:
+            return await store.entries_before(tx, at, most)
+
     async def chain(self, after: int, limit: int) -> ChainPage:
         """The sealed entries after a position. The floor is read last: it may have risen, never fallen, since."""
         async with self._ledger.reading() as tx:

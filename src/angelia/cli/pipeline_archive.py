@@ -103,7 +103,7 @@ def write_report(session: CommandContext, out: Path, flags: PipelineFlags, *, br
     """Writes the report, one page of HTML that needs no other file."""
     with _reading(session, flags) as objects:
         from angelia.pipeline.report import page as report_page
-        from angelia.stores.embedded.private_files import write_private
+        from angelia.stores.private_files import write_private
 
         page = report_page(objects, session.settings, datetime.now(UTC))
     write_private(out.absolute(), page.encode())

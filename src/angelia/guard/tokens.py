@@ -67,6 +67,19 @@ class Tokens:
             await audit.record(tx, [made])
         return _shown(row, handle), text
 
+    async def keep_admin(self, text: str, now: datetime) -> None:
+        """Stores the operator's own token, unless it is there."""
+        row = token_row(text, "admin.token", "admin", None, now, None)
+        async with self._ledger.transaction() as tx:
+            if await store.make_token(tx, row, first_admin=True):
+                detail = {"id": str(row.id), "role": row.role, "label": row.label}
+                await audit.record(tx, [audit.event("token_created", now, actor="angelia", detail=detail)])
+
+    async def any_made(self) -> bool:
+        """Whether tokens were made beside the operator's own; while there is none, a local server is open."""
+        async with self._ledger.reading() as tx:
+            return await store.count_made_tokens(tx) > 0
+
     async def list_tokens(self, after: tuple[datetime, UUID] | None, limit: int) -> tuple[list[Token], int]:
         async with self._ledger.reading() as tx:
             rows, total = await store.tokens(tx, after, limit)

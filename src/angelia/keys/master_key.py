@@ -11,7 +11,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from angelia.errors import AngeliaError, StartFailed
-from angelia.stores.embedded.private_files import read_private, sync_directory, write_private
+from angelia.stores.private_files import read_private, sync_directory, write_private
 
 KEY_BYTES = 32
 NONCE_BYTES = 12

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from angelia.audit.model import Checkpoint, SignedEntry
 from angelia.envelope.ids import KeyType, key_id
 from angelia.errors import DiskFull, StartFailed, Unavailable
-from angelia.stores.embedded.private_files import read_private, write_private
+from angelia.stores.private_files import read_private, write_private
 
 _KEY = "node.key"
 _MEMORY = "node.signed"

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import TypeAlias
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
@@ -19,17 +20,19 @@ from angelia.errors import Unavailable
 from angelia.monitoring import api
 from angelia.monitoring.api import Check
 from angelia.settings import Loaded
-from angelia.stores.disk import Disk
-from angelia.stores.ledger import Ledger
-from angelia.stores.valkey import HotTier
 
+Ping: TypeAlias = Callable[[], Awaitable[None]]
 CHECK_SECONDS = 3.0
 
 
-def routes(ledger: Ledger, hot: HotTier, loaded: Loaded, worker: int) -> list[Route]:
+def routes(
+    ping_ledger: Ping, ping_hot_tier: Ping, full_disk: Callable[[], str | None], loaded: Loaded, worker: int
+) -> list[Route]:
+    """`full_disk` returns how little room is left on a disk that is full, else None."""
+
     async def health(call: Call) -> Answer:
-        postgres, redis = await asyncio.gather(_check(ledger.ping), _check(hot.ping))
-        checks = {"postgres": postgres, "redis": redis, "disk": _check_disk(ledger.disk)}
+        postgres, redis = await asyncio.gather(_check(ping_ledger), _check(ping_hot_tier))
+        checks = {"postgres": postgres, "redis": redis, "disk": _check_disk(full_disk())}
         sound = all(check.status == "pass" for check in checks.values())
         body = api.Health(
             status="healthy" if sound else "degraded",
@@ -67,7 +70,7 @@ def routes(ledger: Ledger, hot: HotTier, loaded: Loaded, worker: int) -> list[Ro
     ]
 
 
-async def _check(ping: Callable[[], Awaitable[None]]) -> Check:
+async def _check(ping: Ping) -> Check:
     started = time.perf_counter()
     try:
         async with asyncio.timeout(CHECK_SECONDS):
@@ -77,8 +80,8 @@ async def _check(ping: Callable[[], Awaitable[None]]) -> Check:
     return Check("pass", latency=f"{(time.perf_counter() - started) * 1000:.3f}ms")
 
 
-def _check_disk(disk: Disk) -> Check:
-    return Check("fail", message=f"full: {disk.shown} left, nothing is written") if disk.full else Check("pass")
+def _check_disk(left: str | None) -> Check:
+    return Check("pass") if left is None else Check("fail", message=f"full: {left} left, nothing is written")
 
 
 def _metrics_text() -> bytes:

@@ -19,13 +19,18 @@ class MonitoringSlice:
         self._worker = worker
 
     def routes(self) -> list[Route]:
-        return routes.routes(self._stores.ledger, self._stores.hot, self._loaded, self._worker)
+        ledger, hot = self._stores.ledger, self._stores.hot
+        return routes.routes(ledger.ping, hot.ping, self._full_disk, self._loaded, self._worker)
 
     def ticks(self) -> list[Tick]:
         return [Tick("hot tier journal", 5.0, self._keep_journal)]
 
     async def close(self) -> None:
         """Nothing is held open."""
+
+    def _full_disk(self) -> str | None:
+        disk = self._stores.ledger.disk
+        return disk.shown if disk.full else None
 
     async def _keep_journal(self, now: datetime) -> None:
         """Turns the journal of our own hot tier on again after a full disk. A tick runs only when the ledger has

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from angelia import metrics
 from angelia.api import Route, Tick
-from angelia.audit import archive_backlog
+from angelia.audit.slice import AuditSlice
 from angelia.mail.slice import MailSlice
 from angelia.runs import routes
 from angelia.runs.service import Runs
@@ -18,9 +18,9 @@ _MOST = 1_000_001  # a million and more: a longer backlog is not counted to its 
 class RunsSlice:
     """The pipeline's runs as operators see them, and what waits for the next one."""
 
-    def __init__(self, stores: Stores, mail: MailSlice) -> None:
+    def __init__(self, stores: Stores, audit: AuditSlice, mail: MailSlice) -> None:
         self.runs = Runs(stores.ledger)
-        self._ledger = stores.ledger
+        self._audit = audit.audit
         self._receipts = mail.receipts
 
     def routes(self) -> list[Route]:
@@ -42,6 +42,6 @@ class RunsSlice:
                 metrics.PIPELINE_DONE.labels(job.job).set(job.done_at.timestamp())
 
     async def _measure_backlog(self, now: datetime) -> None:
-        due = await archive_backlog.entries_before(self._ledger, self._receipts.closed_before(now), _MOST)
+        due = await self._audit.count_before(self._receipts.closed_before(now), _MOST)
         metrics.PIPELINE_WAITING.labels("audit_events").set(due)
         metrics.PIPELINE_WAITING.labels("delivery_receipts").set(await self._receipts.count_waiting(now, _MOST))

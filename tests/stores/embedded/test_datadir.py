@@ -15,7 +15,7 @@ import pytest
 from angelia.errors import StartFailed
 from angelia.runtime_file import read_runtime
 from angelia.stores.embedded.datadir import DataDir
-from angelia.stores.embedded.private_files import write_private
+from angelia.stores.private_files import write_private
 
 HOLDER = """
 import sys, time

@@ -14,9 +14,9 @@ from angelia.stores.embedded.binaries import postgres_for, valkey_for
 from angelia.stores.embedded.datadir import DataDir
 from angelia.stores.embedded.orphans import stop_orphan
 from angelia.stores.embedded.postgres import Postgres
-from angelia.stores.embedded.private_files import open_log
 from angelia.stores.embedded.process import Backoff, Child, ParentDeath, end, start
 from angelia.stores.embedded.valkey import Valkey
+from angelia.stores.private_files import open_log
 
 _READY_SECONDS = 300.0
 _FAILED_STARTS = 3

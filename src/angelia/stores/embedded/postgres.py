@@ -19,8 +19,8 @@ from angelia.stores.disk import Disk
 from angelia.stores.embedded.binaries import Programs
 from angelia.stores.embedded.datadir import POSTGRES_SOCKET, DataDir
 from angelia.stores.embedded.orphans import Trace
-from angelia.stores.embedded.private_files import make_private_directory, open_log, sync_directory, write_private
 from angelia.stores.embedded.process import Program, Steps, end, start
+from angelia.stores.private_files import make_private_directory, open_log, sync_directory, write_private
 from angelia.stores.sql import statements
 
 SQL = statements(__file__, "roles.sql")

@@ -15,8 +15,8 @@ from redis.retry import Retry
 from angelia.stores.embedded.binaries import Programs
 from angelia.stores.embedded.datadir import VALKEY_SOCKET, DataDir
 from angelia.stores.embedded.orphans import Trace
-from angelia.stores.embedded.private_files import make_private_directory, sync_directory, write_private
 from angelia.stores.embedded.process import Program, Steps
+from angelia.stores.private_files import make_private_directory, sync_directory, write_private
 
 _LARGEST_LOG = 10 * 1024 * 1024
 _READY = "Ready to accept connections"
