@@ -6,7 +6,7 @@ import subprocess
 
 from angelia.stores.embedded.binaries import postgres_for
 from angelia.stores.embedded.datadir import DataDir
-from angelia.stores.embedded.system_user import store_environment
+from angelia.stores.system_user import store_environment
 
 
 def as_superuser(data_dir: DataDir, *statements: str, database: str = "postgres") -> str:

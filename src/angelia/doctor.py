@@ -32,7 +32,7 @@ from angelia.stores import migrations
 from angelia.stores.disk import RESERVE
 from angelia.stores.embedded.binaries import OLDEST_POSTGRES, locate_postgres, locate_valkey, version_of
 from angelia.stores.embedded.datadir import DataDir
-from angelia.stores.embedded.system_user import SystemUser
+from angelia.stores.system_user import SystemUser
 
 _OLDEST_VALKEY = 7
 _GIB, _MIB = 1 << 30, 1 << 20

@@ -33,8 +33,8 @@ from angelia.runtime_file import Runtime
 from angelia.settings import OUR_OWN, Loaded, Settings
 from angelia.stores.embedded import EmbeddedStores, ledger_alone
 from angelia.stores.embedded.datadir import DataDir
-from angelia.stores.embedded.system_user import SystemUser
 from angelia.stores.private_files import make_private_directory
+from angelia.stores.system_user import SystemUser
 from angelia.worker import Handover
 from angelia.worker_pool import Workers
 

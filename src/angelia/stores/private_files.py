@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 from angelia.errors import StartFailed
-from angelia.stores.embedded.system_user import SystemUser, owner_of_secrets
+from angelia.stores.system_user import SystemUser, owner_of_secrets
 
 
 def write_private(path: Path, data: bytes, owner: SystemUser | None = None) -> None:

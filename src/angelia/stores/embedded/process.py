@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from angelia.stores.embedded.system_user import SystemUser, store_environment
+from angelia.stores.system_user import SystemUser, store_environment
 
 _PR_SET_PDEATHSIG = 1
 _CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
