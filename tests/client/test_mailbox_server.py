@@ -27,9 +27,9 @@ from angelia.client import (
 )
 from angelia.client.api_errors import _class_of
 from angelia.client.mail_calls import LeasedMessage
-from angelia.client.mail_stream import PrekeysLow
 from angelia.envelope.receipts import Receipt
 from angelia.errors import DiskFull
+from angelia.keys.model import PrekeysLow
 from angelia.mail.hot_store import events
 from angelia.mail.model import DeliveryEvent, DeliveryStatus
 from angelia.mailbox import identity

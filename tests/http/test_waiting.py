@@ -263,7 +263,9 @@ async def test_a_stream_ends_after_a_while_so_that_its_reader_is_asked_again_who
     assert patience.ended.is_set()
 
 
-async def test_a_store_that_goes_away_ends_a_stream_quietly(make, patience: Patience, captured_log: list[Any]) -> None:
+async def test_a_store_that_goes_away_ends_a_stream_with_an_event_that_says_so(
+    make, patience: Patience, captured_log: list[Any]
+) -> None:
     async def handler(call: Call) -> Answer:
         async def lines() -> AsyncIterator[bytes]:
             yield sse("first", b"{}")
@@ -273,7 +275,8 @@ async def test_a_store_that_goes_away_ends_a_stream_quietly(make, patience: Pati
 
     away = route("GET", "/v1/away", handler, Access.ANYONE, media=EVENT_STREAM, waits=True)
     doorway: Doorway = await make(more=[away])
-    assert (await doorway.client.get("/v1/away")).content == sse("first", b"{}")
+    reason = sse("error", b'{"code":"unavailable","title":"the hot tier is away"}')
+    assert (await doorway.client.get("/v1/away")).content == sse("first", b"{}") + reason
     assert [line["log_level"] for line in captured_log if line["event"] != "request"] == []
     assert captured_log[-1]["code"] == "unavailable"
 

@@ -2,7 +2,7 @@
 
 from angelia.api.caller import ROLES, Address, AgentRow, Caller, Role
 from angelia.api.clock import clock
-from angelia.api.operation import JSON, NOTHING, Access, Operation, Per, Rule, Surface
+from angelia.api.operation import JSON, NOTHING, PARAMETER, Access, Operation, Per, Rule, Surface
 from angelia.api.outcomes import ItemProblem, item_problem
 from angelia.api.paging import Moment, PageQuery, PageSize, cursor_after, parse_cursor, uuid_of
 from angelia.api.route import Answer, Call, Handler, Route
@@ -15,6 +15,7 @@ __all__ = [
     "HEARTBEAT_SECONDS",
     "JSON",
     "NOTHING",
+    "PARAMETER",
     "ROLES",
     "Access",
     "Address",

@@ -16,7 +16,7 @@ A = TypeVar("A")
 
 JSON = "application/json"
 NOTHING = type(None)  # the answer of an operation that has no body
-_PARAMETER = re.compile(r"\{(\w+)\}")
+PARAMETER = re.compile(r"\{(\w+)\}")
 
 
 class Access(Enum):
@@ -104,7 +104,7 @@ class Operation(Generic[A]):
 
     @property
     def path_names(self) -> tuple[str, ...]:
-        return tuple(_PARAMETER.findall(self.path))
+        return tuple(PARAMETER.findall(self.path))
 
     @property
     def limit(self) -> int:

@@ -21,7 +21,7 @@ from angelia.channels.service import Channels
 from angelia.envelope import json_form, media_type, wire
 from angelia.envelope.rosters import RosterDocument, parse_roster, roster_document
 from angelia.envelope.wire import MAX_ENVELOPE
-from angelia.errors import AngeliaError, InvalidArgument, TooLarge
+from angelia.errors import InvalidArgument, TooLarge
 
 _EPOCH = re.compile(r"[1-9][0-9]{0,14}")
 
@@ -187,13 +187,9 @@ def _message_routes(publishing: Publishing, readers: Readers, ttl_max: int) -> l
 
 async def _events(first: ReadResult | None, coming: AsyncGenerator[ReadResult | None, None]) -> AsyncIterator[bytes]:
     async with aclosing(coming):
-        try:
-            yield _lines(first)
-            async for found in coming:
-                yield _lines(found)
-        except AngeliaError as error:
-            # The answer has begun, so an event is the only way to say that the reader may not go on.
-            yield sse("error", msgspec.json.encode({"code": error.code, "title": error.message}))
+        yield _lines(first)
+        async for found in coming:
+            yield _lines(found)
 
 
 def _lines(found: ReadResult | None) -> bytes:

@@ -7,9 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TypeAlias
-from uuid import UUID
 
 import httpx
 import msgspec
@@ -23,6 +21,7 @@ from angelia.client.transport import Aside, Line, Send
 from angelia.envelope import json_form
 from angelia.envelope.refusals import Refused
 from angelia.errors import AngeliaError, Stale, Unavailable
+from angelia.keys.model import PrekeysLow, RotationDue
 from angelia.mail import api
 from angelia.mail.api import LeasedDocument
 from angelia.mail.model import DeliveryEvent
@@ -34,20 +33,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 # An event holds one envelope in JSON; what goes on beyond that is no event.
 MOST_BYTES = 2 * json_form.MAX_JSON
 MOST_REFUSAL = 1 << 16
-
-
-class RotationDue(msgspec.Struct, frozen=True, kw_only=True):
-    """The event that a rotation schedule asks for new keys."""
-
-    peer: str
-    session_id: UUID
-    due_since: datetime
-
-
-class PrekeysLow(msgspec.Struct, frozen=True, kw_only=True):
-    """The event that few one-time keys are left."""
-
-    count: int
 
 
 # What a stream brings: leased mail, what became of sent mail, keys that want replacing, keys that run out.

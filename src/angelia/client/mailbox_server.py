@@ -17,9 +17,10 @@ from angelia.client import channel_signing, delivery_status, mail_receiving, mai
 from angelia.client.exchange import BadAnswer, Exchange
 from angelia.client.mail_calls import LeasedMessage
 from angelia.client.mail_receiving import Received
-from angelia.client.mail_stream import BackOff, Event, PrekeysLow, RotationDue, is_passing
+from angelia.client.mail_stream import BackOff, Event, is_passing
 from angelia.client.transport import Aside
 from angelia.errors import AngeliaError
+from angelia.keys.model import PrekeysLow, RotationDue
 from angelia.mail.model import DeliveryEvent
 from angelia.mailbox.inbox import Opened
 from angelia.mailbox.mailbox import Mailbox

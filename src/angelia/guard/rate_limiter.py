@@ -11,6 +11,7 @@ from uuid import UUID
 
 from angelia import metrics
 from angelia.api import Access, Address, Caller, Operation, Per, Rule
+from angelia.envelope.times import unix_ms
 from angelia.errors import Denied, RateLimited, ReplayRejected, Stale, Unavailable
 from angelia.guard import store
 from angelia.guard.blocks import AddressBlocks
@@ -106,7 +107,7 @@ class RateLimiter:
             raise _blocked()
         if rule is None or rule.limit == 0:
             return None  # where nothing is counted, the blocks that this process knows are enough
-        subject, at = subject_of(address), int(now.timestamp() * 1000)
+        subject, at = subject_of(address), unix_ms(now)
         auto_block = self._auto_block and not address.is_loopback
         try:
             verdict = await store.spend(self._hot, subject, rule, at, charge=charge, auto_block=auto_block)

@@ -15,6 +15,7 @@ from angelia import metrics
 from angelia.agents.service import Agents
 from angelia.api import ROLES, Access, Address, AgentRow, Caller, Operation, Role, Surface, http_signature
 from angelia.envelope.ids import KeyType, key_id
+from angelia.envelope.times import unix_ms
 from angelia.errors import Denied, FromFuture, NotFound, Stale, Unauthenticated
 from angelia.guard import aicq_signature
 from angelia.guard.jwt import JwtVerifier
@@ -39,7 +40,7 @@ class UnverifiedRequest:
 
     @property
     def now_ms(self) -> int:
-        return int(self.now.timestamp() * 1000)
+        return unix_ms(self.now)
 
 
 class Guard:

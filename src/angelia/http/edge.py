@@ -13,11 +13,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, 
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 import structlog
 from starlette.types import Receive, Scope, Send
 
 from angelia import metrics
-from angelia.api import JSON, Answer, Call, Caller, Operation, Route, Surface, clock
+from angelia.api import JSON, PARAMETER, Answer, Call, Caller, Operation, Route, Surface, clock, sse
 from angelia.errors import (
     AngeliaError,
     InvalidArgument,
@@ -41,7 +42,6 @@ STREAM_SECONDS = 3600.0
 # Without these headers a proxy such as nginx buffers or compresses a stream, and so delays its events.
 UNBUFFERED = {"cache-control": "no-store, no-transform", "x-accel-buffering": "no"}
 CALLER_GONE = 499  # the caller hung up; for the log and the metrics only
-_PARAMETER = re.compile(r"\{(\w+)\}")
 _LONGEST_LENGTH = 20  # digits: more than any 64-bit number has
 log = structlog.get_logger("angelia.request")
 
@@ -192,13 +192,16 @@ class Edge:
         raise NotFound("404 page not found", hint="the routes are listed at /docs and /openapi.json")
 
     async def _send_stream(self, send: Send, request: _Request, stream: AsyncIterator[bytes]) -> None:
-        """Sends a stream until it ends, the caller hangs up, or it has run for an hour."""
+        """Sends a stream of events until it ends, the caller hangs up, or it has run for an hour."""
         parts, until = aiter(stream), time.monotonic() + STREAM_SECONDS
         try:
             while (part := await request.unless_gone(anext(parts, b""))) and time.monotonic() < until:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
         except AngeliaError as error:
-            request.failure = error  # a store is away: the stream ends, and its client connects again
+            # The answer has begun, so an event is the only way to say why it ends.
+            request.failure = error
+            said = sse("error", msgspec.json.encode({"code": error.code, "title": error.message}))
+            await send({"type": "http.response.body", "body": said, "more_body": True})
         except Exception:
             # The headers are sent, so breaking off is the only way to show that the answer is incomplete.
             log.exception("a stream broke off", request_id=request.id, path=request.path)
@@ -224,7 +227,7 @@ class Edge:
 
     def _observe(self, request: _Request, route: Route | None, status: int, seconds: float) -> None:
         # The path is the route's template, with its parameters as AICQ writes them.
-        path = _PARAMETER.sub(r":\1", route.operation.path) if route else "other"
+        path = PARAMETER.sub(r":\1", route.operation.path) if route else "other"
         method = request.method if route else "other"
         metrics.HTTP_REQUESTS.labels(method, path, str(status)).inc()
         metrics.HTTP_SECONDS.labels(method, path).observe(seconds)

@@ -165,6 +165,20 @@ class ScheduleRecord(ScheduleState, frozen=True, kw_only=True):
     grace_period_keys: list[GraceKey]
 
 
+class RotationDue(msgspec.Struct, frozen=True, kw_only=True):
+    """The event that a rotation schedule asks for new keys."""
+
+    peer: str
+    session_id: UUID
+    due_since: datetime
+
+
+class PrekeysLow(msgspec.Struct, frozen=True, kw_only=True):
+    """The event that few one-time keys are left."""
+
+    count: int
+
+
 class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The JSON form of a signed object. Bytes are base64url without padding, times are Unix milliseconds."""
 

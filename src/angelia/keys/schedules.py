@@ -22,6 +22,7 @@ from angelia.keys.model import (
     MOST_GRACE_KEYS,
     GraceKey,
     KeyStatus,
+    RotationDue,
     RotationPolicy,
     RotationSchedule,
     ScheduleRecord,
@@ -110,10 +111,8 @@ class Schedules:
             due = await schedules_store.announce_due(tx, now, _TICK_BATCH)
         metrics.ROTATIONS_ANNOUNCED.inc(len(due))
         for one in due:
-            said = {"peer": one.peer, "session_id": one.session_id, "due_since": one.due_since}
-            await self._wake.tell(
-                wake_topic("events", hot_tag(one.agent)), encode_event("rotation_due", msgspec.json.encode(said))
-            )
+            said = msgspec.json.encode(msgspec.convert(one, RotationDue, from_attributes=True))
+            await self._wake.tell(wake_topic("events", hot_tag(one.agent)), encode_event("rotation_due", said))
         return len(due) == _TICK_BATCH
 
     async def _shown(self, tx: Tx, held: RotationSchedule, now: datetime) -> ScheduleRecord:

@@ -40,6 +40,7 @@ from angelia.keys.model import (
     KeyRecord,
     KeyStatus,
     LinkDocument,
+    PrekeysLow,
     Reason,
     Rotation,
     link_document,
@@ -250,7 +251,7 @@ class Keys:
             page = await store.few_one_time(tx, after, _TICK_BATCH, made_after, ONE_TIME_ALERT)
         few = [(handle, keys) for handle, keys in page if keys < ONE_TIME_ALERT]
         for handle, keys in few:
-            said = encode_event("prekeys_low", msgspec.json.encode({"count": keys}))
+            said = encode_event("prekeys_low", msgspec.json.encode(PrekeysLow(count=keys)))
             await self._wake.tell(wake_topic("events", hot_tag(handle)), said)
         self._low += len(few)
         if len(page) == _TICK_BATCH:

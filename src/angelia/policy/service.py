@@ -18,6 +18,7 @@ from angelia import metrics
 from angelia.audit import service as audit
 from angelia.audit.model import Event
 from angelia.envelope.ids import MAX_HANDLE
+from angelia.envelope.times import unix_ms
 from angelia.errors import AngeliaError, Conflict, Denied, NotFound, RateLimited, Unavailable
 from angelia.policy import store
 from angelia.policy.api import PolicyRuleBody
@@ -88,7 +89,7 @@ class Policy:
         rule = rules.decide(wish, now) if rules.rates else None
         if rule is None or rule.rule_id not in rules.rates:
             return
-        now_ms = int(now.timestamp() * 1000)
+        now_ms = unix_ms(now)
         free_ms = await self._hot.spend(rule.rule_id, rules.rates[rule.rule_id], wish.subject, now_ms)
         if free_ms:
             raise _too_often(wish, max(1, -(-(free_ms - now_ms) // 1000)))
